@@ -1,0 +1,60 @@
+"""Every error a user of Ekiden can see.
+
+    EkidenError
+    ├── LoadError            a file or byte string is not a valid artifact
+    ├── RunError             a compiled program failed while running
+    │   └── InputError       an argument has the wrong name, dtype, rank or dimension
+    ├── CompileError         a program cannot be compiled
+    │   ├── ImportModelError a model file cannot be imported
+    │   │   └── UnsupportedError   it uses operators, opsets or attributes Ekiden does not have
+    │   ├── TypeInferenceError     types do not agree
+    │   ├── ParseError       Relay text cannot be parsed (carries line and column)
+    │   └── ScheduleError    a schedule primitive refuses
+    └── InternalError        Ekiden broke one of its own rules; please report it
+
+C code names the class by its `kind`; a kind without a class here becomes the Python builtin of that name, or RunError.
+"""
+
+
+class EkidenError(Exception):
+    """Base of all errors that Ekiden raises on purpose."""
+
+
+class LoadError(EkidenError):
+    """An artifact is truncated, corrupted, foreign, or of another format version."""
+
+
+class RunError(EkidenError):
+    """A compiled program failed while running."""
+
+
+class InputError(RunError, ValueError):
+    """An argument of a run has the wrong name, dtype, rank or dimension."""
+
+
+class CompileError(EkidenError):
+    """A program cannot be compiled; the message names the node of the model."""
+
+
+class ImportModelError(CompileError):
+    """A model file cannot be imported: broken file, cycle, missing initializer."""
+
+
+class UnsupportedError(ImportModelError):
+    """A model uses operators, opsets or attributes that Ekiden lacks; lists every such node."""
+
+
+class TypeInferenceError(CompileError):
+    """The types of a program do not agree."""
+
+
+class ParseError(CompileError):
+    """Relay text cannot be parsed; the message points at line and column."""
+
+
+class ScheduleError(CompileError):
+    """A schedule primitive refuses because the program would change meaning."""
+
+
+class InternalError(EkidenError):
+    """Ekiden broke one of its own rules; the message names the pass."""
