@@ -1,0 +1,1 @@
+"""What every language of Ekiden is made of: nodes, types, scalar expressions, operators, modules, passes."""

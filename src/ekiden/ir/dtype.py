@@ -1,0 +1,67 @@
+"""Data types are strings in NumPy's spelling: "float32", "int64", "bool", "bfloat16"; vectors add lanes: "float32x16".
+
+"handle" is an opaque pointer.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+SCALAR_BITS: dict[str, int] = {
+    "bool": 8,
+    "int8": 8,
+    "int16": 16,
+    "int32": 32,
+    "int64": 64,
+    "uint8": 8,
+    "uint16": 16,
+    "uint32": 32,
+    "uint64": 64,
+    "float16": 16,
+    "bfloat16": 16,
+    "float32": 32,
+    "float64": 64,
+    "handle": 64,
+}
+
+
+def lanes(dtype: str) -> int:
+    """Number of vector lanes: 1 for a scalar type."""
+    _, _, count = dtype.partition("x")
+    return int(count) if count else 1
+
+
+def element(dtype: str) -> str:
+    """The scalar type of a vector type; the type itself for a scalar."""
+    return dtype.partition("x")[0]
+
+
+def with_lanes(dtype: str, count: int) -> str:
+    """`dtype` with `count` lanes (its scalar type when 1)."""
+    return element(dtype) if count == 1 else f"{element(dtype)}x{count}"
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element in memory, all lanes included."""
+    return SCALAR_BITS[element(dtype)] // 8 * lanes(dtype)
+
+
+def is_float(dtype: str) -> bool:
+    """Whether elements are floating point."""
+    return element(dtype) in ("float16", "bfloat16", "float32", "float64")
+
+
+def is_int(dtype: str) -> bool:
+    """Whether elements are integers, signed or not; bool is not an integer."""
+    return element(dtype).startswith(("int", "uint"))
+
+
+def is_unsigned(dtype: str) -> bool:
+    """Whether elements are unsigned integers."""
+    return element(dtype).startswith("uint")
+
+
+def to_numpy(dtype: str) -> np.dtype[np.generic]:
+    """The NumPy dtype of a scalar type; ml_dtypes' own for bfloat16."""
+    return np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)

@@ -1,0 +1,50 @@
+"""What Relay and tir share: the base of functional expressions and global names."""
+
+from __future__ import annotations
+
+from ekiden.ir.node import Node, ignored, node
+from ekiden.ir.span import Span
+from ekiden.ir.type import Type
+
+
+class _TypeSlot:
+    """Holds the inferred type of an expression; written once by type inference, not part of its meaning."""
+
+    __slots__ = ("_checked_type",)
+
+
+class RelayExpr(_TypeSlot, Node):
+    """A functional expression. `checked_type` is what type inference found; `span` says which model node it came from."""
+
+    __slots__ = ()
+    span: Span | None
+
+    @property
+    def checked_type(self) -> Type:
+        """The inferred type; raises ValueError before inference."""
+        found = self.checked_type_or_none()
+        if found is None:
+            raise ValueError(f"{type(self).__name__}: no type yet; run relay.transform.InferType() first")
+        return found
+
+    def checked_type_or_none(self) -> Type | None:
+        """The inferred type, or None before inference."""
+        return getattr(self, "_checked_type", None)
+
+    def set_checked_type(self, found: Type) -> None:
+        """For type inference alone."""
+        object.__setattr__(self, "_checked_type", found)
+
+
+class BaseFunc(RelayExpr):
+    """A function a module can hold: relay.Function or tir.PrimFunc."""
+
+    __slots__ = ()
+
+
+@node("ir.GlobalVar")
+class GlobalVar(RelayExpr):
+    """The name of a function of a module."""
+
+    name_hint: str
+    span: Span | None = ignored()

@@ -1,0 +1,70 @@
+"""The table of pure intrinsics that scalar expressions may call: name -> arity and NumPy meaning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ekiden.ir.prim import ExprLike, Intrinsic, PrimExpr, convert, is_const
+
+
+@dataclass(frozen=True, slots=True)
+class IntrinsicDef:
+    """One row: how many arguments, and what it means."""
+
+    name: str
+    arity: int
+    reference: Callable[..., object]
+
+
+def _erf(x: object) -> object:
+    return np.vectorize(math.erf, otypes=[np.float64])(x)
+
+
+# fmt: off
+INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
+    IntrinsicDef("exp",          1, np.exp),
+    IntrinsicDef("log",          1, np.log),
+    IntrinsicDef("sqrt",         1, np.sqrt),
+    IntrinsicDef("rsqrt",        1, lambda x: 1 / np.sqrt(x)),
+    IntrinsicDef("tanh",         1, np.tanh),
+    IntrinsicDef("erf",          1, _erf),
+    IntrinsicDef("sigmoid",      1, lambda x: 1 / (1 + np.exp(-x))),
+    IntrinsicDef("sin",          1, np.sin),
+    IntrinsicDef("cos",          1, np.cos),
+    IntrinsicDef("pow",          2, np.power),
+    IntrinsicDef("abs",          1, np.abs),
+    IntrinsicDef("floor",        1, np.floor),
+    IntrinsicDef("ceil",         1, np.ceil),
+    IntrinsicDef("round",        1, np.round),     # halves to even
+    IntrinsicDef("trunc",        1, np.trunc),
+    IntrinsicDef("isnan",        1, np.isnan),
+    IntrinsicDef("isinf",        1, np.isinf),
+    IntrinsicDef("fma",          3, lambda a, b, c: a * b + c),
+    IntrinsicDef("if_then_else", 3, np.where),     # only the chosen side is evaluated (guards loads)
+    IntrinsicDef("bitwise_and",  2, np.bitwise_and),
+    IntrinsicDef("bitwise_or",   2, np.bitwise_or),
+    IntrinsicDef("bitwise_xor",  2, np.bitwise_xor),
+    IntrinsicDef("left_shift",   2, np.left_shift),
+    IntrinsicDef("right_shift",  2, np.right_shift),
+)}
+# fmt: on
+
+
+def call_intrin(op: str, *args: ExprLike, dtype: str | None = None) -> PrimExpr:
+    """Call an intrinsic; the result dtype defaults to that of the last argument (bool for isnan and isinf)."""
+    row = INTRINSICS[op]
+    if len(args) != row.arity:
+        raise TypeError(f"intrinsic {op!r}: expected {row.arity} arguments, got {len(args)}")
+    values = tuple(convert(a) for a in args)
+    if op == "if_then_else" and is_const(values[0]):
+        return values[1] if values[0].value else values[2]  # type: ignore[attr-defined]
+    return Intrinsic(op, values, dtype or ("bool" if op in ("isnan", "isinf") else values[-1].dtype))
+
+
+def if_then_else(condition: PrimExpr, true_value: PrimExpr, false_value: PrimExpr) -> PrimExpr:
+    """The guarded form of Select: the side that is not chosen is not evaluated."""
+    return call_intrin("if_then_else", condition, true_value, false_value)

@@ -1,0 +1,63 @@
+"""IRModule: functions by global name, with type definitions and attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ekiden.ir.expr import BaseFunc, GlobalVar
+from ekiden.ir.node import Node
+from ekiden.ir.type import GlobalTypeVar
+
+
+class IRModule:
+    """Global functions (`relay.Function` and `tir.PrimFunc` side by side), type definitions, attributes.
+
+    A module is immutable for passes: they return a new one (`with_functions`). Lookup by name or GlobalVar.
+    """
+
+    __slots__ = ("_by_name", "attrs", "functions", "type_definitions")
+    type_key = "IRModule"
+
+    def __init__(
+        self,
+        functions: Mapping[GlobalVar | str, BaseFunc] | None = None,
+        type_definitions: Mapping[GlobalTypeVar, Node] | None = None,
+        attrs: Mapping[str, object] | None = None,
+    ) -> None:
+        """`type_definitions` maps names of algebraic data types to relay.TypeData nodes."""
+        self.functions: dict[GlobalVar, BaseFunc] = {
+            GlobalVar(k) if isinstance(k, str) else k: f for k, f in (functions or {}).items()
+        }
+        self._by_name = {g.name_hint: g for g in self.functions}
+        self.type_definitions = dict(type_definitions or {})
+        self.attrs = dict(attrs or {})
+
+    @classmethod
+    def from_expr(cls, function: BaseFunc, name: str = "main") -> IRModule:
+        """A module with one function."""
+        return cls({name: function})
+
+    def get_global_var(self, name: str) -> GlobalVar:
+        """The GlobalVar of a function. Raises KeyError naming those there are."""
+        if name not in self._by_name:
+            raise KeyError(f"no function {name!r}; the module has {', '.join(sorted(self._by_name))}")
+        return self._by_name[name]
+
+    def __getitem__(self, key: str | GlobalVar) -> BaseFunc:
+        return self.functions[self.get_global_var(key) if isinstance(key, str) else key]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def __iter__(self) -> Iterator[GlobalVar]:
+        return iter(self.functions)
+
+    def with_functions(self, functions: Mapping[GlobalVar, BaseFunc]) -> IRModule:
+        """The same module with other functions."""
+        return IRModule(functions, self.type_definitions, self.attrs)
+
+    def update(self, var: GlobalVar | str, function: BaseFunc) -> IRModule:
+        """A copy with one function added or replaced."""
+        if isinstance(var, str):
+            var = self._by_name.get(var) or GlobalVar(var)
+        return self.with_functions({**self.functions, var: function})

@@ -1,0 +1,103 @@
+"""The operator registry: each operator is declared once, and everything else reads the declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.node import ignored, node
+from ekiden.ir.span import Span
+from ekiden.ir.type import Type
+
+Array = npt.NDArray[np.generic]
+
+
+class OpPattern(IntEnum):
+    """How an operator may fuse (TVM's TOpPattern)."""
+
+    ELEMWISE = 0
+    BROADCAST = 1
+    INJECTIVE = 2
+    COMM_REDUCE = 3
+    OUT_ELEMWISE_FUSABLE = 4
+    TUPLE = 7
+    OPAQUE = 8
+
+
+Relation = Callable[[Sequence[Type], "Attrs | None"], Type]
+"""(argument types, attributes) -> result type, computing on symbolic dimensions.
+
+Raises TypeInferenceError that says what was expected and what came. Arguments are complete types.
+"""
+Reference = Callable[..., "Array | tuple[Array, ...]"]
+"""(attrs, *arrays) -> array or tuple of arrays: what the operator means, in NumPy."""
+Lowering = Callable[..., "Sequence[object]"]
+"""(attrs, te inputs, result type) -> te output tensors. Typed loosely here: te stands on a higher floor."""
+
+
+@node("ir.Op")
+class Op(RelayExpr):
+    """An operator, as an expression that a Call can call. Get one with `get`."""
+
+    name: str
+    span: Span | None = ignored()
+
+    @property
+    def definition(self) -> OpDef:
+        """The declaration of this operator."""
+        return OPS[self.name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpDef:
+    """One row of the operator table.
+
+    name: as in Relay text ("nn.conv2d").
+    arguments: names of the inputs. `variadic`: the one input is a tuple (concatenate).
+    attrs: the attribute class, or None.
+    relation / reference / lower: see the types above; lower is None for operators without a kernel (vm.*, memory.*).
+    pattern: how it fuses. reshape_only: the result is the first input's bytes under another shape (no kernel runs).
+    layout: (attrs, input permutation, rank) -> attrs for the transposed input, or None if the operator cannot follow.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    attrs: type[Attrs] | None = None
+    relation: Relation
+    reference: Reference | None = None
+    lower: Lowering | None = None
+    pattern: OpPattern = OpPattern.OPAQUE
+    variadic: bool = False
+    stateful: bool = False
+    reshape_only: bool = False
+    data_dependent: bool = False
+    description: str = ""
+
+
+OPS: dict[str, OpDef] = {}
+_OP_NODES: dict[str, Op] = {}
+
+
+def register_op(definition: OpDef) -> OpDef:
+    """Add a row to the operator table. Raises ValueError when the name is taken."""
+    if definition.name in OPS:
+        raise ValueError(f"operator {definition.name!r} is declared twice")
+    OPS[definition.name] = definition
+    _OP_NODES[definition.name] = Op(definition.name)
+    return definition
+
+
+def get(name: str) -> Op:
+    """The operator of that name. Raises KeyError with the nearest names."""
+    if name not in _OP_NODES:
+        near = sorted(n for n in _OP_NODES if n.rpartition(".")[2] == name.rpartition(".")[2])
+        raise KeyError(f"no operator {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+    return _OP_NODES[name]
+
+

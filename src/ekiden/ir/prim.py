@@ -1,0 +1,442 @@
+"""Scalar expressions: the integers of shapes and indices, and the arithmetic inside kernels.
+
+    PrimExpr = Var | IntImm | FloatImm | Any_ | Binary (Add Sub Mul Div FloorDiv FloorMod Min Max
+               EQ NE LT LE GT GE And Or) | Not | Select | Cast | Intrinsic
+tir adds loads and vectors. Python operators build expressions and fold constants on the way; `//` and `%` are floor division
+and floor modulo. `==` and `!=` stay identity (use EQ and NE), so that nodes can be dictionary keys.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import ClassVar, Union
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.node import Node, node
+
+ExprLike = Union["PrimExpr", int, float, bool]
+
+
+class PrimExpr(Node):
+    """A scalar (or, in tir, vector) expression; every subclass has a field `dtype`, the last one."""
+
+    __slots__ = ()
+    dtype: str
+
+    def __add__(self, other: ExprLike) -> PrimExpr:
+        return binary(Add, self, other)
+
+    def __radd__(self, other: ExprLike) -> PrimExpr:
+        return binary(Add, other, self)
+
+    def __sub__(self, other: ExprLike) -> PrimExpr:
+        return binary(Sub, self, other)
+
+    def __rsub__(self, other: ExprLike) -> PrimExpr:
+        return binary(Sub, other, self)
+
+    def __mul__(self, other: ExprLike) -> PrimExpr:
+        return binary(Mul, self, other)
+
+    def __rmul__(self, other: ExprLike) -> PrimExpr:
+        return binary(Mul, other, self)
+
+    def __truediv__(self, other: ExprLike) -> PrimExpr:
+        return binary(Div, self, other)
+
+    def __rtruediv__(self, other: ExprLike) -> PrimExpr:
+        return binary(Div, other, self)
+
+    def __floordiv__(self, other: ExprLike) -> PrimExpr:
+        return binary(FloorDiv, self, other)
+
+    def __rfloordiv__(self, other: ExprLike) -> PrimExpr:
+        return binary(FloorDiv, other, self)
+
+    def __mod__(self, other: ExprLike) -> PrimExpr:
+        return binary(FloorMod, self, other)
+
+    def __rmod__(self, other: ExprLike) -> PrimExpr:
+        return binary(FloorMod, other, self)
+
+    def __neg__(self) -> PrimExpr:
+        return binary(Sub, const(0, self.dtype), self)
+
+    def __lt__(self, other: ExprLike) -> PrimExpr:
+        return binary(LT, self, other)
+
+    def __le__(self, other: ExprLike) -> PrimExpr:
+        return binary(LE, self, other)
+
+    def __gt__(self, other: ExprLike) -> PrimExpr:
+        return binary(GT, self, other)
+
+    def __ge__(self, other: ExprLike) -> PrimExpr:
+        return binary(GE, self, other)
+
+    def equal(self, other: ExprLike) -> PrimExpr:
+        """`EQ(self, other)`; `==` is identity."""
+        return binary(EQ, self, other)
+
+    def astype(self, dtype: str) -> PrimExpr:
+        """This value converted to `dtype` as C does (floats truncate towards zero)."""
+        return cast(self, dtype)
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"the truth of {self!r} is not known at compile time; use Select or IfThenElse")
+
+
+@node("tir.Var")
+class Var(PrimExpr):
+    """A named scalar; two variables are the same only if they are one object."""
+
+    name: str
+    dtype: str = "int64"
+
+
+@node("tir.SizeVar")
+class SizeVar(Var):
+    """A named dimension: a variable known to be >= 0 (`batch`, `sequence_length`)."""
+
+
+@node("ir.IntImm")
+class IntImm(PrimExpr):
+    """An integer or bool constant."""
+
+    value: int
+    dtype: str = "int64"
+
+
+@node("ir.FloatImm")
+class FloatImm(PrimExpr):
+    """A floating-point constant."""
+
+    value: float
+    dtype: str = "float32"
+
+
+@node("tir.Any")
+class AnyDim(PrimExpr):
+    """A dimension nothing is known about; prints as `?`. Two of them are never known equal."""
+
+    dtype: str = "int64"
+
+
+class BinaryExpr(PrimExpr):
+    """Base of two-operand expressions. Operands have one dtype; comparisons give bool."""
+
+    __slots__ = ()
+    a: PrimExpr
+    b: PrimExpr
+    symbol: ClassVar[str]
+    fold: ClassVar[Callable[..., int | float]]
+
+    def __init__(self, a: PrimExpr, b: PrimExpr, dtype: str) -> None:
+        raise TypeError(f"{type(self).__name__} is abstract")
+
+
+def _truncated_div(a: float, b: float) -> float:
+    if isinstance(a, int) and isinstance(b, int):
+        quotient = abs(a) // abs(b)
+        return quotient if (a < 0) == (b < 0) else -quotient
+    return a / b
+
+
+@node("tir.Add")
+class Add(BinaryExpr):
+    """`a + b`."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: str
+    symbol = "+"
+    fold = staticmethod(operator.add)
+
+
+@node("tir.Sub")
+class Sub(BinaryExpr):
+    """`a - b`."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: str
+    symbol = "-"
+    fold = staticmethod(operator.sub)
+
+
+@node("tir.Mul")
+class Mul(BinaryExpr):
+    """`a * b`."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: str
+    symbol = "*"
+    fold = staticmethod(operator.mul)
+
+
+@node("tir.Div")
+class Div(BinaryExpr):
+    """`a / b`; truncates towards zero for integers, as C does."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: str
+    symbol = "/"
+    fold = staticmethod(_truncated_div)
+
+
+@node("tir.FloorDiv")
+class FloorDiv(BinaryExpr):
+    """`a // b`, rounded down."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: str
+    symbol = "//"
+    fold = staticmethod(operator.floordiv)
+
+
+@node("tir.FloorMod")
+class FloorMod(BinaryExpr):
+    """`a % b`, with the sign of b."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: str
+    symbol = "%"
+    fold = staticmethod(operator.mod)
+
+
+@node("tir.Min")
+class Min(BinaryExpr):
+    """The smaller."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: str
+    symbol = "min"
+    fold = staticmethod(min)
+
+
+@node("tir.Max")
+class Max(BinaryExpr):
+    """The larger."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: str
+    symbol = "max"
+    fold = staticmethod(max)
+
+
+@node("tir.EQ")
+class EQ(BinaryExpr):
+    """Equality as a bool."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: str
+    symbol = "=="
+    fold = staticmethod(operator.eq)
+
+
+@node("tir.NE")
+class NE(BinaryExpr):
+    """Inequality as a bool."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: str
+    symbol = "!="
+    fold = staticmethod(operator.ne)
+
+
+@node("tir.LT")
+class LT(BinaryExpr):
+    """`a < b`."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: str
+    symbol = "<"
+    fold = staticmethod(operator.lt)
+
+
+@node("tir.LE")
+class LE(BinaryExpr):
+    """`a <= b`."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: str
+    symbol = "<="
+    fold = staticmethod(operator.le)
+
+
+@node("tir.GT")
+class GT(BinaryExpr):
+    """`a > b`."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: str
+    symbol = ">"
+    fold = staticmethod(operator.gt)
+
+
+@node("tir.GE")
+class GE(BinaryExpr):
+    """`a >= b`."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: str
+    symbol = ">="
+    fold = staticmethod(operator.ge)
+
+
+@node("tir.And")
+class And(BinaryExpr):
+    """`a and b` on bools."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: str
+    symbol = "and"
+    fold = staticmethod(operator.and_)
+
+
+@node("tir.Or")
+class Or(BinaryExpr):
+    """`a or b` on bools."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: str
+    symbol = "or"
+    fold = staticmethod(operator.or_)
+
+
+COMPARISONS = (EQ, NE, LT, LE, GT, GE)
+BOOLEAN = (*COMPARISONS, And, Or)
+
+
+@node("tir.Not")
+class Not(PrimExpr):
+    """Logical negation of a bool."""
+
+    a: PrimExpr
+    dtype: str = "bool"
+
+
+@node("tir.Select")
+class Select(PrimExpr):
+    """`true_value if condition else false_value`; both sides may be evaluated. For guarded loads use Intrinsic if_then_else."""
+
+    condition: PrimExpr
+    true_value: PrimExpr
+    false_value: PrimExpr
+    dtype: str
+
+
+@node("tir.Cast")
+class Cast(PrimExpr):
+    """`value` converted to `dtype`."""
+
+    value: PrimExpr
+    dtype: str
+
+
+@node("tir.Call")
+class Intrinsic(PrimExpr):
+    """A call of a pure intrinsic from the table `ekiden.ir.intrinsic.INTRINSICS`: exp, tanh, if_then_else, fma, ..."""
+
+    op: str
+    args: tuple[PrimExpr, ...]
+    dtype: str
+
+
+def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
+    """A constant; dtype defaults to int64, float32 or bool by the Python type."""
+    if dtype is None:
+        dtype = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
+    if dt.is_float(dtype):
+        return FloatImm(float(value), dtype)
+    return IntImm(int(value), dtype)
+
+
+def convert(value: ExprLike, dtype: str | None = None) -> PrimExpr:
+    """An expression from a Python number, or the expression itself."""
+    return value if isinstance(value, PrimExpr) else const(value, dtype)
+
+
+def is_const(value: ExprLike, number: int | float | None = None) -> bool:
+    """Whether `value` is a constant (equal to `number`, if given)."""
+    if isinstance(value, (IntImm, FloatImm)):
+        return number is None or value.value == number
+    return not isinstance(value, PrimExpr) and (number is None or value == number)
+
+
+def cast(value: PrimExpr, dtype: str) -> PrimExpr:
+    """`value` as `dtype`; no node when it already is, constants fold."""
+    if value.dtype == dtype:
+        return value
+    if isinstance(value, (IntImm, FloatImm)) and dt.lanes(dtype) == 1:
+        return const(bool(value.value) if dtype == "bool" else value.value, dtype)
+    return Cast(value, dtype)
+
+
+def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
+    """`kind(a, b)` with constants folded and 0 and 1 absorbed; a Python number takes the other side's dtype."""
+    if not isinstance(a, PrimExpr):
+        a = const(a, b.dtype if isinstance(b, PrimExpr) else None)
+    if not isinstance(b, PrimExpr):
+        b = const(b, a.dtype)
+    if a.dtype != b.dtype:
+        if dt.is_int(a.dtype) and dt.is_int(b.dtype) and dt.lanes(a.dtype) == dt.lanes(b.dtype):
+            wide = a.dtype if dt.itemsize(a.dtype) >= dt.itemsize(b.dtype) else b.dtype
+            a, b = cast(a, wide), cast(b, wide)
+        else:
+            raise TypeError(f"{kind.__name__}: operands must have one dtype, got {a.dtype} and {b.dtype}")
+    result = "bool" if kind in BOOLEAN else a.dtype
+    if kind in BOOLEAN and dt.lanes(a.dtype) > 1:
+        result = dt.with_lanes("bool", dt.lanes(a.dtype))
+    if isinstance(a, (IntImm, FloatImm)) and isinstance(b, (IntImm, FloatImm)):
+        if not (kind in (Div, FloorDiv, FloorMod) and b.value == 0):
+            return const(kind.fold(a.value, b.value), result)
+    return _absorb(kind, a, b) or kind(a, b, result)
+
+
+def _absorb(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
+    """x + 0, x - 0, x * 1, x // 1 -> x;  0 * i, i % 1 -> 0 for integers."""
+    if kind in (Add, Sub) and is_const(b, 0) or kind in (Mul, Div, FloorDiv) and is_const(b, 1):
+        return a
+    if kind is Add and is_const(a, 0) or kind is Mul and is_const(a, 1):
+        return b
+    integer = dt.is_int(a.dtype)
+    if integer and kind is Mul and (is_const(a, 0) or is_const(b, 0)):
+        return a if is_const(a, 0) else b
+    if integer and kind is FloorMod and is_const(b, 1):
+        return const(0, a.dtype)
+    return None
+
+
+def minimum(a: ExprLike, b: ExprLike) -> PrimExpr:
+    """The smaller of two values."""
+    return binary(Min, a, b)
+
+
+def maximum(a: ExprLike, b: ExprLike) -> PrimExpr:
+    """The larger of two values."""
+    return binary(Max, a, b)
+
+
+def logical_and(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """`a and b`; True absorbs."""
+    if is_const(a):
+        return b if a.value else a  # type: ignore[attr-defined]
+    if is_const(b):
+        return a if b.value else b  # type: ignore[attr-defined]
+    return binary(And, a, b)

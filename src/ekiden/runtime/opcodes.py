@@ -1,0 +1,122 @@
+"""The instructions of the virtual machine, as the C runtime has them.
+
+Generated from runtime/src/vm_opcodes.def by scripts/generate_opcodes.py. Do not edit.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Opcode:
+    """One kind of instruction."""
+
+    name: str
+    number: int
+    """The value of an instruction's first word; file format."""
+    mnemonic: str
+    """The first word of its printed form."""
+    text: str
+    """The printed form; {x} stands for the operand x."""
+    format: str
+    """A letter per operand, explained in runtime/src/vm_opcodes.def."""
+    operands: tuple[str, ...]
+    """A name for each letter but 'n', which is the length of the list after it."""
+    meaning: str
+
+
+# fmt: off
+OPCODES: tuple[Opcode, ...] = (
+    Opcode("Move", 0, "move",
+           "move {dst} {src}",
+           "wr", ("dst", "src"),
+           "dst becomes a second reference to what src holds"),
+    Opcode("Ret", 1, "ret",
+           "ret {src}",
+           "r", ("src",),
+           "leave the function; src is the value of the call"),
+    Opcode("Invoke", 2, "invoke",
+           "invoke {dst} {func}({args})",
+           "wFnR", ("dst", "func", "args"),
+           "call a function; args become its registers 0, 1, ..."),
+    Opcode("InvokeClosure", 3, "invoke_closure",
+           "invoke_closure {dst} {closure}({args})",
+           "wrnR", ("dst", "closure", "args"),
+           "call a closure; its captured values come first, then args"),
+    Opcode("InvokePacked", 4, "invoke_packed",
+           "invoke_packed {packed_index} ({args})",
+           "pnoR", ("packed_index", "output_size", "args"),
+           "call a primitive; the last output_size args are written by it; an ADT stands for "
+           "its fields; not called when its one output has no elements; its own result is "
+           "dropped"),
+    Opcode("AllocTensor", 5, "alloc_tensor",
+           "alloc_tensor {dst} {storage} {offset} [{shape}] {dtype}",
+           "wrItnL", ("dst", "storage", "offset", "dtype", "shape"),
+           "a tensor of literal shape in storage, offset bytes from its start"),
+    Opcode("AllocTensorReg", 6, "alloc_tensor_reg",
+           "alloc_tensor_reg {dst} {storage} {offset}[{offset_index}] {shape}[{shape_index}:+{ndim}] {dtype}",
+           "wrrsrsmt", ("dst", "storage", "offset", "offset_index", "shape", "shape_index", "ndim", "dtype"),
+           "a tensor in storage; offset is an integer or element offset_index of an int64 "
+           "tensor; its shape is ndim elements of an int64 tensor from shape_index on"),
+    Opcode("AllocADT", 7, "alloc_data",
+           "alloc_data {dst} tag({tag}) [{fields}]",
+           "wsnR", ("dst", "tag", "fields"),
+           "an ADT value with fields; a tuple has tag 0"),
+    Opcode("AllocClosure", 8, "alloc_closure",
+           "alloc_closure {dst} {func}({free})",
+           "wfnR", ("dst", "func", "free"),
+           "a closure of a function whose first parameters are bound to free"),
+    Opcode("GetField", 9, "get_field",
+           "get_field {dst} {object}[{index}]",
+           "wrs", ("dst", "object", "index"),
+           "field index of an ADT value"),
+    Opcode("If", 10, "if",
+           "if {test} {target} {true_offset} {false_offset}",
+           "rrjj", ("test", "target", "true_offset", "false_offset"),
+           "jump by true_offset where test equals target, else by false_offset; both are "
+           "integers, booleans or one-element tensors of these"),
+    Opcode("LoadConst", 11, "load_const",
+           "load_const {dst} {const_index}",
+           "wk", ("dst", "const_index"),
+           "a constant, shared and read-only"),
+    Opcode("Goto", 12, "goto",
+           "goto {offset}",
+           "j", ("offset",),
+           "jump"),
+    Opcode("GetTag", 13, "get_tag",
+           "get_tag {dst} {object}",
+           "wr", ("dst", "object"),
+           "the tag of an ADT value, an integer"),
+    Opcode("LoadConsti", 14, "load_consti",
+           "load_consti {dst} {value}",
+           "wI", ("dst", "value"),
+           "an integer"),
+    Opcode("Fatal", 15, "fatal",
+           "fatal",
+           "", (),
+           "stop with an error: no pattern matched"),
+    Opcode("AllocStorage", 16, "alloc_storage",
+           "alloc_storage {dst} {size}[{size_index}] {alignment} {device}",
+           "wrsad", ("dst", "size", "size_index", "alignment", "device"),
+           "a buffer from the device's pool; size in bytes is an integer or element "
+           "size_index of an int64 tensor"),
+    Opcode("ShapeOf", 17, "shape_of",
+           "shape_of {dst} {tensor}",
+           "wr", ("dst", "tensor"),
+           "the shape of a tensor as an int64 vector"),
+    Opcode("ReshapeTensor", 18, "reshape_tensor",
+           "reshape_tensor {dst} {tensor} {shape}[{shape_index}:+{ndim}]",
+           "wrrsm", ("dst", "tensor", "shape", "shape_index", "ndim"),
+           "a view of tensor with another shape, ndim elements of an int64 tensor; as many "
+           "elements"),
+    Opcode("DeviceCopy", 19, "device_copy",
+           "device_copy {dst} {src} {dst_device} {src_device}",
+           "wrdd", ("dst", "src", "dst_device", "src_device"),
+           "a copy of a tensor on another device"),
+    Opcode("KillRegister", 20, "kill_register",
+           "kill_register {dst}",
+           "w", ("dst",),
+           "forget what the register holds, and free it if nothing else refers to it"),
+)
+# fmt: on
+
+BY_NAME: dict[str, Opcode] = {opcode.name: opcode for opcode in OPCODES}

@@ -1,0 +1,1 @@
+"""Loop programs: statements over buffers (PrimFunc), schedule primitives, lowering passes."""

@@ -1,0 +1,176 @@
+"""Statements of loop programs.
+
+    Stmt = BufferStore | For | SeqStmt | IfThenElse | LetStmt | Allocate | Evaluate | AssertStmt | Prefetch | BlockRealize
+Scheduled programs (te.create_prim_func, Schedule) contain BlockRealize; lowering removes it. Code generators take the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from ekiden.ir.expr import BaseFunc
+from ekiden.ir.node import Node, binding, ignored, node
+from ekiden.ir.prim import PrimExpr, Var
+from ekiden.ir.span import Span
+from ekiden.tir.expr import Buffer
+
+
+class Stmt(Node):
+    """Base of statements."""
+
+    __slots__ = ()
+
+
+class ForKind(Enum):
+    """How a loop runs."""
+
+    SERIAL = "serial"
+    PARALLEL = "parallel"
+    VECTORIZED = "vectorized"
+    UNROLLED = "unrolled"
+
+
+@node("tir.BufferStore")
+class BufferStore(Stmt):
+    """`buffer[indices] = value`; a vector store as in BufferLoad. `predicate`: a bool vector, lanes that are stored."""
+
+    buffer: Buffer
+    value: PrimExpr
+    indices: tuple[PrimExpr, ...]
+    predicate: PrimExpr | None = None
+
+
+@node("tir.For")
+class For(Stmt):
+    """`for loop_var in range(min, min + extent)`. annotations: {"grain": int} on parallel loops, ..."""
+
+    loop_var: Var = binding()
+    min: PrimExpr
+    extent: PrimExpr
+    kind: ForKind
+    body: Stmt
+    annotations: Mapping[str, object] | None = None
+
+
+@node("tir.SeqStmt")
+class SeqStmt(Stmt):
+    """Statements in order."""
+
+    seq: tuple[Stmt, ...]
+
+
+@node("tir.IfThenElse")
+class IfThenElse(Stmt):
+    """A branch on a scalar bool."""
+
+    condition: PrimExpr
+    then_case: Stmt
+    else_case: Stmt | None = None
+
+
+@node("tir.LetStmt")
+class LetStmt(Stmt):
+    """`let var = value in body`."""
+
+    var: Var = binding()
+    value: PrimExpr
+    body: Stmt
+
+
+@node("tir.Allocate")
+class Allocate(Stmt):
+    """A buffer that lives in body. Global scope: ek_workspace_alloc; local: stack (constant size); register: SSA values."""
+
+    buffer: Buffer = binding()
+    body: Stmt
+
+
+@node("tir.Evaluate")
+class Evaluate(Stmt):
+    """Evaluate for nothing (an empty statement is Evaluate(const(0)))."""
+
+    value: PrimExpr
+
+
+@node("tir.AssertStmt")
+class AssertStmt(Stmt):
+    """Fail the kernel with a RunError of this message unless the condition holds."""
+
+    condition: PrimExpr
+    message: str
+
+
+@node("tir.Prefetch")
+class Prefetch(Stmt):
+    """Hint that `buffer[indices]` is read soon; locality 3 keeps it in L1, 2 in L2."""
+
+    buffer: Buffer
+    indices: tuple[PrimExpr, ...]
+    locality: int = 3
+
+
+class IterKind(Enum):
+    """What a block iterator does."""
+
+    SPATIAL = "spatial"
+    REDUCE = "reduce"
+
+
+@node("tir.IterVar")
+class IterVar(Node):
+    """An iterator of a block: its variable, domain [0, extent) and kind."""
+
+    var: Var = binding()
+    extent: PrimExpr
+    kind: IterKind
+
+
+@node("tir.Block")
+class Block(Stmt):
+    """A computation over a domain: `init` (if any) runs before the first reduction step of each spatial point.
+
+    body writes one element (or several outputs') as a function of the iterators.
+    """
+
+    name: str
+    iter_vars: tuple[IterVar, ...] = binding()
+    body: Stmt
+    init: Stmt | None = None
+    annotations: Mapping[str, object] | None = None
+
+
+@node("tir.BlockRealize")
+class BlockRealize(Stmt):
+    """A block with its iterators bound to expressions of the loops around it; runs only where predicate holds."""
+
+    iter_values: tuple[PrimExpr, ...]
+    predicate: PrimExpr
+    block: Block
+
+
+@node("tir.PrimFunc")
+class PrimFunc(BaseFunc):
+    """A function over buffers: `params` in calling order, outputs last.
+
+    Symbolic dimensions (SizeVar) in the shapes of params are bound from the arguments' shapes at entry.
+    attrs: {"global_symbol": str, "num_outputs": int, ...}.
+    """
+
+    params: tuple[Buffer, ...] = binding()
+    body: Stmt
+    attrs: Mapping[str, object] | None = None
+    span: Span | None = ignored()
+
+    @property
+    def name(self) -> str:
+        """The symbol under which it is compiled."""
+        return str((self.attrs or {}).get("global_symbol", "main"))
+
+
+def seq(*statements: Stmt) -> Stmt:
+    """Statements in order; nested sequences are flattened, a single one stays itself."""
+    flat: list[Stmt] = []
+    for each in statements:
+        flat.extend(each.seq if isinstance(each, SeqStmt) else (each,))
+    return flat[0] if len(flat) == 1 else SeqStmt(tuple(flat))
