@@ -1,0 +1,73 @@
+/* Everything that differs between operating systems: threads, waiting, pages, files, libraries.
+**
+** The functions are as small as the systems allow. None sets an ek_error: those that can fail return -1
+** or NULL and leave errno, for the caller knows what was being done.
+*/
+#ifndef EK_PLATFORM_H_
+#define EK_PLATFORM_H_
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Locks. An ek_mutex may be initialised with EK_MUTEX_INIT and needs no destroying. */
+typedef pthread_mutex_t ek_mutex;
+#define EK_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
+void ek_mutex_lock(ek_mutex *mutex);
+void ek_mutex_unlock(ek_mutex *mutex);
+
+/* Runs 'once' exactly one time in the process, before any caller returns. */
+typedef pthread_once_t ek_once;
+#define EK_ONCE_INIT PTHREAD_ONCE_INIT
+void ek_call_once(ek_once *flag, void (*once)(void));
+
+/* Threads. 'cpu' is one to stay on, or -1 for any. */
+typedef pthread_t ek_thread;
+int ek_thread_start(ek_thread *thread, void (*run)(void *context), void *context, int cpu);
+void ek_thread_join(ek_thread thread);
+void ek_thread_yield(void);
+
+/* Calls 'at_exit' when the calling thread ends. Only the first call of each thread counts. */
+void ek_thread_on_exit(void (*at_exit)(void));
+
+/* Calls 'in_child' in the child of every fork from now on, where only the forking thread lives. */
+void ek_on_fork(void (*in_child)(void));
+
+/* Tells the core that this is a spin loop. */
+static inline void ek_pause(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+
+/* Sleeps while *word == expected; may wake for no reason. ek_wake wakes all sleepers on 'word'. */
+void ek_wait(uint32_t *word, uint32_t expected);
+void ek_wake(uint32_t *word);
+
+/* One logical processor of each physical core the process may use, at most 'max' of them, that of the
+** calling thread first. Returns how many there are, at least 1. */
+int ek_physical_cpus(int *cpus, int max);
+
+/* Whole pages of zeros, readable and writable. NULL when the system has none. */
+void *ek_pages_map(size_t size);
+typedef enum ek_protection { EK_READ, EK_READ_EXECUTE } ek_protection;
+int ek_pages_protect(void *pages, size_t size, ek_protection protection);
+void ek_pages_unmap(void *pages, size_t size);
+
+/* Memory from the system for buffers: 'alignment' is a power of two. Large ones ask for huge pages. */
+void *ek_system_alloc(size_t size, size_t alignment);
+void ek_system_free(void *memory);
+
+/* A file, read-only in memory. An empty file maps as '*size' 0 and a pointer that is not NULL. */
+const void *ek_file_map(const char *path, size_t *size);
+void ek_file_unmap(const void *data, size_t size);
+
+/* Shared libraries. On failure '*reason' is a text of the system's, valid until the next call. */
+void *ek_dl_open(const char *path, const char **reason);
+void *ek_dl_symbol(void *library, const char *name);
+void ek_dl_close(void *library);
+
+#endif /* EK_PLATFORM_H_ */
