@@ -1,0 +1,1 @@
+"""The VM compiler's output: instructions, executables' bytes, and their printed form."""
