@@ -1,0 +1,396 @@
+"""Walks over Relay expressions. None of them recurses: a chain of 100,000 nodes is walked like one of ten.
+
+`CHILDREN` says what the children of each node are (binders included, in the order of evaluation) and `REBUILD` makes a node from
+new children; everything else here is made from these two tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import is_
+
+from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.op import Op
+from ekiden.ir.type import (
+    FuncType,
+    IncompleteType,
+    RelayRefType,
+    TensorType,
+    TupleType,
+    Type,
+    TypeCall,
+    TypeVar,
+)
+from ekiden.relay.expr import (
+    Call,
+    Clause,
+    Constant,
+    Constructor,
+    Expr,
+    Function,
+    If,
+    Let,
+    Match,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    PatternVar,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+
+ATOMS = (Var, GlobalVar, Constant, Op, Constructor)
+"""Expressions without children."""
+
+_NONE: tuple[Expr, ...] = ()
+
+
+def pattern_vars(pattern: Pattern) -> tuple[Var, ...]:
+    """The variables a pattern binds, from left to right."""
+    found: list[Var] = []
+    stack = [pattern]
+    while stack:
+        at = stack.pop()
+        if isinstance(at, PatternVar):
+            found.append(at.var)
+        elif isinstance(at, (PatternConstructor, PatternTuple)):
+            stack.extend(reversed(at.patterns))
+    return tuple(found)
+
+
+def map_pattern(pattern: Pattern, new: Mapping[Expr, Expr]) -> Pattern:
+    """The pattern with its variables replaced; itself when none is."""
+    if isinstance(pattern, PatternVar):
+        made = new.get(pattern.var, pattern.var)
+        return pattern.with_fields(var=made)
+    if isinstance(pattern, (PatternConstructor, PatternTuple)):
+        inner = tuple(map_pattern(p, new) for p in pattern.patterns)
+        same = all(a is b for a, b in zip(inner, pattern.patterns, strict=True))
+        return pattern if same else pattern.with_fields(patterns=inner)
+    return pattern
+
+
+def _match_children(m: Match) -> tuple[Expr, ...]:
+    found: list[Expr] = [m.data]
+    for clause in m.clauses:
+        found.extend(pattern_vars(clause.lhs))
+        found.append(clause.rhs)
+    return tuple(found)
+
+
+# fmt: off
+CHILDREN: dict[type, Callable[..., tuple[Expr, ...]]] = {
+    Var:          lambda e: _NONE,
+    GlobalVar:    lambda e: _NONE,
+    Constant:     lambda e: _NONE,
+    Op:           lambda e: _NONE,
+    Constructor:  lambda e: _NONE,
+    Call:         lambda e: (e.op, *e.args),
+    Tuple:        lambda e: e.fields,
+    TupleGetItem: lambda e: (e.tuple_value,),
+    Let:          lambda e: (e.var, e.value, e.body),
+    If:           lambda e: (e.cond, e.true_branch, e.false_branch),
+    Function:     lambda e: (*e.params, e.body),
+    RefCreate:    lambda e: (e.value,),
+    RefRead:      lambda e: (e.ref,),
+    RefWrite:     lambda e: (e.ref, e.value),
+    Match:        _match_children,
+}
+"""Node class -> its children."""
+# fmt: on
+
+
+def _rebuild_match(m: Match, c: Sequence[Expr]) -> Match:
+    new = dict(zip(_match_children(m), c, strict=True))
+    clauses = tuple(Clause(map_pattern(clause.lhs, new), new[clause.rhs]) for clause in m.clauses)
+    return Match(c[0], clauses, m.complete, span=m.span)
+
+
+# fmt: off
+REBUILD: dict[type, Callable[..., Expr]] = {
+    Call:         lambda e, c: Call(c[0], tuple(c[1:]), e.attrs, e.type_args, span=e.span),
+    Tuple:        lambda e, c: Tuple(tuple(c), span=e.span),
+    TupleGetItem: lambda e, c: TupleGetItem(c[0], e.index, span=e.span),
+    Let:          lambda e, c: Let(c[0], c[1], c[2], span=e.span),
+    If:           lambda e, c: If(c[0], c[1], c[2], span=e.span),
+    Function:     lambda e, c: Function(tuple(c[:-1]), c[-1], e.ret_type, e.type_params, e.attrs, span=e.span),
+    RefCreate:    lambda e, c: RefCreate(c[0], span=e.span),
+    RefRead:      lambda e, c: RefRead(c[0], span=e.span),
+    RefWrite:     lambda e, c: RefWrite(c[0], c[1], span=e.span),
+    Match:        _rebuild_match,
+}
+"""Node class -> (node, new children) -> new node with the same span and no checked type."""
+# fmt: on
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    """The direct subexpressions, binders included. Raises KeyError for a node that is not Relay's (a PrimFunc)."""
+    return CHILDREN[type(expr)](expr)
+
+
+def rebuild(expr: Expr, new_children: Sequence[Expr]) -> Expr:
+    """`expr` with these children; `expr` itself when all are identical."""
+    old = CHILDREN[type(expr)](expr)
+    if all(map(is_, old, new_children)):
+        return expr
+    return REBUILD[type(expr)](expr, new_children)
+
+
+def post_order(root: Expr, into_functions: bool = False) -> list[Expr]:
+    """Every expression below `root`, children first, each shared one once; binders (Var) come where they bind.
+
+    A function below the root is an atom unless `into_functions`; a root that is a function is always entered.
+    """
+    order: list[Expr] = []
+    done: dict[Expr, bool] = {}
+    stack: list[Expr] = [root]
+    while stack:
+        expr = stack[-1]
+        state = done.get(expr)
+        if state is None:
+            if type(expr) is not Function or into_functions or expr is root:
+                below = CHILDREN[type(expr)](expr)
+                if below:
+                    done[expr] = False
+                    stack.extend([c for c in reversed(below) if c not in done])
+                    continue
+        elif state:
+            stack.pop()
+            continue
+        done[expr] = True
+        order.append(expr)
+        stack.pop()
+    return order
+
+
+class ExprMutator:
+    """Rebuilds an expression bottom-up, each shared node once; what does not change is kept, types and all.
+
+    Override `rewrite(old, new)`, called for every node with the node rebuilt from rewritten children; or, per node class,
+    `rewrite_call(old, new_children)`, `rewrite_let`, `rewrite_tuple_get_item`, ... which replace the rebuilding (and then
+    `rewrite` is not called). Binders are children too: rewriting a Var renames it where it is bound and where it is used.
+    """
+
+    into_functions = True
+    """Whether bodies of functions below the root are rewritten."""
+
+    def __init__(self) -> None:
+        self.memo: dict[Expr, Expr] = {}
+        self._own = {
+            kind: getattr(self, f"rewrite_{name}") for kind, name in _METHODS.items() if hasattr(self, f"rewrite_{name}")
+        }
+
+    def rewrite(self, old: Expr, new: Expr) -> Expr:
+        """What stands for `old`; `new` is `old` with rewritten children."""
+        return new
+
+    def visit(self, root: Expr) -> Expr:
+        """The rewritten expression."""
+        memo = self.memo
+        for expr in post_order_after(root, memo, self.into_functions):
+            new = [memo[c] for c in self._children(expr, root)]
+            own = self._own.get(type(expr))
+            memo[expr] = own(expr, new) if own is not None else self.rewrite(expr, rebuild(expr, new) if new else expr)
+        return memo[root]
+
+    def _children(self, expr: Expr, root: Expr) -> tuple[Expr, ...]:
+        if type(expr) is Function and not self.into_functions and expr is not root:
+            return ()
+        return CHILDREN[type(expr)](expr)
+
+
+_METHODS: dict[type, str] = {
+    Var: "var",
+    GlobalVar: "global_var",
+    Constant: "constant",
+    Op: "op",
+    Constructor: "constructor",
+    Call: "call",
+    Tuple: "tuple",
+    TupleGetItem: "tuple_get_item",
+    Let: "let",
+    If: "if",
+    Function: "function",
+    RefCreate: "ref_create",
+    RefRead: "ref_read",
+    RefWrite: "ref_write",
+    Match: "match",
+}
+
+
+def post_order_after(root: Expr, known: Mapping[Expr, object], into_functions: bool = True) -> list[Expr]:
+    """`post_order` without what is in `known` already, nor what only that needs."""
+    if not known:
+        return post_order(root, into_functions)
+    order: list[Expr] = []
+    done: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False)]
+    while stack:
+        expr, expanded = stack.pop()
+        if expanded:
+            order.append(expr)
+        elif expr not in done and expr not in known:
+            done.add(expr)
+            stack.append((expr, True))
+            if type(expr) is not Function or into_functions or expr is root:
+                stack.extend((c, False) for c in reversed(CHILDREN[type(expr)](expr)))
+    return order
+
+
+class _Substitution(ExprMutator):
+    def __init__(self, mapping: Mapping[Var, Expr]) -> None:
+        super().__init__()
+        self.memo.update(mapping)
+
+
+def bind(expr: Expr, mapping: Mapping[Var, Expr]) -> Expr:
+    """`expr` with variables replaced; in a function, parameters that are replaced go away (TVM's `relay.bind`)."""
+    if not isinstance(expr, Function):
+        return _Substitution(mapping).visit(expr)
+    body = _Substitution(mapping).visit(expr.body)
+    params = tuple(p for p in expr.params if p not in mapping)
+    return expr.with_fields(params=params if len(params) < len(expr.params) else expr.params, body=body)
+
+
+def bound_vars(expr: Expr) -> list[Var]:
+    """Every variable that a Let, Function or Match in `expr` binds, in the order met."""
+    return list(dict.fromkeys(v for e in post_order(expr, into_functions=True) for v in _binders(e)))
+
+
+def _binders(expr: Expr) -> Iterable[Var]:
+    match expr:
+        case Let(var=var):
+            return (var,)
+        case Function(params=params):
+            return params
+        case Match(clauses=clauses):
+            return [v for c in clauses for v in pattern_vars(c.lhs)]
+        case _:
+            return ()
+
+
+def all_vars(expr: Expr) -> list[Var]:
+    """Every variable bound or used in `expr`, in the order met."""
+    return [e for e in post_order(expr, into_functions=True) if isinstance(e, Var)]
+
+
+def free_vars(expr: Expr) -> list[Var]:
+    """The variables used but not bound in a well-formed expression, in the order met."""
+    used: list[Var] = []
+    bound: set[Var] = set()
+    for e in post_order(expr, into_functions=True):
+        if isinstance(e, Var):
+            used.append(e)
+        else:
+            bound.update(_binders(e))
+    return [v for v in used if v not in bound]
+
+
+def type_children(kind: Type) -> tuple[Type, ...]:
+    """The types a type is made of."""
+    match kind:
+        case TupleType(fields=fields):
+            return fields
+        case FuncType(arg_types=args, ret_type=ret):
+            return (*args, ret)
+        case TypeCall(func=func, args=args):
+            return (func, *args)
+        case RelayRefType(value=value):
+            return (value,)
+        case _:
+            return ()
+
+
+def type_post_order(kind: Type) -> list[Type]:
+    """The types below a type and itself, children first, each once."""
+    order: list[Type] = []
+    done: set[Type] = set()
+    stack: list[tuple[Type, bool]] = [(kind, False)]
+    while stack:
+        at, expanded = stack.pop()
+        if expanded:
+            order.append(at)
+        elif at not in done:
+            done.add(at)
+            stack.append((at, True))
+            stack.extend((c, False) for c in reversed(type_children(at)))
+    return order
+
+
+def map_type(kind: Type, replace: Callable[[Type], Type]) -> Type:
+    """Rebuild a type bottom-up, `replace` called on every rebuilt part; itself when nothing changes."""
+    if type(kind) is TensorType:
+        return replace(kind)
+    new: dict[Type, Type] = {}
+    for at in type_post_order(kind):
+        new[at] = replace(_rebuild_type(at, new))
+    return new[kind]
+
+
+def _map_types(kinds: tuple[Type, ...], new: Mapping[Type, Type]) -> tuple[Type, ...]:
+    made = tuple(new[k] for k in kinds)
+    return kinds if all(map(is_, made, kinds)) else made
+
+
+def _rebuild_type(kind: Type, new: Mapping[Type, Type]) -> Type:
+    match kind:
+        case TupleType(fields=fields):
+            return kind.with_fields(fields=_map_types(fields, new))
+        case FuncType(arg_types=args, ret_type=ret):
+            return kind.with_fields(arg_types=_map_types(args, new), ret_type=new[ret])
+        case TypeCall(func=func, args=args):
+            return kind.with_fields(func=new[func], args=_map_types(args, new))
+        case RelayRefType(value=value):
+            return kind.with_fields(value=new[value])
+        case _:
+            return kind
+
+
+def substitute_type(kind: Type, mapping: Mapping[TypeVar, Type]) -> Type:
+    """A type with type variables replaced."""
+    return map_type(kind, lambda t: mapping.get(t, t) if isinstance(t, TypeVar) else t)
+
+
+def has_holes(kind: Type) -> bool:
+    """Whether a type contains an IncompleteType."""
+    return any(isinstance(t, IncompleteType) for t in type_post_order(kind))
+
+
+def types_in(expr: Expr) -> tuple[Type, ...]:
+    """The types written at one node: annotations and type arguments, not inferred ones."""
+    match expr:
+        case Var(type_annotation=kind):
+            return () if kind is None else (kind,)
+        case Call(type_args=args):
+            return args
+        case Function(ret_type=ret):
+            return () if ret is None else (ret,)
+        case _:
+            return ()
+
+
+def free_type_vars(expr: Expr) -> list[TypeVar]:
+    """The type variables written in an expression that no function in it binds, in the order met."""
+    used: dict[TypeVar, None] = {}
+    bound: set[TypeVar] = set()
+    for e in post_order(expr, into_functions=True):
+        if isinstance(e, Function):
+            bound.update(e.type_params)
+        for written in types_in(e):
+            for t in type_post_order(written):
+                if isinstance(t, TypeVar):
+                    used[t] = None
+                elif isinstance(t, FuncType):
+                    bound.update(t.type_params)
+    return [t for t in used if t not in bound]
+
+
+__all__ = [
+    "ATOMS", "CHILDREN", "REBUILD", "ExprMutator", "RelayExpr", "all_vars", "bind", "bound_vars", "children", "free_type_vars",
+    "free_vars", "has_holes", "map_pattern", "map_type", "pattern_vars", "post_order", "post_order_after", "rebuild",
+    "substitute_type", "type_children", "type_post_order", "types_in",
+]  # fmt: skip
