@@ -87,12 +87,6 @@ int ek_error_memory(size_t size);
 ** 'owner' is retained for as long as the function lives. */
 int ek_function_bind(ek_packed code, ek_object *owner, ek_object **out);
 
-/* ek_registry.c: functions every process has, registered at the first use of the registry. */
-typedef struct ek_builtin {
-  const char *name;
-  ek_packed call;
-} ek_builtin;
-
 /* ek_array.c ----------------------------------------------------------------------------------- */
 
 /* An array of 'size' NONEs, to be filled before it is shared; NULL with the error set. */

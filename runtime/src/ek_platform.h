@@ -28,8 +28,8 @@ int ek_thread_start(ek_thread *thread, void (*run)(void *context), void *context
 void ek_thread_join(ek_thread thread);
 void ek_thread_yield(void);
 
-/* Calls 'at_exit' when the calling thread ends. Only the first call of each thread counts. */
-void ek_thread_on_exit(void (*at_exit)(void));
+/* Calls 'run' when the calling thread ends, the last one given first. */
+void ek_thread_on_exit(void (*run)(void));
 
 /* Calls 'in_child' in the child of every fork from now on, where only the forking thread lives. */
 void ek_on_fork(void (*in_child)(void));

@@ -1,0 +1,289 @@
+/* The pooled allocator.
+**
+** Memory comes from the system in single blocks, and goes on a list of its size class when it is freed. A
+** warm program therefore finds all it needs on lists. Small blocks go on a list of the thread that frees
+** them, which needs no lock; a list that grows too long moves to the shared lists, and so do all
+** lists of a thread that ends. Buffers go on shared lists.
+**
+** Under EK_HARD_TEST nothing is kept: every block is the system's own, so that sanitizers see each use
+** after free, fresh and freed memory is filled, and a chosen allocation fails.
+*/
+#include "ek_internal.h"
+
+enum {
+  SMALL_STEP = 64,
+  SMALL_CLASSES = 32,          /* blocks of up to 2048 bytes with their header */
+  SMALL_CACHE = 128,           /* most blocks of one class a thread keeps */
+  BUFFER_ALIGNMENT = 64,
+  PAGE = 4096,
+  STEPS = 8,                   /* buffer classes per power of two: at most 1/8 is unused */
+  FIRST_LOG = 6,               /* the smallest buffer has 64 bytes */
+  BUFFER_CLASSES = (63 - FIRST_LOG) * STEPS,
+  LOOK_AHEAD = 4               /* a buffer may be this many classes too large */
+};
+
+/* Stands before every block; 16 bytes, so that blocks are aligned to 16. */
+typedef struct header {
+  uint32_t class_index;        /* SMALL_CLASSES for blocks that lie in a buffer */
+  uint32_t magic;
+  size_t actual;               /* of that buffer */
+} header;
+
+enum { MAGIC = 0x656b6b65 };    /* overwritten by the link of a kept block */
+
+typedef struct link {
+  struct link *next;
+} link;
+
+typedef struct list {
+  link *first;
+  uint32_t count;
+} list;
+
+static uint64_t system_allocations, bytes_held;
+
+static void push(list *to, link *item) {
+  item->next = to->first;
+  to->first = item;
+  to->count++;
+}
+
+static link *pop(list *from) {
+  link *item = from->first;
+  if (item == NULL) return NULL;
+  from->first = item->next;
+  from->count--;
+  return item;
+}
+
+#ifdef EK_HARD_TEST
+static const bool keeps = false;
+static int64_t fail_countdown, live_count;
+
+void ek_hard_fail_at(int64_t n) { __atomic_store_n(&fail_countdown, n, __ATOMIC_RELAXED); }
+int64_t ek_hard_live(void) { return __atomic_load_n(&live_count, __ATOMIC_RELAXED); }
+
+static bool hard_fails(void) {
+  return __atomic_load_n(&fail_countdown, __ATOMIC_RELAXED) > 0 &&
+         __atomic_fetch_sub(&fail_countdown, 1, __ATOMIC_RELAXED) == 1;
+}
+
+static void *hard_fresh(void *memory, size_t size) {
+  __atomic_fetch_add(&live_count, 1, __ATOMIC_RELAXED);
+  return memset(memory, 0xcd, size);
+}
+
+static void hard_freed(void *memory, size_t size) {
+  __atomic_fetch_sub(&live_count, 1, __ATOMIC_RELAXED);
+  memset(memory, 0xdd, size);
+}
+#else
+static const bool keeps = true;
+static bool hard_fails(void) { return false; }
+static void *hard_fresh(void *memory, size_t size) {
+  (void)size;
+  return memory;
+}
+static void hard_freed(void *memory, size_t size) {
+  (void)memory;
+  (void)size;
+}
+#endif
+
+static void *from_system(size_t size, size_t alignment) {
+  void *memory = hard_fails() ? NULL : ek_system_alloc(size, alignment);
+  if (memory == NULL) return NULL;
+  __atomic_fetch_add(&system_allocations, 1, __ATOMIC_RELAXED);
+  __atomic_fetch_add(&bytes_held, size, __ATOMIC_RELAXED);
+  return hard_fresh(memory, size);
+}
+
+static void to_system(void *memory, size_t size) {
+  hard_freed(memory, size);
+  ek_system_free(memory);
+  __atomic_fetch_sub(&bytes_held, size, __ATOMIC_RELAXED);
+}
+
+/* Buffers -------------------------------------------------------------------------------------- */
+
+static ek_mutex shared_lock = EK_MUTEX_INIT;
+static list shared_buffers[BUFFER_CLASSES];
+static list shared_small[SMALL_CLASSES];
+
+/* The size of class i is (STEPS + i % STEPS) << (i / STEPS + FIRST_LOG - 3). */
+static size_t buffer_class_size(unsigned index) {
+  return (size_t)(STEPS + index % STEPS) << (index / STEPS + FIRST_LOG - 3);
+}
+
+static unsigned buffer_class(size_t size) {
+  if (size <= 64) return 0;
+  unsigned log = 63U - (unsigned)__builtin_clzll(size - 1);
+  unsigned step = (unsigned)((size - 1) >> (log - 3)) & (STEPS - 1);
+  return (log - FIRST_LOG) * STEPS + step + 1;
+}
+
+/* What a class hands out: whole cache lines, and whole pages from a page up. */
+static size_t buffer_actual(unsigned index) {
+  size_t size = buffer_class_size(index);
+  size_t unit = size >= PAGE ? PAGE : BUFFER_ALIGNMENT;
+  return (size + unit - 1) / unit * unit;
+}
+
+/* The largest class that a buffer of 'actual' bytes can serve. Rounding up makes some neighbours of one
+** actual size; this one stands for all of them, so that a freed buffer is found again. */
+static unsigned list_of(size_t actual) {
+  unsigned index = buffer_class(actual);
+  return buffer_class_size(index) == actual ? index : index - 1;
+}
+
+static void *take_kept(size_t *actual) {
+  unsigned first = list_of(*actual);
+  void *found = NULL;
+  ek_mutex_lock(&shared_lock);
+  for (unsigned i = first; found == NULL && i <= first + LOOK_AHEAD && i < BUFFER_CLASSES; i++) {
+    found = pop(&shared_buffers[i]);
+    if (found != NULL) *actual = buffer_actual(i);
+  }
+  ek_mutex_unlock(&shared_lock);
+  return found;
+}
+
+void *ek_buffer_alloc(size_t size, size_t *actual) {
+  if (size > (size_t)PTRDIFF_MAX / 2) return NULL;
+  *actual = keeps ? buffer_actual(buffer_class(size)) : size == 0 ? 1 : size;
+  void *buffer = keeps ? take_kept(actual) : NULL;
+  if (buffer != NULL) return buffer;
+  size_t alignment = *actual >= PAGE ? PAGE : BUFFER_ALIGNMENT;
+  buffer = from_system(*actual, alignment);
+  if (buffer != NULL || !keeps) return buffer;
+  ek_pool_trim();
+  return from_system(*actual, alignment);
+}
+
+void ek_buffer_free(void *buffer, size_t actual) {
+  if (buffer == NULL) return;
+  if (!keeps) {
+    to_system(buffer, actual);
+    return;
+  }
+  ek_mutex_lock(&shared_lock);
+  push(&shared_buffers[list_of(actual)], buffer);
+  ek_mutex_unlock(&shared_lock);
+}
+
+/* Small blocks --------------------------------------------------------------------------------- */
+
+static EK_THREAD_LOCAL list local_small[SMALL_CLASSES];
+static EK_THREAD_LOCAL bool local_registered;
+
+static size_t small_size(unsigned class_index) { return (size_t)(class_index + 1) * SMALL_STEP; }
+
+/* Moves a whole list in one go. */
+static void share(list *from, unsigned class_index) {
+  ek_mutex_lock(&shared_lock);
+  for (link *item = pop(from); item != NULL; item = pop(from)) push(&shared_small[class_index], item);
+  ek_mutex_unlock(&shared_lock);
+}
+
+static void share_all(void) {
+  for (unsigned i = 0; i < SMALL_CLASSES; i++) share(&local_small[i], i);
+  local_registered = false;
+}
+
+static link *take_small(unsigned class_index) {
+  link *item = pop(&local_small[class_index]);
+  if (item != NULL || __atomic_load_n(&shared_small[class_index].first, __ATOMIC_RELAXED) == NULL) {
+    return item;
+  }
+  ek_mutex_lock(&shared_lock);
+  item = pop(&shared_small[class_index]);
+  ek_mutex_unlock(&shared_lock);
+  return item;
+}
+
+static header *small_alloc(unsigned class_index) {
+  void *kept = keeps ? take_small(class_index) : NULL;
+  return kept != NULL ? kept : from_system(small_size(class_index), 16);
+}
+
+void *ek_alloc(size_t size) {
+  size_t actual = 0;
+  header *block = NULL;
+  if (size > (size_t)PTRDIFF_MAX / 4) return NULL;
+  size_t needed = size + sizeof(header);
+  unsigned class_index = SMALL_CLASSES;
+  if (needed > SMALL_CLASSES * SMALL_STEP) {
+    block = ek_buffer_alloc(needed, &actual);
+  } else {
+    class_index = (unsigned)((needed - 1) / SMALL_STEP);
+    block = small_alloc(class_index);
+  }
+  if (block == NULL) return NULL;
+  *block = (header){class_index, MAGIC, actual};
+  return block + 1;
+}
+
+void *ek_alloc_or_error(size_t size) {
+  void *block = ek_alloc(size);
+  if (block == NULL) ek_error_memory(size);
+  return block;
+}
+
+void ek_free(void *memory) {
+  if (memory == NULL) return;
+  header *block = (header *)memory - 1;
+  assert(block->magic == MAGIC && "freed twice, or not from ek_alloc");
+  unsigned class_index = block->class_index;
+  if (class_index == SMALL_CLASSES) {
+    ek_buffer_free(block, block->actual);
+    return;
+  }
+  if (!keeps) {
+    to_system(block, small_size(class_index));
+    return;
+  }
+  if (!local_registered) {
+    local_registered = true;
+    ek_thread_on_exit(share_all);
+  }
+  list *kept = &local_small[class_index];
+  push(kept, (link *)(void *)block);
+  if (kept->count > SMALL_CACHE) share(kept, class_index);
+}
+
+/* Statistics ----------------------------------------------------------------------------------- */
+
+static uint64_t free_bytes(void) {
+  uint64_t total = 0;
+  ek_mutex_lock(&shared_lock);
+  for (unsigned i = 0; i < SMALL_CLASSES; i++) {
+    total += small_size(i) * (shared_small[i].count + local_small[i].count);
+  }
+  for (unsigned i = 0; i < BUFFER_CLASSES; i++) total += buffer_actual(i) * shared_buffers[i].count;
+  ek_mutex_unlock(&shared_lock);
+  return total;
+}
+
+ek_pool_stats ek_pool_get_stats(void) {
+  ek_pool_stats stats = {
+      __atomic_load_n(&system_allocations, __ATOMIC_RELAXED),
+      __atomic_load_n(&bytes_held, __ATOMIC_RELAXED),
+      free_bytes(),
+  };
+  return stats;
+}
+
+static void trim(list *from, size_t size) {
+  for (link *item = pop(from); item != NULL; item = pop(from)) to_system(item, size);
+}
+
+/* Blocks on the lists of other threads stay there. */
+void ek_pool_trim(void) {
+  for (unsigned i = 0; i < SMALL_CLASSES; i++) trim(&local_small[i], small_size(i));
+  ek_mutex_lock(&shared_lock);
+  for (unsigned i = 0; i < SMALL_CLASSES; i++) trim(&shared_small[i], small_size(i));
+  for (unsigned i = 0; i < BUFFER_CLASSES; i++) {
+    trim(&shared_buffers[i], buffer_actual(i));
+  }
+  ek_mutex_unlock(&shared_lock);
+}

@@ -1,0 +1,103 @@
+/* DLPack: tensors from and for others, without copying. */
+#include "ek_internal.h"
+
+enum { DLPACK_MAJOR = 1, DLPACK_MINOR = 0 };
+
+/* Import --------------------------------------------------------------------------------------- */
+
+static void dispose_legacy(void *managed) {
+  ek_managed *from = managed;
+  if (from->deleter != NULL) from->deleter(from);
+}
+
+static void dispose_versioned(void *managed) {
+  ek_managed_versioned *from = managed;
+  if (from->deleter != NULL) from->deleter(from);
+}
+
+static int check_foreign(const ek_dltensor *tensor) {
+  if (tensor->ndim < 0 || tensor->ndim > EK_MAX_NDIM) {
+    return ek_error("ValueError", "import DLPack tensor: the number of dimensions must be 0 to %d, "
+                    "got %d", EK_MAX_NDIM, tensor->ndim);
+  }
+  if (tensor->ndim > 0 && tensor->shape == NULL) {
+    return ek_error("ValueError", "import DLPack tensor: there is no shape for %d dimensions",
+                    tensor->ndim);
+  }
+  if (tensor->dtype.bits == 0 || tensor->dtype.lanes == 0) {
+    return ek_error("ValueError", "import DLPack tensor: the dtype has no bits");
+  }
+  /* One lane of the product of bits and lanes: only the size matters here. */
+  size_t size;
+  ek_dtype dtype = {tensor->dtype.code, tensor->dtype.bits, 1};
+  if (ek_shape_nbytes(tensor->shape, tensor->ndim, dtype, &size) != 0) return -1;
+  if (size > 0 && tensor->data == NULL) {
+    return ek_error("ValueError", "import DLPack tensor: there are elements but no data");
+  }
+  return 0;
+}
+
+int ek_tensor_from_dlpack(void *managed, int versioned, ek_object **out) {
+  ek_managed_versioned *modern = managed;
+  if (versioned && modern->major != DLPACK_MAJOR) {
+    return ek_error("ValueError", "import DLPack tensor: expected version %d, got %u.%u",
+                    DLPACK_MAJOR, modern->major, modern->minor);
+  }
+  const ek_dltensor *from = versioned ? &modern->tensor : &((ek_managed *)managed)->tensor;
+  if (check_foreign(from) != 0) return -1;
+  ek_tensor *tensor = ek_tensor_alloc(from->shape, from->ndim, from->dtype, from->device);
+  if (tensor == NULL) return -1;
+  tensor->dl.data = from->data;
+  tensor->dl.byte_offset = from->byte_offset;
+  if (from->strides != NULL && from->ndim > 0) {
+    memcpy(tensor->dl.strides, from->strides, (size_t)from->ndim * sizeof(int64_t));
+  }
+  tensor->flags = versioned ? modern->flags & EK_DLPACK_READ_ONLY : 0;
+  tensor->dispose = versioned ? dispose_versioned : dispose_legacy;
+  tensor->managed = managed;
+  *out = &tensor->base;
+  return 0;
+}
+
+/* Export --------------------------------------------------------------------------------------- */
+
+static void delete_legacy(ek_managed *self) {
+  ek_release(self->context);
+  ek_free(self);
+}
+
+static void delete_versioned(ek_managed_versioned *self) {
+  ek_release(self->context);
+  ek_free(self);
+}
+
+static int export_legacy(ek_tensor *tensor, void **managed) {
+  if (tensor->flags & EK_DLPACK_READ_ONLY) {
+    return ek_error("ValueError", "export DLPack tensor: a read-only tensor needs DLPack 1.0 or "
+                    "later, the consumer asked for the legacy form");
+  }
+  ek_managed *result = ek_alloc_or_error(sizeof *result);
+  if (result == NULL) return -1;
+  *result = (ek_managed){tensor->dl, tensor, delete_legacy};
+  *managed = result;
+  return 0;
+}
+
+static int export_versioned(ek_tensor *tensor, void **managed) {
+  ek_managed_versioned *result = ek_alloc_or_error(sizeof *result);
+  if (result == NULL) return -1;
+  *result = (ek_managed_versioned){DLPACK_MAJOR, DLPACK_MINOR, tensor, delete_versioned,
+                                   tensor->flags, tensor->dl};
+  *managed = result;
+  return 0;
+}
+
+int ek_tensor_to_dlpack(ek_object *object, int versioned, void **managed) {
+  ek_tensor *tensor = (ek_tensor *)(void *)object;
+  if (!ek_is(object, EK_TENSOR)) {
+    return ek_error("TypeError", "export DLPack tensor: expected a tensor");
+  }
+  int code = versioned ? export_versioned(tensor, managed) : export_legacy(tensor, managed);
+  if (code == 0) ek_retain(object);
+  return code;
+}

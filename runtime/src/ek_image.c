@@ -1,0 +1,260 @@
+/* The loader of native code images; runtime.h describes the format.
+**
+** A cursor reads the tables straight through, fails once and stays failed. Everything is checked before
+** memory is mapped. What is checked is the container; code is code, and is trusted.
+*/
+#include "ek_internal.h"
+
+enum { PAGE = 4096, HEADER_SIZE = 48 };
+
+static const char magic[8] = {'E', 'K', 'I', 'M', 'G', 0, 0, 1};
+
+typedef struct image_export {
+  ek_bytes name;               /* points into 'names' of the image */
+  uint64_t offset;
+} image_export;
+
+typedef struct image {
+  unsigned char *pages;
+  size_t mapped;
+  image_export *exports;       /* sorted by name */
+  uint32_t export_count;
+  char *names;                 /* a copy of the export table, whose names it holds */
+} image;
+
+typedef struct header {
+  uint32_t exports, imports;
+  uint64_t text_size, export_offset, import_offset, total;
+} header;
+
+/* Reading -------------------------------------------------------------------------------------- */
+
+typedef struct reader {
+  const unsigned char *at, *end;
+  const char *failed;          /* what went wrong first, or NULL */
+} reader;
+
+static void fail(reader *r, const char *what) {
+  if (r->failed == NULL) r->failed = what;
+  r->at = r->end;
+}
+
+/* Little-endian, whatever the machine. */
+static uint64_t unsigned_of(reader *r, size_t size) {
+  uint64_t value = 0;
+  if ((size_t)(r->end - r->at) < size) {
+    fail(r, "the file ends inside it");
+    return 0;
+  }
+  for (size_t i = 0; i < size; i++) value |= (uint64_t)r->at[i] << (8 * i);
+  r->at += size;
+  return value;
+}
+
+static uint32_t u32(reader *r) { return (uint32_t)unsigned_of(r, 4); }
+static uint64_t u64(reader *r) { return unsigned_of(r, 8); }
+
+static ek_bytes name_of(reader *r) {
+  ek_bytes name = {"", 0};
+  uint32_t size = u32(r);
+  if (r->failed != NULL) return name;
+  if (size > (size_t)(r->end - r->at)) fail(r, "a name is longer than the table");
+  else if (size == 0) fail(r, "a name is empty");
+  else if (memchr(r->at, 0, size) != NULL) fail(r, "a name contains a zero byte");
+  if (r->failed != NULL) return name;
+  name = (ek_bytes){(const char *)r->at, size};
+  r->at += size;
+  return name;
+}
+
+static void zeros_to_end(reader *r) {
+  for (; r->at < r->end; r->at++) {
+    if (*r->at != 0) fail(r, "there are bytes behind its last entry");
+  }
+}
+
+/* Sections ------------------------------------------------------------------------------------- */
+
+static int load_error(const char *section, const char *what) {
+  return ek_error("LoadError", "load code image: %s: %s", section, what);
+}
+
+static int read_header(const unsigned char *bytes, size_t size, header *out) {
+  if (size < PAGE) return load_error("header", "the file ends inside it");
+  if (memcmp(bytes, magic, sizeof magic) != 0) return load_error("header", "this is no code image");
+  reader r = {bytes + sizeof magic, bytes + HEADER_SIZE, NULL};
+  out->exports = u32(&r);
+  out->imports = u32(&r);
+  out->text_size = u64(&r);
+  out->export_offset = u64(&r);
+  out->import_offset = u64(&r);
+  out->total = u64(&r);
+  r.end = bytes + PAGE;
+  zeros_to_end(&r);
+  return r.failed == NULL ? 0 : load_error("header", r.failed);
+}
+
+/* A table of n entries of at least 'entry' bytes lies in [begin, end). */
+static bool holds(uint64_t begin, uint64_t end, uint32_t n, uint64_t entry) {
+  return begin <= end && (end - begin) / entry >= n;
+}
+
+static int check_header(const header *h, size_t size) {
+  if (h->total != size) {
+    return ek_error("LoadError", "load code image: header: expected %llu bytes, got %zu",
+                    (unsigned long long)h->total, size);
+  }
+  if (h->text_size > size - PAGE) return load_error("text", "it is larger than the file");
+  if (h->export_offset < PAGE + h->text_size ||
+      !holds(h->export_offset, h->import_offset, h->exports, 13)) {
+    return load_error("export table", "it does not fit between its neighbours");
+  }
+  if (!holds(h->import_offset, size, h->imports, 5)) {
+    return load_error("import table", "it does not fit in the file");
+  }
+  return 0;
+}
+
+static int check_gap(const unsigned char *bytes, const header *h) {
+  reader gap = {bytes + PAGE + h->text_size, bytes + h->export_offset, NULL};
+  zeros_to_end(&gap);
+  return gap.failed == NULL ? 0 : load_error("text", "there are bytes behind its end");
+}
+
+static int by_name(const void *a, const void *b) {
+  const ek_bytes *x = &((const image_export *)a)->name, *y = &((const image_export *)b)->name;
+  int order = memcmp(x->data, y->data, x->size < y->size ? x->size : y->size);
+  return order != 0 ? order : (x->size > y->size) - (x->size < y->size);
+}
+
+static int check_exports_unique(const image *self) {
+  for (uint32_t i = 1; i < self->export_count; i++) {
+    const image_export *item = &self->exports[i];
+    if (by_name(item - 1, item) != 0) continue;
+    int shown = item->name.size < 200 ? (int)item->name.size : 200;
+    return ek_error("LoadError", "load code image: export table: '%.*s' stands there twice", shown,
+                    item->name.data);
+  }
+  return 0;
+}
+
+static int read_exports(image *self, const unsigned char *bytes, const header *h) {
+  size_t size = (size_t)(h->import_offset - h->export_offset);
+  self->names = ek_alloc_or_error(size + 1);
+  if (self->names == NULL) return -1;
+  self->exports = ek_alloc_or_error((size_t)h->exports * sizeof(image_export) + 1);
+  if (self->exports == NULL) return -1;
+  memcpy(self->names, bytes + h->export_offset, size);
+  reader r = {(unsigned char *)self->names, (unsigned char *)self->names + size, NULL};
+  for (uint32_t i = 0; i < h->exports; i++) {
+    ek_bytes name = name_of(&r);
+    uint64_t offset = u64(&r);
+    if (r.failed == NULL && offset >= h->text_size) fail(&r, "an offset lies outside the text");
+    self->exports[i] = (image_export){name, offset};
+  }
+  zeros_to_end(&r);
+  if (r.failed != NULL) return load_error("export table", r.failed);
+  self->export_count = h->exports;
+  qsort(self->exports, h->exports, sizeof(image_export), by_name);
+  return check_exports_unique(self);
+}
+
+/* Resolves the imports into 'table', or only checks them when it is NULL. */
+static int read_imports(const unsigned char *bytes, const header *h, ek_address *table) {
+  char name[64];
+  reader r = {bytes + h->import_offset, bytes + h->total, NULL};
+  for (uint32_t i = 0; i < h->imports; i++) {
+    ek_bytes text = name_of(&r);
+    if (r.failed != NULL) break;
+    size_t size = text.size < sizeof name ? text.size : sizeof name - 1;
+    memcpy(name, text.data, size);
+    name[size] = '\0';
+    ek_address address = ek_service(name);
+    if (address == NULL) {
+      return ek_error("LoadError", "load code image: import table: there is no service '%s'", name);
+    }
+    if (table != NULL) table[i] = address;
+  }
+  zeros_to_end(&r);
+  return r.failed == NULL ? 0 : load_error("import table", r.failed);
+}
+
+/* Mapping -------------------------------------------------------------------------------------- */
+
+static size_t round_to_page(size_t size) { return (size + PAGE - 1) / PAGE * PAGE; }
+
+static int map(image *self, const unsigned char *bytes, const header *h) {
+  size_t text = round_to_page((size_t)h->text_size);
+  size_t table = round_to_page((size_t)h->imports * sizeof(ek_address));
+  self->mapped = text + table;
+  if (self->mapped == 0) return 0;
+  self->pages = ek_pages_map(self->mapped);
+  if (self->pages == NULL) return ek_error_memory(self->mapped);
+  memcpy(self->pages, bytes + PAGE, (size_t)h->text_size);
+  if (read_imports(bytes, h, (ek_address *)(void *)(self->pages + text)) != 0) return -1;
+  if ((text != 0 && ek_pages_protect(self->pages, text, EK_READ_EXECUTE) != 0) ||
+      (table != 0 && ek_pages_protect(self->pages + text, table, EK_READ) != 0)) {
+    return ek_error("OSError", "load code image: the system refuses to make memory executable");
+  }
+  return 0;
+}
+
+/* The module ----------------------------------------------------------------------------------- */
+
+static void image_delete(image *self) {
+  if (self->pages != NULL) ek_pages_unmap(self->pages, self->mapped);
+  ek_free(self->exports);
+  ek_free(self->names);
+  ek_free(self);
+}
+
+static void image_destroy(ek_module *module) { image_delete(module->self); }
+
+static ek_packed code_at(const image *self, uint64_t offset) {
+  const void *address = self->pages + offset;
+  ek_packed code;
+  memcpy(&code, &address, sizeof code);
+  return code;
+}
+
+static int image_get(ek_module *module, const char *name, ek_object **out) {
+  image *self = module->self;
+  image_export key = {ek_bytes_of(name), 0};
+  if (self->export_count == 0) return 0;
+  const image_export *found =
+      bsearch(&key, self->exports, self->export_count, sizeof(image_export), by_name);
+  return found == NULL ? 0 : ek_function_bind(code_at(self, found->offset), &module->base, out);
+}
+
+static int image_names(ek_module *module, ek_object **out) {
+  const image *self = module->self;
+  ek_array *array = ek_array_alloc(self->export_count);
+  if (array == NULL) return -1;
+  for (uint32_t i = 0; i < self->export_count; i++) {
+    ek_bytes name = self->exports[i].name;
+    if (ek_string_new(EK_STR, name.data, name.size, &array->data[i]) == 0) continue;
+    ek_release(&array->base);
+    return -1;
+  }
+  *out = &array->base;
+  return 0;
+}
+
+static const ek_module_kind image_kind = {"image", image_get, image_names, image_destroy};
+
+static int fill(image *self, const unsigned char *bytes, size_t size) {
+  header h;
+  if (read_header(bytes, size, &h) != 0 || check_header(&h, size) != 0) return -1;
+  if (check_gap(bytes, &h) != 0) return -1;
+  if (read_exports(self, bytes, &h) != 0 || read_imports(bytes, &h, NULL) != 0) return -1;
+  return map(self, bytes, &h);
+}
+
+int ek_image_load(const void *bytes, size_t size, ek_object **out) {
+  image *self = ek_alloc_or_error(sizeof *self);
+  if (self == NULL) return -1;
+  *self = (image){NULL, 0, NULL, 0, NULL};
+  if (fill(self, bytes, size) == 0 && ek_module_new(&image_kind, self, out) == 0) return 0;
+  image_delete(self);
+  return -1;
+}

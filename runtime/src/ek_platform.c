@@ -1,0 +1,227 @@
+/* The platform layer for Linux; other systems with POSIX threads work without pinning and futexes. */
+#define _GNU_SOURCE 1
+#include "ek_platform.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
+
+#define HUGE_PAGE ((size_t)2 << 20)
+
+/* Locks and threads ---------------------------------------------------------------------------- */
+
+void ek_mutex_lock(ek_mutex *mutex) { pthread_mutex_lock(mutex); }
+void ek_mutex_unlock(ek_mutex *mutex) { pthread_mutex_unlock(mutex); }
+void ek_call_once(ek_once *flag, void (*once)(void)) { pthread_once(flag, once); }
+void ek_thread_join(ek_thread thread) { pthread_join(thread, NULL); }
+void ek_thread_yield(void) { sched_yield(); }
+void ek_on_fork(void (*in_child)(void)) { pthread_atfork(NULL, NULL, in_child); }
+
+typedef struct start {
+  void (*run)(void *context);
+  void *context;
+  int cpu;
+} start;
+
+static void stay_on(int cpu) {
+#if defined(__linux__)
+  cpu_set_t set;
+  if (cpu < 0 || cpu >= CPU_SETSIZE) return;
+  CPU_ZERO(&set);
+  CPU_SET((size_t)cpu, &set);
+  sched_setaffinity(0, sizeof set, &set); /* where it is refused, the thread floats */
+#else
+  (void)cpu;
+#endif
+}
+
+static void *thread_main(void *argument) {
+  start begin = *(start *)argument;
+  free(argument);
+  stay_on(begin.cpu);
+  begin.run(begin.context);
+  return NULL;
+}
+
+int ek_thread_start(ek_thread *thread, void (*run)(void *context), void *context, int cpu) {
+  start *begin = malloc(sizeof *begin);
+  if (begin == NULL) return -1;
+  *begin = (start){run, context, cpu};
+  int code = pthread_create(thread, NULL, thread_main, begin);
+  if (code == 0) return 0;
+  free(begin);
+  errno = code;
+  return -1;
+}
+
+/* What to do at the end of a thread: a list that is the value of a key of POSIX. */
+typedef struct at_exit {
+  void (*run)(void);
+  struct at_exit *next;
+} at_exit;
+
+static pthread_key_t exit_key;
+static pthread_once_t exit_once = PTHREAD_ONCE_INIT;
+
+static void run_at_exit(void *first) {
+  for (at_exit *item = first; item != NULL;) {
+    at_exit *next = item->next;
+    item->run();
+    free(item);
+    item = next;
+  }
+}
+
+static void make_exit_key(void) { pthread_key_create(&exit_key, run_at_exit); }
+
+void ek_thread_on_exit(void (*run)(void)) {
+  pthread_once(&exit_once, make_exit_key);
+  at_exit *item = malloc(sizeof *item);
+  if (item == NULL) return;
+  *item = (at_exit){run, pthread_getspecific(exit_key)};
+  pthread_setspecific(exit_key, item);
+}
+
+/* Waiting -------------------------------------------------------------------------------------- */
+
+void ek_wait(uint32_t *word, uint32_t expected) {
+#if defined(__linux__)
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, NULL, NULL, 0);
+#else
+  if (__atomic_load_n(word, __ATOMIC_ACQUIRE) == expected) usleep(50);
+#endif
+}
+
+void ek_wake(uint32_t *word) {
+#if defined(__linux__)
+  syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+#else
+  (void)word;
+#endif
+}
+
+/* Processors ----------------------------------------------------------------------------------- */
+
+#if defined(__linux__)
+/* The first processor of the core that 'cpu' belongs to, which names the core. */
+static int core_of(int cpu) {
+  char path[96];
+  int first = cpu;
+  snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
+  FILE *file = fopen(path, "re");
+  if (file == NULL) return cpu;
+  if (fscanf(file, "%d", &first) != 1) first = cpu;
+  fclose(file);
+  return first;
+}
+
+/* Adds 'cpu' unless its core is there already. */
+static int add_core(int *cpus, int *cores, int count, int cpu) {
+  int core = core_of(cpu);
+  for (int i = 0; i < count; i++) {
+    if (cores[i] == core) return count;
+  }
+  cpus[count] = cpu;
+  cores[count] = core;
+  return count + 1;
+}
+
+int ek_physical_cpus(int *cpus, int max) {
+  int cores[CPU_SETSIZE], count = 0;
+  cpu_set_t set;
+  int here = sched_getcpu();
+  if (max > CPU_SETSIZE) max = CPU_SETSIZE;
+  if (here >= 0) count = add_core(cpus, cores, count, here);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) {
+    for (int cpu = 0; cpu < CPU_SETSIZE && count < max; cpu++) {
+      if (CPU_ISSET((size_t)cpu, &set)) count = add_core(cpus, cores, count, cpu);
+    }
+  }
+  if (count == 0) cpus[count++] = 0;
+  return count;
+}
+#else
+int ek_physical_cpus(int *cpus, int max) {
+  long online = sysconf(_SC_NPROCESSORS_ONLN);
+  int count = online < 1 ? 1 : online > max ? max : (int)online;
+  for (int i = 0; i < count; i++) cpus[i] = -1;
+  return count;
+}
+#endif
+
+/* Memory --------------------------------------------------------------------------------------- */
+
+void *ek_pages_map(size_t size) {
+  void *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return pages == MAP_FAILED ? NULL : pages;
+}
+
+int ek_pages_protect(void *pages, size_t size, ek_protection protection) {
+  if (protection == EK_READ) return mprotect(pages, size, PROT_READ);
+  __builtin___clear_cache((char *)pages, (char *)pages + size);
+  return mprotect(pages, size, PROT_READ | PROT_EXEC);
+}
+
+void ek_pages_unmap(void *pages, size_t size) { munmap(pages, size); }
+
+void *ek_system_alloc(size_t size, size_t alignment) {
+  void *memory = NULL;
+  bool huge = size >= 2 * HUGE_PAGE;
+  if (huge) alignment = HUGE_PAGE;
+  if (posix_memalign(&memory, alignment, size) != 0) return NULL;
+#if defined(__linux__)
+  if (huge) madvise(memory, size - size % HUGE_PAGE, MADV_HUGEPAGE); /* a wish: failure is fine */
+#endif
+  return memory;
+}
+
+void ek_system_free(void *memory) { free(memory); }
+
+/* Files and libraries -------------------------------------------------------------------------- */
+
+const void *ek_file_map(const char *path, size_t *size) {
+  static const char empty[1] = {0};
+  struct stat info;
+  const void *data = NULL;
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return NULL;
+  if (fstat(file, &info) != 0) goto done;
+  if (!S_ISREG(info.st_mode)) {
+    errno = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
+    goto done;
+  }
+  *size = (size_t)info.st_size;
+  data = empty;
+  if (*size == 0) goto done;
+  data = mmap(NULL, *size, PROT_READ, MAP_PRIVATE, file, 0);
+  if (data == MAP_FAILED) data = NULL;
+done:;
+  int code = errno;
+  close(file);
+  errno = code;
+  return data;
+}
+
+void ek_file_unmap(const void *data, size_t size) {
+  if (size != 0) munmap((void *)(uintptr_t)data, size);
+}
+
+void *ek_dl_open(const char *path, const char **reason) {
+  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == NULL) *reason = dlerror();
+  return library;
+}
+
+void *ek_dl_symbol(void *library, const char *name) { return dlsym(library, name); }
+void ek_dl_close(void *library) { dlclose(library); }

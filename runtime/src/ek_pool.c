@@ -1,0 +1,238 @@
+/* The fork-join thread pool.
+**
+** Each worker has a slot of its own, on cache lines of its own. A loop offers chunk i to worker i by writing
+** the state of its slot, does chunk 0 itself, and then goes through the slots in order: a chunk whose
+** worker has not come yet (it sleeps, or the system runs something else there) is taken back and done by
+** the caller; a chunk that was taken is waited for. So chunk i is mostly the same worker's, whose cache
+** holds what it wrote in the loop before, and a late worker delays nobody.
+**
+** State of a slot, and who changes it:
+**   IDLE -> OFFERED    caller, which has written the job before (release)
+**   OFFERED -> TAKEN   worker (acquire), by compare and exchange
+**   OFFERED -> IDLE    caller, by compare and exchange: taken back
+**   TAKEN -> IDLE      worker, which has written the outcome before (release)
+**   IDLE -> STOP       ek_num_threads
+** A worker that finds nothing for a while sets 'parked', looks once more, and sleeps on it. The caller
+** writes the state, then reads 'parked': sequentially consistent on both sides, so one sees the other.
+*/
+#include "ek_internal.h"
+
+enum {
+  MAX_THREADS = 256,
+  SPINS = 20000,               /* pauses before a worker parks: 0.3 to 0.8 ms */
+  PATIENCE = 2000,             /* pauses before a waiting caller yields its core */
+  SLOT_SIZE = 128              /* two cache lines: processors fetch them in pairs */
+};
+
+enum { IDLE, OFFERED, TAKEN, STOP };
+
+typedef int (*loop_body)(void *context, int64_t begin, int64_t end);
+
+typedef struct slot {
+  uint32_t state;
+  uint32_t parked;
+  int32_t index;               /* of the chunk that this worker is offered */
+  int32_t failed;              /* outcome of the chunk */
+  ek_object *error;            /* owned, may be NULL even if it failed */
+  ek_thread thread;
+} slot;
+
+static_assert(sizeof(slot) <= SLOT_SIZE, "a slot fits its cache lines");
+
+/* Written by the caller that holds 'busy', read by workers between OFFERED and IDLE. */
+static struct job {
+  loop_body body;
+  void *context;
+  int64_t n;
+  int64_t chunks;
+} job;
+
+static uint32_t busy;          /* 1 while a caller has the pool */
+static int32_t thread_count;   /* 0 until it is known */
+static int32_t worker_count;   /* threads that run */
+static bool is_started;
+static unsigned char *slots;
+static size_t slots_actual;
+static EK_THREAD_LOCAL bool is_inside;
+
+static slot *slot_at(int64_t worker) { return (slot *)(void *)(slots + worker * SLOT_SIZE); }
+
+/* Chunks ---------------------------------------------------------------------------------------- */
+
+/* The first n % chunks chunks are one longer. */
+static int64_t chunk_begin(int64_t index) {
+  int64_t size = job.n / job.chunks, longer = job.n % job.chunks;
+  return index * size + (index < longer ? index : longer);
+}
+
+static int run_chunk(int64_t index) {
+  return job.body(job.context, chunk_begin(index), chunk_begin(index + 1));
+}
+
+/* Workers --------------------------------------------------------------------------------------- */
+
+/* Waits until there is something to do: OFFERED or STOP. */
+static uint32_t await(slot *own) {
+  for (;;) {
+    for (int i = 0; i < SPINS; i++) {
+      uint32_t state = __atomic_load_n(&own->state, __ATOMIC_RELAXED);
+      if (state != IDLE) return state;
+      ek_pause();
+    }
+    __atomic_store_n(&own->parked, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&own->state, __ATOMIC_SEQ_CST) == IDLE) ek_wait(&own->parked, 1);
+    __atomic_store_n(&own->parked, 0, __ATOMIC_SEQ_CST);
+  }
+}
+
+static void worker_main(void *context) {
+  slot *own = context;
+  is_inside = true;
+  while (await(own) != STOP) {
+    uint32_t expected = OFFERED;
+    if (!__atomic_compare_exchange_n(&own->state, &expected, TAKEN, false, __ATOMIC_ACQUIRE,
+                                     __ATOMIC_RELAXED)) {
+      continue;
+    }
+    own->failed = run_chunk(own->index) != 0;
+    own->error = own->failed ? ek_error_take() : NULL;
+    __atomic_store_n(&own->state, IDLE, __ATOMIC_RELEASE);
+  }
+}
+
+static void post(slot *to, uint32_t state) {
+  __atomic_exchange_n(&to->state, state, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&to->parked, __ATOMIC_SEQ_CST) == 0) return;
+  __atomic_store_n(&to->parked, 0, __ATOMIC_SEQ_CST);
+  ek_wake(&to->parked);
+}
+
+/* In the child of a fork only the forking thread lives; the pool starts anew there. */
+static void forget_workers(void) {
+  is_started = false;
+  worker_count = 0;
+  slots = NULL;
+  __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
+}
+
+static void watch_forks(void) { ek_on_fork(forget_workers); }
+
+/* Starts as many workers as it can; loops use those there are. The caller holds 'busy'. Workers stay on
+** cores of their own when the pool has all cores, and float when it shares them by choice. */
+static void start_workers(void) {
+  static ek_once once = EK_ONCE_INIT;
+  int cpus[MAX_THREADS];
+  int32_t wanted = thread_count - 1;
+  is_started = true;
+  ek_call_once(&once, watch_forks);
+  bool pinned = ek_physical_cpus(cpus, MAX_THREADS) == thread_count;
+  slots = ek_buffer_alloc((size_t)wanted * SLOT_SIZE, &slots_actual);
+  if (slots == NULL) return;
+  memset(slots, 0, (size_t)wanted * SLOT_SIZE);
+  for (int32_t i = 0; i < wanted; i++) {
+    slot *own = slot_at(i);
+    own->index = i + 1;
+    if (ek_thread_start(&own->thread, worker_main, own, pinned ? cpus[i + 1] : -1) != 0) return;
+    worker_count = i + 1;
+  }
+}
+
+/* The caller holds 'busy'. */
+static void stop_workers(void) {
+  for (int32_t i = 0; i < worker_count; i++) post(slot_at(i), STOP);
+  for (int32_t i = 0; i < worker_count; i++) ek_thread_join(slot_at(i)->thread);
+  ek_buffer_free(slots, slots_actual);
+  slots = NULL;
+  worker_count = 0;
+  is_started = false;
+}
+
+/* The loop -------------------------------------------------------------------------------------- */
+
+typedef struct outcome {
+  bool failed;
+  ek_object *error;            /* owned, of the first chunk that failed */
+} outcome;
+
+static void note(outcome *total, bool failed, ek_object *error) {
+  if (failed && !total->failed) *total = (outcome){true, error};
+  else ek_object_release(error);
+}
+
+static void run_here(outcome *total, int64_t index) {
+  bool failed = run_chunk(index) != 0;
+  note(total, failed, failed ? ek_error_take() : NULL);
+}
+
+static void finish_chunk(outcome *total, slot *of) {
+  uint32_t expected = OFFERED;
+  if (__atomic_compare_exchange_n(&of->state, &expected, IDLE, false, __ATOMIC_RELAXED,
+                                  __ATOMIC_RELAXED)) {
+    run_here(total, of->index);
+    return;
+  }
+  for (int spins = 0; __atomic_load_n(&of->state, __ATOMIC_ACQUIRE) != IDLE; spins++) {
+    if (spins < PATIENCE) ek_pause(); else ek_thread_yield();
+  }
+  note(total, of->failed != 0, of->error);
+}
+
+/* The caller holds 'busy' and has set the job. */
+static int fork_join(void) {
+  outcome total = {false, NULL};
+  for (int64_t i = 1; i < job.chunks; i++) post(slot_at(i - 1), OFFERED);
+  run_here(&total, 0);
+  for (int64_t i = 1; i < job.chunks; i++) finish_chunk(&total, slot_at(i - 1));
+  if (!total.failed) return 0;
+  if (total.error != NULL) {
+    ek_error_set(total.error);
+    ek_release(total.error);
+  }
+  return -1;
+}
+
+static int32_t threads(void) {
+  int32_t known = __atomic_load_n(&thread_count, __ATOMIC_RELAXED);
+  return known != 0 ? known : ek_num_threads(0);
+}
+
+int ek_parallel_for(loop_body body, void *context, int64_t n, int64_t grain) {
+  if (n <= 0) return 0;
+  if (grain < 1) grain = 1;
+  if (n / grain < 2 || is_inside || threads() == 1) return body(context, 0, n);
+  if (__atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE) != 0) return body(context, 0, n);
+  if (!is_started) start_workers();
+  int64_t chunks = n / grain < worker_count + 1 ? n / grain : worker_count + 1;
+  job = (struct job){body, context, n, chunks};
+  is_inside = true;
+  int code = fork_join();
+  is_inside = false;
+  __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
+  return code;
+}
+
+/* The number of threads ------------------------------------------------------------------------- */
+
+/* EKIDEN_NUM_THREADS where it is a positive number, else one thread per core. */
+static int32_t default_threads(void) {
+  int cpus[MAX_THREADS];
+  const char *text = getenv("EKIDEN_NUM_THREADS");
+  long n = text == NULL ? 0 : strtol(text, NULL, 10);
+  if (n <= 0) return ek_physical_cpus(cpus, MAX_THREADS);
+  return n < MAX_THREADS ? (int32_t)n : MAX_THREADS;
+}
+
+int ek_num_threads(int n) {
+  int32_t known = __atomic_load_n(&thread_count, __ATOMIC_RELAXED);
+  if (n <= 0 && known != 0) return known;
+  if (is_inside) {
+    return ek_error("RuntimeError", "set the number of threads: a parallel loop is running");
+  }
+  while (__atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE) != 0) ek_thread_yield();
+  if (n > 0 && n != thread_count) stop_workers();
+  if (n > 0) thread_count = n < MAX_THREADS ? n : MAX_THREADS;
+  if (thread_count == 0) __atomic_store_n(&thread_count, default_threads(), __ATOMIC_RELAXED);
+  known = thread_count;
+  __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
+  return known;
+}

@@ -1,0 +1,183 @@
+/* Global functions by name: an array sorted by name, under one lock. */
+#include "ek_internal.h"
+
+typedef struct entry {
+  char *name;                  /* owned */
+  ek_object *function;         /* owned */
+} entry;
+
+static ek_mutex lock = EK_MUTEX_INIT;
+static entry *entries;
+static int64_t entry_count, entry_capacity;
+static ek_once builtins_once = EK_ONCE_INIT;
+
+static int allocation_count(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  (void)self;
+  (void)args;
+  if (nargs != 0) {
+    return ek_error("TypeError", "ek.runtime.allocation_count: expected no argument, got %d", nargs);
+  }
+  *ret = ek_value_int((int64_t)ek_pool_get_stats().system_allocations);
+  return 0;
+}
+
+static int num_threads(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  (void)self;
+  if (nargs > 1 || (nargs == 1 && args[0].type_index != EK_INT)) {
+    return ek_error("TypeError", "ek.runtime.num_threads: expected one int or no argument");
+  }
+  int64_t n = nargs == 0 ? 0 : args[0].v.i64;
+  if (n < 0 || n > INT32_MAX) {
+    return ek_error("ValueError", "ek.runtime.num_threads: expected a positive int, got %lld",
+                    (long long)n);
+  }
+  *ret = ek_value_int(ek_num_threads((int)n));
+  return 0;
+}
+
+static int pool_trim(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  (void)self;
+  (void)args;
+  (void)nargs;
+  (void)ret;
+  ek_pool_trim();
+  return 0;
+}
+
+static const struct {
+  const char *name;
+  ek_packed call;
+} builtins[] = {
+    {"ek.runtime.allocation_count", allocation_count},
+    {"ek.runtime.num_threads", num_threads},
+    {"ek.runtime.pool_trim", pool_trim},
+};
+
+/* The place of 'name', or where it belongs. Under the lock. */
+static int64_t place(const char *name, bool *found) {
+  int64_t low = 0, high = entry_count;
+  *found = false;
+  while (low < high) {
+    int64_t middle = low + (high - low) / 2;
+    int order = strcmp(entries[middle].name, name);
+    if (order == 0) {
+      *found = true;
+      return middle;
+    }
+    if (order < 0) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+static int grow(void) {
+  if (entry_count < entry_capacity) return 0;
+  int64_t capacity = entry_capacity == 0 ? 32 : 2 * entry_capacity;
+  entry *larger = ek_alloc_or_error((size_t)capacity * sizeof(entry));
+  if (larger == NULL) return -1;
+  if (entry_count != 0) memcpy(larger, entries, (size_t)entry_count * sizeof(entry));
+  ek_free(entries);
+  entries = larger;
+  entry_capacity = capacity;
+  return 0;
+}
+
+/* Under the lock. */
+static int insert(int64_t at, const char *name, ek_object *function) {
+  size_t size = strlen(name) + 1;
+  if (grow() != 0) return -1;
+  char *copy = ek_alloc_or_error(size);
+  if (copy == NULL) return -1;
+  memcpy(copy, name, size);
+  memmove(&entries[at + 1], &entries[at], (size_t)(entry_count - at) * sizeof(entry));
+  ek_retain(function);
+  entries[at] = (entry){copy, function};
+  entry_count++;
+  return 0;
+}
+
+/* '*replaced' is what the caller must release, outside the lock: deleters may call us again. */
+static int set(const char *name, ek_object *function, int override, ek_object **replaced) {
+  bool found;
+  int code = 0;
+  ek_mutex_lock(&lock);
+  int64_t at = place(name, &found);
+  if (!found) {
+    code = insert(at, name, function);
+  } else if (override) {
+    *replaced = entries[at].function;
+    ek_retain(function);
+    entries[at].function = function;
+  } else {
+    code = ek_error("ValueError", "register function '%s': the name is taken", name);
+  }
+  ek_mutex_unlock(&lock);
+  return code;
+}
+
+/* Without memory for them a process starts without; they are looked up with an error then. */
+static void add_builtins(void) {
+  for (size_t i = 0; i < sizeof builtins / sizeof builtins[0]; i++) {
+    ek_object *function = NULL, *replaced = NULL;
+    if (ek_function_new(NULL, builtins[i].call, NULL, &function) != 0) continue;
+    set(builtins[i].name, function, 1, &replaced);
+    ek_object_release(function);
+  }
+}
+
+int ek_registry_set(const char *name, ek_object *function, int override) {
+  ek_object *replaced = NULL;
+  ek_call_once(&builtins_once, add_builtins);
+  if (!ek_is(function, EK_FUNCTION)) {
+    return ek_error("TypeError", "register function '%s': expected a function object", name);
+  }
+  if (name[0] == '\0') return ek_error("ValueError", "register function: the name is empty");
+  int code = set(name, function, override, &replaced);
+  ek_object_release(replaced);
+  return code;
+}
+
+ek_object *ek_registry_get(const char *name) {
+  bool found;
+  ek_object *function = NULL;
+  ek_call_once(&builtins_once, add_builtins);
+  ek_mutex_lock(&lock);
+  int64_t at = place(name, &found);
+  if (found) {
+    function = entries[at].function;
+    ek_retain(function);
+  }
+  ek_mutex_unlock(&lock);
+  return function;
+}
+
+int ek_registry_remove(const char *name) {
+  bool found;
+  entry old = {NULL, NULL};
+  ek_call_once(&builtins_once, add_builtins);
+  ek_mutex_lock(&lock);
+  int64_t at = place(name, &found);
+  if (found) {
+    old = entries[at];
+    entry_count--;
+    memmove(&entries[at], &entries[at + 1], (size_t)(entry_count - at) * sizeof(entry));
+  }
+  ek_mutex_unlock(&lock);
+  ek_object_release(old.function);
+  ek_free(old.name);
+  return found ? 1 : 0;
+}
+
+int ek_registry_names(ek_object **out) {
+  ek_call_once(&builtins_once, add_builtins);
+  ek_mutex_lock(&lock);
+  ek_array *array = ek_array_alloc(entry_count);
+  int code = array == NULL ? -1 : 0;
+  for (int64_t i = 0; code == 0 && i < entry_count; i++) {
+    const char *name = entries[i].name;
+    code = ek_string_new(EK_STR, name, strlen(name), &array->data[i]);
+  }
+  ek_mutex_unlock(&lock);
+  if (code == 0) *out = &array->base;
+  else if (array != NULL) ek_release(&array->base);
+  return code;
+}

@@ -1,0 +1,100 @@
+/* What compiled code may import, and the scratch memory that is one of these services. */
+#include "ek_internal.h"
+
+/* Errors ---------------------------------------------------------------------------------------- */
+
+int ek_kernel_error(const char *kind, const char *message) { return ek_error(kind, "%s", message); }
+
+/* Workspace --------------------------------------------------------------------------------------
+**
+** Each thread has a stack of chunks, each a stack of blocks. A chunk that empties goes back to the pool
+** unless it is the last one, which is kept for the next call. */
+
+enum { LINE = 64, CHUNK_SIZE = 1 << 20 };
+
+typedef struct chunk {         /* starts the chunk, in a cache line of its own */
+  struct chunk *below;
+  size_t actual;
+  size_t top;                  /* offset of the first free byte */
+} chunk;
+
+typedef struct block {         /* in the cache line before each block */
+  chunk *in;
+  size_t old_top;
+} block;
+
+static EK_THREAD_LOCAL chunk *current;
+static EK_THREAD_LOCAL bool is_registered;
+
+static void pop_chunk(void) {
+  chunk *empty = current;
+  current = empty->below;
+  ek_buffer_free(empty, empty->actual);
+}
+
+static void drop_workspace(void) {
+  while (current != NULL) pop_chunk();
+  is_registered = false;
+}
+
+static chunk *push_chunk(size_t needed) {
+  size_t actual;
+  if (current != NULL && current->top == LINE) pop_chunk();
+  chunk *fresh = ek_buffer_alloc(needed + LINE > CHUNK_SIZE ? needed + LINE : CHUNK_SIZE, &actual);
+  if (fresh == NULL) return NULL;
+  *fresh = (chunk){current, actual, LINE};
+  current = fresh;
+  if (!is_registered) ek_thread_on_exit(drop_workspace);
+  is_registered = true;
+  return fresh;
+}
+
+void *ek_workspace_alloc(int64_t nbytes) {
+  if (nbytes < 0 || nbytes > PTRDIFF_MAX / 4) {
+    ek_error("MemoryError", "allocate workspace: the size must be in range, got %lld",
+             (long long)nbytes);
+    return NULL;
+  }
+  size_t needed = LINE + ((size_t)nbytes + LINE - 1) / LINE * LINE;
+  chunk *in = current;
+  if (in == NULL || in->actual - in->top < needed) in = push_chunk(needed);
+  if (in == NULL) {
+    ek_error_memory((size_t)nbytes);
+    return NULL;
+  }
+  char *at = (char *)in + in->top;
+  *(block *)(void *)at = (block){in, in->top};
+  in->top += needed;
+  return at + LINE;
+}
+
+void ek_workspace_free(void *memory) {
+  if (memory == NULL) return;
+  block *freed = (block *)(void *)((char *)memory - LINE);
+  chunk *in = freed->in;
+  assert(in == current && freed->old_top < in->top && "freed out of order, or on another thread");
+  in->top = freed->old_top;
+  if (in->top == LINE && in->below != NULL) pop_chunk();
+}
+
+/* The table ------------------------------------------------------------------------------------- */
+
+static const struct {
+  const char *name;
+  ek_address address;
+} services[] = {
+    {"ek_kernel_error", (ek_address)ek_kernel_error},
+    {"ek_parallel_for", (ek_address)ek_parallel_for},
+    {"ek_workspace_alloc", (ek_address)ek_workspace_alloc},
+    {"ek_workspace_free", (ek_address)ek_workspace_free},
+    {"memcpy", (ek_address)memcpy},
+    {"memmove", (ek_address)memmove},
+    {"memset", (ek_address)memset},
+};
+
+ek_address ek_service(const char *name) {
+  for (size_t i = 0; i < sizeof services / sizeof services[0]; i++) {
+    if (strcmp(services[i].name, name) == 0) return services[i].address;
+  }
+  return NULL;
+}
