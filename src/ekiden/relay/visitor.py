@@ -244,7 +244,7 @@ def post_order_after(root: Expr, known: Mapping[Expr, object], into_functions: b
 class _Substitution(ExprMutator):
     def __init__(self, mapping: Mapping[Var, Expr]) -> None:
         super().__init__()
-        self.memo.update(mapping)
+        self.memo.update(mapping.items())
 
 
 def bind(expr: Expr, mapping: Mapping[Var, Expr]) -> Expr:

@@ -1,0 +1,495 @@
+"""Type inference: unification plus the relations of operators.
+
+One walk in the order of evaluation gives each expression its type. An operator whose argument types are still open waits in a
+queue until they are solved. Expressions that have a checked type keep it, so that inference after a pass costs what the pass
+changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from ekiden.ir.expr import BaseFunc, GlobalVar
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import OPS, Op
+from ekiden.ir.prim import PrimExpr, SizeVar, const
+from ekiden.ir.prim import Var as PrimVar
+from ekiden.ir.text import type_text
+from ekiden.ir.type import (
+    FuncType,
+    IncompleteType,
+    RelayRefType,
+    TensorType,
+    TupleType,
+    Type,
+    TypeCall,
+)
+from ekiden.relay.expr import (
+    Call,
+    Clause,
+    Constant,
+    Constructor,
+    Expr,
+    Function,
+    If,
+    Let,
+    Match,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    PatternVar,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+    TypeData,
+    Var,
+)
+from ekiden.relay.unify import Mismatch, Unifier, match_dims, size_vars, substitute_dims
+from ekiden.relay.visitor import CHILDREN, has_holes, post_order
+from ekiden.runtime.errors import TypeInferenceError
+
+_UNIT = TupleType(())
+_BOOL = TensorType((), "bool")
+
+Step = Expr | tuple[Callable[[Expr], None], Expr]
+"""Work on the stack: an expression to open, or an action on one whose parts are done."""
+
+
+def infer_type(module: IRModule) -> IRModule:
+    """Set the checked type of every expression of the module's Relay functions, and return the module.
+
+    Raises TypeInferenceError naming the place, what was expected and what came.
+    """
+    run = _Inference(module)
+    for name in _callees_first(module):
+        run.function(name)
+    run.finish()
+    return module
+
+
+def infer_expr_type(expr: Expr, module: IRModule | None = None) -> Type:
+    """The type of an expression whose free variables have annotations or checked types; sets checked types on the way."""
+    run = _Inference(module or IRModule())
+    run.walk(expr)
+    run.finish()
+    return expr.checked_type
+
+
+def _callees_first(module: IRModule) -> list[GlobalVar]:
+    """The Relay functions so that, outside of cycles, a function comes after those it names."""
+    functions = {g: f for g, f in module.functions.items() if isinstance(f, Function)}
+    if len(functions) < 2 or all(_signature(f) is not None for f in functions.values()):
+        return list(functions)
+    order: dict[GlobalVar, None] = {}
+    opened: set[GlobalVar] = set()
+    stack = [(g, False) for g in reversed(functions)]
+    while stack:
+        name, expanded = stack.pop()
+        if expanded:
+            order[name] = None
+        elif name not in opened:
+            opened.add(name)
+            stack.append((name, True))
+            used = post_order(functions[name], into_functions=True)
+            stack.extend((g, False) for g in used if isinstance(g, GlobalVar) and g in functions)
+    return list(order)
+
+
+def _signature(function: Function) -> FuncType | None:
+    """The type of a function whose parameters and result are annotated in full."""
+    kinds = [p.type_annotation for p in function.params]
+    written = [*kinds, function.ret_type]
+    if any(k is None or has_holes(k) for k in written):
+        return None
+    assert function.ret_type is not None
+    return FuncType(tuple(k for k in kinds if k is not None), function.ret_type, function.type_params)
+
+
+def _place(expr: Expr) -> str:
+    return f", at {expr.span}" if expr.span is not None else ""
+
+
+class _Inference:
+    """The state of inference over one module."""
+
+    def __init__(self, module: IRModule) -> None:
+        self.module = module
+        self.unifier = Unifier()
+        self.types: dict[Expr, Type] = {}
+        self.waiting: list[Expr] = []
+        self.rigid: set[SizeVar] = set()
+        """Named dimensions of the function being inferred: its callees may not choose them."""
+
+    # Walking
+
+    def function(self, name: GlobalVar) -> None:
+        """Infer one global function."""
+        function = self.module[name]
+        assert isinstance(function, Function)
+        self.rigid = set(size_vars(p.type_annotation for p in function.params if p.type_annotation is not None))
+        self._global(name)
+        self.walk(function)
+        self._solve_waiting()
+        self._agree(self.types[name], self.type_of(function), name, f"function @{name.name_hint}")
+        self.types[name] = self.unifier.resolve(self.type_of(function))
+
+    def walk(self, root: Expr) -> None:
+        """Give every expression below root a type, without recursion."""
+        stack: list[Step] = [root]
+        types = self.types
+        atoms = _ATOMS
+        opened: set[Expr] = set()
+        while stack:
+            step = stack.pop()
+            if isinstance(step, tuple):
+                step[0](step[1])
+                continue
+            if step in types or step in opened:
+                continue
+            atom = atoms.get(type(step))
+            if atom is not None:
+                types[step] = atom(self, step)
+                continue
+            opened.add(step)
+            self._open(step, stack)
+
+    def _open(self, expr: Expr, stack: list[Step]) -> None:
+        match expr:
+            case Let():
+                self._announce(expr)
+                stack += ((self._close_let, expr), expr.body, (self._bind, expr), expr.value)
+            case Match():
+                stack.append((self._close, expr))
+                for clause in reversed(expr.clauses):
+                    stack.append(clause.rhs)
+                stack += ((self._bind_patterns, expr), expr.data)
+            case _ if type(expr) in _RULES:
+                stack.append((self._close, expr))
+                stack.extend(reversed(CHILDREN[type(expr)](expr)))
+            case _:
+                self.fail(expr, f"a {type(expr).__name__} is not a Relay expression")
+
+    def _close(self, expr: Expr) -> None:
+        known = expr.checked_type_or_none()
+        if known is not None:
+            self.types[expr] = known
+            return
+        found = _RULES[type(expr)](self, expr)
+        if found is None:
+            self.waiting.append(expr)
+            found = self.unifier.hole()
+        self.types[expr] = found
+
+    def _close_let(self, let: Expr) -> None:
+        assert isinstance(let, Let)
+        self.types[let] = self.type_of(let.body)
+
+    def type_of(self, expr: Expr) -> Type:
+        """The type found for an expression, at the top not a solved hole."""
+        kind = self.types[expr]
+        return self.unifier.shallow(kind) if type(kind) is IncompleteType else kind
+
+    # Names
+
+    def var(self, var: Expr) -> Type:
+        """A variable has its annotation, else the type found before, else a hole."""
+        assert isinstance(var, Var)
+        annotation = var.type_annotation
+        if annotation is None:
+            return var.checked_type_or_none() or self.unifier.hole()
+        if type(annotation) is not TensorType and has_holes(annotation):
+            self.unifier.has_holes = True
+        return annotation
+
+    def _announce(self, let: Let) -> None:
+        """Before its value: a function may call itself by the variable that it is bound to."""
+        if let.var.type_annotation is not None:
+            self.types[let.var] = self.var(let.var)
+        elif isinstance(let.value, Function):
+            self.types[let.var] = self._signature_with_holes(let.value)
+
+    def _signature_with_holes(self, function: Function) -> FuncType:
+        known = _signature(function)
+        if known is not None:
+            return known
+        for p in function.params:
+            if p not in self.types:
+                self.types[p] = self.var(p)
+        ret = function.ret_type if function.ret_type is not None else self.unifier.hole()
+        if has_holes(ret):
+            self.unifier.has_holes = True
+        return FuncType(tuple(self.types[p] for p in function.params), ret, function.type_params)
+
+    def _bind(self, let: Expr) -> None:
+        assert isinstance(let, Let)
+        value = self.type_of(let.value)
+        if let.var in self.types:
+            what = f"the value of %{let.var.name_hint}"
+            merged = self._agree(self.types[let.var], value, let, what)
+            self.types[let.var] = merged if let.var.type_annotation is None else self.types[let.var]
+        else:
+            self.types[let.var] = value
+
+    def _global(self, name: Expr) -> Type:
+        assert isinstance(name, GlobalVar)
+        if name not in self.types:
+            self.types[name] = self._global_type(name)
+        return self.types[name]
+
+    def _global_type(self, name: GlobalVar) -> Type:
+        function: BaseFunc | None = self.module.functions.get(name)
+        if function is None:
+            known = name.checked_type_or_none()
+            if known is None:
+                self.fail(name, f"@{name.name_hint} is not a function of the module")
+            return known
+        if isinstance(function, Function):
+            return self._signature_with_holes(function)
+        return _UNIT  # a kernel: it is called through vm.invoke_tvm_op, whose result does not depend on it
+
+    def constructor(self, constructor: Expr) -> Type:
+        """A constructor is a polymorphic function into its data type; one without fields too."""
+        assert isinstance(constructor, Constructor)
+        header = constructor.belong_to
+        data = self.module.type_definitions.get(header)
+        if not isinstance(data, TypeData):
+            self.fail(constructor, f"{constructor.name_hint}: the module has no type {header.name_hint}")
+        return FuncType(constructor.inputs, TypeCall(header, data.type_vars), data.type_vars)
+
+    def constant(self, constant: Expr) -> Type:
+        """A tensor of the array's shape."""
+        assert isinstance(constant, Constant)
+        known = constant.checked_type_or_none()
+        if known is not None:
+            return known
+        return TensorType(tuple(const(d) for d in constant.data.shape), str(constant.data.dtype))
+
+    def op(self, op: Expr) -> Type:
+        """Operators have relations, not types; the unit type stands in."""
+        return op.checked_type_or_none() or _UNIT
+
+    # One rule per expression: its type, or None to wait for open arguments
+
+    def tuple_(self, expr: Tuple) -> Type:
+        """`(a, b): (A, B)`"""
+        return TupleType(tuple(map(self.type_of, expr.fields)))
+
+    def projection(self, expr: TupleGetItem) -> Type | None:
+        """`(a, b).0: A`"""
+        kind = self.type_of(expr.tuple_value)
+        if isinstance(kind, IncompleteType):
+            return None
+        if not isinstance(kind, TupleType):
+            self.fail(expr, f"field {expr.index}: expected a tuple, got {self.text(kind)}")
+        if not 0 <= expr.index < len(kind.fields):
+            self.fail(expr, f"field {expr.index}: the tuple has {len(kind.fields)}: {self.text(kind)}")
+        return kind.fields[expr.index]
+
+    def choice(self, expr: If) -> Type:
+        """Both branches have one type."""
+        self._agree(_BOOL, self.type_of(expr.cond), expr, "the condition of if")
+        return self._agree(self.type_of(expr.true_branch), self.type_of(expr.false_branch), expr, "the else branch of if")
+
+    def lambda_(self, expr: Function) -> Type:
+        """`fn (x: A) { b: B }: fn (A) -> B`"""
+        ret = self.type_of(expr.body)
+        if expr.ret_type is not None:
+            if has_holes(expr.ret_type):
+                self.unifier.has_holes = True
+            merged = self._agree(expr.ret_type, ret, expr, "the result of the function")
+            ret = merged if has_holes(expr.ret_type) else expr.ret_type
+        return FuncType(tuple(map(self.type_of, expr.params)), ret, expr.type_params)
+
+    def ref_create(self, expr: RefCreate) -> Type:
+        """`ref(a): ref(A)`"""
+        return RelayRefType(self.type_of(expr.value))
+
+    def ref_read(self, expr: RefRead) -> Type:
+        """`ref_read(r): A`"""
+        return self._referent(expr, expr.ref)
+
+    def ref_write(self, expr: RefWrite) -> Type:
+        """`ref_write(r, a): ()`"""
+        self._agree(self._referent(expr, expr.ref), self.type_of(expr.value), expr, "the value written")
+        return _UNIT
+
+    def _referent(self, expr: Expr, ref: Expr) -> Type:
+        kind = self.type_of(ref)
+        if isinstance(kind, RelayRefType):
+            return kind.value
+        value = self.unifier.hole()
+        self._agree(RelayRefType(value), kind, expr, "the reference")
+        return value
+
+    def match(self, expr: Match) -> Type:
+        """All right sides have one type."""
+        found: Type = self.unifier.hole()
+        for number, clause in enumerate(expr.clauses):
+            found = self._agree(found, self.type_of(clause.rhs), expr, f"clause {number} of match")
+        return found
+
+    def _bind_patterns(self, expr: Expr) -> None:
+        assert isinstance(expr, Match)
+        for clause in expr.clauses:
+            self._pattern(expr, clause, clause.lhs, self.type_of(expr.data))
+
+    def _pattern(self, at: Match, clause: Clause, pattern: Pattern, kind: Type) -> None:
+        match pattern:
+            case PatternVar(var=var):
+                self.types[var] = self._agree(self.var(var), kind, at, f"pattern %{var.name_hint}")
+            case PatternTuple(patterns=inner):
+                fields = tuple(self.unifier.hole() for _ in inner)
+                self._agree(TupleType(fields), kind, at, "a tuple pattern")
+                self._patterns(at, clause, inner, fields)
+            case PatternConstructor(constructor=made, patterns=inner):
+                whole = self.constructor(made)
+                assert isinstance(whole, FuncType)
+                one = self.unifier.instantiate(whole)
+                if len(inner) != len(one.arg_types):
+                    expected = f"expected {len(one.arg_types)} patterns, got {len(inner)}"
+                    self.fail(at, f"pattern {made.name_hint}: {expected}")
+                self._agree(kind, one.ret_type, at, f"pattern {made.name_hint}")
+                self._patterns(at, clause, inner, one.arg_types)
+
+    def _patterns(self, at: Match, clause: Clause, inner: tuple[Pattern, ...], kinds: tuple[Type, ...]) -> None:
+        for pattern, kind in zip(inner, kinds, strict=True):
+            self._pattern(at, clause, pattern, kind)
+
+    def call(self, expr: Call) -> Type | None:
+        """An operator's relation, or the instantiated type of what is called."""
+        if isinstance(expr.op, Op):
+            return self._operator(expr, expr.op.name)
+        callee = self.type_of(expr.op)
+        if isinstance(callee, FuncType):
+            return self._apply(expr, callee)
+        if not isinstance(callee, IncompleteType):
+            self.fail(expr, f"call of {self._name(expr.op)}: expected a function, got {self.text(callee)}")
+        result = self.unifier.hole()
+        self._agree(callee, FuncType(tuple(map(self.type_of, expr.args)), result), expr, f"call of {self._name(expr.op)}")
+        return result
+
+    def _operator(self, expr: Call, name: str) -> Type | None:
+        definition = OPS.get(name)
+        if definition is None:
+            self.fail(expr, f"{name}: no such operator")
+        if len(expr.args) != len(definition.arguments):
+            names = ", ".join(definition.arguments)
+            self.fail(expr, f"{name}: expected {len(definition.arguments)} arguments ({names}), got {len(expr.args)}")
+        kinds = [self.type_of(a) for a in expr.args]
+        if self.unifier.has_holes:
+            kinds = [self.unifier.resolve(k) for k in kinds]
+            if any(map(self.unifier.is_open, kinds)):
+                return None
+        try:
+            return definition.relation(kinds, expr.attrs)
+        except TypeInferenceError as error:
+            raise TypeInferenceError(f"{error}{_place(expr)}") from None
+
+    def _apply(self, expr: Call, callee: FuncType) -> Type:
+        name = self._name(expr.op)
+        if len(callee.arg_types) != len(expr.args):
+            self.fail(expr, f"call of {name}: expected {len(callee.arg_types)} arguments, got {len(expr.args)}")
+        try:
+            one = self.unifier.instantiate(callee, expr.type_args)
+        except Mismatch as error:
+            self.fail(expr, f"call of {name}: {error}")
+        kinds = [self.unifier.resolve(self.type_of(a)) for a in expr.args]
+        dims = self._dims(expr, one, kinds)
+        for number, (param, kind) in enumerate(zip(one.arg_types, kinds, strict=True)):
+            self._agree(substitute_dims(param, dims), kind, expr, f"argument {number} of {name}")
+        return substitute_dims(one.ret_type, dims)
+
+    def _dims(self, expr: Call, callee: FuncType, kinds: list[Type]) -> dict[PrimVar, PrimExpr]:
+        """What the callee's own named dimensions are in this call."""
+        dims: dict[PrimVar, PrimExpr] = {}
+        flexible = set(size_vars(callee.arg_types))
+        if not isinstance(expr.op, GlobalVar):
+            flexible -= self.rigid
+        if flexible:
+            for param, kind in zip(callee.arg_types, kinds, strict=True):
+                match_dims(param, kind, flexible, dims)
+        return {v: d for v, d in dims.items() if v is not d}
+
+    # Ends
+
+    def _solve_waiting(self) -> None:
+        """Retry what waits, in order, for as long as something is solved."""
+        while self.waiting:
+            before, self.waiting = self.waiting, []
+            for expr in before:
+                found = _RULES[type(expr)](self, expr)
+                if found is None:
+                    self.waiting.append(expr)
+                else:
+                    self._agree(self.types[expr], found, expr, "the result")
+            if len(self.waiting) == len(before):
+                return
+
+    def finish(self) -> None:
+        """Write the types down. Raises TypeInferenceError for what is still unknown."""
+        self._solve_waiting()
+        resolve, is_open = self.unifier.resolve, self.unifier.is_open
+        holes = self.unifier.has_holes
+        for expr, kind in self.types.items():
+            if holes:
+                kind = resolve(kind)
+                if is_open(kind):
+                    self._report_open(expr, kind)
+            if expr.checked_type_or_none() is not kind:
+                expr.set_checked_type(kind)
+
+    def _report_open(self, expr: Expr, kind: Type) -> NoReturn:
+        for each in self.types:
+            if isinstance(each, Var) and each.type_annotation is None and self.unifier.is_open(self.types[each]):
+                expr, kind = each, self.types[each]
+                break
+        self.fail(expr, f"cannot infer the type of {self._name(expr)}: found {self.text(kind)}; annotate it")
+
+    def _agree(self, expected: Type, got: Type, at: Expr, what: str) -> Type:
+        try:
+            return self.unifier.unify(expected, got)
+        except Mismatch as error:
+            reason = f" ({error})" if str(error) else ""
+        self.fail(at, f"{what}: expected {self.text(expected)}, got {self.text(got)}{reason}")
+
+    def fail(self, at: Expr, message: str) -> NoReturn:
+        """Raise TypeInferenceError with the place of an expression."""
+        raise TypeInferenceError(message + _place(at))
+
+    def text(self, kind: Type) -> str:
+        """A type for a message."""
+        return type_text(self.unifier.resolve(kind))
+
+    def _name(self, expr: Expr) -> str:
+        match expr:
+            case Var(name_hint=name):
+                return f"%{name}"
+            case GlobalVar(name_hint=name):
+                return f"@{name}"
+            case Constructor(name_hint=name):
+                return name
+            case _:
+                return f"a {type(expr).__name__}"
+
+
+_ATOMS: Mapping[type, Callable[[_Inference, Expr], Type]] = {
+    Var: _Inference.var,
+    GlobalVar: _Inference._global,
+    Constant: _Inference.constant,
+    Op: _Inference.op,
+    Constructor: _Inference.constructor,
+}
+_RULES: Mapping[type, Callable[..., Type | None]] = {
+    Call: _Inference.call,
+    Tuple: _Inference.tuple_,
+    TupleGetItem: _Inference.projection,
+    If: _Inference.choice,
+    Function: _Inference.lambda_,
+    RefCreate: _Inference.ref_create,
+    RefRead: _Inference.ref_read,
+    RefWrite: _Inference.ref_write,
+    Match: _Inference.match,
+}

@@ -1,0 +1,186 @@
+"""Unification of Relay types: holes, dimensions, and the instantiation of polymorphic functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ekiden.arith import prove_equal, simplify, substitute
+from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, Var
+from ekiden.ir.type import (
+    FuncType,
+    IncompleteType,
+    RelayRefType,
+    TensorType,
+    TupleType,
+    Type,
+    TypeCall,
+    TypeVar,
+)
+from ekiden.relay.visitor import map_type, type_post_order
+
+Dims = Mapping[Var, PrimExpr]
+
+
+class Mismatch(Exception):
+    """Two types do not agree; the caller knows where and says so. The text, if any, is the reason."""
+
+
+def size_vars(kinds: Iterable[Type]) -> list[SizeVar]:
+    """The named dimensions that are a dimension by themselves in the tensors of some types, in order."""
+    found: dict[SizeVar, None] = {}
+    for kind in kinds:
+        for at in type_post_order(kind):
+            if isinstance(at, TensorType):
+                found.update((d, None) for d in at.shape if isinstance(d, SizeVar))
+    return list(found)
+
+
+def substitute_dims(kind: Type, dims: Dims) -> Type:
+    """A type with named dimensions replaced, and the results simplified."""
+    if not dims:
+        return kind
+
+    def replace(at: Type) -> Type:
+        if not isinstance(at, TensorType):
+            return at
+        shape = tuple(d if isinstance(d, IntImm) else simplify(substitute(d, dims)) for d in at.shape)
+        return at if all(a is b for a, b in zip(shape, at.shape, strict=True)) else TensorType(shape, at.dtype)
+
+    return map_type(kind, replace)
+
+
+def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """The dimension that two equal dimensions are; `?` if one is unknown. Raises Mismatch when they are known to differ.
+
+    Of two compound expressions that cannot be decided, the first is taken: the run time checks them.
+    """
+    if a is b or isinstance(a, AnyDim):
+        return a
+    if isinstance(b, AnyDim):
+        return b
+    if isinstance(a, IntImm) and isinstance(b, IntImm):
+        if a.value != b.value:
+            raise Mismatch
+        return a
+    if prove_equal(a, b):
+        return a
+    if isinstance(a, (IntImm, Var)) and isinstance(b, (IntImm, Var)) or isinstance(simplify(a - b), IntImm):
+        raise Mismatch
+    return a
+
+
+class Unifier:
+    """A substitution of holes (IncompleteType) by types, grown by `unify`."""
+
+    def __init__(self) -> None:
+        self.solved: dict[IncompleteType, Type] = {}
+        self.has_holes = False
+
+    def hole(self) -> IncompleteType:
+        """A new unknown type."""
+        self.has_holes = True
+        return IncompleteType()
+
+    def shallow(self, kind: Type) -> Type:
+        """What a type is at the top: follows solved holes."""
+        while isinstance(kind, IncompleteType):
+            found = self.solved.get(kind)
+            if found is None:
+                return kind
+            kind = found
+        return kind
+
+    def resolve(self, kind: Type) -> Type:
+        """A type with all solved holes replaced."""
+        if not self.has_holes or type(kind) is TensorType:
+            return kind
+
+        def replace(at: Type) -> Type:
+            if isinstance(at, IncompleteType):
+                found = self.shallow(at)
+                return found if found is at else self.resolve(found)
+            return at
+
+        return map_type(kind, replace)
+
+    def is_open(self, kind: Type) -> bool:
+        """Whether unsolved holes remain in a type."""
+        if not self.has_holes or type(kind) is TensorType:
+            return False
+        return any(isinstance(t, IncompleteType) for t in type_post_order(self.resolve(kind)))
+
+    def unify(self, a: Type, b: Type) -> Type:
+        """The type that both are. Raises Mismatch. Recursion is over the depth of types only."""
+        a, b = self.shallow(a), self.shallow(b)
+        if a is b:
+            return a
+        if isinstance(a, IncompleteType):
+            return self._solve(a, b)
+        if isinstance(b, IncompleteType):
+            return self._solve(b, a)
+        match a, b:
+            case TensorType(), TensorType():
+                return self._tensors(a, b)
+            case TupleType(fields=xs), TupleType(fields=ys) if len(xs) == len(ys):
+                return TupleType(self._all(xs, ys))
+            case FuncType(), FuncType() if len(a.arg_types) == len(b.arg_types):
+                return self._functions(a, b)
+            case TypeCall(func=f, args=xs), TypeCall(func=g, args=ys) if len(xs) == len(ys):
+                return TypeCall(self.unify(f, g), self._all(xs, ys))
+            case RelayRefType(value=x), RelayRefType(value=y):
+                return RelayRefType(self.unify(x, y))
+        if type(a) is type(b) and not a.__slots__:
+            return a
+        raise Mismatch
+
+    def _all(self, xs: tuple[Type, ...], ys: tuple[Type, ...]) -> tuple[Type, ...]:
+        return tuple(self.unify(x, y) for x, y in zip(xs, ys, strict=True))
+
+    def _tensors(self, a: TensorType, b: TensorType) -> TensorType:
+        if a.dtype != b.dtype or len(a.shape) != len(b.shape):
+            raise Mismatch
+        shape = tuple(map(unify_dim, a.shape, b.shape))
+        return a if all(x is y for x, y in zip(shape, a.shape, strict=True)) else TensorType(shape, a.dtype)
+
+    def _functions(self, a: FuncType, b: FuncType) -> FuncType:
+        if len(a.type_params) != len(b.type_params):
+            raise Mismatch
+        if a.type_params:
+            renamed = dict(zip(b.type_params, a.type_params, strict=True))
+            b = FuncType(
+                tuple(_replace_vars(t, renamed) for t in b.arg_types), _replace_vars(b.ret_type, renamed), a.type_params
+            )
+        return FuncType(self._all(a.arg_types, b.arg_types), self.unify(a.ret_type, b.ret_type), a.type_params)
+
+    def _solve(self, hole: IncompleteType, kind: Type) -> Type:
+        resolved = self.resolve(kind)
+        if any(t is hole for t in type_post_order(resolved)):
+            raise Mismatch("the type would contain itself")
+        self.solved[hole] = resolved
+        return resolved
+
+    def instantiate(self, kind: FuncType, type_args: tuple[Type, ...] = ()) -> FuncType:
+        """The type of one use of a polymorphic function: its type parameters become `type_args`, or new holes."""
+        if not kind.type_params:
+            return kind
+        if type_args and len(type_args) != len(kind.type_params):
+            raise Mismatch(f"expected {len(kind.type_params)} type arguments, got {len(type_args)}")
+        args = type_args or tuple(self.hole() for _ in kind.type_params)
+        new: dict[TypeVar, Type] = dict(zip(kind.type_params, args, strict=True))
+        return FuncType(tuple(_replace_vars(t, new) for t in kind.arg_types), _replace_vars(kind.ret_type, new))
+
+
+def _replace_vars(kind: Type, new: Mapping[TypeVar, Type]) -> Type:
+    return map_type(kind, lambda t: new.get(t, t) if isinstance(t, TypeVar) else t)
+
+
+def match_dims(param: Type, arg: Type, flexible: set[SizeVar], dims: dict[Var, PrimExpr]) -> None:
+    """Bind the flexible named dimensions of a parameter's type to the dimensions of an argument's type."""
+    if isinstance(param, TensorType) and isinstance(arg, TensorType):
+        if len(param.shape) == len(arg.shape):
+            for p, a in zip(param.shape, arg.shape, strict=True):
+                if isinstance(p, SizeVar) and p in flexible and (p not in dims or isinstance(dims[p], AnyDim)):
+                    dims[p] = a
+    elif isinstance(param, TupleType) and isinstance(arg, TupleType):
+        for x, y in zip(param.fields, arg.fields, strict=False):
+            match_dims(x, y, flexible, dims)
