@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import ClassVar, Union
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.node import Node, node
+from ekiden.ir.node import Node, ignored, node
 
 ExprLike = Union["PrimExpr", int, float, bool]
 
@@ -97,7 +97,9 @@ class Var(PrimExpr):
 
 @node("tir.SizeVar")
 class SizeVar(Var):
-    """A named dimension: a variable known to be >= 0 (`batch`, `sequence_length`)."""
+    """A named dimension: a variable known to be >= 0 (`batch`, `sequence_length`), and <= `upper` where that is given."""
+
+    upper: int | None = ignored()
 
 
 @node("ir.IntImm")
@@ -406,7 +408,8 @@ def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
     if isinstance(a, (IntImm, FloatImm)) and isinstance(b, (IntImm, FloatImm)):
         if not (kind in (Div, FloorDiv, FloorMod) and b.value == 0):
             return const(kind.fold(a.value, b.value), result)
-    return _absorb(kind, a, b) or kind(a, b, result)
+    absorbed = _absorb(kind, a, b)
+    return kind(a, b, result) if absorbed is None else absorbed
 
 
 def _absorb(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:

@@ -1,0 +1,542 @@
+"""Integer analysis: a normal form, bounds and proofs for the expressions of shapes and indices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ekiden.arith import poly
+from ekiden.arith.poly import ONE, Key, Monomial, Poly
+from ekiden.ir import prim
+from ekiden.ir.prim import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    NE,
+    Add,
+    And,
+    AnyDim,
+    BinaryExpr,
+    Cast,
+    Div,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Intrinsic,
+    Max,
+    Min,
+    Mul,
+    Not,
+    Or,
+    PrimExpr,
+    Select,
+    SizeVar,
+    Sub,
+    Var,
+    binary,
+    const,
+)
+from ekiden.ir.prim_visitor import children, literals, post_order, rebuild
+
+Bound: TypeAlias = float
+"""An int, or an infinity."""
+Interval: TypeAlias = tuple[Bound, Bound]
+
+EVERYTHING: Interval = (-math.inf, math.inf)
+_DEPTH = 6
+"""How many variables with symbolic ranges a proof may replace."""
+
+
+def _times(a: Bound, b: Bound) -> Bound:
+    return 0 if a == 0 or b == 0 else a * b
+
+
+def _interval_product(x: Interval, y: Interval) -> Interval:
+    corners = [_times(a, b) for a in x for b in y]
+    return min(corners), max(corners)
+
+
+class _Atom:
+    """Something the normal form does not look into: a variable, a quotient, a load."""
+
+    __slots__ = ("bound", "divisor", "expr", "numerator", "order")
+
+    def __init__(self, expr: PrimExpr, bound: Interval, order: tuple[object, ...]) -> None:
+        self.expr = expr
+        self.bound = bound
+        self.order = order
+        self.numerator: Key | None = None
+        self.divisor: int = 0
+
+
+class Analyzer:
+    """Simplifies and proves under what was said of variables. SizeVars are >= 0; others are anything until bound."""
+
+    def __init__(self) -> None:
+        self._atoms: list[_Atom] = []
+        self._numbers: dict[object, int] = {}
+        self._ranges: dict[int, tuple[Poly, Poly]] = {}
+        self._memo: dict[int, Poly] = {}
+        self._alive: list[PrimExpr] = []
+
+    def bind(self, var: Var, minimum: prim.ExprLike, extent: prim.ExprLike) -> None:
+        """Say that minimum <= var < minimum + extent. Earlier results about the variable are forgotten."""
+        low = self._poly(prim.convert(minimum, "int64"))
+        high = poly.add(poly.add(low, self._poly(prim.convert(extent, "int64"))), poly.constant(-1))
+        if ("var", id(var)) in self._numbers:
+            self._memo.clear()
+            self._alive.clear()
+        number = self._variable(var)
+        self._ranges[number] = (low, high)
+        self._atoms[number].bound = (self._bound(low)[0], self._bound(high)[1])
+
+    def simplify(self, expr: PrimExpr) -> PrimExpr:
+        """An equal expression in normal form: equal linear expressions get the same form."""
+        if isinstance(expr, (Var, IntImm)):
+            return expr
+        return self._emit(self._poly(expr), expr.dtype)
+
+    def can_prove(self, condition: PrimExpr) -> bool:
+        """Whether a bool is known to be true."""
+        return poly.constant_of(self._poly(condition)) == 1
+
+    def can_prove_equal(self, a: PrimExpr, b: PrimExpr) -> bool:
+        """Whether two integers are known to be equal. Nothing is ever known of `AnyDim`."""
+        difference = poly.add(self._poly(a), self._poly(b), -1)
+        return not difference and not any(isinstance(e, AnyDim) for e in post_order(a, b))
+
+    def const_int_bound(self, expr: PrimExpr) -> Interval:
+        """(lowest, highest) possible value, infinite where not known."""
+        return self._bound(self._poly(expr))
+
+    def modular_set(self, expr: PrimExpr) -> tuple[int, int]:
+        """(coeff, base): the value is always coeff * something + base; coeff 0 for a constant."""
+        p = self._poly(expr)
+        coeff = poly.content(p)
+        base = p.get(ONE, 0)
+        return (coeff, base % coeff) if coeff else (0, base)
+
+    def coefficient(self, expr: PrimExpr, var: Var) -> int | None:
+        """c if expr is c * var + (something without var), c a number; else None."""
+        p = self._poly(expr)
+        number = self._variable(var)
+        scale = 0
+        for monomial, coefficient in p.items():
+            if monomial == (number,):
+                scale = coefficient
+            elif any(a == number or self._mentions(a, number) for a in monomial):
+                return None
+        return scale
+
+    def _mentions(self, atom: int, variable: int) -> bool:
+        wanted = self._atoms[variable].expr
+        expr = self._atoms[atom].expr
+        return not isinstance(expr, Var) and any(e is wanted for e in post_order(expr))
+
+    # The normal form.
+
+    def _poly(self, expr: PrimExpr) -> Poly:
+        found = self._memo.get(id(expr))
+        if found is not None:
+            return found
+        for each in post_order(expr):
+            if id(each) not in self._memo:
+                self._memo[id(each)] = self._node(each)
+                self._alive.append(each)
+        return self._memo[id(expr)]
+
+    def _node(self, expr: PrimExpr) -> Poly:
+        if isinstance(expr, IntImm):
+            return poly.constant(int(expr.value))
+        if isinstance(expr, Var):
+            return {(self._variable(expr),): 1}
+        rule = _RULES.get(type(expr))
+        if rule is not None and _is_index(expr):
+            return rule(self, expr)
+        return self._opaque(expr)
+
+    def _variable(self, var: Var) -> int:
+        bound = (0, math.inf if var.upper is None else var.upper) if isinstance(var, SizeVar) else EVERYTHING
+        return self._number(("var", id(var)), lambda: var, bound, (0, var.name))
+
+    def _number(self, key: object, make: Callable[[], PrimExpr], bound: Interval, order: tuple[object, ...]) -> int:
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = len(self._atoms)
+            self._atoms.append(_Atom(make(), bound, order))
+        return found
+
+    def _opaque(self, expr: PrimExpr) -> Poly:
+        """A node of another kind, over simplified children."""
+        inside = children(expr)
+        polys = [self._memo[id(c)] for c in inside]
+        literal = tuple(id(v) if not isinstance(v, (str, int, float)) else v for v in literals(expr))
+        if isinstance(expr, BinaryExpr):
+            literal = (expr.a.dtype, expr.dtype)
+        key = (type(expr), literal, *(poly.key(p) for p in polys), id(expr) if isinstance(expr, AnyDim) else 0)
+
+        def make() -> PrimExpr:
+            return rebuild(expr, [self._emit(p, c.dtype) for p, c in zip(polys, inside, strict=True)])
+
+        if key not in self._numbers:
+            made = make()
+            if isinstance(made, IntImm):
+                return poly.constant(int(made.value))
+            return {(self._number(key, lambda: made, _natural_bound(expr), (1, type(expr).__name__)),): 1}
+        return {(self._numbers[key],): 1}
+
+    def _emit(self, p: Poly, dtype: str) -> PrimExpr:
+        number = poly.constant_of(p)
+        if number is not None:
+            return const(number, dtype)
+        atoms = self._atoms
+        terms = sorted((m for m in p if m), key=lambda m: ([atoms[a].order for a in m], m))
+        terms.sort(key=lambda m: p[m] < 0)
+        total: PrimExpr | None = None
+        for monomial in terms:
+            total = _accumulate(total, self._product(monomial), p[monomial])
+        assert total is not None
+        offset = p.get(ONE, 0)
+        return total + offset if offset >= 0 else total - -offset
+
+    def _product(self, monomial: Monomial) -> PrimExpr:
+        total = self._atoms[monomial[0]].expr
+        for atom in monomial[1:]:
+            total = total * self._atoms[atom].expr
+        return total
+
+    # Bounds and proofs.
+
+    def _bound(self, p: Poly) -> Interval:
+        low: Bound = 0
+        high: Bound = 0
+        for monomial, coefficient in p.items():
+            term: Interval = (coefficient, coefficient)
+            for atom in monomial:
+                term = _interval_product(term, self._atoms[atom].bound)
+            low, high = low + term[0], high + term[1]
+        return low, high
+
+    def _nonnegative(self, p: Poly, depth: int = _DEPTH) -> bool:
+        """Whether p >= 0 is known: by constant bounds, or after replacing ranged variables by their ends."""
+        if self._bound(p)[0] >= 0:
+            return True
+        if depth == 0 or not self._ranges:
+            return False
+        inside = {a for m in p for a in m if a in self._ranges}
+        for atom in sorted(inside, reverse=True):
+            replaced = self._at_worst(p, atom)
+            if replaced is not None:
+                return self._nonnegative(replaced, depth - 1)
+        return False
+
+    def _at_worst(self, p: Poly, atom: int) -> Poly | None:
+        """p with a ranged variable at the end where p is lowest; None if p is not known monotonic in it."""
+        slope: Poly = {}
+        rest: Poly = {}
+        for monomial, coefficient in p.items():
+            if atom in monomial:
+                left = list(monomial)
+                left.remove(atom)
+                slope[tuple(left)] = coefficient
+            else:
+                rest[monomial] = coefficient
+        if any(atom in m for m in slope) or any(self._mentions(a, atom) for m in p for a in m):
+            return None
+        low, high = self._bound(slope)
+        if low >= 0 or high <= 0:
+            end = self._ranges[atom][0 if low >= 0 else 1]
+            return poly.add(rest, poly.multiply(slope, end))
+        return None
+
+    def _decide(self, kind: type[BinaryExpr], p: Poly) -> bool | None:
+        """Whether `p kind 0` is known."""
+        low, high = self._bound(p)
+        if kind in (EQ, NE):
+            if low > 0 or high < 0 or not p or self._never_zero(p):
+                return (kind is EQ) == (not p)
+            return None
+        if kind in (GT, GE):
+            p, kind = {m: -c for m, c in p.items()}, LT if kind is GT else LE
+        if self._nonnegative(poly.add(poly.constant(-1 if kind is LT else 0), p, -1)):
+            return True
+        return False if self._nonnegative(poly.add(p, poly.constant(0 if kind is LT else -1))) else None
+
+    def _never_zero(self, p: Poly) -> bool:
+        coeff = poly.content(p)
+        return bool(coeff) and p.get(ONE, 0) % coeff != 0
+
+    # Rules per node. Each gives the normal form of a node whose children have theirs.
+
+    def _of(self, expr: PrimExpr) -> Poly:
+        return self._memo[id(expr)]
+
+    def _add(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, Add)
+        return self._recombine(poly.add(self._of(e.a), self._of(e.b)))
+
+    def _sub(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, Sub)
+        return self._recombine(poly.add(self._of(e.a), self._of(e.b), -1))
+
+    def _mul(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, Mul)
+        return poly.multiply(self._of(e.a), self._of(e.b))
+
+    def _recombine(self, p: Poly) -> Poly:
+        """(x // c) * c + x % c -> x"""
+        for monomial, scale in p.items():
+            if len(monomial) != 1:
+                continue
+            atom = self._atoms[monomial[0]]
+            if atom.numerator is None or not isinstance(atom.expr, FloorMod):
+                continue
+            quotient = self._numbers.get((FloorDiv, atom.numerator, atom.divisor))
+            if quotient is not None and p.get((quotient,)) == scale * atom.divisor:
+                rest = {m: c for m, c in p.items() if m not in (monomial, (quotient,))}
+                return self._recombine(poly.add(rest, dict(atom.numerator), scale))
+        return p
+
+    def _div(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, Div)
+        a, b = self._of(e.a), self._of(e.b)
+        if self._bound(a)[0] >= 0 and self._bound(b)[0] >= 0:
+            return self._divide(a, b, e.dtype)
+        return self._opaque(e)
+
+    def _floordiv(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, FloorDiv)
+        return self._divide(self._of(e.a), self._of(e.b), e.dtype)
+
+    def _floormod(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, FloorMod)
+        return self._modulo(self._of(e.a), self._of(e.b), e.dtype)
+
+    def _divide(self, p: Poly, d: Poly, dtype: str) -> Poly:
+        divisor = poly.constant_of(d)
+        if divisor is not None and divisor > 0:
+            quotient, rest = poly.split(p, divisor)
+            return poly.add(quotient, self._small_quotient(rest, divisor, dtype))
+        parts = poly.split_symbolic(p, d)
+        if parts is None or divisor is not None:
+            return self._quotient_atom(FloorDiv, p, d, dtype)
+        quotient, rest = parts
+        if self._within(rest, d):
+            return quotient
+        return poly.add(quotient, self._quotient_atom(FloorDiv, rest, d, dtype))
+
+    def _within(self, p: Poly, d: Poly) -> bool:
+        """Whether 0 <= p < d is known."""
+        if not p:
+            return True
+        return self._nonnegative(p) and self._nonnegative(poly.add(poly.add(d, p, -1), poly.constant(-1)))
+
+    def _small_quotient(self, p: Poly, divisor: int, dtype: str) -> Poly:
+        """p // divisor, nothing in p being divisible."""
+        low, high = self._bound(p)
+        if low > -math.inf and high < math.inf and low // divisor == high // divisor:
+            return poly.constant(int(low // divisor))
+        if self._within(p, poly.constant(divisor)):
+            return {}
+        common = math.gcd(poly.content(p), divisor)
+        if common > 1:
+            return self._small_quotient(poly.split(p, common)[0], divisor // common, dtype)
+        nested = self._as_quotient(p)
+        if nested is not None:
+            return self._divide(dict(nested[0]), poly.constant(nested[1] * divisor), dtype)
+        return self._quotient_atom(FloorDiv, p, poly.constant(divisor), dtype)
+
+    def _as_quotient(self, p: Poly) -> tuple[Key, int] | None:
+        """(x, c) if p is x // c."""
+        if len(p) != 1:
+            return None
+        ((monomial, scale),) = p.items()
+        if scale != 1 or len(monomial) != 1:
+            return None
+        atom = self._atoms[monomial[0]]
+        if atom.numerator is None or not isinstance(atom.expr, FloorDiv):
+            return None
+        return atom.numerator, atom.divisor
+
+    def _modulo(self, p: Poly, d: Poly, dtype: str) -> Poly:
+        divisor = poly.constant_of(d)
+        if divisor is not None and divisor > 0:
+            return self._small_modulo(poly.split(p, divisor)[1], divisor, dtype)
+        parts = poly.split_symbolic(p, d)
+        if parts is None or divisor is not None:
+            return self._quotient_atom(FloorMod, p, d, dtype)
+        rest = parts[1]
+        return rest if self._within(rest, d) else self._quotient_atom(FloorMod, rest, d, dtype)
+
+    def _small_modulo(self, p: Poly, divisor: int, dtype: str) -> Poly:
+        low, high = self._bound(p)
+        if low > -math.inf and high < math.inf and low // divisor == high // divisor:
+            return poly.add(p, poly.constant(-int(low // divisor) * divisor))
+        if self._within(p, poly.constant(divisor)):
+            return p
+        common = math.gcd(poly.content(p), divisor)
+        if common > 1:
+            quotient, rest = poly.split(p, common)
+            inner = self._small_modulo(quotient, divisor // common, dtype)
+            return poly.add(rest, inner, common)
+        p = {m: (c % divisor if m else c) for m, c in p.items()} if self._bound(p)[0] >= 0 else p
+        return self._quotient_atom(FloorMod, p, poly.constant(divisor), dtype)
+
+    def _quotient_atom(self, kind: type[BinaryExpr], p: Poly, d: Poly, dtype: str) -> Poly:
+        divisor = poly.constant_of(d)
+        if not p and divisor != 0:
+            return {}
+        numerator = poly.key(p)
+        key = (kind, numerator, divisor if divisor is not None else poly.key(d))
+        if key not in self._numbers:
+            made = kind(self._emit(p, dtype), self._emit(d, dtype), dtype)
+            number = self._number(key, lambda: made, self._quotient_bound(kind, p, d), (1, kind.__name__))
+            if divisor:
+                self._atoms[number].numerator, self._atoms[number].divisor = numerator, divisor
+        return {(self._numbers[key],): 1}
+
+    def _quotient_bound(self, kind: type[BinaryExpr], p: Poly, d: Poly) -> Interval:
+        low, high = self._bound(p)
+        smallest, largest = self._bound(d)
+        if smallest < 0:
+            return EVERYTHING
+        if kind is FloorMod:
+            return 0, min(largest - 1, high if low >= 0 else math.inf)
+        step = max(smallest, 1)
+        if smallest == largest:
+            return _floor(low, step), _floor(high, step)
+        return (0 if low >= 0 else low), (_floor(high, step) if high >= 0 else 0)
+
+    def _extreme(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, (Min, Max))
+        a, b = self._of(e.a), self._of(e.b)
+        difference = poly.add(a, b, -1)
+        if self._nonnegative(difference):
+            return a if isinstance(e, Max) else b
+        if self._nonnegative(poly.add({}, difference, -1)):
+            return b if isinstance(e, Max) else a
+        first, second = sorted((a, b), key=poly.key)
+        (low, high), (low2, high2) = self._bound(first), self._bound(second)
+        pick = max if isinstance(e, Max) else min
+        key = (type(e), poly.key(first), poly.key(second))
+        kind, dtype = type(e), e.dtype
+        number = self._number(
+            key,
+            lambda: kind(self._emit(first, dtype), self._emit(second, dtype), dtype),
+            (pick(low, low2), pick(high, high2)),
+            (1, kind.__name__),
+        )
+        return {(number,): 1}
+
+    def _compare(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, BinaryExpr)
+        known = self._decide(type(e), poly.add(self._of(e.a), self._of(e.b), -1))
+        return self._opaque(e) if known is None else poly.constant(int(known))
+
+    def _and(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, (And, Or))
+        absorbing = int(isinstance(e, Or))
+        a, b = self._of(e.a), self._of(e.b)
+        if poly.constant_of(a) is not None:
+            return a if poly.constant_of(a) == absorbing else b
+        if poly.constant_of(b) is not None:
+            return b if poly.constant_of(b) == absorbing else a
+        return a if a == b else self._opaque(e)
+
+    def _not(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, Not)
+        value = poly.constant_of(self._of(e.a))
+        return self._opaque(e) if value is None else poly.constant(1 - value)
+
+    def _select(self, e: PrimExpr) -> Poly:
+        condition, yes, no = (self._of(c) for c in children(e))
+        value = poly.constant_of(condition)
+        if value is not None or yes == no:
+            return no if value == 0 else yes
+        made = self._opaque(e)
+        (monomial,) = made
+        if len(monomial) == 1 and _is_number(e):
+            (low, high), (low2, high2) = self._bound(yes), self._bound(no)
+            self._atoms[monomial[0]].bound = (min(low, low2), max(high, high2))
+        return made
+
+    def _guard(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, Intrinsic)
+        return self._select(e) if e.op == "if_then_else" else self._opaque(e)
+
+    def _cast(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, Cast)
+        value = self._of(e.value)
+        exact = e.dtype == "int64" and e.value.dtype == "int32" or e.dtype == e.value.dtype
+        if exact and (self._is_affine_of_small(value) or poly.constant_of(value) is not None):
+            return value
+        return self._opaque(e)
+
+    def _is_affine_of_small(self, p: Poly) -> bool:
+        return all(abs(b) < 2**31 for b in self._bound(p)) and not any(self._atoms[a].expr.dtype != "int64" for m in p for a in m)
+
+
+def _floor(value: Bound, divisor: Bound) -> Bound:
+    return value if math.isinf(value) else value // divisor
+
+
+def _accumulate(total: PrimExpr | None, term: PrimExpr, scale: int) -> PrimExpr:
+    scaled = term * abs(scale)
+    if total is None:
+        return scaled if scale > 0 else term * scale
+    return total + scaled if scale > 0 else total - scaled
+
+
+def _is_number(expr: PrimExpr) -> bool:
+    return expr.dtype in ("int64", "int32")
+
+
+def _is_index(expr: PrimExpr) -> bool:
+    """Whether the rules of whole numbers hold: int32 and int64 scalars, and bools made of them."""
+    if isinstance(expr, (EQ, NE, LT, LE, GT, GE)):
+        return _is_number(expr.a)
+    return _is_number(expr) or isinstance(expr, (And, Or, Not, Select, Intrinsic))
+
+
+def _natural_bound(expr: PrimExpr) -> Interval:
+    if expr.dtype == "bool":
+        return 0, 1
+    return (0, math.inf) if isinstance(expr, AnyDim) else EVERYTHING
+
+
+_RULES: dict[type[PrimExpr], Callable[[Analyzer, PrimExpr], Poly]] = {
+    Add: Analyzer._add,
+    Sub: Analyzer._sub,
+    Mul: Analyzer._mul,
+    Div: Analyzer._div,
+    FloorDiv: Analyzer._floordiv,
+    FloorMod: Analyzer._floormod,
+    Min: Analyzer._extreme,
+    Max: Analyzer._extreme,
+    And: Analyzer._and,
+    Or: Analyzer._and,
+    Not: Analyzer._not,
+    Select: Analyzer._select,
+    Intrinsic: Analyzer._guard,
+    Cast: Analyzer._cast,
+    **dict.fromkeys((EQ, NE, LT, LE, GT, GE), Analyzer._compare),
+}
+
+
+def simplify(expr: PrimExpr) -> PrimExpr:
+    """`Analyzer().simplify(expr)`: SizeVars are >= 0, nothing else is known."""
+    if isinstance(expr, (Var, IntImm)):
+        return expr
+    return Analyzer().simplify(expr)
+
+
+def prove_equal(a: PrimExpr, b: PrimExpr) -> bool:
+    """Whether two integers are known to be equal for all values of their variables."""
+    if isinstance(a, IntImm) and isinstance(b, IntImm):
+        return a.value == b.value
+    if isinstance(a, Var) and isinstance(b, Var):
+        return a is b
+    return Analyzer().can_prove_equal(a, b)

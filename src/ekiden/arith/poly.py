@@ -1,0 +1,103 @@
+"""Polynomials over atoms: the normal form of integer expressions.
+
+A polynomial is a dictionary from monomial to coefficient; a monomial is a sorted tuple of atom numbers, () for the constant.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+Monomial: TypeAlias = tuple[int, ...]
+Poly: TypeAlias = dict[Monomial, int]
+Key: TypeAlias = tuple[tuple[Monomial, int], ...]
+
+ONE: Monomial = ()
+
+
+def constant(value: int) -> Poly:
+    """The polynomial of a number."""
+    return {ONE: value} if value else {}
+
+
+def constant_of(p: Poly) -> int | None:
+    """The number a polynomial is, or None."""
+    if not p:
+        return 0
+    return p.get(ONE) if len(p) == 1 else None
+
+
+def add(p: Poly, q: Poly, scale: int = 1) -> Poly:
+    """p + scale * q."""
+    total = dict(p)
+    for monomial, coefficient in q.items():
+        value = total.get(monomial, 0) + scale * coefficient
+        if value:
+            total[monomial] = value
+        else:
+            total.pop(monomial, None)
+    return total
+
+
+def multiply(p: Poly, q: Poly) -> Poly:
+    """p * q, expanded."""
+    total: Poly = {}
+    for m, a in p.items():
+        for n, b in q.items():
+            monomial = tuple(sorted(m + n)) if m and n else m or n
+            value = total.get(monomial, 0) + a * b
+            if value:
+                total[monomial] = value
+            else:
+                total.pop(monomial, None)
+    return total
+
+
+def key(p: Poly) -> Key:
+    """What is equal for equal polynomials, and can be hashed."""
+    return tuple(sorted(p.items()))
+
+
+def split(p: Poly, divisor: int) -> tuple[Poly, Poly]:
+    """(q, r) with p = divisor * q + r: r's coefficients smaller than divisor, its constant in [0, divisor)."""
+    quotient: Poly = {}
+    rest: Poly = {}
+    for monomial, coefficient in p.items():
+        whole, left = divmod(coefficient, divisor)
+        if monomial and whole < 0 and left:
+            whole, left = whole + 1, left - divisor
+        if whole:
+            quotient[monomial] = whole
+        if left:
+            rest[monomial] = left
+    return quotient, rest
+
+
+def split_symbolic(p: Poly, divisor: Poly) -> tuple[Poly, Poly] | None:
+    """(q, r) with p = divisor * q + r where divisor is one monomial; None if it is a sum."""
+    if len(divisor) != 1:
+        return None
+    ((monomial, scale),) = divisor.items()
+    quotient: Poly = {}
+    rest: Poly = {}
+    for term, coefficient in p.items():
+        left = _without(term, monomial) if coefficient % scale == 0 else None
+        if left is None:
+            rest[term] = coefficient
+        else:
+            quotient[left] = coefficient // scale
+    return quotient, rest
+
+
+def _without(term: Monomial, factor: Monomial) -> Monomial | None:
+    left = list(term)
+    for atom in factor:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def content(p: Poly) -> int:
+    """The greatest common divisor of the coefficients of everything but the constant; 0 if there is nothing else."""
+    return math.gcd(*(c for m, c in p.items() if m != ONE))

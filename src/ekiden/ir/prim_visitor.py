@@ -1,0 +1,115 @@
+"""Walks over scalar expressions, by reflection: they know the fields of tir's and te's expressions too.
+
+Expressions are graphs (a shared node is one object), so each node is visited once. Nothing here recurses.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+
+from ekiden.ir.node import fields_of
+from ekiden.ir.prim import BinaryExpr, PrimExpr, Var, binary
+
+_LITERAL, _EXPR, _MANY, _OPTIONAL = range(4)
+_KINDS = {"PrimExpr": _EXPR, "tuple[PrimExpr, ...]": _MANY, "PrimExpr | None": _OPTIONAL}
+_PLANS: dict[type, tuple[tuple[str, int], ...]] = {}
+
+
+def plan(kind: type[PrimExpr], sample: PrimExpr) -> tuple[tuple[str, int], ...]:
+    """(field, how it holds expressions) of a class, in constructor order; variables are leaves."""
+    found = _PLANS.get(kind)
+    if found is None:
+        leaf = issubclass(kind, Var)
+        rows = [(f.name, _LITERAL if leaf else _KINDS.get(str(f.type), _LITERAL)) for f in fields_of(sample) if not f.kw_only]
+        found = _PLANS[kind] = tuple(rows)
+    return found
+
+
+def literals(expr: PrimExpr) -> tuple[object, ...]:
+    """The values of the fields that hold no expressions: an operator's name, lanes, dtype, a buffer."""
+    return tuple(getattr(expr, name) for name, kind in plan(type(expr), expr) if kind == _LITERAL)
+
+
+def children(expr: PrimExpr) -> tuple[PrimExpr, ...]:
+    """The expressions directly inside, in field order."""
+    if isinstance(expr, BinaryExpr):
+        return (expr.a, expr.b)
+    found: list[PrimExpr] = []
+    for name, kind in plan(type(expr), expr):
+        if kind == _LITERAL:
+            continue
+        value = getattr(expr, name)
+        if kind == _MANY:
+            found.extend(value)
+        elif value is not None:
+            found.append(value)
+    return tuple(found)
+
+
+def rebuild(expr: PrimExpr, new: Iterable[PrimExpr]) -> PrimExpr:
+    """The node with other children (as many as `children` gives); constants fold. The node itself if they are the same."""
+    given = tuple(new)
+    if all(map(operator.is_, given, children(expr))):
+        return expr
+    if isinstance(expr, BinaryExpr):
+        return binary(type(expr), given[0], given[1])
+    values = iter(given)
+    arguments: list[object] = []
+    for name, kind in plan(type(expr), expr):
+        old = getattr(expr, name)
+        if kind == _MANY:
+            arguments.append(tuple(next(values) for _ in old))
+        else:
+            arguments.append(old if kind == _LITERAL or old is None else next(values))
+    return type(expr)(*arguments)
+
+
+def post_order(*roots: PrimExpr) -> list[PrimExpr]:
+    """Every node once, children first."""
+    seen: set[int] = set()
+    order: list[PrimExpr] = []
+    stack: list[tuple[PrimExpr, bool]] = [(r, False) for r in reversed(roots)]
+    while stack:
+        expr, done = stack.pop()
+        if done:
+            order.append(expr)
+        elif id(expr) not in seen:
+            seen.add(id(expr))
+            inside = children(expr)
+            if inside:
+                stack.append((expr, True))
+                stack.extend((c, False) for c in reversed(inside) if id(c) not in seen)
+            else:
+                order.append(expr)
+    return order
+
+
+def rewrite(
+    expr: PrimExpr, change: Callable[[PrimExpr], PrimExpr], memo: dict[int, PrimExpr] | None = None
+) -> PrimExpr:
+    """Rebuild bottom-up; `change` gets each node after its children were changed and gives what stands in its place.
+
+    `memo` (by id of the old node) may be shared between calls while the old nodes live.
+    """
+    done = {} if memo is None else memo
+    if id(expr) in done:
+        return done[id(expr)]
+    for each in post_order(expr):
+        if id(each) not in done:
+            inside = children(each)
+            rebuilt = rebuild(each, [done[id(c)] for c in inside]) if inside else each
+            done[id(each)] = change(rebuilt)
+    return done[id(expr)]
+
+
+def substitute(expr: PrimExpr, values: dict[Var, PrimExpr], memo: dict[int, PrimExpr] | None = None) -> PrimExpr:
+    """The expression with variables replaced, not simplified beyond constant folding."""
+    if not values:
+        return expr
+    return rewrite(expr, lambda e: values.get(e, e) if isinstance(e, Var) else e, memo)
+
+
+def free_vars(*exprs: PrimExpr) -> list[Var]:
+    """The variables inside, each once, in order of appearance."""
+    return [e for e in post_order(*exprs) if isinstance(e, Var)]

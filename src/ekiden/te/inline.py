@@ -1,0 +1,121 @@
+"""Substituting computations into those that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from ekiden.arith import Analyzer
+from ekiden.ir.prim import IntImm, PrimExpr, Var
+from ekiden.ir.prim_visitor import post_order, rewrite
+from ekiden.te.tensor import ComputeOp, ExternOp, ProducerLoad, Reduce, Tensor
+
+
+def inputs_of(tensor: Tensor) -> list[Tensor]:
+    """The tensors an operation reads, each once, in order of appearance."""
+    op = tensor.op
+    if isinstance(op, ExternOp):
+        return list(op.inputs)
+    if not isinstance(op, ComputeOp):
+        return []
+    return list(dict.fromkeys(e.producer for e in post_order(*op.body) if isinstance(e, ProducerLoad)))
+
+
+def post_order_tensors(outputs: Iterable[Tensor]) -> list[Tensor]:
+    """All tensors that the outputs are made of, producers first; outputs of one operation stay apart."""
+    seen: set[Tensor] = set()
+    order: list[Tensor] = []
+    stack = [(t, False) for t in reversed(list(outputs))]
+    while stack:
+        tensor, done = stack.pop()
+        if done:
+            order.append(tensor)
+        elif tensor not in seen:
+            seen.add(tensor)
+            stack.append((tensor, True))
+            stack.extend((t, False) for t in reversed(inputs_of(tensor)))
+    return order
+
+
+def is_injective(tensor: Tensor) -> bool:
+    """Whether each element is an expression of elements of the inputs, without a reduction."""
+    op = tensor.op
+    return isinstance(op, ComputeOp) and not isinstance(op.body[0], Reduce)
+
+
+class Inliner:
+    """Replaces loads of chosen computations by their expressions, once per distinct element.
+
+    Equal indices give one shared expression, so that a diamond of computations stays a graph.
+    """
+
+    def __init__(self, chosen: Collection[Tensor]) -> None:
+        self._chosen = chosen
+        self._memo: dict[int, PrimExpr] = {}
+        self._alive: list[PrimExpr] = []
+        self._elements: dict[object, PrimExpr] = {}
+        self._analyzer = Analyzer()
+
+    def expr(self, expr: PrimExpr) -> PrimExpr:
+        """The expression with every load of a chosen tensor replaced, deeply."""
+        self._alive.append(expr)
+        return rewrite(expr, self._change, self._memo)
+
+    def _change(self, expr: PrimExpr) -> PrimExpr:
+        if not isinstance(expr, ProducerLoad) or expr.producer not in self._chosen:
+            return expr
+        key = (expr.producer, *(_index_key(i) for i in expr.indices))
+        found = self._elements.get(key)
+        if found is None:
+            self._alive.extend(expr.indices)
+            found = self._elements[key] = self._element(expr)
+        return found
+
+    def _element(self, load: ProducerLoad) -> PrimExpr:
+        op = load.producer.op
+        assert isinstance(op, ComputeOp)
+        values = {a.var: self._analyzer.simplify(i) for a, i in zip(op.axis, load.indices, strict=True)}
+
+        def place(e: PrimExpr) -> PrimExpr:
+            return self._change(values.get(e, e) if isinstance(e, Var) else e)
+
+        return rewrite(op.body[load.producer.value_index], place)
+
+
+def _index_key(index: PrimExpr) -> object:
+    return ("int", index.value) if isinstance(index, IntImm) else id(index)
+
+
+def rebuild_tensor(tensor: Tensor, body: tuple[PrimExpr, ...]) -> Tensor:
+    """The same output of the operation with other expressions."""
+    op = tensor.op
+    assert isinstance(op, ComputeOp)
+    return tensor.with_fields(op=op.with_fields(body=body))
+
+
+def inline_injective(outputs: Sequence[Tensor], keep: Collection[Tensor] = ()) -> list[Tensor]:
+    """The outputs with every injective producer substituted into its consumers, except outputs and those in `keep`.
+
+    Kept tensors are rebuilt over what was inlined into them.
+    """
+    stay = set(keep) | set(outputs)
+    order = post_order_tensors(outputs)
+    inliner = Inliner({t for t in order if is_injective(t) and t not in stay})
+    new: dict[Tensor, Tensor] = {}
+    ops: dict[ComputeOp, ComputeOp] = {}
+
+    def repoint(e: PrimExpr) -> PrimExpr:
+        if isinstance(e, ProducerLoad) and e.producer in new:
+            return e.with_fields(producer=new[e.producer])
+        return e
+
+    for tensor in order:
+        op = tensor.op
+        if isinstance(op, ExternOp):
+            swapped = tuple(new.get(t, t) for t in op.inputs)
+            new[tensor] = tensor if swapped == op.inputs else tensor.with_fields(op=op.with_fields(inputs=swapped))
+        elif isinstance(op, ComputeOp) and not (is_injective(tensor) and tensor not in stay):
+            if op not in ops:
+                body = tuple(rewrite(inliner.expr(b), repoint) for b in op.body)
+                ops[op] = op.with_fields(body=body if any(a is not b for a, b in zip(body, op.body, strict=True)) else op.body)
+            new[tensor] = tensor.with_fields(op=ops[op])
+    return [new.get(t, t) for t in outputs]

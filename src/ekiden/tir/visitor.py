@@ -1,0 +1,261 @@
+"""Walks over statements. Statements nest only as deep as loops do, so these recurse; expressions go through prim_visitor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const
+from ekiden.ir.prim_visitor import children, post_order, rebuild, rewrite
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import (
+    Allocate,
+    AssertStmt,
+    Block,
+    BlockRealize,
+    BufferStore,
+    Evaluate,
+    For,
+    IfThenElse,
+    LetStmt,
+    Prefetch,
+    PrimFunc,
+    SeqStmt,
+    Stmt,
+    seq,
+)
+
+NOTHING = Evaluate(const(0))
+"""The empty statement."""
+
+
+def is_nothing(stmt: Stmt) -> bool:
+    """Whether a statement has no effect."""
+    return isinstance(stmt, Evaluate) and isinstance(stmt.value, IntImm)
+
+
+def sequence(*statements: Stmt) -> Stmt:
+    """As `seq`, without the statements that do nothing."""
+    kept = [s for s in statements if not is_nothing(s)]
+    return seq(*kept) if kept else NOTHING
+
+
+def sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
+    """The statements directly inside."""
+    match stmt:
+        case For() | LetStmt() | Allocate():
+            return (stmt.body,)
+        case SeqStmt():
+            return stmt.seq
+        case IfThenElse():
+            return (stmt.then_case,) if stmt.else_case is None else (stmt.then_case, stmt.else_case)
+        case BlockRealize():
+            return (stmt.block,)
+        case Block():
+            return (stmt.body,) if stmt.init is None else (stmt.init, stmt.body)
+        case _:
+            return ()
+
+
+def expressions(stmt: Stmt) -> tuple[PrimExpr, ...]:
+    """The expressions directly inside."""
+    match stmt:
+        case BufferStore():
+            predicate = () if stmt.predicate is None else (stmt.predicate,)
+            return (*stmt.indices, stmt.value, *predicate)
+        case For():
+            return (stmt.min, stmt.extent)
+        case IfThenElse() | AssertStmt():
+            return (stmt.condition,)
+        case LetStmt() | Evaluate():
+            return (stmt.value,)
+        case Prefetch():
+            return stmt.indices
+        case BlockRealize():
+            return (*stmt.iter_values, stmt.predicate)
+        case Block():
+            return tuple(v.extent for v in stmt.iter_vars)
+        case Allocate():
+            return stmt.buffer.shape
+        case _:
+            return ()
+
+
+def walk(root: Stmt) -> Iterator[Stmt]:
+    """Every statement, outer ones first, in program order."""
+    stack = [root]
+    while stack:
+        stmt = stack.pop()
+        yield stmt
+        stack.extend(reversed(sub_statements(stmt)))
+
+
+def all_expressions(root: Stmt) -> Iterator[PrimExpr]:
+    """Every expression node of every statement (a node shared between statements comes once for each)."""
+    for stmt in walk(root):
+        yield from post_order(*expressions(stmt))
+
+
+def buffers_read(root: Stmt) -> list[Buffer]:
+    """The buffers that are loaded from, in order of appearance."""
+    return list(dict.fromkeys(e.buffer for e in all_expressions(root) if isinstance(e, BufferLoad)))
+
+
+def buffers_written(root: Stmt) -> list[Buffer]:
+    """The buffers that are stored to, in order of appearance."""
+    return list(dict.fromkeys(s.buffer for s in walk(root) if isinstance(s, BufferStore)))
+
+
+def uses(root: Stmt, var: Var) -> bool:
+    """Whether a variable is read anywhere inside."""
+    return any(e is var for e in all_expressions(root))
+
+
+class StmtMutator:
+    """Rebuilds statements bottom-up. Override `expr` for expressions, `buffer` for buffers, or one `visit_*`.
+
+    A statement whose parts did not change stays the same object.
+    """
+
+    def visit(self, stmt: Stmt) -> Stmt:
+        """The statement that stands in the place of `stmt`."""
+        method: Callable[[Stmt], Stmt] = getattr(self, _METHODS[type(stmt)])
+        return method(stmt)
+
+    def expr(self, expr: PrimExpr) -> PrimExpr:
+        """What replaces a whole expression of a statement."""
+        return expr
+
+    def buffer(self, buffer: Buffer) -> Buffer:
+        """What replaces a buffer that is stored to, allocated or prefetched; loads are for `expr`."""
+        return buffer
+
+    def exprs(self, many: tuple[PrimExpr, ...]) -> tuple[PrimExpr, ...]:
+        """`expr` over each, the same tuple if nothing changed."""
+        new = tuple(self.expr(e) for e in many)
+        return many if all(a is b for a, b in zip(new, many, strict=True)) else new
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        """Rebuild a BufferStore."""
+        return stmt.with_fields(
+            buffer=self.buffer(stmt.buffer),
+            value=self.expr(stmt.value),
+            indices=self.exprs(stmt.indices),
+            predicate=None if stmt.predicate is None else self.expr(stmt.predicate),
+        )
+
+    def visit_for(self, stmt: For) -> Stmt:
+        """Rebuild a For; one with nothing inside vanishes."""
+        low, extent = self.expr(stmt.min), self.expr(stmt.extent)
+        body = self.visit(stmt.body)
+        return body if is_nothing(body) else stmt.with_fields(min=low, extent=extent, body=body)
+
+    def visit_seq(self, stmt: SeqStmt) -> Stmt:
+        """Rebuild a SeqStmt."""
+        new = tuple(self.visit(s) for s in stmt.seq)
+        if all(a is b for a, b in zip(new, stmt.seq, strict=True)):
+            return stmt
+        return sequence(*new)
+
+    def visit_if(self, stmt: IfThenElse) -> Stmt:
+        """Rebuild an IfThenElse; a known condition leaves the side that runs."""
+        condition = self.expr(stmt.condition)
+        if isinstance(condition, IntImm):
+            side = stmt.then_case if condition.value else stmt.else_case
+            return NOTHING if side is None else self.visit(side)
+        other = None if stmt.else_case is None else self.visit(stmt.else_case)
+        return stmt.with_fields(condition=condition, then_case=self.visit(stmt.then_case), else_case=other)
+
+    def visit_let(self, stmt: LetStmt) -> Stmt:
+        """Rebuild a LetStmt."""
+        return stmt.with_fields(value=self.expr(stmt.value), body=self.visit(stmt.body))
+
+    def visit_allocate(self, stmt: Allocate) -> Stmt:
+        """Rebuild an Allocate."""
+        return stmt.with_fields(buffer=self.buffer(stmt.buffer), body=self.visit(stmt.body))
+
+    def visit_evaluate(self, stmt: Evaluate) -> Stmt:
+        """Rebuild an Evaluate."""
+        return stmt.with_fields(value=self.expr(stmt.value))
+
+    def visit_assert(self, stmt: AssertStmt) -> Stmt:
+        """Rebuild an AssertStmt."""
+        return stmt.with_fields(condition=self.expr(stmt.condition))
+
+    def visit_prefetch(self, stmt: Prefetch) -> Stmt:
+        """Rebuild a Prefetch."""
+        return stmt.with_fields(buffer=self.buffer(stmt.buffer), indices=self.exprs(stmt.indices))
+
+    def visit_realize(self, stmt: BlockRealize) -> Stmt:
+        """Rebuild a BlockRealize and its block."""
+        block = self.visit(stmt.block)
+        return stmt.with_fields(
+            iter_values=self.exprs(stmt.iter_values), predicate=self.expr(stmt.predicate), block=block
+        )
+
+    def visit_block(self, stmt: Block) -> Stmt:
+        """Rebuild a Block."""
+        init = None if stmt.init is None else self.visit(stmt.init)
+        return stmt.with_fields(body=self.visit(stmt.body), init=init)
+
+
+_METHODS: dict[type[Stmt], str] = {
+    BufferStore: "visit_store",
+    For: "visit_for",
+    SeqStmt: "visit_seq",
+    IfThenElse: "visit_if",
+    LetStmt: "visit_let",
+    Allocate: "visit_allocate",
+    Evaluate: "visit_evaluate",
+    AssertStmt: "visit_assert",
+    Prefetch: "visit_prefetch",
+    BlockRealize: "visit_realize",
+    Block: "visit_block",
+}
+
+
+class ExprRewriter(StmtMutator):
+    """A StmtMutator that rewrites expressions node by node: `change` gets each rebuilt node."""
+
+    def __init__(self, change: Callable[[PrimExpr], PrimExpr]) -> None:
+        self._change = change
+        self._memo: dict[int, PrimExpr] = {}
+        self._alive: list[PrimExpr] = []
+
+    def expr(self, expr: PrimExpr) -> PrimExpr:
+        """The expression, rewritten bottom-up."""
+        self._alive.append(expr)
+        return rewrite(expr, self._change, self._memo)
+
+
+def substitute(stmt: Stmt, values: dict[Var, PrimExpr]) -> Stmt:
+    """The statement with variables replaced."""
+    if not values:
+        return stmt
+    return ExprRewriter(lambda e: values.get(e, e) if isinstance(e, Var) else e).visit(stmt)
+
+
+def with_body(func: PrimFunc, body: Stmt) -> PrimFunc:
+    """The function with another body."""
+    return func.with_fields(body=body)
+
+
+__all__ = [
+    "NOTHING",
+    "ExprRewriter",
+    "StmtMutator",
+    "all_expressions",
+    "buffers_read",
+    "buffers_written",
+    "children",
+    "expressions",
+    "is_nothing",
+    "post_order",
+    "rebuild",
+    "rewrite",
+    "sequence",
+    "sub_statements",
+    "substitute",
+    "uses",
+    "walk",
+    "with_body",
+]
