@@ -1,12 +1,12 @@
 /* The pooled allocator.
 **
-** Memory comes from the system in single blocks, and goes on a list of its size class when it is freed. A
-** warm program therefore finds all it needs on lists. Small blocks go on a list of the thread that frees
-** them, which needs no lock; a list that grows too long moves to the shared lists, and so do all
-** lists of a thread that ends. Buffers go on shared lists.
+** Memory comes from the system in single blocks, and goes on a list of its size class when it is
+** freed. A warm program therefore finds all it needs on lists. Small blocks go on a list of the
+** thread that frees them, which needs no lock; a list that grows too long moves to the shared
+** lists, and so do all lists of a thread that ends. Buffers go on shared lists.
 **
-** Under EK_HARD_TEST nothing is kept: every block is the system's own, so that sanitizers see each use
-** after free, fresh and freed memory is filled, and a chosen allocation fails.
+** Under EK_HARD_TEST nothing is kept: every block is the system's own, so that sanitizers see each
+** use after free, fresh and freed memory is filled, and a chosen allocation fails.
 */
 #include "ek_internal.h"
 
@@ -42,16 +42,17 @@ typedef struct list {
 
 static uint64_t system_allocations, bytes_held;
 
+/* 'first' is stored atomically because take_small looks at it without the lock. */
 static void push(list *to, link *item) {
   item->next = to->first;
-  to->first = item;
+  __atomic_store_n(&to->first, item, __ATOMIC_RELAXED);
   to->count++;
 }
 
 static link *pop(list *from) {
   link *item = from->first;
   if (item == NULL) return NULL;
-  from->first = item->next;
+  __atomic_store_n(&from->first, item->next, __ATOMIC_RELAXED);
   from->count--;
   return item;
 }
@@ -129,8 +130,8 @@ static size_t buffer_actual(unsigned index) {
   return (size + unit - 1) / unit * unit;
 }
 
-/* The largest class that a buffer of 'actual' bytes can serve. Rounding up makes some neighbours of one
-** actual size; this one stands for all of them, so that a freed buffer is found again. */
+/* The largest class that a buffer of 'actual' bytes can serve. Rounding up makes some neighbours of
+** one actual size; this one stands for all of them, so that a freed buffer is found again. */
 static unsigned list_of(size_t actual) {
   unsigned index = buffer_class(actual);
   return buffer_class_size(index) == actual ? index : index - 1;
@@ -181,7 +182,8 @@ static size_t small_size(unsigned class_index) { return (size_t)(class_index + 1
 /* Moves a whole list in one go. */
 static void share(list *from, unsigned class_index) {
   ek_mutex_lock(&shared_lock);
-  for (link *item = pop(from); item != NULL; item = pop(from)) push(&shared_small[class_index], item);
+  list *to = &shared_small[class_index];
+  for (link *item = pop(from); item != NULL; item = pop(from)) push(to, item);
   ek_mutex_unlock(&shared_lock);
 }
 

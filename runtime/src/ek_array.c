@@ -89,9 +89,9 @@ int ek_array_of_names(const char *const *names, int64_t size, ek_object **out) {
 
 /* Algebraic data types --------------------------------------------------------------------------
 **
-** A list of a million cells is a chain of a million ADTs. Its last reference must not take the C stack
-** with it: an ADT that dies while another is being deleted on the same thread is queued, linked
-** through the place of its deleter, and deleted by the outer one. */
+** A list of a million cells is a chain of a million ADTs. Its last reference must not take the C
+** stack with it: an ADT that dies while another is being deleted on the same thread is queued,
+** linked through the place of its deleter, and deleted by the outer one. */
 
 static EK_THREAD_LOCAL ek_adt *dying;
 static EK_THREAD_LOCAL bool is_deleting;

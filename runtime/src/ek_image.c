@@ -1,7 +1,7 @@
 /* The loader of native code images; runtime.h describes the format.
 **
-** A cursor reads the tables straight through, fails once and stays failed. Everything is checked before
-** memory is mapped. What is checked is the container; code is code, and is trusted.
+** A cursor reads the tables straight through, fails once and stays failed. Everything is checked
+** before memory is mapped. What is checked is the container; code is code, and is trusted.
 */
 #include "ek_internal.h"
 

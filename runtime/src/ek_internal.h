@@ -1,6 +1,7 @@
 /* What the files of the runtime share with each other and with nobody else.
 **
-** One header for all: a declaration stands under the file that defines it. Nothing here is exported.
+** One header for all: a declaration stands under the file that defines it. Nothing here is
+** exported.
 */
 #ifndef EK_INTERNAL_H_
 #define EK_INTERNAL_H_
@@ -22,8 +23,8 @@
 /* The rare half of a release: 'before' is what 'refs' was, and no strong reference is left. */
 void ek_object_last_release(ek_object *object, uint64_t before);
 
-/* As ek_object_retain and ek_object_release, for objects that are not NULL. A new reference needs no
-** ordering; whoever deletes must see all that happened before each release. */
+/* As ek_object_retain and ek_object_release, for objects that are not NULL. A new reference needs
+** no ordering; whoever deletes must see all that happened before each release. */
 static inline void ek_retain(ek_object *object) {
   __atomic_fetch_add(&object->refs, 1, __ATOMIC_RELAXED);
 }
@@ -33,14 +34,14 @@ static inline void ek_release(ek_object *object) {
   if ((before & EK_STRONG_MASK) == 1) ek_object_last_release(object, before);
 }
 
-/* Weak references keep the memory, not the content. ek_weak_lock returns a strong reference, or NULL
-** when the content is gone. */
+/* Weak references keep the memory, not the content. ek_weak_lock returns a strong reference, or
+** NULL when the content is gone. */
 void ek_weak_retain(ek_object *object);
 void ek_weak_release(ek_object *object);
 ek_object *ek_weak_lock(ek_object *object);
 
-/* A zeroed object of 'size' bytes, header included, with one strong reference; NULL with a MemoryError
-** set. Its deleter must give the memory back with ek_free(self) on EK_DELETE_MEMORY. */
+/* A zeroed object of 'size' bytes, header included, with one strong reference; NULL with a
+** MemoryError set. Its deleter must give the memory back with ek_free(self) on EK_DELETE_MEMORY. */
 void *ek_object_new(size_t size, int32_t type_index, void (*deleter)(void *self, int flags));
 
 /* A deleter for objects that own nothing. */
@@ -58,9 +59,10 @@ static inline ek_bytes ek_bytes_of(const char *text) {
 
 /* ek_alloc.c -----------------------------------------------------------------------------------
 **
-** Two shapes of one allocator. Blocks are for objects: aligned to 16, any size, kept on lists of the
-** thread that freed them. Buffers are for tensor data: aligned to 64, and to 4096 from that size up,
-** freed with the size they were given. Both return NULL without memory and set no error. */
+** Two shapes of one allocator. Blocks are for objects: aligned to 16, any size, kept on lists of
+** the thread that freed them. Buffers are for tensor data: aligned to 64, and to 4096 from that
+** size up, freed with the size they were given. Both return NULL without memory and set no
+** error. */
 void *ek_alloc(size_t size);
 void ek_free(void *block);
 void *ek_buffer_alloc(size_t size, size_t *actual);
@@ -83,8 +85,8 @@ int ek_error_memory(size_t size);
 
 /* ek_function.c -------------------------------------------------------------------------------- */
 
-/* A function object whose code is called directly and gets the object as 'self', which it must ignore.
-** 'owner' is retained for as long as the function lives. */
+/* A function object whose code is called directly and gets the object as 'self', which it must
+** ignore. 'owner' is retained for as long as the function lives. */
 int ek_function_bind(ek_packed code, ek_object *owner, ek_object **out);
 
 /* ek_array.c ----------------------------------------------------------------------------------- */

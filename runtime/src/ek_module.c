@@ -61,8 +61,8 @@ int ek_module_get(ek_object *object, const char *name, ek_object **out) {
   return code;
 }
 
-/* Length of the longest chain of imports from 'module', or a number past the limit if 'target' is on it.
-** Under the lock. */
+/* Length of the longest chain of imports from 'module', or a number past the limit if 'target' is
+** on it. Under the lock. */
 static int32_t depth_below(const ek_module *module, const ek_module *target) {
   int32_t deepest = 0;
   if (module == target) return MAX_IMPORT_DEPTH + 1;
@@ -113,7 +113,8 @@ int ek_module_names(ek_object *object, ek_object **out) {
 
 static const char symbol_prefix[] = "__tvm_ffi_";
 
-/* POSIX says that an object pointer from dlsym is a function pointer; C does not know such casts. */
+/* POSIX says that an object pointer from dlsym is a function pointer; C does not know such
+** casts. */
 static ek_packed code_at(void *address) {
   ek_packed code;
   static_assert(sizeof code == sizeof address, "code and data pointers have one size");

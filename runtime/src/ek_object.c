@@ -4,7 +4,7 @@
 /* Reference counts ----------------------------------------------------------------------------- */
 
 void ek_object_last_release(ek_object *object, uint64_t before) {
-  /* See every write made before the other releases. A load, for a fence is lost on thread sanitizers. */
+  /* See every write made before the other releases. A load: sanitizers do not know fences. */
   (void)__atomic_load_n(&object->refs, __ATOMIC_ACQUIRE);
   if (before == EK_REFS_NEW) {
     object->deleter(object, EK_DELETE_CONTENT | EK_DELETE_MEMORY);

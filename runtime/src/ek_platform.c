@@ -1,4 +1,5 @@
-/* The platform layer for Linux; other systems with POSIX threads work without pinning and futexes. */
+/* The platform layer for Linux; other systems with POSIX threads work without pinning and
+** futexes. */
 #define _GNU_SOURCE 1
 #include "ek_platform.h"
 

@@ -1,7 +1,7 @@
 /* Everything that differs between operating systems: threads, waiting, pages, files, libraries.
 **
-** The functions are as small as the systems allow. None sets an ek_error: those that can fail return -1
-** or NULL and leave errno, for the caller knows what was being done.
+** The functions are as small as the systems allow. None sets an ek_error: those that can fail
+** return -1 or NULL and leave errno, for the caller knows what was being done.
 */
 #ifndef EK_PLATFORM_H_
 #define EK_PLATFORM_H_
@@ -47,8 +47,8 @@ static inline void ek_pause(void) {
 void ek_wait(uint32_t *word, uint32_t expected);
 void ek_wake(uint32_t *word);
 
-/* One logical processor of each physical core the process may use, at most 'max' of them, that of the
-** calling thread first. Returns how many there are, at least 1. */
+/* One logical processor of each physical core the process may use, at most 'max' of them, that of
+** the calling thread first. Returns how many there are, at least 1. */
 int ek_physical_cpus(int *cpus, int max);
 
 /* Whole pages of zeros, readable and writable. NULL when the system has none. */
@@ -57,7 +57,8 @@ typedef enum ek_protection { EK_READ, EK_READ_EXECUTE } ek_protection;
 int ek_pages_protect(void *pages, size_t size, ek_protection protection);
 void ek_pages_unmap(void *pages, size_t size);
 
-/* Memory from the system for buffers: 'alignment' is a power of two. Large ones ask for huge pages. */
+/* Memory from the system for buffers: 'alignment' is a power of two. Large ones ask for huge
+** pages. */
 void *ek_system_alloc(size_t size, size_t alignment);
 void ek_system_free(void *memory);
 

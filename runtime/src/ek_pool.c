@@ -1,10 +1,11 @@
 /* The fork-join thread pool.
 **
-** Each worker has a slot of its own, on cache lines of its own. A loop offers chunk i to worker i by writing
-** the state of its slot, does chunk 0 itself, and then goes through the slots in order: a chunk whose
-** worker has not come yet (it sleeps, or the system runs something else there) is taken back and done by
-** the caller; a chunk that was taken is waited for. So chunk i is mostly the same worker's, whose cache
-** holds what it wrote in the loop before, and a late worker delays nobody.
+** Each worker has a slot of its own, on cache lines of its own. A loop offers chunk i to worker i
+** by writing the state of its slot, does chunk 0 itself, and then goes through the slots in order:
+** a chunk whose worker has not come yet (it sleeps, or the system runs something else there) is
+** taken back and done by the caller; a chunk that was taken is waited for. So chunk i is mostly the
+** same worker's, whose cache holds what it wrote in the loop before, and a late worker delays
+** nobody.
 **
 ** State of a slot, and who changes it:
 **   IDLE -> OFFERED    caller, which has written the job before (release)
@@ -12,8 +13,9 @@
 **   OFFERED -> IDLE    caller, by compare and exchange: taken back
 **   TAKEN -> IDLE      worker, which has written the outcome before (release)
 **   IDLE -> STOP       ek_num_threads
-** A worker that finds nothing for a while sets 'parked', looks once more, and sleeps on it. The caller
-** writes the state, then reads 'parked': sequentially consistent on both sides, so one sees the other.
+** A worker that finds nothing for a while sets 'parked', looks once more, and sleeps on it. The
+** caller writes the state, then reads 'parked': sequentially consistent on both sides, so one sees
+** the other.
 */
 #include "ek_internal.h"
 
@@ -57,7 +59,7 @@ static EK_THREAD_LOCAL bool is_inside;
 
 static slot *slot_at(int64_t worker) { return (slot *)(void *)(slots + worker * SLOT_SIZE); }
 
-/* Chunks ---------------------------------------------------------------------------------------- */
+/* Chunks --------------------------------------------------------------------------------------- */
 
 /* The first n % chunks chunks are one longer. */
 static int64_t chunk_begin(int64_t index) {
@@ -69,7 +71,7 @@ static int run_chunk(int64_t index) {
   return job.body(job.context, chunk_begin(index), chunk_begin(index + 1));
 }
 
-/* Workers --------------------------------------------------------------------------------------- */
+/* Workers -------------------------------------------------------------------------------------- */
 
 /* Waits until there is something to do: OFFERED or STOP. */
 static uint32_t await(slot *own) {
@@ -117,8 +119,9 @@ static void forget_workers(void) {
 
 static void watch_forks(void) { ek_on_fork(forget_workers); }
 
-/* Starts as many workers as it can; loops use those there are. The caller holds 'busy'. Workers stay on
-** cores of their own when the pool has all cores, and float when it shares them by choice. */
+/* Starts as many workers as it can; loops use those there are. The caller holds 'busy'. Workers
+** stay on cores of their own when the pool has all cores, and float when it shares them by
+** choice. */
 static void start_workers(void) {
   static ek_once once = EK_ONCE_INIT;
   int cpus[MAX_THREADS];
@@ -147,7 +150,7 @@ static void stop_workers(void) {
   is_started = false;
 }
 
-/* The loop -------------------------------------------------------------------------------------- */
+/* The loop ------------------------------------------------------------------------------------- */
 
 typedef struct outcome {
   bool failed;
@@ -211,7 +214,7 @@ int ek_parallel_for(loop_body body, void *context, int64_t n, int64_t grain) {
   return code;
 }
 
-/* The number of threads ------------------------------------------------------------------------- */
+/* The number of threads ------------------------------------------------------------------------ */
 
 /* EKIDEN_NUM_THREADS where it is a positive number, else one thread per core. */
 static int32_t default_threads(void) {

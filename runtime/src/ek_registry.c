@@ -15,7 +15,8 @@ static int allocation_count(void *self, const ek_value *args, int32_t nargs, ek_
   (void)self;
   (void)args;
   if (nargs != 0) {
-    return ek_error("TypeError", "ek.runtime.allocation_count: expected no argument, got %d", nargs);
+    return ek_error("TypeError", "ek.runtime.allocation_count: expected no argument, got %d",
+                    nargs);
   }
   *ret = ek_value_int((int64_t)ek_pool_get_stats().system_allocations);
   return 0;

@@ -1,14 +1,14 @@
 /* What compiled code may import, and the scratch memory that is one of these services. */
 #include "ek_internal.h"
 
-/* Errors ---------------------------------------------------------------------------------------- */
+/* Errors --------------------------------------------------------------------------------------- */
 
 int ek_kernel_error(const char *kind, const char *message) { return ek_error(kind, "%s", message); }
 
 /* Workspace --------------------------------------------------------------------------------------
 **
-** Each thread has a stack of chunks, each a stack of blocks. A chunk that empties goes back to the pool
-** unless it is the last one, which is kept for the next call. */
+** Each thread has a stack of chunks, each a stack of blocks. A chunk that empties goes back to the
+** pool unless it is the last one, which is kept for the next call. */
 
 enum { LINE = 64, CHUNK_SIZE = 1 << 20 };
 
@@ -77,7 +77,7 @@ void ek_workspace_free(void *memory) {
   if (in->top == LINE && in->below != NULL) pop_chunk();
 }
 
-/* The table ------------------------------------------------------------------------------------- */
+/* The table ------------------------------------------------------------------------------------ */
 
 static const struct {
   const char *name;

@@ -115,8 +115,8 @@ int ek_tensor_new(const int64_t *shape, int32_t ndim, ek_dtype dtype, ek_device 
 static int check_inside(const ek_storage *storage, const void *data, size_t size) {
   uintptr_t begin = (uintptr_t)storage->data, at = (uintptr_t)data;
   if (at >= begin && at - begin <= storage->size && size <= storage->size - (at - begin)) return 0;
-  return ek_error("ValueError", "make view: %zu bytes at offset %lld do not lie in a storage of %zu "
-                  "bytes", size, (long long)(at - begin), storage->size);
+  return ek_error("ValueError", "make view: %zu bytes at offset %lld do not lie in a storage of "
+                  "%zu bytes", size, (long long)(at - begin), storage->size);
 }
 
 int ek_tensor_view(ek_object *owner, void *data, const int64_t *shape, int32_t ndim, ek_dtype dtype,

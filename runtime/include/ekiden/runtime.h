@@ -33,8 +33,8 @@ extern "C" {
 /* 1. Type indices ------------------------------------------------------------------------------
 **
 ** Below EK_OBJECT a value holds its payload itself. From EK_OBJECT on the payload is a pointer to a
-** counted object whose header repeats the index. Indices below 128 are the ABI's; from EK_DYNAMIC on
-** they are dealt out at run time by type key (section 5). The runtime registers its own types
+** counted object whose header repeats the index. Indices below 128 are the ABI's; from EK_DYNAMIC
+** on they are dealt out at run time by type key (section 5). The runtime registers its own types
 ** before anything else can run, so theirs are constants too, but valid in this process only: store
 ** type keys, never indices, outside it.
 */
@@ -47,7 +47,7 @@ typedef enum ek_type {
   EK_DTYPE = 5,            /* v.dtype */
   EK_DEVICE = 6,           /* v.device */
   EK_DLTENSOR_PTR = 7,     /* v.ptr is an ek_dltensor *, borrowed; only as an argument */
-  EK_RAW_STR = 8,          /* v.ptr is a zero-terminated UTF-8 string, borrowed; only as an argument */
+  EK_RAW_STR = 8,          /* v.ptr is zero-terminated UTF-8, borrowed; only as an argument */
   EK_BYTE_ARRAY_PTR = 9,   /* v.ptr is an ek_bytes *, borrowed; only as an argument */
   EK_OBJECT_RVALUE_REF = 10, /* v.ptr is an ek_object **, which the callee may move from */
   EK_SMALL_STR = 11,       /* v.bytes, at most 7 bytes and a zero; small_len is the length */
@@ -98,9 +98,9 @@ EK_API void ek_object_release(ek_object *object);
 
 /* 3. Values ------------------------------------------------------------------------------------
 **
-** A value is 16 bytes. Bytes 4 to 7 are zero but for small strings, where they are the length. A value
-** that is stored or returned owns its object; a value in an argument list is borrowed. Unused bytes
-** of the payload of BOOL, DTYPE and DEVICE are zero, so that values compare as bytes.
+** A value is 16 bytes. Bytes 4 to 7 are zero but for small strings, where they are the length. A
+** value that is stored or returned owns its object; a value in an argument list is borrowed. Unused
+** bytes of the payload of BOOL, DTYPE and DEVICE are zero, so that values compare as bytes.
 */
 typedef struct ek_dtype {                  /* DLPack's DLDataType */
   uint8_t code;                            /* an ek_dtype_code */
@@ -149,7 +149,8 @@ static inline ek_value ek_value_int(int64_t number) {
   return value;
 }
 
-/* The value takes over the reference that 'object' stands for, or borrows it in an argument list. */
+/* The value takes over the reference that 'object' stands for, or borrows it in an argument
+** list. */
 static inline ek_value ek_value_object(ek_object *object) {
   ek_value value = {object->type_index, 0, {0}};
   value.v.obj = object;
@@ -190,19 +191,21 @@ static inline int ek_function_call(ek_object *function, const ek_value *args, in
 /* Makes a function object that calls 'call(self, ...)'. 'self' is the callee's own data, passed
 ** through untouched; 'deleter' (may be NULL) runs once on it when the function object dies, on the
 ** thread that drops the last reference. On failure nothing is taken over. 0 or -1; '*out' owned. */
-EK_API int ek_function_new(void *self, ek_packed call, void (*deleter)(void *self), ek_object **out);
+EK_API int ek_function_new(void *self, ek_packed call, void (*deleter)(void *self),
+                           ek_object **out);
 
 /* 5. Types by key ------------------------------------------------------------------------------
 **
-** Returns the index of 'key', registering it below 'parent' (EK_OBJECT when in doubt) if it is new; -1
-** when the key is empty, is known with another parent, or when 'parent' is unknown. Keys are copied
-** and never go away. ek_type_index returns -1 without an error when the key is unknown; ek_type_key
-** returns NULL for an unknown index. The returned string lives as long as the process. */
+** Returns the index of 'key', registering it below 'parent' (EK_OBJECT when in doubt) if it is new;
+** -1 when the key is empty, is known with another parent, or when 'parent' is unknown. Keys are
+** copied and never go away. ek_type_index returns -1 without an error when the key is unknown;
+** ek_type_key returns NULL for an unknown index. The returned string lives as long as the
+** process. */
 EK_API int32_t ek_type_register(const char *key, int32_t parent);
 EK_API int32_t ek_type_index(const char *key);
 EK_API const char *ek_type_key(int32_t type_index);
 
-/* 6. Strings, bytes, arrays, shapes ------------------------------------------------------------- */
+/* 6. Strings, bytes, arrays, shapes ------------------------------------------------------------ */
 
 typedef struct ek_bytes {
   const char *data;
@@ -240,8 +243,8 @@ typedef struct ek_adt {
 ** bytes, else as an object. '*out' is overwritten, not released. 0 or -1. */
 EK_API int ek_string_new(int32_t type, const char *data, size_t size, ek_value *out);
 
-/* Reads any of the six text and bytes forms. Returns 1 and fills '*out', which points into the value
-** or its object, or returns 0 when the value is something else. Never touches the error. */
+/* Reads any of the six text and bytes forms. Returns 1 and fills '*out', which points into the
+** value or its object, or returns 0 when the value is something else. Never touches the error. */
 EK_API int ek_string_borrow(const ek_value *value, ek_bytes *out);
 
 /* Both copy and retain 'items' (borrowed). 0 or -1; '*out' owned. */
@@ -250,11 +253,11 @@ EK_API int ek_adt_new(int32_t tag, const ek_value *fields, int32_t size, ek_obje
 
 /* 7. Errors ------------------------------------------------------------------------------------
 **
-** An error is an object: kind, message, backtrace, and what caused it. One error at most is pending per
-** thread; setting another replaces it. Kinds are names a binding maps to its exception classes:
+** An error is an object: kind, message, backtrace, and what caused it. One error at most is pending
+** per thread; setting another replaces it. Kinds are names a binding maps to its exception classes:
 ** TypeError, ValueError, IndexError, KeyError, MemoryError, RuntimeError, LoadError, OSError,
-** InternalError. Messages say what was being done, what was expected, what came, and for which thing;
-** lower case, no full stop.
+** InternalError. Messages say what was being done, what was expected, what came, and for which
+** thing; lower case, no full stop.
 */
 typedef struct ek_error_object {
   ek_object base;
@@ -280,11 +283,11 @@ EK_API ek_object *ek_error_take(void);
 
 /* 8. The registry of global functions -----------------------------------------------------------
 **
-** Names are UTF-8, by convention dotted ("ek.runtime.allocation_count"). Look a name up once and keep
-** the function: lookups take a lock. ek_registry_set fails with ValueError when the name is taken and
-** 'override' is 0; the function is retained. ek_registry_get gives an owned reference, or NULL
-** without an error when the name is unknown. ek_registry_remove returns 1 if the name was there, else 0.
-** ek_registry_names gives an owned array of strings, sorted. */
+** Names are UTF-8, by convention dotted ("ek.runtime.allocation_count"). Look a name up once and
+** keep the function: lookups take a lock. ek_registry_set fails with ValueError when the name is
+** taken and 'override' is 0; the function is retained. ek_registry_get gives an owned reference, or
+** NULL without an error when the name is unknown. ek_registry_remove returns 1 if the name was
+** there, else 0. ek_registry_names gives an owned array of strings, sorted. */
 EK_API int ek_registry_set(const char *name, ek_object *function, int override);
 EK_API ek_object *ek_registry_get(const char *name);
 EK_API int ek_registry_remove(const char *name);
@@ -292,11 +295,11 @@ EK_API int ek_registry_names(ek_object **out);
 
 /* 9. Tensors and storage ------------------------------------------------------------------------
 **
-** A tensor object is the header, DLPack's DLTensor, then what Ekiden needs to free it. shape and strides
-** are never NULL for ndim > 0 and never change. Tensors Ekiden allocates are contiguous, aligned to
-** 64 bytes and have byte_offset 0. A view keeps its owner alive. Contents are shared and mutable; the
-** runtime does not synchronise access to them. dtype lanes other than 1 are accepted only by DLPack
-** import and export.
+** A tensor object is the header, DLPack's DLTensor, then what Ekiden needs to free it. shape and
+** strides are never NULL for ndim > 0 and never change. Tensors Ekiden allocates are contiguous,
+** aligned to 64 bytes and have byte_offset 0. A view keeps its owner alive. Contents are shared and
+** mutable; the runtime does not synchronise access to them. dtype lanes other than 1 are accepted
+** only by DLPack import and export.
 */
 typedef struct ek_dltensor {               /* DLPack's DLTensor */
   void *data;
@@ -304,7 +307,7 @@ typedef struct ek_dltensor {               /* DLPack's DLTensor */
   int32_t ndim;
   ek_dtype dtype;
   int64_t *shape;
-  int64_t *strides;                        /* in elements; NULL (legacy producers) means contiguous */
+  int64_t *strides;                        /* in elements; NULL (old producers) means contiguous */
   uint64_t byte_offset;
 } ek_dltensor;
 
@@ -378,76 +381,85 @@ static inline const ek_dltensor *ek_value_tensor(const ek_value *value) {
   return value->type_index == EK_DLTENSOR_PTR ? (const ek_dltensor *)value->v.ptr : NULL;
 }
 
-/* Memory from the pool of 'device'. 'alignment' is a power of two up to 4096, or 0 for 64. Contents are
-** undefined. 0 or -1 (MemoryError, ValueError); '*out' owned. */
+/* Memory from the pool of 'device'. 'alignment' is a power of two up to 4096, or 0 for 64. Contents
+** are undefined. 0 or -1 (MemoryError, ValueError); '*out' owned. */
 EK_API int ek_storage_new(size_t size, size_t alignment, ek_device device, ek_object **out);
 
-/* A new contiguous tensor with its own storage. Negative dimensions and sizes beyond PTRDIFF_MAX are
-** ValueErrors. Contents are undefined. 0 or -1; '*out' owned. */
+/* A new contiguous tensor with its own storage. Negative dimensions and sizes beyond PTRDIFF_MAX
+** are ValueErrors. Contents are undefined. 0 or -1; '*out' owned. */
 EK_API int ek_tensor_new(const int64_t *shape, int32_t ndim, ek_dtype dtype, ek_device device,
                          ek_object **out);
 
-/* A contiguous tensor over memory of someone else: a slice of a storage, another shape of a tensor, a
-** mapped constant, a foreign buffer. 'owner' is retained and keeps 'data' alive; NULL when the caller
-** promises that data outlives the tensor. For an owner that is a storage, the bytes are checked
-** to lie inside it; for one that is a tensor, READ_ONLY is inherited. 0 or -1; '*out' owned. */
+/* A contiguous tensor over memory of someone else: a slice of a storage, another shape of a tensor,
+** a mapped constant, a foreign buffer. 'owner' is retained and keeps 'data' alive; NULL when the
+** caller promises that data outlives the tensor. For an owner that is a storage, the bytes are
+** checked to lie inside it; for one that is a tensor, READ_ONLY is inherited. 0 or -1; '*out'
+** owned. */
 EK_API int ek_tensor_view(ek_object *owner, void *data, const int64_t *shape, int32_t ndim,
                           ek_dtype dtype, ek_device device, uint64_t flags, ek_object **out);
 
-/* Imports a DLPack tensor without copying: an ek_managed_versioned if 'versioned', else an ek_managed.
-** Takes the producer's tensor over and calls its deleter when the last reference goes, from whichever
-** thread that is. Any strides are kept. On failure the caller still owns 'managed'. 0 or -1. */
+/* Imports a DLPack tensor without copying: an ek_managed_versioned if 'versioned', else an
+** ek_managed. Takes the producer's tensor over and calls its deleter when the last reference goes,
+** from whichever thread that is. Any strides are kept. On failure the caller still owns 'managed'.
+** 0 or -1. */
 EK_API int ek_tensor_from_dlpack(void *managed, int versioned, ek_object **out);
 
 /* Exports a tensor without copying; the result retains it until the consumer calls the deleter. A
 ** read-only tensor cannot be exported in the legacy form (ValueError). 0 or -1. */
 EK_API int ek_tensor_to_dlpack(ek_object *tensor, int versioned, void **managed);
 
-/* Copies elements between CPU tensors of one shape and dtype, any strides, not overlapping. 0 or -1. */
+/* Copies elements between CPU tensors of one shape and dtype, any strides, not overlapping. 0 or
+** -1. */
 EK_API int ek_tensor_copy(const ek_dltensor *from, const ek_dltensor *to);
 
 /* 10. Modules ----------------------------------------------------------------------------------
 **
-** A module gives functions by name, and asks the modules it imports, in order, for those it does not have
-** itself. A function found keeps its module, and so its code, alive. ek_module_get gives an
-** owned function, or NULL in '*out' when there is none of that name: 0 or -1. ek_module_import retains
-** 'imported'; a cycle is a ValueError. ek_module_names gives the names of this module alone, an owned
-** array of strings; empty where the kind cannot list them (shared libraries). */
+** A module gives functions by name, and asks the modules it imports, in order, for those it does
+** not have itself. A function found keeps its module, and so its code, alive. ek_module_get gives
+** an owned function, or NULL in '*out' when there is none of that name: 0 or -1. ek_module_import
+** retains 'imported'; a cycle is a ValueError. ek_module_names gives the names of this module
+** alone, an owned array of strings; empty where the kind cannot list them (shared libraries). */
 EK_API int ek_module_get(ek_object *module, const char *name, ek_object **out);
 EK_API int ek_module_import(ek_object *module, ek_object *imported);
 EK_API int ek_module_names(ek_object *module, ek_object **out);
 
 /* Opens a shared library whose functions are exported as "__tvm_ffi_<name>" with the signature of
-** ek_packed. The library is never unloaded before the last function from it dies. 0 or -1 (OSError). */
+** ek_packed. The library is never unloaded before the last function from it dies. 0 or -1
+** (OSError). */
 EK_API int ek_library_load(const char *path, ek_object **out);
 
-/* Loads a native code image. Everything is verified against 'size' before memory is mapped, so hostile
-** bytes end as a LoadError; the code itself is trusted. 'bytes' are copied. Layout, little-endian:
+/* Loads a native code image. Everything is verified against 'size' before memory is mapped, so
+** hostile bytes end as a LoadError; the code itself is trusted. 'bytes' are copied. Layout,
+** little-endian:
 **     0  "EKIMG\0\0\1"         16  u64 text size            32  u64 offset of the import table
 **     8  u32 exports           24  u64 offset of exports    40  u64 total size
 **    12  u32 imports           48  zeros up to 4096
 **   4096  text: code and read-only data, position independent
-** Export table: per export u32 name length, name, u64 offset in the text. Import table: per import u32
-** name length, name. The tables follow the text in this order without gaps but for zeros. In memory, a
-** table of one 8-byte address per import follows the text on the next 4096-byte boundary, filled from
-** the services below. The text is mapped readable and executable, the table readable. 0 or -1. */
+** Export table: per export u32 name length, name, u64 offset in the text. Import table: per import
+** u32 name length, name. The tables follow the text in this order without gaps but for zeros. In
+** memory, a table of one 8-byte address per import follows the text on the next 4096-byte boundary,
+** filled from the services below. The text is mapped readable and executable, the table readable. 0
+** or -1. */
 EK_API int ek_image_load(const void *bytes, size_t size, ek_object **out);
 
 /* 11. Services to compiled code -------------------------------------------------------------------
 **
 ** What a native code image may import. ek_service returns the address of one by its name, for code
-** generators that place code themselves, or NULL. The table: the four below, memcpy, memmove, memset.
+** generators that place code themselves, or NULL. The table: the four below, memcpy, memmove,
+** memset.
 */
 typedef void (*ek_address)(void);
 EK_API ek_address ek_service(const char *name);
 
-/* Splits [0, n) into contiguous chunks of at least 'grain' (below 1 counts as 1), at most one per
-** thread, calls body(context, begin, end) for each and returns when all are done: 0, or -1 if any body
-** returned other than 0, with the error of the lowest failing chunk set in the calling thread. Runs
-** inline, as one chunk, when n <= grain, when there is one thread, inside another ek_parallel_for, or
-** while another caller has the pool. n <= 0 calls nothing. Bodies run concurrently. */
-int ek_parallel_for(int (*body)(void *context, int64_t begin, int64_t end), void *context, int64_t n,
-                    int64_t grain);
+/* Splits [0, n) into contiguous chunks of at least 'grain' (below 1 counts as 1), at most as many
+** as there are threads, calls body(context, begin, end) for each and returns when all are done: 0,
+** or -1 if any body returned other than 0, with the error of the lowest failing chunk set in the
+** calling thread. Chunk i goes to the same worker each time, unless that one is late: then the
+** caller does it. Runs inline, as one chunk, when n < 2 * grain, when there is one thread, inside
+** another ek_parallel_for, or while another caller has the pool; it then returns what body returns.
+** n <= 0 calls nothing. Bodies run concurrently. */
+int ek_parallel_for(int (*body)(void *context, int64_t begin, int64_t end), void *context,
+                    int64_t n, int64_t grain);
 
 /* ek_error with a ready message. Returns -1. */
 int ek_kernel_error(const char *kind, const char *message);
@@ -458,42 +470,45 @@ int ek_kernel_error(const char *kind, const char *message);
 void *ek_workspace_alloc(int64_t nbytes);
 void ek_workspace_free(void *memory);
 
-/* Threads that share a parallel loop, the caller included. Initially EKIDEN_NUM_THREADS, else the number
-** of physical cores this process may use. With n > 0, first sets the number; waits for a running loop to
-** end, and must not be called inside one. Workers start with the first loop that needs them. */
+/* Threads that share a parallel loop, the caller included. Initially EKIDEN_NUM_THREADS, else the
+** number of physical cores this process may use. With n > 0, first sets the number; waits for a
+** running loop to end, and must not be called inside one. Workers start with the first loop that
+** needs them. */
 EK_API int ek_num_threads(int n);
 
 /* 12. Memory -----------------------------------------------------------------------------------
 **
 ** Buffers and objects come from pools that keep freed blocks by size. 'system_allocations' counts
-** requests to the operating system's allocator since the process began: a warm run of a static model
-** leaves it unchanged. Also registered as the function "ek.runtime.allocation_count".
+** requests to the operating system's allocator since the process began: a warm run of a static
+** model leaves it unchanged. Also registered as the function "ek.runtime.allocation_count".
 */
 typedef struct ek_pool_stats {
   uint64_t system_allocations;
   uint64_t bytes_held;                     /* from the system, in use or not */
-  uint64_t bytes_free;                     /* of these, kept for reuse */
+  uint64_t bytes_free;                     /* of these, kept for reuse by this thread and by all */
 } ek_pool_stats;
 
 EK_API ek_pool_stats ek_pool_get_stats(void);
 
-/* Gives all blocks that are kept for reuse back to the system. */
+/* Gives what is kept for reuse back to the system, but for small blocks on the lists of other
+** threads. */
 EK_API void ek_pool_trim(void);
 
 /* 13. Executables and the virtual machine ---------------------------------------------------------
 **
-** An executable is an immutable program: bytecode, constants, names of primitives, native code. Its file is
-** its memory form; the format stands in ek_executable.c. Loading proves every operand in range, so
-** that running checks nothing; anything wrong is a LoadError that names the section.
+** An executable is an immutable program: bytecode, constants, names of primitives, native code. Its
+** file is its memory form; the format stands in ek_executable.c. Loading proves every operand in
+** range, so that running checks nothing; anything wrong is a LoadError that names the section.
 **
-** ek_executable_load maps the file; it may be deleted while loaded, but must not be rewritten in place.
-** ek_executable_from_bytes borrows 'bytes' until the executable and every constant taken from it have
-** died, or copies them first if 'copy'. 0 or -1; '*out' owned. */
+** ek_executable_load maps the file; it may be deleted while loaded, but must not be rewritten in
+** place. ek_executable_from_bytes borrows 'bytes' until the executable and every constant taken
+** from it have died, or copies them first if 'copy'. 0 or -1; '*out' owned. */
 EK_API int ek_executable_load(const char *path, ek_object **out);
 EK_API int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object **out);
 
-/* What an executable is made of, for bindings and tools. ek_executable_count gives the number of items of
-** a kind (-1 with an error for an unknown kind); ek_executable_item gives one as a value, owned. */
+/* What an executable is made of, for bindings and tools. ek_executable_count gives the number of
+** items of a kind (-1 with an error for an unknown kind); ek_executable_item gives one as a value,
+** owned. */
 typedef enum ek_executable_part {
   EK_PART_GLOBAL = 0,      /* string: name of function i */
   EK_PART_PARAMS = 1,      /* array of strings: parameter names of function i */
@@ -509,15 +524,16 @@ EK_API int64_t ek_executable_count(ek_object *executable, int32_t part);
 EK_API int ek_executable_item(ek_object *executable, int32_t part, int64_t index, ek_value *out);
 
 /* A virtual machine holds the registers and frames of one caller and is reused call after call: one
-** caller at a time (a second one gets a RuntimeError). It retains the executable. 'function' is an index
-** into the globals. Arguments are borrowed: tensors, ints, ADTs. Results are owned; a result that views
-** a constant or an argument keeps that alive. 0 or -1. */
+** caller at a time (a second one gets a RuntimeError). It retains the executable. 'function' is an
+** index into the globals. Arguments are borrowed: tensors, ints, ADTs. Results are owned; a result
+** that views a constant or an argument keeps that alive. 0 or -1. */
 EK_API int ek_vm_new(ek_object *executable, ek_object **out);
 EK_API int ek_vm_invoke(ek_object *vm, int32_t function, const ek_value *args, int32_t nargs,
                         ek_value *ret);
 
 /* The instruction set, in order of opcode number, as the library was built with it. The strings are
-** those of vm_opcodes.def, where the operand letters are explained. Lives as long as the process. */
+** those of vm_opcodes.def, where the operand letters are explained. Lives as long as the
+** process. */
 typedef struct ek_opcode_info {
   const char *name;
   const char *mnemonic;
@@ -527,7 +543,7 @@ typedef struct ek_opcode_info {
 
 EK_API const ek_opcode_info *ek_opcode_table(size_t *count);
 
-/* The ABI, held by the compiler. ---------------------------------------------------------------- */
+/* The ABI, held by the compiler. --------------------------------------------------------------- */
 static_assert(sizeof(void *) == 8, "pointers have 8 bytes");
 static_assert(sizeof(ek_value) == 16 && offsetof(ek_value, v) == 8, "generated code stores at +8");
 static_assert(sizeof(ek_object) == 24 && offsetof(ek_object, deleter) == 16, "object header");
@@ -535,7 +551,7 @@ static_assert(offsetof(ek_function, call) == 24, "function cell follows the head
 static_assert(offsetof(ek_string, bytes) == 24, "byte array follows the header");
 static_assert(offsetof(ek_array, data) == 24, "sequence cell follows the header");
 static_assert(offsetof(ek_error_object, kind) == 24, "error cell follows the header");
-static_assert(offsetof(ek_tensor, dl) == 24 && sizeof(ek_dltensor) == 48, "DLTensor follows the header");
+static_assert(offsetof(ek_tensor, dl) == 24 && sizeof(ek_dltensor) == 48, "DLTensor is next");
 static_assert(sizeof(ek_managed) == 64 && sizeof(ek_managed_versioned) == 80, "DLPack");
 
 #ifdef __cplusplus

@@ -1,0 +1,10 @@
+/* A shared library as others build them: it knows the header and nothing else. */
+#include "ekiden/runtime.h"
+
+EK_API int __tvm_ffi_add_one(void *self, const ek_value *args, int32_t nargs, ek_value *ret);
+
+int __tvm_ffi_add_one(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  if (self != NULL || nargs != 1 || args[0].type_index != EK_INT) return -1;
+  *ret = ek_value_int(args[0].v.i64 + 1);
+  return 0;
+}

@@ -1,0 +1,140 @@
+/* The pooled allocator and the workspace. */
+#include "check.h"
+
+static uint64_t allocations(void) { return ek_pool_get_stats().system_allocations; }
+
+/* What one run of a static model asks for. */
+static void one_run(void) {
+  void *blocks[40], *buffers[10];
+  size_t actual[10];
+  for (size_t i = 0; i < 40; i++) {
+    blocks[i] = ek_alloc(i * 67);
+    CHECK(blocks[i] != NULL && (uintptr_t)blocks[i] % 16 == 0);
+    memset(blocks[i], 1, i * 67);
+  }
+  for (size_t i = 0; i < 10; i++) {
+    size_t size = i * i * i * i * 97;
+    buffers[i] = ek_buffer_alloc(size, &actual[i]);
+    CHECK(buffers[i] != NULL && actual[i] >= size && (uintptr_t)buffers[i] % 64 == 0);
+    memset(buffers[i], 2, actual[i]);
+  }
+  for (size_t i = 0; i < 40; i++) ek_free(blocks[i]);
+  for (size_t i = 0; i < 10; i++) ek_buffer_free(buffers[i], actual[i]);
+}
+
+static void every_size_finds_its_list_again(void) {
+#ifndef EK_HARD_TEST
+  for (size_t size = 0; size < 100000; size += size < 5000 ? 1 : 77) {
+    size_t first, second;
+    void *buffer = ek_buffer_alloc(size, &first);
+    CHECK(buffer != NULL && first >= size);
+    CHECK(size < 4096 || ((uintptr_t)buffer % 4096 == 0 && first - size <= size / 8 + 4096));
+    ek_buffer_free(buffer, first);
+    uint64_t before = allocations();
+    void *again = ek_buffer_alloc(size, &second);
+    CHECK(allocations() == before);
+    ek_buffer_free(again, second);
+  }
+#endif
+}
+
+static void a_warm_program_allocates_nothing(void) {
+#ifndef EK_HARD_TEST
+  one_run();
+  uint64_t before = allocations();
+  for (int i = 0; i < 100; i++) one_run();
+  CHECK(allocations() == before);
+#else
+  int64_t live = ek_hard_live();
+  one_run();
+  CHECK(ek_hard_live() == live);
+#endif
+}
+
+static void trim_gives_everything_back(void) {
+  one_run();
+  uint64_t before = ek_pool_get_stats().bytes_held;
+  ek_pool_trim();
+  ek_pool_stats stats = ek_pool_get_stats();
+  CHECK(stats.bytes_free == 0 && stats.bytes_held <= before);
+}
+
+static void impossible_sizes_are_refused(void) {
+  size_t actual;
+  CHECK(ek_alloc(SIZE_MAX) == NULL && ek_alloc(SIZE_MAX - 8) == NULL);
+  CHECK(ek_buffer_alloc(SIZE_MAX, &actual) == NULL);
+  CHECK(ek_alloc_or_error((size_t)PTRDIFF_MAX) == NULL);
+  check_error(__FILE__, __LINE__, "MemoryError",
+              "allocate memory: the system has no 9223372036854775807 bytes left");
+  ek_free(NULL);
+}
+
+static void free_all(void *context) {
+  void **blocks = context;
+  for (int i = 0; i < 500; i++) ek_free(blocks[i]);
+}
+
+static void blocks_may_die_on_another_thread(void) {
+  static void *blocks[500];
+  for (int round = 0; round < 5; round++) {
+    ek_thread thread;
+    for (int i = 0; i < 500; i++) blocks[i] = ek_alloc(100);
+    uint64_t before = allocations();
+    CHECK(ek_thread_start(&thread, free_all, blocks, -1) == 0);
+    ek_thread_join(thread);
+#ifndef EK_HARD_TEST
+    for (int i = 0; i < 500; i++) blocks[i] = ek_alloc(100);
+    CHECK(allocations() == before); /* the ended thread left them to us */
+    free_all(blocks);
+#endif
+    (void)before;
+  }
+}
+
+static void churn(void *context) {
+  (void)context;
+  for (int i = 0; i < 200; i++) one_run();
+  CHECK(ek_workspace_alloc(1000) != NULL); /* freed with the thread */
+}
+
+static void many_threads_may_allocate(void) {
+  ek_thread threads[3];
+  for (int i = 0; i < 3; i++) ek_thread_start(&threads[i], churn, NULL, -1);
+  for (int i = 0; i < 3; i++) ek_thread_join(threads[i]);
+}
+
+static void nested_workspaces(int depth) {
+  if (depth == 0) return;
+  int64_t size = depth * depth * 3001;
+  char *memory = ek_workspace_alloc(size);
+  CHECK(memory != NULL && (uintptr_t)memory % 64 == 0);
+  memset(memory, depth, (size_t)size);
+  nested_workspaces(depth - 1);
+  for (int64_t i = 0; i < size; i++) CHECK(memory[i] == depth);
+  ek_workspace_free(memory);
+}
+
+static void the_workspace_is_a_stack(void) {
+  nested_workspaces(30);
+  uint64_t before = allocations();
+  for (int i = 0; i < 10; i++) nested_workspaces(30);
+#ifndef EK_HARD_TEST
+  CHECK(allocations() == before);
+#endif
+  (void)before;
+  ek_workspace_free(NULL);
+  CHECK(ek_workspace_alloc(-1) == NULL);
+  check_error(__FILE__, __LINE__, "MemoryError",
+              "allocate workspace: the size must be in range, got -1");
+}
+
+int main(void) {
+  every_size_finds_its_list_again();
+  a_warm_program_allocates_nothing();
+  trim_gives_everything_back();
+  impossible_sizes_are_refused();
+  blocks_may_die_on_another_thread();
+  many_threads_may_allocate();
+  the_workspace_is_a_stack();
+  return 0;
+}

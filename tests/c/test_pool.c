@@ -1,0 +1,195 @@
+/* The thread pool. Prints what an empty parallel loop costs; a plain build is the one to
+** believe. */
+#include "check.h"
+
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Programs under the thread sanitizer must not fork while they have threads. */
+#ifdef __SANITIZE_THREAD__
+static const bool can_fork = false;
+#else
+static const bool can_fork = true;
+#endif
+
+enum { N = 1000 };
+
+typedef struct work {
+  int32_t seen[N];             /* how often each index was given out */
+  int32_t calls;
+  int64_t smallest;            /* chunk */
+} work;
+
+static int count_indices(void *context, int64_t begin, int64_t end) {
+  work *w = context;
+  for (int64_t i = begin; i < end; i++) w->seen[i]++;
+  __atomic_fetch_add(&w->calls, 1, __ATOMIC_RELAXED);
+  if (end - begin < __atomic_load_n(&w->smallest, __ATOMIC_RELAXED)) {
+    __atomic_store_n(&w->smallest, end - begin, __ATOMIC_RELAXED);
+  }
+  return 0;
+}
+
+static work run(int64_t n, int64_t grain) {
+  work w = {{0}, 0, INT64_MAX};
+  CHECK(ek_parallel_for(count_indices, &w, n, grain) == 0);
+  for (int64_t i = 0; i < N; i++) CHECK(w.seen[i] == (i < n ? 1 : 0));
+  return w;
+}
+
+static void every_index_is_given_out_once(void) {
+  for (int threads = 1; threads <= 5; threads++) {
+    CHECK(ek_num_threads(threads) == threads && ek_num_threads(0) == threads);
+    for (int64_t n = 0; n <= 20; n++) CHECK(run(n, 1).calls == (n < threads ? n : threads));
+    for (int repeat = 0; repeat < 200; repeat++) CHECK(run(N, 0).calls == threads);
+  }
+}
+
+static void chunks_are_as_large_as_the_grain(void) {
+  ek_num_threads(4);
+  CHECK(run(N, N).calls == 1 && run(N, N - 1).calls == 1 && run(N, N / 2).calls == 2);
+  for (int64_t grain = 1; grain < N; grain += 37) CHECK(run(N, grain).smallest >= grain);
+  CHECK(run(-3, 1).calls == 0 && run(5, -9).calls == 4);
+}
+
+static int nest(void *context, int64_t begin, int64_t end) {
+  work *w = context;
+  int64_t cells[2] = {begin * 10, end * 10};
+  CHECK(cells[1] <= N);
+  work inner = {{0}, 0, INT64_MAX};
+  CHECK(ek_parallel_for(count_indices, &inner, N, 1) == 0 && inner.calls == 1);
+  for (int64_t i = cells[0]; i < cells[1]; i++) w->seen[i]++;
+  return 0;
+}
+
+static void nested_loops_run_inline(void) {
+  work w = {{0}, 0, INT64_MAX};
+  ek_num_threads(3);
+  CHECK(ek_parallel_for(nest, &w, N / 10, 1) == 0);
+  for (int i = 0; i < N; i++) CHECK(w.seen[i] == 1);
+}
+
+static int fail_from(void *context, int64_t begin, int64_t end) {
+  (void)end;
+  if (begin < *(int64_t *)context) return 0;
+  return ek_error("ValueError", "chunk at %lld", (long long)begin);
+}
+
+static int fail_silently(void *context, int64_t begin, int64_t end) {
+  (void)context;
+  (void)end;
+  return begin == 0 ? 0 : 7;
+}
+
+static void the_first_failing_chunk_is_reported(void) {
+  int64_t from = 0;
+  ek_num_threads(4);
+  for (int repeat = 0; repeat < 50; repeat++) {
+    from = 0;
+    CHECK_ERROR(ek_parallel_for(fail_from, &from, 100, 1), "ValueError", "chunk at 0");
+    from = 30;
+    CHECK_ERROR(ek_parallel_for(fail_from, &from, 100, 1), "ValueError", "chunk at 50");
+  }
+  CHECK(ek_parallel_for(fail_silently, NULL, 100, 1) == -1 && ek_error_take() == NULL);
+  CHECK(run(N, 1).calls == 4);
+}
+
+static int change_threads(void *context, int64_t begin, int64_t end) {
+  (void)context;
+  (void)begin;
+  (void)end;
+  return ek_num_threads(2) == -1 ? -1 : 0;
+}
+
+static void the_number_is_fixed_inside_a_loop(void) {
+  ek_num_threads(3);
+  CHECK_ERROR(ek_parallel_for(change_threads, NULL, 9, 1), "RuntimeError",
+              "set the number of threads: a parallel loop is running");
+}
+
+static void call_often(void *context) {
+  for (int i = 0; i < 300; i++) *(int64_t *)context += run(N, 1).calls;
+}
+
+static void several_callers_share_it(void) {
+  ek_thread threads[3];
+  int64_t calls[3] = {0};
+  ek_num_threads(3);
+  for (int i = 0; i < 3; i++) ek_thread_start(&threads[i], call_often, &calls[i], -1);
+  for (int i = 0; i < 3; i++) ek_thread_join(threads[i]);
+  for (int i = 0; i < 3; i++) CHECK(calls[i] >= 300 && calls[i] <= 900);
+}
+
+static void parked_workers_wake(void) {
+  struct timespec pause = {0, 5000000};
+  ek_num_threads(3);
+  for (int i = 0; i < 10; i++) {
+    CHECK(run(N, 1).calls == 3);
+    nanosleep(&pause, NULL);
+  }
+}
+
+static void a_forked_child_starts_its_own_workers(void) {
+  int status = 0;
+  ek_num_threads(3);
+  run(N, 1);
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) _exit(run(N, 1).calls == 3 ? 0 : 1);
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static int nothing(void *context, int64_t begin, int64_t end) {
+  (void)context;
+  (void)begin;
+  (void)end;
+  return 0;
+}
+
+static double seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static int spin(void *context, int64_t begin, int64_t end) {
+  (void)begin;
+  (void)end;
+  for (double until = seconds() + *(double *)context; seconds() < until;) continue;
+  return 0;
+}
+
+/* Seconds of one loop of two chunks, the best of some rounds. */
+static double time_loop(int (*body)(void *context, int64_t begin, int64_t end), double each) {
+  double best = 1;
+  for (int repeat = 0; repeat < 20; repeat++) {
+    double start = seconds();
+    for (int i = 0; i < 1000; i++) ek_parallel_for(body, &each, 2, 1);
+    double taken = (seconds() - start) / 1000;
+    if (taken < best) best = taken;
+  }
+  return best;
+}
+
+/* A loop of chunks too short to be worth a hand-over is done by its caller. One of chunks of 2 us
+** is shared, and what it takes beyond 2 us is the price of fork and join. */
+static void print_the_cost_of_a_loop(void) {
+  ek_num_threads(2);
+  printf("empty loop: %.2f us\n", 1e6 * time_loop(nothing, 0));
+  printf("two chunks of 2 us: %.2f us\n", 1e6 * time_loop(spin, 2e-6));
+}
+
+int main(void) {
+  every_index_is_given_out_once();
+  chunks_are_as_large_as_the_grain();
+  nested_loops_run_inline();
+  the_first_failing_chunk_is_reported();
+  the_number_is_fixed_inside_a_loop();
+  several_callers_share_it();
+  parked_workers_wake();
+  if (can_fork) a_forked_child_starts_its_own_workers();
+  print_the_cost_of_a_loop();
+  ek_num_threads(1);
+  return 0;
+}

@@ -1,0 +1,146 @@
+/* Storage, tensors, views, copies. */
+#include "check.h"
+
+static ek_tensor *as_tensor(ek_object *object) { return (ek_tensor *)(void *)object; }
+static ek_storage *as_storage(ek_object *object) { return (ek_storage *)(void *)object; }
+
+static void storage_is_aligned(void) {
+  const size_t sizes[] = {0, 1, 63, 64, 65, 4095, 4096, 5000, 1 << 20, (4 << 20) + 1};
+  const size_t alignments[] = {0, 1, 64, 128, 4096};
+  for (int i = 0; i < 10; i++) {
+    for (int k = 0; k < 5; k++) {
+      ek_object *object = NULL;
+      CHECK(ek_storage_new(sizes[i], alignments[k], cpu, &object) == 0);
+      size_t alignment = alignments[k] < 64 ? 64 : alignments[k];
+      CHECK((uintptr_t)as_storage(object)->data % alignment == 0);
+      CHECK(as_storage(object)->size >= sizes[i]);
+      if (sizes[i] != 0) memset(as_storage(object)->data, 1, sizes[i]);
+      ek_object_release(object);
+    }
+  }
+}
+
+static void bad_storage_is_refused(void) {
+  ek_object *out = NULL;
+  CHECK_ERROR(ek_storage_new(1, 48, cpu, &out), "ValueError",
+              "allocate storage: alignment must be a power of two up to 4096, got 48");
+  CHECK_ERROR(ek_storage_new(1, 0, (ek_device){2, 0}, &out), "ValueError",
+              "allocate storage: expected the CPU (device type 1), got device type 2");
+  CHECK_ERROR(ek_storage_new(SIZE_MAX, 0, cpu, &out), "MemoryError",
+              "allocate memory: the system has no 18446744073709551615 bytes left");
+}
+
+static void a_tensor_knows_its_layout(void) {
+  const int64_t shape[3] = {2, 3, 4};
+  ek_object *object = NULL;
+  CHECK(ek_tensor_new(shape, 3, float32, cpu, &object) == 0);
+  const ek_dltensor *dl = &as_tensor(object)->dl;
+  CHECK(dl->ndim == 3 && memcmp(dl->shape, shape, sizeof shape) == 0);
+  CHECK(dl->strides[0] == 12 && dl->strides[1] == 4 && dl->strides[2] == 1);
+  CHECK(ek_dltensor_nbytes(dl) == 96 && ek_dltensor_is_contiguous(dl));
+  CHECK((uintptr_t)dl->data % 64 == 0 && dl->byte_offset == 0);
+  ek_value value = ek_value_object(object), none = ek_value_none();
+  CHECK(ek_value_tensor(&value) == dl && ek_value_tensor(&none) == NULL);
+  ek_object_release(object);
+}
+
+static void scalars_and_empty_tensors(void) {
+  const int64_t empty[2] = {0, INT64_MAX};
+  ek_object *object = NULL;
+  CHECK(ek_tensor_new(NULL, 0, float32, cpu, &object) == 0);
+  CHECK(ek_dltensor_nbytes(&as_tensor(object)->dl) == 4);
+  ek_object_release(object);
+  CHECK(ek_tensor_new(empty, 2, float32, cpu, &object) == 0);
+  CHECK(ek_dltensor_is_contiguous(&as_tensor(object)->dl));
+  ek_object_release(object);
+}
+
+static void bad_shapes_are_refused(void) {
+  const int64_t negative[2] = {2, -3}, large[2] = {INT64_C(1) << 40, INT64_C(1) << 40};
+  const ek_dtype vector = {EK_DTYPE_FLOAT, 32, 4};
+  ek_object *out = NULL;
+  CHECK_ERROR(ek_tensor_new(negative, 2, float32, cpu, &out), "ValueError",
+              "make tensor: dimension 1 must not be negative, got -3");
+  CHECK_ERROR(ek_tensor_new(large, 2, float32, cpu, &out), "ValueError",
+              "make tensor: the elements do not fit in memory");
+  CHECK_ERROR(ek_tensor_new(NULL, 65, float32, cpu, &out), "ValueError",
+              "make tensor: the number of dimensions must be 0 to 64, got 65");
+  CHECK_ERROR(ek_tensor_new(NULL, 0, vector, cpu, &out), "ValueError",
+              "make tensor: expected a dtype of one lane and at least one bit, got code 2, 32 "
+              "bits, 4 lanes");
+}
+
+static void a_view_keeps_its_storage(void) {
+  const int64_t shape[1] = {16}, longer[1] = {1000};
+  ek_object *storage = NULL, *view = NULL, *second = NULL;
+  CHECK(ek_storage_new(256, 0, cpu, &storage) == 0);
+  char *data = as_storage(storage)->data;
+  CHECK(ek_tensor_view(storage, data + 64, shape, 1, float32, cpu, 0, &view) == 0);
+  CHECK_ERROR(ek_tensor_view(storage, data + 64, longer, 1, float32, cpu, 0, &second), "ValueError",
+              "make view: 4000 bytes at offset 64 do not lie in a storage of 256 bytes");
+  CHECK_ERROR(ek_tensor_view(storage, data - 64, shape, 1, float32, cpu, 0, &second), "ValueError",
+              "make view: 64 bytes at offset -64 do not lie in a storage of 256 bytes");
+  ek_object_release(storage);
+  memset(as_tensor(view)->dl.data, 0, 64);
+  ek_object_release(view);
+}
+
+static void a_view_of_a_read_only_tensor_is_read_only(void) {
+  const int64_t shape[1] = {4}, other[2] = {2, 2};
+  static float constants[4] = {1, 2, 3, 4};
+  ek_object *tensor = NULL, *view = NULL;
+  CHECK(ek_tensor_view(NULL, constants, shape, 1, float32, cpu, EK_DLPACK_READ_ONLY, &tensor) == 0);
+  CHECK(ek_tensor_view(tensor, constants, other, 2, float32, cpu, 0, &view) == 0);
+  CHECK(as_tensor(view)->flags == EK_DLPACK_READ_ONLY);
+  ek_object_release(tensor);
+  ek_object_release(view);
+}
+
+/* Copies the transpose of a, with its rows reversed, and compares with indexing by hand. */
+static void strided_copies_follow_the_strides(void) {
+  enum { R = 5, C = 3 };
+  int16_t a[R][C], b[C][R];
+  int64_t shape[2] = {C, R}, strides[2] = {1, -C};
+  ek_dtype int16 = {EK_DTYPE_INT, 16, 1};
+  for (int i = 0; i < R * C; i++) a[i / C][i % C] = (int16_t)i;
+  ek_dltensor from = {&a[R - 1][0], cpu, 2, int16, shape, strides, 0};
+  ek_dltensor to = {b, cpu, 2, int16, shape, NULL, 0};
+  CHECK(!ek_dltensor_is_contiguous(&from) && ek_tensor_copy(&from, &to) == 0);
+  for (int c = 0; c < C; c++) {
+    for (int r = 0; r < R; r++) CHECK(b[c][r] == a[R - 1 - r][c]);
+  }
+}
+
+static void a_broadcast_dimension_is_copied_out(void) {
+  float one = 3, many[6] = {0};
+  int64_t shape[3] = {2, 1, 3}, strides[3] = {0, 77, 0};
+  ek_dltensor from = {&one, cpu, 3, float32, shape, strides, 0};
+  ek_dltensor to = {many, cpu, 3, float32, shape, NULL, 0};
+  CHECK(ek_tensor_copy(&from, &to) == 0);
+  for (int i = 0; i < 6; i++) CHECK(many[i] == 3);
+}
+
+static void copies_check_both_sides(void) {
+  float a[4], b[4];
+  int64_t four[1] = {4}, two[1] = {2};
+  ek_dtype int32 = {EK_DTYPE_INT, 32, 1};
+  ek_dltensor from = {a, cpu, 1, float32, four, NULL, 0}, to = {b, cpu, 1, float32, two, NULL, 0};
+  CHECK_ERROR(ek_tensor_copy(&from, &to), "ValueError", "copy tensor: the shapes differ");
+  to.shape = four;
+  to.dtype = int32;
+  CHECK_ERROR(ek_tensor_copy(&from, &to), "TypeError", "copy tensor: the dtypes differ");
+}
+
+int main(void) {
+  storage_is_aligned();
+  bad_storage_is_refused();
+  a_tensor_knows_its_layout();
+  scalars_and_empty_tensors();
+  bad_shapes_are_refused();
+  a_view_keeps_its_storage();
+  a_view_of_a_read_only_tensor_is_read_only();
+  strided_copies_follow_the_strides();
+  a_broadcast_dimension_is_copied_out();
+  copies_check_both_sides();
+  return 0;
+}
