@@ -1,0 +1,74 @@
+"""The disk cache of compiled kernels: object code by a digest of the function, the target and the compiler itself."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import llvmlite
+import platformdirs
+
+from ekiden.ir.structural import structural_digest
+from ekiden.relay.expr import Function
+from ekiden.runtime import environment
+from ekiden.target import Target
+
+_COMPILER = ("ir", "arith", "tir", "te", "topi", "codegen", "relay/op", "backend/kernels", "target")
+"""The folders whose code decides what a kernel becomes."""
+
+
+@functools.cache
+def compiler_digest() -> str:
+    """A digest of the compiler's own source and of LLVM's version."""
+    root = Path(__file__).parents[2]
+    found = hashlib.blake2b(llvmlite.__version__.encode(), digest_size=16)
+    for folder in _COMPILER:
+        for path in sorted((root / folder).rglob("*.py")):
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def kernel_key(function: Function, target: Target) -> str:
+    """The name under which a kernel is cached."""
+    parts = f"{structural_digest(function)} {target} {compiler_digest()}"
+    return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
+
+
+class KernelCache:
+    """A folder of object files. A file that cannot be read or written is a miss, never an error."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    @staticmethod
+    def default() -> KernelCache:
+        """The user's cache folder, unless the environment says otherwise."""
+        return KernelCache(environment.cache_dir(Path(platformdirs.user_cache_dir("ekiden")) / "kernels"))
+
+    def _path(self, key: str) -> Path | None:
+        return None if self.folder is None else self.folder / key[:2] / f"{key}.o"
+
+    def get(self, key: str) -> bytes | None:
+        """The object code of a kernel, None if it is not there."""
+        path = self._path(key)
+        try:
+            return path.read_bytes() if path is not None else None
+        except OSError:
+            return None
+
+    def put(self, key: str, code: bytes) -> None:
+        """Keep object code; readers in other processes see all of it or none."""
+        path = self._path(key)
+        if path is None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".part")
+            with os.fdopen(handle, "wb") as file:
+                file.write(code)
+            os.replace(partial, path)
+        except OSError:
+            return

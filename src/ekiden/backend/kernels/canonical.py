@@ -1,0 +1,123 @@
+"""One form for all fused functions that are the same kernel.
+
+Symbols are renamed in order of appearance (n0, n1, ...), so that layers that differ in names alone share a kernel. A dimension that
+is an expression on symbols the kernel cannot read off its arguments (`4*h` where no argument has the dimension `h`) becomes a symbol of
+its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from ekiden.arith import prove_equal, simplify
+from ekiden.ir.prim_visitor import substitute
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var
+from ekiden.ir.type import FuncType, TensorType, TupleType, Type
+from ekiden.relay.expr import Call, Function
+from ekiden.relay.expr import Var as RelayVar
+from ekiden.relay.transform.manifest_alloc import tensor_types
+from ekiden.relay.transform.scopes import evaluation_order, infer_here, with_children
+from ekiden.runtime.errors import InternalError
+from ekiden.ir.prim_visitor import free_vars as prim_vars
+
+
+class _Renaming:
+    """Maps the dimensions of one function to canonical ones."""
+
+    def __init__(self, function: Function) -> None:
+        kinds = [t for p in function.params for t in tensor_types(p.checked_type)]
+        result = function.body.checked_type
+        dims = [d for t in [*kinds, *tensor_types(result)] for d in t.shape]
+        self.symbols: dict[Var, PrimExpr] = {}
+        self.compound: list[tuple[PrimExpr, SizeVar]] = []
+        for dim in dims:
+            if isinstance(dim, Var) and dim not in self.symbols:
+                self.symbols[dim] = self._fresh()
+        for dim in dims:
+            if any(v not in self.symbols for v in prim_vars(dim)) and self._known(dim) is None:
+                self.compound.append((dim, self._fresh()))
+
+    def _fresh(self) -> SizeVar:
+        return SizeVar(f"n{len(self.symbols) + len(getattr(self, 'compound', ()))}")
+
+    def _known(self, expr: PrimExpr) -> SizeVar | None:
+        return next((v for e, v in self.compound if prove_equal(e, expr)), None)
+
+    def expr(self, expr: PrimExpr) -> PrimExpr:
+        """A dimension or attribute in canonical symbols."""
+        if isinstance(expr, IntImm):
+            return expr
+        free = prim_vars(expr)
+        if all(v in self.symbols for v in free):
+            return simplify(substitute(expr, {v: self.symbols[v] for v in free}))
+        known = self._known(expr)
+        if known is None:
+            names = ", ".join(sorted(v.name for v in free if v not in self.symbols))
+            raise InternalError(f"kernel: no argument has the dimension {names}, which {expr} needs")
+        return known
+
+    def type(self, kind: Type) -> Type:
+        """A type in canonical symbols."""
+        if isinstance(kind, TensorType):
+            return TensorType(tuple(map(self.expr, kind.shape)), kind.dtype)
+        assert isinstance(kind, TupleType)
+        return TupleType(tuple(map(self.type, kind.fields)))
+
+    def attrs(self, attrs: Attrs | None) -> Attrs | None:
+        """Attributes in canonical symbols; the same object if they hold none."""
+        if attrs is None or not any(isinstance(v, PrimExpr) for v in _leaves(attrs)):
+            return attrs
+        fields = {f.name: self._value(getattr(attrs, f.name)) for f in dataclasses.fields(attrs)}  # type: ignore[arg-type]
+        return attrs.with_fields(**fields)
+
+    def _value(self, value: object) -> object:
+        if isinstance(value, PrimExpr):
+            return self.expr(value)
+        return tuple(map(self._value, value)) if isinstance(value, tuple) else value
+
+
+def _leaves(value: object) -> Iterator[object]:
+    if isinstance(value, Attrs):
+        value = tuple(getattr(value, f.name) for f in dataclasses.fields(value))  # type: ignore[arg-type]
+    if isinstance(value, tuple):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
+
+
+def canonicalize(function: Function) -> Function:
+    """The canonical form of a primitive function; its parameters keep their order.
+
+    Raises InternalError if an attribute needs a symbol that no argument or result has as a dimension.
+    """
+    renaming = _Renaming(function)
+    new: dict[RelayExpr, RelayExpr] = {}
+    params = []
+    for index, param in enumerate(function.params):
+        kind = renaming.type(param.checked_type)
+        made = RelayVar(f"p{index}", kind)
+        made.set_checked_type(kind)
+        new[param] = made
+        params.append(made)
+    for expr in evaluation_order(function.body):
+        if expr not in new:
+            new[expr] = _rebuild(expr, new, renaming)
+    body = new[function.body]
+    made_function = Function(tuple(params), body, body.checked_type, (), function.attrs, span=function.span)
+    made_function.set_checked_type(FuncType(tuple(p.checked_type for p in params), body.checked_type))
+    return made_function
+
+
+def _rebuild(expr: RelayExpr, new: dict[RelayExpr, RelayExpr], renaming: _Renaming) -> RelayExpr:
+    if isinstance(expr, Call):
+        args = tuple(new[a] for a in expr.args)
+        return infer_here(Call(expr.op, args, renaming.attrs(expr.attrs), span=expr.span))
+    rebuilt = with_children(expr, new)
+    if rebuilt is expr:
+        return expr
+    fresh = rebuilt.with_fields(span=None) if rebuilt.span is not None else dataclasses.replace(rebuilt)  # type: ignore[type-var]
+    return infer_here(fresh)

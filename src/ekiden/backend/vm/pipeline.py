@@ -1,0 +1,38 @@
+"""What turns an imported module into one the VM compiler takes: a literal list, in order."""
+
+from __future__ import annotations
+
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Sequential
+from ekiden.relay import transform
+from ekiden.target import Target
+
+
+def pipeline(target: Target) -> Sequential:
+    """The passes of the virtual machine for a target."""
+    return Sequential(
+        (
+            transform.InferType(),
+            transform.SimplifyInference(),
+            transform.FoldConstant(),
+            transform.EliminateCommonSubexpr(),
+            transform.FoldScaleAxis(),  # before layouts change: it knows OIHW only
+            transform.ConvertLayout(),
+            transform.AlterOpLayout(target),  # needs NHWC
+            transform.FoldConstant(),  # packs the weights
+            transform.FuseOps(),
+            transform.ToANormalForm(),
+            transform.DeadCodeElimination(),
+            transform.LambdaLift(),
+            transform.InferType(),
+            transform.ManifestAlloc(),
+            transform.MemoryPlan(),
+            transform.ManifestLifetimes(),
+        ),
+        "vm",
+    )
+
+
+def optimize(module: IRModule, target: Target) -> IRModule:
+    """A module ready for `compile_module`."""
+    return pipeline(target)(module)

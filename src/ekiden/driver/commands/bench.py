@@ -1,0 +1,37 @@
+"""`ekiden bench FILE`"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import ekiden
+from ekiden.driver.commands.options import random_inputs
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("file", help="an artifact that `ekiden compile` wrote")
+    parser.add_argument("--dim", action="append", default=[], metavar="SYMBOL=4", help="the value of a symbolic dimension")
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long to measure (default 2)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Time whole calls from Python on random inputs; print the minimum, median and 90th percentile."""
+    executable = ekiden.load(options.file)
+    feed = random_inputs(executable, options.dim)
+    for _ in range(3):
+        executable(**feed)
+    times = []
+    until = time.perf_counter() + options.seconds
+    while time.perf_counter() < until or len(times) < 5:
+        started = time.perf_counter()
+        executable(**feed)
+        times.append(time.perf_counter() - started)
+    times.sort()
+    low, middle, high = times[0], statistics.median(times), times[int(0.9 * (len(times) - 1))]
+    shapes = ", ".join(f"{n} {a.dtype}{list(a.shape)}" for n, a in feed.items())
+    print(f"{options.file} on {shapes}, {ekiden.runtime.num_threads()} threads, {len(times)} runs")
+    print(f"  min {low * 1e3:.3f} ms   median {middle * 1e3:.3f} ms   90% {high * 1e3:.3f} ms")
+    return 0

@@ -1,0 +1,35 @@
+"""`ekiden run FILE --input name=array.npy ...`"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+import ekiden
+from ekiden.driver.commands.options import read_array
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("file", help="an artifact that `ekiden compile` wrote")
+    parser.add_argument("--input", action="append", default=[], metavar="NAME=array.npy", help="one for each input")
+    parser.add_argument("--output-dir", help="write each output here as a .npy file")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run once and print or write the outputs."""
+    executable = ekiden.load(options.file)
+    result = executable(**dict(map(read_array, options.input)))
+    tensors = result if isinstance(result, tuple) else (result,)
+    for index, (info, tensor) in enumerate(zip(executable.outputs, tensors, strict=True)):
+        array = tensor.numpy()
+        print(f"{info.name}: {array.dtype} {array.shape}")
+        if options.output_dir is None:
+            print(np.array2string(array, threshold=20, precision=5))
+            continue
+        folder = Path(options.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / f"output{index}.npy", array)
+    return 0

@@ -1,0 +1,89 @@
+"""The memory dialect: explicit storage, made by manifest_alloc. Sizes, offsets and shapes are expressions on symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import OpDef, get, register_op
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.type import StorageType, TensorType, TupleType, Type
+from ekiden.relay.expr import Call, Expr
+
+
+@node("relay.attrs.AllocStorageAttrs")
+class AllocStorageAttrs(Attrs):
+    """`size` and `alignment` in bytes."""
+
+    size: PrimExpr
+    alignment: int = 64
+
+
+@node("relay.attrs.AllocTensorAttrs")
+class AllocTensorAttrs(Attrs):
+    """A tensor of `shape` at byte `offset` of a storage."""
+
+    offset: PrimExpr
+    shape: tuple[PrimExpr, ...]
+    dtype: str
+
+
+def _storage_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    return StorageType()
+
+
+def _tensor_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    assert isinstance(attrs, AllocTensorAttrs)
+    return TensorType(attrs.shape, attrs.dtype)
+
+
+def unit_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    """Any arguments -> ()."""
+    return TupleType(())
+
+
+register_op(
+    OpDef(
+        name="memory.alloc_storage",
+        arguments=(),
+        attrs=AllocStorageAttrs,
+        relation=_storage_relation,
+        stateful=True,
+        description="A buffer of bytes.",
+    )
+)
+register_op(
+    OpDef(
+        name="memory.alloc_tensor",
+        arguments=("storage",),
+        attrs=AllocTensorAttrs,
+        relation=_tensor_relation,
+        stateful=True,
+        description="A view of a storage as a tensor.",
+    )
+)
+register_op(
+    OpDef(
+        name="memory.kill",
+        arguments=("value",),
+        relation=unit_relation,
+        stateful=True,
+        description="Forget a variable, so that its storage can be reused.",
+    )
+)
+
+
+def alloc_storage(size: PrimExpr, alignment: int = 64) -> Call:
+    """A buffer of `size` bytes."""
+    return Call(get("memory.alloc_storage"), (), AllocStorageAttrs(size, alignment))
+
+
+def alloc_tensor(storage: Expr, offset: PrimExpr, shape: tuple[PrimExpr, ...], dtype: str) -> Call:
+    """The tensor at byte `offset` of `storage`."""
+    return Call(get("memory.alloc_tensor"), (storage,), AllocTensorAttrs(offset, shape, dtype))
+
+
+def kill(value: Expr) -> Call:
+    """Forget `value`, a variable."""
+    return Call(get("memory.kill"), (value,))

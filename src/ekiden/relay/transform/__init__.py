@@ -1,0 +1,23 @@
+"""The passes over Relay: one file, one pass, one name."""
+
+from ekiden.ir.transform import Pass, PassContext, PassInstrument, Sequential, module_pass
+from ekiden.relay.transform.alter_op_layout import AlterOpLayout
+from ekiden.relay.transform.convert_layout import ConvertLayout
+from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
+from ekiden.relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
+from ekiden.relay.transform.fold_constant import FoldConstant
+from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
+from ekiden.relay.transform.fuse_ops import FuseOps
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.lambda_lift import LambdaLift
+from ekiden.relay.transform.manifest_alloc import ManifestAlloc
+from ekiden.relay.transform.manifest_lifetimes import ManifestLifetimes
+from ekiden.relay.transform.memory_plan import MemoryPlan
+from ekiden.relay.transform.simplify_inference import SimplifyInference
+from ekiden.relay.transform.to_a_normal_form import ToANormalForm
+
+__all__ = [
+    "AlterOpLayout", "ConvertLayout", "DeadCodeElimination", "EliminateCommonSubexpr", "FoldConstant", "FoldScaleAxis",
+    "FuseOps", "InferType", "LambdaLift", "ManifestAlloc", "ManifestLifetimes", "MemoryPlan", "Pass", "PassContext",
+    "PassInstrument", "Sequential", "SimplifyInference", "ToANormalForm", "module_pass",
+]  # fmt: skip

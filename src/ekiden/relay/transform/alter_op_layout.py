@@ -1,0 +1,101 @@
+"""Put constant weights into the order the target's register tiles read them.
+
+    nn.dense(%x, W)                       ->  nn.contrib_dense_pack(%x, packed W, units=N, tile=64)
+    nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
+    nn.conv2d(..., groups=G)              ->  kernel layout GOHWI{tile}o; depthwise: HWOI
+The packing itself is an operator on a constant, so FoldConstant leaves only the packed weight.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import IntImm
+from ekiden.ir.transform import Pass
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.op.nn.conv import Conv2DAttrs
+from ekiden.relay.transform.fold_scale_axis import op_of
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
+from ekiden.target import Target
+
+VECTORS_PER_ROW = 4
+"""Vectors in one row of a register tile: 6 rows x 4 vectors fill the registers of AVX-512 (kernel design 6x64)."""
+
+
+def tile_width(channels: int, target: Target) -> int:
+    """Columns of a weight panel: whole vectors, at most VECTORS_PER_ROW of them."""
+    lanes = target.lanes("float32")
+    return min(VECTORS_PER_ROW * lanes, -(-channels // lanes) * lanes)
+
+
+def _is_float32(expr: RelayExpr) -> bool:
+    kind = expr.checked_type
+    return isinstance(kind, TensorType) and kind.dtype == "float32"
+
+
+def _dense(call: Call, target: Target) -> RelayExpr:
+    weight = call.args[1]
+    assert isinstance(weight, Constant)
+    units = weight.data.shape[0]
+    tile = tile_width(units, target)
+    packed = op.nn.contrib_pack_weight(weight, kind="dense", tile=tile)
+    return op.nn.contrib_dense_pack(call.args[0], packed, units=units, tile=tile).with_fields(span=call.span)
+
+
+def _channels_in(call: Call) -> int | None:
+    kind = call.args[0].checked_type
+    assert isinstance(kind, TensorType)
+    last = kind.shape[-1]
+    return last.value if isinstance(last, IntImm) else None
+
+
+def _conv2d(call: Call, target: Target) -> RelayExpr:
+    attrs, weight = call.attrs, call.args[1]
+    assert isinstance(attrs, Conv2DAttrs) and isinstance(weight, Constant)
+    if attrs.data_layout != "NHWC" or attrs.kernel_layout != "OIHW":
+        return call
+    channels = weight.data.shape[0]
+    if attrs.groups > 1 and attrs.groups == channels == _channels_in(call):
+        packed: RelayExpr = Constant(weight.data.transpose(2, 3, 0, 1).copy(), span=weight.span)
+        layout = "HWOI"
+    else:
+        kind = "conv2d" if attrs.groups == 1 else "group_conv2d"
+        tile = tile_width(channels // attrs.groups, target)
+        packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile, groups=attrs.groups)
+        layout = f"{'' if attrs.groups == 1 else 'G'}OHWI{tile}o"
+    kernel_size = tuple(weight.data.shape[2:])
+    changed = attrs.with_fields(kernel_layout=layout, channels=channels, kernel_size=kernel_size)
+    return Call(call.op, (call.args[0], packed), changed, span=call.span)
+
+
+def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
+    """Pack the constant weights below root for a target. Needs checked types."""
+
+    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        if not isinstance(new, Call) or len(new.args) < 2 or not isinstance(new.args[1], Constant) or not _is_float32(old):
+            return new
+        if not _is_float32(new.args[0]) or not _is_float32(new.args[1]):
+            return new
+        name = op_of(new)
+        if name == "nn.dense":
+            return _typed_like(_dense(new, target), old)
+        return _typed_like(_conv2d(new, target), old) if name == "nn.conv2d" else new
+
+    return rewrite_graph(root, rewrite)
+
+
+def _typed_like(new: RelayExpr, old: RelayExpr) -> RelayExpr:
+    new.set_checked_type(old.checked_type)
+    return new
+
+
+def AlterOpLayout(target: Target) -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+
+    def transform(module: IRModule) -> IRModule:
+        return map_functions(module, on_body(lambda body: alter_op_layout(body, target)))
+
+    return Pass("AlterOpLayout", transform, 3, (InferType(),))

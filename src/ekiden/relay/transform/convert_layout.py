@@ -1,0 +1,260 @@
+"""Run image operators in NHWC, and push the transposes this needs through the graph until they cancel.
+
+    nn.relu(nn.conv2d(%x, W))                                   (NCHW)
+->  transpose(nn.relu(nn.conv2d(transpose(%x), W, NHWC)))       one transpose in, one out, for a whole network
+
+Step 1 puts each operator that has a layout between two transposes. Step 2, on the way from inputs to results, moves a transpose of an
+operand to the result wherever the operator can work on the transposed data (table SINK), merges transposes that meet, and
+turns those that move only dimensions of size 1 into reshapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ekiden.arith import prove_equal
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import OpPattern
+from ekiden.ir.prim import PrimExpr, is_const
+from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.type import TensorType, tensor_type
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant, Tuple
+from ekiden.relay.transform.fold_scale_axis import op_of
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.scopes import infer_here, map_functions, on_body, rewrite_graph
+
+Perm = tuple[int, ...]
+TO_NHWC: Perm = (0, 2, 3, 1)
+TO_NCHW: Perm = (0, 3, 1, 2)
+
+
+def inverse(perm: Perm) -> Perm:
+    """The permutation that undoes `perm`."""
+    return tuple(perm.index(i) for i in range(len(perm)))
+
+
+def _shape(expr: RelayExpr) -> tuple[PrimExpr, ...]:
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType)
+    return kind.shape
+
+
+def transpose(data: RelayExpr, perm: Perm) -> RelayExpr:
+    """`data` transposed: nothing for the identity, merged with a transpose below, a reshape if only ones move."""
+    if op_of(data) == "transpose":
+        assert isinstance(data, Call)
+        inner = axes_of(data)
+        return transpose(data.args[0], tuple(inner[i] for i in perm))
+    if perm == tuple(range(len(perm))):
+        return data
+    if isinstance(data, Constant):
+        folded = Constant(np.ascontiguousarray(data.data.transpose(perm)), span=data.span)
+        kind = data.checked_type
+        assert isinstance(kind, TensorType)
+        folded.set_checked_type(TensorType(tuple(kind.shape[i] for i in perm), kind.dtype))
+        return folded
+    shape = _shape(data)
+    moved = [i for i in perm if not is_const(shape[i], 1)]
+    if moved == sorted(moved):
+        return infer_here(op.reshape(data, tuple(shape[i] for i in perm)))
+    return infer_here(op.transpose(data, perm))
+
+
+def axes_of(call: Call) -> Perm:
+    """The permutation of a transpose call."""
+    rank = len(_shape(call))
+    axes = getattr(call.attrs, "axes", None)
+    return tuple(reversed(range(rank))) if axes is None else tuple(int(a) % rank for a in axes)
+
+
+def _layout_field(call: RelayExpr) -> str | None:
+    attrs = call.attrs if isinstance(call, Call) else None
+    return next((f for f in ("data_layout", "layout") if getattr(attrs, f, None) == "NCHW"), None)
+
+
+def _to_nhwc(call: Call, layout_field: str) -> RelayExpr:
+    assert call.attrs is not None
+    data = transpose(call.args[0], TO_NHWC)
+    changed = call.with_fields(
+        args=(data, *call.args[1:]), attrs=call.attrs.with_fields(**{layout_field: "NHWC"})
+    )
+    made = _fresh(changed)
+    return transpose(infer_here(made), TO_NCHW)
+
+
+def _fresh(call: Call) -> Call:
+    """A copy without a type."""
+    return Call(call.op, call.args, call.attrs, call.type_args, span=call.span)
+
+
+def _perm_below(expr: RelayExpr) -> Perm | None:
+    return axes_of(expr) if isinstance(expr, Call) and op_of(expr) == "transpose" else None
+
+
+def _below(expr: RelayExpr) -> RelayExpr:
+    assert isinstance(expr, Call)
+    return expr.args[0]
+
+
+def _is_cheap(expr: RelayExpr) -> bool:
+    """Whether transposing costs nothing: at most one dimension is not 1."""
+    return sum(not is_const(d, 1) for d in _shape(expr)) <= 1
+
+
+def _follow(operand: RelayExpr, perm: Perm) -> RelayExpr | None:
+    """The operand as it must be for the transposed operation, None if that would cost a copy."""
+    if _perm_below(operand) == perm:
+        return _below(operand)
+    rank = len(_shape(operand))
+    if rank == 0:
+        return operand
+    if rank > len(perm) or not (isinstance(operand, Constant) or _is_cheap(operand)):
+        return None
+    if rank < len(perm):
+        wide = (1,) * (len(perm) - rank) + tuple(_shape(operand))
+        operand = _reshaped(operand, wide)
+    return transpose(operand, inverse(perm))
+
+
+def _reshaped(operand: RelayExpr, shape: tuple[PrimExpr | int, ...]) -> RelayExpr:
+    if not isinstance(operand, Constant):
+        return infer_here(op.reshape(operand, shape))
+    data = operand.data.reshape([1] * (len(shape) - operand.data.ndim) + list(operand.data.shape))
+    made = Constant(data, span=operand.span)
+    kind = operand.checked_type
+    assert isinstance(kind, TensorType)
+    made.set_checked_type(tensor_type(data.shape, kind.dtype))
+    return made
+
+
+def _sink_broadcast(call: Call, perm: Perm) -> RelayExpr | None:
+    """f(transpose(a), b, ...) -> transpose(f(a, b', ...)), b' = b transposed back"""
+    if any(len(_shape(a)) > len(perm) for a in call.args):
+        return None
+    args = [_follow(a, perm) for a in call.args]
+    if any(a is None for a in args):
+        return None
+    return transpose(infer_here(_fresh(call.with_fields(args=tuple(args)))), perm)
+
+
+def _with_axis(call: Call, perm: Perm) -> RelayExpr | None:
+    """Operators along one axis: softmax, lrn, prelu, ..."""
+    assert call.attrs is not None
+    axis = perm[int(getattr(call.attrs, "axis", -1)) % len(perm)]
+    changed = call.with_fields(args=(_below(call.args[0]), *call.args[1:]), attrs=call.attrs.with_fields(axis=axis))
+    return transpose(infer_here(_fresh(changed)), perm)
+
+
+def _concatenate(call: Call, perm: Perm) -> RelayExpr | None:
+    """concatenate((transpose(a), transpose(b)), axis) -> transpose(concatenate((a, b), axis'))"""
+    parts = call.args[0]
+    assert isinstance(parts, Tuple) and call.attrs is not None
+    if any(_perm_below(p) != perm for p in parts.fields):
+        return None
+    axis = perm[int(getattr(call.attrs, "axis", 0)) % len(perm)]
+    return transpose(infer_here(op.concatenate(Tuple(tuple(map(_below, parts.fields))), axis)), perm)
+
+
+def _pad(call: Call, perm: Perm) -> RelayExpr | None:
+    assert call.attrs is not None
+    width = getattr(call.attrs, "pad_width", ())
+    moved = tuple(width[i] for i in inverse(perm))
+    changed = call.with_fields(args=(_below(call.args[0]), *call.args[1:]), attrs=call.attrs.with_fields(pad_width=moved))
+    return transpose(infer_here(_fresh(changed)), perm)
+
+
+def _reduce(call: Call, perm: Perm) -> RelayExpr | None:
+    """sum(transpose(a), axis) -> transpose(sum(a, axis'))"""
+    assert call.attrs is not None
+    rank = len(perm)
+    axis = getattr(call.attrs, "axis", None)
+    if getattr(call.attrs, "exclude", False):
+        return None
+    axes = tuple(range(rank)) if axis is None else tuple(int(a) % rank for a in np.atleast_1d(axis))
+    changed = call.with_fields(
+        args=(_below(call.args[0]),), attrs=call.attrs.with_fields(axis=tuple(sorted(perm[a] for a in axes)))
+    )
+    made = infer_here(_fresh(changed))
+    if getattr(call.attrs, "keepdims", False):
+        return transpose(made, perm)
+    left = [perm[i] for i in range(rank) if i not in axes]
+    return transpose(made, tuple(sorted(left).index(a) for a in left))
+
+
+def _reshape(call: Call, perm: Perm) -> RelayExpr | None:
+    """A reshape that splits one dimension, or joins dimensions that stay neighbours, can be done before the transpose."""
+    before, after = list(_shape(call.args[0])), list(_shape(call))
+    head = 0
+    while head < min(len(before), len(after)) and prove_equal(before[head], after[head]):
+        head += 1
+    tail = 0
+    while tail < min(len(before), len(after)) - head and prove_equal(before[-1 - tail], after[-1 - tail]):
+        tail += 1
+    old, new = len(before) - head - tail, len(after) - head - tail
+    source = list(perm[head : head + old])
+    if old < 1 or new < 1 or source != list(range(source[0], source[0] + old)) or min(old, new) != 1:
+        return None
+    z_shape = list(_shape(_below(call.args[0])))
+    z_shape[source[0] : source[0] + old] = after[head : head + new]
+    made = infer_here(op.reshape(_below(call.args[0]), tuple(z_shape)))
+    shifted = [p if p < source[0] else p + new - old for p in perm]
+    moved = shifted[:head] + list(range(source[0], source[0] + new)) + shifted[head + old :]
+    return transpose(made, tuple(moved))
+
+
+Sink = Callable[[Call, Perm], "RelayExpr | None"]
+SINK: dict[str, Sink] = {
+    "concatenate": _concatenate,
+    "reshape": _reshape,
+    "nn.pad": _pad,
+    "transpose": lambda call, perm: transpose(call.args[0], axes_of(call)),
+    **dict.fromkeys(("nn.softmax", "nn.log_softmax", "nn.lrn"), _with_axis),
+    **dict.fromkeys(("sum", "mean", "max", "min", "prod"), _reduce),
+}
+"""Operator -> how a transpose of its (first) operand moves to its result."""
+
+
+def _rule(call: Call) -> Sink | None:
+    name = op_of(call)
+    if name in SINK:
+        return SINK[name]
+    if name and call.op.definition.pattern <= OpPattern.BROADCAST:  # type: ignore[attr-defined]
+        return _sink_broadcast
+    return None
+
+
+def _sink(call: Call) -> RelayExpr:
+    rule = _rule(call)
+    operands = call.args[0].fields if call.args and isinstance(call.args[0], Tuple) else call.args
+    perm = next((p for p in map(_perm_below, operands) if p is not None), None)
+    if rule is None or perm is None or not isinstance(call.checked_type, TensorType):
+        return call
+    if rule is not _sink_broadcast and rule is not _concatenate and _perm_below(operands[0]) is None:
+        return call
+    return rule(call, perm) or call
+
+
+def _rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+    if not isinstance(new, Call) or not op_of(new):
+        return new
+    layout_field = _layout_field(new)
+    made = _to_nhwc(new, layout_field) if layout_field else _sink(new)
+    if isinstance(made, Call) and made is not new and made.span is None:
+        known = made.checked_type
+        made = made.with_fields(span=new.span)
+        made.set_checked_type(known)
+    return made
+
+
+@module_pass("ConvertLayout", opt_level=3, required=(InferType(),))
+def _convert_layout(module: IRModule) -> IRModule:
+    return map_functions(module, on_body(lambda body: rewrite_graph(body, _rewrite)))
+
+
+def ConvertLayout() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _convert_layout

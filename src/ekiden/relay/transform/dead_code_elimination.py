@@ -1,0 +1,52 @@
+"""Drop bindings that nothing uses and that have no effect.
+
+    let %a = nn.relu(%x); let %b = nn.tanh(%x); %b   ->   let %b = nn.tanh(%x); %b
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.transform import Pass, module_pass
+from ekiden.relay.expr import Call, Constructor, Function, RefCreate, RefRead, RefWrite, Var
+from ekiden.relay.transform.chains import Binding, Chain, map_chains
+from ekiden.relay.transform.scopes import evaluation_order, is_atom, map_functions, on_body
+
+
+def _is_pure_call(call: Call) -> bool:
+    """Operators without state, constructors and primitive functions have no effect; other calls might."""
+    if isinstance(call.op, Op):
+        return not call.op.definition.stateful
+    return isinstance(call.op, Constructor) or (isinstance(call.op, Function) and is_atom(call.op))
+
+
+def is_pure(value: RelayExpr) -> bool:
+    """Whether evaluating a value can be left out. A function value is pure whatever its body does."""
+    if isinstance(value, Function):
+        return True
+    for each in evaluation_order(value):
+        if isinstance(each, (RefCreate, RefRead, RefWrite)) or (isinstance(each, Call) and not _is_pure_call(each)):
+            return False
+    return True
+
+
+def _drop_unused(chain: Chain, is_function_body: bool) -> Chain:
+    assert chain.result is not None
+    used = {e for e in evaluation_order(chain.result) if isinstance(e, Var)}
+    kept: list[Binding] = []
+    for variable, value in reversed(chain.bindings):
+        if variable in used or not is_pure(value):
+            kept.append((variable, value))
+            used |= {e for e in evaluation_order(value) if isinstance(e, Var)}
+    return Chain(kept[::-1], chain.result)
+
+
+@module_pass("DeadCodeElimination", opt_level=1)
+def _dead_code_elimination(module: IRModule) -> IRModule:
+    return map_functions(module, on_body(lambda body: map_chains(body, _drop_unused)))
+
+
+def DeadCodeElimination() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _dead_code_elimination

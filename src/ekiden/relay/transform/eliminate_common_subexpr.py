@@ -1,0 +1,48 @@
+"""Compute equal pure calls once.
+
+    add(nn.relu(%x), nn.relu(%x))   ->   %0 = nn.relu(%x); add(%0, %0)
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.structural import structural_hash
+from ekiden.ir.transform import Pass, module_pass
+from ekiden.relay.expr import Call, TupleGetItem
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
+
+Key = tuple[object, ...]
+
+
+def _key(expr: RelayExpr) -> Key | None:
+    """Equal keys mean equal values; operands are told apart by identity, since they are unified first."""
+    if isinstance(expr, Call) and isinstance(expr.op, Op) and not expr.op.definition.stateful:
+        attrs = None if expr.attrs is None else structural_hash(expr.attrs)
+        return (expr.op.name, attrs, *map(id, expr.args))
+    if isinstance(expr, TupleGetItem):
+        return ("tuple", expr.index, id(expr.tuple_value))
+    return None
+
+
+def eliminate_common_subexpr(root: RelayExpr) -> RelayExpr:
+    """Share equal calls below root. Only for expressions of one scope, as before A-normal form."""
+    first: dict[Key, RelayExpr] = {}
+
+    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        key = _key(new)
+        return new if key is None else first.setdefault(key, new)
+
+    return rewrite_graph(root, rewrite)
+
+
+@module_pass("EliminateCommonSubexpr", opt_level=3, required=(InferType(),))
+def _eliminate_common_subexpr(module: IRModule) -> IRModule:
+    return map_functions(module, on_body(eliminate_common_subexpr))
+
+
+def EliminateCommonSubexpr() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _eliminate_common_subexpr

@@ -1,0 +1,138 @@
+"""Fold multiplications and additions by constants into each other and into weights.
+
+    multiply(nn.conv2d(%x, W), s)       ->  nn.conv2d(%x, W * s)              s has one value per output channel
+    multiply(add(%x, b), s)             ->  add(multiply(%x, s), b * s)
+    multiply(multiply(%x, a), b)        ->  multiply(%x, a * b)
+    add(add(%x, a), b)                  ->  add(%x, a + b)
+    subtract(%x, a)                     ->  add(%x, -a)
+    nn.bias_add(%x, b, axis)            ->  add(%x, b along axis)
+Only for floating point, constants a, b, s, W, and where the constant does not widen the result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from ekiden.arith import prove_equal
+from ekiden.ir.dtype import is_float
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Array, Op
+from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.scopes import evaluation_order, map_functions, on_body, operands, with_children
+
+CHANNEL_AXES = {"nn.conv2d": (1, 0), "nn.conv1d": (1, 0), "nn.dense": (-1, 0)}
+"""Operator -> (channel axis of the result, axis of the weight that makes it), in the default layouts."""
+
+
+def op_of(expr: RelayExpr) -> str:
+    """The name of the operator an expression calls; empty if it calls none."""
+    return expr.op.name if isinstance(expr, Call) and isinstance(expr.op, Op) else ""
+
+
+def _same_shape(a: TensorType, b: TensorType) -> bool:
+    return len(a.shape) == len(b.shape) and all(prove_equal(x, y) for x, y in zip(a.shape, b.shape, strict=True))
+
+
+class _Folder:
+    """Rewrites one graph bottom-up; `uses` counts how often each (new) expression is used."""
+
+    def __init__(self, root: RelayExpr) -> None:
+        self.order = evaluation_order(root)
+        counts = Counter(id(o) for e in self.order for o in operands(e))
+        self.old_uses = {e: counts[id(e)] for e in self.order}
+        self.uses: dict[RelayExpr, int] = {}
+        self.new: dict[RelayExpr, RelayExpr] = {}
+
+    def run(self, root: RelayExpr) -> RelayExpr:
+        """The folded graph."""
+        for expr in self.order:
+            made = self._rewrite(expr, with_children(expr, self.new))
+            self.new[expr] = made
+            self.uses[made] = self.old_uses[expr]
+        return self.new[root]
+
+    def _rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        name = op_of(new)
+        if name not in ("multiply", "add", "subtract", "nn.bias_add"):
+            return new
+        assert isinstance(new, Call) and isinstance(old, Call)
+        kind, left = old.checked_type, new.args[0]
+        index = 0 if isinstance(new.args[1], Constant) else 1
+        if name in ("subtract", "nn.bias_add") and index == 1 or isinstance(left, Constant) and index == 0:
+            return new
+        constant = new.args[1 - index]
+        data_type = old.args[index].checked_type
+        if not isinstance(constant, Constant) or not isinstance(kind, TensorType) or not isinstance(data_type, TensorType):
+            return new
+        if not is_float(kind.dtype) or not _same_shape(kind, data_type):
+            return new
+        made = self._fold(name, new, new.args[index], _full_rank(new, constant.data, len(kind.shape)))
+        return made if made.span is not None or not isinstance(made, Call) else made.with_fields(span=new.span)
+
+    def _fold(self, name: str, call: Call, data: RelayExpr, value: Array) -> RelayExpr:
+        if name == "multiply":
+            return self._multiply(data, value)
+        return self._add(data, -value if name == "subtract" else value)
+
+    def _made(self, expr: RelayExpr) -> RelayExpr:
+        self.uses[expr] = 1
+        return expr
+
+    def _add(self, data: RelayExpr, value: Array) -> RelayExpr:
+        if op_of(data) == "add" and self.uses.get(data) == 1:
+            assert isinstance(data, Call)
+            if isinstance(data.args[1], Constant) and data.args[1].data.ndim == value.ndim:
+                return self._add(data.args[0], data.args[1].data + value)
+        return self._made(op.add(data, Constant(value)))
+
+    def _multiply(self, data: RelayExpr, value: Array) -> RelayExpr:
+        if isinstance(data, Call) and self.uses.get(data) == 1:
+            name, last = op_of(data), data.args[-1]
+            if name in ("add", "multiply") and isinstance(last, Constant) and last.data.ndim == value.ndim:
+                inner = self._multiply(data.args[0], value if name == "add" else value * last.data)
+                return self._made(op.add(inner, Constant(last.data * value))) if name == "add" else inner
+            scaled = _scale_weight(name, data, value)
+            if scaled is not None:
+                return self._made(scaled)
+        return self._made(op.multiply(data, Constant(value)))
+
+
+def _full_rank(call: Call, value: Array, rank: int) -> Array:
+    """The constant with leading ones up to the rank of the result; for bias_add, along its axis."""
+    if op_of(call) == "nn.bias_add":
+        axis = int(getattr(call.attrs, "axis", 1)) % rank
+        return value.reshape([value.size if i == axis else 1 for i in range(rank)])
+    return value.reshape([1] * (rank - value.ndim) + list(value.shape))
+
+
+def _scale_weight(name: str, call: Call, value: Array) -> RelayExpr | None:
+    """`call` with its weight scaled per output channel, or None if the constant varies along another axis."""
+    if name not in CHANNEL_AXES or not isinstance(call.args[1], Constant):
+        return None
+    if str(getattr(call.attrs, "data_layout", "NC"))[:2] != "NC" or str(getattr(call.attrs, "kernel_layout", "OI"))[:2] != "OI":
+        return None
+    axis, weight_axis = CHANNEL_AXES[name]
+    weight = call.args[1].data
+    axis %= value.ndim
+    if any(d != 1 for i, d in enumerate(value.shape) if i != axis):
+        return None
+    scale = value.reshape([-1 if i == weight_axis else 1 for i in range(weight.ndim)])
+    scaled = np.ascontiguousarray(weight * scale.astype(weight.dtype))
+    return call.with_fields(args=(call.args[0], Constant(scaled, span=call.args[1].span)))
+
+
+@module_pass("FoldScaleAxis", opt_level=3, required=(InferType(),))
+def _fold_scale_axis(module: IRModule) -> IRModule:
+    return map_functions(module, on_body(lambda body: _Folder(body).run(body)))
+
+
+def FoldScaleAxis() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _fold_scale_axis

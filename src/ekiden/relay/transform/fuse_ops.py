@@ -1,0 +1,313 @@
+"""Group operators that run as one kernel.
+
+    %0 = nn.conv2d(%x, %w);  %1 = add(%0, %b);  nn.relu(%1)
+->  %0 = fn (%p0, %p1, %p2, Primitive=1) { nn.relu(add(nn.conv2d(%p0, %p1), %p2)) };  %0(%x, %w, %b)
+
+The algorithm is Relay's (Roesch et al. 2018): a node joins its immediate post-dominator when every path between them is
+simple enough. Operators that only change a shape never join a group, because as a view they cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ekiden.arith import prove_equal
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op, OpPattern
+from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.type import FuncType
+from ekiden.relay.expr import Call, Constant, Function, Tuple, Var
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.scopes import (
+    evaluation_order,
+    find_scopes,
+    map_functions,
+    on_body,
+    operands,
+    with_children,
+)
+
+MAX_FUSED_NODES = 256
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node of the dataflow graph of one scope, with its group as a union-find entry."""
+
+    expr: RelayExpr
+    index: int
+    pattern: OpPattern
+    users: list[tuple[_Node, OpPattern]] = field(default_factory=list)
+    external: bool = False
+    """Used from outside the scope, or the result of the scope."""
+    parent: _Node | None = None
+    """Group: the node it was merged into."""
+    anchor: OpPattern = OpPattern.OPAQUE
+    """Group: the most complex pattern in it."""
+    size: int = 1
+    dominator: _Node | None = None
+    dominator_pattern: OpPattern = OpPattern.OPAQUE
+    depth: int = 1
+
+    def root(self) -> _Node:
+        """The node that stands for the group."""
+        at = self
+        while at.parent is not None:
+            if at.parent.parent is not None:
+                at.parent = at.parent.parent
+            at = at.parent
+        return at
+
+
+def is_primitive_call(expr: RelayExpr) -> bool:
+    """Whether an expression is the call of an operator that has a kernel."""
+    return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.definition.lower is not None
+
+
+def is_inline_constant(expr: RelayExpr) -> bool:
+    """Whether a constant is small enough to be part of a kernel: one element, rank 0."""
+    return isinstance(expr, Constant) and expr.data.ndim == 0
+
+
+def _pattern_of(expr: RelayExpr) -> OpPattern:
+    if isinstance(expr, Call) and isinstance(expr.op, Op):
+        definition = expr.op.definition
+        if definition.lower is None or definition.reshape_only:
+            return OpPattern.OPAQUE
+        return definition.pattern
+    return OpPattern.TUPLE if isinstance(expr, Tuple) else OpPattern.OPAQUE
+
+
+def _edge_pattern(user: RelayExpr, pattern: OpPattern, operand: RelayExpr) -> OpPattern:
+    """A broadcast operator is elementwise in the operand that already has the result's shape."""
+    if isinstance(user, Tuple):
+        return OpPattern.INJECTIVE
+    if pattern == OpPattern.BROADCAST and _same_shape(user, operand):
+        return OpPattern.ELEMWISE
+    return pattern
+
+
+def _same_shape(a: RelayExpr, b: RelayExpr) -> bool:
+    left, right = getattr(a.checked_type, "shape", None), getattr(b.checked_type, "shape", None)
+    if left is None or right is None or len(left) != len(right):
+        return False
+    return all(prove_equal(x, y) for x, y in zip(left, right, strict=True))
+
+
+def _build_graph(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayExpr, _Node]:
+    graph: dict[RelayExpr, _Node] = {}
+    for expr in nodes:
+        pattern = _pattern_of(expr)
+        made = _Node(expr, len(graph), pattern, external=expr in outputs, anchor=pattern)
+        graph[expr] = made
+        for operand in operands(expr):
+            if operand in graph:
+                graph[operand].users.append((made, _edge_pattern(expr, pattern, operand)))
+    return graph
+
+
+def _common_dominator(a: _Node | None, b: _Node | None) -> tuple[_Node | None, OpPattern]:
+    """The lowest common ancestor in the post-dominator tree, and the worst pattern on the way."""
+    worst = OpPattern.ELEMWISE
+    while a is not b:
+        if a is None or b is None:
+            return None, OpPattern.OPAQUE
+        if a.depth < b.depth:
+            a, b = b, a
+        worst = max(worst, a.dominator_pattern)
+        a = a.dominator
+    return a, worst
+
+
+def _find_post_dominators(nodes: list[_Node]) -> None:
+    for each in reversed(nodes):
+        if each.external or not each.users:
+            continue
+        dominator: _Node | None = each.users[0][0]
+        worst = each.users[0][1]
+        for user, pattern in each.users[1:]:
+            dominator, passed = _common_dominator(dominator, user)
+            worst = max(worst, pattern, passed)
+            if dominator is None:
+                break
+        each.dominator = dominator
+        if dominator is not None:
+            each.depth = dominator.depth + 1
+            each.dominator_pattern = worst
+
+
+Condition = Callable[[OpPattern, bool], bool]
+"""(pattern of a group on the path, whether it is the sink) -> may be merged."""
+
+
+def _path_between(source: _Node, sink: _Node, allowed: Condition) -> list[_Node] | None:
+    """All nodes on paths from source (included) to sink (excluded), or None if one is not allowed."""
+    seen: list[_Node] = [source]
+    known = {id(source)}
+    stack = [user for user, _ in source.users]
+    while stack:
+        at = stack.pop()
+        if id(at) in known:
+            continue
+        known.add(id(at))
+        if not allowed(at.root().anchor, at is sink):
+            return None
+        if at is not sink:
+            seen.append(at)
+            stack.extend(user for user, _ in at.users)
+    return seen
+
+
+def _merge(child: _Node, parent: _Node) -> None:
+    child, parent = child.root(), parent.root()
+    if child is parent:
+        return
+    parent.size += child.size
+    child.parent = parent
+    parent.anchor = max(parent.anchor, child.anchor) if child.anchor != OpPattern.TUPLE else parent.anchor
+
+
+def _fuse_into_dominator(each: _Node, allowed: Condition) -> None:
+    assert each.dominator is not None
+    path = _path_between(each, each.dominator, allowed)
+    if path is None:
+        return
+    groups = {id(n.root()): n.root() for n in [*path, each.dominator]}
+    if sum(g.size for g in groups.values()) > MAX_FUSED_NODES:
+        return
+    for n in path:
+        _merge(n, each.dominator)
+
+
+def _to_broadcast(kind: OpPattern, is_sink: bool) -> bool:
+    return kind <= OpPattern.BROADCAST
+
+
+def _to_injective(kind: OpPattern, is_sink: bool) -> bool:
+    return kind <= OpPattern.INJECTIVE
+
+
+def _to_reduction(kind: OpPattern, is_sink: bool) -> bool:
+    return kind <= (OpPattern.OUT_ELEMWISE_FUSABLE if is_sink else OpPattern.INJECTIVE)
+
+
+def _step(each: _Node, phase: int) -> None:
+    """Merge one node into its dominator if the phase allows (phases as in Relay's GraphPartitioner)."""
+    dominator = each.dominator
+    anchor = each.root().anchor
+    if dominator is None or anchor == OpPattern.OPAQUE or each.pattern == OpPattern.OPAQUE:
+        return
+    if phase == 2:
+        target = dominator.root().anchor
+        if anchor <= OpPattern.INJECTIVE and dominator.pattern == OpPattern.TUPLE and target <= OpPattern.INJECTIVE:
+            _fuse_into_dominator(each, _to_injective)
+        return
+    if each.root() is dominator.root() or dominator.root().anchor == OpPattern.TUPLE:
+        return
+    if anchor == OpPattern.OUT_ELEMWISE_FUSABLE:
+        if phase == 0 and each.dominator_pattern == OpPattern.ELEMWISE:
+            _fuse_into_dominator(each, _to_broadcast)
+    elif anchor <= OpPattern.BROADCAST:
+        if each.dominator_pattern <= OpPattern.COMM_REDUCE:
+            _fuse_into_dominator(each, _to_reduction)
+    elif anchor in (OpPattern.INJECTIVE, OpPattern.TUPLE) and phase == 1:
+        _fuse_into_dominator(each, _to_injective)
+
+
+def _partition(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayExpr, list[RelayExpr]]:
+    """Groups of a scope: result expression -> members in topological order."""
+    graph = _build_graph(nodes, outputs)
+    ordered = list(graph.values())
+    _find_post_dominators(ordered)
+    for phase in range(3):
+        for each in ordered:
+            _step(each, phase)
+    groups: dict[int, list[RelayExpr]] = {}
+    for each in ordered:
+        groups.setdefault(id(each.root()), []).append(each.expr)
+    return {members[-1]: members for members in groups.values()}
+
+
+class _GroupBuilder:
+    """Rebuilds the members of one group as the body of a primitive function; args are what it is called with."""
+
+    def __init__(self, members: list[RelayExpr]) -> None:
+        self.inner: dict[RelayExpr, RelayExpr] = {}
+        self.params: list[Var] = []
+        self.args: list[RelayExpr] = []
+        for each in members:
+            self.inner[each] = self._rebuild(each)
+        self.body = self.inner[members[-1]]
+
+    def _rebuild(self, expr: RelayExpr) -> RelayExpr:
+        return with_children(expr, {operand: self._inside(operand) for operand in operands(expr)})
+
+    def _inside(self, expr: RelayExpr) -> RelayExpr:
+        if expr in self.inner:
+            return self.inner[expr]
+        if is_inline_constant(expr):
+            return expr
+        if isinstance(expr, Tuple):  # a tuple costs nothing: take its fields
+            return self._rebuild(expr)
+        param = Var(f"p{len(self.params)}", expr.checked_type)
+        param.set_checked_type(expr.checked_type)
+        self.params.append(param)
+        self.args.append(expr)
+        self.inner[expr] = param
+        return param
+
+    def function(self, result: RelayExpr, reshape_only: bool) -> Function:
+        """The primitive function of the group."""
+        attrs: dict[str, object] = {"Primitive": 1}
+        if reshape_only:
+            attrs["relay.reshape_only"] = 1
+        made = Function(tuple(self.params), self.body, result.checked_type, (), attrs, span=result.span)
+        made.set_checked_type(FuncType(tuple(p.checked_type for p in self.params), result.checked_type))
+        return made
+
+
+def _is_reshape_only(members: list[RelayExpr]) -> bool:
+    only = members[0]
+    return len(members) == 1 and isinstance(only, Call) and isinstance(only.op, Op) and only.op.definition.reshape_only
+
+
+def _groups(root: RelayExpr) -> dict[RelayExpr, list[RelayExpr]]:
+    """Result -> members, for every group with a kernel in any scope below root."""
+    found: dict[RelayExpr, list[RelayExpr]] = {}
+    for scope in find_scopes(root):
+        for result, members in _partition(scope.nodes, scope.outputs).items():
+            if any(is_primitive_call(m) for m in members):
+                found[result] = members
+    return found
+
+
+def fuse(root: RelayExpr) -> RelayExpr:
+    """Replace every group below root by the call of a primitive function. Needs checked types."""
+    groups = _groups(root)
+    inner = {m for result, members in groups.items() for m in members if m is not result}
+    new: dict[RelayExpr, RelayExpr] = {}
+    for expr in evaluation_order(root):
+        if expr in inner:
+            continue
+        if expr not in groups:
+            new[expr] = with_children(expr, new)
+            continue
+        members = groups[expr]
+        builder = _GroupBuilder(members)
+        function = builder.function(expr, _is_reshape_only(members))
+        call = Call(function, tuple(new.get(a, a) for a in builder.args), span=expr.span)
+        call.set_checked_type(expr.checked_type)
+        new[expr] = call
+    return new[root]
+
+
+@module_pass("FuseOps", required=(InferType(),))
+def _fuse_ops(module: IRModule) -> IRModule:
+    return map_functions(module, on_body(fuse))
+
+
+def FuseOps() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _fuse_ops

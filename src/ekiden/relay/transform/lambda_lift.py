@@ -1,0 +1,90 @@
+"""Turn function values into global functions, so that every function has a number the VM can call.
+
+    let %f = fn (%y) { add(%y, %x) }; %f(%z)
+->  def @lifted_f(%x) { fn (%y, Closure=1) { add(%y, %x) } }      and      let %f = @lifted_f(%x); %f(%z)
+
+A function that captures nothing becomes a plain global; one that captures becomes a global over what it captures, marked
+Closure, that gives the function. A function that calls itself through its let variable calls the global again. Inner functions are
+lifted before outer ones.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, module_pass
+from ekiden.relay.expr import Call, Function, Let, Var
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.scopes import evaluation_order, is_atom, map_functions, with_children
+from ekiden.relay.visitor import free_vars
+
+
+class _Lifter:
+    """Lifts the functions inside one global function."""
+
+    def __init__(self, taken: set[str]) -> None:
+        self.taken = taken
+        self.lifted: dict[GlobalVar, BaseFunc] = {}
+
+    def lift(self, root: Function) -> Function:
+        """`root` with every function value inside replaced."""
+        new: dict[RelayExpr, RelayExpr] = {}
+        own_names = self._let_names(root.body)
+        for expr in evaluation_order(root.body):
+            rebuilt = with_children(expr, new)
+            if isinstance(rebuilt, Function) and not is_atom(rebuilt):
+                rebuilt = self._lift_one(rebuilt, own_names.get(expr))
+            new[expr] = rebuilt
+        return root.with_fields(body=new[root.body])
+
+    @staticmethod
+    def _let_names(body: RelayExpr) -> dict[RelayExpr, Var]:
+        return {e.value: e.var for e in evaluation_order(body) if isinstance(e, Let) and isinstance(e.value, Function)}
+
+    def _fresh(self, hint: str) -> GlobalVar:
+        name, count = f"lifted_{hint}", 0
+        while name in self.taken:
+            count += 1
+            name = f"lifted_{hint}_{count}"
+        self.taken.add(name)
+        return GlobalVar(name)
+
+    def _lift_one(self, function: Function, own_name: Var | None) -> RelayExpr:
+        captured = [v for v in free_vars(function) if v is not own_name]
+        name = self._fresh(own_name.name_hint if own_name else "fn")
+        itself: RelayExpr = Call(name, tuple(captured)) if captured else name
+        body = function.body
+        if own_name is not None:
+            body = _replace(body, own_name, itself)
+        inner = function.with_fields(body=body)
+        if captured:
+            marked = inner.with_fields(attrs={**(inner.attrs or {}), "Closure": 1})
+            self.lifted[name] = Function(tuple(captured), marked, None, function.type_params, {"Closure": 1})
+        else:
+            self.lifted[name] = inner
+        return itself
+
+
+def _replace(body: RelayExpr, variable: Var, value: RelayExpr) -> RelayExpr:
+    new: dict[RelayExpr, RelayExpr] = {}
+    for expr in evaluation_order(body):
+        if expr is variable:
+            new[expr] = value
+            continue
+        rebuilt = with_children(expr, new)
+        if isinstance(rebuilt, Call) and rebuilt.op is variable:
+            rebuilt = rebuilt.with_fields(op=value)
+        new[expr] = rebuilt
+    return new[body]
+
+
+@module_pass("LambdaLift", opt_level=1, required=(InferType(),))
+def _lambda_lift(module: IRModule) -> IRModule:
+    lifter = _Lifter({g.name_hint for g in module})
+    lifted = map_functions(module, lifter.lift)
+    return lifted.with_functions({**lifted.functions, **lifter.lifted})
+
+
+def LambdaLift() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _lambda_lift

@@ -1,0 +1,105 @@
+"""Make memory explicit: every kernel writes into tensors that were allocated for it.
+
+    let %y = fn (%p0, Primitive=1) { nn.relu(%p0) }(%x);
+->  let %storage = memory.alloc_storage(size=40, alignment=64);
+    let %y = memory.alloc_tensor(%storage, offset=0, shape=(1, 10), dtype="float32");
+    let %_ = vm.invoke_tvm_op(fn ..., (%x,), (%y,));
+
+Functions that only change a shape become vm.reshape_tensor. Sizes and shapes are expressions on the symbols of the function's
+parameters. Needs A-normal form and checked types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import AnyDim, PrimExpr, const
+from ekiden.ir.span import Span
+from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.expr import Call, Function, Tuple, Var
+from ekiden.relay.op.memory import alloc_storage, alloc_tensor
+from ekiden.relay.op.vm import invoke_tvm_op, reshape_tensor
+from ekiden.relay.transform.chains import Binding, Chain, map_chains
+from ekiden.relay.transform.scopes import map_functions, on_body
+from ekiden.runtime.errors import CompileError
+
+ALIGNMENT = 64
+
+
+def size_in_bytes(kind: TensorType) -> PrimExpr:
+    """Bytes of a tensor, as an expression on its dimensions."""
+    size: PrimExpr = const(dt.itemsize(kind.dtype))
+    for dim in kind.shape:
+        size = size * dim
+    return simplify(size)
+
+
+def tensor_types(kind: Type) -> list[TensorType]:
+    """The tensors in a type, left to right."""
+    if isinstance(kind, TensorType):
+        return [kind]
+    assert isinstance(kind, TupleType), f"a kernel cannot give a {type(kind).__name__}"
+    return [t for f in kind.fields for t in tensor_types(f)]
+
+
+def primitive_of(value: RelayExpr) -> Function | None:
+    """The primitive function that a value calls, if it is such a call."""
+    if isinstance(value, Call) and isinstance(value.op, Function) and value.op.attr("Primitive"):
+        return value.op
+    return None
+
+
+def _check_known(kind: TensorType, span: Span | None) -> None:
+    if any(isinstance(d, AnyDim) for d in kind.shape):
+        where = f" of {span}" if span else ""
+        raise CompileError(f"allocating the result{where}: its shape depends on data, which is not supported yet")
+
+
+def _allocate(kind: TensorType, span: Span | None) -> Iterator[Binding]:
+    _check_known(kind, span)
+    storage = Var("storage")
+    yield storage, alloc_storage(size_in_bytes(kind), ALIGNMENT)
+    tensor = Var("t", kind)
+    tensor.set_checked_type(kind)
+    yield tensor, alloc_tensor(storage, const(0), kind.shape, kind.dtype)
+
+
+def _lower_binding(variable: Var, value: RelayExpr) -> Iterator[Binding]:
+    function = primitive_of(value)
+    if function is None:
+        yield variable, value
+        return
+    assert isinstance(value, Call)
+    kind = value.checked_type
+    if function.attr("relay.reshape_only"):
+        assert isinstance(kind, TensorType)
+        _check_known(kind, value.span)
+        yield variable, reshape_tensor(value.args[0], kind.shape)
+        return
+    outputs: list[Var] = []
+    for each in tensor_types(kind):
+        bindings = list(_allocate(each, value.span))
+        yield from bindings
+        outputs.append(bindings[-1][0])
+    yield Var("_"), invoke_tvm_op(function, value.args, outputs).with_fields(span=value.span)
+    yield variable, outputs[0] if isinstance(kind, TensorType) else Tuple(tuple(outputs))
+
+
+def _lower_chain(chain: Chain, is_function_body: bool) -> Chain:
+    lowered = [b for variable, value in chain.bindings for b in _lower_binding(variable, value)]
+    return Chain(lowered, chain.result)
+
+
+@module_pass("ManifestAlloc")
+def _manifest_alloc(module: IRModule) -> IRModule:
+    return map_functions(module, on_body(lambda body: map_chains(body, _lower_chain)))
+
+
+def ManifestAlloc() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _manifest_alloc

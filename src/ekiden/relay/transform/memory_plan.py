@@ -1,0 +1,167 @@
+"""Give the intermediate tensors of a function places in one storage, so that those not alive together share bytes.
+
+    let %s0 = memory.alloc_storage(size=64); let %t0 = memory.alloc_tensor(%s0, offset=0, ...); ...
+    let %s1 = memory.alloc_storage(size=64); let %t1 = memory.alloc_tensor(%s1, offset=0, ...); ...
+->  let %arena = memory.alloc_storage(size=128); let %t0 = memory.alloc_tensor(%arena, offset=0, ...); ...
+
+Tensors that leave the function (its result, arguments of calls, fields of data, captured variables) keep a storage of their own.
+Places are found greedily, largest first, among constant sizes; a symbolic size takes the place of a dead tensor of the same
+symbolic size or a new one after all constant ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ekiden.arith import prove_equal, simplify
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.prim import IntImm, PrimExpr, const
+from ekiden.ir.transform import Pass, module_pass
+from ekiden.relay.expr import Call, Tuple, TupleGetItem, Var
+from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, alloc_storage
+from ekiden.relay.transform.chains import Binding, Chain, map_chains
+from ekiden.relay.transform.scopes import bodies, evaluation_order, map_functions, on_body, operands
+
+ALIGNMENT = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A storage of the chain: its size in bytes, and the positions between which it is alive (both included)."""
+
+    storage: Var
+    size: PrimExpr
+    first: int
+    last: int
+    offset: PrimExpr | None = None
+
+    def overlaps(self, other: _Request) -> bool:
+        """Whether both are alive at some position."""
+        return self.first <= other.last and other.first <= self.last
+
+
+def op_name(value: RelayExpr) -> str:
+    """The name of the operator a value calls; empty if it calls none."""
+    return value.op.name if isinstance(value, Call) and isinstance(value.op, Op) else ""
+
+
+class _Lifetimes:
+    """Which storage each variable of a chain lives in, when it is last used, and which escape."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.home: dict[RelayExpr, frozenset[Var]] = {}
+        self.requests: dict[Var, _Request] = {}
+        self.escaped: set[Var] = set()
+        for at, (variable, value) in enumerate(chain.bindings):
+            self._visit(at, variable, value)
+        if chain.result is not None:
+            for each in evaluation_order(chain.result):
+                self.escaped |= self.home.get(each, frozenset())
+
+    def _visit(self, at: int, variable: Var, value: RelayExpr) -> None:
+        name = op_name(value)
+        if isinstance(value, Call) and isinstance(value.attrs, AllocStorageAttrs):
+            self.requests[variable] = _Request(variable, _round_up(value.attrs.size), at, at)
+            self.home[variable] = frozenset((variable,))
+            return
+        used = self._used(value)
+        for storage in used:
+            self.requests[storage].last = at
+        if name in ("memory.alloc_tensor", "vm.reshape_tensor") or isinstance(value, (Var, Tuple, TupleGetItem)):
+            self.home[variable] = used
+        elif name != "vm.invoke_tvm_op":  # calls, branches, closures, cells: may keep what they get
+            self.escaped |= used
+
+    def _used(self, value: RelayExpr) -> frozenset[Var]:
+        used = self.home.get(value, frozenset())
+        if isinstance(value, Var):
+            return used
+        for each in evaluation_order(value) if bodies(value) else _leaves(value):
+            used |= self.home.get(each, frozenset())
+        return used
+
+
+def _leaves(value: RelayExpr) -> list[RelayExpr]:
+    found: list[RelayExpr] = []
+    for operand in operands(value):
+        found.extend(operand.fields if isinstance(operand, Tuple) else (operand,))
+    return found
+
+
+def _round_up(size: PrimExpr) -> PrimExpr:
+    return simplify((size + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT)
+
+
+def _place_constant(requests: list[_Request]) -> int:
+    """Offsets for constant sizes, largest first, each at the lowest free place; gives the bytes needed in all."""
+    placed: list[_Request] = []
+    total = 0
+    for request in sorted(requests, key=lambda r: (-_value(r.size), r.first)):
+        offset = 0
+        rivals = sorted((r for r in placed if r.overlaps(request)), key=lambda r: _value(r.offset))
+        for rival in rivals:
+            if offset + _value(request.size) <= _value(rival.offset):
+                break
+            offset = max(offset, _value(rival.offset) + _value(rival.size))
+        request.offset = const(offset)
+        placed.append(request)
+        total = max(total, offset + _value(request.size))
+    return total
+
+
+def _value(expr: PrimExpr | None) -> int:
+    assert isinstance(expr, IntImm)
+    return expr.value
+
+
+def _place_symbolic(requests: list[_Request], start: int) -> PrimExpr:
+    """Offsets for symbolic sizes in order of first use, from byte `start`; gives the bytes needed in all."""
+    total: PrimExpr = const(start)
+    places: list[_Request] = []
+    for request in requests:
+        same = (p for p in places if p.last < request.first and prove_equal(p.size, request.size))
+        free = next(same, None)
+        if free is not None:
+            request.offset = free.offset
+            places.remove(free)
+        else:
+            request.offset = total
+            total = simplify(total + request.size)
+        places.append(request)
+    return total
+
+
+def _plan_chain(chain: Chain, is_function_body: bool) -> Chain:
+    lifetimes = _Lifetimes(chain)
+    planned = {s: r for s, r in lifetimes.requests.items() if s not in lifetimes.escaped}
+    if len(planned) < 2 or not is_function_body:
+        return chain
+    fixed = [r for r in planned.values() if isinstance(r.size, IntImm)]
+    symbolic = [r for r in planned.values() if not isinstance(r.size, IntImm)]
+    total = _place_symbolic(symbolic, _place_constant(fixed))
+    arena = Var("arena")
+    bindings: list[Binding] = [(arena, alloc_storage(total, ALIGNMENT))]
+    bindings.extend(_moved(b, planned, arena) for b in chain.bindings if b[0] not in planned)
+    return Chain(bindings, chain.result)
+
+
+def _moved(binding: Binding, planned: dict[Var, _Request], arena: Var) -> Binding:
+    variable, value = binding
+    if isinstance(value, Call) and isinstance(value.attrs, AllocTensorAttrs):
+        request = planned.get(value.args[0]) if isinstance(value.args[0], Var) else None
+        if request is not None:
+            attrs = value.attrs.with_fields(offset=request.offset)
+            return variable, value.with_fields(args=(arena,), attrs=attrs)
+    return binding
+
+
+@module_pass("MemoryPlan")
+def _memory_plan(module: IRModule) -> IRModule:
+    return map_functions(module, on_body(lambda body: map_chains(body, _plan_chain)))
+
+
+def MemoryPlan() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _memory_plan

@@ -1,0 +1,229 @@
+"""Where each expression of a function is evaluated: the tree of scopes.
+
+A scope is a place where bindings can be made: a function body, a branch of an `If`, the body of a `Let`, the right side of a
+match clause. A shared expression belongs to the innermost scope that contains all its uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.type import TupleType
+from ekiden.relay.expr import (
+    Call,
+    Constructor,
+    Function,
+    If,
+    Let,
+    Match,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Scope:
+    """One scope: its result expression, the scope around it, and its expressions in the order of evaluation."""
+
+    result: RelayExpr
+    parent: Scope | None = None
+    depth: int = 0
+    nodes: list[RelayExpr] = field(default_factory=list)
+    outputs: set[RelayExpr] = field(default_factory=set)
+    """Expressions used by something else than the operands of this scope's own nodes."""
+
+
+def is_atom(expr: RelayExpr) -> bool:
+    """Whether an expression needs no evaluation: a name, an operator, a constructor, a primitive function."""
+    if isinstance(expr, Function):
+        return expr.attr("Primitive") is not None
+    return isinstance(expr, (Var, GlobalVar, Op, Constructor))
+
+
+def operands(expr: RelayExpr) -> list[RelayExpr]:
+    """What an expression needs evaluated in its own scope."""
+    match expr:
+        case Call(op=op, args=args):
+            return [*args] if is_atom(op) and not isinstance(op, Var) else [op, *args]
+        case Tuple(fields=fields):
+            return list(fields)
+        case TupleGetItem(tuple_value=value) | RefCreate(value=value) | Let(value=value):
+            return [value]
+        case If(cond=cond):
+            return [cond]
+        case Match(data=data):
+            return [data]
+        case RefRead(ref=ref):
+            return [ref]
+        case RefWrite(ref=ref, value=value):
+            return [ref, value]
+        case _:
+            return []
+
+
+def bodies(expr: RelayExpr) -> list[RelayExpr]:
+    """The results of the scopes that an expression opens."""
+    match expr:
+        case If(true_branch=true_branch, false_branch=false_branch):
+            return [true_branch, false_branch]
+        case Let(body=body):
+            return [body]
+        case Match(clauses=clauses):
+            return [c.rhs for c in clauses]
+        case Function(body=body) if not is_atom(expr):
+            return [body]
+        case _:
+            return []
+
+
+def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
+    """All expressions below root, operands and bodies before what uses them; shared ones once. Iterative."""
+    order: list[RelayExpr] = []
+    seen: set[int] = set()
+    stack: list[tuple[RelayExpr, bool]] = [(root, False)]
+    while stack:
+        expr, ready = stack.pop()
+        if ready:
+            order.append(expr)
+            continue
+        if id(expr) in seen:
+            continue
+        seen.add(id(expr))
+        stack.append((expr, True))
+        for child in reversed([*operands(expr), *bodies(expr)]):
+            if id(child) not in seen:
+                stack.append((child, False))
+    return order
+
+
+def _common(a: Scope | None, b: Scope) -> Scope:
+    if a is None:
+        return b
+    while a is not b:
+        if a.depth < b.depth:
+            a, b = b, a
+        assert a.parent is not None
+        a = a.parent
+    return a
+
+
+def find_scopes(root: RelayExpr) -> list[Scope]:
+    """The scopes below (and with) the one whose result is root, outer before inner. Atoms belong to none."""
+    order = evaluation_order(root)
+    top = Scope(root)
+    scopes = [top]
+    where: dict[RelayExpr, Scope] = {root: top}
+    opened: dict[tuple[RelayExpr, int], Scope] = {}
+    users: dict[RelayExpr, list[tuple[RelayExpr, Scope]]] = {}
+    for expr in reversed(order):
+        scope = where[expr]
+        for operand in operands(expr):
+            where[operand] = _common(where.get(operand), scope)
+            users.setdefault(operand, []).append((expr, scope))
+        for index, body in enumerate(bodies(expr)):
+            inner = opened[expr, index] = Scope(body, scope, scope.depth + 1)
+            scopes.append(inner)
+            where[body] = _common(where.get(body), inner)
+    for expr in order:
+        if not is_atom(expr):
+            where[expr].nodes.append(expr)
+    for expr, uses in users.items():
+        if any(scope is not where[expr] for _, scope in uses):
+            where[expr].outputs.add(expr)
+    for scope in scopes:
+        where[scope.result].outputs.add(scope.result)
+    return scopes
+
+
+def with_children(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
+    """`expr` with each child replaced by `new[child]` where there is one; itself if nothing changes.
+
+    A rebuilt expression keeps its span and, since passes keep types, its checked type.
+    """
+
+    def mapped(child: RelayExpr) -> RelayExpr:
+        return new.get(child, child)
+
+    def all_mapped(children: tuple[RelayExpr, ...]) -> tuple[RelayExpr, ...]:
+        made = tuple(map(mapped, children))
+        return made if any(a is not b for a, b in zip(made, children, strict=True)) else children
+
+    rebuilt = expr
+    match expr:
+        case Call(op=op, args=args):
+            rebuilt = expr.with_fields(op=mapped(op), args=all_mapped(args))
+        case Tuple(fields=fields):
+            rebuilt = expr.with_fields(fields=all_mapped(fields))
+        case TupleGetItem(tuple_value=value):
+            rebuilt = expr.with_fields(tuple_value=mapped(value))
+        case Let(var=var, value=value, body=body):
+            rebuilt = expr.with_fields(value=mapped(value), body=mapped(body))
+        case If(cond=cond, true_branch=yes, false_branch=no):
+            rebuilt = expr.with_fields(cond=mapped(cond), true_branch=mapped(yes), false_branch=mapped(no))
+        case Function(body=body) if not is_atom(expr):
+            rebuilt = expr.with_fields(body=mapped(body))
+        case Match(data=data, clauses=clauses):
+            changed = tuple(c.with_fields(rhs=mapped(c.rhs)) for c in clauses)
+            same = all(a is b for a, b in zip(changed, clauses, strict=True))
+            rebuilt = expr.with_fields(data=mapped(data), clauses=clauses if same else changed)
+        case RefCreate(value=value):
+            rebuilt = expr.with_fields(value=mapped(value))
+        case RefRead(ref=ref):
+            rebuilt = expr.with_fields(ref=mapped(ref))
+        case RefWrite(ref=ref, value=value):
+            rebuilt = expr.with_fields(ref=mapped(ref), value=mapped(value))
+    if rebuilt is not expr and (known := expr.checked_type_or_none()) is not None:
+        rebuilt.set_checked_type(known)
+    return rebuilt
+
+
+def infer_here(expr: RelayExpr) -> RelayExpr:
+    """Set the checked type of an operator call, tuple or projection from its operands' types, if it has none."""
+    if expr.checked_type_or_none() is not None:
+        return expr
+    match expr:
+        case Call(op=Op() as op, args=args):
+            for arg in args:
+                if isinstance(arg, Tuple):
+                    infer_here(arg)
+            expr.set_checked_type(op.definition.relation([a.checked_type for a in args], expr.attrs))
+        case Tuple(fields=fields):
+            expr.set_checked_type(TupleType(tuple(f.checked_type for f in fields)))
+        case TupleGetItem(tuple_value=value, index=index):
+            kind = value.checked_type
+            assert isinstance(kind, TupleType)
+            expr.set_checked_type(kind.fields[index])
+        case _:
+            raise ValueError(f"cannot infer the type of a {type(expr).__name__} from its operands alone")
+    return expr
+
+
+def rewrite_graph(root: RelayExpr, rewrite: Callable[[RelayExpr, RelayExpr], RelayExpr]) -> RelayExpr:
+    """Rebuild a graph bottom-up: `rewrite(old, rebuilt)` gives what stands for `old`. Shared stays shared. Iterative."""
+    new: dict[RelayExpr, RelayExpr] = {}
+    for expr in evaluation_order(root):
+        if is_atom(expr):
+            new[expr] = rewrite(expr, expr)
+        else:
+            new[expr] = rewrite(expr, with_children(expr, new))
+    return new[root]
+
+
+def map_functions(module: IRModule, rewrite: Callable[[Function], BaseFunc]) -> IRModule:
+    """Apply a rewrite to every Relay function of a module."""
+    return module.with_functions(
+        {name: rewrite(f) if isinstance(f, Function) else f for name, f in module.functions.items()}
+    )
+
+
+def on_body(rewrite: Callable[[RelayExpr], RelayExpr]) -> Callable[[Function], Function]:
+    """A rewrite of functions from one of bodies."""
+    return lambda function: function.with_fields(body=rewrite(function.body))

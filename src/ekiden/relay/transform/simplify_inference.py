@@ -1,0 +1,62 @@
+"""Replace operators that inference does not need in full.
+
+    nn.batch_norm(%x, g, b, mean, var).0  ->  add(multiply(%x, g / sqrt(var + eps)), b - mean * g / sqrt(var + eps))
+    nn.dropout(%x).0                       ->  %x
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Call, TupleGetItem, const
+from ekiden.relay.op.nn.norm import BatchNormAttrs
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
+
+
+def _is_call(expr: RelayExpr, name: str) -> bool:
+    return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.name == name
+
+
+def _batch_norm(call: Call, rank: int, dtype: str) -> RelayExpr:
+    attrs = call.attrs
+    assert isinstance(attrs, BatchNormAttrs)
+    data, gamma, beta, mean, var = call.args
+    scale = op.divide(const(1.0, dtype), op.sqrt(op.add(var, const(attrs.epsilon, dtype))))
+    if attrs.scale:
+        scale = op.multiply(scale, gamma)
+    shift = op.negative(op.multiply(mean, scale))
+    if attrs.center:
+        shift = op.add(shift, beta)
+    trailing = rank - 1 - attrs.axis % rank
+    if trailing:
+        scale, shift = op.expand_dims(scale, 1, trailing), op.expand_dims(shift, 1, trailing)
+    return op.add(op.multiply(data, scale), shift)
+
+
+def _rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+    if not isinstance(new, TupleGetItem) or new.index != 0 or not isinstance(new.tuple_value, Call):
+        return new
+    call = new.tuple_value
+    if _is_call(call, "nn.dropout"):
+        return call.args[0]
+    if _is_call(call, "nn.batch_norm"):
+        assert isinstance(old, TupleGetItem)
+        kind = old.checked_type
+        assert isinstance(kind, TensorType)
+        return _batch_norm(call, len(kind.shape), kind.dtype)
+    return new
+
+
+@module_pass("SimplifyInference", required=(InferType(),))
+def _simplify_inference(module: IRModule) -> IRModule:
+    return map_functions(module, on_body(lambda body: rewrite_graph(body, _rewrite)))
+
+
+def SimplifyInference() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _simplify_inference

@@ -1,0 +1,25 @@
+"""The environment variables that Ekiden reads, all of them, in one place.
+
+    EKIDEN_CACHE_DIR     folder of compiled kernels; empty turns the cache off (default: the user's cache folder)
+    EKIDEN_NUM_THREADS   threads of the pool; read by the C runtime when it starts
+    EKIDEN_COMPILE_JOBS  processes that compile kernels (default: the cores this process may use)
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_dir(default: Path) -> Path | None:
+    """The folder of compiled kernels, or None if the cache is off."""
+    chosen = os.environ.get("EKIDEN_CACHE_DIR")
+    if chosen is None:
+        return default
+    return Path(chosen) if chosen else None
+
+
+def compile_jobs() -> int:
+    """How many processes compile kernels."""
+    chosen = os.environ.get("EKIDEN_COMPILE_JOBS", "")
+    return max(1, int(chosen)) if chosen.isdigit() else len(os.sched_getaffinity(0))
