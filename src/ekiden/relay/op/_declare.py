@@ -1,0 +1,107 @@
+"""What the declarations of operators share: calls, checks of arguments, and their error form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NoReturn, ParamSpec, TypeVar
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.op import get
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.expr import Call, Expr
+from ekiden.runtime.errors import TypeInferenceError
+from ekiden.topi.shape import unify_dim
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_A = TypeVar("_A", bound=Attrs)
+
+
+def call(name: str, *args: Expr, attrs: Attrs | None = None) -> Call:
+    """A call of a registered operator."""
+    return Call(get(name), args, attrs)
+
+
+def fail(name: str, message: str) -> NoReturn:
+    """Raise the type error of an operator."""
+    raise TypeInferenceError(f"{name}: {message}")
+
+
+def attempt(name: str, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    """Call a shape function of topi; its ValueError becomes the operator's type error."""
+    try:
+        return function(*args, **kwargs)
+    except ValueError as error:
+        fail(name, str(error).removeprefix(f"{name}: "))
+
+
+def attrs_of(kind: type[_A], attrs: Attrs | None) -> _A:
+    """The attributes, as the class that the operator declares."""
+    assert isinstance(attrs, kind), f"expected attributes {kind.__name__}, got {attrs!r}"
+    return attrs
+
+
+def tensors(name: str, types: Sequence[Type], count: int | None = None) -> tuple[TensorType, ...]:
+    """The argument types, checked to be `count` tensors."""
+    if count is not None and len(types) != count:
+        fail(name, f"expected {count} arguments, got {len(types)}")
+    for position, each in enumerate(types):
+        if not isinstance(each, TensorType):
+            fail(name, f"argument {position} must be a tensor, got {each!r}")
+    return tuple(t for t in types if isinstance(t, TensorType))
+
+
+def tensor_fields(name: str, types: Sequence[Type]) -> tuple[TensorType, ...]:
+    """The fields of the one tuple argument of a variadic operator: at least one tensor."""
+    if len(types) != 1 or not isinstance(types[0], TupleType):
+        fail(name, f"expected one tuple of tensors, got {types!r}")
+    fields = tensors(name, types[0].fields)
+    if not fields:
+        fail(name, "expected at least one tensor, got an empty tuple")
+    return fields
+
+
+def one_dtype(name: str, arguments: Sequence[TensorType]) -> str:
+    """The dtype that all arguments have."""
+    dtypes = [a.dtype for a in arguments]
+    if len(set(dtypes)) > 1:
+        fail(name, f"arguments must have one dtype, got {', '.join(dtypes)}")
+    return dtypes[0]
+
+
+def rank_at_least(name: str, argument: TensorType, rank: int, what: str) -> None:
+    """Check the rank of an argument."""
+    if len(argument.shape) < rank:
+        fail(name, f"{what!r} must have at least {rank} dimensions, got {show(argument.shape)}")
+
+
+def rank_is(name: str, argument: TensorType, rank: int, what: str) -> None:
+    """Check the rank of an argument."""
+    if len(argument.shape) != rank:
+        fail(name, f"{what!r} must have {rank} dimensions, got {len(argument.shape)}: {show(argument.shape)}")
+
+
+def agree(name: str, a: PrimExpr, b: PrimExpr, what: str) -> PrimExpr:
+    """The one value of two dimensions that must be equal."""
+    found = unify_dim(a, b)
+    if found is None:
+        fail(name, f"{what} must agree, got {show((a,))} and {show((b,))}")
+    return found
+
+
+def show(shape: Sequence[PrimExpr]) -> str:
+    """A shape for messages: numbers and names."""
+    parts = [str(getattr(d, "value", None) or getattr(d, "name", None) or ("0" if hasattr(d, "value") else d)) for d in shape]
+    return f"({', '.join(parts)})"
+
+
+def identity_relation(name: str, count: int = 1) -> Callable[[Sequence[Type], Attrs | None], Type]:
+    """A relation whose result is the first argument's type; all arguments share its dtype."""
+
+    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        arguments = tensors(name, types, count)
+        one_dtype(name, arguments)
+        return arguments[0]
+
+    return relation

@@ -1,0 +1,117 @@
+"""Operators of two or three arguments that broadcast as NumPy does: arithmetic, comparisons, logic, choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import call, fail, one_dtype, show, tensors
+from ekiden.topi.shape import Shape, broadcast_shape
+
+
+def broadcast_types(name: str, arguments: Sequence[TensorType]) -> Shape:
+    """The shape that arguments broadcast to."""
+    shape: Shape = ()
+    for each in arguments:
+        found = broadcast_shape(shape, each.shape)
+        if found is None:
+            fail(name, f"shapes {' and '.join(show(a.shape) for a in arguments)} do not broadcast")
+        shape = found
+    return shape
+
+
+def _relation(name: str, dtype: str | None) -> Callable[[Sequence[Type], Attrs | None], Type]:
+    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        arguments = tensors(name, types, 2)
+        found = one_dtype(name, arguments)
+        return TensorType(broadcast_types(name, arguments), dtype or found)
+
+    return relation
+
+
+def _reference(function: Callable[..., Array], dtype: str | None) -> Callable[..., Array]:
+    def reference(attrs: Attrs | None, lhs: Array, rhs: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(function(lhs, rhs)).astype(dtype or lhs.dtype, copy=False)
+
+    return reference
+
+
+def binary(name: str, function: Callable[..., Array], dtype: str | None = None) -> Callable[[Expr, Expr], Call]:
+    """Declare an operator of two arguments; `dtype` is the result's if it is not the arguments'."""
+    register_op(
+        OpDef(
+            name=name,
+            arguments=("lhs", "rhs"),
+            relation=_relation(name, dtype),
+            reference=_reference(function, dtype),
+            pattern=OpPattern.BROADCAST,
+        )
+    )
+
+    def construct(lhs: Expr, rhs: Expr) -> Call:
+        return call(name, lhs, rhs)
+
+    construct.__name__ = construct.__qualname__ = name
+    construct.__doc__ = f"`{name}` of two tensors, broadcast against each other."
+    return construct
+
+
+def _divide(a: Array, b: Array) -> Array:
+    """C's division: integers truncate towards zero."""
+    if a.dtype.kind not in "iu":
+        return np.asarray(np.divide(a, b))
+    quotient = np.abs(a) // np.maximum(np.abs(b), 1)
+    return np.asarray(np.where((a < 0) == (b < 0), quotient, -quotient))
+
+
+# fmt: off
+add           = binary("add",           np.add)
+subtract      = binary("subtract",      np.subtract)
+multiply      = binary("multiply",      np.multiply)
+divide        = binary("divide",        _divide)
+power         = binary("power",         np.power)
+maximum       = binary("maximum",       np.maximum)
+minimum       = binary("minimum",       np.minimum)
+mod           = binary("mod",           np.fmod)
+floor_divide  = binary("floor_divide",  np.floor_divide)
+floor_mod     = binary("floor_mod",     np.mod)
+bitwise_and   = binary("bitwise_and",   np.bitwise_and)
+bitwise_or    = binary("bitwise_or",    np.bitwise_or)
+bitwise_xor   = binary("bitwise_xor",   np.bitwise_xor)
+equal         = binary("equal",         np.equal,         "bool")
+not_equal     = binary("not_equal",     np.not_equal,     "bool")
+less          = binary("less",          np.less,          "bool")
+less_equal    = binary("less_equal",    np.less_equal,    "bool")
+greater       = binary("greater",       np.greater,       "bool")
+greater_equal = binary("greater_equal", np.greater_equal, "bool")
+logical_and   = binary("logical_and",   np.logical_and,   "bool")
+logical_or    = binary("logical_or",    np.logical_or,    "bool")
+logical_xor   = binary("logical_xor",   np.logical_xor,   "bool")
+# fmt: on
+
+
+def _where_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    condition, x, y = tensors("where", types, 3)
+    return TensorType(broadcast_types("where", (condition, x, y)), one_dtype("where", (x, y)))
+
+
+register_op(
+    OpDef(
+        name="where",
+        arguments=("condition", "x", "y"),
+        relation=_where_relation,
+        reference=lambda attrs, condition, x, y: np.where(condition != 0, x, y),
+        pattern=OpPattern.BROADCAST,
+    )
+)
+
+
+def where(condition: Expr, x: Expr, y: Expr) -> Call:
+    """Elements of `x` where the condition is not 0, of `y` elsewhere; all three broadcast."""
+    return call("where", condition, x, y)

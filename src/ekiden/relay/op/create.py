@@ -1,0 +1,242 @@
+"""Operators that make tensors out of nothing, or out of shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import is_float, to_numpy
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, maximum
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Constant, Expr
+from ekiden.relay.op._declare import attrs_of, call, fail, identity_relation, rank_is, tensors
+from ekiden.topi.shape import Dim, Dims, as_attr, as_dim, as_ints, as_shape, ceil_div, tidy
+
+Number = int | float | PrimExpr
+
+
+@node("relay.attrs.InitOpAttrs")
+class InitOpAttrs(Attrs):
+    """The shape and dtype of the result; no dtype means that of the fill value."""
+
+    shape: Dims = ()
+    dtype: str = "float32"
+
+
+def _full_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (fill_value,) = tensors("full", types, 1)
+    wanted = attrs_of(InitOpAttrs, attrs)
+    rank_is("full", fill_value, 0, "fill_value")
+    return TensorType(as_shape(wanted.shape), wanted.dtype or fill_value.dtype)
+
+
+def _full_reference(attrs: InitOpAttrs, fill_value: Array) -> Array:
+    return np.full(as_ints(attrs.shape), fill_value, to_numpy(attrs.dtype or str(fill_value.dtype)))
+
+
+register_op(
+    OpDef(
+        name="full",
+        arguments=("fill_value",),
+        attrs=InitOpAttrs,
+        relation=_full_relation,
+        reference=_full_reference,
+        pattern=OpPattern.ELEMWISE,
+    )
+)
+
+
+def full(fill_value: Expr, shape: Sequence[Dim] = (), dtype: str = "") -> Call:
+    """A tensor of one value (a scalar expression)."""
+    return call("full", fill_value, attrs=InitOpAttrs(as_attr(shape), dtype))
+
+
+def _fill(name: str, value: int) -> Callable[..., Call]:
+    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        tensors(name, types, 0)
+        wanted = attrs_of(InitOpAttrs, attrs)
+        return TensorType(as_shape(wanted.shape), wanted.dtype)
+
+    def reference(attrs: InitOpAttrs) -> Array:
+        return np.full(as_ints(attrs.shape), value, to_numpy(attrs.dtype))
+
+    register_op(
+        OpDef(
+            name=name,
+            arguments=(),
+            attrs=InitOpAttrs,
+            relation=relation,
+            reference=reference,
+            pattern=OpPattern.ELEMWISE,
+        )
+    )
+
+    def construct(shape: Sequence[Dim], dtype: str) -> Call:
+        return call(name, attrs=InitOpAttrs(as_attr(shape), dtype))
+
+    construct.__name__ = construct.__qualname__ = name
+    construct.__doc__ = f"A tensor of {name}."
+    return construct
+
+
+def _fill_like(name: str, value: int) -> Callable[[Expr], Call]:
+    register_op(
+        OpDef(
+            name=name,
+            arguments=("data",),
+            relation=identity_relation(name),
+            reference=lambda attrs, data: np.full_like(data, value),
+            pattern=OpPattern.ELEMWISE,
+        )
+    )
+
+    def construct(data: Expr) -> Call:
+        return call(name, data)
+
+    construct.__name__ = construct.__qualname__ = name
+    construct.__doc__ = f"A tensor of {name.partition('_')[0]} with the type of `data`."
+    return construct
+
+
+zeros = _fill("zeros", 0)
+ones = _fill("ones", 1)
+zeros_like = _fill_like("zeros_like", 0)
+ones_like = _fill_like("ones_like", 1)
+
+
+@node("relay.attrs.ArangeAttrs")
+class ArangeAttrs(Attrs):
+    """Numbers or expressions of dimensions; the extent is known from them, not from data."""
+
+    start: Number = 0
+    stop: Number = 0
+    step: Number = 1
+    dtype: str = "float32"
+
+
+def _number(value: Number) -> int | float | None:
+    if isinstance(value, (IntImm, FloatImm)):
+        return value.value
+    return None if isinstance(value, PrimExpr) else value
+
+
+def arange_extent(attrs: ArangeAttrs) -> PrimExpr:
+    """How many numbers there are. Raises ValueError for a step that is 0, or symbolic."""
+    start, stop, step = _number(attrs.start), _number(attrs.stop), _number(attrs.step)
+    if step is None or step == 0:
+        raise ValueError(f"step must be a number other than 0, got {attrs.step!r}")
+    if start is not None and stop is not None:
+        return as_dim(max(0, math.ceil((stop - start) / step)))
+    if not all(isinstance(v, (int, PrimExpr)) for v in (attrs.start, attrs.stop, step)):
+        raise ValueError("symbolic bounds need an integer step")
+    distance = as_dim(attrs.stop) - attrs.start if step > 0 else as_dim(attrs.start) - attrs.stop
+    return tidy(maximum(ceil_div(tidy(distance), int(abs(step))), 0))
+
+
+def _arange_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    tensors("arange", types, 0)
+    wanted = attrs_of(ArangeAttrs, attrs)
+    try:
+        return TensorType((arange_extent(wanted),), wanted.dtype)
+    except ValueError as error:
+        fail("arange", str(error))
+
+
+def _arange_reference(attrs: ArangeAttrs) -> Array:
+    (count,) = as_ints((arange_extent(attrs),))
+    start, step = _number(attrs.start) or 0, _number(attrs.step) or 0
+    exact = np.float64 if is_float(attrs.dtype) else np.int64
+    return (np.asarray(start, exact) + np.arange(count, dtype=exact) * np.asarray(step, exact)).astype(to_numpy(attrs.dtype))
+
+
+register_op(
+    OpDef(
+        name="arange",
+        arguments=(),
+        attrs=ArangeAttrs,
+        relation=_arange_relation,
+        reference=_arange_reference,
+        pattern=OpPattern.INJECTIVE,
+    )
+)
+
+
+def _scalar(value: Number | Constant) -> Number:
+    if isinstance(value, Constant):
+        number = value.data.item()
+        assert isinstance(number, (int, float)), f"arange: expected a number, got {value.data!r}"
+        return number
+    return value.value if isinstance(value, IntImm) else value
+
+
+def arange(
+    start: Number | Constant, stop: Number | Constant | None = None, step: Number | Constant = 1, dtype: str = "float32"
+) -> Call:
+    """start, start + step, ... below `stop`; with one argument, from 0 to it. Bounds may be symbolic dimensions."""
+    first, last = (0, start) if stop is None else (start, stop)
+    return call("arange", attrs=ArangeAttrs(_scalar(first), _scalar(last), _scalar(step), dtype))
+
+
+@node("relay.attrs.ShapeOfAttrs")
+class ShapeOfAttrs(Attrs):
+    """The dtype of the result."""
+
+    dtype: str = "int64"
+
+
+def _shape_of_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (data,) = tensors("shape_of", types, 1)
+    return TensorType((as_dim(len(data.shape)),), attrs_of(ShapeOfAttrs, attrs).dtype)
+
+
+register_op(
+    OpDef(
+        name="shape_of",
+        arguments=("data",),
+        attrs=ShapeOfAttrs,
+        relation=_shape_of_relation,
+        reference=lambda attrs, data: np.array(data.shape, to_numpy(attrs.dtype)),
+        pattern=OpPattern.OPAQUE,
+    )
+)
+
+
+def shape_of(data: Expr, dtype: str = "int64") -> Call:
+    """The dimensions of `data` as a vector."""
+    return call("shape_of", data, attrs=ShapeOfAttrs(dtype))
+
+
+@node("relay.attrs.NdarraySizeAttrs")
+class NdarraySizeAttrs(Attrs):
+    """The dtype of the result."""
+
+    dtype: str = "int64"
+
+
+def _ndarray_size_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    tensors("ndarray_size", types, 1)
+    return TensorType((), attrs_of(NdarraySizeAttrs, attrs).dtype)
+
+
+register_op(
+    OpDef(
+        name="ndarray_size",
+        arguments=("data",),
+        attrs=NdarraySizeAttrs,
+        relation=_ndarray_size_relation,
+        reference=lambda attrs, data: np.array(data.size, to_numpy(attrs.dtype)),
+        pattern=OpPattern.OPAQUE,
+    )
+)
+
+
+def ndarray_size(data: Expr, dtype: str = "int64") -> Call:
+    """How many elements `data` has, as a scalar."""
+    return call("ndarray_size", data, attrs=NdarraySizeAttrs(dtype))
+
+

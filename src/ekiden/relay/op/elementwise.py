@@ -1,0 +1,177 @@
+"""Operators on each element alone: arithmetic functions of one argument, casts, clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import is_float, to_numpy
+from ekiden.ir.intrinsic import INTRINSICS
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import attrs_of, call, fail, identity_relation, tensors
+
+Relation = Callable[[Sequence[Type], Attrs | None], Type]
+
+
+def _float_relation(name: str) -> Relation:
+    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        (data,) = tensors(name, types, 1)
+        if not is_float(data.dtype):
+            fail(name, f"'data' must be floating point, got {data.dtype}")
+        return data
+
+    return relation
+
+
+def _bool_relation(name: str) -> Relation:
+    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        (data,) = tensors(name, types, 1)
+        return TensorType(data.shape, "bool")
+
+    return relation
+
+
+def _keep_dtype(function: Callable[..., Array]) -> Callable[..., Array]:
+    """NumPy's function on (attrs, data), its result in the dtype of the data."""
+
+    def reference(attrs: Attrs | None, data: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(function(data)).astype(data.dtype, copy=False)
+
+    return reference
+
+
+def _as_bool(function: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda attrs, data: np.asarray(function(data), dtype=bool)
+
+
+def unary(
+    name: str,
+    function: Callable[..., Array],
+    relation: Callable[[str], Relation] = identity_relation,
+    result: Callable[[Callable[..., Array]], Callable[..., Array]] = _keep_dtype,
+) -> Callable[[Expr], Call]:
+    """Declare an operator of one argument; gives the function that calls it."""
+    register_op(
+        OpDef(
+            name=name,
+            arguments=("data",),
+            relation=relation(name),
+            reference=result(function),
+            pattern=OpPattern.ELEMWISE,
+        )
+    )
+
+    def construct(data: Expr) -> Call:
+        return call(name, data)
+
+    construct.__name__ = construct.__qualname__ = name
+    construct.__doc__ = f"`{name}` of each element."
+    return construct
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(0.5 * (np.tanh(0.5 * x.astype(np.float64)) + 1))  # type: ignore[arg-type]
+
+
+def _rsqrt(x: Array) -> Array:
+    return np.asarray(1 / np.sqrt(x.astype(np.float64)))  # type: ignore[arg-type]
+
+
+def _erf(x: Array) -> Array:
+    return np.asarray(INTRINSICS["erf"].reference(x.astype(np.float64)))
+
+
+# fmt: off
+exp         = unary("exp",         np.exp,      _float_relation)
+log         = unary("log",         np.log,      _float_relation)
+sqrt        = unary("sqrt",        np.sqrt,     _float_relation)
+rsqrt       = unary("rsqrt",       _rsqrt,      _float_relation)
+tanh        = unary("tanh",        np.tanh,     _float_relation)
+erf         = unary("erf",         _erf,        _float_relation)
+sigmoid     = unary("sigmoid",     _sigmoid,    _float_relation)
+sin         = unary("sin",         np.sin,      _float_relation)
+cos         = unary("cos",         np.cos,      _float_relation)
+abs         = unary("abs",         np.abs)
+negative    = unary("negative",    np.negative)
+sign        = unary("sign",        np.sign)
+floor       = unary("floor",       np.floor)
+ceil        = unary("ceil",        np.ceil)
+round       = unary("round",       np.round)
+copy        = unary("copy",        np.array)
+logical_not = unary("logical_not", np.logical_not, _bool_relation, _as_bool)
+isnan       = unary("isnan",       np.isnan,       _bool_relation, _as_bool)
+isinf       = unary("isinf",       np.isinf,       _bool_relation, _as_bool)
+# fmt: on
+
+
+@node("relay.attrs.CastAttrs")
+class CastAttrs(Attrs):
+    """The dtype to convert to."""
+
+    dtype: str = "float32"
+
+
+def _cast_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (data,) = tensors("cast", types, 1)
+    return TensorType(data.shape, attrs_of(CastAttrs, attrs).dtype)
+
+
+def _cast_reference(attrs: CastAttrs, data: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        return data.astype(to_numpy(attrs.dtype))
+
+
+register_op(
+    OpDef(
+        name="cast",
+        arguments=("data",),
+        attrs=CastAttrs,
+        relation=_cast_relation,
+        reference=_cast_reference,
+        pattern=OpPattern.ELEMWISE,
+    )
+)
+
+
+def cast(data: Expr, dtype: str) -> Call:
+    """Each element converted to `dtype`; floats truncate towards zero, anything but 0 becomes True."""
+    return call("cast", data, attrs=CastAttrs(dtype))
+
+
+@node("relay.attrs.ClipAttrs")
+class ClipAttrs(Attrs):
+    """Bounds, both included."""
+
+    a_min: float = -np.inf
+    a_max: float = np.inf
+
+
+def _clip_reference(attrs: ClipAttrs, data: Array) -> Array:
+    if data.dtype.kind in "iu":
+        info = np.iinfo(data.dtype)
+        low, high = max(attrs.a_min, info.min), min(attrs.a_max, info.max)
+        return np.asarray(np.clip(data, int(low), int(high)), dtype=data.dtype)
+    return np.asarray(np.clip(data, attrs.a_min, attrs.a_max), dtype=data.dtype)  # type: ignore[arg-type]
+
+
+register_op(
+    OpDef(
+        name="clip",
+        arguments=("a",),
+        attrs=ClipAttrs,
+        relation=identity_relation("clip"),
+        reference=_clip_reference,
+        pattern=OpPattern.ELEMWISE,
+    )
+)
+
+
+def clip(a: Expr, a_min: float, a_max: float) -> Call:
+    """Elements below `a_min` become a_min, above `a_max` a_max."""
+    return call("clip", a, attrs=ClipAttrs(float(a_min), float(a_max)))

@@ -1,0 +1,239 @@
+"""Image operators: resizing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import to_numpy
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import attrs_of, call, fail, rank_is, tensors
+from ekiden.topi.layout import spatial
+from ekiden.topi.shape import Dim, Dims, Shape, as_attr, as_dim, as_ints, known, tidy
+
+METHODS = ("nearest_neighbor", "linear", "cubic")
+COORDINATES = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel", "tf_half_pixel_for_nn")
+ROUNDING = ("", "round", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+
+
+@node("relay.attrs.Resize2DAttrs")
+class Resize2DAttrs(Attrs):
+    """The extents of the result and how its pixels map to the data's.
+
+    scales: result per data extent where that is not the quotient of the extents (ONNX gives the factor itself).
+    rounding_method "" and "round" round halves down, as ONNX's default does.
+    """
+
+    size: Dims = ()
+    layout: str = "NCHW"
+    method: str = "linear"
+    coordinate_transformation_mode: str = "half_pixel"
+    rounding_method: str = ""
+    cubic_alpha: float = -0.5
+    cubic_exclude: bool = False
+    scales: tuple[float, ...] | None = None
+    out_dtype: str = ""
+
+
+def resized_shape(shape: Shape, layout: str, size: Dims) -> Shape:
+    """The result's shape."""
+    found: list[PrimExpr] = list(shape)
+    for extent, at in zip(size, spatial(layout), strict=True):
+        found[at] = as_dim(extent)
+    return tuple(found)
+
+
+def _resize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (data,) = tensors("image.resize2d", types, 1)
+    wanted = attrs_of(Resize2DAttrs, attrs)
+    rank_is("image.resize2d", data, 4, "data")
+    checks = (
+        ("method", wanted.method, METHODS),
+        ("coordinate_transformation_mode", wanted.coordinate_transformation_mode, COORDINATES),
+        ("rounding_method", wanted.rounding_method, ROUNDING),
+    )
+    for what, value, allowed in checks:
+        if value not in allowed:
+            fail("image.resize2d", f"{what} must be one of {', '.join(filter(None, allowed))}, got {value!r}")
+    if len(wanted.size) != 2:
+        fail("image.resize2d", f"size must be (height, width), got {wanted.size}")
+    return TensorType(resized_shape(data.shape, wanted.layout, wanted.size), wanted.out_dtype or data.dtype)
+
+
+def _coordinates(mode: str, size: int, extent: int, scale: float) -> Array:
+    """Where each result pixel lies in the data, in float32 as the kernels compute it."""
+    x, factor = np.arange(extent, dtype=np.float32), np.float32(1 / scale)
+    if mode == "align_corners":
+        return np.asarray(x * np.float32((size - 1) / (extent - 1) if extent > 1 else 0))
+    if mode == "asymmetric":
+        return np.asarray(x * factor)
+    if mode == "tf_half_pixel_for_nn":
+        return np.asarray((x + np.float32(0.5)) * factor)
+    if mode == "pytorch_half_pixel" and extent == 1:
+        return np.zeros(1, np.float32)
+    return np.asarray((x + np.float32(0.5)) * factor - np.float32(0.5))
+
+
+def _nearest(x: Array, rounding: str) -> Array:
+    if rounding in ("", "round", "round_prefer_floor"):
+        return np.ceil(x - np.float32(0.5))  # type: ignore[operator]
+    if rounding == "round_prefer_ceil":
+        return np.floor(x + np.float32(0.5))  # type: ignore[operator]
+    return np.asarray(np.floor(x) if rounding == "floor" else np.ceil(x))
+
+
+def _cubic(distance: Array, alpha: float) -> Array:
+    """The cubic convolution kernel."""
+    d = np.abs(distance.astype(np.float64))
+    near = ((alpha + 2) * d - (alpha + 3)) * d * d + 1
+    far = ((d - 5) * d + 8) * d * alpha - 4 * alpha
+    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+
+
+def _taps(attrs: Resize2DAttrs, size: int, extent: int, scale: float) -> Array:
+    """The matrix [extent, size] that resizes one axis."""
+    x = _coordinates(attrs.coordinate_transformation_mode, size, extent, scale)
+    matrix = np.zeros((extent, size))
+    rows = np.arange(extent)
+    if attrs.method == "nearest_neighbor":
+        matrix[rows, np.clip(_nearest(x, attrs.rounding_method), 0, size - 1).astype(np.int64)] = 1
+        return matrix
+    base = np.floor(x)
+    offsets = range(-1, 3) if attrs.method == "cubic" else range(2)
+    for offset in offsets:
+        distance = x - (base + offset)
+        weight = _cubic(distance, attrs.cubic_alpha) if attrs.method == "cubic" else 1 - np.abs(distance)
+        at = base + offset
+        if attrs.method == "cubic" and attrs.cubic_exclude:
+            weight = np.where((at < 0) | (at > size - 1), 0, weight)
+        np.add.at(matrix, (rows, np.clip(at, 0, size - 1).astype(np.int64)), weight)
+    if attrs.method == "cubic" and attrs.cubic_exclude:
+        matrix /= matrix.sum(1, keepdims=True)
+    return matrix
+
+
+def _resize_reference(attrs: Resize2DAttrs, data: Array) -> Array:
+    found = data.astype(np.float64)
+    for i, (extent, at) in enumerate(zip(as_ints(attrs.size), spatial(attrs.layout), strict=True)):
+        size = data.shape[at]
+        scale = attrs.scales[i] if attrs.scales is not None else extent / max(size, 1)
+        matrix = _taps(attrs, size, extent, scale)
+        found = np.moveaxis(np.tensordot(found, matrix, (at, 1)), -1, at)
+    dtype = to_numpy(attrs.out_dtype or str(data.dtype))
+    return (np.rint(found) if dtype.kind in "iu" else found).astype(dtype)
+
+
+register_op(
+    OpDef(
+        name="image.resize2d",
+        arguments=("data",),
+        attrs=Resize2DAttrs,
+        relation=_resize_relation,
+        reference=_resize_reference,
+        pattern=OpPattern.INJECTIVE,
+    )
+)
+
+
+def resize2d(
+    data: Expr,
+    size: Sequence[Dim] | Dim,
+    layout: str = "NCHW",
+    method: str = "linear",
+    coordinate_transformation_mode: str = "half_pixel",
+    rounding_method: str = "",
+    cubic_alpha: float = -0.5,
+    cubic_exclude: bool = False,
+    out_dtype: str = "",
+    scales: Sequence[float] | None = None,
+) -> Call:
+    """Images resized to (height, width), which may be symbolic; see Resize2DAttrs."""
+    extents = size if isinstance(size, Sequence) else (size, size)
+    attrs = Resize2DAttrs(
+        as_attr(extents), layout, method, coordinate_transformation_mode, rounding_method, cubic_alpha, cubic_exclude,
+        None if scales is None else tuple(float(s) for s in scales), out_dtype,
+    )  # fmt: skip
+    return call("image.resize2d", data, attrs=attrs)
+
+
+@node("relay.attrs.UpSamplingAttrs")
+class UpSamplingAttrs(Attrs):
+    """Factors, layout and method ("nearest_neighbor", "bilinear", "bicubic")."""
+
+    scale_h: float = 1.0
+    scale_w: float = 1.0
+    layout: str = "NCHW"
+    method: str = "nearest_neighbor"
+    align_corners: bool = False
+
+
+UPSAMPLING_METHODS = {"nearest_neighbor": "nearest_neighbor", "bilinear": "linear", "bicubic": "cubic"}
+
+
+def scaled(extent: PrimExpr, factor: float) -> PrimExpr:
+    """An extent times a factor, rounded. Raises ValueError when a symbolic extent meets a factor that is no integer."""
+    number = known(extent)
+    if number is not None:
+        return as_dim(round(number * factor))
+    if factor != int(factor):
+        raise ValueError(f"a symbolic extent needs an integer factor, got {factor}")
+    return tidy(extent * int(factor))
+
+
+def upsampling_as_resize(attrs: UpSamplingAttrs, shape: Shape) -> Resize2DAttrs:
+    """The resize that an up-sampling of data of that shape is."""
+    rows, columns = (shape[at] for at in spatial(attrs.layout))
+    corners = "align_corners" if attrs.align_corners else "asymmetric"
+    rounding = "floor" if attrs.method == "nearest_neighbor" and not attrs.align_corners else ""
+    return Resize2DAttrs(
+        as_attr((scaled(rows, attrs.scale_h), scaled(columns, attrs.scale_w))), attrs.layout,
+        UPSAMPLING_METHODS[attrs.method], corners, rounding,
+    )  # fmt: skip
+
+
+def _upsampling_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (data,) = tensors("nn.upsampling", types, 1)
+    wanted = attrs_of(UpSamplingAttrs, attrs)
+    rank_is("nn.upsampling", data, 4, "data")
+    if wanted.method not in UPSAMPLING_METHODS:
+        fail("nn.upsampling", f"method must be one of {', '.join(UPSAMPLING_METHODS)}, got {wanted.method!r}")
+    try:
+        size = upsampling_as_resize(wanted, data.shape).size
+    except ValueError as error:
+        fail("nn.upsampling", str(error))
+    return TensorType(resized_shape(data.shape, wanted.layout, size), data.dtype)
+
+
+def _upsampling_reference(attrs: UpSamplingAttrs, data: Array) -> Array:
+    return _resize_reference(upsampling_as_resize(attrs, tuple(map(as_dim, data.shape))), data)
+
+
+register_op(
+    OpDef(
+        name="nn.upsampling",
+        arguments=("data",),
+        attrs=UpSamplingAttrs,
+        relation=_upsampling_relation,
+        reference=_upsampling_reference,
+        pattern=OpPattern.INJECTIVE,
+    )
+)
+
+
+def upsampling(
+    data: Expr,
+    scale_h: float = 1.0,
+    scale_w: float = 1.0,
+    layout: str = "NCHW",
+    method: str = "nearest_neighbor",
+    align_corners: bool = False,
+) -> Call:
+    """Images enlarged by factors."""
+    attrs = UpSamplingAttrs(float(scale_h), float(scale_w), layout, method, align_corners)
+    return call("nn.upsampling", data, attrs=attrs)

@@ -1,0 +1,199 @@
+"""Operators whose indices are data: take, gather, one-hot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import is_int, to_numpy
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import attempt, attrs_of, call, fail, one_dtype, rank_at_least, show, tensors
+from ekiden.topi.shape import Dim, as_dim, as_ints, known, normalize_axis
+
+
+@node("relay.attrs.TakeAttrs")
+class TakeAttrs(Attrs):
+    """The axis to index (None: the flattened data) and what happens to an index out of range.
+
+    mode "clip" moves it to the nearest end, "wrap" counts modulo the extent, "fast" promises that there is none.
+    """
+
+    batch_dims: int = 0
+    axis: int | None = None
+    mode: str = "clip"
+
+
+def _check_indices(name: str, indices: TensorType) -> None:
+    if not is_int(indices.dtype):
+        fail(name, f"'indices' must be integers, got {indices.dtype}")
+
+
+def _take_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    data, indices = tensors("take", types, 2)
+    wanted = attrs_of(TakeAttrs, attrs)
+    _check_indices("take", indices)
+    if wanted.mode not in ("clip", "wrap", "fast"):
+        fail("take", f"mode must be clip, wrap or fast, got {wanted.mode!r}")
+    if wanted.batch_dims != 0:
+        fail("take", f"batch_dims must be 0, got {wanted.batch_dims}")
+    if wanted.axis is None:
+        return TensorType(indices.shape, data.dtype)
+    at = attempt("take", normalize_axis, wanted.axis, len(data.shape), "take")
+    return TensorType((*data.shape[:at], *indices.shape, *data.shape[at + 1 :]), data.dtype)
+
+
+def _take_reference(attrs: TakeAttrs, data: Array, indices: Array) -> Array:
+    mode = "wrap" if attrs.mode == "wrap" else "clip"
+    return np.asarray(np.take(data, indices.astype(np.int64), axis=attrs.axis, mode=mode))
+
+
+register_op(
+    OpDef(
+        name="take",
+        arguments=("data", "indices"),
+        attrs=TakeAttrs,
+        relation=_take_relation,
+        reference=_take_reference,
+        pattern=OpPattern.INJECTIVE,
+    )
+)
+
+
+def take(data: Expr, indices: Expr, axis: int | None = None, batch_dims: int = 0, mode: str = "clip") -> Call:
+    """Slices of `data` at `indices` along an axis."""
+    return call("take", data, indices, attrs=TakeAttrs(batch_dims, axis, mode))
+
+
+@node("relay.attrs.GatherAttrs")
+class GatherAttrs(Attrs):
+    """The axis that is indexed."""
+
+    axis: int = 0
+
+
+def _gather_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    data, indices = tensors("gather", types, 2)
+    _check_indices("gather", indices)
+    attempt("gather", normalize_axis, attrs_of(GatherAttrs, attrs).axis, len(data.shape), "gather")
+    if len(data.shape) != len(indices.shape):
+        fail("gather", f"'indices' must have the rank of 'data', got {show(indices.shape)} for {show(data.shape)}")
+    return TensorType(indices.shape, data.dtype)
+
+
+def _gather_reference(attrs: GatherAttrs, data: Array, indices: Array) -> Array:
+    at = normalize_axis(attrs.axis, data.ndim, "gather")
+    positions = list(np.indices(indices.shape, sparse=True))
+    found = indices.astype(np.int64)
+    positions[at] = np.where(found < 0, found + data.shape[at], found)
+    return np.asarray(data[tuple(positions)])
+
+
+register_op(
+    OpDef(
+        name="gather",
+        arguments=("data", "indices"),
+        attrs=GatherAttrs,
+        relation=_gather_relation,
+        reference=_gather_reference,
+        pattern=OpPattern.INJECTIVE,
+    )
+)
+
+
+def gather(data: Expr, axis: int, indices: Expr) -> Call:
+    """`data[i, ..., indices[i, ..., k], ..., k]`: one index per result element; negative ones count from the end."""
+    return call("gather", data, indices, attrs=GatherAttrs(axis))
+
+
+@node("relay.attrs.GatherNDAttrs")
+class GatherNDAttrs(Attrs):
+    """Leading axes that data and indices share, and the number of coordinates when that is known otherwise."""
+
+    batch_dims: int = 0
+    index_rank: int | None = None
+
+
+def _gather_nd_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    data, indices = tensors("gather_nd", types, 2)
+    wanted = attrs_of(GatherNDAttrs, attrs)
+    _check_indices("gather_nd", indices)
+    rank_at_least("gather_nd", indices, 1, "indices")
+    count = known(indices.shape[0]) if wanted.index_rank is None else wanted.index_rank
+    if count is None:
+        fail("gather_nd", f"the first extent of 'indices' must be a number, got {show(indices.shape)}")
+    if count + wanted.batch_dims > len(data.shape):
+        fail("gather_nd", f"{count} coordinates are too many for {show(data.shape)}")
+    return TensorType((*indices.shape[1:], *data.shape[wanted.batch_dims + count :]), data.dtype)
+
+
+def _gather_nd_reference(attrs: GatherNDAttrs, data: Array, indices: Array) -> Array:
+    found, batch = indices.astype(np.int64), attrs.batch_dims
+    leading = [np.arange(found.shape[1 + i]).reshape((-1,) + (1,) * (found.ndim - 2 - i)) for i in range(batch)]
+    wrapped = [np.where(f < 0, f + data.shape[batch + i], f) for i, f in enumerate(found)]
+    return np.asarray(data[tuple([*leading, *wrapped])])
+
+
+register_op(
+    OpDef(
+        name="gather_nd",
+        arguments=("data", "indices"),
+        attrs=GatherNDAttrs,
+        relation=_gather_nd_relation,
+        reference=_gather_nd_reference,
+        pattern=OpPattern.INJECTIVE,
+    )
+)
+
+
+def gather_nd(data: Expr, indices: Expr, batch_dims: int = 0, index_rank: int | None = None) -> Call:
+    """Slices of `data` at coordinates: the first axis of `indices` holds them. Negative ones count from the end."""
+    return call("gather_nd", data, indices, attrs=GatherNDAttrs(batch_dims, index_rank))
+
+
+@node("relay.attrs.OneHotAttrs")
+class OneHotAttrs(Attrs):
+    """The extent and position of the new axis, and the result's dtype."""
+
+    depth: Dim = 1
+    axis: int = -1
+    dtype: str = "float32"
+
+
+def _one_hot_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    indices, on_value, off_value = tensors("one_hot", types, 3)
+    wanted = attrs_of(OneHotAttrs, attrs)
+    _check_indices("one_hot", indices)
+    if one_dtype("one_hot", (on_value, off_value)) != wanted.dtype:
+        fail("one_hot", f"the values must have dtype {wanted.dtype}, got {on_value.dtype}")
+    at = attempt("one_hot", normalize_axis, wanted.axis, len(indices.shape) + 1, "one_hot")
+    return TensorType((*indices.shape[:at], as_dim(wanted.depth), *indices.shape[at:]), wanted.dtype)
+
+
+def _one_hot_reference(attrs: OneHotAttrs, indices: Array, on_value: Array, off_value: Array) -> Array:
+    (depth,) = as_ints((attrs.depth,))
+    at = normalize_axis(attrs.axis, indices.ndim + 1, "one_hot")
+    positions = np.arange(depth).reshape((depth,) + (1,) * (indices.ndim - at))
+    chosen = np.expand_dims(indices, at).astype(np.int64) == positions
+    return np.where(chosen, on_value, off_value).astype(to_numpy(attrs.dtype))
+
+
+register_op(
+    OpDef(
+        name="one_hot",
+        arguments=("indices", "on_value", "off_value"),
+        attrs=OneHotAttrs,
+        relation=_one_hot_relation,
+        reference=_one_hot_reference,
+        pattern=OpPattern.INJECTIVE,
+    )
+)
+
+
+def one_hot(indices: Expr, on_value: Expr, off_value: Expr, depth: Dim, axis: int = -1, dtype: str = "float32") -> Call:
+    """`on_value` (a scalar) where the position along a new axis is the index, `off_value` elsewhere."""
+    return call("one_hot", indices, on_value, off_value, attrs=OneHotAttrs(depth, axis, dtype))

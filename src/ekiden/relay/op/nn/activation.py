@@ -1,0 +1,209 @@
+"""Activations, softmax, bias."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import agree, attempt, attrs_of, call, identity_relation, one_dtype, rank_is, tensors
+from ekiden.topi.shape import normalize_axis
+
+register_op(
+    OpDef(
+        name="nn.relu",
+        arguments=("data",),
+        relation=identity_relation("nn.relu"),
+        reference=lambda attrs, data: np.maximum(data, np.zeros((), data.dtype)),
+        pattern=OpPattern.ELEMWISE,
+    )
+)
+
+
+def relu(data: Expr) -> Call:
+    """The larger of each element and 0."""
+    return call("nn.relu", data)
+
+
+@node("relay.attrs.LeakyReluAttrs")
+class LeakyReluAttrs(Attrs):
+    """The slope below 0."""
+
+    alpha: float = 0.25
+
+
+def _leaky_relu_reference(attrs: LeakyReluAttrs, data: Array) -> Array:
+    return np.where(data > 0, data, data * np.asarray(attrs.alpha, data.dtype)).astype(data.dtype)
+
+
+register_op(
+    OpDef(
+        name="nn.leaky_relu",
+        arguments=("data",),
+        attrs=LeakyReluAttrs,
+        relation=identity_relation("nn.leaky_relu"),
+        reference=_leaky_relu_reference,
+        pattern=OpPattern.ELEMWISE,
+    )
+)
+
+
+def leaky_relu(data: Expr, alpha: float = 0.25) -> Call:
+    """Elements below 0 times `alpha`."""
+    return call("nn.leaky_relu", data, attrs=LeakyReluAttrs(alpha))
+
+
+@node("relay.attrs.PReluAttrs")
+class PReluAttrs(Attrs):
+    """The axis of channels."""
+
+    axis: int = 1
+
+
+@node("relay.attrs.BiasAddAttrs")
+class BiasAddAttrs(Attrs):
+    """The axis of channels."""
+
+    axis: int = 1
+
+
+def along(values: Array, axis: int, rank: int) -> Array:
+    """A vector shaped to broadcast along one axis of a tensor of that rank."""
+    shape = [1] * rank
+    shape[axis] = -1
+    return values.reshape(shape)
+
+
+def _per_channel(name: str, kind: type[PReluAttrs] | type[BiasAddAttrs]) -> Callable[[Sequence[Type], Attrs | None], Type]:
+    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        data, vector = tensors(name, types, 2)
+        one_dtype(name, (data, vector))
+        rank_is(name, vector, 1, "alpha" if kind is PReluAttrs else "bias")
+        wanted: PReluAttrs | BiasAddAttrs = attrs_of(kind, attrs)
+        axis = attempt(name, normalize_axis, wanted.axis, len(data.shape), name)
+        agree(name, data.shape[axis], vector.shape[0], f"axis {axis} of 'data' and the vector")
+        return data
+
+    return relation
+
+
+register_op(
+    OpDef(
+        name="nn.prelu",
+        arguments=("data", "alpha"),
+        attrs=PReluAttrs,
+        relation=_per_channel("nn.prelu", PReluAttrs),
+        reference=lambda attrs, data, alpha: np.where(data > 0, data, data * along(alpha, attrs.axis, data.ndim)),
+        pattern=OpPattern.BROADCAST,
+    )
+)
+
+
+def prelu(data: Expr, alpha: Expr, axis: int = 1) -> Call:
+    """Elements below 0 times their channel's `alpha`."""
+    return call("nn.prelu", data, alpha, attrs=PReluAttrs(axis))
+
+
+register_op(
+    OpDef(
+        name="nn.bias_add",
+        arguments=("data", "bias"),
+        attrs=BiasAddAttrs,
+        relation=_per_channel("nn.bias_add", BiasAddAttrs),
+        reference=lambda attrs, data, bias: data + along(bias, attrs.axis, data.ndim),
+        pattern=OpPattern.BROADCAST,
+    )
+)
+
+
+def bias_add(data: Expr, bias: Expr, axis: int = 1) -> Call:
+    """A vector added along one axis."""
+    return call("nn.bias_add", data, bias, attrs=BiasAddAttrs(axis))
+
+
+@node("relay.attrs.SoftmaxAttrs")
+class SoftmaxAttrs(Attrs):
+    """The axis that sums to 1."""
+
+    axis: int = -1
+
+
+def _softmax_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
+    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        (data,) = tensors(name, types, 1)
+        attempt(name, normalize_axis, attrs_of(SoftmaxAttrs, attrs).axis, len(data.shape), name)
+        return data
+
+    return relation
+
+
+def _softmax_reference(attrs: SoftmaxAttrs, data: Array) -> Array:
+    exponent = _shifted(attrs, data)
+    return np.asarray(np.exp(exponent) / np.exp(exponent).sum(attrs.axis, keepdims=True)).astype(data.dtype)
+
+
+def _log_softmax_reference(attrs: SoftmaxAttrs, data: Array) -> Array:
+    exponent = _shifted(attrs, data)
+    return np.asarray(exponent - np.log(np.exp(exponent).sum(attrs.axis, keepdims=True))).astype(data.dtype)
+
+
+def _shifted(attrs: SoftmaxAttrs, data: Array) -> Array:
+    wide = data.astype(np.float64)
+    return np.asarray(wide - wide.max(attrs.axis, keepdims=True, initial=-np.inf)) if data.size else wide
+
+
+for _name, _function in (("nn.softmax", _softmax_reference), ("nn.log_softmax", _log_softmax_reference)):
+    register_op(
+        OpDef(
+            name=_name,
+            arguments=("data",),
+            attrs=SoftmaxAttrs,
+            relation=_softmax_relation(_name),
+            reference=_function,
+            pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        )
+    )
+
+
+def softmax(data: Expr, axis: int = -1) -> Call:
+    """exp(x - max) over its sum along an axis."""
+    return call("nn.softmax", data, attrs=SoftmaxAttrs(axis))
+
+
+def log_softmax(data: Expr, axis: int = -1) -> Call:
+    """The logarithm of softmax, computed without it."""
+    return call("nn.log_softmax", data, attrs=SoftmaxAttrs(axis))
+
+
+@node("relay.attrs.DropoutAttrs")
+class DropoutAttrs(Attrs):
+    """The share of elements that training would drop."""
+
+    rate: float = 0.5
+
+
+def _dropout_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (data,) = tensors("nn.dropout", types, 1)
+    return TupleType((data, TensorType(data.shape, data.dtype)))
+
+
+register_op(
+    OpDef(
+        name="nn.dropout",
+        arguments=("data",),
+        attrs=DropoutAttrs,
+        relation=_dropout_relation,
+        reference=lambda attrs, data: (data.copy(), np.ones_like(data)),
+        pattern=OpPattern.OPAQUE,
+    )
+)
+
+
+def dropout(data: Expr, rate: float = 0.5) -> Call:
+    """In inference, a tuple of the data and a mask of ones."""
+    return call("nn.dropout", data, attrs=DropoutAttrs(rate))

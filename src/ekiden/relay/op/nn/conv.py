@@ -1,0 +1,322 @@
+"""Convolutions. Attributes and layouts are TVM's, with our packed weight layouts added (see topi/nn/weights.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import to_numpy
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import agree, attempt, attrs_of, call, fail, one_dtype, rank_is, tensors
+from ekiden.topi.layout import permute, transform_array
+from ekiden.topi.nn.weights import conv_weight_shape, unpack_conv_weight
+from ekiden.topi.shape import as_dim, transposed_extent, window_extent
+
+Ints = int | Sequence[int]
+
+
+def pair(value: Ints) -> tuple[int, ...]:
+    """(height, width) from one number or two."""
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def pads(padding: Ints) -> tuple[int, ...]:
+    """(top, left, bottom, right) from 1, 2 (height, width) or 4 numbers."""
+    many = (padding,) if isinstance(padding, int) else tuple(padding)
+    if len(many) not in (1, 2, 4):
+        raise ValueError(f"padding must be 1, 2 or 4 numbers, got {many}")
+    return many * (4 // len(many))
+
+
+@node("relay.attrs.Conv1DAttrs")
+class Conv1DAttrs(Attrs):
+    """Geometry and layouts of a 1-D convolution; padding is (left, right)."""
+
+    strides: tuple[int, ...] = (1,)
+    padding: tuple[int, ...] = (0, 0)
+    dilation: tuple[int, ...] = (1,)
+    groups: int = 1
+    channels: int | None = None
+    kernel_size: tuple[int, ...] | None = None
+    data_layout: str = "NCW"
+    kernel_layout: str = "OIW"
+    out_layout: str = ""
+    out_dtype: str = ""
+
+
+@node("relay.attrs.Conv2DAttrs")
+class Conv2DAttrs(Attrs):
+    """Geometry and layouts of a convolution; padding is (top, left, bottom, right)."""
+
+    strides: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+    dilation: tuple[int, ...] = (1, 1)
+    groups: int = 1
+    channels: int | None = None
+    kernel_size: tuple[int, ...] | None = None
+    data_layout: str = "NCHW"
+    kernel_layout: str = "OIHW"
+    out_layout: str = ""
+    out_dtype: str = ""
+
+
+@node("relay.attrs.Conv2DTransposeAttrs")
+class Conv2DTransposeAttrs(Attrs):
+    """Geometry and layouts of a transposed convolution; `output_padding` adds to the bottom and right."""
+
+    channels: int | None = None
+    kernel_size: tuple[int, ...] | None = None
+    strides: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+    output_padding: tuple[int, ...] = (0, 0)
+    dilation: tuple[int, ...] = (1, 1)
+    groups: int = 1
+    data_layout: str = "NCHW"
+    kernel_layout: str = "IOHW"
+    out_layout: str = ""
+    out_dtype: str = ""
+
+
+def as_conv2d(attrs: Conv1DAttrs) -> Conv2DAttrs:
+    """The 2-D convolution of height 1 that a 1-D one is."""
+    left, right = attrs.padding
+    return Conv2DAttrs(
+        (1, *attrs.strides), (0, left, 0, right), (1, *attrs.dilation), attrs.groups, attrs.channels,
+        None if attrs.kernel_size is None else (1, *attrs.kernel_size),
+        attrs.data_layout.replace("W", "HW"), attrs.kernel_layout.replace("W", "HW"),
+        attrs.out_layout.replace("W", "HW"), attrs.out_dtype,
+    )  # fmt: skip
+
+
+def _conv_shape(
+    name: str, attrs: Conv2DAttrs, data: Sequence[PrimExpr], weight: Sequence[PrimExpr]
+) -> tuple[PrimExpr, ...]:
+    """The result shape in the result's layout."""
+    n, c, h, w = attempt(name, permute, data, attrs.data_layout, "NCHW")
+    out, per_group, kh, kw = attempt(
+        name, conv_weight_shape, weight, attrs.kernel_layout, attrs.channels, attrs.groups
+    )
+    agree(name, c, per_group * attrs.groups, "channels of 'data' and 'weight'")
+    if attrs.channels is not None:
+        agree(name, out, as_dim(attrs.channels), "attribute 'channels' and output channels of 'weight'")
+    if attrs.kernel_size is not None:
+        for extent, size in zip((kh, kw), attrs.kernel_size, strict=True):
+            agree(name, extent, as_dim(size), "attribute 'kernel_size' and 'weight'")
+    top, left, bottom, right = attrs.padding
+    rows = window_extent(h, kh, attrs.strides[0], top, bottom, attrs.dilation[0])
+    columns = window_extent(w, kw, attrs.strides[1], left, right, attrs.dilation[1])
+    return permute((n, out, rows, columns), "NCHW", attrs.out_layout or attrs.data_layout)
+
+
+def _conv2d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    data, weight = tensors("nn.conv2d", types, 2)
+    wanted = attrs_of(Conv2DAttrs, attrs)
+    rank_is("nn.conv2d", data, 4, "data")
+    dtype = one_dtype("nn.conv2d", (data, weight))
+    return TensorType(_conv_shape("nn.conv2d", wanted, data.shape, weight.shape), wanted.out_dtype or dtype)
+
+
+def conv2d_nchw(data: Array, weight: Array, attrs: Conv2DAttrs) -> Array:
+    """The convolution in NCHW and OIHW, as one matrix product per group over windows."""
+    top, left, bottom, right = attrs.padding
+    padded = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    reach = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], attrs.dilation, strict=True)]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(2, 3))  # type: ignore[call-overload]
+    windows = windows[:, :, :: attrs.strides[0], :: attrs.strides[1], :: attrs.dilation[0], :: attrs.dilation[1]]
+    parts = [
+        np.einsum("nchwyx,ocyx->nohw", rows, kernel, optimize=True)
+        for rows, kernel in zip(np.split(windows, attrs.groups, 1), np.split(weight, attrs.groups, 0), strict=True)
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+def _conv2d_reference(attrs: Conv2DAttrs, data: Array, weight: Array) -> Array:
+    dtype = to_numpy(attrs.out_dtype or str(data.dtype))
+    plain = unpack_conv_weight(weight, attrs.kernel_layout, attrs.channels, attrs.groups)
+    found = conv2d_nchw(transform_array(data, attrs.data_layout, "NCHW").astype(dtype), plain.astype(dtype), attrs)
+    return transform_array(found, "NCHW", attrs.out_layout or attrs.data_layout).astype(dtype, copy=False)
+
+
+register_op(
+    OpDef(
+        name="nn.conv2d",
+        arguments=("data", "weight"),
+        attrs=Conv2DAttrs,
+        relation=_conv2d_relation,
+        reference=_conv2d_reference,
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+    )
+)
+
+
+def conv2d(
+    data: Expr,
+    weight: Expr,
+    strides: Ints = (1, 1),
+    padding: Ints = (0, 0),
+    dilation: Ints = (1, 1),
+    groups: int = 1,
+    channels: int | None = None,
+    kernel_size: Ints | None = None,
+    data_layout: str = "NCHW",
+    kernel_layout: str = "OIHW",
+    out_layout: str = "",
+    out_dtype: str = "",
+) -> Call:
+    """2-D convolution (correlation). `channels` is needed where the weight is packed and padded."""
+    attrs = Conv2DAttrs(
+        pair(strides), pads(padding), pair(dilation), groups, channels,
+        None if kernel_size is None else pair(kernel_size), data_layout, kernel_layout, out_layout, out_dtype,
+    )  # fmt: skip
+    return call("nn.conv2d", data, weight, attrs=attrs)
+
+
+def _conv1d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    data, weight = tensors("nn.conv1d", types, 2)
+    wanted = attrs_of(Conv1DAttrs, attrs)
+    rank_is("nn.conv1d", data, 3, "data")
+    rank_is("nn.conv1d", weight, 3, "weight")
+    dtype = one_dtype("nn.conv1d", (data, weight))
+    flat = as_conv2d(wanted)
+    shape = _conv_shape(
+        "nn.conv1d", flat, _with_height(data.shape, wanted.data_layout), _with_height(weight.shape, wanted.kernel_layout)
+    )
+    height = (flat.out_layout or flat.data_layout).index("H")
+    return TensorType((*shape[:height], *shape[height + 1 :]), wanted.out_dtype or dtype)
+
+
+def _with_height(shape: Sequence[PrimExpr], layout: str) -> tuple[PrimExpr, ...]:
+    at = layout.index("W")
+    return (*shape[:at], as_dim(1), *shape[at:])
+
+
+def _conv1d_reference(attrs: Conv1DAttrs, data: Array, weight: Array) -> Array:
+    flat = as_conv2d(attrs)
+    rows = np.expand_dims(data, attrs.data_layout.index("W"))
+    kernel = np.expand_dims(weight, attrs.kernel_layout.index("W"))
+    found = _conv2d_reference(flat, rows, kernel)
+    return found.squeeze((flat.out_layout or flat.data_layout).index("H"))
+
+
+register_op(
+    OpDef(
+        name="nn.conv1d",
+        arguments=("data", "weight"),
+        attrs=Conv1DAttrs,
+        relation=_conv1d_relation,
+        reference=_conv1d_reference,
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+    )
+)
+
+
+def conv1d(
+    data: Expr,
+    weight: Expr,
+    strides: int = 1,
+    padding: Ints = 0,
+    dilation: int = 1,
+    groups: int = 1,
+    channels: int | None = None,
+    kernel_size: int | None = None,
+    data_layout: str = "NCW",
+    kernel_layout: str = "OIW",
+    out_layout: str = "",
+    out_dtype: str = "",
+) -> Call:
+    """1-D convolution (correlation); padding is one number or (left, right)."""
+    sides = (padding, padding) if isinstance(padding, int) else tuple(padding)
+    attrs = Conv1DAttrs(
+        (strides,), sides * (2 // len(sides)), (dilation,), groups, channels,
+        None if kernel_size is None else (kernel_size,), data_layout, kernel_layout, out_layout, out_dtype,
+    )  # fmt: skip
+    return call("nn.conv1d", data, weight, attrs=attrs)
+
+
+def _transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    name = "nn.conv2d_transpose"
+    data, weight = tensors(name, types, 2)
+    wanted = attrs_of(Conv2DTransposeAttrs, attrs)
+    rank_is(name, data, 4, "data")
+    rank_is(name, weight, 4, "weight")
+    dtype = one_dtype(name, (data, weight))
+    n, c, h, w = attempt(name, permute, data.shape, wanted.data_layout, "NCHW")
+    channels, per_group, kh, kw = attempt(name, permute, weight.shape, wanted.kernel_layout, "IOHW")
+    agree(name, c, channels, "channels of 'data' and 'weight'")
+    out = per_group * wanted.groups
+    if wanted.channels is not None:
+        agree(name, out, as_dim(wanted.channels), "attribute 'channels' and output channels of 'weight'")
+    if any(p >= max(s, d) for p, s, d in zip(wanted.output_padding, wanted.strides, wanted.dilation, strict=True)):
+        fail(name, f"output_padding {wanted.output_padding} must be below strides {wanted.strides} or dilation")
+    (top, left, bottom, right), (sh, sw) = wanted.padding, wanted.strides
+    rows = transposed_extent(h, kh, sh, top, bottom, wanted.dilation[0], wanted.output_padding[0])
+    columns = transposed_extent(w, kw, sw, left, right, wanted.dilation[1], wanted.output_padding[1])
+    shape = permute((n, out, rows, columns), "NCHW", wanted.out_layout or wanted.data_layout)
+    return TensorType(shape, wanted.out_dtype or dtype)
+
+
+def _scatter(attrs: Conv2DTransposeAttrs, data: Array, weight: Array) -> Array:
+    """Each input pixel adds its multiple of the kernel to the (uncropped) result."""
+    (kh, kw), (sh, sw), (dh, dw) = weight.shape[2:], attrs.strides, attrs.dilation
+    n, c, h, w = data.shape
+    full = np.zeros(
+        (n, weight.shape[1], max(h - 1, 0) * sh + (kh - 1) * dh + 1 + attrs.output_padding[0],
+         max(w - 1, 0) * sw + (kw - 1) * dw + 1 + attrs.output_padding[1]), data.dtype,
+    )  # fmt: skip
+    for y in range(kh if h else 0):
+        for x in range(kw if w else 0):
+            taps = np.einsum("nchw,co->nohw", data, weight[:, :, y, x], optimize=True)
+            full[:, :, y * dh : y * dh + (h - 1) * sh + 1 : sh, x * dw : x * dw + (w - 1) * sw + 1 : sw] += taps
+    return full
+
+
+def _transpose_reference(attrs: Conv2DTransposeAttrs, data: Array, weight: Array) -> Array:
+    dtype = to_numpy(attrs.out_dtype or str(data.dtype))
+    plain = transform_array(data, attrs.data_layout, "NCHW").astype(dtype)
+    kernel = transform_array(weight, attrs.kernel_layout, "IOHW").astype(dtype)
+    groups = zip(np.split(plain, attrs.groups, 1), np.split(kernel, attrs.groups, 0), strict=True)
+    full = np.concatenate([_scatter(attrs, d, w) for d, w in groups], axis=1)
+    top, left, bottom, right = attrs.padding
+    cropped = full[:, :, top : full.shape[2] - bottom, left : full.shape[3] - right]
+    return transform_array(cropped, "NCHW", attrs.out_layout or attrs.data_layout)
+
+
+register_op(
+    OpDef(
+        name="nn.conv2d_transpose",
+        arguments=("data", "weight"),
+        attrs=Conv2DTransposeAttrs,
+        relation=_transpose_relation,
+        reference=_transpose_reference,
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+    )
+)
+
+
+def conv2d_transpose(
+    data: Expr,
+    weight: Expr,
+    strides: Ints = (1, 1),
+    padding: Ints = (0, 0),
+    dilation: Ints = (1, 1),
+    groups: int = 1,
+    channels: int | None = None,
+    kernel_size: Ints | None = None,
+    data_layout: str = "NCHW",
+    kernel_layout: str = "IOHW",
+    out_layout: str = "",
+    output_padding: Ints = (0, 0),
+    out_dtype: str = "",
+) -> Call:
+    """The gradient of a convolution with respect to its data; weight is (in, out / groups, height, width)."""
+    attrs = Conv2DTransposeAttrs(
+        channels, None if kernel_size is None else pair(kernel_size), pair(strides), pads(padding),
+        pair(output_padding), pair(dilation), groups, data_layout, kernel_layout, out_layout, out_dtype,
+    )  # fmt: skip
+    return call("nn.conv2d_transpose", data, weight, attrs=attrs)

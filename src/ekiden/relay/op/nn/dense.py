@@ -1,0 +1,239 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import to_numpy
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import agree, attempt, attrs_of, call, fail, one_dtype, rank_at_least, rank_is, tensors
+from ekiden.relay.op.broadcast import broadcast_types
+from ekiden.topi.nn.weights import KINDS, pack_weight, pack_weight_shape, unpack_dense_weight
+from ekiden.topi.shape import as_dim
+
+
+@node("relay.attrs.DenseAttrs")
+class DenseAttrs(Attrs):
+    """The number of results per row, if it is to be checked, and the result's dtype (none: the data's)."""
+
+    units: int | None = None
+    out_dtype: str = ""
+
+
+def _dense_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    data, weight = tensors("nn.dense", types, 2)
+    wanted = attrs_of(DenseAttrs, attrs)
+    rank_at_least("nn.dense", data, 1, "data")
+    rank_is("nn.dense", weight, 2, "weight")
+    dtype = one_dtype("nn.dense", (data, weight))
+    agree("nn.dense", data.shape[-1], weight.shape[1], "the last dimensions of 'data' and 'weight'")
+    if wanted.units is not None:
+        agree("nn.dense", as_dim(wanted.units), weight.shape[0], "attribute 'units' and rows of 'weight'")
+    return TensorType((*data.shape[:-1], weight.shape[0]), wanted.out_dtype or dtype)
+
+
+def _product(out_dtype: str, a: Array, b: Array) -> Array:
+    dtype = to_numpy(out_dtype or str(a.dtype))
+    wide = np.dtype("float32") if dtype.itemsize == 2 and dtype.kind in "fV" else dtype
+    return np.asarray(np.matmul(a.astype(wide), b.astype(wide))).astype(dtype, copy=False)
+
+
+register_op(
+    OpDef(
+        name="nn.dense",
+        arguments=("data", "weight"),
+        attrs=DenseAttrs,
+        relation=_dense_relation,
+        reference=lambda attrs, data, weight: _product(attrs.out_dtype, data, weight.T),
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+    )
+)
+
+
+def dense(data: Expr, weight: Expr, units: int | None = None, out_dtype: str = "") -> Call:
+    """data[..., k] times the transpose of weight[units, k]."""
+    return call("nn.dense", data, weight, attrs=DenseAttrs(units, out_dtype))
+
+
+@node("relay.attrs.MatmulAttrs")
+class MatmulAttrs(Attrs):
+    """As DenseAttrs, with whether each side is transposed."""
+
+    units: int | None = None
+    out_dtype: str = ""
+    transpose_a: bool = False
+    transpose_b: bool = False
+
+
+def _matmul_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    a, b = tensors("nn.matmul", types, 2)
+    wanted = attrs_of(MatmulAttrs, attrs)
+    rank_at_least("nn.matmul", a, 2 if wanted.transpose_a else 1, "tensor_a")
+    rank_is("nn.matmul", b, 2, "tensor_b")
+    dtype = one_dtype("nn.matmul", (a, b))
+    rows = (*a.shape[:-2], a.shape[-1]) if wanted.transpose_a else a.shape[:-1]
+    inner = a.shape[-2] if wanted.transpose_a else a.shape[-1]
+    columns, depth = b.shape if wanted.transpose_b else b.shape[::-1]
+    agree("nn.matmul", inner, depth, "the summed dimensions")
+    return TensorType((*rows, columns), wanted.out_dtype or dtype)
+
+
+def _swap(array: Array, transposed: bool) -> Array:
+    return np.swapaxes(array, -1, -2) if transposed else array
+
+
+def _matmul_reference(attrs: MatmulAttrs | BatchMatmulAttrs, a: Array, b: Array) -> Array:
+    return _product(attrs.out_dtype, _swap(a, attrs.transpose_a), _swap(b, attrs.transpose_b))
+
+
+register_op(
+    OpDef(
+        name="nn.matmul",
+        arguments=("tensor_a", "tensor_b"),
+        attrs=MatmulAttrs,
+        relation=_matmul_relation,
+        reference=_matmul_reference,
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+    )
+)
+
+
+def matmul(
+    tensor_a: Expr,
+    tensor_b: Expr,
+    units: int | None = None,
+    out_dtype: str = "",
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> Call:
+    """The product of tensor_a[..., m, k] and the matrix tensor_b[k, n]."""
+    return call("nn.matmul", tensor_a, tensor_b, attrs=MatmulAttrs(units, out_dtype, transpose_a, transpose_b))
+
+
+@node("relay.attrs.BatchMatmulAttrs")
+class BatchMatmulAttrs(Attrs):
+    """The result's dtype and whether each side is transposed (TVM's default: the second one)."""
+
+    out_dtype: str = ""
+    transpose_a: bool = False
+    transpose_b: bool = True
+
+
+def _batch_matmul_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    name = "nn.batch_matmul"
+    x, y = tensors(name, types, 2)
+    wanted = attrs_of(BatchMatmulAttrs, attrs)
+    rank_is(name, x, 3, "tensor_a")
+    rank_is(name, y, 3, "tensor_b")
+    dtype = one_dtype(name, (x, y))
+    rows, inner = x.shape[:0:-1] if wanted.transpose_a else x.shape[1:]
+    columns, depth = y.shape[1:] if wanted.transpose_b else y.shape[:0:-1]
+    agree(name, inner, depth, "the summed dimensions")
+    batch = broadcast_types(name, (TensorType(x.shape[:1]), TensorType(y.shape[:1])))
+    return TensorType((*batch, rows, columns), wanted.out_dtype or dtype)
+
+
+register_op(
+    OpDef(
+        name="nn.batch_matmul",
+        arguments=("tensor_a", "tensor_b"),
+        attrs=BatchMatmulAttrs,
+        relation=_batch_matmul_relation,
+        reference=_matmul_reference,
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+    )
+)
+
+
+def batch_matmul(
+    tensor_a: Expr, tensor_b: Expr, out_dtype: str = "", transpose_a: bool = False, transpose_b: bool = True
+) -> Call:
+    """A matrix product per batch: tensor_a[b, m, k] times tensor_b[b, n, k] transposed; a batch of 1 broadcasts."""
+    return call("nn.batch_matmul", tensor_a, tensor_b, attrs=BatchMatmulAttrs(out_dtype, transpose_a, transpose_b))
+
+
+@node("relay.attrs.DensePackAttrs")
+class DensePackAttrs(Attrs):
+    """The true number of results per row, and the width of a tile."""
+
+    units: int = 0
+    tile: int = 16
+    out_dtype: str = ""
+
+
+def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    name = "nn.contrib_dense_pack"
+    data, weight = tensors(name, types, 2)
+    wanted = attrs_of(DensePackAttrs, attrs)
+    rank_at_least(name, data, 1, "data")
+    rank_is(name, weight, 3, "weight")
+    dtype = one_dtype(name, (data, weight))
+    agree(name, data.shape[-1], weight.shape[1], "the summed dimensions")
+    tiles = as_dim(-(-wanted.units // wanted.tile))
+    agree(name, tiles, weight.shape[0], "the tiles of attribute 'units' and of 'weight'")
+    agree(name, as_dim(wanted.tile), weight.shape[2], "attribute 'tile' and the last dimension of 'weight'")
+    return TensorType((*data.shape[:-1], as_dim(wanted.units)), wanted.out_dtype or dtype)
+
+
+def _dense_pack_reference(attrs: DensePackAttrs, data: Array, weight: Array) -> Array:
+    return _product(attrs.out_dtype, data, unpack_dense_weight(weight, attrs.units).T)
+
+
+register_op(
+    OpDef(
+        name="nn.contrib_dense_pack",
+        arguments=("data", "weight"),
+        attrs=DensePackAttrs,
+        relation=_dense_pack_relation,
+        reference=_dense_pack_reference,
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+    )
+)
+
+
+def contrib_dense_pack(data: Expr, weight: Expr, units: int, tile: int, out_dtype: str = "") -> Call:
+    """`dense` with a weight packed by `contrib_pack_weight` into [ceil(units/tile)][k][tile]."""
+    return call("nn.contrib_dense_pack", data, weight, attrs=DensePackAttrs(units, tile, out_dtype))
+
+
+@node("relay.attrs.PackWeightAttrs")
+class PackWeightAttrs(Attrs):
+    """What the weight is of ("dense", "conv2d", "group_conv2d"), the width of a tile, and the number of groups."""
+
+    kind: str = "dense"
+    tile: int = 16
+    groups: int = 1
+
+
+def _pack_weight_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    name = "nn.contrib_pack_weight"
+    (weight,) = tensors(name, types, 1)
+    wanted = attrs_of(PackWeightAttrs, attrs)
+    if wanted.kind not in KINDS:
+        fail(name, f"kind must be one of {', '.join(KINDS)}, got {wanted.kind!r}")
+    rank_is(name, weight, 2 if wanted.kind == "dense" else 4, "weight")
+    shape = attempt(name, pack_weight_shape, weight.shape, wanted.kind, wanted.tile, wanted.groups)
+    return TensorType(shape, weight.dtype)
+
+
+register_op(
+    OpDef(
+        name="nn.contrib_pack_weight",
+        arguments=("weight",),
+        attrs=PackWeightAttrs,
+        relation=_pack_weight_relation,
+        reference=lambda attrs, weight: pack_weight(weight, attrs.kind, attrs.tile, attrs.groups),
+        pattern=OpPattern.INJECTIVE,
+    )
+)
+
+
+def contrib_pack_weight(weight: Expr, kind: str, tile: int, groups: int = 1) -> Call:
+    """A weight ([N, K] or OIHW) in the layout of the packed kernels; meant to be folded when it is constant."""
+    return call("nn.contrib_pack_weight", weight, attrs=PackWeightAttrs(kind, tile, groups))

@@ -1,0 +1,263 @@
+"""Normalisations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import agree, attempt, attrs_of, call, fail, one_dtype, rank_is, tensors
+from ekiden.relay.op.nn.activation import along
+from ekiden.topi.shape import known, normalize_axis
+
+
+def _check_vectors(name: str, data: TensorType, vectors: Sequence[TensorType], axis: int) -> int:
+    """Check that vectors have the extent of an axis; gives the axis from the front."""
+    one_dtype(name, (data, *vectors))
+    at = attempt(name, normalize_axis, axis, len(data.shape), name)
+    for position, each in enumerate(vectors, 1):
+        rank_is(name, each, 1, f"argument {position}")
+        agree(name, data.shape[at], each.shape[0], f"axis {at} of 'data' and argument {position}")
+    return at
+
+
+def _standardize(data: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    wide = data.astype(np.float64)
+    centred = wide - wide.mean(axes, keepdims=True)
+    return np.asarray(centred / np.sqrt((centred * centred).mean(axes, keepdims=True) + epsilon))
+
+
+def _affine(
+    normal: Array, gamma: Array, beta: Array, axis: int, attrs: LayerNormAttrs | InstanceNormAttrs | GroupNormAttrs
+) -> Array:
+    if attrs.scale:
+        normal = normal * along(gamma, axis, normal.ndim)
+    return (normal + along(beta, axis, normal.ndim) if attrs.center else normal).astype(gamma.dtype)
+
+
+@node("relay.attrs.BatchNormAttrs")
+class BatchNormAttrs(Attrs):
+    """The axis of channels, what is added to the variance, and whether beta (center) and gamma (scale) count."""
+
+    axis: int = 1
+    epsilon: float = 1e-5
+    center: bool = True
+    scale: bool = True
+
+
+def _batch_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    data, *vectors = tensors("nn.batch_norm", types, 5)
+    _check_vectors("nn.batch_norm", data, vectors, attrs_of(BatchNormAttrs, attrs).axis)
+    return TupleType((data, vectors[2], vectors[3]))
+
+
+def _batch_norm_reference(
+    attrs: BatchNormAttrs, data: Array, gamma: Array, beta: Array, mean: Array, var: Array
+) -> tuple[Array, ...]:
+    factor = 1 / np.sqrt(var.astype(np.float64) + attrs.epsilon)
+    if attrs.scale:
+        factor = factor * gamma
+    out = (data - along(mean, attrs.axis, data.ndim)) * along(factor, attrs.axis, data.ndim)
+    if attrs.center:
+        out = out + along(beta, attrs.axis, data.ndim)
+    return out.astype(data.dtype), mean, var
+
+
+register_op(
+    OpDef(
+        name="nn.batch_norm",
+        arguments=("data", "gamma", "beta", "moving_mean", "moving_var"),
+        attrs=BatchNormAttrs,
+        relation=_batch_norm_relation,
+        reference=_batch_norm_reference,
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+    )
+)
+
+
+def batch_norm(
+    data: Expr, gamma: Expr, beta: Expr, moving_mean: Expr, moving_var: Expr,
+    axis: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
+) -> Call:  # fmt: skip
+    """In inference, a tuple: the normalised data and the two moving statistics unchanged."""
+    attrs = BatchNormAttrs(axis, epsilon, center, scale)
+    return call("nn.batch_norm", data, gamma, beta, moving_mean, moving_var, attrs=attrs)
+
+
+@node("relay.attrs.LayerNormAttrs")
+class LayerNormAttrs(Attrs):
+    """The axis that is normalised."""
+
+    axis: int = -1
+    epsilon: float = 1e-5
+    center: bool = True
+    scale: bool = True
+
+
+def _layer_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    data, *vectors = tensors("nn.layer_norm", types, 3)
+    _check_vectors("nn.layer_norm", data, vectors, attrs_of(LayerNormAttrs, attrs).axis)
+    return data
+
+
+def _layer_norm_reference(attrs: LayerNormAttrs, data: Array, gamma: Array, beta: Array) -> Array:
+    return _affine(_standardize(data, (attrs.axis,), attrs.epsilon), gamma, beta, attrs.axis, attrs)
+
+
+register_op(
+    OpDef(
+        name="nn.layer_norm",
+        arguments=("data", "gamma", "beta"),
+        attrs=LayerNormAttrs,
+        relation=_layer_norm_relation,
+        reference=_layer_norm_reference,
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+    )
+)
+
+
+def layer_norm(
+    data: Expr, gamma: Expr, beta: Expr, axis: int = -1, epsilon: float = 1e-5, center: bool = True, scale: bool = True
+) -> Call:
+    """Each row along `axis` with mean 0 and variance 1, then times gamma plus beta."""
+    return call("nn.layer_norm", data, gamma, beta, attrs=LayerNormAttrs(axis, epsilon, center, scale))
+
+
+@node("relay.attrs.InstanceNormAttrs")
+class InstanceNormAttrs(Attrs):
+    """The axis of channels; all axes but it and the first are normalised."""
+
+    axis: int = 1
+    epsilon: float = 1e-5
+    center: bool = True
+    scale: bool = True
+
+
+def _instance_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    data, *vectors = tensors("nn.instance_norm", types, 3)
+    at = _check_vectors("nn.instance_norm", data, vectors, attrs_of(InstanceNormAttrs, attrs).axis)
+    if at == 0:
+        fail("nn.instance_norm", "axis must not be the batch axis 0")
+    return data
+
+
+def _instance_norm_reference(attrs: InstanceNormAttrs, data: Array, gamma: Array, beta: Array) -> Array:
+    at = attrs.axis % data.ndim
+    axes = tuple(i for i in range(1, data.ndim) if i != at)
+    return _affine(_standardize(data, axes, attrs.epsilon), gamma, beta, at, attrs)
+
+
+register_op(
+    OpDef(
+        name="nn.instance_norm",
+        arguments=("data", "gamma", "beta"),
+        attrs=InstanceNormAttrs,
+        relation=_instance_norm_relation,
+        reference=_instance_norm_reference,
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+    )
+)
+
+
+def instance_norm(
+    data: Expr, gamma: Expr, beta: Expr, axis: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = True
+) -> Call:
+    """Each channel of each sample with mean 0 and variance 1, then times gamma plus beta."""
+    return call("nn.instance_norm", data, gamma, beta, attrs=InstanceNormAttrs(axis, epsilon, center, scale))
+
+
+@node("relay.attrs.GroupNormAttrs")
+class GroupNormAttrs(Attrs):
+    """How many groups the channels form."""
+
+    num_groups: int = 1
+    axis: int = 1
+    epsilon: float = 1e-5
+    center: bool = True
+    scale: bool = True
+
+
+def _group_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    data, *vectors = tensors("nn.group_norm", types, 3)
+    wanted = attrs_of(GroupNormAttrs, attrs)
+    at = _check_vectors("nn.group_norm", data, vectors, wanted.axis)
+    channels = known(data.shape[at])
+    if at == 0 or (channels is not None and channels % wanted.num_groups):
+        fail("nn.group_norm", f"{channels} channels on axis {at} do not form {wanted.num_groups} groups")
+    return data
+
+
+def _group_norm_reference(attrs: GroupNormAttrs, data: Array, gamma: Array, beta: Array) -> Array:
+    at, groups = attrs.axis % data.ndim, attrs.num_groups
+    split = data.reshape(*data.shape[:at], groups, data.shape[at] // groups, *data.shape[at + 1 :])
+    axes = tuple(i for i in range(1, split.ndim) if i != at)
+    return _affine(_standardize(split, axes, attrs.epsilon).reshape(data.shape), gamma, beta, at, attrs)
+
+
+register_op(
+    OpDef(
+        name="nn.group_norm",
+        arguments=("data", "gamma", "beta"),
+        attrs=GroupNormAttrs,
+        relation=_group_norm_relation,
+        reference=_group_norm_reference,
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+    )
+)
+
+
+def group_norm(
+    data: Expr, gamma: Expr, beta: Expr, num_groups: int,
+    axis: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
+) -> Call:  # fmt: skip
+    """Each group of channels of each sample with mean 0 and variance 1, then times gamma plus beta."""
+    return call("nn.group_norm", data, gamma, beta, attrs=GroupNormAttrs(num_groups, axis, epsilon, center, scale))
+
+
+@node("relay.attrs.LRNAttrs")
+class LRNAttrs(Attrs):
+    """Window over channels, their axis, and the constants of the formula."""
+
+    size: int = 5
+    axis: int = 1
+    bias: float = 2.0
+    alpha: float = 1e-5
+    beta: float = 0.75
+
+
+def _lrn_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (data,) = tensors("nn.lrn", types, 1)
+    attempt("nn.lrn", normalize_axis, attrs_of(LRNAttrs, attrs).axis, len(data.shape), "nn.lrn")
+    return data
+
+
+def _lrn_reference(attrs: LRNAttrs, data: Array) -> Array:
+    at, before = attrs.axis % data.ndim, (attrs.size - 1) // 2
+    width = [(before, attrs.size - 1 - before) if i == at else (0, 0) for i in range(data.ndim)]
+    squares = np.pad(np.square(data.astype(np.float64)), width)
+    windows = np.lib.stride_tricks.sliding_window_view(squares, attrs.size, axis=at)
+    return np.asarray(data / (attrs.bias + attrs.alpha / attrs.size * windows.sum(-1)) ** attrs.beta).astype(data.dtype)
+
+
+register_op(
+    OpDef(
+        name="nn.lrn",
+        arguments=("data",),
+        attrs=LRNAttrs,
+        relation=_lrn_relation,
+        reference=_lrn_reference,
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+    )
+)
+
+
+def lrn(
+    data: Expr, size: int = 5, axis: int = 1, bias: float = 2.0, alpha: float = 1e-5, beta: float = 0.75
+) -> Call:
+    """Local response normalisation: x / (bias + alpha / size * sum of squares of `size` channels) ** beta."""
+    return call("nn.lrn", data, attrs=LRNAttrs(size, axis, bias, alpha, beta))

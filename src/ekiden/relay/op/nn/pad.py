@@ -1,0 +1,70 @@
+"""Padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Expr, const
+from ekiden.relay.op._declare import attrs_of, call, fail, one_dtype, rank_is, tensors
+from ekiden.topi.shape import Dim, as_attr, as_ints, as_shape, is_any, tidy
+
+
+@node("relay.attrs.PadAttrs")
+class PadAttrs(Attrs):
+    """(before, after) per axis, which may be symbolic; mode "constant", "edge" or "reflect"."""
+
+    pad_width: tuple[tuple[Dim, ...], ...] = ()
+    pad_mode: str = "constant"
+
+
+def _pad_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    data, pad_value = tensors("nn.pad", types, 2)
+    wanted = attrs_of(PadAttrs, attrs)
+    one_dtype("nn.pad", (data, pad_value))
+    rank_is("nn.pad", pad_value, 0, "pad_value")
+    if len(wanted.pad_width) != len(data.shape):
+        fail("nn.pad", f"pad_width must have {len(data.shape)} pairs, got {wanted.pad_width}")
+    if wanted.pad_mode not in ("constant", "edge", "reflect"):
+        fail("nn.pad", f"pad_mode must be constant, edge or reflect, got {wanted.pad_mode!r}")
+    pairs = [as_shape(p) for p in wanted.pad_width]
+    shape = tuple(d if is_any(d) else tidy(d + a + b) for d, (a, b) in zip(data.shape, pairs, strict=True))
+    return TensorType(shape, data.dtype)
+
+
+def _pad_reference(attrs: PadAttrs, data: Array, pad_value: Array) -> Array:
+    width = [as_ints(p) for p in attrs.pad_width]
+    cuts = tuple(slice(max(0, -a), d - max(0, -b)) for d, (a, b) in zip(data.shape, width, strict=True))
+    grown = [(max(0, a), max(0, b)) for a, b in width]
+    if attrs.pad_mode == "constant":
+        return np.pad(data[cuts], grown, constant_values=pad_value.item())
+    return np.pad(data[cuts], grown, mode="edge" if attrs.pad_mode == "edge" else "reflect")
+
+
+register_op(
+    OpDef(
+        name="nn.pad",
+        arguments=("data", "pad_value"),
+        attrs=PadAttrs,
+        relation=_pad_relation,
+        reference=_pad_reference,
+        pattern=OpPattern.INJECTIVE,
+    )
+)
+
+
+def pad(
+    data: Expr,
+    pad_width: Sequence[Sequence[Dim]],
+    pad_value: Expr | float = 0.0,
+    pad_mode: str = "constant",
+    dtype: str = "float32",
+) -> Call:
+    """`data` with borders; negative widths crop. A number as `pad_value` takes `dtype`, which must be the data's."""
+    value = pad_value if isinstance(pad_value, Expr) else const(pad_value, dtype)
+    return call("nn.pad", data, value, attrs=PadAttrs(tuple(as_attr(p) for p in pad_width), pad_mode))

@@ -1,0 +1,340 @@
+"""Pooling over spatial windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import is_float
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_is, tensors
+from ekiden.relay.op.nn.conv import Ints, pads, pair
+from ekiden.topi.layout import parse, spatial
+from ekiden.topi.shape import Shape, as_dim, window_extent, window_extent_ceil
+
+
+@node("relay.attrs.MaxPool1DAttrs")
+class MaxPool1DAttrs(Attrs):
+    """Geometry and layout; padding is (left, right)."""
+
+    pool_size: tuple[int, ...] = (1,)
+    strides: tuple[int, ...] = (1,)
+    dilation: tuple[int, ...] = (1,)
+    padding: tuple[int, ...] = (0, 0)
+    layout: str = "NCW"
+    out_layout: str = ""
+    ceil_mode: bool = False
+
+
+@node("relay.attrs.AvgPool1DAttrs")
+class AvgPool1DAttrs(Attrs):
+    """Geometry and layout; `count_include_pad` counts padding in the mean."""
+
+    pool_size: tuple[int, ...] = (1,)
+    strides: tuple[int, ...] = (1,)
+    dilation: tuple[int, ...] = (1,)
+    padding: tuple[int, ...] = (0, 0)
+    layout: str = "NCW"
+    out_layout: str = ""
+    ceil_mode: bool = False
+    count_include_pad: bool = False
+
+
+@node("relay.attrs.MaxPool2DAttrs")
+class MaxPool2DAttrs(Attrs):
+    """Geometry and layout; padding is (top, left, bottom, right)."""
+
+    pool_size: tuple[int, ...] = (1, 1)
+    strides: tuple[int, ...] = (1, 1)
+    dilation: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+    layout: str = "NCHW"
+    out_layout: str = ""
+    ceil_mode: bool = False
+
+
+@node("relay.attrs.AvgPool2DAttrs")
+class AvgPool2DAttrs(Attrs):
+    """Geometry and layout; `count_include_pad` counts padding (but nothing beyond it) in the mean."""
+
+    pool_size: tuple[int, ...] = (1, 1)
+    strides: tuple[int, ...] = (1, 1)
+    dilation: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+    layout: str = "NCHW"
+    out_layout: str = ""
+    ceil_mode: bool = False
+    count_include_pad: bool = False
+
+
+MaxPoolAttrs = MaxPool1DAttrs | MaxPool2DAttrs
+AvgPoolAttrs = AvgPool1DAttrs | AvgPool2DAttrs
+PoolAttrs = MaxPoolAttrs | AvgPoolAttrs
+
+
+def pool_shape(name: str, attrs: PoolAttrs, shape: Shape) -> Shape:
+    """The shape of a pooled tensor, in its own layout."""
+    extent = window_extent_ceil if attrs.ceil_mode else window_extent
+    found, axes = list(shape), spatial(attrs.layout)
+    count = len(axes)
+    for i, at in enumerate(axes):
+        before, after = attrs.padding[i], attrs.padding[i + count]
+        if before >= _reach(attrs, i) or after >= _reach(attrs, i):
+            fail(name, f"padding {attrs.padding} must be smaller than the window {attrs.pool_size}")
+        found[at] = extent(shape[at], attrs.pool_size[i], attrs.strides[i], before, after, attrs.dilation[i])
+    return tuple(found)
+
+
+def _reach(attrs: PoolAttrs, i: int) -> int:
+    return (attrs.pool_size[i] - 1) * attrs.dilation[i] + 1
+
+
+def _pool_relation(name: str, kind: type[Attrs]) -> Callable[[Sequence[Type], Attrs | None], Type]:
+    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        (data,) = tensors(name, types, 1)
+        wanted = attrs_of(kind, attrs)
+        assert isinstance(wanted, PoolAttrs)
+        rank_is(name, data, len(attempt(name, parse, wanted.layout)), "data")
+        if wanted.out_layout not in ("", wanted.layout):
+            fail(name, f"out_layout must be that of the data, {wanted.layout!r}, got {wanted.out_layout!r}")
+        return TensorType(pool_shape(name, wanted, data.shape), data.dtype)
+
+    return relation
+
+
+def _windows(attrs: PoolAttrs, data: Array, fill: float | int, extents: Sequence[int]) -> Array:
+    """The windows of `data` as trailing axes, with `fill` outside."""
+    axes = spatial(attrs.layout)
+    width = [(0, 0)] * data.ndim
+    for i, at in enumerate(axes):
+        needed = (extents[i] - 1) * attrs.strides[i] + _reach(attrs, i)
+        width[at] = (attrs.padding[i], max(0, needed - data.shape[at] - attrs.padding[i]))
+    padded = np.pad(data, width, constant_values=fill)
+    reach = [_reach(attrs, i) for i in range(len(axes))]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=axes)  # type: ignore[call-overload]
+    for i, at in enumerate(axes):
+        cut = [slice(None)] * windows.ndim
+        cut[at] = slice(0, (extents[i] - 1) * attrs.strides[i] + 1 if extents[i] else 0, attrs.strides[i])
+        cut[data.ndim + i] = slice(None, None, attrs.dilation[i])
+        windows = windows[tuple(cut)]
+    return np.asarray(windows)
+
+
+def _extents(name: str, attrs: PoolAttrs, data: Array) -> list[int]:
+    shape = pool_shape(name, attrs, tuple(map(as_dim, data.shape)))
+    return [int(shape[at].value) for at in spatial(attrs.layout)]  # type: ignore[attr-defined]
+
+
+def lowest(dtype: np.dtype[np.generic]) -> float | int:
+    """The smallest value of a dtype: what the maximum of nothing is."""
+    return int(np.iinfo(dtype).min) if dtype.kind in "iu" else -np.inf
+
+
+def _max_reference(name: str) -> Callable[[MaxPoolAttrs, Array], Array]:
+    def reference(attrs: MaxPoolAttrs, data: Array) -> Array:
+        windows = _windows(attrs, data, lowest(data.dtype), _extents(name, attrs, data))
+        return np.asarray(windows.max(axis=tuple(range(data.ndim, windows.ndim))))
+
+    return reference
+
+
+def _avg_reference(name: str) -> Callable[[AvgPoolAttrs, Array], Array]:
+    def reference(attrs: AvgPoolAttrs, data: Array) -> Array:
+        extents = _extents(name, attrs, data)
+        windows = _windows(attrs, data, 0, extents)
+        trailing = tuple(range(data.ndim, windows.ndim))
+        counted = np.ones(data.shape)
+        if attrs.count_include_pad:
+            axes, half = spatial(attrs.layout), len(attrs.padding) // 2
+            width = [(0, 0)] * data.ndim
+            for i, at in enumerate(axes):
+                width[at] = (attrs.padding[i], attrs.padding[i + half])
+            counted = np.ones([d + a + b for d, (a, b) in zip(data.shape, width, strict=True)])
+            attrs = attrs.with_fields(padding=(0,) * len(attrs.padding))
+        counts = _windows(attrs, counted, 0, extents).sum(trailing)
+        return np.asarray(windows.sum(trailing, dtype=np.float64) / counts).astype(data.dtype)
+
+    return reference
+
+
+def _declare(name: str, kind: type[Attrs], reference: Callable[..., Array]) -> None:
+    register_op(
+        OpDef(
+            name=name,
+            arguments=("data",),
+            attrs=kind,
+            relation=_pool_relation(name, kind),
+            reference=reference,
+            pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        )
+    )
+
+
+_declare("nn.max_pool1d", MaxPool1DAttrs, _max_reference("nn.max_pool1d"))
+_declare("nn.max_pool2d", MaxPool2DAttrs, _max_reference("nn.max_pool2d"))
+_declare("nn.avg_pool1d", AvgPool1DAttrs, _avg_reference("nn.avg_pool1d"))
+_declare("nn.avg_pool2d", AvgPool2DAttrs, _avg_reference("nn.avg_pool2d"))
+
+
+def _single(value: Ints) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def _sides(padding: Ints) -> tuple[int, ...]:
+    many = _single(padding)
+    return many * (2 // len(many))
+
+
+def max_pool1d(
+    data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
+    layout: str = "NCW", out_layout: str = "", ceil_mode: bool = False,
+) -> Call:  # fmt: skip
+    """The maximum of each window."""
+    attrs = MaxPool1DAttrs(
+        _single(pool_size), _single(strides), _single(dilation), _sides(padding), layout, out_layout, ceil_mode
+    )
+    return call("nn.max_pool1d", data, attrs=attrs)
+
+
+def max_pool2d(
+    data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
+    layout: str = "NCHW", out_layout: str = "", ceil_mode: bool = False,
+) -> Call:  # fmt: skip
+    """The maximum of each window."""
+    attrs = MaxPool2DAttrs(
+        pair(pool_size), pair(strides), pair(dilation), pads(padding), layout, out_layout, ceil_mode
+    )
+    return call("nn.max_pool2d", data, attrs=attrs)
+
+
+def avg_pool1d(
+    data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
+    layout: str = "NCW", out_layout: str = "", ceil_mode: bool = False, count_include_pad: bool = False,
+) -> Call:  # fmt: skip
+    """The mean of each window."""
+    attrs = AvgPool1DAttrs(
+        _single(pool_size), _single(strides), _single(dilation), _sides(padding), layout, out_layout, ceil_mode,
+        count_include_pad,
+    )  # fmt: skip
+    return call("nn.avg_pool1d", data, attrs=attrs)
+
+
+def avg_pool2d(
+    data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
+    layout: str = "NCHW", out_layout: str = "", ceil_mode: bool = False, count_include_pad: bool = False,
+) -> Call:  # fmt: skip
+    """The mean of each window."""
+    attrs = AvgPool2DAttrs(
+        pair(pool_size), pair(strides), pair(dilation), pads(padding), layout, out_layout, ceil_mode,
+        count_include_pad,
+    )  # fmt: skip
+    return call("nn.avg_pool2d", data, attrs=attrs)
+
+
+@node("relay.attrs.GlobalPool2DAttrs")
+class GlobalPool2DAttrs(Attrs):
+    """The layout."""
+
+    layout: str = "NCHW"
+    out_layout: str = ""
+
+
+@node("relay.attrs.AdaptivePool2DAttrs")
+class AdaptivePool2DAttrs(Attrs):
+    """The extents of the result (None: those of the data), and the layout."""
+
+    output_size: tuple[int, ...] | None = None
+    layout: str = "NCHW"
+    out_layout: str = ""
+
+
+def _global_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
+    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        (data,) = tensors(name, types, 1)
+        axes = attempt(name, spatial, attrs_of(GlobalPool2DAttrs, attrs).layout)
+        rank_is(name, data, 4, "data")
+        return TensorType(tuple(as_dim(1) if i in axes else d for i, d in enumerate(data.shape)), data.dtype)
+
+    return relation
+
+
+def _global_reference(function: Callable[..., Array]) -> Callable[[GlobalPool2DAttrs, Array], Array]:
+    def reference(attrs: GlobalPool2DAttrs, data: Array) -> Array:
+        return np.asarray(function(data, axis=spatial(attrs.layout), keepdims=True)).astype(data.dtype)
+
+    return reference
+
+
+for _name, _function in (("nn.global_avg_pool2d", np.mean), ("nn.global_max_pool2d", np.max)):
+    register_op(
+        OpDef(
+            name=_name,
+            arguments=("data",),
+            attrs=GlobalPool2DAttrs,
+            relation=_global_relation(_name),
+            reference=_global_reference(_function),
+            pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        )
+    )
+
+
+def global_avg_pool2d(data: Expr, layout: str = "NCHW", out_layout: str = "") -> Call:
+    """The mean of each channel; spatial extents become 1."""
+    return call("nn.global_avg_pool2d", data, attrs=GlobalPool2DAttrs(layout, out_layout))
+
+
+def global_max_pool2d(data: Expr, layout: str = "NCHW", out_layout: str = "") -> Call:
+    """The maximum of each channel; spatial extents become 1."""
+    return call("nn.global_max_pool2d", data, attrs=GlobalPool2DAttrs(layout, out_layout))
+
+
+def adaptive_shape(attrs: AdaptivePool2DAttrs, shape: Shape) -> Shape:
+    """The result's shape, in the data's layout."""
+    found: list[PrimExpr] = list(shape)
+    for extent, at in zip(attrs.output_size or (), spatial(attrs.layout), strict=False):
+        found[at] = as_dim(extent)
+    return tuple(found)
+
+
+def _adaptive_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (data,) = tensors("nn.adaptive_avg_pool2d", types, 1)
+    rank_is("nn.adaptive_avg_pool2d", data, 4, "data")
+    if not is_float(data.dtype):
+        fail("nn.adaptive_avg_pool2d", f"'data' must be floating point, got {data.dtype}")
+    return TensorType(adaptive_shape(attrs_of(AdaptivePool2DAttrs, attrs), data.shape), data.dtype)
+
+
+def _adaptive_reference(attrs: AdaptivePool2DAttrs, data: Array) -> Array:
+    found = data.astype(np.float64)
+    for extent, at in zip(attrs.output_size or (), spatial(attrs.layout), strict=False):
+        size = data.shape[at]
+        bounds = [(i * size // extent, -(-(i + 1) * size // extent)) for i in range(extent)]
+        parts = [np.take(found, range(a, b), axis=at).mean(at, keepdims=True) for a, b in bounds]
+        found = np.concatenate(parts, axis=at)
+    return found.astype(data.dtype)
+
+
+register_op(
+    OpDef(
+        name="nn.adaptive_avg_pool2d",
+        arguments=("data",),
+        attrs=AdaptivePool2DAttrs,
+        relation=_adaptive_relation,
+        reference=_adaptive_reference,
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+    )
+)
+
+
+def adaptive_avg_pool2d(
+    data: Expr, output_size: Ints | None = None, layout: str = "NCHW", out_layout: str = ""
+) -> Call:
+    """The mean over windows that divide the data into `output_size`."""
+    size = None if output_size is None else pair(output_size)
+    return call("nn.adaptive_avg_pool2d", data, attrs=AdaptivePool2DAttrs(size, layout, out_layout))

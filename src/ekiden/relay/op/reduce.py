@@ -1,0 +1,156 @@
+"""Reductions over axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
+from ekiden.topi.shape import Shape, as_dim, normalize_axes
+
+
+@node("relay.attrs.ReduceAttrs")
+class ReduceAttrs(Attrs):
+    """Axes to reduce (None: all); `exclude` reduces all others instead."""
+
+    axis: tuple[int, ...] | None = None
+    keepdims: bool = False
+    exclude: bool = False
+
+
+@node("relay.attrs.ArgReduceAttrs")
+class ArgReduceAttrs(Attrs):
+    """Axes to search (None: all, giving the flat position); ties go to the first unless `select_last_index`."""
+
+    axis: tuple[int, ...] | None = None
+    keepdims: bool = False
+    select_last_index: bool = False
+    exclude: bool = False
+
+
+def reduced_axes(name: str, attrs: ReduceAttrs | ArgReduceAttrs, rank: int) -> tuple[int, ...]:
+    """The axes that go, from the front, in order. Raises ValueError when one is out of range."""
+    axes = normalize_axes(attrs.axis, rank, name)
+    return tuple(a for a in range(rank) if a not in axes) if attrs.exclude else axes
+
+
+def reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Shape:
+    """The shape without `axes`, or with 1 there."""
+    one = as_dim(1)
+    return tuple(one if i in axes else d for i, d in enumerate(shape) if keepdims or i not in axes)
+
+
+def _relation(name: str, kind: type[Attrs], dtype: str | None) -> Callable[[Sequence[Type], Attrs | None], Type]:
+    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        (data,) = tensors(name, types, 1)
+        found = attrs_of(kind, attrs)
+        assert isinstance(found, (ReduceAttrs, ArgReduceAttrs))
+        axes = attempt(name, reduced_axes, name, found, len(data.shape))
+        return TensorType(reduced_shape(data.shape, axes, found.keepdims), dtype or data.dtype)
+
+    return relation
+
+
+def _reference(name: str, function: Callable[..., Array], dtype: str | None) -> Callable[..., Array]:
+    def reference(attrs: ReduceAttrs, data: Array) -> Array:
+        axes = reduced_axes(name, attrs, data.ndim)
+        with np.errstate(all="ignore"):
+            return np.asarray(function(data, axis=axes, keepdims=attrs.keepdims)).astype(dtype or data.dtype, copy=False)
+
+    return reference
+
+
+def _arg_reference(name: str, function: Callable[..., Array]) -> Callable[..., Array]:
+    def reference(attrs: ArgReduceAttrs, data: Array) -> Array:
+        axes = reduced_axes(name, attrs, data.ndim)
+        kept = tuple(i for i in range(data.ndim) if i not in axes)
+        count = int(np.prod([data.shape[a] for a in axes], dtype=np.int64))
+        rows = data.transpose(kept + axes).reshape([data.shape[k] for k in kept] + [count])
+        found = count - 1 - function(rows[..., ::-1], axis=-1) if attrs.select_last_index else function(rows, axis=-1)
+        shape = [1 if i in axes else d for i, d in enumerate(data.shape) if attrs.keepdims or i not in axes]
+        return np.asarray(found, dtype=np.int32).reshape(shape)
+
+    return reference
+
+
+def reduction(name: str, function: Callable[..., Array], dtype: str | None = None) -> Callable[..., Call]:
+    """Declare a reduction, to `dtype` if that is not the data's; gives the function that calls it."""
+    register_op(
+        OpDef(
+            name=name,
+            arguments=("data",),
+            attrs=ReduceAttrs,
+            relation=_relation(name, ReduceAttrs, dtype),
+            reference=_reference(name, function, dtype),
+            pattern=OpPattern.COMM_REDUCE,
+        )
+    )
+
+    def construct(
+        data: Expr, axis: int | Sequence[int] | None = None, keepdims: bool = False, exclude: bool = False
+    ) -> Call:
+        return call(name, data, attrs=ReduceAttrs(axes_attr(axis), keepdims, exclude))
+
+    construct.__name__ = construct.__qualname__ = name
+    construct.__doc__ = f"`{name}` over `axis` (all axes by default)."
+    return construct
+
+
+def arg_reduction(name: str, function: Callable[..., Array]) -> Callable[..., Call]:
+    """Declare a search for a position (int32); gives the function that calls it."""
+    register_op(
+        OpDef(
+            name=name,
+            arguments=("data",),
+            attrs=ArgReduceAttrs,
+            relation=_relation(name, ArgReduceAttrs, "int32"),
+            reference=_arg_reference(name, function),
+            pattern=OpPattern.COMM_REDUCE,
+        )
+    )
+
+    def construct(
+        data: Expr,
+        axis: int | Sequence[int] | None = None,
+        keepdims: bool = False,
+        exclude: bool = False,
+        select_last_index: bool = False,
+    ) -> Call:
+        return call(name, data, attrs=ArgReduceAttrs(axes_attr(axis), keepdims, select_last_index, exclude))
+
+    construct.__name__ = construct.__qualname__ = name
+    construct.__doc__ = f"Position (int32) of the {name[3:]}imum over `axis`."
+    return construct
+
+
+def axes_attr(axis: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    """Axes as attributes hold them."""
+    if axis is None:
+        return None
+    return (axis,) if isinstance(axis, int) else tuple(axis)
+
+
+def _mean(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+    """NumPy's mean; the sum of integers is divided as C does."""
+    if data.dtype.kind == "f":
+        return np.asarray(np.mean(data, axis=axis, keepdims=keepdims))  # type: ignore[arg-type]
+    return np.asarray(np.trunc(np.mean(data.astype(np.float64), axis=axis, keepdims=keepdims)))  # type: ignore[arg-type]
+
+
+# fmt: off
+sum    = reduction("sum",  np.sum)
+mean   = reduction("mean", _mean)
+max    = reduction("max",  np.max)
+min    = reduction("min",  np.min)
+prod   = reduction("prod", np.prod)
+all    = reduction("all",  np.all, "bool")
+any    = reduction("any",  np.any, "bool")
+argmax = arg_reduction("argmax", np.argmax)
+argmin = arg_reduction("argmin", np.argmin)
+# fmt: on

@@ -1,0 +1,153 @@
+"""Operators that give the same elements in the same order another shape: no kernel runs, the result is a view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.prim import is_const
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_at_least, show, tensors
+from ekiden.relay.op.reduce import axes_attr
+from ekiden.topi.shape import (
+    Dim,
+    Dims,
+    as_attr,
+    as_dim,
+    as_shape,
+    as_ints,
+    infer_reshape,
+    known,
+    normalize_axes,
+    normalize_axis,
+    product,
+)
+
+
+@node("relay.attrs.ReshapeAttrs")
+class ReshapeAttrs(Attrs):
+    """The new shape: 0 copies the input's dimension unless `allowzero`, one -1 takes what is left."""
+
+    newshape: Dims = ()
+    allowzero: bool = False
+
+
+def _declare(name: str, attrs: type[Attrs] | None, relation: Callable[[Sequence[Type], Attrs | None], Type],
+             reference: Callable[..., Array]) -> None:  # fmt: skip
+    register_op(
+        OpDef(
+            name=name,
+            arguments=("data",),
+            attrs=attrs,
+            relation=relation,
+            reference=reference,
+            pattern=OpPattern.INJECTIVE,
+            reshape_only=True,
+        )
+    )
+
+
+def _reshape_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (data,) = tensors("reshape", types, 1)
+    wanted = attrs_of(ReshapeAttrs, attrs)
+    try:
+        return TensorType(infer_reshape(data.shape, wanted.newshape, wanted.allowzero), data.dtype)
+    except ValueError as error:
+        fail("reshape", f"{show(data.shape)} to {show(as_shape(wanted.newshape))}: {error}")
+
+
+def _reshape_reference(attrs: ReshapeAttrs, data: Array) -> Array:
+    return data.reshape(as_ints(infer_reshape(as_shape(data.shape), attrs.newshape, attrs.allowzero)))
+
+
+_declare("reshape", ReshapeAttrs, _reshape_relation, _reshape_reference)
+
+
+def reshape(data: Expr, newshape: Sequence[Dim] | Dim, allowzero: bool = False) -> Call:
+    """The elements of `data` in order, in another shape; see ReshapeAttrs for 0 and -1."""
+    many = newshape if isinstance(newshape, Sequence) else (newshape,)
+    return call("reshape", data, attrs=ReshapeAttrs(as_attr(many), allowzero))
+
+
+@node("relay.attrs.ExpandDimsAttrs")
+class ExpandDimsAttrs(Attrs):
+    """Where the new axes begin in the result, and how many there are."""
+
+    axis: int = 0
+    num_newaxis: int = 1
+
+
+def _expanded(attrs: ExpandDimsAttrs, rank: int) -> int:
+    return normalize_axis(attrs.axis, rank + 1, "expand_dims")
+
+
+def _expand_dims_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (data,) = tensors("expand_dims", types, 1)
+    wanted = attrs_of(ExpandDimsAttrs, attrs)
+    at = attempt("expand_dims", _expanded, wanted, len(data.shape))
+    return TensorType((*data.shape[:at], *(as_dim(1),) * wanted.num_newaxis, *data.shape[at:]), data.dtype)
+
+
+def _expand_dims_reference(attrs: ExpandDimsAttrs, data: Array) -> Array:
+    at = _expanded(attrs, data.ndim)
+    return data.reshape(data.shape[:at] + (1,) * attrs.num_newaxis + data.shape[at:])
+
+
+_declare("expand_dims", ExpandDimsAttrs, _expand_dims_relation, _expand_dims_reference)
+
+
+def expand_dims(data: Expr, axis: int, num_newaxis: int = 1) -> Call:
+    """New axes of extent 1 before `axis` (counted in the result when negative)."""
+    return call("expand_dims", data, attrs=ExpandDimsAttrs(axis, num_newaxis))
+
+
+@node("relay.attrs.SqueezeAttrs")
+class SqueezeAttrs(Attrs):
+    """Axes of extent 1 to remove; None removes all that are known to be 1."""
+
+    axis: tuple[int, ...] | None = None
+
+
+def _squeeze_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (data,) = tensors("squeeze", types, 1)
+    wanted = attrs_of(SqueezeAttrs, attrs).axis
+    if wanted is None:
+        return TensorType(tuple(d for d in data.shape if not is_const(d, 1)), data.dtype)
+    axes = attempt("squeeze", normalize_axes, wanted, len(data.shape), "squeeze")
+    for each in axes:
+        if known(data.shape[each]) not in (None, 1):
+            fail("squeeze", f"axis {each} must have extent 1, got {show(data.shape)}")
+    return TensorType(tuple(d for i, d in enumerate(data.shape) if i not in axes), data.dtype)
+
+
+def _squeeze_reference(attrs: SqueezeAttrs, data: Array) -> Array:
+    return data.squeeze(attrs.axis)
+
+
+_declare("squeeze", SqueezeAttrs, _squeeze_relation, _squeeze_reference)
+
+
+def squeeze(data: Expr, axis: int | Sequence[int] | None = None) -> Call:
+    """`data` without some axes of extent 1."""
+    return call("squeeze", data, attrs=SqueezeAttrs(axes_attr(axis)))
+
+
+def _batch_flatten_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (data,) = tensors("nn.batch_flatten", types, 1)
+    rank_at_least("nn.batch_flatten", data, 1, "data")
+    return TensorType((data.shape[0], product(data.shape[1:])), data.dtype)
+
+
+def _batch_flatten_reference(attrs: None, data: Array) -> Array:
+    return data.reshape(data.shape[0], as_ints((product(as_shape(data.shape[1:])),))[0])
+
+
+_declare("nn.batch_flatten", None, _batch_flatten_relation, _batch_flatten_reference)
+
+
+def batch_flatten(data: Expr) -> Call:
+    """All axes but the first as one."""
+    return call("nn.batch_flatten", data)

@@ -1,0 +1,1 @@
+"""The operator inventory: one function per computation, over tensor expressions."""

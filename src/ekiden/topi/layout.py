@@ -1,0 +1,100 @@
+"""Layouts of tensors: which letter is which axis. The one place that knows how NCHW, NHWC and weight layouts relate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from ekiden.ir.op import Array
+from ekiden.ir.prim import PrimExpr
+from ekiden.topi.shape import as_dim, as_ints, known, tidy
+
+_T = TypeVar("_T")
+
+
+def parse(layout: str) -> list[tuple[str, int]]:
+    """Axes in order: ("C", 0) is a whole axis, ("c", 16) the inner part of C: NCHW16c."""
+    axes = [(letter, int(size or 0)) for size, letter in re.findall(r"(\d*)([A-Za-z])", layout)]
+    if "".join(f"{size or ''}{letter}" for letter, size in axes) != layout:
+        raise ValueError(f"layout {layout!r}: expected letters, lower-case ones after their factor")
+    return axes
+
+
+def axis(layout: str, letter: str) -> int:
+    """The position of an axis."""
+    return [name for name, _ in parse(layout)].index(letter)
+
+
+def permutation(source: str, target: str) -> tuple[int, ...]:
+    """Axes for a transpose that turns `source` into `target`, which has the same letters."""
+    if sorted(source) != sorted(target):
+        raise ValueError(f"layout {source!r} cannot be permuted to {target!r}")
+    return tuple(source.index(letter) for letter in target)
+
+
+def permute(values: Sequence[_T], source: str, target: str) -> tuple[_T, ...]:
+    """One value per axis (a shape, pads, indices), reordered from one layout to another."""
+    return tuple(values[i] for i in permutation(source, target))
+
+
+def packed_tile(kernel_layout: str) -> int:
+    """The factor of a packed weight layout ("OHWI16o" -> 16); 0 for a plain one."""
+    return next((size for letter, size in parse(kernel_layout) if letter == "o"), 0)
+
+
+def spatial(layout: str) -> tuple[int, ...]:
+    """Positions of the spatial axes (D, H, W), outermost first."""
+    return tuple(i for i, (letter, _) in enumerate(parse(layout)) if letter in "DHW")
+
+
+def channel(layout: str) -> int:
+    """The position of the channel axis."""
+    return axis(layout, "C")
+
+
+def transform_shape(shape: Sequence[PrimExpr], source: str, target: str) -> tuple[PrimExpr, ...]:
+    """The shape of a tensor after a layout change. Raises ValueError when an inner factor does not divide."""
+    whole = _whole_extents(shape, source)
+    factors = {letter.upper(): size for letter, size in parse(target) if size}
+    return tuple(
+        as_dim(size) if size else _outer(whole[letter], factors.get(letter, 1), letter) for letter, size in parse(target)
+    )
+
+
+def _whole_extents(shape: Sequence[PrimExpr], source: str) -> dict[str, PrimExpr]:
+    axes = parse(source)
+    if len(axes) != len(shape):
+        raise ValueError(f"layout {source!r} has {len(axes)} axes, got {len(shape)} dimensions")
+    extents = {letter: d for (letter, size), d in zip(axes, shape, strict=True) if not size}
+    for letter, size in axes:
+        if size:
+            extents[letter.upper()] = extents[letter.upper()] * size
+    return extents
+
+
+def _outer(extent: PrimExpr, factor: int, letter: str) -> PrimExpr:
+    number = known(extent)
+    if number is not None and number % factor:
+        raise ValueError(f"axis {letter} of extent {number} does not divide by {factor}")
+    return tidy(extent // factor)
+
+
+def transform_array(data: Array, source: str, target: str) -> Array:
+    """A NumPy array from one layout to another."""
+    extents = as_ints(transform_shape(tuple(map(as_dim, data.shape)), source, target))
+    names, targets = [n for n, _ in parse(source)], [n for n, _ in parse(target)]
+    plain = [n for n in names if n.isupper()]
+    order = [i for n in plain for i in (names.index(n), names.index(n.lower()) if n.lower() in names else -1) if i >= 0]
+    merged = [data.shape[names.index(n)] * dict(parse(source)).get(n.lower(), 1) for n in plain]
+    whole = data.transpose(order).reshape(merged)
+    cut, position = [], {}
+    for name in plain:
+        position[name] = len(cut)
+        cut.append(extents[targets.index(name)])
+        if name.lower() in targets:
+            position[name.lower()] = len(cut)
+            cut.append(extents[targets.index(name.lower())])
+    return np.ascontiguousarray(whole.reshape(cut).transpose([position[n] for n in targets]))

@@ -1,0 +1,1 @@
+"""Neural-network computations: dense, convolution, pooling, normalisation, activations."""

@@ -1,0 +1,85 @@
+"""Weight layouts of convolutions and dense layers, plain and packed: one place that knows their shapes.
+
+    OIHW, HWIO, OHWI, ...   plain: out channels, in channels / groups, kernel height, width in any order
+    OHWI{r}o                packed: [ceil(O/r)][KH][KW][I/groups][r], zero padded (groups = 1)
+    GOHWI{r}o               packed per group: [G][ceil(O/G/r)][KH][KW][I/G][r]
+    HWOI                    depthwise: [KH][KW][C][1]
+    dense {r}               [ceil(N/r)][K][r]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.ir.op import Array
+from ekiden.ir.prim import PrimExpr
+from ekiden.topi.layout import packed_tile, parse, permute
+from ekiden.topi.shape import as_dim, ceil_div, tidy
+
+KINDS = ("dense", "conv2d", "group_conv2d")
+"""What `pack_weight` can pack."""
+
+
+def conv_weight_shape(
+    shape: Sequence[PrimExpr], kernel_layout: str, channels: int | None, groups: int
+) -> tuple[PrimExpr, ...]:
+    """(out channels, in channels per group, height, width). Raises ValueError on a rank that does not fit."""
+    if len(parse(kernel_layout)) != len(shape):
+        raise ValueError(f"'weight' must have {len(parse(kernel_layout))} dimensions ({kernel_layout}), got {len(shape)}")
+    if not packed_tile(kernel_layout):
+        return permute(shape, kernel_layout, "OIHW")
+    if channels is None:
+        raise ValueError(f"a weight in {kernel_layout} needs the attribute 'channels'")
+    kh, kw, per_group = shape[-4:-1]
+    return as_dim(channels), per_group, kh, kw
+
+
+def pack_weight_shape(shape: Sequence[PrimExpr], kind: str, tile: int, groups: int) -> tuple[PrimExpr, ...]:
+    """The shape of a packed weight, from [N, K] (dense) or OIHW."""
+    r = as_dim(tile)
+    if kind == "dense":
+        n, k = shape
+        return tidy(ceil_div(n, tile)), k, r
+    out, per_group, kh, kw = shape
+    if kind == "conv2d":
+        return tidy(ceil_div(out, tile)), kh, kw, per_group, r
+    return as_dim(groups), tidy(ceil_div(out // groups, tile)), kh, kw, per_group, r
+
+
+def pack_weight(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
+    """Pack [N, K] (dense) or OIHW, padding the last tile of output channels with zeros."""
+    if kind == "dense":
+        return _pack_rows(weight, tile).transpose(0, 2, 1).copy()
+    if kind == "conv2d":
+        return _pack_rows(weight, tile).transpose(0, 3, 4, 2, 1).copy()
+    parts = [pack_weight(part, "conv2d", tile) for part in np.split(weight, groups, axis=0)]
+    return np.stack(parts)
+
+
+def _pack_rows(weight: Array, tile: int) -> Array:
+    """[N, ...] to [ceil(N/tile)][tile, ...]."""
+    count = -(-weight.shape[0] // tile)
+    padding = ((0, count * tile - weight.shape[0]), *((0, 0),) * (weight.ndim - 1))
+    return np.pad(weight, padding).reshape(count, tile, *weight.shape[1:])
+
+
+def unpack_dense_weight(packed: Array, units: int) -> Array:
+    """[ceil(N/r)][K][r] back to [N, K]."""
+    return packed.transpose(0, 2, 1).reshape(-1, packed.shape[1])[:units]
+
+
+def unpack_conv_weight(weight: Array, kernel_layout: str, channels: int | None, groups: int) -> Array:
+    """A weight in any layout as OIHW."""
+    if not packed_tile(kernel_layout):
+        return np.transpose(weight, [kernel_layout.index(letter) for letter in "OIHW"])
+    assert channels is not None, "checked by the relation"
+    if kernel_layout.startswith("G"):
+        return np.concatenate([_unpack_tiles(part)[: channels // groups] for part in weight])
+    return _unpack_tiles(weight)[:channels]
+
+
+def _unpack_tiles(packed: Array) -> Array:
+    count, kh, kw, per_group, tile = packed.shape
+    return packed.transpose(0, 4, 3, 1, 2).reshape(count * tile, per_group, kh, kw)

@@ -1,0 +1,269 @@
+"""Arithmetic on dimensions: what type relations and computations both need to know about result shapes.
+
+A dimension is an int64 PrimExpr; attributes may hold plain ints instead (`Dim`). Everything here stays symbolic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from ekiden.arith import Analyzer, prove_equal, simplify
+from ekiden.ir.prim import EQ, AnyDim, ExprLike, IntImm, PrimExpr, Select, binary, convert, is_const, maximum, minimum
+
+Dim = int | PrimExpr
+Dims = tuple[Dim, ...]
+Shape = tuple[PrimExpr, ...]
+
+OPEN_END = 2**30
+"""A slice bound of at least this size means "to the end" (the largest int32 and int64 are spelled so in models)."""
+
+
+def as_dim(value: ExprLike) -> PrimExpr:
+    """A dimension as an expression."""
+    return convert(value, "int64")
+
+
+def as_shape(dims: Iterable[Dim]) -> Shape:
+    """Attribute dimensions as a shape."""
+    return tuple(as_dim(d) for d in dims)
+
+
+def as_attr(dims: Iterable[Dim]) -> Dims:
+    """A shape as attributes hold it: constants are plain ints, the rest expressions."""
+    return tuple(d.value if isinstance(d, IntImm) else d for d in dims)
+
+
+def known(dim: Dim) -> int | None:
+    """The number a dimension is known to be, or None."""
+    if isinstance(dim, IntImm):
+        return dim.value
+    return dim if isinstance(dim, int) else None
+
+
+def as_ints(dims: Iterable[Dim]) -> tuple[int, ...]:
+    """Dimensions as numbers. Raises ValueError naming the first that is still symbolic."""
+    numbers = []
+    for each in dims:
+        number = known(each)
+        if number is None:
+            raise ValueError(f"expected a number, got the symbolic dimension {each!r}")
+        numbers.append(number)
+    return tuple(numbers)
+
+
+def is_any(dim: PrimExpr) -> bool:
+    """Whether nothing is known of a dimension."""
+    return isinstance(dim, AnyDim)
+
+
+def _has_any(dims: Iterable[PrimExpr]) -> bool:
+    return any(is_any(d) for d in dims)
+
+
+def equal(a: PrimExpr, b: PrimExpr) -> bool:
+    """Whether two dimensions are known to be equal."""
+    if a is b:
+        return not is_any(a)
+    if isinstance(a, IntImm) and isinstance(b, IntImm):
+        return a.value == b.value
+    return not _has_any((a, b)) and prove_equal(a, b)
+
+
+def tidy(dim: PrimExpr) -> PrimExpr:
+    """The dimension in its simplest form."""
+    return dim if isinstance(dim, (IntImm, AnyDim)) else simplify(dim)
+
+
+def product(dims: Iterable[PrimExpr]) -> PrimExpr:
+    """The product of dimensions; unknown if one is."""
+    many = tuple(dims)
+    if _has_any(many):
+        return AnyDim()
+    total: PrimExpr = as_dim(1)
+    for each in many:
+        total = total * each
+    return tidy(total)
+
+
+def normalize_axis(axis: int, rank: int, what: str) -> int:
+    """`axis` counted from the front. Raises ValueError when it is out of range; `what` names the operator."""
+    if not -rank <= axis < rank:
+        raise ValueError(f"{what}: axis must be in [{-rank}, {rank}), got {axis}")
+    return axis + rank if axis < 0 else axis
+
+
+def normalize_axes(axes: Sequence[int] | int | None, rank: int, what: str) -> tuple[int, ...]:
+    """Distinct axes in increasing order; None means all of them."""
+    if axes is None:
+        return tuple(range(rank))
+    many = (axes,) if isinstance(axes, int) else axes
+    return tuple(sorted({normalize_axis(a, rank, what) for a in many}))
+
+
+def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
+    """What two dimensions that must be equal are: the better known one; None if they cannot be equal."""
+    if equal(a, b):
+        return a if known(a) is not None else b
+    if known(a) is not None and known(b) is not None:
+        return None
+    if known(a) is not None or is_any(b):
+        return a
+    return b if known(b) is not None or is_any(a) else a
+
+
+def broadcast_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
+    """The broadcast of two dimensions; None if they are known to disagree.
+
+    A symbol against a constant c > 1 gives c; against another symbol, a choice made when both are known.
+    """
+    if equal(a, b):
+        return a
+    if is_const(a, 1):
+        return b
+    if is_const(b, 1):
+        return a
+    if known(a) is not None and known(b) is not None:
+        return None
+    if known(a) is not None or known(b) is not None:
+        return a if known(a) is not None else b
+    if _has_any((a, b)):
+        return AnyDim()
+    return Select(binary(EQ, a, 1), b, a, "int64")
+
+
+def broadcast_shape(a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Shape | None:
+    """NumPy's broadcasting, aligned at the last axis; None if two axes are known to disagree."""
+    rank = max(len(a), len(b))
+    one = as_dim(1)
+    left = (one,) * (rank - len(a)) + tuple(a)
+    right = (one,) * (rank - len(b)) + tuple(b)
+    dims = [broadcast_dim(x, y) for x, y in zip(left, right, strict=True)]
+    return None if None in dims else tuple(d for d in dims if d is not None)
+
+
+def ceil_div(a: PrimExpr, b: int) -> PrimExpr:
+    """`a / b` rounded up."""
+    return (a + (b - 1)) // b if b != 1 else a
+
+
+def window_extent(size: PrimExpr, kernel: Dim, stride: int, before: int, after: int, dilation: int = 1) -> PrimExpr:
+    """How many windows of a convolution or pooling fit: (size + before + after - reach) // stride + 1."""
+    if is_any(size):
+        return size
+    reach = (as_dim(kernel) - 1) * dilation + 1
+    return tidy((size + (before + after) - reach) // stride + 1)
+
+
+def window_extent_ceil(size: PrimExpr, kernel: int, stride: int, before: int, after: int, dilation: int = 1) -> PrimExpr:
+    """As `window_extent`, rounded up; a last window that would start in the padding after is dropped."""
+    if is_any(size):
+        return size
+    reach = (kernel - 1) * dilation + 1
+    count = ceil_div(size + (before + after) - reach, stride) + 1
+    return tidy(minimum(count, ceil_div(size + before, stride)))
+
+
+def transposed_extent(
+    size: PrimExpr, kernel: Dim, stride: int, before: int, after: int, dilation: int = 1, extra: int = 0
+) -> PrimExpr:
+    """The extent of a transposed convolution: (size - 1) * stride - before - after + reach + extra."""
+    if is_any(size):
+        return size
+    reach = (as_dim(kernel) - 1) * dilation + 1
+    return tidy((size - 1) * stride + reach + (extra - before - after))
+
+
+def _is_negative(value: PrimExpr) -> bool | None:
+    number = known(value)
+    if number is not None:
+        return number < 0
+    analyzer = Analyzer()
+    if analyzer.can_prove(value >= 0):
+        return False
+    return True if analyzer.can_prove(value < 0) else None
+
+
+def _from_front(position: Dim, size: PrimExpr) -> PrimExpr:
+    """A slice bound counted from the front: negative ones count from the end."""
+    value = as_dim(position)
+    negative = _is_negative(value)
+    if negative is None:
+        return Select(value < 0, value + size, value, "int64")
+    return value + size if negative else value
+
+
+def slice_range(begin: Dim, end: Dim, stride: int, size: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+    """(first index, number of elements) of `begin:end:stride` over an axis, as NumPy slices."""
+    if is_any(size):
+        return as_dim(0), AnyDim()
+    first, last = known(begin), known(end)
+    if stride > 0:
+        open_end = last is not None and last >= OPEN_END
+        start = maximum(_from_front(begin, size), 0)
+        stop = size if open_end else minimum(_from_front(end, size), size)
+        return tidy(start), tidy(maximum(ceil_div(tidy(stop - start), stride), 0))
+    open_begin = first is not None and first >= OPEN_END
+    open_end = last is not None and last <= -OPEN_END
+    start = size - 1 if open_begin else minimum(_from_front(begin, size), size - 1)
+    stop = as_dim(-1) if open_end else maximum(_from_front(end, size), -1)
+    return tidy(start), tidy(maximum(ceil_div(tidy(start - stop), -stride), 0))
+
+
+def infer_reshape(shape: Sequence[PrimExpr], newshape: Sequence[Dim], allow_zero: bool = False) -> Shape:
+    """The shape `newshape` asks for: 0 copies the input's dimension (unless allowed), one -1 takes what is left.
+
+    Raises ValueError when the numbers of elements are known to differ.
+    """
+    wanted: list[PrimExpr | None] = []
+    for position, each in enumerate(newshape):
+        number = known(each)
+        if number == 0 and not allow_zero:
+            if position >= len(shape):
+                raise ValueError(f"0 at axis {position} copies a dimension that an input of rank {len(shape)} lacks")
+            wanted.append(shape[position])
+        else:
+            wanted.append(None if number == -1 else as_dim(each))
+    given = [d for d in wanted if d is not None]
+    holes = len(wanted) - len(given)
+    if holes > 1:
+        raise ValueError(f"at most one dimension may be -1, got {holes}")
+    if holes == 0:
+        if _count(shape) is not None and _count(given) is not None and _count(shape) != _count(given):
+            raise ValueError(f"{_count(shape)} elements cannot become {_count(given)}")
+        return tuple(given)
+    rest = _quotient(shape, given)
+    return tuple(rest if d is None else d for d in wanted)
+
+
+def _count(shape: Sequence[PrimExpr]) -> int | None:
+    numbers = [known(d) for d in shape]
+    return None if None in numbers else math.prod(n for n in numbers if n is not None)
+
+
+def _quotient(shape: Sequence[PrimExpr], given: Sequence[PrimExpr]) -> PrimExpr:
+    """product(shape) / product(given) after cancelling equal factors."""
+    above, below = list(shape), []
+    for each in given:
+        at = next((i for i, d in enumerate(above) if equal(d, each) or d is each), None)
+        if at is None:
+            below.append(each)
+        else:
+            del above[at]
+    return AnyDim() if _has_any(above) or _has_any(below) else _divide(above, below)
+
+
+def _divide(above: Sequence[PrimExpr], below: Sequence[PrimExpr]) -> PrimExpr:
+    top, numerator = _split_constant(above)
+    bottom, denominator = _split_constant(below)
+    common = math.gcd(top, bottom) or 1
+    top, bottom = top // common, bottom // common
+    if bottom == 0 or (not numerator and not denominator and top % bottom):
+        raise ValueError(f"{top * common} elements do not divide by {bottom * common}")
+    return tidy(product([as_dim(top), *numerator]) // product([as_dim(bottom), *denominator]))
+
+
+def _split_constant(dims: Sequence[PrimExpr]) -> tuple[int, list[PrimExpr]]:
+    """The product of the known dimensions, and the others."""
+    numbers = [n for n in map(known, dims) if n is not None]
+    return math.prod(numbers), [d for d in dims if known(d) is None]
