@@ -192,6 +192,18 @@ static void share_all(void) {
   local_registered = false;
 }
 
+/* A child of a fork must find the lists whole and the lock free. */
+static void lock_lists(void) { ek_mutex_lock(&shared_lock); }
+static void unlock_lists(void) { ek_mutex_unlock(&shared_lock); }
+static void watch_forks(void) { ek_on_fork(lock_lists, unlock_lists, unlock_lists); }
+
+static void register_thread(void) {
+  static ek_once once = EK_ONCE_INIT;
+  local_registered = true;
+  ek_call_once(&once, watch_forks);
+  ek_thread_on_exit(share_all);
+}
+
 static link *take_small(unsigned class_index) {
   link *item = pop(&local_small[class_index]);
   if (item != NULL || __atomic_load_n(&shared_small[class_index].first, __ATOMIC_RELAXED) == NULL) {
@@ -244,10 +256,7 @@ void ek_free(void *memory) {
     to_system(block, small_size(class_index));
     return;
   }
-  if (!local_registered) {
-    local_registered = true;
-    ek_thread_on_exit(share_all);
-  }
+  if (!local_registered) register_thread();
   list *kept = &local_small[class_index];
   push(kept, (link *)(void *)block);
   if (kept->count > SMALL_CACHE) share(kept, class_index);

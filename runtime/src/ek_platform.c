@@ -27,7 +27,10 @@ void ek_mutex_unlock(ek_mutex *mutex) { pthread_mutex_unlock(mutex); }
 void ek_call_once(ek_once *flag, void (*once)(void)) { pthread_once(flag, once); }
 void ek_thread_join(ek_thread thread) { pthread_join(thread, NULL); }
 void ek_thread_yield(void) { sched_yield(); }
-void ek_on_fork(void (*in_child)(void)) { pthread_atfork(NULL, NULL, in_child); }
+
+void ek_on_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void)) {
+  pthread_atfork(before, in_parent, in_child);
+}
 
 typedef struct start {
   void (*run)(void *context);

@@ -31,8 +31,9 @@ void ek_thread_yield(void);
 /* Calls 'run' when the calling thread ends, the last one given first. */
 void ek_thread_on_exit(void (*run)(void));
 
-/* Calls 'in_child' in the child of every fork from now on, where only the forking thread lives. */
-void ek_on_fork(void (*in_child)(void));
+/* From now on, calls 'before' in the forking thread before every fork, and after it 'in_parent'
+** there and 'in_child' in the child, where only the forking thread lives. Each may be NULL. */
+void ek_on_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));
 
 /* Tells the core that this is a spin loop. */
 static inline void ek_pause(void) {

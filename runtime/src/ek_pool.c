@@ -22,6 +22,7 @@
 enum {
   MAX_THREADS = 256,
   SPINS = 20000,               /* pauses before a worker parks: 0.3 to 0.8 ms */
+  SPINS_CROWDED = 100,         /* the same when there are more threads than cores */
   PATIENCE = 2000,             /* pauses before a waiting caller yields its core */
   SLOT_SIZE = 128              /* two cache lines: processors fetch them in pairs */
 };
@@ -52,6 +53,7 @@ static struct job {
 static uint32_t busy;          /* 1 while a caller has the pool */
 static int32_t thread_count;   /* 0 until it is known */
 static int32_t worker_count;   /* threads that run */
+static int32_t idle_spins;     /* pauses before a worker parks */
 static bool is_started;
 static unsigned char *slots;
 static size_t slots_actual;
@@ -76,7 +78,7 @@ static int run_chunk(int64_t index) {
 /* Waits until there is something to do: OFFERED or STOP. */
 static uint32_t await(slot *own) {
   for (;;) {
-    for (int i = 0; i < SPINS; i++) {
+    for (int i = 0; i < idle_spins; i++) {
       uint32_t state = __atomic_load_n(&own->state, __ATOMIC_RELAXED);
       if (state != IDLE) return state;
       ek_pause();
@@ -117,7 +119,7 @@ static void forget_workers(void) {
   __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
 }
 
-static void watch_forks(void) { ek_on_fork(forget_workers); }
+static void watch_forks(void) { ek_on_fork(NULL, NULL, forget_workers); }
 
 /* Starts as many workers as it can; loops use those there are. The caller holds 'busy'. Workers
 ** stay on cores of their own when the pool has all cores, and float when it shares them by
@@ -128,7 +130,9 @@ static void start_workers(void) {
   int32_t wanted = thread_count - 1;
   is_started = true;
   ek_call_once(&once, watch_forks);
-  bool pinned = ek_physical_cpus(cpus, MAX_THREADS) == thread_count;
+  int cores = ek_physical_cpus(cpus, MAX_THREADS);
+  bool pinned = cores == thread_count;
+  idle_spins = thread_count <= cores ? SPINS : SPINS_CROWDED;
   slots = ek_buffer_alloc((size_t)wanted * SLOT_SIZE, &slots_actual);
   if (slots == NULL) return;
   memset(slots, 0, (size_t)wanted * SLOT_SIZE);

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,19 @@ pytestmark = pytest.mark.quick
 HERE = Path(__file__).parent
 RUNTIME = HERE.parents[1] / "runtime"
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
-WARNINGS = (
-    "-std=c11 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wstrict-prototypes "
-    "-Wmissing-prototypes -Wwrite-strings -Wundef -Werror"
-).split()
+WARNINGS = [
+    "-std=c11",
+    "-Wall",
+    "-Wextra",
+    "-Wpedantic",
+    "-Wshadow",
+    "-Wconversion",
+    "-Wstrict-prototypes",
+    "-Wmissing-prototypes",
+    "-Wwrite-strings",
+    "-Wundef",
+    "-Werror",
+]
 INCLUDES = [f"-I{RUNTIME / 'include'}", f"-I{RUNTIME / 'src'}", f"-I{HERE}"]
 COMPUTED_GOTO = {"ek_vm.c"}
 """Files that use an extension of the compilers, and so cannot be pedantic."""
@@ -98,12 +108,42 @@ def test_c(built: Path, test: str) -> None:
     print(result.stdout, end="")
 
 
-def test_the_layouts_are_those_of_tvm_ffi(tmp_path: Path) -> None:
+@pytest.fixture
+def tvm_ffi() -> Path:
+    """The folder of the published TVM-FFI package."""
     spec = importlib.util.find_spec("tvm_ffi")
     if spec is None or spec.origin is None:
-        pytest.skip("needs the published headers: pip install apache-tvm-ffi")
-    include = f"-isystem{Path(spec.origin).parent / 'include'}"
-    compile_file(HERE / "abi_tvm_ffi.c", tmp_path / "abi.o", (include,))
+        pytest.skip("needs the published package: pip install apache-tvm-ffi")
+    return Path(spec.origin).parent
+
+
+def test_the_layouts_are_those_of_tvm_ffi(tvm_ffi: Path, tmp_path: Path) -> None:
+    compile_file(HERE / "abi_tvm_ffi.c", tmp_path / "abi.o", (f"-isystem{tvm_ffi / 'include'}",))
+
+
+def test_our_library_loads_in_tvm_ffi(tvm_ffi: Path, tmp_path: Path) -> None:
+    compile_file(HERE / "library.c", tmp_path / "library.o", ("-O2",))
+    link([tmp_path / "library.o"], tmp_path / "library.so", ("-shared",))
+    program = "import sys, tvm_ffi; print(tvm_ffi.load_module(sys.argv[1])['add_one'](41))"
+    command = [sys.executable, "-c", program, str(tmp_path / "library.so")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    assert result.stdout == "42\n", result.stderr
+
+
+def test_a_tvm_ffi_library_loads_in_ours(tvm_ffi: Path, tmp_path: Path) -> None:
+    library = next((tvm_ffi / "lib").glob("libtvm_ffi.so*"))
+    sources = [*sorted((RUNTIME / "src").glob("*.c")), HERE / "load_tvm_ffi.c"]
+    objects = [tmp_path / f"{source.stem}.o" for source in sources]
+    for source, output in zip(sources, objects, strict=True):
+        compile_file(source, output, ("-O1",))
+    link(objects, tmp_path / "load", ())
+    include = f"-isystem{tvm_ffi / 'include'}"
+    compile_file(HERE / "library_tvm_ffi.c", tmp_path / "theirs.o", (include,))
+    flags = ("-shared", f"-Wl,-rpath,{library.parent}")
+    link([tmp_path / "theirs.o", library], tmp_path / "theirs.so", flags)
+    command = [tmp_path / "load", tmp_path / "theirs.so"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    assert result.returncode == 0, result.stderr
 
 
 def test_the_stripped_library_is_small(tmp_path: Path) -> None:

@@ -1,0 +1,14 @@
+/* Loads library_tvm_ffi.c, built, whose path is the argument; results and errors come through. */
+#include "check.h"
+
+int main(int argc, char **argv) {
+  ek_object *module = NULL, *function = NULL;
+  ek_value arg = ek_value_int(21), ret = ek_value_none();
+  CHECK(argc == 2 && ek_library_load(argv[1], &module) == 0);
+  CHECK(ek_module_get(module, "double", &function) == 0 && function != NULL);
+  CHECK(ek_function_call(function, &arg, 1, &ret) == 0 && ret.v.i64 == 42);
+  CHECK_ERROR(ek_function_call(function, &arg, 0, &ret), "TypeError", "double: expected one int");
+  ek_object_release(function);
+  ek_object_release(module);
+  return 0;
+}
