@@ -1,0 +1,142 @@
+# What the binding uses of runtime.h; the header is the specification.
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+cdef extern from "ekiden/runtime.h" nogil:
+    enum:
+        EK_NONE, EK_INT, EK_BOOL, EK_FLOAT, EK_OPAQUE_PTR, EK_DTYPE, EK_DEVICE, EK_DLTENSOR_PTR
+        EK_RAW_STR, EK_BYTE_ARRAY_PTR, EK_SMALL_STR, EK_SMALL_BYTES
+        EK_OBJECT, EK_STR, EK_BYTES, EK_ERROR, EK_FUNCTION, EK_SHAPE, EK_TENSOR, EK_ARRAY
+        EK_MODULE, EK_ADT, EK_EXECUTABLE, EK_VM
+        EK_DTYPE_INT, EK_DTYPE_UINT, EK_DTYPE_FLOAT, EK_DTYPE_BFLOAT, EK_DTYPE_COMPLEX
+        EK_DTYPE_BOOL
+        EK_CPU
+        EK_DELETE_CONTENT, EK_DELETE_MEMORY
+        EK_MAX_NDIM
+        EK_PART_GLOBAL, EK_PART_PARAMS, EK_PART_CONSTANT, EK_PART_PRIMITIVE, EK_PART_CODE
+        EK_PART_REGISTERS, EK_PART_METADATA, EK_PART_FILE
+    uint64_t EK_REFS_NEW, EK_DLPACK_READ_ONLY, EK_DLPACK_IS_COPIED
+
+    ctypedef struct ek_object:
+        uint64_t refs
+        int32_t type_index
+        uint32_t pad
+        void (*deleter)(void *self, int flags) noexcept
+    ctypedef struct ek_dtype:
+        uint8_t code
+        uint8_t bits
+        uint16_t lanes
+    ctypedef struct ek_device:
+        int32_t type
+        int32_t id
+    ctypedef struct ek_value_v:              # a union without a name; used through ek_value alone
+        int64_t i64
+        double f64
+        void *ptr
+        ek_object *obj
+        ek_dtype dtype
+        ek_device device
+        char bytes[8]
+    ctypedef struct ek_value:
+        int32_t type_index
+        uint32_t small_len
+        ek_value_v v
+    ctypedef int (*ek_packed)(void *self, const ek_value *args, int32_t nargs,
+                              ek_value *ret) noexcept
+    ctypedef struct ek_bytes:
+        const char *data
+        size_t size
+    ctypedef struct ek_shape:
+        const int64_t *data
+        size_t size
+    ctypedef struct ek_array:
+        ek_value *data
+        int64_t size
+    ctypedef struct ek_adt:
+        int32_t tag
+        int32_t size
+        ek_value *fields
+    ctypedef struct ek_error_object:
+        ek_object base
+        ek_bytes kind
+        ek_bytes message
+        ek_bytes backtrace
+        void (*update_backtrace)(void *self, const ek_bytes *text, int32_t append) noexcept
+        ek_object *cause
+        ek_object *context
+    ctypedef struct ek_dltensor:
+        void *data
+        ek_device device
+        int32_t ndim
+        ek_dtype dtype
+        int64_t *shape
+        int64_t *strides
+        uint64_t byte_offset
+    ctypedef struct ek_managed:
+        ek_dltensor tensor
+        void *context
+        void (*deleter)(ek_managed *self) noexcept
+    ctypedef struct ek_managed_versioned:
+        uint32_t major
+        uint32_t minor
+        void *context
+        void (*deleter)(ek_managed_versioned *self) noexcept
+        uint64_t flags
+        ek_dltensor tensor
+    ctypedef struct ek_tensor:
+        ek_object base
+        ek_dltensor dl
+        uint64_t flags
+    ctypedef struct ek_pool_stats:
+        uint64_t system_allocations
+        uint64_t bytes_held
+        uint64_t bytes_free
+
+    void ek_object_retain(ek_object *object)
+    void ek_object_release(ek_object *object)
+    ek_value ek_value_none()
+    ek_value ek_value_object(ek_object *object)
+    void ek_value_retain(const ek_value *value)
+    void ek_value_release(ek_value *value)
+    int ek_function_new(void *self, ek_packed call, void (*deleter)(void *self) noexcept,
+                        ek_object **out)
+    int ek_function_call(ek_object *function, const ek_value *args, int32_t nargs, ek_value *ret)
+    int32_t ek_type_register(const char *key, int32_t parent)
+    const char *ek_type_key(int32_t type_index)
+    int ek_string_new(int32_t type, const char *data, size_t size, ek_value *out)
+    int ek_string_borrow(const ek_value *value, ek_bytes *out)
+    int ek_array_new(const ek_value *items, int64_t size, ek_object **out)
+    int ek_adt_new(int32_t tag, const ek_value *fields, int32_t size, ek_object **out)
+    int ek_error(const char *kind, const char *format, ...)
+    int ek_error_set(ek_object *error)
+    ek_object *ek_error_take()
+    int ek_registry_set(const char *name, ek_object *function, int override)
+    ek_object *ek_registry_get(const char *name)
+    int ek_registry_remove(const char *name)
+    int ek_registry_names(ek_object **out)
+    size_t ek_dltensor_nbytes(const ek_dltensor *tensor)
+    void *ek_dltensor_data(const ek_dltensor *tensor)
+    int ek_dltensor_is_contiguous(const ek_dltensor *tensor)
+    int ek_tensor_new(const int64_t *shape, int32_t ndim, ek_dtype dtype, ek_device device,
+                      ek_object **out)
+    int ek_tensor_view(ek_object *owner, void *data, const int64_t *shape, int32_t ndim,
+                       ek_dtype dtype, ek_device device, uint64_t flags, ek_object **out)
+    int ek_tensor_from_dlpack(void *managed, int versioned, ek_object **out)
+    int ek_tensor_to_dlpack(ek_object *tensor, int versioned, void **managed)
+    int ek_tensor_copy(const ek_dltensor *source, const ek_dltensor *to)
+    int ek_module_get(ek_object *module, const char *name, ek_object **out)
+    int ek_module_import(ek_object *module, ek_object *imported)
+    int ek_module_names(ek_object *module, ek_object **out)
+    int ek_library_load(const char *path, ek_object **out)
+    int ek_image_load(const void *bytes, size_t size, ek_object **out)
+    ctypedef void (*ek_address)() noexcept
+    ek_address ek_service(const char *name)
+    int ek_num_threads(int n)
+    ek_pool_stats ek_pool_get_stats()
+    void ek_pool_trim()
+    int ek_executable_load(const char *path, ek_object **out)
+    int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object **out)
+    int64_t ek_executable_count(ek_object *executable, int32_t part)
+    int ek_executable_item(ek_object *executable, int32_t part, int64_t index, ek_value *out)
+    int ek_vm_new(ek_object *executable, ek_object **out)
+    int ek_vm_invoke(ek_object *vm, int32_t function, const ek_value *args, int32_t nargs,
+                     ek_value *ret)

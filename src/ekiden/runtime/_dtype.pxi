@@ -1,0 +1,96 @@
+# Data types and devices. A dtype is a string in NumPy's spelling; "float32x4" has four lanes.
+
+cdef dict _NUMPY_DTYPES = {
+    name: numpy.dtype(name)
+    for name in ("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
+                 "float16 float32 float64 complex64 complex128").split()
+}
+_NUMPY_DTYPES["bfloat16"] = numpy.dtype(ml_dtypes.bfloat16)
+
+# DLPack numbers its 8-bit floats one by one.
+cdef dict _FLOAT8_CODES = {
+    "float8_e3m4": 7, "float8_e4m3": 8, "float8_e4m3b11fnuz": 9, "float8_e4m3fn": 10,
+    "float8_e4m3fnuz": 11, "float8_e5m2": 12, "float8_e5m2fnuz": 13, "float8_e8m0fnu": 14,
+}
+_NUMPY_DTYPES.update(
+    (name, numpy.dtype(getattr(ml_dtypes, name)))
+    for name in _FLOAT8_CODES if hasattr(ml_dtypes, name)
+)
+
+cdef dict _CODES = {
+    "int": EK_DTYPE_INT, "uint": EK_DTYPE_UINT, "float": EK_DTYPE_FLOAT,
+    "bfloat": EK_DTYPE_BFLOAT, "complex": EK_DTYPE_COMPLEX,
+}
+cdef dict _DTYPES = {}             # name -> the four bytes of an ek_dtype as an integer
+cdef dict _DTYPE_NAMES = {}        # the inverse
+cdef dict _DTYPE_BY_NUMPY = {}     # type number of NumPy -> the four bytes
+
+cdef union DTypeBits:
+    ek_dtype dtype
+    uint32_t bits
+
+
+cdef int _register_dtype(str name, int code, int bits) except -1:
+    cdef DTypeBits packed
+    packed.dtype = ek_dtype(code, bits, 1)
+    _DTYPES[name] = packed.bits
+    _DTYPE_NAMES[packed.bits] = name
+    if name in _NUMPY_DTYPES:
+        _DTYPE_BY_NUMPY[_NUMPY_DTYPES[name].num] = packed.bits
+    return 0
+
+
+cdef int _register_dtypes() except -1:
+    for name, dtype in _NUMPY_DTYPES.items():
+        if name == "bool":
+            _register_dtype(name, EK_DTYPE_BOOL, 8)
+        elif name in _FLOAT8_CODES:
+            _register_dtype(name, _FLOAT8_CODES[name], 8)
+        else:
+            _register_dtype(name, _CODES[name.rstrip("0123456789")], dtype.itemsize * 8)
+    for name in ("longlong", "ulonglong"):     # other numbers for the types of 64 bits
+        dtype = numpy.dtype(name)
+        _DTYPE_BY_NUMPY.setdefault(dtype.num, _DTYPES[dtype.name])
+    return 0
+
+
+_register_dtypes()
+
+
+cdef ek_dtype _dtype_from(object name) except *:
+    """The dtype of a name, a NumPy dtype or a NumPy scalar type."""
+    cdef DTypeBits packed
+    cdef str text = name if type(name) is str else numpy.dtype(name).name
+    base, _, lanes = text.partition("x") if "0" <= text[len(text) - 1:] <= "9" else (text, "", "")
+    bits = _DTYPES.get(base)
+    if bits is None or (lanes and not 1 < int(lanes) < 65536):
+        raise TypeError(f"dtype: expected one of {', '.join(sorted(_DTYPES))}, got {text!r}")
+    packed.bits = bits
+    if lanes:
+        packed.dtype.lanes = int(lanes)
+    return packed.dtype
+
+
+cdef str _dtype_name(ek_dtype dtype):
+    cdef DTypeBits packed
+    cdef int lanes = dtype.lanes
+    packed.dtype = dtype
+    packed.dtype.lanes = 1
+    name = _DTYPE_NAMES.get(packed.bits)
+    if name is None:
+        name = f"dtype({dtype.code}, {dtype.bits})"
+    return name if lanes == 1 else f"{name}x{lanes}"
+
+
+class Device(NamedTuple):
+    """Where data lies, in DLPack's numbers: a kind of device (1 is the host) and which of them."""
+
+    type: int
+    id: int
+
+
+cdef ek_device _host() noexcept nogil:
+    cdef ek_device device
+    device.type = EK_CPU
+    device.id = 0
+    return device

@@ -1,0 +1,179 @@
+# Executables and the virtual machine.
+
+cdef class Executable(Object):
+    """A compiled program: bytecode, constants, names of primitives, native code, metadata.
+
+    Immutable, and shared by any number of virtual machines.
+    """
+
+    cdef dict _indices
+
+    @staticmethod
+    def load(path):
+        """The program in a file, which is mapped, not read: do not rewrite it in place."""
+        cdef ek_object *out = NULL
+        cdef bytes name = os.fsencode(path)
+        cdef const char *text = name
+        cdef int status
+        with nogil:
+            status = ek_executable_load(text, &out)
+        _check(status)
+        return _wrap(Executable, out)
+
+    @staticmethod
+    def from_bytes(data):
+        """The program in the bytes of its file, which are copied."""
+        cdef const unsigned char[::1] view = memoryview(data).cast("B")
+        cdef ek_object *out = NULL
+        cdef size_t size = view.shape[0]
+        cdef const void *start = &view[0] if size else NULL
+        cdef int status
+        with nogil:
+            status = ek_executable_from_bytes(start, size, 1, &out)
+        _check(status)
+        return _wrap(Executable, out)
+
+    def to_bytes(self):
+        """The bytes of the program's file."""
+        return _part(self.handle, EK_PART_FILE, 0)
+
+    @property
+    def globals(self):
+        """Names of the functions."""
+        return list(self._names())
+
+    def params(self, name):
+        """Names of a function's parameters."""
+        return _part(self.handle, EK_PART_PARAMS, self.index(name))
+
+    @property
+    def constants(self):
+        """The constants, read-only tensors that share the program's memory."""
+        return _parts(self.handle, EK_PART_CONSTANT)
+
+    @property
+    def primitives(self):
+        """Names of the kernels and other functions the program calls."""
+        return _parts(self.handle, EK_PART_PRIMITIVE)
+
+    def code(self, name):
+        """Number of registers of a function, and its instructions as words of 32 bits."""
+        index = self.index(name)
+        words = numpy.frombuffer(_part(self.handle, EK_PART_CODE, index), dtype="<i4")
+        return _part(self.handle, EK_PART_REGISTERS, index), words.tolist()
+
+    @property
+    def metadata(self):
+        """What the compiler tells about the program: inputs, outputs, target, producer."""
+        return json.loads(_part(self.handle, EK_PART_METADATA, 0) or "{}")
+
+    def index(self, name):
+        """Number of a function; an unknown name is an InputError that lists the known ones."""
+        found = self._names().get(name)
+        if found is None:
+            raise errors.InputError(f"executable: no function named {name!r}; there are "
+                                    f"{', '.join(self._names())}")
+        return found
+
+    cdef dict _names(self):
+        """Name of each function -> its number."""
+        if self._indices is None:
+            names = _parts(self.handle, EK_PART_GLOBAL)
+            self._indices = {name: index for index, name in enumerate(names)}
+        return self._indices
+
+    def __reduce__(self):
+        return Executable.from_bytes, (self.to_bytes(),)
+
+
+_CLASSES[EK_EXECUTABLE] = Executable
+
+
+cdef object _part(ek_object *executable, int32_t part, int64_t index):
+    cdef ek_value value = ek_value_none()
+    _check(ek_executable_item(executable, part, index, &value))
+    return _move_out(&value)
+
+
+cdef list _parts(ek_object *executable, int32_t part):
+    cdef int64_t count = ek_executable_count(executable, part)
+    if count < 0:
+        _raise_pending()
+    return [_part(executable, part, index) for index in range(count)]
+
+
+cdef class VirtualMachine(Object):
+    """Runs an executable for one caller at a time; make one per thread.
+
+    Python's lock is released during a run.
+    """
+
+    cdef readonly Executable executable
+    """The program this machine runs."""
+
+    def __init__(self, Executable executable not None):
+        if self.handle != NULL:
+            raise RuntimeError("VirtualMachine: initialised twice")
+        _check(ek_vm_new(executable.handle, &self.handle))
+        self.executable = executable
+
+    def invoke(self, name, *args):
+        """Run a function of the program by its name.
+
+        Arguments are tensors, arrays (copied only where they are not contiguous), integers and
+        tuples of these. Returns a Tensor, or a tuple for a tuple.
+        """
+        cdef ek_value inplace[8]
+        cdef Py_ssize_t count = PyTuple_GET_SIZE(args)
+        cdef int32_t index = self.executable.index(name)
+        args = _run_arguments(args)
+        if count > 8:
+            return _invoke_many(self.handle, index, args)
+        memset(inplace, 0, count * sizeof(ek_value))
+        try:
+            _fill_values(args, inplace)
+            return _invoke(self.handle, index, inplace, <int32_t>count)
+        finally:
+            _release_values(inplace, <int32_t>count)
+
+
+cdef tuple _run_arguments(tuple args):
+    """The arguments, with those replaced by copies that compiled code could not read in place."""
+    for source in args:
+        if not _is_readable(source):
+            return tuple([_readable(item) for item in args])
+    return args
+
+
+cdef inline bint _is_readable(object source):
+    cls = type(source)
+    if cls is np.ndarray:
+        return _is_direct(<np.ndarray>source)
+    if cls is Tensor:
+        return ek_dltensor_is_contiguous((<Tensor>source).dl())
+    return cls is int
+
+
+cdef object _readable(object source):
+    if isinstance(source, tuple):
+        fields = [_readable(item) for item in source]
+        return ADT(source.tag, fields) if isinstance(source, ADT) else tuple(fields)
+    if isinstance(source, (np.ndarray, Tensor)) or hasattr(source, "__dlpack__"):
+        return tensor(source)
+    return source
+
+
+cdef object _invoke(ek_object *vm, int32_t index, const ek_value *values, int32_t count):
+    cdef ek_value result = ek_value_none()
+    cdef int status
+    with nogil:
+        status = ek_vm_invoke(vm, index, values, count, &result)
+    if status != 0:
+        _raise_pending()
+    return _move_out(&result)
+
+
+cdef object _invoke_many(ek_object *vm, int32_t index, tuple args):
+    cdef Arguments arguments = Arguments(args)
+    return _invoke(vm, index, arguments.values, arguments.count)
+

@@ -1,0 +1,70 @@
+# Objects: the Python handle of a counted object, and the class of each type.
+
+cdef dict _CLASSES = {}            # type index -> class of handles
+
+
+cdef class Object:
+    """A reference to an object of the runtime. Holds it until the handle dies."""
+
+    cdef ek_object *handle
+    cdef object __weakref__
+
+    def __cinit__(self):
+        self.handle = NULL
+
+    def __dealloc__(self):
+        if self.handle != NULL:
+            _release_object(self.handle)
+
+    def __init__(self):
+        raise TypeError(f"{type(self).__name__}: made by the runtime, not by calling the class")
+
+    @property
+    def type_key(self):
+        """The name under which the runtime knows the type."""
+        return ek_type_key(self.handle.type_index).decode()
+
+    def __repr__(self):
+        return f"<{self.type_key} at {<size_t>self.handle:#x}>"
+
+    def __eq__(self, other):
+        if not isinstance(other, Object):
+            return NotImplemented
+        return self.handle == (<Object>other).handle
+
+    def __hash__(self):
+        return hash(<size_t>self.handle)
+
+
+cdef void _release_object(ek_object *object) noexcept:
+    """Drops a reference; freeing something large must not stop other Python threads."""
+    if (object.refs & 0xFFFFFFFF) > 1:
+        ek_object_release(object)
+        return
+    with nogil:
+        ek_object_release(object)
+
+
+cdef Object _wrap(type cls, ek_object *handle):
+    """A handle that takes over one reference."""
+    cdef Object self = cls.__new__(cls)
+    self.handle = handle
+    return self
+
+
+def register_object(str type_key not None):
+    """Make a subclass of Object the class of all objects whose type has this key.
+
+    The type is registered with the runtime if it is new. Use it as a class decorator.
+    """
+
+    def register(cls):
+        if not (isinstance(cls, type) and issubclass(cls, Object)):
+            raise TypeError(f"register_object: expected a subclass of Object, got {cls!r}")
+        index = ek_type_register(type_key.encode(), EK_OBJECT)
+        if index < 0:
+            _raise_pending()
+        _CLASSES[index] = cls
+        return cls
+
+    return register
