@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call, fail, one_dtype, show, tensors
+from ekiden.te import Tensor
 from ekiden.topi.shape import Shape, broadcast_shape
 
 
@@ -42,7 +44,12 @@ def _reference(function: Callable[..., Array], dtype: str | None) -> Callable[..
     return reference
 
 
-def binary(name: str, function: Callable[..., Array], dtype: str | None = None) -> Callable[[Expr, Expr], Call]:
+def binary(
+    name: str,
+    function: Callable[..., Array],
+    compute: Callable[[Tensor, Tensor], Tensor],
+    dtype: str | None = None,
+) -> Callable[[Expr, Expr], Call]:
     """Declare an operator of two arguments; `dtype` is the result's if it is not the arguments'."""
     register_op(
         OpDef(
@@ -50,6 +57,7 @@ def binary(name: str, function: Callable[..., Array], dtype: str | None = None) 
             arguments=("lhs", "rhs"),
             relation=_relation(name, dtype),
             reference=_reference(function, dtype),
+            lower=lambda attrs, inputs, out: [compute(inputs[0], inputs[1])],
             pattern=OpPattern.BROADCAST,
         )
     )
@@ -63,36 +71,36 @@ def binary(name: str, function: Callable[..., Array], dtype: str | None = None) 
 
 
 def _divide(a: Array, b: Array) -> Array:
-    """C's division: integers truncate towards zero."""
+    """C's division: integers truncate towards zero, and give 0 when divided by it."""
     if a.dtype.kind not in "iu":
         return np.asarray(np.divide(a, b))
     quotient = np.abs(a) // np.maximum(np.abs(b), 1)
-    return np.asarray(np.where((a < 0) == (b < 0), quotient, -quotient))
+    return np.asarray(np.where(b == 0, 0, np.where((a < 0) == (b < 0), quotient, -quotient)))
 
 
 # fmt: off
-add           = binary("add",           np.add)
-subtract      = binary("subtract",      np.subtract)
-multiply      = binary("multiply",      np.multiply)
-divide        = binary("divide",        _divide)
-power         = binary("power",         np.power)
-maximum       = binary("maximum",       np.maximum)
-minimum       = binary("minimum",       np.minimum)
-mod           = binary("mod",           np.fmod)
-floor_divide  = binary("floor_divide",  np.floor_divide)
-floor_mod     = binary("floor_mod",     np.mod)
-bitwise_and   = binary("bitwise_and",   np.bitwise_and)
-bitwise_or    = binary("bitwise_or",    np.bitwise_or)
-bitwise_xor   = binary("bitwise_xor",   np.bitwise_xor)
-equal         = binary("equal",         np.equal,         "bool")
-not_equal     = binary("not_equal",     np.not_equal,     "bool")
-less          = binary("less",          np.less,          "bool")
-less_equal    = binary("less_equal",    np.less_equal,    "bool")
-greater       = binary("greater",       np.greater,       "bool")
-greater_equal = binary("greater_equal", np.greater_equal, "bool")
-logical_and   = binary("logical_and",   np.logical_and,   "bool")
-logical_or    = binary("logical_or",    np.logical_or,    "bool")
-logical_xor   = binary("logical_xor",   np.logical_xor,   "bool")
+add           = binary("add",           np.add,            topi.add)
+subtract      = binary("subtract",      np.subtract,       topi.subtract)
+multiply      = binary("multiply",      np.multiply,       topi.multiply)
+divide        = binary("divide",        _divide,           topi.divide)
+power         = binary("power",         np.power,          topi.power)
+maximum       = binary("maximum",       np.maximum,        topi.maximum)
+minimum       = binary("minimum",       np.minimum,        topi.minimum)
+mod           = binary("mod",           np.fmod,           topi.mod)
+floor_divide  = binary("floor_divide",  np.floor_divide,   topi.floor_divide)
+floor_mod     = binary("floor_mod",     np.mod,            topi.floor_mod)
+bitwise_and   = binary("bitwise_and",   np.bitwise_and,    topi.bitwise_and)
+bitwise_or    = binary("bitwise_or",    np.bitwise_or,     topi.bitwise_or)
+bitwise_xor   = binary("bitwise_xor",   np.bitwise_xor,    topi.bitwise_xor)
+equal         = binary("equal",         np.equal,          topi.equal, "bool")
+not_equal     = binary("not_equal",     np.not_equal,      topi.not_equal, "bool")
+less          = binary("less",          np.less,           topi.less, "bool")
+less_equal    = binary("less_equal",    np.less_equal,     topi.less_equal, "bool")
+greater       = binary("greater",       np.greater,        topi.greater, "bool")
+greater_equal = binary("greater_equal", np.greater_equal,  topi.greater_equal, "bool")
+logical_and   = binary("logical_and",   np.logical_and,    topi.logical_and, "bool")
+logical_or    = binary("logical_or",    np.logical_or,     topi.logical_or, "bool")
+logical_xor   = binary("logical_xor",   np.logical_xor,    topi.logical_xor, "bool")
 # fmt: on
 
 
@@ -107,6 +115,7 @@ register_op(
         arguments=("condition", "x", "y"),
         relation=_where_relation,
         reference=lambda attrs, condition, x, y: np.where(condition != 0, x, y),
+        lower=lambda attrs, inputs, out: [topi.where(*inputs)],
         pattern=OpPattern.BROADCAST,
     )
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.ir.node import node
@@ -46,6 +47,7 @@ register_op(
         attrs=InitOpAttrs,
         relation=_full_relation,
         reference=_full_reference,
+        lower=lambda attrs, inputs, out: [topi.full(inputs[0], out.shape, out.dtype)],
         pattern=OpPattern.ELEMWISE,
     )
 )
@@ -72,6 +74,7 @@ def _fill(name: str, value: int) -> Callable[..., Call]:
             attrs=InitOpAttrs,
             relation=relation,
             reference=reference,
+            lower=lambda attrs, inputs, out: [topi.constant(value, out.shape, out.dtype, name)],
             pattern=OpPattern.ELEMWISE,
         )
     )
@@ -91,6 +94,7 @@ def _fill_like(name: str, value: int) -> Callable[[Expr], Call]:
             arguments=("data",),
             relation=identity_relation(name),
             reference=lambda attrs, data: np.full_like(data, value),
+            lower=lambda attrs, inputs, out: [topi.constant(value, out.shape, out.dtype, name)],
             pattern=OpPattern.ELEMWISE,
         )
     )
@@ -161,6 +165,7 @@ register_op(
         attrs=ArangeAttrs,
         relation=_arange_relation,
         reference=_arange_reference,
+        lower=lambda attrs, inputs, out: [topi.arange(attrs.start, attrs.step, out.shape[0], out.dtype)],
         pattern=OpPattern.INJECTIVE,
     )
 )
@@ -201,6 +206,7 @@ register_op(
         attrs=ShapeOfAttrs,
         relation=_shape_of_relation,
         reference=lambda attrs, data: np.array(data.shape, to_numpy(attrs.dtype)),
+        lower=lambda attrs, inputs, out: [topi.shape_of(inputs[0], attrs.dtype)],
         pattern=OpPattern.OPAQUE,
     )
 )
@@ -230,6 +236,7 @@ register_op(
         attrs=NdarraySizeAttrs,
         relation=_ndarray_size_relation,
         reference=lambda attrs, data: np.array(data.size, to_numpy(attrs.dtype)),
+        lower=lambda attrs, inputs, out: [topi.ndarray_size(inputs[0], attrs.dtype)],
         pattern=OpPattern.OPAQUE,
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.ir.intrinsic import INTRINSICS
@@ -14,6 +15,7 @@ from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attrs_of, call, fail, identity_relation, tensors
+from ekiden.te import Tensor
 
 Relation = Callable[[Sequence[Type], Attrs | None], Type]
 
@@ -53,6 +55,7 @@ def _as_bool(function: Callable[..., Array]) -> Callable[..., Array]:
 def unary(
     name: str,
     function: Callable[..., Array],
+    compute: Callable[[Tensor], Tensor],
     relation: Callable[[str], Relation] = identity_relation,
     result: Callable[[Callable[..., Array]], Callable[..., Array]] = _keep_dtype,
 ) -> Callable[[Expr], Call]:
@@ -63,6 +66,7 @@ def unary(
             arguments=("data",),
             relation=relation(name),
             reference=result(function),
+            lower=lambda attrs, inputs, out: [compute(inputs[0])],
             pattern=OpPattern.ELEMWISE,
         )
     )
@@ -88,25 +92,25 @@ def _erf(x: Array) -> Array:
 
 
 # fmt: off
-exp         = unary("exp",         np.exp,      _float_relation)
-log         = unary("log",         np.log,      _float_relation)
-sqrt        = unary("sqrt",        np.sqrt,     _float_relation)
-rsqrt       = unary("rsqrt",       _rsqrt,      _float_relation)
-tanh        = unary("tanh",        np.tanh,     _float_relation)
-erf         = unary("erf",         _erf,        _float_relation)
-sigmoid     = unary("sigmoid",     _sigmoid,    _float_relation)
-sin         = unary("sin",         np.sin,      _float_relation)
-cos         = unary("cos",         np.cos,      _float_relation)
-abs         = unary("abs",         np.abs)
-negative    = unary("negative",    np.negative)
-sign        = unary("sign",        np.sign)
-floor       = unary("floor",       np.floor)
-ceil        = unary("ceil",        np.ceil)
-round       = unary("round",       np.round)
-copy        = unary("copy",        np.array)
-logical_not = unary("logical_not", np.logical_not, _bool_relation, _as_bool)
-isnan       = unary("isnan",       np.isnan,       _bool_relation, _as_bool)
-isinf       = unary("isinf",       np.isinf,       _bool_relation, _as_bool)
+exp         = unary("exp",         np.exp,       topi.exp, _float_relation)
+log         = unary("log",         np.log,       topi.log, _float_relation)
+sqrt        = unary("sqrt",        np.sqrt,      topi.sqrt, _float_relation)
+rsqrt       = unary("rsqrt",       _rsqrt,       topi.rsqrt, _float_relation)
+tanh        = unary("tanh",        np.tanh,      topi.tanh, _float_relation)
+erf         = unary("erf",         _erf,         topi.erf, _float_relation)
+sigmoid     = unary("sigmoid",     _sigmoid,     topi.sigmoid, _float_relation)
+sin         = unary("sin",         np.sin,       topi.sin, _float_relation)
+cos         = unary("cos",         np.cos,       topi.cos, _float_relation)
+abs         = unary("abs",         np.abs,       topi.abs)
+negative    = unary("negative",    np.negative,  topi.negative)
+sign        = unary("sign",        np.sign,      topi.sign)
+floor       = unary("floor",       np.floor,     topi.floor)
+ceil        = unary("ceil",        np.ceil,      topi.ceil)
+round       = unary("round",       np.round,     topi.round)
+copy        = unary("copy",        np.array,     topi.copy)
+logical_not = unary("logical_not", np.logical_not,topi.logical_not, _bool_relation, _as_bool)
+isnan       = unary("isnan",       np.isnan,     topi.isnan, _bool_relation, _as_bool)
+isinf       = unary("isinf",       np.isinf,     topi.isinf, _bool_relation, _as_bool)
 # fmt: on
 
 
@@ -134,6 +138,7 @@ register_op(
         attrs=CastAttrs,
         relation=_cast_relation,
         reference=_cast_reference,
+        lower=lambda attrs, inputs, out: [topi.cast(inputs[0], attrs.dtype)],
         pattern=OpPattern.ELEMWISE,
     )
 )
@@ -167,6 +172,7 @@ register_op(
         attrs=ClipAttrs,
         relation=identity_relation("clip"),
         reference=_clip_reference,
+        lower=lambda attrs, inputs, out: [topi.clip(inputs[0], attrs.a_min, attrs.a_max)],
         pattern=OpPattern.ELEMWISE,
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
@@ -14,6 +15,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attrs_of, call, fail, rank_is, tensors
+from ekiden.te import Tensor
 from ekiden.topi.layout import spatial
 from ekiden.topi.shape import Dim, Dims, Shape, as_attr, as_dim, as_ints, known, tidy
 
@@ -68,16 +70,16 @@ def _resize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 def _coordinates(mode: str, size: int, extent: int, scale: float) -> Array:
     """Where each result pixel lies in the data, in float32 as the kernels compute it."""
-    x, factor = np.arange(extent, dtype=np.float32), np.float32(1 / scale)
+    x, factor, half = np.arange(extent, dtype=np.float32), np.float32(scale), np.float32(0.5)
     if mode == "align_corners":
-        return np.asarray(x * np.float32((size - 1) / (extent - 1) if extent > 1 else 0))
+        return np.asarray(x * np.float32(size - 1) / np.float32(max(extent - 1, 1)))
     if mode == "asymmetric":
-        return np.asarray(x * factor)
+        return np.asarray(x / factor)
     if mode == "tf_half_pixel_for_nn":
-        return np.asarray((x + np.float32(0.5)) * factor)
+        return np.asarray((x + half) / factor)
     if mode == "pytorch_half_pixel" and extent == 1:
         return np.zeros(1, np.float32)
-    return np.asarray((x + np.float32(0.5)) * factor - np.float32(0.5))
+    return np.asarray((x + half) / factor - half)
 
 
 def _nearest(x: Array, rounding: str) -> Array:
@@ -129,6 +131,14 @@ def _resize_reference(attrs: Resize2DAttrs, data: Array) -> Array:
     return (np.rint(found) if dtype.kind in "iu" else found).astype(dtype)
 
 
+def resize_lower(attrs: Resize2DAttrs, data: Tensor, out: TensorType) -> Tensor:
+    """The computation of a resize."""
+    sampling = topi.image.Sampling(
+        attrs.method, attrs.coordinate_transformation_mode, attrs.rounding_method, attrs.cubic_alpha, attrs.cubic_exclude
+    )
+    return topi.image.resize2d(data, out.shape, spatial(attrs.layout), sampling, attrs.scales, out.dtype)
+
+
 register_op(
     OpDef(
         name="image.resize2d",
@@ -136,6 +146,7 @@ register_op(
         attrs=Resize2DAttrs,
         relation=_resize_relation,
         reference=_resize_reference,
+        lower=lambda attrs, inputs, out: [resize_lower(attrs, inputs[0], out)],
         pattern=OpPattern.INJECTIVE,
     )
 )
@@ -221,6 +232,9 @@ register_op(
         attrs=UpSamplingAttrs,
         relation=_upsampling_relation,
         reference=_upsampling_reference,
+        lower=lambda attrs, inputs, out: [
+            resize_lower(upsampling_as_resize(attrs, inputs[0].shape), inputs[0], out)
+        ],
         pattern=OpPattern.INJECTIVE,
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_int, to_numpy
 from ekiden.ir.node import node
@@ -13,6 +14,7 @@ from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, one_dtype, rank_at_least, show, tensors
+from ekiden.te import Tensor
 from ekiden.topi.shape import Dim, as_dim, as_ints, known, normalize_axis
 
 
@@ -52,6 +54,11 @@ def _take_reference(attrs: TakeAttrs, data: Array, indices: Array) -> Array:
     return np.asarray(np.take(data, indices.astype(np.int64), axis=attrs.axis, mode=mode))
 
 
+def _take_lower(attrs: TakeAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
+    axis = None if attrs.axis is None else attrs.axis % inputs[0].ndim
+    return [topi.take(inputs[0], inputs[1], axis, attrs.mode)]
+
+
 register_op(
     OpDef(
         name="take",
@@ -59,6 +66,7 @@ register_op(
         attrs=TakeAttrs,
         relation=_take_relation,
         reference=_take_reference,
+        lower=_take_lower,
         pattern=OpPattern.INJECTIVE,
     )
 )
@@ -100,6 +108,7 @@ register_op(
         attrs=GatherAttrs,
         relation=_gather_relation,
         reference=_gather_reference,
+        lower=lambda attrs, inputs, out: [topi.gather(inputs[0], attrs.axis % inputs[0].ndim, inputs[1])],
         pattern=OpPattern.INJECTIVE,
     )
 )
@@ -138,6 +147,12 @@ def _gather_nd_reference(attrs: GatherNDAttrs, data: Array, indices: Array) -> A
     return np.asarray(data[tuple([*leading, *wrapped])])
 
 
+def _gather_nd_lower(attrs: GatherNDAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
+    count = known(inputs[1].shape[0]) if attrs.index_rank is None else attrs.index_rank
+    assert count is not None, "checked by the relation"
+    return [topi.gather_nd(inputs[0], inputs[1], attrs.batch_dims, count)]
+
+
 register_op(
     OpDef(
         name="gather_nd",
@@ -145,6 +160,7 @@ register_op(
         attrs=GatherNDAttrs,
         relation=_gather_nd_relation,
         reference=_gather_nd_reference,
+        lower=_gather_nd_lower,
         pattern=OpPattern.INJECTIVE,
     )
 )
@@ -189,6 +205,9 @@ register_op(
         attrs=OneHotAttrs,
         relation=_one_hot_relation,
         reference=_one_hot_reference,
+        lower=lambda attrs, inputs, out: [
+            topi.one_hot(*inputs, as_dim(attrs.depth), attrs.axis % (inputs[0].ndim + 1))
+        ],
         pattern=OpPattern.INJECTIVE,
     )
 )

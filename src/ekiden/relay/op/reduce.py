@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
+from ekiden.te import Tensor
 from ekiden.topi.shape import Shape, as_dim, normalize_axes
 
 
@@ -79,7 +81,9 @@ def _arg_reference(name: str, function: Callable[..., Array]) -> Callable[..., A
     return reference
 
 
-def reduction(name: str, function: Callable[..., Array], dtype: str | None = None) -> Callable[..., Call]:
+def reduction(
+    name: str, function: Callable[..., Array], compute: Callable[..., Tensor], dtype: str | None = None
+) -> Callable[..., Call]:
     """Declare a reduction, to `dtype` if that is not the data's; gives the function that calls it."""
     register_op(
         OpDef(
@@ -88,6 +92,9 @@ def reduction(name: str, function: Callable[..., Array], dtype: str | None = Non
             attrs=ReduceAttrs,
             relation=_relation(name, ReduceAttrs, dtype),
             reference=_reference(name, function, dtype),
+            lower=lambda attrs, inputs, out: [
+                compute(inputs[0], reduced_axes(name, attrs, inputs[0].ndim), attrs.keepdims)
+            ],
             pattern=OpPattern.COMM_REDUCE,
         )
     )
@@ -102,7 +109,9 @@ def reduction(name: str, function: Callable[..., Array], dtype: str | None = Non
     return construct
 
 
-def arg_reduction(name: str, function: Callable[..., Array]) -> Callable[..., Call]:
+def arg_reduction(
+    name: str, function: Callable[..., Array], compute: Callable[..., Tensor]
+) -> Callable[..., Call]:
     """Declare a search for a position (int32); gives the function that calls it."""
     register_op(
         OpDef(
@@ -111,6 +120,9 @@ def arg_reduction(name: str, function: Callable[..., Array]) -> Callable[..., Ca
             attrs=ArgReduceAttrs,
             relation=_relation(name, ArgReduceAttrs, "int32"),
             reference=_arg_reference(name, function),
+            lower=lambda attrs, inputs, out: [
+                compute(inputs[0], reduced_axes(name, attrs, inputs[0].ndim), attrs.keepdims, attrs.select_last_index)
+            ],
             pattern=OpPattern.COMM_REDUCE,
         )
     )
@@ -144,13 +156,13 @@ def _mean(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
 
 
 # fmt: off
-sum    = reduction("sum",  np.sum)
-mean   = reduction("mean", _mean)
-max    = reduction("max",  np.max)
-min    = reduction("min",  np.min)
-prod   = reduction("prod", np.prod)
-all    = reduction("all",  np.all, "bool")
-any    = reduction("any",  np.any, "bool")
-argmax = arg_reduction("argmax", np.argmax)
-argmin = arg_reduction("argmin", np.argmin)
+sum    = reduction("sum",  np.sum, topi.sum)
+mean   = reduction("mean", _mean, topi.mean)
+max    = reduction("max",  np.max, topi.max)
+min    = reduction("min",  np.min, topi.min)
+prod   = reduction("prod", np.prod, topi.prod)
+all    = reduction("all",  np.all, topi.all, "bool")
+any    = reduction("any",  np.any, topi.any, "bool")
+argmax = arg_reduction("argmax", np.argmax, topi.argmax)
+argmin = arg_reduction("argmin", np.argmin, topi.argmin)
 # fmt: on

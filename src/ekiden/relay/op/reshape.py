@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
@@ -44,6 +45,7 @@ def _declare(name: str, attrs: type[Attrs] | None, relation: Callable[[Sequence[
             attrs=attrs,
             relation=relation,
             reference=reference,
+            lower=lambda attrs, inputs, out: [topi.reshape(inputs[0], out.shape)],
             pattern=OpPattern.INJECTIVE,
             reshape_only=True,
         )

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
+from ekiden.te import Tensor
 from ekiden.topi.shape import normalize_axis, product
 
 
@@ -40,6 +42,12 @@ def _cumsum_reference(attrs: ScanAttrs, data: Array) -> Array:
     return np.asarray(summed - flat if attrs.exclusive else summed)
 
 
+def _cumsum_lower(attrs: ScanAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
+    data, axis = inputs[0], 0 if attrs.axis is None else attrs.axis % inputs[0].ndim
+    flat = topi.reshape(data, out.shape) if attrs.axis is None and data.ndim != 1 else data
+    return [topi.cumsum(flat, axis, out.dtype, attrs.exclusive)]
+
+
 register_op(
     OpDef(
         name="cumsum",
@@ -47,6 +55,7 @@ register_op(
         attrs=ScanAttrs,
         relation=_cumsum_relation,
         reference=_cumsum_reference,
+        lower=_cumsum_lower,
         pattern=OpPattern.OPAQUE,
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
@@ -24,6 +25,7 @@ from ekiden.relay.op._declare import (
     tensors,
 )
 from ekiden.relay.op.reduce import axes_attr
+from ekiden.te import Tensor
 from ekiden.topi.layout import transform_shape, transform_array
 from ekiden.topi.shape import (
     Dim,
@@ -74,6 +76,7 @@ register_op(
         attrs=TransposeAttrs,
         relation=_transpose_relation,
         reference=lambda attrs, data: np.transpose(data, attrs.axes),
+        lower=lambda attrs, inputs, out: [topi.transpose(inputs[0], transposed_axes(attrs, inputs[0].ndim))],
         pattern=OpPattern.INJECTIVE,
     )
 )
@@ -122,6 +125,7 @@ register_op(
         attrs=ConcatenateAttrs,
         relation=_concatenate_relation,
         reference=lambda attrs, *data: np.concatenate(data, attrs.axis),
+        lower=lambda attrs, inputs, out: [topi.concatenate(inputs, attrs.axis % inputs[0].ndim)],
         pattern=OpPattern.INJECTIVE,
         variadic=True,
     )
@@ -163,6 +167,7 @@ register_op(
         attrs=StackAttrs,
         relation=_stack_relation,
         reference=lambda attrs, *data: np.stack(data, attrs.axis),
+        lower=lambda attrs, inputs, out: [topi.stack(inputs, attrs.axis % (inputs[0].ndim + 1))],
         pattern=OpPattern.INJECTIVE,
         variadic=True,
     )
@@ -213,6 +218,11 @@ def _split_reference(attrs: SplitAttrs, data: Array) -> tuple[Array, ...]:
     return tuple(np.take(data, range(begin, begin + extent), axis=at) for begin, extent in ranges)
 
 
+def _split_lower(attrs: SplitAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
+    at = normalize_axis(attrs.axis, inputs[0].ndim, "split")
+    return topi.split(inputs[0], split_ranges(attrs, inputs[0].shape[at]), at)
+
+
 register_op(
     OpDef(
         name="split",
@@ -220,6 +230,7 @@ register_op(
         attrs=SplitAttrs,
         relation=_split_relation,
         reference=_split_reference,
+        lower=_split_lower,
         pattern=OpPattern.INJECTIVE,
     )
 )
@@ -286,6 +297,7 @@ register_op(
         attrs=StridedSliceAttrs,
         relation=_strided_slice_relation,
         reference=_strided_slice_reference,
+        lower=lambda attrs, inputs, out: [topi.strided_slice(inputs[0], sliced(attrs, inputs[0].shape))],
         pattern=OpPattern.INJECTIVE,
     )
 )
@@ -330,6 +342,7 @@ register_op(
         attrs=BroadcastAttrs,
         relation=_broadcast_to_relation,
         reference=lambda attrs, data: np.array(np.broadcast_to(data, as_ints(attrs.shape))),
+        lower=lambda attrs, inputs, out: [topi.broadcast_to(inputs[0], as_shape(attrs.shape))],
         pattern=OpPattern.BROADCAST,
     )
 )
@@ -364,6 +377,7 @@ register_op(
         attrs=TileAttrs,
         relation=_tile_relation,
         reference=lambda attrs, data: np.tile(data, as_ints(attrs.reps)),
+        lower=lambda attrs, inputs, out: [topi.tile(inputs[0], out.shape)],
         pattern=OpPattern.INJECTIVE,
     )
 )
@@ -397,6 +411,7 @@ register_op(
         attrs=RepeatAttrs,
         relation=_repeat_relation,
         reference=lambda attrs, data: np.repeat(data, attrs.repeats, attrs.axis),
+        lower=lambda attrs, inputs, out: [topi.repeat(inputs[0], attrs.repeats, attrs.axis % inputs[0].ndim)],
         pattern=OpPattern.INJECTIVE,
     )
 )
@@ -427,6 +442,9 @@ register_op(
         attrs=ReverseAttrs,
         relation=_reverse_relation,
         reference=lambda attrs, data: np.ascontiguousarray(np.flip(data, attrs.axis)),
+        lower=lambda attrs, inputs, out: [
+            topi.reverse(inputs[0], normalize_axes(attrs.axis, inputs[0].ndim, "reverse"))
+        ],
         pattern=OpPattern.INJECTIVE,
     )
 )
@@ -459,6 +477,7 @@ register_op(
         attrs=LayoutTransformAttrs,
         relation=_layout_transform_relation,
         reference=lambda attrs, data: transform_array(data, attrs.src_layout, attrs.dst_layout),
+        lower=lambda attrs, inputs, out: [topi.layout_transform(inputs[0], attrs.src_layout, attrs.dst_layout)],
         pattern=OpPattern.INJECTIVE,
     )
 )

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import agree, attempt, attrs_of, call, identity_relation, one_dtype, rank_is, tensors
+from ekiden.te import Tensor
 from ekiden.topi.shape import normalize_axis
 
 register_op(
@@ -20,6 +22,7 @@ register_op(
         arguments=("data",),
         relation=identity_relation("nn.relu"),
         reference=lambda attrs, data: np.maximum(data, np.zeros((), data.dtype)),
+        lower=lambda attrs, inputs, out: [topi.nn.relu(inputs[0])],
         pattern=OpPattern.ELEMWISE,
     )
 )
@@ -48,6 +51,7 @@ register_op(
         attrs=LeakyReluAttrs,
         relation=identity_relation("nn.leaky_relu"),
         reference=_leaky_relu_reference,
+        lower=lambda attrs, inputs, out: [topi.nn.leaky_relu(inputs[0], attrs.alpha)],
         pattern=OpPattern.ELEMWISE,
     )
 )
@@ -99,6 +103,7 @@ register_op(
         attrs=PReluAttrs,
         relation=_per_channel("nn.prelu", PReluAttrs),
         reference=lambda attrs, data, alpha: np.where(data > 0, data, data * along(alpha, attrs.axis, data.ndim)),
+        lower=lambda attrs, inputs, out: [topi.nn.prelu(*inputs, attrs.axis % inputs[0].ndim)],
         pattern=OpPattern.BROADCAST,
     )
 )
@@ -116,6 +121,7 @@ register_op(
         attrs=BiasAddAttrs,
         relation=_per_channel("nn.bias_add", BiasAddAttrs),
         reference=lambda attrs, data, bias: data + along(bias, attrs.axis, data.ndim),
+        lower=lambda attrs, inputs, out: [topi.nn.bias_add(*inputs, attrs.axis % inputs[0].ndim)],
         pattern=OpPattern.BROADCAST,
     )
 )
@@ -157,17 +163,24 @@ def _shifted(attrs: SoftmaxAttrs, data: Array) -> Array:
     return np.asarray(wide - wide.max(attrs.axis, keepdims=True, initial=-np.inf)) if data.size else wide
 
 
-for _name, _function in (("nn.softmax", _softmax_reference), ("nn.log_softmax", _log_softmax_reference)):
+def _declare_softmax(
+    name: str, reference: Callable[[SoftmaxAttrs, Array], Array], compute: Callable[[Tensor, int], Tensor]
+) -> None:
     register_op(
         OpDef(
-            name=_name,
+            name=name,
             arguments=("data",),
             attrs=SoftmaxAttrs,
-            relation=_softmax_relation(_name),
-            reference=_function,
+            relation=_softmax_relation(name),
+            reference=reference,
+            lower=lambda attrs, inputs, out: [compute(inputs[0], attrs.axis % inputs[0].ndim)],
             pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
         )
     )
+
+
+_declare_softmax("nn.softmax", _softmax_reference, topi.nn.softmax)
+_declare_softmax("nn.log_softmax", _log_softmax_reference, topi.nn.log_softmax)
 
 
 def softmax(data: Expr, axis: int = -1) -> Call:
@@ -199,6 +212,7 @@ register_op(
         attrs=DropoutAttrs,
         relation=_dropout_relation,
         reference=lambda attrs, data: (data.copy(), np.ones_like(data)),
+        lower=lambda attrs, inputs, out: [topi.copy(inputs[0]), topi.constant(1, inputs[0].shape, inputs[0].dtype)],
         pattern=OpPattern.OPAQUE,
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
@@ -14,6 +15,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import agree, attempt, attrs_of, call, fail, one_dtype, rank_is, tensors
+from ekiden.te import Tensor
 from ekiden.topi.layout import permute, transform_array
 from ekiden.topi.nn.weights import conv_weight_shape, unpack_conv_weight
 from ekiden.topi.shape import as_dim, transposed_extent, window_extent
@@ -143,6 +145,16 @@ def _conv2d_reference(attrs: Conv2DAttrs, data: Array, weight: Array) -> Array:
     return transform_array(found, "NCHW", attrs.out_layout or attrs.data_layout).astype(dtype, copy=False)
 
 
+def _conv2d_lower(attrs: Conv2DAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
+    data, weight = inputs
+    return [
+        topi.nn.conv2d(
+            data, weight, attrs.strides, attrs.padding, attrs.dilation, attrs.groups, attrs.channels,
+            attrs.data_layout, attrs.kernel_layout, attrs.out_layout, attrs.out_dtype,
+        )
+    ]  # fmt: skip
+
+
 register_op(
     OpDef(
         name="nn.conv2d",
@@ -150,6 +162,7 @@ register_op(
         attrs=Conv2DAttrs,
         relation=_conv2d_relation,
         reference=_conv2d_reference,
+        lower=_conv2d_lower,
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
 )
@@ -211,6 +224,12 @@ register_op(
         attrs=Conv1DAttrs,
         relation=_conv1d_relation,
         reference=_conv1d_reference,
+        lower=lambda attrs, inputs, out: [
+            topi.nn.conv1d(
+                *inputs, attrs.strides[0], attrs.padding, attrs.dilation[0], attrs.groups,
+                attrs.data_layout, attrs.kernel_layout, attrs.out_layout, attrs.out_dtype,
+            )
+        ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
 )
@@ -287,6 +306,16 @@ def _transpose_reference(attrs: Conv2DTransposeAttrs, data: Array, weight: Array
     return transform_array(cropped, "NCHW", attrs.out_layout or attrs.data_layout)
 
 
+def _transpose_lower(attrs: Conv2DTransposeAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
+    data, weight = inputs
+    return [
+        topi.nn.conv2d_transpose(
+            data, weight, attrs.strides, attrs.padding, attrs.output_padding, attrs.dilation, attrs.groups,
+            attrs.data_layout, attrs.kernel_layout, attrs.out_layout, attrs.out_dtype,
+        )
+    ]  # fmt: skip
+
+
 register_op(
     OpDef(
         name="nn.conv2d_transpose",
@@ -294,6 +323,7 @@ register_op(
         attrs=Conv2DTransposeAttrs,
         relation=_transpose_relation,
         reference=_transpose_reference,
+        lower=_transpose_lower,
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
@@ -51,6 +52,7 @@ register_op(
         attrs=DenseAttrs,
         relation=_dense_relation,
         reference=lambda attrs, data, weight: _product(attrs.out_dtype, data, weight.T),
+        lower=lambda attrs, inputs, out: [topi.nn.dense(inputs[0], inputs[1], attrs.out_dtype)],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
 )
@@ -99,6 +101,9 @@ register_op(
         attrs=MatmulAttrs,
         relation=_matmul_relation,
         reference=_matmul_reference,
+        lower=lambda attrs, inputs, out: [
+            topi.nn.matmul(inputs[0], inputs[1], attrs.transpose_a, attrs.transpose_b, attrs.out_dtype)
+        ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
 )
@@ -146,6 +151,9 @@ register_op(
         attrs=BatchMatmulAttrs,
         relation=_batch_matmul_relation,
         reference=_matmul_reference,
+        lower=lambda attrs, inputs, out: [
+            topi.nn.batch_matmul(inputs[0], inputs[1], attrs.transpose_a, attrs.transpose_b, attrs.out_dtype)
+        ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
 )
@@ -192,6 +200,9 @@ register_op(
         attrs=DensePackAttrs,
         relation=_dense_pack_relation,
         reference=_dense_pack_reference,
+        lower=lambda attrs, inputs, out: [
+            topi.nn.dense_pack(inputs[0], inputs[1], attrs.units, attrs.tile, attrs.out_dtype)
+        ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
 )
@@ -229,6 +240,7 @@ register_op(
         attrs=PackWeightAttrs,
         relation=_pack_weight_relation,
         reference=lambda attrs, weight: pack_weight(weight, attrs.kind, attrs.tile, attrs.groups),
+        lower=lambda attrs, inputs, out: [topi.nn.pack_weight(inputs[0], attrs.kind, attrs.tile, attrs.groups)],
         pattern=OpPattern.INJECTIVE,
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
@@ -75,6 +76,11 @@ register_op(
         attrs=BatchNormAttrs,
         relation=_batch_norm_relation,
         reference=_batch_norm_reference,
+        lower=lambda attrs, inputs, out: [
+            topi.nn.batch_norm(*inputs, attrs.axis % inputs[0].ndim, attrs.epsilon, attrs.center, attrs.scale),
+            topi.copy(inputs[3]),
+            topi.copy(inputs[4]),
+        ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
 )
@@ -116,6 +122,9 @@ register_op(
         attrs=LayerNormAttrs,
         relation=_layer_norm_relation,
         reference=_layer_norm_reference,
+        lower=lambda attrs, inputs, out: [
+            topi.nn.layer_norm(*inputs, attrs.axis % inputs[0].ndim, attrs.epsilon, attrs.center, attrs.scale)
+        ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
 )
@@ -159,6 +168,9 @@ register_op(
         attrs=InstanceNormAttrs,
         relation=_instance_norm_relation,
         reference=_instance_norm_reference,
+        lower=lambda attrs, inputs, out: [
+            topi.nn.instance_norm(*inputs, attrs.axis % inputs[0].ndim, attrs.epsilon, attrs.center, attrs.scale)
+        ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
 )
@@ -206,6 +218,9 @@ register_op(
         attrs=GroupNormAttrs,
         relation=_group_norm_relation,
         reference=_group_norm_reference,
+        lower=lambda attrs, inputs, out: [
+            topi.nn.group_norm(*inputs, attrs.num_groups, attrs.axis % inputs[0].ndim, attrs.epsilon, attrs.center, attrs.scale)
+        ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
 )
@@ -251,6 +266,9 @@ register_op(
         attrs=LRNAttrs,
         relation=_lrn_relation,
         reference=_lrn_reference,
+        lower=lambda attrs, inputs, out: [
+            topi.nn.lrn(inputs[0], attrs.size, attrs.axis % inputs[0].ndim, attrs.bias, attrs.alpha, attrs.beta)
+        ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
@@ -53,6 +54,9 @@ register_op(
         attrs=PadAttrs,
         relation=_pad_relation,
         reference=_pad_reference,
+        lower=lambda attrs, inputs, out: [
+            topi.nn.pad(inputs[0], inputs[1], [as_shape(p) for p in attrs.pad_width], attrs.pad_mode)
+        ],
         pattern=OpPattern.INJECTIVE,
     )
 )

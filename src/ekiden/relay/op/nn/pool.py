@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, Lowering, OpDef, OpPattern, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_is, tensors
 from ekiden.relay.op.nn.conv import Ints, pads, pair
+from ekiden.te import Tensor
 from ekiden.topi.layout import parse, spatial
 from ekiden.topi.shape import Shape, as_dim, window_extent, window_extent_ceil
 
@@ -163,7 +165,23 @@ def _avg_reference(name: str) -> Callable[[AvgPoolAttrs, Array], Array]:
     return reference
 
 
-def _declare(name: str, kind: type[Attrs], reference: Callable[..., Array]) -> None:
+def window(attrs: PoolAttrs, data: Tensor, out: TensorType) -> topi.nn.Window:
+    """The windows of a pooling, for topi."""
+    return topi.nn.Window(
+        data, out.shape, spatial(attrs.layout), attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding,
+        attrs.ceil_mode,
+    )  # fmt: skip
+
+
+def _max_lower(attrs: MaxPoolAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
+    return [topi.nn.max_pool(window(attrs, inputs[0], out))]
+
+
+def _avg_lower(attrs: AvgPoolAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
+    return [topi.nn.avg_pool(window(attrs, inputs[0], out), attrs.count_include_pad)]
+
+
+def _declare(name: str, kind: type[Attrs], reference: Callable[..., Array], lower: Lowering) -> None:
     register_op(
         OpDef(
             name=name,
@@ -171,15 +189,16 @@ def _declare(name: str, kind: type[Attrs], reference: Callable[..., Array]) -> N
             attrs=kind,
             relation=_pool_relation(name, kind),
             reference=reference,
+            lower=lower,
             pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
         )
     )
 
 
-_declare("nn.max_pool1d", MaxPool1DAttrs, _max_reference("nn.max_pool1d"))
-_declare("nn.max_pool2d", MaxPool2DAttrs, _max_reference("nn.max_pool2d"))
-_declare("nn.avg_pool1d", AvgPool1DAttrs, _avg_reference("nn.avg_pool1d"))
-_declare("nn.avg_pool2d", AvgPool2DAttrs, _avg_reference("nn.avg_pool2d"))
+_declare("nn.max_pool1d", MaxPool1DAttrs, _max_reference("nn.max_pool1d"), _max_lower)
+_declare("nn.max_pool2d", MaxPool2DAttrs, _max_reference("nn.max_pool2d"), _max_lower)
+_declare("nn.avg_pool1d", AvgPool1DAttrs, _avg_reference("nn.avg_pool1d"), _avg_lower)
+_declare("nn.avg_pool2d", AvgPool2DAttrs, _avg_reference("nn.avg_pool2d"), _avg_lower)
 
 
 def _single(value: Ints) -> tuple[int, ...]:
@@ -271,17 +290,22 @@ def _global_reference(function: Callable[..., Array]) -> Callable[[GlobalPool2DA
     return reference
 
 
-for _name, _function in (("nn.global_avg_pool2d", np.mean), ("nn.global_max_pool2d", np.max)):
+def _declare_global(name: str, function: Callable[..., Array], compute: Callable[..., Tensor]) -> None:
     register_op(
         OpDef(
-            name=_name,
+            name=name,
             arguments=("data",),
             attrs=GlobalPool2DAttrs,
-            relation=_global_relation(_name),
-            reference=_global_reference(_function),
+            relation=_global_relation(name),
+            reference=_global_reference(function),
+            lower=lambda attrs, inputs, out: [compute(inputs[0], spatial(attrs.layout), True)],
             pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
         )
     )
+
+
+_declare_global("nn.global_avg_pool2d", np.mean, topi.mean)
+_declare_global("nn.global_max_pool2d", np.max, topi.max)
 
 
 def global_avg_pool2d(data: Expr, layout: str = "NCHW", out_layout: str = "") -> Call:
@@ -327,6 +351,7 @@ register_op(
         attrs=AdaptivePool2DAttrs,
         relation=_adaptive_relation,
         reference=_adaptive_reference,
+        lower=lambda attrs, inputs, out: [topi.nn.adaptive_avg_pool(inputs[0], out.shape, spatial(attrs.layout))],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
 )

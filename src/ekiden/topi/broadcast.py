@@ -1,0 +1,208 @@
+"""Computations on several tensors that broadcast against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ekiden import te
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import (
+    COMPARISONS,
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    NE,
+    Add,
+    And,
+    BinaryExpr,
+    Div,
+    FloorDiv,
+    FloorMod,
+    Max,
+    Min,
+    Mul,
+    Or,
+    PrimExpr,
+    Select,
+    Sub,
+    binary,
+    cast,
+    const,
+    is_const,
+)
+from ekiden.te import Tensor
+from ekiden.topi.elementwise import as_bool, wide
+from ekiden.topi.shape import Shape, as_dim, broadcast_shape, known
+from ekiden.topi.shape import equal as same_dim
+
+Scalar2 = Callable[[PrimExpr, PrimExpr], PrimExpr]
+
+
+def joint_shape(*tensors: Tensor) -> Shape:
+    """The shape that tensors broadcast to. Raises ValueError when they do not."""
+    shape: Shape = ()
+    for each in tensors:
+        found = broadcast_shape(shape, each.shape)
+        if found is None:
+            raise ValueError(f"shapes {[t.shape for t in tensors]} do not broadcast")
+        shape = found
+    return shape
+
+
+def broadcast_indices(indices: Sequence[PrimExpr], shape: Shape, joint: Shape) -> tuple[PrimExpr, ...]:
+    """Indices into a tensor of `shape` for an element of its broadcast to `joint`."""
+    start = len(joint) - len(shape)
+    return tuple(_index(i, d, j) for i, d, j in zip(indices[start:], shape, joint[start:], strict=True))
+
+
+def _index(index: PrimExpr, dim: PrimExpr, joint: PrimExpr) -> PrimExpr:
+    if is_const(dim, 1):
+        return as_dim(0)
+    if known(dim) is not None or same_dim(dim, joint):
+        return index
+    return Select(binary(EQ, dim, 1), as_dim(0), index, "int64")
+
+
+def broadcast(function: Callable[..., PrimExpr], name: str, *tensors: Tensor) -> Tensor:
+    """`function` of the elements of tensors that broadcast."""
+    shape = joint_shape(*tensors)
+    return te.compute(
+        shape,
+        lambda *i: function(*(t[broadcast_indices(i, t.shape, shape)] for t in tensors)),
+        name=name,
+        tag="broadcast",
+    )
+
+
+_ON_BOOL: dict[type[BinaryExpr], type[BinaryExpr]] = {Add: Or, Mul: And, Max: Or, Min: And}
+
+
+def _arithmetic(kind: type[BinaryExpr]) -> Scalar2:
+    """`kind`; on bools, the logic that NumPy takes it for."""
+
+    def scalar(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        return binary(_ON_BOOL.get(kind, kind) if a.dtype == "bool" else kind, a, b)
+
+    return scalar
+
+
+def _comparison(kind: type[BinaryExpr]) -> Scalar2:
+    assert kind in COMPARISONS, kind
+
+    def scalar(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        return binary(kind, cast(a, "int32"), cast(b, "int32")) if a.dtype == "bool" else binary(kind, a, b)
+
+    return scalar
+
+
+def _logic(kind: type[BinaryExpr]) -> Scalar2:
+    return lambda a, b: binary(kind, as_bool(a), as_bool(b))
+
+
+def _bitwise(op: str, on_bool: type[BinaryExpr]) -> Scalar2:
+    return lambda a, b: binary(on_bool, a, b) if a.dtype == "bool" else call_intrin(op, a, b)
+
+
+def _guarded(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """Integer division that cannot trap: by 0 it gives 0; by -1 the quotient is -a, which may wrap."""
+    if is_const(b) and not is_const(b, 0) and not is_const(b, -1):
+        return binary(kind, a, b)
+    zero, one = const(0, a.dtype), const(1, a.dtype)
+    traps = binary(EQ, b, zero)
+    at_minus_one = zero
+    if not dt.is_unsigned(a.dtype):
+        minus_one = binary(EQ, b, const(-1, a.dtype))
+        at_minus_one = Select(minus_one, -a, zero, a.dtype) if kind in (Div, FloorDiv) else zero
+        traps = binary(Or, traps, minus_one)
+    return Select(traps, at_minus_one, binary(kind, a, Select(traps, one, b, b.dtype)), a.dtype)
+
+
+def _divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return binary(Div, a, b) if dt.is_float(a.dtype) else _guarded(Div, a, b)
+
+
+def _quotient(rounding: str, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """The rounded quotient of floats, in float64 so that it is exact for float32."""
+    return call_intrin(rounding, binary(Div, cast(a, "float64"), cast(b, "float64")))
+
+
+def _remainder(rounding: str, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return cast(cast(a, "float64") - _quotient(rounding, a, b) * cast(b, "float64"), a.dtype)
+
+
+def _floor_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return cast(_quotient("floor", a, b), a.dtype) if dt.is_float(a.dtype) else _guarded(FloorDiv, a, b)
+
+
+def _floor_mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return _remainder("floor", a, b) if dt.is_float(a.dtype) else _guarded(FloorMod, a, b)
+
+
+def _mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """a - trunc(a / b) * b, which has the sign of a."""
+    return _remainder("trunc", a, b) if dt.is_float(a.dtype) else a - _guarded(Div, a, b) * b
+
+
+def _truncated_mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """`_mod`; 0 for integers by 0."""
+    found = _mod(a, b)
+    if dt.is_float(a.dtype) or is_const(b):
+        return found
+    return Select(binary(EQ, b, const(0, b.dtype)), const(0, a.dtype), found, a.dtype)
+
+
+def _power(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    if dt.is_float(a.dtype):
+        return cast(call_intrin("pow", wide(a), wide(b)), a.dtype)
+    exact = call_intrin("pow", cast(a, "float64"), cast(b, "float64"))
+    return cast(call_intrin("round", exact), a.dtype)
+
+
+def _named(name: str, function: Scalar2) -> Callable[[Tensor, Tensor], Tensor]:
+    def compute(a: Tensor, b: Tensor) -> Tensor:
+        return broadcast(function, name, a, b)
+
+    compute.__name__ = compute.__qualname__ = name
+    compute.__doc__ = f"`{name}` of two tensors that broadcast."
+    return compute
+
+
+# fmt: off
+add           = _named("add",           _arithmetic(Add))
+subtract      = _named("subtract",      _arithmetic(Sub))
+multiply      = _named("multiply",      _arithmetic(Mul))
+maximum       = _named("maximum",       _arithmetic(Max))
+minimum       = _named("minimum",       _arithmetic(Min))
+divide        = _named("divide",        _divide)
+power         = _named("power",         _power)
+mod           = _named("mod",           _truncated_mod)
+floor_divide  = _named("floor_divide",  _floor_divide)
+floor_mod     = _named("floor_mod",     _floor_mod)
+bitwise_and   = _named("bitwise_and",   _bitwise("bitwise_and", And))
+bitwise_or    = _named("bitwise_or",    _bitwise("bitwise_or",  Or))
+bitwise_xor   = _named("bitwise_xor",   _bitwise("bitwise_xor", NE))
+equal         = _named("equal",         _comparison(EQ))
+not_equal     = _named("not_equal",     _comparison(NE))
+less          = _named("less",          _comparison(LT))
+less_equal    = _named("less_equal",    _comparison(LE))
+greater       = _named("greater",       _comparison(GT))
+greater_equal = _named("greater_equal", _comparison(GE))
+logical_and   = _named("logical_and",   _logic(And))
+logical_or    = _named("logical_or",    _logic(Or))
+logical_xor   = _named("logical_xor",   lambda a, b: binary(NE, cast(as_bool(a), "int32"), cast(as_bool(b), "int32")))
+# fmt: on
+
+
+def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Elements of `x` where the condition is not 0, of `y` elsewhere."""
+    return broadcast(lambda c, a, b: Select(as_bool(c), a, b, a.dtype), "where", condition, x, y)
+
+
+def broadcast_to(x: Tensor, shape: Shape) -> Tensor:
+    """`x` repeated to `shape`."""
+    return te.compute(
+        shape, lambda *i: x[broadcast_indices(i, x.shape, shape)], name="broadcast_to", tag="broadcast"
+    )

@@ -1,0 +1,149 @@
+"""Computations on each element alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ekiden import te
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import EQ, GT, LT, NE, Not, PrimExpr, Select, binary, cast as cast_scalar, const, maximum, minimum
+from ekiden.te import Tensor
+
+Scalar = Callable[[PrimExpr], PrimExpr]
+
+
+def elementwise(x: Tensor, function: Scalar, name: str) -> Tensor:
+    """`function` of each element."""
+    return te.compute(x.shape, lambda *i: function(x[i]), name=name, tag="elemwise")
+
+
+def as_bool(x: PrimExpr) -> PrimExpr:
+    """Whether a value is not 0."""
+    return x if dt.element(x.dtype) == "bool" else binary(NE, x, const(0, x.dtype))
+
+
+def wide(x: PrimExpr) -> PrimExpr:
+    """Half-precision values as float32, in which arithmetic on them is done."""
+    return cast_scalar(x, "float32") if x.dtype in ("float16", "bfloat16") else x
+
+
+def _intrinsic(op: str) -> Scalar:
+    return lambda x: cast_scalar(call_intrin(op, wide(x)), x.dtype)
+
+
+def _rounding(op: str) -> Scalar:
+    """A rounding function, which leaves integers alone."""
+    return lambda x: _intrinsic(op)(x) if dt.is_float(x.dtype) else x
+
+
+def _predicate(op: str) -> Scalar:
+    """A question about floating-point values, to which integers answer no."""
+    return lambda x: call_intrin(op, wide(x)) if dt.is_float(x.dtype) else const(False)
+
+
+def _abs(x: PrimExpr) -> PrimExpr:
+    if dt.is_float(x.dtype):
+        return _intrinsic("abs")(x)
+    return x if dt.is_unsigned(x.dtype) or x.dtype == "bool" else Select(x < 0, -x, x, x.dtype)
+
+
+def _negative(x: PrimExpr) -> PrimExpr:
+    return x * -1.0 if dt.is_float(x.dtype) else -x
+
+
+def _sign(x: PrimExpr) -> PrimExpr:
+    """1, -1, or x itself: 0 or not a number."""
+    zero = const(0, x.dtype)
+    below = x if dt.is_unsigned(x.dtype) else Select(binary(LT, x, zero), const(-1, x.dtype), x, x.dtype)
+    return Select(binary(GT, x, zero), const(1, x.dtype), below, x.dtype)
+
+
+def _logical_not(x: PrimExpr) -> PrimExpr:
+    return Not(x) if x.dtype == "bool" else binary(EQ, x, const(0, x.dtype))
+
+
+def relu_scalar(x: PrimExpr) -> PrimExpr:
+    """The larger of x and 0."""
+    return maximum(x, const(0, x.dtype))
+
+
+def _named(name: str, function: Scalar) -> Callable[[Tensor], Tensor]:
+    def compute(x: Tensor) -> Tensor:
+        return elementwise(x, function, name)
+
+    compute.__name__ = compute.__qualname__ = name
+    compute.__doc__ = f"`{name}` of each element."
+    return compute
+
+
+# fmt: off
+exp         = _named("exp",         _intrinsic("exp"))
+log         = _named("log",         _intrinsic("log"))
+sqrt        = _named("sqrt",        _intrinsic("sqrt"))
+rsqrt       = _named("rsqrt",       _intrinsic("rsqrt"))
+tanh        = _named("tanh",        _intrinsic("tanh"))
+erf         = _named("erf",         _intrinsic("erf"))
+sigmoid     = _named("sigmoid",     _intrinsic("sigmoid"))
+sin         = _named("sin",         _intrinsic("sin"))
+cos         = _named("cos",         _intrinsic("cos"))
+floor       = _named("floor",       _rounding("floor"))
+ceil        = _named("ceil",        _rounding("ceil"))
+round       = _named("round",       _rounding("round"))
+isnan       = _named("isnan",       _predicate("isnan"))
+isinf       = _named("isinf",       _predicate("isinf"))
+abs         = _named("abs",         _abs)
+negative    = _named("negative",    _negative)
+sign        = _named("sign",        _sign)
+logical_not = _named("logical_not", _logical_not)
+copy        = _named("copy",        lambda x: x)
+relu        = _named("relu",        relu_scalar)
+# fmt: on
+
+
+def convert_scalar(x: PrimExpr, dtype: str) -> PrimExpr:
+    """A value converted as NumPy does: anything but 0 becomes True."""
+    return as_bool(x) if dtype == "bool" else cast_scalar(x, dtype)
+
+
+def cast(x: Tensor, dtype: str) -> Tensor:
+    """Each element converted to `dtype`."""
+    return elementwise(x, lambda v: convert_scalar(v, dtype), "cast")
+
+
+def clip(x: Tensor, a_min: float, a_max: float) -> Tensor:
+    """Each element moved into [a_min, a_max]; infinite bounds do nothing."""
+
+    def clamp(value: PrimExpr) -> PrimExpr:
+        low, high = _bounds(value.dtype, a_min, a_max)
+        raised = value if low is None else maximum(value, const(low, value.dtype))
+        return raised if high is None else minimum(raised, const(high, value.dtype))
+
+    return elementwise(x, clamp, "clip")
+
+
+def _bounds(dtype: str, a_min: float, a_max: float) -> tuple[float | None, float | None]:
+    """Bounds that say something about values of `dtype`."""
+    if dt.is_float(dtype):
+        return None if a_min == -math.inf else a_min, None if a_max == math.inf else a_max
+    bits, unsigned = dt.SCALAR_BITS[dtype], dt.is_unsigned(dtype)
+    lowest, highest = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return int(a_min) if a_min > lowest else None, int(a_max) if a_max < highest else None
+
+
+def leaky_relu(x: Tensor, alpha: float) -> Tensor:
+    """Elements below 0 times `alpha`."""
+    return elementwise(x, lambda v: Select(binary(GT, v, 0), v, v * const(alpha, v.dtype), v.dtype), "leaky_relu")
+
+
+def prelu(x: Tensor, alpha: Tensor, axis: int) -> Tensor:
+    """Elements below 0 times the `alpha` of their channel."""
+    return te.compute(
+        x.shape, lambda *i: Select(binary(GT, x[i], 0), x[i], x[i] * alpha[i[axis]], x.dtype), name="prelu", tag="broadcast"
+    )
+
+
+def bias_add(x: Tensor, bias: Tensor, axis: int) -> Tensor:
+    """A vector added along one axis."""
+    return te.compute(x.shape, lambda *i: x[i] + bias[i[axis]], name="bias_add", tag="broadcast")

@@ -1,0 +1,93 @@
+"""Matrix products as sums; the schedule rules find them by their tags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.prim import PrimExpr, Var, cast, const
+from ekiden.te import Tensor
+from ekiden.topi.broadcast import broadcast_indices
+from ekiden.topi.nn.weights import pack_weight_shape
+from ekiden.topi.shape import as_dim, broadcast_shape
+
+
+def _swapped(indices: Sequence[PrimExpr], transposed: bool) -> tuple[PrimExpr, ...]:
+    """Indices into a matrix (or batch of them) that is stored transposed."""
+    return (*indices[:-2], indices[-1], indices[-2]) if transposed else tuple(indices)
+
+
+def dense(data: Tensor, weight: Tensor, out_dtype: str = "") -> Tensor:
+    """data[..., k] times the transpose of weight[n, k]."""
+    dtype = out_dtype or data.dtype
+    k = te.reduce_axis((0, weight.shape[1]), "k")
+    return te.compute(
+        (*data.shape[:-1], weight.shape[0]),
+        lambda *i: te.sum(cast(data[(*i[:-1], k)], dtype) * cast(weight[i[-1], k], dtype), k),
+        name="dense",
+        tag="dense",
+        attrs={"inputs": (data, weight)},
+    )
+
+
+def dense_pack(data: Tensor, weight: Tensor, units: int, tile: int, out_dtype: str = "") -> Tensor:
+    """`dense` with the weight packed as [ceil(units/tile)][k][tile]."""
+    dtype = out_dtype or data.dtype
+    k = te.reduce_axis((0, weight.shape[1]), "k")
+
+    def body(*i: Var) -> PrimExpr:
+        factor = weight[i[-1] // tile, k, i[-1] % tile]
+        return te.sum(cast(data[(*i[:-1], k)], dtype) * cast(factor, dtype), k)
+
+    attrs = {"inputs": (data, weight), "units": units, "tile": tile}
+    return te.compute((*data.shape[:-1], as_dim(units)), body, name="dense_pack", tag="dense_pack", attrs=attrs)
+
+
+def matmul(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool, out_dtype: str = "") -> Tensor:
+    """a[..., m, k] times the matrix b[k, n]."""
+    dtype = out_dtype or a.dtype
+    columns, depth = b.shape if transpose_b else b.shape[::-1]
+    k = te.reduce_axis((0, depth), "k")
+    rows = (*a.shape[:-2], a.shape[-1]) if transpose_a else a.shape[:-1]
+
+    def body(*i: Var) -> PrimExpr:
+        left = a[_swapped((*i[:-1], k), transpose_a)]
+        return te.sum(cast(left, dtype) * cast(b[_swapped((k, i[-1]), transpose_b)], dtype), k)
+
+    attrs = {"inputs": (a, b), "transpose_a": transpose_a, "transpose_b": transpose_b}
+    return te.compute((*rows, columns), body, name="matmul", tag="matmul", attrs=attrs)
+
+
+def batch_matmul(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool, out_dtype: str = "") -> Tensor:
+    """A matrix product per batch; a batch of 1 broadcasts."""
+    dtype = out_dtype or a.dtype
+    batch = broadcast_shape(a.shape[:1], b.shape[:1])
+    assert batch is not None, "checked by the relation"
+    rows, depth = (a.shape[2], a.shape[1]) if transpose_a else a.shape[1:]
+    columns = b.shape[1] if transpose_b else b.shape[2]
+    k = te.reduce_axis((0, depth), "k")
+
+    def body(n: Var, y: Var, x: Var) -> PrimExpr:
+        (left,) = broadcast_indices((n,), a.shape[:1], batch)
+        (right,) = broadcast_indices((n,), b.shape[:1], batch)
+        factors = a[_swapped((left, y, k), transpose_a)], b[_swapped((right, k, x), transpose_b)]
+        return te.sum(cast(factors[0], dtype) * cast(factors[1], dtype), k)
+
+    attrs = {"inputs": (a, b), "transpose_a": transpose_a, "transpose_b": transpose_b}
+    return te.compute((*batch, rows, columns), body, name="batch_matmul", tag="batch_matmul", attrs=attrs)
+
+
+def pack_weight(weight: Tensor, kind: str, tile: int, groups: int) -> Tensor:
+    """A weight ([N, K] or OIHW) in the layout of the packed kernels, its last tile padded with zeros."""
+    shape = pack_weight_shape(weight.shape, kind, tile, groups)
+    per_group = weight.shape[0] // groups if kind == "group_conv2d" else weight.shape[0]
+
+    def body(*i: Var) -> PrimExpr:
+        group, indices = (i[0], i[1:]) if kind == "group_conv2d" else (as_dim(0), i)
+        within = indices[0] * tile + indices[-1]
+        inner = indices[1:-1] if kind == "dense" else (indices[-2], *indices[1:-2])
+        load = weight[(group * per_group + within, *inner)]
+        return if_then_else(within < per_group, load, const(0, weight.dtype))
+
+    return te.compute(shape, body, name="pack_weight", tag="injective")

@@ -1,0 +1,56 @@
+"""Softmax and its logarithm, in stages along one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import PrimExpr, Var, cast
+from ekiden.te import Tensor
+from ekiden.topi.reduce import accumulator, reduce
+from ekiden.topi.shape import as_dim
+
+
+def softmax(data: Tensor, axis: int) -> Tensor:
+    """exp(x - max) over its sum along an axis."""
+    wide = accumulator(data.dtype)
+    highest = reduce(data, (axis,), True, te.max, "softmax_max")
+    exponential = te.compute(
+        data.shape,
+        lambda *i: call_intrin("exp", cast(data[i], wide) - cast(highest[_row(i, axis)], wide)),
+        name="softmax_exp",
+        tag="softmax_exp",
+    )
+    total = reduce(exponential, (axis,), True, te.sum, "softmax_sum")
+    return te.compute(
+        data.shape,
+        lambda *i: cast(exponential[i] / total[_row(i, axis)], data.dtype),
+        name="softmax",
+        tag="softmax",
+        attrs={"axis": axis},
+    )
+
+
+def log_softmax(data: Tensor, axis: int) -> Tensor:
+    """x - max - log(sum(exp(x - max))) along an axis."""
+    wide = accumulator(data.dtype)
+    highest = reduce(data, (axis,), True, te.max, "softmax_max")
+    k = te.reduce_axis((0, data.shape[axis]), "k")
+
+    def total_body(*i: Var) -> PrimExpr:
+        value = cast(data[(*i[:axis], k, *i[axis + 1 :])], wide)
+        return te.sum(call_intrin("exp", value - cast(highest[i], wide)), k)
+
+    total = te.compute(highest.shape, total_body, name="softmax_sum", tag="reduce")
+
+    def body(*i: Var) -> PrimExpr:
+        row = _row(i, axis)
+        shifted = cast(data[i], wide) - cast(highest[row], wide)
+        return cast(shifted - call_intrin("log", total[row]), data.dtype)
+
+    return te.compute(data.shape, body, name="log_softmax", tag="softmax", attrs={"axis": axis})
+
+
+def _row(indices: Sequence[PrimExpr], axis: int) -> tuple[PrimExpr, ...]:
+    return (*indices[:axis], as_dim(0), *indices[axis + 1 :])
