@@ -1,0 +1,104 @@
+"""`ekiden demo`: a trained model from PyPI, compiled and run on real files.
+
+The model is Magika (Apache-2.0), which tells what kind of content a file holds from its first, middle and last bytes. The package
+`magika` ships it as an ONNX file; only the wheel is downloaded and unzipped, nothing of it is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+import ekiden
+from ekiden.ir.op import Array
+from ekiden.runtime.errors import ImportModelError
+
+PACKAGE = "magika==1.0.3"
+FOLDER = "magika/models/standard_v3_3"
+BLOCK = 4096
+"""Bytes looked at from each end of a file (Magika's `block_size`)."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("files", nargs="*", help="files to identify (default: some of Python's own)")
+
+
+def fetch(folder: Path) -> tuple[Path, dict[str, object]]:
+    """Download the wheel with pip; the model file and its configuration."""
+    command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
+    done = subprocess.run([*command, "-d", str(folder), PACKAGE], capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        raise ImportModelError(f"downloading {PACKAGE}: pip says {done.stderr.strip()[-300:]}")
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        config: dict[str, object] = json.loads(wheel.read(f"{FOLDER}/config.min.json"))
+        return Path(wheel.extract(f"{FOLDER}/model.onnx", folder)), config
+
+
+def features(data: bytes, begin: int, end: int, padding: int) -> list[int]:
+    """What Magika looks at: the first `begin` and last `end` bytes without surrounding white space, padded."""
+    head = data[:BLOCK].lstrip()[:begin]
+    tail = data[-BLOCK:].rstrip()[-end:] if end else b""
+    return [*head, *[padding] * (begin - len(head)), *[padding] * (end - len(tail)), *tail]
+
+
+def default_files() -> list[Path]:
+    """Files of different kinds that every Python installation has."""
+    library = Path(sysconfig.get_path("stdlib"))
+    found = [library / "argparse.py", Path(sys.executable).resolve(), library / "pydoc_data" / "_pydoc.css"]
+    found += sorted(library.glob("**/*.exe"))[:1] + sorted(library.glob("**/*.txt"))[:1] + sorted(library.glob("__pycache__/*.pyc"))[:1]
+    found += [Path(ekiden.__file__)]
+    return [p for p in found if p.is_file()]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Fetch, compile, identify, and print a table with times."""
+    files = [Path(f) for f in options.files] or default_files()
+    with tempfile.TemporaryDirectory() as scratch:
+        print(f"fetching {PACKAGE} (Apache-2.0) from PyPI ...", flush=True)
+        model, config = fetch(Path(scratch))
+        started = time.perf_counter()
+        executable = ekiden.compile(str(model))
+        print(f"compiled in {time.perf_counter() - started:.2f} s: {executable!r}")
+        artifact = Path(scratch) / "magika.eki"
+        executable.save(artifact)
+        started = time.perf_counter()
+        executable = ekiden.load(artifact)
+        size, took = artifact.stat().st_size / 1e6, time.perf_counter() - started
+        print(f"saved as one file of {size:.1f} MB, loaded in {took * 1e3:.1f} ms\n")
+    _print_table(executable, files, config)
+    return 0
+
+
+def _print_table(executable: ekiden.Executable, files: list[Path], config: dict[str, object]) -> None:
+    labels = config["target_labels_space"]
+    begin, end, padding = (int(str(config[k])) for k in ("beg_size", "end_size", "padding_token"))
+    assert isinstance(labels, list)
+    print(f"{'file':32} {'content':14} {'score':>6}  {'run':>9}")
+    for path in files:
+        row: Array = np.array([features(path.read_bytes(), begin, end, padding)], np.int32)
+        scores, seconds = timed(executable, row)
+        best = int(scores.argmax())
+        print(f"{path.name[:32]:32} {labels[best]:14} {scores[best]:6.1%}  {seconds * 1e3:6.2f} ms")
+
+
+def timed(executable: ekiden.Executable, row: Array, repeat: int = 5) -> tuple[Array, float]:
+    """The scores of one file, and the median seconds of a run."""
+    times = []
+    for _ in range(repeat):
+        started = time.perf_counter()
+        result = executable(row)
+        times.append(time.perf_counter() - started)
+    assert not isinstance(result, tuple)
+    return result.numpy()[0], statistics.median(times)

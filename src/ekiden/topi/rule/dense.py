@@ -1,0 +1,127 @@
+"""Dense layers with packed constant weights.
+
+    out[m, n] = sum over k of data[m, k] * weight[n // tile, k, n % tile]
+
+Loop order: with few rows the row tile stays in L1 while the panels stream by; with many the panel stays in L2 while the rows
+stream by. Threads share out the panels, so that each reads its part of the weights once; with too few panels, the row tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import For, ForKind, PrimFunc, Stmt, seq
+from ekiden.topi.rule.epilogue import Epilogue, find_anchor
+from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows
+
+FEW_ROWS = 256
+"""Up to this many rows the row tile is the outer loop."""
+
+
+def make_buffers(inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]) -> dict[te.Tensor, Buffer]:
+    """The parameters of a kernel: inputs, then outputs."""
+    named = [(t, f"p{i}") for i, t in enumerate(inputs)] + [(t, f"out{i}") for i, t in enumerate(outputs)]
+    return {t: Buffer(name, t.shape, t.dtype) for t, name in named}
+
+
+def product(dims: Sequence[PrimExpr]) -> PrimExpr:
+    """The number of elements of a shape."""
+    total: PrimExpr = const(1)
+    for dim in dims:
+        total = total * dim
+    return simplify(total)
+
+
+class _Dense:
+    """One dense kernel being built."""
+
+    def __init__(self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target) -> None:
+        self.anchor = find_anchor(outputs, "dense_pack")
+        self.buffers = make_buffers(inputs, outputs)
+        attrs = self.anchor.op.attrs
+        data, weight = attrs["inputs"]  # type: ignore[misc]
+        self.a, self.b = self.buffers[data], self.buffers[weight]
+        self.units, self.width = int(str(attrs["units"])), int(str(attrs["tile"]))
+        self.lanes = target.lanes("float32")
+        self.target = target
+        self.rows = product(data.shape[:-1])
+        self.k = data.shape[-1]
+        self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
+        self.leading = list(outputs[0].shape[:-1])
+
+    def indices(self, row: PrimExpr, column: PrimExpr) -> list[PrimExpr]:
+        """The indices of an element from its row among all and its column."""
+        found: list[PrimExpr] = []
+        for dim in reversed(self.leading[1:]):
+            found.append(row % dim)
+            row = row // dim
+        if self.leading:
+            found.append(row)
+        return [*reversed(found), column]
+
+    def tile(self, rows: int, first: PrimExpr, panel: PrimExpr, valid: int) -> Stmt:
+        """One tile of `rows` rows and one panel."""
+        vectors = -(-valid // self.lanes)
+        shape = Tile(rows, vectors, self.lanes, valid)
+
+        def store(i: int, column: int, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+            row, at = first + i, panel * self.width + column
+            return self.epilogue.store(self.indices(row, at), row * self.units + at, value, mask)
+
+        loops = [KLoop(self.k, const(1), const(self.width))]
+        a_rows = [(first + i) * self.k for i in range(rows)]
+        return compute_tile(shape, loops, self.a, a_rows, self.b, panel * self.k * self.width, store)
+
+    def row_tiles(self, panels: PrimExpr, first_panel: PrimExpr, valid: int, kind: ForKind) -> Stmt:
+        """Row tiles outside, panels [first_panel, first_panel + panels) inside."""
+        limit = max_rows(-(-valid // self.lanes), self.target)
+        panel = Var("p")
+
+        def body(rows: int, first: PrimExpr) -> Stmt:
+            return For(panel, first_panel, panels, ForKind.SERIAL, self.tile(rows, first, panel, valid))
+
+        return balanced_rows(self.rows, limit, body, kind)
+
+    def panel_tiles(self, panels: int, first_panel: int, valid: int) -> Stmt:
+        """Panels outside and in parallel, row tiles inside."""
+        limit = max_rows(-(-valid // self.lanes), self.target)
+        panel = Var("p")
+        inside = balanced_rows(self.rows, limit, lambda rows, first: self.tile(rows, first, panel, valid))
+        return For(panel, const(first_panel), const(panels), ForKind.PARALLEL, inside, {"grain": 1})
+
+    def body(self) -> Stmt:
+        """Whole panels, then the last one if it is narrower."""
+        whole, rest = divmod(self.units, self.width)
+        parts = [self.region(whole, 0, self.width)] if whole else []
+        if rest:
+            parts.append(self.region(1, whole, rest))
+        return seq(*parts)
+
+    def region(self, panels: int, first_panel: int, valid: int) -> Stmt:
+        """All rows of some panels."""
+        few = isinstance(self.rows, IntImm) and self.rows.value <= FEW_ROWS
+        if panels >= self.target.cores and not few:
+            return self.panel_tiles(panels, first_panel, valid)
+        if panels < self.target.cores:
+            return self.row_tiles(const(panels), const(first_panel), valid, ForKind.PARALLEL)
+        return self.chunks(panels, first_panel, valid)
+
+    def chunks(self, panels: int, first_panel: int, valid: int) -> Stmt:
+        """One run of panels per thread; inside, row tiles outermost."""
+        chunk, count = Var("c"), min(self.target.cores, panels)
+        begin = chunk * panels // count
+        extent = simplify((chunk + 1) * panels // count - begin)
+        inside = self.row_tiles(extent, begin + first_panel, valid, ForKind.SERIAL)
+        return For(chunk, const(0), const(count), ForKind.PARALLEL, inside, {"grain": 1})
+
+
+def dense_pack(inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str) -> PrimFunc:
+    """The rule for tag "dense_pack"."""
+    kernel = _Dense(inputs, outputs, target)
+    params = (*kernel.buffers.values(),)
+    return PrimFunc(params, kernel.body(), {"global_symbol": name, "num_outputs": len(outputs)})

@@ -1,0 +1,104 @@
+"""What is computed from a tile while it is still in registers: the elementwise operators fused behind an anchor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ekiden import te
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.prim import Add, BinaryExpr, Cast, Intrinsic, Mul, Not, PrimExpr, Select, Sub, Var, const
+from ekiden.ir.prim_visitor import post_order
+from ekiden.te.inline import Inliner, inputs_of, is_injective, post_order_tensors
+from ekiden.tir.expr import Buffer, BufferLoad, Ramp, broadcast
+from ekiden.tir.stmt import BufferStore, Stmt
+
+Env = Mapping[PrimExpr, PrimExpr]
+
+
+class Epilogue:
+    """Writes `output` (the anchor itself, or injective on it and on other inputs) a vector at a time."""
+
+    def __init__(self, anchor: te.Tensor, output: te.Tensor, buffers: Mapping[te.Tensor, Buffer]) -> None:
+        self.anchor, self.output, self.buffers = anchor, output, buffers
+        self.target = buffers[output]
+        op = output.op
+        assert isinstance(op, te.ComputeOp)
+        self.axis = [a.var for a in op.axis]
+        self.body: PrimExpr = anchor[tuple(self.axis)]
+        if output is not anchor:
+            chosen = {t for t in post_order_tensors([output]) if t is not anchor and is_injective(t)}
+            self.body = Inliner(chosen).expr(op.body[output.value_index])
+
+    def store(self, indices: Sequence[PrimExpr], flat: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+        """`output[indices] = f(value)`; the last index is the first of `lanes` columns, `flat` the element offset of it."""
+        lanes = dt.lanes(value.dtype)
+        env: dict[PrimExpr, PrimExpr] = dict(zip(self.axis, indices, strict=True))
+        last = indices[-1]
+        env[self.axis[-1]] = Ramp(last, const(1), lanes, dt.with_lanes("int64", lanes))
+        result = broadcast(self._vectorize(env, value, mask), lanes)
+        return BufferStore(self.target, result, (Ramp(flat, const(1), lanes, dt.with_lanes("int64", lanes)),), mask)
+
+    def _vectorize(self, env: Env, value: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
+        """The body with the last axis a vector, the anchor's element the given value; loads are guarded by mask."""
+        new: dict[PrimExpr, PrimExpr] = dict(env)
+        for expr in post_order(self.body):
+            if expr not in new:
+                new[expr] = self._rebuild(expr, new, value, mask)
+        return new[self.body]
+
+    def _rebuild(self, expr: PrimExpr, new: Env, value: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
+        match expr:
+            case te.ProducerLoad(producer=producer, indices=indices):
+                return value if producer is self.anchor else self._load(producer, [new[i] for i in indices], mask)
+            case Var():
+                return expr
+            case BinaryExpr(a=a, b=b):
+                return vector_binary(type(expr), new[a], new[b], expr.dtype)
+            case Cast(value=inner):
+                return Cast(new[inner], dt.with_lanes(expr.dtype, dt.lanes(new[inner].dtype)))
+            case Not(a=a):
+                return Not(new[a], dt.with_lanes("bool", dt.lanes(new[a].dtype)))
+            case Select(condition=condition, true_value=yes, false_value=no):
+                parts = _widen([new[condition], new[yes], new[no]])
+                return Select(*parts, dt.with_lanes(expr.dtype, dt.lanes(parts[0].dtype)))
+            case Intrinsic(op=name, args=args):
+                parts = _widen([new[a] for a in args])
+                return Intrinsic(name, tuple(parts), dt.with_lanes(expr.dtype, dt.lanes(parts[0].dtype)))
+            case _:
+                return expr
+
+    def _load(self, producer: te.Tensor, indices: Sequence[PrimExpr], mask: PrimExpr | None) -> PrimExpr:
+        lanes = max((dt.lanes(i.dtype) for i in indices), default=1)
+        load = BufferLoad(self.buffers[producer], tuple(indices), dt.with_lanes(producer.dtype, lanes))
+        if mask is None or lanes == 1:
+            return load
+        return if_then_else(mask, load, broadcast(const(0, producer.dtype), lanes))
+
+
+def vector_binary(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr, dtype: str) -> PrimExpr:
+    """kind(a, b) where either may be a vector; ramps stay ramps under + - and * by scalars."""
+    if isinstance(a, Ramp) and dt.lanes(b.dtype) == 1 and kind in (Add, Sub):
+        return Ramp(a.base + b if kind is Add else a.base - b, a.stride, a.lanes, a.dtype)
+    if isinstance(b, Ramp) and dt.lanes(a.dtype) == 1 and kind is Add:
+        return Ramp(a + b.base, b.stride, b.lanes, b.dtype)
+    if isinstance(a, Ramp) and dt.lanes(b.dtype) == 1 and kind is Mul:
+        return Ramp(a.base * b, a.stride * b, a.lanes, a.dtype)
+    left, right = _widen([a, b])
+    return kind(left, right, dt.with_lanes(dtype, dt.lanes(left.dtype)))
+
+
+def _widen(parts: Sequence[PrimExpr]) -> list[PrimExpr]:
+    lanes = max(dt.lanes(p.dtype) for p in parts)
+    return [broadcast(p, lanes) for p in parts]
+
+
+def find_anchor(outputs: Sequence[te.Tensor], tag: str) -> te.Tensor:
+    """The tensor among what the outputs are made of whose operation has the tag."""
+    return next(t for t in post_order_tensors(outputs) if t.op.tag == tag)
+
+
+def is_simple(anchor: te.Tensor, inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]) -> bool:
+    """Whether a group is an anchor on plain inputs with one output, elementwise in the anchor's shape."""
+    operands = inputs_of(anchor)
+    return len(outputs) == 1 and all(t in inputs for t in operands) and outputs[0].ndim == anchor.ndim

@@ -1,0 +1,149 @@
+"""Register tiles: the one micro-kernel under dense layers, convolutions and batched products.
+
+A tile is `rows` x `vectors` accumulators kept in registers while k runs; each step of k loads one row of a weight panel (`vectors`
+vectors), and per tile row one scalar that is broadcast and multiplied in:
+
+    acc[i, v] = fma(broadcast(a[i, k]), b[k, v], acc[i, v])
+
+Rows are balanced: M rows are cut into tiles whose row counts differ by at most one, so that a remainder costs under 2 % (Ekiden
+measures: 8x48 and 6x64 tiles on Zen 5 keep 97-99 % of the peak for M of 9 to 61, cut with remainders 80-95 %).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ekiden.arith import simplify
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, minimum
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer, broadcast, ramp
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
+
+DTYPE = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class KLoop:
+    """One loop of the reduction: its extent, and how far a step moves in the data and in the panel (elements)."""
+
+    extent: PrimExpr
+    a_stride: PrimExpr
+    b_stride: PrimExpr
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A register tile: rows known when code is made, columns from `vectors` of `lanes`; `valid` columns are stored."""
+
+    rows: int
+    vectors: int
+    lanes: int
+    valid: int
+
+    def accumulator(self) -> Buffer:
+        """The registers."""
+        return Buffer("acc", (const(self.rows * self.vectors),), f"{DTYPE}x{self.lanes}", "register")
+
+
+def max_rows(vectors: int, target: Target) -> int:
+    """Rows that fit in the register file beside one panel row and one broadcast; at most 12, as more only cost code."""
+    return max(1, min(12, (target.registers - 1 - vectors) // vectors))
+
+
+Store = Callable[[int, int, PrimExpr, PrimExpr | None], Stmt]
+"""(tile row, first column in the panel, vector of results, mask or None) -> the statement that keeps them."""
+
+
+def compute_tile(tile: Tile, loops: Sequence[KLoop], a: Buffer, a_rows: Sequence[PrimExpr], b: Buffer, b_base: PrimExpr, store: Store) -> Stmt:
+    """Zero the accumulators, run over k, store. `a_rows` and `b_base` are flat element offsets at k = 0."""
+    acc = tile.accumulator()
+    zero = broadcast(const(0.0, DTYPE), tile.lanes)
+    clear = [BufferStore(acc, zero, (const(i),)) for i in range(tile.rows * tile.vectors)]
+    return Allocate(acc, seq(*clear, _k_nest(tile, loops, acc, a, a_rows, b, b_base), *_stores(tile, acc, store)))
+
+
+def _k_nest(tile: Tile, loops: Sequence[KLoop], acc: Buffer, a: Buffer, a_rows: Sequence[PrimExpr], b: Buffer, b_base: PrimExpr) -> Stmt:
+    variables = [Var(f"k{i}") for i in range(len(loops))]
+    a_step: PrimExpr = const(0)
+    b_step = b_base
+    for variable, loop in zip(variables, loops, strict=True):
+        a_step = a_step + variable * loop.a_stride
+        b_step = b_step + variable * loop.b_stride
+    body = _k_step(tile, acc, a, [row + a_step for row in a_rows], b, b_step)
+    for variable, loop in zip(reversed(variables), reversed(loops), strict=True):
+        body = For(variable, const(0), loop.extent, ForKind.SERIAL, body)
+    return body
+
+
+def _k_step(tile: Tile, acc: Buffer, a: Buffer, a_index: Sequence[PrimExpr], b: Buffer, b_index: PrimExpr) -> Stmt:
+    vector = f"{DTYPE}x{tile.lanes}"
+    columns = [Var(f"b{v}", vector) for v in range(tile.vectors)]
+    steps: list[Stmt] = []
+    for i in range(tile.rows):
+        scalar = Var(f"a{i}", vector)
+        updates = [_update(acc, i * tile.vectors + v, scalar, columns[v]) for v in range(tile.vectors)]
+        steps.append(LetStmt(scalar, broadcast(a[a_index[i]], tile.lanes), seq(*updates)))
+    body = seq(*steps)
+    for v in reversed(range(tile.vectors)):
+        body = LetStmt(columns[v], b[ramp(b_index + v * tile.lanes, 1, tile.lanes)].with_fields(dtype=vector), body)
+    return body
+
+
+def _update(acc: Buffer, index: int, a: PrimExpr, b: PrimExpr) -> Stmt:
+    return BufferStore(acc, call_intrin("fma", a, b, acc[index], dtype=acc.dtype), (const(index),))
+
+
+def _stores(tile: Tile, acc: Buffer, store: Store) -> list[Stmt]:
+    made = []
+    for i in range(tile.rows):
+        for v in range(tile.vectors):
+            left = tile.valid - v * tile.lanes
+            mask = None if left >= tile.lanes else ramp(const(0), 1, tile.lanes) < broadcast(const(left), tile.lanes)
+            made.append(store(i, v * tile.lanes, acc[i * tile.vectors + v], mask))
+    return made
+
+
+def balanced_rows(total: PrimExpr, limit: int, body: Callable[[int, PrimExpr], Stmt], kind: ForKind = ForKind.SERIAL) -> Stmt:
+    """A loop over tiles of at most `limit` rows that cover [0, total); `body(rows, first row)` makes one tile."""
+    tiles = Var("tiles")
+    count = simplify((total + (limit - 1)) // limit)
+    index, base, extra = Var("t"), Var("base"), Var("extra")
+    if isinstance(total, IntImm) and isinstance(count, IntImm):
+        return _static_rows(total.value, count.value, body, index, kind)
+    rows, first = Var("rows"), Var("first")
+    choice: Stmt = body(1, first)
+    for candidate in range(2, limit + 1):
+        choice = IfThenElse(rows.equal(candidate), body(candidate, first), choice)
+    is_long = call_intrin("if_then_else", index < extra, const(1), const(0))
+    each = LetStmt(rows, base + is_long, LetStmt(first, index * base + minimum(index, extra), choice))
+    loop = For(index, const(0), tiles, kind, each)
+    divided = LetStmt(base, total // tiles, LetStmt(extra, total % tiles, loop))
+    return LetStmt(tiles, count, IfThenElse(tiles > 0, divided))
+
+
+def _static_rows(total: int, count: int, body: Callable[[int, PrimExpr], Stmt], index: Var, kind: ForKind) -> Stmt:
+    if count == 0:
+        return For(index, const(0), const(0), ForKind.SERIAL, body(1, const(0)))
+    base, extra = divmod(total, count)
+    if extra == 0:
+        return For(index, const(0), const(count), kind, body(base, index * base))
+    first = Var("first")
+    long, short = body(base + 1, first), body(base, first)
+    choice = IfThenElse(index < extra, long, short)
+    return For(index, const(0), const(count), kind, LetStmt(first, index * base + minimum(index, const(extra)), choice))
+
+
+def span(count: PrimExpr, lanes: int, body: Callable[[PrimExpr, int], Stmt]) -> Stmt:
+    """`body(first, lanes)` over [0, count) in whole vectors, then `body(i, 1)` for the rest."""
+    main, tail = Var("i"), Var("j")
+    whole = simplify(count // lanes)
+    vectors = For(main, const(0), whole, ForKind.SERIAL, body(main * lanes, lanes))
+    rest = simplify(count - whole * lanes)
+    if isinstance(rest, IntImm) and rest.value == 0:
+        return vectors
+    return seq(vectors, For(tail, const(0), rest, ForKind.SERIAL, body(whole * lanes + tail, 1)))
+
+
+__all__ = ["KLoop", "Tile", "balanced_rows", "compute_tile", "max_rows", "span"]
