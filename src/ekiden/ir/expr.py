@@ -47,4 +47,4 @@ class GlobalVar(RelayExpr):
     """The name of a function of a module."""
 
     name_hint: str
-    span: Span | None = ignored()
+    span: Span | None = ignored(default=None)

@@ -7,7 +7,7 @@ Identity is the default equality. `ekiden.ir.structural` compares meaning. A nod
         var: Var = binding()      # a field that defines a variable
         value: Expr
         body: Expr
-        hint: str = ignored()     # a field that does not take part in structural equality
+        hint: str = ignored(default=None)     # a field that does not take part in structural equality
 """
 
 from __future__ import annotations

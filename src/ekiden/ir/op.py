@@ -46,7 +46,7 @@ class Op(RelayExpr):
     """An operator, as an expression that a Call can call. Get one with `get`."""
 
     name: str
-    span: Span | None = ignored()
+    span: Span | None = ignored(default=None)
 
     @property
     def definition(self) -> OpDef:

@@ -99,7 +99,7 @@ class Var(PrimExpr):
 class SizeVar(Var):
     """A named dimension: a variable known to be >= 0 (`batch`, `sequence_length`), and <= `upper` where that is given."""
 
-    upper: int | None = ignored()
+    upper: int | None = ignored(default=None)
 
 
 @node("ir.IntImm")

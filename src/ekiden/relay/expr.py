@@ -33,7 +33,7 @@ class Var(RelayExpr):
 
     name_hint: str
     type_annotation: Type | None = None
-    span: Span | None = ignored()
+    span: Span | None = ignored(default=None)
 
 
 @node("relay.Constant")
@@ -41,7 +41,7 @@ class Constant(RelayExpr):
     """A tensor known at compile time (a NumPy array, ml_dtypes included; treat it as read-only)."""
 
     data: Array
-    span: Span | None = ignored()
+    span: Span | None = ignored(default=None)
 
 
 @node("relay.Tuple")
@@ -49,7 +49,7 @@ class Tuple(RelayExpr):
     """A tuple of values."""
 
     fields: tuple[RelayExpr, ...]
-    span: Span | None = ignored()
+    span: Span | None = ignored(default=None)
 
 
 @node("relay.TupleGetItem")
@@ -58,7 +58,7 @@ class TupleGetItem(RelayExpr):
 
     tuple_value: RelayExpr
     index: int
-    span: Span | None = ignored()
+    span: Span | None = ignored(default=None)
 
 
 @node("relay.Call")
@@ -69,7 +69,7 @@ class Call(RelayExpr):
     args: tuple[RelayExpr, ...]
     attrs: Attrs | None = None
     type_args: tuple[Type, ...] = ()
-    span: Span | None = ignored()
+    span: Span | None = ignored(default=None)
 
 
 @node("relay.Let")
@@ -79,7 +79,7 @@ class Let(RelayExpr):
     var: Var = binding()
     value: RelayExpr
     body: RelayExpr
-    span: Span | None = ignored()
+    span: Span | None = ignored(default=None)
 
 
 @node("relay.If")
@@ -89,7 +89,7 @@ class If(RelayExpr):
     cond: RelayExpr
     true_branch: RelayExpr
     false_branch: RelayExpr
-    span: Span | None = ignored()
+    span: Span | None = ignored(default=None)
 
 
 @node("relay.Function")
@@ -101,7 +101,7 @@ class Function(BaseFunc):
     ret_type: Type | None
     type_params: tuple[TypeVar, ...] = ()
     attrs: Mapping[str, object] | None = None
-    span: Span | None = ignored()
+    span: Span | None = ignored(default=None)
 
     def attr(self, key: str) -> object:
         """An attribute of the function, None if it has none of that key."""
@@ -113,7 +113,7 @@ class RefCreate(RelayExpr):
     """A new mutable cell."""
 
     value: RelayExpr
-    span: Span | None = ignored()
+    span: Span | None = ignored(default=None)
 
 
 @node("relay.RefRead")
@@ -121,7 +121,7 @@ class RefRead(RelayExpr):
     """The value in a cell."""
 
     ref: RelayExpr
-    span: Span | None = ignored()
+    span: Span | None = ignored(default=None)
 
 
 @node("relay.RefWrite")
@@ -130,7 +130,7 @@ class RefWrite(RelayExpr):
 
     ref: RelayExpr
     value: RelayExpr
-    span: Span | None = ignored()
+    span: Span | None = ignored(default=None)
 
 
 @node("relay.Constructor")
@@ -141,7 +141,7 @@ class Constructor(RelayExpr):
     inputs: tuple[Type, ...]
     belong_to: GlobalTypeVar
     tag: int
-    span: Span | None = ignored()
+    span: Span | None = ignored(default=None)
 
 
 @node("relay.TypeData")
@@ -201,7 +201,7 @@ class Match(RelayExpr):
     data: RelayExpr
     clauses: tuple[Clause, ...]
     complete: bool = True
-    span: Span | None = ignored()
+    span: Span | None = ignored(default=None)
 
 
 def var(

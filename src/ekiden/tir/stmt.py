@@ -160,7 +160,7 @@ class PrimFunc(BaseFunc):
     params: tuple[Buffer, ...] = binding()
     body: Stmt
     attrs: Mapping[str, object] | None = None
-    span: Span | None = ignored()
+    span: Span | None = ignored(default=None)
 
     @property
     def name(self) -> str:
