@@ -1,0 +1,259 @@
+"""What a PrimFunc means, in Python and NumPy: an oracle for tests, slow, checked against out-of-range accesses.
+
+The program is written as Python source (one line per statement) and executed. Blocks must have been lowered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import INTRINSICS
+from ekiden.ir.prim import (
+    BinaryExpr,
+    Cast,
+    Div,
+    FloatImm,
+    IntImm,
+    Intrinsic,
+    Max,
+    Min,
+    Not,
+    PrimExpr,
+    Select,
+    Var,
+)
+from ekiden.ir.prim_visitor import children, post_order
+from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce
+from ekiden.tir.stmt import (
+    Allocate,
+    AssertStmt,
+    BufferStore,
+    Evaluate,
+    For,
+    IfThenElse,
+    LetStmt,
+    Prefetch,
+    PrimFunc,
+    SeqStmt,
+    Stmt,
+)
+
+_REDUCE = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
+
+
+class _Runtime:
+    """What generated source calls."""
+
+    @staticmethod
+    def load(array: np.ndarray, index: object, name: str) -> object:
+        _check(array, index, name)
+        return array[index]
+
+    @staticmethod
+    def store(array: np.ndarray, index: object, value: object, name: str, mask: object = None) -> None:
+        if mask is not None:
+            kept = np.asarray(mask, bool)
+            index, value = np.asarray(index)[kept], np.asarray(value)[kept]
+        _check(array, index, name)
+        array[index] = value
+
+    @staticmethod
+    def div(a: object, b: object) -> object:
+        if np.issubdtype(np.asarray(a).dtype, np.integer):
+            return np.asarray(np.trunc(np.asarray(a, np.float64) / np.asarray(b))).astype(np.asarray(a).dtype)[()]
+        return np.divide(a, b)
+
+    @staticmethod
+    def cast(value: object, dtype: str) -> object:
+        return np.asarray(value).astype(dt.to_numpy(dt.element(dtype)))[()]
+
+
+def _check(array: np.ndarray, index: object, name: str) -> None:
+    where = np.asarray(index)
+    if where.size and (where.min() < 0 or where.max() >= len(array)):
+        raise IndexError(f"buffer {name!r} of {len(array)} elements: access at {where.min()}..{where.max()}")
+
+
+class _Source:
+    """Writes statements as Python lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.names: dict[object, str] = {}
+        self.values: dict[str, object] = {"np": np, "rt": _Runtime, "reduce": _REDUCE}
+
+    def name(self, thing: Var | Buffer) -> str:
+        if thing not in self.names:
+            clean = "".join(c if c.isalnum() else "_" for c in thing.name)
+            self.names[thing] = f"{clean}_{len(self.names)}"
+        return self.names[thing]
+
+    def put(self, depth: int, line: str) -> None:
+        self.lines.append("    " * depth + line)
+
+    def statement(self, s: Stmt, depth: int) -> None:
+        match s:
+            case SeqStmt():
+                for each in s.seq:
+                    self.statement(each, depth)
+            case For():
+                low = self.text(s.min)
+                self.put(depth, f"for {self.name(s.loop_var)} in range({low}, {low} + {self.text(s.extent)}):")
+                self.statement(s.body, depth + 1)
+            case IfThenElse():
+                self.put(depth, f"if {self.text(s.condition)}:")
+                self.statement(s.then_case, depth + 1)
+                if s.else_case is not None:
+                    self.put(depth, "else:")
+                    self.statement(s.else_case, depth + 1)
+            case LetStmt():
+                self.put(depth, f"{self.name(s.var)} = {self.text(s.value)}")
+                self.statement(s.body, depth)
+            case Allocate():
+                self.allocate(s.buffer, depth)
+                self.statement(s.body, depth)
+            case BufferStore():
+                self.store(s, depth)
+            case Evaluate() | Prefetch():
+                self.put(depth, "pass")
+            case AssertStmt():
+                self.put(depth, f"assert {self.text(s.condition)}, {s.message!r}")
+            case _:
+                raise TypeError(f"interpreter: {type(s).__name__} must be lowered first")
+
+    def allocate(self, buffer: Buffer, depth: int) -> None:
+        lanes, kind = dt.lanes(buffer.dtype), dt.element(buffer.dtype)
+        count = " * ".join(f"({self.text(d)})" for d in buffer.shape) or "1"
+        shape = f"({count},)" if lanes == 1 else f"({count}, {lanes})"
+        fill = "np.nan" if dt.is_float(kind) else "77" if kind != "bool" else "False"
+        self.put(depth, f"{self.name(buffer)} = np.full({shape}, {fill}, {self.constant(dt.to_numpy(kind))})")
+
+    def constant(self, value: object) -> str:
+        name = f"c{len(self.values)}"
+        self.values[name] = value
+        return name
+
+    def store(self, s: BufferStore, depth: int) -> None:
+        mask = "" if s.predicate is None else f", {self.text(s.predicate)}"
+        target, index = self.name(s.buffer), self.text(s.indices[0])
+        self.put(depth, f"rt.store({target}, {index}, {self.text(s.value)}, {s.buffer.name!r}{mask})")
+
+    def text(self, e: PrimExpr) -> str:
+        done: dict[int, str] = {}
+        for each in post_order(e):
+            done[id(each)] = self.node(each, [done[id(c)] for c in children(each)])
+        return done[id(e)]
+
+    def node(self, e: PrimExpr, x: list[str]) -> str:
+        match e:
+            case Var():
+                return self.name(e)
+            case IntImm() | FloatImm():
+                return str(e.value) if e.dtype == "int64" else self.constant(dt.to_numpy(e.dtype).type(e.value))
+            case Min() | Max():
+                return f"np.{'minimum' if isinstance(e, Min) else 'maximum'}({x[0]}, {x[1]})"
+            case Div():
+                return f"rt.div({x[0]}, {x[1]})"
+            case BinaryExpr():
+                symbol = {"and": "&", "or": "|"}.get(e.symbol, e.symbol)
+                return f"({x[0]} {symbol} {x[1]})"
+            case Not():
+                return f"np.logical_not({x[0]})"
+            case Cast():
+                return f"rt.cast({x[0]}, {e.dtype!r})"
+            case Select():
+                return f"np.where({x[0]}, {x[1]}, {x[2]})[()]"
+            case Ramp():
+                return f"({x[0]} + np.arange({e.lanes}) * {x[1]})"
+            case Broadcast():
+                return f"np.full({e.lanes}, {x[0]})"
+            case VectorReduce():
+                return f"reduce[{e.kind!r}]({x[0]})"
+            case BufferLoad():
+                return f"rt.load({self.name(e.buffer)}, {x[0]}, {e.buffer.name!r})"
+            case Intrinsic():
+                return self.intrinsic(e, x)
+            case _:
+                raise TypeError(f"interpreter: {type(e).__name__} has no meaning here")
+
+    def intrinsic(self, e: Intrinsic, x: list[str]) -> str:
+        if e.op != "if_then_else":
+            return f"rt.cast({self.constant(INTRINSICS[e.op].reference)}({', '.join(x)}), {e.dtype!r})"
+        if dt.lanes(e.args[0].dtype) == 1:
+            return f"({x[1]} if {x[0]} else {x[2]})"
+        return self.lanewise(e, x[0])
+
+    def lanewise(self, e: Intrinsic, mask: str) -> str:
+        """A conditional per lane: each side is evaluated for the lanes that chose it."""
+        masked = _Masked(self)
+        yes = masked.under(e.args[1], mask)
+        no = masked.under(e.args[2], f"np.logical_not({mask})")
+        return f"np.where({mask}, {yes}, {no})"
+
+
+class _Masked:
+    """Text of an expression whose vector loads happen under a mask."""
+
+    def __init__(self, source: _Source) -> None:
+        self._source = source
+
+    def under(self, e: PrimExpr, mask: str) -> str:
+        done: dict[int, str] = {}
+        for each in post_order(e):
+            x = [done[id(c)] for c in children(each)]
+            vector = isinstance(each, BufferLoad) and dt.lanes(each.indices[0].dtype) > 1
+            if vector:
+                assert isinstance(each, BufferLoad)
+                done[id(each)] = self._load(each, x[0], mask)
+            elif isinstance(each, Intrinsic) and each.op == "if_then_else" and dt.lanes(each.args[0].dtype) > 1:
+                both = f"({mask} & {x[0]})"
+                yes = self.under(each.args[1], both)
+                no = self.under(each.args[2], f"({mask} & ~{x[0]})")
+                done[id(each)] = f"np.where({x[0]}, {yes}, {no})"
+            else:
+                done[id(each)] = self._source.node(each, x)
+        return done[id(e)]
+
+    def _load(self, e: BufferLoad, index: str, mask: str) -> str:
+        name = self._source.name(e.buffer)
+        where = self._source.constant(_masked_load)
+        return f"{where}({name}, {index}, {mask}, {e.buffer.name!r})"
+
+
+def _masked_load(array: np.ndarray, index: np.ndarray, mask: np.ndarray, name: str) -> np.ndarray:
+    out = np.zeros(len(index), array.dtype)
+    kept = np.broadcast_to(np.asarray(mask, bool), out.shape)
+    _check(array, index[kept], name)
+    out[kept] = array[index[kept]]
+    return out
+
+
+def _bind(func: PrimFunc, arrays: Sequence[np.ndarray]) -> dict[Var, int]:
+    found: dict[Var, int] = {}
+    for buffer, array in zip(func.params, arrays, strict=True):
+        for dim, size in zip(buffer.shape, array.shape, strict=True):
+            if isinstance(dim, Var):
+                if found.setdefault(dim, size) != size:
+                    raise ValueError(f"interpreter: {dim.name!r} is {found[dim]} and {size}")
+    return found
+
+
+def run(func: PrimFunc, *arrays: np.ndarray) -> None:
+    """Run a lowered function on contiguous arrays, outputs last; outputs are written in place.
+
+    Raises IndexError where the program would access memory outside a buffer.
+    """
+    source = _Source()
+    sizes = _bind(func, arrays)
+    for var, size in sizes.items():
+        source.values[source.name(var)] = size
+    for buffer, array in zip(func.params, arrays, strict=True):
+        assert array.flags.c_contiguous, buffer.name
+        source.values[source.name(buffer)] = array.reshape(-1)
+    source.statement(func.body, 0)
+    with np.errstate(all="ignore"):
+        exec(compile("\n".join(source.lines), f"<{func.name}>", "exec"), source.values)  # noqa: S102
+

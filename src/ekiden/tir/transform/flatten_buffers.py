@@ -1,0 +1,49 @@
+"""Index every buffer by one element offset.
+
+An access with one index is flat already, whatever the buffer's shape: schedule rules may write flat accesses directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.prim import PrimExpr, const
+from ekiden.ir.prim_visitor import rewrite
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import BufferStore, Prefetch, PrimFunc, Stmt
+from ekiden.tir.transform.simplify import Simplifier
+
+
+def flat_index(buffer: Buffer, indices: Sequence[PrimExpr]) -> PrimExpr:
+    """The offset of an element: ((i0 * d1 + i1) * d2 + i2 ..., or by the buffer's strides."""
+    if len(indices) == 1 and not buffer.strides:
+        return indices[0]
+    total: PrimExpr = const(0)
+    if buffer.strides:
+        for index, stride in zip(indices, buffer.strides, strict=True):
+            total = total + index * stride
+        return total
+    for index, extent in zip(indices, buffer.shape, strict=True):
+        total = total * extent + index
+    return total
+
+
+class _Flatten(Simplifier):
+    def expr(self, expr: PrimExpr) -> PrimExpr:
+        return super().expr(rewrite(expr, self._flatten))
+
+    def _flatten(self, expr: PrimExpr) -> PrimExpr:
+        if isinstance(expr, BufferLoad) and len(expr.indices) != 1:
+            return expr.with_fields(indices=(flat_index(expr.buffer, expr.indices),))
+        return expr
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        return super().visit_store(stmt.with_fields(indices=(flat_index(stmt.buffer, stmt.indices),)))
+
+    def visit_prefetch(self, stmt: Prefetch) -> Stmt:
+        return super().visit_prefetch(stmt.with_fields(indices=(flat_index(stmt.buffer, stmt.indices),)))
+
+
+def flatten_buffers(func: PrimFunc) -> PrimFunc:
+    """The function with one simplified index per access."""
+    return func.with_fields(body=_Flatten().visit(func.body))

@@ -1,0 +1,165 @@
+"""Compute what does not change in a loop before it.
+
+Index sums are regrouped, so that what belongs to outer loops is one variable: (i*768 + j) with i outside -> base + j.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import (
+    Add,
+    BinaryExpr,
+    FloatImm,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Intrinsic,
+    PrimExpr,
+    Sub,
+    Var,
+)
+from ekiden.ir.prim_visitor import children, post_order, rebuild
+from ekiden.tir.expr import Broadcast, BufferLoad, Ramp
+from ekiden.tir.stmt import Allocate, For, LetStmt, PrimFunc, Stmt
+from ekiden.tir.visitor import StmtMutator, buffers_written, walk
+
+
+class _Regroup(StmtMutator):
+    """Within one loop: names what is invariant."""
+
+    def __init__(self, loop: For) -> None:
+        inside = list(walk(loop))
+        self._variant: set[object] = {s.loop_var for s in inside if isinstance(s, For)}
+        self._variant |= {s.var for s in inside if isinstance(s, LetStmt)}
+        self._variant |= set(buffers_written(loop))
+        self._variant |= {s.buffer for s in inside if isinstance(s, Allocate)}
+        self._invariant: dict[int, bool] = {}
+        self._memo: dict[int, PrimExpr] = {}
+        self._alive: list[PrimExpr] = []
+        self.named: dict[PrimExpr, Var] = {}
+
+    def expr(self, expr: PrimExpr) -> PrimExpr:
+        self._alive.append(expr)
+        order = post_order(expr)
+        for each in order:
+            if id(each) not in self._invariant:
+                self._invariant[id(each)] = self._is_invariant(each)
+        guarded = _guarded_nodes(expr, order)
+        for each in order:
+            if id(each) not in self._memo:
+                self._memo[id(each)] = self._place(each, id(each) in guarded)
+        return self._root(expr, id(expr) in guarded)
+
+    def _is_invariant(self, e: PrimExpr) -> bool:
+        if isinstance(e, Var):
+            return e not in self._variant
+        if isinstance(e, BufferLoad) and (e.buffer in self._variant or e.buffer.scope == "register"):
+            return False
+        return all(self._invariant[id(c)] for c in children(e))
+
+    def _place(self, e: PrimExpr, guarded: bool) -> PrimExpr:
+        """A node that varies, over names of what does not; an invariant node waits for its consumer."""
+        if self._invariant[id(e)]:
+            return e
+        if isinstance(e, (Add, Sub)) and e.dtype == "int64":
+            return self._sum(e)
+        return rebuild(e, [self._root(c, guarded) for c in children(e)])
+
+    def _root(self, e: PrimExpr, guarded: bool) -> PrimExpr:
+        if not self._invariant[id(e)] or not _worth_naming(e) or guarded and not _is_safe(e):
+            return self._memo[id(e)]
+        return self._name(e)
+
+    def _name(self, e: PrimExpr) -> PrimExpr:
+        if e not in self.named:
+            self.named[e] = Var("base" if e.dtype == "int64" else "value", e.dtype)
+            self._alive.append(e)
+        return self.named[e]
+
+    def _sum(self, e: PrimExpr) -> PrimExpr:
+        """(invariant terms, named) + (the others) + constant"""
+        fixed: PrimExpr | None = None
+        moving: PrimExpr | None = None
+        offset = 0
+        for term, sign in _terms(e):
+            if isinstance(term, IntImm):
+                offset += sign * term.value
+            elif self._invariant[id(term)] and _is_safe(term):
+                fixed = _plus(fixed, term, sign)
+            else:
+                moving = _plus(moving, self._memo[id(term)], sign)
+        assert moving is not None
+        if fixed is not None:
+            moving = (self._name(fixed) if _worth_naming(fixed) else fixed) + moving
+        return moving + offset if offset >= 0 else moving - -offset
+
+
+def _plus(total: PrimExpr | None, term: PrimExpr, sign: int) -> PrimExpr:
+    if total is None:
+        return term if sign > 0 else -term
+    return total + term if sign > 0 else total - term
+
+
+def _terms(root: PrimExpr) -> list[tuple[PrimExpr, int]]:
+    """The summands of a sum with their signs, left to right."""
+    found: list[tuple[PrimExpr, int]] = []
+    stack = [(root, 1)]
+    while stack:
+        e, sign = stack.pop()
+        if isinstance(e, (Add, Sub)) and e.dtype == "int64":
+            stack.append((e.b, -sign if isinstance(e, Sub) else sign))
+            stack.append((e.a, sign))
+        else:
+            found.append((e, sign))
+    return found
+
+
+def _guarded_nodes(root: PrimExpr, order: list[PrimExpr]) -> set[int]:
+    """Nodes that are evaluated only under a condition."""
+    if not any(isinstance(e, Intrinsic) and e.op == "if_then_else" for e in order):
+        return set()
+    always: set[int] = set()
+    stack = [root]
+    while stack:
+        e = stack.pop()
+        if id(e) in always:
+            continue
+        always.add(id(e))
+        conditional = isinstance(e, Intrinsic) and e.op == "if_then_else"
+        stack.extend(children(e)[:1] if conditional else children(e))
+    return {id(e) for e in order} - always
+
+
+def _is_safe(e: PrimExpr) -> bool:
+    """Whether a node may be evaluated where it was not asked for: no load, no division."""
+    return not any(
+        isinstance(x, BufferLoad) or isinstance(x, (FloorDiv, FloorMod)) and not isinstance(x.b, IntImm)
+        for x in post_order(e)
+    )
+
+
+def _worth_naming(e: PrimExpr) -> bool:
+    if isinstance(e, (Var, IntImm, FloatImm)) or e.dtype.startswith("bool"):
+        return False
+    if isinstance(e, Broadcast):
+        return not isinstance(e.value, (IntImm, FloatImm))
+    if isinstance(e, Ramp):
+        return False
+    if isinstance(e, BinaryExpr) and isinstance(e.b, IntImm) and isinstance(e, (Add, Sub)):
+        return not isinstance(e.a, Var)
+    return dt.lanes(e.dtype) == 1 or not isinstance(e, Ramp)
+
+
+class _Hoist(StmtMutator):
+    def visit_for(self, stmt: For) -> Stmt:
+        regroup = _Regroup(stmt)
+        body = regroup.visit(stmt.body)
+        new: Stmt = stmt.with_fields(body=self.visit(body))
+        for value, var in reversed(regroup.named.items()):
+            new = LetStmt(var, value, new)
+        return new
+
+
+def hoist_invariants(func: PrimFunc) -> PrimFunc:
+    """The function with invariant parts named before the outermost loop they do not change in."""
+    return func.with_fields(body=_Hoist().visit(func.body))

@@ -1,0 +1,79 @@
+"""Replace each block by its statements, its iterators by the loop expressions they are bound to."""
+
+from __future__ import annotations
+
+from ekiden.ir.prim import EQ, PrimExpr, Var, binary, const, is_const, logical_and
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.tir.stmt import BlockRealize, For, ForKind, IfThenElse, IterKind, PrimFunc, Stmt
+from ekiden.tir.visitor import StmtMutator, sequence, substitute
+
+
+class _LowerBlocks(StmtMutator):
+    def visit_for(self, stmt: For) -> Stmt:
+        """Where all loops from here to a block reduce, its init goes before them; it then runs even if they are empty."""
+        realize = _reducing_nest(stmt)
+        if realize is None:
+            return super().visit_for(stmt)
+        block = realize.block.with_fields(init=None)
+        loops = super().visit_for(_replace_inner(stmt, realize.with_fields(block=block)))
+        assert realize.block.init is not None
+        init = substitute(realize.block.init, _spatial_values(realize))
+        return sequence(_guarded(init, _without_reduction(realize)), loops)
+
+    def visit_realize(self, stmt: BlockRealize) -> Stmt:
+        """for ..: block(vi = e): init; body  ->  for ..: if first: init[vi := e]; body[vi := e]"""
+        values = {i.var: v for i, v in zip(stmt.block.iter_vars, stmt.iter_values, strict=True)}
+        body = substitute(self.visit(stmt.block.body), values)
+        if stmt.block.init is not None:
+            first: PrimExpr = const(True)
+            for each, value in zip(stmt.block.iter_vars, stmt.iter_values, strict=True):
+                if each.kind is IterKind.REDUCE:
+                    first = logical_and(first, binary(EQ, value, 0))
+            body = sequence(_guarded(substitute(stmt.block.init, values), first), body)
+        return _guarded(body, stmt.predicate)
+
+
+def _guarded(body: Stmt, condition: PrimExpr) -> Stmt:
+    return body if is_const(condition, True) else IfThenElse(condition, body)
+
+
+def _without_reduction(realize: BlockRealize) -> PrimExpr:
+    """The predicate, which for a nest of whole reduction loops does not depend on them."""
+    return realize.predicate
+
+
+def _spatial_values(realize: BlockRealize) -> dict[Var, PrimExpr]:
+    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    return {i.var: v for i, v in pairs if i.kind is IterKind.SPATIAL}
+
+
+def _reducing_nest(stmt: For) -> BlockRealize | None:
+    """The block with an init at the end of a chain of loops that only its reduction iterators use."""
+    loops: list[Var] = []
+    inner: Stmt = stmt
+    while isinstance(inner, For) and inner.kind in (ForKind.SERIAL, ForKind.UNROLLED):
+        loops.append(inner.loop_var)
+        inner = inner.body
+    if not isinstance(inner, BlockRealize) or inner.block.init is None:
+        return None
+    spatial = free_vars(*_spatial_values(inner).values(), inner.predicate)
+    return None if any(v in loops for v in spatial) else inner
+
+
+def _replace_inner(stmt: Stmt, inner: Stmt) -> For:
+    chain: list[For] = []
+    while isinstance(stmt, For):
+        chain.append(stmt)
+        stmt = stmt.body
+    for loop in reversed(chain):
+        inner = loop.with_fields(body=inner)
+    assert isinstance(inner, For)
+    return inner
+
+
+def lower_blocks(func: PrimFunc) -> PrimFunc:
+    """The function without blocks."""
+    return func.with_fields(body=_LowerBlocks().visit(func.body))
+
+
+

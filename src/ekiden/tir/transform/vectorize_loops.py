@@ -1,0 +1,210 @@
+"""Turn vectorized loops into vectors: whole vectors, then one masked vector for what is left.
+
+    for i in vectorized(n): b[i] = a[i]   ->   for o in range(n // 16): b[o*16 : +16] = a[o*16 : +16]
+                                                if n % 16 > 0: the same at (n // 16) * 16 under the mask lane < n % 16
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import (
+    LT,
+    Add,
+    BinaryExpr,
+    IntImm,
+    Intrinsic,
+    Mul,
+    PrimExpr,
+    Sub,
+    Var,
+    binary,
+    const,
+    logical_and,
+)
+from ekiden.ir.prim_visitor import children, post_order, rebuild
+from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce, broadcast, ramp
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    For,
+    ForKind,
+    IfThenElse,
+    LetStmt,
+    PrimFunc,
+    Stmt,
+)
+from ekiden.tir.transform.simplify import Simplifier
+from ekiden.tir.visitor import StmtMutator, sequence
+
+DEFAULT_LANES = 16
+
+
+class Vectorizer(StmtMutator):
+    """Rewrites what is inside a loop for `lanes` values of its variable at once, base, base + 1, ...
+
+    `mask` (a bool vector) keeps loads and stores to the lanes that exist. Buffers allocated inside become vectors.
+    """
+
+    def __init__(self, var: Var, base: PrimExpr, lanes: int, mask: PrimExpr | None = None) -> None:
+        self._lanes = lanes
+        self._mask = mask
+        self._memo: dict[int, PrimExpr] = {}
+        self._alive: list[PrimExpr] = []
+        self._values: dict[Var, PrimExpr] = {var: ramp(base, 1, lanes)}
+        self._buffers: dict[Buffer, Buffer] = {}
+
+    def expr(self, expr: PrimExpr) -> PrimExpr:
+        """The expression, a vector where it depends on the variable."""
+        self._alive.append(expr)
+        for each in post_order(expr):
+            if id(each) not in self._memo:
+                new = [self._memo[id(c)] for c in children(each)]
+                self._memo[id(each)] = self._node(each, new)
+        return self._memo[id(expr)]
+
+    def buffer(self, buffer: Buffer) -> Buffer:
+        """The vector form of a buffer allocated inside."""
+        return self._buffers.get(buffer, buffer)
+
+    def _node(self, e: PrimExpr, new: list[PrimExpr]) -> PrimExpr:
+        if isinstance(e, Var):
+            return self._values.get(e, e)
+        if isinstance(e, BufferLoad):
+            return self._load(e, new)
+        if not any(dt.lanes(c.dtype) > 1 for c in new) or isinstance(e, (Broadcast, Ramp, VectorReduce)):
+            return rebuild(e, new)
+        if isinstance(e, (Add, Sub, Mul)) and e.dtype == "int64":
+            affine = _affine(type(e), new[0], new[1])
+            if affine is not None:
+                return affine
+        return self._widen(e, new)
+
+    def _widen(self, e: PrimExpr, new: list[PrimExpr]) -> PrimExpr:
+        lanes = max(dt.lanes(c.dtype) for c in new)
+        scalar_condition = isinstance(e, Intrinsic) and e.op == "if_then_else" and dt.lanes(new[0].dtype) == 1
+        wide = [c if scalar_condition and n == 0 else broadcast(c, lanes) for n, c in enumerate(new)]
+        if isinstance(e, BinaryExpr):
+            return binary(type(e), wide[0], wide[1])
+        return rebuild(e, wide).with_fields(dtype=dt.with_lanes(e.dtype, lanes))
+
+    def _load(self, e: BufferLoad, new: list[PrimExpr]) -> PrimExpr:
+        if e.buffer in self._buffers:
+            wide = self._buffers[e.buffer]
+            return BufferLoad(wide, tuple(new), wide.dtype)
+        lanes = dt.lanes(new[-1].dtype) if new else 1
+        if lanes == 1:
+            return rebuild(e, new)
+        dtype = dt.with_lanes(e.dtype, lanes)
+        load = BufferLoad(e.buffer, tuple(new), dtype)
+        if self._mask is None:
+            return load
+        return Intrinsic("if_then_else", (self._mask, load, broadcast(const(0, e.dtype), lanes)), dtype)
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        """A store to an element per lane is a vector store; one to a buffer allocated inside stores the vector."""
+        value, indices = self.expr(stmt.value), self.exprs(stmt.indices)
+        if stmt.buffer in self._buffers:
+            return BufferStore(self.buffer(stmt.buffer), broadcast(value, self._lanes), indices)
+        lanes = dt.lanes(indices[-1].dtype)
+        predicate = self._mask if lanes > 1 else None
+        if stmt.predicate is not None:
+            given = broadcast(self.expr(stmt.predicate), lanes)
+            predicate = given if predicate is None else logical_and(predicate, given)
+        return BufferStore(stmt.buffer, broadcast(value, lanes), indices, predicate)
+
+    def visit_let(self, stmt: LetStmt) -> Stmt:
+        """let x = e in s  ->  let xv = vector e in s[x := xv], where e depends on the variable."""
+        value = self.expr(stmt.value)
+        if value.dtype == stmt.var.dtype:
+            return LetStmt(stmt.var, value, self.visit(stmt.body))
+        wide = Var(stmt.var.name, value.dtype)
+        self._values[stmt.var] = wide
+        return LetStmt(wide, value, self.visit(stmt.body))
+
+    def visit_if(self, stmt: IfThenElse) -> Stmt:
+        """A condition that differs between lanes becomes the mask of both sides."""
+        condition = self.expr(stmt.condition)
+        if dt.lanes(condition.dtype) == 1:
+            return super().visit_if(stmt)
+        raise ValueError(f"vectorize: the branch on {stmt.condition!r} differs between lanes; use if_then_else")
+
+    def visit_allocate(self, stmt: Allocate) -> Stmt:
+        """float32[n] in the loop -> float32x16[n]"""
+        old = stmt.buffer
+        self._buffers[old] = old.with_fields(dtype=dt.with_lanes(old.dtype, self._lanes))
+        return Allocate(self._buffers[old], self.visit(stmt.body))
+
+
+def _affine(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
+    """Ramp + s, Ramp - s, s + Ramp, Ramp * s, s * Ramp as a Ramp."""
+    if kind is Mul:
+        a, b = (b, a) if isinstance(b, Ramp) else (a, b)
+        if isinstance(a, Ramp) and dt.lanes(b.dtype) == 1:
+            return Ramp(a.base * b, a.stride * b, a.lanes, a.dtype)
+        return None
+    combine: Callable[[PrimExpr, PrimExpr], PrimExpr] = lambda x, y: binary(kind, x, y)  # noqa: E731
+    if isinstance(a, Ramp) and isinstance(b, Ramp):
+        stride = combine(a.stride, b.stride)
+        return None if isinstance(stride, IntImm) and stride.value == 0 else Ramp(combine(a.base, b.base), stride, a.lanes, a.dtype)
+    if isinstance(a, Ramp) and dt.lanes(b.dtype) == 1:
+        return Ramp(combine(a.base, b), a.stride, a.lanes, a.dtype)
+    if isinstance(b, Ramp) and dt.lanes(a.dtype) == 1:
+        return Ramp(combine(a, b.base), combine(const(0), b.stride) if kind is Sub else b.stride, b.lanes, b.dtype)
+    return None
+
+
+def tail_lanes(rest: int, lanes: int) -> int:
+    """The narrowest vector that holds `rest` elements."""
+    wide = 1
+    while wide < rest:
+        wide *= 2
+    return min(wide, lanes)
+
+
+class _Vectorize(Simplifier):
+    def visit_for(self, stmt: For) -> Stmt:
+        if stmt.kind is not ForKind.VECTORIZED:
+            return super().visit_for(stmt)
+        lanes = (stmt.annotations or {}).get("lanes", DEFAULT_LANES)
+        assert isinstance(lanes, int)
+        low, extent = self.expr(stmt.min), self.expr(stmt.extent)
+        if isinstance(extent, IntImm):
+            return self._known(stmt, low, extent.value, lanes)
+        outer = Var(stmt.loop_var.name)
+        whole = self.analyzer.simplify(extent // lanes)
+        rest = self.analyzer.simplify(extent % lanes)
+        main = For(outer, const(0), whole, ForKind.SERIAL, _at(stmt, low + outer * lanes, lanes))
+        tail = IfThenElse(rest > 0, _at(stmt, low + whole * lanes, lanes, rest))
+        return self.visit(sequence(main, tail))
+
+    def _known(self, stmt: For, low: PrimExpr, extent: int, lanes: int) -> Stmt:
+        whole, rest = divmod(extent, lanes)
+        parts: list[Stmt] = []
+        if whole:
+            outer = Var(stmt.loop_var.name)
+            body = _at(stmt, low + outer * lanes, lanes)
+            parts.append(For(outer, const(0), const(whole), ForKind.SERIAL, body))
+        if rest:
+            wide = tail_lanes(rest, lanes)
+            parts.append(_at(stmt, low + whole * lanes, wide, None if rest == wide else const(rest)))
+        return self.visit(sequence(*parts))
+
+
+def _at(stmt: For, base: PrimExpr, lanes: int, rest: PrimExpr | None = None) -> Stmt:
+    """The body for the vector at base; only its first `rest` lanes if given."""
+    mask = None
+    if rest is not None and lanes > 1:
+        wide = dt.with_lanes("bool", lanes)
+        mask = LT(ramp(const(0, "int32"), 1, lanes), broadcast(_int32(rest), lanes), wide)
+    return Vectorizer(stmt.loop_var, base, lanes, mask).visit(stmt.body)
+
+
+def _int32(value: PrimExpr) -> PrimExpr:
+    return value.astype("int32")
+
+
+def vectorize_loops(func: PrimFunc) -> PrimFunc:
+    """The function without vectorized loops. `annotations["lanes"]` of a loop says how wide."""
+    return func.with_fields(body=_Vectorize().visit(func.body))
