@@ -1,0 +1,10 @@
+/* The CRC-32 of zlib and PNG (polynomial 0xedb88320), at the speed of memory where the processor helps. */
+#ifndef EK_CRC32_H_
+#define EK_CRC32_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+uint32_t ek_crc32(const void *data, size_t size);
+
+#endif /* EK_CRC32_H_ */

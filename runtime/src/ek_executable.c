@@ -1,0 +1,536 @@
+/* Executables: read from a file or bytes, proven, taken apart for tools, linked.
+**
+** The format is docs/artifact-format.md, and src/ekiden/backend/vm/write.py writes it. There is exactly
+** one file for a given content: sections in order, without gaps but zeros up to the next multiple of 64.
+** The reader is a cursor that fails once and stays failed: reads after that give zeros, and the
+** end of a section is where failure is asked for. Counts are held against the bytes left before
+** memory is taken.
+*/
+#include "ek_executable.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "ek_crc32.h"
+#include "ek_verify.h"
+
+enum {
+  FORMAT_VERSION = 1,
+  BYTE_ORDER_MARK = 0x01020304,
+  ALIGNMENT = 64,
+  HEADER_SIZE = 32,
+  ENTRY_SIZE = 24,
+  CONSTANT_SIZE = 24           /* of the record of a constant without dimensions */
+};
+
+static const char magic[8] = {(char)0x89, 'E', 'K', 'I', 'D', 'E', 'N', '\n'};
+
+typedef enum section { GLOBALS = 1, CONSTANTS, PRIMITIVES, CODE, IMAGE, METADATA, SECTIONS } section;
+
+static const char *const section_names[SECTIONS] = {
+    "header", "GLOBALS", "CONSTANTS", "PRIMITIVES", "CODE", "IMAGE", "METADATA"};
+
+/* The cursor ----------------------------------------------------------------------------------- */
+
+typedef struct reader {
+  const char *source;          /* a path, or what the bytes are called in messages */
+  const char *section;
+  const unsigned char *at, *end;
+  bool failed;
+} reader;
+
+__attribute__((format(printf, 2, 3))) static void fail(reader *r, const char *format, ...) {
+  char message[256];
+  va_list args;
+  if (r->failed) return;
+  r->failed = true;
+  va_start(args, format);
+  vsnprintf(message, sizeof message, format, args);
+  va_end(args);
+  ek_error("LoadError", "load %s: %s: %s", r->source, r->section, message);
+}
+
+static size_t left(const reader *r) { return r->failed ? 0 : (size_t)(r->end - r->at); }
+
+/* The next bytes, or NULL once failed. */
+static const unsigned char *take(reader *r, uint64_t size) {
+  if (size > left(r)) {
+    fail(r, "%llu more bytes expected, %zu are left", (unsigned long long)size, left(r));
+  }
+  if (r->failed) return NULL;
+  r->at += size;
+  return r->at - size;
+}
+
+/* A little-endian number of 'size' bytes. */
+static uint64_t number(reader *r, int size) {
+  const unsigned char *bytes = take(r, (uint64_t)size);
+  uint64_t value = 0;
+  for (int i = 0; bytes != NULL && i < size; i++) value |= (uint64_t)bytes[i] << (8 * i);
+  return value;
+}
+
+static uint32_t u32(reader *r) { return (uint32_t)number(r, 4); }
+static uint64_t u64(reader *r) { return number(r, 8); }
+
+/* A count of items that take at least 'item_size' bytes each. */
+static int32_t count(reader *r, size_t item_size) {
+  uint32_t n = u32(r);
+  if (n > left(r) / item_size || n > INT32_MAX) {
+    fail(r, "%u items expected, %zu bytes are left", n, left(r));
+  }
+  return r->failed ? 0 : (int32_t)n;
+}
+
+/* The length of the UTF-8 sequence at 'at', 0 if it is malformed, overlong or a surrogate. */
+static size_t utf8_length(const unsigned char *at, size_t size) {
+  static const unsigned char second_low[] = {[0xe0 - 0xe0] = 0xa0, [0xf0 - 0xe0] = 0x90};
+  unsigned char lead = at[0];
+  size_t length = lead < 0x80 ? 1 : lead < 0xc2 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+  if (length == 0 || lead > 0xf4 || length > size) return 0;
+  for (size_t i = 1; i < length; i++) {
+    if ((at[i] & 0xc0) != 0x80) return 0;
+  }
+  if ((lead == 0xe0 || lead == 0xf0) && at[1] < second_low[lead - 0xe0]) return 0;
+  if ((lead == 0xed && at[1] > 0x9f) || (lead == 0xf4 && at[1] > 0x8f)) return 0;
+  return length;
+}
+
+/* Text without zero bytes. */
+static ek_bytes text(reader *r, size_t size) {
+  const unsigned char *bytes = take(r, size);
+  ek_bytes result = {(const char *)bytes, bytes == NULL ? 0 : size};
+  for (size_t i = 0; i < result.size;) {
+    size_t length = bytes[i] == 0 ? 0 : utf8_length(bytes + i, size - i);
+    if (length == 0) {
+      fail(r, "text is not UTF-8 at its byte %zu", i);
+      break;
+    }
+    i += length;
+  }
+  return result;
+}
+
+static ek_bytes string(reader *r) { return text(r, u32(r)); }
+
+/* Memory for items of a count that was read, not initialised. */
+static void *items(reader *r, int32_t n, size_t size) {
+  void *memory = r->failed ? NULL : ek_alloc_or_error((size_t)n * size + 1);
+  if (memory == NULL) r->failed = true;
+  return memory;
+}
+
+static void expect_end(reader *r) {
+  if (left(r) != 0) fail(r, "%zu bytes follow its content", left(r));
+}
+
+static uint64_t aligned(uint64_t offset) {
+  return (offset + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static void expect_zeros(reader *r, const unsigned char *from, const unsigned char *to) {
+  for (; from < to; from++) {
+    if (*from != 0) fail(r, "zeros expected before it, got %d", *from);
+  }
+}
+
+/* Header and section table --------------------------------------------------------------------- */
+
+static void read_header(reader *r, size_t size, int32_t *n_sections) {
+  if (size < HEADER_SIZE) fail(r, "%d bytes expected, got %zu", HEADER_SIZE, size);
+  const unsigned char *start = take(r, sizeof magic);
+  if (start != NULL && memcmp(start, magic, sizeof magic) != 0) fail(r, "not an Ekiden executable");
+  uint32_t version = u32(r), order = u32(r);
+  if (version != FORMAT_VERSION) fail(r, "format version %d expected, got %u", FORMAT_VERSION, version);
+  if (order != BYTE_ORDER_MARK) fail(r, "byte order mark %08x expected, got %08x", BYTE_ORDER_MARK, order);
+  uint64_t total = u64(r);
+  if (total != size) {
+    fail(r, "the file has %llu bytes, got %zu", (unsigned long long)total, size);
+  }
+  uint32_t n = u32(r), checksum = u32(r);
+  if (n >= SECTIONS || n * (size_t)ENTRY_SIZE > left(r)) fail(r, "at most %d sections expected, got %u", SECTIONS - 1, n);
+  if (!r->failed && ek_crc32(r->at, n * (size_t)ENTRY_SIZE) != checksum) fail(r, "the section table is corrupted: its checksum differs");
+  *n_sections = r->failed ? 0 : (int32_t)n;
+}
+
+/* Fills 'payloads' by section kind; absent ones stay NULL. 'end' is where the section before ended. */
+static uint64_t read_entry(reader *r, const unsigned char *data, size_t size, uint64_t end,
+                           uint32_t *last_kind, ek_bytes *payloads) {
+  uint32_t kind = u32(r), checksum = u32(r);
+  uint64_t offset = u64(r), length = u64(r);
+  if (r->failed) return 0;
+  if (kind < GLOBALS || kind >= SECTIONS) fail(r, "unknown section %u", kind);
+  if (kind <= *last_kind) fail(r, "section %u follows section %u", kind, *last_kind);
+  if (offset != aligned(end)) fail(r, "section %u: offset %llu expected, got %llu", kind, (unsigned long long)aligned(end), (unsigned long long)offset);
+  if (offset > size || length > size - offset) fail(r, "section %u: it does not fit in the file", kind);
+  if (r->failed) return 0;
+  r->section = section_names[kind];
+  expect_zeros(r, data + end, data + offset);
+  if (ek_crc32(data + offset, (size_t)length) != checksum) fail(r, "corrupted: its checksum differs");
+  payloads[kind] = (ek_bytes){(const char *)data + offset, (size_t)length};
+  *last_kind = kind;
+  r->section = section_names[0];
+  return offset + length;
+}
+
+static void read_table(reader *r, const unsigned char *data, size_t size, ek_bytes *payloads) {
+  int32_t n;
+  uint32_t last_kind = 0;
+  read_header(r, size, &n);
+  uint64_t end = HEADER_SIZE + (uint64_t)n * ENTRY_SIZE;
+  for (int32_t i = 0; i < n && !r->failed; i++) {
+    end = read_entry(r, data, size, end, &last_kind, payloads);
+  }
+  if (!r->failed && end != size) fail(r, "%zu bytes follow the last section", size - (size_t)end);
+  for (int kind = GLOBALS; kind < SECTIONS; kind++) {
+    if (payloads[kind].data == NULL && kind != IMAGE) fail(r, "section %s is missing", section_names[kind]);
+  }
+}
+
+/* Sections ------------------------------------------------------------------------------------- */
+
+static int compare_names(const void *left_name, const void *right_name) {
+  const ek_bytes *a = left_name, *b = right_name;
+  int order = memcmp(a->data, b->data, a->size < b->size ? a->size : b->size);
+  return order != 0 ? order : (a->size > b->size) - (a->size < b->size);
+}
+
+static void expect_distinct_names(reader *r, const ek_executable *e) {
+  ek_bytes *names = items(r, e->n_functions, sizeof *names);
+  if (names == NULL) return;
+  for (int32_t i = 0; i < e->n_functions; i++) names[i] = e->functions[i].name;
+  qsort(names, (size_t)e->n_functions, sizeof *names, compare_names);
+  for (int32_t i = 1; i < e->n_functions; i++) {
+    if (compare_names(&names[i - 1], &names[i]) == 0) {
+      fail(r, "two functions are named '%.*s'", (int)(names[i].size & 0xff), names[i].data);
+    }
+  }
+  ek_free(names);
+}
+
+static void read_globals(reader *r, ek_executable *e) {
+  int32_t n = count(r, 8);
+  e->functions = items(r, n, sizeof *e->functions);
+  for (int32_t i = 0; i < n && !r->failed; i++) {
+    ek_bytes name = string(r);
+    int32_t n_params = count(r, 4);
+    e->functions[i] = (ek_vm_function){.name = name, .params = r->at, .n_params = n_params};
+    for (int32_t p = 0; p < n_params && !r->failed; p++) string(r);
+  }
+  if (r->failed) return;
+  e->n_functions = n;
+  expect_distinct_names(r, e);
+}
+
+/* Where data of 'size' bytes is expected; the first says where all of it begins. */
+typedef struct layout {
+  uint64_t first, next, end;
+} layout;
+
+static void read_constant(reader *r, ek_executable *e, int32_t index, layout *at) {
+  int64_t shape[EK_MAX_NDIM];
+  size_t expected = 0;
+  ek_dtype dtype = {(uint8_t)number(r, 1), (uint8_t)number(r, 1), (uint16_t)number(r, 2)};
+  uint32_t ndim = u32(r);
+  if (ndim > EK_MAX_NDIM) fail(r, "constant %d: rank %u is above %d", index, ndim, EK_MAX_NDIM);
+  for (uint32_t i = 0; i < ndim && !r->failed; i++) shape[i] = (int64_t)u64(r);
+  uint64_t nbytes = u64(r), offset = u64(r);
+  if (r->failed) return;
+  if (index == 0) at->first = at->next = offset;
+  if (ek_shape_nbytes(shape, (int32_t)ndim, dtype, &expected) != 0) ek_object_release(ek_error_take());
+  if (nbytes != expected) fail(r, "constant %d: its shape does not give %llu bytes", index, (unsigned long long)nbytes);
+  if (offset != at->next || offset % ALIGNMENT != 0) fail(r, "constant %d: its data is not at %llu", index, (unsigned long long)at->next);
+  if (offset > e->size || nbytes > e->size - offset) fail(r, "constant %d: its data is not in the file", index);
+  if (r->failed) return;
+  at->end = offset + nbytes;
+  at->next = aligned(at->end);
+  ek_device cpu = {EK_CPU, 0};
+  /* The cast drops const: READ_ONLY says it again. */
+  r->failed = ek_tensor_view(e->file, (void *)(uintptr_t)(e->data + offset), shape, (int32_t)ndim,
+                             dtype, cpu, EK_DLPACK_READ_ONLY, &e->constants[index]) != 0;
+  if (!r->failed) e->n_constants++;
+}
+
+static void read_constants(reader *r, ek_executable *e) {
+  layout at = {0, 0, 0};
+  int32_t n = count(r, CONSTANT_SIZE);
+  e->constants = items(r, n, sizeof *e->constants);
+  for (int32_t i = 0; i < n && !r->failed; i++) read_constant(r, e, i, &at);
+  if (r->failed || n == 0) return;
+  uint64_t records_end = (uint64_t)(r->at - e->data), end = (uint64_t)(r->end - e->data);
+  if (at.first != aligned(records_end)) fail(r, "data is expected at %llu, got %llu", (unsigned long long)aligned(records_end), (unsigned long long)at.first);
+  if (at.end != end) fail(r, "its data ends at %llu, not at %llu", (unsigned long long)at.end, (unsigned long long)end);
+  if (!r->failed) r->at = r->end;
+}
+
+static void read_primitives(reader *r, ek_executable *e) {
+  int32_t n = count(r, 4);
+  e->primitives = items(r, n, sizeof *e->primitives);
+  for (int32_t i = 0; i < n && !r->failed; i++) e->primitives[i] = string(r);
+  if (!r->failed) e->n_primitives = n;
+}
+
+static void read_function(reader *r, ek_executable *e, ek_vm_function *f, int32_t *words) {
+  uint32_t n_registers = u32(r);
+  f->n_words = count(r, 4);
+  f->file_words = r->at;
+  f->code = words;
+  for (int32_t i = 0; i < f->n_words; i++) words[i] = (int32_t)u32(r);
+  /* Every register is an argument or is named by a word, so that the file bounds the memory. */
+  if (n_registers < (uint32_t)f->n_params || n_registers - (uint32_t)f->n_params > (uint32_t)f->n_words) {
+    fail(r, "'%.*s': %u registers do not go with %d parameters and %d words",
+         (int)(f->name.size & 0xff), f->name.data, n_registers, f->n_params, f->n_words);
+  }
+  f->n_registers = (int32_t)n_registers;
+  (void)e;
+}
+
+static void read_code(reader *r, ek_executable *e) {
+  uint32_t n = u32(r);
+  if (n != (uint32_t)e->n_functions) fail(r, "%d functions expected, got %u", e->n_functions, n);
+  e->words = items(r, (int32_t)(left(r) / 4 & INT32_MAX), sizeof *e->words);
+  int32_t *words = e->words;
+  for (int32_t i = 0; i < e->n_functions && !r->failed; i++) {
+    read_function(r, e, &e->functions[i], words);
+    words += e->functions[i].n_words;
+  }
+}
+
+static void read_image(reader *r, ek_executable *e) {
+  e->image = (ek_bytes){(const char *)r->at, left(r)};
+  if (left(r) == 0) fail(r, "it is empty");
+  take(r, left(r));
+}
+
+static void read_metadata(reader *r, ek_executable *e) { e->metadata = text(r, left(r)); }
+
+static void verify(reader *r, ek_executable *e) {
+  char message[EK_VERIFY_MESSAGE];
+  r->section = section_names[CODE];
+  for (int32_t i = 0; i < e->n_functions && !r->failed; i++) {
+    int status = ek_verify_function(e, i, message);
+    if (status > 0) fail(r, "%s", message);
+    if (status < 0) r->failed = true;
+  }
+}
+
+static int read_executable(const char *source, ek_executable *e) {
+  static void (*const readers[SECTIONS])(reader *, ek_executable *) = {
+      [GLOBALS] = read_globals, [CONSTANTS] = read_constants, [PRIMITIVES] = read_primitives,
+      [CODE] = read_code,       [IMAGE] = read_image,         [METADATA] = read_metadata};
+  ek_bytes payloads[SECTIONS] = {{NULL, 0}};
+  reader r = {source, section_names[0], e->data, e->data + e->size, false};
+  read_table(&r, e->data, e->size, payloads);
+  for (int kind = GLOBALS; kind < SECTIONS && !r.failed; kind++) {
+    if (payloads[kind].data == NULL) continue;
+    r.section = section_names[kind];
+    r.at = (const unsigned char *)payloads[kind].data;
+    r.end = r.at + payloads[kind].size;
+    readers[kind](&r, e);
+    expect_end(&r);
+  }
+  if (!r.failed) verify(&r, e);
+  return r.failed ? -1 : 0;
+}
+
+/* Life ----------------------------------------------------------------------------------------- */
+
+/* What keeps the bytes of a file where they are. */
+typedef struct file_object {
+  ek_object base;
+  const void *mapped;          /* from ek_file_map, or NULL */
+  void *buffer;                /* from ek_buffer_alloc, or NULL */
+  size_t size;                 /* of either */
+} file_object;
+
+static void file_deleter(void *self, int flags) {
+  file_object *file = self;
+  if ((flags & EK_DELETE_CONTENT) && file->mapped != NULL) ek_file_unmap(file->mapped, file->size);
+  if ((flags & EK_DELETE_CONTENT) && file->buffer != NULL) ek_buffer_free(file->buffer, file->size);
+  if (flags & EK_DELETE_MEMORY) ek_free(self);
+}
+
+static void release_items(ek_object **objects, int32_t n) {
+  for (int32_t i = 0; objects != NULL && i < n; i++) ek_object_release(objects[i]);
+  ek_free(objects);
+}
+
+static void executable_deleter(void *self, int flags) {
+  ek_executable *e = self;
+  if (flags & EK_DELETE_CONTENT) {
+    release_items(e->constants, e->n_constants);
+    release_items(e->linked, e->n_primitives);
+    ek_free(e->functions);
+    ek_free(e->primitives);
+    ek_free(e->words);
+    ek_object_release(e->file);
+  }
+  if (flags & EK_DELETE_MEMORY) ek_free(self);
+}
+
+/* Takes 'file' over, also on failure. */
+static int executable_new(const char *source, file_object *file, const void *bytes, size_t size,
+                          ek_object **out) {
+  ek_executable *e = ek_object_new(sizeof *e, EK_EXECUTABLE, executable_deleter);
+  if (e == NULL) {
+    ek_release(&file->base);
+    return -1;
+  }
+  e->file = &file->base;
+  e->data = bytes;
+  e->size = size;
+  e->lock = (ek_mutex)EK_MUTEX_INIT;
+  if (read_executable(source, e) != 0) {
+    ek_release(&e->base);
+    return -1;
+  }
+  *out = &e->base;
+  return 0;
+}
+
+int ek_executable_load(const char *path, ek_object **out) {
+  size_t size = 0;
+  file_object *file = ek_object_new(sizeof *file, EK_OBJECT, file_deleter);
+  if (file == NULL) return -1;
+  file->mapped = ek_file_map(path, &size);
+  file->size = size;
+  if (file->mapped == NULL) {
+    int reason = errno;
+    ek_release(&file->base);
+    return ek_error("OSError", "load '%s': %s", path, strerror(reason));
+  }
+  char source[160];
+  snprintf(source, sizeof source, "'%.150s'", path);
+  return executable_new(source, file, file->mapped, size, out);
+}
+
+/* Constants must be aligned in memory as in the file: other bytes are copied even if not asked for. */
+int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object **out) {
+  file_object *file = ek_object_new(sizeof *file, EK_OBJECT, file_deleter);
+  if (file == NULL) return -1;
+  if (copy || (uintptr_t)bytes % ALIGNMENT != 0) {
+    file->buffer = ek_buffer_alloc(size, &file->size);
+    if (file->buffer == NULL) {
+      ek_release(&file->base);
+      return ek_error_memory(size);
+    }
+    if (size != 0) memcpy(file->buffer, bytes, size);
+    bytes = file->buffer;
+  }
+  return executable_new("executable", file, bytes, size, out);
+}
+
+/* Linking -------------------------------------------------------------------------------------- */
+
+static int link_primitive(ek_bytes name, ek_object *image, ek_object **out) {
+  char *key = ek_alloc_or_error(name.size + 1);
+  if (key == NULL) return -1;
+  memcpy(key, name.data, name.size);
+  key[name.size] = '\0';
+  int status = image == NULL ? 0 : ek_module_get(image, key, out);
+  if (status == 0 && *out == NULL) *out = ek_registry_get(key);
+  if (status == 0 && *out == NULL) {
+    status = ek_error("LoadError", "link executable: primitive '%s' is neither in its native code "
+                      "nor a registered function", key);
+  }
+  ek_free(key);
+  return status;
+}
+
+/* Under the lock. */
+static int link_all(ek_executable *e) {
+  ek_object *image = NULL;
+  size_t size = (size_t)e->n_primitives * sizeof *e->linked + 1;
+  if (e->image.size != 0 && ek_image_load(e->image.data, e->image.size, &image) != 0) return -1;
+  ek_object **linked = ek_alloc_or_error(size);
+  int status = linked == NULL ? -1 : 0;
+  if (linked != NULL) memset(linked, 0, size);
+  for (int32_t i = 0; i < e->n_primitives && status == 0; i++) {
+    status = link_primitive(e->primitives[i], image, &linked[i]);
+  }
+  ek_object_release(image);
+  if (status == 0) {
+    e->linked = linked;
+  } else {
+    release_items(linked, e->n_primitives);
+  }
+  return status;
+}
+
+int ek_executable_link(ek_executable *executable) {
+  ek_mutex_lock(&executable->lock);
+  int status = executable->linked != NULL ? 0 : link_all(executable);
+  ek_mutex_unlock(&executable->lock);
+  return status;
+}
+
+/* Parts ---------------------------------------------------------------------------------------- */
+
+static ek_executable *as_executable(ek_object *object) {
+  if (ek_is(object, EK_EXECUTABLE)) return (ek_executable *)(void *)object;
+  ek_error("TypeError", "read executable: an executable expected, got another object");
+  return NULL;
+}
+
+int64_t ek_executable_count(ek_object *executable, int32_t part) {
+  const ek_executable *e = as_executable(executable);
+  if (e == NULL) return -1;
+  switch (part) {
+    case EK_PART_GLOBAL:
+    case EK_PART_PARAMS:
+    case EK_PART_CODE:
+    case EK_PART_REGISTERS: return e->n_functions;
+    case EK_PART_CONSTANT: return e->n_constants;
+    case EK_PART_PRIMITIVE: return e->n_primitives;
+    case EK_PART_METADATA:
+    case EK_PART_FILE: return 1;
+    default: return ek_error("ValueError", "read executable: there is no part %d", part);
+  }
+}
+
+static int params_of(const ek_vm_function *f, ek_value *out) {
+  ek_array *array = ek_array_alloc(f->n_params);
+  const unsigned char *at = f->params;
+  if (array == NULL) return -1;
+  for (int32_t i = 0; i < f->n_params; i++) {
+    reader r = {NULL, NULL, at, at + 4, false};
+    size_t size = u32(&r);
+    if (ek_string_new(EK_STR, (const char *)at + 4, size, &array->data[i]) != 0) {
+      ek_release(&array->base);
+      return -1;
+    }
+    at += 4 + size;
+  }
+  *out = ek_value_object(&array->base);
+  return 0;
+}
+
+static int bytes_of(int32_t type, const void *data, size_t size, ek_value *out) {
+  return ek_string_new(type, data, size, out);
+}
+
+int ek_executable_item(ek_object *executable, int32_t part, int64_t index, ek_value *out) {
+  int64_t n = ek_executable_count(executable, part);
+  if (n < 0) return -1;
+  const ek_executable *e = as_executable(executable);
+  if (index < 0 || index >= n) {
+    return ek_error("IndexError", "read executable: part %d has %lld items, got index %lld", part,
+                    (long long)n, (long long)index);
+  }
+  const ek_vm_function *f = &e->functions[part == EK_PART_CONSTANT || part == EK_PART_PRIMITIVE ? 0 : index];
+  switch (part) {
+    case EK_PART_GLOBAL: return bytes_of(EK_STR, f->name.data, f->name.size, out);
+    case EK_PART_PARAMS: return params_of(f, out);
+    case EK_PART_CODE: return bytes_of(EK_BYTES, f->file_words, 4 * (size_t)f->n_words, out);
+    case EK_PART_REGISTERS: *out = ek_value_int(f->n_registers); return 0;
+    case EK_PART_CONSTANT:
+      *out = ek_value_object(e->constants[index]);
+      ek_value_retain(out);
+      return 0;
+    case EK_PART_PRIMITIVE:
+      return bytes_of(EK_STR, e->primitives[index].data, e->primitives[index].size, out);
+    case EK_PART_METADATA: return bytes_of(EK_STR, e->metadata.data, e->metadata.size, out);
+    default: return bytes_of(EK_BYTES, e->data, e->size, out);
+  }
+}

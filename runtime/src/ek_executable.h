@@ -1,0 +1,40 @@
+/* An executable in memory: what the loader has read and proven, for the verifier and the machine. */
+#ifndef EK_EXECUTABLE_H_
+#define EK_EXECUTABLE_H_
+
+#include "ek_internal.h"
+
+typedef struct ek_vm_function {
+  ek_bytes name;
+  const unsigned char *params;             /* in the file: n_params strings */
+  const unsigned char *file_words;         /* in the file, as written */
+  int32_t *code;                           /* verified words; jumps count words from their opcode */
+  int32_t n_params;
+  int32_t n_registers;
+  int32_t n_words;
+} ek_vm_function;
+
+typedef struct ek_executable {
+  ek_object base;
+  ek_object *file;                         /* owned: keeps data where it is; constants retain it too */
+  const unsigned char *data;
+  size_t size;
+  ek_vm_function *functions;
+  ek_object **constants;                   /* owned read-only tensors over the file */
+  ek_bytes *primitives;                    /* names, in the file */
+  int32_t *words;                          /* the code of all functions */
+  ek_bytes image;                          /* native code in the file; size 0 if absent */
+  ek_bytes metadata;
+  int32_t n_functions;
+  int32_t n_constants;
+  int32_t n_primitives;
+  int32_t max_args;                        /* the longest register list of any instruction */
+  ek_mutex lock;                           /* guards linking */
+  ek_object **linked;                      /* owned functions, one per primitive; NULL until linked */
+} ek_executable;
+
+/* Finds the functions of all primitives, once: in the executable's image, else in the registry. After it
+** has returned 0, 'linked' never changes. 0 or -1. */
+int ek_executable_link(ek_executable *executable);
+
+#endif /* EK_EXECUTABLE_H_ */
