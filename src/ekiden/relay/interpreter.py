@@ -107,6 +107,8 @@ def evaluate_call(op: Op | str, attrs: Attrs | None, arrays: Sequence[object]) -
     reference = OPS[name].reference
     if reference is None:
         raise RunError(f"{name}: the operator has no reference semantics, so it cannot be interpreted")
+    if OPS[name].variadic and len(arrays) == 1 and isinstance(arrays[0], tuple):
+        arrays = arrays[0]
     result = reference(attrs, *arrays)
     return tuple(map(np.asarray, result)) if isinstance(result, (tuple, list)) else np.asarray(result)
 

@@ -1,0 +1,1 @@
+"""Model formats: each folder turns one of them into an IRModule."""

@@ -1,0 +1,1 @@
+"""How each ONNX operator becomes Relay, by family: every module has `ROWS`."""

@@ -1,0 +1,293 @@
+"""Operators on each element: arithmetic, comparisons, logic, activations, casts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+
+import numpy as np
+
+from ekiden.frontend.onnx.dtype import from_onnx_dtype
+from ekiden.frontend.onnx.node import Converter, Node, Row
+from ekiden.frontend.onnx.value import Value
+from ekiden.ir.dtype import is_float, is_int
+from ekiden.ir.prim import PrimExpr
+from ekiden.relay import op
+from ekiden.relay.expr import Constant, Expr, const
+
+
+def number(node: Node, value: float) -> Constant:
+    """A scalar of the first input's dtype."""
+    return const(value, node.dtype(0))
+
+
+def _unary(function: Callable[[Expr], Expr]) -> Converter:
+    return lambda node: function(node.expr(0))
+
+
+def note_broadcast(node: Node) -> None:
+    """Learn what follows from the shapes of all inputs broadcasting together."""
+    shapes = [node.shape(i) for i in range(len(node.inputs))]
+    for at, first in enumerate(shapes):
+        for other in shapes[at + 1 :]:
+            _note_pair(node, first, other)
+
+
+def _note_pair(node: Node, first: tuple[PrimExpr, ...], other: tuple[PrimExpr, ...]) -> None:
+    for a, b in zip(reversed(first), reversed(other), strict=False):
+        node.scope.broadcasts(a, b)
+
+
+def _broadcast(function: Callable[..., Expr]) -> Converter:
+    def convert(node: Node) -> Expr:
+        note_broadcast(node)
+        return function(*node.exprs())
+
+    return convert
+
+
+def _variadic(function: Callable[[Expr, Expr], Expr]) -> Converter:
+    def convert(node: Node) -> Expr | Value:
+        if len(node.inputs) == 1:
+            return node.value(0)
+        note_broadcast(node)
+        return reduce(function, node.exprs())
+
+    return convert
+
+
+def _mean(node: Node) -> Expr | Value:
+    if len(node.inputs) == 1:
+        return node.value(0)
+    note_broadcast(node)
+    return op.divide(reduce(op.add, node.exprs()), number(node, len(node.inputs)))
+
+
+def _cast(node: Node) -> Expr | Value:
+    wanted = from_onnx_dtype(node.int("to"))
+    return node.value(0) if wanted == node.dtype(0) else op.cast(node.expr(0), wanted)
+
+
+def _cast_like(node: Node) -> Expr | Value:
+    wanted = node.dtype(1)
+    return node.value(0) if wanted == node.dtype(0) else op.cast(node.expr(0), wanted)
+
+
+def _mod(node: Node) -> Expr:
+    note_broadcast(node)
+    if node.int("fmod", 0):
+        return op.mod(*node.exprs())
+    if is_float(node.dtype(0)):
+        node.unsupported("attribute 'fmod' must be 1 for floating-point inputs, got 0")
+    return op.floor_mod(*node.exprs())
+
+
+def _pow(node: Node) -> Expr:
+    note_broadcast(node)
+    base, exponent = node.exprs()
+    known = node.value(1).array
+    if known is not None and known.size == 1 and known.ndim <= node.rank(0):
+        if known.item() == 2:
+            return op.multiply(base, base)
+        if known.item() == 0.5 and is_float(node.dtype(0)):
+            return op.sqrt(base)
+    if node.dtype(1) != node.dtype(0):
+        exponent = op.cast(exponent, node.dtype(0))
+    return op.power(base, exponent)
+
+
+def _reciprocal(node: Node) -> Expr:
+    return op.divide(number(node, 1), node.expr(0))
+
+
+def _clip_attributes(node: Node) -> Expr:
+    lowest = float(np.finfo(np.float32).min)
+    return op.clip(node.expr(0), node.float("min", lowest), node.float("max", -lowest))
+
+
+def _clip(node: Node) -> Expr | Value:
+    low, high = node.optional(1), node.optional(2)
+    if low is None and high is None:
+        return node.value(0)
+    if not is_int(node.dtype(0)) and all(v is None or v.array is not None for v in (low, high)):
+        return op.clip(node.expr(0), _bound(low, -np.inf), _bound(high, np.inf))
+    clipped = node.expr(0)
+    if low is not None:
+        clipped = op.maximum(clipped, node.scope.expr(low))
+    return clipped if high is None else op.minimum(clipped, node.scope.expr(high))
+
+
+def _bound(value: Value | None, default: float) -> float:
+    return default if value is None or value.array is None else float(value.array.item())
+
+
+# Activations.
+
+
+def _hard_sigmoid_of(node: Node, alpha: float, beta: float) -> Expr:
+    return op.clip(op.add(op.multiply(node.expr(0), number(node, alpha)), number(node, beta)), 0.0, 1.0)
+
+
+def _hard_sigmoid(node: Node) -> Expr:
+    return _hard_sigmoid_of(node, node.float("alpha", np.float32(0.2)), node.float("beta", 0.5))
+
+
+def _hard_swish(node: Node) -> Expr:
+    return op.multiply(node.expr(0), _hard_sigmoid_of(node, 1 / 6, 0.5))
+
+
+def _leaky_relu(node: Node) -> Expr:
+    return op.nn.leaky_relu(node.expr(0), alpha=node.float("alpha", np.float32(0.01)))
+
+
+def _prelu(node: Node) -> Expr:
+    note_broadcast(node)
+    x, slope = node.exprs()
+    return op.where(op.less(x, number(node, 0)), op.multiply(x, slope), x)
+
+
+def _exponential_below_0(node: Node, alpha: float, scale: float = 1.0) -> Expr:
+    """scale * (x if x > 0 else alpha * (exp(x) - 1))"""
+    x = node.expr(0)
+    zero = number(node, 0)
+    below = op.multiply(number(node, alpha), op.subtract(op.exp(op.minimum(x, zero)), number(node, 1)))
+    found = op.where(op.greater(x, zero), x, below)
+    return found if scale == 1 else op.multiply(number(node, scale), found)
+
+
+def _elu(node: Node) -> Expr:
+    return _exponential_below_0(node, node.float("alpha", 1.0))
+
+
+def _selu(node: Node) -> Expr:
+    alpha, gamma = node.float("alpha", 1.67326319217681884765625), node.float("gamma", 1.05070102214813232421875)
+    return _exponential_below_0(node, alpha, gamma)
+
+
+def _celu(node: Node) -> Expr:
+    x, zero = node.expr(0), number(node, 0)
+    alpha = number(node, node.float("alpha", 1.0))
+    below = op.subtract(op.exp(op.divide(op.minimum(x, zero), alpha)), number(node, 1))
+    return op.add(op.maximum(x, zero), op.multiply(alpha, below))
+
+
+def _softplus_of(node: Node) -> Expr:
+    """log(1 + exp(x)), as max(x, 0) + log(1 + exp(-|x|)) so that nothing overflows."""
+    x = node.expr(0)
+    tail = op.log(op.add(number(node, 1), op.exp(op.negative(op.abs(x)))))
+    return op.add(op.maximum(x, number(node, 0)), tail)
+
+
+def _mish(node: Node) -> Expr:
+    return op.multiply(node.expr(0), op.tanh(_softplus_of(node)))
+
+
+def _softsign(node: Node) -> Expr:
+    x = node.expr(0)
+    return op.divide(x, op.add(number(node, 1), op.abs(x)))
+
+
+def _gelu(node: Node) -> Expr:
+    x = node.expr(0)
+    if node.string("approximate", "none") == "none":
+        inner = op.erf(op.multiply(x, number(node, 0.5**0.5)))
+    else:
+        cubic = op.multiply(number(node, 0.044715), op.multiply(x, op.multiply(x, x)))
+        inner = op.tanh(op.multiply(number(node, (2 / np.pi) ** 0.5), op.add(x, cubic)))
+    return op.multiply(op.multiply(number(node, 0.5), x), op.add(number(node, 1), inner))
+
+
+def _swish(node: Node) -> Expr:
+    x = node.expr(0)
+    alpha = node.float("alpha", 1.0)
+    return op.multiply(x, op.sigmoid(x if alpha == 1 else op.multiply(x, number(node, alpha))))
+
+
+def _thresholded_relu(node: Node) -> Expr:
+    x = node.expr(0)
+    return op.where(op.greater(x, number(node, node.float("alpha", 1.0))), x, number(node, 0))
+
+
+def _shrink(node: Node) -> Expr:
+    x, zero = node.expr(0), number(node, 0)
+    bias, limit = number(node, node.float("bias", 0.0)), node.float("lambd", 0.5)
+    above = op.where(op.greater(x, number(node, limit)), op.subtract(x, bias), zero)
+    return op.where(op.less(x, number(node, -limit)), op.add(x, bias), above)
+
+
+def _is_inf(node: Node) -> Expr:
+    x, zero = node.expr(0), number(node, 0)
+    found = op.isinf(x)
+    if not node.int("detect_negative", 1):
+        found = op.logical_and(found, op.greater(x, zero))
+    return found if node.int("detect_positive", 1) else op.logical_and(found, op.less(x, zero))
+
+
+def _tan(node: Node) -> Expr:
+    return op.divide(op.sin(node.expr(0)), op.cos(node.expr(0)))
+
+
+# fmt: off
+ROWS = (
+    Row("Add",             _broadcast(op.add)),
+    Row("Sub",             _broadcast(op.subtract)),
+    Row("Mul",             _broadcast(op.multiply)),
+    Row("Div",             _broadcast(op.divide)),
+    Row("Mod",             _mod, attributes="fmod"),
+    Row("Pow",             _pow),
+    Row("BitwiseAnd",      _broadcast(op.bitwise_and)),
+    Row("BitwiseOr",       _broadcast(op.bitwise_or)),
+    Row("BitwiseXor",      _broadcast(op.bitwise_xor)),
+    Row("Equal",           _broadcast(op.equal)),
+    Row("Less",            _broadcast(op.less)),
+    Row("LessOrEqual",     _broadcast(op.less_equal)),
+    Row("Greater",         _broadcast(op.greater)),
+    Row("GreaterOrEqual",  _broadcast(op.greater_equal)),
+    Row("And",             _broadcast(op.logical_and)),
+    Row("Or",              _broadcast(op.logical_or)),
+    Row("Xor",             _broadcast(op.logical_xor)),
+    Row("Where",           _broadcast(op.where)),
+    Row("Sum",             _variadic(op.add)),
+    Row("Max",             _variadic(op.maximum)),
+    Row("Min",             _variadic(op.minimum)),
+    Row("Mean",            _mean),
+    Row("Abs",             _unary(op.abs)),
+    Row("Neg",             _unary(op.negative)),
+    Row("Sign",            _unary(op.sign)),
+    Row("Floor",           _unary(op.floor)),
+    Row("Ceil",            _unary(op.ceil)),
+    Row("Round",           _unary(op.round)),
+    Row("Exp",             _unary(op.exp)),
+    Row("Log",             _unary(op.log)),
+    Row("Sqrt",            _unary(op.sqrt)),
+    Row("Sin",             _unary(op.sin)),
+    Row("Cos",             _unary(op.cos)),
+    Row("Tan",             _tan),
+    Row("Tanh",            _unary(op.tanh)),
+    Row("Erf",             _unary(op.erf)),
+    Row("Sigmoid",         _unary(op.sigmoid)),
+    Row("Relu",            _unary(op.nn.relu)),
+    Row("Not",             _unary(op.logical_not)),
+    Row("IsNaN",           _unary(op.isnan)),
+    Row("IsInf",           _is_inf, attributes="detect_negative detect_positive"),
+    Row("Reciprocal",      _reciprocal),
+    Row("Cast",            _cast, attributes="to saturate"),
+    Row("CastLike",        _cast_like, attributes="saturate"),
+    Row("Clip",            _clip_attributes, since=6, attributes="min max"),
+    Row("Clip",            _clip, since=11),
+    Row("HardSigmoid",     _hard_sigmoid, attributes="alpha beta"),
+    Row("HardSwish",       _hard_swish),
+    Row("LeakyRelu",       _leaky_relu, attributes="alpha"),
+    Row("PRelu",           _prelu),
+    Row("Elu",             _elu, attributes="alpha"),
+    Row("Selu",            _selu, attributes="alpha gamma"),
+    Row("Celu",            _celu, attributes="alpha"),
+    Row("Softplus",        _softplus_of),
+    Row("Softsign",        _softsign),
+    Row("Mish",            _mish),
+    Row("Gelu",            _gelu, attributes="approximate", values={"approximate": ("none", "tanh")}),
+    Row("Swish",           _swish, attributes="alpha"),
+    Row("ThresholdedRelu", _thresholded_relu, attributes="alpha"),
+    Row("Shrink",          _shrink, attributes="bias lambd"),
+)
+# fmt: on

@@ -1,0 +1,145 @@
+"""Normalisation, softmax, dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ekiden.frontend.onnx.converters.elementwise import number
+from ekiden.frontend.onnx.node import Converter, Node, Result, Row
+from ekiden.frontend.onnx.value import Value
+from ekiden.ir.dtype import to_numpy
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.topi.shape import Shape, as_ints, equal, known, product
+
+
+def _batch_norm(node: Node) -> Expr:
+    epsilon = node.float("epsilon", np.float32(1e-5))
+    return TupleGetItem(op.nn.batch_norm(*node.exprs()[:5], axis=1, epsilon=epsilon), 0)
+
+
+def _layer_norm(node: Node) -> Result:
+    shape = node.shape(0)
+    axis = node.axis(node.int("axis", -1), len(shape))
+    epsilon = node.float("epsilon", np.float32(1e-5))
+    axes = list(range(axis, len(shape)))
+    outputs: list[Expr | Value | None] = [_normalized(node, shape, axis, epsilon)]
+    if node.wants(1) or node.wants(2):
+        data = node.expr(0)
+        mean = op.mean(data, axis=axes, keepdims=True)
+        centred = op.subtract(data, mean)
+        variance = op.mean(op.multiply(centred, centred), axis=axes, keepdims=True)
+        outputs += [mean, op.rsqrt(op.add(variance, number(node, epsilon)))]
+    return outputs
+
+
+def _normalized(node: Node, shape: Shape, axis: int, epsilon: float) -> Expr:
+    """nn.layer_norm over the last axis; several axes are joined into one for it."""
+    if axis == len(shape) - 1:
+        return op.nn.layer_norm(node.expr(0), _full(node, 1, shape[axis:], 1), _full(node, 2, shape[axis:], 0), epsilon=epsilon)
+    count = product(shape[axis:])
+    if known(count) is None:
+        node.unsupported("normalised axes must have constant extents")
+    flat = op.reshape(node.expr(0), (*shape[:axis], count), allowzero=True)
+    scale, bias = (op.reshape(_full(node, i, shape[axis:], fill), (count,)) for i, fill in ((1, 1), (2, 0)))
+    return op.reshape(op.nn.layer_norm(flat, scale, bias, epsilon=epsilon), shape, allowzero=True)
+
+
+def _full(node: Node, index: int, shape: Shape, fill: float) -> Expr:
+    """Scale or bias with all normalised axes; `fill` where it is absent."""
+    value = node.optional(index)
+    if value is None:
+        return const(np.full(as_ints(shape), fill, to_numpy(node.dtype(0))))
+    have = value.type.shape
+    if len(have) == len(shape) and all(equal(a, b) for a, b in zip(have, shape, strict=True)):
+        return node.scope.expr(value)
+    return op.broadcast_to(node.scope.expr(value), shape)
+
+
+def _instance_norm(node: Node) -> Expr:
+    return op.nn.instance_norm(*node.exprs(), axis=1, epsilon=node.float("epsilon", np.float32(1e-5)))
+
+
+def _group_norm(node: Node) -> Expr:
+    groups, epsilon = node.int("num_groups"), node.float("epsilon", np.float32(1e-5))
+    return op.nn.group_norm(*node.exprs(), num_groups=groups, axis=1, epsilon=epsilon)
+
+
+def _lrn(node: Node) -> Expr:
+    return op.nn.lrn(
+        node.expr(0), size=node.int("size"), axis=1, bias=node.float("bias", 1.0),
+        alpha=node.float("alpha", np.float32(1e-4)), beta=node.float("beta", 0.75),
+    )  # fmt: skip
+
+
+def _softmax(function: Callable[..., Expr]) -> Converter:
+    return lambda node: function(node.expr(0), axis=node.axis(node.int("axis", -1), node.rank(0)))
+
+
+def _flat_softmax(function: Callable[..., Expr]) -> Converter:
+    """Before opset 13: all axes from `axis` on are one."""
+
+    def convert(node: Node) -> Expr:
+        shape = node.shape(0)
+        axis = node.axis(node.int("axis", 1), len(shape))
+        if all(known(d) == 1 for d in shape[axis + 1 :]):
+            return function(node.expr(0), axis=axis)
+        flat = op.reshape(node.expr(0), (*shape[:axis], product(shape[axis:])), allowzero=True)
+        return op.reshape(function(flat, axis=-1), shape, allowzero=True)
+
+    return convert
+
+
+def _dropout(node: Node) -> Result:
+    training = node.optional(2)
+    if training is not None and (training.array is None or training.array.any()):
+        node.unsupported("input 'training_mode' must be the constant False")
+    mask = op.full(const(True), node.shape(0), dtype="bool") if node.wants(1) else None
+    return [node.value(0), mask]
+
+
+def _lp_normalization(node: Node) -> Expr:
+    data, axis = node.expr(0), [node.axis(node.int("axis", -1), node.rank(0))]
+    if node.int("p", 2) == 1:
+        norm: Expr = op.sum(op.abs(data), axis=axis, keepdims=True)
+    else:
+        norm = op.sqrt(op.sum(op.multiply(data, data), axis=axis, keepdims=True))
+    return op.where(op.equal(norm, number(node, 0)), number(node, 0), op.divide(data, norm))
+
+
+def _rms_norm(node: Node) -> Expr:
+    data, rank = node.expr(0), node.rank(0)
+    axes = list(range(node.axis(node.int("axis", -1), rank), rank))
+    mean = op.mean(op.multiply(data, data), axis=axes, keepdims=True)
+    scaled = op.multiply(data, op.rsqrt(op.add(mean, number(node, node.float("epsilon", np.float32(1e-5))))))
+    return op.multiply(scaled, node.expr(1))
+
+
+def _mean_variance(node: Node) -> Expr:
+    data = node.expr(0)
+    axes = [node.axis(a, node.rank(0)) for a in node.ints("axes", (0, 2, 3))]
+    centred = op.subtract(data, op.mean(data, axis=axes, keepdims=True))
+    deviation = op.sqrt(op.mean(op.multiply(centred, centred), axis=axes, keepdims=True))
+    return op.divide(centred, op.add(deviation, number(node, 1e-9)))
+
+
+# fmt: off
+ROWS = (
+    Row("BatchNormalization", _batch_norm, since=6, attributes="epsilon momentum spatial is_test training_mode",
+        values={"spatial": (1,), "training_mode": (0,)}),
+    Row("LayerNormalization", _layer_norm, since=17, attributes="axis epsilon stash_type", values={"stash_type": (1,)}),
+    Row("InstanceNormalization", _instance_norm, since=6, attributes="epsilon"),
+    Row("GroupNormalization", _group_norm, since=21, attributes="epsilon num_groups stash_type", values={"stash_type": (1,)}),
+    Row("RMSNormalization", _rms_norm, since=23, attributes="axis epsilon stash_type", values={"stash_type": (1,)}),
+    Row("MeanVarianceNormalization", _mean_variance, since=9, attributes="axes"),
+    Row("LpNormalization", _lp_normalization, attributes="axis p", values={"p": (1, 2)}),
+    Row("LRN", _lrn, attributes="alpha beta bias size"),
+    Row("Softmax", _flat_softmax(op.nn.softmax), attributes="axis"),
+    Row("Softmax", _softmax(op.nn.softmax), since=13, attributes="axis"),
+    Row("LogSoftmax", _flat_softmax(op.nn.log_softmax), attributes="axis"),
+    Row("LogSoftmax", _softmax(op.nn.log_softmax), since=13, attributes="axis"),
+    Row("Dropout", _dropout, since=6, attributes="ratio seed"),
+)
+# fmt: on

@@ -1,0 +1,66 @@
+"""Pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ekiden.frontend.onnx.converters.window import Window, padded, read_window
+from ekiden.frontend.onnx.node import Node, Row
+from ekiden.ir.dtype import is_float, to_numpy
+from ekiden.relay import op
+from ekiden.relay.expr import Expr
+
+
+def _window(node: Node) -> Window:
+    if node.rank(0) not in (3, 4):
+        node.unsupported(f"expected an input of rank 3 or 4, got {node.rank(0)}")
+    return read_window(node, node.ints("kernel_shape"))
+
+
+def _max_pool(node: Node) -> Expr:
+    window = _window(node)
+    data, padding = node.expr(0), window.padding
+    if padding is None:
+        lowest = -np.inf if is_float(node.dtype(0)) else int(np.iinfo(to_numpy(node.dtype(0))).min)
+        data, padding = padded(node, data, window, lowest), (0,) * 2 * len(window.kernel)
+    pool = op.nn.max_pool1d if len(window.kernel) == 1 else op.nn.max_pool2d
+    ceil = bool(node.int("ceil_mode", 0))
+    return pool(
+        data, pool_size=window.kernel, strides=window.strides, dilation=window.dilations, padding=padding, ceil_mode=ceil
+    )
+
+
+def _average_pool(node: Node) -> Expr:
+    window = _window(node)
+    padding = window.padding
+    if padding is None:
+        node.unsupported("attribute 'auto_pad' with strides above 1 needs a constant input shape")
+    pool = op.nn.avg_pool1d if len(window.kernel) == 1 else op.nn.avg_pool2d
+    return pool(
+        node.expr(0), pool_size=window.kernel, strides=window.strides, dilation=window.dilations, padding=padding,
+        ceil_mode=bool(node.int("ceil_mode", 0)), count_include_pad=bool(node.int("count_include_pad", 0)),
+    )  # fmt: skip
+
+
+def _global(images: Callable[[Expr], Expr], other: Callable[..., Expr]) -> Callable[[Node], Expr]:
+    def convert(node: Node) -> Expr:
+        if node.rank(0) == 4:
+            return images(node.expr(0))
+        return other(node.expr(0), axis=list(range(2, node.rank(0))), keepdims=True)
+
+    return convert
+
+
+_AUTO = {"auto_pad": ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")}
+_ATTRIBUTES = "auto_pad ceil_mode dilations kernel_shape pads strides"
+
+# fmt: off
+ROWS = (
+    Row("MaxPool",           _max_pool, attributes=f"{_ATTRIBUTES} storage_order", values=_AUTO),
+    Row("AveragePool",       _average_pool, attributes=f"{_ATTRIBUTES} count_include_pad", values=_AUTO),
+    Row("GlobalAveragePool", _global(op.nn.global_avg_pool2d, op.mean)),
+    Row("GlobalMaxPool",     _global(op.nn.global_max_pool2d, op.max)),
+)
+# fmt: on

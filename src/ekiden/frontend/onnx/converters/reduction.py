@@ -1,0 +1,88 @@
+"""Reductions over axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ekiden.frontend.onnx.node import Converter, Node, Row
+from ekiden.frontend.onnx.value import Value
+from ekiden.relay import op
+from ekiden.relay.expr import Expr
+
+Reduce = Callable[[Expr, tuple[int, ...], bool], Expr]
+
+
+def reduced_axes(node: Node) -> tuple[int, ...] | None:
+    """Axes from the attribute or the second input, from the front; None for a node that reduces nothing."""
+    rank = node.rank(0)
+    if node.has("axes"):
+        axes = node.ints("axes")
+    else:
+        axes = () if node.optional(1) is None else node.axes(1)
+    if axes:
+        return tuple(node.axis(a, rank) for a in axes)
+    return None if node.int("noop_with_empty_axes", 0) else tuple(range(rank))
+
+
+def _reduce(function: Reduce, prepare: Callable[[Expr], Expr] | None = None) -> Converter:
+    def convert(node: Node) -> Expr | Value:
+        axes = reduced_axes(node)
+        if axes is None:
+            return node.value(0) if prepare is None else prepare(node.expr(0))
+        data = node.expr(0) if prepare is None else prepare(node.expr(0))
+        return function(data, axes, bool(node.int("keepdims", 1)))
+
+    return convert
+
+
+def _simple(function: Callable[..., Expr]) -> Reduce:
+    return lambda data, axes, keepdims: function(data, axis=axes, keepdims=keepdims)
+
+
+def _square(data: Expr) -> Expr:
+    return op.multiply(data, data)
+
+
+def _l2(data: Expr, axes: tuple[int, ...], keepdims: bool) -> Expr:
+    return op.sqrt(op.sum(data, axis=axes, keepdims=keepdims))
+
+
+def _log_sum(data: Expr, axes: tuple[int, ...], keepdims: bool) -> Expr:
+    return op.log(op.sum(data, axis=axes, keepdims=keepdims))
+
+
+def _log_sum_exp(data: Expr, axes: tuple[int, ...], keepdims: bool) -> Expr:
+    """max + log(sum(exp(x - max))), so that nothing overflows."""
+    largest = op.max(data, axis=axes, keepdims=True)
+    total = op.add(largest, op.log(op.sum(op.exp(op.subtract(data, largest)), axis=axes, keepdims=True)))
+    return total if keepdims else op.squeeze(total, axis=axes)
+
+
+def _arg(function: Callable[..., Expr]) -> Converter:
+    def convert(node: Node) -> Expr:
+        axis = node.axis(node.int("axis", 0), node.rank(0))
+        last = bool(node.int("select_last_index", 0))
+        found = function(node.expr(0), axis=axis, keepdims=bool(node.int("keepdims", 1)), select_last_index=last)
+        return op.cast(found, "int64")
+
+    return convert
+
+
+_ATTRIBUTES = "axes keepdims noop_with_empty_axes"
+
+# fmt: off
+ROWS = (
+    Row("ReduceSum",       _reduce(_simple(op.sum)),           attributes=_ATTRIBUTES),
+    Row("ReduceMean",      _reduce(_simple(op.mean)),          attributes=_ATTRIBUTES),
+    Row("ReduceMax",       _reduce(_simple(op.max)),           attributes=_ATTRIBUTES),
+    Row("ReduceMin",       _reduce(_simple(op.min)),           attributes=_ATTRIBUTES),
+    Row("ReduceProd",      _reduce(_simple(op.prod)),          attributes=_ATTRIBUTES),
+    Row("ReduceL1",        _reduce(_simple(op.sum), op.abs),   attributes=_ATTRIBUTES),
+    Row("ReduceL2",        _reduce(_l2, _square),              attributes=_ATTRIBUTES),
+    Row("ReduceSumSquare", _reduce(_simple(op.sum), _square),  attributes=_ATTRIBUTES),
+    Row("ReduceLogSum",    _reduce(_log_sum),                  attributes=_ATTRIBUTES),
+    Row("ReduceLogSumExp", _reduce(_log_sum_exp),              attributes=_ATTRIBUTES),
+    Row("ArgMax",          _arg(op.argmax),                    attributes="axis keepdims select_last_index"),
+    Row("ArgMin",          _arg(op.argmin),                    attributes="axis keepdims select_last_index"),
+)
+# fmt: on

@@ -1,0 +1,143 @@
+"""Operators about shapes: new views of the same elements, broadcasts, tensors made from a shape."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.value import Value, constant
+from ekiden.ir.op import Array
+from ekiden.ir.prim import PrimExpr
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import Dim, as_shape, broadcast_shape, equal, known, product
+
+
+def _identity(node: Node) -> Value:
+    return node.value(0)
+
+
+def _constant(node: Node) -> Value:
+    found = node.tensor("value")
+    if found is not None:
+        return constant(found)
+    for name, dtype in (("value_float", np.float32), ("value_int", np.int64)):
+        if node.has(name):
+            number = node.float(name, 0) if dtype is np.float32 else node.int(name)
+            return constant(np.asarray(number, dtype))
+    if node.has("value_floats"):
+        return constant(np.asarray(node.floats("value_floats"), np.float32))
+    return constant(np.asarray(node.ints("value_ints"), np.int64))
+
+
+def _shape(node: Node) -> Expr:
+    """Reached only where a dimension is unknown until run time."""
+    dims = op.shape_of(node.expr(0), dtype="int64")
+    end = node.int("end") if node.has("end") else node.rank(0)
+    return op.strided_slice(dims, begin=[node.int("start", 0)], end=[end], axes=[0])
+
+
+def _size(node: Node) -> Expr:
+    return op.ndarray_size(node.expr(0), dtype="int64")
+
+
+def _reshape(node: Node) -> Expr:
+    return op.reshape(node.expr(0), node.dims(1, "shape"), allowzero=bool(node.int("allowzero", 0)))
+
+
+def _flatten(node: Node) -> Expr:
+    shape = node.shape(0)
+    axis = node.int("axis", 1)
+    at = axis + len(shape) if axis < 0 else axis
+    if not 0 <= at <= len(shape):
+        node.unsupported(f"attribute 'axis' must be in [{-len(shape)}, {len(shape)}], got {axis}")
+    return op.reshape(node.expr(0), (product(shape[:at]), product(shape[at:])), allowzero=True)
+
+
+def _axes(node: Node) -> tuple[int, ...] | None:
+    if node.has("axes"):
+        return node.ints("axes")
+    return None if node.optional(1) is None else node.axes(1)
+
+
+def _squeeze(node: Node) -> Expr:
+    axes = _axes(node)
+    if axes is None and any(known(d) is None for d in node.shape(0)):
+        node.unsupported("'axes' must be given where the shape is symbolic")
+    if axes is None:
+        axes = tuple(i for i, d in enumerate(node.shape(0)) if known(d) == 1)
+    return op.squeeze(node.expr(0), axis=[node.axis(a, node.rank(0)) for a in axes])
+
+
+def _unsqueeze(node: Node) -> Expr:
+    axes = _axes(node)
+    if axes is None:
+        node.unsupported("'axes' is missing")
+    data, rank = node.expr(0), node.rank(0) + len(axes)
+    for axis in sorted(node.axis(a, rank) for a in axes):
+        data = op.expand_dims(data, axis=axis)
+    return data
+
+
+def _expand(node: Node) -> Expr | Value:
+    wanted = as_shape(node.dims(1, "shape"))
+    shape = node.shape(0)
+    for a, b in zip(reversed(shape), reversed(wanted), strict=False):
+        node.scope.broadcasts(a, b)
+    found = broadcast_shape(shape, wanted)
+    if found is None:
+        node.unsupported(f"shape {shape!r} does not broadcast to {wanted!r}")
+    return broadcast(node.value(0), node, found)
+
+
+def broadcast(value: Value, node: Node, shape: tuple[PrimExpr, ...]) -> Expr | Value:
+    """`value` with that shape; itself if it has it."""
+    have = value.type.shape
+    if len(have) == len(shape) and all(equal(a, b) for a, b in zip(have, shape, strict=True)):
+        return value
+    return op.broadcast_to(node.scope.expr(value), shape)
+
+
+def _constant_of_shape(node: Node) -> Expr:
+    fill = node.tensor("value")
+    number = np.zeros((), np.float32) if fill is None else fill.reshape(())
+    shape = node.dims(0, "input")
+    return op.full(const(number), shape, dtype="bool" if number.dtype == np.bool_ else str(number.dtype))
+
+
+def _bound(node: Node, index: int, what: str) -> Dim | float:
+    values: Array | None = node.value(index).array
+    if values is not None and values.dtype.kind == "f":
+        return float(values.item())
+    return node.dims(index, what)[0]
+
+
+def _range(node: Node) -> Expr:
+    start, limit, step = (_bound(node, i, what) for i, what in enumerate(("start", "limit", "delta")))
+    if isinstance(step, PrimExpr):
+        node.unsupported("'delta' must be constant")
+    return op.arange(start, limit, step, dtype=node.dtype(0))
+
+
+def _tile(node: Node) -> Expr:
+    return op.tile(node.expr(0), node.dims(1, "repeats"))
+
+
+
+
+# fmt: off
+ROWS = (
+    Row("Identity",        _identity),
+    Row("Constant",        _constant, attributes="value value_float value_floats value_int value_ints"),
+    Row("Shape",           _shape, attributes="start end"),
+    Row("Size",            _size),
+    Row("Reshape",         _reshape, since=5, attributes="allowzero"),
+    Row("Flatten",         _flatten, attributes="axis"),
+    Row("Squeeze",         _squeeze, attributes="axes"),
+    Row("Unsqueeze",       _unsqueeze, attributes="axes"),
+    Row("Expand",          _expand, since=8),
+    Row("ConstantOfShape", _constant_of_shape, since=9, attributes="value"),
+    Row("Range",           _range, since=11),
+    Row("Tile",            _tile, since=6),
+)
+# fmt: on

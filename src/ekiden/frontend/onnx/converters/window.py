@@ -1,0 +1,68 @@
+"""Geometry that convolution and pooling share: kernels, strides, explicit and automatic padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ekiden.frontend.onnx.node import Node
+from ekiden.ir.dtype import is_float
+from ekiden.ir.prim import PrimExpr
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import Dim, as_dim, ceil_div, known, maximum, tidy
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Sizes by spatial axis; `before` and `after` are padding, symbolic where auto_pad meets a symbolic extent."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[Dim, ...]
+    after: tuple[Dim, ...]
+
+    @property
+    def padding(self) -> tuple[int, ...] | None:
+        """Padding before each axis, then after each; None if it is symbolic."""
+        numbers = [known(p) for p in (*self.before, *self.after)]
+        return None if None in numbers else tuple(n for n in numbers if n is not None)
+
+
+def read_window(node: Node, kernel: Sequence[int]) -> Window:
+    """The window of a node over the spatial axes of its first input."""
+    rank = len(kernel)
+    if node.rank(0) != rank + 2:
+        node.unsupported(f"the kernel has {rank} axes; expected {node.rank(0) - 2} for an input of rank {node.rank(0)}")
+    strides = node.ints("strides", (1,) * rank)
+    dilations = node.ints("dilations", (1,) * rank)
+    auto = node.string("auto_pad", "NOTSET")
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        totals = [_same(d, k, s, e) for d, k, s, e in zip(node.shape(0)[2:], kernel, strides, dilations, strict=True)]
+        small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
+        before, after = (small, large) if auto == "SAME_UPPER" else (large, small)
+    else:
+        pads = node.ints("pads", (0,) * 2 * rank) if auto == "NOTSET" else (0,) * 2 * rank
+        before, after = [as_dim(p) for p in pads[:rank]], [as_dim(p) for p in pads[rank:]]
+    return Window(tuple(kernel), strides, dilations, _plain(before), _plain(after))
+
+
+def _plain(dims: Sequence[PrimExpr]) -> tuple[Dim, ...]:
+    return tuple(d if (n := known(tidy(d))) is None else n for d in dims)
+
+
+def _same(extent: PrimExpr, kernel: int, stride: int, dilation: int) -> PrimExpr:
+    """All padding of an axis so that the result has extent / stride elements, rounded up."""
+    reach = (kernel - 1) * dilation + 1
+    if stride == 1:
+        return as_dim(reach - 1)
+    return tidy(maximum((ceil_div(extent, stride) - 1) * stride + reach - extent, 0))
+
+
+def padded(node: Node, data: Expr, window: Window, fill: float) -> Expr:
+    """`data` with the symbolic padding of a window as a tensor operation."""
+    zero = as_dim(0)
+    widths: list[tuple[Dim, Dim]] = [(zero, zero), (zero, zero), *zip(window.before, window.after, strict=True)]
+    value = fill if is_float(node.dtype(0)) else int(fill)
+    return op.nn.pad(data, widths, const(value, node.dtype(0)))

@@ -1,0 +1,136 @@
+"""Reading a model file and checking what an import relies on: that it is one, its opsets, its names, its order."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from ekiden.frontend.onnx.node import describe
+from ekiden.runtime.errors import ImportModelError, UnsupportedError
+
+OLDEST, NEWEST = 7, 24
+"""The opsets of the default domain that converters are written for."""
+
+Source = str | os.PathLike[str] | bytes | onnx.ModelProto
+
+
+def read_model(source: Source) -> tuple[onnx.ModelProto, str]:
+    """The parsed model and its name for messages.
+
+    Raises ImportModelError for a file that is missing, cut short or no ONNX model.
+    """
+    if isinstance(source, onnx.ModelProto):
+        return _checked(source, "model"), "model"
+    if isinstance(source, bytes):
+        return _checked(_parse(source, "model"), "model"), "model"
+    path = Path(source)
+    label = f"model {path.name!r}"
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ImportModelError(f"import {label}: cannot read {str(path)!r}: {error.strerror}") from error
+    model = _checked(_parse(data, label), label)
+    _load_external_data(model, path, label)
+    return model, label
+
+
+def _parse(data: bytes, label: str) -> onnx.ModelProto:
+    try:
+        return onnx.ModelProto.FromString(data)
+    except DecodeError as error:
+        raise ImportModelError(
+            f"import {label}: expected an ONNX model, got {len(data)} bytes that do not parse as one (another format, or cut short)"
+        ) from error
+
+
+def _load_external_data(model: onnx.ModelProto, path: Path, label: str) -> None:
+    try:
+        onnx.external_data_helper.load_external_data_for_model(model, str(path.parent))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ImportModelError(f"import {label}: cannot read the weights that lie beside it: {error}") from error
+
+
+def _checked(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
+    if not model.HasField("graph") or not (model.graph.node or model.graph.output):
+        raise ImportModelError(f"import {label}: expected an ONNX model, got one without a graph (another format, or cut short)")
+    if not model.opset_import:
+        raise ImportModelError(f"import {label}: expected an 'opset_import', got none (cut short?)")
+    if model.graph.sparse_initializer:
+        names = ", ".join(repr(s.values.name) for s in model.graph.sparse_initializer)
+        raise UnsupportedError(f"import {label}: sparse initializers are not supported: {names}")
+    return onnx.inliner.inline_local_functions(model) if model.functions else model
+
+
+def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str, int]:
+    """Version of each domain's operators; the default domain is "". Raises UnsupportedError for ones outside the known range."""
+    found = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+    if override is not None:
+        found[""] = override
+    version = found.get("", NEWEST)
+    if not OLDEST <= version <= NEWEST:
+        raise UnsupportedError(f"import {label}: expected an opset from {OLDEST} to {NEWEST}, got {version}")
+    return found
+
+
+def check_names(graph: onnx.GraphProto, label: str) -> None:
+    """Raise ImportModelError when two tensors have one name, or a node reads one that nothing makes."""
+    weights = {t.name for t in graph.initializer}
+    inputs = [i.name for i in graph.input]
+    made = [o for n in graph.node for o in n.output if o]
+    counts = Counter([*inputs, *(w for w in weights if w not in set(inputs)), *made])
+    twice = [repr(name) for name, count in counts.items() if count > 1]
+    twice += [repr(name) for name, count in Counter(t.name for t in graph.initializer).items() if count > 1]
+    if twice:
+        raise ImportModelError(f"import {label}: every tensor must be made once, but {', '.join(twice)} are made more than once")
+    missing = list(_missing(graph, set(counts)))
+    if missing:
+        raise ImportModelError(f"import {label}: expected an initializer, input or node for each tensor; missing: {'; '.join(missing)}")
+
+
+def _missing(graph: onnx.GraphProto, made: set[str]) -> Iterator[str]:
+    for node in graph.node:
+        for name in node.input:
+            if name and name not in made:
+                yield f"{name!r}, input of {describe(node)}"
+    for output in graph.output:
+        if output.name not in made:
+            yield f"{output.name!r}, output of the model"
+
+
+def sorted_nodes(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
+    """The nodes that outputs need, each after its producers. Raises ImportModelError naming the nodes of a cycle."""
+    producer = {o: i for i, n in enumerate(graph.node) for o in n.output if o}
+    order: list[onnx.NodeProto] = []
+    state: dict[int, bool] = {}  # False while open, True when done
+    for root in _producers(producer, (o.name for o in graph.output)):
+        stack = [root]
+        while stack:
+            at = stack[-1]
+            if at in state:
+                stack.pop()
+                if not state[at]:
+                    state[at] = True
+                    order.append(graph.node[at])
+                continue
+            state[at] = False
+            for each in _producers(producer, graph.node[at].input):
+                if state.get(each) is False:
+                    _report_cycle(graph, stack, state, each, label)
+                if each not in state:
+                    stack.append(each)
+    return order
+
+
+def _producers(producer: dict[str, int], names: Iterable[str]) -> list[int]:
+    return [producer[n] for n in names if n in producer]
+
+
+def _report_cycle(graph: onnx.GraphProto, stack: list[int], state: dict[int, bool], start: int, label: str) -> None:
+    loop = [i for i in stack[stack.index(start) :] if state.get(i) is False]
+    path = " -> ".join(describe(graph.node[i]) for i in [start, *reversed(loop)])
+    raise ImportModelError(f"import {label}: the graph must have no cycle, got {path}")

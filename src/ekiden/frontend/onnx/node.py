@@ -1,0 +1,205 @@
+"""A node of the model as converters see it: checked attributes, inputs as values, and ways to say what is unsupported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeAlias
+
+import numpy as np
+import onnx
+
+from ekiden.frontend.onnx.scope import Scope
+from ekiden.frontend.onnx.unsupported import Unsupported
+from ekiden.frontend.onnx.value import Value
+from ekiden.ir.op import Array
+from ekiden.ir.type import TensorType
+from ekiden.relay.expr import Expr
+from ekiden.topi.shape import Dim, Shape
+
+Attribute: TypeAlias = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | Array
+Result: TypeAlias = Expr | Value | Sequence[Expr | Value | None]
+Converter: TypeAlias = Callable[["Node"], Result]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the converter table.
+
+    since: the first opset whose meaning `convert` has; the row of an operator with the highest `since` not above the opset
+    of the node's schema is taken. attributes: the names it understands, separated by blanks. values: attribute -> what it
+    may be, where not everything is supported.
+    """
+
+    op_type: str
+    convert: Converter
+    since: int = 1
+    attributes: str = ""
+    values: Mapping[str, tuple[Attribute, ...]] = field(default_factory=dict)
+    domain: str = ""
+
+
+def describe(proto: onnx.NodeProto) -> str:
+    """`Conv 'layer1/conv'`; a node without a name goes by its first output."""
+    name = proto.name or next(filter(None, proto.output), "")
+    kind = f"{proto.domain}::{proto.op_type}" if proto.domain not in ("", "ai.onnx") else proto.op_type
+    return f"{kind} '{name}'"
+
+
+def read_attribute(proto: onnx.AttributeProto) -> Attribute:
+    """An attribute as a Python value. Raises Unsupported for graphs, sparse tensors, types and the like."""
+    kinds = onnx.AttributeProto
+    match proto.type:
+        case kinds.INT:
+            return int(proto.i)
+        case kinds.FLOAT:
+            return float(proto.f)
+        case kinds.STRING:
+            return proto.s.decode("utf-8", "replace")
+        case kinds.INTS:
+            return tuple(proto.ints)
+        case kinds.FLOATS:
+            return tuple(proto.floats)
+        case kinds.STRINGS:
+            return tuple(s.decode("utf-8", "replace") for s in proto.strings)
+        case kinds.TENSOR:
+            return onnx.numpy_helper.to_array(proto.t)
+    raise Unsupported(f"attribute {proto.name!r} has the unsupported kind {kinds.AttributeType.Name(proto.type)}")
+
+
+class Node:
+    """What a converter is given. Inputs that are absent are None."""
+
+    def __init__(
+        self,
+        proto: onnx.NodeProto,
+        opset: int,
+        attributes: Mapping[str, Attribute],
+        inputs: Sequence[Value | None],
+        scope: Scope,
+    ) -> None:
+        self.proto = proto
+        self.opset = opset
+        self.inputs = list(inputs)
+        self.scope = scope
+        self._attributes = attributes
+
+    @property
+    def op_type(self) -> str:
+        """The operator's name."""
+        return self.proto.op_type
+
+    def unsupported(self, reason: str) -> NoReturn:
+        """Give up on this node; `reason` follows the node's name in the error."""
+        raise Unsupported(reason)
+
+    # Attributes: each reader gives the default when the attribute is absent.
+
+    def has(self, name: str) -> bool:
+        """Whether the node sets an attribute."""
+        return name in self._attributes
+
+    def int(self, name: str, default: int = 0) -> int:
+        """An integer attribute."""
+        found = self._attributes.get(name, default)
+        return found if isinstance(found, int) else self._bad(name, "an integer", found)
+
+    def float(self, name: str, default: float | np.float32) -> float:
+        """A float attribute: the nearest float32, as the model holds it."""
+        found = self._attributes.get(name, default)
+        return float(found) if isinstance(found, (int, float, np.floating)) else self._bad(name, "a float", found)
+
+    def string(self, name: str, default: str) -> str:
+        """A string attribute."""
+        found = self._attributes.get(name, default)
+        return found if isinstance(found, str) else self._bad(name, "a string", found)
+
+    def ints(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        """A list of integers. Without a default the attribute must be there."""
+        found = self._attributes.get(name, default)
+        if not isinstance(found, tuple) or not all(isinstance(v, int) for v in found):
+            self._bad(name, "a list of integers", found)
+        return tuple(v for v in found if isinstance(v, int))
+
+    def floats(self, name: str) -> tuple[float, ...]:
+        """A list of floats that must be there."""
+        found = self._attributes.get(name)
+        if not isinstance(found, tuple) or not all(isinstance(v, (int, float)) for v in found):
+            self._bad(name, "a list of floats", found)
+        return tuple(float(v) for v in found if isinstance(v, (int, float)))
+
+    def tensor(self, name: str) -> Array | None:
+        """A tensor attribute, or None."""
+        found = self._attributes.get(name)
+        return found if isinstance(found, np.ndarray) else None
+
+    def _bad(self, name: str, expected: str, found: object) -> NoReturn:
+        came = "nothing" if found is None else repr(found)
+        raise Unsupported(f"attribute {name!r} must be {expected}, got {came}")
+
+    # Inputs.
+
+    def optional(self, index: int) -> Value | None:
+        """An input, or None if it is absent."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def value(self, index: int) -> Value:
+        """An input that must be there."""
+        found = self.optional(index)
+        return self.unsupported(f"input {index} is missing") if found is None else found
+
+    def expr(self, index: int) -> Expr:
+        """An input as an expression."""
+        return self.scope.expr(self.value(index))
+
+    def exprs(self) -> list[Expr]:
+        """All inputs as expressions."""
+        return [self.expr(i) for i in range(len(self.inputs))]
+
+    def type(self, index: int) -> TensorType:
+        """The type of an input."""
+        return self.value(index).type
+
+    def shape(self, index: int) -> Shape:
+        """The shape of an input."""
+        return self.type(index).shape
+
+    def rank(self, index: int) -> int:
+        """The rank of an input."""
+        return len(self.shape(index))
+
+    def dtype(self, index: int) -> str:
+        """The dtype of an input."""
+        return self.type(index).dtype
+
+    def numbers(self, index: int, what: str) -> Array:
+        """An input that must be constant; `what` names it in the error."""
+        found = self.value(index).array
+        return self.unsupported(f"{what!r} must be constant") if found is None else found
+
+    def axes(self, index: int, what: str = "axes") -> tuple[int, ...]:
+        """A constant input of integers."""
+        return tuple(int(v) for v in self.numbers(index, what).ravel())
+
+    def dims(self, index: int, what: str) -> tuple[Dim, ...]:
+        """An input of integers that are numbers or expressions of the input shapes."""
+        found = self.value(index)
+        if not found.is_known:
+            self.unsupported(f"{what!r} depends on data; only shapes that follow from the input shapes are supported")
+        return found.dims()
+
+    def axis(self, axis: int, rank: int) -> int:
+        """`axis` counted from the front."""
+        if not -rank <= axis < rank:
+            self.unsupported(f"axis {axis} is out of range for rank {rank}")
+        return axis + rank if axis < 0 else axis
+
+    # Expressions under construction.
+
+    def typed(self, expr: Expr) -> TensorType:
+        """The type of an expression that is being built."""
+        return self.scope.typed(expr)
+
+    def wants(self, index: int) -> bool:
+        """Whether an output is used by anyone."""
+        return index < len(self.proto.output) and self.proto.output[index] in self.scope.used

@@ -1,0 +1,23 @@
+"""The converter table: (domain, operator) -> its rows, made of the rows of each family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ekiden.frontend.onnx.converters import convolution, elementwise, linear, movement, norm, pool, reduction, shape
+from ekiden.frontend.onnx.node import Row
+
+FAMILIES = (elementwise, reduction, shape, movement, linear, convolution, pool, norm)
+
+
+def _table(rows: Iterable[Row]) -> Mapping[tuple[str, str], tuple[Row, ...]]:
+    found: dict[tuple[str, str], tuple[Row, ...]] = {}
+    for row in rows:
+        key = (row.domain, row.op_type)
+        have = found.get(key, ())
+        assert all(r.since != row.since for r in have), f"{key} since {row.since} has two rows"
+        found[key] = (*have, row)
+    return found
+
+
+TABLE = _table(row for family in FAMILIES for row in family.ROWS)

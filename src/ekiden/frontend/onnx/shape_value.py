@@ -1,0 +1,352 @@
+"""Shape arithmetic at import: nodes whose inputs are known, as numbers or as expressions of dimensions, are evaluated here.
+
+An evaluator gets the node and the elements of its inputs (NumPy arrays, or object arrays of PrimExpr) and gives the elements
+of its output, or None to leave the node to its converter.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ekiden.arith import Analyzer
+from ekiden.frontend.onnx.dtype import from_onnx_dtype
+from ekiden.frontend.onnx.node import Node
+from ekiden.frontend.onnx.unsupported import Unsupported
+from ekiden.frontend.onnx.value import Value, known
+from ekiden.ir import prim
+from ekiden.ir.dtype import is_float, is_int, to_numpy
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.op import Array
+from ekiden.ir.prim import PrimExpr
+from ekiden.topi.shape import infer_reshape
+
+SMALL = 1024
+"""The most elements that are evaluated at import; more is left to constant folding."""
+
+Evaluator = Callable[[Node, Sequence[Array]], Array | None]
+Scalar = Callable[..., object]
+
+
+def evaluate(node: Node) -> Value | None:
+    """The output of a node that is known at import; None if it has to be computed at run time."""
+    if node.op_type == "Shape":
+        return _shape(node)
+    if node.op_type == "Size":
+        return _size(node)
+    rule = EVALUATORS.get(node.op_type)
+    present = [v for v in node.inputs if v is not None]
+    if rule is None or not present or not all(v.is_known for v in present):
+        return None
+    if node.op_type not in VIEWS and sum(v.elements.size for v in present) > SMALL:
+        return None
+    found = rule(node, [v.elements for v in present])
+    return None if found is None else known(found, _result_dtype(node, present, found))
+
+
+def _result_dtype(node: Node, inputs: Sequence[Value], found: Array) -> str:
+    if node.op_type in PREDICATES:
+        return "bool"
+    if node.op_type == "Cast":
+        return from_onnx_dtype(node.int("to"))
+    if node.op_type == "ConstantOfShape":
+        return str(found.dtype)
+    return inputs[1 if node.op_type == "Where" else 0].type.dtype
+
+
+def _shape(node: Node) -> Value | None:
+    shape = node.shape(0)
+    if any(isinstance(d, prim.AnyDim) for d in shape):
+        return None
+    return known(np.array(shape[node.int("start", 0) : _end(node)], object), "int64")
+
+
+def _end(node: Node) -> int | None:
+    return node.int("end") if node.has("end") else None
+
+
+def _size(node: Node) -> Value | None:
+    total: PrimExpr = prim.const(1)
+    for each in node.shape(0):
+        total = total * each
+    if any(isinstance(d, prim.AnyDim) for d in node.shape(0)):
+        return None
+    return known(np.array(total, object), "int64")
+
+
+# Element by element.
+
+
+def _elementwise(numeric: Callable[..., Array], symbolic: Scalar) -> Evaluator:
+    def rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+        if all(i.dtype != np.object_ for i in inputs):
+            with np.errstate(all="ignore"):
+                return np.asarray(numeric(*inputs))
+        lifted = [_lift(i) for i in inputs]
+        return np.asarray(np.frompyfunc(symbolic, len(lifted), 1)(*lifted), object)
+
+    return rule
+
+
+def _folded(numeric: Callable[..., Array], symbolic: Scalar) -> Evaluator:
+    """As `_elementwise`, over any number of inputs from the left."""
+    pair = _elementwise(numeric, symbolic)
+
+    def rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+        total: Array | None = inputs[0]
+        for each in inputs[1:]:
+            total = None if total is None else pair(node, [total, each])
+        return total
+
+    return rule
+
+
+def _lift(values: Array) -> Array:
+    """Numbers as expressions; integers of any width are int64."""
+    if values.dtype == np.object_:
+        return values
+    dtype = "bool" if values.dtype == np.bool_ else "int64" if values.dtype.kind in "iu" else str(values.dtype)
+    lifted = np.empty(values.shape, object)
+    for at, each in np.ndenumerate(values):
+        lifted[at] = prim.const(each.item(), dtype)
+    return lifted
+
+
+def _numeric_divide(a: Array, b: Array) -> Array:
+    if a.dtype.kind not in "iu":
+        return np.asarray(np.divide(a, b, dtype=a.dtype))  # type: ignore[call-overload]
+    quotient = np.abs(a) // np.maximum(np.abs(b), 1)
+    return np.asarray(np.where((a < 0) == (b < 0), quotient, -quotient), a.dtype)
+
+
+def _symbolic_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """Floor division where both sides are known not to be negative: there it is C's division, and simplifies further."""
+    if is_int(a.dtype) and _not_negative(a) and _not_negative(b):
+        return a // b
+    return a / b
+
+
+def _not_negative(value: PrimExpr) -> bool:
+    return Analyzer().const_int_bound(value)[0] >= 0
+
+
+def _compare(kind: type[prim.BinaryExpr]) -> Scalar:
+    def rule(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        condition = prim.binary(kind, a, b)
+        analyzer = Analyzer()
+        if is_float(a.dtype) or prim.is_const(condition):
+            return condition
+        if analyzer.can_prove(condition):
+            return prim.const(True)
+        opposite = prim.binary(_OPPOSITE[kind], a, b)
+        return prim.const(False) if analyzer.can_prove(opposite) else condition
+
+    return rule
+
+
+_OPPOSITE = {
+    prim.EQ: prim.NE, prim.NE: prim.EQ, prim.LT: prim.GE, prim.GE: prim.LT, prim.GT: prim.LE, prim.LE: prim.GT,
+}  # fmt: skip
+
+
+def _select(condition: PrimExpr, x: PrimExpr, y: PrimExpr) -> PrimExpr:
+    if prim.is_const(condition):
+        return y if prim.is_const(condition, 0) else x
+    return prim.Select(condition, x, y, x.dtype)
+
+
+def _not(value: PrimExpr) -> PrimExpr:
+    if prim.is_const(value):
+        return prim.const(prim.is_const(value, 0))
+    return prim.Not(value)
+
+
+def _intrinsic(name: str) -> Scalar:
+    return lambda x: call_intrin(name, x)
+
+
+def _cast(node: Node, inputs: Sequence[Array]) -> Array | None:
+    (values,) = inputs
+    dtype = from_onnx_dtype(node.int("to"))
+    if values.dtype != np.object_:
+        with np.errstate(invalid="ignore"):
+            return values.astype(to_numpy(dtype))
+    if not (is_int(dtype) or is_float(dtype) or dtype == "bool"):
+        return None
+    wanted = "int64" if is_int(dtype) else dtype
+    return np.asarray(np.frompyfunc(lambda e: prim.cast(e, wanted), 1, 1)(values), object)
+
+
+# Moving elements.
+
+
+def _axis(node: Node, rank: int) -> int:
+    return node.axis(node.int("axis", 0), rank)
+
+
+def _constant_axes(node: Node, inputs: Sequence[Array]) -> tuple[int, ...] | None:
+    """Axes from the attribute (opset < 13) or the second input."""
+    if node.has("axes"):
+        return node.ints("axes")
+    if len(inputs) < 2:
+        return None
+    if inputs[1].dtype == np.object_:
+        raise Unsupported("'axes' must be constant")
+    return tuple(int(a) for a in inputs[1].ravel())
+
+
+def _gather(node: Node, inputs: Sequence[Array]) -> Array | None:
+    data, indices = inputs
+    if indices.dtype == np.object_:
+        return None
+    axis = _axis(node, data.ndim)
+    extent = data.shape[axis]
+    if indices.size and not (-extent <= indices.min() and indices.max() < extent):
+        raise Unsupported(f"index {int(indices.max())} is out of range for an axis of extent {extent}")
+    return np.asarray(np.take(data, indices, axis=axis))
+
+
+def _slice(node: Node, inputs: Sequence[Array]) -> Array | None:
+    if any(i.dtype == np.object_ for i in inputs[1:]):
+        return None
+    data = inputs[0]
+    if node.has("starts"):
+        starts, ends = node.ints("starts"), node.ints("ends")
+        axes, steps = node.ints("axes", tuple(range(len(starts)))), (1,) * len(starts)
+    else:
+        starts, ends = (tuple(int(v) for v in i) for i in inputs[1:3])
+        axes = tuple(int(v) for v in inputs[3]) if len(inputs) > 3 else tuple(range(len(starts)))
+        steps = tuple(int(v) for v in inputs[4]) if len(inputs) > 4 else (1,) * len(starts)
+    windows = [slice(None)] * data.ndim
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        at = node.axis(axis, data.ndim)
+        stop = None if step < 0 and end < -data.shape[at] else end
+        windows[at] = slice(start, stop, step)
+    return data[tuple(windows)]
+
+
+def _concat(node: Node, inputs: Sequence[Array]) -> Array | None:
+    if any(i.dtype == np.object_ for i in inputs):
+        inputs = [_lift(i) for i in inputs]
+    return np.concatenate(inputs, axis=_axis(node, inputs[0].ndim))
+
+
+def _unsqueeze(node: Node, inputs: Sequence[Array]) -> Array | None:
+    axes = _constant_axes(node, inputs)
+    return None if axes is None else np.expand_dims(inputs[0], axes)
+
+
+def _squeeze(node: Node, inputs: Sequence[Array]) -> Array | None:
+    return np.squeeze(inputs[0], _constant_axes(node, inputs))
+
+
+def _reshape(node: Node, inputs: Sequence[Array]) -> Array | None:
+    data, wanted = inputs
+    if wanted.dtype == np.object_:
+        return None
+    shape = [prim.const(d) for d in data.shape]
+    found = infer_reshape(shape, [int(v) for v in wanted], bool(node.int("allowzero", 0)))
+    return data.reshape([d.value for d in found if isinstance(d, prim.IntImm)])
+
+
+def _transpose(node: Node, inputs: Sequence[Array]) -> Array | None:
+    return inputs[0].transpose(node.ints("perm", tuple(reversed(range(inputs[0].ndim)))))
+
+
+def _flatten(node: Node, inputs: Sequence[Array]) -> Array | None:
+    axis = node.int("axis", 1)
+    rows = int(np.prod(inputs[0].shape[: axis + inputs[0].ndim if axis < 0 else axis], dtype=np.int64))
+    return inputs[0].reshape(rows, inputs[0].size // rows if rows else 0)
+
+
+def _constant_of_shape(node: Node, inputs: Sequence[Array]) -> Array | None:
+    if inputs[0].dtype == np.object_:
+        return None
+    fill = node.tensor("value")
+    return np.full([int(d) for d in inputs[0]], np.float32(0) if fill is None else fill.ravel()[0])
+
+
+def _expand(node: Node, inputs: Sequence[Array]) -> Array | None:
+    data, wanted = inputs
+    if wanted.dtype == np.object_:
+        return None
+    shape = np.broadcast_shapes(data.shape, tuple(int(v) for v in wanted))
+    return np.broadcast_to(data, shape) if np.prod(shape) <= SMALL else None
+
+
+def _tile(node: Node, inputs: Sequence[Array]) -> Array | None:
+    data, times = inputs
+    if times.dtype == np.object_ or data.size * np.prod(times) > SMALL:
+        return None
+    return np.tile(data, [int(t) for t in times])
+
+
+def _range(node: Node, inputs: Sequence[Array]) -> Array | None:
+    if any(i.dtype == np.object_ for i in inputs):
+        return None
+    start, limit, step = (i.item() for i in inputs)
+    found = np.arange(start, limit, step, dtype=inputs[0].dtype)
+    return found if found.size <= SMALL else None
+
+
+def _reduce(function: Scalar) -> Evaluator:
+    def rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+        data, axes = inputs[0], _constant_axes(node, inputs)
+        if data.ndim != 1 or axes not in (None, (0,), (-1,), ()) or not data.size:
+            return None
+        if not axes and node.int("noop_with_empty_axes", 0):
+            return data
+        total = _lift(data)[0]
+        for each in _lift(data)[1:]:
+            total = function(total, each)
+        return np.full((1,) if node.int("keepdims", 1) else (), total, object)
+
+    return rule
+
+
+VIEWS = frozenset(("Identity", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Flatten", "ConstantOfShape"))
+"""Cheap for any size: no elements are copied (ConstantOfShape makes a weight)."""
+PREDICATES = frozenset(("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or"))
+
+# fmt: off
+EVALUATORS: Mapping[str, Evaluator] = {
+    "Add":             _elementwise(np.add, operator.add),
+    "Sub":             _elementwise(np.subtract, operator.sub),
+    "Mul":             _elementwise(np.multiply, operator.mul),
+    "Div":             _elementwise(_numeric_divide, _symbolic_divide),
+    "Neg":             _elementwise(np.negative, operator.neg),
+    "Min":             _folded(np.minimum, prim.minimum),
+    "Max":             _folded(np.maximum, prim.maximum),
+    "Equal":           _elementwise(np.equal, _compare(prim.EQ)),
+    "Less":            _elementwise(np.less, _compare(prim.LT)),
+    "LessOrEqual":     _elementwise(np.less_equal, _compare(prim.LE)),
+    "Greater":         _elementwise(np.greater, _compare(prim.GT)),
+    "GreaterOrEqual":  _elementwise(np.greater_equal, _compare(prim.GE)),
+    "Not":             _elementwise(np.logical_not, _not),
+    "And":             _elementwise(np.logical_and, prim.logical_and),
+    "Where":           _elementwise(np.where, _select),
+    "Floor":           _elementwise(np.floor, _intrinsic("floor")),
+    "Ceil":            _elementwise(np.ceil, _intrinsic("ceil")),
+    "Sqrt":            _elementwise(np.sqrt, _intrinsic("sqrt")),
+    "Cast":            _cast,
+    "Identity":        lambda node, inputs: inputs[0],
+    "Gather":          _gather,
+    "Slice":           _slice,
+    "Concat":          _concat,
+    "Unsqueeze":       _unsqueeze,
+    "Squeeze":         _squeeze,
+    "Reshape":         _reshape,
+    "Transpose":       _transpose,
+    "Flatten":         _flatten,
+    "ConstantOfShape": _constant_of_shape,
+    "Expand":          _expand,
+    "Tile":            _tile,
+    "Range":           _range,
+    "ReduceProd":      _reduce(operator.mul),
+    "ReduceSum":       _reduce(operator.add),
+    "ReduceMax":       _reduce(prim.maximum),
+    "ReduceMin":       _reduce(prim.minimum),
+}
+# fmt: on
