@@ -1,0 +1,1 @@
+"""Code generators: from lowered loop programs to code."""

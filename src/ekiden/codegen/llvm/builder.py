@@ -1,0 +1,180 @@
+"""Writes the text of one LLVM function: fresh names, blocks, and value numbering within scopes.
+
+Operands are strings ("%v7", "42", "splat (float 0x...)"); their data type is passed beside them. An instruction without
+effects is written once: asking for the same text again inside the scope where it was written gives the same value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ekiden.codegen.llvm.types import constant, register_type, suffix
+from ekiden.ir import dtype as dt
+
+Operand = str
+Arguments = Sequence[tuple[str, Operand]]
+
+
+class Module:
+    """What functions of one module share: declarations, string constants, finished functions."""
+
+    def __init__(self) -> None:
+        self.declarations: dict[str, str] = {}
+        self.strings: dict[bytes, str] = {}
+        self.functions: list[str] = []
+        self._names: dict[str, int] = {}
+
+    def declare(self, name: str, result: str, arguments: Sequence[str]) -> None:
+        """Declare an outside function once."""
+        self.declarations.setdefault(name, f"declare {result} @{name}({', '.join(arguments)})")
+
+    def string(self, text: str) -> Operand:
+        """A pointer to a zero-terminated constant string."""
+        data = text.encode() + b"\0"
+        return self.strings.setdefault(data, f"@.str.{len(self.strings)}")
+
+    def unique(self, name: str) -> str:
+        """A function name not used before in this module."""
+        count = self._names[name] = self._names.get(name, -1) + 1
+        return f"{name}.{count}"
+
+    def text(self, head: Sequence[str]) -> str:
+        """The module as LLVM IR."""
+        strings = [
+            f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{_escape(data)}"'
+            for data, name in self.strings.items()
+        ]
+        return "\n".join([*head, *strings, *self.functions, *self.declarations.values(), ""])
+
+
+def _escape(data: bytes) -> str:
+    plain = range(32, 127)
+    return "".join(chr(c) if c in plain and chr(c) not in '"\\' else f"\\{c:02X}" for c in data)
+
+
+class Builder:
+    """The instructions of one function, in order. `block` is the label of the block being written."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.entry: list[str] = []
+        self.lines: list[str] = []
+        self.block = "entry"
+        self._scopes: list[dict[str, Operand]] = [{}]
+        self._count = 0
+        self._memory = 0
+
+    # blocks
+
+    def fresh(self, hint: str = "v") -> str:
+        """A new local name without its percent sign."""
+        self._count += 1
+        return f"{hint}{self._count}"
+
+    def start(self, label: str) -> None:
+        """Begin a block; the one before must have been ended by a branch or return."""
+        self.lines.append(f"{label}:")
+        self.block = label
+
+    def branch(self, label: str) -> None:
+        """End the block with a jump."""
+        self.effect(f"br label %{label}")
+
+    def branch_if(self, condition: Operand, then: str, otherwise: str) -> None:
+        """End the block with a two-way jump."""
+        self.effect(f"br i1 {condition}, label %{then}, label %{otherwise}")
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Values written inside do not dominate what follows and are forgotten at the end."""
+        self._scopes.append({})
+        try:
+            yield
+        finally:
+            self._scopes.pop()
+
+    # instructions
+
+    def effect(self, text: str) -> None:
+        """An instruction without a value."""
+        self.lines.append(f"  {text}")
+
+    def value(self, text: str, hint: str = "v") -> Operand:
+        """An instruction that must stay where it is."""
+        name = f"%{self.fresh(hint)}"
+        self.lines.append(f"  {name} = {text}")
+        return name
+
+    def pure(self, text: str, epoch: str = "") -> Operand:
+        """An instruction without effects, written once per scope."""
+        key = text + epoch
+        for table in reversed(self._scopes):
+            found = table.get(key)
+            if found is not None:
+                return found
+        made = self._scopes[-1][key] = self.value(text)
+        return made
+
+    def load(self, text: str) -> Operand:
+        """A load: the same as before unless memory may have changed since."""
+        return self.pure(text, f"@{self._memory}")
+
+    def touch_memory(self) -> None:
+        """Memory may have changed: loads are not reused across this point."""
+        self._memory += 1
+
+    def phi(self, dtype: str, *incoming: tuple[Operand, str]) -> Operand:
+        """A phi over (value, block) pairs."""
+        pairs = ", ".join(f"[ {value}, %{block} ]" for value, block in incoming)
+        return self.value(f"phi {register_type(dtype)} {pairs}")
+
+    def const(self, number: int | float, dtype: str) -> Operand:
+        """A constant."""
+        return constant(number, dtype)
+
+    def call(self, name: str, result: str, arguments: Arguments) -> Operand:
+        """A call of a pure intrinsic by its full name; types are data types."""
+        types = [register_type(t) for t, _ in arguments]
+        self.module.declare(name, register_type(result), types)
+        given = ", ".join(f"{t} {v}" for t, (_, v) in zip(types, arguments, strict=True))
+        return self.pure(f"call {register_type(result)} @{name}({given})")
+
+    def intrinsic(self, name: str, dtype: str, *operands: Operand) -> Operand:
+        """`llvm.<name>` overloaded on `dtype`, all operands of that type."""
+        return self.call(f"llvm.{name}.{suffix(dtype)}", dtype, [(dtype, o) for o in operands])
+
+    # arithmetic on one data type
+
+    def binary(self, opcode: str, dtype: str, a: Operand, b: Operand) -> Operand:
+        """`opcode a, b`."""
+        return self.pure(f"{opcode} {register_type(dtype)} {a}, {b}")
+
+    def compare(self, predicate: str, dtype: str, a: Operand, b: Operand) -> Operand:
+        """icmp or fcmp with LLVM's predicate; the result is bool with the lanes of `dtype`."""
+        kind = "fcmp" if dt.is_float(dtype) else "icmp"
+        return self.pure(f"{kind} {predicate} {register_type(dtype)} {a}, {b}")
+
+    def select(self, condition: Operand, dtype: str, a: Operand, b: Operand, lanes: int = 1) -> Operand:
+        """`a if condition else b`; the condition has `lanes` lanes, 1 or those of dtype."""
+        kind = register_type(dtype)
+        return self.pure(f"select {register_type(dt.with_lanes('bool', lanes))} {condition}, {kind} {a}, {kind} {b}")
+
+    def convert(self, opcode: str, source: str, target: str, a: Operand) -> Operand:
+        """A conversion instruction: zext, bitcast, sitofp, ..."""
+        if register_type(source) == register_type(target):
+            return a
+        return self.pure(f"{opcode} {register_type(source)} {a} to {register_type(target)}")
+
+    def splat(self, dtype: str, a: Operand, lanes: int) -> Operand:
+        """A scalar in every lane."""
+        if a[0] != "%":
+            return f"splat ({register_type(dtype)} {a})"
+        kind = register_type(dt.with_lanes(dtype, lanes))
+        one = self.pure(f"insertelement {kind} poison, {register_type(dtype)} {a}, i64 0")
+        return self.pure(f"shufflevector {kind} {one}, {kind} poison, <{lanes} x i32> zeroinitializer")
+
+    def any(self, mask: Operand, lanes: int) -> Operand:
+        """Whether any lane of a bool vector is true."""
+        name = f"llvm.vector.reduce.or.v{lanes}i1"
+        return self.call(name, "bool", [(dt.with_lanes("bool", lanes), mask)])

@@ -1,0 +1,113 @@
+"""Conversions between data types, as C does them, with no call of a compiler library."""
+
+from __future__ import annotations
+
+from ekiden.codegen.llvm.builder import Builder, Operand
+from ekiden.ir import dtype as dt
+
+
+def emit_cast(b: Builder, a: Operand, source: str, target: str) -> Operand:
+    """`a` converted; floats truncate towards zero, non-zero becomes True, narrower integers wrap."""
+    if source == target:
+        return a
+    lanes = dt.lanes(source)
+    start, end = dt.element(source), dt.element(target)
+
+    def typed(name: str) -> str:
+        return dt.with_lanes(name, lanes)
+
+    if end == "bool":
+        zero = b.const(0, source)
+        if start == "bfloat16":
+            return emit_cast(b, emit_cast(b, a, source, typed("float32")), typed("float32"), target)
+        return b.compare("une" if dt.is_float(start) else "ne", source, a, zero)
+    if start in ("float16", "bfloat16") and end != "float32":
+        return emit_cast(b, emit_cast(b, a, source, typed("float32")), typed("float32"), target)
+    if dt.is_float(start):
+        return _from_float(b, a, source, target) if dt.is_float(end) else _to_int(b, a, source, target)
+    if dt.is_float(end):
+        return _int_to_float(b, a, source, target)
+    return _int_to_int(b, a, source, target)
+
+
+def _int_to_int(b: Builder, a: Operand, source: str, target: str) -> Operand:
+    before, after = _bits(source), _bits(target)
+    if before == after:
+        return a
+    if after < before:
+        return b.convert("trunc", source, target, a)
+    unsigned = dt.is_unsigned(source) or dt.element(source) == "bool"
+    return b.convert("zext" if unsigned else "sext", source, target, a)
+
+
+def _bits(dtype: str) -> int:
+    return 1 if dt.element(dtype) == "bool" else dt.SCALAR_BITS[dt.element(dtype)]
+
+
+def _int_to_float(b: Builder, a: Operand, source: str, target: str) -> Operand:
+    unsigned = dt.is_unsigned(source) or dt.element(source) == "bool"
+    opcode = "uitofp" if unsigned else "sitofp"
+    if dt.element(target) in ("float16", "bfloat16"):
+        wide = dt.with_lanes("float64" if _bits(source) > 16 else "float32", dt.lanes(source))
+        return emit_cast(b, b.convert(opcode, source, wide, a), wide, target)
+    return b.convert(opcode, source, target, a)
+
+
+def _to_int(b: Builder, a: Operand, source: str, target: str) -> Operand:
+    bits = _bits(target)
+    if dt.element(target) == "uint64":
+        return _to_uint64(b, a, source, target)
+    through = "int32" if bits < 32 or dt.element(target) == "int32" else "int64"
+    wide = dt.with_lanes(through, dt.lanes(source))
+    return _int_to_int(b, b.convert("fptosi", source, wide, a), wide, target)
+
+
+def _to_uint64(b: Builder, a: Operand, source: str, target: str) -> Operand:
+    """Values from 2**63 on are converted as unsigned, others as signed (negative ones wrap)."""
+    lanes = dt.lanes(source)
+    signed = b.convert("fptosi", source, dt.with_lanes("int64", lanes), a)
+    unsigned = b.convert("fptoui", source, target, a)
+    large = b.compare("oge", source, a, b.const(2.0**63, source))
+    return b.select(large, target, unsigned, signed, lanes)
+
+
+def _from_float(b: Builder, a: Operand, source: str, target: str) -> Operand:
+    start, end, lanes = dt.element(source), dt.element(target), dt.lanes(source)
+    if start == "bfloat16":
+        wide = b.convert("zext", source, dt.with_lanes("int32", lanes), a)
+        bits = b.binary("shl", dt.with_lanes("int32", lanes), wide, b.const(16, dt.with_lanes("int32", lanes)))
+        return b.convert("bitcast", dt.with_lanes("int32", lanes), target, bits)
+    if end in ("float16", "bfloat16") and start == "float64":
+        a, source = _round_to_odd(b, a, source), dt.with_lanes("float32", lanes)
+    if end == "bfloat16":
+        return _to_bfloat16(b, a, lanes)
+    wider = dt.SCALAR_BITS[end] > dt.SCALAR_BITS[dt.element(source)]
+    return b.convert("fpext" if wider else "fptrunc", source, target, a)
+
+
+def _round_to_odd(b: Builder, a: Operand, source: str) -> Operand:
+    """float64 to float32 rounded to odd, so that rounding once more to 16 bits is exact."""
+    lanes = dt.lanes(source)
+    single, word = dt.with_lanes("float32", lanes), dt.with_lanes("int32", lanes)
+    near = b.convert("fptrunc", source, single, a)
+    back = b.convert("fpext", single, source, near)
+    inexact = b.compare("one", source, back, a)
+    away = b.compare("ogt", source, b.intrinsic("fabs", source, back), b.intrinsic("fabs", source, a))
+    bits = b.convert("bitcast", single, word, near)
+    bits = b.binary("sub", word, bits, b.convert("zext", dt.with_lanes("bool", lanes), word, away))
+    bits = b.binary("or", word, bits, b.convert("zext", dt.with_lanes("bool", lanes), word, inexact))
+    return b.convert("bitcast", word, single, bits)
+
+
+def _to_bfloat16(b: Builder, a: Operand, lanes: int) -> Operand:
+    """Round to nearest even on the bits; NaN stays a quiet NaN."""
+    single, word = dt.with_lanes("float32", lanes), dt.with_lanes("int32", lanes)
+    bits = b.convert("bitcast", single, word, a)
+    high = b.binary("lshr", word, bits, b.const(16, word))
+    odd = b.binary("and", word, high, b.const(1, word))
+    rounded = b.binary("add", word, bits, b.binary("add", word, odd, b.const(0x7FFF, word)))
+    rounded = b.binary("lshr", word, rounded, b.const(16, word))
+    quiet = b.binary("or", word, high, b.const(0x40, word))
+    nan = b.compare("uno", single, a, a)
+    chosen = b.select(nan, word, quiet, rounded, lanes)
+    return b.convert("trunc", word, dt.with_lanes("bfloat16", lanes), chosen)

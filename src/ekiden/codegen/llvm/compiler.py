@@ -1,0 +1,67 @@
+"""LLVM IR to machine code. The only file that talks to llvmlite.
+
+No IR passes run: the emitter writes SSA form and shares values itself, and measured run time is the same, at half the
+compile time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import llvmlite.binding as llvm
+
+from ekiden.codegen.llvm.emit import emit_all
+from ekiden.runtime.errors import InternalError
+from ekiden.target import Target
+from ekiden.tir.stmt import PrimFunc
+
+VERSION = f"llvmlite {'.'.join(str(n) for n in llvm.llvm_version_info)}"
+"""Part of the key under which object code is cached."""
+
+
+@functools.cache
+def _initialize() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()
+
+
+def _machine(target: Target) -> llvm.TargetMachine:
+    _initialize()
+    features = ",".join(f"+{name}" for name in target.features)
+    return llvm.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu, features=features, opt=3, reloc="pic", codemodel="small"
+    )
+
+
+def _parse(text: str) -> llvm.ModuleRef:
+    try:
+        module = llvm.parse_assembly(text)
+        module.verify()
+    except RuntimeError as error:
+        raise InternalError(f"llvm: the emitter wrote wrong code: {error}") from error
+    return module
+
+
+def compile_text(text: str, target: Target) -> bytes:
+    """LLVM IR to a relocatable ELF object."""
+    module = _parse(text)
+    data: bytes = _machine(target).emit_object(module)
+    return data
+
+
+def compile_object(funcs: Sequence[PrimFunc], target: Target) -> bytes:
+    """Lowered functions to one relocatable ELF object."""
+    return compile_text(emit_all(funcs, target), target)
+
+
+def assembly_of_text(text: str, target: Target) -> str:
+    """The machine code of LLVM IR, to read."""
+    made: str = _machine(target).emit_assembly(_parse(text))
+    return made
+
+
+def assembly(funcs: Sequence[PrimFunc], target: Target) -> str:
+    """The machine code of lowered functions, to read."""
+    return assembly_of_text(emit_all(funcs, target), target)

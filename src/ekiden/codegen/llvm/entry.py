@@ -1,0 +1,98 @@
+"""The packed entry of a kernel: checks its arguments, binds symbolic dimensions, and unpacks addresses.
+
+Offsets are those of runtime.h: ek_value (type index, payload at 8), ek_tensor (DLTensor at 24), ek_dltensor.
+"""
+
+from __future__ import annotations
+
+from ekiden.codegen.llvm.builder import Operand
+from ekiden.codegen.llvm.statement import StatementEmitter, function_text
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, Var
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import PrimFunc
+
+PARAMETERS = "ptr %self, ptr %args, i32 %nargs, ptr %ret"
+VALUE_SIZE, PAYLOAD, TENSOR_INDEX, POINTER_INDEX, TENSOR_DL = 16, 8, 70, 7, 24
+DL_DATA, DL_NDIM, DL_DTYPE, DL_SHAPE, DL_OFFSET = 0, 16, 20, 24, 40
+CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
+
+
+class EntryEmitter(StatementEmitter):
+    """Emits the function that is called as ek_packed."""
+
+    def write(self, func: PrimFunc) -> None:
+        """Emit entry and body, and add them to the module."""
+        self.b.entry = []
+        count = len(func.params)
+        right = self.b.value(f"icmp eq i32 %nargs, {count}")
+        self.check(right, "TypeError", f"{self.name}: expected {count} arguments")
+        shapes = [self.unpack(i, buffer) for i, buffer in enumerate(func.params)]
+        later: list[tuple[int, int, PrimExpr, Operand]] = []
+        for i, (buffer, shape) in enumerate(zip(func.params, shapes, strict=True)):
+            for d, extent in enumerate(buffer.shape):
+                self.dimension(i, d, extent, shape, later)
+        for i, d, extent, actual in later:
+            self.match(i, d, extent, actual)
+        self.statement(func.body)
+        self.b.effect("ret i32 0")
+        self.module.functions.append(function_text(f'"{self.name}"', PARAMETERS, self))
+
+    def field(self, base: Operand, offset: int, kind: str) -> Operand:
+        """A member of a structure."""
+        place = self.b.pure(f"getelementptr i8, ptr {base}, i64 {offset}") if offset else base
+        return self.b.pure(f"load {kind}, ptr {place}")
+
+    def label(self, i: int, buffer: Buffer) -> str:
+        """How messages name an argument."""
+        return f"{self.name}: argument {i} ({buffer.name})"
+
+    def unpack(self, i: int, buffer: Buffer) -> Operand:
+        """Check that argument i is a tensor of the right type and rank; returns the address of its shape."""
+        b, name = self.b, self.label(i, buffer)
+        index = self.field("%args", i * VALUE_SIZE, "i32")
+        is_object = b.value(f"icmp eq i32 {index}, {TENSOR_INDEX}")
+        is_pointer = b.value(f"icmp eq i32 {index}, {POINTER_INDEX}")
+        self.check(b.value(f"or i1 {is_object}, {is_pointer}"), "TypeError", f"{name} must be a tensor")
+        payload = self.field("%args", i * VALUE_SIZE + PAYLOAD, "ptr")
+        inner = b.value(f"getelementptr i8, ptr {payload}, i64 {TENSOR_DL}")
+        tensor = b.value(f"select i1 {is_object}, ptr {inner}, ptr {payload}")
+        rank = self.field(tensor, DL_NDIM, "i32")
+        right = b.value(f"icmp eq i32 {rank}, {len(buffer.shape)}")
+        self.check(right, "ValueError", f"{name} must have {len(buffer.shape)} dimensions")
+        right = b.value(f"icmp eq i32 {self.field(tensor, DL_DTYPE, 'i32')}, {dtype_word(buffer.dtype)}")
+        self.check(right, "TypeError", f"{name} must have dtype {buffer.dtype}")
+        data, offset = self.field(tensor, DL_DATA, "ptr"), self.field(tensor, DL_OFFSET, "i64")
+        self.pointers[buffer] = b.value(f"getelementptr i8, ptr {data}, i64 {offset}")
+        return self.field(tensor, DL_SHAPE, "ptr")
+
+    def dimension(
+        self, i: int, d: int, extent: PrimExpr, shape: Operand, later: list[tuple[int, int, PrimExpr, Operand]]
+    ) -> None:
+        """Bind a symbol that is seen for the first time; other dimensions are compared once all are bound."""
+        if isinstance(extent, AnyDim):
+            return
+        actual = self.field(shape, 8 * d, "i64")
+        if isinstance(extent, Var) and extent not in self.variables:
+            self.variables[extent] = actual
+            if isinstance(extent, SizeVar):
+                self.positive.add(extent)
+            return
+        later.append((i, d, extent, actual))
+
+    def match(self, i: int, d: int, extent: PrimExpr, actual: Operand) -> None:
+        """Compare a dimension with what it must be."""
+        if isinstance(extent, IntImm):
+            wanted = str(extent.value)
+        else:
+            wanted = extent.name if isinstance(extent, Var) else "a function of the other dimensions"
+        right = self.b.value(f"icmp eq i64 {actual}, {self.value(extent)}")
+        message = f"{self.name}: argument {i}: dimension {d} must be {wanted}"
+        self.check(right, "ValueError", message)
+
+
+def dtype_word(dtype: str) -> int:
+    """A DLDataType of one lane as the 32-bit integer it is in memory."""
+    element = dt.element(dtype)
+    code = CODES[element.rstrip("0123456789")]
+    return code | dt.SCALAR_BITS[element] << 8 | 1 << 16

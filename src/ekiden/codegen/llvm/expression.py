@@ -1,0 +1,428 @@
+"""Expressions to operands: iteratively, each shared node once, loads under the mask of the conditional around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ekiden.codegen.llvm.builder import Builder, Module, Operand
+from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.intrinsics import emit_intrinsic
+from ekiden.codegen.llvm.operations import emit_binary, reduce_lanes
+from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import (
+    Add,
+    BinaryExpr,
+    Cast,
+    FloatImm,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Intrinsic,
+    Max,
+    Min,
+    Mul,
+    Not,
+    PrimExpr,
+    Select,
+    SizeVar,
+    Sub,
+    Var,
+)
+from ekiden.runtime.errors import InternalError
+from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce
+
+
+class DemoteRegister(Exception):
+    """A register buffer is used in a way that SSA values cannot hold; it becomes stack memory instead."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        super().__init__(buffer.name)
+        self.buffer = buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """The lanes in which a conditional side is evaluated."""
+
+    value: Operand
+    lanes: int
+
+
+RegisterKey = tuple[Buffer, int]
+
+
+class ExpressionEmitter:
+    """Emits expressions into a builder. `variables` and `pointers` say what variables and buffers are."""
+
+    def __init__(self, module: Module) -> None:
+        self.b = Builder(module)
+        self.variables: dict[Var, Operand] = {}
+        self.pointers: dict[Buffer, Operand] = {}
+        self.registers: dict[RegisterKey, Operand] = {}
+        self.register_lanes: dict[Buffer, int] = {}
+        self.positive: set[Var] = set()
+        self.mask: Mask | None = None
+        self._memo: list[dict[PrimExpr, Operand]] = [{}]
+
+    # what expressions refer to
+
+    def variable(self, var: Var) -> Operand:
+        """The value of a variable in scope."""
+        if var not in self.variables:
+            self.capture_variable(var)
+        return self.variables[var]
+
+    def pointer(self, buffer: Buffer) -> Operand:
+        """The address of a buffer in scope."""
+        if buffer not in self.pointers:
+            self.capture_buffer(buffer)
+        return self.pointers[buffer]
+
+    def capture_variable(self, var: Var) -> None:
+        """Called for a variable that is not in scope."""
+        raise InternalError(f"llvm: variable {var.name!r} is not defined")
+
+    def capture_buffer(self, buffer: Buffer) -> None:
+        """Called for a buffer that is not in scope."""
+        raise InternalError(f"llvm: buffer {buffer.name!r} is not allocated")
+
+    # the walk
+
+    def begin_statement(self) -> None:
+        """Forget values of nodes: memory may have changed between statements."""
+        self._memo = [{}]
+
+    @contextmanager
+    def region(self, mask: Mask | None) -> Iterator[None]:
+        """Emit a conditional part: its values do not outlive it."""
+        outer, self.mask = self.mask, mask
+        self._memo.append({})
+        try:
+            with self.b.scope():
+                yield
+        finally:
+            self._memo.pop()
+            self.mask = outer
+
+    def known(self, e: PrimExpr) -> Operand | None:
+        """The operand of a constant, a variable or a node emitted before."""
+        if isinstance(e, (IntImm, FloatImm)):
+            return self.b.const(e.value, e.dtype)
+        if isinstance(e, Var):
+            return self.variable(e)
+        for table in reversed(self._memo):
+            if e in table:
+                return table[e]
+        return None
+
+    def value(self, root: PrimExpr) -> Operand:
+        """The operand of an expression."""
+        stack = [root]
+        while stack:
+            e = stack[-1]
+            if self.known(e) is not None:
+                stack.pop()
+                continue
+            waiting = [c for c in self.operands(e) if self.known(c) is None]
+            if waiting:
+                stack.extend(reversed(waiting))
+                continue
+            self._memo[-1][e] = self.emit(e)
+            stack.pop()
+        found = self.known(root)
+        assert found is not None, root
+        return found
+
+    def operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
+        """The children that must be emitted before a node."""
+        match e:
+            case BinaryExpr():
+                return (e.a, e.b)
+            case Cast() | Broadcast() | VectorReduce():
+                return (e.value,)
+            case Intrinsic(op="if_then_else"):
+                return (e.args[0],)
+            case Intrinsic():
+                return e.args
+            case Select():
+                return (e.condition, e.true_value, e.false_value)
+            case Not():
+                return (e.a,)
+            case Ramp():
+                return (e.base, e.stride)
+            case BufferLoad():
+                return self.index_operands(e.buffer, e.indices)
+        raise InternalError(f"llvm: {type(e).__name__} has no meaning in a kernel: {e!r}")
+
+    def index_operands(self, buffer: Buffer, indices: tuple[PrimExpr, ...]) -> tuple[PrimExpr, ...]:
+        """What the address of an access is made of."""
+        if len(indices) != 1:
+            raise InternalError(f"llvm: access of {buffer.name!r} has {len(indices)} indices; flatten buffers first")
+        if buffer.scope == "register" and buffer not in self.pointers:
+            return ()
+        index = as_ramp(indices[0])
+        if not isinstance(index, Ramp):
+            return split_offset(index)[:1]
+        return split_offset(index.base)[:1] if is_contiguous(index) else (index.base, index.stride)
+
+    def emit(self, e: PrimExpr) -> Operand:
+        """One node whose operands are known."""
+        b = self.b
+        match e:
+            case FloorDiv() | FloorMod() if self.is_unsigned_division(e):
+                return self.unsigned_division(e)
+            case BinaryExpr():
+                return emit_binary(b, type(e), e.a.dtype, self.value(e.a), self.value(e.b))
+            case Cast():
+                return emit_cast(b, self.value(e.value), e.value.dtype, e.dtype)
+            case Broadcast():
+                return b.splat(e.value.dtype, self.value(e.value), e.lanes)
+            case VectorReduce():
+                return reduce_lanes(b, e.kind, e.value.dtype, self.value(e.value))
+            case Intrinsic(op="if_then_else"):
+                return self.guarded(e)
+            case Intrinsic():
+                operands = [self.value(a) for a in e.args]
+                return emit_intrinsic(b, e.op, e.dtype, e.args[0].dtype, operands)
+            case Select():
+                lanes = dt.lanes(e.condition.dtype)
+                chosen = (self.value(x) for x in (e.condition, e.true_value, e.false_value))
+                condition, yes, no = chosen
+                return b.select(condition, e.dtype, yes, no, lanes)
+            case Not():
+                return b.binary("xor", e.a.dtype, self.value(e.a), b.const(True, e.a.dtype))
+            case Ramp():
+                return self.ramp(e)
+            case BufferLoad():
+                return self.load(e)
+        raise InternalError(f"llvm: {type(e).__name__} has no meaning in a kernel: {e!r}")
+
+    def ramp(self, e: Ramp) -> Operand:
+        """base + stride * <0, 1, ...>."""
+        scalar = dt.element(e.dtype)
+        steps = ", ".join(f"{register_type(scalar)} {i}" for i in range(e.lanes))
+        base = self.b.splat(scalar, self.value(e.base), e.lanes)
+        stride = self.b.splat(scalar, self.value(e.stride), e.lanes)
+        return self.b.binary("add", e.dtype, base, self.b.binary("mul", e.dtype, stride, f"<{steps}>"))
+
+    # integers known to be non-negative divide without corrections
+
+    def is_nonnegative(self, e: PrimExpr, depth: int = 12) -> bool:
+        """Whether an index expression is certainly >= 0."""
+        match e:
+            case IntImm():
+                return e.value >= 0
+            case SizeVar():
+                return True
+            case Var():
+                return e in self.positive or dt.is_unsigned(e.dtype)
+            case Add() | Mul() | FloorDiv() | Min() if depth:
+                return self.is_nonnegative(e.a, depth - 1) and self.is_nonnegative(e.b, depth - 1)
+            case FloorMod() if depth:
+                return self.is_nonnegative(e.b, depth - 1)
+            case Max() if depth:
+                return self.is_nonnegative(e.a, depth - 1) or self.is_nonnegative(e.b, depth - 1)
+            case Broadcast() if depth:
+                return self.is_nonnegative(e.value, depth - 1)
+            case Ramp() if depth:
+                return self.is_nonnegative(e.base, depth - 1) and self.is_nonnegative(e.stride, depth - 1)
+        return False
+
+    def is_unsigned_division(self, e: FloorDiv | FloorMod) -> bool:
+        """Whether both sides are non-negative integers."""
+        return dt.is_int(e.dtype) and self.is_nonnegative(e.a) and self.is_nonnegative(e.b)
+
+    def unsigned_division(self, e: FloorDiv | FloorMod) -> Operand:
+        """Division of non-negative integers, with 0 in place of a division by zero."""
+        unsigned = dt.with_lanes("u" + dt.element(e.dtype).lstrip("u"), dt.lanes(e.dtype))
+        return emit_binary(self.b, type(e), unsigned, self.value(e.a), self.value(e.b))
+
+    # guarded values
+
+    def guarded(self, e: Intrinsic) -> Operand:
+        """if_then_else: a branch on a scalar, a masked evaluation on a vector; a select where neither side can fail."""
+        condition, yes, no = e.args
+        test, lanes = self.value(condition), dt.lanes(condition.dtype)
+        if is_safe(yes) and is_safe(no):
+            return self.b.select(test, e.dtype, self.value(yes), self.value(no), lanes)
+        if lanes == 1:
+            return self.branched(test, e)
+        with self.region(self.narrowed(test, lanes)):
+            chosen = self.value(yes)
+        inverse = self.b.binary("xor", condition.dtype, test, self.b.const(True, condition.dtype))
+        with self.region(self.narrowed(inverse, lanes)):
+            other = self.value(no)
+        return self.b.select(test, e.dtype, chosen, other, lanes)
+
+    def narrowed(self, test: Operand, lanes: int) -> Mask:
+        """The lanes of the mask around in which `test` holds."""
+        outer = self.mask
+        if outer is not None and outer.lanes == lanes:
+            test = self.b.binary("and", dt.with_lanes("bool", lanes), outer.value, test)
+        return Mask(test, lanes)
+
+    def branched(self, test: Operand, e: Intrinsic) -> Operand:
+        """Evaluate one side only."""
+        b = self.b
+        labels = [b.fresh("then"), b.fresh("else")]
+        after = b.fresh("join")
+        b.branch_if(test, *labels)
+        incoming: list[tuple[Operand, str]] = []
+        for label, side in zip(labels, e.args[1:], strict=True):
+            b.start(label)
+            with self.region(self.mask):
+                result = self.value(side)
+            incoming.append((result, b.block))
+            b.branch(after)
+        b.start(after)
+        return b.phi(e.dtype, *incoming)
+
+    # memory
+
+    def load(self, e: BufferLoad) -> Operand:
+        """A scalar, contiguous, strided or gathered load; bool bytes become bits."""
+        index = as_ramp(e.indices[0])
+        if e.buffer.scope == "register" and e.buffer not in self.pointers:
+            return self.register(e.buffer, index, e.dtype)
+        stored = memory_dtype(e.dtype)
+        if isinstance(index, Broadcast):
+            one = self.scalar_load(e.buffer, index.value, dt.element(stored))
+            raw = self.b.splat(dt.element(stored), one, index.lanes)
+        elif dt.lanes(index.dtype) == 1 and self.mask is not None:
+            raw = self.scalar_load(e.buffer, index, stored)
+        else:
+            raw = self.memory_load(e.buffer, index, stored)
+        if stored == e.dtype:
+            return raw
+        return self.b.compare("ne", stored, raw, self.b.const(0, stored))
+
+    def memory_load(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
+        """A load under the mask in force."""
+        b, kind, lanes = self.b, register_type(dtype), dt.lanes(index.dtype)
+        align = dt.itemsize(dt.element(dtype))
+        address, gathers = self.address(buffer, index)
+        mask = self.mask.value if self.mask is not None and self.mask.lanes == lanes else None
+        if lanes == 1 or (mask is None and not gathers):
+            return b.load(f"load {kind}, ptr {address}, align {align}")
+        bits = dt.with_lanes("bool", lanes)
+        name = f"llvm.masked.gather.{suffix(dtype)}.v{lanes}p0" if gathers else f"llvm.masked.load.{suffix(dtype)}.p0"
+        place = f"<{lanes} x ptr>" if gathers else "ptr"
+        mask = mask or b.const(True, bits)
+        b.module.declare(name, kind, [place, "i32", register_type(bits), kind])
+        zero = "zeroinitializer"
+        return b.load(f"call {kind} @{name}({place} {address}, i32 {align}, {register_type(bits)} {mask}, {kind} {zero})")
+
+    def scalar_load(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
+        """A load of one element that a vector mask guards: only if any lane is on."""
+        b, mask = self.b, self.mask
+        if mask is None or mask.lanes == 1:
+            return self.memory_load(buffer, index, dtype)
+        before, then, after = b.block, b.fresh("some"), b.fresh("join")
+        b.branch_if(b.any(mask.value, mask.lanes), then, after)
+        b.start(then)
+        with self.region(None):
+            loaded = self.memory_load(buffer, index, dtype)
+        end = b.block
+        b.branch(after)
+        b.start(after)
+        return b.phi(dtype, ("zeroinitializer", before), (loaded, end))
+
+    def address(self, buffer: Buffer, index: PrimExpr) -> tuple[Operand, bool]:
+        """(address, whether it is a vector of addresses) of an access."""
+        index = as_ramp(index)
+        base, kind = self.pointer(buffer), memory_type(buffer.dtype)
+        if isinstance(index, Ramp) and is_contiguous(index):
+            index = index.base
+        lanes = dt.lanes(index.dtype)
+        if lanes > 1:
+            many = emit_cast(self.b, self.value(index), index.dtype, dt.with_lanes("int64", lanes))
+            return self.b.pure(f"getelementptr {kind}, ptr {base}, {register_type(dt.with_lanes('int64', lanes))} {many}"), True
+        variable, offset = split_offset(index)
+        place = base
+        if not isinstance(variable, IntImm) or variable.value != 0:
+            one = emit_cast(self.b, self.value(variable), variable.dtype, "int64")
+            place = self.b.pure(f"getelementptr {kind}, ptr {base}, i64 {one}")
+        if offset:
+            place = self.b.pure(f"getelementptr {kind}, ptr {place}, i64 {offset}")
+        return place, False
+
+    def register_key(self, buffer: Buffer, index: PrimExpr) -> RegisterKey:
+        """The SSA value an access of a register buffer stands for. Raises DemoteRegister if it has none."""
+        index = as_ramp(index)
+        start = index.base if isinstance(index, Ramp) and is_contiguous(index) else index
+        lanes = dt.lanes(index.dtype)
+        constant = isinstance(start, IntImm) and start.value % lanes == 0
+        if not constant or self.register_lanes.setdefault(buffer, lanes) != lanes:
+            raise DemoteRegister(buffer)
+        assert isinstance(start, IntImm)
+        return buffer, start.value
+
+    def register(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
+        """The current value of an element of a register buffer."""
+        return self.registers.get(self.register_key(buffer, index), "poison")
+
+
+def is_contiguous(index: Ramp) -> bool:
+    """Whether a ramp has stride 1."""
+    return isinstance(index.stride, IntImm) and index.stride.value == 1
+
+
+def split_offset(index: PrimExpr) -> tuple[PrimExpr, int]:
+    """x + c -> (x, c), so that accesses that differ by a constant share an address."""
+    if isinstance(index, Add) and isinstance(index.b, IntImm):
+        return index.a, index.b.value
+    if isinstance(index, Add) and isinstance(index.a, IntImm):
+        return index.b, index.a.value
+    if isinstance(index, IntImm):
+        return IntImm(0, index.dtype), index.value
+    return index, 0
+
+
+def as_ramp(index: PrimExpr) -> PrimExpr:
+    """Sums and products of one Ramp and Broadcasts as a Ramp; other expressions unchanged."""
+    if not isinstance(index, (Add, Sub, Mul)) or dt.lanes(index.dtype) == 1:
+        return index
+    a, b = as_ramp(index.a), as_ramp(index.b)
+    if isinstance(a, Broadcast) and isinstance(b, Broadcast):
+        return Broadcast(prim_binary(index, a.value, b.value), a.lanes, index.dtype)
+    if isinstance(a, Broadcast) and isinstance(b, Ramp) and not isinstance(index, Sub):
+        a, b = b, a
+    if not (isinstance(a, Ramp) and isinstance(b, Broadcast)):
+        return index
+    if isinstance(index, Mul):
+        return Ramp(a.base * b.value, a.stride * b.value, a.lanes, a.dtype)
+    return Ramp(prim_binary(index, a.base, b.value), a.stride, a.lanes, a.dtype)
+
+
+def prim_binary(kind: Add | Sub | Mul, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """The same operation on other operands."""
+    return a + b if isinstance(kind, Add) else a - b if isinstance(kind, Sub) else a * b
+
+
+def is_safe(root: PrimExpr, limit: int = 24) -> bool:
+    """Whether evaluating a value that is not needed is harmless and cheap: no loads, no divisions, few nodes."""
+    stack, count = [root], 0
+    while stack:
+        e = stack.pop()
+        count += 1
+        if count > limit or isinstance(e, (BufferLoad, FloorDiv, FloorMod)):
+            return False
+        match e:
+            case BinaryExpr():
+                stack += [e.a, e.b]
+            case Cast() | Broadcast() | VectorReduce():
+                stack.append(e.value)
+            case Select():
+                stack += [e.condition, e.true_value, e.false_value]
+            case Not():
+                stack.append(e.a)
+            case Ramp():
+                stack += [e.base, e.stride]
+            case Intrinsic():
+                return False
+            case _:
+                continue
+    return True

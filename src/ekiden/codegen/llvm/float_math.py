@@ -1,0 +1,133 @@
+"""The small vocabulary in which mathematical functions are written: one float type, any number of lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.codegen.llvm.builder import Builder, Operand
+from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.types import register_type
+from ekiden.ir import dtype as dt
+
+MANTISSA = {"float32": 23, "float64": 52}
+BIAS = {"float32": 127, "float64": 1023}
+
+
+class FloatMath:
+    """Arithmetic on operands of `dtype` (float32 or float64 with lanes)."""
+
+    def __init__(self, b: Builder, dtype: str) -> None:
+        self.b, self.dtype = b, dtype
+        self.element, self.lanes = dt.element(dtype), dt.lanes(dtype)
+        self.word = dt.with_lanes("int32" if self.element == "float32" else "int64", self.lanes)
+
+    @property
+    def is_double(self) -> bool:
+        """Whether this works in float64."""
+        return self.element == "float64"
+
+    def const(self, value: float) -> Operand:
+        """A float constant."""
+        return self.b.const(value, self.dtype)
+
+    def int_const(self, value: int) -> Operand:
+        """A constant of the integer type of the same width."""
+        return self.b.const(value, self.word)
+
+    def llvm(self, name: str, *operands: Operand) -> Operand:
+        """An LLVM intrinsic on this type."""
+        return self.b.intrinsic(name, self.dtype, *operands)
+
+    def add(self, x: Operand, y: Operand) -> Operand:
+        """x + y"""
+        return self.b.binary("fadd", self.dtype, x, y)
+
+    def sub(self, x: Operand, y: Operand) -> Operand:
+        """x - y"""
+        return self.b.binary("fsub", self.dtype, x, y)
+
+    def mul(self, x: Operand, y: Operand) -> Operand:
+        """x * y"""
+        return self.b.binary("fmul", self.dtype, x, y)
+
+    def div(self, x: Operand, y: Operand) -> Operand:
+        """x / y"""
+        return self.b.binary("fdiv", self.dtype, x, y)
+
+    def neg(self, x: Operand) -> Operand:
+        """-x"""
+        return self.b.pure(f"fneg {register_type(self.dtype)} {x}")
+
+    def fma(self, x: Operand, y: Operand, z: Operand) -> Operand:
+        """x * y + z, rounded once."""
+        return self.llvm("fma", x, y, z)
+
+    def abs(self, x: Operand) -> Operand:
+        """|x|"""
+        return self.llvm("fabs", x)
+
+    def copysign(self, x: Operand, sign: Operand) -> Operand:
+        """|x| with the sign of `sign`."""
+        return self.llvm("copysign", x, sign)
+
+    def less(self, x: Operand, y: Operand) -> Operand:
+        """x < y"""
+        return self.b.compare("olt", self.dtype, x, y)
+
+    def select(self, condition: Operand, x: Operand, y: Operand) -> Operand:
+        """x where condition, else y."""
+        return self.b.select(condition, self.dtype, x, y, self.lanes)
+
+    def clamp(self, x: Operand, low: float, high: float) -> Operand:
+        """x within [low, high]; NaN stays."""
+        bottom, top = self.const(low), self.const(high)
+        x = self.select(self.less(x, bottom), bottom, x)
+        return self.select(self.b.compare("ogt", self.dtype, x, top), top, x)
+
+    def polynomial(self, x: Operand, coefficients: Sequence[float]) -> Operand:
+        """Horner's rule; the constant term comes first."""
+        result = self.const(coefficients[-1])
+        for c in reversed(coefficients[:-1]):
+            result = self.fma(result, x, self.const(c))
+        return result
+
+    # integers of the same width
+
+    def int_op(self, opcode: str, x: Operand, y: Operand) -> Operand:
+        """An integer instruction."""
+        return self.b.binary(opcode, self.word, x, y)
+
+    def bits(self, x: Operand) -> Operand:
+        """The bits of a float."""
+        return self.b.convert("bitcast", self.dtype, self.word, x)
+
+    def from_bits(self, x: Operand) -> Operand:
+        """The float of some bits."""
+        return self.b.convert("bitcast", self.word, self.dtype, x)
+
+    def to_int(self, x: Operand) -> Operand:
+        """A float holding a small integer, as an integer."""
+        return self.b.convert("fptosi", self.dtype, self.word, x)
+
+    def to_float(self, x: Operand) -> Operand:
+        """An integer as a float."""
+        return self.b.convert("sitofp", self.word, self.dtype, x)
+
+    def power_of_two(self, n: Operand) -> Operand:
+        """2**n for an integer n in the normal range."""
+        biased = self.int_op("add", n, self.int_const(BIAS[self.element]))
+        return self.from_bits(self.int_op("shl", biased, self.int_const(MANTISSA[self.element])))
+
+    def scale(self, x: Operand, n: Operand) -> Operand:
+        """x * 2**n in two steps, so that subnormal results and overflow come out right."""
+        half = self.int_op("ashr", n, self.int_const(1))
+        rest = self.int_op("sub", n, half)
+        return self.mul(self.mul(x, self.power_of_two(half)), self.power_of_two(rest))
+
+    def widen(self) -> FloatMath:
+        """The same lanes in float64."""
+        return FloatMath(self.b, dt.with_lanes("float64", self.lanes))
+
+    def cast(self, x: Operand, to: FloatMath) -> Operand:
+        """x in the type of another."""
+        return emit_cast(self.b, x, self.dtype, to.dtype)

@@ -1,0 +1,155 @@
+"""Intrinsic calls to instructions: one table from name to emitter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ekiden.codegen.llvm.builder import Builder, Operand
+from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.float_math import FloatMath
+from ekiden.codegen.llvm.math_erf import erf
+from ekiden.codegen.llvm.math_exp import exp, sigmoid, tanh
+from ekiden.codegen.llvm.math_log import log, power
+from ekiden.codegen.llvm.math_trig import cos, sin
+from ekiden.ir import dtype as dt
+from ekiden.runtime.errors import InternalError
+
+
+def emit_intrinsic(
+    b: Builder, name: str, dtype: str, argument: str, operands: Sequence[Operand]
+) -> Operand:
+    """The call `name(operands)`, with arguments of type `argument` and a result of type `dtype`."""
+    if name in FLOAT:
+        return _in_float(b, FLOAT[name], dtype, argument, operands)
+    if name in TESTS:
+        return _test(b, name, argument, operands[0])
+    if name in INTEGER:
+        return INTEGER[name](b, argument, *operands)
+    raise InternalError(f"llvm: no meaning for intrinsic {name!r}")
+
+
+def _in_float(
+    b: Builder, compute: Callable[..., Operand], dtype: str, argument: str, operands: Sequence[Operand]
+) -> Operand:
+    """Run in float64 for float64, else in float32; integers keep to what rounds them to themselves."""
+    if not dt.is_float(argument):
+        return _on_integers(b, compute, argument, operands)
+    wide = "float64" if dt.element(argument) == "float64" else "float32"
+    working = dt.with_lanes(wide, dt.lanes(argument))
+    values = [emit_cast(b, o, argument, working) for o in operands]
+    return emit_cast(b, compute(FloatMath(b, working), *values), working, dtype)
+
+
+def _on_integers(b: Builder, compute: Callable[..., Operand], dtype: str, operands: Sequence[Operand]) -> Operand:
+    lanes = dt.lanes(dtype)
+    if compute in (_floor, _ceil, _trunc, _round):
+        return operands[0]
+    if compute is _absolute:
+        zero = b.const(0, dtype)
+        negative = b.compare("slt", dtype, operands[0], zero)
+        if dt.is_unsigned(dtype) or dt.element(dtype) == "bool":
+            return operands[0]
+        return b.select(negative, dtype, b.binary("sub", dtype, zero, operands[0]), operands[0], lanes)
+    if compute is _fma:
+        return b.binary("add", dtype, b.binary("mul", dtype, operands[0], operands[1]), operands[2])
+    if compute is power:
+        return _integer_power(b, dtype, *operands)
+    working = dt.with_lanes("float64", lanes)
+    values = [emit_cast(b, o, dtype, working) for o in operands]
+    return emit_cast(b, compute(FloatMath(b, working), *values), working, dtype)
+
+
+def _integer_power(b: Builder, dtype: str, base: Operand, exponent: Operand) -> Operand:
+    """Square and multiply over the bits of the exponent; wraps on overflow; 0 for negative exponents."""
+    lanes, one, zero = dt.lanes(dtype), b.const(1, dtype), b.const(0, dtype)
+    result, square = one, base
+    for bit in range(6):
+        taken = b.binary("and", dtype, b.binary("lshr", dtype, exponent, b.const(bit, dtype)), one)
+        on = b.compare("ne", dtype, taken, zero)
+        result = b.select(on, dtype, b.binary("mul", dtype, result, square), result, lanes)
+        square = b.binary("mul", dtype, square, square)
+    if dt.is_unsigned(dtype):
+        return result
+    return b.select(b.compare("slt", dtype, exponent, zero), dtype, zero, result, lanes)
+
+
+def _floor(m: FloatMath, x: Operand) -> Operand:
+    return m.llvm("floor", x)
+
+
+def _ceil(m: FloatMath, x: Operand) -> Operand:
+    return m.llvm("ceil", x)
+
+
+def _round(m: FloatMath, x: Operand) -> Operand:
+    return m.llvm("roundeven", x)
+
+
+def _trunc(m: FloatMath, x: Operand) -> Operand:
+    return m.llvm("trunc", x)
+
+
+def _absolute(m: FloatMath, x: Operand) -> Operand:
+    return m.llvm("fabs", x)
+
+
+def _sqrt(m: FloatMath, x: Operand) -> Operand:
+    return m.llvm("sqrt", x)
+
+
+def _rsqrt(m: FloatMath, x: Operand) -> Operand:
+    return m.div(m.const(1.0), m.llvm("sqrt", x))
+
+
+def _fma(m: FloatMath, x: Operand, y: Operand, z: Operand) -> Operand:
+    return m.fma(x, y, z)
+
+
+def _test(b: Builder, name: str, dtype: str, x: Operand) -> Operand:
+    """isnan, isinf; integers are neither."""
+    if not dt.is_float(dtype):
+        return b.const(False, dt.with_lanes("bool", dt.lanes(dtype)))
+    if dt.element(dtype) in ("float16", "bfloat16"):
+        wide = dt.with_lanes("float32", dt.lanes(dtype))
+        x, dtype = emit_cast(b, x, dtype, wide), wide
+    if name == "isnan":
+        return b.compare("uno", dtype, x, x)
+    return b.compare("oeq", dtype, b.intrinsic("fabs", dtype, x), b.const(float("inf"), dtype))
+
+
+def _bitwise(opcode: str) -> Callable[..., Operand]:
+    return lambda b, dtype, x, y: b.binary(opcode, dtype, x, y)
+
+
+def _left_shift(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+    return _shifted(b, "shl", dtype, x, y)
+
+
+def _right_shift(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+    if dt.is_unsigned(dtype):
+        return _shifted(b, "lshr", dtype, x, y)
+    last = b.const(dt.SCALAR_BITS[dt.element(dtype)] - 1, dtype)
+    inside = b.compare("ult", dtype, y, last)
+    return b.binary("ashr", dtype, x, b.select(inside, dtype, y, last, dt.lanes(dtype)))
+
+
+def _shifted(b: Builder, opcode: str, dtype: str, x: Operand, y: Operand) -> Operand:
+    """Shifting by the width or more gives 0."""
+    width, zero, lanes = b.const(dt.SCALAR_BITS[dt.element(dtype)], dtype), b.const(0, dtype), dt.lanes(dtype)
+    inside = b.compare("ult", dtype, y, width)
+    moved = b.binary(opcode, dtype, x, b.select(inside, dtype, y, zero, lanes))
+    return b.select(inside, dtype, moved, zero, lanes)
+
+
+# fmt: off
+FLOAT: dict[str, Callable[..., Operand]] = {
+    "exp": exp, "log": log, "pow": power, "sigmoid": sigmoid, "tanh": tanh, "erf": erf, "sin": sin, "cos": cos,
+    "sqrt": _sqrt, "rsqrt": _rsqrt, "abs": _absolute, "fma": _fma,
+    "floor": _floor, "ceil": _ceil, "round": _round, "trunc": _trunc,
+}
+TESTS = ("isnan", "isinf")
+INTEGER: dict[str, Callable[..., Operand]] = {
+    "bitwise_and": _bitwise("and"), "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"),
+    "left_shift": _left_shift, "right_shift": _right_shift,
+}
+# fmt: on

@@ -1,0 +1,55 @@
+"""The error function: a rational fit in float32 (5 ulp), two pieces in float64."""
+
+from __future__ import annotations
+
+from ekiden.codegen.llvm.builder import Operand
+from ekiden.codegen.llvm.float_math import FloatMath
+from ekiden.codegen.llvm.math_exp import exp
+
+# erf(x) / x = P(x**2) / Q(x**2) on |x| <= 3.93, where erf rounds to 1
+LAST = 3.93
+P = (
+    1.1283791696060288, 0.19249151359131664, 0.05559354111111007, 0.00419676690264922,
+    0.0004060860092787317, 6.601167988231853e-06,
+)  # fmt: skip
+Q = (
+    1.0, 0.5039245842598646, 0.11724277648063777, 0.01621875952847197, 0.0014084333892950933,
+    7.120062948384711e-05, 2.497171868308637e-07,
+)  # fmt: skip
+# erf(x) / x as a polynomial in x**2 on |x| <= 1
+NEAR = (
+    1.1283791670955126, -0.3761263890318375, 0.11283791670954924, -0.026866170645083204,
+    0.005223977624866591, -0.0008548326983060386, 0.00012055331177513614, -1.4925596568712043e-05,
+    1.6461017878885293e-06, -1.6350468170693882e-07, 1.466066746345464e-08,
+    -1.1375826336832033e-09, 5.96157638842229e-11,
+)  # fmt: skip
+# log(1 - erf(x)) as a polynomial in x - 3.5 on [1, 6]
+FAR = (
+    -14.112437402148187, -7.26609958836516, -0.9667530547408958, -0.005225658216476769,
+    0.0008736873253788404, -0.00014729781063053891, 2.43862852372869e-05, -3.889610349591702e-06,
+    5.857265796659879e-07, -8.044697538192216e-08, 9.700958392422156e-09, -8.160097521959695e-10,
+    -1.867403923822623e-10, -9.215506105051196e-11, -4.007052454874924e-11, 1.957124946749974e-11,
+    1.9204220731452266e-11, 8.86803888548149e-12, 2.268218924406379e-12, 3.382058226131371e-13,
+    2.2915245495382346e-14,
+)  # fmt: skip
+
+
+def erf(m: FloatMath, x: Operand) -> Operand:
+    """The error function."""
+    return _double(m, x) if m.is_double else _single(m, x)
+
+
+def _single(m: FloatMath, x: Operand) -> Operand:
+    x = m.clamp(x, -LAST, LAST)
+    square = m.mul(x, x)
+    return m.div(m.mul(x, m.polynomial(square, P)), m.polynomial(square, Q))
+
+
+def _double(m: FloatMath, x: Operand) -> Operand:
+    size = m.abs(x)
+    square = m.mul(x, x)
+    near = m.mul(x, m.polynomial(square, NEAR))
+    within = m.clamp(size, 1.0, 6.0)
+    rest = exp(m, m.polynomial(m.sub(within, m.const(3.5)), FAR))
+    far = m.copysign(m.sub(m.const(1.0), rest), x)
+    return m.select(m.less(size, m.const(1.0)), near, m.select(m.b.compare("uno", m.dtype, x, x), x, far))

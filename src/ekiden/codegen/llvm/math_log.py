@@ -1,0 +1,119 @@
+"""log and pow."""
+
+from __future__ import annotations
+
+from ekiden.codegen.llvm.builder import Operand
+from ekiden.codegen.llvm.float_math import BIAS, MANTISSA, FloatMath
+from ekiden.codegen.llvm.math_exp import LN2_HIGH, LN2_LOW, exp
+
+SQRT_HALF = {"float32": 0x3F3504F3, "float64": 0x3FE6A09E667F3BCD}
+# (log(1 + f) - f + f**2 / 2) / f**3 on [sqrt(1/2) - 1, sqrt(2) - 1]
+SINGLE = (
+    0.33333312602497794, -0.2500000960467403, 0.20002118749950612, -0.1666799562240262,
+    0.14219550557701416, -0.12405592013076278, 0.1188817756558814, -0.11675638799841145,
+    0.06746591932222609,
+)  # fmt: skip
+# (2 atanh(s) - 2 s) / s**3 as a polynomial in s**2 on |s| <= 0.1716
+DOUBLE = (
+    0.6666666666666662, 0.4000000000003342, 0.28571428563243784, 0.22222223246422315,
+    0.18181742584500096, 0.15388092971643821, 0.13234510248766568, 0.13348038372461044,
+)  # fmt: skip
+
+
+def log(m: FloatMath, x: Operand) -> Operand:
+    """e ln 2 + log(1 + f), x = 2**e (1 + f). -inf at 0, NaN below."""
+    e, f = _split(m, x)
+    if m.is_double:
+        high, low = _log_near_one(m, f)
+        result = m.fma(e, m.const(LN2_HIGH[m.element]), m.add(high, m.fma(e, m.const(LN2_LOW[m.element]), low)))
+    else:
+        square = m.mul(f, f)
+        tail = m.fma(m.mul(f, square), m.polynomial(f, SINGLE), m.mul(e, m.const(LN2_LOW[m.element])))
+        result = m.add(f, m.fma(square, m.const(-0.5), tail))
+        result = m.fma(e, m.const(LN2_HIGH[m.element]), result)
+    return _at_edges(m, x, result)
+
+
+def _split(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
+    """(e, f): x = 2**e * (1 + f), 1 + f within a factor sqrt(2) of 1. Subnormals are scaled up first."""
+    mantissa = MANTISSA[m.element]
+    tiny = m.less(x, m.const(2.0 ** (1 - BIAS[m.element])))
+    x = m.select(tiny, m.mul(x, m.const(2.0 ** (mantissa + 2))), x)
+    bits = m.int_op("sub", m.bits(x), m.int_const(SQRT_HALF[m.element]))
+    e = m.to_float(m.int_op("ashr", bits, m.int_const(mantissa)))
+    e = m.sub(e, m.select(tiny, m.const(mantissa + 2.0), m.const(0.0)))
+    kept = m.int_op("and", bits, m.int_const((1 << mantissa) - 1))
+    return e, m.sub(m.from_bits(m.int_op("add", kept, m.int_const(SQRT_HALF[m.element]))), m.const(1.0))
+
+
+def _at_edges(m: FloatMath, x: Operand, result: Operand) -> Operand:
+    zero, infinity = m.const(0.0), m.const(float("inf"))
+    result = m.select(m.b.compare("oeq", m.dtype, x, infinity), infinity, result)
+    result = m.select(m.b.compare("oeq", m.dtype, x, zero), m.const(float("-inf")), result)
+    valid = m.b.compare("oge", m.dtype, x, zero)
+    return m.select(valid, result, m.const(float("nan")))
+
+
+def _log_near_one(m: FloatMath, f: Operand) -> tuple[Operand, Operand]:
+    """log(1 + f) as a sum high + low with some ten extra bits: 2 atanh(f / (2 + f)). float64 only."""
+    two = m.const(2.0)
+    u = m.add(two, f)
+    u_low = m.sub(f, m.sub(u, two))
+    s = m.div(f, u)
+    # what s misses: f = (s + s_low) * (u + u_low)
+    s_low = m.div(m.fma(m.neg(s), u_low, m.fma(m.neg(s), u, f)), u)
+    square = m.mul(s, s)
+    tail = m.mul(m.mul(square, s), m.polynomial(square, DOUBLE))
+    doubled = m.add(s, s)
+    high = m.add(doubled, tail)
+    low = m.add(m.sub(tail, m.sub(high, doubled)), m.add(s_low, s_low))
+    return high, low
+
+
+def power(m: FloatMath, x: Operand, y: Operand) -> Operand:
+    """x**y with the special cases of C's pow; float32 goes through float64."""
+    wide = m.widen()
+    a, b = m.cast(x, wide), m.cast(y, wide)
+    return wide.cast(_power(wide, a, b), m)
+
+
+def _power(m: FloatMath, x: Operand, y: Operand) -> Operand:
+    one, zero = m.const(1.0), m.const(0.0)
+    result = _power_of_magnitude(m, m.abs(x), y)
+    whole = m.b.compare("oeq", m.dtype, m.llvm("trunc", y), y)
+    half = m.mul(y, m.const(0.5))
+    half_whole = m.b.compare("oeq", m.dtype, m.llvm("trunc", half), half)
+    odd = m.b.select(half_whole, _bools(m), _constant_bool(m, False), whole, m.lanes)
+    result = m.select(odd, m.copysign(result, x), result)
+    finite = m.less(m.abs(x), m.const(float("inf")))
+    negative = m.b.binary("and", _bools(m), m.less(x, zero), finite)
+    undefined = m.b.binary("and", _bools(m), negative, m.b.compare("one", m.dtype, m.llvm("trunc", y), y))
+    result = m.select(undefined, m.const(float("nan")), result)
+    trivial = m.b.binary(
+        "or", _bools(m), m.b.compare("oeq", m.dtype, x, one), m.b.compare("oeq", m.dtype, y, zero)
+    )
+    return m.select(trivial, one, result)
+
+
+def _bools(m: FloatMath) -> str:
+    return "bool" if m.lanes == 1 else f"boolx{m.lanes}"
+
+
+def _constant_bool(m: FloatMath, value: bool) -> Operand:
+    return m.b.const(value, _bools(m))
+
+
+def _power_of_magnitude(m: FloatMath, x: Operand, y: Operand) -> Operand:
+    """x**y for x >= 0: exp(y log(x)) with the logarithm and the product in two parts."""
+    e, f = _split(m, x)
+    high, low = _log_near_one(m, f)
+    top = m.fma(e, m.const(LN2_HIGH["float64"]), high)
+    rest = m.add(m.sub(high, m.sub(top, m.mul(e, m.const(LN2_HIGH["float64"])))), low)
+    rest = m.fma(e, m.const(LN2_LOW["float64"]), rest)
+    log_x = _at_edges(m, x, m.add(top, rest))
+    product = m.mul(log_x, y)
+    error = m.fma(rest, y, m.fma(top, y, m.neg(m.mul(top, y))))
+    power_high = exp(m, m.mul(top, y))
+    precise = m.fma(power_high, error, power_high)
+    ordinary = m.less(m.abs(product), m.const(708.0))
+    return m.select(ordinary, precise, exp(m, product))

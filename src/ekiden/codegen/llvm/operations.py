@@ -1,0 +1,216 @@
+"""Arithmetic, comparison and simple intrinsics on operands: what each expression node means in instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ekiden.codegen.llvm.builder import Builder, Operand
+from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.types import register_type
+from ekiden.ir import dtype as dt
+from ekiden.ir import prim
+
+Emit = Callable[..., Operand]
+
+
+def widened(b: Builder, compute: Emit, dtype: str, *operands: Operand) -> Operand:
+    """Run `compute(b, dtype, *operands)`, in float32 when dtype is a 16-bit float."""
+    if dt.element(dtype) not in ("float16", "bfloat16"):
+        return compute(b, dtype, *operands)
+    wide = dt.with_lanes("float32", dt.lanes(dtype))
+    result = compute(b, wide, *(emit_cast(b, o, dtype, wide) for o in operands))
+    return emit_cast(b, result, wide, dtype)
+
+
+def _simple(floating: str, integer: str, boolean: str) -> Emit:
+    def emit(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+        if dt.is_float(dtype):
+            return b.binary(floating, dtype, x, y)
+        return b.binary(boolean if dt.element(dtype) == "bool" else integer, dtype, x, y)
+
+    return emit
+
+
+def _guarded_division(b: Builder, dtype: str, x: Operand, y: Operand) -> tuple[Operand, Operand, Operand | None]:
+    """(dividend, divisor, wrong) such that dividing cannot trap; `wrong` says where the divisor was 0."""
+    if y[0] != "%" and y not in ("0", b.const(0, dtype), b.const(-1, dtype)):
+        return x, y, None
+    lanes, one = dt.lanes(dtype), b.const(1, dtype)
+    wrong = b.compare("eq", dtype, y, b.const(0, dtype))
+    y = b.select(wrong, dtype, one, y, lanes)
+    if not dt.is_unsigned(dtype):
+        negate = b.compare("eq", dtype, y, b.const(-1, dtype))
+        x = b.select(negate, dtype, b.binary("sub", dtype, b.const(0, dtype), x), x, lanes)
+        y = b.select(negate, dtype, one, y, lanes)
+    return x, y, wrong
+
+
+def divide(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+    """`x / y`, towards zero for integers; an integer divided by zero is zero, as in NumPy."""
+    if dt.is_float(dtype):
+        return b.binary("fdiv", dtype, x, y)
+    x, y, wrong = _guarded_division(b, dtype, x, y)
+    quotient = b.binary("udiv" if dt.is_unsigned(dtype) else "sdiv", dtype, x, y)
+    return quotient if wrong is None else b.select(wrong, dtype, b.const(0, dtype), quotient, dt.lanes(dtype))
+
+
+def floor_divide(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+    """`x // y` rounded down."""
+    if dt.is_float(dtype):
+        return b.intrinsic("floor", dtype, b.binary("fdiv", dtype, x, y))
+    if dt.is_unsigned(dtype):
+        return divide(b, dtype, x, y)
+    quotient = divide(b, dtype, x, y)
+    rest = b.binary("sub", dtype, x, b.binary("mul", dtype, quotient, y))
+    return b.binary("sub", dtype, quotient, b.convert("zext", _bool(dtype), dtype, _crosses(b, dtype, rest, y)))
+
+
+def floor_modulo(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+    """`x % y` with the sign of y."""
+    if dt.is_float(dtype):
+        return _float_modulo(b, dtype, x, y)
+    x, y, wrong = _guarded_modulo(b, dtype, x, y)
+    rest = b.binary("urem" if dt.is_unsigned(dtype) else "srem", dtype, x, y)
+    if not dt.is_unsigned(dtype):
+        zero = b.const(0, dtype)
+        fix = b.select(_crosses(b, dtype, rest, y), dtype, y, zero, dt.lanes(dtype))
+        rest = b.binary("add", dtype, rest, fix)
+    return rest if wrong is None else b.select(wrong, dtype, b.const(0, dtype), rest, dt.lanes(dtype))
+
+
+def _guarded_modulo(b: Builder, dtype: str, x: Operand, y: Operand) -> tuple[Operand, Operand, Operand | None]:
+    """As for division; the rest of dividing by -1 is 0 whatever x, so 1 may stand for it."""
+    if y[0] != "%" and y not in ("0", b.const(0, dtype), b.const(-1, dtype)):
+        return x, y, None
+    lanes, one, minus = dt.lanes(dtype), b.const(1, dtype), b.const(-1, dtype)
+    wrong = b.compare("eq", dtype, y, b.const(0, dtype))
+    unsafe = wrong
+    if not dt.is_unsigned(dtype):
+        unsafe = b.binary("or", _bool(dtype), wrong, b.compare("eq", dtype, y, minus))
+    return x, b.select(unsafe, dtype, one, y, lanes), wrong
+
+
+def _crosses(b: Builder, dtype: str, rest: Operand, y: Operand) -> Operand:
+    """Whether a truncated rest is non-zero with a sign other than the divisor's."""
+    zero = b.const(0, dtype)
+    apart = b.compare("slt", dtype, b.binary("xor", dtype, rest, y), zero)
+    return b.binary("and", _bool(dtype), apart, b.compare("ne", dtype, rest, zero))
+
+
+def _float_modulo(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+    """x - floor(x / y) * y in float64, kept in [0, y): exact while the quotient is below 2**53."""
+    wide = dt.with_lanes("float64", dt.lanes(dtype))
+    x, y = emit_cast(b, x, dtype, wide), emit_cast(b, y, dtype, wide)
+    quotient = b.intrinsic("floor", wide, b.binary("fdiv", wide, x, y))
+    rest = b.intrinsic("fma", wide, b.pure(f"fneg {register_type(wide)} {quotient}"), y, x)
+    zero = b.const(0.0, wide)
+    below = b.compare("olt", wide, b.binary("fmul", wide, rest, y), zero)
+    rest = b.binary("fadd", wide, rest, b.select(below, wide, y, zero, dt.lanes(wide)))
+    beyond = b.compare("oge", wide, b.intrinsic("fabs", wide, rest), b.intrinsic("fabs", wide, y))
+    rest = b.binary("fsub", wide, rest, b.select(beyond, wide, y, zero, dt.lanes(wide)))
+    return emit_cast(b, rest, wide, dtype)
+
+
+def _bool(dtype: str) -> str:
+    return dt.with_lanes("bool", dt.lanes(dtype))
+
+
+def _extreme(ordered: str, signed: str, unsigned: str, boolean: str) -> Emit:
+    """min and max: NaN of either side wins, as in NumPy."""
+
+    def emit(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+        lanes = dt.lanes(dtype)
+        if dt.element(dtype) == "bool":
+            return b.binary(boolean, dtype, x, y)
+        if not dt.is_float(dtype):
+            test = b.compare(unsigned if dt.is_unsigned(dtype) else signed, dtype, x, y)
+            return b.select(test, dtype, x, y, lanes)
+        if x[0] != "%":
+            x, y = y, x
+        # one vmaxps: the first operand unless y is beyond it, so a NaN in x stays
+        best = b.select(b.compare(ordered, dtype, x, y), dtype, y, x, lanes)
+        if y[0] != "%":
+            return best
+        return b.select(b.compare("uno", dtype, y, y), dtype, y, best, lanes)
+
+    return emit
+
+
+def _comparison(floating: str, signed: str, unsigned: str) -> Emit:
+    def emit(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+        if dt.element(dtype) == "bfloat16":
+            wide = dt.with_lanes("float32", dt.lanes(dtype))
+            x, y, dtype = emit_cast(b, x, dtype, wide), emit_cast(b, y, dtype, wide), wide
+        if dt.is_float(dtype):
+            return b.compare(floating, dtype, x, y)
+        without_sign = dt.is_unsigned(dtype) or dt.element(dtype) == "bool"
+        return b.compare(unsigned if without_sign else signed, dtype, x, y)
+
+    return emit
+
+
+# fmt: off
+BINARY: dict[type[prim.BinaryExpr], Emit] = {
+    prim.Add: _simple("fadd", "add", "or"),
+    prim.Sub: _simple("fsub", "sub", "xor"),
+    prim.Mul: _simple("fmul", "mul", "and"),
+    prim.And: _simple("",     "and", "and"),
+    prim.Or:  _simple("",     "or",  "or"),
+    prim.Div: divide,
+    prim.FloorDiv: floor_divide,
+    prim.FloorMod: floor_modulo,
+    prim.Min: _extreme("ogt", "slt", "ult", "and"),
+    prim.Max: _extreme("olt", "sgt", "ugt", "or"),
+}
+COMPARISON: dict[type[prim.BinaryExpr], Emit] = {
+    prim.EQ: _comparison("oeq", "eq",  "eq"),
+    prim.NE: _comparison("une", "ne",  "ne"),
+    prim.LT: _comparison("olt", "slt", "ult"),
+    prim.LE: _comparison("ole", "sle", "ule"),
+    prim.GT: _comparison("ogt", "sgt", "ugt"),
+    prim.GE: _comparison("oge", "sge", "uge"),
+}
+# fmt: on
+
+
+def emit_binary(b: Builder, kind: type[prim.BinaryExpr], dtype: str, x: Operand, y: Operand) -> Operand:
+    """Any two-operand node on operands of `dtype`."""
+    if kind in COMPARISON:
+        return COMPARISON[kind](b, dtype, x, y)
+    return widened(b, BINARY[kind], dtype, x, y)
+
+
+def reduce_lanes(b: Builder, kind: str, dtype: str, x: Operand) -> Operand:
+    """Combine the lanes of a vector: kind is sum, max, min or prod. Float sums are trees."""
+    element = dt.element(dtype)
+    if element in ("float16", "bfloat16"):
+        wide = dt.with_lanes("float32", dt.lanes(dtype))
+        return emit_cast(b, reduce_lanes(b, kind, wide, emit_cast(b, x, dtype, wide)), "float32", element)
+    node, lanes = REDUCTIONS[kind], dt.lanes(dtype)
+    while lanes > 1 and lanes % 2 == 0:
+        half = lanes // 2
+        low, high = (_part(b, element, x, lanes, start, half) for start in (0, half))
+        x, lanes = emit_binary(b, node, dt.with_lanes(element, half), low, high), half
+    if lanes == 1:
+        return x
+    total = _part(b, element, x, lanes, 0, 1)
+    for i in range(1, lanes):
+        total = emit_binary(b, node, element, total, _part(b, element, x, lanes, i, 1))
+    return total
+
+
+REDUCTIONS: dict[str, type[prim.BinaryExpr]] = {
+    "sum": prim.Add,
+    "prod": prim.Mul,
+    "max": prim.Max,
+    "min": prim.Min,
+}
+
+
+def _part(b: Builder, element: str, x: Operand, lanes: int, start: int, count: int) -> Operand:
+    """Lanes [start, start + count) of a vector."""
+    kind = register_type(dt.with_lanes(element, lanes))
+    if count == 1:
+        return b.pure(f"extractelement {kind} {x}, i64 {start}")
+    chosen = ", ".join(f"i32 {i}" for i in range(start, start + count))
+    return b.pure(f"shufflevector {kind} {x}, {kind} poison, <{count} x i32> <{chosen}>")

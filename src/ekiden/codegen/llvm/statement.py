@@ -1,0 +1,412 @@
+"""Statements to blocks. Register buffers become SSA values: phis carry them around loops and out of branches.
+
+A parallel loop becomes a function of its own, `int body(ctx, begin, end)`, run by ek_parallel_for; what it uses from
+outside travels in a structure of 8-byte slots.
+"""
+
+from __future__ import annotations
+
+
+from ekiden.codegen.llvm.builder import Module, Operand
+from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.expression import (
+    DemoteRegister,
+    ExpressionEmitter,
+    RegisterKey,
+    as_ramp,
+)
+from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import Add, IntImm, Intrinsic, Mul, PrimExpr, SizeVar, Var, const, is_const
+from ekiden.runtime.errors import InternalError
+from ekiden.tir.expr import Buffer, BufferLoad, Ramp
+from ekiden.tir.stmt import (
+    Allocate,
+    AssertStmt,
+    BufferStore,
+    Evaluate,
+    For,
+    ForKind,
+    IfThenElse,
+    LetStmt,
+    Prefetch,
+    SeqStmt,
+    Stmt,
+)
+
+
+class StatementEmitter(ExpressionEmitter):
+    """Emits statements into one function that returns int: 0, or -1 with an error set."""
+
+    def __init__(self, module: Module, name: str, demoted: frozenset[Buffer]) -> None:
+        super().__init__(module)
+        self.module, self.name, self.demoted = module, name, demoted
+        self.workspaces: list[Operand] = []
+        self.failures: list[str] = []
+        self._stores: dict[Stmt, frozenset[RegisterKey]] = {}
+
+    def statement(self, s: Stmt) -> None:
+        """Emit one statement."""
+        self.begin_statement()
+        match s:
+            case SeqStmt():
+                for each in s.seq:
+                    self.statement(each)
+            case BufferStore():
+                self.store(s)
+            case For():
+                self.loop(s)
+            case LetStmt() | Allocate():
+                self.nested(s)
+            case IfThenElse():
+                self.branching(s)
+            case Evaluate():
+                if not isinstance(s.value, IntImm):
+                    self.value(s.value)
+            case AssertStmt():
+                self.check(self.value(s.condition), "RunError", f"{self.name}: {s.message}")
+            case Prefetch():
+                self.prefetch(s)
+            case _:
+                raise InternalError(f"llvm: statement {type(s).__name__} must be lowered first")
+
+    # variables and buffers
+
+    def nested(self, s: Stmt) -> None:
+        """Lets and allocations, however many stand inside each other; workspaces are freed in reverse order."""
+        before = len(self.workspaces)
+        while isinstance(s, (LetStmt, Allocate)):
+            self.begin_statement()
+            if isinstance(s, LetStmt):
+                self.variables[s.var] = self.value(s.value)
+                if self.is_nonnegative(s.value):
+                    self.positive.add(s.var)
+            else:
+                self.allocate(s.buffer)
+            s = s.body
+        self.statement(s)
+        while len(self.workspaces) > before:
+            self.free(self.workspaces.pop())
+
+    def allocate(self, buffer: Buffer) -> None:
+        """Give a buffer its memory, unless it is SSA values."""
+        if buffer.scope == "register" and buffer not in self.demoted:
+            return
+        extent: PrimExpr = const(1)
+        for d in buffer.shape:
+            extent = extent * d
+        if buffer.scope != "global":
+            if not isinstance(extent, IntImm):
+                raise InternalError(f"llvm: buffer {buffer.name!r} of scope {buffer.scope!r} has no constant size")
+            kind = f"[{max(extent.value, 1)} x {memory_type(buffer.dtype)}]"
+            self.pointers[buffer] = name = f"%{self.b.fresh('stack')}"
+            self.b.entry.append(f"  {name} = alloca {kind}, align 64")
+            return
+        size = self.value(extent * dt.itemsize(buffer.dtype))
+        self.pointers[buffer] = self.workspace(size)
+
+    def workspace(self, size: Operand) -> Operand:
+        """Scratch memory of some bytes, freed at the end of the scope or on failure."""
+        self.module.declare("ek_workspace_alloc", "ptr", ["i64"])
+        made = self.b.value(f"call ptr @ek_workspace_alloc(i64 {size})")
+        self.fail_unless(self.b.value(f"icmp ne ptr {made}, null"))
+        self.workspaces.append(made)
+        return made
+
+    def free(self, memory: Operand) -> None:
+        """Give scratch memory back."""
+        self.module.declare("ek_workspace_free", "void", ["ptr"])
+        self.b.effect(f"call void @ek_workspace_free(ptr {memory})")
+
+    # failing
+
+    def fail_unless(self, condition: Operand, before_return: str = "") -> None:
+        """Return -1 unless the condition holds, after freeing what is allocated; an error is set by then."""
+        going, failed = self.b.fresh("ok"), self.b.fresh("fail")
+        self.b.branch_if(condition, going, failed)
+        self.b.start(failed)
+        if before_return:
+            self.b.effect(before_return)
+        for memory in reversed(self.workspaces):
+            self.free(memory)
+        self.b.effect("ret i32 -1")
+        self.b.start(going)
+
+    def check(self, condition: Operand, kind: str, message: str) -> None:
+        """Fail with an error unless the condition holds."""
+        self.module.declare("ek_kernel_error", "i32", ["ptr", "ptr"])
+        text, name = self.module.string(message), self.module.string(kind)
+        self.fail_unless(condition, f"call i32 @ek_kernel_error(ptr {name}, ptr {text})")
+
+    # stores
+
+    def store(self, s: BufferStore) -> None:
+        """`buffer[index] = value`, in registers or in memory, under a predicate if there is one."""
+        if len(s.indices) != 1:
+            raise InternalError(f"llvm: store to {s.buffer.name!r} has {len(s.indices)} indices; flatten buffers first")
+        if s.predicate is not None and dt.lanes(s.predicate.dtype) == 1:
+            if is_const(s.predicate):
+                return self.store(s.with_fields(predicate=None)) if is_const(s.predicate, 1) else None
+            return self.branching(IfThenElse(s.predicate, s.with_fields(predicate=None)))
+        value = self.stored_value(s)
+        if s.buffer.scope == "register" and s.buffer not in self.pointers:
+            if s.predicate is not None:
+                raise DemoteRegister(s.buffer)
+            self.registers[self.register_key(s.buffer, s.indices[0])] = value
+            return None
+        kept = memory_dtype(s.value.dtype)
+        if kept != s.value.dtype:
+            value = self.b.convert("zext", s.value.dtype, kept, value)
+        self.memory_store(s, kept, value)
+        self.b.touch_memory()
+        return None
+
+    def stored_value(self, s: BufferStore) -> Operand:
+        """The value to store; x = x + a * b becomes one fused multiply-add."""
+        update = s.value
+        if isinstance(update, Add) and dt.element(update.dtype) in ("float32", "float64"):
+            for old, product in ((update.a, update.b), (update.b, update.a)):
+                if isinstance(old, BufferLoad) and old.buffer is s.buffer and isinstance(product, Mul):
+                    return self.value(Intrinsic("fma", (product.a, product.b, old), update.dtype))
+        return self.value(update)
+
+    def memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
+        """A scalar, contiguous, masked or scattered store."""
+        b, kind, index = self.b, register_type(dtype), as_ramp(s.indices[0])
+        lanes, align = dt.lanes(index.dtype), dt.itemsize(dt.element(dtype))
+        mask = None
+        if s.predicate is not None:
+            mask = self.value(s.predicate)
+        address, scatters = self.address(s.buffer, index)
+        if lanes == 1 or (mask is None and not scatters):
+            b.effect(f"store {kind} {value}, ptr {address}, align {align}")
+            return
+        bits = register_type(dt.with_lanes("bool", lanes))
+        form = f"scatter.{suffix(dtype)}.v{lanes}p0" if scatters else f"store.{suffix(dtype)}.p0"
+        place = f"<{lanes} x ptr>" if scatters else "ptr"
+        mask = mask or b.const(True, dt.with_lanes("bool", lanes))
+        b.module.declare(f"llvm.masked.{form}", "void", [kind, place, "i32", bits])
+        b.effect(
+            f"call void @llvm.masked.{form}({kind} {value}, {place} {address}, i32 {align}, {bits} {mask})"
+        )
+
+    def prefetch(self, s: Prefetch) -> None:
+        """A hint; never faults."""
+        index = as_ramp(s.indices[0])
+        address, _ = self.address(s.buffer, index.base if isinstance(index, Ramp) else index)
+        self.module.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
+        self.b.effect(f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 {s.locality}, i32 1)")
+
+    # control
+
+    def branching(self, s: IfThenElse) -> None:
+        """A branch; register buffers written on either side merge in phis."""
+        if isinstance(s.condition, IntImm):
+            chosen = s.then_case if s.condition.value else s.else_case
+            return self.statement(chosen) if chosen is not None else None
+        b, start = self.b, dict(self.registers)
+        then, after = b.fresh("then"), b.fresh("join")
+        other = b.fresh("else") if s.else_case is not None else after
+        condition = self.value(s.condition)
+        origin = b.block
+        b.branch_if(condition, then, other)
+        ends: list[tuple[dict[RegisterKey, Operand], str]] = []
+        for label, case in ((then, s.then_case), (other, s.else_case)):
+            if case is None:
+                ends.append((start, origin))
+                continue
+            b.start(label)
+            self.registers = dict(start)
+            with self.region(self.mask):
+                self.statement(case)
+            ends.append((self.registers, b.block))
+            b.branch(after)
+        b.start(after)
+        self.begin_statement()
+        self.registers = self.merged(*ends)
+        return None
+
+    def merged(
+        self, one: tuple[dict[RegisterKey, Operand], str], two: tuple[dict[RegisterKey, Operand], str]
+    ) -> dict[RegisterKey, Operand]:
+        """Register values after a join of two blocks."""
+        (left, left_block), (right, right_block) = one, two
+        result: dict[RegisterKey, Operand] = {}
+        for key in {**left, **right}:
+            a, b = left.get(key, "poison"), right.get(key, "poison")
+            result[key] = a if a == b else self.b.phi(self.register_dtype(key), (a, left_block), (b, right_block))
+        return result
+
+    def register_dtype(self, key: RegisterKey) -> str:
+        """The data type of an SSA value of a register buffer."""
+        buffer = key[0]
+        lanes = self.register_lanes.get(buffer, 1)
+        return buffer.dtype if lanes == 1 else dt.with_lanes(buffer.dtype, lanes)
+
+    def loop(self, s: For) -> None:
+        """A loop; one of extent 0 vanishes, one of extent 1 is its body."""
+        if s.kind in (ForKind.VECTORIZED, ForKind.UNROLLED):
+            raise InternalError(f"llvm: loop over {s.loop_var.name!r} is {s.kind.value}; lower it first")
+        if is_const(s.extent, 0):
+            return
+        if is_const(s.extent, 1):
+            self.nested(LetStmt(s.loop_var, s.min, s.body))
+        elif s.kind is ForKind.PARALLEL and not self.in_parallel():
+            self.parallel(s)
+        else:
+            begin = self.value(s.min)
+            end = self.value(s.min + s.extent)
+            self.serial(s, begin, end, isinstance(s.extent, IntImm))
+
+    def in_parallel(self) -> bool:
+        """Whether this function is already the body of a parallel loop."""
+        return False
+
+    def serial(self, s: For, begin: Operand, end: Operand, runs: bool) -> None:
+        """A loop that tests at its end; unless it surely `runs`, a test before it guards it."""
+        b, var = self.b, s.loop_var
+        kind = register_type(var.dtype)
+        body, after = b.fresh("loop"), b.fresh("done")
+        carried = sorted(self.carried(s.body), key=lambda k: (k[0].name, k[1]))
+        start = {key: self.registers.get(key, "poison") for key in carried}
+        origin, outer = b.block, dict(self.registers)
+        if runs:
+            b.branch(body)
+        else:
+            b.branch_if(b.compare("slt", var.dtype, begin, end), body, after)
+        b.touch_memory()
+        b.start(body)
+        # phis come first in the block, with the incoming values of the end filled in afterwards
+        counter, following = f"%{b.fresh('i')}", f"%{b.fresh('next')}"
+        place = len(b.lines)
+        phis = {key: f"%{b.fresh('r')}" for key in carried}
+        self.registers.update(phis)
+        self.variables[var] = counter
+        if self.is_nonnegative(s.min):
+            self.positive.add(var)
+        with self.region(self.mask):
+            self.statement(s.body)
+        b.effect(f"{following} = add {kind} {counter}, 1")
+        again = b.value(f"icmp slt {kind} {following}, {end}")
+        back = b.block
+        b.branch_if(again, body, after)
+        header = [f"  {counter} = phi {kind} [ {begin}, %{origin} ], [ {following}, %{back} ]"]
+        for key in carried:
+            typed = register_type(self.register_dtype(key))
+            header.append(
+                f"  {phis[key]} = phi {typed} [ {start[key]}, %{origin} ], [ {self.registers[key]}, %{back} ]"
+            )
+        b.lines[place:place] = header
+        b.start(after)
+        b.touch_memory()
+        self.begin_statement()
+        final = {key: self.registers[key] for key in carried}
+        self.registers = outer
+        for key in carried:
+            value = final[key]
+            if not runs:
+                value = b.phi(self.register_dtype(key), (start[key], origin), (value, back))
+            self.registers[key] = value
+
+    def carried(self, root: Stmt) -> frozenset[RegisterKey]:
+        """Elements of register buffers from outside that a statement stores."""
+        if root in self._stores:
+            return self._stores[root]
+        found: set[RegisterKey] = set()
+        inside: set[Buffer] = set()
+        stack: list[Stmt] = [root]
+        while stack:
+            s = stack.pop()
+            match s:
+                case SeqStmt():
+                    stack.extend(s.seq)
+                case For() | LetStmt():
+                    stack.append(s.body)
+                case Allocate():
+                    inside.add(s.buffer)
+                    stack.append(s.body)
+                case IfThenElse():
+                    stack.append(s.then_case)
+                    if s.else_case is not None:
+                        stack.append(s.else_case)
+                case BufferStore() if s.buffer.scope == "register" and s.buffer not in self.pointers:
+                    found.add(self.register_key(s.buffer, s.indices[0]))
+                case _:
+                    continue
+        result = self._stores[root] = frozenset(key for key in found if key[0] not in inside)
+        return result
+
+    def parallel(self, s: For) -> None:
+        """Run the body by ek_parallel_for over [0, extent)."""
+        b, grain = self.b, int(str((s.annotations or {}).get("grain", 1)))
+        body = BodyEmitter(self.module, self, s)
+        function = body.write(s)
+        slots = max(len(body.captured), 1)
+        context = f"%{b.fresh('context')}"
+        b.entry.append(f"  {context} = alloca [{slots} x i64], align 8")
+        for i, (dtype, value) in enumerate(body.captured):
+            place = b.value(f"getelementptr i64, ptr {context}, i64 {i}")
+            b.effect(f"store {register_type(dtype)} {value}, ptr {place}, align 8")
+        extent = emit_cast(b, self.value(s.extent), s.extent.dtype, "int64")
+        self.module.declare("ek_parallel_for", "i32", ["ptr", "ptr", "i64", "i64"])
+        status = b.value(
+            f"call i32 @ek_parallel_for(ptr @{function}, ptr {context}, i64 {extent}, i64 {max(grain, 1)})"
+        )
+        b.touch_memory()
+        self.fail_unless(b.value(f"icmp eq i32 {status}, 0"))
+
+
+class BodyEmitter(StatementEmitter):
+    """The function of a parallel loop's body: asks the function around for what it uses."""
+
+    def __init__(self, module: Module, outer: StatementEmitter, loop: For) -> None:
+        super().__init__(module, outer.name, outer.demoted)
+        self.outer = outer
+        self.captured: list[tuple[str, Operand]] = []
+        self.b._count = outer.b._count
+
+    def in_parallel(self) -> bool:
+        """Loops inside run inline."""
+        return True
+
+    def _slot(self, dtype: str, value: Operand) -> Operand:
+        place, name = f"%{self.b.fresh('slot')}", f"%{self.b.fresh('c')}"
+        self.b.entry.append(f"  {place} = getelementptr i64, ptr %ctx, i64 {len(self.captured)}")
+        self.b.entry.append(f"  {name} = load {register_type(dtype)}, ptr {place}, align 8")
+        self.captured.append((dtype, value))
+        return name
+
+    def capture_variable(self, var: Var) -> None:
+        """Take a variable over from the function around."""
+        value = self.outer.variable(var)
+        self.variables[var] = value if value[0] != "%" else self._slot(var.dtype, value)
+        if isinstance(var, SizeVar) or var in self.outer.positive:
+            self.positive.add(var)
+
+    def capture_buffer(self, buffer: Buffer) -> None:
+        """Take a buffer's address over from the function around."""
+        if buffer.scope == "register" and buffer not in self.demoted:
+            raise DemoteRegister(buffer)
+        self.pointers[buffer] = self._slot("handle", self.outer.pointer(buffer))
+
+    def write(self, s: For) -> str:
+        """Emit the function; returns its name."""
+        name = self.module.unique(f'"{self.name}.body"').replace('".', ".") + '"'
+        start = self.value(s.min)
+        kind = s.loop_var.dtype
+        begin = emit_cast(self.b, "%begin", "int64", kind)
+        end = emit_cast(self.b, "%end", "int64", kind)
+        if not is_const(s.min, 0):
+            begin = self.b.binary("add", kind, begin, start)
+            end = self.b.binary("add", kind, end, start)
+        self.serial(s, begin, end, runs=False)
+        self.b.effect("ret i32 0")
+        self.module.functions.append(function_text(name, "ptr %ctx, i64 %begin, i64 %end", self, internal=True))
+        return name
+
+
+def function_text(name: str, parameters: str, emitter: StatementEmitter, internal: bool = False) -> str:
+    """The finished function. Its first block is the entry, which holds stack slots and captured values."""
+    linkage = "internal " if internal else ""
+    lines = [f"define {linkage}i32 @{name}({parameters}) #0 {{", "entry:", *emitter.b.entry]
+    return "\n".join([*lines, *emitter.b.lines, "}"])

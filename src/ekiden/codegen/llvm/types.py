@@ -1,0 +1,73 @@
+"""How Ekiden's data types are written in LLVM IR.
+
+In registers bool is i1 and bfloat16 is i16 (its arithmetic goes through float32, so that no compiler library is called);
+in memory bool is a byte.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import ml_dtypes
+import numpy as np
+
+from ekiden.ir import dtype as dt
+
+# fmt: off
+REGISTER: dict[str, str] = {
+    "bool": "i1",
+    "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
+    "uint8": "i8", "uint16": "i16", "uint32": "i32", "uint64": "i64",
+    "float16": "half", "bfloat16": "i16", "float32": "float", "float64": "double",
+    "handle": "ptr",
+}
+# fmt: on
+_SUFFIX = {"half": "f16", "float": "f32", "double": "f64", "ptr": "p0"}
+
+
+def register_type(dtype: str) -> str:
+    """The type of a value in a register."""
+    lanes, scalar = dt.lanes(dtype), REGISTER[dt.element(dtype)]
+    return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
+
+
+def memory_dtype(dtype: str) -> str:
+    """What an element is in memory: bool becomes uint8."""
+    return dt.with_lanes("uint8", dt.lanes(dtype)) if dt.element(dtype) == "bool" else dtype
+
+
+def memory_type(dtype: str) -> str:
+    """The type of a value in memory."""
+    return register_type(memory_dtype(dtype))
+
+
+def suffix(dtype: str) -> str:
+    """How an overloaded intrinsic's name spells a type: f32, v16f32, i64."""
+    scalar = REGISTER[dt.element(dtype)]
+    name = _SUFFIX.get(scalar, scalar)
+    return name if dt.lanes(dtype) == 1 else f"v{dt.lanes(dtype)}{name}"
+
+
+def constant(value: int | float, dtype: str) -> str:
+    """A constant operand of a scalar or splatted vector type."""
+    scalar = _scalar_constant(value, dt.element(dtype))
+    if dt.lanes(dtype) == 1:
+        return scalar
+    return f"splat ({REGISTER[dt.element(dtype)]} {scalar})"
+
+
+def _scalar_constant(value: int | float, dtype: str) -> str:
+    if dtype == "bool":
+        return "true" if value else "false"
+    if dtype == "bfloat16":
+        return str(int(np.array(value, ml_dtypes.bfloat16).view(np.uint16)))
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return f"0xH{int(np.array(value, np.float16).view(np.uint16)):04X}"
+    if dt.is_float(dtype):
+        with np.errstate(over="ignore"):
+            number = float(np.float32(value)) if dtype == "float32" else float(value)
+        return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"
+    bits = dt.SCALAR_BITS[dtype]
+    wrapped = int(value) & ((1 << bits) - 1)
+    return str(wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped)

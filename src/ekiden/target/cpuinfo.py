@@ -1,0 +1,78 @@
+"""What this machine is, read from the operating system; every fact has a default for when it cannot be read."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+# fmt: off
+LEVELS: dict[str, tuple[str, ...]] = {   # newest first; a level is chosen when the machine has every flag of its row
+    "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "bmi2", "f16c"),
+    "x86-64-v3": ("avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"),
+    "x86-64-v2": ("sse4_2", "popcnt", "ssse3"),
+    "x86-64":    (),
+}
+MODELS: dict[tuple[str, int, int], str] = {   # (vendor, family, lowest model number / 16): LLVM's name
+    ("AuthenticAMD", 26, 0): "znver5",
+    ("AuthenticAMD", 25, 10): "znver4",
+    ("AuthenticAMD", 25, 6): "znver4",
+    ("AuthenticAMD", 25, 1): "znver4",
+    ("AuthenticAMD", 25, 0): "znver3",
+    ("AuthenticAMD", 23, 3): "znver2",
+    ("AuthenticAMD", 23, 0): "znver1",
+}
+# fmt: on
+EXTRA_FEATURES: dict[str, str] = {"avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16"}
+"""Flags of /proc/cpuinfo that code generation asks for by LLVM's name, beyond those of a level."""
+
+
+def read_cpuinfo(text: str | None = None) -> dict[str, str]:
+    """The first processor's entry of /proc/cpuinfo; empty where there is none."""
+    if text is None:
+        path = Path("/proc/cpuinfo")
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    entry: dict[str, str] = {}
+    for line in text.split("\n\n", 1)[0].splitlines():
+        key, _, value = line.partition(":")
+        entry[key.strip()] = value.strip()
+    return entry
+
+
+def cpu_name(info: dict[str, str]) -> str:
+    """LLVM's name of the processor when it has AVX-512 and is known, else the highest x86-64 level it reaches."""
+    flags = set(info.get("flags", "").split())
+    level = next(name for name, needed in LEVELS.items() if flags.issuperset(needed))
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return "generic"
+    family, model = int(info.get("cpu family", 0)), int(info.get("model", 0))
+    known = MODELS.get((info.get("vendor_id", ""), family, model // 16))
+    return known if known is not None and level in ("x86-64-v4", "x86-64-v3") else level
+
+
+def cpu_features(info: dict[str, str]) -> tuple[str, ...]:
+    """Features beyond the level, by LLVM's names, sorted."""
+    flags = set(info.get("flags", "").split())
+    return tuple(sorted(name for flag, name in EXTRA_FEATURES.items() if flag in flags))
+
+
+def vector_bits(info: dict[str, str]) -> int:
+    """Width of the widest vector registers that are useful."""
+    flags = set(info.get("flags", "").split())
+    if flags.issuperset(LEVELS["x86-64-v4"]):
+        return 512
+    return 256 if flags.issuperset(LEVELS["x86-64-v3"]) else 128
+
+
+def cache_bytes(level: int, default: int) -> int:
+    """Bytes of this core's data cache of a level."""
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        facts = {name: _read(index / name) for name in ("level", "type", "size")}
+        if facts["level"] == str(level) and facts["type"] in ("Data", "Unified"):
+            size = facts["size"]
+            scale = {"K": 1 << 10, "M": 1 << 20}.get(size[-1:], 1)
+            return int(size.rstrip("KM")) * scale
+    return default
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip() if path.exists() else ""

@@ -1,0 +1,126 @@
+"""Target: an immutable value that says what code is for, with the facts schedules choose tiles by."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+
+from ekiden.ir import dtype as dt
+from ekiden.runtime.errors import CompileError
+from ekiden.target import cpuinfo
+
+_TRIPLE = "x86_64-unknown-linux-gnu"
+
+# fmt: off
+VECTORS: dict[str, tuple[int, int]] = {   # cpu: (vector bits, vector registers)
+    "x86-64":    (128, 16),
+    "x86-64-v2": (128, 16),
+    "x86-64-v3": (256, 16),
+    "x86-64-v4": (512, 32),
+    "znver1":    (256, 16),
+    "znver2":    (256, 16),
+    "znver3":    (256, 16),
+    "znver4":    (512, 32),
+    "znver5":    (512, 32),
+    "generic":   (128, 16),
+}
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What code will run on. Equal targets give equal code; `str` and `parse` are inverse.
+
+    kind: the code generator. cpu, features: LLVM's names. vector_bits, registers: the vector register file.
+    l1, l2: bytes of a core's data caches. cores: threads that schedules may count on.
+    """
+
+    kind: str = "llvm"
+    triple: str = _TRIPLE
+    cpu: str = "x86-64-v3"
+    features: tuple[str, ...] = ()
+    vector_bits: int = 256
+    registers: int = 16
+    l1: int = 32 << 10
+    l2: int = 1 << 20
+    cores: int = 1
+
+    @staticmethod
+    @functools.cache
+    def host() -> Target:
+        """This machine."""
+        info = cpuinfo.read_cpuinfo()
+        bits = cpuinfo.vector_bits(info)
+        return Target(
+            cpu=cpuinfo.cpu_name(info),
+            features=cpuinfo.cpu_features(info),
+            vector_bits=bits,
+            registers=32 if bits == 512 else 16,
+            l1=cpuinfo.cache_bytes(1, 32 << 10),
+            l2=cpuinfo.cache_bytes(2, 1 << 20),
+            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        )
+
+    @staticmethod
+    def parse(text: str | Target) -> Target:
+        """A target from its text form: "llvm" (this machine) or "llvm -mcpu=x86-64-v3 -cores=4 ...".
+
+        Raises CompileError for an unknown kind, option or processor.
+        """
+        if isinstance(text, Target):
+            return text
+        kind, *options = text.split() or [""]
+        if kind != "llvm":
+            raise CompileError(f"target: expected 'llvm' and options, got {text!r}")
+        if not options:
+            return Target.host()
+        return _from_options(dict(_option(each) for each in options))
+
+    def lanes(self, dtype: str) -> int:
+        """Elements of `dtype` in one vector register."""
+        return self.vector_bits // (8 * dt.itemsize(dt.element(dtype)))
+
+    def __str__(self) -> str:
+        """The text form `parse` reads, with every fact."""
+        features = f" -mattr={','.join(self.features)}" if self.features else ""
+        return (
+            f"{self.kind} -mtriple={self.triple} -mcpu={self.cpu}{features} -vector-bits={self.vector_bits}"
+            f" -registers={self.registers} -l1={self.l1} -l2={self.l2} -cores={self.cores}"
+        )
+
+
+_OPTIONS = ("mtriple", "mcpu", "mattr", "vector-bits", "registers", "l1", "l2", "cores")
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.lstrip("-").partition("=")
+    if not text.startswith("-") or not equals or name not in _OPTIONS:
+        raise CompileError(f"target: unknown option {text!r}; there are {', '.join('-' + o + '=' for o in _OPTIONS)}")
+    return name, value
+
+
+def _from_options(options: dict[str, str]) -> Target:
+    host = Target.host()
+    cpu = options.get("mcpu", host.cpu)
+    if cpu not in VECTORS:
+        raise CompileError(f"target: unknown processor {cpu!r}; there are {', '.join(VECTORS)}")
+    bits, registers = VECTORS[cpu]
+    features = options.get("mattr", ",".join(host.features) if cpu == host.cpu else "")
+
+    def number(name: str, default: int) -> int:
+        text = options.get(name, str(default))
+        if not text.isdigit():
+            raise CompileError(f"target: option -{name} must be a number, got {text!r}")
+        return int(text)
+
+    return Target(
+        triple=options.get("mtriple", _TRIPLE),
+        cpu=cpu,
+        features=tuple(f for f in features.split(",") if f),
+        vector_bits=number("vector-bits", bits),
+        registers=number("registers", registers),
+        l1=number("l1", host.l1),
+        l2=number("l2", host.l2),
+        cores=number("cores", host.cores),
+    )
