@@ -67,7 +67,7 @@ def _pack_rows(weight: Array, tile: int) -> Array:
 
 def unpack_dense_weight(packed: Array, units: int) -> Array:
     """[ceil(N/r)][K][r] back to [N, K]."""
-    return packed.transpose(0, 2, 1).reshape(-1, packed.shape[1])[:units]
+    return packed.transpose(0, 2, 1).reshape(packed.shape[0] * packed.shape[2], packed.shape[1])[:units]
 
 
 def unpack_conv_weight(weight: Array, kernel_layout: str, channels: int | None, groups: int) -> Array:
