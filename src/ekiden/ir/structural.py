@@ -1,0 +1,200 @@
+"""Equality and hash of meaning: up to the names of bound variables, spans and inferred types.
+
+Both come from one canonical form: a list of rows, one per distinct node, children before parents. A row holds the node's type
+key, its plain fields and the numbers of its children's rows; a variable's row holds the order in which it was met. Two programs
+mean the same if their rows are the same, and the digest is a hash of the rows. What is shared in one program must be shared in
+the other (Call, Tuple, ...: the nodes of the graph), except atoms, types and scalar expressions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+import numpy as np
+
+from ekiden.ir.expr import BaseFunc, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.node import Node, fields_of
+
+Row = tuple[object, ...]
+FreeVars = Literal["identity", "order"]
+"""A free variable is itself, or the n-th one met."""
+
+VARIABLES = {
+    "relay.Var": "name_hint",
+    "tir.Var": "name",
+    "tir.SizeVar": "name",
+    "tir.Buffer": "name",
+    "relay.TypeVar": "name_hint",
+    "relay.IncompleteType": "",
+}
+"""Node types that identity tells apart -> the field that is only their name."""
+ATOMS = frozenset({"relay.Var", "relay.GlobalVar", "relay.Constant", "ir.Op", "ir.GlobalVar", "relay.Constructor"})
+"""Relay nodes whose sharing does not matter."""
+
+_digests: weakref.WeakKeyDictionary[Node, str] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How a node class is written down."""
+
+    key: str
+    names: tuple[str, ...]
+    binding: tuple[str, ...]
+    is_variable: bool
+    is_graph: bool
+
+
+_plans: dict[type, _Plan] = {}
+
+
+def _plan_of(node: Node) -> _Plan:
+    found = _plans.get(type(node))
+    if found is None:
+        key = node.type_key
+        kept = [f for f in fields_of(node) if not f.metadata.get("ignored") and f.name != VARIABLES.get(key)]
+        binding = tuple(f.name for f in kept if f.metadata.get("binding"))
+        graph = isinstance(node, RelayExpr) and key not in ATOMS
+        found = _Plan(key, tuple(f.name for f in kept), binding, key in VARIABLES, graph)
+        _plans[type(node)] = found
+    return found
+
+
+def _nodes_in(value: object) -> Iterator[Node]:
+    """The nodes directly inside a field's value, through tuples and mappings."""
+    if isinstance(value, Node):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _nodes_in(each)
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            yield from _nodes_in(value[key])
+
+
+@dataclass(slots=True)
+class _Canonical:
+    """The rows of one program, being written."""
+
+    free: FreeVars
+    map_sizes: bool
+    rows: list[Row] = field(default_factory=list)
+    numbers: dict[Node, int] = field(default_factory=dict)
+    """Node -> its row."""
+    same: dict[Row, int] = field(default_factory=dict)
+    """Row -> its number, for nodes whose sharing does not matter."""
+    bound: set[Node] = field(default_factory=set)
+
+    def write(self, root: object) -> Row:
+        """The row of `root`, a node or a container, after the rows of everything in it."""
+        stack: list[tuple[Node, bool]] = [(n, False) for n in reversed(list(_nodes_in(root)))]
+        numbers = self.numbers
+        while stack:
+            node, done = stack.pop()
+            if node in numbers:
+                continue
+            plan = _plan_of(node)
+            if done:
+                numbers[node] = self._number(node, plan)
+                continue
+            stack.append((node, True))
+            for name in plan.binding:
+                self.bound.update(_nodes_in(getattr(node, name)))
+            inside = [n for name in plan.names for n in _nodes_in(getattr(node, name)) if n not in numbers]
+            stack.extend((n, False) for n in reversed(inside))
+        return ("root", self._encode(root))
+
+    def _number(self, node: Node, plan: _Plan) -> int:
+        row: Row = (plan.key, *(self._encode(getattr(node, name)) for name in plan.names))
+        if plan.is_variable:
+            row = (*row, *self._identity(node, plan.key))
+        elif not plan.is_graph:
+            known = self.same.get(row)
+            if known is not None:
+                return known
+            self.same[row] = len(self.rows)
+        self.rows.append(row)
+        return len(self.rows) - 1
+
+    def _identity(self, node: Node, key: str) -> Row:
+        is_mapped = node in self.bound or key == "relay.TypeVar" or key == "tir.SizeVar" and self.map_sizes
+        if is_mapped or self.free == "order":
+            return ("bound" if is_mapped else "free", len(self.rows))
+        return ("is", id(node))
+
+    def _encode(self, value: object) -> object:
+        """A field's value as strings, numbers of rows, and tuples of those."""
+        if isinstance(value, Node):
+            return self.numbers[value]
+        if isinstance(value, Enum):
+            return f"e{value.name}"
+        if value is None or isinstance(value, (bool, int, float, str, bytes)):
+            return f"{type(value).__name__[0]}{value!r}"
+        if isinstance(value, (tuple, list)):
+            return ("(", *(self._encode(v) for v in value))
+        if isinstance(value, Mapping):
+            return ("{", *((str(k), self._encode(value[k])) for k in sorted(value, key=str)))
+        if isinstance(value, (np.ndarray, np.generic)):
+            return _array_row(np.asarray(value))
+        raise TypeError(f"structural equality: a {type(value).__name__} has no structure: {value!r}")
+
+
+def _array_row(value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Row:
+    content = np.ascontiguousarray(value).view(np.uint8) if value.ndim else value.tobytes()
+    digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+    return (str(value.dtype), value.shape, digest)
+
+
+def _open_module(value: object) -> object:
+    """A module as a mapping; other things as they are."""
+    if not isinstance(value, IRModule):
+        return value
+    functions = {g.name_hint: f for g, f in value.functions.items()}
+    types = {str(getattr(g, "name_hint", g)): d for g, d in value.type_definitions.items()}
+    return {"functions": functions, "types": types, "attrs": value.attrs}
+
+
+def _rows(value: object, free: FreeVars) -> list[Row]:
+    root = _open_module(value)
+    form = _Canonical(free, map_sizes=free == "order" or isinstance(value, (IRModule, BaseFunc)))
+    last = form.write(root)
+    return [*form.rows, last]
+
+
+def structural_equal(a: object, b: object, map_free_vars: bool = False) -> bool:
+    """Whether two nodes, modules, arrays, tuples or mappings mean the same.
+
+    Free variables must be the same objects unless `map_free_vars`. Named dimensions are free in a type or an expression, but
+    bound in a function or module.
+    """
+    if a is b:
+        return True
+    free: FreeVars = "order" if map_free_vars else "identity"
+    return _rows(a, free) == _rows(b, free)
+
+
+def structural_digest(a: object) -> str:
+    """A hex digest of 128 bits, the same in every process; that of a function is remembered."""
+    if isinstance(a, BaseFunc) and (known := _digests.get(a)) is not None:
+        return known
+    state = hashlib.blake2b(digest_size=16)
+    for row in _rows(a, "order"):
+        state.update(repr(row).encode())
+    found = state.hexdigest()
+    if isinstance(a, BaseFunc):
+        _digests[a] = found
+    return found
+
+
+def structural_hash(a: object) -> int:
+    """The first 64 bits of `structural_digest`."""
+    return int(structural_digest(a)[:16], 16)
+
+
+__all__ = ["structural_digest", "structural_equal", "structural_hash"]
