@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from ekiden.ir.attrs import Attrs
@@ -15,7 +15,8 @@ from ekiden.ir.node import ignored, node
 from ekiden.ir.span import Span
 from ekiden.ir.type import Type
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
+"""A NumPy array; its dtype is known at run time alone."""
 
 
 class OpPattern(IntEnum):

@@ -52,10 +52,14 @@ def joint_shape(*tensors: Tensor) -> Shape:
     return shape
 
 
-def broadcast_indices(indices: Sequence[PrimExpr], shape: Shape, joint: Shape) -> tuple[PrimExpr, ...]:
+def broadcast_indices(
+    indices: Sequence[PrimExpr], shape: Shape, joint: Shape
+) -> tuple[PrimExpr, ...]:
     """Indices into a tensor of `shape` for an element of its broadcast to `joint`."""
     start = len(joint) - len(shape)
-    return tuple(_index(i, d, j) for i, d, j in zip(indices[start:], shape, joint[start:], strict=True))
+    return tuple(
+        _index(i, d, j) for i, d, j in zip(indices[start:], shape, joint[start:], strict=True)
+    )
 
 
 def _index(index: PrimExpr, dim: PrimExpr, joint: PrimExpr) -> PrimExpr:
@@ -93,7 +97,11 @@ def _comparison(kind: type[BinaryExpr]) -> Scalar2:
     assert kind in COMPARISONS, kind
 
     def scalar(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-        return binary(kind, cast(a, "int32"), cast(b, "int32")) if a.dtype == "bool" else binary(kind, a, b)
+        return (
+            binary(kind, cast(a, "int32"), cast(b, "int32"))
+            if a.dtype == "bool"
+            else binary(kind, a, b)
+        )
 
     return scalar
 
@@ -107,7 +115,8 @@ def _bitwise(op: str, on_bool: type[BinaryExpr]) -> Scalar2:
 
 
 def _guarded(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Integer division that cannot trap: by 0 it gives 0; by -1 the quotient is -a, which may wrap."""
+    """Integer division that cannot trap: by 0 it gives 0; by -1 the quotient is -a, which may
+    wrap."""
     if is_const(b) and not is_const(b, 0) and not is_const(b, -1):
         return binary(kind, a, b)
     zero, one = const(0, a.dtype), const(1, a.dtype)
@@ -134,7 +143,11 @@ def _remainder(rounding: str, a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def _floor_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    return cast(_quotient("floor", a, b), a.dtype) if dt.is_float(a.dtype) else _guarded(FloorDiv, a, b)
+    return (
+        cast(_quotient("floor", a, b), a.dtype)
+        if dt.is_float(a.dtype)
+        else _guarded(FloorDiv, a, b)
+    )
 
 
 def _floor_mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
@@ -159,6 +172,10 @@ def _power(a: PrimExpr, b: PrimExpr) -> PrimExpr:
         return cast(call_intrin("pow", wide(a), wide(b)), a.dtype)
     exact = call_intrin("pow", cast(a, "float64"), cast(b, "float64"))
     return cast(call_intrin("round", exact), a.dtype)
+
+
+def _logical_xor(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return binary(NE, cast(as_bool(a), "int32"), cast(as_bool(b), "int32"))
 
 
 def _named(name: str, function: Scalar2) -> Callable[[Tensor, Tensor], Tensor]:
@@ -192,7 +209,7 @@ greater       = _named("greater",       _comparison(GT))
 greater_equal = _named("greater_equal", _comparison(GE))
 logical_and   = _named("logical_and",   _logic(And))
 logical_or    = _named("logical_or",    _logic(Or))
-logical_xor   = _named("logical_xor",   lambda a, b: binary(NE, cast(as_bool(a), "int32"), cast(as_bool(b), "int32")))
+logical_xor   = _named("logical_xor",   _logical_xor)
 # fmt: on
 
 
@@ -204,5 +221,8 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def broadcast_to(x: Tensor, shape: Shape) -> Tensor:
     """`x` repeated to `shape`."""
     return te.compute(
-        shape, lambda *i: x[broadcast_indices(i, x.shape, shape)], name="broadcast_to", tag="broadcast"
+        shape,
+        lambda *i: x[broadcast_indices(i, x.shape, shape)],
+        name="broadcast_to",
+        tag="broadcast",
     )

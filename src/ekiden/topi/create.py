@@ -14,7 +14,9 @@ from ekiden.topi.shape import Shape, as_dim, product
 
 def full(fill_value: Tensor, shape: Shape, dtype: str) -> Tensor:
     """A tensor of one value."""
-    return te.compute(shape, lambda *i: convert_scalar(fill_value[()], dtype), name="full", tag="elemwise")
+    return te.compute(
+        shape, lambda *i: convert_scalar(fill_value[()], dtype), name="full", tag="elemwise"
+    )
 
 
 def constant(value: int | float, shape: Shape, dtype: str, name: str = "constant") -> Tensor:
@@ -26,7 +28,12 @@ def arange(start: ExprLike, step: ExprLike, extent: PrimExpr, dtype: str) -> Ten
     """start + n * step, computed in float64 or int64."""
     exact = "float64" if dt.is_float(dtype) else "int64"
     first, by = cast(convert(start), exact), cast(convert(step), exact)
-    return te.compute((extent,), lambda i: cast(first + cast(i, exact) * by, dtype), name="arange", tag="injective")
+    return te.compute(
+        (extent,),
+        lambda i: cast(first + cast(i, exact) * by, dtype),
+        name="arange",
+        tag="injective",
+    )
 
 
 def _pick(values: Sequence[PrimExpr], index: Var) -> PrimExpr:
@@ -40,9 +47,13 @@ def shape_of(x: Tensor, dtype: str) -> Tensor:
     """The dimensions of `x`."""
     if x.ndim == 0:
         return constant(0, (as_dim(0),), dtype, "shape_of")
-    return te.compute((x.ndim,), lambda i: cast(_pick(x.shape, i), dtype), name="shape_of", tag="injective")
+    return te.compute(
+        (x.ndim,), lambda i: cast(_pick(x.shape, i), dtype), name="shape_of", tag="injective"
+    )
 
 
 def ndarray_size(x: Tensor, dtype: str) -> Tensor:
     """How many elements `x` has."""
-    return te.compute((), lambda: cast(product(x.shape), dtype), name="ndarray_size", tag="injective")
+    return te.compute(
+        (), lambda: cast(product(x.shape), dtype), name="ndarray_size", tag="injective"
+    )

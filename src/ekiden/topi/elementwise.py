@@ -8,7 +8,8 @@ from collections.abc import Callable
 from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import EQ, GT, LT, NE, Not, PrimExpr, Select, binary, cast as cast_scalar, const, maximum, minimum
+from ekiden.ir.prim import EQ, GT, LT, NE, Not, PrimExpr, Select, binary, const, maximum, minimum
+from ekiden.ir.prim import cast as cast_scalar
 from ekiden.te import Tensor
 
 Scalar = Callable[[PrimExpr], PrimExpr]
@@ -56,7 +57,11 @@ def _negative(x: PrimExpr) -> PrimExpr:
 def _sign(x: PrimExpr) -> PrimExpr:
     """1, -1, or x itself: 0 or not a number."""
     zero = const(0, x.dtype)
-    below = x if dt.is_unsigned(x.dtype) else Select(binary(LT, x, zero), const(-1, x.dtype), x, x.dtype)
+    below = (
+        x
+        if dt.is_unsigned(x.dtype)
+        else Select(binary(LT, x, zero), const(-1, x.dtype), x, x.dtype)
+    )
     return Select(binary(GT, x, zero), const(1, x.dtype), below, x.dtype)
 
 
@@ -134,13 +139,18 @@ def _bounds(dtype: str, a_min: float, a_max: float) -> tuple[float | None, float
 
 def leaky_relu(x: Tensor, alpha: float) -> Tensor:
     """Elements below 0 times `alpha`."""
-    return elementwise(x, lambda v: Select(binary(GT, v, 0), v, v * const(alpha, v.dtype), v.dtype), "leaky_relu")
+    return elementwise(
+        x, lambda v: Select(binary(GT, v, 0), v, v * const(alpha, v.dtype), v.dtype), "leaky_relu"
+    )
 
 
 def prelu(x: Tensor, alpha: Tensor, axis: int) -> Tensor:
     """Elements below 0 times the `alpha` of their channel."""
     return te.compute(
-        x.shape, lambda *i: Select(binary(GT, x[i], 0), x[i], x[i] * alpha[i[axis]], x.dtype), name="prelu", tag="broadcast"
+        x.shape,
+        lambda *i: Select(binary(GT, x[i], 0), x[i], x[i] * alpha[i[axis]], x.dtype),
+        name="prelu",
+        tag="broadcast",
     )
 
 

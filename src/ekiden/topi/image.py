@@ -10,7 +10,18 @@ import numpy as np
 from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import EQ, PrimExpr, Select, Var, binary, cast, const, logical_and, maximum, minimum
+from ekiden.ir.prim import (
+    EQ,
+    PrimExpr,
+    Select,
+    Var,
+    binary,
+    cast,
+    const,
+    logical_and,
+    maximum,
+    minimum,
+)
 from ekiden.te import Tensor
 from ekiden.topi.shape import Shape, known
 
@@ -29,7 +40,12 @@ class Sampling:
 
 
 def resize2d(
-    data: Tensor, shape: Shape, axes: Sequence[int], sampling: Sampling, scales: Sequence[float] | None, out_dtype: str
+    data: Tensor,
+    shape: Shape,
+    axes: Sequence[int],
+    sampling: Sampling,
+    scales: Sequence[float] | None,
+    out_dtype: str,
 ) -> Tensor:
     """`data` resized to `shape` along two axes."""
     rows, columns = axes
@@ -67,7 +83,9 @@ def _finish(value: PrimExpr, dtype: str) -> PrimExpr:
     return cast(value, dtype)
 
 
-def _coordinate(mode: str, index: PrimExpr, size: PrimExpr, extent: PrimExpr, scale: float | None) -> PrimExpr:
+def _coordinate(
+    mode: str, index: PrimExpr, size: PrimExpr, extent: PrimExpr, scale: float | None
+) -> PrimExpr:
     """Where a result pixel lies in the data."""
     x, half = cast(index, FLOAT), const(0.5, FLOAT)
     if mode == "align_corners":
@@ -88,7 +106,11 @@ def _scale(size: PrimExpr, extent: PrimExpr, scale: float | None) -> PrimExpr:
     numbers = known(size), known(extent)
     if scale is None and numbers[0] and numbers[1] is not None:
         scale = numbers[1] / numbers[0]
-    return cast(extent, FLOAT) / cast(size, FLOAT) if scale is None else const(float(np.float32(scale)), FLOAT)
+    return (
+        cast(extent, FLOAT) / cast(size, FLOAT)
+        if scale is None
+        else const(float(np.float32(scale)), FLOAT)
+    )
 
 
 def _nearest(x: PrimExpr, rounding: str) -> PrimExpr:

@@ -1,4 +1,5 @@
-"""Computations whose indices are data. Every index is brought into range, so that no input can read outside."""
+"""Computations whose indices are data. Every index is brought into range, so that no input can read
+outside."""
 
 from __future__ import annotations
 
@@ -27,12 +28,16 @@ def from_either_end(index: PrimExpr, size: PrimExpr) -> PrimExpr:
 
 
 def take(x: Tensor, indices: Tensor, axis: int | None, mode: str) -> Tensor:
-    """Slices of `x` at `indices` along an axis (None: of the flattened data); indices count modulo or are clipped."""
+    """Slices of `x` at `indices` along an axis (None: of the flattened data); indices count modulo
+    or are clipped."""
     bring = _wrapped if mode == "wrap" else _clipped
     if axis is None:
         count = product(x.shape)
         return te.compute(
-            indices.shape, lambda *i: x[unravel(bring(indices[i], count), x.shape)], name="take", tag="injective"
+            indices.shape,
+            lambda *i: x[unravel(bring(indices[i], count), x.shape)],
+            name="take",
+            tag="injective",
         )
     at, rank = axis, indices.ndim
     shape = (*x.shape[:at], *indices.shape, *x.shape[at + 1 :])
@@ -67,7 +72,9 @@ def gather_nd(x: Tensor, indices: Tensor, batch_dims: int, count: int) -> Tensor
     return te.compute(shape, body, name="gather_nd", tag="injective")
 
 
-def one_hot(indices: Tensor, on_value: Tensor, off_value: Tensor, depth: PrimExpr, axis: int) -> Tensor:
+def one_hot(
+    indices: Tensor, on_value: Tensor, off_value: Tensor, depth: PrimExpr, axis: int
+) -> Tensor:
     """`on_value` where the position along a new axis is the index, `off_value` elsewhere."""
     shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
 

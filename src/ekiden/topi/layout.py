@@ -1,4 +1,5 @@
-"""Layouts of tensors: which letter is which axis. The one place that knows how NCHW, NHWC and weight layouts relate."""
+"""Layouts of tensors: which letter is which axis. The one place that knows how NCHW, NHWC and
+weight layouts relate."""
 
 from __future__ import annotations
 
@@ -56,11 +57,13 @@ def channel(layout: str) -> int:
 
 
 def transform_shape(shape: Sequence[PrimExpr], source: str, target: str) -> tuple[PrimExpr, ...]:
-    """The shape of a tensor after a layout change. Raises ValueError when an inner factor does not divide."""
+    """The shape of a tensor after a layout change. Raises ValueError when an inner factor does not
+    divide."""
     whole = _whole_extents(shape, source)
     factors = {letter.upper(): size for letter, size in parse(target) if size}
     return tuple(
-        as_dim(size) if size else _outer(whole[letter], factors.get(letter, 1), letter) for letter, size in parse(target)
+        as_dim(size) if size else _outer(whole[letter], factors.get(letter, 1), letter)
+        for letter, size in parse(target)
     )
 
 
@@ -87,10 +90,16 @@ def transform_array(data: Array, source: str, target: str) -> Array:
     extents = as_ints(transform_shape(tuple(map(as_dim, data.shape)), source, target))
     names, targets = [n for n, _ in parse(source)], [n for n, _ in parse(target)]
     plain = [n for n in names if n.isupper()]
-    order = [i for n in plain for i in (names.index(n), names.index(n.lower()) if n.lower() in names else -1) if i >= 0]
+    order = [
+        i
+        for n in plain
+        for i in (names.index(n), names.index(n.lower()) if n.lower() in names else -1)
+        if i >= 0
+    ]
     merged = [data.shape[names.index(n)] * dict(parse(source)).get(n.lower(), 1) for n in plain]
     whole = data.transpose(order).reshape(merged)
-    cut, position = [], {}
+    cut: list[int] = []
+    position: dict[str, int] = {}
     for name in plain:
         position[name] = len(cut)
         cut.append(extents[targets.index(name)])

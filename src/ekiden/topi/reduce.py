@@ -27,11 +27,17 @@ def reduce_axes(shape: Shape, axes: Sequence[int]) -> list[te.ReduceAxis]:
 
 def kept_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
     """The shape without `axes`, or with 1 there."""
-    return tuple(as_dim(1) if i in axes else d for i, d in enumerate(shape) if keepdims or i not in axes)
+    return tuple(
+        as_dim(1) if i in axes else d for i, d in enumerate(shape) if keepdims or i not in axes
+    )
 
 
 def source_indices(
-    indices: Sequence[PrimExpr], reduced: Sequence[PrimExpr], axes: Sequence[int], rank: int, keepdims: bool
+    indices: Sequence[PrimExpr],
+    reduced: Sequence[PrimExpr],
+    axes: Sequence[int],
+    rank: int,
+    keepdims: bool,
 ) -> list[PrimExpr]:
     """Indices into the data: those of the result, with the reduction variables at `axes`."""
     outer = iter(indices)
@@ -56,7 +62,9 @@ def reduce(
     variables = reduce_axes(x.shape, axes)
     return te.compute(
         kept_shape(x.shape, axes, keepdims),
-        lambda *i: reducer(load(x[source_indices(i, variables, axes, x.ndim, keepdims)]), variables),
+        lambda *i: reducer(
+            load(x[source_indices(i, variables, axes, x.ndim, keepdims)]), variables
+        ),
         name=name,
         tag="reduce",
     )
@@ -117,8 +125,11 @@ def _position(variables: Sequence[te.ReduceAxis]) -> PrimExpr:
     return flat
 
 
-def _arg_reduce(x: Tensor, axes: Sequence[int], keepdims: bool, reducer: Reducer, last: bool, name: str) -> Tensor:
-    """The position of the extreme element: its value first, then the first (or last) position that has it."""
+def _arg_reduce(
+    x: Tensor, axes: Sequence[int], keepdims: bool, reducer: Reducer, last: bool, name: str
+) -> Tensor:
+    """The position of the extreme element: its value first, then the first (or last) position that
+    has it."""
     extreme = reduce(x, axes, keepdims, reducer, f"{name}_value")
     variables = reduce_axes(x.shape, axes)
     count = product([x.shape[a] for a in axes])
@@ -133,17 +144,22 @@ def _arg_reduce(x: Tensor, axes: Sequence[int], keepdims: bool, reducer: Reducer
         return te.max(position, variables) if last else te.min(position, variables)
 
     found = te.compute(extreme.shape, body, name=f"{name}_position", tag="reduce")
-    bounded = (lambda v: maximum(v, 0)) if last else (lambda v: minimum(v, count - 1))
-    return elementwise(found, lambda v: cast(bounded(v), "int32"), name)
+
+    def bounded(position: PrimExpr) -> PrimExpr:
+        return cast(maximum(position, 0) if last else minimum(position, count - 1), "int32")
+
+    return elementwise(found, bounded, name)
 
 
-def argmax(x: Tensor, axes: Sequence[int], keepdims: bool = False, select_last_index: bool = False) -> Tensor:
+def argmax(
+    x: Tensor, axes: Sequence[int], keepdims: bool = False, select_last_index: bool = False
+) -> Tensor:
     """The position (int32) of the largest element, or of the first that is not a number."""
     return _arg_reduce(x, axes, keepdims, te.max, select_last_index, "argmax")
 
 
-def argmin(x: Tensor, axes: Sequence[int], keepdims: bool = False, select_last_index: bool = False) -> Tensor:
+def argmin(
+    x: Tensor, axes: Sequence[int], keepdims: bool = False, select_last_index: bool = False
+) -> Tensor:
     """The position (int32) of the smallest element, or of the first that is not a number."""
     return _arg_reduce(x, axes, keepdims, te.min, select_last_index, "argmin")
-
-

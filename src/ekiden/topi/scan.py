@@ -26,7 +26,9 @@ def cumsum(x: Tensor, axis: int, dtype: str, exclusive: bool) -> Tensor:
     return te.extern([x.shape], [x], build, [dtype], name="cumsum")[0]
 
 
-def _store(source: Buffer, target: Buffer, indices: Sequence[Var], axis: int, exclusive: bool) -> Stmt:
+def _store(
+    source: Buffer, target: Buffer, indices: Sequence[Var], axis: int, exclusive: bool
+) -> Stmt:
     """target[k] = target[k - 1] + source[k], or + source[k - 1] if exclusive."""
     here = tuple(indices)
     before: tuple[PrimExpr, ...] = (*here[:axis], here[axis] - 1, *here[axis + 1 :])

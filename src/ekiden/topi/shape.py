@@ -1,6 +1,8 @@
-"""Arithmetic on dimensions: what type relations and computations both need to know about result shapes.
+"""Arithmetic on dimensions: what type relations and computations both need to know about result
+shapes.
 
-A dimension is an int64 PrimExpr; attributes may hold plain ints instead (`Dim`). Everything here stays symbolic.
+A dimension is an int64 PrimExpr; attributes may hold plain ints instead (`Dim`). Everything here
+stays symbolic.
 """
 
 from __future__ import annotations
@@ -9,14 +11,27 @@ import math
 from collections.abc import Iterable, Sequence
 
 from ekiden.arith import Analyzer, prove_equal, simplify
-from ekiden.ir.prim import EQ, AnyDim, ExprLike, IntImm, PrimExpr, Select, binary, convert, is_const, maximum, minimum
+from ekiden.ir.prim import (
+    EQ,
+    AnyDim,
+    ExprLike,
+    IntImm,
+    PrimExpr,
+    Select,
+    binary,
+    convert,
+    is_const,
+    maximum,
+    minimum,
+)
 
 Dim = int | PrimExpr
 Dims = tuple[Dim, ...]
 Shape = tuple[PrimExpr, ...]
 
 OPEN_END = 2**30
-"""A slice bound of at least this size means "to the end" (the largest int32 and int64 are spelled so in models)."""
+"""A slice bound of at least this size means "to the end" (the largest int32 and int64 are spelled
+so in models)."""
 
 
 def as_dim(value: ExprLike) -> PrimExpr:
@@ -87,7 +102,8 @@ def product(dims: Iterable[PrimExpr]) -> PrimExpr:
 
 
 def normalize_axis(axis: int, rank: int, what: str) -> int:
-    """`axis` counted from the front. Raises ValueError when it is out of range; `what` names the operator."""
+    """`axis` counted from the front. Raises ValueError when it is out of range; `what` names the
+    operator."""
     if not -rank <= axis < rank:
         raise ValueError(f"{what}: axis must be in [{-rank}, {rank}), got {axis}")
     return axis + rank if axis < 0 else axis
@@ -102,7 +118,8 @@ def normalize_axes(axes: Sequence[int] | int | None, rank: int, what: str) -> tu
 
 
 def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
-    """What two dimensions that must be equal are: the better known one; None if they cannot be equal."""
+    """What two dimensions that must be equal are: the better known one; None if they cannot be
+    equal."""
     if equal(a, b):
         return a if known(a) is not None else b
     if known(a) is not None and known(b) is not None:
@@ -115,7 +132,8 @@ def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
 def broadcast_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
     """The broadcast of two dimensions; None if they are known to disagree.
 
-    A symbol against a constant c > 1 gives c; against another symbol, a choice made when both are known.
+    A symbol against a constant c > 1 gives c; against another symbol, a choice made when both are
+    known.
     """
     if equal(a, b):
         return a
@@ -147,16 +165,22 @@ def ceil_div(a: PrimExpr, b: int) -> PrimExpr:
     return (a + (b - 1)) // b if b != 1 else a
 
 
-def window_extent(size: PrimExpr, kernel: Dim, stride: int, before: int, after: int, dilation: int = 1) -> PrimExpr:
-    """How many windows of a convolution or pooling fit: (size + before + after - reach) // stride + 1."""
+def window_extent(
+    size: PrimExpr, kernel: Dim, stride: int, before: int, after: int, dilation: int = 1
+) -> PrimExpr:
+    """How many windows of a convolution or pooling fit: (size + before + after - reach) // stride +
+    1."""
     if is_any(size):
         return size
     reach = (as_dim(kernel) - 1) * dilation + 1
     return tidy((size + (before + after) - reach) // stride + 1)
 
 
-def window_extent_ceil(size: PrimExpr, kernel: int, stride: int, before: int, after: int, dilation: int = 1) -> PrimExpr:
-    """As `window_extent`, rounded up; a last window that would start in the padding after is dropped."""
+def window_extent_ceil(
+    size: PrimExpr, kernel: int, stride: int, before: int, after: int, dilation: int = 1
+) -> PrimExpr:
+    """As `window_extent`, rounded up; a last window that would start in the padding after is
+    dropped."""
     if is_any(size):
         return size
     reach = (kernel - 1) * dilation + 1
@@ -165,9 +189,16 @@ def window_extent_ceil(size: PrimExpr, kernel: int, stride: int, before: int, af
 
 
 def transposed_extent(
-    size: PrimExpr, kernel: Dim, stride: int, before: int, after: int, dilation: int = 1, extra: int = 0
+    size: PrimExpr,
+    kernel: Dim,
+    stride: int,
+    before: int,
+    after: int,
+    dilation: int = 1,
+    extra: int = 0,
 ) -> PrimExpr:
-    """The extent of a transposed convolution: (size - 1) * stride - before - after + reach + extra."""
+    """The extent of a transposed convolution: (size - 1) * stride - before - after + reach +
+    extra."""
     if is_any(size):
         return size
     reach = (as_dim(kernel) - 1) * dilation + 1
@@ -210,8 +241,11 @@ def slice_range(begin: Dim, end: Dim, stride: int, size: PrimExpr) -> tuple[Prim
     return tidy(start), tidy(maximum(ceil_div(tidy(start - stop), -stride), 0))
 
 
-def infer_reshape(shape: Sequence[PrimExpr], newshape: Sequence[Dim], allow_zero: bool = False) -> Shape:
-    """The shape `newshape` asks for: 0 copies the input's dimension (unless allowed), one -1 takes what is left.
+def infer_reshape(
+    shape: Sequence[PrimExpr], newshape: Sequence[Dim], allow_zero: bool = False
+) -> Shape:
+    """The shape `newshape` asks for: 0 copies the input's dimension (unless allowed), one -1 takes
+    what is left.
 
     Raises ValueError when the numbers of elements are known to differ.
     """
@@ -220,7 +254,10 @@ def infer_reshape(shape: Sequence[PrimExpr], newshape: Sequence[Dim], allow_zero
         number = known(each)
         if number == 0 and not allow_zero:
             if position >= len(shape):
-                raise ValueError(f"0 at axis {position} copies a dimension that an input of rank {len(shape)} lacks")
+                raise ValueError(
+                    f"0 at axis {position} copies a dimension that an input of rank"
+                    f" {len(shape)} lacks"
+                )
             wanted.append(shape[position])
         else:
             wanted.append(None if number == -1 else as_dim(each))
@@ -229,8 +266,9 @@ def infer_reshape(shape: Sequence[PrimExpr], newshape: Sequence[Dim], allow_zero
     if holes > 1:
         raise ValueError(f"at most one dimension may be -1, got {holes}")
     if holes == 0:
-        if _count(shape) is not None and _count(given) is not None and _count(shape) != _count(given):
-            raise ValueError(f"{_count(shape)} elements cannot become {_count(given)}")
+        before, after = _count(shape), _count(given)
+        if before is not None and after is not None and before != after:
+            raise ValueError(f"{before} elements cannot become {after}")
         return tuple(given)
     rest = _quotient(shape, given)
     return tuple(rest if d is None else d for d in wanted)

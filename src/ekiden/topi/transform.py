@@ -12,7 +12,9 @@ from ekiden.topi.layout import parse, transform_shape
 from ekiden.topi.shape import Shape, as_dim, equal, tidy
 
 
-def _injective(shape: Shape, x: Tensor, name: str, index: Callable[..., Sequence[PrimExpr]]) -> Tensor:
+def _injective(
+    shape: Shape, x: Tensor, name: str, index: Callable[..., Sequence[PrimExpr]]
+) -> Tensor:
     return te.compute(shape, lambda *i: x[index(*i)], name=name, tag="injective")
 
 
@@ -89,7 +91,9 @@ def split(x: Tensor, ranges: Sequence[tuple[PrimExpr, PrimExpr]], axis: int) -> 
     return [strided_slice(x, _one_range(x.shape, axis, begin, extent)) for begin, extent in ranges]
 
 
-def _one_range(shape: Shape, axis: int, begin: PrimExpr, extent: PrimExpr) -> list[tuple[PrimExpr, int, PrimExpr]]:
+def _one_range(
+    shape: Shape, axis: int, begin: PrimExpr, extent: PrimExpr
+) -> list[tuple[PrimExpr, int, PrimExpr]]:
     return [(begin, 1, extent) if i == axis else (as_dim(0), 1, d) for i, d in enumerate(shape)]
 
 
@@ -97,7 +101,10 @@ def strided_slice(x: Tensor, ranges: Sequence[tuple[PrimExpr, int, PrimExpr]]) -
     """Elements first + n * stride along each axis, given as (first, stride, extent)."""
     shape = tuple(extent for _, _, extent in ranges)
     return _injective(
-        shape, x, "strided_slice", lambda *i: [n * stride + first for n, (first, stride, _) in zip(i, ranges, strict=True)]
+        shape,
+        x,
+        "strided_slice",
+        lambda *i: [n * stride + first for n, (first, stride, _) in zip(i, ranges, strict=True)],
     )
 
 
@@ -107,7 +114,10 @@ def tile(x: Tensor, shape: Shape) -> Tensor:
     start = len(shape) - len(dims)
 
     def index(*i: Var) -> list[PrimExpr]:
-        return [n if equal(d, s) else n % d for n, d, s in zip(i[start:], dims, shape[start:], strict=True)]
+        return [
+            n if equal(d, s) else n % d
+            for n, d, s in zip(i[start:], dims, shape[start:], strict=True)
+        ]
 
     return _injective(shape, x, "tile", index)
 
@@ -121,7 +131,10 @@ def repeat(x: Tensor, repeats: int, axis: int) -> Tensor:
 def reverse(x: Tensor, axes: Sequence[int]) -> Tensor:
     """`x` backwards along axes."""
     return _injective(
-        x.shape, x, "reverse", lambda *i: [x.shape[a] - 1 - n if a in axes else n for a, n in enumerate(i)]
+        x.shape,
+        x,
+        "reverse",
+        lambda *i: [x.shape[a] - 1 - n if a in axes else n for a, n in enumerate(i)],
     )
 
 
@@ -133,7 +146,9 @@ def layout_transform(x: Tensor, source: str, target: str) -> Tensor:
     def index(*i: Var) -> list[PrimExpr]:
         at = dict(zip([letter for letter, _ in parse(target)], i, strict=True))
         whole: dict[str, PrimExpr] = {
-            letter: at[letter] * sizes[letter.lower()] + at[letter.lower()] if letter.lower() in sizes else at[letter]
+            letter: at[letter] * sizes[letter.lower()] + at[letter.lower()]
+            if letter.lower() in sizes
+            else at[letter]
             for letter in at
             if letter.isupper()
         }
@@ -143,5 +158,3 @@ def layout_transform(x: Tensor, source: str, target: str) -> Tensor:
         ]
 
     return _injective(transform_shape(x.shape, source, target), x, "layout_transform", index)
-
-

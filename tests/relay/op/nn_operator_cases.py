@@ -6,19 +6,24 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 import numpy as np
+from operator_cases import Case, all_of, case, integers, normal, positive
 
 import ekiden.relay.op as op
 from ekiden.ir.op import Array
 from ekiden.topi.layout import transform_array
-from operator_cases import Case, all_of, case, integers, normal, positive
 
 
 def conv_loops(
-    x: Array, w: Array, strides: Sequence[int], pads: Sequence[int], dilation: Sequence[int], groups: int
+    x: Array,
+    w: Array,
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
 ) -> Array:
     """A convolution in NCHW and OIHW, tap by tap."""
     top, left, bottom, right = pads
-    n, c, _, _ = x.shape
+    n, _c, _, _ = x.shape
     o, per_group, kh, kw = w.shape
     padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right))).astype(np.float64)
     rows = (padded.shape[2] - (kh - 1) * dilation[0] - 1) // strides[0] + 1
@@ -27,7 +32,9 @@ def conv_loops(
     for channel, y, i, j in product(range(o), range(rows), range(kh), range(kw)):
         first = channel // (o // groups) * per_group
         line = padded[:, first : first + per_group, y * strides[0] + i * dilation[0]]
-        taps = line[:, :, j * dilation[1] : j * dilation[1] + (columns - 1) * strides[1] + 1 : strides[1]]
+        taps = line[
+            :, :, j * dilation[1] : j * dilation[1] + (columns - 1) * strides[1] + 1 : strides[1]
+        ]
         out[:, channel, y] += np.einsum("ncx,c->nx", taps, w[channel, :, i, j])
     return out
 
@@ -47,20 +54,34 @@ def convolutions() -> Iterator[Case]:
     for c, o, kernel, strides, pads, dilation, groups in CONVS:
         x, w = normal(2, c, 9, 8), normal(o, c // groups, *kernel)
         expected = conv_loops(x, w, strides, pads, dilation, groups)
-        geometry = {"strides": strides, "padding": pads, "dilation": dilation, "groups": groups, "channels": o}
+        geometry = {
+            "strides": strides,
+            "padding": pads,
+            "dilation": dilation,
+            "groups": groups,
+            "channels": o,
+        }
         for data_layout, kernel_layout in (("NCHW", "OIHW"), ("NHWC", "HWIO"), ("NHWC", "OHWI")):
             layouts = {"data_layout": data_layout, "kernel_layout": kernel_layout}
             yield case(
                 lambda a, b, g=geometry, ls=layouts: op.nn.conv2d(a, b, **g, **ls),
                 transform_array(x, "NCHW", data_layout), transform_array(w, "OIHW", kernel_layout),
-                expected=lambda a, b, e=expected, to=data_layout: transform_array(e, "NCHW", to), tolerance=2e-5,
+                expected=lambda a, b, e=expected, to=data_layout: transform_array(e, "NCHW", to),
+                tolerance=2e-5,
             )  # fmt: skip
         yield from packed(x, w, geometry, groups, expected)
     empty = normal(0, 3, 5, 5)
-    yield case(lambda a, b: op.nn.conv2d(a, b), empty, normal(2, 3, 3, 3), expected=lambda a, b: np.zeros((0, 2, 3, 3)))
+    yield case(
+        lambda a, b: op.nn.conv2d(a, b),
+        empty,
+        normal(2, 3, 3, 3),
+        expected=lambda a, b: np.zeros((0, 2, 3, 3)),
+    )
 
 
-def packed(x: Array, w: Array, geometry: dict[str, object], groups: int, expected: Array) -> Iterator[Case]:
+def packed(
+    x: Array, w: Array, geometry: dict[str, object], groups: int, expected: Array
+) -> Iterator[Case]:
     """The layouts of the tiled kernels."""
     rows = transform_array(x, "NCHW", "NHWC")
     depthwise = groups == x.shape[1] and w.shape[1] == 1
@@ -69,11 +90,15 @@ def packed(x: Array, w: Array, geometry: dict[str, object], groups: int, expecte
     weight = transform_array(w, "OIHW", "HWOI") if depthwise else _pack_loops(w, kind, 4, groups)
     yield case(
         lambda a, b: op.nn.conv2d(a, b, **geometry, data_layout="NHWC", kernel_layout=layout),  # type: ignore[arg-type]
-        rows, weight, expected=lambda a, b: transform_array(expected, "NCHW", "NHWC"), tolerance=2e-5,
+        rows, weight, expected=lambda a, b: transform_array(expected, "NCHW", "NHWC"),
+        tolerance=2e-5,
     )  # fmt: skip
     if not depthwise:
         yield case(
-            lambda b: op.nn.contrib_pack_weight(b, kind, 4, groups), w, expected=lambda b: weight, symbolic=False
+            lambda b: op.nn.contrib_pack_weight(b, kind, 4, groups),
+            w,
+            expected=lambda b: weight,
+            symbolic=False,
         )
 
 
@@ -100,7 +125,8 @@ def transposed_convolutions() -> Iterator[Case]:
             lambda a, b, s=strides, p=pads, d=dilation, e=extra, g=groups: op.nn.conv2d_transpose(
                 a, b, s, p, d, g, output_padding=e
             ),
-            x, w, expected=lambda a, b, s=strides, p=pads, d=dilation, e=extra, g=groups: _deconv(a, b, s, p, d, e, g),
+            x, w, expected=lambda a, b, s=strides, p=pads, d=dilation, e=extra,
+            g=groups: _deconv(a, b, s, p, d, e, g),
             tolerance=2e-5,
         )  # fmt: skip
         yield case(
@@ -120,15 +146,23 @@ def transposed_convolutions() -> Iterator[Case]:
 
 
 def _deconv(
-    x: Array, w: Array, strides: Sequence[int], pads: Sequence[int], dilation: Sequence[int], extra: Sequence[int], groups: int
+    x: Array, w: Array, strides: Sequence[int], pads: Sequence[int], dilation: Sequence[int], extra:
+    Sequence[int], groups: int
 ) -> Array:  # fmt: skip
     """A convolution with the data spread out, padded and the kernel turned round."""
     n, c, h, width = x.shape
     spread = np.zeros((n, c, (h - 1) * strides[0] + 1, (width - 1) * strides[1] + 1))
     spread[:, :, :: strides[0], :: strides[1]] = x
     reach = [(k - 1) * d for k, d in zip(w.shape[2:], dilation, strict=True)]
-    border = (reach[0] - pads[0], reach[1] - pads[1], reach[0] - pads[2] + extra[0], reach[1] - pads[3] + extra[1])
-    turned = np.concatenate([part.transpose(1, 0, 2, 3) for part in np.split(w, groups)])[:, :, ::-1, ::-1]
+    border = (
+        reach[0] - pads[0],
+        reach[1] - pads[1],
+        reach[0] - pads[2] + extra[0],
+        reach[1] - pads[3] + extra[1],
+    )
+    turned = np.concatenate([part.transpose(1, 0, 2, 3) for part in np.split(w, groups)])[
+        :, :, ::-1, ::-1
+    ]
     return conv_loops(spread, turned, (1, 1), border, dilation, groups)
 
 
@@ -144,10 +178,19 @@ def products() -> Iterator[Case]:
             lambda a, b, n=n: op.nn.contrib_dense_pack(a, b, n, 8), x, tiled,
             expected=lambda a, b, w=w: a @ w.T, tolerance=1e-5,
         )  # fmt: skip
-        yield case(lambda b: op.nn.contrib_pack_weight(b, "dense", 8), w, expected=lambda b, t=tiled: t, symbolic=False)
-    yield case(op.nn.dense, normal(2, 3, 5), normal(4, 5), expected=lambda a, b: a @ b.T, tolerance=1e-5)
+        yield case(
+            lambda b: op.nn.contrib_pack_weight(b, "dense", 8),
+            w,
+            expected=lambda b, t=tiled: t,
+            symbolic=False,
+        )
+    yield case(
+        op.nn.dense, normal(2, 3, 5), normal(4, 5), expected=lambda a, b: a @ b.T, tolerance=1e-5
+    )
     yield case(op.nn.dense, normal(5), normal(4, 5), expected=lambda a, b: a @ b.T, tolerance=1e-5)
-    yield case(op.nn.dense, integers(-9, 9, 3, 5, dtype="int32"), integers(-9, 9, 4, 5, dtype="int32"))
+    yield case(
+        op.nn.dense, integers(-9, 9, 3, 5, dtype="int32"), integers(-9, 9, 4, 5, dtype="int32")
+    )
     wide = lambda a, b: op.nn.dense(a, b, out_dtype="int32")  # noqa: E731
     yield case(
         wide, normal(3, 50, dtype="int8"), normal(4, 50, dtype="int8"),
@@ -156,7 +199,8 @@ def products() -> Iterator[Case]:
     for ta, tb in product((False, True), repeat=2):
         a, b = normal(*((5, 3) if ta else (3, 5))), normal(*((4, 5) if tb else (5, 4)))
         yield case(
-            lambda x, y, ta=ta, tb=tb: op.nn.matmul(x, y, transpose_a=ta, transpose_b=tb), a, b, tolerance=1e-5,
+            lambda x, y, ta=ta, tb=tb: op.nn.matmul(x, y, transpose_a=ta, transpose_b=tb), a, b,
+            tolerance=1e-5,
             expected=lambda x, y, ta=ta, tb=tb: (x.T if ta else x) @ (y.T if tb else y),
         )  # fmt: skip
         for batches in ((6, 6), (6, 1), (1, 6)):
@@ -169,7 +213,8 @@ def products() -> Iterator[Case]:
 
 
 def pool_loops(
-    x: Array, size: Sequence[int], strides: Sequence[int], pads: Sequence[int], dilation: Sequence[int],
+    x: Array, size: Sequence[int], strides: Sequence[int], pads: Sequence[int],
+    dilation: Sequence[int],
     ceil_mode: bool, mean: bool, include_pad: bool = False,
 ) -> Array:  # fmt: skip
     """Pooling in NCHW, window by window."""
@@ -184,7 +229,8 @@ def pool_loops(
     for y, z in product(*map(range, extents)):
         starts = y * strides[0] - pads[0], z * strides[1] - pads[1]
         taps = [
-            (starts[0] + i * dilation[0], starts[1] + j * dilation[1]) for i, j in product(range(size[0]), range(size[1]))
+            (starts[0] + i * dilation[0], starts[1] + j * dilation[1])
+            for i, j in product(range(size[0]), range(size[1]))
         ]
         values = [x[:, :, a, b] for a, b in taps if 0 <= a < x.shape[2] and 0 <= b < x.shape[3]]
         counted = len(values)
@@ -210,13 +256,19 @@ def pooling() -> Iterator[Case]:
     for size, strides, pads, dilation, ceil_mode in POOLS:
         for layout in ("NCHW", "NHWC"):
             for pad in (None, False, True):
-                expected = pool_loops(x, size, strides, pads, dilation, ceil_mode, pad is not None, bool(pad))
+                expected = pool_loops(
+                    x, size, strides, pads, dilation, ceil_mode, pad is not None, bool(pad)
+                )
                 yield _pool(x, layout, size, strides, pads, dilation, ceil_mode, pad, expected)
     yield case(lambda v: op.nn.max_pool2d(v, 2, 2), integers(-99, 99, 1, 2, 5, 5, dtype="int8"))
     yield case(lambda v: op.nn.max_pool1d(v, 3, 2, padding=1), normal(2, 3, 10))
     yield case(lambda v: op.nn.avg_pool1d(v, 3, 2, padding=1), normal(2, 3, 10))
     yield case(op.nn.global_avg_pool2d, x, expected=lambda v: v.mean((2, 3), keepdims=True))
-    yield case(lambda v: op.nn.global_max_pool2d(v, "NHWC"), x, expected=lambda v: v.max((1, 2), keepdims=True))
+    yield case(
+        lambda v: op.nn.global_max_pool2d(v, "NHWC"),
+        x,
+        expected=lambda v: v.max((1, 2), keepdims=True),
+    )
     blocks = lambda v: v.reshape(2, 3, 4, 2, 3, 3).mean((3, 5))  # noqa: E731
     yield case(lambda v: op.nn.adaptive_avg_pool2d(v, (4, 3)), x, expected=blocks)
     yield case(lambda v: op.nn.adaptive_avg_pool2d(v, (3, 5)), x)
@@ -224,12 +276,14 @@ def pooling() -> Iterator[Case]:
 
 
 def _pool(
-    x: Array, layout: str, size: Sequence[int], strides: Sequence[int], pads: Sequence[int], dilation: Sequence[int],
+    x: Array, layout: str, size: Sequence[int], strides: Sequence[int], pads: Sequence[int],
+    dilation: Sequence[int],
     ceil_mode: bool, include_pad: bool | None, expected: Array,
 ) -> Case:  # fmt: skip
     """A max pooling if `include_pad` is None, else an average."""
     geometry = {
-        "pool_size": size, "strides": strides, "dilation": dilation, "padding": pads, "ceil_mode": ceil_mode, "layout": layout,
+        "pool_size": size, "strides": strides, "dilation": dilation, "padding": pads,
+        "ceil_mode": ceil_mode, "layout": layout,
     }  # fmt: skip
     function = op.nn.max_pool2d if include_pad is None else op.nn.avg_pool2d
     extra = {} if include_pad is None else {"count_include_pad": include_pad}
@@ -243,12 +297,26 @@ def _pool(
 
 def activations() -> Iterator[Case]:
     """Softmax, bias, and per-channel activations."""
-    for shape, axis in (((3, 17), -1), ((2, 5, 4), 1), ((0, 3), -1), ((1, 1), 0), ((7,), 0), ((4, 1000), 1)):
-        power = lambda v, a=axis: np.exp(v.astype(np.float64) - v.max(a, keepdims=True, initial=-1e9))  # noqa: E731
+    for shape, axis in (
+        ((3, 17), -1),
+        ((2, 5, 4), 1),
+        ((0, 3), -1),
+        ((1, 1), 0),
+        ((7,), 0),
+        ((4, 1000), 1),
+    ):
+
+        def power(v, a=axis):
+            return np.exp(v.astype(np.float64) - v.max(a, keepdims=True, initial=-1e9))
+
         share = lambda v, a=axis, p=power: p(v) / p(v).sum(a, keepdims=True)  # noqa: E731
-        yield case(lambda v, a=axis: op.nn.softmax(v, a), normal(*shape), expected=share, tolerance=1e-5)
+        yield case(
+            lambda v, a=axis: op.nn.softmax(v, a), normal(*shape), expected=share, tolerance=1e-5
+        )
         logs = lambda v, s=share: np.log(s(v))  # noqa: E731
-        yield case(lambda v, a=axis: op.nn.log_softmax(v, a), normal(*shape), expected=logs, tolerance=1e-5)
+        yield case(
+            lambda v, a=axis: op.nn.log_softmax(v, a), normal(*shape), expected=logs, tolerance=1e-5
+        )
     x, c = normal(2, 3, 4), normal(3)
     slope = lambda v, a: np.where(v > 0, v, v * a[:, None])  # noqa: E731
     yield case(op.nn.prelu, x, c, expected=slope)
@@ -278,14 +346,21 @@ def normalisations() -> Iterator[Case]:
     )  # fmt: skip
     yield case(lambda v, g, b: op.nn.layer_norm(v, g, b, axis=1), x, *c, tolerance=1e-5)
     yield case(
-        op.nn.instance_norm, x, *c, tolerance=1e-5, expected=lambda v, g, b: _normal_rows(v, (2, 3)) * g[wide] + b[wide]
+        op.nn.instance_norm,
+        x,
+        *c,
+        tolerance=1e-5,
+        expected=lambda v, g, b: _normal_rows(v, (2, 3)) * g[wide] + b[wide],
     )
     yield case(
         lambda v, g, b: op.nn.group_norm(v, g, b, 3), x, *c, tolerance=1e-5, symbolic=False,
-        expected=lambda v, g, b: _normal_rows(v.reshape(2, 3, 2, 4, 5), (2, 3, 4)).reshape(v.shape) * g[wide] + b[wide],
+        expected=lambda v, g,
+        b: _normal_rows(v.reshape(2, 3, 2, 4, 5), (2, 3, 4)).reshape(v.shape) * g[wide] + b[wide],
     )  # fmt: skip
     for size, axis, beta in ((5, 1, 0.75), (2, 3, 0.5), (3, -1, 0.6)):
-        yield case(lambda v, n=size, a=axis, b=beta: op.nn.lrn(v, n, a, 1.0, 0.1, b), x, tolerance=1e-5)
+        yield case(
+            lambda v, n=size, a=axis, b=beta: op.nn.lrn(v, n, a, 1.0, 0.1, b), x, tolerance=1e-5
+        )
     yield case(lambda v: op.nn.lrn(v, 3, 1, 1.0, 3.0, 1.0), x, expected=_lrn, tolerance=1e-5)
 
 
@@ -301,37 +376,83 @@ def padding() -> Iterator[Case]:
     x = normal(3, 4)
     for width in (((1, 2), (0, 3)), ((0, 0), (2, 1)), ((2, 2), (3, 3))):
         yield case(
-            lambda v, w=width: op.nn.pad(v, w, 1.5), x, expected=lambda v, w=width: np.pad(v, w, constant_values=1.5)
+            lambda v, w=width: op.nn.pad(v, w, 1.5),
+            x,
+            expected=lambda v, w=width: np.pad(v, w, constant_values=1.5),
         )
-        yield case(lambda v, w=width: op.nn.pad(v, w, pad_mode="edge"), x, expected=lambda v, w=width: np.pad(v, w, "edge"))
         yield case(
-            lambda v, w=width: op.nn.pad(v, w, pad_mode="reflect"), x, expected=lambda v, w=width: np.pad(v, w, "reflect")
+            lambda v, w=width: op.nn.pad(v, w, pad_mode="edge"),
+            x,
+            expected=lambda v, w=width: np.pad(v, w, "edge"),
         )
-    yield case(lambda v: op.nn.pad(v, ((-1, 2), (1, -2))), x, expected=lambda v: np.pad(v[1:, :2], ((0, 2), (1, 0))))
+        yield case(
+            lambda v, w=width: op.nn.pad(v, w, pad_mode="reflect"),
+            x,
+            expected=lambda v, w=width: np.pad(v, w, "reflect"),
+        )
+    yield case(
+        lambda v: op.nn.pad(v, ((-1, 2), (1, -2))),
+        x,
+        expected=lambda v: np.pad(v[1:, :2], ((0, 2), (1, 0))),
+    )
     far = lambda v: np.pad(v, ((7, 9), (0, 0)), "reflect")  # noqa: E731
     yield case(lambda v: op.nn.pad(v, ((7, 9), (0, 0)), pad_mode="reflect"), x, expected=far)
-    yield case(lambda v: op.nn.pad(v, ((1, 1),), 0, dtype="int64"), integers(0, 5, 0), expected=lambda v: np.zeros(2))
+    yield case(
+        lambda v: op.nn.pad(v, ((1, 1),), 0, dtype="int64"),
+        integers(0, 5, 0),
+        expected=lambda v: np.zeros(2),
+    )
 
 
 def resizing() -> Iterator[Case]:
-    """Resizes whose values are easy to tell; the rest is compared with ONNX Runtime in test_resize.py."""
+    """Resizes whose values are easy to tell; the rest is compared with ONNX Runtime in
+    test_resize.py."""
     x = normal(1, 2, 4, 6)
-    modes = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel", "tf_half_pixel_for_nn")
-    for mode, method, size in product(modes, ("nearest_neighbor", "linear", "cubic"), ((8, 12), (3, 5), (1, 1), (7, 6))):
+    modes = (
+        "half_pixel",
+        "align_corners",
+        "asymmetric",
+        "pytorch_half_pixel",
+        "tf_half_pixel_for_nn",
+    )
+    for mode, method, size in product(
+        modes, ("nearest_neighbor", "linear", "cubic"), ((8, 12), (3, 5), (1, 1), (7, 6))
+    ):
         yield case(
-            lambda v, m=mode, k=method, s=size: op.image.resize2d(v, s, "NCHW", k, m), x, tolerance=1e-4, symbolic=False
+            lambda v, m=mode, k=method, s=size: op.image.resize2d(v, s, "NCHW", k, m),
+            x,
+            tolerance=1e-4,
+            symbolic=False,
         )
     for rounding in ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil"):
         yield case(
-            lambda v, r=rounding: op.image.resize2d(v, (7, 9), "NHWC", "nearest_neighbor", "asymmetric", r),
+            lambda v,
+            r=rounding: op.image.resize2d(v, (7, 9), "NHWC", "nearest_neighbor", "asymmetric", r),
             normal(1, 4, 6, 3), symbolic=False,
         )  # fmt: skip
     yield case(
-        lambda v: op.image.resize2d(v, (5, 5), method="cubic", cubic_alpha=-0.75, cubic_exclude=True), x, tolerance=1e-4
+        lambda v: op.image.resize2d(
+            v, (5, 5), method="cubic", cubic_alpha=-0.75, cubic_exclude=True
+        ),
+        x,
+        tolerance=1e-4,
     )
     yield case(lambda v: op.image.resize2d(v, (10, 15), scales=(2.6, 2.6)), x, tolerance=1e-4)
-    yield case(lambda v: op.nn.upsampling(v, 2, 3), x, expected=lambda v: v.repeat(2, 2).repeat(3, 3))
+    yield case(
+        lambda v: op.nn.upsampling(v, 2, 3), x, expected=lambda v: v.repeat(2, 2).repeat(3, 3)
+    )
     yield case(lambda v: op.nn.upsampling(v, 2, 2, "NHWC", "bilinear", True), x, tolerance=1e-5)
 
 
-CASES = all_of((convolutions, transposed_convolutions, products, pooling, activations, normalisations, padding, resizing))
+CASES = all_of(
+    (
+        convolutions,
+        transposed_convolutions,
+        products,
+        pooling,
+        activations,
+        normalisations,
+        padding,
+        resizing,
+    )
+)

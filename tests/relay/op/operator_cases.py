@@ -1,7 +1,9 @@
 """Sample calls of every operator: what the generated tests run.
 
-A case is a constructor call on given arrays. `expected` is an independent NumPy expression where the operator's
-reference is more than one NumPy function. `symbolic` says whether its dimensions may be replaced by symbols.
+A case is a constructor call on given arrays. `expected` is an independent NumPy expression where
+the operator's
+reference is more than one NumPy function. `symbolic` says whether its dimensions may be replaced by
+symbols.
 """
 
 from __future__ import annotations
@@ -81,7 +83,11 @@ def elementwise() -> Iterator[Case]:
         yield from (case(f, normal(*shape)) for f in floating)
         yield from (case(f, positive(*shape)) for f in above_zero)
         yield from (case(f, normal(*shape)) for f in (*any_dtype, op.zeros_like, op.ones_like))
-        yield case(lambda x: op.nn.leaky_relu(x, 0.1), normal(*shape), expected=lambda x: np.where(x > 0, x, x * 0.1))
+        yield case(
+            lambda x: op.nn.leaky_relu(x, 0.1),
+            normal(*shape),
+            expected=lambda x: np.where(x > 0, x, x * 0.1),
+        )
         yield case(lambda x: op.clip(x, -0.5, 0.5), normal(*shape))
     for dtype in (*INTS, "float64", "bool"):
         whole = any_dtype if dtype != "bool" else (op.copy,)
@@ -92,7 +98,11 @@ def elementwise() -> Iterator[Case]:
     for f in (*floating, *above_zero):
         yield case(f, positive(9, dtype="float64"))
     yield case(lambda x: op.clip(x, -3, 200), normal(20, dtype="int8"))
-    yield case(lambda x: op.clip(x, 2, np.inf), normal(20, dtype="int64"), expected=lambda x: np.maximum(x, 2))
+    yield case(
+        lambda x: op.clip(x, 2, np.inf),
+        normal(20, dtype="int64"),
+        expected=lambda x: np.maximum(x, 2),
+    )
     special = np.array([0.0, np.nan, np.inf, -np.inf, 1.5], "float32")
     yield from (case(f, special) for f in (op.isnan, op.isinf))
     yield from (case(f, normal(3, 5)) for f in (op.isnan, op.isinf, op.logical_not))
@@ -106,10 +116,28 @@ def _small(dtype: str, target: str) -> Array:
 
 def broadcasting() -> Iterator[Case]:
     """Binary operators over pairs of shapes that broadcast, and over dtypes."""
-    arithmetic = (op.add, op.subtract, op.multiply, op.divide, op.maximum, op.minimum, op.floor_divide, op.floor_mod, op.mod)
+    arithmetic = (
+        op.add,
+        op.subtract,
+        op.multiply,
+        op.divide,
+        op.maximum,
+        op.minimum,
+        op.floor_divide,
+        op.floor_mod,
+        op.mod,
+    )
     comparisons = (op.equal, op.not_equal, op.less, op.less_equal, op.greater, op.greater_equal)
     logic = (op.logical_and, op.logical_or, op.logical_xor)
-    pairs = (((), ()), ((), (3, 4)), ((5,), (3, 5)), ((3, 1), (1, 4)), ((2, 1, 3), (4, 1)), ((0,), (1,)), ((2, 0), (1, 0)))
+    pairs = (
+        ((), ()),
+        ((), (3, 4)),
+        ((5,), (3, 5)),
+        ((3, 1), (1, 4)),
+        ((2, 1, 3), (4, 1)),
+        ((0,), (1,)),
+        ((2, 0), (1, 0)),
+    )
     for a, b in pairs:
         yield from (case(f, normal(*a), positive(*b)) for f in (*arithmetic, *comparisons, *logic))
         yield case(op.power, positive(*a), normal(*b), tolerance=2e-5)
@@ -119,13 +147,27 @@ def broadcasting() -> Iterator[Case]:
         yield from (case(f, lhs, rhs) for f in (op.bitwise_and, op.bitwise_or, op.bitwise_xor))
         yield case(op.power, integers(0, 4, 5, 7, dtype=dtype), rhs)
     signed = integers(-3, 4, 7, dtype="int32")
-    yield from (case(f, normal(5, 7, dtype="int32"), signed) for f in (op.divide, op.floor_divide, op.floor_mod, op.mod))
+    yield from (
+        case(f, normal(5, 7, dtype="int32"), signed)
+        for f in (op.divide, op.floor_divide, op.floor_mod, op.mod)
+    )
     flags = normal(4, 6, dtype="bool"), normal(6, dtype="bool")
-    on_bools = (op.add, op.multiply, op.maximum, op.minimum, *comparisons, *logic, op.bitwise_and, op.bitwise_xor)
+    on_bools = (
+        op.add,
+        op.multiply,
+        op.maximum,
+        op.minimum,
+        *comparisons,
+        *logic,
+        op.bitwise_and,
+        op.bitwise_xor,
+    )
     yield from (case(f, *flags) for f in on_bools)
     for condition in ((4, 1), (), (3, 4, 5)):
         yield case(op.where, normal(*condition, dtype="bool"), normal(3, 4, 5), normal(5))
-    yield case(op.where, normal(3, dtype="int32"), normal(3, dtype="int64"), normal(1, dtype="int64"))
+    yield case(
+        op.where, normal(3, dtype="int32"), normal(3, dtype="int64"), normal(1, dtype="int64")
+    )
 
 
 def reductions() -> Iterator[Case]:
@@ -136,15 +178,28 @@ def reductions() -> Iterator[Case]:
         for f in functions:
             yield case(lambda x, f=f, a=axis, k=keep: f(x, a, k), normal(3, 4, 17), tolerance=1e-5)
         for f in (op.all, op.any):
-            yield case(lambda x, f=f, a=axis, k=keep: f(x, a, k), np.asarray(normal(3, 4, 17) > -1.5))
-        for f in searches:
-            yield case(lambda x, f=f, a=axis, k=keep: f(x, a, k), integers(0, 5, 3, 4, 17, dtype="float32"))
             yield case(
-                lambda x, f=f, a=axis, k=keep: f(x, a, k, select_last_index=True), integers(0, 5, 3, 4, 17, dtype="int32")
+                lambda x, f=f, a=axis, k=keep: f(x, a, k), np.asarray(normal(3, 4, 17) > -1.5)
+            )
+        for f in searches:
+            yield case(
+                lambda x, f=f, a=axis, k=keep: f(x, a, k), integers(0, 5, 3, 4, 17, dtype="float32")
+            )
+            yield case(
+                lambda x, f=f, a=axis, k=keep: f(x, a, k, select_last_index=True),
+                integers(0, 5, 3, 4, 17, dtype="int32"),
             )
     for dtype in (*INTS, "float64"):
-        yield from (case(lambda x, f=f: f(x, 1), normal(4, 9, dtype=dtype)) for f in (op.sum, op.max, op.min, op.mean))
-    yield case(lambda x: op.sum(x, 1, exclude=True), normal(3, 4, 5), expected=lambda x: x.sum((0, 2)), tolerance=1e-5)
+        yield from (
+            case(lambda x, f=f: f(x, 1), normal(4, 9, dtype=dtype))
+            for f in (op.sum, op.max, op.min, op.mean)
+        )
+    yield case(
+        lambda x: op.sum(x, 1, exclude=True),
+        normal(3, 4, 5),
+        expected=lambda x: x.sum((0, 2)),
+        tolerance=1e-5,
+    )
     yield from (case(lambda x, f=f: f(x, 0), normal(0, 3)) for f in (op.sum, op.prod))
     yield from (case(lambda x, f=f: f(x, 1), normal(0, 3)) for f in (op.sum, op.max, op.argmax))
     yield from (case(lambda x, f=f: f(x), normal()) for f in (op.sum, op.mean, op.max))
@@ -156,11 +211,19 @@ def shapes() -> Iterator[Case]:
     x = normal(2, 3, 4)
     for newshape in ((6, 4), (-1,), (0, -1), (2, 1, -1, 2), (0, 0, 2, -1), (-1, 24)):
         yield case(lambda v, s=newshape: op.reshape(v, s), x)
-    yield case(lambda v: op.reshape(v, (3, 0), allowzero=True), normal(0, 3), expected=lambda v: v.reshape(3, 0))
+    yield case(
+        lambda v: op.reshape(v, (3, 0), allowzero=True),
+        normal(0, 3),
+        expected=lambda v: v.reshape(3, 0),
+    )
     yield case(lambda v: op.reshape(v, ()), normal(1, 1), expected=lambda v: v.reshape(()))
-    yield from (case(lambda v, a=a, n=n: op.expand_dims(v, a, n), x) for a, n in ((0, 1), (-1, 2), (2, 1)))
+    yield from (
+        case(lambda v, a=a, n=n: op.expand_dims(v, a, n), x) for a, n in ((0, 1), (-1, 2), (2, 1))
+    )
     yield case(lambda v: op.expand_dims(v, 0), normal(), expected=lambda v: v[None])
-    yield from (case(lambda v, a=a: op.squeeze(v, a), normal(1, 3, 1, 2)) for a in (None, 0, -2, (0, 2)))
+    yield from (
+        case(lambda v, a=a: op.squeeze(v, a), normal(1, 3, 1, 2)) for a in (None, 0, -2, (0, 2))
+    )
     yield from (case(op.nn.batch_flatten, normal(*s)) for s in ((2, 3, 4), (5,), (0, 3)))
 
 
@@ -170,36 +233,69 @@ def movement() -> Iterator[Case]:
     yield from (case(lambda v, a=a: op.transpose(v, a), x) for a in (None, (1, 0, 2), (-1, 0, 1)))
     yield case(op.transpose, normal())
     for axis in (0, 1, -1):
-        parts = [normal(*(n if i == axis % 3 else d for i, d in enumerate((2, 3, 4)))) for n in (1, 0, 5)]
+        parts = [
+            normal(*(n if i == axis % 3 else d for i, d in enumerate((2, 3, 4)))) for n in (1, 0, 5)
+        ]
         yield case(lambda *v, a=axis: op.concatenate(v, a), *parts)
     yield case(lambda *v: op.concatenate(v, 0), integers(0, 9, 3), expected=lambda v: v)
-    yield from (case(lambda *v, a=a: op.stack(v, a), normal(2, 3), normal(2, 3), normal(2, 3)) for a in (0, 1, -1))
+    yield from (
+        case(lambda *v, a=a: op.stack(v, a), normal(2, 3), normal(2, 3), normal(2, 3))
+        for a in (0, 1, -1)
+    )
     yield case(lambda *v: op.stack(v), normal(), normal(), expected=lambda a, b: np.array([a, b]))
     yield case(lambda v: op.split(v, 2, 1), x, expected=lambda v: np.split(v, 2, 1))
-    yield case(lambda v: op.split(v, (1, 1, 4), -1), x, expected=lambda v: np.split(v, (1, 1, 4), 2))
+    yield case(
+        lambda v: op.split(v, (1, 1, 4), -1), x, expected=lambda v: np.split(v, (1, 1, 4), 2)
+    )
     yield from slices()
-    yield from (case(lambda v, s=s: op.broadcast_to(v, s), normal(3, 1)) for s in ((3, 4), (2, 3, 1), (2, 3, 5)))
+    yield from (
+        case(lambda v, s=s: op.broadcast_to(v, s), normal(3, 1))
+        for s in ((3, 4), (2, 3, 1), (2, 3, 5))
+    )
     yield case(lambda v: op.broadcast_to(v, (2, 0)), normal(1), expected=lambda v: np.zeros((2, 0)))
-    yield from (case(lambda v, r=r: op.tile(v, r), normal(2, 3)) for r in ((2,), (2, 1), (3, 1, 2), (0, 2)))
+    yield from (
+        case(lambda v, r=r: op.tile(v, r), normal(2, 3)) for r in ((2,), (2, 1), (3, 1, 2), (0, 2))
+    )
     yield from (case(lambda v, a=a: op.repeat(v, 3, a), normal(2, 3)) for a in (0, -1))
     yield from (case(lambda v, a=a: op.reverse(v, a), x) for a in (0, -1, (0, 2)))
     image = normal(2, 8, 3, 4)
-    yield case(lambda v: op.layout_transform(v, "NCHW", "NHWC"), image, expected=lambda v: v.transpose(0, 2, 3, 1))
+    yield case(
+        lambda v: op.layout_transform(v, "NCHW", "NHWC"),
+        image,
+        expected=lambda v: v.transpose(0, 2, 3, 1),
+    )
     blocked = image.reshape(2, 2, 4, 3, 4).transpose(0, 1, 3, 4, 2)
     to_blocked = lambda v: v.reshape(2, 2, 4, 3, 4).transpose(0, 1, 3, 4, 2)  # noqa: E731
-    yield case(lambda v: op.layout_transform(v, "NCHW", "NCHW4c"), image, expected=to_blocked, symbolic=False)
-    yield case(lambda v: op.layout_transform(v, "NCHW4c", "NCHW"), blocked, expected=lambda v: image, symbolic=False)
+    yield case(
+        lambda v: op.layout_transform(v, "NCHW", "NCHW4c"),
+        image,
+        expected=to_blocked,
+        symbolic=False,
+    )
+    yield case(
+        lambda v: op.layout_transform(v, "NCHW4c", "NCHW"),
+        blocked,
+        expected=lambda v: image,
+        symbolic=False,
+    )
     yield from (case(lambda v, a=a: op.cumsum(v, a), x, tolerance=1e-5) for a in (0, 1, -1, None))
     before = lambda v: np.cumsum(v, 1) - v  # noqa: E731
-    yield case(lambda v: op.cumsum(v, 1, exclusive=True), normal(3, 4, dtype="int32"), expected=before)
-    yield case(lambda v: op.cumsum(v, 0, "int64"), integers(0, 2, 6, dtype="int32"), expected=lambda v: np.cumsum(v))
+    yield case(
+        lambda v: op.cumsum(v, 1, exclusive=True), normal(3, 4, dtype="int32"), expected=before
+    )
+    yield case(
+        lambda v: op.cumsum(v, 0, "int64"),
+        integers(0, 2, 6, dtype="int32"),
+        expected=lambda v: np.cumsum(v),
+    )
 
 
 def slices() -> Iterator[Case]:
     """Slices against Python's own."""
     huge = 2**63 - 1
     for begin, end, step in (
-        (1, 3, 1), (0, huge, 1), (-2, huge, 1), (0, -1, 1), (-3, -1, 1), (0, huge, 2), (1, 10, 3), (3, 1, 1), (9, 12, 1),
+        (1, 3, 1), (0, huge, 1), (-2, huge, 1), (0, -1, 1), (-3, -1, 1), (0, huge, 2), (1, 10, 3),
+        (3, 1, 1), (9, 12, 1),
         (-1, -huge, -1), (huge, -huge, -2), (3, 0, -1), (-1, -3, -1), (0, 3, -1), (-20, 20, 1),
     ):  # fmt: skip
         yield case(
@@ -207,9 +303,13 @@ def slices() -> Iterator[Case]:
             normal(2, 7, 3),
             expected=lambda v, b=begin, e=end, s=step: v[:, b:e:s],
         )
-    yield case(lambda v: op.strided_slice(v, (1, 0), (3, 2)), normal(4, 5), expected=lambda v: v[1:3, 0:2])
     yield case(
-        lambda v: op.strided_slice(v, (1, 2), (-1, 3), slice_mode="size"), normal(4, 6), expected=lambda v: v[1:, 2:5]
+        lambda v: op.strided_slice(v, (1, 0), (3, 2)), normal(4, 5), expected=lambda v: v[1:3, 0:2]
+    )
+    yield case(
+        lambda v: op.strided_slice(v, (1, 2), (-1, 3), slice_mode="size"),
+        normal(4, 6),
+        expected=lambda v: v[1:, 2:5],
     )
     yield case(lambda v: op.strided_slice(v, (0,), (3,)), normal(0, 2), expected=lambda v: v)
 
@@ -218,9 +318,17 @@ def indexing() -> Iterator[Case]:
     """Operators whose indices are data."""
     x = normal(4, 5, 6)
     for dtype in ("int32", "int64"):
-        yield from (case(lambda v, i, a=a: op.take(v, i, a), x, integers(0, 4, 2, 3, dtype=dtype)) for a in (0, 1, -1))
+        yield from (
+            case(lambda v, i, a=a: op.take(v, i, a), x, integers(0, 4, 2, 3, dtype=dtype))
+            for a in (0, 1, -1)
+        )
     yield case(lambda v, i: op.take(v, i, 1, mode="wrap"), x, integers(-5, 5, 7))
-    yield case(lambda v, i: op.take(v, i, 1), x, integers(-9, 19, 7), expected=lambda v, i: v[:, np.clip(i, 0, 4)])
+    yield case(
+        lambda v, i: op.take(v, i, 1),
+        x,
+        integers(-9, 19, 7),
+        expected=lambda v, i: v[:, np.clip(i, 0, 4)],
+    )
     yield case(lambda v, i: op.take(v, i, 0), normal(4, 3), integers(0, 4))
     yield case(lambda v, i: op.take(v, i), x, integers(0, 120, 3, 2))
     yield case(lambda v, i: op.take(v, i, 0), x, integers(0, 4, 0))
@@ -229,21 +337,46 @@ def indexing() -> Iterator[Case]:
             lambda v, i, a=axis: op.gather(v, a, i), x, integers(-4, 4, *shape),
             expected=lambda v, i, a=axis: np.take_along_axis(v, i, a),
         )  # fmt: skip
-    yield case(op.gather_nd, x, integers(-4, 4, 2, 7), expected=lambda v, i: v[i[0], i[1]], symbolic=False)
-    yield case(op.gather_nd, x, integers(0, 4, 3, 2, 2), expected=lambda v, i: v[i[0], i[1], i[2]], symbolic=False)
+    yield case(
+        op.gather_nd, x, integers(-4, 4, 2, 7), expected=lambda v, i: v[i[0], i[1]], symbolic=False
+    )
+    yield case(
+        op.gather_nd,
+        x,
+        integers(0, 4, 3, 2, 2),
+        expected=lambda v, i: v[i[0], i[1], i[2]],
+        symbolic=False,
+    )
     rows = lambda v, i: np.stack([v[b, i[0, b]] for b in range(4)])  # noqa: E731
-    yield case(lambda v, i: op.gather_nd(v, i, batch_dims=1), x, integers(0, 5, 1, 4), expected=rows, symbolic=False)
+    yield case(
+        lambda v, i: op.gather_nd(v, i, batch_dims=1),
+        x,
+        integers(0, 5, 1, 4),
+        expected=rows,
+        symbolic=False,
+    )
     values = np.array(2.5, "float32"), np.array(-1, "float32")
     hot = lambda i, on, off: np.where(i[..., None] == np.arange(4), on, off)  # noqa: E731
-    yield case(lambda i, on, off: op.one_hot(i, on, off, 4), integers(0, 5, 3, 2), *values, expected=hot)
+    yield case(
+        lambda i, on, off: op.one_hot(i, on, off, 4), integers(0, 5, 3, 2), *values, expected=hot
+    )
     first = lambda i, on, off: np.moveaxis(hot(i, on, off), -1, 0)  # noqa: E731
-    yield case(lambda i, on, off: op.one_hot(i, on, off, 4, axis=0), integers(0, 4, 3), *values, expected=first)
+    yield case(
+        lambda i, on, off: op.one_hot(i, on, off, 4, axis=0),
+        integers(0, 4, 3),
+        *values,
+        expected=first,
+    )
 
 
 def creation() -> Iterator[Case]:
     """Operators that make tensors out of numbers and shapes."""
     yield from (case(lambda v, s=s: op.full(v, s), normal()) for s in ((), (3, 4), (0,)))
-    yield case(lambda v: op.full(v, (2,), "int64"), np.array(3.7, "float32"), expected=lambda v: np.array([3, 3]))
+    yield case(
+        lambda v: op.full(v, (2,), "int64"),
+        np.array(3.7, "float32"),
+        expected=lambda v: np.array([3, 3]),
+    )
     for dtype in ("float32", "int64", "bool"):
         yield from (case(lambda f=f, d=dtype: f((2, 3), d)) for f in (op.zeros, op.ones))
     for bounds in ((5,), (2, 9, 3), (0, 1, 0.25), (5, 0, -2), (3, 3)):
@@ -251,7 +384,11 @@ def creation() -> Iterator[Case]:
         yield case(lambda b=bounds: op.arange(*b, dtype="int64"), symbolic=False)
     for shape in ((), (3, 0, 2), (4, 5)):
         yield case(op.shape_of, normal(*shape), expected=lambda v: np.array(v.shape, np.int64))
-        yield case(lambda v: op.ndarray_size(v, "int32"), normal(*shape), expected=lambda v: np.array(v.size))
+        yield case(
+            lambda v: op.ndarray_size(v, "int32"),
+            normal(*shape),
+            expected=lambda v: np.array(v.size),
+        )
 
 
 def all_of(groups: Sequence[Callable[[], Iterator[Case]]]) -> list[Case]:

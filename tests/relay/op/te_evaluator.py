@@ -1,4 +1,5 @@
-"""Evaluates tensor expressions with NumPy, over whole index grids: an oracle for topi that needs no compiler."""
+"""Evaluates tensor expressions with NumPy, over whole index grids: an oracle for topi that needs no
+compiler."""
 
 from __future__ import annotations
 
@@ -27,10 +28,17 @@ from ekiden.ir.prim import (
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, For, Stmt
 
-REDUCERS: dict[str, Callable[..., Array]] = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
+REDUCERS: dict[str, Callable[..., Array]] = {
+    "sum": np.sum,
+    "prod": np.prod,
+    "max": np.max,
+    "min": np.min,
+}
 BINARY: dict[str, Callable[..., Array]] = {
-    "+": np.add, "-": np.subtract, "*": np.multiply, "//": np.floor_divide, "%": np.mod, "min": np.minimum,
-    "max": np.maximum, "==": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal, ">": np.greater,
+    "+": np.add, "-": np.subtract, "*": np.multiply, "//": np.floor_divide, "%": np.mod,
+    "min": np.minimum,
+    "max": np.maximum, "==": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal,
+    ">": np.greater,
     ">=": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
 }  # fmt: skip
 
@@ -71,7 +79,9 @@ class Evaluator:
             axes = tuple(range(len(extents), value.ndim))
             start = te.identity(body.kind, body.dtype)
             assert isinstance(start, (IntImm, FloatImm))
-            value = REDUCERS[body.kind](value, axis=axes, initial=to_numpy(body.dtype).type(start.value))
+            value = REDUCERS[body.kind](
+                value, axis=axes, initial=to_numpy(body.dtype).type(start.value)
+            )
         return np.array(value).astype(to_numpy(tensor.dtype))
 
     def scalar(self, expr: PrimExpr, scope: Mapping[Var, object]) -> Array:
@@ -122,21 +132,26 @@ class Evaluator:
         at = tuple(int(self.scalar(i, scope)) for i in stmt.indices)
         buffers[stmt.buffer][at] = self._element(stmt.value, buffers, scope)
 
-    def _element(self, expr: PrimExpr, buffers: dict[Buffer, Array], scope: dict[Var, object]) -> object:
+    def _element(
+        self, expr: PrimExpr, buffers: dict[Buffer, Array], scope: dict[Var, object]
+    ) -> object:
         match expr:
             case BufferLoad(buffer=buffer, indices=indices):
                 return buffers[buffer][tuple(int(self.scalar(i, scope)) for i in indices)]
             case Intrinsic(op="if_then_else", args=(c, t, f)):
                 return self._element(t if self.scalar(c, scope) else f, buffers, scope)
             case BinaryExpr(a=a, b=b):
-                return BINARY[expr.symbol](self._element(a, buffers, scope), self._element(b, buffers, scope))
+                return BINARY[expr.symbol](
+                    self._element(a, buffers, scope), self._element(b, buffers, scope)
+                )
             case Cast(value=value, dtype=dtype):
                 return np.asarray(self._element(value, buffers, scope)).astype(to_numpy(dtype))
         return self.scalar(expr, scope)
 
 
 def _load(array: Array, indices: Sequence[Array]) -> Array:
-    """Elements; an index out of range (which a guard must hide) reads a value that spoils the result."""
+    """Elements; an index out of range (which a guard must hide) reads a value that spoils the
+    result."""
     shape = np.broadcast_shapes(*(i.shape for i in indices))
     poison = np.asarray(np.nan if array.dtype.kind == "f" else 77).astype(array.dtype)
     if array.size == 0 and indices:

@@ -24,9 +24,13 @@ def run_onnx(op_type: str, arrays: list[Array], **attributes: object) -> Array:
         helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
         for n, a in zip(names, arrays, strict=True)
     ]
-    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    graph = helper.make_graph(
+        [node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     return np.asarray(session.run(None, dict(zip(names, arrays, strict=True)))[0])
 
 
@@ -42,9 +46,12 @@ X, Y = var("x"), var("y")
 
 @pytest.mark.parametrize("ceil_mode", [False, True])
 @pytest.mark.parametrize(("size", "stride", "pads"), [
-    ((2, 2), (2, 2), (0, 0, 0, 0)), ((3, 3), (2, 2), (1, 1, 1, 1)), ((3, 2), (2, 3), (1, 0, 1, 1)), ((5, 5), (3, 3), (2, 2, 2, 2)),
+    ((2, 2), (2, 2), (0, 0, 0, 0)), ((3, 3), (2, 2), (1, 1, 1, 1)), ((3, 2), (2, 3), (1, 0, 1, 1)),
+    ((5, 5), (3, 3), (2, 2, 2, 2)),
 ])  # fmt: skip
-def test_max_pool(size: tuple[int, int], stride: tuple[int, int], pads: tuple[int, ...], ceil_mode: bool) -> None:
+def test_max_pool(
+    size: tuple[int, int], stride: tuple[int, int], pads: tuple[int, ...], ceil_mode: bool
+) -> None:
     """Windows that reach into the padding and, rounded up, beyond it."""
     x = RNG.normal(size=(2, 3, 10, 11)).astype(np.float32)
     expected = run_onnx(
@@ -60,7 +67,11 @@ def test_max_pool(size: tuple[int, int], stride: tuple[int, int], pads: tuple[in
     ((2, 2), (2, 2), (0, 0, 0, 0)), ((3, 3), (2, 2), (1, 1, 1, 1)), ((3, 2), (2, 2), (1, 0, 1, 1)),
 ])  # fmt: skip
 def test_average_pool(
-    size: tuple[int, int], stride: tuple[int, int], pads: tuple[int, ...], ceil_mode: bool, include_pad: bool
+    size: tuple[int, int],
+    stride: tuple[int, int],
+    pads: tuple[int, ...],
+    ceil_mode: bool,
+    include_pad: bool,
 ) -> None:
     """What counts in the mean at the borders."""
     x = RNG.normal(size=(2, 3, 9, 10)).astype(np.float32)
@@ -68,21 +79,37 @@ def test_average_pool(
         "AveragePool", [x], kernel_shape=size, strides=stride, pads=pads, ceil_mode=int(ceil_mode),
         count_include_pad=int(include_pad),
     )  # fmt: skip
-    call = nn.avg_pool2d(X, size, stride, padding=pads, ceil_mode=ceil_mode, count_include_pad=include_pad)
+    call = nn.avg_pool2d(
+        X, size, stride, padding=pads, ceil_mode=ceil_mode, count_include_pad=include_pad
+    )
     np.testing.assert_allclose(run(call, x), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("stride", "pads", "extra", "dilation", "group"), [
-    ((1, 1), (0, 0, 0, 0), (0, 0), (1, 1), 1), ((2, 2), (1, 1, 1, 1), (1, 1), (1, 1), 1), ((3, 2), (0, 1, 1, 0), (2, 0), (1, 1), 2),
+    ((1, 1), (0, 0, 0, 0), (0, 0), (1, 1), 1), ((2, 2), (1, 1, 1, 1), (1, 1), (1, 1), 1),
+    ((3, 2), (0, 1, 1, 0), (2, 0), (1, 1), 2),
     ((2, 2), (1, 1, 1, 1), (0, 0), (2, 1), 1),
 ])  # fmt: skip
 def test_conv_transpose(
-    stride: tuple[int, int], pads: tuple[int, ...], extra: tuple[int, int], dilation: tuple[int, int], group: int
+    stride: tuple[int, int],
+    pads: tuple[int, ...],
+    extra: tuple[int, int],
+    dilation: tuple[int, int],
+    group: int,
 ) -> None:
     """Strides, output padding, dilation and groups."""
-    x, w = RNG.normal(size=(2, 4, 5, 6)).astype(np.float32), RNG.normal(size=(4, 3, 3, 3)).astype(np.float32)
+    x, w = (
+        RNG.normal(size=(2, 4, 5, 6)).astype(np.float32),
+        RNG.normal(size=(4, 3, 3, 3)).astype(np.float32),
+    )
     expected = run_onnx(
-        "ConvTranspose", [x, w], strides=stride, pads=pads, output_padding=extra, dilations=dilation, group=group
+        "ConvTranspose",
+        [x, w],
+        strides=stride,
+        pads=pads,
+        output_padding=extra,
+        dilations=dilation,
+        group=group,
     )
     call = nn.conv2d_transpose(X, Y, stride, pads, dilation, group, output_padding=extra)
     np.testing.assert_allclose(run(call, x, w), expected, atol=1e-4)

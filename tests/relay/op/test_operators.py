@@ -1,9 +1,14 @@
-"""Every operator: its relation against its reference, its reference against NumPy, its computation against both."""
+"""Every operator: its relation against its reference, its reference against NumPy, its computation
+against both."""
 
 from __future__ import annotations
 
+import nn_operator_cases
 import numpy as np
+import operator_cases
 import pytest
+from operator_cases import Case
+from te_evaluator import Evaluator
 
 from ekiden import te
 from ekiden.arith import evaluate
@@ -11,10 +16,6 @@ from ekiden.ir.op import OPS, Array
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Constant
-import nn_operator_cases
-import operator_cases
-from operator_cases import Case
-from te_evaluator import Evaluator
 
 pytestmark = pytest.mark.quick
 
@@ -55,7 +56,11 @@ def check(found: Array, expected: object, tolerance: float) -> None:
     """Compare values, with a tolerance relative to the largest."""
     wanted = np.asarray(expected)
     assert found.shape == wanted.shape
-    scale = max(1.0, float(np.max(np.abs(wanted), initial=0, where=np.isfinite(wanted)))) if wanted.dtype.kind == "f" else 1
+    scale = (
+        max(1.0, float(np.max(np.abs(wanted), initial=0, where=np.isfinite(wanted))))
+        if wanted.dtype.kind == "f"
+        else 1
+    )
     np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * scale)
 
 
@@ -109,8 +114,13 @@ def lowered(case: Case, symbols: dict[int, SizeVar]) -> tuple[list[te.Tensor], l
     definition = OPS[case.name]
     assert definition.lower is not None
     arrays = [*case.inputs, *constants(case)]
-    shapes: list[tuple[PrimExpr, ...]] = [tuple(symbols.get(d, IntImm(d)) for d in a.shape) for a in arrays]
-    inputs = [te.placeholder(s, str(a.dtype), f"x{n}") for n, (s, a) in enumerate(zip(shapes, arrays, strict=True))]
+    shapes: list[tuple[PrimExpr, ...]] = [
+        tuple(symbols.get(d, IntImm(d)) for d in a.shape) for a in arrays
+    ]
+    inputs = [
+        te.placeholder(s, str(a.dtype), f"x{n}")
+        for n, (s, a) in enumerate(zip(shapes, arrays, strict=True))
+    ]
     outputs = definition.lower(case.call.attrs, inputs, result_type(case, symbols))
     assert all(isinstance(t, te.Tensor) for t in outputs)
     return inputs, list(outputs)  # type: ignore[arg-type]
@@ -120,7 +130,9 @@ def check_computation(case: Case, symbols: dict[int, SizeVar]) -> None:
     """Evaluate the te graph of a case and compare with the reference."""
     inputs, outputs = lowered(case, symbols)
     arrays = [*case.inputs, *constants(case)]
-    evaluator = Evaluator(dict(zip(inputs, arrays, strict=True)), {s: d for d, s in symbols.items()})
+    evaluator = Evaluator(
+        dict(zip(inputs, arrays, strict=True)), {s: d for d, s in symbols.items()}
+    )
     for tensor, expected in zip(outputs, run_reference(case), strict=True):
         found = evaluator.tensor(tensor)
         assert found.dtype == expected.dtype

@@ -24,7 +24,8 @@ SIZES = ((8, 12), (3, 5), (2, 3), (7, 6), (1, 1))
 def resize_onnx(x: Array, size: tuple[int, int], method: str, mode: str, rounding: str) -> Array:
     """ONNX Runtime's Resize to given sizes."""
     node = helper.make_node(
-        "Resize", ["x", "", "", "sizes"], ["y"], mode=METHODS[method], coordinate_transformation_mode=mode,
+        "Resize", ["x", "", "", "sizes"], ["y"], mode=METHODS[method],
+        coordinate_transformation_mode=mode,
         nearest_mode=rounding or "round_prefer_floor", cubic_coeff_a=-0.75,
     )  # fmt: skip
     sizes = helper.make_tensor("sizes", TensorProto.INT64, [4], [*x.shape[:2], *size])
@@ -33,7 +34,9 @@ def resize_onnx(x: Array, size: tuple[int, int], method: str, mode: str, roundin
     graph = helper.make_graph([node], "resize", inputs, outputs, [sizes])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     onnx.checker.check_model(model)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     return np.asarray(session.run(None, {"x": x})[0])
 
 
@@ -49,7 +52,9 @@ def reference(x: Array, size: tuple[int, int], method: str, mode: str, rounding:
 def test_resize_is_onnx_runtimes(mode: str, method: str, size: tuple[int, int]) -> None:
     """Up, down, and both, in every mode."""
     x = np.random.default_rng(3).normal(size=(1, 2, 4, 6)).astype(np.float32)
-    np.testing.assert_allclose(reference(x, size, method, mode, ""), resize_onnx(x, size, method, mode, ""), atol=2e-5)
+    np.testing.assert_allclose(
+        reference(x, size, method, mode, ""), resize_onnx(x, size, method, mode, ""), atol=2e-5
+    )
 
 
 @pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
@@ -59,4 +64,6 @@ def test_nearest_rounds_as_onnx_runtime(mode: str, rounding: str) -> None:
     x = np.arange(24, dtype=np.float32).reshape(1, 1, 4, 6)
     for size in SIZES:
         expected = resize_onnx(x, size, "nearest_neighbor", mode, rounding)
-        np.testing.assert_array_equal(reference(x, size, "nearest_neighbor", mode, rounding), expected)
+        np.testing.assert_array_equal(
+            reference(x, size, "nearest_neighbor", mode, rounding), expected
+        )

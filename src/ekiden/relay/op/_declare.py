@@ -79,7 +79,11 @@ def rank_at_least(name: str, argument: TensorType, rank: int, what: str) -> None
 def rank_is(name: str, argument: TensorType, rank: int, what: str) -> None:
     """Check the rank of an argument."""
     if len(argument.shape) != rank:
-        fail(name, f"{what!r} must have {rank} dimensions, got {len(argument.shape)}: {show(argument.shape)}")
+        fail(
+            name,
+            f"{what!r} must have {rank} dimensions, got {len(argument.shape)}:"
+            f" {show(argument.shape)}",
+        )
 
 
 def agree(name: str, a: PrimExpr, b: PrimExpr, what: str) -> PrimExpr:
@@ -92,7 +96,14 @@ def agree(name: str, a: PrimExpr, b: PrimExpr, what: str) -> PrimExpr:
 
 def show(shape: Sequence[PrimExpr]) -> str:
     """A shape for messages: numbers and names."""
-    parts = [str(getattr(d, "value", None) or getattr(d, "name", None) or ("0" if hasattr(d, "value") else d)) for d in shape]
+    parts = [
+        str(
+            getattr(d, "value", None)
+            or getattr(d, "name", None)
+            or ("0" if hasattr(d, "value") else d)
+        )
+        for d in shape
+    ]
     return f"({', '.join(parts)})"
 
 

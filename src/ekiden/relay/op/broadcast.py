@@ -1,4 +1,5 @@
-"""Operators of two or three arguments that broadcast as NumPy does: arithmetic, comparisons, logic, choice."""
+"""Operators of two or three arguments that broadcast as NumPy does: arithmetic, comparisons, logic,
+choice."""
 
 from __future__ import annotations
 

@@ -154,8 +154,9 @@ def _arange_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 def _arange_reference(attrs: ArangeAttrs) -> Array:
     (count,) = as_ints((arange_extent(attrs),))
     start, step = _number(attrs.start) or 0, _number(attrs.step) or 0
-    exact = np.float64 if is_float(attrs.dtype) else np.int64
-    return (np.asarray(start, exact) + np.arange(count, dtype=exact) * np.asarray(step, exact)).astype(to_numpy(attrs.dtype))
+    exact = np.dtype("float64" if is_float(attrs.dtype) else "int64").type
+    found: Array = exact(start) + np.arange(count).astype(exact) * exact(step)
+    return found.astype(to_numpy(attrs.dtype))
 
 
 register_op(
@@ -165,7 +166,9 @@ register_op(
         attrs=ArangeAttrs,
         relation=_arange_relation,
         reference=_arange_reference,
-        lower=lambda attrs, inputs, out: [topi.arange(attrs.start, attrs.step, out.shape[0], out.dtype)],
+        lower=lambda attrs, inputs, out: [
+            topi.arange(attrs.start, attrs.step, out.shape[0], out.dtype)
+        ],
         pattern=OpPattern.INJECTIVE,
     )
 )
@@ -180,9 +183,13 @@ def _scalar(value: Number | Constant) -> Number:
 
 
 def arange(
-    start: Number | Constant, stop: Number | Constant | None = None, step: Number | Constant = 1, dtype: str = "float32"
+    start: Number | Constant,
+    stop: Number | Constant | None = None,
+    step: Number | Constant = 1,
+    dtype: str = "float32",
 ) -> Call:
-    """start, start + step, ... below `stop`; with one argument, from 0 to it. Bounds may be symbolic dimensions."""
+    """start, start + step, ... below `stop`; with one argument, from 0 to it. Bounds may be
+    symbolic dimensions."""
     first, last = (0, start) if stop is None else (start, stop)
     return call("arange", attrs=ArangeAttrs(_scalar(first), _scalar(last), _scalar(step), dtype))
 
@@ -245,5 +252,3 @@ register_op(
 def ndarray_size(data: Expr, dtype: str = "int64") -> Call:
     """How many elements `data` has, as a scalar."""
     return call("ndarray_size", data, attrs=NdarraySizeAttrs(dtype))
-
-

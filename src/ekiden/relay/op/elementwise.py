@@ -80,11 +80,11 @@ def unary(
 
 
 def _sigmoid(x: Array) -> Array:
-    return np.asarray(0.5 * (np.tanh(0.5 * x.astype(np.float64)) + 1))  # type: ignore[arg-type]
+    return np.asarray(0.5 * (np.tanh(0.5 * x.astype(np.float64)) + 1))
 
 
 def _rsqrt(x: Array) -> Array:
-    return np.asarray(1 / np.sqrt(x.astype(np.float64)))  # type: ignore[arg-type]
+    return np.asarray(1 / np.sqrt(x.astype(np.float64)))
 
 
 def _erf(x: Array) -> Array:
@@ -145,7 +145,8 @@ register_op(
 
 
 def cast(data: Expr, dtype: str) -> Call:
-    """Each element converted to `dtype`; floats truncate towards zero, anything but 0 becomes True."""
+    """Each element converted to `dtype`; floats truncate towards zero, anything but 0 becomes
+    True."""
     return call("cast", data, attrs=CastAttrs(dtype))
 
 
@@ -162,7 +163,7 @@ def _clip_reference(attrs: ClipAttrs, data: Array) -> Array:
         info = np.iinfo(data.dtype)
         low, high = max(attrs.a_min, info.min), min(attrs.a_max, info.max)
         return np.asarray(np.clip(data, int(low), int(high)), dtype=data.dtype)
-    return np.asarray(np.clip(data, attrs.a_min, attrs.a_max), dtype=data.dtype)  # type: ignore[arg-type]
+    return np.asarray(np.clip(data, attrs.a_min, attrs.a_max), dtype=data.dtype)
 
 
 register_op(

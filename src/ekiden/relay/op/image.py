@@ -20,7 +20,13 @@ from ekiden.topi.layout import spatial
 from ekiden.topi.shape import Dim, Dims, Shape, as_attr, as_dim, as_ints, known, tidy
 
 METHODS = ("nearest_neighbor", "linear", "cubic")
-COORDINATES = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel", "tf_half_pixel_for_nn")
+COORDINATES = (
+    "half_pixel",
+    "align_corners",
+    "asymmetric",
+    "pytorch_half_pixel",
+    "tf_half_pixel_for_nn",
+)
 ROUNDING = ("", "round", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
@@ -28,7 +34,8 @@ ROUNDING = ("", "round", "round_prefer_floor", "round_prefer_ceil", "floor", "ce
 class Resize2DAttrs(Attrs):
     """The extents of the result and how its pixels map to the data's.
 
-    scales: result per data extent where that is not the quotient of the extents (ONNX gives the factor itself).
+    scales: result per data extent where that is not the quotient of the extents (ONNX gives the
+    factor itself).
     rounding_method "" and "round" round halves down, as ONNX's default does.
     """
 
@@ -62,10 +69,15 @@ def _resize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     )
     for what, value, allowed in checks:
         if value not in allowed:
-            fail("image.resize2d", f"{what} must be one of {', '.join(filter(None, allowed))}, got {value!r}")
+            fail(
+                "image.resize2d",
+                f"{what} must be one of {', '.join(filter(None, allowed))}, got {value!r}",
+            )
     if len(wanted.size) != 2:
         fail("image.resize2d", f"size must be (height, width), got {wanted.size}")
-    return TensorType(resized_shape(data.shape, wanted.layout, wanted.size), wanted.out_dtype or data.dtype)
+    return TensorType(
+        resized_shape(data.shape, wanted.layout, wanted.size), wanted.out_dtype or data.dtype
+    )
 
 
 def _coordinates(mode: str, size: int, extent: int, scale: float) -> Array:
@@ -84,9 +96,9 @@ def _coordinates(mode: str, size: int, extent: int, scale: float) -> Array:
 
 def _nearest(x: Array, rounding: str) -> Array:
     if rounding in ("", "round", "round_prefer_floor"):
-        return np.ceil(x - np.float32(0.5))  # type: ignore[operator]
+        return np.ceil(x - np.float32(0.5))
     if rounding == "round_prefer_ceil":
-        return np.floor(x + np.float32(0.5))  # type: ignore[operator]
+        return np.floor(x + np.float32(0.5))
     return np.asarray(np.floor(x) if rounding == "floor" else np.ceil(x))
 
 
@@ -110,7 +122,9 @@ def _taps(attrs: Resize2DAttrs, size: int, extent: int, scale: float) -> Array:
     offsets = range(-1, 3) if attrs.method == "cubic" else range(2)
     for offset in offsets:
         distance = x - (base + offset)
-        weight = _cubic(distance, attrs.cubic_alpha) if attrs.method == "cubic" else 1 - np.abs(distance)
+        weight = (
+            _cubic(distance, attrs.cubic_alpha) if attrs.method == "cubic" else 1 - np.abs(distance)
+        )
         at = base + offset
         if attrs.method == "cubic" and attrs.cubic_exclude:
             weight = np.where((at < 0) | (at > size - 1), 0, weight)
@@ -134,9 +148,15 @@ def _resize_reference(attrs: Resize2DAttrs, data: Array) -> Array:
 def resize_lower(attrs: Resize2DAttrs, data: Tensor, out: TensorType) -> Tensor:
     """The computation of a resize."""
     sampling = topi.image.Sampling(
-        attrs.method, attrs.coordinate_transformation_mode, attrs.rounding_method, attrs.cubic_alpha, attrs.cubic_exclude
+        attrs.method,
+        attrs.coordinate_transformation_mode,
+        attrs.rounding_method,
+        attrs.cubic_alpha,
+        attrs.cubic_exclude,
     )
-    return topi.image.resize2d(data, out.shape, spatial(attrs.layout), sampling, attrs.scales, out.dtype)
+    return topi.image.resize2d(
+        data, out.shape, spatial(attrs.layout), sampling, attrs.scales, out.dtype
+    )
 
 
 register_op(
@@ -167,7 +187,8 @@ def resize2d(
     """Images resized to (height, width), which may be symbolic; see Resize2DAttrs."""
     extents = size if isinstance(size, Sequence) else (size, size)
     attrs = Resize2DAttrs(
-        as_attr(extents), layout, method, coordinate_transformation_mode, rounding_method, cubic_alpha, cubic_exclude,
+        as_attr(extents), layout, method, coordinate_transformation_mode, rounding_method,
+        cubic_alpha, cubic_exclude,
         None if scales is None else tuple(float(s) for s in scales), out_dtype,
     )  # fmt: skip
     return call("image.resize2d", data, attrs=attrs)
@@ -184,11 +205,16 @@ class UpSamplingAttrs(Attrs):
     align_corners: bool = False
 
 
-UPSAMPLING_METHODS = {"nearest_neighbor": "nearest_neighbor", "bilinear": "linear", "bicubic": "cubic"}
+UPSAMPLING_METHODS = {
+    "nearest_neighbor": "nearest_neighbor",
+    "bilinear": "linear",
+    "bicubic": "cubic",
+}
 
 
 def scaled(extent: PrimExpr, factor: float) -> PrimExpr:
-    """An extent times a factor, rounded. Raises ValueError when a symbolic extent meets a factor that is no integer."""
+    """An extent times a factor, rounded. Raises ValueError when a symbolic extent meets a factor
+    that is no integer."""
     number = known(extent)
     if number is not None:
         return as_dim(round(number * factor))
@@ -213,7 +239,10 @@ def _upsampling_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     wanted = attrs_of(UpSamplingAttrs, attrs)
     rank_is("nn.upsampling", data, 4, "data")
     if wanted.method not in UPSAMPLING_METHODS:
-        fail("nn.upsampling", f"method must be one of {', '.join(UPSAMPLING_METHODS)}, got {wanted.method!r}")
+        fail(
+            "nn.upsampling",
+            f"method must be one of {', '.join(UPSAMPLING_METHODS)}, got {wanted.method!r}",
+        )
     try:
         size = upsampling_as_resize(wanted, data.shape).size
     except ValueError as error:

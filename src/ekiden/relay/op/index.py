@@ -13,7 +13,16 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import attempt, attrs_of, call, fail, one_dtype, rank_at_least, show, tensors
+from ekiden.relay.op._declare import (
+    attempt,
+    attrs_of,
+    call,
+    fail,
+    one_dtype,
+    rank_at_least,
+    show,
+    tensors,
+)
 from ekiden.te import Tensor
 from ekiden.topi.shape import Dim, as_dim, as_ints, known, normalize_axis
 
@@ -22,7 +31,8 @@ from ekiden.topi.shape import Dim, as_dim, as_ints, known, normalize_axis
 class TakeAttrs(Attrs):
     """The axis to index (None: the flattened data) and what happens to an index out of range.
 
-    mode "clip" moves it to the nearest end, "wrap" counts modulo the extent, "fast" promises that there is none.
+    mode "clip" moves it to the nearest end, "wrap" counts modulo the extent, "fast" promises that
+    there is none.
     """
 
     batch_dims: int = 0
@@ -50,8 +60,10 @@ def _take_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _take_reference(attrs: TakeAttrs, data: Array, indices: Array) -> Array:
-    mode = "wrap" if attrs.mode == "wrap" else "clip"
-    return np.asarray(np.take(data, indices.astype(np.int64), axis=attrs.axis, mode=mode))
+    found = indices.astype(np.int64)
+    if attrs.mode == "wrap":
+        return np.asarray(np.take(data, found, axis=attrs.axis, mode="wrap"))
+    return np.asarray(np.take(data, found, axis=attrs.axis, mode="clip"))
 
 
 def _take_lower(attrs: TakeAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
@@ -72,7 +84,9 @@ register_op(
 )
 
 
-def take(data: Expr, indices: Expr, axis: int | None = None, batch_dims: int = 0, mode: str = "clip") -> Call:
+def take(
+    data: Expr, indices: Expr, axis: int | None = None, batch_dims: int = 0, mode: str = "clip"
+) -> Call:
     """Slices of `data` at `indices` along an axis."""
     return call("take", data, indices, attrs=TakeAttrs(batch_dims, axis, mode))
 
@@ -89,13 +103,17 @@ def _gather_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     _check_indices("gather", indices)
     attempt("gather", normalize_axis, attrs_of(GatherAttrs, attrs).axis, len(data.shape), "gather")
     if len(data.shape) != len(indices.shape):
-        fail("gather", f"'indices' must have the rank of 'data', got {show(indices.shape)} for {show(data.shape)}")
+        fail(
+            "gather",
+            f"'indices' must have the rank of 'data', got {show(indices.shape)} for"
+            f" {show(data.shape)}",
+        )
     return TensorType(indices.shape, data.dtype)
 
 
 def _gather_reference(attrs: GatherAttrs, data: Array, indices: Array) -> Array:
     at = normalize_axis(attrs.axis, data.ndim, "gather")
-    positions = list(np.indices(indices.shape, sparse=True))
+    positions: list[Array] = list(np.indices(indices.shape, sparse=True))
     found = indices.astype(np.int64)
     positions[at] = np.where(found < 0, found + data.shape[at], found)
     return np.asarray(data[tuple(positions)])
@@ -108,20 +126,24 @@ register_op(
         attrs=GatherAttrs,
         relation=_gather_relation,
         reference=_gather_reference,
-        lower=lambda attrs, inputs, out: [topi.gather(inputs[0], attrs.axis % inputs[0].ndim, inputs[1])],
+        lower=lambda attrs, inputs, out: [
+            topi.gather(inputs[0], attrs.axis % inputs[0].ndim, inputs[1])
+        ],
         pattern=OpPattern.INJECTIVE,
     )
 )
 
 
 def gather(data: Expr, axis: int, indices: Expr) -> Call:
-    """`data[i, ..., indices[i, ..., k], ..., k]`: one index per result element; negative ones count from the end."""
+    """`data[i, ..., indices[i, ..., k], ..., k]`: one index per result element; negative ones count
+    from the end."""
     return call("gather", data, indices, attrs=GatherAttrs(axis))
 
 
 @node("relay.attrs.GatherNDAttrs")
 class GatherNDAttrs(Attrs):
-    """Leading axes that data and indices share, and the number of coordinates when that is known otherwise."""
+    """Leading axes that data and indices share, and the number of coordinates when that is known
+    otherwise."""
 
     batch_dims: int = 0
     index_rank: int | None = None
@@ -134,7 +156,10 @@ def _gather_nd_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     rank_at_least("gather_nd", indices, 1, "indices")
     count = known(indices.shape[0]) if wanted.index_rank is None else wanted.index_rank
     if count is None:
-        fail("gather_nd", f"the first extent of 'indices' must be a number, got {show(indices.shape)}")
+        fail(
+            "gather_nd",
+            f"the first extent of 'indices' must be a number, got {show(indices.shape)}",
+        )
     if count + wanted.batch_dims > len(data.shape):
         fail("gather_nd", f"{count} coordinates are too many for {show(data.shape)}")
     return TensorType((*indices.shape[1:], *data.shape[wanted.batch_dims + count :]), data.dtype)
@@ -142,9 +167,12 @@ def _gather_nd_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 def _gather_nd_reference(attrs: GatherNDAttrs, data: Array, indices: Array) -> Array:
     found, batch = indices.astype(np.int64), attrs.batch_dims
-    leading = [np.arange(found.shape[1 + i]).reshape((-1,) + (1,) * (found.ndim - 2 - i)) for i in range(batch)]
+    leading = [
+        np.arange(found.shape[1 + i]).reshape((-1,) + (1,) * (found.ndim - 2 - i))
+        for i in range(batch)
+    ]
     wrapped = [np.where(f < 0, f + data.shape[batch + i], f) for i, f in enumerate(found)]
-    return np.asarray(data[tuple([*leading, *wrapped])])
+    return np.asarray(data[(*leading, *wrapped)])
 
 
 def _gather_nd_lower(attrs: GatherNDAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
@@ -166,8 +194,11 @@ register_op(
 )
 
 
-def gather_nd(data: Expr, indices: Expr, batch_dims: int = 0, index_rank: int | None = None) -> Call:
-    """Slices of `data` at coordinates: the first axis of `indices` holds them. Negative ones count from the end."""
+def gather_nd(
+    data: Expr, indices: Expr, batch_dims: int = 0, index_rank: int | None = None
+) -> Call:
+    """Slices of `data` at coordinates: the first axis of `indices` holds them. Negative ones count
+    from the end."""
     return call("gather_nd", data, indices, attrs=GatherNDAttrs(batch_dims, index_rank))
 
 
@@ -187,10 +218,14 @@ def _one_hot_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     if one_dtype("one_hot", (on_value, off_value)) != wanted.dtype:
         fail("one_hot", f"the values must have dtype {wanted.dtype}, got {on_value.dtype}")
     at = attempt("one_hot", normalize_axis, wanted.axis, len(indices.shape) + 1, "one_hot")
-    return TensorType((*indices.shape[:at], as_dim(wanted.depth), *indices.shape[at:]), wanted.dtype)
+    return TensorType(
+        (*indices.shape[:at], as_dim(wanted.depth), *indices.shape[at:]), wanted.dtype
+    )
 
 
-def _one_hot_reference(attrs: OneHotAttrs, indices: Array, on_value: Array, off_value: Array) -> Array:
+def _one_hot_reference(
+    attrs: OneHotAttrs, indices: Array, on_value: Array, off_value: Array
+) -> Array:
     (depth,) = as_ints((attrs.depth,))
     at = normalize_axis(attrs.axis, indices.ndim + 1, "one_hot")
     positions = np.arange(depth).reshape((depth,) + (1,) * (indices.ndim - at))
@@ -206,13 +241,27 @@ register_op(
         relation=_one_hot_relation,
         reference=_one_hot_reference,
         lower=lambda attrs, inputs, out: [
-            topi.one_hot(*inputs, as_dim(attrs.depth), attrs.axis % (inputs[0].ndim + 1))
+            topi.one_hot(
+                inputs[0],
+                inputs[1],
+                inputs[2],
+                as_dim(attrs.depth),
+                attrs.axis % (inputs[0].ndim + 1),
+            )
         ],
         pattern=OpPattern.INJECTIVE,
     )
 )
 
 
-def one_hot(indices: Expr, on_value: Expr, off_value: Expr, depth: Dim, axis: int = -1, dtype: str = "float32") -> Call:
-    """`on_value` (a scalar) where the position along a new axis is the index, `off_value` elsewhere."""
+def one_hot(
+    indices: Expr,
+    on_value: Expr,
+    off_value: Expr,
+    depth: Dim,
+    axis: int = -1,
+    dtype: str = "float32",
+) -> Call:
+    """`on_value` (a scalar) where the position along a new axis is the index, `off_value`
+    elsewhere."""
     return call("one_hot", indices, on_value, off_value, attrs=OneHotAttrs(depth, axis, dtype))

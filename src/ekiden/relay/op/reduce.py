@@ -28,7 +28,8 @@ class ReduceAttrs(Attrs):
 
 @node("relay.attrs.ArgReduceAttrs")
 class ArgReduceAttrs(Attrs):
-    """Axes to search (None: all, giving the flat position); ties go to the first unless `select_last_index`."""
+    """Axes to search (None: all, giving the flat position); ties go to the first unless
+    `select_last_index`."""
 
     axis: tuple[int, ...] | None = None
     keepdims: bool = False
@@ -48,7 +49,9 @@ def reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Shape:
     return tuple(one if i in axes else d for i, d in enumerate(shape) if keepdims or i not in axes)
 
 
-def _relation(name: str, kind: type[Attrs], dtype: str | None) -> Callable[[Sequence[Type], Attrs | None], Type]:
+def _relation(
+    name: str, kind: type[Attrs], dtype: str | None
+) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         (data,) = tensors(name, types, 1)
         found = attrs_of(kind, attrs)
@@ -59,11 +62,15 @@ def _relation(name: str, kind: type[Attrs], dtype: str | None) -> Callable[[Sequ
     return relation
 
 
-def _reference(name: str, function: Callable[..., Array], dtype: str | None) -> Callable[..., Array]:
+def _reference(
+    name: str, function: Callable[..., Array], dtype: str | None
+) -> Callable[..., Array]:
     def reference(attrs: ReduceAttrs, data: Array) -> Array:
         axes = reduced_axes(name, attrs, data.ndim)
         with np.errstate(all="ignore"):
-            return np.asarray(function(data, axis=axes, keepdims=attrs.keepdims)).astype(dtype or data.dtype, copy=False)
+            return np.asarray(function(data, axis=axes, keepdims=attrs.keepdims)).astype(
+                dtype or data.dtype, copy=False
+            )
 
     return reference
 
@@ -74,17 +81,29 @@ def _arg_reference(name: str, function: Callable[..., Array]) -> Callable[..., A
         kept = tuple(i for i in range(data.ndim) if i not in axes)
         count = int(np.prod([data.shape[a] for a in axes], dtype=np.int64))
         rows = data.transpose(kept + axes).reshape([data.shape[k] for k in kept] + [count])
-        found = count - 1 - function(rows[..., ::-1], axis=-1) if attrs.select_last_index else function(rows, axis=-1)
-        shape = [1 if i in axes else d for i, d in enumerate(data.shape) if attrs.keepdims or i not in axes]
+        found = (
+            count - 1 - function(rows[..., ::-1], axis=-1)
+            if attrs.select_last_index
+            else function(rows, axis=-1)
+        )
+        shape = [
+            1 if i in axes else d
+            for i, d in enumerate(data.shape)
+            if attrs.keepdims or i not in axes
+        ]
         return np.asarray(found, dtype=np.int32).reshape(shape)
 
     return reference
 
 
 def reduction(
-    name: str, function: Callable[..., Array], compute: Callable[..., Tensor], dtype: str | None = None
+    name: str,
+    function: Callable[..., Array],
+    compute: Callable[..., Tensor],
+    dtype: str | None = None,
 ) -> Callable[..., Call]:
-    """Declare a reduction, to `dtype` if that is not the data's; gives the function that calls it."""
+    """Declare a reduction, to `dtype` if that is not the data's; gives the function that calls
+    it."""
     register_op(
         OpDef(
             name=name,
@@ -100,7 +119,10 @@ def reduction(
     )
 
     def construct(
-        data: Expr, axis: int | Sequence[int] | None = None, keepdims: bool = False, exclude: bool = False
+        data: Expr,
+        axis: int | Sequence[int] | None = None,
+        keepdims: bool = False,
+        exclude: bool = False,
     ) -> Call:
         return call(name, data, attrs=ReduceAttrs(axes_attr(axis), keepdims, exclude))
 
@@ -121,7 +143,12 @@ def arg_reduction(
             relation=_relation(name, ArgReduceAttrs, "int32"),
             reference=_arg_reference(name, function),
             lower=lambda attrs, inputs, out: [
-                compute(inputs[0], reduced_axes(name, attrs, inputs[0].ndim), attrs.keepdims, attrs.select_last_index)
+                compute(
+                    inputs[0],
+                    reduced_axes(name, attrs, inputs[0].ndim),
+                    attrs.keepdims,
+                    attrs.select_last_index,
+                )
             ],
             pattern=OpPattern.COMM_REDUCE,
         )
@@ -134,7 +161,9 @@ def arg_reduction(
         exclude: bool = False,
         select_last_index: bool = False,
     ) -> Call:
-        return call(name, data, attrs=ArgReduceAttrs(axes_attr(axis), keepdims, select_last_index, exclude))
+        return call(
+            name, data, attrs=ArgReduceAttrs(axes_attr(axis), keepdims, select_last_index, exclude)
+        )
 
     construct.__name__ = construct.__qualname__ = name
     construct.__doc__ = f"Position (int32) of the {name[3:]}imum over `axis`."
@@ -151,8 +180,8 @@ def axes_attr(axis: int | Sequence[int] | None) -> tuple[int, ...] | None:
 def _mean(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     """NumPy's mean; the sum of integers is divided as C does."""
     if data.dtype.kind == "f":
-        return np.asarray(np.mean(data, axis=axis, keepdims=keepdims))  # type: ignore[arg-type]
-    return np.asarray(np.trunc(np.mean(data.astype(np.float64), axis=axis, keepdims=keepdims)))  # type: ignore[arg-type]
+        return np.asarray(np.mean(data, axis=axis, keepdims=keepdims))
+    return np.asarray(np.trunc(np.mean(data.astype(np.float64), axis=axis, keepdims=keepdims)))
 
 
 # fmt: off

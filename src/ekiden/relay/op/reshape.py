@@ -1,4 +1,5 @@
-"""Operators that give the same elements in the same order another shape: no kernel runs, the result is a view."""
+"""Operators that give the same elements in the same order another shape: no kernel runs, the result
+is a view."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Relation, register_op
 from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
@@ -18,8 +19,8 @@ from ekiden.topi.shape import (
     Dims,
     as_attr,
     as_dim,
-    as_shape,
     as_ints,
+    as_shape,
     infer_reshape,
     known,
     normalize_axes,
@@ -30,14 +31,16 @@ from ekiden.topi.shape import (
 
 @node("relay.attrs.ReshapeAttrs")
 class ReshapeAttrs(Attrs):
-    """The new shape: 0 copies the input's dimension unless `allowzero`, one -1 takes what is left."""
+    """The new shape: 0 copies the input's dimension unless `allowzero`, one -1 takes what is
+    left."""
 
     newshape: Dims = ()
     allowzero: bool = False
 
 
-def _declare(name: str, attrs: type[Attrs] | None, relation: Callable[[Sequence[Type], Attrs | None], Type],
-             reference: Callable[..., Array]) -> None:  # fmt: skip
+def _declare(
+    name: str, attrs: type[Attrs] | None, relation: Relation, reference: Callable[..., Array]
+) -> None:
     register_op(
         OpDef(
             name=name,
@@ -62,7 +65,9 @@ def _reshape_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _reshape_reference(attrs: ReshapeAttrs, data: Array) -> Array:
-    return data.reshape(as_ints(infer_reshape(as_shape(data.shape), attrs.newshape, attrs.allowzero)))
+    return data.reshape(
+        as_ints(infer_reshape(as_shape(data.shape), attrs.newshape, attrs.allowzero))
+    )
 
 
 _declare("reshape", ReshapeAttrs, _reshape_relation, _reshape_reference)
@@ -90,7 +95,9 @@ def _expand_dims_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("expand_dims", types, 1)
     wanted = attrs_of(ExpandDimsAttrs, attrs)
     at = attempt("expand_dims", _expanded, wanted, len(data.shape))
-    return TensorType((*data.shape[:at], *(as_dim(1),) * wanted.num_newaxis, *data.shape[at:]), data.dtype)
+    return TensorType(
+        (*data.shape[:at], *(as_dim(1),) * wanted.num_newaxis, *data.shape[at:]), data.dtype
+    )
 
 
 def _expand_dims_reference(attrs: ExpandDimsAttrs, data: Array) -> Array:

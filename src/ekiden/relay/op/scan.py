@@ -19,7 +19,8 @@ from ekiden.topi.shape import normalize_axis, product
 
 @node("relay.attrs.CumsumAttrs")
 class ScanAttrs(Attrs):
-    """The axis (None: over the flattened data), the dtype to add in, and whether to leave out the element itself."""
+    """The axis (None: over the flattened data), the dtype to add in, and whether to leave out the
+    element itself."""
 
     axis: int | None = None
     dtype: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,7 +27,7 @@ from ekiden.relay.op._declare import (
 )
 from ekiden.relay.op.reduce import axes_attr
 from ekiden.te import Tensor
-from ekiden.topi.layout import transform_shape, transform_array
+from ekiden.topi.layout import transform_array, transform_shape
 from ekiden.topi.shape import (
     Dim,
     Dims,
@@ -36,13 +37,12 @@ from ekiden.topi.shape import (
     as_ints,
     as_shape,
     broadcast_shape,
-    equal,
+    is_any,
     known,
     normalize_axes,
     normalize_axis,
     slice_range,
     tidy,
-    is_any,
 )
 
 
@@ -76,7 +76,9 @@ register_op(
         attrs=TransposeAttrs,
         relation=_transpose_relation,
         reference=lambda attrs, data: np.transpose(data, attrs.axes),
-        lower=lambda attrs, inputs, out: [topi.transpose(inputs[0], transposed_axes(attrs, inputs[0].ndim))],
+        lower=lambda attrs, inputs, out: [
+            topi.transpose(inputs[0], transposed_axes(attrs, inputs[0].ndim))
+        ],
         pattern=OpPattern.INJECTIVE,
     )
 )
@@ -109,11 +111,15 @@ def _concatenate_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     dtype, rank = one_dtype("concatenate", fields), len(fields[0].shape)
     if any(len(f.shape) != rank for f in fields):
         fail("concatenate", f"ranks must agree, got {', '.join(show(f.shape) for f in fields)}")
-    at = attempt("concatenate", normalize_axis, attrs_of(ConcatenateAttrs, attrs).axis, rank, "concatenate")
+    at = attempt(
+        "concatenate", normalize_axis, attrs_of(ConcatenateAttrs, attrs).axis, rank, "concatenate"
+    )
     shape = list(fields[0].shape)
     for each in fields[1:]:
         for i, dim in enumerate(each.shape):
-            shape[i] = shape[i] if i == at else agree("concatenate", shape[i], dim, f"extents of axis {i}")
+            shape[i] = (
+                shape[i] if i == at else agree("concatenate", shape[i], dim, f"extents of axis {i}")
+            )
     shape[at] = _total([f.shape[at] for f in fields])
     return TensorType(tuple(shape), dtype)
 
@@ -155,7 +161,10 @@ def _stack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     for each in fields[1:]:
         if len(each.shape) != len(shape):
             fail("stack", f"ranks must agree, got {', '.join(show(f.shape) for f in fields)}")
-        shape = [agree("stack", a, b, f"extents of axis {i}") for i, (a, b) in enumerate(zip(shape, each.shape, strict=True))]
+        shape = [
+            agree("stack", a, b, f"extents of axis {i}")
+            for i, (a, b) in enumerate(zip(shape, each.shape, strict=True))
+        ]
     at = attempt("stack", normalize_axis, attrs_of(StackAttrs, attrs).axis, len(shape) + 1, "stack")
     return TensorType((*shape[:at], as_dim(len(fields)), *shape[at:]), dtype)
 
@@ -197,7 +206,7 @@ def split_ranges(attrs: SplitAttrs, size: PrimExpr) -> list[tuple[PrimExpr, Prim
         part = tidy(size // cuts)
         return [(tidy(part * i), part) for i in range(cuts)]
     edges = [as_dim(0), *as_shape(cuts), size]
-    return [(a, tidy(b - a)) for a, b in zip(edges, edges[1:], strict=False)]
+    return [(a, tidy(b - a)) for a, b in itertools.pairwise(edges)]
 
 
 def _split_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -205,7 +214,9 @@ def _split_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     wanted = attrs_of(SplitAttrs, attrs)
     at = attempt("split", normalize_axis, wanted.axis, len(data.shape), "split")
     parts = attempt("split", split_ranges, wanted, data.shape[at])
-    return TupleType(tuple(TensorType(_replaced(data.shape, at, extent), data.dtype) for _, extent in parts))
+    return TupleType(
+        tuple(TensorType(_replaced(data.shape, at, extent), data.dtype) for _, extent in parts)
+    )
 
 
 def _replaced(shape: Shape, axis: int, dim: PrimExpr) -> Shape:
@@ -239,14 +250,17 @@ register_op(
 def split(data: Expr, indices_or_sections: int | Sequence[Dim], axis: int = 0) -> Call:
     """A tuple of parts of `data` along an axis: equal ones, or cut at positions."""
     cuts = indices_or_sections
-    return call("split", data, attrs=SplitAttrs(cuts if isinstance(cuts, int) else as_attr(cuts), axis))
+    return call(
+        "split", data, attrs=SplitAttrs(cuts if isinstance(cuts, int) else as_attr(cuts), axis)
+    )
 
 
 @node("relay.attrs.StridedSliceAttrs")
 class StridedSliceAttrs(Attrs):
     """begin:end:stride per axis as NumPy slices; None for axes means the leading ones.
 
-    Bounds may be symbolic, strides are numbers. A bound of at least 2**30 in size means "to the end".
+    Bounds may be symbolic, strides are numbers. A bound of at least 2**30 in size means "to the
+    end".
     """
 
     begin: Dims = ()
@@ -257,12 +271,15 @@ class StridedSliceAttrs(Attrs):
 
 
 def sliced(attrs: StridedSliceAttrs, shape: Shape) -> list[tuple[PrimExpr, int, PrimExpr]]:
-    """(first index, stride, extent) for every axis. Raises ValueError for axes out of range or stride 0."""
+    """(first index, stride, extent) for every axis. Raises ValueError for axes out of range or
+    stride 0."""
     axes = range(len(attrs.begin)) if attrs.axes is None else attrs.axes
     ranges: list[tuple[PrimExpr, int, PrimExpr]] = [(as_dim(0), 1, d) for d in shape]
     for i, axis in enumerate(axes):
         at = normalize_axis(axis, len(shape), "strided_slice")
-        stride = attrs.strides[i] if i < len(attrs.strides) else attrs.strides[0] if attrs.strides else 1
+        stride = (
+            attrs.strides[i] if i < len(attrs.strides) else attrs.strides[0] if attrs.strides else 1
+        )
         if stride == 0:
             raise ValueError("a stride must not be 0")
         first, extent = _slice_one(attrs, i, stride, shape[at])
@@ -270,11 +287,15 @@ def sliced(attrs: StridedSliceAttrs, shape: Shape) -> list[tuple[PrimExpr, int, 
     return ranges
 
 
-def _slice_one(attrs: StridedSliceAttrs, i: int, stride: int, size: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+def _slice_one(
+    attrs: StridedSliceAttrs, i: int, stride: int, size: PrimExpr
+) -> tuple[PrimExpr, PrimExpr]:
     if attrs.slice_mode == "end":
         return slice_range(attrs.begin[i], attrs.end[i], stride, size)
     whole = known(attrs.end[i]) == -1  # slice_mode "size": end holds extents, -1 means the rest
-    return slice_range(attrs.begin[i], 2**62 if whole else as_dim(attrs.begin[i]) + attrs.end[i], 1, size)
+    return slice_range(
+        attrs.begin[i], 2**62 if whole else as_dim(attrs.begin[i]) + attrs.end[i], 1, size
+    )
 
 
 def _strided_slice_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -297,7 +318,9 @@ register_op(
         attrs=StridedSliceAttrs,
         relation=_strided_slice_relation,
         reference=_strided_slice_reference,
-        lower=lambda attrs, inputs, out: [topi.strided_slice(inputs[0], sliced(attrs, inputs[0].shape))],
+        lower=lambda attrs, inputs, out: [
+            topi.strided_slice(inputs[0], sliced(attrs, inputs[0].shape))
+        ],
         pattern=OpPattern.INJECTIVE,
     )
 )
@@ -329,7 +352,9 @@ def _broadcast_to_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("broadcast_to", types, 1)
     wanted = as_shape(attrs_of(BroadcastAttrs, attrs).shape)
     found = broadcast_shape(data.shape, wanted)
-    shrinks = found is not None and any(known(f) not in (None, known(w)) for f, w in zip(found, wanted, strict=False) if known(w))
+    shrinks = found is not None and any(
+        known(f) not in (None, known(w)) for f, w in zip(found, wanted, strict=False) if known(w)
+    )
     if found is None or len(found) != len(wanted) or shrinks:
         fail("broadcast_to", f"{show(data.shape)} does not broadcast to {show(wanted)}")
     return TensorType(wanted, data.dtype)
@@ -367,7 +392,10 @@ def _tile_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     one = as_dim(1)
     shape = (one,) * (rank - len(data.shape)) + data.shape
     times = (one,) * (rank - len(reps)) + reps
-    return TensorType(tuple(d if is_any(d) else tidy(d * r) for d, r in zip(shape, times, strict=True)), data.dtype)
+    return TensorType(
+        tuple(d if is_any(d) else tidy(d * r) for d, r in zip(shape, times, strict=True)),
+        data.dtype,
+    )
 
 
 register_op(
@@ -401,7 +429,9 @@ def _repeat_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     wanted = attrs_of(RepeatAttrs, attrs)
     at = attempt("repeat", normalize_axis, wanted.axis, len(data.shape), "repeat")
     size = data.shape[at]
-    return TensorType(_replaced(data.shape, at, size if is_any(size) else tidy(size * wanted.repeats)), data.dtype)
+    return TensorType(
+        _replaced(data.shape, at, size if is_any(size) else tidy(size * wanted.repeats)), data.dtype
+    )
 
 
 register_op(
@@ -411,7 +441,9 @@ register_op(
         attrs=RepeatAttrs,
         relation=_repeat_relation,
         reference=lambda attrs, data: np.repeat(data, attrs.repeats, attrs.axis),
-        lower=lambda attrs, inputs, out: [topi.repeat(inputs[0], attrs.repeats, attrs.axis % inputs[0].ndim)],
+        lower=lambda attrs, inputs, out: [
+            topi.repeat(inputs[0], attrs.repeats, attrs.axis % inputs[0].ndim)
+        ],
         pattern=OpPattern.INJECTIVE,
     )
 )
@@ -431,7 +463,9 @@ class ReverseAttrs(Attrs):
 
 def _reverse_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("reverse", types, 1)
-    attempt("reverse", normalize_axes, attrs_of(ReverseAttrs, attrs).axis, len(data.shape), "reverse")
+    attempt(
+        "reverse", normalize_axes, attrs_of(ReverseAttrs, attrs).axis, len(data.shape), "reverse"
+    )
     return data
 
 
@@ -466,7 +500,9 @@ class LayoutTransformAttrs(Attrs):
 def _layout_transform_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("layout_transform", types, 1)
     wanted = attrs_of(LayoutTransformAttrs, attrs)
-    shape = attempt("layout_transform", transform_shape, data.shape, wanted.src_layout, wanted.dst_layout)
+    shape = attempt(
+        "layout_transform", transform_shape, data.shape, wanted.src_layout, wanted.dst_layout
+    )
     return TensorType(shape, data.dtype)
 
 
@@ -477,7 +513,9 @@ register_op(
         attrs=LayoutTransformAttrs,
         relation=_layout_transform_relation,
         reference=lambda attrs, data: transform_array(data, attrs.src_layout, attrs.dst_layout),
-        lower=lambda attrs, inputs, out: [topi.layout_transform(inputs[0], attrs.src_layout, attrs.dst_layout)],
+        lower=lambda attrs, inputs, out: [
+            topi.layout_transform(inputs[0], attrs.src_layout, attrs.dst_layout)
+        ],
         pattern=OpPattern.INJECTIVE,
     )
 )

@@ -1,4 +1,5 @@
-"""Convolutions as sums over windows. Padding is a guard on the load, so that no padded copy is made."""
+"""Convolutions as sums over windows. Padding is a guard on the load, so that no padded copy is
+made."""
 
 from __future__ import annotations
 
@@ -22,9 +23,15 @@ def _tag(data_layout: str, kernel_layout: str, groups: int) -> str:
 
 
 def _weight_element(
-    weight: Tensor, layout: str, out: PrimExpr, channel: PrimExpr, window: Sequence[PrimExpr], out_per_group: PrimExpr
+    weight: Tensor,
+    layout: str,
+    out: PrimExpr,
+    channel: PrimExpr,
+    window: Sequence[PrimExpr],
+    out_per_group: PrimExpr,
 ) -> PrimExpr:
-    """The weight of an output channel, an input channel of its group and a position, whatever the layout."""
+    """The weight of an output channel, an input channel of its group and a position, whatever the
+    layout."""
     tile = packed_tile(layout)
     if not tile:
         return weight[permute((out, channel, *window), "OIHW", layout)]
@@ -34,7 +41,9 @@ def _weight_element(
     return weight[(out // tile, *window, channel, out % tile)]
 
 
-def guarded(x: Tensor, indices: Sequence[PrimExpr], conditions: Sequence[PrimExpr], otherwise: PrimExpr) -> PrimExpr:
+def guarded(
+    x: Tensor, indices: Sequence[PrimExpr], conditions: Sequence[PrimExpr], otherwise: PrimExpr
+) -> PrimExpr:
     """`x[indices]` where all conditions hold, without reading it elsewhere."""
     if not conditions:
         return x[indices]
@@ -84,13 +93,17 @@ def conv2d(
         return te.sum(cast(value, dtype) * cast(factor, dtype), axes)
 
     attrs = {
-        "inputs": (data, weight), "strides": tuple(strides), "padding": tuple(padding), "dilation": tuple(dilation),
+        "inputs": (data, weight), "strides": tuple(strides), "padding": tuple(padding),
+        "dilation": tuple(dilation),
         "groups": groups, "channels": known(out), "kernel_size": (known(kh), known(kw)),
-        "tile": packed_tile(kernel_layout), "data_layout": data_layout, "kernel_layout": kernel_layout,
+        "tile": packed_tile(kernel_layout), "data_layout": data_layout,
+        "kernel_layout": kernel_layout,
         "out_layout": result,
     }  # fmt: skip
     shape = permute((n, out, rows, columns), "NCHW", result)
-    return te.compute(shape, body, name="conv2d", tag=_tag(data_layout, kernel_layout, groups), attrs=attrs)
+    return te.compute(
+        shape, body, name="conv2d", tag=_tag(data_layout, kernel_layout, groups), attrs=attrs
+    )
 
 
 def conv1d(
@@ -149,7 +162,10 @@ def conv2d_transpose(
     per_group = tidy(c // groups)
     result, dtype = out_layout or data_layout, out_dtype or data.dtype
     taps = [_tap_count(k, s, d) for k, s, d in zip((kh, kw), strides, dilation, strict=True)]
-    axes = [te.reduce_axis((0, d), name) for d, name in zip((*taps, per_group), ("ky", "kx", "ci"), strict=True)]
+    axes = [
+        te.reduce_axis((0, d), name)
+        for d, name in zip((*taps, per_group), ("ky", "kx", "ci"), strict=True)
+    ]
     jy, jx, ci = axes
 
     def body(*i: Var) -> PrimExpr:
@@ -164,25 +180,30 @@ def conv2d_transpose(
             together = logical_and(together, each)
         value = data[permute((b, channel, iy, ix), "NCHW", data_layout)]
         factor = weight[permute((channel, within, ky, kx), "IOHW", kernel_layout)]
-        return te.sum(if_then_else(together, cast(value, dtype) * cast(factor, dtype), const(0, dtype)), axes)
+        return te.sum(
+            if_then_else(together, cast(value, dtype) * cast(factor, dtype), const(0, dtype)), axes
+        )
 
     shape = permute((n, out_per_group * groups, rows, columns), "NCHW", result)
     attrs = {
-        "inputs": (data, weight), "strides": tuple(strides), "padding": tuple(padding), "dilation": tuple(dilation),
+        "inputs": (data, weight), "strides": tuple(strides), "padding": tuple(padding),
+        "dilation": tuple(dilation),
         "groups": groups, "data_layout": data_layout, "kernel_layout": kernel_layout,
     }  # fmt: skip
     return te.compute(shape, body, name="conv2d_transpose", tag="conv2d_transpose", attrs=attrs)
 
 
 def _tap_count(kernel: PrimExpr, stride: int, dilation: int) -> PrimExpr:
-    """How many taps can reach a result pixel: every stride-th one where taps are dense, else all are tried."""
+    """How many taps can reach a result pixel: every stride-th one where taps are dense, else all
+    are tried."""
     return tidy((kernel + (stride - 1)) // stride) if dilation == 1 else kernel
 
 
 def _tap(
     position: PrimExpr, j: PrimExpr, kernel: PrimExpr, size: PrimExpr, stride: int, dilation: int
 ) -> tuple[PrimExpr, PrimExpr, list[PrimExpr]]:
-    """(kernel index, data index, what must hold) of the j-th tap of a position of the uncropped result.
+    """(kernel index, data index, what must hold) of the j-th tap of a position of the uncropped
+    result.
 
     position = data index * stride + kernel index * dilation.
     """

@@ -41,10 +41,14 @@ def dense_pack(data: Tensor, weight: Tensor, units: int, tile: int, out_dtype: s
         return te.sum(cast(data[(*i[:-1], k)], dtype) * cast(factor, dtype), k)
 
     attrs = {"inputs": (data, weight), "units": units, "tile": tile}
-    return te.compute((*data.shape[:-1], as_dim(units)), body, name="dense_pack", tag="dense_pack", attrs=attrs)
+    return te.compute(
+        (*data.shape[:-1], as_dim(units)), body, name="dense_pack", tag="dense_pack", attrs=attrs
+    )
 
 
-def matmul(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool, out_dtype: str = "") -> Tensor:
+def matmul(
+    a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool, out_dtype: str = ""
+) -> Tensor:
     """a[..., m, k] times the matrix b[k, n]."""
     dtype = out_dtype or a.dtype
     columns, depth = b.shape if transpose_b else b.shape[::-1]
@@ -59,7 +63,9 @@ def matmul(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool, out_dtype
     return te.compute((*rows, columns), body, name="matmul", tag="matmul", attrs=attrs)
 
 
-def batch_matmul(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool, out_dtype: str = "") -> Tensor:
+def batch_matmul(
+    a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool, out_dtype: str = ""
+) -> Tensor:
     """A matrix product per batch; a batch of 1 broadcasts."""
     dtype = out_dtype or a.dtype
     batch = broadcast_shape(a.shape[:1], b.shape[:1])
@@ -75,11 +81,14 @@ def batch_matmul(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool, out
         return te.sum(cast(factors[0], dtype) * cast(factors[1], dtype), k)
 
     attrs = {"inputs": (a, b), "transpose_a": transpose_a, "transpose_b": transpose_b}
-    return te.compute((*batch, rows, columns), body, name="batch_matmul", tag="batch_matmul", attrs=attrs)
+    return te.compute(
+        (*batch, rows, columns), body, name="batch_matmul", tag="batch_matmul", attrs=attrs
+    )
 
 
 def pack_weight(weight: Tensor, kind: str, tile: int, groups: int) -> Tensor:
-    """A weight ([N, K] or OIHW) in the layout of the packed kernels, its last tile padded with zeros."""
+    """A weight ([N, K] or OIHW) in the layout of the packed kernels, its last tile padded with
+    zeros."""
     shape = pack_weight_shape(weight.shape, kind, tile, groups)
     per_group = weight.shape[0] // groups if kind == "group_conv2d" else weight.shape[0]
 

@@ -14,7 +14,8 @@ from ekiden.topi.shape import as_dim, product, tidy
 
 
 def batch_norm(
-    data: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, axis: int, epsilon: float, center: bool, scale: bool
+    data: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, axis: int, epsilon: float,
+    center: bool, scale: bool
 ) -> Tensor:  # fmt: skip
     """(data - mean) / sqrt(var + epsilon) * gamma + beta, along the channels of `axis`."""
 
@@ -27,8 +28,11 @@ def batch_norm(
     return te.compute(data.shape, body, name="batch_norm", tag="elemwise")
 
 
-def _moments(data: Tensor, axes: Sequence[int]) -> tuple[Callable[[Sequence[PrimExpr]], PrimExpr], Tensor]:
-    """The mean as a function of a row's indices, and the sum of squared distances from it per row."""
+def _moments(
+    data: Tensor, axes: Sequence[int]
+) -> tuple[Callable[[Sequence[PrimExpr]], PrimExpr], Tensor]:
+    """The mean as a function of a row's indices, and the sum of squared distances from it per
+    row."""
     wide = accumulator(data.dtype)
     count = cast(product([data.shape[a] for a in axes]), wide)
     total = reduce(data, axes, True, te.sum, "row_sum", lambda v: cast(v, wide))
@@ -65,7 +69,11 @@ def normalize(
 
 
 def affine(
-    gamma: Tensor, beta: Tensor, center: bool, scale: bool, channel: Callable[[Sequence[PrimExpr]], PrimExpr]
+    gamma: Tensor,
+    beta: Tensor,
+    center: bool,
+    scale: bool,
+    channel: Callable[[Sequence[PrimExpr]], PrimExpr],
 ) -> Callable[[PrimExpr, Sequence[PrimExpr]], PrimExpr]:
     """`value * gamma + beta` at the channel of an element."""
 
@@ -81,7 +89,9 @@ def layer_norm(
     data: Tensor, gamma: Tensor, beta: Tensor, axis: int, epsilon: float, center: bool, scale: bool
 ) -> Tensor:
     """Rows along `axis` normalised."""
-    return normalize(data, (axis,), epsilon, affine(gamma, beta, center, scale, lambda i: i[axis]), "layer_norm")
+    return normalize(
+        data, (axis,), epsilon, affine(gamma, beta, center, scale, lambda i: i[axis]), "layer_norm"
+    )
 
 
 def instance_norm(
@@ -89,11 +99,20 @@ def instance_norm(
 ) -> Tensor:
     """Each channel of each sample normalised."""
     axes = tuple(i for i in range(1, data.ndim) if i != axis)
-    return normalize(data, axes, epsilon, affine(gamma, beta, center, scale, lambda i: i[axis]), "instance_norm")
+    return normalize(
+        data, axes, epsilon, affine(gamma, beta, center, scale, lambda i: i[axis]), "instance_norm"
+    )
 
 
 def group_norm(
-    data: Tensor, gamma: Tensor, beta: Tensor, num_groups: int, axis: int, epsilon: float, center: bool, scale: bool
+    data: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    num_groups: int,
+    axis: int,
+    epsilon: float,
+    center: bool,
+    scale: bool,
 ) -> Tensor:
     """Each group of channels of each sample normalised."""
     per_group = tidy(data.shape[axis] // num_groups)
@@ -123,7 +142,12 @@ def lrn(data: Tensor, size: int, axis: int, bias: float, alpha: float, beta: flo
 
     def squares(*i: Var) -> PrimExpr:
         at = i[axis] + k - before
-        value = guarded(data, (*i[:axis], at, *i[axis + 1 :]), inside(at, extent, True, True), const(0, data.dtype))
+        value = guarded(
+            data,
+            (*i[:axis], at, *i[axis + 1 :]),
+            inside(at, extent, True, True),
+            const(0, data.dtype),
+        )
         return te.sum(value * value, k)
 
     total = te.compute(data.shape, squares, name="lrn_squares", tag="pool", attrs={"axes": (axis,)})

@@ -10,24 +10,30 @@ from ekiden.te import Tensor
 from ekiden.topi.nn.conv import guarded
 from ekiden.topi.shape import Shape, as_dim, known, tidy
 
-
 Place = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
 
 def pad(data: Tensor, pad_value: Tensor, width: Sequence[Shape], mode: str) -> Tensor:
-    """`data` with (before, after) borders per axis: a value, the nearest element, or mirrored without the edge."""
+    """`data` with (before, after) borders per axis: a value, the nearest element, or mirrored
+    without the edge."""
     shape = tuple(tidy(d + a + b) for d, (a, b) in zip(data.shape, width, strict=True))
     if mode == "constant":
-        return te.compute(shape, lambda *i: _constant(data, pad_value, width, i), name="pad", tag="injective")
+        return te.compute(
+            shape, lambda *i: _constant(data, pad_value, width, i), name="pad", tag="injective"
+        )
     place = _edge if mode == "edge" else _reflect
 
     def body(*i: Var) -> PrimExpr:
-        return data[[_placed(n, d, a, b, place) for n, d, (a, b) in zip(i, data.shape, width, strict=True)]]
+        return data[
+            [_placed(n, d, a, b, place) for n, d, (a, b) in zip(i, data.shape, width, strict=True)]
+        ]
 
     return te.compute(shape, body, name="pad", tag="injective")
 
 
-def _constant(data: Tensor, pad_value: Tensor, width: Sequence[Shape], indices: Sequence[PrimExpr]) -> PrimExpr:
+def _constant(
+    data: Tensor, pad_value: Tensor, width: Sequence[Shape], indices: Sequence[PrimExpr]
+) -> PrimExpr:
     at, conditions = [], []
     for index, size, (before, after) in zip(indices, data.shape, width, strict=True):
         position = index - before
@@ -44,7 +50,9 @@ def _is_at_most_zero(width: PrimExpr) -> bool:
     return number is not None and number <= 0
 
 
-def _placed(index: PrimExpr, size: PrimExpr, before: PrimExpr, after: PrimExpr, place: Place) -> PrimExpr:
+def _placed(
+    index: PrimExpr, size: PrimExpr, before: PrimExpr, after: PrimExpr, place: Place
+) -> PrimExpr:
     """The element that a position of the result shows; negative widths crop first."""
     if is_const(before, 0) and is_const(after, 0):
         return index

@@ -40,7 +40,9 @@ class Window:
         """The first position of a window on the n-th spatial axis; negative in the padding."""
         return indices[self.axes[n]] * self.strides[n] - self.before[n]
 
-    def load(self, indices: Sequence[PrimExpr], taps: Sequence[PrimExpr], otherwise: PrimExpr) -> PrimExpr:
+    def load(
+        self, indices: Sequence[PrimExpr], taps: Sequence[PrimExpr], otherwise: PrimExpr
+    ) -> PrimExpr:
         """The data at a tap of a window, `otherwise` in the padding."""
         at, conditions = list(indices), []
         for n, axis in enumerate(self.axes):
@@ -53,7 +55,9 @@ class Window:
         """How many taps of a window count."""
         total: PrimExpr = const(1, "int64")
         for n, axis in enumerate(self.axes):
-            total = total * self._count_axis(self.start(indices, n), self.data.shape[axis], n, include_pad)
+            total = total * self._count_axis(
+                self.start(indices, n), self.data.shape[axis], n, include_pad
+            )
         return total
 
     def _count_axis(self, start: PrimExpr, size: PrimExpr, n: int, include_pad: bool) -> PrimExpr:
@@ -63,14 +67,19 @@ class Window:
             return taps
         high = size + self.after[n] if include_pad else size
         last = minimum(taps, ceil_div(high - start, step))
-        return last if include_pad or self.before[n] == 0 else last - maximum(ceil_div(const(0) - start, step), 0)
+        return (
+            last
+            if include_pad or self.before[n] == 0
+            else last - maximum(ceil_div(const(0) - start, step), 0)
+        )
 
 
 def max_pool(window: Window) -> Tensor:
     """The maximum of each window."""
     taps, lowest = window.taps(), te.identity("max", window.data.dtype)
     return te.compute(
-        window.shape, lambda *i: te.max(window.load(i, taps, lowest), taps), name="max_pool", tag="pool",
+        window.shape, lambda *i: te.max(window.load(i, taps, lowest), taps), name="max_pool",
+        tag="pool",
         attrs={"axes": tuple(window.axes)},
     )  # fmt: skip
 
@@ -80,11 +89,15 @@ def avg_pool(window: Window, count_include_pad: bool) -> Tensor:
     taps, dtype = window.taps(), window.data.dtype
     wide, zero = accumulator(dtype), const(0, dtype)
     total = te.compute(
-        window.shape, lambda *i: te.sum(cast(window.load(i, taps, zero), wide), taps), name="pool_sum", tag="pool",
+        window.shape, lambda *i: te.sum(cast(window.load(i, taps, zero), wide), taps),
+        name="pool_sum", tag="pool",
         attrs={"axes": tuple(window.axes)},
     )  # fmt: skip
     return te.compute(
-        window.shape, lambda *i: _mean(total[i], window.count(i, count_include_pad), dtype), name="avg_pool", tag="elemwise"
+        window.shape,
+        lambda *i: _mean(total[i], window.count(i, count_include_pad), dtype),
+        name="avg_pool",
+        tag="elemwise",
     )
 
 
@@ -96,9 +109,12 @@ def _mean(total: PrimExpr, count: PrimExpr, dtype: str) -> PrimExpr:
 
 
 def adaptive_avg_pool(data: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor:
-    """The mean over windows that divide the data into `shape`; windows differ by at most one in extent."""
+    """The mean over windows that divide the data into `shape`; windows differ by at most one in
+    extent."""
     sizes = [data.shape[a] for a in axes]
-    longest = [tidy(ceil_div(s, known(shape[a]) or 1) + 1) for s, a in zip(sizes, axes, strict=True)]
+    longest = [
+        tidy(ceil_div(s, known(shape[a]) or 1) + 1) for s, a in zip(sizes, axes, strict=True)
+    ]
     taps = [te.reduce_axis((0, d), f"k{n}") for n, d in enumerate(longest)]
     wide = accumulator(data.dtype)
 

@@ -1,10 +1,11 @@
-"""Weight layouts of convolutions and dense layers, plain and packed: one place that knows their shapes.
+"""Weight layouts of convolutions and dense layers, plain and packed: one place that knows their
+shapes.
 
-    OIHW, HWIO, OHWI, ...   plain: out channels, in channels / groups, kernel height, width in any order
-    OHWI{r}o                packed: [ceil(O/r)][KH][KW][I/groups][r], zero padded (groups = 1)
-    GOHWI{r}o               packed per group: [G][ceil(O/G/r)][KH][KW][I/G][r]
-    HWOI                    depthwise: [KH][KW][C][1]
-    dense {r}               [ceil(N/r)][K][r]
+OIHW, HWIO, OHWI, ...   plain: out channels, in channels / groups, kernel height, width in any order
+OHWI{r}o                packed: [ceil(O/r)][KH][KW][I/groups][r], zero padded (groups = 1)
+GOHWI{r}o               packed per group: [G][ceil(O/G/r)][KH][KW][I/G][r]
+HWOI                    depthwise: [KH][KW][C][1]
+dense {r}               [ceil(N/r)][K][r]
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ KINDS = ("dense", "conv2d", "group_conv2d")
 def conv_weight_shape(
     shape: Sequence[PrimExpr], kernel_layout: str, channels: int | None, groups: int
 ) -> tuple[PrimExpr, ...]:
-    """(out channels, in channels per group, height, width). Raises ValueError on a rank that does not fit."""
+    """(out channels, in channels per group, height, width). Raises ValueError on a rank that does
+    not fit."""
     if len(parse(kernel_layout)) != len(shape):
-        raise ValueError(f"'weight' must have {len(parse(kernel_layout))} dimensions ({kernel_layout}), got {len(shape)}")
+        raise ValueError(
+            f"'weight' must have {len(parse(kernel_layout))} dimensions ({kernel_layout}),"
+            f" got {len(shape)}"
+        )
     if not packed_tile(kernel_layout):
         return permute(shape, kernel_layout, "OIHW")
     if channels is None:
@@ -36,7 +41,9 @@ def conv_weight_shape(
     return as_dim(channels), per_group, kh, kw
 
 
-def pack_weight_shape(shape: Sequence[PrimExpr], kind: str, tile: int, groups: int) -> tuple[PrimExpr, ...]:
+def pack_weight_shape(
+    shape: Sequence[PrimExpr], kind: str, tile: int, groups: int
+) -> tuple[PrimExpr, ...]:
     """The shape of a packed weight, from [N, K] (dense) or OIHW."""
     r = as_dim(tile)
     if kind == "dense":
@@ -67,10 +74,14 @@ def _pack_rows(weight: Array, tile: int) -> Array:
 
 def unpack_dense_weight(packed: Array, units: int) -> Array:
     """[ceil(N/r)][K][r] back to [N, K]."""
-    return packed.transpose(0, 2, 1).reshape(packed.shape[0] * packed.shape[2], packed.shape[1])[:units]
+    return packed.transpose(0, 2, 1).reshape(packed.shape[0] * packed.shape[2], packed.shape[1])[
+        :units
+    ]
 
 
-def unpack_conv_weight(weight: Array, kernel_layout: str, channels: int | None, groups: int) -> Array:
+def unpack_conv_weight(
+    weight: Array, kernel_layout: str, channels: int | None, groups: int
+) -> Array:
     """A weight in any layout as OIHW."""
     if not packed_tile(kernel_layout):
         return np.transpose(weight, [kernel_layout.index(letter) for letter in "OIHW"])

@@ -12,7 +12,16 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import agree, attempt, attrs_of, call, identity_relation, one_dtype, rank_is, tensors
+from ekiden.relay.op._declare import (
+    agree,
+    attempt,
+    attrs_of,
+    call,
+    identity_relation,
+    one_dtype,
+    rank_is,
+    tensors,
+)
 from ekiden.te import Tensor
 from ekiden.topi.shape import normalize_axis
 
@@ -83,7 +92,9 @@ def along(values: Array, axis: int, rank: int) -> Array:
     return values.reshape(shape)
 
 
-def _per_channel(name: str, kind: type[PReluAttrs] | type[BiasAddAttrs]) -> Callable[[Sequence[Type], Attrs | None], Type]:
+def _per_channel(
+    name: str, kind: type[PReluAttrs] | type[BiasAddAttrs]
+) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         data, vector = tensors(name, types, 2)
         one_dtype(name, (data, vector))
@@ -102,8 +113,12 @@ register_op(
         arguments=("data", "alpha"),
         attrs=PReluAttrs,
         relation=_per_channel("nn.prelu", PReluAttrs),
-        reference=lambda attrs, data, alpha: np.where(data > 0, data, data * along(alpha, attrs.axis, data.ndim)),
-        lower=lambda attrs, inputs, out: [topi.nn.prelu(*inputs, attrs.axis % inputs[0].ndim)],
+        reference=lambda attrs, data, alpha: np.where(
+            data > 0, data, data * along(alpha, attrs.axis, data.ndim)
+        ),
+        lower=lambda attrs, inputs, out: [
+            topi.nn.prelu(inputs[0], inputs[1], attrs.axis % inputs[0].ndim)
+        ],
         pattern=OpPattern.BROADCAST,
     )
 )
@@ -121,7 +136,9 @@ register_op(
         attrs=BiasAddAttrs,
         relation=_per_channel("nn.bias_add", BiasAddAttrs),
         reference=lambda attrs, data, bias: data + along(bias, attrs.axis, data.ndim),
-        lower=lambda attrs, inputs, out: [topi.nn.bias_add(*inputs, attrs.axis % inputs[0].ndim)],
+        lower=lambda attrs, inputs, out: [
+            topi.nn.bias_add(inputs[0], inputs[1], attrs.axis % inputs[0].ndim)
+        ],
         pattern=OpPattern.BROADCAST,
     )
 )
@@ -150,21 +167,31 @@ def _softmax_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Typ
 
 def _softmax_reference(attrs: SoftmaxAttrs, data: Array) -> Array:
     exponent = _shifted(attrs, data)
-    return np.asarray(np.exp(exponent) / np.exp(exponent).sum(attrs.axis, keepdims=True)).astype(data.dtype)
+    return np.asarray(np.exp(exponent) / np.exp(exponent).sum(attrs.axis, keepdims=True)).astype(
+        data.dtype
+    )
 
 
 def _log_softmax_reference(attrs: SoftmaxAttrs, data: Array) -> Array:
     exponent = _shifted(attrs, data)
-    return np.asarray(exponent - np.log(np.exp(exponent).sum(attrs.axis, keepdims=True))).astype(data.dtype)
+    return np.asarray(exponent - np.log(np.exp(exponent).sum(attrs.axis, keepdims=True))).astype(
+        data.dtype
+    )
 
 
 def _shifted(attrs: SoftmaxAttrs, data: Array) -> Array:
     wide = data.astype(np.float64)
-    return np.asarray(wide - wide.max(attrs.axis, keepdims=True, initial=-np.inf)) if data.size else wide
+    return (
+        np.asarray(wide - wide.max(attrs.axis, keepdims=True, initial=-np.inf))
+        if data.size
+        else wide
+    )
 
 
 def _declare_softmax(
-    name: str, reference: Callable[[SoftmaxAttrs, Array], Array], compute: Callable[[Tensor, int], Tensor]
+    name: str,
+    reference: Callable[[SoftmaxAttrs, Array], Array],
+    compute: Callable[[Tensor, int], Tensor],
 ) -> None:
     register_op(
         OpDef(
@@ -212,7 +239,10 @@ register_op(
         attrs=DropoutAttrs,
         relation=_dropout_relation,
         reference=lambda attrs, data: (data.copy(), np.ones_like(data)),
-        lower=lambda attrs, inputs, out: [topi.copy(inputs[0]), topi.constant(1, inputs[0].shape, inputs[0].dtype)],
+        lower=lambda attrs, inputs, out: [
+            topi.copy(inputs[0]),
+            topi.constant(1, inputs[0].shape, inputs[0].dtype),
+        ],
         pattern=OpPattern.OPAQUE,
     )
 )

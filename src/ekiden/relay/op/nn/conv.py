@@ -1,4 +1,5 @@
-"""Convolutions. Attributes and layouts are TVM's, with our packed weight layouts added (see topi/nn/weights.py)."""
+"""Convolutions. Attributes and layouts are TVM's, with our packed weight layouts added (see
+topi/nn/weights.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,16 @@ from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import agree, attempt, attrs_of, call, fail, one_dtype, rank_is, tensors
+from ekiden.relay.op._declare import (
+    agree,
+    attempt,
+    attrs_of,
+    call,
+    fail,
+    one_dtype,
+    rank_is,
+    tensors,
+)
 from ekiden.te import Tensor
 from ekiden.topi.layout import permute, transform_array
 from ekiden.topi.nn.weights import conv_weight_shape, unpack_conv_weight
@@ -70,7 +80,8 @@ class Conv2DAttrs(Attrs):
 
 @node("relay.attrs.Conv2DTransposeAttrs")
 class Conv2DTransposeAttrs(Attrs):
-    """Geometry and layouts of a transposed convolution; `output_padding` adds to the bottom and right."""
+    """Geometry and layouts of a transposed convolution; `output_padding` adds to the bottom and
+    right."""
 
     channels: int | None = None
     kernel_size: tuple[int, ...] | None = None
@@ -89,7 +100,8 @@ def as_conv2d(attrs: Conv1DAttrs) -> Conv2DAttrs:
     """The 2-D convolution of height 1 that a 1-D one is."""
     left, right = attrs.padding
     return Conv2DAttrs(
-        (1, *attrs.strides), (0, left, 0, right), (1, *attrs.dilation), attrs.groups, attrs.channels,
+        (1, *attrs.strides), (0, left, 0, right), (1, *attrs.dilation), attrs.groups,
+        attrs.channels,
         None if attrs.kernel_size is None else (1, *attrs.kernel_size),
         attrs.data_layout.replace("W", "HW"), attrs.kernel_layout.replace("W", "HW"),
         attrs.out_layout.replace("W", "HW"), attrs.out_dtype,
@@ -106,7 +118,12 @@ def _conv_shape(
     )
     agree(name, c, per_group * attrs.groups, "channels of 'data' and 'weight'")
     if attrs.channels is not None:
-        agree(name, out, as_dim(attrs.channels), "attribute 'channels' and output channels of 'weight'")
+        agree(
+            name,
+            out,
+            as_dim(attrs.channels),
+            "attribute 'channels' and output channels of 'weight'",
+        )
     if attrs.kernel_size is not None:
         for extent, size in zip((kh, kw), attrs.kernel_size, strict=True):
             agree(name, extent, as_dim(size), "attribute 'kernel_size' and 'weight'")
@@ -121,7 +138,9 @@ def _conv2d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     wanted = attrs_of(Conv2DAttrs, attrs)
     rank_is("nn.conv2d", data, 4, "data")
     dtype = one_dtype("nn.conv2d", (data, weight))
-    return TensorType(_conv_shape("nn.conv2d", wanted, data.shape, weight.shape), wanted.out_dtype or dtype)
+    return TensorType(
+        _conv_shape("nn.conv2d", wanted, data.shape, weight.shape), wanted.out_dtype or dtype
+    )
 
 
 def conv2d_nchw(data: Array, weight: Array, attrs: Conv2DAttrs) -> Array:
@@ -129,11 +148,15 @@ def conv2d_nchw(data: Array, weight: Array, attrs: Conv2DAttrs) -> Array:
     top, left, bottom, right = attrs.padding
     padded = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left, right)))
     reach = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], attrs.dilation, strict=True)]
-    windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(2, 3))  # type: ignore[call-overload]
-    windows = windows[:, :, :: attrs.strides[0], :: attrs.strides[1], :: attrs.dilation[0], :: attrs.dilation[1]]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(2, 3))
+    windows = windows[
+        :, :, :: attrs.strides[0], :: attrs.strides[1], :: attrs.dilation[0], :: attrs.dilation[1]
+    ]
     parts = [
         np.einsum("nchwyx,ocyx->nohw", rows, kernel, optimize=True)
-        for rows, kernel in zip(np.split(windows, attrs.groups, 1), np.split(weight, attrs.groups, 0), strict=True)
+        for rows, kernel in zip(
+            np.split(windows, attrs.groups, 1), np.split(weight, attrs.groups, 0), strict=True
+        )
     ]
     return np.concatenate(parts, axis=1)
 
@@ -141,15 +164,20 @@ def conv2d_nchw(data: Array, weight: Array, attrs: Conv2DAttrs) -> Array:
 def _conv2d_reference(attrs: Conv2DAttrs, data: Array, weight: Array) -> Array:
     dtype = to_numpy(attrs.out_dtype or str(data.dtype))
     plain = unpack_conv_weight(weight, attrs.kernel_layout, attrs.channels, attrs.groups)
-    found = conv2d_nchw(transform_array(data, attrs.data_layout, "NCHW").astype(dtype), plain.astype(dtype), attrs)
-    return transform_array(found, "NCHW", attrs.out_layout or attrs.data_layout).astype(dtype, copy=False)
+    found = conv2d_nchw(
+        transform_array(data, attrs.data_layout, "NCHW").astype(dtype), plain.astype(dtype), attrs
+    )
+    return transform_array(found, "NCHW", attrs.out_layout or attrs.data_layout).astype(
+        dtype, copy=False
+    )
 
 
 def _conv2d_lower(attrs: Conv2DAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
     data, weight = inputs
     return [
         topi.nn.conv2d(
-            data, weight, attrs.strides, attrs.padding, attrs.dilation, attrs.groups, attrs.channels,
+            data, weight, attrs.strides, attrs.padding, attrs.dilation, attrs.groups,
+            attrs.channels,
             attrs.data_layout, attrs.kernel_layout, attrs.out_layout, attrs.out_dtype,
         )
     ]  # fmt: skip
@@ -185,7 +213,8 @@ def conv2d(
     """2-D convolution (correlation). `channels` is needed where the weight is packed and padded."""
     attrs = Conv2DAttrs(
         pair(strides), pads(padding), pair(dilation), groups, channels,
-        None if kernel_size is None else pair(kernel_size), data_layout, kernel_layout, out_layout, out_dtype,
+        None if kernel_size is None else pair(kernel_size), data_layout, kernel_layout, out_layout,
+        out_dtype,
     )  # fmt: skip
     return call("nn.conv2d", data, weight, attrs=attrs)
 
@@ -198,7 +227,10 @@ def _conv1d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     dtype = one_dtype("nn.conv1d", (data, weight))
     flat = as_conv2d(wanted)
     shape = _conv_shape(
-        "nn.conv1d", flat, _with_height(data.shape, wanted.data_layout), _with_height(weight.shape, wanted.kernel_layout)
+        "nn.conv1d",
+        flat,
+        _with_height(data.shape, wanted.data_layout),
+        _with_height(weight.shape, wanted.kernel_layout),
     )
     height = (flat.out_layout or flat.data_layout).index("H")
     return TensorType((*shape[:height], *shape[height + 1 :]), wanted.out_dtype or dtype)
@@ -226,8 +258,16 @@ register_op(
         reference=_conv1d_reference,
         lower=lambda attrs, inputs, out: [
             topi.nn.conv1d(
-                *inputs, attrs.strides[0], attrs.padding, attrs.dilation[0], attrs.groups,
-                attrs.data_layout, attrs.kernel_layout, attrs.out_layout, attrs.out_dtype,
+                inputs[0],
+                inputs[1],
+                attrs.strides[0],
+                attrs.padding,
+                attrs.dilation[0],
+                attrs.groups,
+                attrs.data_layout,
+                attrs.kernel_layout,
+                attrs.out_layout,
+                attrs.out_dtype,
             )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
@@ -253,7 +293,8 @@ def conv1d(
     sides = (padding, padding) if isinstance(padding, int) else tuple(padding)
     attrs = Conv1DAttrs(
         (strides,), sides * (2 // len(sides)), (dilation,), groups, channels,
-        None if kernel_size is None else (kernel_size,), data_layout, kernel_layout, out_layout, out_dtype,
+        None if kernel_size is None else (kernel_size,), data_layout, kernel_layout, out_layout,
+        out_dtype,
     )  # fmt: skip
     return call("nn.conv1d", data, weight, attrs=attrs)
 
@@ -270,12 +311,26 @@ def _transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     agree(name, c, channels, "channels of 'data' and 'weight'")
     out = per_group * wanted.groups
     if wanted.channels is not None:
-        agree(name, out, as_dim(wanted.channels), "attribute 'channels' and output channels of 'weight'")
-    if any(p >= max(s, d) for p, s, d in zip(wanted.output_padding, wanted.strides, wanted.dilation, strict=True)):
-        fail(name, f"output_padding {wanted.output_padding} must be below strides {wanted.strides} or dilation")
+        agree(
+            name,
+            out,
+            as_dim(wanted.channels),
+            "attribute 'channels' and output channels of 'weight'",
+        )
+    if any(
+        p >= max(s, d)
+        for p, s, d in zip(wanted.output_padding, wanted.strides, wanted.dilation, strict=True)
+    ):
+        fail(
+            name,
+            f"output_padding {wanted.output_padding} must be below strides {wanted.strides} or"
+            f" dilation",
+        )
     (top, left, bottom, right), (sh, sw) = wanted.padding, wanted.strides
     rows = transposed_extent(h, kh, sh, top, bottom, wanted.dilation[0], wanted.output_padding[0])
-    columns = transposed_extent(w, kw, sw, left, right, wanted.dilation[1], wanted.output_padding[1])
+    columns = transposed_extent(
+        w, kw, sw, left, right, wanted.dilation[1], wanted.output_padding[1]
+    )
     shape = permute((n, out, rows, columns), "NCHW", wanted.out_layout or wanted.data_layout)
     return TensorType(shape, wanted.out_dtype or dtype)
 
@@ -283,7 +338,7 @@ def _transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 def _scatter(attrs: Conv2DTransposeAttrs, data: Array, weight: Array) -> Array:
     """Each input pixel adds its multiple of the kernel to the (uncropped) result."""
     (kh, kw), (sh, sw), (dh, dw) = weight.shape[2:], attrs.strides, attrs.dilation
-    n, c, h, w = data.shape
+    n, _c, h, w = data.shape
     full = np.zeros(
         (n, weight.shape[1], max(h - 1, 0) * sh + (kh - 1) * dh + 1 + attrs.output_padding[0],
          max(w - 1, 0) * sw + (kw - 1) * dw + 1 + attrs.output_padding[1]), data.dtype,
@@ -291,7 +346,12 @@ def _scatter(attrs: Conv2DTransposeAttrs, data: Array, weight: Array) -> Array:
     for y in range(kh if h else 0):
         for x in range(kw if w else 0):
             taps = np.einsum("nchw,co->nohw", data, weight[:, :, y, x], optimize=True)
-            full[:, :, y * dh : y * dh + (h - 1) * sh + 1 : sh, x * dw : x * dw + (w - 1) * sw + 1 : sw] += taps
+            full[
+                :,
+                :,
+                y * dh : y * dh + (h - 1) * sh + 1 : sh,
+                x * dw : x * dw + (w - 1) * sw + 1 : sw,
+            ] += taps
     return full
 
 
@@ -306,11 +366,14 @@ def _transpose_reference(attrs: Conv2DTransposeAttrs, data: Array, weight: Array
     return transform_array(cropped, "NCHW", attrs.out_layout or attrs.data_layout)
 
 
-def _transpose_lower(attrs: Conv2DTransposeAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
+def _transpose_lower(
+    attrs: Conv2DTransposeAttrs, inputs: Sequence[Tensor], out: Type
+) -> list[Tensor]:
     data, weight = inputs
     return [
         topi.nn.conv2d_transpose(
-            data, weight, attrs.strides, attrs.padding, attrs.output_padding, attrs.dilation, attrs.groups,
+            data, weight, attrs.strides, attrs.padding, attrs.output_padding, attrs.dilation,
+            attrs.groups,
             attrs.data_layout, attrs.kernel_layout, attrs.out_layout, attrs.out_dtype,
         )
     ]  # fmt: skip
@@ -344,9 +407,11 @@ def conv2d_transpose(
     output_padding: Ints = (0, 0),
     out_dtype: str = "",
 ) -> Call:
-    """The gradient of a convolution with respect to its data; weight is (in, out / groups, height, width)."""
+    """The gradient of a convolution with respect to its data; weight is (in, out / groups, height,
+    width)."""
     attrs = Conv2DTransposeAttrs(
         channels, None if kernel_size is None else pair(kernel_size), pair(strides), pads(padding),
-        pair(output_padding), pair(dilation), groups, data_layout, kernel_layout, out_layout, out_dtype,
+        pair(output_padding), pair(dilation), groups, data_layout, kernel_layout, out_layout,
+        out_dtype,
     )  # fmt: skip
     return call("nn.conv2d_transpose", data, weight, attrs=attrs)

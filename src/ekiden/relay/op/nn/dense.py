@@ -13,7 +13,17 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import agree, attempt, attrs_of, call, fail, one_dtype, rank_at_least, rank_is, tensors
+from ekiden.relay.op._declare import (
+    agree,
+    attempt,
+    attrs_of,
+    call,
+    fail,
+    one_dtype,
+    rank_at_least,
+    rank_is,
+    tensors,
+)
 from ekiden.relay.op.broadcast import broadcast_types
 from ekiden.topi.nn.weights import KINDS, pack_weight, pack_weight_shape, unpack_dense_weight
 from ekiden.topi.shape import as_dim
@@ -21,7 +31,8 @@ from ekiden.topi.shape import as_dim
 
 @node("relay.attrs.DenseAttrs")
 class DenseAttrs(Attrs):
-    """The number of results per row, if it is to be checked, and the result's dtype (none: the data's)."""
+    """The number of results per row, if it is to be checked, and the result's dtype (none: the
+    data's)."""
 
     units: int | None = None
     out_dtype: str = ""
@@ -35,7 +46,12 @@ def _dense_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     dtype = one_dtype("nn.dense", (data, weight))
     agree("nn.dense", data.shape[-1], weight.shape[1], "the last dimensions of 'data' and 'weight'")
     if wanted.units is not None:
-        agree("nn.dense", as_dim(wanted.units), weight.shape[0], "attribute 'units' and rows of 'weight'")
+        agree(
+            "nn.dense",
+            as_dim(wanted.units),
+            weight.shape[0],
+            "attribute 'units' and rows of 'weight'",
+        )
     return TensorType((*data.shape[:-1], weight.shape[0]), wanted.out_dtype or dtype)
 
 
@@ -102,7 +118,9 @@ register_op(
         relation=_matmul_relation,
         reference=_matmul_reference,
         lower=lambda attrs, inputs, out: [
-            topi.nn.matmul(inputs[0], inputs[1], attrs.transpose_a, attrs.transpose_b, attrs.out_dtype)
+            topi.nn.matmul(
+                inputs[0], inputs[1], attrs.transpose_a, attrs.transpose_b, attrs.out_dtype
+            )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
@@ -118,7 +136,12 @@ def matmul(
     transpose_b: bool = False,
 ) -> Call:
     """The product of tensor_a[..., m, k] and the matrix tensor_b[k, n]."""
-    return call("nn.matmul", tensor_a, tensor_b, attrs=MatmulAttrs(units, out_dtype, transpose_a, transpose_b))
+    return call(
+        "nn.matmul",
+        tensor_a,
+        tensor_b,
+        attrs=MatmulAttrs(units, out_dtype, transpose_a, transpose_b),
+    )
 
 
 @node("relay.attrs.BatchMatmulAttrs")
@@ -152,7 +175,9 @@ register_op(
         relation=_batch_matmul_relation,
         reference=_matmul_reference,
         lower=lambda attrs, inputs, out: [
-            topi.nn.batch_matmul(inputs[0], inputs[1], attrs.transpose_a, attrs.transpose_b, attrs.out_dtype)
+            topi.nn.batch_matmul(
+                inputs[0], inputs[1], attrs.transpose_a, attrs.transpose_b, attrs.out_dtype
+            )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
@@ -160,10 +185,20 @@ register_op(
 
 
 def batch_matmul(
-    tensor_a: Expr, tensor_b: Expr, out_dtype: str = "", transpose_a: bool = False, transpose_b: bool = True
+    tensor_a: Expr,
+    tensor_b: Expr,
+    out_dtype: str = "",
+    transpose_a: bool = False,
+    transpose_b: bool = True,
 ) -> Call:
-    """A matrix product per batch: tensor_a[b, m, k] times tensor_b[b, n, k] transposed; a batch of 1 broadcasts."""
-    return call("nn.batch_matmul", tensor_a, tensor_b, attrs=BatchMatmulAttrs(out_dtype, transpose_a, transpose_b))
+    """A matrix product per batch: tensor_a[b, m, k] times tensor_b[b, n, k] transposed; a batch of
+    1 broadcasts."""
+    return call(
+        "nn.batch_matmul",
+        tensor_a,
+        tensor_b,
+        attrs=BatchMatmulAttrs(out_dtype, transpose_a, transpose_b),
+    )
 
 
 @node("relay.attrs.DensePackAttrs")
@@ -185,7 +220,12 @@ def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     agree(name, data.shape[-1], weight.shape[1], "the summed dimensions")
     tiles = as_dim(-(-wanted.units // wanted.tile))
     agree(name, tiles, weight.shape[0], "the tiles of attribute 'units' and of 'weight'")
-    agree(name, as_dim(wanted.tile), weight.shape[2], "attribute 'tile' and the last dimension of 'weight'")
+    agree(
+        name,
+        as_dim(wanted.tile),
+        weight.shape[2],
+        "attribute 'tile' and the last dimension of 'weight'",
+    )
     return TensorType((*data.shape[:-1], as_dim(wanted.units)), wanted.out_dtype or dtype)
 
 
@@ -208,14 +248,17 @@ register_op(
 )
 
 
-def contrib_dense_pack(data: Expr, weight: Expr, units: int, tile: int, out_dtype: str = "") -> Call:
+def contrib_dense_pack(
+    data: Expr, weight: Expr, units: int, tile: int, out_dtype: str = ""
+) -> Call:
     """`dense` with a weight packed by `contrib_pack_weight` into [ceil(units/tile)][k][tile]."""
     return call("nn.contrib_dense_pack", data, weight, attrs=DensePackAttrs(units, tile, out_dtype))
 
 
 @node("relay.attrs.PackWeightAttrs")
 class PackWeightAttrs(Attrs):
-    """What the weight is of ("dense", "conv2d", "group_conv2d"), the width of a tile, and the number of groups."""
+    """What the weight is of ("dense", "conv2d", "group_conv2d"), the width of a tile, and the
+    number of groups."""
 
     kind: str = "dense"
     tile: int = 16
@@ -240,12 +283,15 @@ register_op(
         attrs=PackWeightAttrs,
         relation=_pack_weight_relation,
         reference=lambda attrs, weight: pack_weight(weight, attrs.kind, attrs.tile, attrs.groups),
-        lower=lambda attrs, inputs, out: [topi.nn.pack_weight(inputs[0], attrs.kind, attrs.tile, attrs.groups)],
+        lower=lambda attrs, inputs, out: [
+            topi.nn.pack_weight(inputs[0], attrs.kind, attrs.tile, attrs.groups)
+        ],
         pattern=OpPattern.INJECTIVE,
     )
 )
 
 
 def contrib_pack_weight(weight: Expr, kind: str, tile: int, groups: int = 1) -> Call:
-    """A weight ([N, K] or OIHW) in the layout of the packed kernels; meant to be folded when it is constant."""
+    """A weight ([N, K] or OIHW) in the layout of the packed kernels; meant to be folded when it is
+    constant."""
     return call("nn.contrib_pack_weight", weight, attrs=PackWeightAttrs(kind, tile, groups))

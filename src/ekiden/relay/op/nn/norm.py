@@ -12,7 +12,16 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import agree, attempt, attrs_of, call, fail, one_dtype, rank_is, tensors
+from ekiden.relay.op._declare import (
+    agree,
+    attempt,
+    attrs_of,
+    call,
+    fail,
+    one_dtype,
+    rank_is,
+    tensors,
+)
 from ekiden.relay.op.nn.activation import along
 from ekiden.topi.shape import known, normalize_axis
 
@@ -34,7 +43,11 @@ def _standardize(data: Array, axes: tuple[int, ...], epsilon: float) -> Array:
 
 
 def _affine(
-    normal: Array, gamma: Array, beta: Array, axis: int, attrs: LayerNormAttrs | InstanceNormAttrs | GroupNormAttrs
+    normal: Array,
+    gamma: Array,
+    beta: Array,
+    axis: int,
+    attrs: LayerNormAttrs | InstanceNormAttrs | GroupNormAttrs,
 ) -> Array:
     if attrs.scale:
         normal = normal * along(gamma, axis, normal.ndim)
@@ -43,7 +56,8 @@ def _affine(
 
 @node("relay.attrs.BatchNormAttrs")
 class BatchNormAttrs(Attrs):
-    """The axis of channels, what is added to the variance, and whether beta (center) and gamma (scale) count."""
+    """The axis of channels, what is added to the variance, and whether beta (center) and gamma
+    (scale) count."""
 
     axis: int = 1
     epsilon: float = 1e-5
@@ -77,7 +91,17 @@ register_op(
         relation=_batch_norm_relation,
         reference=_batch_norm_reference,
         lower=lambda attrs, inputs, out: [
-            topi.nn.batch_norm(*inputs, attrs.axis % inputs[0].ndim, attrs.epsilon, attrs.center, attrs.scale),
+            topi.nn.batch_norm(
+                inputs[0],
+                inputs[1],
+                inputs[2],
+                inputs[3],
+                inputs[4],
+                attrs.axis % inputs[0].ndim,
+                attrs.epsilon,
+                attrs.center,
+                attrs.scale,
+            ),
             topi.copy(inputs[3]),
             topi.copy(inputs[4]),
         ],
@@ -123,7 +147,15 @@ register_op(
         relation=_layer_norm_relation,
         reference=_layer_norm_reference,
         lower=lambda attrs, inputs, out: [
-            topi.nn.layer_norm(*inputs, attrs.axis % inputs[0].ndim, attrs.epsilon, attrs.center, attrs.scale)
+            topi.nn.layer_norm(
+                inputs[0],
+                inputs[1],
+                inputs[2],
+                attrs.axis % inputs[0].ndim,
+                attrs.epsilon,
+                attrs.center,
+                attrs.scale,
+            )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
@@ -131,10 +163,18 @@ register_op(
 
 
 def layer_norm(
-    data: Expr, gamma: Expr, beta: Expr, axis: int = -1, epsilon: float = 1e-5, center: bool = True, scale: bool = True
+    data: Expr,
+    gamma: Expr,
+    beta: Expr,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    center: bool = True,
+    scale: bool = True,
 ) -> Call:
     """Each row along `axis` with mean 0 and variance 1, then times gamma plus beta."""
-    return call("nn.layer_norm", data, gamma, beta, attrs=LayerNormAttrs(axis, epsilon, center, scale))
+    return call(
+        "nn.layer_norm", data, gamma, beta, attrs=LayerNormAttrs(axis, epsilon, center, scale)
+    )
 
 
 @node("relay.attrs.InstanceNormAttrs")
@@ -155,7 +195,9 @@ def _instance_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     return data
 
 
-def _instance_norm_reference(attrs: InstanceNormAttrs, data: Array, gamma: Array, beta: Array) -> Array:
+def _instance_norm_reference(
+    attrs: InstanceNormAttrs, data: Array, gamma: Array, beta: Array
+) -> Array:
     at = attrs.axis % data.ndim
     axes = tuple(i for i in range(1, data.ndim) if i != at)
     return _affine(_standardize(data, axes, attrs.epsilon), gamma, beta, at, attrs)
@@ -169,7 +211,15 @@ register_op(
         relation=_instance_norm_relation,
         reference=_instance_norm_reference,
         lower=lambda attrs, inputs, out: [
-            topi.nn.instance_norm(*inputs, attrs.axis % inputs[0].ndim, attrs.epsilon, attrs.center, attrs.scale)
+            topi.nn.instance_norm(
+                inputs[0],
+                inputs[1],
+                inputs[2],
+                attrs.axis % inputs[0].ndim,
+                attrs.epsilon,
+                attrs.center,
+                attrs.scale,
+            )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
@@ -177,10 +227,18 @@ register_op(
 
 
 def instance_norm(
-    data: Expr, gamma: Expr, beta: Expr, axis: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = True
+    data: Expr,
+    gamma: Expr,
+    beta: Expr,
+    axis: int = 1,
+    epsilon: float = 1e-5,
+    center: bool = True,
+    scale: bool = True,
 ) -> Call:
     """Each channel of each sample with mean 0 and variance 1, then times gamma plus beta."""
-    return call("nn.instance_norm", data, gamma, beta, attrs=InstanceNormAttrs(axis, epsilon, center, scale))
+    return call(
+        "nn.instance_norm", data, gamma, beta, attrs=InstanceNormAttrs(axis, epsilon, center, scale)
+    )
 
 
 @node("relay.attrs.GroupNormAttrs")
@@ -200,7 +258,10 @@ def _group_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     at = _check_vectors("nn.group_norm", data, vectors, wanted.axis)
     channels = known(data.shape[at])
     if at == 0 or (channels is not None and channels % wanted.num_groups):
-        fail("nn.group_norm", f"{channels} channels on axis {at} do not form {wanted.num_groups} groups")
+        fail(
+            "nn.group_norm",
+            f"{channels} channels on axis {at} do not form {wanted.num_groups} groups",
+        )
     return data
 
 
@@ -208,7 +269,9 @@ def _group_norm_reference(attrs: GroupNormAttrs, data: Array, gamma: Array, beta
     at, groups = attrs.axis % data.ndim, attrs.num_groups
     split = data.reshape(*data.shape[:at], groups, data.shape[at] // groups, *data.shape[at + 1 :])
     axes = tuple(i for i in range(1, split.ndim) if i != at)
-    return _affine(_standardize(split, axes, attrs.epsilon).reshape(data.shape), gamma, beta, at, attrs)
+    return _affine(
+        _standardize(split, axes, attrs.epsilon).reshape(data.shape), gamma, beta, at, attrs
+    )
 
 
 register_op(
@@ -219,7 +282,16 @@ register_op(
         relation=_group_norm_relation,
         reference=_group_norm_reference,
         lower=lambda attrs, inputs, out: [
-            topi.nn.group_norm(*inputs, attrs.num_groups, attrs.axis % inputs[0].ndim, attrs.epsilon, attrs.center, attrs.scale)
+            topi.nn.group_norm(
+                inputs[0],
+                inputs[1],
+                inputs[2],
+                attrs.num_groups,
+                attrs.axis % inputs[0].ndim,
+                attrs.epsilon,
+                attrs.center,
+                attrs.scale,
+            )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
@@ -230,8 +302,15 @@ def group_norm(
     data: Expr, gamma: Expr, beta: Expr, num_groups: int,
     axis: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
 ) -> Call:  # fmt: skip
-    """Each group of channels of each sample with mean 0 and variance 1, then times gamma plus beta."""
-    return call("nn.group_norm", data, gamma, beta, attrs=GroupNormAttrs(num_groups, axis, epsilon, center, scale))
+    """Each group of channels of each sample with mean 0 and variance 1, then times gamma plus
+    beta."""
+    return call(
+        "nn.group_norm",
+        data,
+        gamma,
+        beta,
+        attrs=GroupNormAttrs(num_groups, axis, epsilon, center, scale),
+    )
 
 
 @node("relay.attrs.LRNAttrs")
@@ -256,7 +335,9 @@ def _lrn_reference(attrs: LRNAttrs, data: Array) -> Array:
     width = [(before, attrs.size - 1 - before) if i == at else (0, 0) for i in range(data.ndim)]
     squares = np.pad(np.square(data.astype(np.float64)), width)
     windows = np.lib.stride_tricks.sliding_window_view(squares, attrs.size, axis=at)
-    return np.asarray(data / (attrs.bias + attrs.alpha / attrs.size * windows.sum(-1)) ** attrs.beta).astype(data.dtype)
+    return np.asarray(
+        data / (attrs.bias + attrs.alpha / attrs.size * windows.sum(-1)) ** attrs.beta
+    ).astype(data.dtype)
 
 
 register_op(
@@ -267,7 +348,14 @@ register_op(
         relation=_lrn_relation,
         reference=_lrn_reference,
         lower=lambda attrs, inputs, out: [
-            topi.nn.lrn(inputs[0], attrs.size, attrs.axis % inputs[0].ndim, attrs.bias, attrs.alpha, attrs.beta)
+            topi.nn.lrn(
+                inputs[0],
+                attrs.size,
+                attrs.axis % inputs[0].ndim,
+                attrs.bias,
+                attrs.alpha,
+                attrs.beta,
+            )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
@@ -275,7 +363,13 @@ register_op(
 
 
 def lrn(
-    data: Expr, size: int = 5, axis: int = 1, bias: float = 2.0, alpha: float = 1e-5, beta: float = 0.75
+    data: Expr,
+    size: int = 5,
+    axis: int = 1,
+    bias: float = 2.0,
+    alpha: float = 1e-5,
+    beta: float = 0.75,
 ) -> Call:
-    """Local response normalisation: x / (bias + alpha / size * sum of squares of `size` channels) ** beta."""
+    """Local response normalisation: x / (bias + alpha / size * sum of squares of `size` channels)
+    ** beta."""
     return call("nn.lrn", data, attrs=LRNAttrs(size, axis, bias, alpha, beta))

@@ -34,13 +34,17 @@ def _pad_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     if wanted.pad_mode not in ("constant", "edge", "reflect"):
         fail("nn.pad", f"pad_mode must be constant, edge or reflect, got {wanted.pad_mode!r}")
     pairs = [as_shape(p) for p in wanted.pad_width]
-    shape = tuple(d if is_any(d) else tidy(d + a + b) for d, (a, b) in zip(data.shape, pairs, strict=True))
+    shape = tuple(
+        d if is_any(d) else tidy(d + a + b) for d, (a, b) in zip(data.shape, pairs, strict=True)
+    )
     return TensorType(shape, data.dtype)
 
 
 def _pad_reference(attrs: PadAttrs, data: Array, pad_value: Array) -> Array:
     width = [as_ints(p) for p in attrs.pad_width]
-    cuts = tuple(slice(max(0, -a), d - max(0, -b)) for d, (a, b) in zip(data.shape, width, strict=True))
+    cuts = tuple(
+        slice(max(0, -a), d - max(0, -b)) for d, (a, b) in zip(data.shape, width, strict=True)
+    )
     grown = [(max(0, a), max(0, b)) for a, b in width]
     if attrs.pad_mode == "constant":
         return np.pad(data[cuts], grown, constant_values=pad_value.item())
@@ -55,7 +59,9 @@ register_op(
         relation=_pad_relation,
         reference=_pad_reference,
         lower=lambda attrs, inputs, out: [
-            topi.nn.pad(inputs[0], inputs[1], [as_shape(p) for p in attrs.pad_width], attrs.pad_mode)
+            topi.nn.pad(
+                inputs[0], inputs[1], [as_shape(p) for p in attrs.pad_width], attrs.pad_mode
+            )
         ],
         pattern=OpPattern.INJECTIVE,
     )
@@ -69,6 +75,9 @@ def pad(
     pad_mode: str = "constant",
     dtype: str = "float32",
 ) -> Call:
-    """`data` with borders; negative widths crop. A number as `pad_value` takes `dtype`, which must be the data's."""
+    """`data` with borders; negative widths crop. A number as `pad_value` takes `dtype`, which must
+    be the data's."""
     value = pad_value if isinstance(pad_value, Expr) else const(pad_value, dtype)
-    return call("nn.pad", data, value, attrs=PadAttrs(tuple(as_attr(p) for p in pad_width), pad_mode))
+    return call(
+        "nn.pad", data, value, attrs=PadAttrs(tuple(as_attr(p) for p in pad_width), pad_mode)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,14 +12,14 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, Lowering, OpDef, OpPattern, register_op
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import FloatImm, IntImm, PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_is, tensors
 from ekiden.relay.op.nn.conv import Ints, pads, pair
-from ekiden.te import Tensor
+from ekiden.te import Tensor, identity
 from ekiden.topi.layout import parse, spatial
-from ekiden.topi.shape import Shape, as_dim, window_extent, window_extent_ceil
+from ekiden.topi.shape import Shape, as_dim, as_ints, window_extent, window_extent_ceil
 
 
 @node("relay.attrs.MaxPool1DAttrs")
@@ -63,7 +64,8 @@ class MaxPool2DAttrs(Attrs):
 
 @node("relay.attrs.AvgPool2DAttrs")
 class AvgPool2DAttrs(Attrs):
-    """Geometry and layout; `count_include_pad` counts padding (but nothing beyond it) in the mean."""
+    """Geometry and layout; `count_include_pad` counts padding (but nothing beyond it) in the
+    mean."""
 
     pool_size: tuple[int, ...] = (1, 1)
     strides: tuple[int, ...] = (1, 1)
@@ -89,7 +91,9 @@ def pool_shape(name: str, attrs: PoolAttrs, shape: Shape) -> Shape:
         before, after = attrs.padding[i], attrs.padding[i + count]
         if before >= _reach(attrs, i) or after >= _reach(attrs, i):
             fail(name, f"padding {attrs.padding} must be smaller than the window {attrs.pool_size}")
-        found[at] = extent(shape[at], attrs.pool_size[i], attrs.strides[i], before, after, attrs.dilation[i])
+        found[at] = extent(
+            shape[at], attrs.pool_size[i], attrs.strides[i], before, after, attrs.dilation[i]
+        )
     return tuple(found)
 
 
@@ -104,7 +108,11 @@ def _pool_relation(name: str, kind: type[Attrs]) -> Callable[[Sequence[Type], At
         assert isinstance(wanted, PoolAttrs)
         rank_is(name, data, len(attempt(name, parse, wanted.layout)), "data")
         if wanted.out_layout not in ("", wanted.layout):
-            fail(name, f"out_layout must be that of the data, {wanted.layout!r}, got {wanted.out_layout!r}")
+            fail(
+                name,
+                f"out_layout must be that of the data, {wanted.layout!r}, got"
+                f" {wanted.out_layout!r}",
+            )
         return TensorType(pool_shape(name, wanted, data.shape), data.dtype)
 
     return relation
@@ -119,10 +127,12 @@ def _windows(attrs: PoolAttrs, data: Array, fill: float | int, extents: Sequence
         width[at] = (attrs.padding[i], max(0, needed - data.shape[at] - attrs.padding[i]))
     padded = np.pad(data, width, constant_values=fill)
     reach = [_reach(attrs, i) for i in range(len(axes))]
-    windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=axes)  # type: ignore[call-overload]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=axes)
     for i, at in enumerate(axes):
         cut = [slice(None)] * windows.ndim
-        cut[at] = slice(0, (extents[i] - 1) * attrs.strides[i] + 1 if extents[i] else 0, attrs.strides[i])
+        cut[at] = slice(
+            0, (extents[i] - 1) * attrs.strides[i] + 1 if extents[i] else 0, attrs.strides[i]
+        )
         cut[data.ndim + i] = slice(None, None, attrs.dilation[i])
         windows = windows[tuple(cut)]
     return np.asarray(windows)
@@ -130,12 +140,14 @@ def _windows(attrs: PoolAttrs, data: Array, fill: float | int, extents: Sequence
 
 def _extents(name: str, attrs: PoolAttrs, data: Array) -> list[int]:
     shape = pool_shape(name, attrs, tuple(map(as_dim, data.shape)))
-    return [int(shape[at].value) for at in spatial(attrs.layout)]  # type: ignore[attr-defined]
+    return [as_ints((shape[at],))[0] for at in spatial(attrs.layout)]
 
 
-def lowest(dtype: np.dtype[np.generic]) -> float | int:
+def lowest(dtype: np.dtype[Any]) -> float | int:
     """The smallest value of a dtype: what the maximum of nothing is."""
-    return int(np.iinfo(dtype).min) if dtype.kind in "iu" else -np.inf
+    start = identity("max", str(dtype))
+    assert isinstance(start, (IntImm, FloatImm))
+    return start.value
 
 
 def _max_reference(name: str) -> Callable[[MaxPoolAttrs, Array], Array]:
@@ -168,7 +180,8 @@ def _avg_reference(name: str) -> Callable[[AvgPoolAttrs, Array], Array]:
 def window(attrs: PoolAttrs, data: Tensor, out: TensorType) -> topi.nn.Window:
     """The windows of a pooling, for topi."""
     return topi.nn.Window(
-        data, out.shape, spatial(attrs.layout), attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding,
+        data, out.shape, spatial(attrs.layout), attrs.pool_size, attrs.strides, attrs.dilation,
+        attrs.padding,
         attrs.ceil_mode,
     )  # fmt: skip
 
@@ -181,7 +194,9 @@ def _avg_lower(attrs: AvgPoolAttrs, inputs: Sequence[Tensor], out: TensorType) -
     return [topi.nn.avg_pool(window(attrs, inputs[0], out), attrs.count_include_pad)]
 
 
-def _declare(name: str, kind: type[Attrs], reference: Callable[..., Array], lower: Lowering) -> None:
+def _declare(
+    name: str, kind: type[Attrs], reference: Callable[..., Array], lower: Lowering
+) -> None:
     register_op(
         OpDef(
             name=name,
@@ -216,7 +231,13 @@ def max_pool1d(
 ) -> Call:  # fmt: skip
     """The maximum of each window."""
     attrs = MaxPool1DAttrs(
-        _single(pool_size), _single(strides), _single(dilation), _sides(padding), layout, out_layout, ceil_mode
+        _single(pool_size),
+        _single(strides),
+        _single(dilation),
+        _sides(padding),
+        layout,
+        out_layout,
+        ceil_mode,
     )
     return call("nn.max_pool1d", data, attrs=attrs)
 
@@ -234,11 +255,13 @@ def max_pool2d(
 
 def avg_pool1d(
     data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
-    layout: str = "NCW", out_layout: str = "", ceil_mode: bool = False, count_include_pad: bool = False,
+    layout: str = "NCW", out_layout: str = "", ceil_mode: bool = False,
+    count_include_pad: bool = False,
 ) -> Call:  # fmt: skip
     """The mean of each window."""
     attrs = AvgPool1DAttrs(
-        _single(pool_size), _single(strides), _single(dilation), _sides(padding), layout, out_layout, ceil_mode,
+        _single(pool_size), _single(strides), _single(dilation), _sides(padding), layout,
+        out_layout, ceil_mode,
         count_include_pad,
     )  # fmt: skip
     return call("nn.avg_pool1d", data, attrs=attrs)
@@ -246,11 +269,13 @@ def avg_pool1d(
 
 def avg_pool2d(
     data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
-    layout: str = "NCHW", out_layout: str = "", ceil_mode: bool = False, count_include_pad: bool = False,
+    layout: str = "NCHW", out_layout: str = "", ceil_mode: bool = False,
+    count_include_pad: bool = False,
 ) -> Call:  # fmt: skip
     """The mean of each window."""
     attrs = AvgPool2DAttrs(
-        pair(pool_size), pair(strides), pair(dilation), pads(padding), layout, out_layout, ceil_mode,
+        pair(pool_size), pair(strides), pair(dilation), pads(padding), layout, out_layout,
+        ceil_mode,
         count_include_pad,
     )  # fmt: skip
     return call("nn.avg_pool2d", data, attrs=attrs)
@@ -278,19 +303,27 @@ def _global_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type
         (data,) = tensors(name, types, 1)
         axes = attempt(name, spatial, attrs_of(GlobalPool2DAttrs, attrs).layout)
         rank_is(name, data, 4, "data")
-        return TensorType(tuple(as_dim(1) if i in axes else d for i, d in enumerate(data.shape)), data.dtype)
+        return TensorType(
+            tuple(as_dim(1) if i in axes else d for i, d in enumerate(data.shape)), data.dtype
+        )
 
     return relation
 
 
-def _global_reference(function: Callable[..., Array]) -> Callable[[GlobalPool2DAttrs, Array], Array]:
+def _global_reference(
+    function: Callable[..., Array],
+) -> Callable[[GlobalPool2DAttrs, Array], Array]:
     def reference(attrs: GlobalPool2DAttrs, data: Array) -> Array:
-        return np.asarray(function(data, axis=spatial(attrs.layout), keepdims=True)).astype(data.dtype)
+        return np.asarray(function(data, axis=spatial(attrs.layout), keepdims=True)).astype(
+            data.dtype
+        )
 
     return reference
 
 
-def _declare_global(name: str, function: Callable[..., Array], compute: Callable[..., Tensor]) -> None:
+def _declare_global(
+    name: str, function: Callable[..., Array], compute: Callable[..., Tensor]
+) -> None:
     register_op(
         OpDef(
             name=name,
@@ -351,7 +384,9 @@ register_op(
         attrs=AdaptivePool2DAttrs,
         relation=_adaptive_relation,
         reference=_adaptive_reference,
-        lower=lambda attrs, inputs, out: [topi.nn.adaptive_avg_pool(inputs[0], out.shape, spatial(attrs.layout))],
+        lower=lambda attrs, inputs, out: [
+            topi.nn.adaptive_avg_pool(inputs[0], out.shape, spatial(attrs.layout))
+        ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
 )
