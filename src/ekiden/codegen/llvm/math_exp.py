@@ -55,9 +55,10 @@ def exp_of_rest(m: FloatMath, r: Operand) -> Operand:
 
 
 def sigmoid(m: FloatMath, x: Operand) -> Operand:
-    """1 / (1 + exp(-x))"""
+    """1 / (1 + e) or e / (1 + e) with e = exp(-|x|), so that nothing overflows."""
     one = m.const(1.0)
-    return m.div(one, m.add(one, exp(m, m.neg(x))))
+    e = exp(m, m.neg(m.abs(x)))
+    return m.div(m.select(m.less(x, m.const(0.0)), e, one), m.add(one, e))
 
 
 def tanh(m: FloatMath, x: Operand) -> Operand:

@@ -79,7 +79,9 @@ def power(m: FloatMath, x: Operand, y: Operand) -> Operand:
 
 def _power(m: FloatMath, x: Operand, y: Operand) -> Operand:
     one, zero = m.const(1.0), m.const(0.0)
-    result = _power_of_magnitude(m, m.abs(x), y)
+    size, limitless = m.abs(x), m.b.compare("oeq", m.dtype, m.abs(y), m.const(float("inf")))
+    neutral = m.b.binary("and", _bools(m), limitless, m.b.compare("oeq", m.dtype, size, one))
+    result = m.select(neutral, one, _power_of_magnitude(m, size, y))
     whole = m.b.compare("oeq", m.dtype, m.llvm("trunc", y), y)
     half = m.mul(y, m.const(0.5))
     half_whole = m.b.compare("oeq", m.dtype, m.llvm("trunc", half), half)

@@ -60,9 +60,12 @@ def floor_divide(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
         return b.intrinsic("floor", dtype, b.binary("fdiv", dtype, x, y))
     if dt.is_unsigned(dtype):
         return divide(b, dtype, x, y)
-    quotient = divide(b, dtype, x, y)
+    x, y, wrong = _guarded_division(b, dtype, x, y)
+    quotient = b.binary("sdiv", dtype, x, y)
     rest = b.binary("sub", dtype, x, b.binary("mul", dtype, quotient, y))
-    return b.binary("sub", dtype, quotient, b.convert("zext", _bool(dtype), dtype, _crosses(b, dtype, rest, y)))
+    down = b.convert("zext", _bool(dtype), dtype, _crosses(b, dtype, rest, y))
+    quotient = b.binary("sub", dtype, quotient, down)
+    return quotient if wrong is None else b.select(wrong, dtype, b.const(0, dtype), quotient, dt.lanes(dtype))
 
 
 def floor_modulo(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:

@@ -1,0 +1,60 @@
+"""What tests of the code generator share: kernels from expressions, compiled and called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ekiden.codegen.llvm import compile_object, link
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.runtime import load_image
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer, BufferLoad, ramp
+from ekiden.tir.stmt import BufferStore, For, ForKind, PrimFunc
+
+Kernel = Callable[..., object]
+Body = Callable[..., PrimExpr]
+
+
+def build(func: PrimFunc) -> Kernel:
+    """Compile a lowered function for this machine and load it."""
+    target = Target.host()
+    image = link([compile_object([func], target)], [func.name])
+    kernel: Kernel = load_image(image)[func.name]
+    return kernel
+
+
+def to_array(values: object, dtype: str) -> np.ndarray:
+    """An array of one of our data types."""
+    return np.asarray(values).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def map_kernel(body: Body, inputs: list[str], output: str, lanes: int, count: int) -> PrimFunc:
+    """`out[i] = body(in0[i], in1[i], ...)` over vectors of `lanes`."""
+    params = [Buffer(f"x{i}", (const(count),), d) for i, d in enumerate(inputs)]
+    out = Buffer("out", (const(count),), output)
+    i = Var("i")
+    index = ramp(i * lanes, 1, lanes)
+    loads = [BufferLoad(p, (index,), dt.with_lanes(p.dtype, lanes)) for p in params]
+    store = BufferStore(out, body(*loads), (index,))
+    loop = For(i, const(0), const(count // lanes), ForKind.SERIAL, store)
+    return PrimFunc((*params, out), loop, {"global_symbol": "map"})
+
+
+def run_map(body: Body, arrays: list[np.ndarray], dtypes: list[str], output: str, lanes: int) -> np.ndarray:
+    """Compile and run an elementwise kernel; arrays are padded to whole vectors by repeating."""
+    count = -(-len(arrays[0]) // lanes) * lanes
+    padded = [np.resize(a, count) for a in arrays]
+    out = to_array(np.zeros(count), output)
+    build(map_kernel(body, dtypes, output, lanes, count))(*padded, out)
+    return out[: len(arrays[0])]
+
+
+@pytest.fixture(params=[1, 3, 16])
+def lanes(request: pytest.FixtureRequest) -> int:
+    """A scalar, an odd vector and a full one."""
+    return int(request.param)

@@ -1,0 +1,142 @@
+"""Mathematical functions against NumPy in higher precision: accuracy in ulp, and what happens at the edges."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from conftest import run_map, to_array
+
+from ekiden.ir.intrinsic import INTRINSICS, call_intrin
+from ekiden.ir.prim import PrimExpr
+
+pytestmark = pytest.mark.quick
+
+# fmt: off
+ULP: dict[str, tuple[float, float, float, float]] = {   # name: (float32 ulp, float64 ulp, lowest, highest argument)
+    "exp":     (1.0, 1.5, -87.0, 88.0),
+    "log":     (1.5, 1.5, 1e-30, 1e30),
+    "sqrt":    (0.51, 0.51, 0.0, 1e30),
+    "rsqrt":   (1.5, 1.5, 1e-30, 1e30),
+    "tanh":    (2.0, 3.0, -12.0, 12.0),
+    "sigmoid": (3.0, 3.5, -80.0, 80.0),
+    "erf":     (6.0, 4.0, -5.0, 5.0),
+    "sin":     (0.6, 1.5, -1e4, 1e4),
+    "cos":     (0.6, 1.5, -1e4, 1e4),
+}
+# fmt: on
+EDGES = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1e-38, 88.8, 104.0, -88.0, -95.0, -103.9, -110.0, 3e38, -3e38, 1.0, -1.0]
+
+
+def expected(name: str, x: np.ndarray) -> np.ndarray:
+    """The function in the widest precision there is."""
+    wide = x.astype(np.longdouble)
+    if name == "erf":
+        return np.array([math.erf(float(v)) for v in x], np.longdouble)
+    if name == "sigmoid":
+        return 1 / (1 + np.exp(-wide))
+    result: np.ndarray = INTRINSICS[name].reference(wide)  # type: ignore[assignment]
+    return result
+
+
+def ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    """Distance in units of the last place of the result's type."""
+    spacing = np.spacing(np.abs(want).astype(got.dtype)).astype(np.longdouble)
+    return np.abs(got.astype(np.longdouble) - want) / spacing
+
+
+def call(name: str, dtype: str) -> object:
+    return lambda *x: call_intrin(name, *x, dtype=x[0].dtype)
+
+
+@pytest.mark.parametrize("name", ULP)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_accuracy(name: str, dtype: str, lanes: int) -> None:
+    single, double, low, high = ULP[name]
+    random = np.random.default_rng(7)
+    if name in ("log", "rsqrt"):
+        x = np.exp(random.uniform(math.log(low), math.log(high), 20000))
+        x[:5000] = random.uniform(0.5, 2.0, 5000)
+    else:
+        x = random.uniform(low, high, 20000)
+        x[:5000] = random.uniform(max(low, -2.0), 2.0, 5000)
+    x = x.astype(dtype)
+    got = run_map(call(name, dtype), [x], [dtype], dtype, lanes)
+    error = ulps(got, expected(name, x))
+    worst = int(error.argmax())
+    assert error[worst] <= (single if dtype == "float32" else double), (x[worst], got[worst])
+
+
+@pytest.mark.parametrize("name", ULP)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_edges(name: str, dtype: str, lanes: int) -> None:
+    edges = [v for v in EDGES if not (name in ("sin", "cos") and abs(v) > 1e9 and np.isfinite(v))]
+    with np.errstate(all="ignore"):
+        x = to_array(edges, dtype)
+        got = run_map(call(name, dtype), [x], [dtype], dtype, lanes)
+        want = to_array(expected(name, x.astype("float64")).astype("float64"), dtype)
+    tiny = 3e-45 if dtype == "float32" else 0.0
+    tolerance = {"float16": 2e-3, "bfloat16": 1e-2}.get(dtype, 2e-6 if dtype == "float32" else 1e-14)
+    np.testing.assert_allclose(got.astype("float64"), want.astype("float64"), rtol=tolerance, atol=tiny)
+
+
+def test_exp_rounds_subnormal_results() -> None:
+    x = np.linspace(-103, -87.4, 2000, dtype="float32")
+    got = run_map(call("exp", "float32"), [x], ["float32"], "float32", 16)
+    assert ulps(got, np.exp(x.astype(np.longdouble))).max() <= 1.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_pow(dtype: str, lanes: int) -> None:
+    random = np.random.default_rng(1)
+    x = np.exp(random.uniform(-20, 20, 4000)).astype(dtype)
+    y = random.uniform(-4, 4, 4000).astype(dtype)
+    got = run_map(call("pow", dtype), [x, y], [dtype, dtype], dtype, lanes)
+    assert ulps(got, np.power(x.astype(np.longdouble), y.astype(np.longdouble))).max() <= 2.5
+
+
+def test_pow_special_cases(lanes: int) -> None:
+    values = np.array([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -3.0, 3.0, np.inf, -np.inf, np.nan, 1e38], "float32")
+    x, y = (a.ravel() for a in np.meshgrid(values, values))
+    got = run_map(call("pow", "float32"), [x, y], ["float32", "float32"], "float32", lanes)
+    with np.errstate(all="ignore"):
+        want = np.power(x.astype("float64"), y.astype("float64")).astype("float32")
+    np.testing.assert_allclose(got, want, rtol=3e-7)
+    assert (np.signbit(got) == np.signbit(want))[~np.isnan(want)].all()
+
+
+@pytest.mark.parametrize("name", ["floor", "ceil", "round", "trunc", "abs"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "uint8", "int64"])
+def test_rounding(name: str, dtype: str, lanes: int) -> None:
+    x = to_array([0, 0.5, 1.5, 2.5, 2.4, 7, 100, 3.7] + ([-0.5, -1.5, -2.6, -7] if dtype[0] != "u" else []), dtype)
+    got = run_map(call(name, dtype), [x], [dtype], dtype, lanes)
+    want = INTRINSICS[name].reference(x.astype("float64"))
+    assert np.array_equal(got.astype("float64"), want)  # type: ignore[arg-type]
+
+
+def test_tests(lanes: int) -> None:
+    x = np.array([0.0, np.nan, np.inf, -np.inf, 1.0], "float32")
+    for name in ("isnan", "isinf"):
+        got = run_map(lambda v, n=name: call_intrin(n, v, dtype=_bool(v)), [x], ["float32"], "bool", lanes)
+        assert np.array_equal(got, INTRINSICS[name].reference(x))  # type: ignore[arg-type]
+
+
+def _bool(v: PrimExpr) -> str:
+    return v.dtype.replace("float32", "bool")
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "uint32", "int8"])
+def test_bits(dtype: str, lanes: int) -> None:
+    random = np.random.default_rng(3)
+    x = random.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, 64, dtype=dtype)
+    y = random.integers(0, np.iinfo(dtype).bits + 3, 64).astype(dtype)
+    for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"):
+        got = run_map(call(name, dtype), [x, y], [dtype, dtype], dtype, lanes)
+        assert np.array_equal(got, INTRINSICS[name].reference(x, y)), name  # type: ignore[arg-type]
+
+
+def test_integer_pow(lanes: int) -> None:
+    x, y = np.array([2, 3, -2, 7, 0, 10], "int64"), np.array([10, 5, 3, 0, 0, 18], "int64")
+    got = run_map(call("pow", "int64"), [x, y], ["int64", "int64"], "int64", lanes)
+    assert np.array_equal(got, np.power(x, y))
