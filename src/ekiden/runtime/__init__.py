@@ -4,8 +4,6 @@ This is the deployment package: it loads and runs what Ekiden compiled, and impo
 compiler nor anything the compiler needs.
 """
 
-from pathlib import Path
-
 from ekiden.runtime._core import (
     ADT,
     Device,
@@ -32,7 +30,7 @@ from ekiden.runtime._core import (
     tensor,
     trim_pools,
 )
-from ekiden.runtime._core import __file__ as _core_file
+from ekiden.runtime.paths import include_dir, library_path
 
 __all__ = [
     "ADT",
@@ -62,13 +60,3 @@ __all__ = [
     "tensor",
     "trim_pools",
 ]
-
-
-def include_dir() -> Path:
-    """The folder to give a C compiler with -I, so that it finds <ekiden/runtime.h>."""
-    return Path(_core_file).parent / "include"
-
-
-def library_path() -> Path:
-    """The shared library that C programs link with."""
-    return Path(_core_file).parent / "libekiden_runtime.so"

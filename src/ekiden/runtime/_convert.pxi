@@ -18,6 +18,9 @@ class ADT(tuple):
     def __eq__(self, other):
         return tuple.__eq__(self, other) and self.tag == getattr(other, "tag", 0)
 
+    def __ne__(self, other):
+        return not self == other
+
     def __hash__(self):
         return hash((self.tag, tuple(self)))
 

@@ -1,0 +1,45 @@
+"""The stub of the extension says what the extension has."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from ekiden import runtime
+from ekiden.runtime import _core
+
+pytestmark = pytest.mark.quick
+
+STUB = Path(runtime.__file__).with_name("_core.pyi")
+
+
+def stub_names() -> dict[str, set[str]]:
+    """Public names of the stub; of each class, its public members."""
+    names: dict[str, set[str]] = {}
+    for node in ast.parse(STUB.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            members = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+            names[node.name] = {name for name in members if not name.startswith("_")}
+        elif isinstance(node, ast.FunctionDef):
+            names[node.name] = set()
+    return {name: members for name, members in names.items() if not name.startswith("_")}
+
+
+def test_the_stub_lists_what_the_package_exports() -> None:
+    from_core = {name for name in runtime.__all__ if hasattr(_core, name)}
+    assert from_core == set(stub_names())
+
+
+@pytest.mark.parametrize("name", [name for name, members in stub_names().items() if members])
+def test_the_stub_lists_the_members_of_a_class(name: str) -> None:
+    cls = getattr(_core, name)
+    base = set(dir(tuple)) if issubclass(cls, tuple) else set()
+    if cls is not _core.Object and issubclass(cls, _core.Object):
+        base |= set(dir(_core.Object))
+    public = {member for member in dir(cls) if not member.startswith("_")} - base
+    assert public == stub_names()[name]
+
+
+@pytest.mark.parametrize("name", sorted(stub_names()))
+def test_public_things_have_a_docstring(name: str) -> None:
+    assert getattr(_core, name).__doc__

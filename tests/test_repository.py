@@ -1,0 +1,116 @@
+"""The repository keeps its own promises: pages that list things, names that are public."""
+
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import ekiden
+
+pytestmark = pytest.mark.quick
+
+ROOT = Path(__file__).parents[1]
+
+
+def tracked_folders() -> set[str]:
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=False
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout: cannot tell sources from build products")
+    files = [Path(name) for name in listed.stdout.splitlines()]
+    parents = {str(parent) for file in files for parent in file.parents}
+    return {name for name in parents if name != "." and not name.startswith("tests/")}
+
+
+def architecture_rows() -> dict[str, str]:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    return dict(re.findall(r"^\| `([^`]+)/` \| (.+) \|$", text, re.MULTILINE))
+
+
+def test_every_folder_is_on_the_architecture_page() -> None:
+    assert tracked_folders() - set(architecture_rows()) == set()
+
+
+def test_every_row_of_the_architecture_page_is_a_folder() -> None:
+    assert [name for name in architecture_rows() if not (ROOT / name).is_dir()] == []
+
+
+def packages() -> list[str]:
+    """Ekiden's packages that list their public names."""
+    found = [ekiden.__name__]
+    for module in pkgutil.walk_packages(ekiden.__path__, "ekiden."):
+        if module.ispkg:
+            found.append(module.name)
+    return found
+
+
+def own_public_names(module: ModuleType) -> set[str]:
+    """Public functions and classes of Ekiden that the module holds."""
+    return {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType)
+        and str(getattr(value, "__module__", "")).startswith("ekiden")
+        and hasattr(value, "__qualname__")
+    }
+
+
+@pytest.mark.parametrize("name", packages())
+def test_public_names_are_listed(name: str) -> None:
+    module = importlib.import_module(name)
+    if not hasattr(module, "__all__"):
+        pytest.skip(f"{name} lists no public names")
+    listed = set(module.__all__)
+    assert {entry for entry in listed if not hasattr(module, entry)} == set()
+    assert own_public_names(module) - listed == set()
+
+
+def test_readme_commands_are_marked() -> None:
+    readme = (ROOT / "README.md").read_text()
+    commands = re.findall(r"^<!-- command: (\w+) -->\n```sh\n(.+)\n```$", readme, re.MULTILINE)
+    assert [name for name, _ in commands] == ["demo", "test"]
+
+
+def imported_by(statement: str) -> set[str]:
+    """Modules that a fresh interpreter has after a statement."""
+    program = f"import sys; {statement}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_the_runtime_imports_nothing_of_the_compiler() -> None:
+    modules = imported_by("import ekiden.runtime")
+    assert modules & {"llvmlite", "onnx", "rich", "filelock", "platformdirs"} == set()
+    own = {name for name in modules if name.startswith("ekiden.")}
+    assert {name for name in own if not name.startswith("ekiden.runtime")} == set()
+
+
+def test_import_ekiden_loads_nothing() -> None:
+    modules = imported_by("import ekiden")
+    assert "numpy" not in modules
+    assert {name for name in modules if name.startswith("ekiden.")} == set()
+
+
+def test_import_ekiden_takes_less_than_150_ms() -> None:
+    program = "import time; t = time.perf_counter(); import ekiden; print(time.perf_counter() - t)"
+    times = [
+        float(
+            subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
+        )
+        for _ in range(3)
+    ]
+    assert min(times) < 0.15
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'ekiden' has no attribute 'nothing'"):
+        ekiden.nothing  # noqa: B018
