@@ -65,8 +65,8 @@ static __m128i load(const unsigned char *at) { return _mm_loadu_si128((const voi
 /* For sizes of at least 64. What remains after folding are 16 bytes with the same remainder as all
 ** bytes before them, and fewer than 16 more: the tables end both. */
 __attribute__((target("pclmul,sse4.1"))) static uint32_t by_folding(uint32_t state,
-                                                                   const unsigned char *at,
-                                                                   size_t size) {
+                                                                    const unsigned char *at,
+                                                                    size_t size) {
   const __m128i by64 = _mm_set_epi64x(FOLD_64_BYTES_HIGH, FOLD_64_BYTES_LOW);
   const __m128i by16 = _mm_set_epi64x(FOLD_16_BYTES_HIGH, FOLD_16_BYTES_LOW);
   __m128i lane[4];

@@ -26,10 +26,18 @@ enum {
 
 static const char magic[8] = {(char)0x89, 'E', 'K', 'I', 'D', 'E', 'N', '\n'};
 
-typedef enum section { GLOBALS = 1, CONSTANTS, PRIMITIVES, CODE, IMAGE, METADATA, SECTIONS } section;
+typedef enum section {
+  GLOBALS = 1,
+  CONSTANTS,
+  PRIMITIVES,
+  CODE,
+  IMAGE,
+  METADATA,
+  SECTIONS
+} section;
 
-static const char *const section_names[SECTIONS] = {
-    "header", "GLOBALS", "CONSTANTS", "PRIMITIVES", "CODE", "IMAGE", "METADATA"};
+static const char *const section_names[SECTIONS] = {"header", "GLOBALS", "CONSTANTS", "PRIMITIVES",
+                                                    "CODE",   "IMAGE",   "METADATA"};
 
 /* The cursor ----------------------------------------------------------------------------------- */
 
@@ -142,15 +150,19 @@ static void read_header(reader *r, size_t size, int32_t *n_sections) {
   const unsigned char *start = take(r, sizeof magic);
   if (start != NULL && memcmp(start, magic, sizeof magic) != 0) fail(r, "not an Ekiden executable");
   uint32_t version = u32(r), order = u32(r);
-  if (version != FORMAT_VERSION) fail(r, "format version %d expected, got %u", FORMAT_VERSION, version);
-  if (order != BYTE_ORDER_MARK) fail(r, "byte order mark %08x expected, got %08x", BYTE_ORDER_MARK, order);
+  if (version != FORMAT_VERSION)
+    fail(r, "format version %d expected, got %u", FORMAT_VERSION, version);
+  if (order != BYTE_ORDER_MARK)
+    fail(r, "byte order mark %08x expected, got %08x", BYTE_ORDER_MARK, order);
   uint64_t total = u64(r);
   if (total != size) {
     fail(r, "the file has %llu bytes, got %zu", (unsigned long long)total, size);
   }
   uint32_t n = u32(r), checksum = u32(r);
-  if (n >= SECTIONS || n * (size_t)ENTRY_SIZE > left(r)) fail(r, "at most %d sections expected, got %u", SECTIONS - 1, n);
-  if (!r->failed && ek_crc32(r->at, n * (size_t)ENTRY_SIZE) != checksum) fail(r, "the section table is corrupted: its checksum differs");
+  if (n >= SECTIONS || n * (size_t)ENTRY_SIZE > left(r))
+    fail(r, "at most %d sections expected, got %u", SECTIONS - 1, n);
+  if (!r->failed && ek_crc32(r->at, n * (size_t)ENTRY_SIZE) != checksum)
+    fail(r, "the section table is corrupted: its checksum differs");
   *n_sections = r->failed ? 0 : (int32_t)n;
 }
 
@@ -162,12 +174,16 @@ static uint64_t read_entry(reader *r, const unsigned char *data, size_t size, ui
   if (r->failed) return 0;
   if (kind < GLOBALS || kind >= SECTIONS) fail(r, "unknown section %u", kind);
   if (kind <= *last_kind) fail(r, "section %u follows section %u", kind, *last_kind);
-  if (offset != aligned(end)) fail(r, "section %u: offset %llu expected, got %llu", kind, (unsigned long long)aligned(end), (unsigned long long)offset);
-  if (offset > size || length > size - offset) fail(r, "section %u: it does not fit in the file", kind);
+  if (offset != aligned(end))
+    fail(r, "section %u: offset %llu expected, got %llu", kind, (unsigned long long)aligned(end),
+         (unsigned long long)offset);
+  if (offset > size || length > size - offset)
+    fail(r, "section %u: it does not fit in the file", kind);
   if (r->failed) return 0;
   r->section = section_names[kind];
   expect_zeros(r, data + end, data + offset);
-  if (ek_crc32(data + offset, (size_t)length) != checksum) fail(r, "corrupted: its checksum differs");
+  if (ek_crc32(data + offset, (size_t)length) != checksum)
+    fail(r, "corrupted: its checksum differs");
   payloads[kind] = (ek_bytes){(const char *)data + offset, (size_t)length};
   *last_kind = kind;
   r->section = section_names[0];
@@ -184,7 +200,8 @@ static void read_table(reader *r, const unsigned char *data, size_t size, ek_byt
   }
   if (!r->failed && end != size) fail(r, "%zu bytes follow the last section", size - (size_t)end);
   for (int kind = GLOBALS; kind < SECTIONS; kind++) {
-    if (payloads[kind].data == NULL && kind != IMAGE) fail(r, "section %s is missing", section_names[kind]);
+    if (payloads[kind].data == NULL && kind != IMAGE)
+      fail(r, "section %s is missing", section_names[kind]);
   }
 }
 
@@ -238,10 +255,16 @@ static void read_constant(reader *r, ek_executable *e, int32_t index, layout *at
   uint64_t nbytes = u64(r), offset = u64(r);
   if (r->failed) return;
   if (index == 0) at->first = at->next = offset;
-  if (ek_shape_nbytes(shape, (int32_t)ndim, dtype, &expected) != 0) ek_object_release(ek_error_take());
-  if (nbytes != expected) fail(r, "constant %d: its shape does not give %llu bytes", index, (unsigned long long)nbytes);
-  if (offset != at->next || offset % ALIGNMENT != 0) fail(r, "constant %d: its data is not at %llu", index, (unsigned long long)at->next);
-  if (offset > e->size || nbytes > e->size - offset) fail(r, "constant %d: its data is not in the file", index);
+  if (ek_shape_nbytes(shape, (int32_t)ndim, dtype, &expected) != 0) {
+    ek_object_release(ek_error_take());
+    fail(r, "constant %d: its shape or dtype is not valid", index);
+  }
+  if (nbytes != expected)
+    fail(r, "constant %d: its shape does not give %llu bytes", index, (unsigned long long)nbytes);
+  if (offset != at->next || offset % ALIGNMENT != 0)
+    fail(r, "constant %d: its data is not at %llu", index, (unsigned long long)at->next);
+  if (offset > e->size || nbytes > e->size - offset)
+    fail(r, "constant %d: its data is not in the file", index);
   if (r->failed) return;
   at->end = offset + nbytes;
   at->next = aligned(at->end);
@@ -259,8 +282,12 @@ static void read_constants(reader *r, ek_executable *e) {
   for (int32_t i = 0; i < n && !r->failed; i++) read_constant(r, e, i, &at);
   if (r->failed || n == 0) return;
   uint64_t records_end = (uint64_t)(r->at - e->data), end = (uint64_t)(r->end - e->data);
-  if (at.first != aligned(records_end)) fail(r, "data is expected at %llu, got %llu", (unsigned long long)aligned(records_end), (unsigned long long)at.first);
-  if (at.end != end) fail(r, "its data ends at %llu, not at %llu", (unsigned long long)at.end, (unsigned long long)end);
+  if (at.first != aligned(records_end))
+    fail(r, "data is expected at %llu, got %llu", (unsigned long long)aligned(records_end),
+         (unsigned long long)at.first);
+  if (at.end != end)
+    fail(r, "its data ends at %llu, not at %llu", (unsigned long long)at.end,
+         (unsigned long long)end);
   if (!r->failed) r->at = r->end;
 }
 
@@ -278,7 +305,8 @@ static void read_function(reader *r, ek_executable *e, ek_vm_function *f, int32_
   f->code = words;
   for (int32_t i = 0; i < f->n_words; i++) words[i] = (int32_t)u32(r);
   /* Every register is an argument or is named by a word, so that the file bounds the memory. */
-  if (n_registers < (uint32_t)f->n_params || n_registers - (uint32_t)f->n_params > (uint32_t)f->n_words) {
+  if (n_registers < (uint32_t)f->n_params ||
+      n_registers - (uint32_t)f->n_params > (uint32_t)f->n_words) {
     fail(r, "'%.*s': %u registers do not go with %d parameters and %d words",
          (int)(f->name.size & 0xff), f->name.data, n_registers, f->n_params, f->n_words);
   }
@@ -431,8 +459,10 @@ static int link_primitive(ek_bytes name, ek_object *image, ek_object **out) {
   int status = image == NULL ? 0 : ek_module_get(image, key, out);
   if (status == 0 && *out == NULL) *out = ek_registry_get(key);
   if (status == 0 && *out == NULL) {
-    status = ek_error("LoadError", "link executable: primitive '%s' is neither in its native code "
-                      "nor a registered function", key);
+    status = ek_error("LoadError",
+                      "link executable: primitive '%s' is neither in its native code "
+                      "nor a registered function",
+                      key);
   }
   ek_free(key);
   return status;
@@ -518,7 +548,8 @@ int ek_executable_item(ek_object *executable, int32_t part, int64_t index, ek_va
     return ek_error("IndexError", "read executable: part %d has %lld items, got index %lld", part,
                     (long long)n, (long long)index);
   }
-  const ek_vm_function *f = &e->functions[part == EK_PART_CONSTANT || part == EK_PART_PRIMITIVE ? 0 : index];
+  const ek_vm_function *f =
+      &e->functions[part == EK_PART_CONSTANT || part == EK_PART_PRIMITIVE ? 0 : index];
   switch (part) {
     case EK_PART_GLOBAL: return bytes_of(EK_STR, f->name.data, f->name.size, out);
     case EK_PART_PARAMS: return params_of(f, out);

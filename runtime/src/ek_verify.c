@@ -30,7 +30,8 @@ static void refuse(verifier *v, int64_t value, const char *expected, int64_t lim
   int32_t opcode = v->function->code[v->start];
   bool known = opcode >= 0 && opcode < EK_OP_COUNT;
   if (v->message[0] != '\0') return;
-  snprintf(v->message, EK_VERIFY_MESSAGE, "'%.*s' at instruction %d (%s), word %d: %s %lld expected, got %lld",
+  snprintf(v->message, EK_VERIFY_MESSAGE,
+           "'%.*s' at instruction %d (%s), word %d: %s %lld expected, got %lld",
            (int)(v->function->name.size < 60 ? v->function->name.size : 60), v->function->name.data,
            v->instruction, known ? opcodes[opcode].name : "unknown", v->at - v->start, expected,
            (long long)limit, (long long)value);
@@ -131,10 +132,13 @@ static int32_t check_instructions(verifier *v, int32_t *starts) {
     const char *format = failed(v) ? "" : opcodes[opcode].format;
     for (; *format != '\0' && !failed(v); format++) check_operand(v, *format);
   }
-  bool ends = opcode == EK_OP_Ret || opcode == EK_OP_Goto || opcode == EK_OP_If || opcode == EK_OP_Fatal;
+  bool ends =
+      opcode == EK_OP_Ret || opcode == EK_OP_Goto || opcode == EK_OP_If || opcode == EK_OP_Fatal;
   if (!ends && !failed(v)) {
-    snprintf(v->message, EK_VERIFY_MESSAGE, "'%.*s': its last instruction must be Ret, Goto, If or Fatal",
-             (int)(v->function->name.size < 60 ? v->function->name.size : 60), v->function->name.data);
+    snprintf(v->message, EK_VERIFY_MESSAGE,
+             "'%.*s': its last instruction must be Ret, Goto, If or Fatal",
+             (int)(v->function->name.size < 60 ? v->function->name.size : 60),
+             v->function->name.data);
   }
   return v->instruction;
 }
@@ -142,7 +146,8 @@ static int32_t check_instructions(verifier *v, int32_t *starts) {
 /* Turns one jump from instructions to words. */
 static void resolve_jump(verifier *v, const int32_t *starts, int32_t n_instructions) {
   int64_t target = (int64_t)v->instruction + v->function->code[v->at];
-  if (target < 0 || target >= n_instructions) refuse(v, target, "a jump to an instruction below", n_instructions);
+  if (target < 0 || target >= n_instructions)
+    refuse(v, target, "a jump to an instruction below", n_instructions);
   if (target == v->instruction) refuse(v, 0, "a jump other than", 0);
   if (!failed(v)) v->function->code[v->at] = starts[target] - v->start;
   v->at++;
@@ -161,8 +166,8 @@ static void resolve_jumps(verifier *v, const int32_t *starts, int32_t n_instruct
 }
 
 int ek_verify_function(ek_executable *executable, int32_t index, char message[EK_VERIFY_MESSAGE]) {
-  verifier v = {.executable = executable, .function = &executable->functions[index],
-                .message = message};
+  verifier v = {
+      .executable = executable, .function = &executable->functions[index], .message = message};
   size_t size = ((size_t)v.function->n_words + 1) * sizeof(int32_t);
   int32_t *starts = ek_alloc_or_error(size);
   if (starts == NULL) return -1;

@@ -45,14 +45,16 @@ static int read_int64s(const char *instruction, const ek_value *value, int32_t i
                        const int64_t **out) {
   if (value->type_index != EK_TENSOR) return wrong_type(instruction, "an int64 tensor", value);
   const ek_dltensor *tensor = &((ek_tensor *)(void *)value->v.obj)->dl;
-  if (tensor->device.type != EK_CPU || memcmp(&tensor->dtype, &int64_dtype, sizeof int64_dtype) != 0 ||
+  if (tensor->device.type != EK_CPU ||
+      memcmp(&tensor->dtype, &int64_dtype, sizeof int64_dtype) != 0 ||
       !ek_dltensor_is_contiguous(tensor)) {
-    return ek_error("RunError", "%s: an int64 tensor of the host expected, got another", instruction);
+    return ek_error("RunError", "%s: an int64 tensor of the host expected, got another",
+                    instruction);
   }
   uint64_t count = ek_dltensor_nbytes(tensor) / sizeof(int64_t);
   if ((uint64_t)index + (uint64_t)n > count) {
-    return ek_error("RunError", "%s: elements %d to %lld of a tensor with %llu are asked for", instruction,
-                    index, (long long)index + n, (unsigned long long)count);
+    return ek_error("RunError", "%s: elements %d to %lld of a tensor with %llu are asked for",
+                    instruction, index, (long long)index + n, (unsigned long long)count);
   }
   *out = (const int64_t *)ek_dltensor_data(tensor);
   if (n != 0) *out += index;
@@ -83,8 +85,10 @@ static int read_scalar(const ek_value *value, int64_t *out) {
   const ek_dltensor *tensor = &((ek_tensor *)(void *)value->v.obj)->dl;
   const void *data = ek_dltensor_data(tensor);
   size_t size = tensor->dtype.bits / 8;
-  if (tensor->device.type != EK_CPU || !is_integral(tensor->dtype) || ek_dltensor_nbytes(tensor) != size) {
-    return ek_error("RunError", "If: an integer or boolean tensor of one element expected, got another");
+  if (tensor->device.type != EK_CPU || !is_integral(tensor->dtype) ||
+      ek_dltensor_nbytes(tensor) != size) {
+    return ek_error("RunError",
+                    "If: an integer or boolean tensor of one element expected, got another");
   }
   bool is_signed = tensor->dtype.code == EK_DTYPE_INT;
   uint64_t bits = 0;
@@ -121,7 +125,9 @@ static int grow_frames(ek_vm *vm) {
   if (vm->n_frames >= EK_VM_MAX_FRAMES) {
     return ek_error("RunError", "call: recursion is deeper than %d calls", EK_VM_MAX_FRAMES);
   }
-  if (grow(&frames, (size_t)vm->n_frames, (size_t)vm->n_frames + 1, sizeof *vm->frames, &capacity) != 0) return -1;
+  if (grow(&frames, (size_t)vm->n_frames, (size_t)vm->n_frames + 1, sizeof *vm->frames,
+           &capacity) != 0)
+    return -1;
   vm->frames = frames;
   vm->frame_capacity = capacity > EK_VM_MAX_FRAMES ? EK_VM_MAX_FRAMES : (int32_t)capacity;
   return 0;
@@ -154,7 +160,8 @@ typedef struct window {
 } window;
 
 /* Pushes a frame and enters a function; its arguments are for the caller to write. 0 or -1. */
-static inline int enter(ek_vm *vm, window *w, const ek_vm_function *f, const int32_t *next, int32_t dst) {
+static inline int enter(ek_vm *vm, window *w, const ek_vm_function *f, const int32_t *next,
+                        int32_t dst) {
   size_t top = vm->top + (size_t)f->n_registers;
   if (vm->n_frames == vm->frame_capacity && grow_frames(vm) != 0) return -1;
   if (top > vm->capacity && grow_registers(vm, top) != 0) return -1;
@@ -177,7 +184,8 @@ static inline int32_t leave(ek_vm *vm, window *w) {
   return frame->dst;
 }
 
-static inline void copy_registers(ek_value *to, const ek_value *from, const int32_t *registers, int32_t n) {
+static inline void copy_registers(ek_value *to, const ek_value *from, const int32_t *registers,
+                                  int32_t n) {
   for (int32_t i = 0; i < n; i++) {
     to[i] = from[registers[i]];
     if (to[i].type_index >= EK_OBJECT) ek_retain(to[i].v.obj);
@@ -208,8 +216,8 @@ static int invoke_closure(ek_vm *vm, window *w) {
   const ek_vm_function *f = &vm->executable->functions[closure->function];
   const ek_adt *captured = closure->captured;
   if (captured->size + n != f->n_params) {
-    return ek_error("RunError", "InvokeClosure: '%.*s' takes %d arguments, got %d", (int)f->name.size,
-                    f->name.data, f->n_params - captured->size, n);
+    return ek_error("RunError", "InvokeClosure: '%.*s' takes %d arguments, got %d",
+                    (int)f->name.size, f->name.data, f->n_params - captured->size, n);
   }
   if (enter(vm, w, f, pc + 4 + n, pc[1]) != 0) return -1;
   ek_value *R = vm->registers + w->base;
@@ -256,18 +264,20 @@ static inline int invoke_packed(ek_vm *vm, const ek_value *R, const int32_t *pc)
 
 /* Allocation ----------------------------------------------------------------------------------- */
 
-static int tensor_at(const char *instruction, const ek_value *value, int64_t offset, const int64_t *shape,
-                     int32_t ndim, const int32_t *dtype_words, ek_value *dst) {
+static int tensor_at(const char *instruction, const ek_value *value, int64_t offset,
+                     const int64_t *shape, int32_t ndim, const int32_t *dtype_words,
+                     ek_value *dst) {
   if (value->type_index != EK_STORAGE) return wrong_type(instruction, "a storage", value);
   ek_storage *storage = (ek_storage *)(void *)value->v.obj;
   ek_dtype dtype = {(uint8_t)dtype_words[0], (uint8_t)dtype_words[1], (uint16_t)dtype_words[2]};
   ek_object *tensor;
   if (offset < 0 || (uint64_t)offset > storage->size) {
-    return ek_error("RunError", "%s: an offset in a storage of %zu bytes expected, got %lld", instruction,
-                    storage->size, (long long)offset);
+    return ek_error("RunError", "%s: an offset in a storage of %zu bytes expected, got %lld",
+                    instruction, storage->size, (long long)offset);
   }
-  if (ek_tensor_view(&storage->base, (char *)storage->data + offset, shape, ndim, dtype, storage->device, 0,
-                     &tensor) != 0) return -1;
+  if (ek_tensor_view(&storage->base, (char *)storage->data + offset, shape, ndim, dtype,
+                     storage->device, 0, &tensor) != 0)
+    return -1;
   set_object(dst, tensor);
   return 0;
 }
@@ -330,7 +340,8 @@ static int alloc_storage(ek_value *R, const int32_t *pc) {
   int64_t size;
   ek_object *storage;
   if (read_size("AllocStorage", &R[pc[2]], pc[3], &size) != 0) return -1;
-  if (size < 0) return ek_error("RunError", "AllocStorage: a size >= 0 expected, got %lld", (long long)size);
+  if (size < 0)
+    return ek_error("RunError", "AllocStorage: a size >= 0 expected, got %lld", (long long)size);
   if (ek_storage_new((size_t)size, (size_t)pc[4], host, &storage) != 0) return -1;
   set_object(&R[pc[1]], storage);
   return 0;
@@ -344,8 +355,8 @@ static inline int get_field(ek_value *R, const int32_t *pc) {
   if (value->type_index != EK_ADT) return wrong_type("GetField", "an ADT value", value);
   const ek_adt *adt = (ek_adt *)(void *)value->v.obj;
   if (pc[3] >= adt->size) {
-    return ek_error("RunError", "GetField: field %d of an ADT value with %d fields is asked for", pc[3],
-                    adt->size);
+    return ek_error("RunError", "GetField: field %d of an ADT value with %d fields is asked for",
+                    pc[3], adt->size);
   }
   set_copy(&R[pc[1]], adt->fields[pc[3]]);
   return 0;
@@ -384,17 +395,20 @@ static int reshape_tensor(ek_value *R, const int32_t *pc) {
   const int64_t *shape;
   size_t nbytes;
   ek_object *view;
-  if (tensor == NULL || read_int64s("ReshapeTensor", &R[pc[3]], pc[4], pc[5], &shape) != 0) return -1;
+  if (tensor == NULL || read_int64s("ReshapeTensor", &R[pc[3]], pc[4], pc[5], &shape) != 0)
+    return -1;
   if (!ek_dltensor_is_contiguous(tensor)) {
-    return ek_error("RunError", "ReshapeTensor: a contiguous tensor expected, got one with strides");
+    return ek_error("RunError",
+                    "ReshapeTensor: a contiguous tensor expected, got one with strides");
   }
   if (ek_shape_nbytes(shape, pc[5], tensor->dtype, &nbytes) != 0) return -1;
   if (nbytes != ek_dltensor_nbytes(tensor)) {
     return ek_error("RunError", "ReshapeTensor: a shape of %zu bytes expected, got one of %zu",
                     ek_dltensor_nbytes(tensor), nbytes);
   }
-  if (ek_tensor_view(R[pc[2]].v.obj, ek_dltensor_data(tensor), shape, pc[5], tensor->dtype, tensor->device, 0,
-                     &view) != 0) return -1;
+  if (ek_tensor_view(R[pc[2]].v.obj, ek_dltensor_data(tensor), shape, pc[5], tensor->dtype,
+                     tensor->device, 0, &view) != 0)
+    return -1;
   set_object(&R[pc[1]], view);
   return 0;
 }
@@ -430,6 +444,7 @@ static inline int32_t choose(const ek_value *R, const int32_t *pc) {
 **
 ** CASE and NEXT hide computed goto from switch and nothing else. R is the running function's register 0; it
 ** moves when registers grow, that is, only in calls. */
+/* clang-format off */
 #ifdef EK_VM_SWITCH
 #define CASE(name) case EK_OP_##name
 #define DISPATCH() goto next
@@ -498,6 +513,7 @@ failed:
   while (w.pc != NULL) leave(vm, &w);
   return -1;
 }
+/* clang-format on */
 
 /* The face ------------------------------------------------------------------------------------- */
 
@@ -523,7 +539,8 @@ static int reserve(ek_vm *vm) {
 }
 
 int ek_vm_new(ek_object *executable, ek_object **out) {
-  if (!ek_is(executable, EK_EXECUTABLE)) return ek_error("TypeError", "make virtual machine: an executable expected");
+  if (!ek_is(executable, EK_EXECUTABLE))
+    return ek_error("TypeError", "make virtual machine: an executable expected");
   if (ek_executable_link((ek_executable *)(void *)executable) != 0) return -1;
   ek_vm *vm = ek_object_new(sizeof *vm, EK_VM, vm_deleter);
   if (vm == NULL) return -1;
@@ -538,24 +555,29 @@ int ek_vm_new(ek_object *executable, ek_object **out) {
 }
 
 /* An argument as a register can hold it: tensors contiguous and owned. */
-static int own_argument(const ek_vm_function *f, int32_t index, const ek_value *value, ek_value *to) {
+static int own_argument(const ek_vm_function *f, int32_t index, const ek_value *value,
+                        ek_value *to) {
   const ek_dltensor *tensor = ek_value_tensor(value);
   ek_object *copy;
-  if (tensor != NULL && (value->type_index == EK_DLTENSOR_PTR || !ek_dltensor_is_contiguous(tensor))) {
+  if (tensor != NULL &&
+      (value->type_index == EK_DLTENSOR_PTR || !ek_dltensor_is_contiguous(tensor))) {
     if (copy_tensor(tensor, &copy) != 0) return -1;
     *to = ek_value_object(copy);
     return 0;
   }
-  if (value->type_index >= EK_OBJECT || (value->type_index >= EK_INT && value->type_index <= EK_FLOAT)) {
+  if (value->type_index >= EK_OBJECT ||
+      (value->type_index >= EK_INT && value->type_index <= EK_FLOAT)) {
     *to = *value;
     ek_value_retain(to);
     return 0;
   }
-  return ek_error("TypeError", "call '%.*s': argument %d must be a tensor, a number or an ADT value, got %s",
+  return ek_error("TypeError",
+                  "call '%.*s': argument %d must be a tensor, a number or an ADT value, got %s",
                   (int)f->name.size, f->name.data, index, type_name(value));
 }
 
-static int call(ek_vm *vm, const ek_vm_function *f, const ek_value *args, int32_t nargs, ek_value *ret) {
+static int call(ek_vm *vm, const ek_vm_function *f, const ek_value *args, int32_t nargs,
+                ek_value *ret) {
   window w = {NULL, 0, 0};
   if (enter(vm, &w, f, NULL, 0) != 0) return -1;
   for (int32_t i = 0; i < nargs; i++) {
@@ -566,17 +588,19 @@ static int call(ek_vm *vm, const ek_vm_function *f, const ek_value *args, int32_
   return run(vm, w, ret);
 }
 
-int ek_vm_invoke(ek_object *object, int32_t function, const ek_value *args, int32_t nargs, ek_value *ret) {
+int ek_vm_invoke(ek_object *object, int32_t function, const ek_value *args, int32_t nargs,
+                 ek_value *ret) {
   if (!ek_is(object, EK_VM)) return ek_error("TypeError", "call: a virtual machine expected");
   ek_vm *vm = (ek_vm *)(void *)object;
   const ek_executable *e = vm->executable;
   if (function < 0 || function >= e->n_functions) {
-    return ek_error("IndexError", "call: a function below %d expected, got %d", e->n_functions, function);
+    return ek_error("IndexError", "call: a function below %d expected, got %d", e->n_functions,
+                    function);
   }
   const ek_vm_function *f = &e->functions[function];
   if (nargs != f->n_params) {
-    return ek_error("InputError", "call '%.*s': %d arguments expected, got %d", (int)f->name.size, f->name.data,
-                    f->n_params, nargs);
+    return ek_error("InputError", "call '%.*s': %d arguments expected, got %d", (int)f->name.size,
+                    f->name.data, f->n_params, nargs);
   }
   if (__atomic_exchange_n(&vm->is_running, 1, __ATOMIC_ACQUIRE) != 0) {
     return ek_error("RuntimeError", "call '%.*s': the virtual machine is running another call",

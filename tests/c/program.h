@@ -1,0 +1,213 @@
+/* Executables made by hand in C: what the tests of the loader and the machine load, run and damage. */
+#ifndef PROGRAM_H_
+#define PROGRAM_H_
+
+#include "check.h"
+#include "ek_crc32.h"
+#include "ek_verify.h"
+
+typedef struct bytes {
+  unsigned char *data;
+  size_t size, capacity;
+} bytes;
+
+static inline void add(bytes *to, const void *data, size_t size) {
+  if (to->size + size > to->capacity) {
+    to->capacity = 2 * (to->size + size);
+    to->data = realloc(to->data, to->capacity);
+    CHECK(to->data != NULL);
+  }
+  if (size != 0) memcpy(to->data + to->size, data, size);
+  to->size += size;
+}
+
+static inline void add_number(bytes *to, uint64_t value, int size) {
+  unsigned char little[8];
+  for (int i = 0; i < size; i++) little[i] = (unsigned char)(value >> (8 * i));
+  add(to, little, (size_t)size);
+}
+
+static inline void add_name(bytes *to, const char *name) {
+  add_number(to, strlen(name), 4);
+  add(to, name, strlen(name));
+}
+
+static inline void pad(bytes *to) {
+  static const unsigned char zeros[64];
+  add(to, zeros, (64 - to->size % 64) % 64);
+}
+
+enum { MAX_FUNCTIONS = 8, MAX_CONSTANTS = 8, MAX_PRIMITIVES = 8 };
+
+typedef struct function {
+  const char *name;
+  int32_t n_params, n_registers;
+  const int32_t *words;
+  int32_t n_words;
+} function;
+
+/* int64 vectors are constants enough here. */
+typedef struct constant {
+  const int64_t *data;
+  int64_t size;
+} constant;
+
+typedef struct program {
+  function functions[MAX_FUNCTIONS];
+  constant constants[MAX_CONSTANTS];
+  const char *primitives[MAX_PRIMITIVES];
+  const void *image;
+  size_t image_size;
+} program;
+
+#define WORDS(...)                                       \
+  (const int32_t[]){__VA_ARGS__},                        \
+      (int32_t)(sizeof(const int32_t[]){__VA_ARGS__} / sizeof(int32_t))
+
+static inline bytes globals_section(const program *p) {
+  bytes section = {0};
+  uint32_t n = 0;
+  while (n < MAX_FUNCTIONS && p->functions[n].name != NULL) n++;
+  add_number(&section, n, 4);
+  for (uint32_t i = 0; i < n; i++) {
+    add_name(&section, p->functions[i].name);
+    add_number(&section, (uint64_t)p->functions[i].n_params, 4);
+    for (int32_t k = 0; k < p->functions[i].n_params; k++) add_name(&section, "x");
+  }
+  return section;
+}
+
+static inline bytes code_section(const program *p) {
+  bytes section = {0};
+  uint32_t n = 0;
+  while (n < MAX_FUNCTIONS && p->functions[n].name != NULL) n++;
+  add_number(&section, n, 4);
+  for (uint32_t i = 0; i < n; i++) {
+    const function *f = &p->functions[i];
+    add_number(&section, (uint64_t)f->n_registers, 4);
+    add_number(&section, (uint64_t)f->n_words, 4);
+    for (int32_t k = 0; k < f->n_words; k++) add_number(&section, (uint32_t)f->words[k], 4);
+  }
+  return section;
+}
+
+static inline bytes constants_section(const program *p, size_t start) {
+  bytes section = {0};
+  uint64_t n = 0;
+  while (n < MAX_CONSTANTS && p->constants[n].data != NULL) n++;
+  uint64_t at = start + (4 + n * 32 + 63) / 64 * 64;
+  add_number(&section, n, 4);
+  for (uint64_t i = 0; i < n; i++) {
+    uint64_t size = (uint64_t)p->constants[i].size;
+    add_number(&section, EK_DTYPE_INT | 64 << 8 | 1 << 16, 4);
+    add_number(&section, 1, 4);
+    add_number(&section, size, 8);
+    add_number(&section, size * 8, 8);
+    add_number(&section, at, 8);
+    at += (size * 8 + 63) / 64 * 64;
+  }
+  for (uint64_t i = 0; i < n; i++) {
+    pad(&section);
+    for (int64_t k = 0; k < p->constants[i].size; k++) {
+      add_number(&section, (uint64_t)p->constants[i].data[k], 8);
+    }
+  }
+  return section;
+}
+
+static inline bytes primitives_section(const program *p) {
+  bytes section = {0};
+  uint32_t n = 0;
+  while (n < MAX_PRIMITIVES && p->primitives[n] != NULL) n++;
+  add_number(&section, n, 4);
+  for (uint32_t i = 0; i < n; i++) add_name(&section, p->primitives[i]);
+  return section;
+}
+
+/* The file of a program; the caller frees its data. */
+static inline bytes program_file(const program *p) {
+  bytes file = {0}, table = {0}, body = {0};
+  uint32_t n = p->image == NULL ? 5 : 6;
+  size_t start = (32 + 24 * n + 63) / 64 * 64;
+  for (uint32_t kind = 1; kind <= 6; kind++) {
+    bytes section = {0};
+    if (kind == 5 && p->image == NULL) continue;
+    pad(&body);
+    if (kind == 1) section = globals_section(p);
+    if (kind == 2) section = constants_section(p, start + body.size);
+    if (kind == 3) section = primitives_section(p);
+    if (kind == 4) section = code_section(p);
+    if (kind == 5) add(&section, p->image, p->image_size);
+    if (kind == 6) add(&section, "{}", 2);
+    add_number(&table, kind, 4);
+    add_number(&table, ek_crc32(section.data, section.size), 4);
+    add_number(&table, start + body.size, 8);
+    add_number(&table, section.size, 8);
+    add(&body, section.data, section.size);
+    free(section.data);
+  }
+  add(&file, "\x89" "EKIDEN\n", 8);
+  add_number(&file, 1, 4);
+  add_number(&file, 0x01020304, 4);
+  add_number(&file, start + body.size, 8);
+  add_number(&file, n, 4);
+  add_number(&file, ek_crc32(table.data, table.size), 4);
+  add(&file, table.data, table.size);
+  pad(&file);
+  add(&file, body.data, body.size);
+  free(table.data);
+  free(body.data);
+  return file;
+}
+
+/* Loads a program, or leaves an error: 0 or -1. */
+static inline int load_program(const program *p, ek_object **executable) {
+  bytes file = program_file(p);
+  int status = ek_executable_from_bytes(file.data, file.size, 1, executable);
+  free(file.data);
+  return status;
+}
+
+static inline ek_object *machine_of(const program *p) {
+  ek_object *executable, *vm;
+  CHECK(load_program(p, &executable) == 0);
+  CHECK(ek_vm_new(executable, &vm) == 0);
+  ek_object_release(executable);
+  return vm;
+}
+
+/* Calls function 0 with integers and expects an integer. */
+static inline int64_t run_ints(ek_object *vm, const int64_t *numbers, int32_t n) {
+  ek_value args[8], result = ek_value_none();
+  for (int32_t i = 0; i < n; i++) args[i] = ek_value_int(numbers[i]);
+  if (ek_vm_invoke(vm, 0, args, n, &result) != 0) {
+    ek_error_object *error = (ek_error_object *)(void *)ek_error_take();
+    fprintf(stderr, "run: %s\n", error->message.data);
+    exit(1);
+  }
+  CHECK(result.type_index == EK_INT);
+  return result.v.i64;
+}
+
+/* ek.test.add and ek.test.equal write into or are read from int64 tensors of one element. */
+static inline int test_add(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  int64_t sum = 0;
+  (void)self, (void)ret;
+  for (int32_t i = 0; i < nargs - 1; i++) {
+    const ek_dltensor *tensor = ek_value_tensor(&args[i]);
+    sum += tensor == NULL ? args[i].v.i64 : *(const int64_t *)ek_dltensor_data(tensor);
+  }
+  const ek_dltensor *to = ek_value_tensor(&args[nargs - 1]);
+  if (to == NULL) return ek_error("TypeError", "test_add: the last argument must be a tensor");
+  *(int64_t *)ek_dltensor_data(to) = sum;
+  return 0;
+}
+
+static inline void register_test_add(void) {
+  ek_object *function_object;
+  CHECK(ek_function_new(NULL, test_add, NULL, &function_object) == 0);
+  CHECK(ek_registry_set("ek.test.add", function_object, 1) == 0);
+  ek_object_release(function_object);
+}
+
+#endif /* PROGRAM_H_ */
