@@ -131,6 +131,25 @@ class Analyzer:
                 return None
         return scale
 
+    def can_fuse(self, expr: PrimExpr, outer: Var, inner: Var, extent: PrimExpr) -> bool:
+        """Whether expr is linear in both variables and depends on them through outer * extent + inner alone."""
+        p = self._poly(expr)
+        slopes = [self._slope(p, self._variable(v)) for v in (outer, inner)]
+        if slopes[0] is None or slopes[1] is None:
+            return False
+        return slopes[0] == poly.multiply(slopes[1], self._poly(extent))
+
+    def _slope(self, p: Poly, number: int) -> Poly | None:
+        """The factor of a variable; None if the polynomial is not linear in it."""
+        slope: Poly = {}
+        for monomial, coefficient in p.items():
+            left = [a for a in monomial if a != number]
+            if len(left) < len(monomial) - 1 or any(self._mentions(a, number) for a in left):
+                return None
+            if len(left) < len(monomial):
+                slope[tuple(left)] = coefficient
+        return slope
+
     def _mentions(self, atom: int, variable: int) -> bool:
         wanted = self._atoms[variable].expr
         expr = self._atoms[atom].expr

@@ -1,6 +1,6 @@
 """Tensor expressions: placeholders, computations, and the loop programs they become."""
 
-from ekiden.te.inline import inline_injective, is_injective, post_order_tensors
+from ekiden.te.inline import inline_injective, is_injective, post_order_tensors, tensor_loads
 from ekiden.te.prim_func import create_prim_func
 from ekiden.te.tensor import (
     ComputeOp,
@@ -46,4 +46,5 @@ __all__ = [
     "prod",
     "reduce_axis",
     "sum",
+    "tensor_loads",
 ]

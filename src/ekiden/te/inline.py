@@ -119,3 +119,8 @@ def inline_injective(outputs: Sequence[Tensor], keep: Collection[Tensor] = ()) -
                 ops[op] = op.with_fields(body=body if any(a is not b for a, b in zip(body, op.body, strict=True)) else op.body)
             new[tensor] = tensor.with_fields(op=ops[op])
     return [new.get(t, t) for t in outputs]
+
+
+def tensor_loads(op: ComputeOp) -> list[ProducerLoad]:
+    """Every read of a tensor in a computation."""
+    return [e for e in post_order(*op.body) if isinstance(e, ProducerLoad)]

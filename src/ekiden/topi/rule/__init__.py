@@ -1,0 +1,38 @@
+"""Schedule rules: which loops compute a group of tensor expressions, chosen by the tag of the group's anchor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ekiden import te
+from ekiden.target import Target
+from ekiden.tir.stmt import PrimFunc
+from ekiden.topi.rule import conv2d, dense, depthwise
+from ekiden.topi.rule.default import schedule_default
+from ekiden.topi.rule.stages import is_epilogue
+
+Rule: TypeAlias = Callable[[list[te.Tensor], list[te.Tensor], Target, str], PrimFunc]
+"""(inputs, outputs, target, name) -> the scheduled function, parameters in that order."""
+
+# fmt: off
+RULES: dict[str, Rule] = {
+    "dense_pack":             dense.dense_pack,
+    "conv2d_nhwc_pack":       conv2d.conv2d_nhwc_pack,
+    "group_conv2d_nhwc_pack": conv2d.group_conv2d_nhwc_pack,
+    "depthwise_conv2d_nhwc":  depthwise.depthwise_conv2d_nhwc,
+}
+# fmt: on
+"""Anchors with kernels of their own; each takes one output that is elementwise on the anchor."""
+
+
+def schedule(inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str) -> PrimFunc:
+    """The scheduled loop program of a group. A group that an anchor's rule does not cover gets the default rule."""
+    for tensor in te.post_order_tensors(outputs):
+        rule = RULES.get(tensor.op.tag)
+        if rule is not None and is_epilogue(tensor, outputs):
+            return rule(inputs, outputs, target, name)
+    return schedule_default(inputs, outputs, target, name)
+
+
+__all__ = ["RULES", "Rule", "schedule"]

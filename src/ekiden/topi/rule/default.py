@@ -1,0 +1,208 @@
+"""The rule for everything without a kernel of its own: injective groups, reductions, rows of several stages.
+
+    injective      one nest over the output, neighbouring axes fused where every access allows, cut where conditions change
+    reduction      vectors over the reduced axis (contiguous data along it) or over the last output axis, sums in registers
+    several stages all of them per step of the outer axes they share, intermediates of one step in a small buffer;
+                   without shared axes one after the other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.arith import Analyzer, prove_equal
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
+from ekiden.ir.prim_visitor import rewrite, substitute
+from ekiden.target import Target
+from ekiden.te.prim_func import BufferMap, allocated, extern_stage, whole_operations
+from ekiden.te.tensor import ComputeOp, ExternOp, ProducerLoad, Reduce, Tensor
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import PrimFunc, Stmt
+from ekiden.tir.transform.flatten_buffers import flat_index
+from ekiden.tir.visitor import sequence
+from ekiden.topi.rule.injective import injective_nest
+from ekiden.topi.rule.loops import Accesses, Axis, estimate, fuse, parallel_outer
+from ekiden.topi.rule.reduction import ReduceNest, reduces_contiguous
+from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
+
+LOCAL_BYTES = 16384
+"""Intermediates of a row up to this size live on the stack, larger ones in the workspace."""
+
+
+class _Kernel:
+    """One function being built. `prefix` are the outer axes that all stages share; buffers of a row lack them."""
+
+    def __init__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], target: Target) -> None:
+        self.target = target
+        self.analyzer = Analyzer()
+        self.map = BufferMap()
+        self.params = tuple(self.map.declare(t) for t in (*inputs, *outputs))
+        self.stages = stages_of(outputs)
+        self.outputs = set(outputs)
+        self.prefix: list[Axis] = []
+        self.rows: set[Tensor] = set()
+
+    # Elements of stages as flat accesses.
+
+    def axes(self, tensor: Tensor) -> tuple[list[Axis], dict[Var, PrimExpr]]:
+        """The stage's own axes within the prefix, and what its leading variables are called there."""
+        op = tensor.op
+        assert isinstance(op, ComputeOp)
+        shared = len(self.prefix)
+        values: dict[Var, PrimExpr] = {a.var: p.var for a, p in zip(op.axis, self.prefix, strict=False)}
+        own: list[Axis] = []
+        for each in op.axis[shared:]:
+            axis = Axis(Var(each.var.name), each.extent)
+            self.analyzer.bind(axis.var, 0, axis.extent)
+            values[each.var] = axis.var
+            own.append(axis)
+        return own, values
+
+    def flat(self, tensor: Tensor, indices: Sequence[PrimExpr]) -> tuple[Buffer, PrimExpr]:
+        """Where an element is."""
+        buffer = self.map.buffers[tensor]
+        at = tuple(indices[len(self.prefix) :] if tensor in self.rows else indices)
+        index = flat_index(buffer, at) if len(at) > 1 else at[0] if at else const(0)
+        return buffer, self.analyzer.simplify(index)
+
+    def loads(self, expr: PrimExpr, values: dict[Var, PrimExpr]) -> PrimExpr:
+        """The expression over flat loads."""
+
+        def change(e: PrimExpr) -> PrimExpr:
+            if isinstance(e, Var):
+                return values.get(e, e)
+            if isinstance(e, ProducerLoad):
+                buffer, index = self.flat(e.producer, e.indices)
+                return BufferLoad(buffer, (index,), e.dtype)
+            return e
+
+        return rewrite(expr, change)
+
+    # Stages.
+
+    def stage(self, tensor: Tensor) -> Stmt:
+        """The loops of one output of a computation."""
+        op = tensor.op
+        assert isinstance(op, ComputeOp)
+        axes, values = self.axes(tensor)
+        body = op.body[tensor.value_index]
+        buffer, index = self.flat(tensor, [values[a.var] for a in op.axis])
+        if not isinstance(body, Reduce):
+            value = self.loads(body, values)
+            return injective_nest(axes, buffer, index, value, self.analyzer, self.target, not self.prefix)
+        return self.reduction(buffer, index, axes, body, values)
+
+    def reduction(
+        self, buffer: Buffer, index: PrimExpr, axes: list[Axis], body: Reduce, values: dict[Var, PrimExpr]
+    ) -> Stmt:
+        """The loops of a reduction, axes fused where possible."""
+        reduced: list[Axis] = []
+        for each in body.axis:
+            axis = Axis(Var(each.name), each.extent)
+            self.analyzer.bind(axis.var, 0, axis.extent)
+            values[each] = axis.var
+            reduced.append(axis)
+        source = self.loads(body.source, values)
+        axes, step = fuse(axes, Accesses([index], [source]), self.analyzer)
+        index, source = substitute(index, step), substitute(source, step)
+        reduced, step = fuse(reduced, Accesses([index], [source]), self.analyzer)
+        source = substitute(source, step)
+        nest = ReduceNest(buffer, index, body.kind, source, axes, reduced, self.analyzer, self.target)
+        return nest.build(not self.prefix)
+
+    # Groups.
+
+    def rows_body(self, shared: int) -> Stmt:
+        """All stages per step of the leading `shared` axes."""
+        first = self.stages[-1]
+        names = first.op.axis[:shared] if isinstance(first.op, ComputeOp) else ()
+        self.prefix = [Axis(Var(a.var.name), a.extent) for a in names]
+        for axis in self.prefix:
+            self.analyzer.bind(axis.var, 0, axis.extent)
+        buffers: list[Buffer] = []
+        for tensor in self.stages:
+            if tensor not in self.outputs:
+                self.rows.add(tensor)
+                buffers.append(self._row_buffer(tensor, shared))
+        body = allocated(sequence(*(self.stage(t) for t in self.stages)), buffers)
+        work = sum(estimate(t.shape[shared:]) for t in self.stages) + estimate(self._reduced())
+        return parallel_outer(self.prefix, work, body)
+
+    def _reduced(self) -> list[PrimExpr]:
+        ops = [t.op for t in self.stages if isinstance(t.op, ComputeOp)]
+        longest = max((op.reduce_axis for op in ops), key=lambda r: estimate([a.extent for a in r]), default=())
+        return [a.extent for a in longest]
+
+    def _row_buffer(self, tensor: Tensor, shared: int) -> Buffer:
+        shape = tensor.shape[shared:]
+        small = all(isinstance(d, IntImm) for d in shape)
+        fits = small and estimate(shape) * dt.itemsize(tensor.dtype) <= LOCAL_BYTES
+        buffer = self.map.declare(tensor, "local" if fits else "global").with_fields(shape=shape or (const(1),))
+        self.map.buffers[tensor] = buffer
+        return buffer
+
+    def sequential_body(self) -> Stmt:
+        """One stage after the other, intermediates in full."""
+        statements: list[Stmt] = []
+        buffers: list[Buffer] = []
+        for group in whole_operations(self.stages):
+            for tensor in group:
+                if tensor not in self.map.buffers:
+                    buffers.append(self.map.declare(tensor))
+            op = group[0].op
+            if isinstance(op, ExternOp):
+                statements.append(extern_stage(op, group, self.map))
+            else:
+                statements.extend(self.stage(t) for t in group)
+        return allocated(sequence(*statements), buffers)
+
+    def body(self) -> Stmt:
+        """The whole function."""
+        shared = shared_axes(self.stages) if len(self.stages) > 1 else 0
+        if shared == 0:
+            return self.sequential_body()
+        return self.rows_body(shared)
+
+
+def _leading_match(consumer: Tensor, producer: Tensor, indices: Sequence[PrimExpr], limit: int) -> int:
+    """How many leading indices of a read are the consumer's own axes in the same places."""
+    assert isinstance(consumer.op, ComputeOp)
+    count = 0
+    for axis, index, dim in zip(consumer.op.axis, indices, producer.shape, strict=False):
+        unit = is_const(axis.extent, 1) and is_const(index, 0)
+        if count >= limit or not (index is axis.var or unit) or not prove_equal(axis.extent, dim):
+            break
+        count += 1
+    return count
+
+
+def shared_axes(stages: Sequence[Tensor]) -> int:
+    """The number of leading axes that all stages have and read each other at; one less where the last should be a vector."""
+    if any(not isinstance(t.op, ComputeOp) for t in stages):
+        return 0
+    inside = set(stages)
+    last = stages[-1]
+    limit = min(t.ndim for t in stages)
+    for tensor in stages:
+        op = tensor.op
+        assert isinstance(op, ComputeOp)
+        limit = _leading_match(tensor, last, [a.var for a in op.axis], limit)
+        for load in te.tensor_loads(op):
+            if load.producer in inside:
+                limit = _leading_match(tensor, load.producer, load.indices, limit)
+    reductions = [t for t in stages if isinstance(t.op, ComputeOp) and t.op.reduce_axis]
+    if not reductions:
+        return 0
+    return limit if all(map(reduces_contiguous, reductions)) else min(limit, min(t.ndim for t in reductions) - 1)
+
+
+def schedule_default(inputs: list[Tensor], outputs: list[Tensor], target: Target, name: str) -> PrimFunc:
+    """The default rule."""
+    distinct = own_outputs(outputs)
+    chosen = chosen_stages(distinct)
+    kernel = _Kernel(inputs, chosen, target)
+    return PrimFunc(kernel.params, kernel.body(), {"global_symbol": name, "num_outputs": len(outputs)})
+
+

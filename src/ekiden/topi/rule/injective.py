@@ -1,0 +1,153 @@
+"""Nests that write each element of a buffer once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ekiden.arith import Analyzer, simplify
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, minimum
+from ekiden.ir.prim_visitor import substitute
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt
+from ekiden.tir.visitor import sequence
+from ekiden.topi.rule.loops import (
+    Accesses,
+    Axis,
+    estimate,
+    flat_parallel,
+    fuse,
+    parallel_outer,
+    serial,
+    split_points,
+    vector_lanes,
+    vectorized,
+)
+
+BLOCK = 64
+"""Rows of a block of a transposition."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """A box of the output: its axes, and the element's offset and value in terms of them."""
+
+    axes: tuple[Axis, ...]
+    index: PrimExpr
+    value: PrimExpr
+
+
+def _regions(whole: _Region, analyzer: Analyzer) -> list[_Region]:
+    """The box cut along each axis where a condition changes."""
+    done = [whole]
+    for n in range(len(whole.axes)):
+        done = [part for region in done for part in _cut(region, n, analyzer)]
+    return done
+
+
+def _cut(region: _Region, n: int, analyzer: Analyzer) -> list[_Region]:
+    axis = region.axes[n]
+    others = {a.var for a in region.axes if a is not axis}
+    points = split_points([region.value], axis, others, analyzer)
+    if len(points) == 2:
+        return [region]
+    return [_part(region, n, low, high, analyzer) for low, high in zip(points, points[1:], strict=False)]
+
+
+def _part(region: _Region, n: int, low: PrimExpr, high: PrimExpr, analyzer: Analyzer) -> _Region:
+    old = region.axes[n]
+    new = Axis(Var(old.var.name), simplify(high - low))
+    analyzer.bind(new.var, 0, new.extent)
+    step: dict[Var, PrimExpr] = {old.var: low + new.var}
+    index, value = (analyzer.simplify(substitute(e, step)) for e in (region.index, region.value))
+    return _Region((*region.axes[:n], new, *region.axes[n + 1 :]), index, value)
+
+
+class _Nest:
+    """The loops of one region."""
+
+    def __init__(self, buffer: Buffer, region: _Region, analyzer: Analyzer, target: Target) -> None:
+        accesses = Accesses([region.index], [region.value])
+        axes, step = fuse(region.axes, accesses, analyzer)
+        self.axes = axes
+        self.buffer = buffer
+        self.index, self.value = substitute(region.index, step), substitute(region.value, step)
+        self.loads = Accesses([self.index], [self.value])
+        self.analyzer = analyzer
+        loaded = [x.dtype for x in self.loads.loads]
+        self.lanes = vector_lanes(target, buffer.dtype, loaded)
+
+    def store(self, values: dict[Var, PrimExpr] | None = None) -> Stmt:
+        """The statement for one element."""
+        given = values or {}
+        return BufferStore(self.buffer, substitute(self.value, given), (substitute(self.index, given),))
+
+    def build(self, top: bool) -> Stmt:
+        """The loops; with parallel ones at the top of a function."""
+        if not self.axes:
+            return self.store()
+        inner = self.vector_axis()
+        walked = self.strided_axis(inner)
+        if walked is not None:
+            return self.transposed(inner, walked, top)
+        outer = [a for a in self.axes if a is not inner]
+        if not outer and top:
+            return flat_parallel(inner, self.lanes, lambda at: self.store({inner.var: at}))
+        last = self.axes[-1]
+        if inner is not last:
+            body = vectorized(inner, self.lanes, serial([last], self.store()))
+            outer = [a for a in outer if a is not last]
+        else:
+            body = vectorized(inner, self.lanes, self.store())
+        work = estimate([a.extent for a in self.axes if a not in outer])
+        return parallel_outer(outer, work, body) if top else serial(outer, body)
+
+    def vector_axis(self) -> Axis:
+        """The last axis; the one before it where the last is very short and the other is long."""
+        last = self.axes[-1]
+        short = isinstance(last.extent, IntImm) and last.extent.value * 2 < self.lanes
+        if not short or len(self.axes) == 1:
+            return last
+        before = self.axes[-2]
+        wide = estimate([before.extent]) >= self.lanes
+        return before if wide and self.unit_strides(before) else last
+
+    def unit_strides(self, axis: Axis) -> bool:
+        """Whether every load walks an axis contiguously or stays in place."""
+        return all(self.analyzer.coefficient(i, axis.var) in (0, 1) for i in self.loads.load_indices)
+
+    def strided_axis(self, inner: Axis) -> Axis | None:
+        """An outer axis that a load walks contiguously where it strides along the inner one."""
+        if inner is not self.axes[-1]:
+            return None
+        for index in self.loads.load_indices:
+            if self.analyzer.coefficient(index, inner.var) in (0, 1):
+                continue
+            for axis in self.axes[:-1]:
+                if self.analyzer.coefficient(index, axis.var) == 1:
+                    return axis
+        return None
+
+    def transposed(self, inner: Axis, walked: Axis, top: bool) -> Stmt:
+        """Vectors along `inner` outside, `walked` inside: cache lines are read whole before the next vector."""
+        outer = [a for a in self.axes if a is not inner and a is not walked]
+        block = Var(f"{walked.var.name}_block")
+        known = isinstance(walked.extent, IntImm) and walked.extent.value % BLOCK == 0
+        left = const(BLOCK) if known else minimum(const(BLOCK), walked.extent - block * BLOCK)
+        at = Var(walked.var.name)
+        rows = For(at, const(0), left, ForKind.SERIAL, self.store({walked.var: block * BLOCK + at}))
+        blocks = Axis(block, simplify((walked.extent + (BLOCK - 1)) // BLOCK))
+        body = vectorized(inner, self.lanes, rows)
+        work = BLOCK * estimate([inner.extent])
+        return parallel_outer([*outer, blocks], work, body) if top else serial([*outer, blocks], body)
+
+
+def injective_nest(
+    axes: Sequence[Axis], buffer: Buffer, index: PrimExpr, value: PrimExpr, analyzer: Analyzer, target: Target, top: bool
+) -> Stmt:  # fmt: skip
+    """`buffer[index] = value` for all values of the axes; with parallel loops at the top of a function."""
+    regions = _regions(_Region(tuple(axes), index, value), analyzer)
+    return sequence(*(_Nest(buffer, r, analyzer, target).build(top) for r in regions))
+
+

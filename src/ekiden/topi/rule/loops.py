@@ -1,0 +1,253 @@
+"""Loop nests over flat accesses: fusing axes, choosing what runs in parallel, vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ekiden.arith import Analyzer, simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    NE,
+    BinaryExpr,
+    IntImm,
+    PrimExpr,
+    Var,
+    const,
+    maximum,
+    minimum,
+)
+from ekiden.ir.prim_visitor import children, post_order, rewrite, substitute
+from ekiden.target import Target
+from ekiden.tir.expr import BufferLoad
+from ekiden.tir.stmt import For, ForKind, LetStmt, Stmt
+
+GRAIN = 32768
+"""Elements below which work stays on one thread."""
+CHUNK = 8192
+"""Elements of one step of a flat parallel loop."""
+UNKNOWN = 16
+"""What a symbolic extent is taken for when work is estimated."""
+PARALLEL_STEPS = 64
+"""Steps that a parallel loop should have at least, where there are axes to fuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A loop to be: its variable and extent."""
+
+    var: Var
+    extent: PrimExpr
+
+
+def estimate(extents: Sequence[PrimExpr]) -> int:
+    """The product of extents, unknown ones taken for UNKNOWN."""
+    return math.prod(e.value if isinstance(e, IntImm) else UNKNOWN for e in extents)
+
+
+def product(extents: Sequence[PrimExpr]) -> PrimExpr:
+    """The product of extents."""
+    total: PrimExpr = const(1)
+    for each in extents:
+        total = total * each
+    return simplify(total)
+
+
+class Accesses:
+    """The index expressions of a nest, and which variables its values use directly."""
+
+    def __init__(self, indices: Sequence[PrimExpr], values: Sequence[PrimExpr]) -> None:
+        self._opaque: dict[int, Var] = {}
+        self.direct: set[Var] = set()
+        loads: dict[int, BufferLoad] = {}
+        stack = list(values)
+        seen: set[int] = set()
+        while stack:
+            e = stack.pop()
+            if id(e) in seen:
+                continue
+            seen.add(id(e))
+            if isinstance(e, Var):
+                self.direct.add(e)
+            elif isinstance(e, BufferLoad):
+                loads[id(e)] = e
+            else:
+                stack.extend(children(e))
+        inside = [e for e in post_order(*indices, *(i for x in loads.values() for i in x.indices)) if isinstance(e, BufferLoad)]
+        loads.update((id(e), e) for e in inside)
+        self.loads = list(loads.values())
+        flat = [*indices, *(x.indices[0] for x in self.loads)]
+        self.indices = [self._without_loads(i) for i in flat]
+        self.load_indices = self.indices[len(indices) :]
+
+    def _without_loads(self, index: PrimExpr) -> PrimExpr:
+        if not any(isinstance(e, BufferLoad) for e in post_order(index)):
+            return index
+        return rewrite(index, self._hide)
+
+    def _hide(self, e: PrimExpr) -> PrimExpr:
+        if isinstance(e, BufferLoad):
+            return self._opaque.setdefault(id(e), Var("loaded"))
+        return e
+
+
+def fuse(axes: Sequence[Axis], accesses: Accesses, analyzer: Analyzer) -> tuple[list[Axis], dict[Var, PrimExpr]]:
+    """Neighbouring axes that every access walks as one become one: (axes, replacement of the old variables)."""
+    fused: list[Axis] = []
+    values: dict[Var, PrimExpr] = {}
+    indices = accesses.indices
+    for axis in axes:
+        if isinstance(axis.extent, IntImm) and axis.extent.value == 1:
+            values[axis.var] = const(0)
+            continue
+        outer = fused[-1] if fused else None
+        direct = outer is not None and (outer.var in accesses.direct or axis.var in accesses.direct)
+        if outer is None or direct or not all(analyzer.can_fuse(i, outer.var, axis.var, axis.extent) for i in indices):
+            fused.append(axis)
+            continue
+        joint = Axis(Var(axis.var.name), simplify(outer.extent * axis.extent))
+        analyzer.bind(joint.var, 0, joint.extent)
+        step: dict[Var, PrimExpr] = {outer.var: const(0), axis.var: joint.var}
+        values = {v: substitute(e, step) for v, e in values.items()} | step
+        indices = [substitute(i, step) for i in indices]
+        fused[-1] = joint
+    return fused, values
+
+
+def vector_lanes(target: Target, stored: str, loaded: Sequence[str]) -> int:
+    """Lanes of a loop that stores one dtype and loads others: whole registers of the widest that matters."""
+    bits = dt.SCALAR_BITS[dt.element(stored)]
+    for each in loaded:
+        if each not in ("int64", "uint64") or stored in ("int64", "uint64", "float64"):
+            bits = max(bits, dt.SCALAR_BITS[dt.element(each)])
+    return max(1, target.vector_bits // bits)
+
+
+def serial(axes: Sequence[Axis], body: Stmt) -> Stmt:
+    """The body within serial loops."""
+    for axis in reversed(axes):
+        body = For(axis.var, const(0), axis.extent, ForKind.SERIAL, body)
+    return body
+
+
+def vectorized(axis: Axis, lanes: int, body: Stmt, low: PrimExpr | None = None) -> Stmt:
+    """The body for all values of an axis, lanes at a time."""
+    return For(axis.var, low or const(0), axis.extent, ForKind.VECTORIZED, body, {"lanes": lanes})
+
+
+def parallel_outer(axes: Sequence[Axis], work: int, body: Stmt) -> Stmt:
+    """The body within loops over axes, the outer ones fused and parallel when there is enough work.
+
+    `work` estimates the elements that one step of all the axes takes.
+    """
+    total = estimate([a.extent for a in axes]) * work
+    known = all(isinstance(a.extent, IntImm) for a in axes)
+    if not axes or known and total <= GRAIN:
+        return serial(axes, body)
+    count = 1
+    while count < len(axes) and estimate([a.extent for a in axes[:count]]) < PARALLEL_STEPS:
+        count += 1
+    inner = serial(axes[count:], body)
+    step = max(1, work * estimate([a.extent for a in axes[count:]]))
+    return _parallel(list(axes[:count]), max(1, GRAIN // step), inner)
+
+
+def _parallel(axes: Sequence[Axis], grain: int, body: Stmt) -> Stmt:
+    if len(axes) == 1:
+        return For(axes[0].var, const(0), axes[0].extent, ForKind.PARALLEL, body, {"grain": grain})
+    joint = Var("_".join(a.var.name for a in axes))
+    rest: PrimExpr = joint
+    lets: list[tuple[Var, PrimExpr]] = []
+    for axis in reversed(axes[1:]):
+        lets.append((axis.var, rest % axis.extent))
+        rest = rest // axis.extent
+    lets.append((axes[0].var, rest))
+    for var, value in lets:
+        body = LetStmt(var, value, body)
+    return For(joint, const(0), product([a.extent for a in axes]), ForKind.PARALLEL, body, {"grain": grain})
+
+
+def flat_parallel(axis: Axis, lanes: int, body: Callable[[PrimExpr], Stmt]) -> Stmt:
+    """A single long axis: chunks in parallel, vectors inside. `body` gives the statements for an index."""
+    if isinstance(axis.extent, IntImm) and axis.extent.value <= GRAIN:
+        return vectorized(axis, lanes, body(axis.var))
+    chunk = Var("chunk")
+    known = isinstance(axis.extent, IntImm) and axis.extent.value % CHUNK == 0
+    left = const(CHUNK) if known else minimum(const(CHUNK), axis.extent - chunk * CHUNK)
+    inner = Axis(axis.var, left)
+    steps = simplify((axis.extent + (CHUNK - 1)) // CHUNK)
+    nest = vectorized(inner, lanes, body(chunk * CHUNK + axis.var))
+    return For(chunk, const(0), steps, ForKind.PARALLEL, nest, {"grain": GRAIN // CHUNK})
+
+
+_HOLDS_BELOW = {LT: 0, LE: 1, GE: 0, GT: 1}
+
+
+def _threshold(condition: PrimExpr, axis: Axis, others: set[Var], analyzer: Analyzer) -> list[PrimExpr]:
+    """The values of the axis at which a comparison changes, as expressions of what is outside the nest."""
+    if not isinstance(condition, (LT, LE, GT, GE, EQ, NE)) or condition.a.dtype != "int64":
+        return []
+    difference = condition.a - condition.b
+    scale = analyzer.coefficient(difference, axis.var)
+    if scale not in (1, -1):
+        return []
+    rest = analyzer.simplify(substitute(difference, {axis.var: const(0)}))
+    if any(e in others or isinstance(e, BufferLoad) for e in post_order(rest)):
+        return []
+    return _edges(type(condition), rest, scale)
+
+
+def _edges(kind: type[BinaryExpr], rest: PrimExpr, scale: int) -> list[PrimExpr]:
+    """v + rest < 0 iff v < -rest;  -v + rest < 0 iff v >= rest + 1."""
+    root = -rest if scale > 0 else rest
+    if kind in (EQ, NE):
+        return [simplify(root), simplify(root + 1)]
+    after = _HOLDS_BELOW[kind] if scale > 0 else 1 - _HOLDS_BELOW[kind]
+    return [simplify(root + after)]
+
+
+MAX_PARTS = 80
+
+
+def split_points(values: Sequence[PrimExpr], axis: Axis, others: set[Var], analyzer: Analyzer) -> list[PrimExpr]:
+    """Where to cut an axis so that conditions on it are constant in each part: increasing, from 0 to its extent."""
+    found: dict[object, PrimExpr] = {}
+    for e in post_order(*values):
+        if e.dtype == "bool" and isinstance(e, BinaryExpr):
+            for each in _threshold(e, axis, others, analyzer):
+                found[each.value if isinstance(each, IntImm) else each] = each
+    inside = [p for p in (_clamped(p, axis.extent, analyzer) for p in found.values()) if p is not None]
+    ordered = _sorted(inside, analyzer)
+    if ordered is None or len(ordered) > MAX_PARTS:
+        return [const(0), axis.extent]
+    return [const(0), *ordered, axis.extent]
+
+
+def _clamped(point: PrimExpr, extent: PrimExpr, analyzer: Analyzer) -> PrimExpr | None:
+    """The point within [0, extent]; None at the ends."""
+    if analyzer.can_prove(point <= 0) or analyzer.can_prove(point >= extent):
+        return None
+    return analyzer.simplify(maximum(minimum(point, extent), 0))
+
+
+def _sorted(points: Sequence[PrimExpr], analyzer: Analyzer) -> list[PrimExpr] | None:
+    """In increasing order without repetitions; None if two cannot be compared."""
+    ordered: list[PrimExpr] = []
+    for point in points:
+        at = 0
+        for at, other in enumerate([*ordered, None]):  # noqa: B007
+            if other is None or analyzer.can_prove(point <= other):
+                break
+            if not analyzer.can_prove(point >= other):
+                return None
+        if at == len(ordered) or not analyzer.can_prove_equal(point, ordered[at]):
+            ordered.insert(at, point)
+    return ordered
+
+

@@ -1,0 +1,148 @@
+"""Nests that combine many values into each element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ekiden.arith import Analyzer, simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import LT, IntImm, PrimExpr, Select, Var, const, is_const
+from ekiden.ir.prim_visitor import post_order
+from ekiden.target import Target
+from ekiden.te.prim_func import COMBINE
+from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor, identity
+from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Stmt
+from ekiden.tir.transform.vectorize_loops import Vectorizer, tail_lanes
+from ekiden.tir.visitor import NOTHING, sequence
+from ekiden.topi.rule.loops import Accesses, Axis, estimate, parallel_outer, serial, vector_lanes, vectorized
+
+ACCUMULATORS = 4
+"""Independent vectors of a reduction, to hide the latency of its operation."""
+
+
+def reduces_contiguous(tensor: Tensor) -> bool:
+    """Whether the last reduced axis is the last axis of what is read."""
+    op = tensor.op
+    assert isinstance(op, ComputeOp)
+    reduced = op.reduce_axis[-1]
+    reads = [e for e in post_order(*op.body) if isinstance(e, ProducerLoad) and e.indices]
+    walks = [e for e in reads if any(x is reduced for x in post_order(e.indices[-1]))]
+    longest = max((e.producer.ndim for e in reads), default=0)
+    return any(e.producer.ndim == longest for e in walks)
+
+
+class ReduceNest:
+    """One reduction being built: `buffer[index] = combine(source)` over `reduced`, for all values of `axes`."""
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        index: PrimExpr,
+        kind: str,
+        source: PrimExpr,
+        axes: Sequence[Axis],
+        reduced: Sequence[Axis],
+        analyzer: Analyzer,
+        target: Target,
+    ) -> None:
+        self.buffer, self.index, self.kind, self.source = buffer, index, kind, source
+        self.axes, self.reduced = list(axes), list(reduced)
+        self.analyzer = analyzer
+        self.dtype = source.dtype
+        self.accesses = Accesses([index], [source])
+        loaded = [x.dtype for x in self.accesses.loads]
+        self.lanes = vector_lanes(target, self.dtype, loaded)
+        self.combine: Callable[[PrimExpr, PrimExpr], PrimExpr] = COMBINE[kind]
+
+    def build(self, top: bool) -> Stmt:
+        """The loops; with parallel ones at the top of a function."""
+        work = estimate([a.extent for a in self.reduced])
+        along = self.along_reduced()
+        if along or not self.axes:
+            body = self.over_reduced() if along else self.element()
+            return parallel_outer(self.axes, work, body) if top else serial(self.axes, body)
+        inner = self.axes[-1]
+        body = vectorized(inner, self.lanes, self.element())
+        outer = self.axes[:-1]
+        if not top:
+            return serial(outer, body)
+        return parallel_outer(outer, work * estimate([inner.extent]), body)
+
+    def along_reduced(self) -> bool:
+        """Whether vectors run along the last reduced axis: more loads walk it than the last output axis."""
+        if not self.reduced:
+            return False
+        last = self.reduced[-1]
+        if isinstance(last.extent, IntImm) and last.extent.value < 4:
+            return False
+        walked = self._contiguous(last)
+        return walked > 0 and (not self.axes or walked > self._contiguous(self.axes[-1]))
+
+    def _contiguous(self, axis: Axis) -> int:
+        return sum(self.analyzer.coefficient(i, axis.var) == 1 for i in self.accesses.load_indices)
+
+    def start(self, lanes: int = 1) -> PrimExpr:
+        """What an accumulator starts from."""
+        return broadcast(identity(self.kind, self.dtype), lanes)
+
+    def element(self) -> Stmt:
+        """One element, all reduced axes in loops; a vector loop around it makes it a vector of elements."""
+        total = Buffer("total", (const(1),), self.dtype, "register")
+        update = BufferStore(total, self.combine(total[0], self.source), (const(0),))
+        finish = BufferStore(self.buffer, total[0], (self.index,))
+        begin = BufferStore(total, self.start(), (const(0),))
+        return Allocate(total, sequence(begin, serial(self.reduced, update), finish))
+
+    # Vectors along the reduced axis.
+
+    def over_reduced(self) -> Stmt:
+        """One element: accumulator vectors along the last reduced axis, combined at the end."""
+        last = self.reduced[-1]
+        lanes = self.lanes
+        if isinstance(last.extent, IntImm):
+            lanes = min(lanes, tail_lanes(last.extent.value, lanes))
+        many = self._accumulators(last, lanes)
+        sums = Buffer("sums", (const(many),), dt.with_lanes(self.dtype, lanes), "register")
+        begin = [BufferStore(sums, self.start(lanes), (const(n),)) for n in range(many)]
+        loops = serial(self.reduced[:-1], self._row(sums, last, lanes, many))
+        total: PrimExpr = sums[0]
+        for n in range(1, many):
+            total = self.combine(total, sums[n])
+        value = VectorReduce(total, self.kind, self.dtype) if lanes > 1 else total
+        return Allocate(sums, sequence(*begin, loops, BufferStore(self.buffer, value, (self.index,))))
+
+    def _accumulators(self, last: Axis, lanes: int) -> int:
+        if not isinstance(last.extent, IntImm):
+            return ACCUMULATORS
+        return max(1, min(ACCUMULATORS, last.extent.value // lanes))
+
+    def _row(self, sums: Buffer, last: Axis, lanes: int, many: int) -> Stmt:
+        """All of the last axis: groups of `many` vectors, single vectors, a masked rest."""
+        step = lanes * many
+        groups = simplify(last.extent // step)
+        singles = simplify(last.extent % step // lanes)
+        rest = simplify(last.extent % lanes)
+        k, s = Var("k"), Var("k")
+        together = [self._update(sums, n, last, k * step + n * lanes, lanes) for n in range(many)]
+        group = For(k, const(0), groups, ForKind.SERIAL, sequence(*together))
+        after = groups * step
+        single = For(s, const(0), singles, ForKind.SERIAL, self._update(sums, 0, last, after + s * lanes, lanes))
+        if is_const(rest, 0):
+            return sequence(group, single)
+        tail = self._masked(sums, last, after + singles * lanes, lanes, rest)
+        guarded = tail if isinstance(rest, IntImm) else IfThenElse(rest > 0, tail)
+        return sequence(group, single if many > 1 else NOTHING, guarded)
+
+    def _update(self, sums: Buffer, n: int, last: Axis, base: PrimExpr, lanes: int) -> Stmt:
+        value = broadcast(Vectorizer(last.var, base, lanes).expr(self.source), lanes)
+        return BufferStore(sums, self.combine(sums[n], value), (const(n),))
+
+    def _masked(self, sums: Buffer, last: Axis, base: PrimExpr, lanes: int, rest: PrimExpr) -> Stmt:
+        wide = dt.with_lanes("bool", lanes)
+        mask = LT(ramp(const(0, "int32"), 1, lanes), broadcast(rest.astype("int32"), lanes), wide)
+        value = broadcast(Vectorizer(last.var, base, lanes, mask).expr(self.source), lanes)
+        kept = Select(mask, value, self.start(lanes), value.dtype)
+        return BufferStore(sums, self.combine(sums[0], kept), (const(0),))
+
+

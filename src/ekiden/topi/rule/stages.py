@@ -1,0 +1,90 @@
+"""What a group of tensor expressions consists of: which computations are inlined, which get loops of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.arith import prove_equal
+from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, is_const
+from ekiden.ir.prim_visitor import post_order
+from ekiden.te.inline import Inliner, inputs_of, is_injective, post_order_tensors
+from ekiden.te.tensor import ComputeOp, PlaceholderOp, ProducerLoad, Tensor
+
+EXPENSIVE = frozenset(("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow"))
+"""Intrinsics that are worth storing when they are read twice."""
+
+
+def is_epilogue(anchor: Tensor, outputs: Sequence[Tensor]) -> bool:
+    """Whether the group is one output in the anchor's shape whose elements use the anchor's element at the same place."""
+    if len(outputs) != 1:
+        return False
+    output = outputs[0]
+    others = [t for t in post_order_tensors(outputs) if t is not anchor and not isinstance(t.op, PlaceholderOp)]
+    if any(not isinstance(t.op, PlaceholderOp) for t in inputs_of(anchor)) or not all(map(is_injective, others)):
+        return False
+    return output is anchor or _reads_in_place(anchor, output, others)
+
+
+def _reads_in_place(anchor: Tensor, output: Tensor, others: Sequence[Tensor]) -> bool:
+    if output.ndim != anchor.ndim or not all(map(prove_equal, output.shape, anchor.shape)):
+        return False
+    op = output.op
+    assert isinstance(op, ComputeOp)
+    axes = [a.var for a in op.axis]
+    body = Inliner(set(others)).expr(op.body[output.value_index])
+    return all(
+        _same(index, axis, dim)
+        for load in post_order(body)
+        if isinstance(load, ProducerLoad) and load.producer is anchor
+        for index, axis, dim in zip(load.indices, axes, anchor.shape, strict=True)
+    )
+
+
+def _same(index: PrimExpr, axis: PrimExpr, dim: PrimExpr) -> bool:
+    return index is axis or is_const(index, 0) and isinstance(dim, IntImm) and dim.value == 1
+
+
+def _is_expensive(tensor: Tensor) -> bool:
+    op = tensor.op
+    assert isinstance(op, ComputeOp)
+    return any(isinstance(e, Intrinsic) and e.op in EXPENSIVE for e in post_order(*op.body))
+
+
+def chosen_stages(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs after inlining: what is left in `post_order_tensors` of them are placeholders and stages.
+
+    An expensive computation with several consumers, one of them a reduction, stays a stage.
+    """
+    order = post_order_tensors(outputs)
+    consumers: dict[Tensor, list[Tensor]] = {t: [] for t in order}
+    for tensor in order:
+        for each in inputs_of(tensor):
+            consumers[each].append(tensor)
+    keep = [
+        t
+        for t in order
+        if is_injective(t)
+        and len(consumers[t]) > 1
+        and not all(map(is_injective, consumers[t]))
+        and _is_expensive(t)
+    ]
+    return te.inline_injective(outputs, keep)
+
+
+def own_outputs(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Outputs as distinct computations: an input or a repeated tensor among them becomes a copy."""
+    seen: set[Tensor] = set()
+    found: list[Tensor] = []
+    for tensor in outputs:
+        if tensor in seen or isinstance(tensor.op, PlaceholderOp):
+            source = tensor
+            tensor = te.compute(source.shape, lambda *i, s=source: s[i], name="copy", tag="injective")
+        seen.add(tensor)
+        found.append(tensor)
+    return found
+
+
+def stages_of(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The computations of a group after inlining, producers first."""
+    return [t for t in post_order_tensors(outputs) if not isinstance(t.op, PlaceholderOp)]
