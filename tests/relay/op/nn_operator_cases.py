@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -295,6 +296,11 @@ def _pool(
     )
 
 
+def _shares(v: Array, axis: int) -> Array:
+    exponents = np.exp(v.astype(np.float64) - v.max(axis, keepdims=True, initial=-1e9))
+    return np.asarray(exponents / exponents.sum(axis, keepdims=True))
+
+
 def activations() -> Iterator[Case]:
     """Softmax, bias, and per-channel activations."""
     for shape, axis in (
@@ -305,17 +311,15 @@ def activations() -> Iterator[Case]:
         ((7,), 0),
         ((4, 1000), 1),
     ):
-
-        def power(v, a=axis):
-            return np.exp(v.astype(np.float64) - v.max(a, keepdims=True, initial=-1e9))
-
-        share = lambda v, a=axis, p=power: p(v) / p(v).sum(a, keepdims=True)  # noqa: E731
+        share = partial(_shares, axis=axis)
         yield case(
             lambda v, a=axis: op.nn.softmax(v, a), normal(*shape), expected=share, tolerance=1e-5
         )
-        logs = lambda v, s=share: np.log(s(v))  # noqa: E731
         yield case(
-            lambda v, a=axis: op.nn.log_softmax(v, a), normal(*shape), expected=logs, tolerance=1e-5
+            lambda v, a=axis: op.nn.log_softmax(v, a),
+            normal(*shape),
+            expected=lambda v, s=share: np.log(s(v)),
+            tolerance=1e-5,
         )
     x, c = normal(2, 3, 4), normal(3)
     slope = lambda v, a: np.where(v > 0, v, v * a[:, None])  # noqa: E731

@@ -1,0 +1,47 @@
+"""Every operator compiled to native code and run, with numbers and with symbols for dimensions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from operator_cases import Case
+from operator_checks import CASES, SYMBOLIC, check, constants, lowered, run_reference, symbols_of
+
+from ekiden.codegen.llvm import compile_object, link
+from ekiden.ir.op import Array
+from ekiden.ir.prim import SizeVar
+from ekiden.runtime import load_image
+from ekiden.target import Target
+from ekiden.tir.transform import lower
+from ekiden.topi.rule import schedule
+
+TARGET = Target.host()
+
+
+def run_kernel(case: Case, symbols: dict[int, SizeVar]) -> list[Array]:
+    """Compile a case's computation as the compiler would, and run it."""
+    inputs, outputs = lowered(case, symbols)
+    func = lower(schedule(inputs, outputs, TARGET, "kernel"), TARGET)
+    kernel = load_image(link([compile_object([func], TARGET)], [func.name]))[func.name]
+    arrays = [np.array(a, order="C") for a in (*case.inputs, *constants(case))]
+    results = [np.empty(a.shape, a.dtype) for a in run_reference(case)]
+    kernel(*arrays, *results)
+    return results
+
+
+def check_kernel(case: Case, symbols: dict[int, SizeVar]) -> None:
+    """Compare what the kernel writes with the reference."""
+    for found, expected in zip(run_kernel(case, symbols), run_reference(case), strict=True):
+        check(found, expected, max(case.tolerance, 1e-5) if expected.dtype.kind == "f" else 0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[c.label for c in CASES])
+def test_kernel_is_the_reference(case: Case) -> None:
+    """Every dimension a number."""
+    check_kernel(case, {})
+
+
+@pytest.mark.parametrize("case", SYMBOLIC, ids=[c.label for c in SYMBOLIC])
+def test_kernel_on_symbols_is_the_reference(case: Case) -> None:
+    """Every dimension above 1 a symbol, which the kernel reads from its arguments."""
+    check_kernel(case, symbols_of(case))
