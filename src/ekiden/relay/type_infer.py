@@ -73,7 +73,7 @@ def infer_type(module: IRModule) -> IRModule:
 def infer_expr_type(expr: Expr, module: IRModule | None = None) -> Type:
     """The type of an expression whose free variables have annotations or checked types; sets checked types on the way."""
     run = _Inference(module or IRModule())
-    run.walk(expr)
+    run.walk(expr, into_typed=False)
     run.finish()
     return expr.checked_type
 
@@ -136,8 +136,8 @@ class _Inference:
         self._agree(self.types[name], self.type_of(function), name, f"function @{name.name_hint}")
         self.types[name] = self.unifier.resolve(self.type_of(function))
 
-    def walk(self, root: Expr) -> None:
-        """Give every expression below root a type, without recursion."""
+    def walk(self, root: Expr, into_typed: bool = True) -> None:
+        """Give every expression below root a type, without recursion; those that have one may be left alone."""
         stack: list[Step] = [root]
         types = self.types
         atoms = _ATOMS
@@ -152,6 +152,10 @@ class _Inference:
             atom = atoms.get(type(step))
             if atom is not None:
                 types[step] = atom(self, step)
+                continue
+            known = None if into_typed else step.checked_type_or_none()
+            if known is not None:
+                types[step] = known
                 continue
             opened.add(step)
             self._open(step, stack)

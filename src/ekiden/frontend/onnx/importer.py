@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import onnx
 
@@ -22,7 +23,7 @@ from ekiden.ir.type import TensorType, TupleType
 from ekiden.relay.expr import Expr, Function, Tuple, TupleGetItem, Var
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
 
-Shapes = Mapping[str, Sequence[int | str | None]]
+Shapes: TypeAlias = Mapping[str, Sequence[int | str | None]]
 """Shapes of inputs by name: numbers, names of symbolic dimensions, None for ones without a name."""
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -37,8 +38,10 @@ def from_onnx(
 
     Weights become constants; with `freeze_params=False` the floating-point ones become further parameters of main, and
     `attrs["params"]` maps their names to arrays. Named dimensions of inputs stay symbolic; `shape` gives other shapes by
-    input name. `attrs["input_names"]` and `attrs["output_names"]` hold the model's own names in order. `opset` overrides the
-    version that the model states.
+    input name. `opset` overrides the version that the model states.
+
+    `attrs["input_names"]` and `attrs["output_names"]` hold the model's own names in order; `attrs["constraints"]` holds pairs
+    (condition on the symbolic dimensions, node that needs it) which every run must meet.
 
     Raises ImportModelError for a broken model, and UnsupportedError listing every node that cannot be imported.
     """
@@ -50,12 +53,16 @@ def from_onnx(
     facts = Facts()
     while True:
         try:
-            return _Import(proto.graph, nodes, versions, label, facts, shape or {}, freeze_params).run()
+            return _Import(
+                proto.graph, nodes, versions, label, facts, shape or {}, freeze_params
+            ).run()
         except Learned:
             continue  # each restart knows one fact more about a dimension, of which there are few
 
 
-def _check_operators(nodes: Sequence[onnx.NodeProto], versions: Mapping[str, int], label: str) -> None:
+def _check_operators(
+    nodes: Sequence[onnx.NodeProto], versions: Mapping[str, int], label: str
+) -> None:
     """Raise UnsupportedError for all nodes whose operator, opset or attributes no row has."""
     problems: list[str] = []
     for each in nodes:
@@ -170,12 +177,15 @@ class _Import:
         outputs = [self._output(o.name) for o in self.graph.output]
         if not outputs:
             raise ImportModelError(f"import {self.label}: expected at least one output, got none")
-        body = outputs[0] if len(outputs) == 1 else Tuple(tuple(outputs))
+        body = outputs[0] if len(outputs) == 1 else Tuple(tuple(outputs), span=Span("outputs"))
         types = tuple(self.scope.type_of(o) for o in outputs)
-        function = Function(tuple(self.scope.params), body, types[0] if len(types) == 1 else TupleType(types))
+        function = Function(
+            tuple(self.scope.params), body, types[0] if len(types) == 1 else TupleType(types)
+        )
         attrs: dict[str, object] = {
             "input_names": tuple([*(i.name for i in inputs), *self.params]),
             "output_names": tuple(o.name for o in self.graph.output),
+            "constraints": tuple(self.scope.constraints.values()),
         }
         if not self.freeze_params:
             attrs["params"] = self.params
@@ -187,14 +197,18 @@ class _Import:
         unknown = [repr(n) for n in self.shapes if n not in names]
         if unknown:
             have = ", ".join(map(repr, names))
-            raise ImportModelError(f"import {self.label}: shape is given for {', '.join(unknown)}; the inputs are {have}")
+            raise ImportModelError(
+                f"import {self.label}: shape is given for {', '.join(unknown)}; the inputs are {have}"
+            )
 
     def _input(self, info: onnx.ValueInfoProto) -> None:
         kind = info.type.tensor_type
         if not info.type.HasField("tensor_type"):
             raise UnsupportedError(f"import {self.label}: input {info.name!r} must be a tensor")
         if not kind.HasField("shape") and info.name not in self.shapes:
-            raise ImportModelError(f"import {self.label}: input {info.name!r} has no shape; give one with shape={{{info.name!r}: ...}}")
+            raise ImportModelError(
+                f"import {self.label}: input {info.name!r} has no shape; give one with shape={{{info.name!r}: ...}}"
+            )
         try:
             dtype = from_onnx_dtype(kind.elem_type)
         except Unsupported as error:
@@ -226,7 +240,9 @@ class _Import:
         except Unsupported as error:
             raise UnsupportedError(f"import {self.label}: initializer {name!r}: {error}") from error
         except (ValueError, TypeError) as error:
-            raise ImportModelError(f"import {self.label}: initializer {name!r} is broken: {error}") from error
+            raise ImportModelError(
+                f"import {self.label}: initializer {name!r} is broken: {error}"
+            ) from error
         value = constant(array)
         if not self.freeze_params and array.dtype.kind == "f":
             self._add_param(name, value.type)
@@ -268,8 +284,16 @@ class _Import:
 
     def _define(self, proto: onnx.NodeProto, result: Result) -> None:
         """Give the outputs of a node their names."""
-        many = self._fields(result) if isinstance(result, Expr) else list(result) if isinstance(result, Sequence) else [result]
-        wanted = [(i, name) for i, name in enumerate(proto.output) if name in self.scope.used and name]
+        many = (
+            self._fields(result)
+            if isinstance(result, Expr)
+            else list(result)
+            if isinstance(result, Sequence)
+            else [result]
+        )
+        wanted = [
+            (i, name) for i, name in enumerate(proto.output) if name in self.scope.used and name
+        ]
         for index, name in wanted:
             if index >= len(many) or many[index] is None:
                 raise Unsupported(f"output {index} ({name!r}) is not supported")
@@ -278,7 +302,9 @@ class _Import:
         spanned = dict(zip(exprs, with_span(list(exprs.values()), self.scope.span), strict=True))
         for index, name in wanted:
             found = many[index]
-            self.values[name] = found if isinstance(found, Value) else Value(types[index], expr=spanned[index])
+            self.values[name] = (
+                found if isinstance(found, Value) else Value(types[index], expr=spanned[index])
+            )
 
     def _fields(self, expr: Expr) -> list[Expr | Value | None]:
         found = self.scope.type_of(expr)

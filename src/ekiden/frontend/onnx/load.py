@@ -6,9 +6,10 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from ekiden.frontend.onnx.node import describe
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
@@ -16,7 +17,7 @@ from ekiden.runtime.errors import ImportModelError, UnsupportedError
 OLDEST, NEWEST = 7, 24
 """The opsets of the default domain that converters are written for."""
 
-Source = str | os.PathLike[str] | bytes | onnx.ModelProto
+Source: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 
 
 def read_model(source: Source) -> tuple[onnx.ModelProto, str]:
@@ -33,7 +34,9 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, str]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ImportModelError(f"import {label}: cannot read {str(path)!r}: {error.strerror}") from error
+        raise ImportModelError(
+            f"import {label}: cannot read {str(path)!r}: {error.strerror}"
+        ) from error
     model = _checked(_parse(data, label), label)
     _load_external_data(model, path, label)
     return model, label
@@ -52,12 +55,16 @@ def _load_external_data(model: onnx.ModelProto, path: Path, label: str) -> None:
     try:
         onnx.external_data_helper.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ImportModelError(f"import {label}: cannot read the weights that lie beside it: {error}") from error
+        raise ImportModelError(
+            f"import {label}: cannot read the weights that lie beside it: {error}"
+        ) from error
 
 
 def _checked(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
-        raise ImportModelError(f"import {label}: expected an ONNX model, got one without a graph (another format, or cut short)")
+        raise ImportModelError(
+            f"import {label}: expected an ONNX model, got one without a graph (another format, or cut short)"
+        )
     if not model.opset_import:
         raise ImportModelError(f"import {label}: expected an 'opset_import', got none (cut short?)")
     if model.graph.sparse_initializer:
@@ -73,7 +80,9 @@ def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str
         found[""] = override
     version = found.get("", NEWEST)
     if not OLDEST <= version <= NEWEST:
-        raise UnsupportedError(f"import {label}: expected an opset from {OLDEST} to {NEWEST}, got {version}")
+        raise UnsupportedError(
+            f"import {label}: expected an opset from {OLDEST} to {NEWEST}, got {version}"
+        )
     return found
 
 
@@ -84,12 +93,20 @@ def check_names(graph: onnx.GraphProto, label: str) -> None:
     made = [o for n in graph.node for o in n.output if o]
     counts = Counter([*inputs, *(w for w in weights if w not in set(inputs)), *made])
     twice = [repr(name) for name, count in counts.items() if count > 1]
-    twice += [repr(name) for name, count in Counter(t.name for t in graph.initializer).items() if count > 1]
+    twice += [
+        repr(name)
+        for name, count in Counter(t.name for t in graph.initializer).items()
+        if count > 1
+    ]
     if twice:
-        raise ImportModelError(f"import {label}: every tensor must be made once, but {', '.join(twice)} are made more than once")
+        raise ImportModelError(
+            f"import {label}: every tensor must be made once, but {', '.join(twice)} are made more than once"
+        )
     missing = list(_missing(graph, set(counts)))
     if missing:
-        raise ImportModelError(f"import {label}: expected an initializer, input or node for each tensor; missing: {'; '.join(missing)}")
+        raise ImportModelError(
+            f"import {label}: expected an initializer, input or node for each tensor; missing: {'; '.join(missing)}"
+        )
 
 
 def _missing(graph: onnx.GraphProto, made: set[str]) -> Iterator[str]:
@@ -130,7 +147,9 @@ def _producers(producer: dict[str, int], names: Iterable[str]) -> list[int]:
     return [producer[n] for n in names if n in producer]
 
 
-def _report_cycle(graph: onnx.GraphProto, stack: list[int], state: dict[int, bool], start: int, label: str) -> None:
+def _report_cycle(
+    graph: onnx.GraphProto, stack: list[int], state: dict[int, bool], start: int, label: str
+) -> None:
     loop = [i for i in stack[stack.index(start) :] if state.get(i) is False]
     path = " -> ".join(describe(graph.node[i]) for i in [start, *reversed(loop)])
     raise ImportModelError(f"import {label}: the graph must have no cycle, got {path}")

@@ -17,7 +17,9 @@ from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Expr
 from ekiden.topi.shape import Dim, Shape
 
-Attribute: TypeAlias = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | Array
+Attribute: TypeAlias = (
+    int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | Array
+)
 Result: TypeAlias = Expr | Value | Sequence[Expr | Value | None]
 Converter: TypeAlias = Callable[["Node"], Result]
 
@@ -42,7 +44,9 @@ class Row:
 def describe(proto: onnx.NodeProto) -> str:
     """`Conv 'layer1/conv'`; a node without a name goes by its first output."""
     name = proto.name or next(filter(None, proto.output), "")
-    kind = f"{proto.domain}::{proto.op_type}" if proto.domain not in ("", "ai.onnx") else proto.op_type
+    kind = (
+        f"{proto.domain}::{proto.op_type}" if proto.domain not in ("", "ai.onnx") else proto.op_type
+    )
     return f"{kind} '{name}'"
 
 
@@ -55,16 +59,19 @@ def read_attribute(proto: onnx.AttributeProto) -> Attribute:
         case kinds.FLOAT:
             return float(proto.f)
         case kinds.STRING:
-            return proto.s.decode("utf-8", "replace")
+            return str(proto.s, "utf-8", "replace")
         case kinds.INTS:
             return tuple(proto.ints)
         case kinds.FLOATS:
             return tuple(proto.floats)
         case kinds.STRINGS:
-            return tuple(s.decode("utf-8", "replace") for s in proto.strings)
+            return tuple(str(s, "utf-8", "replace") for s in proto.strings)
         case kinds.TENSOR:
-            return onnx.numpy_helper.to_array(proto.t)
-    raise Unsupported(f"attribute {proto.name!r} has the unsupported kind {kinds.AttributeType.Name(proto.type)}")
+            tensor: Array = onnx.numpy_helper.to_array(proto.t)
+            return tensor
+    raise Unsupported(
+        f"attribute {proto.name!r} has the unsupported kind {kinds.AttributeType.Name(proto.type)}"
+    )
 
 
 class Node:
@@ -87,7 +94,7 @@ class Node:
     @property
     def op_type(self) -> str:
         """The operator's name."""
-        return self.proto.op_type
+        return str(self.proto.op_type)
 
     def unsupported(self, reason: str) -> NoReturn:
         """Give up on this node; `reason` follows the node's name in the error."""
@@ -99,36 +106,40 @@ class Node:
         """Whether the node sets an attribute."""
         return name in self._attributes
 
-    def int(self, name: str, default: int = 0) -> int:
+    def get_int(self, name: str, default: int = 0) -> int:
         """An integer attribute."""
         found = self._attributes.get(name, default)
         return found if isinstance(found, int) else self._bad(name, "an integer", found)
 
-    def float(self, name: str, default: float | np.float32) -> float:
+    def get_float(self, name: str, default: float | np.float32) -> float:
         """A float attribute: the nearest float32, as the model holds it."""
         found = self._attributes.get(name, default)
-        return float(found) if isinstance(found, (int, float, np.floating)) else self._bad(name, "a float", found)
+        return (
+            float(found)
+            if isinstance(found, (int, float, np.floating))
+            else self._bad(name, "a float", found)
+        )
 
-    def string(self, name: str, default: str) -> str:
+    def get_string(self, name: str, default: str) -> str:
         """A string attribute."""
         found = self._attributes.get(name, default)
         return found if isinstance(found, str) else self._bad(name, "a string", found)
 
-    def ints(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    def get_ints(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """A list of integers. Without a default the attribute must be there."""
         found = self._attributes.get(name, default)
         if not isinstance(found, tuple) or not all(isinstance(v, int) for v in found):
             self._bad(name, "a list of integers", found)
         return tuple(v for v in found if isinstance(v, int))
 
-    def floats(self, name: str) -> tuple[float, ...]:
+    def get_floats(self, name: str) -> tuple[float, ...]:
         """A list of floats that must be there."""
         found = self._attributes.get(name)
         if not isinstance(found, tuple) or not all(isinstance(v, (int, float)) for v in found):
             self._bad(name, "a list of floats", found)
         return tuple(float(v) for v in found if isinstance(v, (int, float)))
 
-    def tensor(self, name: str) -> Array | None:
+    def get_tensor(self, name: str) -> Array | None:
         """A tensor attribute, or None."""
         found = self._attributes.get(name)
         return found if isinstance(found, np.ndarray) else None
@@ -185,7 +196,9 @@ class Node:
         """An input of integers that are numbers or expressions of the input shapes."""
         found = self.value(index)
         if not found.is_known:
-            self.unsupported(f"{what!r} depends on data; only shapes that follow from the input shapes are supported")
+            self.unsupported(
+                f"{what!r} depends on data; only shapes that follow from the input shapes are supported"
+            )
         return found.dims()
 
     def axis(self, axis: int, rank: int) -> int:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ekiden.frontend.onnx.converters import convolution, elementwise, linear, movement, norm, pool, reduction, shape
+from ekiden.frontend.onnx.converters import (
+    convolution,
+    elementwise,
+    linear,
+    movement,
+    norm,
+    pool,
+    reduction,
+    shape,
+)
 from ekiden.frontend.onnx.node import Row
 
 FAMILIES = (elementwise, reduction, shape, movement, linear, convolution, pool, norm)

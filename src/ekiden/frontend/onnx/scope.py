@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ekiden.arith import Analyzer
 from ekiden.frontend.onnx.value import Value
 from ekiden.ir import prim
 from ekiden.ir.op import Op
-from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
+from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, binary, is_const
 from ekiden.ir.span import Span
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
@@ -17,6 +18,7 @@ from ekiden.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetIte
 from ekiden.relay.expr import const as relay_const
 from ekiden.relay.type_infer import infer_expr_type
 from ekiden.runtime.errors import ImportModelError
+from ekiden.topi.shape import equal
 
 
 class Learned(Exception):
@@ -24,17 +26,26 @@ class Learned(Exception):
 
 
 class Facts:
-    """What the nodes of a model imply about its named dimensions: names that are one, and upper bounds."""
+    """What the nodes of a model imply about its named dimensions, kept between attempts.
+
+    same: names that are one dimension. upper: bounds. equal: extents of resized images (by text) that must be other extents.
+    """
 
     def __init__(self) -> None:
         self.same: dict[str, str] = {}
         self.upper: dict[str, int] = {}
+        self.equal: dict[str, PrimExpr] = {}
+        self._symbols: dict[str, SizeVar] = {}
 
-    def name(self, name: str) -> str:
-        """The name that stands for all names equal to it."""
+    def symbol(self, name: str) -> SizeVar:
+        """The dimension of that name, with what is known of it."""
         while name in self.same:
             name = self.same[name]
-        return name
+        found = self._symbols.get(name)
+        if found is None or found.upper != self.upper.get(name):
+            found = self._symbols[name] = SizeVar(name, upper=self.upper.get(name))
+            self.equal.clear()  # written in terms of the old symbol
+        return found
 
 
 class Scope:
@@ -44,19 +55,21 @@ class Scope:
         self.used = used
         self.span = Span("model")
         self.params: list[Var] = []
+        self.constraints: dict[str, tuple[PrimExpr, str]] = {}
         self._facts = facts
-        self._symbols: dict[str, SizeVar] = {}
+        self._resized: set[str] = set()
         self._sources: dict[SizeVar, tuple[Var, int]] = {}
-        self._scalars: dict[int, Expr] = {}
+        self._scalars: dict[SizeVar, Expr] = {}
 
     # Dimensions.
 
     def symbol(self, name: str) -> SizeVar:
         """The dimension of that name."""
-        name = self._facts.name(name)
-        if name not in self._symbols:
-            self._symbols[name] = SizeVar(name, upper=self._facts.upper.get(name))
-        return self._symbols[name]
+        found = self._facts.symbol(name)
+        if found.upper is not None:
+            limit = f"dimension '{found.name}'"
+            self.constraints[limit] = (found <= found.upper, limit)
+        return found
 
     def add_param(self, var: Var, type_: TensorType) -> None:
         """A parameter of `main`; its plain symbols can be read from its shape at run time."""
@@ -65,23 +78,67 @@ class Scope:
             if isinstance(dim, SizeVar):
                 self._sources.setdefault(dim, (var, axis))
 
-    def same(self, a: PrimExpr, b: PrimExpr) -> None:
-        """Note that two dimensions must be equal. Raises Learned when that was not known."""
-        if isinstance(a, SizeVar) and isinstance(b, SizeVar) and a is not b:
-            self._facts.same[b.name] = a.name
-            raise Learned
+    def require(self, condition: PrimExpr) -> None:
+        """Note what must hold of the input dimensions for the current node; nothing if it always holds."""
+        if not Analyzer().can_prove(condition):
+            self.constraints.setdefault(repr(condition), (condition, str(self.span)))
 
-    def broadcasts(self, a: PrimExpr, b: PrimExpr) -> None:
-        """Note what follows from `a` and `b` broadcasting: s against min(s, c), c > 1, means s <= c."""
-        for symbol, other in ((a, b), (b, a)):
-            if isinstance(symbol, SizeVar) and isinstance(other, prim.Min):
-                self._bound(symbol, other)
+    def same(self, first: Sequence[PrimExpr], other: Sequence[PrimExpr]) -> None:
+        """Note that dimensions must be equal. Raises Learned when that says more of symbols than was known."""
+        pairs = list(_open_pairs(first, other))
+        for a, b in pairs:
+            if isinstance(a, SizeVar) and isinstance(b, SizeVar):
+                self._facts.same[b.name] = a.name
+                raise Learned
+        self._learn_resized(pairs)
+        for a, b in pairs:
+            self.require(binary(prim.EQ, a, b))
 
-    def _bound(self, symbol: SizeVar, other: prim.Min) -> None:
+    def broadcasts(self, first: Sequence[PrimExpr], other: Sequence[PrimExpr]) -> None:
+        """Note what follows from two shapes broadcasting: s against min(s, c), c > 1, means s <= c."""
+        aligned = zip(reversed(first), reversed(other), strict=False)
+        pairs = [(a, b) for a, b in aligned if not is_const(a, 1) and not is_const(b, 1)]
+        pairs = list(_open_pairs([a for a, _ in pairs], [b for _, b in pairs]))
+        for a, b in pairs:
+            self._learn_bound(a, b)
+            self._learn_bound(b, a)
+        self._learn_resized(pairs)
+        for a, b in pairs:
+            condition = binary(prim.EQ, a, b)
+            for each in (d for d in (a, b) if not is_const(d)):
+                condition = binary(prim.Or, condition, binary(prim.EQ, each, 1))
+            self.require(condition)
+
+    def _learn_bound(self, symbol: PrimExpr, other: PrimExpr) -> None:
+        if not isinstance(symbol, SizeVar) or not isinstance(other, prim.Min):
+            return
         for x, limit in ((other.a, other.b), (other.b, other.a)):
             if x is symbol and isinstance(limit, IntImm) and limit.value > 1:
                 self._facts.upper[symbol.name] = limit.value
                 raise Learned
+
+    def _learn_resized(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
+        """Images are resized to meet others: their extents become the others' expressions."""
+        found: dict[str, PrimExpr] = {}
+        for a, b in pairs:
+            for resized, other in ((b, a), (a, b)):
+                if repr(resized) in self._resized and not is_const(other):
+                    found.setdefault(repr(resized), other)
+                    break
+        if found:
+            self._facts.equal.update(found)
+            raise Learned
+
+    def resized(self, extent: PrimExpr) -> PrimExpr:
+        """The extent that an image is resized to: as computed, or as later nodes need it, which is then required."""
+        key = repr(extent)
+        if is_const(extent) or isinstance(extent, SizeVar):
+            return extent
+        if key in self._facts.equal:
+            self.require(binary(prim.EQ, extent, self._facts.equal[key]))
+            return self._facts.equal[key]
+        self._resized.add(key)
+        return extent
 
     # Expressions.
 
@@ -104,7 +161,9 @@ class Scope:
             vector = op.stack(parts, axis=0) if parts else relay_const(np.zeros(0, np.int64))
             shaped = op.reshape(vector, value.symbols.shape) if value.symbols.ndim != 1 else vector
             dtype = self.typed(shaped).dtype
-            value.expr = self.spanned(shaped if dtype == value.type.dtype else op.cast(shaped, value.type.dtype))
+            value.expr = self.spanned(
+                shaped if dtype == value.type.dtype else op.cast(shaped, value.type.dtype)
+            )
         return value.expr
 
     def spanned(self, expr: Expr) -> Expr:
@@ -126,7 +185,9 @@ class Scope:
             case prim.Cast():
                 return op.cast(self._scalar(root.value), root.dtype)
             case prim.Select():
-                return op.where(*(self._scalar(e) for e in (root.condition, root.true_value, root.false_value)))
+                return op.where(
+                    *(self._scalar(e) for e in (root.condition, root.true_value, root.false_value))
+                )
             case prim.Not():
                 return op.logical_not(self._scalar(root.a))
             case prim.BinaryExpr() if type(root) in _BINARY:
@@ -137,11 +198,19 @@ class Scope:
 
     def _size(self, symbol: SizeVar) -> Expr:
         var, axis = self._sources[symbol]
-        key = id(symbol)
-        if key not in self._scalars:
+        if symbol not in self._scalars:
             shape = op.shape_of(var, dtype="int64")
-            self._scalars[key] = self.spanned(op.take(shape, relay_const(axis, "int64"), axis=0))
-        return self._scalars[key]
+            self._scalars[symbol] = self.spanned(op.take(shape, relay_const(axis, "int64"), axis=0))
+        return self._scalars[symbol]
+
+
+def _open_pairs(
+    first: Sequence[PrimExpr], other: Sequence[PrimExpr]
+) -> Iterator[tuple[PrimExpr, PrimExpr]]:
+    """Pairs of dimensions that are not seen to be equal; nothing can be said of unknown ones."""
+    for a, b in zip(first, other, strict=True):
+        if not isinstance(a, AnyDim) and not isinstance(b, AnyDim) and not equal(a, b):
+            yield a, b
 
 
 _BINARY: Mapping[type[PrimExpr], Callable[[Expr, Expr], Expr]] = {

@@ -6,6 +6,7 @@ of its output, or None to leave the node to its converter.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 
@@ -50,7 +51,7 @@ def _result_dtype(node: Node, inputs: Sequence[Value], found: Array) -> str:
     if node.op_type in PREDICATES:
         return "bool"
     if node.op_type == "Cast":
-        return from_onnx_dtype(node.int("to"))
+        return from_onnx_dtype(node.get_int("to"))
     if node.op_type == "ConstantOfShape":
         return str(found.dtype)
     return inputs[1 if node.op_type == "Where" else 0].type.dtype
@@ -60,11 +61,11 @@ def _shape(node: Node) -> Value | None:
     shape = node.shape(0)
     if any(isinstance(d, prim.AnyDim) for d in shape):
         return None
-    return known(np.array(shape[node.int("start", 0) : _end(node)], object), "int64")
+    return known(np.array(shape[node.get_int("start", 0) : _end(node)], object), "int64")
 
 
 def _end(node: Node) -> int | None:
-    return node.int("end") if node.has("end") else None
+    return node.get_int("end") if node.has("end") else None
 
 
 def _size(node: Node) -> Value | None:
@@ -107,7 +108,13 @@ def _lift(values: Array) -> Array:
     """Numbers as expressions; integers of any width are int64."""
     if values.dtype == np.object_:
         return values
-    dtype = "bool" if values.dtype == np.bool_ else "int64" if values.dtype.kind in "iu" else str(values.dtype)
+    dtype = (
+        "bool"
+        if values.dtype == np.bool_
+        else "int64"
+        if values.dtype.kind in "iu"
+        else str(values.dtype)
+    )
     lifted = np.empty(values.shape, object)
     for at, each in np.ndenumerate(values):
         lifted[at] = prim.const(each.item(), dtype)
@@ -116,9 +123,10 @@ def _lift(values: Array) -> Array:
 
 def _numeric_divide(a: Array, b: Array) -> Array:
     if a.dtype.kind not in "iu":
-        return np.asarray(np.divide(a, b, dtype=a.dtype))  # type: ignore[call-overload]
-    quotient = np.abs(a) // np.maximum(np.abs(b), 1)
-    return np.asarray(np.where((a < 0) == (b < 0), quotient, -quotient), a.dtype)
+        return np.asarray(np.divide(a, b, dtype=a.dtype))
+    x, y = a.astype(np.int64), b.astype(np.int64)
+    quotient = np.abs(x) // np.maximum(np.abs(y), 1)
+    return np.where((x < 0) == (y < 0), quotient, -quotient).astype(a.dtype)
 
 
 def _symbolic_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
@@ -169,7 +177,7 @@ def _intrinsic(name: str) -> Scalar:
 
 def _cast(node: Node, inputs: Sequence[Array]) -> Array | None:
     (values,) = inputs
-    dtype = from_onnx_dtype(node.int("to"))
+    dtype = from_onnx_dtype(node.get_int("to"))
     if values.dtype != np.object_:
         with np.errstate(invalid="ignore"):
             return values.astype(to_numpy(dtype))
@@ -183,13 +191,13 @@ def _cast(node: Node, inputs: Sequence[Array]) -> Array | None:
 
 
 def _axis(node: Node, rank: int) -> int:
-    return node.axis(node.int("axis", 0), rank)
+    return node.axis(node.get_int("axis", 0), rank)
 
 
 def _constant_axes(node: Node, inputs: Sequence[Array]) -> tuple[int, ...] | None:
     """Axes from the attribute (opset < 13) or the second input."""
     if node.has("axes"):
-        return node.ints("axes")
+        return node.get_ints("axes")
     if len(inputs) < 2:
         return None
     if inputs[1].dtype == np.object_:
@@ -204,8 +212,10 @@ def _gather(node: Node, inputs: Sequence[Array]) -> Array | None:
     axis = _axis(node, data.ndim)
     extent = data.shape[axis]
     if indices.size and not (-extent <= indices.min() and indices.max() < extent):
-        raise Unsupported(f"index {int(indices.max())} is out of range for an axis of extent {extent}")
-    return np.asarray(np.take(data, indices, axis=axis))
+        raise Unsupported(
+            f"index {int(indices.max())} is out of range for an axis of extent {extent}"
+        )
+    return np.asarray(np.take(data, indices.astype(np.int64), axis=axis))
 
 
 def _slice(node: Node, inputs: Sequence[Array]) -> Array | None:
@@ -213,8 +223,8 @@ def _slice(node: Node, inputs: Sequence[Array]) -> Array | None:
         return None
     data = inputs[0]
     if node.has("starts"):
-        starts, ends = node.ints("starts"), node.ints("ends")
-        axes, steps = node.ints("axes", tuple(range(len(starts)))), (1,) * len(starts)
+        starts, ends = node.get_ints("starts"), node.get_ints("ends")
+        axes, steps = node.get_ints("axes", tuple(range(len(starts)))), (1,) * len(starts)
     else:
         starts, ends = (tuple(int(v) for v in i) for i in inputs[1:3])
         axes = tuple(int(v) for v in inputs[3]) if len(inputs) > 3 else tuple(range(len(starts)))
@@ -247,24 +257,26 @@ def _reshape(node: Node, inputs: Sequence[Array]) -> Array | None:
     if wanted.dtype == np.object_:
         return None
     shape = [prim.const(d) for d in data.shape]
-    found = infer_reshape(shape, [int(v) for v in wanted], bool(node.int("allowzero", 0)))
+    found = infer_reshape(shape, [int(v) for v in wanted], bool(node.get_int("allowzero", 0)))
     return data.reshape([d.value for d in found if isinstance(d, prim.IntImm)])
 
 
 def _transpose(node: Node, inputs: Sequence[Array]) -> Array | None:
-    return inputs[0].transpose(node.ints("perm", tuple(reversed(range(inputs[0].ndim)))))
+    return inputs[0].transpose(node.get_ints("perm", tuple(reversed(range(inputs[0].ndim)))))
 
 
 def _flatten(node: Node, inputs: Sequence[Array]) -> Array | None:
-    axis = node.int("axis", 1)
-    rows = int(np.prod(inputs[0].shape[: axis + inputs[0].ndim if axis < 0 else axis], dtype=np.int64))
+    axis = node.get_int("axis", 1)
+    rows = int(
+        np.prod(inputs[0].shape[: axis + inputs[0].ndim if axis < 0 else axis], dtype=np.int64)
+    )
     return inputs[0].reshape(rows, inputs[0].size // rows if rows else 0)
 
 
 def _constant_of_shape(node: Node, inputs: Sequence[Array]) -> Array | None:
     if inputs[0].dtype == np.object_:
         return None
-    fill = node.tensor("value")
+    fill = node.get_tensor("value")
     return np.full([int(d) for d in inputs[0]], np.float32(0) if fill is None else fill.ravel()[0])
 
 
@@ -278,9 +290,10 @@ def _expand(node: Node, inputs: Sequence[Array]) -> Array | None:
 
 def _tile(node: Node, inputs: Sequence[Array]) -> Array | None:
     data, times = inputs
-    if times.dtype == np.object_ or data.size * np.prod(times) > SMALL:
+    if times.dtype == np.object_:
         return None
-    return np.tile(data, [int(t) for t in times])
+    counts = [int(t) for t in times]
+    return np.tile(data, counts) if data.size * math.prod(counts) <= SMALL else None
 
 
 def _range(node: Node, inputs: Sequence[Array]) -> Array | None:
@@ -296,19 +309,23 @@ def _reduce(function: Scalar) -> Evaluator:
         data, axes = inputs[0], _constant_axes(node, inputs)
         if data.ndim != 1 or axes not in (None, (0,), (-1,), ()) or not data.size:
             return None
-        if not axes and node.int("noop_with_empty_axes", 0):
+        if not axes and node.get_int("noop_with_empty_axes", 0):
             return data
         total = _lift(data)[0]
         for each in _lift(data)[1:]:
             total = function(total, each)
-        return np.full((1,) if node.int("keepdims", 1) else (), total, object)
+        return np.full((1,) if node.get_int("keepdims", 1) else (), total, object)
 
     return rule
 
 
-VIEWS = frozenset(("Identity", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Flatten", "ConstantOfShape"))
+VIEWS = frozenset(
+    ("Identity", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Flatten", "ConstantOfShape")
+)
 """Cheap for any size: no elements are copied (ConstantOfShape makes a weight)."""
-PREDICATES = frozenset(("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or"))
+PREDICATES = frozenset(
+    ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or")
+)
 
 # fmt: off
 EVALUATORS: Mapping[str, Evaluator] = {

@@ -14,7 +14,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr
 from ekiden.ir.type import TensorType, tensor_type
 from ekiden.relay.expr import Constant, Expr
-from ekiden.topi.shape import Dim
+from ekiden.topi.shape import Dim, as_attr
 
 Symbols: TypeAlias = npt.NDArray[np.object_]
 """An object array of PrimExpr: int64 ones stand for any integer dtype."""
@@ -29,7 +29,11 @@ class Value:
     __slots__ = ("array", "expr", "symbols", "type")
 
     def __init__(
-        self, type_: TensorType, array: Array | None = None, symbols: Symbols | None = None, expr: Expr | None = None
+        self,
+        type_: TensorType,
+        array: Array | None = None,
+        symbols: Symbols | None = None,
+        expr: Expr | None = None,
     ) -> None:
         self.type = type_
         self.array = array
@@ -50,7 +54,10 @@ class Value:
 
     def dims(self) -> tuple[Dim, ...]:
         """The elements of a known vector or scalar as dimensions: ints and expressions."""
-        return tuple(e.value if isinstance(e, IntImm) else e if isinstance(e, PrimExpr) else int(e) for e in self.elements.ravel())
+        if self.array is not None:
+            return tuple(int(n) for n in self.array.ravel().astype(np.int64))
+        assert self.symbols is not None, "dims of a run-time value are not known at import"
+        return as_attr(self.symbols.ravel())
 
 
 def constant(array: Array) -> Value:
@@ -71,8 +78,8 @@ def known(elements: Array, dtype: str) -> Value:
     if elements.dtype != np.object_:
         return constant(np.asarray(elements, to_numpy(dtype)))
     tidy = np.empty(elements.shape, object)
-    for at, each in np.ndenumerate(elements):
-        tidy[at] = simplify(each) if isinstance(each, PrimExpr) else each
+    for at, each in np.ndenumerate(elements.astype(object)):
+        tidy[at] = simplify(each)
     flat = [e.value if isinstance(e, (IntImm, FloatImm)) else e for e in tidy.ravel()]
     if not any(isinstance(e, PrimExpr) for e in flat):
         return constant(np.array(flat, to_numpy(dtype)).reshape(elements.shape))

@@ -13,7 +13,7 @@ from ekiden.topi.shape import known
 def _kernel(node: Node) -> tuple[int, ...]:
     """The kernel's extents: of the attribute, or of the weight."""
     if node.has("kernel_shape"):
-        return node.ints("kernel_shape")
+        return node.get_ints("kernel_shape")
     return _numbers(node, "the kernel's extents", 2)
 
 
@@ -34,10 +34,16 @@ def _flat(node: Node, data: Expr, weight: Expr, window: Window) -> tuple[Expr, E
     if len(window.kernel) == 2:
         return data, weight, window
     wide = Window(
-        (1, *window.kernel), (1, *window.strides), (1, *window.dilations), (0, *window.before), (0, *window.after)
+        (1, *window.kernel),
+        (1, *window.strides),
+        (1, *window.dilations),
+        (0, *window.before),
+        (0, *window.after),
     )
     array = node.value(1).array
-    kernel = op.expand_dims(weight, axis=2) if array is None else constant(array[:, :, None, :]).expr
+    kernel = (
+        op.expand_dims(weight, axis=2) if array is None else constant(array[:, :, None, :]).expr
+    )
     assert kernel is not None
     return op.expand_dims(data, axis=2), kernel, wide
 
@@ -56,7 +62,9 @@ def _conv(node: Node) -> Expr:
     padding = window.padding
     if padding is None:
         data, padding = padded(node, data, window, 0), (0,) * 2 * len(window.kernel)
-        window = Window(window.kernel, window.strides, window.dilations, padding[::2], padding[1::2])
+        window = Window(
+            window.kernel, window.strides, window.dilations, padding[::2], padding[1::2]
+        )
     data, weight, flat = _flat(node, data, node.expr(1), window)
     found = op.nn.conv2d(
         data,
@@ -64,7 +72,7 @@ def _conv(node: Node) -> Expr:
         strides=flat.strides,
         padding=flat.padding or (0, 0, 0, 0),
         dilation=flat.dilations,
-        groups=node.int("group", 1),
+        groups=node.get_int("group", 1),
         channels=known(node.shape(1)[0]),
         kernel_size=flat.kernel,
     )
@@ -74,8 +82,8 @@ def _conv(node: Node) -> Expr:
 def _conv_transpose(node: Node) -> Expr:
     _check_rank(node)
     kernel = _kernel(node)
-    rank, groups = len(kernel), node.int("group", 1)
-    extra = node.ints("output_padding", (0,) * rank)
+    rank, groups = len(kernel), node.get_int("group", 1)
+    extra = node.get_ints("output_padding", (0,) * rank)
     window = _transposed_window(node, kernel, extra)
     data, weight, flat = _flat(node, node.expr(0), node.expr(1), window)
     (columns,) = _numbers(node, "the output channels", 1)[:1]
@@ -95,14 +103,17 @@ def _conv_transpose(node: Node) -> Expr:
 
 def _transposed_window(node: Node, kernel: tuple[int, ...], extra: tuple[int, ...]) -> Window:
     rank = len(kernel)
-    strides, dilations = node.ints("strides", (1,) * rank), node.ints("dilations", (1,) * rank)
-    auto = node.string("auto_pad", "NOTSET")
-    pads = node.ints("pads", (0,) * 2 * rank)
+    strides, dilations = (
+        node.get_ints("strides", (1,) * rank),
+        node.get_ints("dilations", (1,) * rank),
+    )
+    auto = node.get_string("auto_pad", "NOTSET")
+    pads = node.get_ints("pads", (0,) * 2 * rank)
     before, after = pads[:rank], pads[rank:]
     reach = [(k - 1) * d + 1 + e for k, d, e in zip(kernel, dilations, extra, strict=True)]
     totals: list[int] | None = None
     if node.has("output_shape"):
-        totals = _totals_for(node, node.ints("output_shape")[-rank:], strides, reach)
+        totals = _totals_for(node, node.get_ints("output_shape")[-rank:], strides, reach)
     elif auto in ("SAME_UPPER", "SAME_LOWER"):
         totals = [max(r - s, 0) for r, s in zip(reach, strides, strict=True)]
     elif auto == "VALID":
@@ -113,7 +124,9 @@ def _transposed_window(node: Node, kernel: tuple[int, ...], extra: tuple[int, ..
     return Window(kernel, strides, dilations, before, after)
 
 
-def _totals_for(node: Node, wanted: tuple[int, ...], strides: tuple[int, ...], reach: list[int]) -> list[int]:
+def _totals_for(
+    node: Node, wanted: tuple[int, ...], strides: tuple[int, ...], reach: list[int]
+) -> list[int]:
     """The padding of each axis that gives the extents in `output_shape`."""
     totals = []
     for extent, size, stride, span in zip(node.shape(0)[2:], wanted, strides, reach, strict=True):

@@ -11,7 +11,6 @@ from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Converter, Node, Row
 from ekiden.frontend.onnx.value import Value
 from ekiden.ir.dtype import is_float, is_int
-from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, const
 
@@ -30,12 +29,7 @@ def note_broadcast(node: Node) -> None:
     shapes = [node.shape(i) for i in range(len(node.inputs))]
     for at, first in enumerate(shapes):
         for other in shapes[at + 1 :]:
-            _note_pair(node, first, other)
-
-
-def _note_pair(node: Node, first: tuple[PrimExpr, ...], other: tuple[PrimExpr, ...]) -> None:
-    for a, b in zip(reversed(first), reversed(other), strict=False):
-        node.scope.broadcasts(a, b)
+            node.scope.broadcasts(first, other)
 
 
 def _broadcast(function: Callable[..., Expr]) -> Converter:
@@ -64,7 +58,7 @@ def _mean(node: Node) -> Expr | Value:
 
 
 def _cast(node: Node) -> Expr | Value:
-    wanted = from_onnx_dtype(node.int("to"))
+    wanted = from_onnx_dtype(node.get_int("to"))
     return node.value(0) if wanted == node.dtype(0) else op.cast(node.expr(0), wanted)
 
 
@@ -75,7 +69,7 @@ def _cast_like(node: Node) -> Expr | Value:
 
 def _mod(node: Node) -> Expr:
     note_broadcast(node)
-    if node.int("fmod", 0):
+    if node.get_int("fmod", 0):
         return op.mod(*node.exprs())
     if is_float(node.dtype(0)):
         node.unsupported("attribute 'fmod' must be 1 for floating-point inputs, got 0")
@@ -102,7 +96,7 @@ def _reciprocal(node: Node) -> Expr:
 
 def _clip_attributes(node: Node) -> Expr:
     lowest = float(np.finfo(np.float32).min)
-    return op.clip(node.expr(0), node.float("min", lowest), node.float("max", -lowest))
+    return op.clip(node.expr(0), node.get_float("min", lowest), node.get_float("max", -lowest))
 
 
 def _clip(node: Node) -> Expr | Value:
@@ -125,11 +119,15 @@ def _bound(value: Value | None, default: float) -> float:
 
 
 def _hard_sigmoid_of(node: Node, alpha: float, beta: float) -> Expr:
-    return op.clip(op.add(op.multiply(node.expr(0), number(node, alpha)), number(node, beta)), 0.0, 1.0)
+    return op.clip(
+        op.add(op.multiply(node.expr(0), number(node, alpha)), number(node, beta)), 0.0, 1.0
+    )
 
 
 def _hard_sigmoid(node: Node) -> Expr:
-    return _hard_sigmoid_of(node, node.float("alpha", np.float32(0.2)), node.float("beta", 0.5))
+    return _hard_sigmoid_of(
+        node, node.get_float("alpha", np.float32(0.2)), node.get_float("beta", 0.5)
+    )
 
 
 def _hard_swish(node: Node) -> Expr:
@@ -137,7 +135,7 @@ def _hard_swish(node: Node) -> Expr:
 
 
 def _leaky_relu(node: Node) -> Expr:
-    return op.nn.leaky_relu(node.expr(0), alpha=node.float("alpha", np.float32(0.01)))
+    return op.nn.leaky_relu(node.expr(0), alpha=node.get_float("alpha", np.float32(0.01)))
 
 
 def _prelu(node: Node) -> Expr:
@@ -150,23 +148,28 @@ def _exponential_below_0(node: Node, alpha: float, scale: float = 1.0) -> Expr:
     """scale * (x if x > 0 else alpha * (exp(x) - 1))"""
     x = node.expr(0)
     zero = number(node, 0)
-    below = op.multiply(number(node, alpha), op.subtract(op.exp(op.minimum(x, zero)), number(node, 1)))
+    below = op.multiply(
+        number(node, alpha), op.subtract(op.exp(op.minimum(x, zero)), number(node, 1))
+    )
     found = op.where(op.greater(x, zero), x, below)
     return found if scale == 1 else op.multiply(number(node, scale), found)
 
 
 def _elu(node: Node) -> Expr:
-    return _exponential_below_0(node, node.float("alpha", 1.0))
+    return _exponential_below_0(node, node.get_float("alpha", 1.0))
 
 
 def _selu(node: Node) -> Expr:
-    alpha, gamma = node.float("alpha", 1.67326319217681884765625), node.float("gamma", 1.05070102214813232421875)
+    alpha, gamma = (
+        node.get_float("alpha", 1.67326319217681884765625),
+        node.get_float("gamma", 1.05070102214813232421875),
+    )
     return _exponential_below_0(node, alpha, gamma)
 
 
 def _celu(node: Node) -> Expr:
     x, zero = node.expr(0), number(node, 0)
-    alpha = number(node, node.float("alpha", 1.0))
+    alpha = number(node, node.get_float("alpha", 1.0))
     below = op.subtract(op.exp(op.divide(op.minimum(x, zero), alpha)), number(node, 1))
     return op.add(op.maximum(x, zero), op.multiply(alpha, below))
 
@@ -189,7 +192,7 @@ def _softsign(node: Node) -> Expr:
 
 def _gelu(node: Node) -> Expr:
     x = node.expr(0)
-    if node.string("approximate", "none") == "none":
+    if node.get_string("approximate", "none") == "none":
         inner = op.erf(op.multiply(x, number(node, 0.5**0.5)))
     else:
         cubic = op.multiply(number(node, 0.044715), op.multiply(x, op.multiply(x, x)))
@@ -199,18 +202,18 @@ def _gelu(node: Node) -> Expr:
 
 def _swish(node: Node) -> Expr:
     x = node.expr(0)
-    alpha = node.float("alpha", 1.0)
+    alpha = node.get_float("alpha", 1.0)
     return op.multiply(x, op.sigmoid(x if alpha == 1 else op.multiply(x, number(node, alpha))))
 
 
 def _thresholded_relu(node: Node) -> Expr:
     x = node.expr(0)
-    return op.where(op.greater(x, number(node, node.float("alpha", 1.0))), x, number(node, 0))
+    return op.where(op.greater(x, number(node, node.get_float("alpha", 1.0))), x, number(node, 0))
 
 
 def _shrink(node: Node) -> Expr:
     x, zero = node.expr(0), number(node, 0)
-    bias, limit = number(node, node.float("bias", 0.0)), node.float("lambd", 0.5)
+    bias, limit = number(node, node.get_float("bias", 0.0)), node.get_float("lambd", 0.5)
     above = op.where(op.greater(x, number(node, limit)), op.subtract(x, bias), zero)
     return op.where(op.less(x, number(node, -limit)), op.add(x, bias), above)
 
@@ -218,9 +221,9 @@ def _shrink(node: Node) -> Expr:
 def _is_inf(node: Node) -> Expr:
     x, zero = node.expr(0), number(node, 0)
     found = op.isinf(x)
-    if not node.int("detect_negative", 1):
+    if not node.get_int("detect_negative", 1):
         found = op.logical_and(found, op.greater(x, zero))
-    return found if node.int("detect_positive", 1) else op.logical_and(found, op.less(x, zero))
+    return found if node.get_int("detect_positive", 1) else op.logical_and(found, op.less(x, zero))
 
 
 def _tan(node: Node) -> Expr:

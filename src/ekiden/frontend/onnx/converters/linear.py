@@ -14,46 +14,51 @@ from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import Shape, as_dim, broadcast_shape, equal, product
 
 
-def _weight(matrix: Array, transposed: bool) -> Expr:
-    """A constant right side [k, n] (or [n, k] when transposed) as the weight [n, k] of nn.dense."""
-    found = constant(matrix if transposed else np.ascontiguousarray(matrix.T)).expr
-    assert found is not None
-    return found
+def _weight(matrix: Array) -> Expr:
+    """A constant right side [k, n] as the weight [n, k] of nn.dense."""
+    return const(np.ascontiguousarray(matrix.T))
 
 
 def _mat_mul(node: Node) -> Expr:
     a, b = node.value(0), node.value(1)
     if not node.rank(0) or not node.rank(1):
         node.unsupported("inputs must have at least 1 dimension")
-    node.scope.same(node.shape(0)[-1], node.shape(1)[-2 if node.rank(1) > 1 else 0])
+    node.scope.same(node.shape(0)[-1:], node.shape(1)[-2:][:1])
     if b.array is not None and b.array.ndim == 2:
-        return op.nn.dense(node.expr(0), _weight(b.array, False), units=b.array.shape[1])
+        return op.nn.dense(node.expr(0), _weight(b.array), units=b.array.shape[1])
     if node.rank(1) == 1:
         return _times_vector(node)
     if node.rank(1) == 2:
         return op.nn.matmul(node.expr(0), node.expr(1))
     if node.rank(0) == 1:
-        row = Value(a.type.with_fields(shape=(as_dim(1), *a.type.shape)), expr=op.expand_dims(node.expr(0), axis=0))
+        row = Value(
+            a.type.with_fields(shape=(as_dim(1), *a.type.shape)),
+            expr=op.expand_dims(node.expr(0), axis=0),
+        )
         return op.squeeze(_batched(node, row, b), axis=-2)
     return _batched(node, a, b)
 
 
 def _times_vector(node: Node) -> Expr:
     """The vector as a weight of one row; its axis goes again."""
-    return op.squeeze(op.nn.dense(node.expr(0), op.expand_dims(node.expr(1), axis=0), units=1), axis=-1)
+    return op.squeeze(
+        op.nn.dense(node.expr(0), op.expand_dims(node.expr(1), axis=0), units=1), axis=-1
+    )
 
 
 def _batched(node: Node, a: Value, b: Value) -> Expr:
     """Both of rank >= 2: leading axes broadcast and become the one batch of nn.batch_matmul."""
     left, right = a.type.shape, b.type.shape
-    for x, y in zip(reversed(left[:-2]), reversed(right[:-2]), strict=False):
-        node.scope.broadcasts(x, y)
+    node.scope.broadcasts(left[:-2], right[:-2])
     batch = broadcast_shape(left[:-2], right[:-2])
     if batch is None:
         node.unsupported(f"batches {left[:-2]!r} and {right[:-2]!r} do not broadcast")
-    x, y = _flat(node, a, batch), _flat(node, b, batch)
-    found = op.nn.batch_matmul(x, y, transpose_b=False)
-    return found if len(batch) == 1 else op.reshape(found, (*batch, left[-2], right[-1]), allowzero=True)
+    found = op.nn.batch_matmul(_flat(node, a, batch), _flat(node, b, batch), transpose_b=False)
+    return (
+        found
+        if len(batch) == 1
+        else op.reshape(found, (*batch, left[-2], right[-1]), allowzero=True)
+    )
 
 
 def _flat(node: Node, value: Value, batch: Shape) -> Expr:
@@ -63,25 +68,30 @@ def _flat(node: Node, value: Value, batch: Shape) -> Expr:
         return node.scope.expr(value)
     if all(is_const(d, 1) for d in shape[:-2]):
         return op.reshape(node.scope.expr(value), (1, *shape[-2:]), allowzero=True)
-    same = len(shape) == len(batch) + 2 and all(equal(d, e) for d, e in zip(shape, batch, strict=False))
+    same = len(shape) == len(batch) + 2 and all(
+        equal(d, e) for d, e in zip(shape, batch, strict=False)
+    )
     full = value if same else broadcast(value, node, (*batch, *shape[-2:]))
     expr = node.scope.expr(full) if isinstance(full, Value) else full
     return op.reshape(expr, (product(batch), *shape[-2:]), allowzero=True)
 
 
 def _gemm(node: Node) -> Expr:
-    data = op.transpose(node.expr(0), axes=[1, 0]) if node.int("transA", 0) else node.expr(0)
-    transposed = bool(node.int("transB", 0))
-    node.scope.same(node.shape(0)[0 if node.int("transA", 0) else 1], node.shape(1)[1 if transposed else 0])
-    weight = node.value(1)
-    if weight.array is not None:
-        fixed = weight.expr if transposed else None
-        found: Expr = op.nn.dense(data, _weight(weight.array, transposed) if fixed is None else fixed)
+    data = op.transpose(node.expr(0), axes=[1, 0]) if node.get_int("transA", 0) else node.expr(0)
+    transposed = bool(node.get_int("transB", 0))
+    rows, columns = node.shape(0), node.shape(1)
+    node.scope.same(
+        rows[:1] if node.get_int("transA", 0) else rows[1:],
+        columns[1:] if transposed else columns[:1],
+    )
+    weight = node.value(1).array
+    if weight is not None:
+        found: Expr = op.nn.dense(data, node.expr(1) if transposed else _weight(weight))
     else:
         found = op.nn.matmul(data, node.expr(1), transpose_b=transposed)
-    found = _scaled(node, found, node.float("alpha", 1.0))
+    found = _scaled(node, found, node.get_float("alpha", 1.0))
     bias = node.optional(2)
-    beta = node.float("beta", 1.0)
+    beta = node.get_float("beta", 1.0)
     if bias is None or beta == 0:
         return found
     if bias.array is not None and beta != 1:

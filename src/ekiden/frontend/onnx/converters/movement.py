@@ -8,14 +8,14 @@ from itertools import accumulate
 import numpy as np
 
 from ekiden.frontend.onnx.node import Node, Row
-from ekiden.frontend.onnx.value import Value, constant
+from ekiden.frontend.onnx.value import Value
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_unsigned
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_dim, equal, known, tidy
+from ekiden.topi.shape import Dim, Shape, as_dim, equal, known, tidy
 
 _FAR = 10**9
 """A slice bound from here on means "to the end": no axis is that long, and exporters write many such numbers."""
@@ -23,27 +23,33 @@ _OPEN = 2**62
 
 
 def _transpose(node: Node) -> Expr:
-    return op.transpose(node.expr(0), axes=node.ints("perm", tuple(reversed(range(node.rank(0))))))
+    return op.transpose(
+        node.expr(0), axes=node.get_ints("perm", tuple(reversed(range(node.rank(0)))))
+    )
 
 
 def _concat(node: Node) -> Expr | Value:
     if len(node.inputs) == 1:
         return node.value(0)
-    axis = node.axis(node.int("axis", 1), node.rank(0))
+    axis = node.axis(node.get_int("axis", 1), node.rank(0))
     for index in range(1, len(node.inputs)):
-        for at, (a, b) in enumerate(zip(node.shape(0), node.shape(index), strict=False)):
-            if at != axis:
-                node.scope.same(a, b)
+        if node.rank(index) != node.rank(0):
+            node.unsupported(f"ranks must agree, got {node.rank(0)} and {node.rank(index)}")
+        node.scope.same(_without(node.shape(0), axis), _without(node.shape(index), axis))
     return op.concatenate(node.exprs(), axis=axis)
 
 
+def _without(shape: Shape, axis: int) -> Shape:
+    return shape[:axis] + shape[axis + 1 :]
+
+
 def _split(node: Node) -> Expr | Value:
-    axis = node.axis(node.int("axis", 0), node.rank(0))
+    axis = node.axis(node.get_int("axis", 0), node.rank(0))
     if len(node.proto.output) == 1:
         return node.value(0)
     extents: Sequence[Dim]
     if node.has("split"):
-        extents = node.ints("split")
+        extents = node.get_ints("split")
     elif node.optional(1) is not None:
         extents = node.dims(1, "split")
     else:
@@ -54,7 +60,7 @@ def _split(node: Node) -> Expr | Value:
 
 def _even_parts(node: Node, extent: PrimExpr) -> list[Dim]:
     """Equal parts; the last is smaller where the axis does not divide."""
-    count = node.int("num_outputs", len(node.proto.output))
+    count = node.get_int("num_outputs", len(node.proto.output))
     number = known(extent)
     if number is None:
         node.unsupported("an axis of symbolic extent needs 'split'")
@@ -63,8 +69,8 @@ def _even_parts(node: Node, extent: PrimExpr) -> list[Dim]:
 
 
 def _slice_attributes(node: Node) -> Expr | Value:
-    starts, ends = node.ints("starts"), node.ints("ends")
-    axes = node.ints("axes", tuple(range(len(starts))))
+    starts, ends = node.get_ints("starts"), node.get_ints("ends")
+    axes = node.get_ints("axes", tuple(range(len(starts))))
     return _sliced(node, starts, ends, axes, (1,) * len(starts))
 
 
@@ -76,11 +82,16 @@ def _slice(node: Node) -> Expr | Value:
 
 
 def _sliced(
-    node: Node, starts: Sequence[Dim], ends: Sequence[Dim], axes: Sequence[int], steps: Sequence[int]
+    node: Node,
+    starts: Sequence[Dim],
+    ends: Sequence[Dim],
+    axes: Sequence[int],
+    steps: Sequence[int],
 ) -> Expr | Value:
     begins, stops = [_near(s) for s in starts], [_near(e) for e in ends]
     whole = all(
-        s == 1 and known(b) == 0 and known(e) == _OPEN for b, e, s in zip(begins, stops, steps, strict=True)
+        s == 1 and known(b) == 0 and known(e) == _OPEN
+        for b, e, s in zip(begins, stops, steps, strict=True)
     )
     if whole:
         return node.value(0)
@@ -96,18 +107,19 @@ def _near(bound: Dim) -> Dim:
 
 
 def _gather(node: Node) -> Expr:
-    axis = node.axis(node.int("axis", 0), node.rank(0))
+    axis = node.axis(node.get_int("axis", 0), node.rank(0))
     return op.take(node.expr(0), from_front(node, 1, node.shape(0)[axis]), axis=axis, mode="clip")
 
 
 def from_front(node: Node, index: int, extent: PrimExpr) -> Expr:
     """An input of indices with negative ones counted from the front."""
     numbers, size = node.value(index).array, known(extent)
-    if numbers is not None and (size is not None or not (numbers < 0).any()):
-        wrapped = numbers if size is None else np.where(numbers < 0, numbers + size, numbers).astype(numbers.dtype)
-        found = constant(wrapped).expr
-        assert found is not None
-        return found
+    if numbers is not None:
+        wide = numbers.astype(np.int64)
+        if not (wide < 0).any():
+            return node.expr(index)
+        if size is not None:
+            return const(np.where(wide < 0, wide + size, wide), node.dtype(index))
     indices, dtype = node.expr(index), node.dtype(index)
     if is_unsigned(dtype):
         return indices
@@ -120,13 +132,13 @@ def _as(scalar: Expr, dtype: str) -> Expr:
 
 
 def _gather_elements(node: Node) -> Expr:
-    axis = node.axis(node.int("axis", 0), node.rank(0))
+    axis = node.axis(node.get_int("axis", 0), node.rank(0))
     return op.gather(node.expr(0), axis, from_front(node, 1, node.shape(0)[axis]))
 
 
 def _pad_attributes(node: Node) -> Expr | Value:
-    fill = const(node.float("value", 0.0), node.dtype(0))
-    return _padded(node, node.ints("pads"), tuple(range(node.rank(0))), fill)
+    fill = const(node.get_float("value", 0.0), node.dtype(0))
+    return _padded(node, node.get_ints("pads"), tuple(range(node.rank(0))), fill)
 
 
 def _pad(node: Node) -> Expr | Value:
@@ -143,7 +155,7 @@ def _padded(node: Node, pads: Sequence[Dim], axes: Sequence[int], fill: Expr) ->
     widths: list[tuple[Dim, Dim]] = [(0, 0)] * node.rank(0)
     for i, axis in enumerate(axes):
         widths[node.axis(axis, node.rank(0))] = (pads[i], pads[i + len(axes)])
-    return op.nn.pad(node.expr(0), widths, fill, pad_mode=node.string("mode", "constant"))
+    return op.nn.pad(node.expr(0), widths, fill, pad_mode=node.get_string("mode", "constant"))
 
 
 def _one_hot(node: Node) -> Expr:
@@ -158,33 +170,44 @@ def _one_hot(node: Node) -> Expr:
     if node.dtype(0) not in ("int32", "int64"):
         indices = op.cast(indices, "int64")
     wide = "int64" if node.dtype(0) not in ("int32", "int64") else node.dtype(0)
-    shift: Expr = const(depth, wide) if isinstance(depth, int) else _as(node.scope.scalar(depth), wide)
+    shift: Expr = (
+        const(depth, wide) if isinstance(depth, int) else _as(node.scope.scalar(depth), wide)
+    )
     wrapped = op.where(op.less(indices, const(0, wide)), op.add(indices, shift), indices)
-    return op.one_hot(wrapped, on, off, depth, axis=node.int("axis", -1), dtype=values.type.dtype)
+    return op.one_hot(
+        wrapped, on, off, depth, axis=node.get_int("axis", -1), dtype=values.type.dtype
+    )
 
 
 def _depth_to_space(node: Node) -> Expr:
     n, c, h, w = node.shape(0)
-    size = node.int("blocksize")
-    if node.string("mode", "DCR") == "DCR":
-        split, perm = (n, size, size, tidy(c // (size * size)), h, w), (0, 3, 4, 1, 5, 2)
+    size = node.get_int("blocksize")
+    if node.get_string("mode", "DCR") == "DCR":
+        split: tuple[Dim, ...] = (n, size, size, tidy(c // (size * size)), h, w)
+        perm = (0, 3, 4, 1, 5, 2)
     else:
         split, perm = (n, tidy(c // (size * size)), size, size, h, w), (0, 1, 4, 2, 5, 3)
     moved = op.transpose(op.reshape(node.expr(0), split, allowzero=True), axes=perm)
-    return op.reshape(moved, (n, tidy(c // (size * size)), tidy(h * size), tidy(w * size)), allowzero=True)
+    return op.reshape(
+        moved, (n, tidy(c // (size * size)), tidy(h * size), tidy(w * size)), allowzero=True
+    )
 
 
 def _space_to_depth(node: Node) -> Expr:
     n, c, h, w = node.shape(0)
-    size = node.int("blocksize")
+    size = node.get_int("blocksize")
     rows, columns = tidy(h // size), tidy(w // size)
     moved = op.reshape(node.expr(0), (n, c, rows, size, columns, size), allowzero=True)
-    return op.reshape(op.transpose(moved, axes=(0, 3, 5, 1, 2, 4)), (n, tidy(c * (size * size)), rows, columns), allowzero=True)
+    return op.reshape(
+        op.transpose(moved, axes=(0, 3, 5, 1, 2, 4)),
+        (n, tidy(c * (size * size)), rows, columns),
+        allowzero=True,
+    )
 
 
 def _cum_sum(node: Node) -> Expr:
     axis = node.axis(int(node.numbers(1, "axis").item()), node.rank(0))
-    backwards, exclusive = bool(node.int("reverse", 0)), bool(node.int("exclusive", 0))
+    backwards, exclusive = bool(node.get_int("reverse", 0)), bool(node.get_int("exclusive", 0))
     data = op.reverse(node.expr(0), axis=axis) if backwards else node.expr(0)
     total = op.cumsum(data, axis=axis, exclusive=exclusive)
     return op.reverse(total, axis=axis) if backwards else total
@@ -192,11 +215,16 @@ def _cum_sum(node: Node) -> Expr:
 
 # Resizing: rank 4 (or 3, as images of height 1), over the spatial axes alone.
 
-_METHODS = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic", "bilinear": "linear"}
+_METHODS = {
+    "nearest": "nearest_neighbor",
+    "linear": "linear",
+    "cubic": "cubic",
+    "bilinear": "linear",
+}
 
 
 def _upsample_attributes(node: Node) -> Expr | Value:
-    return _resized(node, node.floats("scales"), None, "asymmetric", "floor")
+    return _resized(node, node.get_floats("scales"), None, "asymmetric", "floor")
 
 
 def _upsample(node: Node) -> Expr | Value:
@@ -215,14 +243,16 @@ def _resize(node: Node) -> Expr | Value:
     if sizes is None and factors is None:
         node.unsupported("one of 'scales' and 'sizes' must be given")
     extents = None if factors is not None else _on_all_axes(node, node.dims(3, "sizes"), None)
-    mode = node.string("coordinate_transformation_mode", "half_pixel")
-    rounding = node.string("nearest_mode", "round_prefer_floor")
+    mode = node.get_string("coordinate_transformation_mode", "half_pixel")
+    rounding = node.get_string("nearest_mode", "round_prefer_floor")
     return _resized(node, factors, extents, mode, rounding)
 
 
-def _on_all_axes(node: Node, given: Sequence[Dim | float], fill: float | None) -> Sequence[Dim | float]:
+def _on_all_axes(
+    node: Node, given: Sequence[Dim | float], fill: float | None
+) -> Sequence[Dim | float]:
     """Values for the axes in attribute `axes`, spread over all axes."""
-    axes = node.ints("axes", tuple(range(node.rank(0))))
+    axes = node.get_ints("axes", tuple(range(node.rank(0))))
     if len(given) != len(axes):
         node.unsupported(f"expected a scale or size for each of {len(axes)} axes, got {len(given)}")
     full: list[Dim | float] = [d if fill is None else fill for d in node.shape(0)]
@@ -232,24 +262,32 @@ def _on_all_axes(node: Node, given: Sequence[Dim | float], fill: float | None) -
 
 
 def _resized(
-    node: Node, scales: Sequence[Dim | float] | None, sizes: Sequence[Dim | float] | None, mode: str, rounding: str
+    node: Node,
+    scales: Sequence[Dim | float] | None,
+    sizes: Sequence[Dim | float] | None,
+    mode: str,
+    rounding: str,
 ) -> Expr | Value:
     shape = node.shape(0)
     if len(shape) not in (3, 4):
         node.unsupported(f"expected an input of rank 3 or 4, got {len(shape)}")
     factors = None if scales is None else [_factor(s) for s in scales]
-    wanted = [_scaled(d, f) for d, f in zip(shape, factors, strict=True)] if factors else [_size(s) for s in sizes or ()]
+    wanted = (
+        [_scaled(d, f) for d, f in zip(shape, factors, strict=True)]
+        if factors
+        else [_size(s) for s in sizes or ()]
+    )
     if not all(equal(a, b) for a, b in zip(shape[:2], wanted[:2], strict=True)):
         node.unsupported("only the spatial axes can be resized, not batch or channels")
     data, flat = node.expr(0), len(shape) == 3
     found = op.image.resize2d(
         op.expand_dims(data, axis=2) if flat else data,
-        size=[as_dim(1)] * flat + wanted[2:],
-        method=_METHODS[node.string("mode", "nearest")],
+        size=[as_dim(1)] * flat + [node.scope.resized(d) for d in wanted[2:]],
+        method=_METHODS[node.get_string("mode", "nearest")],
         coordinate_transformation_mode=mode,
         rounding_method=rounding,
-        cubic_alpha=node.float("cubic_coeff_a", -0.75),
-        cubic_exclude=bool(node.int("exclude_outside", 0)),
+        cubic_alpha=node.get_float("cubic_coeff_a", -0.75),
+        cubic_exclude=bool(node.get_int("exclude_outside", 0)),
         scales=None if factors is None else [1.0] * flat + factors[2:],
     )
     return op.squeeze(found, axis=[2]) if flat else found
@@ -279,7 +317,13 @@ def _scaled(extent: PrimExpr, factor: float) -> PrimExpr:
 
 _BORDERS = {"mode": ("constant", "reflect", "edge")}
 _MODES = ("nearest", "linear", "bilinear", "cubic")
-_COORDINATES = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel", "tf_half_pixel_for_nn")
+_COORDINATES = (
+    "half_pixel",
+    "align_corners",
+    "asymmetric",
+    "pytorch_half_pixel",
+    "tf_half_pixel_for_nn",
+)
 _RESIZE = "antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside extrapolation_value mode nearest_mode"
 
 # fmt: off

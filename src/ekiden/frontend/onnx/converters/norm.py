@@ -16,14 +16,17 @@ from ekiden.topi.shape import Shape, as_ints, equal, known, product
 
 
 def _batch_norm(node: Node) -> Expr:
-    epsilon = node.float("epsilon", np.float32(1e-5))
-    return TupleGetItem(op.nn.batch_norm(*node.exprs()[:5], axis=1, epsilon=epsilon), 0)
+    epsilon = node.get_float("epsilon", np.float32(1e-5))
+    data, scale, bias, mean, variance = node.exprs()
+    return TupleGetItem(
+        op.nn.batch_norm(data, scale, bias, mean, variance, axis=1, epsilon=epsilon), 0
+    )
 
 
 def _layer_norm(node: Node) -> Result:
     shape = node.shape(0)
-    axis = node.axis(node.int("axis", -1), len(shape))
-    epsilon = node.float("epsilon", np.float32(1e-5))
+    axis = node.axis(node.get_int("axis", -1), len(shape))
+    epsilon = node.get_float("epsilon", np.float32(1e-5))
     axes = list(range(axis, len(shape)))
     outputs: list[Expr | Value | None] = [_normalized(node, shape, axis, epsilon)]
     if node.wants(1) or node.wants(2):
@@ -38,12 +41,19 @@ def _layer_norm(node: Node) -> Result:
 def _normalized(node: Node, shape: Shape, axis: int, epsilon: float) -> Expr:
     """nn.layer_norm over the last axis; several axes are joined into one for it."""
     if axis == len(shape) - 1:
-        return op.nn.layer_norm(node.expr(0), _full(node, 1, shape[axis:], 1), _full(node, 2, shape[axis:], 0), epsilon=epsilon)
+        return op.nn.layer_norm(
+            node.expr(0),
+            _full(node, 1, shape[axis:], 1),
+            _full(node, 2, shape[axis:], 0),
+            epsilon=epsilon,
+        )
     count = product(shape[axis:])
     if known(count) is None:
         node.unsupported("normalised axes must have constant extents")
     flat = op.reshape(node.expr(0), (*shape[:axis], count), allowzero=True)
-    scale, bias = (op.reshape(_full(node, i, shape[axis:], fill), (count,)) for i, fill in ((1, 1), (2, 0)))
+    scale, bias = (
+        op.reshape(_full(node, i, shape[axis:], fill), (count,)) for i, fill in ((1, 1), (2, 0))
+    )
     return op.reshape(op.nn.layer_norm(flat, scale, bias, epsilon=epsilon), shape, allowzero=True)
 
 
@@ -51,7 +61,8 @@ def _full(node: Node, index: int, shape: Shape, fill: float) -> Expr:
     """Scale or bias with all normalised axes; `fill` where it is absent."""
     value = node.optional(index)
     if value is None:
-        return const(np.full(as_ints(shape), fill, to_numpy(node.dtype(0))))
+        extents = shape if len(node.shape(1)) != len(shape) else node.shape(1)
+        return const(np.full(as_ints(extents), fill, to_numpy(node.dtype(0))))
     have = value.type.shape
     if len(have) == len(shape) and all(equal(a, b) for a, b in zip(have, shape, strict=True)):
         return node.scope.expr(value)
@@ -59,23 +70,29 @@ def _full(node: Node, index: int, shape: Shape, fill: float) -> Expr:
 
 
 def _instance_norm(node: Node) -> Expr:
-    return op.nn.instance_norm(*node.exprs(), axis=1, epsilon=node.float("epsilon", np.float32(1e-5)))
+    data, scale, bias = node.exprs()
+    return op.nn.instance_norm(
+        data, scale, bias, axis=1, epsilon=node.get_float("epsilon", np.float32(1e-5))
+    )
 
 
 def _group_norm(node: Node) -> Expr:
-    groups, epsilon = node.int("num_groups"), node.float("epsilon", np.float32(1e-5))
-    return op.nn.group_norm(*node.exprs(), num_groups=groups, axis=1, epsilon=epsilon)
+    groups, epsilon = node.get_int("num_groups"), node.get_float("epsilon", np.float32(1e-5))
+    data, scale, bias = node.exprs()
+    return op.nn.group_norm(data, scale, bias, num_groups=groups, axis=1, epsilon=epsilon)
 
 
 def _lrn(node: Node) -> Expr:
     return op.nn.lrn(
-        node.expr(0), size=node.int("size"), axis=1, bias=node.float("bias", 1.0),
-        alpha=node.float("alpha", np.float32(1e-4)), beta=node.float("beta", 0.75),
+        node.expr(0), size=node.get_int("size"), axis=1, bias=node.get_float("bias", 1.0),
+        alpha=node.get_float("alpha", np.float32(1e-4)), beta=node.get_float("beta", 0.75),
     )  # fmt: skip
 
 
 def _softmax(function: Callable[..., Expr]) -> Converter:
-    return lambda node: function(node.expr(0), axis=node.axis(node.int("axis", -1), node.rank(0)))
+    return lambda node: function(
+        node.expr(0), axis=node.axis(node.get_int("axis", -1), node.rank(0))
+    )
 
 
 def _flat_softmax(function: Callable[..., Expr]) -> Converter:
@@ -83,7 +100,7 @@ def _flat_softmax(function: Callable[..., Expr]) -> Converter:
 
     def convert(node: Node) -> Expr:
         shape = node.shape(0)
-        axis = node.axis(node.int("axis", 1), len(shape))
+        axis = node.axis(node.get_int("axis", 1), len(shape))
         if all(known(d) == 1 for d in shape[axis + 1 :]):
             return function(node.expr(0), axis=axis)
         flat = op.reshape(node.expr(0), (*shape[:axis], product(shape[axis:])), allowzero=True)
@@ -101,8 +118,8 @@ def _dropout(node: Node) -> Result:
 
 
 def _lp_normalization(node: Node) -> Expr:
-    data, axis = node.expr(0), [node.axis(node.int("axis", -1), node.rank(0))]
-    if node.int("p", 2) == 1:
+    data, axis = node.expr(0), [node.axis(node.get_int("axis", -1), node.rank(0))]
+    if node.get_int("p", 2) == 1:
         norm: Expr = op.sum(op.abs(data), axis=axis, keepdims=True)
     else:
         norm = op.sqrt(op.sum(op.multiply(data, data), axis=axis, keepdims=True))
@@ -111,15 +128,17 @@ def _lp_normalization(node: Node) -> Expr:
 
 def _rms_norm(node: Node) -> Expr:
     data, rank = node.expr(0), node.rank(0)
-    axes = list(range(node.axis(node.int("axis", -1), rank), rank))
+    axes = list(range(node.axis(node.get_int("axis", -1), rank), rank))
     mean = op.mean(op.multiply(data, data), axis=axes, keepdims=True)
-    scaled = op.multiply(data, op.rsqrt(op.add(mean, number(node, node.float("epsilon", np.float32(1e-5))))))
+    scaled = op.multiply(
+        data, op.rsqrt(op.add(mean, number(node, node.get_float("epsilon", np.float32(1e-5)))))
+    )
     return op.multiply(scaled, node.expr(1))
 
 
 def _mean_variance(node: Node) -> Expr:
     data = node.expr(0)
-    axes = [node.axis(a, node.rank(0)) for a in node.ints("axes", (0, 2, 3))]
+    axes = [node.axis(a, node.rank(0)) for a in node.get_ints("axes", (0, 2, 3))]
     centred = op.subtract(data, op.mean(data, axis=axes, keepdims=True))
     deviation = op.sqrt(op.mean(op.multiply(centred, centred), axis=axes, keepdims=True))
     return op.divide(centred, op.add(deviation, number(node, 1e-9)))

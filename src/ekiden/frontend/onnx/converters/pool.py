@@ -8,7 +8,7 @@ import numpy as np
 
 from ekiden.frontend.onnx.converters.window import Window, padded, read_window
 from ekiden.frontend.onnx.node import Node, Row
-from ekiden.ir.dtype import is_float, to_numpy
+from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 
@@ -16,19 +16,24 @@ from ekiden.relay.expr import Expr
 def _window(node: Node) -> Window:
     if node.rank(0) not in (3, 4):
         node.unsupported(f"expected an input of rank 3 or 4, got {node.rank(0)}")
-    return read_window(node, node.ints("kernel_shape"))
+    return read_window(node, node.get_ints("kernel_shape"))
 
 
 def _max_pool(node: Node) -> Expr:
     window = _window(node)
     data, padding = node.expr(0), window.padding
     if padding is None:
-        lowest = -np.inf if is_float(node.dtype(0)) else int(np.iinfo(to_numpy(node.dtype(0))).min)
+        lowest = -np.inf if is_float(node.dtype(0)) else int(np.iinfo(node.dtype(0)).min)
         data, padding = padded(node, data, window, lowest), (0,) * 2 * len(window.kernel)
     pool = op.nn.max_pool1d if len(window.kernel) == 1 else op.nn.max_pool2d
-    ceil = bool(node.int("ceil_mode", 0))
+    ceil = bool(node.get_int("ceil_mode", 0))
     return pool(
-        data, pool_size=window.kernel, strides=window.strides, dilation=window.dilations, padding=padding, ceil_mode=ceil
+        data,
+        pool_size=window.kernel,
+        strides=window.strides,
+        dilation=window.dilations,
+        padding=padding,
+        ceil_mode=ceil,
     )
 
 
@@ -40,7 +45,7 @@ def _average_pool(node: Node) -> Expr:
     pool = op.nn.avg_pool1d if len(window.kernel) == 1 else op.nn.avg_pool2d
     return pool(
         node.expr(0), pool_size=window.kernel, strides=window.strides, dilation=window.dilations, padding=padding,
-        ceil_mode=bool(node.int("ceil_mode", 0)), count_include_pad=bool(node.int("count_include_pad", 0)),
+        ceil_mode=bool(node.get_int("ceil_mode", 0)), count_include_pad=bool(node.get_int("count_include_pad", 0)),
     )  # fmt: skip
 
 

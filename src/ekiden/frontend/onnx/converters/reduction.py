@@ -16,12 +16,12 @@ def reduced_axes(node: Node) -> tuple[int, ...] | None:
     """Axes from the attribute or the second input, from the front; None for a node that reduces nothing."""
     rank = node.rank(0)
     if node.has("axes"):
-        axes = node.ints("axes")
+        axes = node.get_ints("axes")
     else:
         axes = () if node.optional(1) is None else node.axes(1)
     if axes:
         return tuple(node.axis(a, rank) for a in axes)
-    return None if node.int("noop_with_empty_axes", 0) else tuple(range(rank))
+    return None if node.get_int("noop_with_empty_axes", 0) else tuple(range(rank))
 
 
 def _reduce(function: Reduce, prepare: Callable[[Expr], Expr] | None = None) -> Converter:
@@ -30,7 +30,7 @@ def _reduce(function: Reduce, prepare: Callable[[Expr], Expr] | None = None) -> 
         if axes is None:
             return node.value(0) if prepare is None else prepare(node.expr(0))
         data = node.expr(0) if prepare is None else prepare(node.expr(0))
-        return function(data, axes, bool(node.int("keepdims", 1)))
+        return function(data, axes, bool(node.get_int("keepdims", 1)))
 
     return convert
 
@@ -54,15 +54,22 @@ def _log_sum(data: Expr, axes: tuple[int, ...], keepdims: bool) -> Expr:
 def _log_sum_exp(data: Expr, axes: tuple[int, ...], keepdims: bool) -> Expr:
     """max + log(sum(exp(x - max))), so that nothing overflows."""
     largest = op.max(data, axis=axes, keepdims=True)
-    total = op.add(largest, op.log(op.sum(op.exp(op.subtract(data, largest)), axis=axes, keepdims=True)))
+    total = op.add(
+        largest, op.log(op.sum(op.exp(op.subtract(data, largest)), axis=axes, keepdims=True))
+    )
     return total if keepdims else op.squeeze(total, axis=axes)
 
 
 def _arg(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
-        axis = node.axis(node.int("axis", 0), node.rank(0))
-        last = bool(node.int("select_last_index", 0))
-        found = function(node.expr(0), axis=axis, keepdims=bool(node.int("keepdims", 1)), select_last_index=last)
+        axis = node.axis(node.get_int("axis", 0), node.rank(0))
+        last = bool(node.get_int("select_last_index", 0))
+        found = function(
+            node.expr(0),
+            axis=axis,
+            keepdims=bool(node.get_int("keepdims", 1)),
+            select_last_index=last,
+        )
         return op.cast(found, "int64")
 
     return convert

@@ -7,10 +7,10 @@ import numpy as np
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.value import Value, constant
 from ekiden.ir.op import Array
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import EQ, AnyDim, IntImm, PrimExpr, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_shape, broadcast_shape, equal, known, product
+from ekiden.topi.shape import Dim, as_dim, as_shape, broadcast_shape, equal, known, product
 
 
 def _identity(node: Node) -> Value:
@@ -18,23 +18,23 @@ def _identity(node: Node) -> Value:
 
 
 def _constant(node: Node) -> Value:
-    found = node.tensor("value")
+    found = node.get_tensor("value")
     if found is not None:
         return constant(found)
     for name, dtype in (("value_float", np.float32), ("value_int", np.int64)):
         if node.has(name):
-            number = node.float(name, 0) if dtype is np.float32 else node.int(name)
+            number = node.get_float(name, 0) if dtype is np.float32 else node.get_int(name)
             return constant(np.asarray(number, dtype))
     if node.has("value_floats"):
-        return constant(np.asarray(node.floats("value_floats"), np.float32))
-    return constant(np.asarray(node.ints("value_ints"), np.int64))
+        return constant(np.asarray(node.get_floats("value_floats"), np.float32))
+    return constant(np.asarray(node.get_ints("value_ints"), np.int64))
 
 
 def _shape(node: Node) -> Expr:
     """Reached only where a dimension is unknown until run time."""
     dims = op.shape_of(node.expr(0), dtype="int64")
-    end = node.int("end") if node.has("end") else node.rank(0)
-    return op.strided_slice(dims, begin=[node.int("start", 0)], end=[end], axes=[0])
+    end = node.get_int("end") if node.has("end") else node.rank(0)
+    return op.strided_slice(dims, begin=[node.get_int("start", 0)], end=[end], axes=[0])
 
 
 def _size(node: Node) -> Expr:
@@ -42,12 +42,30 @@ def _size(node: Node) -> Expr:
 
 
 def _reshape(node: Node) -> Expr:
-    return op.reshape(node.expr(0), node.dims(1, "shape"), allowzero=bool(node.int("allowzero", 0)))
+    wanted, allow_zero = node.dims(1, "shape"), bool(node.get_int("allowzero", 0))
+    _require_same_count(node, wanted, allow_zero)
+    return op.reshape(node.expr(0), wanted, allowzero=allow_zero)
+
+
+def _require_same_count(node: Node, wanted: tuple[Dim, ...], allow_zero: bool) -> None:
+    """Note that the numbers of elements must agree, or divide where one dimension is -1."""
+    shape = node.shape(0)
+    copied = [
+        i for i, d in enumerate(wanted) if known(d) == 0 and not allow_zero and i < len(shape)
+    ]
+    given = [shape[i] if i in copied else as_dim(d) for i, d in enumerate(wanted) if known(d) != -1]
+    count, total = product(given), product(shape)
+    if isinstance(count, AnyDim) or isinstance(total, AnyDim):
+        return
+    if len(given) == len(wanted):
+        node.scope.require(binary(EQ, total, count))
+    elif isinstance(count, IntImm) and count.value:
+        node.scope.require(binary(EQ, total % count, 0))
 
 
 def _flatten(node: Node) -> Expr:
     shape = node.shape(0)
-    axis = node.int("axis", 1)
+    axis = node.get_int("axis", 1)
     at = axis + len(shape) if axis < 0 else axis
     if not 0 <= at <= len(shape):
         node.unsupported(f"attribute 'axis' must be in [{-len(shape)}, {len(shape)}], got {axis}")
@@ -56,7 +74,7 @@ def _flatten(node: Node) -> Expr:
 
 def _axes(node: Node) -> tuple[int, ...] | None:
     if node.has("axes"):
-        return node.ints("axes")
+        return node.get_ints("axes")
     return None if node.optional(1) is None else node.axes(1)
 
 
@@ -82,8 +100,7 @@ def _unsqueeze(node: Node) -> Expr:
 def _expand(node: Node) -> Expr | Value:
     wanted = as_shape(node.dims(1, "shape"))
     shape = node.shape(0)
-    for a, b in zip(reversed(shape), reversed(wanted), strict=False):
-        node.scope.broadcasts(a, b)
+    node.scope.broadcasts(shape, wanted)
     found = broadcast_shape(shape, wanted)
     if found is None:
         node.unsupported(f"shape {shape!r} does not broadcast to {wanted!r}")
@@ -99,10 +116,12 @@ def broadcast(value: Value, node: Node, shape: tuple[PrimExpr, ...]) -> Expr | V
 
 
 def _constant_of_shape(node: Node) -> Expr:
-    fill = node.tensor("value")
+    fill = node.get_tensor("value")
     number = np.zeros((), np.float32) if fill is None else fill.reshape(())
     shape = node.dims(0, "input")
-    return op.full(const(number), shape, dtype="bool" if number.dtype == np.bool_ else str(number.dtype))
+    return op.full(
+        const(number), shape, dtype="bool" if number.dtype == np.bool_ else str(number.dtype)
+    )
 
 
 def _bound(node: Node, index: int, what: str) -> Dim | float:
@@ -113,7 +132,9 @@ def _bound(node: Node, index: int, what: str) -> Dim | float:
 
 
 def _range(node: Node) -> Expr:
-    start, limit, step = (_bound(node, i, what) for i, what in enumerate(("start", "limit", "delta")))
+    start, limit, step = (
+        _bound(node, i, what) for i, what in enumerate(("start", "limit", "delta"))
+    )
     if isinstance(step, PrimExpr):
         node.unsupported("'delta' must be constant")
     return op.arange(start, limit, step, dtype=node.dtype(0))
@@ -121,8 +142,6 @@ def _range(node: Node) -> Expr:
 
 def _tile(node: Node) -> Expr:
     return op.tile(node.expr(0), node.dims(1, "repeats"))
-
-
 
 
 # fmt: off

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from ekiden.frontend.onnx.node import Node
 from ekiden.ir.dtype import is_float
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import PrimExpr, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_dim, ceil_div, known, maximum, tidy
+from ekiden.topi.shape import Dim, as_dim, ceil_div, known, tidy
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,21 @@ def read_window(node: Node, kernel: Sequence[int]) -> Window:
     """The window of a node over the spatial axes of its first input."""
     rank = len(kernel)
     if node.rank(0) != rank + 2:
-        node.unsupported(f"the kernel has {rank} axes; expected {node.rank(0) - 2} for an input of rank {node.rank(0)}")
-    strides = node.ints("strides", (1,) * rank)
-    dilations = node.ints("dilations", (1,) * rank)
-    auto = node.string("auto_pad", "NOTSET")
+        node.unsupported(
+            f"the kernel has {rank} axes; expected {node.rank(0) - 2} for an input of rank {node.rank(0)}"
+        )
+    strides = node.get_ints("strides", (1,) * rank)
+    dilations = node.get_ints("dilations", (1,) * rank)
+    auto = node.get_string("auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
-        totals = [_same(d, k, s, e) for d, k, s, e in zip(node.shape(0)[2:], kernel, strides, dilations, strict=True)]
+        totals = [
+            _same(d, k, s, e)
+            for d, k, s, e in zip(node.shape(0)[2:], kernel, strides, dilations, strict=True)
+        ]
         small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
         before, after = (small, large) if auto == "SAME_UPPER" else (large, small)
     else:
-        pads = node.ints("pads", (0,) * 2 * rank) if auto == "NOTSET" else (0,) * 2 * rank
+        pads = node.get_ints("pads", (0,) * 2 * rank) if auto == "NOTSET" else (0,) * 2 * rank
         before, after = [as_dim(p) for p in pads[:rank]], [as_dim(p) for p in pads[rank:]]
     return Window(tuple(kernel), strides, dilations, _plain(before), _plain(after))
 
@@ -63,6 +68,10 @@ def _same(extent: PrimExpr, kernel: int, stride: int, dilation: int) -> PrimExpr
 def padded(node: Node, data: Expr, window: Window, fill: float) -> Expr:
     """`data` with the symbolic padding of a window as a tensor operation."""
     zero = as_dim(0)
-    widths: list[tuple[Dim, Dim]] = [(zero, zero), (zero, zero), *zip(window.before, window.after, strict=True)]
+    widths: list[tuple[Dim, Dim]] = [
+        (zero, zero),
+        (zero, zero),
+        *zip(window.before, window.after, strict=True),
+    ]
     value = fill if is_float(node.dtype(0)) else int(fill)
     return op.nn.pad(data, widths, const(value, node.dtype(0)))

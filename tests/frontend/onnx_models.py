@@ -1,0 +1,111 @@
+"""Small ONNX models for tests, and running them by Ekiden's interpreter and by others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from ekiden.frontend.onnx import from_onnx
+from ekiden.relay.interpreter import Interpreter
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+Array = np.ndarray[Any, Any]
+Feed = Mapping[str, Array]
+
+
+def element_type(array: Array) -> int:
+    return int(helper.np_dtype_to_tensor_dtype(array.dtype))
+
+
+def graph_model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Feed,
+    outputs: Sequence[str],
+    weights: Feed | None = None,
+    opset: int = 17,
+    symbolic: bool = False,
+) -> onnx.ModelProto:
+    """A model whose inputs have the shapes of `inputs`, or a symbol per axis."""
+    infos = [
+        helper.make_tensor_value_info(
+            name,
+            element_type(a),
+            [f"{name}_{i}" for i in range(a.ndim)] if symbolic else list(a.shape),
+        )
+        for name, a in inputs.items()
+    ]
+    results = [helper.make_empty_tensor_value_info(o) for o in outputs]
+    initializers = [onnx.numpy_helper.from_array(a, n) for n, a in (weights or {}).items()]
+    graph = helper.make_graph(list(nodes), "test", infos, results, initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def interpret(model: onnx.ModelProto, inputs: Sequence[Array]) -> list[Array]:
+    """The model's outputs by way of `from_onnx` and the Relay interpreter."""
+    found = Interpreter(from_onnx(model)).evaluate("main", *inputs)
+    return list(found) if isinstance(found, (tuple, list)) else [found]
+
+
+def expected(model: onnx.ModelProto, feed: Feed, reference: bool) -> list[Array]:
+    """The model's outputs by ONNX Runtime, or by ONNX's own reference."""
+    if reference:
+        return list(ReferenceEvaluator(model).run(None, dict(feed)))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, dict(feed)))
+
+
+def compare(
+    model: onnx.ModelProto, feed: Feed, reference: bool = False, rtol: float = 1e-5
+) -> None:
+    """Ekiden's outputs have the shapes, dtypes and values of the others'."""
+    wanted = expected(model, feed, reference)
+    found = interpret(model, list(feed.values()))
+    assert len(found) == len(wanted)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape
+        np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=rtol)
+
+
+def check_node(
+    op_type: str,
+    inputs: Sequence[Array | None],
+    opset: int = 17,
+    constants: Sequence[int] = (),
+    outputs: int = 1,
+    symbolic: bool = False,
+    reference: bool = False,
+    rtol: float = 1e-5,
+    **attributes: object,
+) -> None:
+    """One node agrees; inputs at the positions `constants` are initializers."""
+    names = [f"i{at}" if a is not None else "" for at, a in enumerate(inputs)]
+    present = {n: a for n, a in zip(names, inputs, strict=True) if a is not None}
+    fixed = {names[at] for at in constants}
+    made = [f"o{at}" for at in range(outputs)]
+    node = helper.make_node(op_type, names, made, **attributes)
+    feed = {n: a for n, a in present.items() if n not in fixed}
+    weights = {n: a for n, a in present.items() if n in fixed}
+    model = graph_model([node], feed, made, weights, opset, symbolic)
+    compare(model, feed, reference, rtol)
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def ints(*values: int) -> Array:
+    return np.array(values, np.int64)
+
+
+FLOAT = TensorProto.FLOAT

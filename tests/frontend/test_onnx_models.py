@@ -1,0 +1,138 @@
+"""The models of the model set import with their dimensions symbolic, and agree with ONNX Runtime when interpreted."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from ekiden.frontend.onnx import from_onnx
+from ekiden.ir.prim import PrimExpr, Select
+from ekiden.ir.prim_visitor import post_order as prim_post_order
+from ekiden.ir.type import TensorType, TupleType
+from ekiden.relay.expr import Call, Function
+from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.visitor import post_order
+
+MANIFEST = Path(__file__).resolve().parents[3] / "shared" / "models" / "models.json"
+CACHE = Path(os.environ.get("EKIDEN_BENCH_CACHE", Path.home() / ".cache" / "ekiden-bench"))
+MODELS = (
+    "oww_alexa_mlp", "oww_timer_mlp", "magika_v3_3", "attacut_c", "deepcut", "ppocr2_cls", "ppocr4_det", "ddddocr_det",
+    "minilm_l3_f32", "light_squeezenet", "light_resnet50", "light_bvlc_alexnet", "light_vgg19", "light_zfnet512",
+    "light_inception_v1", "light_shufflenet", "light_densenet121",
+)  # fmt: skip
+INTERPRETED = {
+    "oww_alexa_mlp": ["default"],
+    "oww_timer_mlp": ["default"],
+    "magika_v3_3": ["default"],
+    "attacut_c": ["default", "odd"],
+    "deepcut": ["default", "one"],
+    "ppocr2_cls": ["default", "batch6"],
+    "ddddocr_det": ["default"],
+    "minilm_l3_f32": ["short", "odd", "batch8"],
+    "light_squeezenet": ["default"],
+    "light_shufflenet": ["default"],
+    "light_densenet121": ["default"],
+}
+
+
+@cache
+def entries() -> dict[str, Any]:
+    if not MANIFEST.is_file():
+        return {}
+    return {e["id"]: e for e in json.loads(MANIFEST.read_text())}
+
+
+def path_of(name: str) -> Path:
+    """The model's file; the test is skipped where nobody has fetched it."""
+    if name not in entries():
+        pytest.skip(f"no model manifest at {MANIFEST}")
+    prepared = CACHE / "prepared" / f"{name}.onnx"
+    found = prepared if entries()[name]["prepare"] else CACHE / entries()[name]["out"]
+    if not found.is_file():
+        pytest.skip(
+            f"{found} is not in the model cache; fetch it with shared/models/fetch_models.py"
+        )
+    return found
+
+
+def result_types(function: Function) -> list[TensorType]:
+    found = function.ret_type
+    fields = found.fields if isinstance(found, TupleType) else (found,)
+    return [f for f in fields if isinstance(f, TensorType)]
+
+
+def feed_for(name: str, case: str) -> Iterator[np.ndarray[Any, Any]]:
+    """Plausible random inputs of a case."""
+    entry = entries()[name]
+    dims = next(c["dims"] for c in entry["cases"] if c["name"] == case)
+    rng = np.random.default_rng(0)
+    for spec in entry["input_specs"]:
+        shape = [dims[d] if isinstance(d, str) else d for d in spec["shape"]]
+        kind, *args = spec["gen"]
+        made = (
+            rng.integers(args[0], args[1], shape) if kind == "randint" else rng.uniform(0, 1, shape)
+        )
+        if kind == "const":
+            made = np.full(shape, args[0])
+        yield made.astype(spec["dtype"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_imports_with_symbolic_dimensions(name: str) -> None:
+    path = path_of(name)
+    started = time.perf_counter()
+    module = from_onnx(path)
+    seconds = time.perf_counter() - started
+    main = module["main"]
+    assert isinstance(main, Function)
+    model = onnx.load(path)
+    weights = {t.name for t in model.graph.initializer}
+    assert module.attrs["input_names"] == tuple(
+        i.name for i in model.graph.input if i.name not in weights
+    )
+    assert module.attrs["output_names"] == tuple(o.name for o in model.graph.output)
+    for made, stated in zip(result_types(main), model.graph.output, strict=True):
+        for ours, theirs in zip(made.shape, stated.type.tensor_type.shape.dim, strict=True):
+            if theirs.HasField("dim_value") and theirs.dim_value >= 0:
+                assert getattr(ours, "value", None) == theirs.dim_value
+    for each in post_order(main):
+        if isinstance(each, Call):
+            assert each.span is not None
+            assert not any_select(each.checked_type_or_none())
+    assert seconds < 1 + path.stat().st_size / 40e6, f"importing took {seconds:.2f} s"
+
+
+def any_select(found: object) -> bool:
+    """Whether a dimension is a choice: two symbols that could not be seen to be equal."""
+    shape: tuple[PrimExpr, ...] = found.shape if isinstance(found, TensorType) else ()
+    return any(isinstance(e, Select) for e in prim_post_order(*shape))
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [(n, c) for n, cases in INTERPRETED.items() for c in cases]
+)
+def test_agrees_with_onnx_runtime(name: str, case: str) -> None:
+    path = path_of(name)
+    module = from_onnx(path)
+    feed = list(feed_for(name, case))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = module.attrs["input_names"]
+    assert isinstance(names, tuple)
+    wanted = session.run(None, dict(zip(names, feed, strict=True)))
+    found = Interpreter(module).evaluate("main", *feed)
+    for ours, theirs in zip(found if isinstance(found, tuple) else (found,), wanted, strict=True):
+        assert isinstance(ours, np.ndarray)
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        scale = max(1.0, float(np.abs(theirs).max()))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * scale)
