@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ClassVar
+
 from ekiden.ir.node import Node, ignored, node
 from ekiden.ir.span import Span
 from ekiden.ir.type import Type
@@ -18,6 +21,8 @@ class RelayExpr(_TypeSlot, Node):
 
     __slots__ = ()
     span: Span | None
+    printer: ClassVar[Callable[[RelayExpr, bool], str] | None] = None
+    """How an expression becomes text: set by `ekiden.relay.printer`, which stands on a higher floor."""
 
     @property
     def checked_type(self) -> Type:
@@ -30,6 +35,17 @@ class RelayExpr(_TypeSlot, Node):
     def checked_type_or_none(self) -> Type | None:
         """The inferred type, or None before inference."""
         return getattr(self, "_checked_type", None)
+
+    def astext(self, show_meta_data: bool = True) -> str:
+        """The expression in Relay's text format; `ekiden.relay.parse_expr` reads it back."""
+        printer = RelayExpr.printer
+        return f"{type(self).__name__}(...)" if printer is None else printer(self, show_meta_data)
+
+    def __str__(self) -> str:
+        return self.astext(show_meta_data=False)
+
+    def __repr__(self) -> str:
+        return self.astext(show_meta_data=False)  # the dataclass's own would print a shared node once per path
 
     def set_checked_type(self, found: Type) -> None:
         """For type inference alone."""

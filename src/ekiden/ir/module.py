@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar
 
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.node import Node
@@ -17,6 +18,8 @@ class IRModule:
 
     __slots__ = ("_by_name", "attrs", "functions", "type_definitions")
     type_key = "IRModule"
+    printer: ClassVar[Callable[[IRModule, bool], str] | None] = None
+    """How a module becomes text: set by `ekiden.relay.printer`, which stands on a higher floor."""
 
     def __init__(
         self,
@@ -61,3 +64,13 @@ class IRModule:
         if isinstance(var, str):
             var = self._by_name.get(var) or GlobalVar(var)
         return self.with_functions({**self.functions, var: function})
+
+    def astext(self, show_meta_data: bool = True) -> str:
+        """The module in Relay's text format; `ekiden.relay.parse` reads it back."""
+        printer = IRModule.printer
+        if printer is None:
+            return f"IRModule({', '.join(self._by_name)})"
+        return printer(self, show_meta_data)
+
+    def __str__(self) -> str:
+        return self.astext(show_meta_data=False)

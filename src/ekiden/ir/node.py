@@ -57,7 +57,8 @@ def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
     """
 
     def register(cls: type[_N]) -> type[_N]:
-        made = dataclasses.dataclass(frozen=True, slots=True, eq=False)(cls)
+        own_repr = hasattr(cls, "astext")
+        made = dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=not own_repr)(cls)
         made.type_key = type_key
         if type_key in NODE_TYPES:
             raise ValueError(f"node type {type_key!r}: already made by {NODE_TYPES[type_key]!r}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from ekiden.ir.node import Node
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -48,69 +51,81 @@ PRECEDENCE: dict[type[BinaryExpr], int] = {
     Or: 1, And: 2,
     EQ: 3, NE: 3, LT: 3, LE: 3, GT: 3, GE: 3,
     Add: 4, Sub: 4,
-    Mul: 5, Div: 5, FloorDiv: 5, FloorMod: 5,
+    Mul: 5, Div: 5,
 }
+"""Infix operators, the weakest first."""
+FUNCTIONS: dict[type[BinaryExpr], str] = {Min: "min", Max: "max", FloorDiv: "floordiv", FloorMod: "floormod"}
+"""Operators written as calls; `//` would be a comment in Relay text."""
 # fmt: on
 
 
-def prim_text(value: PrimExpr, outer: int = 0) -> str:
-    """A scalar expression as text, parenthesised where it binds weaker than `outer`. Variables print their name."""
+Names = Mapping[Node, str]
+"""Names given to variables by a printer that keeps them apart; a variable without one prints its own."""
+_NO_NAMES: Names = {}
+
+
+def prim_text(value: PrimExpr, names: Names = _NO_NAMES, outer: int = 0) -> str:
+    """A scalar expression as text, parenthesised where it binds weaker than `outer`."""
+
+    def inner(each: PrimExpr) -> str:
+        return prim_text(each, names)
+
     match value:
         case IntImm(value=number, dtype="bool"):
             return str(bool(number))
         case IntImm(value=number) | FloatImm(value=number):
             return str(number)
         case Var(name=name):
-            return name
+            return names.get(value, name)
         case AnyDim():
             return "?"
-        case Min() | Max():
-            return f"{value.symbol}({prim_text(value.a)}, {prim_text(value.b)})"
+        case BinaryExpr() if type(value) in FUNCTIONS:
+            return f"{FUNCTIONS[type(value)]}({inner(value.a)}, {inner(value.b)})"
         case BinaryExpr():
             level = PRECEDENCE[type(value)]
-            text = f"{prim_text(value.a, level)} {value.symbol} {prim_text(value.b, level + 1)}"
+            text = f"{prim_text(value.a, names, level)} {value.symbol} {prim_text(value.b, names, level + 1)}"
             return f"({text})" if level < outer else text
         case Not(a=a):
-            return f"not({prim_text(a)})"
+            return f"not({inner(a)})"
         case Select(condition=c, true_value=t, false_value=f):
-            return f"select({prim_text(c)}, {prim_text(t)}, {prim_text(f)})"
-        case Cast(value=inner, dtype=dtype):
-            return f"{dtype}({prim_text(inner)})"
+            return f"select({inner(c)}, {inner(t)}, {inner(f)})"
+        case Cast(value=cast, dtype=dtype):
+            return f"{dtype}({inner(cast)})"
         case Intrinsic(op=op, args=args):
-            return f"{op}({', '.join(map(prim_text, args))})"
+            return f"{op}({', '.join(map(inner, args))})"
         case _:
             return repr(value)
 
 
-def shape_text(shape: tuple[PrimExpr, ...]) -> str:
+def shape_text(shape: tuple[PrimExpr, ...], names: Names = _NO_NAMES) -> str:
     """`(1, n, 3)`; a shape of one dimension keeps its comma."""
-    inside = ", ".join(map(prim_text, shape))
+    inside = ", ".join(prim_text(d, names) for d in shape)
     return f"({inside},)" if len(shape) == 1 else f"({inside})"
 
 
-def _joined(kinds: tuple[Type, ...]) -> str:
-    return ", ".join(map(type_text, kinds))
-
-
-def type_text(kind: Type) -> str:
+def type_text(kind: Type, names: Names = _NO_NAMES) -> str:
     """A type in Relay's text format; a scalar tensor is its dtype alone, a hole is `_`."""
+
+    def joined(kinds: tuple[Type, ...]) -> str:
+        return ", ".join(type_text(k, names) for k in kinds)
+
     match kind:
         case TensorType(shape=(), dtype=dtype):
             return dtype
         case TensorType(shape=shape, dtype=dtype):
-            return f"Tensor[{shape_text(shape)}, {dtype}]"
+            return f"Tensor[{shape_text(shape, names)}, {dtype}]"
         case TupleType(fields=(only,)):
-            return f"({type_text(only)},)"
+            return f"({type_text(only, names)},)"
         case TupleType(fields=fields):
-            return f"({_joined(fields)})"
+            return f"({joined(fields)})"
         case FuncType(arg_types=args, ret_type=ret, type_params=params):
-            return f"fn {type_params_text(params)}({_joined(args)}) -> {type_text(ret)}"
+            return f"fn {type_params_text(params, names)}({joined(args)}) -> {type_text(ret, names)}"
         case TypeVar(name_hint=name) | GlobalTypeVar(name_hint=name):
-            return name
+            return names.get(kind, name)
         case TypeCall(func=func, args=args):
-            return f"{type_text(func)}[{_joined(args)}]" if args else type_text(func)
+            return f"{type_text(func, names)}[{joined(args)}]" if args else type_text(func, names)
         case RelayRefType(value=value):
-            return f"ref({type_text(value)})"
+            return f"ref({type_text(value, names)})"
         case IncompleteType():
             return "_"
         case StorageType():
@@ -119,6 +134,6 @@ def type_text(kind: Type) -> str:
             return repr(kind)
 
 
-def type_params_text(params: tuple[TypeVar, ...]) -> str:
+def type_params_text(params: tuple[TypeVar, ...], names: Names = _NO_NAMES) -> str:
     """`[A, B]`, or nothing."""
-    return f"[{', '.join(p.name_hint for p in params)}]" if params else ""
+    return f"[{', '.join(type_text(p, names) for p in params)}]" if params else ""
