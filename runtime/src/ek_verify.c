@@ -39,16 +39,17 @@ static void refuse(verifier *v, int64_t value, const char *expected, int64_t lim
 
 static bool failed(const verifier *v) { return v->message[0] != '\0'; }
 
-/* The next word, which must be in [0, limit). */
+/* The next word, which must be in [0, limit); 0 where it is not. */
 static int32_t below(verifier *v, int64_t limit, const char *what) {
   if (v->at >= v->function->n_words) {
     refuse(v, v->function->n_words, "a function whose words are at least", (int64_t)v->at + 1);
     return 0;
   }
   int32_t word = v->function->code[v->at];
-  if (word < 0 || word >= limit) refuse(v, word, what, limit);
+  bool is_good = word >= 0 && word < limit;
+  if (!is_good) refuse(v, word, what, limit);
   v->at++;
-  return word;
+  return is_good ? word : 0;
 }
 
 /* Skips words of which all values are allowed. */
