@@ -19,7 +19,9 @@ COMMANDS = {
 
 def parser(selected: str | None) -> argparse.ArgumentParser:
     """The argument parser; only the selected command's module is imported, so that --help is fast."""
-    top = argparse.ArgumentParser(prog="ekiden", description="Compile deep-learning models to native code and run them.")
+    top = argparse.ArgumentParser(
+        prog="ekiden", description="Compile deep-learning models to native code and run them."
+    )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
@@ -39,7 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(options)
     except (errors.EkidenError, OSError) as error:
-        print(f"ekiden {options.command}: {error}", *getattr(error, "__notes__", ()), sep="\n  ", file=sys.stderr)
+        print(
+            f"ekiden {options.command}: {error}",
+            *getattr(error, "__notes__", ()),
+            sep="\n  ",
+            file=sys.stderr,
+        )
         return 1
 
 

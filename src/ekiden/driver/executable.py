@@ -30,7 +30,9 @@ class TensorInfo:
 
 def _infos(entries: object) -> tuple[TensorInfo, ...]:
     if not isinstance(entries, list):
-        raise LoadError("reading the metadata of an executable: expected lists of inputs and outputs")
+        raise LoadError(
+            "reading the metadata of an executable: expected lists of inputs and outputs"
+        )
     return tuple(TensorInfo(e["name"], tuple(e["shape"]), e["dtype"]) for e in entries)
 
 
@@ -51,12 +53,18 @@ class Executable:
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
         self._vm = runtime.VirtualMachine(raw)
 
-    def __call__(self, *args: object, **named: object) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
+    def __call__(
+        self, *args: object, **named: object
+    ) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
         """Run `main`. Raises InputError for a wrong name, number, dtype, rank or dimension; RunError if the run fails."""
         given = self._arrange(args, named) if named else args
         if len(given) != len(self.inputs):
-            raise InputError(f"running a model: expected {len(self.inputs)} inputs ({self._names()}), got {len(given)}")
-        tensors = [self._tensor(info, value) for info, value in zip(self.inputs, given, strict=True)]
+            raise InputError(
+                f"running a model: expected {len(self.inputs)} inputs ({self._names()}), got {len(given)}"
+            )
+        tensors = [
+            self._tensor(info, value) for info, value in zip(self.inputs, given, strict=True)
+        ]
         self._check_shapes(tensors)
         return self._vm.invoke("main", *tensors)
 
@@ -67,14 +75,18 @@ class Executable:
         values: dict[int, object] = dict(enumerate(args))
         for name, value in named.items():
             if name not in self._positions:
-                raise InputError(f"running a model: no input is named '{name}'; it has {self._names()}")
+                raise InputError(
+                    f"running a model: no input is named '{name}'; it has {self._names()}"
+                )
             position = self._positions[name]
             if position in values:
                 raise InputError(f"running a model: input '{name}' is given twice")
             values[position] = value
         missing = [i.name for position, i in enumerate(self.inputs) if position not in values]
         if missing:
-            raise InputError(f"running a model: input '{missing[0]}' is missing; it has {self._names()}")
+            raise InputError(
+                f"running a model: input '{missing[0]}' is missing; it has {self._names()}"
+            )
         return [values[i] for i in range(len(values))]
 
     @staticmethod
@@ -82,9 +94,13 @@ class Executable:
         try:
             tensor = runtime.tensor(value)
         except (TypeError, ValueError, BufferError) as error:
-            raise InputError(f"input '{info.name}': expected an array of {info.dtype}, got {type(value).__name__}: {error}") from error
+            raise InputError(
+                f"input '{info.name}': expected an array of {info.dtype}, got {type(value).__name__}: {error}"
+            ) from error
         if tensor.dtype != info.dtype:
-            raise InputError(f"input '{info.name}': expected dtype {info.dtype}, got {tensor.dtype}")
+            raise InputError(
+                f"input '{info.name}': expected dtype {info.dtype}, got {tensor.dtype}"
+            )
         return tensor
 
     def _check_shapes(self, tensors: Sequence[runtime.Tensor]) -> None:
@@ -93,14 +109,20 @@ class Executable:
         for info, tensor in zip(self.inputs, tensors, strict=True):
             shape = tensor.shape
             if len(shape) != len(info.shape):
-                raise InputError(f"input '{info.name}': expected {len(info.shape)} dimensions {_show(info.shape)}, got {len(shape)}: {_show(shape)}")
+                raise InputError(
+                    f"input '{info.name}': expected {len(info.shape)} dimensions {_show(info.shape)}, got {len(shape)}: {_show(shape)}"
+                )
             for axis, (expected, got) in enumerate(zip(info.shape, shape, strict=True)):
                 if isinstance(expected, str):
                     first = bound.setdefault(expected, (got, info.name))
                     if first[0] != got:
-                        raise InputError(f"input '{info.name}': dimension {axis} '{expected}' is {got}, but {first[0]} in input '{first[1]}'")
+                        raise InputError(
+                            f"input '{info.name}': dimension {axis} '{expected}' is {got}, but {first[0]} in input '{first[1]}'"
+                        )
                 elif expected != got:
-                    raise InputError(f"input '{info.name}': expected {expected} in dimension {axis}, got {got}: {_show(shape)} for {_show(info.shape)}")
+                    raise InputError(
+                        f"input '{info.name}': expected {expected} in dimension {axis}, got {got}: {_show(shape)} for {_show(info.shape)}"
+                    )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file that `ekiden.load` reads. The file appears whole or not at all."""

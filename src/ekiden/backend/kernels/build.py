@@ -6,7 +6,6 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ekiden import tir
 from ekiden.backend.kernels.cache import KernelCache, kernel_key
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.lower import lower_primitive
@@ -16,6 +15,7 @@ from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime import environment
 from ekiden.target import Target
+from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc
 
 Progress = Callable[[int, int, str], None]
@@ -35,7 +35,11 @@ class Kernels:
 
 
 def _display_name(function: Function) -> str:
-    ops = [e.op.name for e in evaluation_order(function.body) if isinstance(e, Call) and isinstance(e.op, Op)]
+    ops = [
+        e.op.name
+        for e in evaluation_order(function.body)
+        if isinstance(e, Call) and isinstance(e.op, Op)
+    ]
     return "fused_" + "_".join(n.replace(".", "_") for n in ops)[:MAX_NAME]
 
 
@@ -49,7 +53,7 @@ class _Task:
 
     def lower(self, target: Target) -> PrimFunc:
         """Its loop program, as code generators take it."""
-        return tir.transform.lower(lower_primitive(self.function, self.name, target), target)
+        return tir_transform.lower(lower_primitive(self.function, self.name, target), target)
 
 
 _WORK: tuple[list[_Task], Target] | None = None
@@ -63,7 +67,7 @@ def _compile_one(index: int) -> tuple[int, bytes]:
 
 
 def _compile_all(tasks: list[_Task], target: Target) -> Iterator[tuple[int, bytes]]:
-    global _WORK  # noqa: PLW0603
+    global _WORK
     _WORK = (tasks, target)
     jobs = min(environment.compile_jobs(), len(tasks))
     try:
@@ -110,6 +114,6 @@ def build_kernels(
     parts = [objects[key] for key in distinct]
     names = [t.name for t in distinct.values()]
     if extra:
-        parts.append(llvm.compile_object([tir.transform.lower(f, target) for f in extra], target))
+        parts.append(llvm.compile_object([tir_transform.lower(f, target) for f in extra], target))
         names.extend(f.name for f in extra)
-    return Kernels([t.name for t in tasks], llvm.image.link(parts, names) if parts else b"")
+    return Kernels([t.name for t in tasks], llvm.link(parts, names) if parts else b"")

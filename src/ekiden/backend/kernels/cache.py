@@ -8,9 +8,10 @@ import os
 import tempfile
 from pathlib import Path
 
-import llvmlite
+
 import platformdirs
 
+from ekiden.codegen import llvm
 from ekiden.ir.structural import structural_digest
 from ekiden.relay.expr import Function
 from ekiden.runtime import environment
@@ -24,7 +25,7 @@ _COMPILER = ("ir", "arith", "tir", "te", "topi", "codegen", "relay/op", "backend
 def compiler_digest() -> str:
     """A digest of the compiler's own source and of LLVM's version."""
     root = Path(__file__).parents[2]
-    found = hashlib.blake2b(llvmlite.__version__.encode(), digest_size=16)
+    found = hashlib.blake2b(llvm.VERSION.encode(), digest_size=16)
     for folder in _COMPILER:
         for path in sorted((root / folder).rglob("*.py")):
             found.update(path.read_bytes())
@@ -46,7 +47,9 @@ class KernelCache:
     @staticmethod
     def default() -> KernelCache:
         """The user's cache folder, unless the environment says otherwise."""
-        return KernelCache(environment.cache_dir(Path(platformdirs.user_cache_dir("ekiden")) / "kernels"))
+        return KernelCache(
+            environment.cache_dir(Path(platformdirs.user_cache_dir("ekiden")) / "kernels")
+        )
 
     def _path(self, key: str) -> Path | None:
         return None if self.folder is None else self.folder / key[:2] / f"{key}.o"

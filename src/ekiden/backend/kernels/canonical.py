@@ -11,17 +11,17 @@ import dataclasses
 from collections.abc import Iterator
 
 from ekiden.arith import prove_equal, simplify
-from ekiden.ir.prim_visitor import substitute
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var
+from ekiden.ir.prim_visitor import free_vars as prim_vars
+from ekiden.ir.prim_visitor import substitute
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.expr import Var as RelayVar
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.scopes import evaluation_order, infer_here, with_children
 from ekiden.runtime.errors import InternalError
-from ekiden.ir.prim_visitor import free_vars as prim_vars
 
 
 class _Renaming:
@@ -56,7 +56,9 @@ class _Renaming:
         known = self._known(expr)
         if known is None:
             names = ", ".join(sorted(v.name for v in free if v not in self.symbols))
-            raise InternalError(f"kernel: no argument has the dimension {names}, which {expr} needs")
+            raise InternalError(
+                f"kernel: no argument has the dimension {names}, which {expr} needs"
+            )
         return known
 
     def type(self, kind: Type) -> Type:
@@ -107,8 +109,12 @@ def canonicalize(function: Function) -> Function:
         if expr not in new:
             new[expr] = _rebuild(expr, new, renaming)
     body = new[function.body]
-    made_function = Function(tuple(params), body, body.checked_type, (), function.attrs, span=function.span)
-    made_function.set_checked_type(FuncType(tuple(p.checked_type for p in params), body.checked_type))
+    made_function = Function(
+        tuple(params), body, body.checked_type, (), function.attrs, span=function.span
+    )
+    made_function.set_checked_type(
+        FuncType(tuple(p.checked_type for p in params), body.checked_type)
+    )
     return made_function
 
 
@@ -119,5 +125,7 @@ def _rebuild(expr: RelayExpr, new: dict[RelayExpr, RelayExpr], renaming: _Renami
     rebuilt = with_children(expr, new)
     if rebuilt is expr:
         return expr
-    fresh = rebuilt.with_fields(span=None) if rebuilt.span is not None else dataclasses.replace(rebuilt)  # type: ignore[type-var]
+    fresh = (
+        rebuilt.with_fields(span=None) if rebuilt.span is not None else dataclasses.replace(rebuilt)
+    )  # type: ignore[type-var]
     return infer_here(fresh)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ekiden import te
 from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
@@ -14,7 +16,7 @@ from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError, EkidenError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import BufferStore, PrimFunc, seq
+from ekiden.tir.stmt import AssertStmt, BufferStore, PrimFunc, seq
 from ekiden.topi import rule
 
 Tensors = list[te.Tensor]
@@ -24,7 +26,12 @@ def _scalar(constant: Constant) -> te.Tensor:
     """A constant of one element as a computation, which inlines to an immediate."""
     dtype = str(constant.data.dtype)
     value = constant.data.item()
-    return te.compute((), lambda: const(float(value) if is_float(dtype) else int(value), dtype), name="constant", tag="injective")
+    return te.compute(
+        (),
+        lambda: const(float(value) if is_float(dtype) else int(value), dtype),
+        name="constant",
+        tag="injective",
+    )
 
 
 def _lower_call(call: Call, known: dict[RelayExpr, Tensors]) -> Tensors:
@@ -43,7 +50,9 @@ def te_graph(function: Function) -> tuple[Tensors, Tensors]:
     inputs: Tensors = []
     for param in function.params:
         kinds = tensor_types(param.checked_type)
-        made = [te.placeholder(k.shape, k.dtype, f"p{len(inputs) + i}") for i, k in enumerate(kinds)]
+        made = [
+            te.placeholder(k.shape, k.dtype, f"p{len(inputs) + i}") for i, k in enumerate(kinds)
+        ]
         known[param] = made
         inputs.extend(made)
     for expr in evaluation_order(function.body):
@@ -72,11 +81,18 @@ def lower_primitive(function: Function, name: str, target: Target) -> PrimFunc:
         raise
 
 
-def shape_function(kinds: list[TensorType], exprs: list[PrimExpr], name: str) -> PrimFunc:
-    """A kernel that reads the shapes of its arguments and writes the values of `exprs` to an int64 vector."""
+Constraint = tuple[PrimExpr, str]
+"""A condition on symbols that every run must meet, and the message when it does not."""
+
+
+def shape_function(
+    kinds: Sequence[TensorType], exprs: Sequence[PrimExpr], constraints: Sequence[Constraint], name: str
+) -> PrimFunc:
+    """A kernel that reads the shapes of its arguments, checks the constraints, and writes the values of `exprs` (int64)."""
     params = tuple(Buffer(f"p{i}", k.shape, k.dtype) for i, k in enumerate(kinds))
     dims = Buffer("dims", (const(len(exprs)),), "int64")
-    body = seq(*(BufferStore(dims, e, (const(i),)) for i, e in enumerate(exprs)))
+    checks = (AssertStmt(condition, message) for condition, message in constraints)
+    body = seq(*checks, *(BufferStore(dims, e, (const(i),)) for i, e in enumerate(exprs)))
     return PrimFunc((*params, dims), body, {"global_symbol": name, "num_outputs": 1})
 
 

@@ -5,12 +5,13 @@ Each variable gets a register of its own. Kernels and shape functions are compil
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ekiden.backend.kernels.build import Progress, build_kernels
-from ekiden.backend.kernels.lower import shape_function
+from ekiden.backend.kernels.lower import Constraint, shape_function
 from ekiden.backend.vm.dims import Dims, dims_of, is_static, sources, values
 from ekiden.backend.vm.encode import Instruction, Operand, make
 from ekiden.backend.vm.write import VMFunction, write_executable
@@ -115,7 +116,14 @@ class _FunctionCompiler:
         storage, self.dims_register = self._new(), self._new()
         self._emit("AllocStorage", dst=storage, size=size, size_index=0, alignment=64, device=HOST)
         shape = (len(self.dims.exprs),)
-        self._emit("AllocTensor", dst=self.dims_register, storage=storage, offset=0, dtype="int64", shape=shape)
+        self._emit(
+            "AllocTensor",
+            dst=self.dims_register,
+            storage=storage,
+            offset=0,
+            dtype="int64",
+            shape=shape,
+        )
         args = (*sources(self.function, self.dims), self.dims_register)
         index = self.program.shape_functions[self.name]
         self._emit("InvokePacked", packed_index=index, output_size=1, args=args)
@@ -147,9 +155,13 @@ class _FunctionCompiler:
             case Match():
                 return self._match(value)
             case RefCreate() | RefRead() | RefWrite():
-                raise CompileError(f"{type(value).__name__}: the virtual machine has no references; use the interpreter")
+                raise CompileError(
+                    f"{type(value).__name__}: the virtual machine has no references; use the interpreter"
+                )
             case _:
-                raise InternalError(f"VM compiler: a {type(value).__name__} is not in A-normal form")
+                raise InternalError(
+                    f"VM compiler: a {type(value).__name__} is not in A-normal form"
+                )
 
     def _into(self, name: str, **operands: Operand | str) -> int:
         target = self._new()
@@ -158,7 +170,9 @@ class _FunctionCompiler:
 
     def _alias(self, variable: Var) -> int:
         if variable not in self.registers:
-            raise InternalError(f"VM compiler: variable %{variable.name_hint} has no register in @{self.name}")
+            raise InternalError(
+                f"VM compiler: variable %{variable.name_hint} has no register in @{self.name}"
+            )
         return self._into("Move", src=self.registers[variable])
 
     def _atom(self, expr: RelayExpr) -> int:
@@ -182,24 +196,40 @@ class _FunctionCompiler:
             case Op(name=name):
                 return self._operator(name, call)
             case GlobalVar(name_hint=name):
-                kind, key = ("AllocClosure", "free") if name in self.program.closures else ("Invoke", "args")
-                return self._into(kind, func=self.program.functions[name], **{key: self._atoms(call.args)})
+                kind, key = (
+                    ("AllocClosure", "free")
+                    if name in self.program.closures
+                    else ("Invoke", "args")
+                )
+                return self._into(
+                    kind, func=self.program.functions[name], **{key: self._atoms(call.args)}
+                )
             case Constructor(tag=tag):
                 return self._adt(tag, call.args)
             case op:
-                return self._into("InvokeClosure", closure=self._atom(op), args=self._atoms(call.args))
+                return self._into(
+                    "InvokeClosure", closure=self._atom(op), args=self._atoms(call.args)
+                )
 
     def _operator(self, name: str, call: Call) -> int:
         match name, call.attrs:
             case "memory.alloc_storage", AllocStorageAttrs(size=size, alignment=alignment):
                 register, index = self._integer(size)
-                return self._into("AllocStorage", size=register, size_index=index, alignment=alignment, device=HOST)
+                return self._into(
+                    "AllocStorage",
+                    size=register,
+                    size_index=index,
+                    alignment=alignment,
+                    device=HOST,
+                )
             case "memory.alloc_tensor", AllocTensorAttrs():
                 return self._alloc_tensor(self._atom(call.args[0]), call.attrs)
             case "vm.reshape_tensor", ReshapeTensorAttrs(shape=shape):
                 register, index = self._shape(shape)
                 data = self._atom(call.args[0])
-                return self._into("ReshapeTensor", tensor=data, shape=register, shape_index=index, ndim=len(shape))
+                return self._into(
+                    "ReshapeTensor", tensor=data, shape=register, shape_index=index, ndim=len(shape)
+                )
             case "vm.shape_of" | "shape_of", _:
                 return self._into("ShapeOf", tensor=self._atom(call.args[0]))
             case "vm.invoke_tvm_op", _:
@@ -209,7 +239,9 @@ class _FunctionCompiler:
                 return -1
             case _:
                 where = f" ({call.span})" if call.span else ""
-                raise CompileError(f"{name}{where}: the operator has neither a kernel nor an instruction")
+                raise CompileError(
+                    f"{name}{where}: the operator has neither a kernel nor an instruction"
+                )
 
     def _integer(self, value: PrimExpr) -> tuple[int, int]:
         """(register, element) of an integer."""
@@ -226,7 +258,13 @@ class _FunctionCompiler:
     def _alloc_tensor(self, storage: int, attrs: AllocTensorAttrs) -> int:
         if is_static((attrs.offset, *attrs.shape)):
             offset = values((attrs.offset,))[0]
-            return self._into("AllocTensor", storage=storage, offset=offset, dtype=attrs.dtype, shape=values(attrs.shape))
+            return self._into(
+                "AllocTensor",
+                storage=storage,
+                offset=offset,
+                dtype=attrs.dtype,
+                shape=values(attrs.shape),
+            )
         return self._into(
             "AllocTensorReg",
             storage=storage,
@@ -240,7 +278,11 @@ class _FunctionCompiler:
 
     def _invoke_kernel(self, call: Call) -> int:
         function, inputs, outputs = call.args
-        assert isinstance(function, Function) and isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
+        assert (
+            isinstance(function, Function)
+            and isinstance(inputs, Tuple)
+            and isinstance(outputs, Tuple)
+        )
         args = self._atoms(inputs.fields) + self._atoms(outputs.fields)
         index = self.program.primitives[function]
         self._emit("InvokePacked", packed_index=index, output_size=len(outputs.fields), args=args)
@@ -312,7 +354,11 @@ def primitive_functions(module: IRModule) -> list[Function]:
     for function in module.functions.values():
         assert isinstance(function, Function)
         for expr in evaluation_order(function.body):
-            if isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.name == "vm.invoke_tvm_op":
+            if (
+                isinstance(expr, Call)
+                and isinstance(expr.op, Op)
+                and expr.op.name == "vm.invoke_tvm_op"
+            ):
                 kernel = expr.args[0]
                 assert isinstance(kernel, Function)
                 found[kernel] = None
@@ -321,7 +367,15 @@ def primitive_functions(module: IRModule) -> list[Function]:
 
 def _shape_kernel(name: str, function: Function, dims: Dims) -> PrimFunc:
     kinds = [function.params[i].checked_type for i in sources(function, dims)]
-    return shape_function([k for k in kinds if isinstance(k, TensorType)], dims.exprs, f"shape_func_{name}")
+    tensors = [k for k in kinds if isinstance(k, TensorType)]
+    return shape_function(tensors, dims.exprs, dims.constraints, f"shape_func_{name}")
+
+
+def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
+    """What a frontend says every run of `main` must meet."""
+    found = module.attrs.get("constraints", ()) if name == "main" else ()
+    assert isinstance(found, Sequence)
+    return found
 
 
 def compile_module(
@@ -331,9 +385,17 @@ def compile_module(
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """
-    functions = {g.name_hint: _flatten_closure(f) for g, f in module.functions.items() if isinstance(f, Function)}
-    closures = {g.name_hint for g, f in module.functions.items() if isinstance(f, Function) and f.attr("Closure")}
-    dims = {name: dims_of(f.body) for name, f in functions.items()}
+    functions = {
+        g.name_hint: _flatten_closure(f)
+        for g, f in module.functions.items()
+        if isinstance(f, Function)
+    }
+    closures = {
+        g.name_hint
+        for g, f in module.functions.items()
+        if isinstance(f, Function) and f.attr("Closure")
+    }
+    dims = {name: dims_of(f.body, _constraints(module, name)) for name, f in functions.items()}
     shapes = {n: _shape_kernel(n, f, dims[n]) for n, f in functions.items() if dims[n].exprs}
     fused = primitive_functions(module)
     kernels = build_kernels(fused, list(shapes.values()), target, progress)

@@ -13,8 +13,16 @@ from ekiden.driver.commands.options import random_inputs
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("file", help="an artifact that `ekiden compile` wrote")
-    parser.add_argument("--dim", action="append", default=[], metavar="SYMBOL=4", help="the value of a symbolic dimension")
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long to measure (default 2)")
+    parser.add_argument(
+        "--dim",
+        action="append",
+        default=[],
+        metavar="SYMBOL=4",
+        help="the value of a symbolic dimension",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="how long to measure (default 2)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -13,15 +13,27 @@ from ekiden.driver.commands.options import parse_shape
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("model", help="an ONNX file")
-    parser.add_argument("-o", "--output", required=True, help="the artifact to write, for instance model.eki")
-    parser.add_argument("--target", default="llvm", help="'llvm' (this machine) or 'llvm -mcpu=...'")
-    parser.add_argument("--shape", action="append", default=[], metavar="NAME=1,3,H,W", help="fix dimensions of an input")
+    parser.add_argument(
+        "-o", "--output", required=True, help="the artifact to write, for instance model.eki"
+    )
+    parser.add_argument(
+        "--target", default="llvm", help="'llvm' (this machine) or 'llvm -mcpu=...'"
+    )
+    parser.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME=1,3,H,W",
+        help="fix dimensions of an input",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Compile, save, and say what the model takes and gives."""
     started = time.perf_counter()
-    executable = ekiden.compile(options.model, options.target, shape=dict(map(parse_shape, options.shape)) or None)
+    executable = ekiden.compile(
+        options.model, options.target, shape=dict(map(parse_shape, options.shape)) or None
+    )
     executable.save(options.output)
     size = Path(options.output).stat().st_size
     print(f"{options.output}: {size / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s")

@@ -31,13 +31,27 @@ BLOCK = 4096
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("files", nargs="*", help="files to identify (default: some of Python's own)")
+    parser.add_argument(
+        "files", nargs="*", help="files to identify (default: some of Python's own)"
+    )
 
 
 def fetch(folder: Path) -> tuple[Path, dict[str, object]]:
     """Download the wheel with pip; the model file and its configuration."""
-    command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
-    done = subprocess.run([*command, "-d", str(folder), PACKAGE], capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+    ]
+    done = subprocess.run(
+        [*command, "-d", str(folder), PACKAGE], capture_output=True, text=True, check=False
+    )
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         raise ImportModelError(f"downloading {PACKAGE}: pip says {done.stderr.strip()[-300:]}")
@@ -56,8 +70,16 @@ def features(data: bytes, begin: int, end: int, padding: int) -> list[int]:
 def default_files() -> list[Path]:
     """Files of different kinds that every Python installation has."""
     library = Path(sysconfig.get_path("stdlib"))
-    found = [library / "argparse.py", Path(sys.executable).resolve(), library / "pydoc_data" / "_pydoc.css"]
-    found += sorted(library.glob("**/*.exe"))[:1] + sorted(library.glob("**/*.txt"))[:1] + sorted(library.glob("__pycache__/*.pyc"))[:1]
+    found = [
+        library / "argparse.py",
+        Path(sys.executable).resolve(),
+        library / "pydoc_data" / "_pydoc.css",
+    ]
+    found += (
+        sorted(library.glob("**/*.exe"))[:1]
+        + sorted(library.glob("**/*.txt"))[:1]
+        + sorted(library.glob("__pycache__/*.pyc"))[:1]
+    )
     found += [Path(ekiden.__file__)]
     return [p for p in found if p.is_file()]
 
@@ -81,7 +103,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_table(executable: ekiden.Executable, files: list[Path], config: dict[str, object]) -> None:
+def _print_table(
+    executable: ekiden.Executable, files: list[Path], config: dict[str, object]
+) -> None:
     labels = config["target_labels_space"]
     begin, end, padding = (int(str(config[k])) for k in ("beg_size", "end_size", "padding_token"))
     assert isinstance(labels, list)

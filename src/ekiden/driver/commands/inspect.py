@@ -6,26 +6,26 @@ import argparse
 from collections.abc import Callable
 
 import ekiden
-from ekiden import tir
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.lower import lower_primitive
 from ekiden.backend.vm.compile import primitive_functions
 from ekiden.backend.vm.pipeline import optimize, pipeline
 from ekiden.codegen import llvm
-from ekiden.driver.compile import import_model
+from ekiden.driver.build import import_model
 from ekiden.ir.instrument import PrintIR
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.printer import astext
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
+from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc
 
 Emit = Callable[[PrimFunc, Target], str]
 KERNEL_STAGES: dict[str, Emit] = {
     "tir": lambda function, target: tir.astext(function),
-    "llvm": lambda function, target: llvm.emit(tir.transform.lower(function, target), target),
-    "asm": lambda function, target: llvm.assembly([tir.transform.lower(function, target)], target),
+    "llvm": lambda function, target: llvm.emit(tir_transform.lower(function, target), target),
+    "asm": lambda function, target: llvm.assembly([tir_transform.lower(function, target)], target),
 }
 """Stage -> text of one kernel."""
 
@@ -34,7 +34,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("file", help="a model, or for --stage bytecode an artifact")
     parser.add_argument("--stage", choices=["relay", *KERNEL_STAGES, "bytecode"], default="relay")
-    parser.add_argument("--before", metavar="PASS", help="print the module before this pass, for instance FuseOps")
+    parser.add_argument(
+        "--before", metavar="PASS", help="print the module before this pass, for instance FuseOps"
+    )
     parser.add_argument("--after", metavar="PASS", help="print the module after this pass")
     parser.add_argument("--kernel", default="", help="only kernels whose name contains this")
     parser.add_argument("--target", default="llvm")
@@ -47,7 +49,11 @@ def run(options: argparse.Namespace) -> int:
         _print_passes(options, target)
     elif options.stage == "bytecode":
         is_artifact = str(options.file).endswith(".eki")
-        print((ekiden.load(options.file) if is_artifact else ekiden.compile(options.file, target)).disassemble())
+        print(
+            (
+                ekiden.load(options.file) if is_artifact else ekiden.compile(options.file, target)
+            ).disassemble()
+        )
     elif options.stage == "relay":
         print(astext(import_model(options.file)))
     else:
@@ -59,7 +65,9 @@ def _print_passes(options: argparse.Namespace, target: Target) -> None:
     names = {p.name for p in pipeline(target).passes if isinstance(p, Pass)}
     for wanted in filter(None, (options.before, options.after)):
         if wanted not in names:
-            raise CompileError(f"inspecting a pass: no pass {wanted!r}; there are {', '.join(sorted(names))}")
+            raise CompileError(
+                f"inspecting a pass: no pass {wanted!r}; there are {', '.join(sorted(names))}"
+            )
     instrument = PrintIR(before=filter(None, [options.before]), after=filter(None, [options.after]))
     with PassContext(instruments=(instrument,)).scope():
         optimize(import_model(options.file), target)

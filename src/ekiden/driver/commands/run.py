@@ -14,7 +14,9 @@ from ekiden.driver.commands.options import read_array
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("file", help="an artifact that `ekiden compile` wrote")
-    parser.add_argument("--input", action="append", default=[], metavar="NAME=array.npy", help="one for each input")
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="NAME=array.npy", help="one for each input"
+    )
     parser.add_argument("--output-dir", help="write each output here as a .npy file")
 
 

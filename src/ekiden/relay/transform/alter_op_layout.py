@@ -42,7 +42,9 @@ def _dense(call: Call, target: Target) -> RelayExpr:
     units = weight.data.shape[0]
     tile = tile_width(units, target)
     packed = op.nn.contrib_pack_weight(weight, kind="dense", tile=tile)
-    return op.nn.contrib_dense_pack(call.args[0], packed, units=units, tile=tile).with_fields(span=call.span)
+    return op.nn.contrib_dense_pack(call.args[0], packed, units=units, tile=tile).with_fields(
+        span=call.span
+    )
 
 
 def _channels_in(call: Call) -> int | None:
@@ -75,7 +77,12 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
     """Pack the constant weights below root for a target. Needs checked types."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        if not isinstance(new, Call) or len(new.args) < 2 or not isinstance(new.args[1], Constant) or not _is_float32(old):
+        if (
+            not isinstance(new, Call)
+            or len(new.args) < 2
+            or not isinstance(new.args[1], Constant)
+            or not _is_float32(old)
+        ):
             return new
         if not _is_float32(new.args[0]) or not _is_float32(new.args[1]):
             return new

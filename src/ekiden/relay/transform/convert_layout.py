@@ -145,7 +145,9 @@ def _with_axis(call: Call, perm: Perm) -> RelayExpr | None:
     """Operators along one axis: softmax, lrn, prelu, ..."""
     assert call.attrs is not None
     axis = perm[int(getattr(call.attrs, "axis", -1)) % len(perm)]
-    changed = call.with_fields(args=(_below(call.args[0]), *call.args[1:]), attrs=call.attrs.with_fields(axis=axis))
+    changed = call.with_fields(
+        args=(_below(call.args[0]), *call.args[1:]), attrs=call.attrs.with_fields(axis=axis)
+    )
     return transpose(infer_here(_fresh(changed)), perm)
 
 
@@ -156,14 +158,18 @@ def _concatenate(call: Call, perm: Perm) -> RelayExpr | None:
     if any(_perm_below(p) != perm for p in parts.fields):
         return None
     axis = perm[int(getattr(call.attrs, "axis", 0)) % len(perm)]
-    return transpose(infer_here(op.concatenate(Tuple(tuple(map(_below, parts.fields))), axis)), perm)
+    return transpose(
+        infer_here(op.concatenate(Tuple(tuple(map(_below, parts.fields))), axis)), perm
+    )
 
 
 def _pad(call: Call, perm: Perm) -> RelayExpr | None:
     assert call.attrs is not None
     width = getattr(call.attrs, "pad_width", ())
     moved = tuple(width[i] for i in inverse(perm))
-    changed = call.with_fields(args=(_below(call.args[0]), *call.args[1:]), attrs=call.attrs.with_fields(pad_width=moved))
+    changed = call.with_fields(
+        args=(_below(call.args[0]), *call.args[1:]), attrs=call.attrs.with_fields(pad_width=moved)
+    )
     return transpose(infer_here(_fresh(changed)), perm)
 
 
@@ -176,7 +182,8 @@ def _reduce(call: Call, perm: Perm) -> RelayExpr | None:
         return None
     axes = tuple(range(rank)) if axis is None else tuple(int(a) % rank for a in np.atleast_1d(axis))
     changed = call.with_fields(
-        args=(_below(call.args[0]),), attrs=call.attrs.with_fields(axis=tuple(sorted(perm[a] for a in axes)))
+        args=(_below(call.args[0]),),
+        attrs=call.attrs.with_fields(axis=tuple(sorted(perm[a] for a in axes))),
     )
     made = infer_here(_fresh(changed))
     if getattr(call.attrs, "keepdims", False):
@@ -192,11 +199,18 @@ def _reshape(call: Call, perm: Perm) -> RelayExpr | None:
     while head < min(len(before), len(after)) and prove_equal(before[head], after[head]):
         head += 1
     tail = 0
-    while tail < min(len(before), len(after)) - head and prove_equal(before[-1 - tail], after[-1 - tail]):
+    while tail < min(len(before), len(after)) - head and prove_equal(
+        before[-1 - tail], after[-1 - tail]
+    ):
         tail += 1
     old, new = len(before) - head - tail, len(after) - head - tail
     source = list(perm[head : head + old])
-    if old < 1 or new < 1 or source != list(range(source[0], source[0] + old)) or min(old, new) != 1:
+    if (
+        old < 1
+        or new < 1
+        or source != list(range(source[0], source[0] + old))
+        or min(old, new) != 1
+    ):
         return None
     z_shape = list(_shape(_below(call.args[0])))
     z_shape[source[0] : source[0] + old] = after[head : head + new]
@@ -233,7 +247,11 @@ def _sink(call: Call) -> RelayExpr:
     perm = next((p for p in map(_perm_below, operands) if p is not None), None)
     if rule is None or perm is None or not isinstance(call.checked_type, TensorType):
         return call
-    if rule is not _sink_broadcast and rule is not _concatenate and _perm_below(operands[0]) is None:
+    if (
+        rule is not _sink_broadcast
+        and rule is not _concatenate
+        and _perm_below(operands[0]) is None
+    ):
         return call
     return rule(call, perm) or call
 

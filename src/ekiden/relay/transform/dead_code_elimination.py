@@ -1,6 +1,6 @@
 """Drop bindings that nothing uses and that have no effect.
 
-    let %a = nn.relu(%x); let %b = nn.tanh(%x); %b   ->   let %b = nn.tanh(%x); %b
+let %a = nn.relu(%x); let %b = nn.tanh(%x); %b   ->   let %b = nn.tanh(%x); %b
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def is_pure(value: RelayExpr) -> bool:
     if isinstance(value, Function):
         return True
     for each in evaluation_order(value):
-        if isinstance(each, (RefCreate, RefRead, RefWrite)) or (isinstance(each, Call) and not _is_pure_call(each)):
+        if isinstance(each, (RefCreate, RefRead, RefWrite)) or (
+            isinstance(each, Call) and not _is_pure_call(each)
+        ):
             return False
     return True
 

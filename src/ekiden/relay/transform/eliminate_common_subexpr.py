@@ -1,6 +1,6 @@
 """Compute equal pure calls once.
 
-    add(nn.relu(%x), nn.relu(%x))   ->   %0 = nn.relu(%x); add(%0, %0)
+add(nn.relu(%x), nn.relu(%x))   ->   %0 = nn.relu(%x); add(%0, %0)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Evaluate at compile time what depends on constants alone, with the reference semantics of each operator.
 
-    add(1f, 2f)  ->  3f          (%a, %b).1  ->  %b          if (True) { %a } else { %b }  ->  %a
+add(1f, 2f)  ->  3f          (%a, %b).1  ->  %b          if (True) { %a } else { %b }  ->  %a
 """
 
 from __future__ import annotations
@@ -32,10 +32,17 @@ def _fold_call(call: Call, kind: Type | None) -> RelayExpr:
     if not isinstance(call.op, Op) or not all(map(_is_constant, call.args)):
         return call
     definition = call.op.definition
-    if definition.stateful or definition.reference is None or definition.lower is None or not _has_static_type(kind):
+    if (
+        definition.stateful
+        or definition.reference is None
+        or definition.lower is None
+        or not _has_static_type(kind)
+    ):
         return call
     arrays = [
-        tuple(f.data for f in a.fields if isinstance(f, Constant)) if isinstance(a, Tuple) else a.data
+        tuple(f.data for f in a.fields if isinstance(f, Constant))
+        if isinstance(a, Tuple)
+        else a.data
         for a in call.args
         if isinstance(a, (Tuple, Constant))
     ]

@@ -25,7 +25,13 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.scopes import evaluation_order, map_functions, on_body, operands, with_children
+from ekiden.relay.transform.scopes import (
+    evaluation_order,
+    map_functions,
+    on_body,
+    operands,
+    with_children,
+)
 
 CHANNEL_AXES = {"nn.conv2d": (1, 0), "nn.conv1d": (1, 0), "nn.dense": (-1, 0)}
 """Operator -> (channel axis of the result, axis of the weight that makes it), in the default layouts."""
@@ -37,7 +43,9 @@ def op_of(expr: RelayExpr) -> str:
 
 
 def _same_shape(a: TensorType, b: TensorType) -> bool:
-    return len(a.shape) == len(b.shape) and all(prove_equal(x, y) for x, y in zip(a.shape, b.shape, strict=True))
+    return len(a.shape) == len(b.shape) and all(
+        prove_equal(x, y) for x, y in zip(a.shape, b.shape, strict=True)
+    )
 
 
 class _Folder:
@@ -65,16 +73,31 @@ class _Folder:
         assert isinstance(new, Call) and isinstance(old, Call)
         kind, left = old.checked_type, new.args[0]
         index = 0 if isinstance(new.args[1], Constant) else 1
-        if name in ("subtract", "nn.bias_add") and index == 1 or isinstance(left, Constant) and index == 0:
+        if (
+            (name in ("subtract", "nn.bias_add")
+            and index == 1)
+            or (isinstance(left, Constant)
+            and index == 0)
+        ):
             return new
         constant = new.args[1 - index]
         data_type = old.args[index].checked_type
-        if not isinstance(constant, Constant) or not isinstance(kind, TensorType) or not isinstance(data_type, TensorType):
+        if (
+            not isinstance(constant, Constant)
+            or not isinstance(kind, TensorType)
+            or not isinstance(data_type, TensorType)
+        ):
             return new
         if not is_float(kind.dtype) or not _same_shape(kind, data_type):
             return new
-        made = self._fold(name, new, new.args[index], _full_rank(new, constant.data, len(kind.shape)))
-        return made if made.span is not None or not isinstance(made, Call) else made.with_fields(span=new.span)
+        made = self._fold(
+            name, new, new.args[index], _full_rank(new, constant.data, len(kind.shape))
+        )
+        return (
+            made
+            if made.span is not None or not isinstance(made, Call)
+            else made.with_fields(span=new.span)
+        )
 
     def _fold(self, name: str, call: Call, data: RelayExpr, value: Array) -> RelayExpr:
         if name == "multiply":
@@ -95,9 +118,17 @@ class _Folder:
     def _multiply(self, data: RelayExpr, value: Array) -> RelayExpr:
         if isinstance(data, Call) and self.uses.get(data) == 1:
             name, last = op_of(data), data.args[-1]
-            if name in ("add", "multiply") and isinstance(last, Constant) and last.data.ndim == value.ndim:
+            if (
+                name in ("add", "multiply")
+                and isinstance(last, Constant)
+                and last.data.ndim == value.ndim
+            ):
                 inner = self._multiply(data.args[0], value if name == "add" else value * last.data)
-                return self._made(op.add(inner, Constant(last.data * value))) if name == "add" else inner
+                return (
+                    self._made(op.add(inner, Constant(last.data * value)))
+                    if name == "add"
+                    else inner
+                )
             scaled = _scale_weight(name, data, value)
             if scaled is not None:
                 return self._made(scaled)
@@ -116,7 +147,10 @@ def _scale_weight(name: str, call: Call, value: Array) -> RelayExpr | None:
     """`call` with its weight scaled per output channel, or None if the constant varies along another axis."""
     if name not in CHANNEL_AXES or not isinstance(call.args[1], Constant):
         return None
-    if str(getattr(call.attrs, "data_layout", "NC"))[:2] != "NC" or str(getattr(call.attrs, "kernel_layout", "OI"))[:2] != "OI":
+    if (
+        str(getattr(call.attrs, "data_layout", "NC"))[:2] != "NC"
+        or str(getattr(call.attrs, "kernel_layout", "OI"))[:2] != "OI"
+    ):
         return None
     axis, weight_axis = CHANNEL_AXES[name]
     weight = call.args[1].data

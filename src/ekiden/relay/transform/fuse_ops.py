@@ -63,7 +63,9 @@ class _Node:
 
 def is_primitive_call(expr: RelayExpr) -> bool:
     """Whether an expression is the call of an operator that has a kernel."""
-    return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.definition.lower is not None
+    return (
+        isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.definition.lower is not None
+    )
 
 
 def is_inline_constant(expr: RelayExpr) -> bool:
@@ -166,7 +168,9 @@ def _merge(child: _Node, parent: _Node) -> None:
         return
     parent.size += child.size
     child.parent = parent
-    parent.anchor = max(parent.anchor, child.anchor) if child.anchor != OpPattern.TUPLE else parent.anchor
+    parent.anchor = (
+        max(parent.anchor, child.anchor) if child.anchor != OpPattern.TUPLE else parent.anchor
+    )
 
 
 def _fuse_into_dominator(each: _Node, allowed: Condition) -> None:
@@ -201,7 +205,11 @@ def _step(each: _Node, phase: int) -> None:
         return
     if phase == 2:
         target = dominator.root().anchor
-        if anchor <= OpPattern.INJECTIVE and dominator.pattern == OpPattern.TUPLE and target <= OpPattern.INJECTIVE:
+        if (
+            anchor <= OpPattern.INJECTIVE
+            and dominator.pattern == OpPattern.TUPLE
+            and target <= OpPattern.INJECTIVE
+        ):
             _fuse_into_dominator(each, _to_injective)
         return
     if each.root() is dominator.root() or dominator.root().anchor == OpPattern.TUPLE:
@@ -263,14 +271,23 @@ class _GroupBuilder:
         attrs: dict[str, object] = {"Primitive": 1}
         if reshape_only:
             attrs["relay.reshape_only"] = 1
-        made = Function(tuple(self.params), self.body, result.checked_type, (), attrs, span=result.span)
-        made.set_checked_type(FuncType(tuple(p.checked_type for p in self.params), result.checked_type))
+        made = Function(
+            tuple(self.params), self.body, result.checked_type, (), attrs, span=result.span
+        )
+        made.set_checked_type(
+            FuncType(tuple(p.checked_type for p in self.params), result.checked_type)
+        )
         return made
 
 
 def _is_reshape_only(members: list[RelayExpr]) -> bool:
     only = members[0]
-    return len(members) == 1 and isinstance(only, Call) and isinstance(only.op, Op) and only.op.definition.reshape_only
+    return (
+        len(members) == 1
+        and isinstance(only, Call)
+        and isinstance(only.op, Op)
+        and only.op.definition.reshape_only
+    )
 
 
 def _groups(root: RelayExpr) -> dict[RelayExpr, list[RelayExpr]]:

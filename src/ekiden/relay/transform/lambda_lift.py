@@ -39,7 +39,11 @@ class _Lifter:
 
     @staticmethod
     def _let_names(body: RelayExpr) -> dict[RelayExpr, Var]:
-        return {e.value: e.var for e in evaluation_order(body) if isinstance(e, Let) and isinstance(e.value, Function)}
+        return {
+            e.value: e.var
+            for e in evaluation_order(body)
+            if isinstance(e, Let) and isinstance(e.value, Function)
+        }
 
     def _fresh(self, hint: str) -> GlobalVar:
         name, count = f"lifted_{hint}", 0
@@ -59,7 +63,9 @@ class _Lifter:
         inner = function.with_fields(body=body)
         if captured:
             marked = inner.with_fields(attrs={**(inner.attrs or {}), "Closure": 1})
-            self.lifted[name] = Function(tuple(captured), marked, None, function.type_params, {"Closure": 1})
+            self.lifted[name] = Function(
+                tuple(captured), marked, None, function.type_params, {"Closure": 1}
+            )
         else:
             self.lifted[name] = inner
         return itself

@@ -57,16 +57,22 @@ def primitive_of(value: RelayExpr) -> Function | None:
 def _check_known(kind: TensorType, span: Span | None) -> None:
     if any(isinstance(d, AnyDim) for d in kind.shape):
         where = f" of {span}" if span else ""
-        raise CompileError(f"allocating the result{where}: its shape depends on data, which is not supported yet")
+        raise CompileError(
+            f"allocating the result{where}: its shape depends on data, which is not supported yet"
+        )
 
 
-def _allocate(kind: TensorType, span: Span | None) -> Iterator[Binding]:
+def _allocate(tensor: Var, kind: TensorType, span: Span | None) -> Iterator[Binding]:
     _check_known(kind, span)
     storage = Var("storage")
     yield storage, alloc_storage(size_in_bytes(kind), ALIGNMENT)
+    yield tensor, alloc_tensor(storage, const(0), kind.shape, kind.dtype)
+
+
+def _output(kind: TensorType) -> Var:
     tensor = Var("t", kind)
     tensor.set_checked_type(kind)
-    yield tensor, alloc_tensor(storage, const(0), kind.shape, kind.dtype)
+    return tensor
 
 
 def _lower_binding(variable: Var, value: RelayExpr) -> Iterator[Binding]:
@@ -81,13 +87,13 @@ def _lower_binding(variable: Var, value: RelayExpr) -> Iterator[Binding]:
         _check_known(kind, value.span)
         yield variable, reshape_tensor(value.args[0], kind.shape)
         return
-    outputs: list[Var] = []
-    for each in tensor_types(kind):
-        bindings = list(_allocate(each, value.span))
-        yield from bindings
-        outputs.append(bindings[-1][0])
+    kinds = tensor_types(kind)
+    outputs = [variable] if isinstance(kind, TensorType) else [_output(k) for k in kinds]
+    for tensor, each in zip(outputs, kinds, strict=True):
+        yield from _allocate(tensor, each, value.span)
     yield Var("_"), invoke_tvm_op(function, value.args, outputs).with_fields(span=value.span)
-    yield variable, outputs[0] if isinstance(kind, TensorType) else Tuple(tuple(outputs))
+    if not isinstance(kind, TensorType):
+        yield variable, Tuple(tuple(outputs))
 
 
 def _lower_chain(chain: Chain, is_function_body: bool) -> Chain:

@@ -69,7 +69,9 @@ class _Lifetimes:
         used = self._used(value)
         for storage in used:
             self.requests[storage].last = at
-        if name in ("memory.alloc_tensor", "vm.reshape_tensor") or isinstance(value, (Var, Tuple, TupleGetItem)):
+        if name in ("memory.alloc_tensor", "vm.reshape_tensor") or isinstance(
+            value, (Var, Tuple, TupleGetItem)
+        ):
             self.home[variable] = used
         elif name != "vm.invoke_tvm_op":  # calls, branches, closures, cells: may keep what they get
             self.escaped |= used

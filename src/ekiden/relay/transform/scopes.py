@@ -167,7 +167,9 @@ def with_children(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayE
         case Let(var=var, value=value, body=body):
             rebuilt = expr.with_fields(value=mapped(value), body=mapped(body))
         case If(cond=cond, true_branch=yes, false_branch=no):
-            rebuilt = expr.with_fields(cond=mapped(cond), true_branch=mapped(yes), false_branch=mapped(no))
+            rebuilt = expr.with_fields(
+                cond=mapped(cond), true_branch=mapped(yes), false_branch=mapped(no)
+            )
         case Function(body=body) if not is_atom(expr):
             rebuilt = expr.with_fields(body=mapped(body))
         case Match(data=data, clauses=clauses):
@@ -194,7 +196,9 @@ def infer_here(expr: RelayExpr) -> RelayExpr:
             for arg in args:
                 if isinstance(arg, Tuple):
                     infer_here(arg)
-            expr.set_checked_type(op.definition.relation([a.checked_type for a in args], expr.attrs))
+            expr.set_checked_type(
+                op.definition.relation([a.checked_type for a in args], expr.attrs)
+            )
         case Tuple(fields=fields):
             expr.set_checked_type(TupleType(tuple(f.checked_type for f in fields)))
         case TupleGetItem(tuple_value=value, index=index):
@@ -202,11 +206,15 @@ def infer_here(expr: RelayExpr) -> RelayExpr:
             assert isinstance(kind, TupleType)
             expr.set_checked_type(kind.fields[index])
         case _:
-            raise ValueError(f"cannot infer the type of a {type(expr).__name__} from its operands alone")
+            raise ValueError(
+                f"cannot infer the type of a {type(expr).__name__} from its operands alone"
+            )
     return expr
 
 
-def rewrite_graph(root: RelayExpr, rewrite: Callable[[RelayExpr, RelayExpr], RelayExpr]) -> RelayExpr:
+def rewrite_graph(
+    root: RelayExpr, rewrite: Callable[[RelayExpr, RelayExpr], RelayExpr]
+) -> RelayExpr:
     """Rebuild a graph bottom-up: `rewrite(old, rebuilt)` gives what stands for `old`. Shared stays shared. Iterative."""
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in evaluation_order(root):

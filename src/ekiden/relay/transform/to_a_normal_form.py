@@ -14,7 +14,15 @@ from ekiden.ir.transform import Pass, module_pass
 from ekiden.relay.expr import Constant, Let, Var
 from ekiden.relay.transform.chains import Chain
 from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.scopes import Scope, bodies, find_scopes, map_functions, on_body, operands, with_children
+from ekiden.relay.transform.scopes import (
+    Scope,
+    bodies,
+    find_scopes,
+    map_functions,
+    on_body,
+    operands,
+    with_children,
+)
 
 Names = dict[RelayExpr, RelayExpr]
 
@@ -54,7 +62,9 @@ def _bind(scope: Scope, names: Names, chains: dict[RelayExpr, Chain]) -> Chain:
             chain.bindings.append((expr.var, names.get(expr.value, expr.value)))
             chain.bindings.extend(chains[expr.body].bindings)
         elif expr in names:
-            inside = {o: names.get(o, o) for o in operands(expr)} | {b: chains[b].wrap() for b in bodies(expr)}
+            inside = {o: names.get(o, o) for o in operands(expr)} | {
+                b: chains[b].wrap() for b in bodies(expr)
+            }
             variable = names[expr]
             assert isinstance(variable, Var)
             chain.bindings.append((variable, with_children(expr, inside)))

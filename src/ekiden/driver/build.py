@@ -17,10 +17,10 @@ from ekiden.driver.executable import Dim, Executable
 from ekiden.frontend.onnx import from_onnx
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.ir.text import prim_text
 from ekiden.ir.transform import PassContext
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Function
-from ekiden.ir.text import prim_text
 from ekiden.relay.transform import InferType
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
@@ -36,7 +36,7 @@ def import_model(model: Model, shape: Mapping[str, Sequence[Dim]] | None = None)
     return model if isinstance(model, IRModule) else from_onnx(model, shape)
 
 
-def compile(  # noqa: A001
+def compile(
     model: Model, target: str | Target = "llvm", *, shape: Mapping[str, Sequence[Dim]] | None = None
 ) -> Executable:
     """Compile a model: a path to an ONNX file, an onnx.ModelProto, its bytes, or an IRModule with a function `main`.
@@ -47,7 +47,9 @@ def compile(  # noqa: A001
     return Executable(runtime.Executable.from_bytes(compile_to_bytes(model, target, shape)))
 
 
-def compile_to_bytes(model: Model, target: str | Target = "llvm", shape: Mapping[str, Sequence[Dim]] | None = None) -> bytes:
+def compile_to_bytes(
+    model: Model, target: str | Target = "llvm", shape: Mapping[str, Sequence[Dim]] | None = None
+) -> bytes:
     """The bytes of the artifact that `compile` makes and `Executable.save` writes."""
     chosen = Target.parse(target)
     module = InferType()(import_model(model, shape))
