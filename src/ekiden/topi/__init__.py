@@ -1,9 +1,8 @@
 """The operator inventory: one function per computation, over tensor expressions.
 
-Anchors of schedule rules carry a tag: elemwise, broadcast, injective, concatenate, reduce,
-softmax, pool, layer_norm,
-dense, dense_pack, matmul, batch_matmul, conv2d, conv2d_nhwc_pack, depthwise_conv2d_nhwc,
-group_conv2d_nhwc_pack, ...
+Anchors of schedule rules carry a tag: elemwise, broadcast, injective, concatenate, reduce, softmax,
+pool, layer_norm, dense, dense_pack, matmul, batch_matmul, conv2d, conv2d_nhwc_pack,
+depthwise_conv2d_nhwc, group_conv2d_nhwc_pack, ...
 """
 
 from ekiden.topi import image as image

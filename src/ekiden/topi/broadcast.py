@@ -115,8 +115,7 @@ def _bitwise(op: str, on_bool: type[BinaryExpr]) -> Scalar2:
 
 
 def _guarded(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Integer division that cannot trap: by 0 it gives 0; by -1 the quotient is -a, which may
-    wrap."""
+    """Integer division that cannot trap: by 0 it gives 0; by -1 it gives -a, which may wrap."""
     if is_const(b) and not is_const(b, 0) and not is_const(b, -1):
         return binary(kind, a, b)
     zero, one = const(0, a.dtype), const(1, a.dtype)

@@ -197,8 +197,7 @@ def transposed_extent(
     dilation: int = 1,
     extra: int = 0,
 ) -> PrimExpr:
-    """The extent of a transposed convolution: (size - 1) * stride - before - after + reach +
-    extra."""
+    """Of a transposed convolution: (size - 1) * stride - before - after + reach + extra."""
     if is_any(size):
         return size
     reach = (as_dim(kernel) - 1) * dilation + 1

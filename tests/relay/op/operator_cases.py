@@ -1,9 +1,8 @@
 """Sample calls of every operator: what the generated tests run.
 
 A case is a constructor call on given arrays. `expected` is an independent NumPy expression where
-the operator's
-reference is more than one NumPy function. `symbolic` says whether its dimensions may be replaced by
-symbols.
+the operator's reference is more than one NumPy function. `symbolic` says whether its dimensions may
+be replaced by symbols, or which extents.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Case:
     params: tuple[Var, ...]
     inputs: tuple[Array, ...]
     expected: Callable[..., object] | None
-    symbolic: bool
+    symbolic: bool | tuple[int, ...]
     tolerance: float
 
     @property
@@ -47,7 +46,7 @@ def case(
     build: Callable[..., Call],
     *inputs: Array,
     expected: Callable[..., object] | None = None,
-    symbolic: bool = True,
+    symbolic: bool | tuple[int, ...] = True,
     tolerance: float = 2e-6,
 ) -> Case:
     """A case whose call is `build` of one variable per array."""

@@ -59,8 +59,9 @@ def check(found: Array, expected: object, tolerance: float) -> None:
 
 
 def symbols_of(case: Case) -> dict[int, SizeVar]:
-    """One symbol for each extent above 1 (equal extents must stay equal)."""
-    extents = {d for a in case.inputs for d in a.shape if d > 1}
+    """One symbol for each extent above 1, or each chosen one (equal extents must stay equal)."""
+    chosen = case.symbolic if isinstance(case.symbolic, tuple) else None
+    extents = {d for a in case.inputs for d in a.shape if d > 1 and (chosen is None or d in chosen)}
     return {d: SizeVar(f"n{d}") for d in sorted(extents)}
 
 

@@ -145,8 +145,7 @@ register_op(
 
 
 def cast(data: Expr, dtype: str) -> Call:
-    """Each element converted to `dtype`; floats truncate towards zero, anything but 0 becomes
-    True."""
+    """Each element as `dtype`; floats truncate towards zero, anything but 0 becomes True."""
     return call("cast", data, attrs=CastAttrs(dtype))
 
 

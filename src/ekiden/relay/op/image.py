@@ -35,8 +35,7 @@ class Resize2DAttrs(Attrs):
     """The extents of the result and how its pixels map to the data's.
 
     scales: result per data extent where that is not the quotient of the extents (ONNX gives the
-    factor itself).
-    rounding_method "" and "round" round halves down, as ONNX's default does.
+    factor itself). rounding_method "" and "round" round halves down, as ONNX's default does.
     """
 
     size: Dims = ()

@@ -102,8 +102,7 @@ def reduction(
     compute: Callable[..., Tensor],
     dtype: str | None = None,
 ) -> Callable[..., Call]:
-    """Declare a reduction, to `dtype` if that is not the data's; gives the function that calls
-    it."""
+    """Declare a reduction, to `dtype` if not the data's; gives the function that calls it."""
     register_op(
         OpDef(
             name=name,

@@ -31,8 +31,7 @@ from ekiden.topi.shape import (
 
 @node("relay.attrs.ReshapeAttrs")
 class ReshapeAttrs(Attrs):
-    """The new shape: 0 copies the input's dimension unless `allowzero`, one -1 takes what is
-    left."""
+    """The new shape: 0 copies a dimension unless `allowzero`, one -1 takes what is left."""
 
     newshape: Dims = ()
     allowzero: bool = False

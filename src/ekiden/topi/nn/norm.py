@@ -31,8 +31,7 @@ def batch_norm(
 def _moments(
     data: Tensor, axes: Sequence[int]
 ) -> tuple[Callable[[Sequence[PrimExpr]], PrimExpr], Tensor]:
-    """The mean as a function of a row's indices, and the sum of squared distances from it per
-    row."""
+    """The mean, as a function of a row's indices, and the sum of squared distances from it."""
     wide = accumulator(data.dtype)
     count = cast(product([data.shape[a] for a in axes]), wide)
     total = reduce(data, axes, True, te.sum, "row_sum", lambda v: cast(v, wide))

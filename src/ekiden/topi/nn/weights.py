@@ -1,11 +1,10 @@
-"""Weight layouts of convolutions and dense layers, plain and packed: one place that knows their
-shapes.
+"""Weight layouts of convolutions and dense layers: one place that knows their shapes.
 
-OIHW, HWIO, OHWI, ...   plain: out channels, in channels / groups, kernel height, width in any order
-OHWI{r}o                packed: [ceil(O/r)][KH][KW][I/groups][r], zero padded (groups = 1)
-GOHWI{r}o               packed per group: [G][ceil(O/G/r)][KH][KW][I/G][r]
-HWOI                    depthwise: [KH][KW][C][1]
-dense {r}               [ceil(N/r)][K][r]
+OIHW, HWIO, ...   plain: out channels, in channels / groups, kernel height, width in any order
+OHWI{r}o          packed: [ceil(O/r)][KH][KW][I/groups][r], zero padded (groups = 1)
+GOHWI{r}o         packed per group: [G][ceil(O/G/r)][KH][KW][I/G][r]
+HWOI              depthwise: [KH][KW][C][1]
+dense {r}         [ceil(N/r)][K][r]
 """
 
 from __future__ import annotations

@@ -302,8 +302,7 @@ def group_norm(
     data: Expr, gamma: Expr, beta: Expr, num_groups: int,
     axis: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
 ) -> Call:  # fmt: skip
-    """Each group of channels of each sample with mean 0 and variance 1, then times gamma plus
-    beta."""
+    """Each group of channels of a sample with mean 0, variance 1, then times gamma plus beta."""
     return call(
         "nn.group_norm",
         data,

@@ -64,8 +64,7 @@ class MaxPool2DAttrs(Attrs):
 
 @node("relay.attrs.AvgPool2DAttrs")
 class AvgPool2DAttrs(Attrs):
-    """Geometry and layout; `count_include_pad` counts padding (but nothing beyond it) in the
-    mean."""
+    """Geometry and layout; `count_include_pad` counts padding (nothing beyond) in the mean."""
 
     pool_size: tuple[int, ...] = (1, 1)
     strides: tuple[int, ...] = (1, 1)
