@@ -10,7 +10,7 @@ from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule import conv2d, dense, depthwise
 from ekiden.topi.rule.default import schedule_default
-from ekiden.topi.rule.stages import is_epilogue
+from ekiden.topi.rule.stages import has_known_weights, is_epilogue
 
 Rule: TypeAlias = Callable[[list[te.Tensor], list[te.Tensor], Target, str], PrimFunc]
 """(inputs, outputs, target, name) -> the scheduled function, parameters in that order."""
@@ -30,7 +30,7 @@ def schedule(inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, 
     """The scheduled loop program of a group. A group that an anchor's rule does not cover gets the default rule."""
     for tensor in te.post_order_tensors(outputs):
         rule = RULES.get(tensor.op.tag)
-        if rule is not None and is_epilogue(tensor, outputs):
+        if rule is not None and has_known_weights(tensor) and is_epilogue(tensor, outputs):
             return rule(inputs, outputs, target, name)
     return schedule_default(inputs, outputs, target, name)
 

@@ -26,6 +26,11 @@ def is_epilogue(anchor: Tensor, outputs: Sequence[Tensor]) -> bool:
     return output is anchor or _reads_in_place(anchor, output, others)
 
 
+def has_known_weights(anchor: Tensor) -> bool:
+    """Whether every input of an anchor but the first (its data) has a constant shape."""
+    return all(isinstance(d, IntImm) for t in inputs_of(anchor)[1:] for d in t.shape)
+
+
 def _reads_in_place(anchor: Tensor, output: Tensor, others: Sequence[Tensor]) -> bool:
     if output.ndim != anchor.ndim or not all(map(prove_equal, output.shape, anchor.shape)):
         return False
