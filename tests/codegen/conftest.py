@@ -45,7 +45,9 @@ def map_kernel(body: Body, inputs: list[str], output: str, lanes: int, count: in
     return PrimFunc((*params, out), loop, {"global_symbol": "map"})
 
 
-def run_map(body: Body, arrays: list[np.ndarray], dtypes: list[str], output: str, lanes: int) -> np.ndarray:
+def run_map(
+    body: Body, arrays: list[np.ndarray], dtypes: list[str], output: str, lanes: int
+) -> np.ndarray:
     """Compile and run an elementwise kernel; arrays are padded to whole vectors by repeating."""
     count = -(-len(arrays[0]) // lanes) * lanes
     padded = [np.resize(a, count) for a in arrays]

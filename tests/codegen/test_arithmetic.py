@@ -71,7 +71,9 @@ def test_truncating_division(dtype: str, lanes: int) -> None:
         want = x / y
     else:
         with np.errstate(over="ignore"):
-            want = np.array([_c_div(int(a), int(b)) for a, b in zip(x, y, strict=True)]).astype(dtype)
+            want = np.array([_c_div(int(a), int(b)) for a, b in zip(x, y, strict=True)]).astype(
+                dtype
+            )
     np.testing.assert_array_equal(got, want)
 
 
@@ -96,7 +98,13 @@ def test_nan_wins(kind: type[BinaryExpr], lanes: int) -> None:
 @pytest.mark.parametrize("dtype", ["bool"])
 def test_bool_operations(dtype: str, lanes: int) -> None:
     x, y = np.array([0, 0, 1, 1], bool), np.array([0, 1, 0, 1], bool)
-    for kind, want in ((prim.And, x & y), (prim.Or, x | y), (prim.EQ, x == y), (prim.NE, x != y), (prim.LT, x < y)):
+    for kind, want in (
+        (prim.And, x & y),
+        (prim.Or, x | y),
+        (prim.EQ, x == y),
+        (prim.NE, x != y),
+        (prim.LT, x < y),
+    ):
         got = run_map(lambda a, b, k=kind: k(a, b, a.dtype), [x, y], [dtype] * 2, dtype, lanes)
         np.testing.assert_array_equal(got, want)
     got = run_map(lambda a: prim.Not(a, a.dtype), [x], [dtype], dtype, lanes)

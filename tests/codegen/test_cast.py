@@ -22,7 +22,9 @@ def test_cast_agrees_with_numpy(source: str, target: str) -> None:
         values = [v for v in values if v >= 0 or not dt.is_unsigned(target)] + [0.5, 1.5, 99.75]  # type: ignore[list-item]
     x = to_array(values, source)
     for lanes in (1, 16):
-        got = run_map(lambda v, n=lanes: cast(v, dt.with_lanes(target, n)), [x], [source], target, lanes)
+        got = run_map(
+            lambda v, n=lanes: cast(v, dt.with_lanes(target, n)), [x], [source], target, lanes
+        )
         assert np.array_equal(got, x.astype(got.dtype)), lanes
 
 
@@ -44,10 +46,14 @@ def test_narrow_floats_round_once(source: str, target: str, lanes: int) -> None:
     if target == "bfloat16" and source == "float64":
         x, want = x[:3000].astype("float32").astype("float64"), want[:3000]
     got = run_map(lambda v: cast(v, v.dtype.replace(source, target)), [x], [source], target, lanes)
-    np.testing.assert_array_equal(got.view("uint16")[~np.isnan(want)], want.view("uint16")[~np.isnan(want)])
+    np.testing.assert_array_equal(
+        got.view("uint16")[~np.isnan(want)], want.view("uint16")[~np.isnan(want)]
+    )
     assert np.isnan(got[np.isnan(want)].astype("float32")).all()
 
 
 def test_large_unsigned() -> None:
     x = np.array([2.0**63, 2.0**63 + 2048, 1.0, 2.0**62], "float64")
-    assert np.array_equal(run_map(lambda v: cast(v, "uint64"), [x], ["float64"], "uint64", 1), x.astype("uint64"))
+    assert np.array_equal(
+        run_map(lambda v: cast(v, "uint64"), [x], ["float64"], "uint64", 1), x.astype("uint64")
+    )

@@ -1,4 +1,5 @@
-"""Mathematical functions against NumPy in higher precision: accuracy in ulp, and what happens at the edges."""
+"""Mathematical functions against NumPy in higher precision: accuracy in ulp, and what happens at
+the edges."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ekiden.ir.prim import PrimExpr
 pytestmark = pytest.mark.quick
 
 # fmt: off
-ULP: dict[str, tuple[float, float, float, float]] = {   # name: (float32 ulp, float64 ulp, lowest, highest argument)
+ULP: dict[str, tuple[float, float, float, float]] = {   # ulp in float32, in float64, range
     "exp":     (1.0, 1.5, -87.0, 88.0),
     "log":     (1.5, 1.5, 1e-30, 1e30),
     "sqrt":    (0.51, 0.51, 0.0, 1e30),
@@ -26,7 +27,26 @@ ULP: dict[str, tuple[float, float, float, float]] = {   # name: (float32 ulp, fl
     "cos":     (0.6, 1.5, -1e4, 1e4),
 }
 # fmt: on
-EDGES = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1e-38, 88.8, 104.0, -88.0, -95.0, -103.9, -110.0, 3e38, -3e38, 1.0, -1.0]
+EDGES = [
+    0.0,
+    -0.0,
+    np.inf,
+    -np.inf,
+    np.nan,
+    1e-45,
+    -1e-45,
+    1e-38,
+    88.8,
+    104.0,
+    -88.0,
+    -95.0,
+    -103.9,
+    -110.0,
+    3e38,
+    -3e38,
+    1.0,
+    -1.0,
+]
 
 
 def expected(name: str, x: np.ndarray) -> np.ndarray:
@@ -77,8 +97,12 @@ def test_edges(name: str, dtype: str, lanes: int) -> None:
         got = run_map(call(name, dtype), [x], [dtype], dtype, lanes)
         want = to_array(expected(name, x.astype("float64")).astype("float64"), dtype)
     tiny = 3e-45 if dtype == "float32" else 0.0
-    tolerance = {"float16": 2e-3, "bfloat16": 1e-2}.get(dtype, 2e-6 if dtype == "float32" else 1e-14)
-    np.testing.assert_allclose(got.astype("float64"), want.astype("float64"), rtol=tolerance, atol=tiny)
+    tolerance = {"float16": 2e-3, "bfloat16": 1e-2}.get(
+        dtype, 2e-6 if dtype == "float32" else 1e-14
+    )
+    np.testing.assert_allclose(
+        got.astype("float64"), want.astype("float64"), rtol=tolerance, atol=tiny
+    )
 
 
 def test_exp_rounds_subnormal_results() -> None:
@@ -97,7 +121,9 @@ def test_pow(dtype: str, lanes: int) -> None:
 
 
 def test_pow_special_cases(lanes: int) -> None:
-    values = np.array([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -3.0, 3.0, np.inf, -np.inf, np.nan, 1e38], "float32")
+    values = np.array(
+        [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -3.0, 3.0, np.inf, -np.inf, np.nan, 1e38], "float32"
+    )
     x, y = (a.ravel() for a in np.meshgrid(values, values))
     got = run_map(call("pow", "float32"), [x, y], ["float32", "float32"], "float32", lanes)
     with np.errstate(all="ignore"):
@@ -107,9 +133,14 @@ def test_pow_special_cases(lanes: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["floor", "ceil", "round", "trunc", "abs"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "uint8", "int64"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "float16", "bfloat16", "int32", "uint8", "int64"]
+)
 def test_rounding(name: str, dtype: str, lanes: int) -> None:
-    x = to_array([0, 0.5, 1.5, 2.5, 2.4, 7, 100, 3.7] + ([-0.5, -1.5, -2.6, -7] if dtype[0] != "u" else []), dtype)
+    x = to_array(
+        [0, 0.5, 1.5, 2.5, 2.4, 7, 100, 3.7] + ([-0.5, -1.5, -2.6, -7] if dtype[0] != "u" else []),
+        dtype,
+    )
     got = run_map(call(name, dtype), [x], [dtype], dtype, lanes)
     want = INTRINSICS[name].reference(x.astype("float64"))
     assert np.array_equal(got.astype("float64"), want)  # type: ignore[arg-type]
@@ -118,7 +149,9 @@ def test_rounding(name: str, dtype: str, lanes: int) -> None:
 def test_tests(lanes: int) -> None:
     x = np.array([0.0, np.nan, np.inf, -np.inf, 1.0], "float32")
     for name in ("isnan", "isinf"):
-        got = run_map(lambda v, n=name: call_intrin(n, v, dtype=_bool(v)), [x], ["float32"], "bool", lanes)
+        got = run_map(
+            lambda v, n=name: call_intrin(n, v, dtype=_bool(v)), [x], ["float32"], "bool", lanes
+        )
         assert np.array_equal(got, INTRINSICS[name].reference(x))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,5 @@
-"""What this machine is, read from the operating system; every fact has a default for when it cannot be read."""
+"""What this machine is, read from the operating system; every fact has a default for when it cannot
+be read."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ import platform
 from pathlib import Path
 
 # fmt: off
-LEVELS: dict[str, tuple[str, ...]] = {   # newest first; a level is chosen when the machine has every flag of its row
-    "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "bmi2", "f16c"),
+LEVELS: dict[str, tuple[str, ...]] = {   # newest first; all flags must be there
+    "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma"),
     "x86-64-v3": ("avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"),
     "x86-64-v2": ("sse4_2", "popcnt", "ssse3"),
     "x86-64":    (),
 }
-MODELS: dict[tuple[str, int, int], str] = {   # (vendor, family, lowest model number / 16): LLVM's name
+MODELS: dict[tuple[str, int, int], str] = {   # (vendor, family, model number // 16): LLVM's name
     ("AuthenticAMD", 26, 0): "znver5",
     ("AuthenticAMD", 25, 10): "znver4",
     ("AuthenticAMD", 25, 6): "znver4",
@@ -39,7 +40,8 @@ def read_cpuinfo(text: str | None = None) -> dict[str, str]:
 
 
 def cpu_name(info: dict[str, str]) -> str:
-    """LLVM's name of the processor when it has AVX-512 and is known, else the highest x86-64 level it reaches."""
+    """LLVM's name of the processor when it has AVX-512 and is known, else the highest x86-64 level
+    it reaches."""
     flags = set(info.get("flags", "").split())
     level = next(name for name, needed in LEVELS.items() if flags.issuperset(needed))
     if platform.machine() not in ("x86_64", "AMD64"):

@@ -1,4 +1,5 @@
-"""Target: an immutable value that says what code is for, with the facts schedules choose tiles by."""
+"""Target: an immutable value that says what code is for, with the facts schedules choose tiles
+by."""
 
 from __future__ import annotations
 
@@ -32,8 +33,9 @@ VECTORS: dict[str, tuple[int, int]] = {   # cpu: (vector bits, vector registers)
 class Target:
     """What code will run on. Equal targets give equal code; `str` and `parse` are inverse.
 
-    kind: the code generator. cpu, features: LLVM's names. vector_bits, registers: the vector register file.
-    l1, l2: bytes of a core's data caches. cores: threads that schedules may count on.
+    kind: the code generator. cpu, features: LLVM's names. vector_bits, registers: the vector
+    register file. l1, l2: bytes of a core's data caches. cores: threads that schedules may count
+    on.
     """
 
     kind: str = "llvm"
@@ -59,12 +61,15 @@ class Target:
             registers=32 if bits == 512 else 16,
             l1=cpuinfo.cache_bytes(1, 32 << 10),
             l2=cpuinfo.cache_bytes(2, 1 << 20),
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            cores=len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1,
         )
 
     @staticmethod
     def parse(text: str | Target) -> Target:
-        """A target from its text form: "llvm" (this machine) or "llvm -mcpu=x86-64-v3 -cores=4 ...".
+        """A target from its text form: "llvm" (this machine) or "llvm -mcpu=x86-64-v3 -cores=4
+        ...".
 
         Raises CompileError for an unknown kind, option or processor.
         """
@@ -85,8 +90,8 @@ class Target:
         """The text form `parse` reads, with every fact."""
         features = f" -mattr={','.join(self.features)}" if self.features else ""
         return (
-            f"{self.kind} -mtriple={self.triple} -mcpu={self.cpu}{features} -vector-bits={self.vector_bits}"
-            f" -registers={self.registers} -l1={self.l1} -l2={self.l2} -cores={self.cores}"
+            f"{self.kind} -mtriple={self.triple} -mcpu={self.cpu}{features}"
+            f" -vector-bits={self.vector_bits} -registers={self.registers} -l1={self.l1} -l2={self.l2} -cores={self.cores}"
         )
 
 
@@ -96,7 +101,8 @@ _OPTIONS = ("mtriple", "mcpu", "mattr", "vector-bits", "registers", "l1", "l2", 
 def _option(text: str) -> tuple[str, str]:
     name, equals, value = text.lstrip("-").partition("=")
     if not text.startswith("-") or not equals or name not in _OPTIONS:
-        raise CompileError(f"target: unknown option {text!r}; there are {', '.join('-' + o + '=' for o in _OPTIONS)}")
+        known = ", ".join(f"-{name}=" for name in _OPTIONS)
+        raise CompileError(f"target: unknown option {text!r}; there are {known}")
     return name, value
 
 

@@ -1,6 +1,13 @@
-"""The LLVM code generator: lowered loop programs to IR text, machine code, and native code images."""
+"""The LLVM code generator: lowered loop programs to IR text, machine code, and native code
+images."""
 
-from ekiden.codegen.llvm.compiler import VERSION, assembly, assembly_of_text, compile_object, compile_text
+from ekiden.codegen.llvm.compiler import (
+    VERSION,
+    assembly,
+    assembly_of_text,
+    compile_object,
+    compile_text,
+)
 from ekiden.codegen.llvm.emit import emit, emit_all
 from ekiden.codegen.llvm.image import ImageInfo, inspect, link
 

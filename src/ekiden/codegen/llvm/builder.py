@@ -1,7 +1,8 @@
 """Writes the text of one LLVM function: fresh names, blocks, and value numbering within scopes.
 
-Operands are strings ("%v7", "42", "splat (float 0x...)"); their data type is passed beside them. An instruction without
-effects is written once: asking for the same text again inside the scope where it was written gives the same value.
+Operands are strings ("%v7", "42", "splat (float 0x...)"); their data type is passed beside them. An
+instruction without effects is written once: asking for the same text again inside the scope where
+it was written gives the same value.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def _escape(data: bytes) -> str:
 
 
 class Builder:
-    """The instructions of one function, in order. `block` is the label of the block being written."""
+    """The instructions of one function, in order. `block` is the label of the block being
+    written."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -155,10 +157,15 @@ class Builder:
         kind = "fcmp" if dt.is_float(dtype) else "icmp"
         return self.pure(f"{kind} {predicate} {register_type(dtype)} {a}, {b}")
 
-    def select(self, condition: Operand, dtype: str, a: Operand, b: Operand, lanes: int = 1) -> Operand:
+    def select(
+        self, condition: Operand, dtype: str, a: Operand, b: Operand, lanes: int = 1
+    ) -> Operand:
         """`a if condition else b`; the condition has `lanes` lanes, 1 or those of dtype."""
         kind = register_type(dtype)
-        return self.pure(f"select {register_type(dt.with_lanes('bool', lanes))} {condition}, {kind} {a}, {kind} {b}")
+        return self.pure(
+            f"select {register_type(dt.with_lanes('bool', lanes))} {condition},"
+            f" {kind} {a}, {kind} {b}"
+        )
 
     def convert(self, opcode: str, source: str, target: str, a: Operand) -> Operand:
         """A conversion instruction: zext, bitcast, sitofp, ..."""
@@ -172,7 +179,9 @@ class Builder:
             return f"splat ({register_type(dtype)} {a})"
         kind = register_type(dt.with_lanes(dtype, lanes))
         one = self.pure(f"insertelement {kind} poison, {register_type(dtype)} {a}, i64 0")
-        return self.pure(f"shufflevector {kind} {one}, {kind} poison, <{lanes} x i32> zeroinitializer")
+        return self.pure(
+            f"shufflevector {kind} {one}, {kind} poison, <{lanes} x i32> zeroinitializer"
+        )
 
     def any(self, mask: Operand, lanes: int) -> Operand:
         """Whether any lane of a bool vector is true."""

@@ -7,7 +7,8 @@ from ekiden.ir import dtype as dt
 
 
 def emit_cast(b: Builder, a: Operand, source: str, target: str) -> Operand:
-    """`a` converted; floats truncate towards zero, non-zero becomes True, narrower integers wrap."""
+    """`a` converted; floats truncate towards zero, non-zero becomes True, narrower integers
+    wrap."""
     if source == target:
         return a
     lanes = dt.lanes(source)
@@ -24,7 +25,9 @@ def emit_cast(b: Builder, a: Operand, source: str, target: str) -> Operand:
     if start in ("float16", "bfloat16") and end != "float32":
         return emit_cast(b, emit_cast(b, a, source, typed("float32")), typed("float32"), target)
     if dt.is_float(start):
-        return _from_float(b, a, source, target) if dt.is_float(end) else _to_int(b, a, source, target)
+        return (
+            _from_float(b, a, source, target) if dt.is_float(end) else _to_int(b, a, source, target)
+        )
     if dt.is_float(end):
         return _int_to_float(b, a, source, target)
     return _int_to_int(b, a, source, target)
@@ -75,7 +78,9 @@ def _from_float(b: Builder, a: Operand, source: str, target: str) -> Operand:
     start, end, lanes = dt.element(source), dt.element(target), dt.lanes(source)
     if start == "bfloat16":
         wide = b.convert("zext", source, dt.with_lanes("int32", lanes), a)
-        bits = b.binary("shl", dt.with_lanes("int32", lanes), wide, b.const(16, dt.with_lanes("int32", lanes)))
+        bits = b.binary(
+            "shl", dt.with_lanes("int32", lanes), wide, b.const(16, dt.with_lanes("int32", lanes))
+        )
         return b.convert("bitcast", dt.with_lanes("int32", lanes), target, bits)
     if end in ("float16", "bfloat16") and start == "float64":
         a, source = _round_to_odd(b, a, source), dt.with_lanes("float32", lanes)
@@ -92,10 +97,14 @@ def _round_to_odd(b: Builder, a: Operand, source: str) -> Operand:
     near = b.convert("fptrunc", source, single, a)
     back = b.convert("fpext", single, source, near)
     inexact = b.compare("one", source, back, a)
-    away = b.compare("ogt", source, b.intrinsic("fabs", source, back), b.intrinsic("fabs", source, a))
+    away = b.compare(
+        "ogt", source, b.intrinsic("fabs", source, back), b.intrinsic("fabs", source, a)
+    )
     bits = b.convert("bitcast", single, word, near)
     bits = b.binary("sub", word, bits, b.convert("zext", dt.with_lanes("bool", lanes), word, away))
-    bits = b.binary("or", word, bits, b.convert("zext", dt.with_lanes("bool", lanes), word, inexact))
+    bits = b.binary(
+        "or", word, bits, b.convert("zext", dt.with_lanes("bool", lanes), word, inexact)
+    )
     return b.convert("bitcast", word, single, bits)
 
 

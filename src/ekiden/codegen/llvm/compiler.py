@@ -1,7 +1,7 @@
 """LLVM IR to machine code. The only file that talks to llvmlite.
 
-No IR passes run: the emitter writes SSA form and shares values itself, and measured run time is the same, at half the
-compile time.
+No IR passes run: the emitter writes SSA form and shares values itself, and measured run time is the
+same, at half the compile time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Reads relocatable ELF objects for x86-64: as much of the format as compilers write for position-independent code."""
+"""Reads relocatable ELF objects for x86-64: as much of the format as compilers write for
+position-independent code."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Relocation:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A name and where it is: offset `value` in section number `section`, 0 when it is defined elsewhere."""
+    """A name and where it is: offset `value` in section number `section`, 0 when it is defined
+    elsewhere."""
 
     name: str
     section: int
@@ -61,7 +63,9 @@ def read(data: bytes) -> ElfObject:
 
     def content(i: int) -> bytes:
         header = headers[i]
-        return bytes(header[5]) if header[1] == SHT_NOBITS else data[header[4] : header[4] + header[5]]
+        return (
+            bytes(header[5]) if header[1] == SHT_NOBITS else data[header[4] : header[4] + header[5]]
+        )
 
     names = content(names_at)
     sections: dict[int, Section] = {}

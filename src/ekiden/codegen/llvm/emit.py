@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ekiden.codegen.llvm.builder import Module
 from ekiden.codegen.llvm.entry import EntryEmitter
-from ekiden.codegen.llvm.expression import DemoteRegister
+from ekiden.codegen.llvm.expression import DemoteRegisterError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
@@ -15,8 +15,8 @@ from ekiden.tir.stmt import PrimFunc
 def emit(func: PrimFunc, target: Target) -> str:
     """LLVM IR of one function, exported as `func.name` with the signature of ek_packed.
 
-    Symbolic dimensions must be bound by a plain dimension of a param. Raises InternalError for a form that lowering
-    must have removed.
+    Symbolic dimensions must be bound by a plain dimension of a param. Raises InternalError for a
+    form that lowering must have removed.
     """
     return emit_all([func], target)
 
@@ -31,12 +31,13 @@ def emit_all(funcs: Sequence[PrimFunc], target: Target) -> str:
 
 
 def _write(module: Module, func: PrimFunc) -> None:
-    """Add a function; one whose register buffers cannot all be SSA values is written again with those on the stack."""
+    """Add a function; one whose register buffers cannot all be SSA values is written again with
+    those on the stack."""
     demoted: frozenset[Buffer] = frozenset()
     finished = len(module.functions)
     while True:
         try:
             return EntryEmitter(module, func.name, demoted).write(func)
-        except DemoteRegister as found:
+        except DemoteRegisterError as found:
             demoted |= {found.buffer}
             del module.functions[finished:]

@@ -1,6 +1,8 @@
-"""The packed entry of a kernel: checks its arguments, binds symbolic dimensions, and unpacks addresses.
+"""The packed entry of a kernel: checks its arguments, binds symbolic dimensions, and unpacks
+addresses.
 
-Offsets are those of runtime.h: ek_value (type index, payload at 8), ek_tensor (DLTensor at 24), ek_dltensor.
+Offsets are those of runtime.h: ek_value (type index, payload at 8), ek_tensor (DLTensor at 24),
+ek_dltensor.
 """
 
 from __future__ import annotations
@@ -48,28 +50,39 @@ class EntryEmitter(StatementEmitter):
         return f"{self.name}: argument {i} ({buffer.name})"
 
     def unpack(self, i: int, buffer: Buffer) -> Operand:
-        """Check that argument i is a tensor of the right type and rank; returns the address of its shape."""
+        """Check that argument i is a tensor of the right type and rank; returns the address of its
+        shape."""
         b, name = self.b, self.label(i, buffer)
         index = self.field("%args", i * VALUE_SIZE, "i32")
         is_object = b.value(f"icmp eq i32 {index}, {TENSOR_INDEX}")
         is_pointer = b.value(f"icmp eq i32 {index}, {POINTER_INDEX}")
-        self.check(b.value(f"or i1 {is_object}, {is_pointer}"), "TypeError", f"{name} must be a tensor")
+        self.check(
+            b.value(f"or i1 {is_object}, {is_pointer}"), "TypeError", f"{name} must be a tensor"
+        )
         payload = self.field("%args", i * VALUE_SIZE + PAYLOAD, "ptr")
         inner = b.value(f"getelementptr i8, ptr {payload}, i64 {TENSOR_DL}")
         tensor = b.value(f"select i1 {is_object}, ptr {inner}, ptr {payload}")
         rank = self.field(tensor, DL_NDIM, "i32")
         right = b.value(f"icmp eq i32 {rank}, {len(buffer.shape)}")
         self.check(right, "ValueError", f"{name} must have {len(buffer.shape)} dimensions")
-        right = b.value(f"icmp eq i32 {self.field(tensor, DL_DTYPE, 'i32')}, {dtype_word(buffer.dtype)}")
+        right = b.value(
+            f"icmp eq i32 {self.field(tensor, DL_DTYPE, 'i32')}, {dtype_word(buffer.dtype)}"
+        )
         self.check(right, "TypeError", f"{name} must have dtype {buffer.dtype}")
         data, offset = self.field(tensor, DL_DATA, "ptr"), self.field(tensor, DL_OFFSET, "i64")
         self.pointers[buffer] = b.value(f"getelementptr i8, ptr {data}, i64 {offset}")
         return self.field(tensor, DL_SHAPE, "ptr")
 
     def dimension(
-        self, i: int, d: int, extent: PrimExpr, shape: Operand, later: list[tuple[int, int, PrimExpr, Operand]]
+        self,
+        i: int,
+        d: int,
+        extent: PrimExpr,
+        shape: Operand,
+        later: list[tuple[int, int, PrimExpr, Operand]],
     ) -> None:
-        """Bind a symbol that is seen for the first time; other dimensions are compared once all are bound."""
+        """Bind a symbol that is seen for the first time; other dimensions are compared once all are
+        bound."""
         if isinstance(extent, AnyDim):
             return
         actual = self.field(shape, 8 * d, "i64")
@@ -85,7 +98,9 @@ class EntryEmitter(StatementEmitter):
         if isinstance(extent, IntImm):
             wanted = str(extent.value)
         else:
-            wanted = extent.name if isinstance(extent, Var) else "a function of the other dimensions"
+            wanted = (
+                extent.name if isinstance(extent, Var) else "a function of the other dimensions"
+            )
         right = self.b.value(f"icmp eq i64 {actual}, {self.value(extent)}")
         message = f"{self.name}: argument {i}: dimension {d} must be {wanted}"
         self.check(right, "ValueError", message)

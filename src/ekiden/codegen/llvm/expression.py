@@ -1,4 +1,5 @@
-"""Expressions to operands: iteratively, each shared node once, loads under the mask of the conditional around them."""
+"""Expressions to operands: iteratively, each shared node once, loads under the mask of the
+conditional around them."""
 
 from __future__ import annotations
 
@@ -35,8 +36,9 @@ from ekiden.runtime.errors import InternalError
 from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce
 
 
-class DemoteRegister(Exception):
-    """A register buffer is used in a way that SSA values cannot hold; it becomes stack memory instead."""
+class DemoteRegisterError(Exception):
+    """A register buffer is used in a way that SSA values cannot hold; it becomes stack memory
+    instead."""
 
     def __init__(self, buffer: Buffer) -> None:
         super().__init__(buffer.name)
@@ -55,7 +57,8 @@ RegisterKey = tuple[Buffer, int]
 
 
 class ExpressionEmitter:
-    """Emits expressions into a builder. `variables` and `pointers` say what variables and buffers are."""
+    """Emits expressions into a builder. `variables` and `pointers` say what variables and buffers
+    are."""
 
     def __init__(self, module: Module) -> None:
         self.b = Builder(module)
@@ -160,7 +163,9 @@ class ExpressionEmitter:
     def index_operands(self, buffer: Buffer, indices: tuple[PrimExpr, ...]) -> tuple[PrimExpr, ...]:
         """What the address of an access is made of."""
         if len(indices) != 1:
-            raise InternalError(f"llvm: access of {buffer.name!r} has {len(indices)} indices; flatten buffers first")
+            raise InternalError(
+                f"llvm: access of {buffer.name!r} has {len(indices)} indices; flatten buffers first"
+            )
         if buffer.scope == "register" and buffer not in self.pointers:
             return ()
         index = as_ramp(indices[0])
@@ -206,7 +211,9 @@ class ExpressionEmitter:
         steps = ", ".join(f"{register_type(scalar)} {i}" for i in range(e.lanes))
         base = self.b.splat(scalar, self.value(e.base), e.lanes)
         stride = self.b.splat(scalar, self.value(e.stride), e.lanes)
-        return self.b.binary("add", e.dtype, base, self.b.binary("mul", e.dtype, stride, f"<{steps}>"))
+        return self.b.binary(
+            "add", e.dtype, base, self.b.binary("mul", e.dtype, stride, f"<{steps}>")
+        )
 
     # integers known to be non-negative divide without corrections
 
@@ -228,7 +235,9 @@ class ExpressionEmitter:
             case Broadcast() if depth:
                 return self.is_nonnegative(e.value, depth - 1)
             case Ramp() if depth:
-                return self.is_nonnegative(e.base, depth - 1) and self.is_nonnegative(e.stride, depth - 1)
+                return self.is_nonnegative(e.base, depth - 1) and self.is_nonnegative(
+                    e.stride, depth - 1
+                )
         return False
 
     def is_unsigned_division(self, e: FloorDiv | FloorMod) -> bool:
@@ -243,7 +252,8 @@ class ExpressionEmitter:
     # guarded values
 
     def guarded(self, e: Intrinsic) -> Operand:
-        """if_then_else: a branch on a scalar, a masked evaluation on a vector; a select where neither side can fail."""
+        """if_then_else: a branch on a scalar, a masked evaluation on a vector; a select where
+        neither side can fail."""
         condition, yes, no = e.args
         test, lanes = self.value(condition), dt.lanes(condition.dtype)
         if is_safe(yes) and is_safe(no):
@@ -308,12 +318,19 @@ class ExpressionEmitter:
         if lanes == 1 or (mask is None and not gathers):
             return b.load(f"load {kind}, ptr {address}, align {align}")
         bits = dt.with_lanes("bool", lanes)
-        name = f"llvm.masked.gather.{suffix(dtype)}.v{lanes}p0" if gathers else f"llvm.masked.load.{suffix(dtype)}.p0"
+        name = (
+            f"llvm.masked.gather.{suffix(dtype)}.v{lanes}p0"
+            if gathers
+            else f"llvm.masked.load.{suffix(dtype)}.p0"
+        )
         place = f"<{lanes} x ptr>" if gathers else "ptr"
         mask = mask or b.const(True, bits)
         b.module.declare(name, kind, [place, "i32", register_type(bits), kind])
         zero = "zeroinitializer"
-        return b.load(f"call {kind} @{name}({place} {address}, i32 {align}, {register_type(bits)} {mask}, {kind} {zero})")
+        return b.load(
+            f"call {kind} @{name}({place} {address}, i32 {align},"
+            f" {register_type(bits)} {mask}, {kind} {zero})"
+        )
 
     def scalar_load(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
         """A load of one element that a vector mask guards: only if any lane is on."""
@@ -338,8 +355,10 @@ class ExpressionEmitter:
             index = index.base
         lanes = dt.lanes(index.dtype)
         if lanes > 1:
-            many = emit_cast(self.b, self.value(index), index.dtype, dt.with_lanes("int64", lanes))
-            return self.b.pure(f"getelementptr {kind}, ptr {base}, {register_type(dt.with_lanes('int64', lanes))} {many}"), True
+            offsets = dt.with_lanes("int64", lanes)
+            many = emit_cast(self.b, self.value(index), index.dtype, offsets)
+            places = f"getelementptr {kind}, ptr {base}, {register_type(offsets)} {many}"
+            return self.b.pure(places), True
         variable, offset = split_offset(index)
         place = base
         if not isinstance(variable, IntImm) or variable.value != 0:
@@ -350,13 +369,14 @@ class ExpressionEmitter:
         return place, False
 
     def register_key(self, buffer: Buffer, index: PrimExpr) -> RegisterKey:
-        """The SSA value an access of a register buffer stands for. Raises DemoteRegister if it has none."""
+        """The SSA value an access of a register buffer stands for. Raises DemoteRegisterError if it has
+        none."""
         index = as_ramp(index)
         start = index.base if isinstance(index, Ramp) and is_contiguous(index) else index
         lanes = dt.lanes(index.dtype)
         constant = isinstance(start, IntImm) and start.value % lanes == 0
         if not constant or self.register_lanes.setdefault(buffer, lanes) != lanes:
-            raise DemoteRegister(buffer)
+            raise DemoteRegisterError(buffer)
         assert isinstance(start, IntImm)
         return buffer, start.value
 
@@ -403,7 +423,8 @@ def prim_binary(kind: Add | Sub | Mul, a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def is_safe(root: PrimExpr, limit: int = 24) -> bool:
-    """Whether evaluating a value that is not needed is harmless and cheap: no loads, no divisions, few nodes."""
+    """Whether evaluating a value that is not needed is harmless and cheap: no loads, no divisions,
+    few nodes."""
     stack, count = [root], 0
     while stack:
         e = stack.pop()

@@ -1,4 +1,5 @@
-"""The small vocabulary in which mathematical functions are written: one float type, any number of lanes."""
+"""The small vocabulary in which mathematical functions are written: one float type, any number of
+lanes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""Native code images: object files linked into one position-independent blob that needs no linker to load.
+"""Native code images: object files linked into one position-independent blob that needs no linker
+to load.
 
 Layout (the loader is runtime/src/ek_image.c; runtime.h has the specification):
 
-    0     "EKIMG\\0\\0\\1", u32 exports, u32 imports, u64 text size, u64 offset of exports, u64 offset of imports, u64 size
-    4096  text: code, then read-only data, then a stub `jmp *slot(%rip)` per import
-    ...   export table {u32 length, name, u64 offset in text}, import table {u32 length, name}
+    0     "EKIMG\\0\\0\\1", u32 exports, u32 imports, u64 text size, u64 offset of exports, u64
+    offset of imports, u64 size 4096  text: code, then read-only data, then a stub `jmp *slot(%rip)`
+    per import ...   export table {u32 length, name, u64 offset in text}, import table {u32 length,
+    name}
 
 In memory a table of addresses, one slot per import, follows the text on the next page.
 """
@@ -49,8 +51,8 @@ class ImageInfo:
 def link(objects: Sequence[bytes], exports: Sequence[str]) -> bytes:
     """Link objects into an image that exports the named functions, in that order.
 
-    The same objects give the same bytes. Raises InternalError if code needs what the runtime does not provide, if an
-    export is missing, or if two objects define one name.
+    The same objects give the same bytes. Raises InternalError if code needs what the runtime does
+    not provide, if an export is missing, or if two objects define one name.
     """
     linker = _Linker([elf.read(data) for data in objects])
     text = linker.text()
@@ -90,7 +92,9 @@ class _Linker:
         self.imports = sorted(self._undefined())
         unknown = [name for name in self.imports if name not in SERVICES]
         if unknown:
-            raise InternalError(f"image: compiled code calls {', '.join(unknown)}; there are {', '.join(SERVICES)}")
+            raise InternalError(
+                f"image: compiled code calls {', '.join(unknown)}; there are {', '.join(SERVICES)}"
+            )
         self.stubs = _align(self.end, STUB_SIZE)
         self.size = self.stubs + STUB_SIZE * len(self.imports)
         self.slots = _align(self.size, PAGE)
@@ -113,9 +117,16 @@ class _Linker:
 
     def _undefined(self) -> set[str]:
         used = (
-            each.symbols[r.symbol] for each in self.objects for s in each.sections.values() for r in s.relocations
+            each.symbols[r.symbol]
+            for each in self.objects
+            for s in each.sections.values()
+            for r in s.relocations
         )
-        return {s.name for s in used if s.section == elf.UNDEFINED and s.name and s.name not in self.globals}
+        return {
+            s.name
+            for s in used
+            if s.section == elf.UNDEFINED and s.name and s.name not in self.globals
+        }
 
     def exported(self, name: str) -> int:
         """Where an exported function starts."""
@@ -152,14 +163,20 @@ class _Linker:
         elif r.kind in (PC32, PLT32, GOTPCREL, GOTPCRELX, REX_GOTPCRELX):
             struct.pack_into("<i", out, at, value + r.addend - at)
         else:
-            raise InternalError(f"image: relocation type {r.kind} against {symbol.name!r} is not position independent")
+            raise InternalError(
+                f"image: relocation type {r.kind} against {symbol.name!r}"
+                " is not position independent"
+            )
 
     def _slot(self, out: bytearray, at: int, name: str, defined: int | None) -> int:
-        """A reference through the address table; to something inside the image, `mov` becomes `lea`."""
+        """A reference through the address table; to something inside the image, `mov` becomes
+        `lea`."""
         if defined is None:
             return self.slots + 8 * self.imports.index(name)
         if out[at - 2] != 0x8B:
-            raise InternalError(f"image: {name!r} is reached through an address table but lies inside the image")
+            raise InternalError(
+                f"image: {name!r} is reached through an address table but lies inside the image"
+            )
         out[at - 2] = 0x8D
         return defined
 

@@ -29,9 +29,14 @@ def emit_intrinsic(
 
 
 def _in_float(
-    b: Builder, compute: Callable[..., Operand], dtype: str, argument: str, operands: Sequence[Operand]
+    b: Builder,
+    compute: Callable[..., Operand],
+    dtype: str,
+    argument: str,
+    operands: Sequence[Operand],
 ) -> Operand:
-    """Run in float64 for float64, else in float32; integers keep to what rounds them to themselves."""
+    """Run in float64 for float64, else in float32; integers keep to what rounds them to
+    themselves."""
     if not dt.is_float(argument):
         return _on_integers(b, compute, argument, operands)
     wide = "float64" if dt.element(argument) == "float64" else "float32"
@@ -40,7 +45,9 @@ def _in_float(
     return emit_cast(b, compute(FloatMath(b, working), *values), working, dtype)
 
 
-def _on_integers(b: Builder, compute: Callable[..., Operand], dtype: str, operands: Sequence[Operand]) -> Operand:
+def _on_integers(
+    b: Builder, compute: Callable[..., Operand], dtype: str, operands: Sequence[Operand]
+) -> Operand:
     lanes = dt.lanes(dtype)
     if compute in (_floor, _ceil, _trunc, _round):
         return operands[0]
@@ -49,7 +56,9 @@ def _on_integers(b: Builder, compute: Callable[..., Operand], dtype: str, operan
         negative = b.compare("slt", dtype, operands[0], zero)
         if dt.is_unsigned(dtype) or dt.element(dtype) == "bool":
             return operands[0]
-        return b.select(negative, dtype, b.binary("sub", dtype, zero, operands[0]), operands[0], lanes)
+        return b.select(
+            negative, dtype, b.binary("sub", dtype, zero, operands[0]), operands[0], lanes
+        )
     if compute is _fma:
         return b.binary("add", dtype, b.binary("mul", dtype, operands[0], operands[1]), operands[2])
     if compute is power:
@@ -60,7 +69,8 @@ def _on_integers(b: Builder, compute: Callable[..., Operand], dtype: str, operan
 
 
 def _integer_power(b: Builder, dtype: str, base: Operand, exponent: Operand) -> Operand:
-    """Square and multiply over the bits of the exponent; wraps on overflow; 0 for negative exponents."""
+    """Square and multiply over the bits of the exponent; wraps on overflow; 0 for negative
+    exponents."""
     lanes, one, zero = dt.lanes(dtype), b.const(1, dtype), b.const(0, dtype)
     result, square = one, base
     for bit in range(6):
@@ -135,7 +145,11 @@ def _right_shift(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
 
 def _shifted(b: Builder, opcode: str, dtype: str, x: Operand, y: Operand) -> Operand:
     """Shifting by the width or more gives 0."""
-    width, zero, lanes = b.const(dt.SCALAR_BITS[dt.element(dtype)], dtype), b.const(0, dtype), dt.lanes(dtype)
+    width, zero, lanes = (
+        b.const(dt.SCALAR_BITS[dt.element(dtype)], dtype),
+        b.const(0, dtype),
+        dt.lanes(dtype),
+    )
     inside = b.compare("ult", dtype, y, width)
     moved = b.binary(opcode, dtype, x, b.select(inside, dtype, y, zero, lanes))
     return b.select(inside, dtype, moved, zero, lanes)
@@ -143,7 +157,8 @@ def _shifted(b: Builder, opcode: str, dtype: str, x: Operand, y: Operand) -> Ope
 
 # fmt: off
 FLOAT: dict[str, Callable[..., Operand]] = {
-    "exp": exp, "log": log, "pow": power, "sigmoid": sigmoid, "tanh": tanh, "erf": erf, "sin": sin, "cos": cos,
+    "exp": exp, "log": log, "pow": power, "sigmoid": sigmoid, "tanh": tanh, "erf": erf,
+    "sin": sin, "cos": cos,
     "sqrt": _sqrt, "rsqrt": _rsqrt, "abs": _absolute, "fma": _fma,
     "floor": _floor, "ceil": _ceil, "round": _round, "trunc": _trunc,
 }

@@ -23,7 +23,8 @@ NEAR = (
     1.6461017878885293e-06, -1.6350468170693882e-07, 1.466066746345464e-08,
     -1.1375826336832033e-09, 5.96157638842229e-11,
 )  # fmt: skip
-# log(1 - erf(x)) as a polynomial in (x - 1) / 5 on [1, 6]: most accurate at 1, where it matters most
+# log(1 - erf(x)) as a polynomial in (x - 1) / 5 on [1, 6]: most accurate at 1, where it matters
+# most
 FAR = (
     -1.8496055099332482, -13.194837571173943, -21.077681408966548, -5.1951372552579125,
     6.271140860510387, -6.180945568827609, 3.7081646323061257, 2.0529473272921415,
@@ -52,4 +53,6 @@ def _double(m: FloatMath, x: Operand) -> Operand:
     place = m.mul(m.sub(within, m.const(1.0)), m.const(0.2))
     rest = exp(m, m.polynomial(place, FAR))
     far = m.copysign(m.sub(m.const(1.0), rest), x)
-    return m.select(m.less(size, m.const(1.0)), near, m.select(m.b.compare("uno", m.dtype, x, x), x, far))
+    return m.select(
+        m.less(size, m.const(1.0)), near, m.select(m.b.compare("uno", m.dtype, x, x), x, far)
+    )

@@ -1,4 +1,5 @@
-"""exp, sigmoid and tanh. Coefficients are our own minimax fits; errors are measured in tests/codegen/test_math.py."""
+"""exp, sigmoid and tanh. Coefficients are our own minimax fits; errors are measured in
+tests/codegen/test_math.py."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ TANH = {
 
 
 def exp(m: FloatMath, x: Operand) -> Operand:
-    """2**n * exp(r), n = round(x / ln 2), r = x - n ln 2. NaN stays; subnormal results are rounded once."""
+    """2**n * exp(r), n = round(x / ln 2), r = x - n ln 2. NaN stays; subnormal results are rounded
+    once."""
     x = m.clamp(x, *RANGE[m.element])
     n = m.llvm("roundeven", m.mul(x, m.const(LOG2_E)))
     r = m.fma(n, m.const(-LN2_HIGH[m.element]), x)

@@ -25,17 +25,22 @@ def log(m: FloatMath, x: Operand) -> Operand:
     e, f = _split(m, x)
     if m.is_double:
         high, low = _log_near_one(m, f)
-        result = m.fma(e, m.const(LN2_HIGH[m.element]), m.add(high, m.fma(e, m.const(LN2_LOW[m.element]), low)))
+        result = m.fma(
+            e, m.const(LN2_HIGH[m.element]), m.add(high, m.fma(e, m.const(LN2_LOW[m.element]), low))
+        )
     else:
         square = m.mul(f, f)
-        tail = m.fma(m.mul(f, square), m.polynomial(f, SINGLE), m.mul(e, m.const(LN2_LOW[m.element])))
+        tail = m.fma(
+            m.mul(f, square), m.polynomial(f, SINGLE), m.mul(e, m.const(LN2_LOW[m.element]))
+        )
         result = m.add(f, m.fma(square, m.const(-0.5), tail))
         result = m.fma(e, m.const(LN2_HIGH[m.element]), result)
     return _at_edges(m, x, result)
 
 
 def _split(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
-    """(e, f): x = 2**e * (1 + f), 1 + f within a factor sqrt(2) of 1. Subnormals are scaled up first."""
+    """(e, f): x = 2**e * (1 + f), 1 + f within a factor sqrt(2) of 1. Subnormals are scaled up
+    first."""
     mantissa = MANTISSA[m.element]
     tiny = m.less(x, m.const(2.0 ** (1 - BIAS[m.element])))
     x = m.select(tiny, m.mul(x, m.const(2.0 ** (mantissa + 2))), x)
@@ -43,7 +48,9 @@ def _split(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
     e = m.to_float(m.int_op("ashr", bits, m.int_const(mantissa)))
     e = m.sub(e, m.select(tiny, m.const(mantissa + 2.0), m.const(0.0)))
     kept = m.int_op("and", bits, m.int_const((1 << mantissa) - 1))
-    return e, m.sub(m.from_bits(m.int_op("add", kept, m.int_const(SQRT_HALF[m.element]))), m.const(1.0))
+    return e, m.sub(
+        m.from_bits(m.int_op("add", kept, m.int_const(SQRT_HALF[m.element]))), m.const(1.0)
+    )
 
 
 def _at_edges(m: FloatMath, x: Operand, result: Operand) -> Operand:
@@ -55,7 +62,8 @@ def _at_edges(m: FloatMath, x: Operand, result: Operand) -> Operand:
 
 
 def _log_near_one(m: FloatMath, f: Operand) -> tuple[Operand, Operand]:
-    """log(1 + f) as a sum high + low with some ten extra bits: 2 atanh(f / (2 + f)). float64 only."""
+    """log(1 + f) as a sum high + low with some ten extra bits: 2 atanh(f / (2 + f)). float64
+    only."""
     two = m.const(2.0)
     u = m.add(two, f)
     u_low = m.sub(f, m.sub(u, two))
@@ -89,7 +97,9 @@ def _power(m: FloatMath, x: Operand, y: Operand) -> Operand:
     result = m.select(odd, m.copysign(result, x), result)
     finite = m.less(m.abs(x), m.const(float("inf")))
     negative = m.b.binary("and", _bools(m), m.less(x, zero), finite)
-    undefined = m.b.binary("and", _bools(m), negative, m.b.compare("one", m.dtype, m.llvm("trunc", y), y))
+    undefined = m.b.binary(
+        "and", _bools(m), negative, m.b.compare("one", m.dtype, m.llvm("trunc", y), y)
+    )
     result = m.select(undefined, m.const(float("nan")), result)
     trivial = m.b.binary(
         "or", _bools(m), m.b.compare("oeq", m.dtype, x, one), m.b.compare("oeq", m.dtype, y, zero)

@@ -1,4 +1,5 @@
-"""sin and cos, computed in float64 for every type; arguments up to 2**30 are reduced exactly enough for float64."""
+"""sin and cos, computed in float64 for every type; arguments up to 2**30 are reduced exactly enough
+for float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Arithmetic, comparison and simple intrinsics on operands: what each expression node means in instructions."""
+"""Arithmetic, comparison and simple intrinsics on operands: what each expression node means in
+instructions."""
 
 from __future__ import annotations
 
@@ -31,8 +32,11 @@ def _simple(floating: str, integer: str, boolean: str) -> Emit:
     return emit
 
 
-def _guarded_division(b: Builder, dtype: str, x: Operand, y: Operand) -> tuple[Operand, Operand, Operand | None]:
-    """(dividend, divisor, wrong) such that dividing cannot trap; `wrong` says where the divisor was 0."""
+def _guarded_division(
+    b: Builder, dtype: str, x: Operand, y: Operand
+) -> tuple[Operand, Operand, Operand | None]:
+    """(dividend, divisor, wrong) such that dividing cannot trap; `wrong` says where the divisor was
+    0."""
     if y[0] != "%" and y not in ("0", b.const(0, dtype), b.const(-1, dtype)):
         return x, y, None
     lanes, one = dt.lanes(dtype), b.const(1, dtype)
@@ -51,7 +55,11 @@ def divide(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
         return b.binary("fdiv", dtype, x, y)
     x, y, wrong = _guarded_division(b, dtype, x, y)
     quotient = b.binary("udiv" if dt.is_unsigned(dtype) else "sdiv", dtype, x, y)
-    return quotient if wrong is None else b.select(wrong, dtype, b.const(0, dtype), quotient, dt.lanes(dtype))
+    return (
+        quotient
+        if wrong is None
+        else b.select(wrong, dtype, b.const(0, dtype), quotient, dt.lanes(dtype))
+    )
 
 
 def floor_divide(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
@@ -65,7 +73,11 @@ def floor_divide(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
     rest = b.binary("sub", dtype, x, b.binary("mul", dtype, quotient, y))
     down = b.convert("zext", _bool(dtype), dtype, _crosses(b, dtype, rest, y))
     quotient = b.binary("sub", dtype, quotient, down)
-    return quotient if wrong is None else b.select(wrong, dtype, b.const(0, dtype), quotient, dt.lanes(dtype))
+    return (
+        quotient
+        if wrong is None
+        else b.select(wrong, dtype, b.const(0, dtype), quotient, dt.lanes(dtype))
+    )
 
 
 def floor_modulo(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
@@ -78,10 +90,14 @@ def floor_modulo(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
         zero = b.const(0, dtype)
         fix = b.select(_crosses(b, dtype, rest, y), dtype, y, zero, dt.lanes(dtype))
         rest = b.binary("add", dtype, rest, fix)
-    return rest if wrong is None else b.select(wrong, dtype, b.const(0, dtype), rest, dt.lanes(dtype))
+    return (
+        rest if wrong is None else b.select(wrong, dtype, b.const(0, dtype), rest, dt.lanes(dtype))
+    )
 
 
-def _guarded_modulo(b: Builder, dtype: str, x: Operand, y: Operand) -> tuple[Operand, Operand, Operand | None]:
+def _guarded_modulo(
+    b: Builder, dtype: str, x: Operand, y: Operand
+) -> tuple[Operand, Operand, Operand | None]:
     """As for division; the rest of dividing by -1 is 0 whatever x, so 1 may stand for it."""
     if y[0] != "%" and y not in ("0", b.const(0, dtype), b.const(-1, dtype)):
         return x, y, None
@@ -176,7 +192,9 @@ COMPARISON: dict[type[prim.BinaryExpr], Emit] = {
 # fmt: on
 
 
-def emit_binary(b: Builder, kind: type[prim.BinaryExpr], dtype: str, x: Operand, y: Operand) -> Operand:
+def emit_binary(
+    b: Builder, kind: type[prim.BinaryExpr], dtype: str, x: Operand, y: Operand
+) -> Operand:
     """Any two-operand node on operands of `dtype`."""
     if kind in COMPARISON:
         return COMPARISON[kind](b, dtype, x, y)
@@ -188,7 +206,9 @@ def reduce_lanes(b: Builder, kind: str, dtype: str, x: Operand) -> Operand:
     element = dt.element(dtype)
     if element in ("float16", "bfloat16"):
         wide = dt.with_lanes("float32", dt.lanes(dtype))
-        return emit_cast(b, reduce_lanes(b, kind, wide, emit_cast(b, x, dtype, wide)), "float32", element)
+        return emit_cast(
+            b, reduce_lanes(b, kind, wide, emit_cast(b, x, dtype, wide)), "float32", element
+        )
     node, lanes = REDUCTIONS[kind], dt.lanes(dtype)
     while lanes > 1 and lanes % 2 == 0:
         half = lanes // 2

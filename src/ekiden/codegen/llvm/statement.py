@@ -1,16 +1,16 @@
-"""Statements to blocks. Register buffers become SSA values: phis carry them around loops and out of branches.
+"""Statements to blocks. Register buffers become SSA values: phis carry them around loops and out of
+branches.
 
-A parallel loop becomes a function of its own, `int body(ctx, begin, end)`, run by ek_parallel_for; what it uses from
-outside travels in a structure of 8-byte slots.
+A parallel loop becomes a function of its own, `int body(ctx, begin, end)`, run by ek_parallel_for;
+what it uses from outside travels in a structure of 8-byte slots; a vector takes several.
 """
 
 from __future__ import annotations
 
-
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.expression import (
-    DemoteRegister,
+    DemoteRegisterError,
     ExpressionEmitter,
     RegisterKey,
     as_ramp,
@@ -73,7 +73,8 @@ class StatementEmitter(ExpressionEmitter):
     # variables and buffers
 
     def nested(self, s: Stmt) -> None:
-        """Lets and allocations, however many stand inside each other; workspaces are freed in reverse order."""
+        """Lets and allocations, however many stand inside each other; workspaces are freed in
+        reverse order."""
         before = len(self.workspaces)
         while isinstance(s, (LetStmt, Allocate)):
             self.begin_statement()
@@ -97,7 +98,9 @@ class StatementEmitter(ExpressionEmitter):
             extent = extent * d
         if buffer.scope != "global":
             if not isinstance(extent, IntImm):
-                raise InternalError(f"llvm: buffer {buffer.name!r} of scope {buffer.scope!r} has no constant size")
+                raise InternalError(
+                    f"llvm: buffer {buffer.name!r} of scope {buffer.scope!r} has no constant size"
+                )
             kind = f"[{max(extent.value, 1)} x {memory_type(buffer.dtype)}]"
             self.pointers[buffer] = name = f"%{self.b.fresh('stack')}"
             self.b.entry.append(f"  {name} = alloca {kind}, align 64")
@@ -121,7 +124,8 @@ class StatementEmitter(ExpressionEmitter):
     # failing
 
     def fail_unless(self, condition: Operand, before_return: str = "") -> None:
-        """Return -1 unless the condition holds, after freeing what is allocated; an error is set by then."""
+        """Return -1 unless the condition holds, after freeing what is allocated; an error is set by
+        then."""
         going, failed = self.b.fresh("ok"), self.b.fresh("fail")
         self.b.branch_if(condition, going, failed)
         self.b.start(failed)
@@ -143,15 +147,20 @@ class StatementEmitter(ExpressionEmitter):
     def store(self, s: BufferStore) -> None:
         """`buffer[index] = value`, in registers or in memory, under a predicate if there is one."""
         if len(s.indices) != 1:
-            raise InternalError(f"llvm: store to {s.buffer.name!r} has {len(s.indices)} indices; flatten buffers first")
+            raise InternalError(
+                f"llvm: store to {s.buffer.name!r} has {len(s.indices)} indices;"
+                " flatten buffers first"
+            )
         if s.predicate is not None and dt.lanes(s.predicate.dtype) == 1:
             if is_const(s.predicate):
-                return self.store(s.with_fields(predicate=None)) if is_const(s.predicate, 1) else None
+                return (
+                    self.store(s.with_fields(predicate=None)) if is_const(s.predicate, 1) else None
+                )
             return self.branching(IfThenElse(s.predicate, s.with_fields(predicate=None)))
         value = self.stored_value(s)
         if s.buffer.scope == "register" and s.buffer not in self.pointers:
             if s.predicate is not None:
-                raise DemoteRegister(s.buffer)
+                raise DemoteRegisterError(s.buffer)
             self.registers[self.register_key(s.buffer, s.indices[0])] = value
             return None
         kept = memory_dtype(s.value.dtype)
@@ -166,7 +175,11 @@ class StatementEmitter(ExpressionEmitter):
         update = s.value
         if isinstance(update, Add) and dt.element(update.dtype) in ("float32", "float64"):
             for old, product in ((update.a, update.b), (update.b, update.a)):
-                if isinstance(old, BufferLoad) and old.buffer is s.buffer and isinstance(product, Mul):
+                if (
+                    isinstance(old, BufferLoad)
+                    and old.buffer is s.buffer
+                    and isinstance(product, Mul)
+                ):
                     return self.value(Intrinsic("fma", (product.a, product.b, old), update.dtype))
         return self.value(update)
 
@@ -187,7 +200,8 @@ class StatementEmitter(ExpressionEmitter):
         mask = mask or b.const(True, dt.with_lanes("bool", lanes))
         b.module.declare(f"llvm.masked.{form}", "void", [kind, place, "i32", bits])
         b.effect(
-            f"call void @llvm.masked.{form}({kind} {value}, {place} {address}, i32 {align}, {bits} {mask})"
+            f"call void @llvm.masked.{form}({kind} {value}, {place} {address},"
+            f" i32 {align}, {bits} {mask})"
         )
 
     def prefetch(self, s: Prefetch) -> None:
@@ -227,14 +241,20 @@ class StatementEmitter(ExpressionEmitter):
         return None
 
     def merged(
-        self, one: tuple[dict[RegisterKey, Operand], str], two: tuple[dict[RegisterKey, Operand], str]
+        self,
+        one: tuple[dict[RegisterKey, Operand], str],
+        two: tuple[dict[RegisterKey, Operand], str],
     ) -> dict[RegisterKey, Operand]:
         """Register values after a join of two blocks."""
         (left, left_block), (right, right_block) = one, two
         result: dict[RegisterKey, Operand] = {}
         for key in {**left, **right}:
             a, b = left.get(key, "poison"), right.get(key, "poison")
-            result[key] = a if a == b else self.b.phi(self.register_dtype(key), (a, left_block), (b, right_block))
+            result[key] = (
+                a
+                if a == b
+                else self.b.phi(self.register_dtype(key), (a, left_block), (b, right_block))
+            )
         return result
 
     def register_dtype(self, key: RegisterKey) -> str:
@@ -246,7 +266,9 @@ class StatementEmitter(ExpressionEmitter):
     def loop(self, s: For) -> None:
         """A loop; one of extent 0 vanishes, one of extent 1 is its body."""
         if s.kind in (ForKind.VECTORIZED, ForKind.UNROLLED):
-            raise InternalError(f"llvm: loop over {s.loop_var.name!r} is {s.kind.value}; lower it first")
+            raise InternalError(
+                f"llvm: loop over {s.loop_var.name!r} is {s.kind.value}; lower it first"
+            )
         if is_const(s.extent, 0):
             return
         if is_const(s.extent, 1):
@@ -293,9 +315,8 @@ class StatementEmitter(ExpressionEmitter):
         header = [f"  {counter} = phi {kind} [ {begin}, %{origin} ], [ {following}, %{back} ]"]
         for key in carried:
             typed = register_type(self.register_dtype(key))
-            header.append(
-                f"  {phis[key]} = phi {typed} [ {start[key]}, %{origin} ], [ {self.registers[key]}, %{back} ]"
-            )
+            first, last = f"[ {start[key]}, %{origin} ]", f"[ {self.registers[key]}, %{back} ]"
+            header.append(f"  {phis[key]} = phi {typed} {first}, {last}")
         b.lines[place:place] = header
         b.start(after)
         b.touch_memory()
@@ -329,7 +350,9 @@ class StatementEmitter(ExpressionEmitter):
                     stack.append(s.then_case)
                     if s.else_case is not None:
                         stack.append(s.else_case)
-                case BufferStore() if s.buffer.scope == "register" and s.buffer not in self.pointers:
+                case BufferStore() if (
+                    s.buffer.scope == "register" and s.buffer not in self.pointers
+                ):
                     found.add(self.register_key(s.buffer, s.indices[0]))
                 case _:
                     continue
@@ -341,16 +364,17 @@ class StatementEmitter(ExpressionEmitter):
         b, grain = self.b, int(str((s.annotations or {}).get("grain", 1)))
         body = BodyEmitter(self.module, self, s)
         function = body.write(s)
-        slots = max(len(body.captured), 1)
+        slots = max(body.slots, 1)
         context = f"%{b.fresh('context')}"
         b.entry.append(f"  {context} = alloca [{slots} x i64], align 8")
-        for i, (dtype, value) in enumerate(body.captured):
-            place = b.value(f"getelementptr i64, ptr {context}, i64 {i}")
+        for slot, dtype, value in body.captured:
+            place = b.value(f"getelementptr i64, ptr {context}, i64 {slot}")
             b.effect(f"store {register_type(dtype)} {value}, ptr {place}, align 8")
         extent = emit_cast(b, self.value(s.extent), s.extent.dtype, "int64")
         self.module.declare("ek_parallel_for", "i32", ["ptr", "ptr", "i64", "i64"])
         status = b.value(
-            f"call i32 @ek_parallel_for(ptr @{function}, ptr {context}, i64 {extent}, i64 {max(grain, 1)})"
+            f"call i32 @ek_parallel_for(ptr @{function}, ptr {context},"
+            f" i64 {extent}, i64 {max(grain, 1)})"
         )
         b.touch_memory()
         self.fail_unless(b.value(f"icmp eq i32 {status}, 0"))
@@ -362,7 +386,8 @@ class BodyEmitter(StatementEmitter):
     def __init__(self, module: Module, outer: StatementEmitter, loop: For) -> None:
         super().__init__(module, outer.name, outer.demoted)
         self.outer = outer
-        self.captured: list[tuple[str, Operand]] = []
+        self.captured: list[tuple[int, str, Operand]] = []
+        self.slots = 0
         self.b._count = outer.b._count
 
     def in_parallel(self) -> bool:
@@ -371,9 +396,10 @@ class BodyEmitter(StatementEmitter):
 
     def _slot(self, dtype: str, value: Operand) -> Operand:
         place, name = f"%{self.b.fresh('slot')}", f"%{self.b.fresh('c')}"
-        self.b.entry.append(f"  {place} = getelementptr i64, ptr %ctx, i64 {len(self.captured)}")
+        self.b.entry.append(f"  {place} = getelementptr i64, ptr %ctx, i64 {self.slots}")
         self.b.entry.append(f"  {name} = load {register_type(dtype)}, ptr {place}, align 8")
-        self.captured.append((dtype, value))
+        self.captured.append((self.slots, dtype, value))
+        self.slots += -(-dt.itemsize(dtype) // 8)
         return name
 
     def capture_variable(self, var: Var) -> None:
@@ -386,7 +412,7 @@ class BodyEmitter(StatementEmitter):
     def capture_buffer(self, buffer: Buffer) -> None:
         """Take a buffer's address over from the function around."""
         if buffer.scope == "register" and buffer not in self.demoted:
-            raise DemoteRegister(buffer)
+            raise DemoteRegisterError(buffer)
         self.pointers[buffer] = self._slot("handle", self.outer.pointer(buffer))
 
     def write(self, s: For) -> str:
@@ -401,12 +427,17 @@ class BodyEmitter(StatementEmitter):
             end = self.b.binary("add", kind, end, start)
         self.serial(s, begin, end, runs=False)
         self.b.effect("ret i32 0")
-        self.module.functions.append(function_text(name, "ptr %ctx, i64 %begin, i64 %end", self, internal=True))
+        self.module.functions.append(
+            function_text(name, "ptr %ctx, i64 %begin, i64 %end", self, internal=True)
+        )
         return name
 
 
-def function_text(name: str, parameters: str, emitter: StatementEmitter, internal: bool = False) -> str:
-    """The finished function. Its first block is the entry, which holds stack slots and captured values."""
+def function_text(
+    name: str, parameters: str, emitter: StatementEmitter, internal: bool = False
+) -> str:
+    """The finished function. Its first block is the entry, which holds stack slots and captured
+    values."""
     linkage = "internal " if internal else ""
     lines = [f"define {linkage}i32 @{name}({parameters}) #0 {{", "entry:", *emitter.b.entry]
     return "\n".join([*lines, *emitter.b.lines, "}"])

@@ -1,7 +1,7 @@
 """How Ekiden's data types are written in LLVM IR.
 
-In registers bool is i1 and bfloat16 is i16 (its arithmetic goes through float32, so that no compiler library is called);
-in memory bool is a byte.
+In registers bool is i1 and bfloat16 is i16 (its arithmetic goes through float32, so that no
+compiler library is called); in memory bool is a byte.
 """
 
 from __future__ import annotations

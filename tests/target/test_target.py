@@ -1,0 +1,70 @@
+"""Targets: text form, facts, errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target, cpuinfo
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["llvm", "llvm -mcpu=x86-64-v3", "llvm -mcpu=znver5 -mattr=avx512bf16 -cores=4 -l2=2097152"],
+)
+def test_text_form_round_trips(text: str) -> None:
+    target = Target.parse(text)
+    assert Target.parse(str(target)) == target
+    assert Target.parse(target) is target
+
+
+def test_facts_follow_the_processor() -> None:
+    assert (
+        Target.parse("llvm -mcpu=znver4").vector_bits,
+        Target.parse("llvm -mcpu=znver4").registers,
+    ) == (512, 32)
+    small = Target.parse("llvm -mcpu=x86-64-v3")
+    assert (
+        small.lanes("float32"),
+        small.lanes("float64"),
+        small.lanes("int8"),
+        small.registers,
+    ) == (8, 4, 32, 16)
+
+
+# fmt: off
+WRONG = [
+    ("cuda",                "target: expected 'llvm' and options, got 'cuda'"),
+    ("",                    "target: expected 'llvm' and options, got ''"),
+    ("llvm -fast=1",        "target: unknown option '-fast=1'; there are -mtriple=, -mcpu=, -mattr=, "
+                            "-vector-bits=, -registers=, -l1=, -l2=, -cores="),
+    ("llvm -cores=many",    "target: option -cores must be a number, got 'many'"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG)
+def test_wrong_texts(text: str, message: str) -> None:
+    with pytest.raises(CompileError) as raised:
+        Target.parse(text)
+    assert str(raised.value) == message
+
+
+def test_unknown_processor_lists_those_there_are() -> None:
+    with pytest.raises(CompileError, match=r"^target: unknown processor 'z80'; there are x86-64, "):
+        Target.parse("llvm -mcpu=z80")
+
+
+def test_cpuinfo() -> None:
+    flags = " ".join(["avx512f", *cpuinfo.LEVELS["x86-64-v4"], "avx512_vnni"])
+    head = "processor : 0\nvendor_id : AuthenticAMD\ncpu family : 25\nmodel : 17"
+    text = f"{head}\nflags : {flags}\n\nprocessor : 1\n"
+    info = cpuinfo.read_cpuinfo(text)
+    assert cpuinfo.cpu_name(info) == "znver4"
+    assert cpuinfo.cpu_features(info) == ("avx512vnni",)
+    assert cpuinfo.vector_bits(info) == 512
+    plain = cpuinfo.read_cpuinfo("vendor_id : Other\nflags : sse2\n")
+    assert cpuinfo.cpu_name(plain) == "x86-64"
+    assert cpuinfo.vector_bits(plain) == 128
