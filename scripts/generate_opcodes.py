@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write what is made from runtime/src/vm_opcodes.def: the Python table and the table in docs/vm.md.
 
-    scripts/generate_opcodes.py           write both files
-    scripts/generate_opcodes.py --check   write nothing; fail if a file is out of date
+scripts/generate_opcodes.py           write both files
+scripts/generate_opcodes.py --check   write nothing; fail if a file is out of date
 """
 
 import re
@@ -119,8 +119,11 @@ def _operand_column(letters: str, names: list[str]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the files, or with --check compare them; the exit status."""
-    stale = [(path, text) for path, text in ((MODULE, module_text()), (PAGE, page_text()))
-             if not path.exists() or path.read_text() != text]
+    stale = [
+        (path, text)
+        for path, text in ((MODULE, module_text()), (PAGE, page_text()))
+        if not path.exists() or path.read_text() != text
+    ]
     for path, text in stale:
         if "--check" in arguments:
             print(f"{path.relative_to(ROOT)} is out of date: run scripts/generate_opcodes.py")

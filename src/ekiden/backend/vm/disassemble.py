@@ -1,4 +1,4 @@
-"""Print an executable's bytecode, an instruction a line, in the form TVM's virtual machine prints."""
+"""Print an executable's bytecode, an instruction a line, as TVM's virtual machine prints it."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -39,11 +39,13 @@ def disassemble(executable: Program) -> str:
 
 
 def disassemble_function(head: str, n_registers: int, code: Sequence[Instruction]) -> str:
-    """A heading, the size of the function, and a line per instruction: its index and printed form."""
+    """A heading, the function's size, and a line per instruction: its index and printed form."""
     lines = [head, f"  # {n_registers} registers, {len(code)} instructions"]
     width = len(str(max(len(code) - 1, 0)))
     for pc, instruction in enumerate(code):
-        lines.append(f"  {pc:>{width}}: {print_instruction(instruction)}{_targets(instruction, pc)}")
+        lines.append(
+            f"  {pc:>{width}}: {print_instruction(instruction)}{_targets(instruction, pc)}"
+        )
     return "\n".join(lines)
 
 

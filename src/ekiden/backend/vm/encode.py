@@ -1,16 +1,14 @@
 """Instructions of the virtual machine, as values and as words.
 
-An `Instruction` is its name and one operand for each name in its row of `OPCODES`: an int, or a tuple
-of ints for a list; a dtype is the tuple (code, bits, lanes). Lengths of lists are implied. Its words
-are what the C runtime reads: the opcode, then the operands, 64-bit ones as two words, low first.
+An `Instruction` is its name and one operand for each name in its row of `OPCODES`: an int, or a
+tuple of ints for a list; a dtype is the tuple (code, bits, lanes). Lengths of lists are implied.
+Its words are what the C runtime reads: the opcode, then the operands, 64-bit ones as two words, low
+first.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
-
-import ml_dtypes
-import numpy as np
 
 from ekiden.runtime.errors import InternalError, LoadError
 from ekiden.runtime.opcodes import BY_NAME, OPCODES, Opcode
@@ -19,9 +17,6 @@ __all__ = ["Instruction", "decode", "dtype_code", "dtype_name", "encode", "make"
 
 Operand: TypeAlias = int | tuple[int, ...]
 
-_NAMED_DTYPES = {
-    name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", "int4", "uint4")
-}
 _CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}
 _CODE_NAMES = {code: name for name, code in _CODES.items()}
 
@@ -69,11 +64,6 @@ def dtype_name(code: int, bits: int, lanes: int) -> str:
     name = _CODE_NAMES.get(code, f"dtype{code}_")
     scalar = name if name == "bool" else f"{name}{bits}"
     return scalar if lanes == 1 else f"{scalar}x{lanes}"
-
-
-def numpy_dtype(name: str) -> np.dtype[np.generic]:
-    """The NumPy dtype of a name that `dtype_name` gives."""
-    return _NAMED_DTYPES.get(name) or np.dtype(name)
 
 
 def encode(instruction: Instruction) -> list[int]:
@@ -125,14 +115,18 @@ def _tuple(value: Operand | None, instruction: Instruction) -> tuple[int, ...]:
 
 def _word(value: Operand, instruction: Instruction) -> int:
     if isinstance(value, tuple) or not -(2**31) <= value < 2**31:
-        raise InternalError(f"{instruction}: a 32-bit integer expected where the operand is {value}")
+        raise InternalError(
+            f"{instruction}: a 32-bit integer expected where the operand is {value}"
+        )
     return int(value)
 
 
 def _pair(value: Operand, instruction: Instruction) -> list[int]:
     """The low and high word of a 64-bit integer."""
     if isinstance(value, tuple) or not -(2**63) <= value < 2**63:
-        raise InternalError(f"{instruction}: a 64-bit integer expected where the operand is {value}")
+        raise InternalError(
+            f"{instruction}: a 64-bit integer expected where the operand is {value}"
+        )
     return [_signed(value), _signed(value >> 32)]
 
 
@@ -148,7 +142,9 @@ def decode(words: Sequence[int]) -> list[Instruction]:
     while at < len(words):
         number = words[at]
         if not 0 <= number < len(OPCODES):
-            raise LoadError(f"decoding word {at}: an opcode below {len(OPCODES)} expected, got {number}")
+            raise LoadError(
+                f"decoding word {at}: an opcode below {len(OPCODES)} expected, got {number}"
+            )
         instruction, at = _decode_one(OPCODES[number], words, at + 1)
         instructions.append(instruction)
     return instructions

@@ -138,7 +138,7 @@ def _constants(constants: Sequence[np.ndarray], start: int) -> list[bytes | memo
         code, bits, lanes = dtype_code(array.dtype.name)
         records.append(_CONSTANT.pack(code, bits, lanes, array.ndim))
         records.append(struct.pack(f"<{array.ndim}qQQ", *array.shape, array.nbytes, at))
-        data.append(memoryview(array.reshape(-1).view(np.uint8)))
+        data.append(array.reshape(-1).view(np.uint8).data)
         is_last = index == len(arrays) - 1
         data.append(b"" if is_last else bytes(-array.nbytes % ALIGNMENT))
         at += _aligned(array.nbytes)
