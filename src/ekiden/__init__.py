@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ekiden.driver import Executable, compile, load
-    from ekiden.ir import IRModule
+    from ekiden.ir.module import IRModule
     from ekiden.runtime import Tensor, VirtualMachine, from_dlpack, tensor
     from ekiden.runtime.errors import (
         CompileError,
@@ -58,7 +58,7 @@ _HOMES = {
     "compile": "ekiden.driver",
     "load": "ekiden.driver",
     "Executable": "ekiden.driver",
-    "IRModule": "ekiden.ir",
+    "IRModule": "ekiden.ir.module",
     "Tensor": "ekiden.runtime",
     "VirtualMachine": "ekiden.runtime",
     "from_dlpack": "ekiden.runtime",

@@ -115,9 +115,7 @@ def test_a_read_only_array_stays_read_only() -> None:
 
 @pytest.mark.parametrize("source", ["text", [object()], np.array(["a"]), np.zeros(2, "M8[s]")])
 def test_other_dtypes_are_refused(source: object) -> None:
-    with pytest.raises(
-        TypeError, match="tensor: expected a dtype of bfloat16, bool, .* got an arr"
-    ):
+    with pytest.raises(TypeError, match="tensor: expected a dtype of bfloat16, bool, .* got an"):
         runtime.tensor(source)
 
 

@@ -7,8 +7,6 @@ from typing import NamedTuple, Protocol, Self, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-__file__: str
-
 _Class = TypeVar("_Class", bound=type[Object])
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _Buffer = bytes | bytearray | memoryview

@@ -1,6 +1,7 @@
 """The environment variables that Ekiden reads, all of them, in one place.
 
-EKIDEN_CACHE_DIR     folder of compiled kernels; empty turns the cache off (default: the user's cache folder)
+EKIDEN_CACHE_DIR     folder of compiled kernels; empty turns the cache off (default: the user's
+                     cache folder)
 EKIDEN_NUM_THREADS   threads of the pool; read by the C runtime when it starts
 EKIDEN_COMPILE_JOBS  processes that compile kernels (default: the cores this process may use)
 """

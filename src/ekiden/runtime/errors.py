@@ -12,7 +12,8 @@
     │   └── ScheduleError    a schedule primitive refuses
     └── InternalError        Ekiden broke one of its own rules; please report it
 
-C code names the class by its `kind`; a kind without a class here becomes the Python builtin of that name, or RunError.
+C code names the class by its `kind`; a kind without a class here becomes the Python builtin of that
+name, or RunError.
 """
 
 
