@@ -1,6 +1,6 @@
-/* Checksums of artifacts. A model has hundreds of megabytes of constants and must load in a fifth of a
-** second, so the x86 path folds 64 bytes at a time by carry-less multiplication (15 GB/s and more; the
-** table path does 1 to 3 GB/s). */
+/* Checksums of artifacts. A model has hundreds of megabytes of constants and must load in a fifth
+** of a second, so the x86 path folds 64 bytes at a time by carry-less multiplication: 13 GB/s
+** measured, where the tables do 2. */
 #include "ek_crc32.h"
 
 #include <stdbool.h>

@@ -1,4 +1,4 @@
-/* The CRC-32 of zlib and PNG (polynomial 0xedb88320), at the speed of memory where the processor helps. */
+/* The CRC-32 of zlib and PNG (polynomial 0xedb88320), fast where the processor helps. */
 #ifndef EK_CRC32_H_
 #define EK_CRC32_H_
 

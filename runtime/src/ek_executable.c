@@ -1,7 +1,8 @@
 /* Executables: read from a file or bytes, proven, taken apart for tools, linked.
 **
-** The format is docs/artifact-format.md, and src/ekiden/backend/vm/write.py writes it. There is exactly
-** one file for a given content: sections in order, without gaps but zeros up to the next multiple of 64.
+** The format is docs/artifact-format.md, and src/ekiden/backend/vm/write.py writes it. There is
+** exactly one file for a given content: sections in order, without gaps but zeros up to the next
+** multiple of 64.
 ** The reader is a cursor that fails once and stays failed: reads after that give zeros, and the
 ** end of a section is where failure is asked for. Counts are held against the bytes left before
 ** memory is taken.
@@ -166,7 +167,7 @@ static void read_header(reader *r, size_t size, int32_t *n_sections) {
   *n_sections = r->failed ? 0 : (int32_t)n;
 }
 
-/* Fills 'payloads' by section kind; absent ones stay NULL. 'end' is where the section before ended. */
+/* Fills 'payloads' by section kind; absent ones stay NULL. 'end' is that of the section before. */
 static uint64_t read_entry(reader *r, const unsigned char *data, size_t size, uint64_t end,
                            uint32_t *last_kind, ek_bytes *payloads) {
   uint32_t kind = u32(r), checksum = u32(r);
@@ -298,7 +299,7 @@ static void read_primitives(reader *r, ek_executable *e) {
   if (!r->failed) e->n_primitives = n;
 }
 
-static void read_function(reader *r, ek_executable *e, ek_vm_function *f, int32_t *words) {
+static void read_function(reader *r, ek_vm_function *f, int32_t *words) {
   uint32_t n_registers = u32(r);
   f->n_words = count(r, 4);
   f->file_words = r->at;
@@ -311,7 +312,6 @@ static void read_function(reader *r, ek_executable *e, ek_vm_function *f, int32_
          (int)(f->name.size & 0xff), f->name.data, n_registers, f->n_params, f->n_words);
   }
   f->n_registers = (int32_t)n_registers;
-  (void)e;
 }
 
 static void read_code(reader *r, ek_executable *e) {
@@ -320,7 +320,7 @@ static void read_code(reader *r, ek_executable *e) {
   e->words = items(r, (int32_t)(left(r) / 4 & INT32_MAX), sizeof *e->words);
   int32_t *words = e->words;
   for (int32_t i = 0; i < e->n_functions && !r->failed; i++) {
-    read_function(r, e, &e->functions[i], words);
+    read_function(r, &e->functions[i], words);
     words += e->functions[i].n_words;
   }
 }
@@ -433,7 +433,7 @@ int ek_executable_load(const char *path, ek_object **out) {
   return executable_new(source, file, file->mapped, size, out);
 }
 
-/* Constants must be aligned in memory as in the file: other bytes are copied even if not asked for. */
+/* Constants must be aligned in memory as in the file: other bytes are copied even if not asked. */
 int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object **out) {
   file_object *file = ek_object_new(sizeof *file, EK_OBJECT, file_deleter);
   if (file == NULL) return -1;
@@ -536,10 +536,6 @@ static int params_of(const ek_vm_function *f, ek_value *out) {
   return 0;
 }
 
-static int bytes_of(int32_t type, const void *data, size_t size, ek_value *out) {
-  return ek_string_new(type, data, size, out);
-}
-
 int ek_executable_item(ek_object *executable, int32_t part, int64_t index, ek_value *out) {
   int64_t n = ek_executable_count(executable, part);
   if (n < 0) return -1;
@@ -551,17 +547,18 @@ int ek_executable_item(ek_object *executable, int32_t part, int64_t index, ek_va
   const ek_vm_function *f =
       &e->functions[part == EK_PART_CONSTANT || part == EK_PART_PRIMITIVE ? 0 : index];
   switch (part) {
-    case EK_PART_GLOBAL: return bytes_of(EK_STR, f->name.data, f->name.size, out);
+    case EK_PART_GLOBAL: return ek_string_new(EK_STR, f->name.data, f->name.size, out);
     case EK_PART_PARAMS: return params_of(f, out);
-    case EK_PART_CODE: return bytes_of(EK_BYTES, f->file_words, 4 * (size_t)f->n_words, out);
+    case EK_PART_CODE:
+      return ek_string_new(EK_BYTES, (const char *)f->file_words, 4 * (size_t)f->n_words, out);
     case EK_PART_REGISTERS: *out = ek_value_int(f->n_registers); return 0;
     case EK_PART_CONSTANT:
       *out = ek_value_object(e->constants[index]);
       ek_value_retain(out);
       return 0;
     case EK_PART_PRIMITIVE:
-      return bytes_of(EK_STR, e->primitives[index].data, e->primitives[index].size, out);
-    case EK_PART_METADATA: return bytes_of(EK_STR, e->metadata.data, e->metadata.size, out);
-    default: return bytes_of(EK_BYTES, e->data, e->size, out);
+      return ek_string_new(EK_STR, e->primitives[index].data, e->primitives[index].size, out);
+    case EK_PART_METADATA: return ek_string_new(EK_STR, e->metadata.data, e->metadata.size, out);
+    default: return ek_string_new(EK_BYTES, (const char *)e->data, e->size, out);
   }
 }

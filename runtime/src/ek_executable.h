@@ -1,4 +1,4 @@
-/* An executable in memory: what the loader has read and proven, for the verifier and the machine. */
+/* An executable in memory: what the loader has read, for the verifier and the machine. */
 #ifndef EK_EXECUTABLE_H_
 #define EK_EXECUTABLE_H_
 
@@ -16,7 +16,7 @@ typedef struct ek_vm_function {
 
 typedef struct ek_executable {
   ek_object base;
-  ek_object *file;                         /* owned: keeps data where it is; constants retain it too */
+  ek_object *file;                         /* owned: keeps data where it is, as constants do */
   const unsigned char *data;
   size_t size;
   ek_vm_function *functions;
@@ -30,11 +30,11 @@ typedef struct ek_executable {
   int32_t n_primitives;
   int32_t max_args;                        /* the longest register list of any instruction */
   ek_mutex lock;                           /* guards linking */
-  ek_object **linked;                      /* owned functions, one per primitive; NULL until linked */
+  ek_object **linked;                      /* owned, one per primitive; NULL until linked */
 } ek_executable;
 
-/* Finds the functions of all primitives, once: in the executable's image, else in the registry. After it
-** has returned 0, 'linked' never changes. 0 or -1. */
+/* Finds the functions of all primitives, once: in the executable's image, else in the registry.
+** After it has returned 0, 'linked' never changes. 0 or -1. */
 int ek_executable_link(ek_executable *executable);
 
 #endif /* EK_EXECUTABLE_H_ */

@@ -13,10 +13,10 @@ typedef enum ek_opcode {
 
 enum { EK_VERIFY_MESSAGE = 200 };
 
-/* Proves that a function's words are whole instructions whose operands are in range, that jumps land on
-** instructions, and that control cannot run off the end; then rewrites jumps from instructions to
-** words, and raises the executable's 'max_args'. 0; 1 with a message; or -1 with an error set when there
-** is no memory. Functions, constants and primitives must have been read. */
+/* Proves that a function's words are whole instructions whose operands are in range, that jumps
+** land on instructions, and that control cannot run off the end; then rewrites jumps from
+** instructions to words, and raises the executable's 'max_args'. 0; 1 with a message; or -1 with
+** an error set when there is no memory. Functions, constants and primitives must have been read. */
 int ek_verify_function(ek_executable *executable, int32_t index, char message[EK_VERIFY_MESSAGE]);
 
 #endif /* EK_VERIFY_H_ */

@@ -1,8 +1,9 @@
 /* The virtual machine: frames and the loop.
 **
-** The verifier has proven every operand in range, so the loop checks none of them. What registers hold is
-** known only here: each body that needs a tensor, ADT, closure, storage or integer asks for it. The meaning
-** of each instruction stands in vm_opcodes.def, in the same order as here.
+** The verifier has proven every operand in range, so the loop checks none of them. What registers
+** hold is known only here: each body that needs a tensor, ADT, closure, storage or integer asks
+** for it. The meaning of each instruction stands in vm_opcodes.def, in the same order as here.
+**
 */
 #include "ek_vm.h"
 
@@ -171,7 +172,8 @@ static inline int enter(ek_vm *vm, window *w, const ek_vm_function *f, const int
   return 0;
 }
 
-/* Empties the registers of the running function and goes back to its caller; returns the caller's dst. */
+/* Empties the registers of the running function and goes back to its caller; returns that one's
+** dst. */
 static inline int32_t leave(ek_vm *vm, window *w) {
   const ek_frame *frame = &vm->frames[--vm->n_frames];
   ek_value *R = vm->registers + w->base;
@@ -243,7 +245,7 @@ static int32_t flatten(ek_vm *vm, const ek_value *value, int32_t count, int32_t 
   return count + adt->size;
 }
 
-/* InvokePacked primitive n outputs args. Arguments are borrowed: registers hold them during the call. */
+/* InvokePacked primitive n outputs args. Arguments are borrowed: registers hold them meanwhile. */
 static inline int invoke_packed(ek_vm *vm, const ek_value *R, const int32_t *pc) {
   int32_t n = pc[2], count = 0;
   const int32_t *registers = pc + 4;
@@ -442,8 +444,8 @@ static inline int32_t choose(const ek_value *R, const int32_t *pc) {
 
 /* The loop --------------------------------------------------------------------------------------
 **
-** CASE and NEXT hide computed goto from switch and nothing else. R is the running function's register 0; it
-** moves when registers grow, that is, only in calls. */
+** CASE and NEXT hide computed goto from switch and nothing else. R is the running function's
+** register 0; it moves when registers grow, that is, only in calls. */
 /* clang-format off */
 #ifdef EK_VM_SWITCH
 #define CASE(name) case EK_OP_##name
@@ -455,7 +457,7 @@ static inline int32_t choose(const ek_value *R, const int32_t *pc) {
 #define NEXT(words) do { w.pc += (words); DISPATCH(); } while (0)
 #define TRY(call) do { if ((call) != 0) goto failed; } while (0)
 
-/* Runs from the entry frame's function until that returns. On failure frames are left for the caller. */
+/* Runs from the entry frame's function until that returns. Leaves all frames, also on failure. */
 static int run(ek_vm *vm, window w, ek_value *ret) {
   ek_value *R = vm->registers + w.base;
   int32_t offset;
@@ -495,7 +497,9 @@ next:
     offset = choose(R, w.pc);
     if (offset == 0) goto failed;
     NEXT(offset);
-  CASE(LoadConst): set_copy(&R[w.pc[1]], ek_value_object(vm->executable->constants[w.pc[2]])); NEXT(3);
+  CASE(LoadConst):
+    set_copy(&R[w.pc[1]], ek_value_object(vm->executable->constants[w.pc[2]]));
+    NEXT(3);
   CASE(Goto): NEXT(w.pc[1]);
   CASE(GetTag): TRY(get_tag(R, w.pc)); NEXT(3);
   CASE(LoadConsti): set(&R[w.pc[1]], ek_value_int(wide(w.pc + 2))); NEXT(4);

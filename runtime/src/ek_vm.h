@@ -4,8 +4,8 @@
 
 #include "ek_executable.h"
 
-/* A function with some of its parameters bound. Captured values lie in an ADT, which knows how to die in
-** chains of any length. */
+/* A function with some of its parameters bound. Captured values lie in an ADT, which knows how to
+** die in chains of any length. */
 typedef struct ek_closure {
   ek_object base;
   ek_object *executable;                   /* owned */
@@ -15,14 +15,15 @@ typedef struct ek_closure {
 
 /* Where a call came from. */
 typedef struct ek_frame {
-  const int32_t *pc;                       /* the caller's next instruction; NULL leaves the machine */
+  const int32_t *pc;                       /* the caller's next instruction; NULL ends the run */
   size_t base;                             /* the caller's register 0 */
   int32_t n_registers;                     /* of the caller */
   int32_t dst;                             /* the caller's register for the result */
 } ek_frame;
 
-/* Registers of all frames lie one after another; those at 'top' and beyond are NONE, so that entering a
-** function writes its arguments only. Everything grows and never shrinks: a warm run allocates nothing. */
+/* Registers of all frames lie one after another; those at 'top' and beyond are NONE, so that
+** entering a function writes its arguments only. All grows and nothing shrinks: a warm run
+** allocates nothing. */
 typedef struct ek_vm {
   ek_object base;
   ek_executable *executable;               /* owned */

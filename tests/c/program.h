@@ -1,4 +1,5 @@
-/* Executables made by hand in C: what the tests of the loader and the machine load, run and damage. */
+/* Executables made by hand in C: what the tests of the loader and the machine load, run and
+** damage. */
 #ifndef PROGRAM_H_
 #define PROGRAM_H_
 
@@ -60,9 +61,8 @@ typedef struct program {
   size_t image_size;
 } program;
 
-#define WORDS(...)                                       \
-  (const int32_t[]){__VA_ARGS__},                        \
-      (int32_t)(sizeof(const int32_t[]){__VA_ARGS__} / sizeof(int32_t))
+#define WORDS(...) \
+  (const int32_t[]){__VA_ARGS__}, (int32_t)(sizeof (const int32_t[]){__VA_ARGS__} / sizeof(int32_t))
 
 static inline bytes globals_section(const program *p) {
   bytes section = {0};
@@ -146,7 +146,10 @@ static inline bytes program_file(const program *p) {
     add(&body, section.data, section.size);
     free(section.data);
   }
-  add(&file, "\x89" "EKIDEN\n", 8);
+  add(&file,
+      "\x89"
+      "EKIDEN\n",
+      8);
   add_number(&file, 1, 4);
   add_number(&file, 0x01020304, 4);
   add_number(&file, start + body.size, 8);

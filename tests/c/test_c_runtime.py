@@ -49,7 +49,7 @@ ADDRESS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=a
 BUILDS = {
     "plain": Build(("-O2",)),
     "address": Build(ADDRESS),
-    "hard": Build((*ADDRESS, "-DEK_HARD_TEST")),
+    "hard": Build((*ADDRESS, "-DEK_HARD_TEST", "-DEK_VM_SWITCH")),
     "thread": Build(
         ("-O1", "-g", "-fsanitize=thread"),
         ("test_pool", "test_object", "test_registry", "test_alloc"),

@@ -1,5 +1,5 @@
-/* The loader and the verifier: good files, every prefix and every damaged byte of one, and each way an
-** operand can be out of range. */
+/* The loader and the verifier: good files, every prefix and every damaged byte of one, and each
+** way an operand can be out of range. */
 #include "image.h"
 #include "program.h"
 
@@ -12,25 +12,112 @@ enum {
 static const int64_t numbers[] = {1, 2, 3};
 
 /* Every instruction once. */
-static const int32_t main_words[] = {
-    LoadConst, 2, 0, LoadConsti, 3, 64, 0, AllocStorage, 4, 3, 0, 64, 0,
-    AllocTensor, 5, 4, 0, 0, EK_DTYPE_FLOAT, 32, 1, 1, 3, 0,
-    AllocTensorReg, 5, 4, 3, 0, 2, 0, 1, EK_DTYPE_FLOAT, 32, 1,
-    InvokePacked, 0, 2, 1, 0, 5, ShapeOf, 5, 5, ReshapeTensor, 5, 2, 2, 0, 1,
-    DeviceCopy, 5, 2, 0, 0, AllocADT, 5, 0, 2, 0, 1, GetField, 5, 5, 0,
-    AllocClosure, 5, 1, 0, InvokeClosure, 5, 5, 1, 0, GetTag, 5, 0,
-    Invoke, 5, 1, 1, 0, If, 0, 1, 2, 1, Goto, 1, Move, 5, 0, KillRegister, 0, Ret, 5};
+static const int32_t main_words[] = {LoadConst,
+                                     2,
+                                     0,
+                                     LoadConsti,
+                                     3,
+                                     64,
+                                     0,
+                                     AllocStorage,
+                                     4,
+                                     3,
+                                     0,
+                                     64,
+                                     0,
+                                     AllocTensor,
+                                     5,
+                                     4,
+                                     0,
+                                     0,
+                                     EK_DTYPE_FLOAT,
+                                     32,
+                                     1,
+                                     1,
+                                     3,
+                                     0,
+                                     AllocTensorReg,
+                                     5,
+                                     4,
+                                     3,
+                                     0,
+                                     2,
+                                     0,
+                                     1,
+                                     EK_DTYPE_FLOAT,
+                                     32,
+                                     1,
+                                     InvokePacked,
+                                     0,
+                                     2,
+                                     1,
+                                     0,
+                                     5,
+                                     ShapeOf,
+                                     5,
+                                     5,
+                                     ReshapeTensor,
+                                     5,
+                                     2,
+                                     2,
+                                     0,
+                                     1,
+                                     DeviceCopy,
+                                     5,
+                                     2,
+                                     0,
+                                     0,
+                                     AllocADT,
+                                     5,
+                                     0,
+                                     2,
+                                     0,
+                                     1,
+                                     GetField,
+                                     5,
+                                     5,
+                                     0,
+                                     AllocClosure,
+                                     5,
+                                     1,
+                                     0,
+                                     InvokeClosure,
+                                     5,
+                                     5,
+                                     1,
+                                     0,
+                                     GetTag,
+                                     5,
+                                     0,
+                                     Invoke,
+                                     5,
+                                     1,
+                                     1,
+                                     0,
+                                     If,
+                                     0,
+                                     1,
+                                     2,
+                                     1,
+                                     Goto,
+                                     1,
+                                     Move,
+                                     5,
+                                     0,
+                                     KillRegister,
+                                     0,
+                                     Ret,
+                                     5};
 static const int32_t other_words[] = {If, 0, 0, 1, 2, Ret, 0, Fatal};
 
 /* Every section. */
 static program full_program(const image_bytes *image) {
-  return (program){
-      .functions = {{"main", 2, 6, main_words, sizeof main_words / 4},
-                    {"other", 1, 1, other_words, sizeof other_words / 4}},
-      .constants = {{numbers, 3}, {numbers, 0}, {numbers, 2}},
-      .primitives = {"answer", "ek.runtime.allocation_count"},
-      .image = image->bytes,
-      .image_size = image->size};
+  return (program){.functions = {{"main", 2, 6, main_words, sizeof main_words / 4},
+                                 {"other", 1, 1, other_words, sizeof other_words / 4}},
+                   .constants = {{numbers, 3}, {numbers, 0}, {numbers, 2}},
+                   .primitives = {"answer", "ek.runtime.allocation_count"},
+                   .image = image->bytes,
+                   .image_size = image->size};
 }
 
 static bool is_text(ek_value *value, const char *expected) {
@@ -46,7 +133,8 @@ static void parts_come_back(const program *p) {
   CHECK(load_program(p, &executable) == 0);
   CHECK(ek_executable_count(executable, EK_PART_GLOBAL) == 2);
   CHECK(ek_executable_item(executable, EK_PART_GLOBAL, 1, &item) == 0 && is_text(&item, "other"));
-  CHECK(ek_executable_item(executable, EK_PART_PRIMITIVE, 0, &item) == 0 && is_text(&item, "answer"));
+  CHECK(ek_executable_item(executable, EK_PART_PRIMITIVE, 0, &item) == 0 &&
+        is_text(&item, "answer"));
   CHECK(ek_executable_item(executable, EK_PART_METADATA, 0, &item) == 0 && is_text(&item, "{}"));
   CHECK(ek_executable_item(executable, EK_PART_REGISTERS, 0, &item) == 0 && item.v.i64 == 6);
   CHECK(ek_executable_item(executable, EK_PART_PARAMS, 0, &item) == 0);
@@ -55,11 +143,13 @@ static void parts_come_back(const program *p) {
   ek_value_release(&item);
   CHECK(ek_executable_item(executable, EK_PART_CODE, 1, &item) == 0);
   ek_bytes code;
-  CHECK(ek_string_borrow(&item, &code) && code.size == 4 * 8 && code.data[0] == If && code.data[12] == 1);
+  CHECK(ek_string_borrow(&item, &code) && code.size == 4 * 8 && code.data[0] == If &&
+        code.data[12] == 1);
   ek_value_release(&item);
   CHECK(ek_executable_item(executable, EK_PART_FILE, 0, &item) == 0);
   ek_value_release(&item);
-  CHECK_ERROR((int)ek_executable_count(executable, 99), "ValueError", "read executable: there is no part 99");
+  CHECK_ERROR((int)ek_executable_count(executable, 99), "ValueError",
+              "read executable: there is no part 99");
   CHECK_ERROR(ek_executable_item(executable, EK_PART_GLOBAL, 2, &item), "IndexError",
               "read executable: part 0 has 2 items, got index 2");
   ek_object_release(executable);
@@ -91,7 +181,8 @@ static void files_are_mapped(const bytes *file) {
   ek_object_release(executable);
   ek_object_release(vm);
   CHECK(ek_executable_load("/nonexistent/x.eki", &executable) == -1);
-  check_error(__FILE__, __LINE__, "OSError", "load '/nonexistent/x.eki': No such file or directory");
+  check_error(__FILE__, __LINE__, "OSError",
+              "load '/nonexistent/x.eki': No such file or directory");
 }
 
 static int load_copy(const unsigned char *data, size_t size) {
@@ -151,8 +242,10 @@ static void mend(bytes *file) {
 /* A small deterministic fuzzer: some words are replaced, checksums mended. What still loads must be
 ** harmless to take apart; it is not run, for its loops may be endless. */
 static void mended_damage_is_harmless(const bytes *file) {
-  static const uint32_t values[] = {0, 1, 2, 7, 0x7f, 0xff, 0xffff, 0x7fffffff, 0x80000000, 0xffffffff};
-  size_t image = get32(file->data + 32 + 24 * 4 + 8); /* hostile code is not the loader's to refuse */
+  static const uint32_t values[] = {0,    1,      2,          7,          0x7f,
+                                    0xff, 0xffff, 0x7fffffff, 0x80000000, 0xffffffff};
+  size_t image =
+      get32(file->data + 32 + 24 * 4 + 8); /* hostile code is not the loader's to refuse */
   uint32_t random = 1;
   int loaded = 0;
   bytes copy = {0};
@@ -173,10 +266,11 @@ static void mended_damage_is_harmless(const bytes *file) {
 }
 
 static void image_functions_are_linked(const program *p) {
-  program q = {.functions = {{"main", 0, 1, WORDS(InvokePacked, 0, 0, 0, LoadConsti, 0, 1, 0, Ret, 0)}},
-               .primitives = {"answer"},
-               .image = p->image,
-               .image_size = p->image_size};
+  program q = {
+      .functions = {{"main", 0, 1, WORDS(InvokePacked, 0, 0, 0, LoadConsti, 0, 1, 0, Ret, 0)}},
+      .primitives = {"answer"},
+      .image = p->image,
+      .image_size = p->image_size};
   ek_object *vm = machine_of(&q);
 #if defined(__x86_64__)
   CHECK(run_ints(vm, NULL, 0) == 1);
@@ -192,7 +286,8 @@ static void names_must_differ(void) {
 }
 
 static void text_must_be_utf8(void) {
-  static const char *const names[] = {"\xc0\x80", "\xed\xa0\x80", "\xf5\x80\x80\x80", "\xe0\x80\x80", "a\xff", "\xc3"};
+  static const char *const names[] = {"\xc0\x80",     "\xed\xa0\x80", "\xf5\x80\x80\x80",
+                                      "\xe0\x80\x80", "a\xff",        "\xc3"};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     program p = {.functions = {{names[i], 0, 0, WORDS(Fatal)}}};
     ek_object *executable;
@@ -206,32 +301,45 @@ static void text_must_be_utf8(void) {
 }
 
 static void bytecode_is_verified(void) {
-  const struct { const int32_t *words; int32_t n_words; const char *message; } cases[] = {
-      {WORDS(Move, 2, 0, Ret, 0), "at instruction 0 (Move), word 1: a register below 2 expected, got 2"},
+  const struct {
+    const int32_t *words;
+    int32_t n_words;
+    const char *message;
+  } cases[] = {
+      {WORDS(Move, 2, 0, Ret, 0),
+       "at instruction 0 (Move), word 1: a register below 2 expected, got 2"},
       {WORDS(Ret, -1), "at instruction 0 (Ret), word 1: a register below 2 expected, got -1"},
       {WORDS(21), "at instruction 0 (unknown), word 0: an opcode below 21 expected, got 21"},
       {WORDS(-1), "at instruction 0 (unknown), word 0: an opcode below 21 expected, got -1"},
-      {WORDS(Ret), "at instruction 0 (Ret), word 1: a function whose words are at least 2 expected, got 1"},
-      {WORDS(LoadConsti, 0, 1), "at instruction 0 (LoadConsti), word 2: a function whose words are at least 4 "
-                                "expected, got 3"},
-      {WORDS(LoadConst, 0, 1, Ret, 0), "at instruction 0 (LoadConst), word 2: a constant below 1 expected, got 1"},
+      {WORDS(Ret),
+       "at instruction 0 (Ret), word 1: a function whose words are at least 2 expected, got 1"},
+      {WORDS(LoadConsti, 0, 1),
+       "at instruction 0 (LoadConsti), word 2: a function whose words are at least 4 "
+       "expected, got 3"},
+      {WORDS(LoadConst, 0, 1, Ret, 0),
+       "at instruction 0 (LoadConst), word 2: a constant below 1 expected, got 1"},
       {WORDS(InvokePacked, 1, 0, 0, Ret, 0),
        "at instruction 0 (InvokePacked), word 1: a primitive below 1 expected, got 1"},
       {WORDS(InvokePacked, 0, 1, 2, 0, Ret, 0),
        "at instruction 0 (InvokePacked), word 3: a number of outputs below 2 expected, got 2"},
       {WORDS(InvokePacked, 0, 7, 0, Ret, 0),
        "at instruction 0 (InvokePacked), word 2: a length below 6 expected, got 7"},
-      {WORDS(Invoke, 0, 1, 1, 0, Ret, 0), "at instruction 0 (Invoke), word 2: a function below 1 expected, got 1"},
+      {WORDS(Invoke, 0, 1, 1, 0, Ret, 0),
+       "at instruction 0 (Invoke), word 2: a function below 1 expected, got 1"},
       {WORDS(Invoke, 0, 0, 0, Ret, 0),
        "at instruction 0 (Invoke), word 3: a number of arguments of 1 expected, got 0"},
       {WORDS(AllocClosure, 0, 0, 2, 0, 0, Ret, 0),
-       "at instruction 0 (AllocClosure), word 3: a number of captured values of at most 1 expected, got 2"},
-      {WORDS(Goto, 0, Ret, 0), "at instruction 0 (Goto), word 1: a jump other than 0 expected, got 0"},
-      {WORDS(Goto, 2, Ret, 0), "at instruction 0 (Goto), word 1: a jump to an instruction below 2 expected, got 2"},
+       "at instruction 0 (AllocClosure), word 3: a number of captured values of at most 1 "
+       "expected, got 2"},
+      {WORDS(Goto, 0, Ret, 0),
+       "at instruction 0 (Goto), word 1: a jump other than 0 expected, got 0"},
+      {WORDS(Goto, 2, Ret, 0),
+       "at instruction 0 (Goto), word 1: a jump to an instruction below 2 expected, got 2"},
       {WORDS(Move, 0, 0, Goto, -2),
        "at instruction 1 (Goto), word 1: a jump to an instruction below 2 expected, got -1"},
       {WORDS(AllocStorage, 0, 0, 0, 48, 0, Ret, 0),
-       "at instruction 0 (AllocStorage), word 5: an alignment that is a power of two up to 4096 expected, got 48"},
+       "at instruction 0 (AllocStorage), word 5: an alignment that is a power of two up to 4096 "
+       "expected, got 48"},
       {WORDS(AllocStorage, 0, 0, 0, 64, 1, Ret, 0),
        "at instruction 0 (AllocStorage), word 5: a device below 1 expected, got 1"},
       {WORDS(AllocTensor, 0, 0, 0, 0, 9, 32, 1, 0, Ret, 0),
@@ -255,7 +363,8 @@ static void bytecode_is_verified(void) {
 static void control_cannot_run_off_the_end(void) {
   program p = {.functions = {{"main", 1, 1, WORDS(Move, 0, 0)}}};
   program empty = {.functions = {{"main", 1, 1, NULL, 0}}};
-  const char *message = "load executable: CODE: 'main': its last instruction must be Ret, Goto, If or Fatal";
+  const char *message =
+      "load executable: CODE: 'main': its last instruction must be Ret, Goto, If or Fatal";
   ek_object *executable;
   CHECK_ERROR(load_program(&p, &executable), "LoadError", message);
   CHECK_ERROR(load_program(&empty, &executable), "LoadError", message);
@@ -265,7 +374,8 @@ static void registers_are_bounded_by_the_file(void) {
   program p = {.functions = {{"main", 1, 1 << 30, WORDS(Ret, 0)}}};
   ek_object *executable;
   CHECK_ERROR(load_program(&p, &executable), "LoadError",
-              "load executable: CODE: 'main': 1073741824 registers do not go with 1 parameters and 2 words");
+              "load executable: CODE: 'main': 1073741824 registers do not go with 1 parameters and "
+              "2 words");
 }
 
 static void checksums_are_those_of_zlib(void) {

@@ -1,4 +1,5 @@
-/* The machine: every instruction, deep recursion, errors in the middle of a call, no allocation once warm. */
+/* The machine: every instruction, deep recursion, errors in the middle of a call, no allocation
+** once warm. */
 #include <time.h>
 
 #include "program.h"
@@ -15,8 +16,9 @@ static const int64_t shape_one[] = {1};
 static const int64_t shape_2_3[] = {9, 2, 3, 6};
 
 static void moves_and_integers(void) {
-  program p = {.functions = {{"main", 1, 3, WORDS(LoadConsti, 1, -2, -1, Move, 2, 1, Move, 1, 1, /**/
-                                                  KillRegister, 1, Ret, 2)}}};
+  program p = {.functions = {{"main", 1, 3,
+                              WORDS(LoadConsti, 1, -2, -1, Move, 2, 1, Move, 1, 1, /**/
+                                    KillRegister, 1, Ret, 2)}}};
   ek_object *vm = machine_of(&p);
   CHECK(run_ints(vm, (int64_t[]){5}, 1) == -2);
   ek_object_release(vm);
@@ -25,16 +27,16 @@ static void moves_and_integers(void) {
 /* while (n != 0) { n = n + -1 } with the sum in a tensor, as compiled code has it. */
 static void loops(void) {
   program p = {.functions = {{"main", 1, 6,
-                              WORDS(LoadConsti, 1, 0, 0,                            /* 0 */
-                                    LoadConsti, 2, -1, -1,                          /* 1 */
-                                    LoadConsti, 3, 8, 0,                            /* 2 */
-                                    If, 0, 1, 6, 1,                                 /* 3: to 9, 4 */
-                                    AllocStorage, 4, 3, 0, 64, 0,                   /* 4 */
+                              WORDS(LoadConsti, 1, 0, 0, /* 0 */
+                                    LoadConsti, 2, -1, -1, /* 1 */
+                                    LoadConsti, 3, 8, 0, /* 2 */
+                                    If, 0, 1, 6, 1, /* 3: to 9, 4 */
+                                    AllocStorage, 4, 3, 0, 64, 0, /* 4 */
                                     AllocTensor, 5, 4, 0, 0, INT64_SCALAR, 1, 1, 0, /* 5 */
-                                    InvokePacked, 0, 3, 1, 0, 2, 5,                 /* 6 */
-                                    Move, 0, 5,                                     /* 7 */
-                                    Goto, -5,                                       /* 8: to 3 */
-                                    Ret, 0)}},                                      /* 9 */
+                                    InvokePacked, 0, 3, 1, 0, 2, 5, /* 6 */
+                                    Move, 0, 5, /* 7 */
+                                    Goto, -5, /* 8: to 3 */
+                                    Ret, 0)}}, /* 9 */
                .primitives = {"ek.test.add"}};
   ek_object *vm = machine_of(&p);
   ek_value argument = ek_value_int(1000), result = ek_value_none();
@@ -53,24 +55,24 @@ static void loops(void) {
   ek_object_release(vm);
 }
 
-/* count(n, acc) = n == target ? acc : cons(acc): as deep as asked, through Invoke in tail position. The
-** list that comes back is freed without recursion. */
+/* count(n, acc) = n == target ? acc : cons(acc): as deep as asked, through Invoke in tail
+** position. The list that comes back is freed without recursion. */
 static void recursion(void) {
   program p = {.functions = {{"main", 1, 5,
-                              WORDS(LoadConsti, 1, 0, 0,                /* 0 */
-                                    If, 0, 1, 1, 4,                     /* 1: to 2, 5 */
-                                    AllocADT, 2, 7, 0,                  /* 2: nil */
-                                    Goto, 1,                            /* 3 */
-                                    Ret, 2,                             /* 4 */
-                                    LoadConsti, 3, 8, 0,                /* 5 */
-                                    Invoke, 4, 1, 1, 0,                 /* 6: n - 1 */
-                                    Invoke, 2, 0, 1, 4,                 /* 7 */
-                                    AllocADT, 2, 3, 2, 0, 2,            /* 8: cons */
-                                    Ret, 2)},                           /* 9 */
+                              WORDS(LoadConsti, 1, 0, 0, /* 0 */
+                                    If, 0, 1, 1, 4, /* 1: to 2, 5 */
+                                    AllocADT, 2, 7, 0, /* 2: nil */
+                                    Goto, 1, /* 3 */
+                                    Ret, 2, /* 4 */
+                                    LoadConsti, 3, 8, 0, /* 5 */
+                                    Invoke, 4, 1, 1, 0, /* 6: n - 1 */
+                                    Invoke, 2, 0, 1, 4, /* 7 */
+                                    AllocADT, 2, 3, 2, 0, 2, /* 8: cons */
+                                    Ret, 2)}, /* 9 */
                              {"decrement", 1, 5,
                               WORDS(LoadConsti, 1, 8, 0, LoadConsti, 2, -1, -1, /**/
-                                    AllocStorage, 3, 1, 0, 64, 0,               /**/
-                                    AllocTensor, 4, 3, 0, 0, INT64_SCALAR, 0,   /**/
+                                    AllocStorage, 3, 1, 0, 64, 0, /**/
+                                    AllocTensor, 4, 3, 0, 0, INT64_SCALAR, 0, /**/
                                     InvokePacked, 0, 3, 1, 0, 2, 4, Ret, 4)}},
                .primitives = {"ek.test.add"}};
   ek_object *vm = machine_of(&p);
@@ -119,8 +121,9 @@ static void closures(void) {
 }
 
 static void closures_check_their_arity(void) {
-  program p = {.functions = {{"main", 1, 2, WORDS(AllocClosure, 1, 1, 1, 0, InvokeClosure, 1, 1, 0, Ret, 1)},
-                             {"pick", 3, 3, WORDS(Ret, 1)}}};
+  program p = {
+      .functions = {{"main", 1, 2, WORDS(AllocClosure, 1, 1, 1, 0, InvokeClosure, 1, 1, 0, Ret, 1)},
+                    {"pick", 3, 3, WORDS(Ret, 1)}}};
   ek_object *vm = machine_of(&p);
   ek_value argument = ek_value_int(1), result = ek_value_none();
   CHECK_ERROR(ek_vm_invoke(vm, 0, &argument, 1, &result), "RunError",
@@ -144,13 +147,14 @@ static void long_chains_of_closures(void) {
 }
 
 static void dynamic_tensors(void) {
-  program p = {.functions = {{"main", 1, 7,
-                              WORDS(LoadConst, 1, 0,                                      /**/
-                                    AllocStorage, 2, 1, 0, 64, 0,                         /**/
-                                    LoadConsti, 3, 4, 0,                                  /**/
-                                    AllocTensorReg, 4, 2, 3, 0, 1, 1, 1, EK_DTYPE_INT, 8, 1, /* (2,) at 4 */
-                                    ShapeOf, 5, 4, Ret, 5)}},
-               .constants = {{shape_2_3, 4}}};
+  program p = {
+      .functions = {{"main", 1, 7,
+                     WORDS(LoadConst, 1, 0, /**/
+                           AllocStorage, 2, 1, 0, 64, 0, /**/
+                           LoadConsti, 3, 4, 0, /**/
+                           AllocTensorReg, 4, 2, 3, 0, 1, 1, 1, EK_DTYPE_INT, 8, 1, /* (2,) at 4 */
+                           ShapeOf, 5, 4, Ret, 5)}},
+      .constants = {{shape_2_3, 4}}};
   ek_object *vm = machine_of(&p);
   ek_value argument = ek_value_int(1), result = ek_value_none();
   CHECK(ek_vm_invoke(vm, 0, &argument, 1, &result) == 0);
@@ -164,13 +168,15 @@ static ek_value vector_of(const int64_t *numbers, int64_t n) {
   ek_dtype int64 = {EK_DTYPE_INT, 64, 1};
   ek_object *tensor;
   CHECK(ek_tensor_new(&n, 1, int64, cpu, &tensor) == 0);
-  for (int64_t i = 0; i < n; i++) ((int64_t *)((ek_tensor *)(void *)tensor)->dl.data)[i] = numbers[i];
+  for (int64_t i = 0; i < n; i++)
+    ((int64_t *)((ek_tensor *)(void *)tensor)->dl.data)[i] = numbers[i];
   return ek_value_object(tensor);
 }
 
 static void reshapes(void) {
-  program p = {.functions = {{"main", 1, 3, WORDS(LoadConst, 1, 0, ReshapeTensor, 2, 0, 1, 1, 2, Ret, 2)}},
-               .constants = {{shape_2_3, 4}}};
+  program p = {
+      .functions = {{"main", 1, 3, WORDS(LoadConst, 1, 0, ReshapeTensor, 2, 0, 1, 1, 2, Ret, 2)}},
+      .constants = {{shape_2_3, 4}}};
   ek_object *vm = machine_of(&p);
   ek_value six = vector_of((int64_t[]){1, 2, 3, 4, 5, 6}, 6), result = ek_value_none();
   CHECK(ek_vm_invoke(vm, 0, &six, 1, &result) == 0);
@@ -201,19 +207,27 @@ static void copies_between_devices(void) {
 
 /* Equality of integers of any kind, and of one-element tensors of them. */
 static void branches_on_scalars(void) {
-  static const struct { uint8_t code, bits; int64_t stored; int64_t target; int64_t equal; } cases[] = {
-      {EK_DTYPE_INT, 8, -1, -1, 1},   {EK_DTYPE_UINT, 8, -1, 255, 1},   {EK_DTYPE_BOOL, 8, 1, 1, 1},
-      {EK_DTYPE_INT, 32, -7, -7, 1},  {EK_DTYPE_INT, 64, 1, 0, 0},      {EK_DTYPE_UINT, 16, -1, 65535, 1},
+  static const struct {
+    uint8_t code, bits;
+    int64_t stored;
+    int64_t target;
+    int64_t equal;
+  } cases[] = {
+      {EK_DTYPE_INT, 8, -1, -1, 1}, {EK_DTYPE_UINT, 8, -1, 255, 1},
+      {EK_DTYPE_BOOL, 8, 1, 1, 1},  {EK_DTYPE_INT, 32, -7, -7, 1},
+      {EK_DTYPE_INT, 64, 1, 0, 0},  {EK_DTYPE_UINT, 16, -1, 65535, 1},
   };
-  program p = {.functions = {{"main", 2, 3, WORDS(If, 0, 1, 1, 3, LoadConsti, 2, 1, 0, Ret, 2, /**/
-                                                  LoadConsti, 2, 0, 0, Ret, 2)}}};
+  program p = {.functions = {{"main", 2, 3,
+                              WORDS(If, 0, 1, 1, 3, LoadConsti, 2, 1, 0, Ret, 2, /**/
+                                    LoadConsti, 2, 0, 0, Ret, 2)}}};
   ek_object *vm = machine_of(&p);
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     ek_dtype dtype = {cases[i].code, cases[i].bits, 1};
     ek_object *tensor;
     CHECK(ek_tensor_new(NULL, 0, dtype, cpu, &tensor) == 0);
     memcpy(((ek_tensor *)(void *)tensor)->dl.data, &cases[i].stored, cases[i].bits / 8);
-    ek_value args[] = {ek_value_object(tensor), ek_value_int(cases[i].target)}, result = ek_value_none();
+    ek_value args[] = {ek_value_object(tensor), ek_value_int(cases[i].target)},
+             result = ek_value_none();
     CHECK(ek_vm_invoke(vm, 0, args, 2, &result) == 0 && result.v.i64 == cases[i].equal);
     ek_object_release(tensor);
   }
@@ -227,9 +241,9 @@ static void branches_on_scalars(void) {
 /* ADT arguments stand for their fields, more of them than there are registers. */
 static void packed_calls_flatten(void) {
   program p = {.functions = {{"main", 1, 6,
-                              WORDS(AllocADT, 1, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0,   /**/
+                              WORDS(AllocADT, 1, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, /**/
                                     LoadConsti, 2, 8, 0, AllocStorage, 3, 2, 0, 64, 0, /**/
-                                    AllocTensor, 4, 3, 0, 0, INT64_SCALAR, 0,       /**/
+                                    AllocTensor, 4, 3, 0, 0, INT64_SCALAR, 0, /**/
                                     InvokePacked, 0, 4, 1, 1, 0, 1, 4, Ret, 4)}},
                .primitives = {"ek.test.add"}};
   ek_object *vm = machine_of(&p);
@@ -265,7 +279,11 @@ static void empty_outputs_skip_the_kernel(void) {
 
 /* What a register holds is checked where it is used. */
 static void wrong_values_are_errors(void) {
-  const struct { const int32_t *words; int32_t n_words; const char *message; } cases[] = {
+  const struct {
+    const int32_t *words;
+    int32_t n_words;
+    const char *message;
+  } cases[] = {
       {WORDS(GetField, 1, 0, 0, Ret, 1), "GetField: an ADT value expected, got int"},
       {WORDS(GetTag, 1, 1, Ret, 1), "GetTag: an ADT value expected, got nothing"},
       {WORDS(AllocADT, 1, 0, 0, GetField, 1, 1, 0, Ret, 1),
@@ -274,19 +292,23 @@ static void wrong_values_are_errors(void) {
       {WORDS(ShapeOf, 1, 0, Ret, 1), "ShapeOf: a tensor expected, got int"},
       {WORDS(DeviceCopy, 1, 0, 0, 0, Ret, 1), "DeviceCopy: a tensor expected, got int"},
       {WORDS(ReshapeTensor, 1, 0, 0, 0, 1, Ret, 1), "ReshapeTensor: a tensor expected, got int"},
-      {WORDS(AllocTensor, 1, 0, 0, 0, INT64_SCALAR, 0, Ret, 1), "AllocTensor: a storage expected, got int"},
+      {WORDS(AllocTensor, 1, 0, 0, 0, INT64_SCALAR, 0, Ret, 1),
+       "AllocTensor: a storage expected, got int"},
       {WORDS(AllocTensorReg, 1, 0, 0, 0, 0, 0, 1, INT64_SCALAR, Ret, 1),
        "AllocTensorReg: an int64 tensor expected, got int"},
-      {WORDS(AllocStorage, 1, 0, 1, 64, 0, Ret, 1), "AllocStorage: an int64 tensor expected, got int"},
+      {WORDS(AllocStorage, 1, 0, 1, 64, 0, Ret, 1),
+       "AllocStorage: an int64 tensor expected, got int"},
       {WORDS(LoadConst, 1, 0, AllocStorage, 1, 1, 4, 64, 0, Ret, 1),
        "AllocStorage: elements 4 to 5 of a tensor with 4 are asked for"},
       {WORDS(LoadConsti, 1, -1, -1, AllocStorage, 1, 1, 0, 64, 0, Ret, 1),
        "AllocStorage: a size >= 0 expected, got -1"},
-      {WORDS(AllocADT, 1, 0, 0, If, 1, 0, 1, 1, Ret, 1), "If: an integer or a tensor expected, got ek.ADT"},
+      {WORDS(AllocADT, 1, 0, 0, If, 1, 0, 1, 1, Ret, 1),
+       "If: an integer or a tensor expected, got ek.ADT"},
       {WORDS(Fatal), "Fatal: no pattern of a match fits the value"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    program p = {.functions = {{"main", 1, 2, cases[i].words, cases[i].n_words}}, .constants = {{shape_2_3, 4}}};
+    program p = {.functions = {{"main", 1, 2, cases[i].words, cases[i].n_words}},
+                 .constants = {{shape_2_3, 4}}};
     ek_object *vm = machine_of(&p);
     ek_value argument = ek_value_int(1), result = ek_value_none();
     CHECK_ERROR(ek_vm_invoke(vm, 0, &argument, 1, &result), "RunError", cases[i].message);
@@ -300,10 +322,13 @@ static void calls_check_their_arguments(void) {
   ek_object *vm = machine_of(&p);
   ek_value text = {EK_RAW_STR, 0, {0}}, result = ek_value_none();
   text.v.ptr = (void *)(uintptr_t)"hello";
-  CHECK_ERROR(ek_vm_invoke(vm, 0, NULL, 0, &result), "InputError", "call 'main': 1 arguments expected, got 0");
-  CHECK_ERROR(ek_vm_invoke(vm, 1, NULL, 0, &result), "IndexError", "call: a function below 1 expected, got 1");
-  CHECK_ERROR(ek_vm_invoke(vm, 0, &text, 1, &result), "TypeError",
-              "call 'main': argument 0 must be a tensor, a number or an ADT value, got const char*");
+  CHECK_ERROR(ek_vm_invoke(vm, 0, NULL, 0, &result), "InputError",
+              "call 'main': 1 arguments expected, got 0");
+  CHECK_ERROR(ek_vm_invoke(vm, 1, NULL, 0, &result), "IndexError",
+              "call: a function below 1 expected, got 1");
+  CHECK_ERROR(
+      ek_vm_invoke(vm, 0, &text, 1, &result), "TypeError",
+      "call 'main': argument 0 must be a tensor, a number or an ADT value, got const char*");
   ek_object_release(vm);
 }
 
@@ -347,9 +372,10 @@ static void unknown_primitives_are_found_when_linking(void) {
   program p = {.functions = {{"main", 0, 1, WORDS(Fatal)}}, .primitives = {"ek.test.nowhere"}};
   ek_object *executable, *vm;
   CHECK(load_program(&p, &executable) == 0);
-  CHECK_ERROR(ek_vm_new(executable, &vm), "LoadError",
-              "link executable: primitive 'ek.test.nowhere' is neither in its native code nor a registered "
-              "function");
+  CHECK_ERROR(
+      ek_vm_new(executable, &vm), "LoadError",
+      "link executable: primitive 'ek.test.nowhere' is neither in its native code nor a registered "
+      "function");
   ek_object_release(executable);
 }
 

@@ -1,5 +1,5 @@
-/* Each allocation of a load and a run fails once: there is an error, nothing leaks, and the same machine
-** runs again. */
+/* Each allocation of a load and a run fails once: there is an error, nothing leaks, and the same
+** machine runs again. */
 #include "program.h"
 
 #ifdef EK_HARD_TEST
@@ -11,11 +11,72 @@ enum {
 
 static const int64_t shape[] = {2, 3};
 
-static const int32_t main_words[] = {
-    LoadConst, 1, 0, LoadConsti, 2, 64, 0, AllocStorage, 3, 2, 0, 64, 0, LoadConsti, 2, 0, 0,
-    AllocTensorReg, 4, 3, 2, 0, 1, 0, 2, EK_DTYPE_INT, 64, 1, ShapeOf, 5, 4,
-    ReshapeTensor, 5, 4, 1, 0, 2, DeviceCopy, 5, 1, 0, 0, AllocADT, 5, 1, 2, 4, 5,
-    AllocClosure, 4, 1, 1, 5, InvokeClosure, 4, 4, 1, 0, Invoke, 4, 1, 2, 4, 0, Ret, 4};
+static const int32_t main_words[] = {LoadConst,
+                                     1,
+                                     0,
+                                     LoadConsti,
+                                     2,
+                                     64,
+                                     0,
+                                     AllocStorage,
+                                     3,
+                                     2,
+                                     0,
+                                     64,
+                                     0,
+                                     LoadConsti,
+                                     2,
+                                     0,
+                                     0,
+                                     AllocTensorReg,
+                                     4,
+                                     3,
+                                     2,
+                                     0,
+                                     1,
+                                     0,
+                                     2,
+                                     EK_DTYPE_INT,
+                                     64,
+                                     1,
+                                     ShapeOf,
+                                     5,
+                                     4,
+                                     ReshapeTensor,
+                                     5,
+                                     4,
+                                     1,
+                                     0,
+                                     2,
+                                     DeviceCopy,
+                                     5,
+                                     1,
+                                     0,
+                                     0,
+                                     AllocADT,
+                                     5,
+                                     1,
+                                     2,
+                                     4,
+                                     5,
+                                     AllocClosure,
+                                     4,
+                                     1,
+                                     1,
+                                     5,
+                                     InvokeClosure,
+                                     4,
+                                     4,
+                                     1,
+                                     0,
+                                     Invoke,
+                                     4,
+                                     1,
+                                     2,
+                                     4,
+                                     0,
+                                     Ret,
+                                     4};
 static const int32_t other_words[] = {Ret, 0};
 
 static int load_and_run(const bytes *file) {
