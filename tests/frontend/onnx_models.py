@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from ekiden.frontend.onnx import from_onnx
-from ekiden.relay.interpreter import Interpreter
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
+
+from ekiden.frontend.onnx import from_onnx
+from ekiden.relay.interpreter import Interpreter
 
 Array = np.ndarray[Any, Any]
 Feed = Mapping[str, Array]

@@ -1,4 +1,6 @@
-"""The models of the model set import with their dimensions symbolic, and agree with ONNX Runtime when interpreted."""
+"""The models of the model set import with their dimensions symbolic, and agree with ONNX Runtime
+when interpreted.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+
 from ekiden.frontend.onnx import from_onnx
 from ekiden.ir.prim import PrimExpr, Select
 from ekiden.ir.prim_visitor import post_order as prim_post_order
@@ -25,9 +28,10 @@ from ekiden.relay.visitor import post_order
 MANIFEST = Path(__file__).resolve().parents[3] / "shared" / "models" / "models.json"
 CACHE = Path(os.environ.get("EKIDEN_BENCH_CACHE", Path.home() / ".cache" / "ekiden-bench"))
 MODELS = (
-    "oww_alexa_mlp", "oww_timer_mlp", "magika_v3_3", "attacut_c", "deepcut", "ppocr2_cls", "ppocr4_det", "ddddocr_det",
-    "minilm_l3_f32", "light_squeezenet", "light_resnet50", "light_bvlc_alexnet", "light_vgg19", "light_zfnet512",
-    "light_inception_v1", "light_shufflenet", "light_densenet121",
+    "oww_alexa_mlp", "oww_timer_mlp", "magika_v3_3", "attacut_c", "deepcut", "ppocr2_cls",
+    "ppocr4_det", "ddddocr_det", "minilm_l3_f32", "light_squeezenet", "light_resnet50",
+    "light_bvlc_alexnet", "light_vgg19", "light_zfnet512", "light_inception_v1",
+    "light_shufflenet", "light_densenet121",
 )  # fmt: skip
 INTERPRETED = {
     "oww_alexa_mlp": ["default"],

@@ -1,4 +1,7 @@
-"""Every converter against ONNX Runtime (or ONNX's reference), with constant and with symbolic shapes."""
+# ruff: noqa: E501 - a table of cases reads better in lines
+"""Every converter against ONNX Runtime (or ONNX's reference), with constant and with symbolic
+shapes.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ekiden.frontend.onnx.registry import TABLE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 from onnx_models import Array, check_node, ints, normal
+
+from ekiden.frontend.onnx.registry import TABLE
 
 pytestmark = pytest.mark.quick
 
@@ -262,7 +266,7 @@ LINEAR = [
 ]  # fmt: skip
 
 
-def conv(data: Array, weight: Array, bias: bool = False, **options: Any) -> Case:
+def conv(data: Array, weight: Array, bias: bool = False, **options: Any) -> Case:  # noqa: ANN401
     """A convolution with constant weights."""
     inputs: list[Array | None] = [data, weight]
     if bias:

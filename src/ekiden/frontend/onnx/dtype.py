@@ -25,7 +25,10 @@ DTYPES: dict[int, str] = {
 
 
 def from_onnx_dtype(element_type: int) -> str:
-    """Our name of an ONNX element type. Raises Unsupported for strings, complex numbers, float8, int4 and the like."""
+    """Our name of an ONNX element type.
+
+    Raises Unsupported for strings, complex numbers, float8, int4 and the like.
+    """
     if element_type not in DTYPES:
         names = {v: k.lower() for k, v in _KIND.DataType.items()}
         raise Unsupported(f"element type {names.get(element_type, element_type)} is not supported")

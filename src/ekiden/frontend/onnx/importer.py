@@ -1,4 +1,6 @@
-"""The walk over an ONNX graph: nodes in order, each through its row of the converter table, into one Relay function."""
+"""The walk over an ONNX graph: nodes in order, each through its row of the converter table, into
+one Relay function.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import onnx
 
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.load import Source, check_names, opsets, read_model, sorted_nodes
-from ekiden.frontend.onnx.node import Attribute, Node, Result, Row, describe, read_attribute
+from ekiden.frontend.onnx.node import Node, Result, Row, describe, read_attribute
 from ekiden.frontend.onnx.registry import TABLE
 from ekiden.frontend.onnx.scope import Facts, Learned, Scope, field_types, with_span
 from ekiden.frontend.onnx.shape_value import evaluate
@@ -28,7 +30,9 @@ Shapes: TypeAlias = Mapping[str, Sequence[int | str | None]]
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 _UNNAMED = ("None", "unknown", "unk")
-"""Names that exporters give to dimensions they know nothing of: not one dimension, however often they occur."""
+"""Names that exporters give to dimensions they know nothing of: not one dimension, however often
+they occur.
+"""
 
 
 def from_onnx(
@@ -36,14 +40,17 @@ def from_onnx(
 ) -> IRModule:
     """A module whose `main` computes an ONNX model, given as path, bytes or ModelProto.
 
-    Weights become constants; with `freeze_params=False` the floating-point ones become further parameters of main, and
-    `attrs["params"]` maps their names to arrays. Named dimensions of inputs stay symbolic; `shape` gives other shapes by
-    input name. `opset` overrides the version that the model states.
+    Weights become constants; with `freeze_params=False` the floating-point ones become further
+    parameters of main, and `attrs["params"]` maps their names to arrays. Named dimensions of inputs
+    stay symbolic; `shape` gives other shapes by input name. `opset` overrides the version that the
+    model states.
 
-    `attrs["input_names"]` and `attrs["output_names"]` hold the model's own names in order; `attrs["constraints"]` holds pairs
-    (condition on the symbolic dimensions, node that needs it) which every run must meet.
+    `attrs["input_names"]` and `attrs["output_names"]` hold the model's own names in order;
+    `attrs["constraints"]` holds pairs (condition on the symbolic dimensions, node that needs it)
+    which every run must meet.
 
-    Raises ImportModelError for a broken model, and UnsupportedError listing every node that cannot be imported.
+    Raises ImportModelError for a broken model, and UnsupportedError listing every node that cannot
+    be imported.
     """
     proto, label = read_model(model)
     check_names(proto.graph, label)
@@ -81,7 +88,9 @@ def _domain(node: onnx.NodeProto) -> str:
 
 
 def _schema_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
-    """The opset in which the node's meaning was last changed; the stated version for domains that ONNX does not define."""
+    """The opset in which the node's meaning was last changed; the stated version for domains that
+    ONNX does not define.
+    """
     domain = _domain(node)
     stated = versions.get(domain, 1)
     try:
@@ -183,7 +192,7 @@ class _Import:
             tuple(self.scope.params), body, types[0] if len(types) == 1 else TupleType(types)
         )
         attrs: dict[str, object] = {
-            "input_names": tuple([*(i.name for i in inputs), *self.params]),
+            "input_names": (*(i.name for i in inputs), *self.params),
             "output_names": tuple(o.name for o in self.graph.output),
             "constraints": tuple(self.scope.constraints.values()),
         }
@@ -198,7 +207,8 @@ class _Import:
         if unknown:
             have = ", ".join(map(repr, names))
             raise ImportModelError(
-                f"import {self.label}: shape is given for {', '.join(unknown)}; the inputs are {have}"
+                f"import {self.label}: shape is given for {', '.join(unknown)}; "
+                f"the inputs are {have}"
             )
 
     def _input(self, info: onnx.ValueInfoProto) -> None:
@@ -207,7 +217,8 @@ class _Import:
             raise UnsupportedError(f"import {self.label}: input {info.name!r} must be a tensor")
         if not kind.HasField("shape") and info.name not in self.shapes:
             raise ImportModelError(
-                f"import {self.label}: input {info.name!r} has no shape; give one with shape={{{info.name!r}: ...}}"
+                f"import {self.label}: input {info.name!r} has no shape; "
+                f"give one with shape={{{info.name!r}: ...}}"
             )
         try:
             dtype = from_onnx_dtype(kind.elem_type)

@@ -1,4 +1,6 @@
-"""Reading a model file and checking what an import relies on: that it is one, its opsets, its names, its order."""
+"""Reading a model file and checking what an import relies on: that it is one, its opsets, its
+names, its order.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import onnx
+import onnx.inliner
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from ekiden.frontend.onnx.node import describe
@@ -47,7 +50,8 @@ def _parse(data: bytes, label: str) -> onnx.ModelProto:
         return onnx.ModelProto.FromString(data)
     except DecodeError as error:
         raise ImportModelError(
-            f"import {label}: expected an ONNX model, got {len(data)} bytes that do not parse as one (another format, or cut short)"
+            f"import {label}: expected an ONNX model, got {len(data)} bytes that do not parse "
+            "as one (another format, or cut short)"
         ) from error
 
 
@@ -63,7 +67,8 @@ def _load_external_data(model: onnx.ModelProto, path: Path, label: str) -> None:
 def _checked(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ImportModelError(
-            f"import {label}: expected an ONNX model, got one without a graph (another format, or cut short)"
+            f"import {label}: expected an ONNX model, got one without a graph "
+            "(another format, or cut short)"
         )
     if not model.opset_import:
         raise ImportModelError(f"import {label}: expected an 'opset_import', got none (cut short?)")
@@ -74,7 +79,10 @@ def _checked(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
 
 
 def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str, int]:
-    """Version of each domain's operators; the default domain is "". Raises UnsupportedError for ones outside the known range."""
+    """Version of each domain's operators; the default domain is "".
+
+    Raises UnsupportedError for ones outside the known range.
+    """
     found = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
     if override is not None:
         found[""] = override
@@ -87,7 +95,9 @@ def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str
 
 
 def check_names(graph: onnx.GraphProto, label: str) -> None:
-    """Raise ImportModelError when two tensors have one name, or a node reads one that nothing makes."""
+    """Raise ImportModelError when two tensors have one name, or a node reads one that nothing
+    makes.
+    """
     weights = {t.name for t in graph.initializer}
     inputs = [i.name for i in graph.input]
     made = [o for n in graph.node for o in n.output if o]
@@ -100,12 +110,14 @@ def check_names(graph: onnx.GraphProto, label: str) -> None:
     ]
     if twice:
         raise ImportModelError(
-            f"import {label}: every tensor must be made once, but {', '.join(twice)} are made more than once"
+            f"import {label}: every tensor must be made once, "
+            f"but {', '.join(twice)} are made more than once"
         )
     missing = list(_missing(graph, set(counts)))
     if missing:
         raise ImportModelError(
-            f"import {label}: expected an initializer, input or node for each tensor; missing: {'; '.join(missing)}"
+            f"import {label}: expected an initializer, input or node for each tensor; "
+            f"missing: {'; '.join(missing)}"
         )
 
 
@@ -120,9 +132,12 @@ def _missing(graph: onnx.GraphProto, made: set[str]) -> Iterator[str]:
 
 
 def sorted_nodes(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
-    """The nodes that outputs need, each after its producers. Raises ImportModelError naming the nodes of a cycle."""
+    """The nodes that outputs need, each after its producers, in the file's order if it has that.
+
+    Raises ImportModelError naming the nodes of a cycle.
+    """
     producer = {o: i for i, n in enumerate(graph.node) for o in n.output if o}
-    order: list[onnx.NodeProto] = []
+    order: list[int] = []
     state: dict[int, bool] = {}  # False while open, True when done
     for root in _producers(producer, (o.name for o in graph.output)):
         stack = [root]
@@ -132,7 +147,7 @@ def sorted_nodes(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
                 stack.pop()
                 if not state[at]:
                     state[at] = True
-                    order.append(graph.node[at])
+                    order.append(at)
                 continue
             state[at] = False
             for each in _producers(producer, graph.node[at].input):
@@ -140,7 +155,10 @@ def sorted_nodes(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
                     _report_cycle(graph, stack, state, each, label)
                 if each not in state:
                     stack.append(each)
-    return order
+    in_file = sorted(order)
+    if all(p < at for at in in_file for p in _producers(producer, graph.node[at].input)):
+        order = in_file
+    return [graph.node[at] for at in order]
 
 
 def _producers(producer: dict[str, int], names: Iterable[str]) -> list[int]:

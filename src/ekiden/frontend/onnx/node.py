@@ -1,4 +1,6 @@
-"""A node of the model as converters see it: checked attributes, inputs as values, and ways to say what is unsupported."""
+"""A node of the model as converters see it: checked attributes, inputs as values, and ways to say
+what is unsupported.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,9 @@ Converter: TypeAlias = Callable[["Node"], Result]
 class Row:
     """One row of the converter table.
 
-    since: the first opset whose meaning `convert` has; the row of an operator with the highest `since` not above the opset
-    of the node's schema is taken. attributes: the names it understands, separated by blanks. values: attribute -> what it
-    may be, where not everything is supported.
+    since: the first opset whose meaning `convert` has; the row of an operator with the highest
+    `since` not above the opset of the node's schema is taken. attributes: the names it understands,
+    separated by blanks. values: attribute -> what it may be, where not everything is supported.
     """
 
     op_type: str
@@ -51,7 +53,10 @@ def describe(proto: onnx.NodeProto) -> str:
 
 
 def read_attribute(proto: onnx.AttributeProto) -> Attribute:
-    """An attribute as a Python value. Raises Unsupported for graphs, sparse tensors, types and the like."""
+    """An attribute as a Python value.
+
+    Raises Unsupported for graphs, sparse tensors, types and the like.
+    """
     kinds = onnx.AttributeProto
     match proto.type:
         case kinds.INT:
@@ -197,7 +202,8 @@ class Node:
         found = self.value(index)
         if not found.is_known:
             self.unsupported(
-                f"{what!r} depends on data; only shapes that follow from the input shapes are supported"
+                f"{what!r} depends on data; "
+                "only shapes that follow from the input shapes are supported"
             )
         return found.dims()
 

@@ -1,4 +1,6 @@
-"""What is shared by the nodes of one import: symbols of dimensions, types of expressions, spans, shapes as tensors."""
+"""What is shared by the nodes of one import: symbols of dimensions, types of expressions, spans,
+shapes as tensors.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,17 @@ from ekiden.runtime.errors import ImportModelError
 from ekiden.topi.shape import equal
 
 
-class Learned(Exception):
-    """The model implies a fact about its dimensions that earlier nodes should have known: import again with it."""
+class Learned(Exception):  # noqa: N818 - a restart, not an error
+    """The model implies a fact about its dimensions that earlier nodes should have known: import
+    again with it.
+    """
 
 
 class Facts:
     """What the nodes of a model imply about its named dimensions, kept between attempts.
 
-    same: names that are one dimension. upper: bounds. equal: extents of resized images (by text) that must be other extents.
+    same: names that are one dimension. upper: bounds. equal: extents of resized images (by text)
+    that must be other extents.
     """
 
     def __init__(self) -> None:
@@ -79,12 +84,17 @@ class Scope:
                 self._sources.setdefault(dim, (var, axis))
 
     def require(self, condition: PrimExpr) -> None:
-        """Note what must hold of the input dimensions for the current node; nothing if it always holds."""
+        """Note what must hold of the input dimensions for the current node; nothing if it always
+        holds.
+        """
         if not Analyzer().can_prove(condition):
             self.constraints.setdefault(repr(condition), (condition, str(self.span)))
 
     def same(self, first: Sequence[PrimExpr], other: Sequence[PrimExpr]) -> None:
-        """Note that dimensions must be equal. Raises Learned when that says more of symbols than was known."""
+        """Note that dimensions must be equal.
+
+        Raises Learned when that says more of symbols than was known.
+        """
         pairs = list(_open_pairs(first, other))
         for a, b in pairs:
             if isinstance(a, SizeVar) and isinstance(b, SizeVar):
@@ -95,7 +105,7 @@ class Scope:
             self.require(binary(prim.EQ, a, b))
 
     def broadcasts(self, first: Sequence[PrimExpr], other: Sequence[PrimExpr]) -> None:
-        """Note what follows from two shapes broadcasting: s against min(s, c), c > 1, means s <= c."""
+        """Note what two shapes that broadcast imply: s against min(s, c), c > 1, means s <= c."""
         aligned = zip(reversed(first), reversed(other), strict=False)
         pairs = [(a, b) for a, b in aligned if not is_const(a, 1) and not is_const(b, 1)]
         pairs = list(_open_pairs([a for a, _ in pairs], [b for _, b in pairs]))
@@ -130,7 +140,9 @@ class Scope:
             raise Learned
 
     def resized(self, extent: PrimExpr) -> PrimExpr:
-        """The extent that an image is resized to: as computed, or as later nodes need it, which is then required."""
+        """The extent that an image is resized to: as computed, or as later nodes need it, which is
+        then required.
+        """
         key = repr(extent)
         if is_const(extent) or isinstance(extent, SizeVar):
             return extent
@@ -154,7 +166,9 @@ class Scope:
         return expr.checked_type_or_none() or infer_expr_type(expr)
 
     def expr(self, value: Value) -> Expr:
-        """A value as an expression; an array of shape expressions is computed from the shapes of the parameters."""
+        """A value as an expression; an array of shape expressions is computed from the shapes of
+        the parameters.
+        """
         if value.expr is None:
             assert value.symbols is not None
             parts = [self._scalar(e) for e in value.symbols.ravel()]
@@ -235,7 +249,9 @@ _UNARY: Mapping[str, Callable[[Expr], Expr]] = {"floor": op.floor, "ceil": op.ce
 
 
 def with_span(roots: Sequence[Expr], span: Span) -> list[Expr]:
-    """The same expressions with every new node (one without a span) carrying `span` and its inferred type."""
+    """The same expressions with every new node (one without a span) carrying `span` and its
+    inferred type.
+    """
     done: dict[int, Expr] = {}
     stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
     while stack:

@@ -1,7 +1,8 @@
-"""Shape arithmetic at import: nodes whose inputs are known, as numbers or as expressions of dimensions, are evaluated here.
+"""Shape arithmetic at import: nodes whose inputs are known, as numbers or as expressions of
+dimensions, are evaluated here.
 
-An evaluator gets the node and the elements of its inputs (NumPy arrays, or object arrays of PrimExpr) and gives the elements
-of its output, or None to leave the node to its converter.
+An evaluator gets the node and the elements of its inputs (NumPy arrays, or object arrays of
+PrimExpr) and gives the elements of its output, or None to leave the node to its converter.
 """
 
 from __future__ import annotations
@@ -130,7 +131,9 @@ def _numeric_divide(a: Array, b: Array) -> Array:
 
 
 def _symbolic_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Floor division where both sides are known not to be negative: there it is C's division, and simplifies further."""
+    """Floor division where both sides are known not to be negative: there it is C's division, and
+    simplifies further.
+    """
     if is_int(a.dtype) and _not_negative(a) and _not_negative(b):
         return a // b
     return a / b
@@ -155,7 +158,8 @@ def _compare(kind: type[prim.BinaryExpr]) -> Scalar:
 
 
 _OPPOSITE = {
-    prim.EQ: prim.NE, prim.NE: prim.EQ, prim.LT: prim.GE, prim.GE: prim.LT, prim.GT: prim.LE, prim.LE: prim.GT,
+    prim.EQ: prim.NE, prim.NE: prim.EQ, prim.LT: prim.GE,
+    prim.GE: prim.LT, prim.GT: prim.LE, prim.LE: prim.GT,
 }  # fmt: skip
 
 
@@ -233,7 +237,8 @@ def _slice(node: Node, inputs: Sequence[Array]) -> Array | None:
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         at = node.axis(axis, data.ndim)
         stop = None if step < 0 and end < -data.shape[at] else end
-        windows[at] = slice(start, stop, step)
+        first = max(start, -data.shape[at]) if step < 0 else start  # as ONNX clamps, unlike NumPy
+        windows[at] = slice(first, stop, step)
     return data[tuple(windows)]
 
 

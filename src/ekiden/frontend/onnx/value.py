@@ -1,4 +1,6 @@
-"""What a tensor of an ONNX model is during import: a constant, an array of shape expressions, or a run-time expression."""
+"""What a tensor of an ONNX model is during import: a constant, an array of shape expressions, or a
+run-time expression.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ Symbols: TypeAlias = npt.NDArray[np.object_]
 
 
 class Value:
-    """One tensor. Exactly one of `array` (known now), `symbols` (known from the input shapes) and `expr` is what it was made of.
+    """One tensor. Exactly one of `array` (known now), `symbols` (known from the input shapes) and
+    `expr` is what it was made of.
 
     Constants keep the array of the model, uncopied; treat it as read-only.
     """
@@ -87,7 +90,9 @@ def known(elements: Array, dtype: str) -> Value:
 
 
 def clean_name(name: str) -> str:
-    """A name that Relay text can hold: letters, digits and underscores, not starting with a digit; may be empty."""
+    """A name that Relay text can hold: letters, digits and underscores, not starting with a digit;
+    may be empty.
+    """
     cleaned = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
     return f"v{cleaned}" if cleaned[:1].isdigit() else cleaned
 

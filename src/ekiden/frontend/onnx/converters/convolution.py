@@ -145,6 +145,7 @@ _ATTRIBUTES = "auto_pad dilations group kernel_shape pads strides"
 # fmt: off
 ROWS = (
     Row("Conv",          _conv, attributes=_ATTRIBUTES, values=_PADS),
-    Row("ConvTranspose", _conv_transpose, attributes=f"{_ATTRIBUTES} output_padding output_shape", values=_PADS),
+    Row("ConvTranspose", _conv_transpose,
+        attributes=f"{_ATTRIBUTES} output_padding output_shape", values=_PADS),
 )
 # fmt: on

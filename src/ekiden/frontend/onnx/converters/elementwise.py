@@ -230,6 +230,8 @@ def _tan(node: Node) -> Expr:
     return op.divide(op.sin(node.expr(0)), op.cos(node.expr(0)))
 
 
+_GELU = {"approximate": ("none", "tanh")}
+
 # fmt: off
 ROWS = (
     Row("Add",             _broadcast(op.add)),
@@ -288,7 +290,7 @@ ROWS = (
     Row("Softplus",        _softplus_of),
     Row("Softsign",        _softsign),
     Row("Mish",            _mish),
-    Row("Gelu",            _gelu, attributes="approximate", values={"approximate": ("none", "tanh")}),
+    Row("Gelu",            _gelu, attributes="approximate", values=_GELU),
     Row("Swish",           _swish, attributes="alpha"),
     Row("ThresholdedRelu", _thresholded_relu, attributes="alpha"),
     Row("Shrink",          _shrink, attributes="bias lambd"),

@@ -18,7 +18,9 @@ from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import Dim, Shape, as_dim, equal, known, tidy
 
 _FAR = 10**9
-"""A slice bound from here on means "to the end": no axis is that long, and exporters write many such numbers."""
+"""A slice bound from here on means "to the end": no axis is that long, and exporters write many
+such numbers.
+"""
 _OPEN = 2**62
 
 
@@ -89,14 +91,27 @@ def _sliced(
     steps: Sequence[int],
 ) -> Expr | Value:
     begins, stops = [_near(s) for s in starts], [_near(e) for e in ends]
-    whole = all(
-        s == 1 and known(b) == 0 and known(e) == _OPEN
-        for b, e, s in zip(begins, stops, steps, strict=True)
-    )
-    if whole:
+    if (
+        all(s == 1 for s in steps)
+        and all(known(b) == 0 for b in begins)
+        and all(known(e) == _OPEN for e in stops)
+    ):
         return node.value(0)
     at = [node.axis(a, node.rank(0)) for a in axes]
+    for i, axis in enumerate(at):
+        if steps[i] < 0:
+            begins[i] = _last_start(begins[i], node.shape(0)[axis])
     return op.strided_slice(node.expr(0), begins, stops, strides=steps, axes=at)
+
+
+def _last_start(start: Dim, extent: PrimExpr) -> Dim:
+    """Backwards, ONNX moves a start from before the axis to its first element, where NumPy gives
+    nothing.
+    """
+    number = known(start)
+    if number is None or number >= -1:
+        return start
+    return tidy(prim.maximum(extent + number, 0))
 
 
 def _near(bound: Dim) -> Dim:
@@ -324,7 +339,10 @@ _COORDINATES = (
     "pytorch_half_pixel",
     "tf_half_pixel_for_nn",
 )
-_RESIZE = "antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside extrapolation_value mode nearest_mode"
+_RESIZE = (
+    "antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside"
+    " extrapolation_value mode nearest_mode"
+)
 
 # fmt: off
 ROWS = (
@@ -338,10 +356,12 @@ ROWS = (
     Row("Pad",            _pad_attributes, since=2, attributes="mode pads value", values=_BORDERS),
     Row("Pad",            _pad, since=11, attributes="mode", values=_BORDERS),
     Row("OneHot",         _one_hot, since=9, attributes="axis"),
-    Row("DepthToSpace",   _depth_to_space, attributes="blocksize mode", values={"mode": ("DCR", "CRD")}),
+    Row("DepthToSpace",   _depth_to_space, attributes="blocksize mode",
+        values={"mode": ("DCR", "CRD")}),
     Row("SpaceToDepth",   _space_to_depth, attributes="blocksize"),
     Row("CumSum",         _cum_sum, since=11, attributes="exclusive reverse"),
-    Row("Upsample",       _upsample_attributes, since=7, attributes="mode scales", values={"mode": _MODES}),
+    Row("Upsample",       _upsample_attributes, since=7, attributes="mode scales",
+        values={"mode": _MODES}),
     Row("Upsample",       _upsample, since=9, attributes="mode", values={"mode": _MODES}),
     Row("Resize",         _upsample, since=10, attributes="mode", values={"mode": _MODES}),
     Row("Resize",         _resize, since=11, attributes=_RESIZE,

@@ -144,14 +144,20 @@ def _mean_variance(node: Node) -> Expr:
     return op.divide(centred, op.add(deviation, number(node, 1e-9)))
 
 
+_STASH = {"stash_type": (1,)}
+
 # fmt: off
 ROWS = (
-    Row("BatchNormalization", _batch_norm, since=6, attributes="epsilon momentum spatial is_test training_mode",
+    Row("BatchNormalization", _batch_norm, since=6,
+        attributes="epsilon momentum spatial is_test training_mode",
         values={"spatial": (1,), "training_mode": (0,)}),
-    Row("LayerNormalization", _layer_norm, since=17, attributes="axis epsilon stash_type", values={"stash_type": (1,)}),
+    Row("LayerNormalization", _layer_norm, since=17,
+        attributes="axis epsilon stash_type", values=_STASH),
     Row("InstanceNormalization", _instance_norm, since=6, attributes="epsilon"),
-    Row("GroupNormalization", _group_norm, since=21, attributes="epsilon num_groups stash_type", values={"stash_type": (1,)}),
-    Row("RMSNormalization", _rms_norm, since=23, attributes="axis epsilon stash_type", values={"stash_type": (1,)}),
+    Row("GroupNormalization", _group_norm, since=21,
+        attributes="epsilon num_groups stash_type", values=_STASH),
+    Row("RMSNormalization", _rms_norm, since=23,
+        attributes="axis epsilon stash_type", values=_STASH),
     Row("MeanVarianceNormalization", _mean_variance, since=9, attributes="axes"),
     Row("LpNormalization", _lp_normalization, attributes="axis p", values={"p": (1, 2)}),
     Row("LRN", _lrn, attributes="alpha beta bias size"),

@@ -44,9 +44,14 @@ def _average_pool(node: Node) -> Expr:
         node.unsupported("attribute 'auto_pad' with strides above 1 needs a constant input shape")
     pool = op.nn.avg_pool1d if len(window.kernel) == 1 else op.nn.avg_pool2d
     return pool(
-        node.expr(0), pool_size=window.kernel, strides=window.strides, dilation=window.dilations, padding=padding,
-        ceil_mode=bool(node.get_int("ceil_mode", 0)), count_include_pad=bool(node.get_int("count_include_pad", 0)),
-    )  # fmt: skip
+        node.expr(0),
+        pool_size=window.kernel,
+        strides=window.strides,
+        dilation=window.dilations,
+        padding=padding,
+        ceil_mode=bool(node.get_int("ceil_mode", 0)),
+        count_include_pad=bool(node.get_int("count_include_pad", 0)),
+    )
 
 
 def _global(images: Callable[[Expr], Expr], other: Callable[..., Expr]) -> Callable[[Node], Expr]:
@@ -64,7 +69,8 @@ _ATTRIBUTES = "auto_pad ceil_mode dilations kernel_shape pads strides"
 # fmt: off
 ROWS = (
     Row("MaxPool",           _max_pool, attributes=f"{_ATTRIBUTES} storage_order", values=_AUTO),
-    Row("AveragePool",       _average_pool, attributes=f"{_ATTRIBUTES} count_include_pad", values=_AUTO),
+    Row("AveragePool",       _average_pool, attributes=f"{_ATTRIBUTES} count_include_pad",
+        values=_AUTO),
     Row("GlobalAveragePool", _global(op.nn.global_avg_pool2d, op.mean)),
     Row("GlobalMaxPool",     _global(op.nn.global_max_pool2d, op.max)),
 )

@@ -13,7 +13,9 @@ Reduce = Callable[[Expr, tuple[int, ...], bool], Expr]
 
 
 def reduced_axes(node: Node) -> tuple[int, ...] | None:
-    """Axes from the attribute or the second input, from the front; None for a node that reduces nothing."""
+    """Axes from the attribute or the second input, from the front; None for a node that reduces
+    nothing.
+    """
     rank = node.rank(0)
     if node.has("axes"):
         axes = node.get_ints("axes")
@@ -89,7 +91,7 @@ ROWS = (
     Row("ReduceSumSquare", _reduce(_simple(op.sum), _square),  attributes=_ATTRIBUTES),
     Row("ReduceLogSum",    _reduce(_log_sum),                  attributes=_ATTRIBUTES),
     Row("ReduceLogSumExp", _reduce(_log_sum_exp),              attributes=_ATTRIBUTES),
-    Row("ArgMax",          _arg(op.argmax),                    attributes="axis keepdims select_last_index"),
-    Row("ArgMin",          _arg(op.argmin),                    attributes="axis keepdims select_last_index"),
+    Row("ArgMax",          _arg(op.argmax), attributes="axis keepdims select_last_index"),
+    Row("ArgMin",          _arg(op.argmin), attributes="axis keepdims select_last_index"),
 )
 # fmt: on

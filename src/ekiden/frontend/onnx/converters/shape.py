@@ -147,7 +147,8 @@ def _tile(node: Node) -> Expr:
 # fmt: off
 ROWS = (
     Row("Identity",        _identity),
-    Row("Constant",        _constant, attributes="value value_float value_floats value_int value_ints"),
+    Row("Constant",        _constant,
+        attributes="value value_float value_floats value_int value_ints"),
     Row("Shape",           _shape, attributes="start end"),
     Row("Size",            _size),
     Row("Reshape",         _reshape, since=5, attributes="allowzero"),

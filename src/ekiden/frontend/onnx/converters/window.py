@@ -15,7 +15,9 @@ from ekiden.topi.shape import Dim, as_dim, ceil_div, known, tidy
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Sizes by spatial axis; `before` and `after` are padding, symbolic where auto_pad meets a symbolic extent."""
+    """Sizes by spatial axis; `before` and `after` are padding, symbolic where auto_pad meets a
+    symbolic extent.
+    """
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -35,7 +37,8 @@ def read_window(node: Node, kernel: Sequence[int]) -> Window:
     rank = len(kernel)
     if node.rank(0) != rank + 2:
         node.unsupported(
-            f"the kernel has {rank} axes; expected {node.rank(0) - 2} for an input of rank {node.rank(0)}"
+            f"the kernel has {rank} axes; expected {node.rank(0) - 2} "
+            f"for an input of rank {node.rank(0)}"
         )
     strides = node.get_ints("strides", (1,) * rank)
     dilations = node.get_ints("dilations", (1,) * rank)

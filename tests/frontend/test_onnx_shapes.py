@@ -1,0 +1,210 @@
+"""Shape arithmetic stays symbolic, what the model implies about dimensions is learned, and shapes
+can be outputs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto, helper
+from onnx_models import FLOAT, compare, graph_model, interpret, ints, normal
+
+from ekiden.arith import Analyzer, evaluate
+from ekiden.frontend.onnx import from_onnx
+from ekiden.ir.prim import PrimExpr, SizeVar, Var
+from ekiden.ir.type import TensorType
+from ekiden.relay.expr import Call, Function
+from ekiden.relay.visitor import post_order
+
+pytestmark = pytest.mark.quick
+
+
+def node(op_type: str, inputs: str, output: str, **attributes: object) -> object:
+    return helper.make_node(op_type, inputs.split(), output.split(), **attributes)
+
+
+def main_of(model: ModelProto, **options: object) -> Function:
+    main = from_onnx(model, **options)["main"]  # type: ignore[arg-type]
+    assert isinstance(main, Function)
+    return main
+
+
+def result(main: Function) -> tuple[PrimExpr, ...]:
+    assert isinstance(main.ret_type, TensorType)
+    return main.ret_type.shape
+
+
+def names(shape: tuple[PrimExpr, ...]) -> list[object]:
+    return [d.name if isinstance(d, SizeVar) else getattr(d, "value", None) for d in shape]
+
+
+def operators(main: Function) -> list[str]:
+    return [e.op.name for e in post_order(main) if isinstance(e, Call)]  # type: ignore[attr-defined]
+
+
+def test_a_reshape_by_shape_arithmetic_keeps_the_symbols() -> None:
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Gather", "s zero", "n"),
+        node("Unsqueeze", "n axes", "n1"),
+        node("Gather", "s one", "t"),
+        node("Unsqueeze", "t axes", "t1"),
+        node("Concat", "n1 t1 heads", "shape", axis=0),
+        node("Reshape", "x shape", "y"),
+    ]
+    weights = {"zero": np.array(0), "one": np.array(1), "axes": ints(0), "heads": ints(3, -1)}
+    x = normal(2, 5, 12)
+    model = graph_model(nodes, {"x": x}, ["y"], weights)
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, ["batch", "time", 12]))
+    main = main_of(model)
+    assert names(result(main)) == ["batch", "time", 3, 4]
+    assert operators(main) == ["reshape"]
+    compare(model, {"x": x})
+
+
+def test_the_expand_idiom_of_exporters_folds() -> None:
+    """Where(Equal(shape, -1), ones, shape) is the shape itself: a dimension is never -1."""
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Shape", "s", "r"),
+        node("ConstantOfShape", "r", "ones", value=helper.make_tensor("v", 7, [1], [1])),
+        node("Mul", "ones minus", "minus_ones"),
+        node("Equal", "s minus_ones", "open"),
+        node("Where", "open ones s", "shape"),
+        node("Expand", "table shape", "y"),
+    ]
+    x = normal(2, 5)
+    model = graph_model(
+        nodes, {"x": x}, ["y"], {"minus": np.array(-1), "table": normal(1, 1)}, symbolic=True
+    )
+    assert names(result(main_of(model))) == ["x_0", "x_1"]
+    compare(model, {"x": x})
+
+
+def test_a_table_sliced_by_a_dimension_bounds_it() -> None:
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Gather", "s one", "t", axis=0),
+        node("Slice", "table zero t axis", "rows"),
+        node("Add", "x rows", "y"),
+    ]
+    weights = {"one": ints(1), "zero": ints(0), "axis": ints(0), "table": normal(16, 4, seed=1)}
+    x = normal(2, 7, 4)
+    model = graph_model(nodes, {"x": x}, ["y"], weights)
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, ["n", "t", 4]))
+    module = from_onnx(model)
+    main = module["main"]
+    assert isinstance(main, Function)
+    assert names(result(main)) == ["n", "t", 4]
+    (time,) = [d for d in result(main) if isinstance(d, SizeVar) and d.name == "t"]
+    assert time.upper == 16
+    ((condition, where),) = constraints(module.attrs)
+    assert where == "dimension 't'"
+    assert [evaluate(condition, {time: n}) for n in (16, 17)] == [1, 0]
+    compare(model, {"x": x})
+
+
+def constraints(attrs: dict[str, object]) -> tuple[tuple[PrimExpr, str], ...]:
+    found = attrs["constraints"]
+    assert isinstance(found, tuple)
+    return found
+
+
+def test_dimensions_that_must_agree_become_one() -> None:
+    a, b = normal(3, 4), normal(3, 2, seed=1)
+    model = graph_model([node("Concat", "a b", "y", axis=1)], {"a": a, "b": b}, ["y"])
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("a", FLOAT, ["p", 4]))
+    model.graph.input[1].CopyFrom(helper.make_tensor_value_info("b", FLOAT, ["q", 2]))
+    main = main_of(model)
+    shapes = [p.type_annotation.shape for p in main.params]  # type: ignore[union-attr]
+    assert shapes[0][0] is shapes[1][0] is result(main)[0]
+    compare(model, {"a": a, "b": b})
+
+
+def test_an_image_resized_to_meet_another_takes_its_extent() -> None:
+    nodes = [
+        node("MaxPool", "x", "small", kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1),
+        node("Resize", "small  scales", "large", mode="nearest"),
+        node("Add", "x large", "sum"),
+        node("Relu", "sum", "y"),
+    ]
+    nodes[1].input[:] = ["small", "", "scales"]  # type: ignore[attr-defined]
+    x = normal(1, 2, 6, 8)
+    scales = np.array([1, 1, 2, 2], np.float32)
+    model = graph_model(nodes, {"x": x}, ["y"], {"scales": scales}, symbolic=True)
+    module = from_onnx(model)
+    main = module["main"]
+    assert isinstance(main, Function)
+    assert names(result(main)) == ["x_0", "x_1", "x_2", "x_3"]
+    height = result(main)[2]
+    assert isinstance(height, Var)
+    condition = next(c for c, where in constraints(module.attrs) if "Resize" in where)
+    assert [evaluate(condition, {height: n}) for n in (6, 7)] == [1, 0]
+    compare(model, {"x": x})
+
+
+def test_unequal_symbols_that_broadcast_are_a_condition_on_the_inputs() -> None:
+    model = graph_model(
+        [node("Add", "a b", "y")], {"a": normal(3), "b": normal(3)}, ["y"], symbolic=True
+    )
+    module = from_onnx(model)
+    ((condition, where),) = constraints(module.attrs)
+    assert where == "Add 'y'"
+    main = module["main"]
+    assert isinstance(main, Function)
+    a, b = (p.type_annotation.shape[0] for p in main.params)  # type: ignore[union-attr]
+    assert [evaluate(condition, {a: m, b: n}) for m, n in ((3, 3), (1, 3), (3, 1), (2, 3))] == [
+        1,
+        1,
+        1,
+        0,
+    ]
+    for feed in ((normal(3), normal(3)), (normal(1), normal(3)), (normal(3), normal(1))):
+        assert interpret(model, feed)[0].shape == (3,)
+
+
+def test_shape_values_that_are_needed_at_run_time_are_computed() -> None:
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Gather", "s one", "t"),
+        node("Mul", "t two", "twice"),
+        node("Div", "s three", "thirds"),
+        node("Cast", "t", "real", to=1),
+        node("Mul", "x real", "scaled"),
+    ]
+    weights = {"one": np.array(1), "two": np.array(2), "three": np.array(3)}
+    x = normal(4, 7)
+    model = graph_model(nodes, {"x": x}, ["s", "twice", "thirds", "scaled"], weights, symbolic=True)
+    compare(model, {"x": x})
+
+
+def test_a_dimension_without_a_name_gets_one_and_the_question_mark_names_none() -> None:
+    model = graph_model([node("Relu", "x", "y")], {"x": normal(2, 3, 4)}, ["y"])
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, ["?", None, "?"]))
+    assert names(result(main_of(model))) == ["x_dim0", "x_dim1", "x_dim2"]
+
+
+def test_shapes_can_be_given() -> None:
+    model = graph_model([node("Relu", "x", "y")], {"x": normal(2, 3)}, ["y"], symbolic=True)
+    assert names(result(main_of(model, shape={"x": [5, "rows"]}))) == [5, "rows"]
+
+
+def test_a_weight_made_by_constant_of_shape_is_a_constant() -> None:
+    nodes = [node("ConstantOfShape", "s", "w"), node("MatMul", "x w", "y")]
+    model = graph_model(nodes, {"x": normal(2, 300)}, ["y"], {"s": ints(300, 40)})
+    assert operators(main_of(model)) == ["nn.dense"]
+
+
+def test_a_product_with_a_constant_is_a_dense_layer_for_any_rank() -> None:
+    x = normal(2, 3, 4, 5)
+    model = graph_model(
+        [node("MatMul", "x w", "y")], {"x": x}, ["y"], {"w": normal(5, 6)}, symbolic=True
+    )
+    assert operators(main_of(model)) == ["nn.dense"]
+    compare(model, {"x": x})
+
+
+def test_symbols_of_shapes_are_never_negative() -> None:
+    model = graph_model([node("Relu", "x", "y")], {"x": normal(2)}, ["y"], symbolic=True)
+    (size,) = result(main_of(model))
+    assert Analyzer().can_prove(size >= 0)
