@@ -1,0 +1,180 @@
+"""Register-tile kernels against NumPy: odd sizes, tails, empty dimensions, symbolic dimensions, epilogues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from ekiden import te
+from ekiden.codegen.llvm import assembly, compile_object, link
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import SizeVar, maximum
+from ekiden.runtime import load_image
+from ekiden.target import Target
+from ekiden.tir.stmt import PrimFunc
+from ekiden.tir.transform import lower
+from ekiden.topi.nn import batch_matmul, dense_pack, matmul
+from ekiden.topi.nn.weights import pack_weight
+from ekiden.topi.rule import schedule
+
+pytestmark = pytest.mark.quick
+TARGET = Target.host()
+WIDTH = 4 * TARGET.lanes("float32")
+Dim = int | SizeVar
+
+
+def compiled(func: PrimFunc) -> Callable[..., object]:
+    kernel: Callable[..., object] = load_image(
+        link([compile_object([lower(func, TARGET)], TARGET)], [func.name])
+    )[func.name]
+    return kernel
+
+
+def scheduled(inputs: list[te.Tensor], output: te.Tensor) -> PrimFunc:
+    return schedule(inputs, [output], TARGET, "kernel")
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype("float32")
+
+
+def product_kernel(a: Sequence[Dim], b: Sequence[Dim], ta: bool, tb: bool) -> Callable[..., object]:
+    left, right = te.placeholder(tuple(a), name="a"), te.placeholder(tuple(b), name="b")
+    op = batch_matmul if len(b) == 3 else matmul
+    return compiled(scheduled([left, right], op(left, right, ta, tb)))
+
+
+def swap(x: np.ndarray, transposed: bool) -> np.ndarray:
+    return np.ascontiguousarray(np.swapaxes(x, -1, -2)) if transposed else x
+
+
+@pytest.mark.parametrize("ta", [False, True])
+@pytest.mark.parametrize("tb", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "m", "n", "k"),
+    [(3, 7, 5, 3), (2, 13, 64, 32), (1, 9, 70, 17), (2, 1, 130, 1), (2, 6, 16, 0), (1, 33, 100, 40), (2, 5, 0, 4)],
+)
+def test_batch_matmul(batch: int, m: int, n: int, k: int, ta: bool, tb: bool) -> None:
+    a, b = random(batch, m, k), random(batch, k, n)
+    x, y = swap(a, ta), swap(b, tb)
+    out = np.full((batch, m, n), np.nan, "float32")
+    product_kernel(x.shape, y.shape, ta, tb)(x, y, out)
+    np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tb", [False, True])
+def test_symbolic_attention_shapes(tb: bool) -> None:
+    h, s, t = SizeVar("h"), SizeVar("s"), SizeVar("t")
+    shape = (h, t, 32) if tb else (h, 32, t)
+    kernel = product_kernel((h, s, 32), shape, False, tb)
+    for heads, rows, columns in [(1, 1, 1), (3, 5, 17), (2, 64, 64), (2, 70, 131), (2, 0, 3), (0, 3, 3)]:
+        a, b = random(heads, rows, 32), random(heads, 32, columns)
+        out = np.full((heads, rows, columns), np.nan, "float32")
+        kernel(a, swap(b, tb), out)
+        np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_symbolic_depth() -> None:
+    s = SizeVar("s")
+    kernel = product_kernel((4, s, s), (4, s, 32), False, False)
+    for rows in (1, 2, 31, 77):
+        a, b = random(4, rows, rows), random(4, rows, 32)
+        out = np.full((4, rows, 32), np.nan, "float32")
+        kernel(a, b, out)
+        np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("left", "right"), [(1, 3), (3, 1)])
+def test_batch_of_one_is_shared(left: int, right: int) -> None:
+    a, b = random(left, 5, 8), random(right, 8, 21)
+    out = np.zeros((3, 5, 21), "float32")
+    product_kernel(a.shape, b.shape, False, False)(a, b, out)
+    np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("leading", [(), (1,), (2, 3, 4)])
+@pytest.mark.parametrize("tb", [False, True])
+def test_matmul_with_leading_dimensions(leading: tuple[int, ...], tb: bool) -> None:
+    a, b = random(*leading, 6, 9), random(9, 40)
+    out = np.zeros((*leading, 6, 40), "float32")
+    product_kernel(a.shape, swap(b, tb).shape, False, tb)(a, swap(b, tb), out)
+    np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_epilogue_of_batch_matmul() -> None:
+    s = SizeVar("s")
+    a, b = te.placeholder((2, s, 8), name="a"), te.placeholder((2, s, 8), name="b")
+    mask = te.placeholder((s,), name="mask")
+    scores = batch_matmul(a, b, False, True)
+    out = te.compute(scores.shape, lambda i, j, k: scores[i, j, k] * 0.5 + mask[k], tag="broadcast")
+    kernel = compiled(scheduled([a, b, mask], out))
+    for rows in (3, 70):
+        x, y, z = random(2, rows, 8), random(2, rows, 8), random(rows)
+        got = np.zeros((2, rows, rows), "float32")
+        kernel(x, y, z, got)
+        np.testing.assert_allclose(got, x @ swap(y, True) * np.float32(0.5) + z, rtol=1e-4, atol=1e-4)
+
+
+# dense layers with packed weights
+
+
+def dense_kernel(m: Dim, n: int, k: int, after: Callable[[te.Tensor], te.Tensor] | None = None) -> PrimFunc:
+    data = te.placeholder((m, k), name="data")
+    weight = te.placeholder((-(-n // WIDTH), k, WIDTH), name="weight")
+    anchor = dense_pack(data, weight, n, WIDTH)
+    return scheduled([data, weight], anchor if after is None else after(anchor))
+
+
+def run_dense(kernel: Callable[..., object], m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    x, w = random(m, k), random(n, k)
+    out = np.full((m, n), np.nan, "float32")
+    kernel(x, pack_weight(w, "dense", WIDTH), out)
+    return out, x @ w.T
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(1, 1, 1), (1, 1000, 31), (5, 63, 7), (6, 64, 8), (7, 65, 9), (37, 130, 33), (70, 17, 5), (300, 128, 16), (3, 5, 0), (0, 5, 3)],
+)
+def test_dense(m: int, n: int, k: int) -> None:
+    got, want = run_dense(compiled(dense_kernel(m, n, k)), m, n, k)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_dense_with_any_number_of_rows() -> None:
+    kernel = compiled(dense_kernel(SizeVar("m"), 100, 13))
+    for m in range(71):
+        got, want = run_dense(kernel, m, 100, 13)
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_deep_dense() -> None:
+    got, want = run_dense(compiled(dense_kernel(19, 96, 4100)), 19, 96, 4100)
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["relu", "tanh", "erf"])
+def test_epilogue_of_dense(name: str) -> None:
+    def after(x: te.Tensor) -> te.Tensor:
+        if name == "relu":
+            return te.compute(x.shape, lambda i, j: maximum(x[i, j], 0.0), tag="elemwise")
+        return te.compute(x.shape, lambda i, j: call_intrin(name, x[i, j]), tag="elemwise")
+
+    got, want = run_dense(compiled(dense_kernel(SizeVar("m"), 70, 20, after)), 11, 70, 20)
+    if name == "relu":
+        np.testing.assert_allclose(got, np.maximum(want, 0), rtol=1e-4, atol=1e-4)
+    elif name == "tanh":
+        np.testing.assert_allclose(got, np.tanh(want), rtol=1e-4, atol=1e-4)
+    else:
+        from math import erf
+
+        np.testing.assert_allclose(got, np.vectorize(erf)(want), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("m", [37, 1024, SizeVar("m")])
+def test_tiles_stay_in_registers(m: Dim) -> None:
+    text = assembly([lower(dense_kernel(m, 256, 128), TARGET)], TARGET)
+    loops = [line for line in text.splitlines() if "zmm" in line and "rsp" in line]
+    assert loops == []
