@@ -19,6 +19,7 @@ from ekiden.ir.prim import (
     And,
     BinaryExpr,
     Div,
+    FloatImm,
     FloorDiv,
     FloorMod,
     Max,
@@ -70,12 +71,18 @@ def _index(index: PrimExpr, dim: PrimExpr, joint: PrimExpr) -> PrimExpr:
     return Select(binary(EQ, dim, 1), as_dim(0), index, "int64")
 
 
+def element(x: Tensor, indices: Sequence[PrimExpr]) -> PrimExpr:
+    """An element of `x`: the number itself if it is a constant, so that special cases show."""
+    body = x.op.body[0] if isinstance(x.op, te.ComputeOp) and x.ndim == 0 else None
+    return body if body is not None and is_const(body) else x[indices]
+
+
 def broadcast(function: Callable[..., PrimExpr], name: str, *tensors: Tensor) -> Tensor:
     """`function` of the elements of tensors that broadcast."""
     shape = joint_shape(*tensors)
     return te.compute(
         shape,
-        lambda *i: function(*(t[broadcast_indices(i, t.shape, shape)] for t in tensors)),
+        lambda *i: function(*(element(t, broadcast_indices(i, t.shape, shape)) for t in tensors)),
         name=name,
         tag="broadcast",
     )
@@ -161,13 +168,26 @@ def _mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 def _truncated_mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     """`_mod`; 0 for integers by 0."""
     found = _mod(a, b)
-    if dt.is_float(a.dtype) or is_const(b):
+    if dt.is_float(a.dtype) or (is_const(b) and not is_const(b, 0)):
         return found
     return Select(binary(EQ, b, const(0, b.dtype)), const(0, a.dtype), found, a.dtype)
 
 
+_POWERS: dict[float, Callable[[PrimExpr], PrimExpr]] = {
+    -1.0: lambda a: 1.0 / a,
+    -0.5: lambda a: call_intrin("rsqrt", a),
+    0.5: lambda a: call_intrin("sqrt", a),
+    1.0: lambda a: a,
+    2.0: lambda a: a * a,
+    3.0: lambda a: a * a * a,
+}
+"""Exponents that need no logarithm."""
+
+
 def _power(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     if dt.is_float(a.dtype):
+        if isinstance(b, FloatImm) and b.value in _POWERS:
+            return cast(_POWERS[b.value](wide(a)), a.dtype)
         return cast(call_intrin("pow", wide(a), wide(b)), a.dtype)
     exact = call_intrin("pow", cast(a, "float64"), cast(b, "float64"))
     return cast(call_intrin("round", exact), a.dtype)

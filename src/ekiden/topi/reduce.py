@@ -17,7 +17,9 @@ Reducer = Callable[[PrimExpr, Sequence[te.ReduceAxis]], PrimExpr]
 
 def accumulator(dtype: str) -> str:
     """The dtype in which sums of `dtype` are made."""
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
+    if dtype in ("float16", "bfloat16"):
+        return "float32"
+    return "int32" if dtype in ("int8", "uint8", "int16", "uint16") else dtype
 
 
 def reduce_axes(shape: Shape, axes: Sequence[int]) -> list[te.ReduceAxis]:

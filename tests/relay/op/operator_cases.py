@@ -14,7 +14,7 @@ import numpy as np
 
 import ekiden.relay.op as op
 from ekiden.ir.op import Array
-from ekiden.relay.expr import Call, Tuple, Var, var
+from ekiden.relay.expr import Call, Tuple, Var, const, var
 
 RNG = np.random.default_rng(7)
 FLOATS = ("float32", "float64")
@@ -140,6 +140,14 @@ def broadcasting() -> Iterator[Case]:
     for a, b in pairs:
         yield from (case(f, normal(*a), positive(*b)) for f in (*arithmetic, *comparisons, *logic))
         yield case(op.power, positive(*a), normal(*b), tolerance=2e-5)
+    for exponent in (-1.0, -0.5, 0.5, 1.0, 2.0, 3.0, 2.5):
+        yield case(lambda x, e=exponent: op.power(x, const(e)), positive(3, 17), tolerance=2e-5)
+    for divisor in (-1, 0, 3):
+        functions = (op.divide, op.floor_divide, op.floor_mod, op.mod)
+        yield from (
+            case(lambda x, f=f, d=divisor: f(x, const(d, "int32")), normal(4, 5, dtype="int32"))
+            for f in functions
+        )
     for dtype in INTS:
         lhs, rhs = normal(5, 7, dtype=dtype), integers(0, 3, 7, dtype=dtype)
         yield from (case(f, lhs, rhs) for f in (*arithmetic, *comparisons, *logic))

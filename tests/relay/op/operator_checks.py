@@ -9,7 +9,7 @@ from operator_cases import Case
 
 from ekiden import te
 from ekiden.ir.op import OPS, Array
-from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
+from ekiden.ir.prim import IntImm, SizeVar, const
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Constant
 
@@ -65,18 +65,19 @@ def symbols_of(case: Case) -> dict[int, SizeVar]:
     return {d: SizeVar(f"n{d}") for d in sorted(extents)}
 
 
+def _number(constant: Array) -> te.Tensor:
+    return te.compute((), lambda: const(constant.item(), str(constant.dtype)), name="constant")
+
+
 def lowered(case: Case, symbols: dict[int, SizeVar]) -> tuple[list[te.Tensor], list[te.Tensor]]:
-    """The te graph of a case: (inputs, outputs)."""
+    """The te graph of a case: (inputs, outputs), its constants as numbers."""
     definition = OPS[case.name]
     assert definition.lower is not None
-    arrays = [*case.inputs, *constants(case)]
-    shapes: list[tuple[PrimExpr, ...]] = [
-        tuple(symbols.get(d, IntImm(d)) for d in a.shape) for a in arrays
-    ]
     inputs = [
-        te.placeholder(s, str(a.dtype), f"x{n}")
-        for n, (s, a) in enumerate(zip(shapes, arrays, strict=True))
+        te.placeholder([symbols.get(d, IntImm(d)) for d in a.shape], str(a.dtype), f"x{n}")
+        for n, a in enumerate(case.inputs)
     ]
-    outputs = definition.lower(case.call.attrs, inputs, result_type(case, symbols))
+    numbers = [_number(c) for c in constants(case)]
+    outputs = definition.lower(case.call.attrs, [*inputs, *numbers], result_type(case, symbols))
     assert all(isinstance(t, te.Tensor) for t in outputs)
     return inputs, list(outputs)  # type: ignore[arg-type]
