@@ -1,0 +1,58 @@
+"""What a call costs: Python to native functions, and one run of the virtual machine from Python."""
+
+from collections.abc import Callable
+from timeit import repeat
+
+import numpy as np
+
+from ekiden import runtime
+from ekiden.backend.vm.encode import make
+from ekiden.backend.vm.write import VMFunction, write_executable
+
+CALLS = 100_000
+
+
+def nanoseconds(function: Callable[..., object], *args: object) -> float:
+    """Time of one call, the best of five rounds, less that of an empty function."""
+
+    def empty(*args: object) -> None:
+        return None
+
+    def best(called: Callable[..., object]) -> float:
+        return min(repeat(lambda: called(*args), number=CALLS, repeat=5)) / CALLS * 1e9
+
+    return best(function) - best(empty)
+
+
+def identity_machine(n_params: int) -> runtime.VirtualMachine:
+    """A machine whose one function returns its first argument."""
+    params = tuple(f"x{i}" for i in range(n_params))
+    main = VMFunction("main", params, n_params, (make("Ret", src=0),))
+    data = write_executable([main], [], [], b"", {})
+    return runtime.VirtualMachine(runtime.Executable.from_bytes(data))
+
+
+def main() -> None:
+    """Print a line per kind of call."""
+    array = np.zeros((4, 4), "float32")
+    tensor = runtime.tensor(array)
+    native = runtime.get_global_func("ek.runtime.num_threads")
+    callback = runtime.convert_to_function(lambda *args: None)
+    rows: list[tuple[str, float]] = [
+        ("native function, no argument", nanoseconds(native)),
+        ("Python function through C, no argument", nanoseconds(callback)),
+        ("Python function through C, 8 tensors", nanoseconds(callback, *[tensor] * 8)),
+        ("tensor of a NumPy array", nanoseconds(runtime.tensor, array)),
+        ("NumPy array of a tensor", nanoseconds(tensor.numpy)),
+    ]
+    for count in (1, 3, 8):
+        run = identity_machine(count).invoke
+        for kind, source in (("tensors", tensor), ("arrays", array)):
+            time = nanoseconds(run, "main", *[source] * count)
+            rows.append((f"virtual machine, {count} {kind}", time))
+    for label, time in rows:
+        print(f"{label:42}{time:8.0f} ns")
+
+
+if __name__ == "__main__":
+    main()

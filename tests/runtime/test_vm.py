@@ -1,0 +1,258 @@
+"""Executables and the virtual machine from Python, on programs of a few instructions."""
+
+import gc
+import pickle
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ekiden import runtime
+from ekiden.backend.vm.encode import Instruction, encode, make
+from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.runtime.errors import EkidenError, InputError, LoadError
+
+pytestmark = pytest.mark.quick
+
+
+def program(
+    code: Sequence[Instruction],
+    *,
+    params: Sequence[str] = ("x",),
+    registers: int = 0,
+    constants: Sequence[np.ndarray] = (),
+    primitives: Sequence[str] = (),
+) -> runtime.Executable:
+    """An executable whose one function, main, has this code, and at most three locals."""
+    words = sum(len(encode(each)) for each in code)
+    count = registers or len(params) + min(3, words)
+    main = VMFunction("main", tuple(params), count, tuple(code))
+    return runtime.Executable.from_bytes(write_executable([main], constants, primitives, b"", {}))
+
+
+def run(executable: runtime.Executable, *args: object) -> object:
+    return runtime.VirtualMachine(executable).invoke("main", *args)
+
+
+IDENTITY = [make("Ret", src=0)]
+PAIR = [make("AllocADT", dst=2, tag=0, fields=(0, 1)), make("Ret", src=2)]
+
+
+@pytest.fixture
+def double() -> Iterator[str]:
+    """A primitive written in Python: out = 2 * x."""
+
+    @runtime.register_func("test.double")
+    def _double(x: runtime.Tensor, out: runtime.Tensor) -> None:
+        np.multiply(x.numpy(), 2, out=out.numpy())
+
+    yield "test.double"
+    runtime.remove_global_func("test.double")
+
+
+DOUBLE = [
+    make("LoadConsti", dst=1, value=16),
+    make("AllocStorage", dst=2, size=1, size_index=0, alignment=64, device=0),
+    make("AllocTensor", dst=3, storage=2, offset=0, dtype="float32", shape=(4,)),
+    make("InvokePacked", packed_index=0, output_size=1, args=(0, 3)),
+    make("Ret", src=3),
+]
+
+
+def test_an_argument_comes_back_without_a_copy() -> None:
+    array = np.arange(4, dtype="float32")
+    out = run(program(IDENTITY), array)
+    assert isinstance(out, runtime.Tensor)
+    assert np.shares_memory(out.numpy(), array)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.arange(6.0)[::2], np.arange(6.0).reshape(2, 3).T, np.arange(3, dtype=">f4")],
+    ids=["strided", "transposed", "big-endian"],
+)
+def test_inputs_that_compiled_code_cannot_read_are_copied(array: np.ndarray) -> None:
+    out = run(program(IDENTITY), array)
+    assert out.is_contiguous
+    np.testing.assert_array_equal(out.numpy(), array)
+    strided = run(program(IDENTITY), runtime.from_dlpack(np.arange(6.0)[::2]))
+    assert strided.is_contiguous
+
+
+def test_tuples_go_in_and_come_out() -> None:
+    a, b = np.zeros(2), np.ones((0, 3))
+    out = run(program(PAIR, params=("a", "b")), a, b)
+    assert isinstance(out, tuple)
+    assert [each.shape for each in out] == [(2,), (0, 3)]
+    field = [make("GetField", dst=1, object=0, index=1), make("Ret", src=1)]
+    np.testing.assert_array_equal(run(program(field), (a, np.arange(6.0)[::2])), [0.0, 2.0, 4.0])
+
+
+def test_values_of_data_types_keep_their_tag() -> None:
+    code = [make("AllocADT", dst=1, tag=3, fields=(0,)), make("Ret", src=1)]
+    assert run(program(code), 5) == runtime.ADT(3, (5,))
+    tag = [make("GetTag", dst=1, object=0), make("Ret", src=1)]
+    assert run(program(tag), runtime.ADT(7, ())) == 7
+
+
+def test_more_arguments_than_fit_in_place() -> None:
+    params = tuple(f"x{i}" for i in range(20))
+    code = [make("Ret", src=19)]
+    assert run(program(code, params=params, registers=20), *range(20)) == 19
+
+
+def test_primitives_are_called(double: str) -> None:
+    machine = runtime.VirtualMachine(program(DOUBLE, primitives=[double]))
+    for start in range(3):
+        out = machine.invoke("main", np.arange(start, start + 4, dtype="float32"))
+        np.testing.assert_array_equal(out.numpy(), 2 * np.arange(start, start + 4))
+
+
+def test_a_result_outlives_machine_and_executable(double: str) -> None:
+    out = run(program(DOUBLE, primitives=[double]), np.ones(4, "float32"))
+    gc.collect()
+    np.testing.assert_array_equal(out.numpy(), 2)
+
+
+def test_an_exception_in_a_primitive_comes_through() -> None:
+    error = ZeroDivisionError("from inside")
+
+    def fail(*args: object) -> None:
+        raise error
+
+    runtime.register_func("test.fail", fail)
+    try:
+        with pytest.raises(ZeroDivisionError) as caught:
+            run(program(DOUBLE, primitives=["test.fail"]), np.ones(4, "float32"))
+    finally:
+        runtime.remove_global_func("test.fail")
+    assert caught.value is error
+
+
+def test_wrong_arguments_name_what_is_wrong() -> None:
+    executable = program(IDENTITY)
+    with pytest.raises(InputError, match="executable: no function named 'f'; there are main"):
+        runtime.VirtualMachine(executable).invoke("f")
+    with pytest.raises(Exception, match="main"):
+        run(executable)
+    with pytest.raises(TypeError, match="argument 0: expected None"):
+        run(executable, {1})
+    with pytest.raises(TypeError):
+        runtime.VirtualMachine(None)
+
+
+def test_what_an_executable_tells() -> None:
+    constant = np.arange(3, dtype="int64")
+    code = [make("LoadConst", dst=1, const_index=0), make("Ret", src=1)]
+    executable = program(code, constants=[constant], params=("left",), registers=5)
+    assert executable.globals == ["main"]
+    assert executable.params("main") == ["left"]
+    assert executable.primitives == []
+    assert executable.code("main") == (5, [word for each in code for word in encode(each)])
+    assert isinstance(executable.metadata, dict)
+    np.testing.assert_array_equal(executable.constants[0].numpy(), constant)
+    assert executable.constants[0].readonly
+    with pytest.raises(InputError, match="there are main"):
+        executable.code("other")
+
+
+def test_a_constant_outlives_its_executable() -> None:
+    code = [make("LoadConst", dst=1, const_index=0), make("Ret", src=1)]
+    out = run(program(code, constants=[np.arange(1000.0)]), 0)
+    gc.collect()
+    np.testing.assert_array_equal(out.numpy(), np.arange(1000.0))
+
+
+def test_files_are_the_bytes(tmp_path: Path) -> None:
+    executable = program(IDENTITY)
+    path = tmp_path / "program.eki"
+    path.write_bytes(executable.to_bytes())
+    loaded = runtime.Executable.load(path)
+    path.unlink()
+    assert loaded.to_bytes() == executable.to_bytes()
+    assert pickle.loads(pickle.dumps(loaded)).to_bytes() == executable.to_bytes()
+    assert run(loaded, 3) == 3
+
+
+def test_every_prefix_is_refused() -> None:
+    data = program(DOUBLE, primitives=["p"], constants=[np.arange(3.0)]).to_bytes()
+    for size in range(len(data)):
+        with pytest.raises(LoadError):
+            runtime.Executable.from_bytes(data[:size])
+    with pytest.raises(LoadError):
+        runtime.Executable.from_bytes(data + b"\0")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises((OSError, EkidenError), match="missing.eki"):
+        runtime.Executable.load(tmp_path / "missing.eki")
+
+
+def test_other_threads_run_while_a_machine_runs(double: str) -> None:
+    """A machine of another thread may call Python in the middle of a run of ours."""
+    executable = program(DOUBLE, primitives=[double])
+    results: list[float] = []
+
+    def work(value: float) -> None:
+        machine = runtime.VirtualMachine(executable)
+        source = np.full(4, value, "float32")
+        outs = [machine.invoke("main", source).numpy()[0] for _ in range(200)]
+        results.extend(set(outs))
+
+    threads = [threading.Thread(target=work, args=(float(i),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [0.0, 2.0, 4.0, 6.0]
+
+
+def test_a_machine_serves_one_caller_at_a_time() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def wait(*args: object) -> None:
+        inside.set()
+        leave.wait(10)
+
+    runtime.register_func("test.wait", wait)
+    try:
+        machine = runtime.VirtualMachine(program(DOUBLE, primitives=["test.wait"]))
+        source = np.ones(4, "float32")
+        thread = threading.Thread(target=machine.invoke, args=("main", source))
+        thread.start()
+        assert inside.wait(10)
+        with pytest.raises(RuntimeError):
+            machine.invoke("main", source)
+        leave.set()
+        thread.join()
+        machine.invoke("main", source)
+    finally:
+        leave.set()
+        runtime.remove_global_func("test.wait")
+
+
+def test_warm_runs_allocate_nothing(double: str) -> None:
+    machine = runtime.VirtualMachine(program(DOUBLE, primitives=[double]))
+    source = runtime.tensor(np.ones(4, "float32"))
+    for _ in range(10):
+        machine.invoke("main", source)
+    before = runtime.allocation_count()
+    for _ in range(1000):
+        machine.invoke("main", source)
+    assert runtime.allocation_count() == before
+
+
+def test_a_run_from_python_costs_microseconds() -> None:
+    """The target is 2 microseconds; a machine that is busy is given ten times that."""
+    machine = runtime.VirtualMachine(program(IDENTITY))
+    source = runtime.tensor(np.ones(4, "float32"))
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(1000):
+            machine.invoke("main", source)
+        best = min(best, (time.perf_counter() - start) / 1000)
+    assert best < 20e-6
