@@ -46,7 +46,10 @@ class Case:
 
 
 def case(
-    op_type: str, *inputs: Array | None, attrs: dict[str, Any] | None = None, **options: Any
+    op_type: str,
+    *inputs: Array | None,
+    attrs: dict[str, Any] | None = None,
+    **options: Any,  # noqa: ANN401
 ) -> Case:
     return Case(op_type, list(inputs), attributes=attrs or {}, **options)
 
