@@ -245,19 +245,32 @@ static int32_t flatten(ek_vm *vm, const ek_value *value, int32_t count, int32_t 
   return count + adt->size;
 }
 
+/* Constants are mapped read-only: a kernel that wrote to one would end the process. */
+static int expect_writable(const ek_value *outputs, const ek_value *end) {
+  for (; outputs < end; outputs++) {
+    if (outputs->type_index != EK_TENSOR) continue;
+    if (((ek_tensor *)(void *)outputs->v.obj)->flags & EK_DLPACK_READ_ONLY) {
+      return ek_error("RunError", "InvokePacked: an output is a tensor that is read-only");
+    }
+  }
+  return 0;
+}
+
 /* InvokePacked primitive n outputs args. Arguments are borrowed: registers hold them meanwhile. */
 static inline int invoke_packed(ek_vm *vm, const ek_value *R, const int32_t *pc) {
-  int32_t n = pc[2], count = 0;
+  int32_t n = pc[2], inputs = n - pc[3], count = 0, first_output = 0;
   const int32_t *registers = pc + 4;
   if (pc[3] == 1 && is_empty_tensor(&R[registers[n - 1]])) return 0;
   for (int32_t i = 0; i < n; i++) {
     const ek_value *value = &R[registers[i]];
+    if (i == inputs) first_output = count;
     if (value->type_index != EK_ADT) {
       vm->args[count++] = *value;
     } else if ((count = flatten(vm, value, count, n - i)) < 0) {
       return -1;
     }
   }
+  if (inputs < n && expect_writable(vm->args + first_output, vm->args + count) != 0) return -1;
   ek_value result = ek_value_none();
   int status = ek_function_call(vm->executable->linked[pc[1]], vm->args, count, &result);
   ek_value_release(&result);

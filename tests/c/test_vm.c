@@ -277,6 +277,18 @@ static void empty_outputs_skip_the_kernel(void) {
   ek_object_release(vm);
 }
 
+static void constants_are_never_outputs(void) {
+  program p = {
+      .functions = {{"main", 0, 1, WORDS(LoadConst, 0, 0, InvokePacked, 0, 1, 1, 0, Ret, 0)}},
+      .constants = {{shape_one, 1}},
+      .primitives = {"ek.test.add"}};
+  ek_object *vm = machine_of(&p);
+  ek_value result = ek_value_none();
+  CHECK_ERROR(ek_vm_invoke(vm, 0, NULL, 0, &result), "RunError",
+              "InvokePacked: an output is a tensor that is read-only");
+  ek_object_release(vm);
+}
+
 /* What a register holds is checked where it is used. */
 static void wrong_values_are_errors(void) {
   const struct {
@@ -427,6 +439,7 @@ int main(void) {
   branches_on_scalars();
   packed_calls_flatten();
   empty_outputs_skip_the_kernel();
+  constants_are_never_outputs();
   wrong_values_are_errors();
   calls_check_their_arguments();
   arguments_are_made_contiguous();
