@@ -101,6 +101,11 @@ def product(dims: Iterable[PrimExpr]) -> PrimExpr:
     return tidy(total)
 
 
+def replaced(shape: Sequence[PrimExpr], axis: int, dim: PrimExpr) -> Shape:
+    """The shape (or indices) with one entry exchanged."""
+    return (*shape[:axis], dim, *shape[axis + 1 :])
+
+
 def normalize_axis(axis: int, rank: int, what: str) -> int:
     """`axis` counted from the front. Raises ValueError when it is out of range; `what` names the
     operator."""

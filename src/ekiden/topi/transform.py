@@ -9,7 +9,7 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, is_const
 from ekiden.te import Tensor
 from ekiden.topi.layout import parse, transform_shape
-from ekiden.topi.shape import Shape, as_dim, equal, tidy
+from ekiden.topi.shape import Shape, as_dim, equal, replaced, tidy
 
 
 def _injective(
@@ -55,21 +55,17 @@ def concatenate(tensors: Sequence[Tensor], axis: int) -> Tensor:
     edges: list[PrimExpr] = [as_dim(0)]
     for each in tensors:
         edges.append(tidy(edges[-1] + each.shape[axis]))
-    shape = _replaced(tensors[0].shape, axis, edges[-1])
+    shape = replaced(tensors[0].shape, axis, edges[-1])
 
     def body(*i: Var) -> PrimExpr:
         value: PrimExpr | None = None
         for each, begin, end in reversed(list(zip(tensors, edges, edges[1:], strict=False))):
-            load = each[_replaced(i, axis, i[axis] - begin)]
+            load = each[replaced(i, axis, i[axis] - begin)]
             value = load if value is None else if_then_else(i[axis] < end, load, value)
         assert value is not None
         return value
 
     return te.compute(shape, body, name="concatenate", tag="concatenate", attrs={"axis": axis})
-
-
-def _replaced(values: Sequence[PrimExpr], axis: int, value: PrimExpr) -> tuple[PrimExpr, ...]:
-    return (*values[:axis], value, *values[axis + 1 :])
 
 
 def stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
@@ -124,8 +120,8 @@ def tile(x: Tensor, shape: Shape) -> Tensor:
 
 def repeat(x: Tensor, repeats: int, axis: int) -> Tensor:
     """Each element repeated along an axis."""
-    shape = _replaced(x.shape, axis, tidy(x.shape[axis] * repeats))
-    return _injective(shape, x, "repeat", lambda *i: _replaced(i, axis, i[axis] // max(repeats, 1)))
+    shape = replaced(x.shape, axis, tidy(x.shape[axis] * repeats))
+    return _injective(shape, x, "repeat", lambda *i: replaced(i, axis, i[axis] // max(repeats, 1)))
 
 
 def reverse(x: Tensor, axes: Sequence[int]) -> Tensor:

@@ -1,0 +1,119 @@
+"""Slices with strides, which may have symbolic bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import (
+    attempt,
+    attrs_of,
+    call,
+    tensors,
+)
+from ekiden.topi.shape import (
+    Dim,
+    Dims,
+    Shape,
+    as_attr,
+    as_dim,
+    as_ints,
+    as_shape,
+    known,
+    normalize_axis,
+    slice_range,
+)
+
+
+@node("relay.attrs.StridedSliceAttrs")
+class StridedSliceAttrs(Attrs):
+    """begin:end:stride per axis as NumPy slices; None for axes means the leading ones.
+
+    Bounds may be symbolic, strides are numbers. A bound of at least 2**30 in size means "to the
+    end".
+    """
+
+    begin: Dims = ()
+    end: Dims = ()
+    strides: tuple[int, ...] = ()
+    slice_mode: str = "end"
+    axes: tuple[int, ...] | None = None
+
+
+def sliced(attrs: StridedSliceAttrs, shape: Shape) -> list[tuple[PrimExpr, int, PrimExpr]]:
+    """(first index, stride, extent) for every axis. Raises ValueError for axes out of range or
+    stride 0."""
+    axes = range(len(attrs.begin)) if attrs.axes is None else attrs.axes
+    ranges: list[tuple[PrimExpr, int, PrimExpr]] = [(as_dim(0), 1, d) for d in shape]
+    for i, axis in enumerate(axes):
+        at = normalize_axis(axis, len(shape), "strided_slice")
+        stride = (
+            attrs.strides[i] if i < len(attrs.strides) else attrs.strides[0] if attrs.strides else 1
+        )
+        if stride == 0:
+            raise ValueError("a stride must not be 0")
+        first, extent = _slice_one(attrs, i, stride, shape[at])
+        ranges[at] = (first, stride, extent)
+    return ranges
+
+
+def _slice_one(
+    attrs: StridedSliceAttrs, i: int, stride: int, size: PrimExpr
+) -> tuple[PrimExpr, PrimExpr]:
+    if attrs.slice_mode == "end":
+        return slice_range(attrs.begin[i], attrs.end[i], stride, size)
+    whole = known(attrs.end[i]) == -1  # slice_mode "size": end holds extents, -1 means the rest
+    return slice_range(
+        attrs.begin[i], 2**62 if whole else as_dim(attrs.begin[i]) + attrs.end[i], 1, size
+    )
+
+
+def _strided_slice_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (data,) = tensors("strided_slice", types, 1)
+    ranges = attempt("strided_slice", sliced, attrs_of(StridedSliceAttrs, attrs), data.shape)
+    return TensorType(tuple(extent for _, _, extent in ranges), data.dtype)
+
+
+def _strided_slice_reference(attrs: StridedSliceAttrs, data: Array) -> Array:
+    for at, (first, stride, extent) in enumerate(sliced(attrs, as_shape(data.shape))):
+        begin, count = as_ints((first, extent))
+        data = np.take(data, begin + stride * np.arange(count), axis=at)
+    return data
+
+
+register_op(
+    OpDef(
+        name="strided_slice",
+        arguments=("data",),
+        attrs=StridedSliceAttrs,
+        relation=_strided_slice_relation,
+        reference=_strided_slice_reference,
+        lower=lambda attrs, inputs, out: [
+            topi.strided_slice(inputs[0], sliced(attrs, inputs[0].shape))
+        ],
+        pattern=OpPattern.INJECTIVE,
+    )
+)
+
+
+def strided_slice(
+    data: Expr,
+    begin: Sequence[Dim],
+    end: Sequence[Dim],
+    strides: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
+    slice_mode: str = "end",
+) -> Call:
+    """A slice per axis; see StridedSliceAttrs."""
+    steps = (1,) * len(begin) if strides is None else tuple(strides)
+    chosen = None if axes is None else tuple(axes)
+    attrs = StridedSliceAttrs(as_attr(begin), as_attr(end), steps, slice_mode, chosen)
+    return call("strided_slice", data, attrs=attrs)
