@@ -1,0 +1,174 @@
+"""Type relations: random shapes against NumPy, symbols, and the messages of what is refused."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ekiden.relay.op as op
+from ekiden.arith import evaluate
+from ekiden.ir.op import OPS
+from ekiden.ir.prim import AnyDim, ExprLike, IntImm, SizeVar
+from ekiden.ir.type import TensorType, TupleType, Type, tensor_type
+from ekiden.relay.expr import Call, Tuple, var
+from ekiden.runtime.errors import TypeInferenceError
+from ekiden.topi.shape import equal, known, slice_range, window_extent, window_extent_ceil
+
+pytestmark = pytest.mark.quick
+
+X = var("x")
+N, M = SizeVar("n"), SizeVar("m")
+extents = st.integers(0, 6)
+
+
+def infer(call: Call, *types: Type) -> Type:
+    """The relation of a call's operator on given argument types."""
+    arguments: tuple[Type, ...] = types
+    if len(call.args) == 1 and isinstance(call.args[0], Tuple):
+        arguments = (TupleType(types),)
+    return OPS[call.op.name].relation(arguments, call.attrs)  # type: ignore[attr-defined]
+
+
+def numbers(found: Type, values: dict[SizeVar, int]) -> tuple[int, ...]:
+    """The shape of a tensor type at given values of its symbols."""
+    assert isinstance(found, TensorType)
+    return tuple(evaluate(d, dict(values)) for d in found.shape)
+
+
+@st.composite
+def broadcast_pair(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Two shapes that broadcast."""
+    shape = draw(st.lists(extents, max_size=4))
+    sides = []
+    for _ in range(2):
+        kept = shape[draw(st.integers(0, len(shape))) :]
+        sides.append(tuple(1 if draw(st.booleans()) else d for d in kept))
+    return sides[0], sides[1]
+
+
+@given(broadcast_pair())
+def test_broadcast_is_numpys(pair: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    """Numbers alone."""
+    found = infer(op.add(X, X), tensor_type(pair[0]), tensor_type(pair[1]))
+    assert numbers(found, {}) == np.broadcast_shapes(*pair)
+
+
+@given(broadcast_pair())
+def test_broadcast_of_unrelated_symbols_decides_at_run_time(
+    pair: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
+    """Every dimension its own symbol, each of which may turn out to be 1."""
+    sides = [[SizeVar(f"s{k}{i}") for i in range(len(s))] for k, s in enumerate(pair)]
+    values = {v: d for vs, s in zip(sides, pair, strict=True) for v, d in zip(vs, s, strict=True)}
+    found = infer(op.add(X, X), tensor_type(sides[0]), tensor_type(sides[1]))
+    assert numbers(found, values) == np.broadcast_shapes(*pair)
+
+
+bound = st.integers(-9, 9)
+
+
+@given(extents, bound, bound, st.sampled_from([-3, -2, -1, 1, 2, 3]))
+@settings(max_examples=300)
+def test_slices_are_pythons(size: int, begin: int, end: int, stride: int) -> None:
+    """Numbers, a symbolic extent, and symbolic bounds give the elements Python gives."""
+    b, e = SizeVar("b"), SizeVar("e")
+    values = {N: size}
+    symbolic = slice_range(b, e, stride, N), {**values, b: max(begin, 0), e: max(end, 0)}
+    for (first, count), at, positions in (
+        (slice_range(begin, end, stride, IntImm(size)), {}, range(size)[begin:end:stride]),
+        (slice_range(begin, end, stride, N), values, range(size)[begin:end:stride]),
+        (*symbolic, range(size)[max(begin, 0) : max(end, 0) : stride]),
+    ):
+        assert evaluate(count, dict(at)) == len(positions)
+        if positions:
+            assert evaluate(first, dict(at)) == positions[0]
+
+
+@given(extents, st.integers(1, 4), st.integers(1, 3), st.integers(0, 2), st.integers(0, 2))
+def test_window_extents_count_windows(
+    size: int, kernel: int, stride: int, before: int, after: int
+) -> None:
+    """Starts at which a window fits, and those at which it begins inside data or padding before."""
+    length = size + before + after
+    if length < kernel or before >= kernel or after >= kernel:
+        return
+    fits = [s for s in range(0, length, stride) if s + kernel <= length]
+    assert evaluate(window_extent(N, kernel, stride, before, after), {N: size}) == len(fits)
+    last = fits[-1] + stride
+    rounded_up = len(fits) + (fits[-1] + kernel < length and last < size + before)
+    assert evaluate(window_extent_ceil(N, kernel, stride, before, after), {N: size}) == rounded_up
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
+def test_reshape_to_an_unknown_dimension(shape: list[int], data: st.DataObject) -> None:
+    """One -1 takes what is left, also of symbols."""
+    at = data.draw(st.integers(0, len(shape) - 1))
+    symbols = [SizeVar(f"d{i}") for i in range(len(shape))]
+    newshape: list[ExprLike] = [-1 if i == at else d for i, d in enumerate(symbols)]
+    found = infer(op.reshape(X, newshape), tensor_type(symbols))  # type: ignore[arg-type]
+    assert isinstance(found, TensorType)
+    assert equal(found.shape[at], symbols[at])
+
+
+def test_symbols_stay_symbols() -> None:
+    """Equal symbols are known equal; products cancel."""
+    data = tensor_type((N, M, 768))
+    heads = infer(op.reshape(X, (N, M, 12, -1)), data)
+    assert isinstance(heads, TensorType)
+    assert heads.shape[0] is N and heads.shape[1] is M
+    assert numbers(heads, {N: 2, M: 3}) == (2, 3, 12, 64)
+    flat = infer(op.reshape(X, (-1, 768)), data)
+    assert isinstance(flat, TensorType)
+    assert equal(flat.shape[0], N * M)
+
+
+def test_unknown_dimensions_take_what_is_known() -> None:
+    """Any against a number gives the number, against 1 or Any stays unknown."""
+    unknown = TensorType((AnyDim(), AnyDim(), AnyDim()))
+    found = infer(op.add(X, X), unknown, tensor_type((5, 1, N)))
+    assert isinstance(found, TensorType)
+    assert known(found.shape[0]) == 5
+    assert isinstance(found.shape[1], AnyDim)
+
+
+F32 = tensor_type((2, 3))
+IMAGE, WEIGHT = tensor_type((1, 3, 8, 8)), tensor_type((4, 3, 3, 3))
+REFUSED = [
+    (op.add(X, X), (F32, tensor_type((4,))), "add: shapes (2, 3) and (4) do not broadcast"),
+    (op.add(X, X), (F32, tensor_type((3,), "int32")),
+     "add: arguments must have one dtype, got float32, int32"),
+    (op.exp(X), (tensor_type((2,), "int32"),), "exp: 'data' must be floating point, got int32"),
+    (op.sum(X, 2), (F32,), "sum: axis must be in [-2, 2), got 2"),
+    (op.reshape(X, (4, 2)), (F32,), "reshape: (2, 3) to (4, 2): 6 elements cannot become 8"),
+    (op.reshape(X, (4, -1)), (F32,), "reshape: (2, 3) to (4, -1): 6 elements do not divide by 4"),
+    (op.squeeze(X, 0), (F32,), "squeeze: axis 0 must have extent 1, got (2, 3)"),
+    (op.transpose(X, (0, 0)), (F32,),
+     "transpose: axes must be a permutation of 2 axes, got (0, 0)"),
+    (op.concatenate((X, X), 0), (F32, tensor_type((2, 4))),
+     "concatenate: extents of axis 1 must agree, got (3) and (4)"),
+    (op.split(X, 2, 1), (F32,), "split: an axis of extent 3 does not divide into 2 equal parts"),
+    (op.strided_slice(X, (0,), (2,), (0,)), (F32,), "strided_slice: a stride must not be 0"),
+    (op.broadcast_to(X, (2, 4)), (F32,), "broadcast_to: (2, 3) does not broadcast to (2, 4)"),
+    (op.take(X, X, 0), (F32, F32), "take: 'indices' must be integers, got float32"),
+    (op.nn.conv2d(X, X), (F32, WEIGHT), "nn.conv2d: 'data' must have 4 dimensions, got 2: (2, 3)"),
+    (op.nn.conv2d(X, X, groups=2), (IMAGE, WEIGHT),
+     "nn.conv2d: channels of 'data' and 'weight' must agree, got (3) and (6)"),
+    (op.nn.dense(X, X), (F32, F32.with_fields(shape=tensor_type((4, 5)).shape)),
+     "nn.dense: the last dimensions of 'data' and 'weight' must agree, got (3) and (5)"),
+    (op.nn.max_pool2d(X, 2, padding=2), (IMAGE,),
+     "nn.max_pool2d: padding (2, 2, 2, 2) must be smaller than the window (2, 2)"),
+    (op.nn.pad(X, ((1, 1),)), (F32, tensor_type(())),
+     "nn.pad: pad_width must have 2 pairs, got ((1, 1),)"),
+    (op.arange(0, 5, 0), (), "arange: step must be a number other than 0, got 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "types", "message"), REFUSED, ids=[m[:40] for _, _, m in REFUSED])
+def test_what_is_refused_says_why(call: Call, types: tuple[Type, ...], message: str) -> None:
+    """What was being done, what was expected, what came."""
+    with pytest.raises(TypeInferenceError, match=f"^{re.escape(message)}$"):
+        infer(call, *types)
