@@ -14,11 +14,15 @@ COMMANDS = {
     "inspect": "print a stage of the compilation of a model, or an artifact",
     "demo": "compile a trained model from PyPI and show what it says about real files",
 }
-"""Command -> help; each is a module of `ekiden.driver.commands` with `arguments(parser)` and `run(options)`."""
+"""Command -> help; each is a module of `ekiden.driver.commands` with `arguments(parser)` and
+`run(options)`.
+"""
 
 
 def parser(selected: str | None) -> argparse.ArgumentParser:
-    """The argument parser; only the selected command's module is imported, so that --help is fast."""
+    """The argument parser; only the selected command's module is imported, so that --help is
+    fast.
+    """
     top = argparse.ArgumentParser(
         prog="ekiden", description="Compile deep-learning models to native code and run them."
     )
@@ -33,7 +37,9 @@ def parser(selected: str | None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0, or 1 with one line on standard error for what the user can mend, or 2 for wrong usage."""
+    """Run a command; 0, or 1 with one line on standard error for what the user can mend, or 2 for
+    wrong usage.
+    """
     args = list(sys.argv[1:] if argv is None else argv)
     options = parser(next((a for a in args if a in COMMANDS), None)).parse_args(args)
     errors = import_module("ekiden.runtime.errors")

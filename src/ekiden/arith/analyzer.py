@@ -39,7 +39,7 @@ from ekiden.ir.prim import (
     binary,
     const,
 )
-from ekiden.ir.prim_visitor import children, literals, post_order, rebuild
+from ekiden.ir.prim_visitor import children, literals, pending, post_order, rebuild
 
 Bound: TypeAlias = float
 """An int, or an infinity."""
@@ -161,10 +161,9 @@ class Analyzer:
         found = self._memo.get(id(expr))
         if found is not None:
             return found
-        for each in post_order(expr):
-            if id(each) not in self._memo:
-                self._memo[id(each)] = self._node(each)
-                self._alive.append(each)
+        for each in pending((expr,), self._memo):
+            self._memo[id(each)] = self._node(each)
+            self._alive.append(each)
         return self._memo[id(expr)]
 
     def _node(self, expr: PrimExpr) -> Poly:
@@ -208,10 +207,14 @@ class Analyzer:
         return {(self._numbers[key],): 1}
 
     def _emit(self, p: Poly, dtype: str) -> PrimExpr:
+        atoms = self._atoms
+        if len(p) == 1:
+            ((monomial, coefficient),) = p.items()
+            if coefficient == 1 and len(monomial) == 1:
+                return atoms[monomial[0]].expr
         number = poly.constant_of(p)
         if number is not None:
             return const(number, dtype)
-        atoms = self._atoms
         terms = sorted((m for m in p if m), key=lambda m: ([atoms[a].order for a in m], m))
         terms.sort(key=lambda m: p[m] < 0)
         total: PrimExpr | None = None

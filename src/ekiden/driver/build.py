@@ -39,10 +39,12 @@ def import_model(model: Model, shape: Mapping[str, Sequence[Dim]] | None = None)
 def compile(
     model: Model, target: str | Target = "llvm", *, shape: Mapping[str, Sequence[Dim]] | None = None
 ) -> Executable:
-    """Compile a model: a path to an ONNX file, an onnx.ModelProto, its bytes, or an IRModule with a function `main`.
+    """Compile a model: a path to an ONNX file, an onnx.ModelProto, its bytes, or an IRModule with a
+    function `main`.
 
-    `target` "llvm" is this machine. `shape` replaces the declared shapes of inputs by name. Options and instruments come from the
-    current PassContext. Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
+    `target` "llvm" is this machine. `shape` replaces the declared shapes of inputs by name. Options
+    and instruments come from the current PassContext. Raises ImportModelError, UnsupportedError or
+    CompileError; each names the model's node.
     """
     return Executable(runtime.Executable.from_bytes(compile_to_bytes(model, target, shape)))
 
@@ -63,7 +65,9 @@ def compile_to_bytes(
 
 
 def describe(module: IRModule) -> dict[str, object]:
-    """Names, shapes and dtypes of the inputs and outputs of `main`, as an executable's metadata holds them."""
+    """Names, shapes and dtypes of the inputs and outputs of `main`, as an executable's metadata
+    holds them.
+    """
     if "main" not in module or not isinstance(main := module["main"], Function):
         raise CompileError("compiling a module: it has no Relay function 'main'")
     names = module.attrs.get("input_names") or [p.name_hint for p in main.params]

@@ -17,7 +17,9 @@ Dim = int | str
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """An input or output: its name, shape (numbers, names of symbols, expressions on them) and dtype."""
+    """An input or output: its name, shape (numbers, names of symbols, expressions on them) and
+    dtype.
+    """
 
     name: str
     shape: tuple[Dim, ...]
@@ -39,8 +41,9 @@ def _infos(entries: object) -> tuple[TensorInfo, ...]:
 class Executable:
     """A compiled model: call it with arrays, save it, look into it.
 
-    Arguments are NumPy arrays, anything with DLPack, or ekiden.Tensor; the result is one Tensor, or a tuple of them. A call is
-    safe from several threads only on executables of their own (`load` the file twice).
+    Arguments are NumPy arrays, anything with DLPack, or ekiden.Tensor; the result is one Tensor, or
+    a tuple of them. A call is safe from several threads only on executables of their own (`load`
+    the file twice).
     """
 
     def __init__(self, raw: runtime.Executable) -> None:
@@ -56,7 +59,9 @@ class Executable:
     def __call__(
         self, *args: object, **named: object
     ) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
-        """Run `main`. Raises InputError for a wrong name, number, dtype, rank or dimension; RunError if the run fails."""
+        """Run `main`. Raises InputError for a wrong name, number, dtype, rank or dimension;
+        RunError if the run fails.
+        """
         given = self._arrange(args, named) if named else args
         if len(given) != len(self.inputs):
             raise InputError(
@@ -151,7 +156,9 @@ def _show(shape: Sequence[Dim]) -> str:
 
 
 def load(path: str | os.PathLike[str]) -> Executable:
-    """An executable from a file that `save` wrote. Raises LoadError for anything else, FileNotFoundError if there is none."""
+    """An executable from a file that `save` wrote. Raises LoadError for anything else,
+    FileNotFoundError if there is none.
+    """
     if not Path(path).is_file():
         raise FileNotFoundError(f"loading an executable: no file {os.fspath(path)!r}")
     return Executable(runtime.Executable.load(os.fspath(path)))

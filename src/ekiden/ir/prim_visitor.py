@@ -6,7 +6,8 @@ Expressions are graphs (a shared node is one object), so each node is visited on
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
+from typing import TypeAlias
 
 from ekiden.ir.node import fields_of
 from ekiden.ir.prim import BinaryExpr, PrimExpr, Var, binary
@@ -14,6 +15,8 @@ from ekiden.ir.prim import BinaryExpr, PrimExpr, Var, binary
 _LITERAL, _EXPR, _MANY, _OPTIONAL = range(4)
 _KINDS = {"PrimExpr": _EXPR, "tuple[PrimExpr, ...]": _MANY, "PrimExpr | None": _OPTIONAL}
 _PLANS: dict[type, tuple[tuple[str, int], ...]] = {}
+_Getter: TypeAlias = Callable[[PrimExpr], tuple[PrimExpr, ...]]
+_GETTERS: dict[type, _Getter] = {}
 
 
 def plan(kind: type[PrimExpr], sample: PrimExpr) -> tuple[tuple[str, int], ...]:
@@ -31,20 +34,39 @@ def literals(expr: PrimExpr) -> tuple[object, ...]:
     return tuple(getattr(expr, name) for name, kind in plan(type(expr), expr) if kind == _LITERAL)
 
 
-def children(expr: PrimExpr) -> tuple[PrimExpr, ...]:
-    """The expressions directly inside, in field order."""
-    if isinstance(expr, BinaryExpr):
-        return (expr.a, expr.b)
+def _getter(sample: PrimExpr) -> _Getter:
+    """How the children of a class are read, by its fields."""
+    rows = [(name, kind) for name, kind in plan(type(sample), sample) if kind != _LITERAL]
+    names = [name for name, _ in rows]
+    if not rows:
+        return _no_children
+    if all(kind == _EXPR for _, kind in rows):
+        get = operator.attrgetter(*names)
+        return get if len(names) > 1 else lambda e: (get(e),)
+    return operator.attrgetter(names[0]) if rows == [(names[0], _MANY)] else _mixed_children
+
+
+def _no_children(_: PrimExpr) -> tuple[PrimExpr, ...]:
+    return ()
+
+
+def _mixed_children(expr: PrimExpr) -> tuple[PrimExpr, ...]:
     found: list[PrimExpr] = []
     for name, kind in plan(type(expr), expr):
-        if kind == _LITERAL:
-            continue
-        value = getattr(expr, name)
+        value = None if kind == _LITERAL else getattr(expr, name)
         if kind == _MANY:
             found.extend(value)
         elif value is not None:
             found.append(value)
     return tuple(found)
+
+
+def children(expr: PrimExpr) -> tuple[PrimExpr, ...]:
+    """The expressions directly inside, in field order."""
+    get = _GETTERS.get(type(expr))
+    if get is None:
+        get = _GETTERS[type(expr)] = _getter(expr)
+    return get(expr)
 
 
 def rebuild(expr: PrimExpr, new: Iterable[PrimExpr]) -> PrimExpr:
@@ -67,21 +89,30 @@ def rebuild(expr: PrimExpr, new: Iterable[PrimExpr]) -> PrimExpr:
 
 def post_order(*roots: PrimExpr) -> list[PrimExpr]:
     """Every node once, children first."""
+    return pending(roots, ())
+
+
+def pending(roots: Iterable[PrimExpr], done: Container[int]) -> list[PrimExpr]:
+    """As `post_order`, without the nodes whose id is in `done` and what is only inside those."""
     seen: set[int] = set()
     order: list[PrimExpr] = []
-    stack: list[tuple[PrimExpr, bool]] = [(r, False) for r in reversed(roots)]
+    stack: list[PrimExpr | None] = list(roots)[::-1]
+    opened: list[PrimExpr] = []
     while stack:
-        expr, done = stack.pop()
-        if done:
+        expr = stack.pop()
+        if expr is None:
+            order.append(opened.pop())
+            continue
+        if id(expr) in seen or id(expr) in done:
+            continue
+        seen.add(id(expr))
+        inside = children(expr)
+        if inside:
+            opened.append(expr)
+            stack.append(None)
+            stack.extend(inside[::-1])
+        else:
             order.append(expr)
-        elif id(expr) not in seen:
-            seen.add(id(expr))
-            inside = children(expr)
-            if inside:
-                stack.append((expr, True))
-                stack.extend((c, False) for c in reversed(inside) if id(c) not in seen)
-            else:
-                order.append(expr)
     return order
 
 
@@ -95,11 +126,10 @@ def rewrite(
     done = {} if memo is None else memo
     if id(expr) in done:
         return done[id(expr)]
-    for each in post_order(expr):
-        if id(each) not in done:
-            inside = children(each)
-            rebuilt = rebuild(each, [done[id(c)] for c in inside]) if inside else each
-            done[id(each)] = change(rebuilt)
+    for each in pending((expr,), done):
+        inside = children(each)
+        rebuilt = rebuild(each, [done[id(c)] for c in inside]) if inside else each
+        done[id(each)] = change(rebuilt)
     return done[id(expr)]
 
 

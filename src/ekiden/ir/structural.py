@@ -146,8 +146,8 @@ class _Canonical:
 
 
 def _array_row(value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Row:
-    content = np.ascontiguousarray(value).view(np.uint8) if value.ndim else value.tobytes()
-    digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+    content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    digest = hashlib.blake2b(content.data, digest_size=16).hexdigest()
     return (str(value.dtype), value.shape, digest)
 
 

@@ -24,6 +24,7 @@ cdef dict _CODES = {
 cdef dict _DTYPES = {}             # name -> the four bytes of an ek_dtype as an integer
 cdef dict _DTYPE_NAMES = {}        # the inverse
 cdef dict _DTYPE_BY_NUMPY = {}     # type number of NumPy -> the four bytes
+cdef uint32_t _BUILTIN_DTYPES[32]  # the same for NumPy's own types; 0 where there is none
 
 cdef union DTypeBits:
     ek_dtype dtype
@@ -51,10 +52,27 @@ cdef int _register_dtypes() except -1:
     for name in ("longlong", "ulonglong"):     # other numbers for the types of 64 bits
         dtype = numpy.dtype(name)
         _DTYPE_BY_NUMPY.setdefault(dtype.num, _DTYPES[dtype.name])
+    for number, bits in _DTYPE_BY_NUMPY.items():
+        if 0 <= number < 32:
+            _BUILTIN_DTYPES[<int>number] = bits
     return 0
 
 
+memset(_BUILTIN_DTYPES, 0, sizeof(_BUILTIN_DTYPES))
 _register_dtypes()
+
+
+cdef ek_dtype _dtype_of_array(np.ndarray array) except *:
+    cdef DTypeBits packed
+    cdef int number = np.PyArray_TYPE(array)
+    packed.bits = _BUILTIN_DTYPES[number] if 0 <= number < 32 else 0
+    if packed.bits == 0:           # one of ml_dtypes, which NumPy numbers as they come
+        bits = _DTYPE_BY_NUMPY.get(number)
+        if bits is None:
+            raise TypeError(f"tensor: expected a dtype of {', '.join(sorted(_DTYPES))}, "
+                            f"got an array of {array.dtype}")
+        packed.bits = bits
+    return packed.dtype
 
 
 cdef ek_dtype _dtype_from(object name) except *:

@@ -161,14 +161,9 @@ cdef void _imported_delete(ek_managed_versioned *managed) noexcept nogil:
 
 cdef ek_object *_import_array(np.ndarray array) except NULL:
     """A tensor that shares the array's memory; any strides. The caller owns the reference."""
-    cdef DTypeBits packed
+    cdef ek_dtype dtype = _dtype_of_array(array)
     cdef int ndim = np.PyArray_NDIM(array)
     cdef ek_object *out = NULL
-    bits = _DTYPE_BY_NUMPY.get(np.PyArray_TYPE(array))
-    if bits is None:
-        raise TypeError(f"tensor: expected a dtype of {', '.join(sorted(_DTYPES))}, "
-                        f"got an array of {array.dtype}")
-    packed.bits = bits
     cdef ImportedArray *imported = <ImportedArray *>malloc(
         sizeof(ek_managed_versioned) + 2 * ndim * sizeof(int64_t))
     if imported == NULL:
@@ -179,13 +174,13 @@ cdef ek_object *_import_array(np.ndarray array) except NULL:
         imported.dims[i] = np.PyArray_DIMS(array)[i]
         imported.dims[ndim + i] = np.PyArray_STRIDES(array)[i] // itemsize
     memset(managed, 0, sizeof(ek_managed_versioned))
-    managed.major = 1
+    managed.major = 1              # DLPack 1.0, which knows read-only tensors
     managed.deleter = _imported_delete
     managed.flags = 0 if np.PyArray_ISWRITEABLE(array) else EK_DLPACK_READ_ONLY
     managed.tensor.data = np.PyArray_DATA(array)
     managed.tensor.device = _host()
     managed.tensor.ndim = ndim
-    managed.tensor.dtype = packed.dtype
+    managed.tensor.dtype = dtype
     managed.tensor.shape = &imported.dims[0]
     managed.tensor.strides = &imported.dims[ndim]
     managed.context = <void *>array
@@ -207,9 +202,6 @@ cdef np.ndarray _direct(np.ndarray array):
         return array
     return numpy.array(array, dtype=array.dtype.newbyteorder("="), order="C")
 
-
-cdef extern from "Python.h":
-    void PyErr_Clear()
 
 cdef void _capsule_delete(object capsule) noexcept:
     """Gives an export back that no consumer took."""
@@ -264,6 +256,8 @@ def tensor(source):
     cdef Tensor made
     if isinstance(source, Tensor):
         return (<Tensor>source).contiguous()
+    if type(source) is np.ndarray and _is_direct(source):
+        return _wrap(Tensor, _import_array(source))
     if not isinstance(source, np.ndarray) and hasattr(source, "__dlpack__"):
         made = from_dlpack(source)
         return made.contiguous()

@@ -1,4 +1,6 @@
-"""The disk cache of compiled kernels: object code by a digest of the function, the target and the compiler itself."""
+"""The disk cache of compiled kernels: object code by a digest of the function, the target and the
+compiler itself.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,6 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
-
 
 import platformdirs
 

@@ -1,8 +1,8 @@
 """One form for all fused functions that are the same kernel.
 
-Symbols are renamed in order of appearance (n0, n1, ...), so that layers that differ in names alone share a kernel. A dimension that
-is an expression on symbols the kernel cannot read off its arguments (`4*h` where no argument has the dimension `h`) becomes a symbol of
-its own.
+Symbols are renamed in order of appearance (n0, n1, ...), so that layers that differ in names alone
+share a kernel. A dimension that is an expression on symbols the kernel cannot read off its
+arguments (`4*h` where no argument has the dimension `h`) becomes a symbol of its own.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ekiden.arith import prove_equal, simplify
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var
+from ekiden.ir.prim_visitor import children, rebuild, substitute
 from ekiden.ir.prim_visitor import free_vars as prim_vars
-from ekiden.ir.prim_visitor import substitute
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.expr import Var as RelayVar
@@ -53,13 +53,17 @@ class _Renaming:
         free = prim_vars(expr)
         if all(v in self.symbols for v in free):
             return simplify(substitute(expr, {v: self.symbols[v] for v in free}))
-        known = self._known(expr)
-        if known is None:
-            names = ", ".join(sorted(v.name for v in free if v not in self.symbols))
-            raise InternalError(
-                f"kernel: no argument has the dimension {names}, which {expr} needs"
-            )
-        return known
+        return simplify(self._around_known(expr))
+
+    def _around_known(self, expr: PrimExpr) -> PrimExpr:
+        """The expression with each part that is a known dimension replaced by its symbol."""
+        if (known := self._known(expr)) is not None:
+            return known
+        if isinstance(expr, Var):
+            if expr not in self.symbols:
+                raise InternalError(f"kernel: no argument has the dimension {expr.name}")
+            return self.symbols[expr]
+        return rebuild(expr, [self._around_known(e) for e in children(expr)])
 
     def type(self, kind: Type) -> Type:
         """A type in canonical symbols."""
@@ -94,7 +98,8 @@ def _leaves(value: object) -> Iterator[object]:
 def canonicalize(function: Function) -> Function:
     """The canonical form of a primitive function; its parameters keep their order.
 
-    Raises InternalError if an attribute needs a symbol that no argument or result has as a dimension.
+    Raises InternalError if an attribute needs a symbol that no argument or result has as a
+    dimension.
     """
     renaming = _Renaming(function)
     new: dict[RelayExpr, RelayExpr] = {}

@@ -1,4 +1,6 @@
-"""From a fused function to a loop program: operators become tensor expressions, a schedule rule makes the loops."""
+"""From a fused function to a loop program: operators become tensor expressions, a schedule rule
+makes the loops.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.scopes import evaluation_order
-from ekiden.runtime.errors import CompileError, EkidenError
+from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import AssertStmt, BufferStore, PrimFunc, seq
@@ -68,6 +70,11 @@ def te_graph(function: Function) -> tuple[Tensors, Tensors]:
     return inputs, known[function.body]
 
 
+def described(function: Function, name: str) -> str:
+    """The name of a kernel and the model node it comes from."""
+    return f"the kernel {name} of {function.span}" if function.span else f"the kernel {name}"
+
+
 def lower_primitive(function: Function, name: str, target: Target) -> PrimFunc:
     """The scheduled loop program of a primitive function (canonical form), outputs after inputs.
 
@@ -76,8 +83,8 @@ def lower_primitive(function: Function, name: str, target: Target) -> PrimFunc:
     try:
         inputs, outputs = te_graph(function)
         return rule.schedule(inputs, outputs, target, name)
-    except EkidenError as error:
-        error.add_note(f"while lowering {name}" + (f" of {function.span}" if function.span else ""))
+    except Exception as error:
+        error.add_note(f"while lowering {described(function, name)}")
         raise
 
 
@@ -86,9 +93,14 @@ Constraint = tuple[PrimExpr, str]
 
 
 def shape_function(
-    kinds: Sequence[TensorType], exprs: Sequence[PrimExpr], constraints: Sequence[Constraint], name: str
+    kinds: Sequence[TensorType],
+    exprs: Sequence[PrimExpr],
+    constraints: Sequence[Constraint],
+    name: str,
 ) -> PrimFunc:
-    """A kernel that reads the shapes of its arguments, checks the constraints, and writes the values of `exprs` (int64)."""
+    """A kernel that reads the shapes of its arguments, checks the constraints, and writes the
+    values of `exprs` (int64).
+    """
     params = tuple(Buffer(f"p{i}", k.shape, k.dtype) for i, k in enumerate(kinds))
     dims = Buffer("dims", (const(len(exprs)),), "int64")
     checks = (AssertStmt(condition, message) for condition, message in constraints)
@@ -96,4 +108,4 @@ def shape_function(
     return PrimFunc((*params, dims), body, {"global_symbol": name, "num_outputs": 1})
 
 
-__all__ = ["lower_primitive", "shape_function", "te_graph"]
+__all__ = ["described", "lower_primitive", "shape_function", "te_graph"]

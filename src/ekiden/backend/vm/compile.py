@@ -1,6 +1,7 @@
 """The VM compiler: from A-normal form with explicit memory to bytecode.
 
-Each variable gets a register of its own. Kernels and shape functions are compiled first, so that their numbers are known.
+Each variable gets a register of its own. Kernels and shape functions are compiled first, so that
+their numbers are known.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ HOST = 0
 
 @dataclass(slots=True)
 class _Program:
-    """What all functions of an executable share: numbers of functions and primitives, the table of constants."""
+    """What all functions of an executable share: numbers of functions and primitives, the table of
+    constants.
+    """
 
     functions: dict[str, int]
     closures: set[str]
@@ -289,7 +292,9 @@ class _FunctionCompiler:
         return -1
 
     def _patch(self, at: int, name: str, **offsets: int) -> None:
-        """Fill in the jump offsets of an instruction that was emitted before its target was known."""
+        """Fill in the jump offsets of an instruction that was emitted before its target was
+        known.
+        """
         old = self.code[at]
         if name == "If":
             self.code[at] = make(name, test=old["test"], target=old["target"], **offsets)
@@ -325,7 +330,9 @@ class _FunctionCompiler:
         self._emit("Move", dst=result, src=self._chain(clause.rhs))
 
     def _pattern(self, pattern: Pattern, value: int) -> list[int]:
-        """Bind the variables of a pattern; the positions of the tests that jump when it does not fit."""
+        """Bind the variables of a pattern; the positions of the tests that jump when it does not
+        fit.
+        """
         failed: list[int] = []
         work = [(pattern, value)]
         while work:

@@ -1,4 +1,6 @@
-"""The sizes, offsets and shapes of a function that depend on symbols: one int64 vector, computed once at entry."""
+"""The sizes, offsets and shapes of a function that depend on symbols: one int64 vector, computed
+once at entry.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def values(exprs: Sequence[PrimExpr]) -> tuple[int, ...]:
 
 
 class Dims:
-    """Places of expressions in the vector: equal sequences share a place; conditions on the symbols are checked with them."""
+    """Places of expressions in the vector: equal sequences share a place; conditions on the symbols
+    are checked with them.
+    """
 
     def __init__(self, constraints: Sequence[Constraint] = ()) -> None:
         self.constraints = list(constraints)
@@ -60,7 +64,8 @@ def dims_of(body: RelayExpr, constraints: Sequence[Constraint] = ()) -> Dims:
 
 
 def sources(function: Function, dims: Dims) -> list[int]:
-    """Positions of the parameters whose shapes give the symbols that dims and their constraints need.
+    """Positions of the parameters whose shapes give the symbols that dims and their constraints
+    need.
 
     Raises CompileError naming a symbol that no parameter has as a dimension.
     """

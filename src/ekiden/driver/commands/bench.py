@@ -26,7 +26,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Time whole calls from Python on random inputs; print the minimum, median and 90th percentile."""
+    """Time whole calls from Python on random inputs; print the minimum, median and 90th
+    percentile.
+    """
     executable = ekiden.load(options.file)
     feed = random_inputs(executable, options.dim)
     for _ in range(3):

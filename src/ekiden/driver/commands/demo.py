@@ -1,7 +1,8 @@
 """`ekiden demo`: a trained model from PyPI, compiled and run on real files.
 
-The model is Magika (Apache-2.0), which tells what kind of content a file holds from its first, middle and last bytes. The package
-`magika` ships it as an ONNX file; only the wheel is downloaded and unzipped, nothing of it is imported.
+The model is Magika (Apache-2.0), which tells what kind of content a file holds from its first,
+middle and last bytes. The package `magika` ships it as an ONNX file; only the wheel is downloaded
+and unzipped, nothing of it is imported.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def fetch(folder: Path) -> tuple[Path, dict[str, object]]:
 
 
 def features(data: bytes, begin: int, end: int, padding: int) -> list[int]:
-    """What Magika looks at: the first `begin` and last `end` bytes without surrounding white space, padded."""
+    """What Magika looks at: the first `begin` and last `end` bytes without surrounding white space,
+    padded.
+    """
     head = data[:BLOCK].lstrip()[:begin]
     tail = data[-BLOCK:].rstrip()[-end:] if end else b""
     return [*head, *[padding] * (begin - len(head)), *[padding] * (end - len(tail)), *tail]

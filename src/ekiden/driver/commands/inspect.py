@@ -1,4 +1,6 @@
-"""`ekiden inspect FILE --stage relay|tir|llvm|asm|bytecode`, and the module before or after any pass"""
+"""`ekiden inspect FILE --stage relay|tir|llvm|asm|bytecode`, and the module before or after any
+pass
+"""
 
 from __future__ import annotations
 

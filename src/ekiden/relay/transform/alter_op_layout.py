@@ -22,7 +22,9 @@ from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
 from ekiden.target import Target
 
 VECTORS_PER_ROW = 4
-"""Vectors in one row of a register tile: 6 rows x 4 vectors fill the registers of AVX-512 (kernel design 6x64)."""
+"""Vectors in one row of a register tile: 6 rows x 4 vectors fill the registers of AVX-512 (kernel
+design 6x64).
+"""
 
 
 def tile_width(channels: int, target: Target) -> int:

@@ -46,7 +46,9 @@ def unchain(body: RelayExpr) -> Chain:
 
 
 def map_chains(body: RelayExpr, rewrite: Callable[[Chain, bool], Chain]) -> RelayExpr:
-    """Rewrite every let-chain below (and with) body, inner ones first; `rewrite(chain, is_function_body)`. Iterative."""
+    """Rewrite every let-chain below (and with) body, inner ones first; `rewrite(chain,
+    is_function_body)`. Iterative.
+    """
     found: list[tuple[RelayExpr, Chain]] = []
     stack = [body]
     while stack:

@@ -1,16 +1,18 @@
-"""Run image operators in NHWC, and push the transposes this needs through the graph until they cancel.
+"""Run image operators in NHWC, and push the transposes this needs through the graph until they
+cancel.
 
-    nn.relu(nn.conv2d(%x, W))                                   (NCHW)
-->  transpose(nn.relu(nn.conv2d(transpose(%x), W, NHWC)))       one transpose in, one out, for a whole network
+    nn.relu(nn.conv2d(%x, W))                                 (NCHW)
+->  transpose(nn.relu(nn.conv2d(transpose(%x), W, NHWC)))     one in, one out, for a whole network
 
-Step 1 puts each operator that has a layout between two transposes. Step 2, on the way from inputs to results, moves a transpose of an
-operand to the result wherever the operator can work on the transposed data (table SINK), merges transposes that meet, and
-turns those that move only dimensions of size 1 into reshapes.
+Sweep 1, from inputs to results, puts each operator that has a layout between two transposes, moves
+a transpose of an operand to the result wherever the operator can work on the transposed data (table
+SINK), and merges transposes that meet. Sweep 2 turns transposes that move only dimensions of size 1
+into reshapes, merges reshapes, and drops those that change nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OpPattern
-from ekiden.ir.prim import PrimExpr, is_const
+from ekiden.ir.prim import PrimExpr, const, is_const
 from ekiden.ir.transform import Pass, module_pass
 from ekiden.ir.type import TensorType, tensor_type
 from ekiden.relay import op
@@ -44,7 +46,7 @@ def _shape(expr: RelayExpr) -> tuple[PrimExpr, ...]:
 
 
 def transpose(data: RelayExpr, perm: Perm) -> RelayExpr:
-    """`data` transposed: nothing for the identity, merged with a transpose below, a reshape if only ones move."""
+    """`data` transposed: nothing for the identity, merged with a transpose below."""
     if op_of(data) == "transpose":
         assert isinstance(data, Call)
         inner = axes_of(data)
@@ -57,11 +59,13 @@ def transpose(data: RelayExpr, perm: Perm) -> RelayExpr:
         assert isinstance(kind, TensorType)
         folded.set_checked_type(TensorType(tuple(kind.shape[i] for i in perm), kind.dtype))
         return folded
-    shape = _shape(data)
-    moved = [i for i in perm if not is_const(shape[i], 1)]
-    if moved == sorted(moved):
-        return infer_here(op.reshape(data, tuple(shape[i] for i in perm)))
     return infer_here(op.transpose(data, perm))
+
+
+def moves_only_ones(shape: Sequence[PrimExpr], perm: Perm) -> bool:
+    """Whether transposing leaves the bytes in their order."""
+    moved = [i for i in perm if not is_const(shape[i], 1)]
+    return moved == sorted(moved)
 
 
 def axes_of(call: Call) -> Perm:
@@ -71,18 +75,20 @@ def axes_of(call: Call) -> Perm:
     return tuple(reversed(range(rank))) if axes is None else tuple(int(a) % rank for a in axes)
 
 
-def _layout_field(call: RelayExpr) -> str | None:
-    attrs = call.attrs if isinstance(call, Call) else None
+def _layout_field(call: Call) -> str | None:
+    attrs = call.attrs
+    if getattr(attrs, "out_layout", "") not in ("", "NCHW"):
+        return None
     return next((f for f in ("data_layout", "layout") if getattr(attrs, f, None) == "NCHW"), None)
 
 
 def _to_nhwc(call: Call, layout_field: str) -> RelayExpr:
     assert call.attrs is not None
-    data = transpose(call.args[0], TO_NHWC)
-    changed = call.with_fields(
-        args=(data, *call.args[1:]), attrs=call.attrs.with_fields(**{layout_field: "NHWC"})
-    )
-    made = _fresh(changed)
+    changes: dict[str, object] = {layout_field: "NHWC"}
+    if hasattr(call.attrs, "out_layout"):
+        changes["out_layout"] = ""
+    args = (transpose(call.args[0], TO_NHWC), *call.args[1:])
+    made = _fresh(call.with_fields(args=args, attrs=call.attrs.with_fields(**changes)))
     return transpose(infer_here(made), TO_NCHW)
 
 
@@ -100,11 +106,6 @@ def _below(expr: RelayExpr) -> RelayExpr:
     return expr.args[0]
 
 
-def _is_cheap(expr: RelayExpr) -> bool:
-    """Whether transposing costs nothing: at most one dimension is not 1."""
-    return sum(not is_const(d, 1) for d in _shape(expr)) <= 1
-
-
 def _follow(operand: RelayExpr, perm: Perm) -> RelayExpr | None:
     """The operand as it must be for the transposed operation, None if that would cost a copy."""
     if _perm_below(operand) == perm:
@@ -112,15 +113,15 @@ def _follow(operand: RelayExpr, perm: Perm) -> RelayExpr | None:
     rank = len(_shape(operand))
     if rank == 0:
         return operand
-    if rank > len(perm) or not (isinstance(operand, Constant) or _is_cheap(operand)):
+    if rank > len(perm):
         return None
-    if rank < len(perm):
-        wide = (1,) * (len(perm) - rank) + tuple(_shape(operand))
-        operand = _reshaped(operand, wide)
-    return transpose(operand, inverse(perm))
+    wide = (const(1),) * (len(perm) - rank) + _shape(operand)
+    if not isinstance(operand, Constant) and not moves_only_ones(wide, inverse(perm)):
+        return None
+    return transpose(operand if rank == len(perm) else _reshaped(operand, wide), inverse(perm))
 
 
-def _reshaped(operand: RelayExpr, shape: tuple[PrimExpr | int, ...]) -> RelayExpr:
+def _reshaped(operand: RelayExpr, shape: tuple[PrimExpr, ...]) -> RelayExpr:
     if not isinstance(operand, Constant):
         return infer_here(op.reshape(operand, shape))
     data = operand.data.reshape([1] * (len(shape) - operand.data.ndim) + list(operand.data.shape))
@@ -192,41 +193,61 @@ def _reduce(call: Call, perm: Perm) -> RelayExpr | None:
     return transpose(made, tuple(sorted(left).index(a) for a in left))
 
 
-def _reshape(call: Call, perm: Perm) -> RelayExpr | None:
-    """A reshape that splits one dimension, or joins dimensions that stay neighbours, can be done before the transpose."""
-    before, after = list(_shape(call.args[0])), list(_shape(call))
+def _broadcast_to(call: Call, perm: Perm) -> RelayExpr | None:
+    """broadcast_to(transpose(a), s) -> transpose(broadcast_to(a, s'))"""
+    shape = _shape(call)
+    if len(shape) != len(perm):
+        return None
+    moved = tuple(shape[i] for i in inverse(perm))
+    return transpose(infer_here(op.broadcast_to(_below(call.args[0]), moved)), perm)
+
+
+def _equal_ends(before: Sequence[PrimExpr], after: Sequence[PrimExpr]) -> tuple[int, int]:
+    """How many leading, and of the rest how many trailing, dimensions are equal."""
+    most = min(len(before), len(after))
     head = 0
-    while head < min(len(before), len(after)) and prove_equal(before[head], after[head]):
+    while head < most and prove_equal(before[head], after[head]):
         head += 1
     tail = 0
-    while tail < min(len(before), len(after)) - head and prove_equal(
-        before[-1 - tail], after[-1 - tail]
-    ):
+    while tail < most - head and prove_equal(before[-1 - tail], after[-1 - tail]):
         tail += 1
+    return head, tail
+
+
+def _reshape(call: Call, perm: Perm) -> RelayExpr | None:
+    """A reshape that splits one dimension, or joins several, can be done before the transpose.
+
+    Joined dimensions that are not neighbours in order below are first made so, among themselves.
+    """
+    before, after = _shape(call.args[0]), _shape(call)
+    head, tail = _equal_ends(before, after)
     old, new = len(before) - head - tail, len(after) - head - tail
     source = list(perm[head : head + old])
-    if (
-        old < 1
-        or new < 1
-        or source != list(range(source[0], source[0] + old))
-        or min(old, new) != 1
-    ):
+    block = sorted(source)
+    if min(old, new) != 1 or block != list(range(block[0], block[0] + old)):
         return None
-    z_shape = list(_shape(_below(call.args[0])))
-    z_shape[source[0] : source[0] + old] = after[head : head + new]
-    made = infer_here(op.reshape(_below(call.args[0]), tuple(z_shape)))
-    shifted = [p if p < source[0] else p + new - old for p in perm]
-    moved = shifted[:head] + list(range(source[0], source[0] + new)) + shifted[head + old :]
+    start = block[0]
+    below = _below(call.args[0])
+    order = [*range(start), *source, *range(start + old, len(perm))]
+    ordered = transpose(below, tuple(order))
+    shape = list(_shape(ordered))
+    shape[start : start + old] = after[head : head + new]
+    made = infer_here(op.reshape(ordered, tuple(shape)))
+    shifted = [p if p < start else p + new - old for p in perm]
+    moved = [*shifted[:head], *range(start, start + new), *shifted[head + old :]]
     return transpose(made, tuple(moved))
 
 
 Sink = Callable[[Call, Perm], "RelayExpr | None"]
 SINK: dict[str, Sink] = {
     "concatenate": _concatenate,
-    "reshape": _reshape,
     "nn.pad": _pad,
+    "broadcast_to": _broadcast_to,
     "transpose": lambda call, perm: transpose(call.args[0], axes_of(call)),
-    **dict.fromkeys(("nn.softmax", "nn.log_softmax", "nn.lrn"), _with_axis),
+    **dict.fromkeys(("reshape", "squeeze", "expand_dims", "nn.batch_flatten"), _reshape),
+    **dict.fromkeys(
+        ("nn.softmax", "nn.log_softmax", "nn.lrn", "nn.bias_add", "nn.prelu"), _with_axis
+    ),
     **dict.fromkeys(("sum", "mean", "max", "min", "prod"), _reduce),
 }
 """Operator -> how a transpose of its (first) operand moves to its result."""
@@ -256,21 +277,49 @@ def _sink(call: Call) -> RelayExpr:
     return rule(call, perm) or call
 
 
-def _rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+def _sweep(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     if not isinstance(new, Call) or not op_of(new):
         return new
     layout_field = _layout_field(new)
     made = _to_nhwc(new, layout_field) if layout_field else _sink(new)
-    if isinstance(made, Call) and made is not new and made.span is None:
-        known = made.checked_type
-        made = made.with_fields(span=new.span)
-        made.set_checked_type(known)
-    return made
+    return _with_span(made, new)
+
+
+def _with_span(made: RelayExpr, old: RelayExpr) -> RelayExpr:
+    if made is old or made.span is not None or not isinstance(made, Call):
+        return made
+    named = made.with_fields(span=old.span)
+    named.set_checked_type(made.checked_type)
+    return named
+
+
+def _tidy(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+    """transpose that moves ones -> reshape; reshape(reshape(x)) -> reshape(x) -> x, if of its shape"""
+    if op_of(new) not in ("transpose", "reshape"):
+        return new
+    assert isinstance(new, Call)
+    data, shape = new.args[0], _shape(new)
+    if op_of(new) == "transpose" and not moves_only_ones(_shape(data), axes_of(new)):
+        return new
+    is_view = op_of(data) == "reshape"
+    if is_view:
+        data = _below(data)
+    given = _shape(data)
+    if len(given) == len(shape) and all(map(prove_equal, given, shape)):
+        return data
+    if op_of(new) == "reshape" and not is_view:
+        return new
+    return _with_span(infer_here(op.reshape(data, shape)), new)
+
+
+def convert_layout(root: RelayExpr) -> RelayExpr:
+    """Both sweeps over an expression. Needs checked types."""
+    return rewrite_graph(rewrite_graph(root, _sweep), _tidy)
 
 
 @module_pass("ConvertLayout", opt_level=3, required=(InferType(),))
 def _convert_layout(module: IRModule) -> IRModule:
-    return map_functions(module, on_body(lambda body: rewrite_graph(body, _rewrite)))
+    return map_functions(module, on_body(convert_layout))
 
 
 def ConvertLayout() -> Pass:  # noqa: N802

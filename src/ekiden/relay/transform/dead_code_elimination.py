@@ -15,22 +15,28 @@ from ekiden.relay.transform.scopes import evaluation_order, is_atom, map_functio
 
 
 def _is_pure_call(call: Call) -> bool:
-    """Operators without state, constructors and primitive functions have no effect; other calls might."""
+    """Operators without state, constructors and primitive functions have no effect; other calls
+    might.
+    """
     if isinstance(call.op, Op):
         return not call.op.definition.stateful
     return isinstance(call.op, Constructor) or (isinstance(call.op, Function) and is_atom(call.op))
 
 
+def has_effect(expr: RelayExpr) -> bool:
+    """Whether the expression itself, apart from what is inside, might do more than give a value."""
+    if isinstance(expr, Call):
+        return not _is_pure_call(expr)
+    return isinstance(expr, (RefCreate, RefRead, RefWrite))
+
+
 def is_pure(value: RelayExpr) -> bool:
-    """Whether evaluating a value can be left out. A function value is pure whatever its body does."""
+    """Whether evaluating a value can be left out. A function value is pure whatever its body
+    does.
+    """
     if isinstance(value, Function):
         return True
-    for each in evaluation_order(value):
-        if isinstance(each, (RefCreate, RefRead, RefWrite)) or (
-            isinstance(each, Call) and not _is_pure_call(each)
-        ):
-            return False
-    return True
+    return not any(map(has_effect, evaluation_order(value)))
 
 
 def _drop_unused(chain: Chain, is_function_body: bool) -> Chain:

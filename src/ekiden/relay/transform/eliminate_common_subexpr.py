@@ -8,22 +8,28 @@ from __future__ import annotations
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.structural import structural_hash
+from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, module_pass
-from ekiden.relay.expr import Call, TupleGetItem
+from ekiden.relay.expr import Call, Constant, TupleGetItem
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
 
 Key = tuple[object, ...]
+SMALL = 16
+"""Elements of a constant up to which it is compared by content."""
 
 
 def _key(expr: RelayExpr) -> Key | None:
-    """Equal keys mean equal values; operands are told apart by identity, since they are unified first."""
+    """Equal keys mean equal values; operands are told apart by identity, since they are unified
+    first.
+    """
     if isinstance(expr, Call) and isinstance(expr.op, Op) and not expr.op.definition.stateful:
-        attrs = None if expr.attrs is None else structural_hash(expr.attrs)
+        attrs = None if expr.attrs is None else structural_digest(expr.attrs)
         return (expr.op.name, attrs, *map(id, expr.args))
     if isinstance(expr, TupleGetItem):
         return ("tuple", expr.index, id(expr.tuple_value))
+    if isinstance(expr, Constant) and expr.data.size <= SMALL:
+        return ("constant", str(expr.data.dtype), expr.data.shape, expr.data.tobytes())
     return None
 
 

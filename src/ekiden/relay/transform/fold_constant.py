@@ -1,20 +1,33 @@
-"""Evaluate at compile time what depends on constants alone, with the reference semantics of each operator.
+"""Evaluate at compile time what depends on constants alone, with the reference semantics of each
+operator.
 
 add(1f, 2f)  ->  3f          (%a, %b).1  ->  %b          if (True) { %a } else { %b }  ->  %a
 """
 
 from __future__ import annotations
 
+import math
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import itemsize
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Op
-from ekiden.ir.prim import IntImm
+from ekiden.ir.node import fields_of
+from ekiden.ir.op import Array, Op
+from ekiden.ir.prim import IntImm, PrimExpr, is_const
+from ekiden.ir.span import Span
 from ekiden.ir.transform import Pass, module_pass
-from ekiden.ir.type import TensorType, Type
-from ekiden.relay.expr import Call, Constant, If, Tuple, TupleGetItem
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.expr import Call, Constant, Function, If, Tuple, TupleGetItem
 from ekiden.relay.interpreter import evaluate_call
+from ekiden.relay.transform.dead_code_elimination import has_effect
 from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.scopes import bodies, map_functions, on_body, operands, rewrite_graph
+
+MAX_BYTES, MAX_GROWTH = 1 << 20, 16
+"""A result may be this large, or this many times as large as what it is made from (a weight of one
+row is packed to a vector's width), so that folding does not blow an artifact up.
+"""
 
 
 def _is_constant(expr: RelayExpr) -> bool:
@@ -23,52 +36,90 @@ def _is_constant(expr: RelayExpr) -> bool:
     return isinstance(expr, Constant)
 
 
-def _has_static_type(kind: Type | None) -> bool:
-    """Whether the result has no symbols: attributes that hold symbols cannot be evaluated."""
-    return isinstance(kind, TensorType) and all(isinstance(d, IntImm) for d in kind.shape)
+def has_symbols(attrs: Attrs) -> bool:
+    """Whether attributes hold an expression that is not a constant."""
+    values = [getattr(attrs, f.name) for f in fields_of(attrs)]
+    while values:
+        value = values.pop()
+        if isinstance(value, tuple):
+            values.extend(value)
+        elif isinstance(value, PrimExpr) and not is_const(value):
+            return True
+    return False
+
+
+def _leaves(kind: Type | None) -> list[TensorType] | None:
+    """The tensors of a type; None if they are not known in full (attributes may hold symbols)."""
+    fields = kind.fields if isinstance(kind, TupleType) else (kind,)
+    found = [t for t in fields if isinstance(t, TensorType)]
+    is_static = all(isinstance(d, IntImm) for t in found for d in t.shape)
+    return found if len(found) == len(fields) and is_static else None
+
+
+def _bytes(kind: TensorType) -> int:
+    return itemsize(kind.dtype) * math.prod(d.value for d in kind.shape if isinstance(d, IntImm))
+
+
+def _constant(data: Array, kind: TensorType, span: Span | None) -> Constant:
+    made = Constant(data, span=span)
+    made.set_checked_type(kind)
+    return made
 
 
 def _fold_call(call: Call, kind: Type | None) -> RelayExpr:
     if not isinstance(call.op, Op) or not all(map(_is_constant, call.args)):
         return call
     definition = call.op.definition
-    if (
-        definition.stateful
-        or definition.reference is None
-        or definition.lower is None
-        or not _has_static_type(kind)
-    ):
+    if definition.stateful or definition.reference is None or definition.lower is None:
         return call
-    arrays = [
-        tuple(f.data for f in a.fields if isinstance(f, Constant))
-        if isinstance(a, Tuple)
-        else a.data
-        for a in call.args
-        if isinstance(a, (Tuple, Constant))
-    ]
+    if call.attrs is not None and has_symbols(call.attrs):
+        return call
+    kinds = _leaves(kind)
+    arrays = [_value(a) for a in call.args]
+    given = sum(d.nbytes for a in arrays for d in (a if isinstance(a, tuple) else (a,)))
+    if kinds is None or sum(map(_bytes, kinds)) > max(MAX_BYTES, MAX_GROWTH * given):
+        return call
     value = evaluate_call(call.op, call.attrs, arrays)
-    assert not isinstance(value, tuple), f"{call.op.name}: a tensor type with a tuple value"
-    folded = Constant(value, span=call.span)
-    assert kind is not None
-    folded.set_checked_type(kind)
-    return folded
+    values = value if isinstance(value, tuple) else (value,)
+    folded = tuple(_constant(v, k, call.span) for v, k in zip(values, kinds, strict=True))
+    if not isinstance(kind, TupleType):
+        return folded[0]
+    made = Tuple(folded, span=call.span)
+    made.set_checked_type(kind)
+    return made
 
 
-def _rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+def _value(expr: RelayExpr) -> Array | tuple[Array, ...]:
+    if isinstance(expr, Tuple):
+        return tuple(f.data for f in expr.fields if isinstance(f, Constant))
+    assert isinstance(expr, Constant)
+    return expr.data
+
+
+def fold_constant(root: RelayExpr) -> RelayExpr:
+    """Fold an expression whose checked types are known. Only what has no effect is dropped."""
+    effects: set[RelayExpr] = set()
+
+    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        made = _rewrite(old, new, effects)
+        inside = operands(made) if isinstance(made, Function) else [*operands(made), *bodies(made)]
+        if has_effect(made) or any(e in effects for e in inside):
+            effects.add(made)
+        return made
+
+    return rewrite_graph(root, rewrite)
+
+
+def _rewrite(old: RelayExpr, new: RelayExpr, effects: set[RelayExpr]) -> RelayExpr:
     match new:
         case Call():
             return _fold_call(new, old.checked_type_or_none())
-        case TupleGetItem(tuple_value=Tuple(fields=fields), index=index):
-            return fields[index]
+        case TupleGetItem(tuple_value=Tuple(fields=fields) as made, index=index):
+            return new if made in effects else fields[index]
         case If(cond=Constant(data=data), true_branch=yes, false_branch=no):
             return yes if bool(data) else no
         case _:
             return new
-
-
-def fold_constant(root: RelayExpr) -> RelayExpr:
-    """Fold an expression whose checked types are known."""
-    return rewrite_graph(root, _rewrite)
 
 
 @module_pass("FoldConstant", opt_level=2, required=(InferType(),))

@@ -34,7 +34,9 @@ from ekiden.relay.transform.scopes import (
 )
 
 CHANNEL_AXES = {"nn.conv2d": (1, 0), "nn.conv1d": (1, 0), "nn.dense": (-1, 0)}
-"""Operator -> (channel axis of the result, axis of the weight that makes it), in the default layouts."""
+"""Operator -> (channel axis of the result, axis of the weight that makes it), in the default
+layouts.
+"""
 
 
 def op_of(expr: RelayExpr) -> str:
@@ -73,11 +75,8 @@ class _Folder:
         assert isinstance(new, Call) and isinstance(old, Call)
         kind, left = old.checked_type, new.args[0]
         index = 0 if isinstance(new.args[1], Constant) else 1
-        if (
-            (name in ("subtract", "nn.bias_add")
-            and index == 1)
-            or (isinstance(left, Constant)
-            and index == 0)
+        if (name in ("subtract", "nn.bias_add") and index == 1) or (
+            isinstance(left, Constant) and index == 0
         ):
             return new
         constant = new.args[1 - index]
@@ -144,7 +143,9 @@ def _full_rank(call: Call, value: Array, rank: int) -> Array:
 
 
 def _scale_weight(name: str, call: Call, value: Array) -> RelayExpr | None:
-    """`call` with its weight scaled per output channel, or None if the constant varies along another axis."""
+    """`call` with its weight scaled per output channel, or None if the constant varies along
+    another axis.
+    """
     if name not in CHANNEL_AXES or not isinstance(call.args[1], Constant):
         return None
     if (

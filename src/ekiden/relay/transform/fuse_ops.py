@@ -3,8 +3,9 @@
     %0 = nn.conv2d(%x, %w);  %1 = add(%0, %b);  nn.relu(%1)
 ->  %0 = fn (%p0, %p1, %p2, Primitive=1) { nn.relu(add(nn.conv2d(%p0, %p1), %p2)) };  %0(%x, %w, %b)
 
-The algorithm is Relay's (Roesch et al. 2018): a node joins its immediate post-dominator when every path between them is
-simple enough. Operators that only change a shape never join a group, because as a view they cost nothing.
+The algorithm is Relay's (Roesch et al. 2018): a node joins its immediate post-dominator when every
+path between them is simple enough. Operators that only change a shape never join a group, because
+as a view they cost nothing.
 """
 
 from __future__ import annotations
@@ -145,7 +146,9 @@ Condition = Callable[[OpPattern, bool], bool]
 
 
 def _path_between(source: _Node, sink: _Node, allowed: Condition) -> list[_Node] | None:
-    """All nodes on paths from source (included) to sink (excluded), or None if one is not allowed."""
+    """All nodes on paths from source (included) to sink (excluded), or None if one is not
+    allowed.
+    """
     seen: list[_Node] = [source]
     known = {id(source)}
     stack = [user for user, _ in source.users]
@@ -198,7 +201,9 @@ def _to_reduction(kind: OpPattern, is_sink: bool) -> bool:
 
 
 def _step(each: _Node, phase: int) -> None:
-    """Merge one node into its dominator if the phase allows (phases as in Relay's GraphPartitioner)."""
+    """Merge one node into its dominator if the phase allows (phases as in Relay's
+    GraphPartitioner).
+    """
     dominator = each.dominator
     anchor = each.root().anchor
     if dominator is None or anchor == OpPattern.OPAQUE or each.pattern == OpPattern.OPAQUE:
@@ -239,7 +244,9 @@ def _partition(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayExp
 
 
 class _GroupBuilder:
-    """Rebuilds the members of one group as the body of a primitive function; args are what it is called with."""
+    """Rebuilds the members of one group as the body of a primitive function; args are what it is
+    called with.
+    """
 
     def __init__(self, members: list[RelayExpr]) -> None:
         self.inner: dict[RelayExpr, RelayExpr] = {}

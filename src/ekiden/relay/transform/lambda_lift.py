@@ -3,9 +3,9 @@
     let %f = fn (%y) { add(%y, %x) }; %f(%z)
 ->  def @lifted_f(%x) { fn (%y, Closure=1) { add(%y, %x) } }      and      let %f = @lifted_f(%x); %f(%z)
 
-A function that captures nothing becomes a plain global; one that captures becomes a global over what it captures, marked
-Closure, that gives the function. A function that calls itself through its let variable calls the global again. Inner functions are
-lifted before outer ones.
+A function that captures nothing becomes a plain global; one that captures becomes a global over
+what it captures, marked Closure, that gives the function. A function that calls itself through its
+let variable calls the global again. Inner functions are lifted before outer ones.
 """
 
 from __future__ import annotations

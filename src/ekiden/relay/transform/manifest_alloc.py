@@ -5,13 +5,11 @@
     let %y = memory.alloc_tensor(%storage, offset=0, shape=(1, 10), dtype="float32");
     let %_ = vm.invoke_tvm_op(fn ..., (%x,), (%y,));
 
-Functions that only change a shape become vm.reshape_tensor. Sizes and shapes are expressions on the symbols of the function's
-parameters. Needs A-normal form and checked types.
+Functions that only change a shape become vm.reshape_tensor. Sizes and shapes are expressions on the
+symbols of the function's parameters. Needs A-normal form and checked types.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
@@ -20,7 +18,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import AnyDim, PrimExpr, const
 from ekiden.ir.span import Span
 from ekiden.ir.transform import Pass, module_pass
-from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.ir.type import StorageType, TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.memory import alloc_storage, alloc_tensor
 from ekiden.relay.op.vm import invoke_tvm_op, reshape_tensor
@@ -62,38 +60,51 @@ def _check_known(kind: TensorType, span: Span | None) -> None:
         )
 
 
-def _allocate(tensor: Var, kind: TensorType, span: Span | None) -> Iterator[Binding]:
-    _check_known(kind, span)
-    storage = Var("storage")
-    yield storage, alloc_storage(size_in_bytes(kind), ALIGNMENT)
-    yield tensor, alloc_tensor(storage, const(0), kind.shape, kind.dtype)
+def _allocate(tensor: Var, kind: TensorType) -> list[Binding]:
+    storage = Var("storage", StorageType())
+    storage.set_checked_type(StorageType())
+    return [
+        (storage, alloc_storage(size_in_bytes(kind), ALIGNMENT)),
+        (tensor, alloc_tensor(storage, const(0), kind.shape, kind.dtype)),
+    ]
 
 
-def _output(kind: TensorType) -> Var:
-    tensor = Var("t", kind)
-    tensor.set_checked_type(kind)
-    return tensor
-
-
-def _lower_binding(variable: Var, value: RelayExpr) -> Iterator[Binding]:
+def _lower_binding(variable: Var, value: RelayExpr) -> list[Binding]:
     function = primitive_of(value)
     if function is None:
-        yield variable, value
-        return
+        return [(variable, value)]
     assert isinstance(value, Call)
     kind = value.checked_type
+    for each in tensor_types(kind):
+        _check_known(each, value.span)
     if function.attr("relay.reshape_only"):
         assert isinstance(kind, TensorType)
-        _check_known(kind, value.span)
-        yield variable, reshape_tensor(value.args[0], kind.shape)
-        return
-    kinds = tensor_types(kind)
-    outputs = [variable] if isinstance(kind, TensorType) else [_output(k) for k in kinds]
-    for tensor, each in zip(outputs, kinds, strict=True):
-        yield from _allocate(tensor, each, value.span)
-    yield Var("_"), invoke_tvm_op(function, value.args, outputs).with_fields(span=value.span)
-    if not isinstance(kind, TensorType):
-        yield variable, Tuple(tuple(outputs))
+        return [(variable, reshape_tensor(value.args[0], kind.shape))]
+    if isinstance(kind, TensorType):
+        invoke = invoke_tvm_op(function, value.args, (variable,)).with_fields(span=value.span)
+        return [*_allocate(variable, kind), (Var("_"), invoke)]
+    outputs = [_tensor(each) for each in tensor_types(kind)]
+    allocations = [
+        b for o, k in zip(outputs, tensor_types(kind), strict=True) for b in _allocate(o, k)
+    ]
+    invoke = invoke_tvm_op(function, value.args, outputs).with_fields(span=value.span)
+    return [*allocations, (Var("_"), invoke), (variable, _as_value(outputs, kind))]
+
+
+def _tensor(kind: TensorType) -> Var:
+    made = Var("t", kind)
+    made.set_checked_type(kind)
+    return made
+
+
+def _as_value(tensors: list[Var], kind: Type) -> RelayExpr:
+    """The tensors, from the left, in the shape of a tuple type."""
+    left = iter(tensors)
+
+    def build(at: Type) -> RelayExpr:
+        return Tuple(tuple(map(build, at.fields))) if isinstance(at, TupleType) else next(left)
+
+    return build(kind)
 
 
 def _lower_chain(chain: Chain, is_function_body: bool) -> Chain:

@@ -1,4 +1,5 @@
-"""Forget variables after their last use, so that what they hold can be reused while the function goes on.
+"""Forget variables after their last use, so that what they hold can be reused while the function
+goes on.
 
     let %y = @f(%x); let %z = @g(%y); %z   ->   let %y = @f(%x); let %z = @g(%y); let %_ = memory.kill(%y); %z
 
@@ -24,12 +25,12 @@ def _variables(value: RelayExpr) -> set[Var]:
 
 def _kill_chain(chain: Chain, is_function_body: bool) -> Chain:
     assert chain.result is not None
-    own = {v for v, _ in chain.bindings}
+    own = {v: at for at, (v, _) in enumerate(chain.bindings)}
     alive = _variables(chain.result)
     backwards: list[Binding] = []
     for variable, value in reversed(chain.bindings):
-        used = _variables(value) & own
-        dying = sorted(used - alive, key=lambda v: v.name_hint)
+        used = {v for v in _variables(value) if v in own}
+        dying = sorted(used - alive, key=own.__getitem__)
         if variable not in alive and not _is_effect(value):
             dying.append(variable)
         backwards.extend((Var("_"), kill(v)) for v in reversed(dying))

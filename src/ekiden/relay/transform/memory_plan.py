@@ -1,23 +1,29 @@
-"""Give the intermediate tensors of a function places in one storage, so that those not alive together share bytes.
+"""Give the intermediate tensors of a function places in one storage, so that those not alive
+together share bytes.
 
     let %s0 = memory.alloc_storage(size=64); let %t0 = memory.alloc_tensor(%s0, offset=0, ...); ...
     let %s1 = memory.alloc_storage(size=64); let %t1 = memory.alloc_tensor(%s1, offset=0, ...); ...
 ->  let %arena = memory.alloc_storage(size=128); let %t0 = memory.alloc_tensor(%arena, offset=0, ...); ...
 
-Tensors that leave the function (its result, arguments of calls, fields of data, captured variables) keep a storage of their own.
-Places are found greedily, largest first, among constant sizes; a symbolic size takes the place of a dead tensor of the same
-symbolic size or a new one after all constant ones.
+Tensors that leave the function (its result, arguments of calls, fields of data, captured variables)
+keep a storage of their own. Places are found greedily, largest first, among constant sizes; a
+symbolic size takes the place of a dead tensor of the same symbolic size or a new one after all
+constant ones.
 """
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
-from ekiden.arith import prove_equal, simplify
+import numpy as np
+
+from ekiden.arith import simplify
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm, PrimExpr, const
+from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, module_pass
 from ekiden.relay.expr import Call, Tuple, TupleGetItem, Var
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, alloc_storage
@@ -29,17 +35,15 @@ ALIGNMENT = 64
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A storage of the chain: its size in bytes, and the positions between which it is alive (both included)."""
+    """A storage of the chain: its size in bytes, and the positions between which it is alive (both
+    included).
+    """
 
     storage: Var
     size: PrimExpr
     first: int
     last: int
     offset: PrimExpr | None = None
-
-    def overlaps(self, other: _Request) -> bool:
-        """Whether both are alive at some position."""
-        return self.first <= other.last and other.first <= self.last
 
 
 def op_name(value: RelayExpr) -> str:
@@ -97,41 +101,48 @@ def _round_up(size: PrimExpr) -> PrimExpr:
 
 
 def _place_constant(requests: list[_Request]) -> int:
-    """Offsets for constant sizes, largest first, each at the lowest free place; gives the bytes needed in all."""
-    placed: list[_Request] = []
-    total = 0
-    for request in sorted(requests, key=lambda r: (-_value(r.size), r.first)):
+    """Offsets for constant sizes, largest first, each at the lowest free place; gives the bytes
+    needed in all.
+    """
+    count = len(requests)
+    first, last, begin, end = np.zeros((4, count), np.int64)
+    order = sorted(requests, key=lambda r: (-_value(r.size), r.first))
+    for n, request in enumerate(order):
+        alive_together = (first[:n] <= request.last) & (last[:n] >= request.first)
+        rivals = np.flatnonzero(alive_together)
         offset = 0
-        rivals = sorted((r for r in placed if r.overlaps(request)), key=lambda r: _value(r.offset))
-        for rival in rivals:
-            if offset + _value(request.size) <= _value(rival.offset):
+        for rival in rivals[np.argsort(begin[rivals], kind="stable")]:
+            if offset + _value(request.size) <= begin[rival]:
                 break
-            offset = max(offset, _value(rival.offset) + _value(rival.size))
+            offset = max(offset, int(end[rival]))
         request.offset = const(offset)
-        placed.append(request)
-        total = max(total, offset + _value(request.size))
-    return total
+        first[n], last[n] = request.first, request.last
+        begin[n], end[n] = offset, offset + _value(request.size)
+    return int(end.max(initial=0))
 
 
-def _value(expr: PrimExpr | None) -> int:
+def _value(expr: PrimExpr) -> int:
     assert isinstance(expr, IntImm)
     return expr.value
 
 
 def _place_symbolic(requests: list[_Request], start: int) -> PrimExpr:
-    """Offsets for symbolic sizes in order of first use, from byte `start`; gives the bytes needed in all."""
+    """Offsets for symbolic sizes in order of first use, from byte `start`; gives the bytes needed
+    in all.
+    """
     total: PrimExpr = const(start)
-    places: list[_Request] = []
+    places: dict[str, list[tuple[int, int]]] = {}
+    offsets: list[PrimExpr] = []
     for request in requests:
-        same = (p for p in places if p.last < request.first and prove_equal(p.size, request.size))
-        free = next(same, None)
-        if free is not None:
-            request.offset = free.offset
-            places.remove(free)
+        dying = places.setdefault(structural_digest(request.size), [])
+        if dying and dying[0][0] < request.first:
+            _, index = heapq.heappop(dying)
         else:
-            request.offset = total
+            index = len(offsets)
+            offsets.append(total)
             total = simplify(total + request.size)
-        places.append(request)
+        request.offset = offsets[index]
+        heapq.heappush(dying, (request.last, index))
     return total
 
 

@@ -1,7 +1,8 @@
 """Where each expression of a function is evaluated: the tree of scopes.
 
-A scope is a place where bindings can be made: a function body, a branch of an `If`, the body of a `Let`, the right side of a
-match clause. A shared expression belongs to the innermost scope that contains all its uses.
+A scope is a place where bindings can be made: a function body, a branch of an `If`, the body of a
+`Let`, the right side of a match clause. A shared expression belongs to the innermost scope that
+contains all its uses.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ekiden.ir.op import Op
 from ekiden.ir.type import TupleType
 from ekiden.relay.expr import (
     Call,
+    Constant,
     Constructor,
     Function,
     If,
@@ -31,21 +33,40 @@ from ekiden.relay.expr import (
 
 @dataclass(slots=True, eq=False)
 class Scope:
-    """One scope: its result expression, the scope around it, and its expressions in the order of evaluation."""
+    """One scope: its result expression, the scope around it, and its expressions in the order of
+    evaluation.
+    """
 
     result: RelayExpr
     parent: Scope | None = None
     depth: int = 0
+    jump: Scope | None = None
+    """A scope further out, so that any scope around is reached in a logarithm of steps."""
     nodes: list[RelayExpr] = field(default_factory=list)
     outputs: set[RelayExpr] = field(default_factory=set)
     """Expressions used by something else than the operands of this scope's own nodes."""
 
+    def open(self, result: RelayExpr) -> Scope:
+        """A scope inside this one."""
+        near = self.jump
+        far = near.jump if near is not None else None
+        if near is None or far is None or self.depth - near.depth != near.depth - far.depth:
+            far = self
+        return Scope(result, self, self.depth + 1, far)
+
 
 def is_atom(expr: RelayExpr) -> bool:
-    """Whether an expression needs no evaluation: a name, an operator, a constructor, a primitive function."""
+    """Whether an expression needs no evaluation: a name, an operator, a constructor, a primitive
+    function.
+    """
     if isinstance(expr, Function):
         return expr.attr("Primitive") is not None
     return isinstance(expr, (Var, GlobalVar, Op, Constructor))
+
+
+def needs_place(expr: RelayExpr) -> bool:
+    """Whether an expression is evaluated in some scope: neither an atom nor a constant."""
+    return not isinstance(expr, Constant) and not is_atom(expr)
 
 
 def operands(expr: RelayExpr) -> list[RelayExpr]:
@@ -85,7 +106,9 @@ def bodies(expr: RelayExpr) -> list[RelayExpr]:
 
 
 def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
-    """All expressions below root, operands and bodies before what uses them; shared ones once. Iterative."""
+    """All expressions below root, operands and bodies before what uses them; shared ones once.
+    Iterative.
+    """
     order: list[RelayExpr] = []
     seen: set[int] = set()
     stack: list[tuple[RelayExpr, bool]] = [(root, False)]
@@ -104,39 +127,54 @@ def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
     return order
 
 
+def _outwards(scope: Scope, depth: int) -> Scope:
+    """The scope of that depth around a scope."""
+    while scope.depth > depth:
+        assert scope.parent is not None
+        scope = scope.jump if scope.jump is not None and scope.jump.depth >= depth else scope.parent
+    return scope
+
+
 def _common(a: Scope | None, b: Scope) -> Scope:
+    """The innermost scope around both."""
     if a is None:
         return b
+    a, b = _outwards(a, b.depth), _outwards(b, a.depth)
     while a is not b:
-        if a.depth < b.depth:
-            a, b = b, a
-        assert a.parent is not None
-        a = a.parent
+        assert a.parent is not None and b.parent is not None
+        if a.jump is not b.jump and a.jump is not None and b.jump is not None:
+            a, b = a.jump, b.jump
+        else:
+            a, b = a.parent, b.parent
     return a
 
 
 def find_scopes(root: RelayExpr) -> list[Scope]:
-    """The scopes below (and with) the one whose result is root, outer before inner. Atoms belong to none."""
+    """The scopes below (and with) the one whose result is root, outer before inner.
+
+    Atoms and constants belong to none.
+    """
     order = evaluation_order(root)
-    top = Scope(root)
-    scopes = [top]
-    where: dict[RelayExpr, Scope] = {root: top}
-    opened: dict[tuple[RelayExpr, int], Scope] = {}
-    users: dict[RelayExpr, list[tuple[RelayExpr, Scope]]] = {}
+    scopes = [Scope(root)]
+    where: dict[RelayExpr, Scope] = {root: scopes[0]}
+    uses: list[tuple[RelayExpr, Scope]] = []
     for expr in reversed(order):
+        if not needs_place(expr):
+            continue
         scope = where[expr]
         for operand in operands(expr):
-            where[operand] = _common(where.get(operand), scope)
-            users.setdefault(operand, []).append((expr, scope))
-        for index, body in enumerate(bodies(expr)):
-            inner = opened[expr, index] = Scope(body, scope, scope.depth + 1)
+            if needs_place(operand):
+                where[operand] = _common(where.get(operand), scope)
+                uses.append((operand, scope))
+        for body in bodies(expr):
+            inner = scope.open(body)
             scopes.append(inner)
             where[body] = _common(where.get(body), inner)
     for expr in order:
-        if not is_atom(expr):
+        if needs_place(expr):
             where[expr].nodes.append(expr)
-    for expr, uses in users.items():
-        if any(scope is not where[expr] for _, scope in uses):
+    for expr, scope in uses:
+        if scope is not where[expr]:
             where[expr].outputs.add(expr)
     for scope in scopes:
         where[scope.result].outputs.add(scope.result)
@@ -144,7 +182,8 @@ def find_scopes(root: RelayExpr) -> list[Scope]:
 
 
 def with_children(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-    """`expr` with each child replaced by `new[child]` where there is one; itself if nothing changes.
+    """`expr` with each child replaced by `new[child]` where there is one; itself if nothing
+    changes.
 
     A rebuilt expression keeps its span and, since passes keep types, its checked type.
     """
@@ -164,7 +203,7 @@ def with_children(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayE
             rebuilt = expr.with_fields(fields=all_mapped(fields))
         case TupleGetItem(tuple_value=value):
             rebuilt = expr.with_fields(tuple_value=mapped(value))
-        case Let(var=var, value=value, body=body):
+        case Let(value=value, body=body):
             rebuilt = expr.with_fields(value=mapped(value), body=mapped(body))
         case If(cond=cond, true_branch=yes, false_branch=no):
             rebuilt = expr.with_fields(
@@ -188,7 +227,9 @@ def with_children(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayE
 
 
 def infer_here(expr: RelayExpr) -> RelayExpr:
-    """Set the checked type of an operator call, tuple or projection from its operands' types, if it has none."""
+    """Set the checked type of an operator call, tuple or projection from its operands' types, if it
+    has none.
+    """
     if expr.checked_type_or_none() is not None:
         return expr
     match expr:
@@ -215,7 +256,9 @@ def infer_here(expr: RelayExpr) -> RelayExpr:
 def rewrite_graph(
     root: RelayExpr, rewrite: Callable[[RelayExpr, RelayExpr], RelayExpr]
 ) -> RelayExpr:
-    """Rebuild a graph bottom-up: `rewrite(old, rebuilt)` gives what stands for `old`. Shared stays shared. Iterative."""
+    """Rebuild a graph bottom-up: `rewrite(old, rebuilt)` gives what stands for `old`. Shared stays
+    shared. Iterative.
+    """
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in evaluation_order(root):
         if is_atom(expr):

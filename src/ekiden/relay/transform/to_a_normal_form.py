@@ -2,8 +2,8 @@
 
     add(nn.relu(%x), %y)   ->   let %v0 = nn.relu(%x); let %v1 = add(%v0, %y); %v1
 
-Constants, names and primitive functions stay in place; an expression shared by two scopes is bound in the innermost scope around
-both.
+Constants, names and primitive functions stay in place; an expression shared by two scopes is bound
+in the innermost scope around both.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, module_pass
-from ekiden.relay.expr import Constant, Let, Var
-from ekiden.relay.transform.chains import Chain
+from ekiden.relay.expr import Let, Var
+from ekiden.relay.transform.chains import Binding, Chain
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import (
     Scope,
@@ -34,41 +34,64 @@ def to_a_normal_form(root: RelayExpr) -> RelayExpr:
     chains: dict[RelayExpr, Chain] = {}
     for scope in reversed(scopes):  # inner scopes first: what opens a scope needs its finished body
         chains[scope.result] = _bind(scope, names, chains)
-    return chains[root].wrap()
+    return _wrapped(chains[root])
 
 
 def _name_all(scopes: list[Scope]) -> Names:
+    """A variable for each expression; a value that a `Let` binds in its own scope keeps that name."""
     names: Names = {}
     lets: list[Let] = []
     for scope in scopes:
+        own = [e for e in scope.nodes if isinstance(e, Let)]
+        given = {e.value: e.var for e in reversed(own) if not isinstance(e.value, Let)}
         for expr in scope.nodes:
-            if isinstance(expr, Let):
-                lets.append(expr)
-            elif not isinstance(expr, Constant):
-                names[expr] = variable = Var(f"v{len(names)}", expr.checked_type)
-                variable.set_checked_type(expr.checked_type)
-    for expr in lets:
-        at: RelayExpr = expr
-        while isinstance(at, Let):
-            at = at.body
-        names[expr] = names.get(at, at)
+            if not isinstance(expr, Let):
+                names[expr] = given.get(expr) or _fresh(len(names), expr)
+        lets.extend(own)
+    for let in reversed(lets):  # inner ones first: the value of a let is that of its body
+        names[let] = names.get(let.body, let.body)
     return names
 
 
+def _fresh(number: int, expr: RelayExpr) -> Var:
+    variable = Var(f"v{number}", expr.checked_type)
+    variable.set_checked_type(expr.checked_type)
+    return variable
+
+
 def _bind(scope: Scope, names: Names, chains: dict[RelayExpr, Chain]) -> Chain:
-    chain = Chain(result=names.get(scope.result, scope.result))
-    for expr in scope.nodes:
+    """The bindings of a scope.
+
+    They are gathered from the last to the first, in the list of the `Let` that ends the scope if one
+    does: then a chain of lets is copied once.
+    """
+    nodes = scope.nodes[::-1]
+    backwards: list[Binding] = []
+    if nodes and isinstance(let := nodes[0], Let):
+        backwards = chains[let.body].bindings
+        backwards.extend(_alias(let, names))
+        nodes = nodes[1:]
+    for expr in nodes:
         if isinstance(expr, Let):
-            chain.bindings.append((expr.var, names.get(expr.value, expr.value)))
-            chain.bindings.extend(chains[expr.body].bindings)
-        elif expr in names:
-            inside = {o: names.get(o, o) for o in operands(expr)} | {
-                b: chains[b].wrap() for b in bodies(expr)
-            }
+            backwards.extend(chains[expr.body].bindings)
+            backwards.extend(_alias(expr, names))
+        else:
+            inside = {o: names.get(o, o) for o in operands(expr)}
+            inside |= {b: _wrapped(chains[b]) for b in bodies(expr)}
             variable = names[expr]
             assert isinstance(variable, Var)
-            chain.bindings.append((variable, with_children(expr, inside)))
-    return chain
+            backwards.append((variable, with_children(expr, inside)))
+    return Chain(backwards, names.get(scope.result, scope.result))
+
+
+def _alias(let: Let, names: Names) -> list[Binding]:
+    """The binding of a `Let`, unless its value has that name already."""
+    value = names.get(let.value, let.value)
+    return [] if value is let.var else [(let.var, value)]
+
+
+def _wrapped(backwards: Chain) -> RelayExpr:
+    return Chain(backwards.bindings[::-1], backwards.result).wrap()
 
 
 @module_pass("ToANormalForm", opt_level=1, required=(InferType(),))

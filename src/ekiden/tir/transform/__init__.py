@@ -20,9 +20,8 @@ from ekiden.tir.transform.vectorize_loops import vectorize_loops
 PASSES: list[Callable[[PrimFunc], PrimFunc]] = [
     lower_blocks,
     unroll_loops,  # before vectors: a loop over registers leaves constant indices
-    flatten_buffers,
-    vectorize_loops,
-    simplify,
+    flatten_buffers,  # simplifies everything on the way
+    vectorize_loops,  # and this what it makes
     hoist_invariants,  # last: simplifying would undo its grouping
 ]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.ir.prim import PrimExpr, const
+from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, Prefetch, PrimFunc, Stmt
@@ -29,8 +29,16 @@ def flat_index(buffer: Buffer, indices: Sequence[PrimExpr]) -> PrimExpr:
 
 
 class _Flatten(Simplifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self._flat: dict[int, PrimExpr] = {}
+        self._kept: list[PrimExpr] = []
+
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        return super().expr(rewrite(expr, self._flatten))
+        if isinstance(expr, (IntImm, FloatImm)):
+            return expr
+        self._kept.append(expr)
+        return super().expr(rewrite(expr, self._flatten, self._flat))
 
     def _flatten(self, expr: PrimExpr) -> PrimExpr:
         if isinstance(expr, BufferLoad) and len(expr.indices) != 1:

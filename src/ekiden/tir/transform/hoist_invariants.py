@@ -18,7 +18,7 @@ from ekiden.ir.prim import (
     Sub,
     Var,
 )
-from ekiden.ir.prim_visitor import children, post_order, rebuild
+from ekiden.ir.prim_visitor import children, pending, post_order, rebuild
 from ekiden.tir.expr import Broadcast, BufferLoad, Ramp
 from ekiden.tir.stmt import Allocate, For, LetStmt, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, buffers_written, walk
@@ -39,15 +39,15 @@ class _Regroup(StmtMutator):
         self.named: dict[PrimExpr, Var] = {}
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
+        if isinstance(expr, (IntImm, FloatImm, Var)):
+            return expr
         self._alive.append(expr)
-        order = post_order(expr)
-        for each in order:
-            if id(each) not in self._invariant:
-                self._invariant[id(each)] = self._is_invariant(each)
+        for each in pending((expr,), self._invariant):
+            self._invariant[id(each)] = self._is_invariant(each)
+        order = pending((expr,), self._memo)
         guarded = _guarded_nodes(expr, order)
         for each in order:
-            if id(each) not in self._memo:
-                self._memo[id(each)] = self._place(each, id(each) in guarded)
+            self._memo[id(each)] = self._place(each, id(each) in guarded)
         return self._root(expr, id(expr) in guarded)
 
     def _is_invariant(self, e: PrimExpr) -> bool:

@@ -23,7 +23,7 @@ from ekiden.ir.prim import (
     const,
     logical_and,
 )
-from ekiden.ir.prim_visitor import children, post_order, rebuild
+from ekiden.ir.prim_visitor import children, pending, rebuild
 from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import (
     Allocate,
@@ -36,7 +36,7 @@ from ekiden.tir.stmt import (
     Stmt,
 )
 from ekiden.tir.transform.simplify import Simplifier
-from ekiden.tir.visitor import StmtMutator, sequence
+from ekiden.tir.visitor import StmtMutator, sequence, walk
 
 DEFAULT_LANES = 16
 
@@ -58,10 +58,8 @@ class Vectorizer(StmtMutator):
     def expr(self, expr: PrimExpr) -> PrimExpr:
         """The expression, a vector where it depends on the variable."""
         self._alive.append(expr)
-        for each in post_order(expr):
-            if id(each) not in self._memo:
-                new = [self._memo[id(c)] for c in children(each)]
-                self._memo[id(each)] = self._node(each, new)
+        for each in pending((expr,), self._memo):
+            self._memo[id(each)] = self._node(each, [self._memo[id(c)] for c in children(each)])
         return self._memo[id(expr)]
 
     def buffer(self, buffer: Buffer) -> Buffer:
@@ -164,9 +162,27 @@ def tail_lanes(rest: int, lanes: int) -> int:
 
 
 class _Vectorize(Simplifier):
+    """Simplifies only what it makes: what is outside vectorized loops stays as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inside = False
+
+    def expr(self, expr: PrimExpr) -> PrimExpr:
+        return super().expr(expr) if self._inside else expr
+
     def visit_for(self, stmt: For) -> Stmt:
-        if stmt.kind is not ForKind.VECTORIZED:
+        if stmt.kind is ForKind.VECTORIZED:
+            outer, self._inside = self._inside, True
+            vectors = self._vectors(stmt)
+            self._inside = outer
+            return vectors
+        if self._inside:
             return super().visit_for(stmt)
+        self.analyzer.bind(stmt.loop_var, stmt.min, stmt.extent)
+        return StmtMutator.visit_for(self, stmt)
+
+    def _vectors(self, stmt: For) -> Stmt:
         lanes = (stmt.annotations or {}).get("lanes", DEFAULT_LANES)
         assert isinstance(lanes, int)
         low, extent = self.expr(stmt.min), self.expr(stmt.extent)
@@ -207,4 +223,6 @@ def _int32(value: PrimExpr) -> PrimExpr:
 
 def vectorize_loops(func: PrimFunc) -> PrimFunc:
     """The function without vectorized loops. `annotations["lanes"]` of a loop says how wide."""
+    if not any(isinstance(s, For) and s.kind is ForKind.VECTORIZED for s in walk(func.body)):
+        return func
     return func.with_fields(body=_Vectorize().visit(func.body))

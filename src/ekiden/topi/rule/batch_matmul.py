@@ -133,7 +133,7 @@ class _Product:
         masked = vectors == 1 and source.buffer is not self.b.buffer
         shape = Tile(rows, vectors, self.lanes, vectors * self.lanes)
 
-        def store(i: int, offset: int, value: PrimExpr, _: PrimExpr | None) -> Stmt:
+        def store(i: PrimExpr, offset: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
             row, at = first + i, column + offset
             flat = (image * self.rows + row) * self.columns + at
             return self.epilogue.store([*self.indices(image, row), at], flat, value, self.mask(at) if masked else None)

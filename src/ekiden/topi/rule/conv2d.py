@@ -23,6 +23,10 @@ from ekiden.topi.rule.epilogue import Epilogue, find_anchor
 from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows, span
 
 
+NARROW = 12
+"""Lines of at most this many pixels share tiles (7x7x512 3x3: 83 % of the peak by lines)."""
+
+
 def _ints(value: object) -> tuple[int, ...]:
     assert isinstance(value, tuple)
     return tuple(int(v) for v in value)
@@ -97,17 +101,49 @@ class _Conv:
             return [*rows, KLoop(self.group_in * kw, const(1), width)]
         return [*rows, KLoop(const(kw), pixel * dx, per_tap), KLoop(self.group_in, const(1), width)]
 
-    def tile(self, rows: int, indices: Callable[[int], list[PrimExpr]], base: PrimExpr, step: PrimExpr, out: PrimExpr, panel: Panel) -> Stmt:
+    def tile(self, rows: int, indices: Callable[[PrimExpr], list[PrimExpr]], base: PrimExpr, step: PrimExpr, out: PrimExpr, panel: Panel) -> Stmt:
         """A tile of pixels: `base` is the data offset of the first, `step` the distance of the next, `out` the first pixel's number."""
         vectors = -(-panel.valid // self.lanes)
         shape = Tile(rows, vectors, self.lanes, panel.valid)
 
-        def store(i: int, column: int, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+        def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
             at = panel.column + column
             return self.epilogue.store([*indices(i), at], (out + i) * self.channels + at, value, mask)
 
-        a_rows = [base + step * i for i in range(rows)]
-        return compute_tile(shape, self.k_loops(), self.source, a_rows, self.weight, panel.offset, store)
+        return compute_tile(shape, self.k_loops(), self.source, a_rows, self.weight, panel.offset, store, not self.epilogue.is_light)
+
+    def is_flat(self) -> bool:
+        """Whether tiles run over all output pixels: pointwise, or lines too short to be cut into good tiles."""
+        width = self.geometry.out[2]
+        return self.geometry.is_pointwise or isinstance(width, IntImm) and width.value <= NARROW
+
+    def pixel(self, at: PrimExpr) -> list[PrimExpr]:
+        """(image, line, column) of an output pixel by its number."""
+        _, height, width, _ = self.geometry.out
+        area = simplify(height * width)
+        return [at // area, at % area // width, at % width]
+
+    def flat_tile(self, rows: int, first: PrimExpr, panel: Panel) -> Stmt:
+        """A tile of output pixels from number `first`, wherever their lines end."""
+        pixel = self.geometry.data[3]
+
+        def indices(i: int) -> list[PrimExpr]:
+            return self.pixel(first + i)
+
+        if self.geometry.is_pointwise:
+            a_rows = [first * pixel + panel.channel + pixel * i for i in range(rows)]
+            return self.tile(rows, indices, a_rows, first, panel)
+        starts = [Var(f"row{i}") for i in range(rows)]
+        made = self.tile(rows, indices, list(starts), first, panel)
+        for i in reversed(range(rows)):
+            made = LetStmt(starts[i], self.start(*indices(i)) + panel.channel, made)
+        return made
+
+    def start(self, n: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+        """The data offset of the first tap of an output pixel."""
+        sy, sx = self.geometry.strides
+        height, width = self.geometry.padded()
+        return ((n * height + y * sy) * width + x * sx) * self.geometry.data[3]
 
     def pixel_rows(self, panel: Panel) -> int:
         """Rows of a tile for a panel."""
@@ -116,17 +152,8 @@ class _Conv:
     def flat_tiles(self, panel: Panel, kind: ForKind) -> Stmt:
         """All output pixels as one run (pointwise)."""
         n, height, width, _ = self.geometry.out
-        total, pixel = simplify(n * height * width), self.geometry.data[3]
-        area = simplify(height * width)
-
-        def body(rows: int, first: PrimExpr) -> Stmt:
-            def indices(i: int) -> list[PrimExpr]:
-                at = first + i
-                return [at // area, at % area // width, at % width]
-
-            return self.tile(rows, indices, first * pixel + panel.channel, pixel, first, panel)
-
-        return balanced_rows(total, self.pixel_rows(panel), body, kind)
+        total = simplify(n * height * width)
+        return balanced_rows(total, self.pixel_rows(panel), lambda rows, first: self.flat_tile(rows, first, panel), kind)
 
     def line_tiles(self, panel: Panel, line: PrimExpr) -> Stmt:
         """One line of output pixels; lines are numbered over the batch."""
@@ -138,8 +165,9 @@ class _Conv:
         start = ((n * padded_height + y * sy) * padded_width) * pixel + panel.channel
 
         def body(rows: int, first: PrimExpr) -> Stmt:
-            base = start + first * (pixel * sx)
-            return self.tile(rows, lambda i: [n, y, first + i], base, simplify(pixel * sx), line * width + first, panel)
+            base, step = start + first * (pixel * sx), simplify(pixel * sx)
+            a_rows = [base + step * i for i in range(rows)]
+            return self.tile(rows, lambda i: [n, y, first + i], a_rows, line * width + first, panel)
 
         return balanced_rows(width, self.pixel_rows(panel), body)
 
@@ -148,31 +176,24 @@ class _Conv:
         _, height, _, _ = self.geometry.out
         lines = simplify(self.geometry.out[0] * height)
         line, index = Var("line"), Var("p")
-        pointwise = self.geometry.is_pointwise
+        flat = self.is_flat()
         if panels >= self.target.cores and self.is_weight_heavy():
             panel = make(index)
-            inside = self.flat_tiles(panel, ForKind.SERIAL) if pointwise else For(line, const(0), lines, ForKind.SERIAL, self.line_tiles(panel, line))
+            inside = self.flat_tiles(panel, ForKind.SERIAL) if flat else For(line, const(0), lines, ForKind.SERIAL, self.line_tiles(panel, line))
             return For(index, const(0), const(panels), ForKind.PARALLEL, inside, {"grain": 1})
-        if pointwise:
-            flat = [self.flat_tiles(make(const(p)), ForKind.PARALLEL) for p in range(panels)] if panels == 1 else None
-            return flat[0] if flat else self.flat_with_panels(panels, make)
+        if flat:
+            return self.flat_with_panels(panels, make)
         inside = For(index, const(0), const(panels), ForKind.SERIAL, self.line_tiles(make(index), line))
         return For(line, const(0), lines, ForKind.PARALLEL, inside, {"grain": 1})
 
     def flat_with_panels(self, panels: int, make: Callable[[PrimExpr], Panel]) -> Stmt:
-        """Pointwise, row tiles outside, panels inside."""
+        """Tiles of pixels outside, panels inside."""
         n, height, width, _ = self.geometry.out
-        total, pixel = simplify(n * height * width), self.geometry.data[3]
-        area, index = simplify(height * width), Var("p")
+        total, index = simplify(n * height * width), Var("p")
         panel = make(index)
 
         def body(rows: int, first: PrimExpr) -> Stmt:
-            def indices(i: int) -> list[PrimExpr]:
-                at = first + i
-                return [at // area, at % area // width, at % width]
-
-            one = self.tile(rows, indices, first * pixel + panel.channel, pixel, first, panel)
-            return For(index, const(0), const(panels), ForKind.SERIAL, one)
+            return For(index, const(0), const(panels), ForKind.SERIAL, self.flat_tile(rows, first, panel))
 
         return balanced_rows(total, self.pixel_rows(panel), body, ForKind.PARALLEL)
 

@@ -69,13 +69,13 @@ class _Dense:
         vectors = -(-valid // self.lanes)
         shape = Tile(rows, vectors, self.lanes, valid)
 
-        def store(i: int, column: int, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+        def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
             row, at = first + i, panel * self.width + column
             return self.epilogue.store(self.indices(row, at), row * self.units + at, value, mask)
 
         loops = [KLoop(self.k, const(1), const(self.width))]
         a_rows = [(first + i) * self.k for i in range(rows)]
-        return compute_tile(shape, loops, self.a, a_rows, self.b, panel * self.k * self.width, store)
+        return compute_tile(shape, loops, self.a, a_rows, self.b, panel * self.k * self.width, store, not self.epilogue.is_light)
 
     def row_tiles(self, panels: PrimExpr, first_panel: PrimExpr, valid: int, kind: ForKind) -> Stmt:
         """Row tiles outside, panels [first_panel, first_panel + panels) inside."""

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import Add, BinaryExpr, Cast, Intrinsic, Mul, Not, PrimExpr, Select, Sub, Var, const
+from ekiden.ir.prim import Add, BinaryExpr, Cast, FloatImm, IntImm, Intrinsic, Mul, Not, PrimExpr, Select, Sub, Var, binary, const
 from ekiden.ir.prim_visitor import post_order
 from ekiden.te.inline import Inliner, inputs_of, is_injective, post_order_tensors
 from ekiden.tir.expr import Buffer, BufferLoad, Ramp, broadcast
 from ekiden.tir.stmt import BufferStore, Stmt
 
 Env = Mapping[PrimExpr, PrimExpr]
+LIGHT = 3
+"""Most operations of an epilogue that is repeated at every accumulator: bias, residual and relu."""
 
 
 class Epilogue:
@@ -29,6 +31,12 @@ class Epilogue:
         if output is not anchor:
             chosen = {t for t in post_order_tensors([output]) if t is not anchor and is_injective(t)}
             self.body = Inliner(chosen).expr(op.body[output.value_index])
+
+    @property
+    def is_light(self) -> bool:
+        """Whether it is a few instructions per vector: then it is done in registers, at every accumulator."""
+        work = (e for e in post_order(self.body) if not isinstance(e, (te.ProducerLoad, Var, IntImm, FloatImm)))
+        return sum(dt.is_float(e.dtype) for e in work) <= LIGHT
 
     def store(self, indices: Sequence[PrimExpr], flat: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
         """`output[indices] = f(value)`; the last index is the first of `lanes` columns, `flat` the element offset of it."""
@@ -70,7 +78,10 @@ class Epilogue:
 
     def _load(self, producer: te.Tensor, indices: Sequence[PrimExpr], mask: PrimExpr | None) -> PrimExpr:
         lanes = max((dt.lanes(i.dtype) for i in indices), default=1)
-        load = BufferLoad(self.buffers[producer], tuple(indices), dt.with_lanes(producer.dtype, lanes))
+        flat: PrimExpr = const(0)
+        for extent, index in zip(producer.shape, indices, strict=True):
+            flat = vector_binary(Add, vector_binary(Mul, flat, extent, "int64"), index, "int64")
+        load = BufferLoad(self.buffers[producer], (flat,), dt.with_lanes(producer.dtype, lanes))
         if mask is None or lanes == 1:
             return load
         return if_then_else(mask, load, broadcast(const(0, producer.dtype), lanes))
@@ -84,6 +95,8 @@ def vector_binary(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr, dtype: str) 
         return Ramp(a + b.base, b.stride, b.lanes, b.dtype)
     if isinstance(a, Ramp) and dt.lanes(b.dtype) == 1 and kind is Mul:
         return Ramp(a.base * b, a.stride * b, a.lanes, a.dtype)
+    if dt.lanes(a.dtype) == dt.lanes(b.dtype) == 1:
+        return binary(kind, a, b)
     left, right = _widen([a, b])
     return kind(left, right, dt.with_lanes(dtype, dt.lanes(left.dtype)))
 

@@ -22,6 +22,8 @@ from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
 
 DTYPE = "float32"
+DYNAMIC_ROWS = 6
+"""Most rows of a tile where their number is known only at run time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +54,53 @@ def max_rows(vectors: int, target: Target) -> int:
     return max(1, min(12, (target.registers - 1 - vectors) // vectors))
 
 
-Store = Callable[[int, int, PrimExpr, PrimExpr | None], Stmt]
+Store = Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
 """(tile row, first column in the panel, vector of results, mask or None) -> the statement that keeps them."""
 
 
-def compute_tile(tile: Tile, loops: Sequence[KLoop], a: Buffer, a_rows: Sequence[PrimExpr], b: Buffer, b_base: PrimExpr, store: Store) -> Stmt:
-    """Zero the accumulators, run over k, store. `a_rows` and `b_base` are flat element offsets at k = 0."""
+def compute_tile(
+    tile: Tile,
+    loops: Sequence[KLoop],
+    a: Buffer,
+    a_rows: Sequence[PrimExpr],
+    b: Buffer,
+    b_base: PrimExpr,
+    store: Store,
+    staged: bool = False,
+) -> Stmt:
+    """Zero the accumulators, run over k, store. `a_rows` and `b_base` are flat element offsets at k = 0.
+
+    With `staged` the results pass through a small buffer, and the code of `store` stands once in a loop instead of once per
+    accumulator: for stores that compute much.
+    """
     acc = tile.accumulator()
     zero = broadcast(const(0.0, DTYPE), tile.lanes)
     clear = [BufferStore(acc, zero, (const(i),)) for i in range(tile.rows * tile.vectors)]
-    return Allocate(acc, seq(*clear, _k_nest(tile, loops, acc, a, a_rows, b, b_base), *_stores(tile, acc, store)))
+    multiply = _k_nest(tile, loops, acc, a, a_rows, b, b_base)
+    if not staged:
+        return Allocate(acc, seq(*clear, multiply, *_stores(tile, acc, store)))
+    stage = Buffer("stage", (const(tile.rows * tile.vectors * tile.lanes),), DTYPE, "local")
+    keep = [BufferStore(stage, acc[i], (ramp(const(i * tile.lanes), 1, tile.lanes),)) for i in range(len(clear))]
+    return Allocate(stage, seq(Allocate(acc, seq(*clear, multiply, *keep)), _staged_stores(tile, stage, store)))
+
+
+def _staged_stores(tile: Tile, stage: Buffer, store: Store) -> Stmt:
+    row, vector = Var("row"), Var("vector")
+    whole, rest = divmod(tile.valid, tile.lanes)
+
+    def one(at: PrimExpr, mask: PrimExpr | None) -> Stmt:
+        place = ramp((row * tile.vectors + at) * tile.lanes, 1, tile.lanes)
+        value = stage[place].with_fields(dtype=f"{DTYPE}x{tile.lanes}")
+        return store(row, at * tile.lanes, value, mask)
+
+    parts = [For(vector, const(0), const(whole), ForKind.SERIAL, one(vector, None))] if whole else []
+    masked = [one(const(whole), column_mask(rest, tile.lanes))] if rest else []
+    return For(row, const(0), const(tile.rows), ForKind.SERIAL, seq(*parts, *masked))
+
+
+def column_mask(valid: int, lanes: int) -> PrimExpr:
+    """A mask of the first `valid` lanes."""
+    return ramp(const(0), 1, lanes) < broadcast(const(valid), lanes)
 
 
 def _k_nest(tile: Tile, loops: Sequence[KLoop], acc: Buffer, a: Buffer, a_rows: Sequence[PrimExpr], b: Buffer, b_base: PrimExpr) -> Stmt:
@@ -100,19 +139,26 @@ def _stores(tile: Tile, acc: Buffer, store: Store) -> list[Stmt]:
     for i in range(tile.rows):
         for v in range(tile.vectors):
             left = tile.valid - v * tile.lanes
-            mask = None if left >= tile.lanes else ramp(const(0), 1, tile.lanes) < broadcast(const(left), tile.lanes)
-            made.append(store(i, v * tile.lanes, acc[i * tile.vectors + v], mask))
+            mask = None if left >= tile.lanes else column_mask(left, tile.lanes)
+            made.append(store(const(i), const(v * tile.lanes), acc[i * tile.vectors + v], mask))
     return made
 
 
-def balanced_rows(total: PrimExpr, limit: int, body: Callable[[int, PrimExpr], Stmt], kind: ForKind = ForKind.SERIAL) -> Stmt:
-    """A loop over tiles of at most `limit` rows that cover [0, total); `body(rows, first row)` makes one tile."""
-    tiles = Var("tiles")
-    count = simplify((total + (limit - 1)) // limit)
-    index, base, extra = Var("t"), Var("base"), Var("extra")
-    if isinstance(total, IntImm) and isinstance(count, IntImm):
-        return _static_rows(total.value, count.value, body, index, kind)
-    rows, first = Var("rows"), Var("first")
+def balanced_rows(
+    total: PrimExpr,
+    limit: int,
+    body: Callable[[int, PrimExpr], Stmt],
+    kind: ForKind = ForKind.SERIAL,
+) -> Stmt:
+    """A loop over tiles of at most `limit` rows that cover [0, total); `body(rows, first row)` makes one tile.
+
+    Where the total is not known, at most DYNAMIC_ROWS rows: there is code for every number of rows.
+    """
+    index = Var("t")
+    if isinstance(total, IntImm):
+        return _static_rows(total.value, limit, body, index, kind)
+    limit = min(limit, DYNAMIC_ROWS)
+    tiles, base, extra, rows, first = (Var(n) for n in ("tiles", "base", "extra", "rows", "first"))
     choice: Stmt = body(1, first)
     for candidate in range(2, limit + 1):
         choice = IfThenElse(rows.equal(candidate), body(candidate, first), choice)
@@ -120,19 +166,24 @@ def balanced_rows(total: PrimExpr, limit: int, body: Callable[[int, PrimExpr], S
     each = LetStmt(rows, base + is_long, LetStmt(first, index * base + minimum(index, extra), choice))
     loop = For(index, const(0), tiles, kind, each)
     divided = LetStmt(base, total // tiles, LetStmt(extra, total % tiles, loop))
+    count = simplify((total + (limit - 1)) // limit)
     return LetStmt(tiles, count, IfThenElse(tiles > 0, divided))
 
 
-def _static_rows(total: int, count: int, body: Callable[[int, PrimExpr], Stmt], index: Var, kind: ForKind) -> Stmt:
-    if count == 0:
-        return For(index, const(0), const(0), ForKind.SERIAL, body(1, const(0)))
-    base, extra = divmod(total, count)
-    if extra == 0:
-        return For(index, const(0), const(count), kind, body(base, index * base))
+def _static_rows(
+    total: int,
+    limit: int,
+    body: Callable[[int, PrimExpr], Stmt],
+    index: Var,
+    kind: ForKind,
+) -> Stmt:
+    count = -(-total // limit)
+    base, extra = divmod(total, max(count, 1))
     first = Var("first")
-    long, short = body(base + 1, first), body(base, first)
-    choice = IfThenElse(index < extra, long, short)
-    return For(index, const(0), const(count), kind, LetStmt(first, index * base + minimum(index, const(extra)), choice))
+    short = body(max(base, 1), first)
+    choice = IfThenElse(index < extra, body(base + 1, first), short) if extra else short
+    start = LetStmt(first, index * base + minimum(index, const(extra)), choice)
+    return For(index, const(0), const(count), kind, start)
 
 
 def span(count: PrimExpr, lanes: int, body: Callable[[PrimExpr, int], Stmt]) -> Stmt:
@@ -146,4 +197,4 @@ def span(count: PrimExpr, lanes: int, body: Callable[[PrimExpr, int], Stmt]) -> 
     return seq(vectors, For(tail, const(0), rest, ForKind.SERIAL, body(whole * lanes + tail, 1)))
 
 
-__all__ = ["KLoop", "Tile", "balanced_rows", "compute_tile", "max_rows", "span"]
+__all__ = ["KLoop", "Tile", "balanced_rows", "column_mask", "compute_tile", "max_rows", "span"]

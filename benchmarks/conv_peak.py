@@ -1,0 +1,80 @@
+"""The convolutions of ResNet-50 as shares of the multiply-add peak of one core, measured in turns.
+
+    python benchmarks/conv_peak.py
+
+Counted are all taps, those in the border of zeros included, as in the usual figures of 4.1 GFLOP per image.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import numpy as np
+from matmul_peak import CHAINS, STEPS, Kernel, build, peak_loop, seconds
+
+from ekiden import te
+from ekiden.runtime import Tensor, num_threads, tensor
+from ekiden.target import Target
+from ekiden.topi.nn import conv2d
+from ekiden.topi.rule import schedule
+
+# fmt: off
+SHAPES = [   # height = width, in channels, out channels, kernel, stride, how often in the network
+    (224,    3,   64, 7, 2, 1),
+    ( 56,   64,   64, 1, 1, 1), ( 56,   64,   64, 3, 1, 3), ( 56,   64,  256, 1, 1, 4), ( 56,  256,   64, 1, 1, 2),
+    ( 56,  256,  128, 1, 1, 1), ( 56,  128,  128, 3, 2, 1), ( 28,  128,  512, 1, 1, 4), ( 56,  256,  512, 1, 2, 1),
+    ( 28,  512,  128, 1, 1, 3), ( 28,  128,  128, 3, 1, 3),
+    ( 28,  512,  256, 1, 1, 1), ( 28,  256,  256, 3, 2, 1), ( 14,  256, 1024, 1, 1, 6), ( 28,  512, 1024, 1, 2, 1),
+    ( 14, 1024,  256, 1, 1, 5), ( 14,  256,  256, 3, 1, 5),
+    ( 14, 1024,  512, 1, 1, 1), ( 14,  512,  512, 3, 2, 1), (  7,  512, 2048, 1, 1, 3), ( 14, 1024, 2048, 1, 2, 1),
+    (  7, 2048,  512, 1, 1, 2), (  7,  512,  512, 3, 1, 2),
+]
+# fmt: on
+
+
+def convolution(size: int, c: int, o: int, k: int, stride: int) -> tuple[Kernel, list[Tensor], float]:
+    """A kernel with its arguments, and the milliseconds that making it took."""
+    target = Target.host()
+    tile, pad = 4 * target.lanes("float32"), k // 2
+    start = time.thread_time()
+    data = te.placeholder((1, size, size, c), name="data")
+    weight = te.placeholder((-(-o // tile), k, k, c, tile), name="weight")
+    layout = f"OHWI{tile}o"
+    padding = (pad, pad, pad, pad)
+    anchor = conv2d(data, weight, (stride, stride), padding, (1, 1), 1, o, "NHWC", layout)
+    func = schedule([data, weight], [anchor], target, "conv")
+    scheduled = (time.thread_time() - start) * 1e3
+    kernel, spent = build(func, target)
+    random = np.random.default_rng(0)
+    shapes = [tuple(int(d.value) for d in t.shape) for t in (data, weight, anchor)]  # type: ignore[attr-defined]
+    arguments = [tensor(random.standard_normal(s).astype("float32")) for s in shapes]
+    return kernel, arguments, scheduled + spent
+
+
+def main() -> None:
+    """Print a line per convolution and the sum over the network."""
+    num_threads(1)
+    target = Target.host()
+    peak, _ = build(peak_loop(target), target)
+    out = tensor(np.zeros(CHAINS * target.lanes("float32"), np.float32))
+    work = 2 * CHAINS * STEPS * target.lanes("float32")
+    total = ideal = 0.0
+    print(f"{'convolution':>28} {'us':>9} {'share':>7} {'compile ms':>11}")
+    for size, c, o, k, stride, count in SHAPES:
+        kernel, arguments, spent = convolution(size, c, o, k, stride)
+        operations = 2 * (size // stride) ** 2 * c * o * k * k
+        repeat = max(1, int(3e8 // operations))
+        ours, best = [], []
+        for _ in range(9):
+            best.append(work / seconds(lambda: peak(out), 1))
+            ours.append(seconds(lambda: kernel(*arguments), repeat))  # noqa: B023
+        taken, limit = statistics.median(ours), statistics.median(best)
+        total, ideal = total + count * taken, ideal + count * operations / limit
+        name = f"{size}x{size} {c}->{o} {k}x{k}/{stride} *{count}"
+        print(f"{name:>28} {taken * 1e6:9.1f} {operations / taken / limit:7.1%} {spent:11.1f}")
+    print(f"{'all 53':>28} {total * 1e6:9.1f} {ideal / total:7.1%}")
+
+
+if __name__ == "__main__":
+    main()

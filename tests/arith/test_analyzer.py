@@ -1,0 +1,161 @@
+"""Simplification keeps values; bounds and proofs hold; equal forms get one text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ekiden.arith import Analyzer, evaluate, prove_equal, simplify, substitute
+from ekiden.ir.prim import (
+    EQ,
+    AnyDim,
+    IntImm,
+    PrimExpr,
+    Select,
+    SizeVar,
+    Var,
+    binary,
+    const,
+    maximum,
+    minimum,
+)
+from ekiden.ir.text import prim_text
+
+pytestmark = pytest.mark.quick
+
+N, S = SizeVar("n"), SizeVar("s")
+I, J = Var("i"), Var("j")
+
+
+def _combine(parts: tuple[str, PrimExpr, PrimExpr]) -> PrimExpr:
+    kind, a, b = parts
+    match kind:
+        case "+":
+            return a + b
+        case "-":
+            return a - b
+        case "*":
+            return a * b
+        case "min":
+            return minimum(a, b)
+        case "max":
+            return maximum(a, b)
+        case _:
+            return Select(a < b, a, b + 1, "int64")
+
+
+def _divide(parts: tuple[PrimExpr, int, bool]) -> PrimExpr:
+    value, divisor, whole = parts
+    return value // divisor if whole else value % divisor
+
+
+leaves = st.sampled_from([N, S, I, J]) | st.integers(-9, 9).map(const)
+expressions = st.recursive(
+    leaves,
+    lambda inner: st.tuples(st.sampled_from(["+", "-", "*", "min", "max", "select"]), inner, inner).map(_combine)
+    | st.tuples(inner, st.integers(1, 12), st.booleans()).map(_divide),
+    max_leaves=10,
+)
+values = st.fixed_dictionaries({N: st.integers(0, 20), S: st.integers(0, 9), I: st.integers(0, 15), J: st.integers(-5, 5)})
+
+
+def bound_analyzer() -> Analyzer:
+    """i in [0, 16), j in [-5, 6)."""
+    analyzer = Analyzer()
+    analyzer.bind(I, 0, 16)
+    analyzer.bind(J, -5, 11)
+    return analyzer
+
+
+@given(expressions, values)
+@settings(max_examples=400, deadline=None)
+def test_simplify_keeps_the_value(expr: PrimExpr, at: dict[Var, int]) -> None:
+    assert evaluate(bound_analyzer().simplify(expr), at) == evaluate(expr, at)
+
+
+@given(expressions, values)
+@settings(max_examples=300, deadline=None)
+def test_bounds_hold(expr: PrimExpr, at: dict[Var, int]) -> None:
+    low, high = bound_analyzer().const_int_bound(expr)
+    assert low <= evaluate(expr, at) <= high
+
+
+@given(expressions, expressions, values)
+@settings(max_examples=300, deadline=None)
+def test_what_is_proved_is_true(a: PrimExpr, b: PrimExpr, at: dict[Var, int]) -> None:
+    analyzer = bound_analyzer()
+    if analyzer.can_prove(a < b):
+        assert evaluate(a, at) < evaluate(b, at)
+    if analyzer.can_prove_equal(a, b):
+        assert evaluate(a, at) == evaluate(b, at)
+
+
+@given(expressions, values)
+@settings(max_examples=200, deadline=None)
+def test_modular_set_holds(expr: PrimExpr, at: dict[Var, int]) -> None:
+    coeff, base = bound_analyzer().modular_set(expr)
+    value = evaluate(expr, at)
+    assert value == base if coeff == 0 else value % coeff == base
+
+
+# fmt: off
+@pytest.mark.parametrize(("expr", "expected"), [
+    (I + J - I,                        "j"),
+    ((I * 16 + J) - I * 16,            "j"),
+    ((N * 4 + 8) // 4,                 "n + 2"),
+    (((N + 3) // 4) // 2,              "floordiv(n + 3, 8)"),
+    ((I * 32 + I) // 32,               "i"),
+    ((I // 4) * 4 + I % 4,             "i"),
+    ((I * 2 + 1) // 2,                 "i"),
+    (minimum(I, 20),                   "i"),
+    (maximum(N + 1, N),                "n + 1"),
+    (N * S - S * N + 3,                "3"),
+    (Select(I < 16, I, N, "int64"),    "i"),
+])
+# fmt: on
+def test_simple_forms(expr: PrimExpr, expected: str) -> None:
+    assert prim_text(bound_analyzer().simplify(expr)) == expected
+
+
+def test_symbolic_ranges_decide_quotients() -> None:
+    analyzer = Analyzer()
+    analyzer.bind(J, 0, N)
+    assert analyzer.simplify((J + N * I) // N) is I
+    assert analyzer.simplify((J + N * I) % N) is J
+    assert analyzer.can_prove(J < N)
+    assert not analyzer.can_prove(J < N - 1)
+
+
+def test_order_of_terms_does_not_matter() -> None:
+    assert prim_text(simplify(S + N * 2 + 1)) == prim_text(simplify(1 + N + S + N))
+    assert prove_equal((N + 1) * (N - 1), N * N - 1)
+
+
+def test_nothing_is_known_of_any() -> None:
+    unknown = AnyDim()
+    assert not prove_equal(unknown, unknown)
+    assert not Analyzer().can_prove(binary(EQ, unknown, 1))
+
+
+def test_upper_bound_of_a_dimension_counts() -> None:
+    s = SizeVar("s", upper=512)
+    assert simplify(minimum(s, 512)) is s
+
+
+def test_substitute_simplifies() -> None:
+    result = substitute(N * 2 + S, {N: const(3), S: const(1)})
+    assert isinstance(result, IntImm)
+    assert result.value == 7
+
+
+def test_evaluate_names_what_is_missing() -> None:
+    with pytest.raises(ValueError, match="no value for"):
+        evaluate(N + S, {N: 1})
+
+
+def test_deep_sums_do_not_recurse() -> None:
+    total: PrimExpr = const(0)
+    for _ in range(20_000):
+        total = total + N
+    assert prim_text(simplify(total)) == "n * 20000"
