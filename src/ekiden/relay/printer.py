@@ -86,7 +86,7 @@ class UniqueNames(dict[Node, str]):
 
     def __init__(self, quote: Callable[[str], str] = str, taken: Iterable[str] = ()) -> None:
         super().__init__()
-        self._taken = set(taken)
+        self._taken = dict.fromkeys(taken, 0)
         self._quote = quote
 
     def get(self, key: Node, default: str = "") -> str:  # type: ignore[override]
@@ -97,11 +97,11 @@ class UniqueNames(dict[Node, str]):
         return found
 
     def _unique(self, name: str) -> str:
-        candidate, count = name, 0
+        candidate = name
         while candidate in self._taken:
-            count += 1
-            candidate = f"{name}_{count}"
-        self._taken.add(candidate)
+            self._taken[name] += 1
+            candidate = f"{name}_{self._taken[name]}"
+        self._taken[candidate] = 0
         return candidate
 
 
