@@ -33,7 +33,9 @@ SHAPES = [   # height = width, in channels, out channels, kernel, stride, how of
 # fmt: on
 
 
-def convolution(size: int, c: int, o: int, k: int, stride: int) -> tuple[Kernel, list[Tensor], float]:
+def convolution(
+    size: int, c: int, o: int, k: int, stride: int
+) -> tuple[Kernel, list[Tensor], float]:
     """A kernel with its arguments, and the milliseconds that making it took."""
     target = Target.host()
     tile, pad = 4 * target.lanes("float32"), k // 2

@@ -54,7 +54,15 @@ def swap(x: np.ndarray, transposed: bool) -> np.ndarray:
 @pytest.mark.parametrize("tb", [False, True])
 @pytest.mark.parametrize(
     ("batch", "m", "n", "k"),
-    [(3, 7, 5, 3), (2, 13, 64, 32), (1, 9, 70, 17), (2, 1, 130, 1), (2, 6, 16, 0), (1, 33, 100, 40), (2, 5, 0, 4)],
+    [
+        (3, 7, 5, 3),
+        (2, 13, 64, 32),
+        (1, 9, 70, 17),
+        (2, 1, 130, 1),
+        (2, 6, 16, 0),
+        (1, 33, 100, 40),
+        (2, 5, 0, 4),
+    ],
 )
 def test_batch_matmul(batch: int, m: int, n: int, k: int, ta: bool, tb: bool) -> None:
     a, b = random(batch, m, k), random(batch, k, n)
@@ -69,7 +77,14 @@ def test_symbolic_attention_shapes(tb: bool) -> None:
     h, s, t = SizeVar("h"), SizeVar("s"), SizeVar("t")
     shape = (h, t, 32) if tb else (h, 32, t)
     kernel = product_kernel((h, s, 32), shape, False, tb)
-    for heads, rows, columns in [(1, 1, 1), (3, 5, 17), (2, 64, 64), (2, 70, 131), (2, 0, 3), (0, 3, 3)]:
+    for heads, rows, columns in [
+        (1, 1, 1),
+        (3, 5, 17),
+        (2, 64, 64),
+        (2, 70, 131),
+        (2, 0, 3),
+        (0, 3, 3),
+    ]:
         a, b = random(heads, rows, 32), random(heads, 32, columns)
         out = np.full((heads, rows, columns), np.nan, "float32")
         kernel(a, swap(b, tb), out)
@@ -114,20 +129,26 @@ def test_epilogue_of_batch_matmul() -> None:
         x, y, z = random(2, rows, 8), random(2, rows, 8), random(rows)
         got = np.zeros((2, rows, rows), "float32")
         kernel(x, y, z, got)
-        np.testing.assert_allclose(got, x @ swap(y, True) * np.float32(0.5) + z, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            got, x @ swap(y, True) * np.float32(0.5) + z, rtol=1e-4, atol=1e-4
+        )
 
 
 # dense layers with packed weights
 
 
-def dense_kernel(m: Dim, n: int, k: int, after: Callable[[te.Tensor], te.Tensor] | None = None) -> PrimFunc:
+def dense_kernel(
+    m: Dim, n: int, k: int, after: Callable[[te.Tensor], te.Tensor] | None = None
+) -> PrimFunc:
     data = te.placeholder((m, k), name="data")
     weight = te.placeholder((-(-n // WIDTH), k, WIDTH), name="weight")
     anchor = dense_pack(data, weight, n, WIDTH)
     return scheduled([data, weight], anchor if after is None else after(anchor))
 
 
-def run_dense(kernel: Callable[..., object], m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+def run_dense(
+    kernel: Callable[..., object], m: int, n: int, k: int
+) -> tuple[np.ndarray, np.ndarray]:
     x, w = random(m, k), random(n, k)
     out = np.full((m, n), np.nan, "float32")
     kernel(x, pack_weight(w, "dense", WIDTH), out)
@@ -136,7 +157,18 @@ def run_dense(kernel: Callable[..., object], m: int, n: int, k: int) -> tuple[np
 
 @pytest.mark.parametrize(
     ("m", "n", "k"),
-    [(1, 1, 1), (1, 1000, 31), (5, 63, 7), (6, 64, 8), (7, 65, 9), (37, 130, 33), (70, 17, 5), (300, 128, 16), (3, 5, 0), (0, 5, 3)],
+    [
+        (1, 1, 1),
+        (1, 1000, 31),
+        (5, 63, 7),
+        (6, 64, 8),
+        (7, 65, 9),
+        (37, 130, 33),
+        (70, 17, 5),
+        (300, 128, 16),
+        (3, 5, 0),
+        (0, 5, 3),
+    ],
 )
 def test_dense(m: int, n: int, k: int) -> None:
     got, want = run_dense(compiled(dense_kernel(m, n, k)), m, n, k)

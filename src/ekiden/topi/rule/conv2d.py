@@ -101,8 +101,8 @@ class _Conv:
             return [*rows, KLoop(self.group_in * kw, const(1), width)]
         return [*rows, KLoop(const(kw), pixel * dx, per_tap), KLoop(self.group_in, const(1), width)]
 
-    def tile(self, rows: int, indices: Callable[[PrimExpr], list[PrimExpr]], base: PrimExpr, step: PrimExpr, out: PrimExpr, panel: Panel) -> Stmt:
-        """A tile of pixels: `base` is the data offset of the first, `step` the distance of the next, `out` the first pixel's number."""
+    def tile(self, rows: int, indices: Callable[[PrimExpr], list[PrimExpr]], a_rows: list[PrimExpr], out: PrimExpr, panel: Panel) -> Stmt:
+        """A tile of pixels: `a_rows` are their data offsets, `out` is the number of the first."""
         vectors = -(-panel.valid // self.lanes)
         shape = Tile(rows, vectors, self.lanes, panel.valid)
 
@@ -127,7 +127,7 @@ class _Conv:
         """A tile of output pixels from number `first`, wherever their lines end."""
         pixel = self.geometry.data[3]
 
-        def indices(i: int) -> list[PrimExpr]:
+        def indices(i: PrimExpr) -> list[PrimExpr]:
             return self.pixel(first + i)
 
         if self.geometry.is_pointwise:
@@ -136,7 +136,7 @@ class _Conv:
         starts = [Var(f"row{i}") for i in range(rows)]
         made = self.tile(rows, indices, list(starts), first, panel)
         for i in reversed(range(rows)):
-            made = LetStmt(starts[i], self.start(*indices(i)) + panel.channel, made)
+            made = LetStmt(starts[i], self.start(*indices(const(i))) + panel.channel, made)
         return made
 
     def start(self, n: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:

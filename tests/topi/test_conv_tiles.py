@@ -1,0 +1,134 @@
+"""Register-tile convolutions against NumPy: strides, dilation, padding, groups, odd channels, symbolic images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ekiden import te
+from ekiden.codegen.llvm import compile_object, link
+from ekiden.ir.prim import SizeVar, maximum
+from ekiden.runtime import load_image
+from ekiden.target import Target
+from ekiden.tir.transform import lower
+from ekiden.topi.nn import conv2d
+from ekiden.topi.nn.weights import pack_weight
+from ekiden.topi.rule import schedule
+
+pytestmark = pytest.mark.quick
+TARGET = Target.host()
+TILE = 4 * TARGET.lanes("float32")
+Pair = tuple[int, int]
+
+
+def reference(
+    x: np.ndarray,
+    w: np.ndarray,
+    strides: Pair,
+    padding: tuple[int, ...],
+    dilation: Pair,
+    groups: int,
+) -> np.ndarray:
+    """NHWC data, OIHW weights; sums over taps."""
+    top, left, bottom, right = padding
+    x = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0))).astype("float64")
+    out, _, kh, kw = w.shape
+    rows = (x.shape[1] - (kh - 1) * dilation[0] - 1) // strides[0] + 1
+    columns = (x.shape[2] - (kw - 1) * dilation[1] - 1) // strides[1] + 1
+    result = np.zeros((x.shape[0], rows, columns, out))
+    per_in, per_out = w.shape[1], out // groups
+    for g in range(groups):
+        weights = w[g * per_out : (g + 1) * per_out]
+        data = x[..., g * per_in : (g + 1) * per_in]
+        for i in range(kh):
+            for j in range(kw):
+                y0, x0 = i * dilation[0], j * dilation[1]
+                part = data[
+                    :,
+                    y0 : y0 + rows * strides[0] : strides[0],
+                    x0 : x0 + columns * strides[1] : strides[1],
+                ]
+                part = part[:, :rows, :columns]
+                result[..., g * per_out : (g + 1) * per_out] += part @ weights[:, :, i, j].T
+    return result
+
+
+def make(
+    shape: tuple[int | SizeVar, ...],
+    weight: np.ndarray,
+    strides: Pair,
+    padding: tuple[int, ...],
+    dilation: Pair,
+    groups: int,
+    relu: bool = False,
+) -> tuple[Callable[..., object], np.ndarray]:
+    """The kernel and its packed weight."""
+    out, per_in, kh, kw = weight.shape
+    channels = shape[3]
+    if groups == 1:
+        packed, layout = pack_weight(weight, "conv2d", TILE), f"OHWI{TILE}o"
+    elif per_in == 1 and out == channels:
+        packed, layout = np.ascontiguousarray(weight.transpose(2, 3, 0, 1)), "HWOI"
+    else:
+        packed, layout = pack_weight(weight, "group_conv2d", TILE, groups), f"GOHWI{TILE}o"
+    data, parameter = (
+        te.placeholder(shape, name="data"),
+        te.placeholder(packed.shape, name="weight"),
+    )
+    result = conv2d(data, parameter, strides, padding, dilation, groups, out, "NHWC", layout)
+    if relu:
+        anchor = result
+        result = te.compute(anchor.shape, lambda *i: maximum(anchor[i], 0.0), tag="elemwise")
+    func = schedule([data, parameter], [result], TARGET, "conv")
+    image = link([compile_object([lower(func, TARGET)], TARGET)], ["conv"])
+    return load_image(image)["conv"], packed
+
+
+# fmt: off
+CASES = [   # n, h, w, in, out, kernel, strides, padding, dilation, groups
+    (1, 7, 7, 16, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (2, 5, 9, 3, 70, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 1),
+    (1, 14, 13, 5, 17, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (1, 14, 13, 5, 130, (1, 1), (2, 3), (0, 0, 0, 0), (1, 1), 1),
+    (1, 23, 20, 3, 64, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
+    (1, 12, 16, 4, 8, (3, 3), (1, 1), (2, 2, 2, 2), (2, 2), 1),
+    (1, 12, 16, 4, 8, (3, 2), (1, 2), (0, 2, 1, 0), (1, 3), 1),
+    (1, 1, 30, 8, 24, (1, 5), (1, 1), (0, 2, 0, 2), (1, 1), 1),
+    (1, 3, 3, 4, 6, (3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (1, 1, 1, 9, 65, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (2, 8, 8, 12, 18, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 3),
+    (1, 9, 7, 6, 140, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 2),
+    (1, 20, 20, 8, 8, (3, 3), (2, 1), (1, 1, 1, 1), (1, 1), 4),
+    (1, 9, 11, 20, 20, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 20),
+    (2, 10, 10, 33, 33, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 33),
+    (1, 6, 6, 16, 16, (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 16),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: "x".join(map(str, c[:5])))
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+def test_convolution(case: tuple[object, ...], symbolic: bool) -> None:
+    n, h, w, c, out, kernel, strides, padding, dilation, groups = case
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((out, c // groups, *kernel)).astype("float32")  # type: ignore[operator,misc]
+    shape = (SizeVar("n"), SizeVar("h"), SizeVar("w"), c) if symbolic else (n, h, w, c)
+    options = (strides, padding, dilation, groups)
+    run, packed = make(shape, weight, *options, relu=symbolic)  # type: ignore[arg-type]
+    sizes = [(n, h, w), (1, h + 4, w + 9)] if symbolic else [(n, h, w)]  # type: ignore[operator]
+    for size in sizes:
+        data = random.standard_normal((*size, c)).astype("float32")
+        want = reference(data, weight, *options)  # type: ignore[arg-type]
+        got = np.full(want.shape, np.nan, "float32")
+        run(data, packed, got)
+        np.testing.assert_allclose(
+            got, np.maximum(want, 0) if symbolic else want, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_empty_batch() -> None:
+    weight = np.ones((4, 2, 3, 3), "float32")
+    run, packed = make((SizeVar("n"), 5, 5, 2), weight, (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    run(np.zeros((0, 5, 5, 2), "float32"), packed, np.zeros((0, 5, 5, 4), "float32"))
