@@ -154,7 +154,7 @@ def reduce_axis(dom: tuple[ExprLike, ExprLike], name: str = "k") -> ReduceAxis:
 
 
 def _axis_names(fcompute: Callable[..., object], rank: int) -> list[str]:
-    parameters = list(inspect.signature(fcompute).parameters.values())
+    parameters = [p for p in inspect.signature(fcompute).parameters.values() if p.default is p.empty]
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return [f"i{n}" for n in range(rank)]
     if len(parameters) != rank:

@@ -95,10 +95,11 @@ class Evaluate(Stmt):
 
 @node("tir.AssertStmt")
 class AssertStmt(Stmt):
-    """Fail the kernel with a RunError of this message unless the condition holds."""
+    """Fail the kernel with an error of this kind and message unless the condition holds."""
 
     condition: PrimExpr
     message: str
+    kind: str = "RunError"
 
 
 @node("tir.Prefetch")
