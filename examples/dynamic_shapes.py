@@ -1,6 +1,6 @@
-"""One compiled artifact runs every batch size: make a small ONNX model, compile it, save it, run it.
+"""One compiled artifact runs every batch size: make a small ONNX model, compile, save, run it.
 
-    python examples/dynamic_shapes.py
+python examples/dynamic_shapes.py
 """
 
 import tempfile

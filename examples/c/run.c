@@ -1,0 +1,75 @@
+/* Runs an artifact without Python: one float32 input of a given shape, all elements one.
+**
+**   cc -std=c11 run.c -I INCLUDE -L LIB -lekiden_runtime -o run
+**   ./run model.eki 1 3 224 224
+**
+** Prints the shape of the output and its first elements.
+*/
+#include <ekiden/runtime.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Prints this thread's error; returns the exit status. */
+static int fail(void) {
+  ek_object *error = ek_error_take();
+  const ek_error_object *e = (const ek_error_object *)(const void *)error;
+  fprintf(stderr, "%.*s: %.*s\n", (int)e->kind.size, e->kind.data, (int)e->message.size,
+          e->message.data);
+  ek_object_release(error);
+  return 1;
+}
+
+static int print_tensor(const ek_value *value) {
+  const ek_dltensor *tensor = ek_value_tensor(value);
+  if (tensor == NULL || tensor->dtype.code != EK_DTYPE_FLOAT || tensor->dtype.bits != 32) {
+    return ek_error("TypeError", "print the result: expected one float32 tensor");
+  }
+  printf("shape");
+  for (int32_t i = 0; i < tensor->ndim; i++) printf(" %" PRId64, tensor->shape[i]);
+  const float *data = ek_dltensor_data(tensor);
+  size_t count = ek_dltensor_nbytes(tensor) / sizeof(float);
+  printf("\nfirst");
+  for (size_t i = 0; i < count && i < 8; i++) printf(" %g", (double)data[i]);
+  printf("\n");
+  return 0;
+}
+
+/* A float32 tensor of ones; owned. */
+static int new_ones(const int64_t *shape, int32_t ndim, ek_object **out) {
+  ek_dtype float32 = {EK_DTYPE_FLOAT, 32, 1};
+  ek_device host = {EK_CPU, 0};
+  if (ek_tensor_new(shape, ndim, float32, host, out) != 0) return -1;
+  const ek_dltensor *tensor = &((const ek_tensor *)(const void *)*out)->dl;
+  float *data = ek_dltensor_data(tensor);
+  size_t count = ek_dltensor_nbytes(tensor) / sizeof(float);
+  for (size_t i = 0; i < count; i++) data[i] = 1.0f;
+  return 0;
+}
+
+int main(int argc, char **argv) {
+  int64_t shape[EK_MAX_NDIM];
+  int32_t ndim = argc - 2;
+  ek_object *executable = NULL, *vm = NULL, *input = NULL;
+  ek_value result = ek_value_none();
+  int status = -1;
+  if (argc < 2 || ndim > EK_MAX_NDIM) {
+    fprintf(stderr, "usage: run FILE.eki [DIMENSION ...]\n");
+    return 2;
+  }
+  for (int32_t i = 0; i < ndim; i++) shape[i] = strtoll(argv[i + 2], NULL, 10);
+
+  if (ek_executable_load(argv[1], &executable) != 0) goto done;
+  if (ek_vm_new(executable, &vm) != 0) goto done;
+  if (new_ones(shape, ndim, &input) != 0) goto done;
+  ek_value argument = ek_value_object(input);
+  if (ek_vm_invoke(vm, 0, &argument, 1, &result) != 0) goto done;
+  status = print_tensor(&result);
+
+done:
+  ek_value_release(&result);
+  ek_object_release(input);
+  ek_object_release(vm);
+  ek_object_release(executable);
+  return status == 0 ? 0 : fail();
+}

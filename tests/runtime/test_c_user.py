@@ -1,0 +1,69 @@
+"""A program in C runs an artifact against the installed header and library, without Python."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ekiden import runtime
+from ekiden.backend.vm.encode import make
+from ekiden.backend.vm.write import VMFunction, write_executable
+
+pytestmark = pytest.mark.quick
+
+SOURCE = Path(__file__).parents[2] / "examples/c/run.c"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler: install gcc or clang")
+    output = tmp_path_factory.mktemp("c") / "run"
+    library = runtime.library_path()
+    warnings = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    link = [str(library), f"-Wl,-rpath,{library.parent}"]
+    include = f"-I{runtime.include_dir()}"
+    subprocess.run(
+        [compiler, *warnings, include, str(SOURCE), *link, "-o", str(output)], check=True
+    )
+    return output
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that returns its argument."""
+    path = tmp_path_factory.mktemp("artifact") / "identity.eki"
+    main = VMFunction("main", ("x",), 1, (make("Ret", src=0),))
+    path.write_bytes(write_executable([main], [], [], b"", {}))
+    return path
+
+
+def test_a_c_program_runs_an_artifact(program: Path, artifact: Path) -> None:
+    done = subprocess.run([program, artifact, "2", "3"], capture_output=True, text=True, check=True)
+    assert done.stdout == "shape 2 3\nfirst 1 1 1 1 1 1\n"
+
+
+def test_a_c_program_sees_why_an_artifact_is_refused(program: Path, artifact: Path) -> None:
+    broken = artifact.with_name("broken.eki")
+    broken.write_bytes(artifact.read_bytes()[:-1])
+    done = subprocess.run([program, broken], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("LoadError: load executable: ")
+
+
+def test_the_runtime_depends_on_libc_and_threads_alone() -> None:
+    readelf = shutil.which("readelf")
+    if readelf is None:
+        pytest.skip("needs readelf: install binutils")
+    command = [readelf, "-d", str(runtime.library_path())]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    needed = [
+        line.split("[")[1].split(".so")[0] for line in listed.splitlines() if "NEEDED" in line
+    ]
+    assert set(needed) <= {"libc", "libm", "libdl", "libpthread", "ld-linux-x86-64"}
+
+
+def test_the_runtime_stays_small() -> None:
+    assert runtime.library_path().stat().st_size < 200_000
