@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -23,9 +24,8 @@ def parser(selected: str | None) -> argparse.ArgumentParser:
     """The argument parser; only the selected command's module is imported, so that --help is
     fast.
     """
-    top = argparse.ArgumentParser(
-        prog="ekiden", description="Compile deep-learning models to native code and run them."
-    )
+    description = "Compile deep-learning models to native code and run them."
+    top = argparse.ArgumentParser(prog="ekiden", description=description)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
@@ -37,23 +37,27 @@ def parser(selected: str | None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0, or 1 with one line on standard error for what the user can mend, or 2 for
-    wrong usage.
+    """Run a command; 0, or 1 with one line on standard error for what the user can mend.
+
+    Wrong usage exits with 2, as argparse does.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    options = parser(next((a for a in args if a in COMMANDS), None)).parse_args(args)
+    options = parser(args[0] if args and args[0] in COMMANDS else None).parse_args(args)
     errors = import_module("ekiden.runtime.errors")
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
+    except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (errors.EkidenError, OSError) as error:
+        notes = "; ".join(getattr(error, "__notes__", ()))
         print(
-            f"ekiden {options.command}: {error}",
-            *getattr(error, "__notes__", ()),
-            sep="\n  ",
-            file=sys.stderr,
+            f"ekiden {options.command}: {error}" + (f" ({notes})" if notes else ""), file=sys.stderr
         )
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ekiden import runtime
 from ekiden.backend.vm.disassemble import disassemble
+from ekiden.driver.files import write_whole
 from ekiden.runtime.errors import InputError, LoadError
 
 Dim = int | str
+ANY_OBJECT = "object"
+"""The dtype of an input or output that is not a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,30 @@ class TensorInfo:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
+def _expected(what: str) -> LoadError:
+    return LoadError(f"load executable: metadata: {what} expected for the entry point 'main'")
+
+
 def _infos(entries: object) -> tuple[TensorInfo, ...]:
     if not isinstance(entries, list):
-        raise LoadError(
-            "reading the metadata of an executable: expected lists of inputs and outputs"
-        )
-    return tuple(TensorInfo(e["name"], tuple(e["shape"]), e["dtype"]) for e in entries)
+        raise _expected("lists of inputs and outputs")
+    return tuple(map(_info, entries))
+
+
+def _info(entry: object) -> TensorInfo:
+    match entry:
+        case {"name": str(name), "shape": list(shape), "dtype": str(dtype)} if all(
+            isinstance(d, (int, str)) for d in shape
+        ):
+            return TensorInfo(name, tuple(shape), dtype)
+        case _:
+            raise _expected("a name, shape and dtype of each input and output")
+
+
+def _limits(entries: object) -> dict[str, int]:
+    if not isinstance(entries, dict) or not all(isinstance(v, int) for v in entries.values()):
+        raise _expected("limits of symbols as numbers")
+    return entries
 
 
 class Executable:
@@ -50,28 +69,34 @@ class Executable:
         self.raw = raw
         metadata = raw.metadata.get("main")
         if not isinstance(metadata, dict):
-            raise LoadError("reading the metadata of an executable: it has no entry point 'main'")
+            raise _expected("a description")
         self.inputs = _infos(metadata.get("inputs"))
         self.outputs = _infos(metadata.get("outputs"))
+        self._limits = _limits(metadata.get("limits", {}))
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
+        self._checked: list[tuple[int, ...]] | None = None
         self._vm = runtime.VirtualMachine(raw)
 
     def __call__(
         self, *args: object, **named: object
     ) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
-        """Run `main`. Raises InputError for a wrong name, number, dtype, rank or dimension;
-        RunError if the run fails.
+        """Run `main`.
+
+        Raises InputError for a wrong name, number, dtype, rank or dimension, RunError if the run
+        fails.
         """
         given = self._arrange(args, named) if named else args
         if len(given) != len(self.inputs):
-            raise InputError(
-                f"running a model: expected {len(self.inputs)} inputs ({self._names()}), got {len(given)}"
-            )
-        tensors = [
-            self._tensor(info, value) for info, value in zip(self.inputs, given, strict=True)
-        ]
-        self._check_shapes(tensors)
-        return self._vm.invoke("main", *tensors)
+            wanted = f"expected {len(self.inputs)} inputs ({self._names()})"
+            raise InputError(f"run: {wanted}, got {len(given)}")
+        values = [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
+        shapes = [v.shape for v in values if isinstance(v, runtime.Tensor)]
+        if shapes != self._checked:
+            self._check_shapes(values)
+            self._checked = shapes
+        result = self._vm.invoke("main", *values)
+        assert isinstance(result, (runtime.Tensor, tuple))
+        return result
 
     def _names(self) -> str:
         return ", ".join(f"'{i.name}'" for i in self.inputs)
@@ -80,67 +105,53 @@ class Executable:
         values: dict[int, object] = dict(enumerate(args))
         for name, value in named.items():
             if name not in self._positions:
-                raise InputError(
-                    f"running a model: no input is named '{name}'; it has {self._names()}"
-                )
+                raise InputError(f"run: no input is named '{name}'; there are {self._names()}")
             position = self._positions[name]
             if position in values:
-                raise InputError(f"running a model: input '{name}' is given twice")
+                raise InputError(f"run: input '{name}' is given twice")
             values[position] = value
         missing = [i.name for position, i in enumerate(self.inputs) if position not in values]
         if missing:
-            raise InputError(
-                f"running a model: input '{missing[0]}' is missing; it has {self._names()}"
-            )
+            names = ", ".join(f"'{m}'" for m in missing)
+            raise InputError(f"run: input {names} is missing; there are {self._names()}")
         return [values[i] for i in range(len(values))]
 
-    @staticmethod
-    def _tensor(info: TensorInfo, value: object) -> runtime.Tensor:
-        try:
-            tensor = runtime.tensor(value)
-        except (TypeError, ValueError, BufferError) as error:
-            raise InputError(
-                f"input '{info.name}': expected an array of {info.dtype}, got {type(value).__name__}: {error}"
-            ) from error
-        if tensor.dtype != info.dtype:
-            raise InputError(
-                f"input '{info.name}': expected dtype {info.dtype}, got {tensor.dtype}"
-            )
-        return tensor
-
-    def _check_shapes(self, tensors: Sequence[runtime.Tensor]) -> None:
-        """Each dimension must be the number it is declared as; a symbol is the same everywhere."""
+    def _check_shapes(self, values: Sequence[object]) -> None:
+        """Each dimension must be the number it is declared as; a symbol is the same everywhere and
+        at most its limit.
+        """
         bound: dict[str, tuple[int, str]] = {}
-        for info, tensor in zip(self.inputs, tensors, strict=True):
-            shape = tensor.shape
+        for info, value in zip(self.inputs, values, strict=True):
+            if not isinstance(value, runtime.Tensor):
+                continue
+            shape = value.shape
             if len(shape) != len(info.shape):
-                raise InputError(
-                    f"input '{info.name}': expected {len(info.shape)} dimensions {_show(info.shape)}, got {len(shape)}: {_show(shape)}"
-                )
-            for axis, (expected, got) in enumerate(zip(info.shape, shape, strict=True)):
+                wanted = f"{len(info.shape)} dimensions {_show(info.shape)}"
+                got = f"{len(shape)}: {_show(shape)}"
+                raise InputError(f"input '{info.name}': expected {wanted}, got {got}")
+            for axis, (expected, got_dim) in enumerate(zip(info.shape, shape, strict=True)):
                 if isinstance(expected, str):
-                    first = bound.setdefault(expected, (got, info.name))
-                    if first[0] != got:
-                        raise InputError(
-                            f"input '{info.name}': dimension {axis} '{expected}' is {got}, but {first[0]} in input '{first[1]}'"
-                        )
-                elif expected != got:
-                    raise InputError(
-                        f"input '{info.name}': expected {expected} in dimension {axis}, got {got}: {_show(shape)} for {_show(info.shape)}"
-                    )
+                    self._check_symbol(expected, got_dim, f"input '{info.name}'", axis, bound)
+                elif expected != got_dim:
+                    wanted = f"{expected} in dimension {axis} of {_show(info.shape)}"
+                    got = f"{got_dim}: {_show(shape)}"
+                    raise InputError(f"input '{info.name}': expected {wanted}, got {got}")
+
+    def _check_symbol(
+        self, symbol: str, got: int, where: str, axis: int, bound: dict[str, tuple[int, str]]
+    ) -> None:
+        value, first = bound.setdefault(symbol, (got, where))
+        if value != got:
+            wanted = f"'{symbol}' in dimension {axis} to be {value} as in {first}"
+            raise InputError(f"{where}: expected {wanted}, got {got}")
+        limit = self._limits.get(symbol)
+        if limit is not None and got > limit:
+            wanted = f"'{symbol}' in dimension {axis} to be at most {limit}"
+            raise InputError(f"{where}: expected {wanted}, got {got}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file that `ekiden.load` reads. The file appears whole or not at all."""
-        target = Path(path)
-        handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(self.raw.to_bytes())
-            os.chmod(partial, 0o644)
-            os.replace(partial, target)
-        except BaseException:
-            Path(partial).unlink(missing_ok=True)
-            raise
+        write_whole(path, lambda file: file.write(self.raw.to_bytes()))
 
     def disassemble(self) -> str:
         """The bytecode as text."""
@@ -151,14 +162,27 @@ class Executable:
         return f"Executable(({inputs}) -> ({outputs}))"
 
 
+def _argument(info: TensorInfo, value: object) -> object:
+    """The value as a tensor of the declared dtype; anything at all where no tensor is declared."""
+    if info.dtype == ANY_OBJECT:
+        return value
+    try:
+        tensor = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
+    except (TypeError, ValueError, BufferError) as error:
+        wanted = f"an array of {info.dtype}, got {type(value).__name__}"
+        raise InputError(f"input '{info.name}': expected {wanted}: {error}") from error
+    if tensor.dtype != info.dtype:
+        raise InputError(f"input '{info.name}': expected dtype {info.dtype}, got {tensor.dtype}")
+    return tensor
+
+
 def _show(shape: Sequence[Dim]) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
 
 def load(path: str | os.PathLike[str]) -> Executable:
-    """An executable from a file that `save` wrote. Raises LoadError for anything else,
-    FileNotFoundError if there is none.
+    """An executable from a file that `save` wrote, mapped into memory.
+
+    Raises LoadError for anything else, OSError for a file that cannot be read.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"loading an executable: no file {os.fspath(path)!r}")
     return Executable(runtime.Executable.load(os.fspath(path)))

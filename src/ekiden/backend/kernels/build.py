@@ -8,7 +8,7 @@ import multiprocessing
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
@@ -99,7 +99,7 @@ def _workers(count: int) -> Iterator[Executor]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _in_parallel(count: int, jobs: int) -> Iterator[tuple[int, bytes]]:
+def _in_parallel(count: int, jobs: int) -> Generator[tuple[int, bytes], None, None]:
     with _workers(jobs) as pool:
         with warnings.catch_warnings():  # Python 3.12 warns of forks beside threads; see _LOCK
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -114,7 +114,7 @@ def _in_parallel(count: int, jobs: int) -> Iterator[tuple[int, bytes]]:
             ) from error
 
 
-def _compile_all(tasks: list[_Task], target: Target) -> Iterator[tuple[int, bytes]]:
+def _compile_all(tasks: list[_Task], target: Target) -> Generator[tuple[int, bytes], None, None]:
     """(position, object code) of each task, in the order they are done."""
     global _WORK
     jobs = min(environment.compile_jobs(), len(tasks))

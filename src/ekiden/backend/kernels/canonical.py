@@ -17,10 +17,10 @@ from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var
 from ekiden.ir.prim_visitor import children, rebuild, substitute
 from ekiden.ir.prim_visitor import free_vars as prim_vars
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type
-from ekiden.relay.expr import Call, Function
+from ekiden.relay.expr import Call, Function, Tuple, TupleGetItem
 from ekiden.relay.expr import Var as RelayVar
 from ekiden.relay.transform.manifest_alloc import tensor_types
-from ekiden.relay.transform.scopes import evaluation_order, infer_here, with_children
+from ekiden.relay.transform.scopes import evaluation_order, infer_here
 from ekiden.runtime.errors import InternalError
 
 
@@ -124,13 +124,13 @@ def canonicalize(function: Function) -> Function:
 
 
 def _rebuild(expr: RelayExpr, new: dict[RelayExpr, RelayExpr], renaming: _Renaming) -> RelayExpr:
-    if isinstance(expr, Call):
-        args = tuple(new[a] for a in expr.args)
-        return infer_here(Call(expr.op, args, renaming.attrs(expr.attrs), span=expr.span))
-    rebuilt = with_children(expr, new)
-    if rebuilt is expr:
-        return expr
-    fresh = (
-        rebuilt.with_fields(span=None) if rebuilt.span is not None else dataclasses.replace(rebuilt)
-    )  # type: ignore[type-var]
-    return infer_here(fresh)
+    match expr:
+        case Call(op=op, args=args, attrs=attrs, span=span):
+            inside = tuple(new[a] for a in args)
+            return infer_here(Call(op, inside, renaming.attrs(attrs), span=span))
+        case Tuple(fields=fields):
+            return infer_here(Tuple(tuple(new[f] for f in fields)))
+        case TupleGetItem(tuple_value=value, index=index):
+            return infer_here(TupleGetItem(new[value], index))
+        case _:
+            return expr

@@ -11,6 +11,7 @@ from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.ir.prim import PrimExpr, const
+from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.transform.manifest_alloc import tensor_types
@@ -89,7 +90,7 @@ def lower_primitive(function: Function, name: str, target: Target) -> PrimFunc:
 
 
 Constraint = tuple[PrimExpr, str]
-"""A condition on symbols that every run must meet, and the message when it does not."""
+"""A condition on symbols that every run must meet, and what needs it: a node of the model."""
 
 
 def shape_function(
@@ -103,7 +104,10 @@ def shape_function(
     """
     params = tuple(Buffer(f"p{i}", k.shape, k.dtype) for i, k in enumerate(kinds))
     dims = Buffer("dims", (const(len(exprs)),), "int64")
-    checks = (AssertStmt(condition, message) for condition, message in constraints)
+    checks = (
+        AssertStmt(c, f"run: {where} needs {prim_text(c)}", "InputError")
+        for c, where in constraints
+    )
     body = seq(*checks, *(BufferStore(dims, e, (const(i),)) for i, e in enumerate(exprs)))
     return PrimFunc((*params, dims), body, {"global_symbol": name, "num_outputs": 1})
 

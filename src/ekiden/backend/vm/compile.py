@@ -158,9 +158,7 @@ class _FunctionCompiler:
             case Match():
                 return self._match(value)
             case RefCreate() | RefRead() | RefWrite():
-                raise CompileError(
-                    f"{type(value).__name__}: the virtual machine has no references; use the interpreter"
-                )
+                raise CompileError(f"{type(value).__name__}: the virtual machine has no references")
             case _:
                 raise InternalError(
                     f"VM compiler: a {type(value).__name__} is not in A-normal form"

@@ -64,7 +64,7 @@ class StatementEmitter(ExpressionEmitter):
                 if not isinstance(s.value, IntImm):
                     self.value(s.value)
             case AssertStmt():
-                self.check(self.value(s.condition), "RunError", f"{self.name}: {s.message}")
+                self.check(self.value(s.condition), s.kind, s.message)
             case Prefetch():
                 self.prefetch(s)
             case _:

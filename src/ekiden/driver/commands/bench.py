@@ -14,15 +14,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("file", help="an artifact that `ekiden compile` wrote")
     parser.add_argument(
-        "--dim",
-        action="append",
-        default=[],
-        metavar="SYMBOL=4",
-        help="the value of a symbolic dimension",
+        "--dim", action="append", default=[], metavar="SYMBOL=4", help="a dimension (else 1)"
     )
-    parser.add_argument(
-        "--seconds", type=float, default=2.0, help="how long to measure (default 2)"
-    )
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long to measure (2)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     feed = random_inputs(executable, options.dim)
     for _ in range(3):
         executable(**feed)
-    times = []
+    times: list[float] = []
     until = time.perf_counter() + options.seconds
     while time.perf_counter() < until or len(times) < 5:
         started = time.perf_counter()

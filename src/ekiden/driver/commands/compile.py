@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import ekiden
-from ekiden.driver.commands.options import parse_shape
+from ekiden.driver.commands.options import parse_shapes
+from ekiden.driver.files import check_folder
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,10 +31,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compile, save, and say what the model takes and gives."""
+    check_folder(options.output)
     started = time.perf_counter()
-    executable = ekiden.compile(
-        options.model, options.target, shape=dict(map(parse_shape, options.shape)) or None
-    )
+    shape = parse_shapes(options.shape) or None
+    executable = ekiden.compile(options.model, options.target, shape=shape)
     executable.save(options.output)
     size = Path(options.output).stat().st_size
     print(f"{options.output}: {size / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s")

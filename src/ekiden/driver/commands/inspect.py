@@ -1,13 +1,15 @@
 """`ekiden inspect FILE --stage relay|tir|llvm|asm|bytecode`, and the module before or after any
-pass
+pass.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 
 import ekiden
+from ekiden import tir
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.lower import lower_primitive
 from ekiden.backend.vm.compile import primitive_functions
@@ -34,50 +36,54 @@ KERNEL_STAGES: dict[str, Emit] = {
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("file", help="a model, or for --stage bytecode an artifact")
-    parser.add_argument("--stage", choices=["relay", *KERNEL_STAGES, "bytecode"], default="relay")
-    parser.add_argument(
-        "--before", metavar="PASS", help="print the module before this pass, for instance FuseOps"
-    )
-    parser.add_argument("--after", metavar="PASS", help="print the module after this pass")
-    parser.add_argument("--kernel", default="", help="only kernels whose name contains this")
+    parser.add_argument("file", help="a model or an artifact")
+    parser.add_argument("--stage", choices=["relay", *KERNEL_STAGES, "bytecode"])
+    parser.add_argument("--before", metavar="PASS", help="the module before it, such as FuseOps")
+    parser.add_argument("--after", metavar="PASS", help="the module after it")
+    parser.add_argument("--kernel", default="", help="only kernels of nodes whose name holds this")
     parser.add_argument("--target", default="llvm")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the stage asked for."""
+    """Print the stage asked for: of a model the Relay text, of an artifact the bytecode, if none
+    is.
+    """
+    if _is_artifact(options.file):
+        if options.stage not in (None, "bytecode") or options.before or options.after:
+            raise CompileError(f"inspect '{options.file}': an artifact holds bytecode alone")
+        print(ekiden.load(options.file).disassemble())
+        return 0
     target = Target.parse(options.target)
     if options.before or options.after:
         _print_passes(options, target)
     elif options.stage == "bytecode":
-        is_artifact = str(options.file).endswith(".eki")
-        print(
-            (
-                ekiden.load(options.file) if is_artifact else ekiden.compile(options.file, target)
-            ).disassemble()
-        )
-    elif options.stage == "relay":
-        print(astext(import_model(options.file)))
-    else:
+        print(ekiden.compile(options.file, target).disassemble())
+    elif options.stage in KERNEL_STAGES:
         _print_kernels(optimize(import_model(options.file), target), options, target)
+    else:
+        print(astext(import_model(options.file), show_meta_data=False))
     return 0
 
 
+def _is_artifact(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(8) == b"\x89EKIDEN\n"
+
+
 def _print_passes(options: argparse.Namespace, target: Target) -> None:
-    names = {p.name for p in pipeline(target).passes if isinstance(p, Pass)}
+    names = dict.fromkeys(p.name for p in pipeline(target).passes if isinstance(p, Pass))
     for wanted in filter(None, (options.before, options.after)):
         if wanted not in names:
-            raise CompileError(
-                f"inspecting a pass: no pass {wanted!r}; there are {', '.join(sorted(names))}"
-            )
-    instrument = PrintIR(before=filter(None, [options.before]), after=filter(None, [options.after]))
+            raise CompileError(f"inspect: no pass '{wanted}'; there are {', '.join(names)}")
+    instrument = PrintIR(
+        filter(None, [options.before]), filter(None, [options.after]), file=sys.stdout
+    )
     with PassContext(instruments=(instrument,)).scope():
         optimize(import_model(options.file), target)
 
 
 def _print_kernels(module: IRModule, options: argparse.Namespace, target: Target) -> None:
-    for function in primitive_functions(module):
-        lowered = lower_primitive(canonicalize(function), "kernel", target)
-        text = KERNEL_STAGES[options.stage](lowered, target)
-        if options.kernel in text or options.kernel in str(function.span):
-            print(f"// {function.span or 'kernel'}\n{text}\n")
+    for number, function in enumerate(primitive_functions(module)):
+        if options.kernel in str(function.span):
+            lowered = lower_primitive(canonicalize(function), f"kernel{number}", target)
+            print(f"// {function.span or ''}\n{KERNEL_STAGES[options.stage](lowered, target)}\n")

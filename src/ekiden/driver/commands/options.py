@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 
@@ -14,39 +13,77 @@ from ekiden.runtime.errors import InputError
 
 
 def split_pair(text: str, example: str) -> tuple[str, str]:
-    """NAME=VALUE as a pair. Raises InputError that shows how it is written."""
+    """NAME=VALUE as a pair; the name may hold '='. Raises InputError that shows how it is
+    written.
+    """
     name, separator, value = text.rpartition("=")
-    if not separator or not name:
-        raise InputError(f"reading an argument: expected {example}, got {text!r}")
+    if not separator or not name or not value:
+        raise InputError(f"read an argument: expected {example}, got '{text}'")
     return name, value
 
 
-def parse_shape(text: str) -> tuple[str, tuple[Dim, ...]]:
-    """`x=1,3,h,w` as a name and a shape of numbers and symbols."""
-    name, value = split_pair(text, "NAME=1,3,h,w")
-    return name, tuple(int(d) if d.isdigit() else d for d in value.split(",") if d)
+def pairs(texts: Iterable[str], example: str) -> dict[str, str]:
+    """Several of them by name. Raises InputError when a name is given twice."""
+    found: dict[str, str] = {}
+    for name, value in (split_pair(t, example) for t in texts):
+        if name in found:
+            raise InputError(f"read an argument: '{name}' is given twice")
+        found[name] = value
+    return found
 
 
-def read_array(text: str) -> tuple[str, Array]:
-    """`x=array.npy` as a name and an array. Raises InputError for a file that is no array."""
-    name, path = split_pair(text, "NAME=array.npy")
-    if not Path(path).is_file():
-        raise InputError(f"input '{name}': no file {path!r}")
+def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[Dim, ...]]:
+    """`x=1,3,h,w` as shapes of numbers and symbols, by name."""
+    found = pairs(texts, "NAME=1,3,h,w")
+    return {name: tuple(map(_dim, value.split(","))) for name, value in found.items()}
+
+
+def _dim(text: str) -> Dim:
+    text = text.strip()
+    if text.isdigit():
+        return int(text)
+    if not text.isidentifier():
+        raise InputError(f"read a shape: expected a number or a symbol's name, got '{text}'")
+    return text
+
+
+def read_arrays(texts: Iterable[str]) -> dict[str, Array]:
+    """`x=array.npy` as arrays by name. Raises InputError for a file that is no array."""
+    found = pairs(texts, "NAME=array.npy")
+    return {name: _read_array(name, path) for name, path in found.items()}
+
+
+def _read_array(name: str, path: str) -> Array:
     try:
-        return name, np.load(path, allow_pickle=False)
-    except ValueError as error:
-        raise InputError(f"input '{name}': {path!r} is not a NumPy array file: {error}") from error
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"input '{name}': '{path}' is not a NumPy array file: {reason}") from error
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"input '{name}': expected one array in '{path}', got an archive")
+    return array
 
 
 def random_inputs(executable: Executable, dims: Iterable[str]) -> dict[str, Array]:
     """Random arrays for every input; symbols are bound by `dims` ("batch=4"), else 1."""
-    bound = {name: int(value) for name, value in (split_pair(d, "SYMBOL=4") for d in dims)}
+    found = pairs(dims, "SYMBOL=4")
+    symbols = {d for info in executable.inputs for d in info.shape if isinstance(d, str)}
+    bound = dict.fromkeys(symbols, 1) | {n: _size(n, v, symbols) for n, v in found.items()}
     rng = np.random.default_rng(0)
     return {info.name: _random(info, bound, rng) for info in executable.inputs}
 
 
+def _size(name: str, value: str, symbols: set[str]) -> int:
+    if name not in symbols:
+        there = ", ".join(sorted(f"'{s}'" for s in symbols)) or "none"
+        raise InputError(f"read a dimension: no symbol is named '{name}'; there are {there}")
+    if not value.isdigit():
+        raise InputError(f"read a dimension: expected a number for '{name}', got '{value}'")
+    return int(value)
+
+
 def _random(info: TensorInfo, bound: dict[str, int], rng: np.random.Generator) -> Array:
-    shape = [d if isinstance(d, int) else bound.get(d, 1) for d in info.shape]
+    shape = [d if isinstance(d, int) else bound[d] for d in info.shape]
     dtype = to_numpy(info.dtype)
     if dtype.kind in "iub":
         return rng.integers(0, 2, shape).astype(dtype)

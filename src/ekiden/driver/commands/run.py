@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import ekiden
-from ekiden.driver.commands.options import read_array
+from ekiden.driver.commands.options import read_arrays
+from ekiden.driver.files import write_whole
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,13 +19,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="one for each input"
     )
-    parser.add_argument("--output-dir", help="write each output here as a .npy file")
+    parser.add_argument("--output-dir", help="write each output here as output0.npy, ...")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run once and print or write the outputs."""
     executable = ekiden.load(options.file)
-    result = executable(**dict(map(read_array, options.input)))
+    result = executable(**read_arrays(options.input))
     tensors = result if isinstance(result, tuple) else (result,)
     for index, (info, tensor) in enumerate(zip(executable.outputs, tensors, strict=True)):
         array = tensor.numpy()
@@ -33,5 +35,5 @@ def run(options: argparse.Namespace) -> int:
             continue
         folder = Path(options.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        np.save(folder / f"output{index}.npy", array)
+        write_whole(folder / f"output{index}.npy", partial(np.save, arr=array))
     return 0

@@ -17,7 +17,23 @@ from ekiden.relay.transform.simplify_inference import SimplifyInference
 from ekiden.relay.transform.to_a_normal_form import ToANormalForm
 
 __all__ = [
-    "AlterOpLayout", "ConvertLayout", "DeadCodeElimination", "EliminateCommonSubexpr", "FoldConstant", "FoldScaleAxis",
-    "FuseOps", "InferType", "LambdaLift", "ManifestAlloc", "ManifestLifetimes", "MemoryPlan", "Pass", "PassContext",
-    "PassInstrument", "Sequential", "SimplifyInference", "ToANormalForm", "module_pass",
-]  # fmt: skip
+    "AlterOpLayout",
+    "ConvertLayout",
+    "DeadCodeElimination",
+    "EliminateCommonSubexpr",
+    "FoldConstant",
+    "FoldScaleAxis",
+    "FuseOps",
+    "InferType",
+    "LambdaLift",
+    "ManifestAlloc",
+    "ManifestLifetimes",
+    "MemoryPlan",
+    "Pass",
+    "PassContext",
+    "PassInstrument",
+    "Sequential",
+    "SimplifyInference",
+    "ToANormalForm",
+    "module_pass",
+]

@@ -294,7 +294,7 @@ def _with_span(made: RelayExpr, old: RelayExpr) -> RelayExpr:
 
 
 def _tidy(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-    """transpose that moves ones -> reshape; reshape(reshape(x)) -> reshape(x) -> x, if of its shape"""
+    """transpose moving ones -> reshape; reshape(reshape(x)) -> reshape(x), or x if of its shape"""
     if op_of(new) not in ("transpose", "reshape"):
         return new
     assert isinstance(new, Call)

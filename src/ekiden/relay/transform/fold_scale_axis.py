@@ -1,6 +1,6 @@
 """Fold multiplications and additions by constants into each other and into weights.
 
-    multiply(nn.conv2d(%x, W), s)       ->  nn.conv2d(%x, W * s)              s has one value per output channel
+    multiply(nn.conv2d(%x, W), s)       ->  nn.conv2d(%x, W * s)   s: a value per output channel
     multiply(add(%x, b), s)             ->  add(multiply(%x, s), b * s)
     multiply(multiply(%x, a), b)        ->  multiply(%x, a * b)
     add(add(%x, a), b)                  ->  add(%x, a + b)

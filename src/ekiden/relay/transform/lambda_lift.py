@@ -1,7 +1,7 @@
 """Turn function values into global functions, so that every function has a number the VM can call.
 
     let %f = fn (%y) { add(%y, %x) }; %f(%z)
-->  def @lifted_f(%x) { fn (%y, Closure=1) { add(%y, %x) } }      and      let %f = @lifted_f(%x); %f(%z)
+->  def @lifted_f(%x) { fn (%y, Closure=1) { add(%y, %x) } }   and   let %f = @lifted_f(%x); %f(%z)
 
 A function that captures nothing becomes a plain global; one that captures becomes a global over
 what it captures, marked Closure, that gives the function. A function that calls itself through its

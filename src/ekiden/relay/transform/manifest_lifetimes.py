@@ -1,7 +1,8 @@
 """Forget variables after their last use, so that what they hold can be reused while the function
 goes on.
 
-    let %y = @f(%x); let %z = @g(%y); %z   ->   let %y = @f(%x); let %z = @g(%y); let %_ = memory.kill(%y); %z
+    let %y = @f(%x); let %z = @g(%y); %z
+->  let %y = @f(%x); let %z = @g(%y); let %_ = memory.kill(%y); %z
 
 Variables whose value is used by a later alias (a view, a tuple) die with the last alias.
 """

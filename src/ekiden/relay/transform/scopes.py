@@ -139,14 +139,13 @@ def _common(a: Scope | None, b: Scope) -> Scope:
     """The innermost scope around both."""
     if a is None:
         return b
-    a, b = _outwards(a, b.depth), _outwards(b, a.depth)
-    while a is not b:
-        assert a.parent is not None and b.parent is not None
-        if a.jump is not b.jump and a.jump is not None and b.jump is not None:
-            a, b = a.jump, b.jump
-        else:
-            a, b = a.parent, b.parent
-    return a
+    one, other = _outwards(a, b.depth), _outwards(b, a.depth)
+    while one is not other:
+        is_far = one.jump is not other.jump
+        up, across = (one.jump, other.jump) if is_far else (one.parent, other.parent)
+        assert up is not None and across is not None
+        one, other = up, across
+    return one
 
 
 def find_scopes(root: RelayExpr) -> list[Scope]:

@@ -1,7 +1,8 @@
 """Replace operators that inference does not need in full.
 
-nn.batch_norm(%x, g, b, mean, var).0  ->  add(multiply(%x, g / sqrt(var + eps)), b - mean * g / sqrt(var + eps))
-nn.dropout(%x).0                       ->  %x
+nn.batch_norm(%x, g, b, mean, var).0  ->  add(multiply(%x, s), b - mean * s)
+                                          with s = g / sqrt(var + epsilon)
+nn.dropout(%x).0                      ->  %x
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def to_a_normal_form(root: RelayExpr) -> RelayExpr:
 
 
 def _name_all(scopes: list[Scope]) -> Names:
-    """A variable for each expression; a value that a `Let` binds in its own scope keeps that name."""
+    """A variable for each expression; a value that a `Let` binds in its scope keeps that name."""
     names: Names = {}
     lets: list[Let] = []
     for scope in scopes:
@@ -62,8 +62,8 @@ def _fresh(number: int, expr: RelayExpr) -> Var:
 def _bind(scope: Scope, names: Names, chains: dict[RelayExpr, Chain]) -> Chain:
     """The bindings of a scope.
 
-    They are gathered from the last to the first, in the list of the `Let` that ends the scope if one
-    does: then a chain of lets is copied once.
+    They are gathered from the last to the first, in the list of the `Let` that ends the scope if
+    one does: then a chain of lets is copied once.
     """
     nodes = scope.nodes[::-1]
     backwards: list[Binding] = []
