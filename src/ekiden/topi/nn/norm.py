@@ -10,7 +10,7 @@ from ekiden.ir.prim import PrimExpr, Var, cast, const
 from ekiden.te import Tensor
 from ekiden.topi.nn.conv import guarded, inside
 from ekiden.topi.reduce import accumulator, reduce, reduce_axes, source_indices
-from ekiden.topi.shape import as_dim, product, tidy
+from ekiden.topi.shape import as_dim, product, replaced, tidy
 
 
 def batch_norm(
@@ -136,23 +136,19 @@ def group_norm(
 def lrn(data: Tensor, size: int, axis: int, bias: float, alpha: float, beta: float) -> Tensor:
     """x / (bias + alpha / size * sum of squares over `size` channels) ** beta."""
     before = (size - 1) // 2
-    k = te.reduce_axis((0, size), "k")
-    extent = data.shape[axis]
+    extent, zero = data.shape[axis], const(0, data.dtype)
 
-    def squares(*i: Var) -> PrimExpr:
-        at = i[axis] + k - before
-        value = guarded(
-            data,
-            (*i[:axis], at, *i[axis + 1 :]),
-            inside(at, extent, True, True),
-            const(0, data.dtype),
-        )
-        return te.sum(value * value, k)
-
-    total = te.compute(data.shape, squares, name="lrn_squares", tag="pool", attrs={"axes": (axis,)})
+    def square(i: Sequence[PrimExpr], offset: int) -> PrimExpr:
+        at = i[axis] + offset
+        conditions = inside(at, extent, offset < 0, offset > 0)
+        value = guarded(data, replaced(i, axis, at), conditions, zero)
+        return value * value
 
     def body(*i: Var) -> PrimExpr:
-        base = total[i] * const(alpha / size, data.dtype) + const(bias, data.dtype)
+        total = square(i, -before)
+        for offset in range(1 - before, size - before):
+            total = total + square(i, offset)
+        base = total * const(alpha / size, data.dtype) + const(bias, data.dtype)
         return data[i] / _power(base, beta)
 
     return te.compute(data.shape, body, name="lrn", tag="elemwise")

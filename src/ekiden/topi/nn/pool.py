@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from itertools import product
 
 from ekiden import te
 from ekiden.ir import dtype as dt
@@ -10,7 +13,7 @@ from ekiden.ir.prim import PrimExpr, Var, cast, const, maximum, minimum
 from ekiden.te import Tensor
 from ekiden.topi.nn.conv import guarded, inside
 from ekiden.topi.reduce import accumulator
-from ekiden.topi.shape import Shape, ceil_div, known, tidy
+from ekiden.topi.shape import Shape, as_dim, ceil_div, known, tidy
 
 
 class Window:
@@ -51,6 +54,23 @@ class Window:
             conditions += inside(at[axis], self.data.shape[axis], self.before[n] > 0, beyond)
         return guarded(self.data, at, conditions, otherwise)
 
+    def nearest(self, indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
+        """The data at a tap of a window, moved to the nearest element of the data."""
+        at = list(indices)
+        for n, axis in enumerate(self.axes):
+            position = self.start(indices, n) + taps[n]
+            if self.after[n] > 0 or self.ceil_mode:
+                position = minimum(position, self.data.shape[axis] - 1)
+            at[axis] = maximum(position, 0) if self.before[n] > 0 else position
+        return self.data[at]
+
+    @property
+    def holds_its_nearest(self) -> bool:
+        """Whether that element is in the window anyway, and reading it keeps vectors whole."""
+        dense = all(d == 1 for d in self.dilation)
+        inner = self.data.ndim - 1 in self.axes
+        return dense and not inner and all(known(self.data.shape[a]) for a in self.axes)
+
     def count(self, indices: Sequence[PrimExpr], include_pad: bool) -> PrimExpr:
         """How many taps of a window count."""
         total: PrimExpr = const(1, "int64")
@@ -74,25 +94,52 @@ class Window:
         )
 
 
+UNROLLED = 32
+"""Windows of at most this many taps are written out, so that taps cost a load and an operation."""
+
+
+def _combine(
+    window: Window,
+    name: str,
+    reducer: Callable[[PrimExpr, Sequence[te.ReduceAxis]], PrimExpr],
+    operation: Callable[[PrimExpr, PrimExpr], PrimExpr],
+    load: Callable[[Sequence[PrimExpr], Sequence[PrimExpr]], PrimExpr],
+) -> Tensor:
+    """The taps of each window, `load`ed at (indices, taps), combined."""
+    variables = window.taps()
+    every_tap = list(product(*(range(size) for size in window.pool_size)))
+
+    def body(*i: Var) -> PrimExpr:
+        if len(every_tap) > UNROLLED:
+            return reducer(load(i, variables), variables)
+        values = (load(i, [as_dim(k) for k in taps]) for taps in every_tap)
+        return functools.reduce(operation, values)
+
+    attrs = {"axes": tuple(window.axes)}
+    return te.compute(window.shape, body, name=name, tag="pool", attrs=attrs)
+
+
 def max_pool(window: Window) -> Tensor:
     """The maximum of each window."""
-    taps, lowest = window.taps(), te.identity("max", window.data.dtype)
-    return te.compute(
-        window.shape, lambda *i: te.max(window.load(i, taps, lowest), taps), name="max_pool",
-        tag="pool",
-        attrs={"axes": tuple(window.axes)},
-    )  # fmt: skip
+    lowest = te.identity("max", window.data.dtype)
+
+    def load(indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
+        if window.holds_its_nearest:
+            return window.nearest(indices, taps)
+        return window.load(indices, taps, lowest)
+
+    return _combine(window, "max_pool", te.max, maximum, load)
 
 
 def avg_pool(window: Window, count_include_pad: bool) -> Tensor:
     """The mean of each window."""
-    taps, dtype = window.taps(), window.data.dtype
+    dtype = window.data.dtype
     wide, zero = accumulator(dtype), const(0, dtype)
-    total = te.compute(
-        window.shape, lambda *i: te.sum(cast(window.load(i, taps, zero), wide), taps),
-        name="pool_sum", tag="pool",
-        attrs={"axes": tuple(window.axes)},
-    )  # fmt: skip
+
+    def load(indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
+        return cast(window.load(indices, taps, zero), wide)
+
+    total = _combine(window, "pool_sum", te.sum, operator.add, load)
     return te.compute(
         window.shape,
         lambda *i: _mean(total[i], window.count(i, count_include_pad), dtype),
