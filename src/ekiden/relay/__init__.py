@@ -43,6 +43,7 @@ from ekiden.relay.expr import (
     var,
 )
 from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.parser import parse, parse_expr
 from ekiden.relay.printer import astext
 from ekiden.relay.type_infer import infer_expr_type, infer_type
 from ekiden.relay.visitor import ExprMutator, all_vars, bind, bound_vars, free_type_vars, free_vars, post_order
@@ -55,6 +56,6 @@ __all__ = [
     "GlobalVar", "IRModule", "If", "IncompleteType", "Interpreter", "Let", "Match", "Op", "Pattern", "PatternConstructor",
     "PatternTuple", "PatternVar", "PatternWildcard", "RefCreate", "RefRead", "RefWrite", "RelayRefType", "SizeVar", "TensorType",
     "Tuple", "TupleGetItem", "TupleType", "Type", "TypeCall", "TypeData", "TypeKind", "TypeVar", "Var", "all_vars", "astext",
-    "bind", "bound_vars", "const", "free_type_vars", "free_vars", "infer_expr_type", "infer_type", "post_order", "tensor_type",
+    "bind", "bound_vars", "const", "free_type_vars", "free_vars", "infer_expr_type", "infer_type", "parse", "parse_expr", "post_order", "tensor_type",
     "var",
 ]  # fmt: skip

@@ -53,7 +53,7 @@ from ekiden.relay.expr import (
 from ekiden.relay.visitor import ATOMS, free_vars
 
 VERSION = "0.0.5"
-_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_/]*(\.[A-Za-z_/][A-Za-z0-9_/]*)*")
+_PLAIN = re.compile(r"[A-Za-z_]\w*(?:/\w+)*(?:\.[A-Za-z_]\w*(?:/\w+)*)*", re.ASCII)
 LITERAL_SUFFIX = {"float32": "f", "float16": "f16", "float64": "f64", "int32": "", "int16": "i16", "int64": "i64"}
 """dtype of a scalar constant -> what follows its digits."""
 
@@ -419,7 +419,7 @@ class _Body:
     def _comment(self, expr: Expr) -> str:
         known = expr.checked_type_or_none()
         parts = [f"ty={self.printer.type(known)}"] if known is not None else []
-        parts += [str(expr.span)] if expr.span is not None else []
+        parts += [str(expr.span)] if expr.span is not None and not expr.span.line else []
         return f"/* {', '.join(parts).replace('*/', '* /')} */" if parts else ""
 
     def of(self, expr: Expr) -> list[str]:

@@ -1,0 +1,107 @@
+"""Relay text as tokens, and errors that point at a place in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ekiden.runtime.errors import ParseError
+
+PUNCTUATION = "=> -> == != <= >= ( ) { } [ ] , ; : = . + - * / < > ?".split()
+
+_TOKEN = re.compile(
+    r"""
+      (?P<skip>      [\ \t\r\n]+ | //[^\n]* )
+    | (?P<comment>   /\* )
+    | (?P<version>   \#\[\s*version\s*=\s*"(?P<number>[^"]*)"\s*\] )
+    | (?P<metadata>  \#\[\s*metadata\s*\] )
+    | (?P<graph>     %[0-9]+ )
+    | (?P<local>     %(?:NAME|STRING) )
+    | (?P<global>    @(?:NAME|STRING) )
+    | (?P<float>     [0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?f(?:16|64)? | (?:inf|nan)f(?:16|64)?\b )
+    | (?P<int>       [0-9]+(?:\.[0-9]+)*(?:[eE][+-]?[0-9]+)?(?:i16|i64)? )
+    | (?P<string>    STRING )
+    | (?P<name>      match\? | NAME )
+    | (?P<mark>      => | -> | == | != | <= | >= | [(){}\[\],;:=.+*/<>?-] )
+    """.replace("NAME", r"[A-Za-z_]\w*(?:/\w+)*(?:\.[A-Za-z_]\w*(?:/\w+)*)*").replace("STRING", r'"(?:\\.|[^"\\\n])*"'),
+    re.VERBOSE | re.ASCII,
+)
+_COMMENT_EDGE = re.compile(r"/\*|\*/")
+
+
+@dataclass(slots=True)
+class Token:
+    """A word of the text: its kind (a group of the pattern, or "end"), its text without % and @, and where it begins."""
+
+    kind: str
+    text: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A text and the name it has in messages."""
+
+    text: str
+    name: str = "text"
+
+    def place(self, at: int) -> tuple[int, int]:
+        """Line and column, from 1."""
+        start = self.text.rfind("\n", 0, at) + 1
+        return self.text.count("\n", 0, at) + 1, at - start + 1
+
+    def fail(self, at: int, message: str) -> NoReturn:
+        """Raise ParseError with the line and a caret under the place."""
+        line, column = self.place(at)
+        shown = self.text.split("\n")[line - 1]
+        caret = "".join("\t" if c == "\t" else " " for c in shown[: column - 1]) + "^"
+        raise ParseError(f"{self.name}:{line}:{column}: {message}\n{shown}\n{caret}")
+
+
+def tokenize(source: Source) -> tuple[list[Token], str]:
+    """All tokens, ending with one of kind "end", and the text after `#[metadata]`. Raises ParseError."""
+    text = source.text
+    tokens: list[Token] = []
+    at, end = 0, len(text)
+    while at < end:
+        found = _TOKEN.match(text, at)
+        if found is None:
+            source.fail(at, f"unexpected character {text[at]!r}")
+        kind = found.lastgroup or ""
+        if kind == "comment":
+            at = _after_comment(source, at)
+            continue
+        if kind == "metadata":
+            tokens.append(Token("end", "", at))
+            return tokens, text[found.end() :]
+        if kind != "skip":
+            tokens.append(_token(kind, found))
+        at = found.end()
+    tokens.append(Token("end", "", end))
+    return tokens, ""
+
+
+def _token(kind: str, found: re.Match[str]) -> Token:
+    text = found.group()
+    if kind in ("graph", "local", "global"):
+        text = text[1:]
+    if kind == "string" or text.startswith('"'):
+        text = json.loads(text)
+    if kind == "version":
+        text = found.group("number")
+    return Token(kind, text, found.start())
+
+
+def _after_comment(source: Source, at: int) -> int:
+    """The end of a comment that begins at `at`; comments nest."""
+    depth, position = 0, at
+    while True:
+        edge = _COMMENT_EDGE.search(source.text, position)
+        if edge is None:
+            source.fail(at, "comment without an end")
+        depth += 1 if edge.group() == "/*" else -1
+        position = edge.end()
+        if depth == 0:
+            return position

@@ -1,0 +1,601 @@
+"""Relay text to programs: one grammar for what `ekiden.relay.printer` writes and for what people write.
+
+    module  = version? attributes? (type | def)* metadata?
+    def     = "def" @name type_params? "(" params ")" ("->" type)? "{" block "}"
+    block   = ("let" var "=" expr ";" | %0 "=" expr ";" | "free_var" var ";" | expr ";")* expr
+    expr    = operators over: literal | %x | @f | Constructor | op | fn | if | match | ref | tuple | "{" block "}",
+              each followed by calls "(...)" and projections ".0"
+
+Functions that read expressions are generators run by `_drive`: nesting in the text does not nest Python calls.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import typing
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from functools import cache
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import SCALAR_BITS, to_numpy
+from ekiden.ir.expr import BaseFunc, GlobalVar
+from ekiden.ir.module import IRModule
+from ekiden.ir.node import NODE_TYPES, Node
+from ekiden.ir.op import OPS, Op, get
+from ekiden.ir.prim import IntImm
+from ekiden.ir.span import Span
+from ekiden.ir.type import GlobalTypeVar
+from ekiden.relay import op as operators
+from ekiden.relay.expr import (
+    Call,
+    Clause,
+    Constant,
+    Constructor,
+    Expr,
+    Function,
+    If,
+    Let,
+    Match,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    PatternVar,
+    PatternWildcard,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+    TypeData,
+    Var,
+)
+from ekiden.relay.lexer import Source, Token, tokenize
+from ekiden.relay.printer import VERSION
+from ekiden.relay.type_infer import infer_type
+from ekiden.relay.type_parser import TypeParser
+
+Steps = Generator["Steps", Expr, Expr]
+"""A reader of an expression: yields readers of its parts, is sent their results, returns its own."""
+
+# fmt: off
+INFIX: dict[str, tuple[int, str]] = {
+    "*":  (12, "multiply"), "/":  (12, "divide"),
+    "+":  (10, "add"),      "-":  (10, "subtract"),
+    "<":  (8, "less"),      "<=": (8, "less_equal"), ">": (8, "greater"), ">=": (8, "greater_equal"),
+    "==": (7, "equal"),     "!=": (7, "not_equal"),
+}
+"""Operator -> how tightly it binds, and the Relay operator it means. All associate to the left."""
+FLOATS = {"f": "float32", "f16": "float16", "f64": "float64"}
+# fmt: on
+assert operators is not None  # imported so that every operator is registered
+
+
+def parse(text: str, source: str = "text") -> IRModule:
+    """The module a text describes, with its types inferred. `source` names the text in messages and spans.
+
+    Raises ParseError with line, column and a caret, or TypeInferenceError.
+    """
+    return infer_type(_Parser(Source(text, source)).module())
+
+
+def parse_expr(text: str, source: str = "text") -> Expr:
+    """The one expression a text describes; types are not inferred."""
+    return _Parser(Source(text, source)).only_expr()
+
+
+def _drive(start: Steps) -> Expr:
+    """Run a reader and the readers it yields, on a stack of our own."""
+    stack = [start]
+    sent: Expr | None = None
+    while True:
+        try:
+            stack.append(stack[-1].send(sent))  # type: ignore[arg-type]
+            sent = None
+        except StopIteration as end:
+            stack.pop()
+            sent = end.value
+            if not stack:
+                return end.value  # type: ignore[no-any-return]
+
+
+@cache
+def _prim_fields(type_key: str) -> frozenset[str]:
+    """The attributes whose numbers are scalar expressions, by their annotations."""
+    hints = typing.get_type_hints(NODE_TYPES[type_key])
+    return frozenset(name for name, hint in hints.items() if "PrimExpr" in str(hint))
+
+
+class _Parser(TypeParser):
+    """The tokens of one text and the names in sight."""
+
+    def __init__(self, source: Source) -> None:
+        tokens, metadata = tokenize(source)
+        super().__init__(source, tokens)
+        self.constants = _read_metadata(source, metadata)
+        self.globals: dict[str, GlobalVar] = {}
+        self.constructors: dict[str, Constructor] = {}
+        self.scopes: list[dict[str, Expr]] = [{}]
+        self.graph: list[dict[str, Expr]] = [{}]
+
+    # Modules
+
+    def module(self) -> IRModule:
+        """Everything to the end of the text."""
+        self._version()
+        attrs = self._module_attrs()
+        begins = self._find_items()
+        functions: dict[GlobalVar | str, BaseFunc] = {}
+        types: dict[GlobalTypeVar, Node] = {}
+        for is_type in (True, False):
+            for at in begins:
+                self.position = at
+                if is_type and self.next_is("type"):
+                    data = self._type_data()
+                    types[data.header] = data
+                elif not is_type and self.next_is("def"):
+                    name, function = self._definition()
+                    functions[name] = function
+        return IRModule(functions, types, attrs)
+
+    def only_expr(self) -> Expr:
+        """One expression to the end of the text."""
+        self._version()
+        found = _drive(self.block())
+        if self.token.kind != "end":
+            self.fail(f"expected the end of the text, got {self.shown()}")
+        return found
+
+    def _version(self) -> None:
+        if self.token.kind == "version":
+            if self.token.text != VERSION:
+                self.fail(f"expected version {VERSION}, got {self.token.text}")
+            self.advance()
+
+    def _module_attrs(self) -> dict[str, object]:
+        if not self.take("attributes"):
+            return {}
+        self.expect("{")
+        attrs: dict[str, object] = {}
+        while not self.take("}"):
+            key = self.expect_kind("string", "a key in quotes")
+            self.expect("=")
+            attrs[key.text] = self.value()
+            if not self.next_is("}"):
+                self.expect(",")
+        return attrs
+
+    def _find_items(self) -> list[int]:
+        """Where the definitions begin; makes the global names, so that order does not matter."""
+        begins: list[int] = []
+        while self.token.kind != "end":
+            word = self.token
+            if word.kind != "name" or word.text not in ("def", "type"):
+                self.fail(f"expected 'def' or 'type', got {self.shown()}")
+            begins.append(self.position)
+            self.advance()
+            if word.text == "def":
+                name = self.expect_kind("global", "a global name")
+                self._declare(self.globals, name, GlobalVar(name.text), "function @")
+            else:
+                name = self.expect_kind("name", "the name of a type")
+                self._declare(self.global_types, name, GlobalTypeVar(name.text), "type ")
+            self._skip_body(word)
+        return begins
+
+    def _declare(self, names: dict[str, typing.Any], token: Token, made: Node, what: str) -> None:
+        if token.text in names:
+            self.source.fail(token.at, f"{what}{token.text} is defined twice")
+        names[token.text] = made
+
+    def _skip_body(self, start: Token) -> None:
+        depth = 0
+        while self.token.kind != "end":
+            text = self.token.text if self.token.kind == "mark" else ""
+            depth += (text == "{") - (text == "}")
+            self.advance()
+            if text == "}" and depth == 0:
+                return
+        self.source.fail(start.at, f"{start.text!r} has no body that ends with '}}'")
+
+    def _type_data(self) -> TypeData:
+        self.expect("type")
+        header = self.global_types[self.expect_kind("name", "a name").text]
+        with self.type_params() as params:
+            self.expect("{")
+            made: list[Constructor] = []
+            while not self.take("}"):
+                name = self.expect_kind("name", "a constructor")
+                inputs = self.types_in_parentheses() if self.next_is("(") else ()
+                constructor = Constructor(name.text, inputs, header, len(made))
+                self._declare(self.constructors, name, constructor, "constructor ")
+                made.append(constructor)
+                if not self.next_is("}"):
+                    self.expect(",")
+        return TypeData(header, params, tuple(made))
+
+    def _definition(self) -> tuple[GlobalVar, Function]:
+        self.expect("def")
+        name = self.globals[self.expect_kind("global", "a global name").text]
+        function = _drive(self.function_rest())
+        assert isinstance(function, Function)
+        return name, function
+
+    # Functions and blocks
+
+    @contextmanager
+    def scope(self) -> Generator[None, None, None]:
+        """Names made inside are not seen outside."""
+        self.scopes.append({})
+        self.graph.append({})
+        try:
+            yield
+        finally:
+            self.scopes.pop()
+            self.graph.pop()
+
+    def function_rest(self) -> Steps:
+        """A function from its type parameters on."""
+        at = self.token.at
+        with self.type_params() as type_params, self.scope():
+            params, attrs = self._params()
+            ret = self.type() if self.take("->") else None
+            self.expect("{")
+            body = yield self.block()
+            self.expect("}")
+        return Function(params, body, ret, type_params, attrs or None, span=self.span(at))
+
+    def _params(self) -> tuple[tuple[Var, ...], dict[str, object]]:
+        self.expect("(")
+        params: list[Var] = []
+        attrs: dict[str, object] = {}
+        while not self.take(")"):
+            if self.token.kind == "local":
+                params.append(self.bind())
+            else:
+                key = self._key()
+                attrs[key] = self.value()
+            if not self.next_is(")"):
+                self.expect(",")
+        return tuple(params), attrs
+
+    def _key(self) -> str:
+        if self.token.kind not in ("name", "string"):
+            self.fail(f"expected a parameter or key=value, got {self.shown()}")
+        key = self.advance().text
+        self.expect("=")
+        return key
+
+    def new_var(self) -> Var:
+        """`%x` or `%x: type`, not yet in sight."""
+        name = self.expect_kind("local", "a variable")
+        annotation = self.type() if self.take(":") else None
+        return Var(name.text, annotation, span=self.span(name.at))
+
+    def bind(self) -> Var:
+        """A new variable, in sight from here on."""
+        made = self.new_var()
+        self.scopes[-1][made.name_hint] = made
+        return made
+
+    def block(self) -> Steps:
+        """Bindings and a result. Does not take the brackets."""
+        lets: list[tuple[Var, Expr, int]] = []
+        scope = self.scope()
+        scope.__enter__()
+        try:
+            while True:
+                at = self.token.at
+                if self.take("let"):
+                    lets.append((yield from self._let(at)))
+                elif self.take("free_var"):
+                    self.bind()
+                    self.expect(";")
+                elif self.token.kind == "graph" and self.peek(1).text == "=" and self.peek(1).kind == "mark":
+                    name = self.advance().text
+                    self.advance()
+                    self.graph[-1][name] = yield self.expr()
+                    self.expect(";")
+                else:
+                    result = yield self.expr()
+                    if not self.take(";"):
+                        break
+                    lets.append((Var("_", None), result, at))
+        finally:
+            scope.__exit__(None, None, None)
+        for var, value, at in reversed(lets):
+            result = Let(var, value, result, span=self.span(at))
+        return result
+
+    def _let(self, at: int) -> Generator[Steps, Expr, tuple[Var, Expr, int]]:
+        var = self.new_var()
+        self.expect("=")
+        if self.next_is("fn"):  # a function may call itself
+            self.scopes[-1][var.name_hint] = var
+        value = yield self.expr()
+        self.expect(";")
+        self.scopes[-1][var.name_hint] = var
+        return var, value, at
+
+    # Expressions
+
+    def expr(self, tightest: int = 0) -> Steps:
+        """Operators that bind at least as tightly as `tightest`."""
+        left = yield self.postfix()
+        while self.token.kind == "mark" and self.token.text in INFIX:
+            level, name = INFIX[self.token.text]
+            if level < tightest:
+                break
+            at = self.advance().at
+            right = yield self.expr(level + 1)
+            left = Call(get(name), (left, right), None, span=self.span(at))
+        return left
+
+    def postfix(self) -> Steps:
+        """An atom, its calls and projections."""
+        at = self.token.at
+        made = yield self.atom()
+        while self.token.kind == "mark":
+            if self.token.text == "(":
+                made = yield self.call(made, (), at)
+            elif self.token.text == "[" and not isinstance(made, Constant):
+                kinds = self.types_in_brackets()
+                made = (yield self.call(made, kinds, at)) if self.next_is("(") else Call(made, (), None, kinds)
+            elif self.token.text == ".":
+                self.advance()
+                for index in self.expect_kind("int", "the number of a field").text.split("."):
+                    made = TupleGetItem(made, int(index), span=self.span(at))
+            else:
+                break
+        if isinstance(made, Constructor) and not made.inputs:
+            made = Call(made, (), None, span=self.span(at))
+        return made
+
+    def call(self, callee: Expr, type_args: tuple[typing.Any, ...], at: int) -> Steps:
+        """The arguments and attributes of a call."""
+        self.expect("(")
+        args: list[Expr] = []
+        attrs: dict[str, tuple[object, int]] = {}
+        while not self.take(")"):
+            token = self.token
+            if token.kind in ("name", "string") and self.peek(1).text == "=" and self.peek(1).kind == "mark":
+                key = self._key()
+                attrs[key] = (self.value(), token.at)
+            elif attrs:
+                self.fail(f"expected key=value after an attribute, got {self.shown()}")
+            elif token.kind in ("local", "graph") and self.peek(1).text in (",", ")"):
+                args.append(self._name(self.advance()))
+            else:
+                args.append((yield self.expr()))
+            if not self.next_is(")"):
+                self.expect(",")
+        return Call(callee, tuple(args), self._attrs(callee, attrs, at), tuple(type_args), span=self.span(at))
+
+    def _attrs(self, callee: Expr, given: Mapping[str, tuple[object, int]], at: int) -> Attrs | None:
+        values = dict(given)
+        kind = OPS[callee.name].attrs if isinstance(callee, Op) else None
+        if "attrs_type_key" in values:
+            key, place = values.pop("attrs_type_key")
+            found = NODE_TYPES.get(str(key))
+            if found is None or not issubclass(found, Attrs):
+                self.source.fail(place, f"no attribute class {key!r}")
+            kind = found
+        if kind is None:
+            if values:
+                self.source.fail(next(iter(values.values()))[1], "this call takes no attributes")
+            return None
+        return self._make_attrs(kind, values, at)
+
+    def _make_attrs(self, kind: type[Attrs], values: Mapping[str, tuple[object, int]], at: int) -> Attrs:
+        known = [name for name in getattr(kind, "__dataclass_fields__", ())]
+        for name, (_, place) in values.items():
+            if name not in known:
+                self.source.fail(place, f"{kind.__name__} has no attribute {name!r}; it has {', '.join(known)}")
+        prims = _prim_fields(kind.type_key)
+        made = {name: _to_prim(value) if name in prims else value for name, (value, _) in values.items()}
+        try:
+            return kind(**made)
+        except TypeError as error:
+            missing = str(error).partition("required positional argument")[2].lstrip("s: ")
+            self.source.fail(at, f"{kind.__name__}: the call lacks {missing}" if missing else str(error))
+
+    def _name(self, token: Token) -> Expr:
+        """The value a name of an expression has."""
+        where = self.graph if token.kind == "graph" else self.scopes
+        for scope in reversed(where):
+            if token.text in scope:
+                return scope[token.text]
+        self.source.fail(token.at, f"%{token.text} is not bound here")
+
+    def atom(self) -> Steps:
+        """An expression that no operator, call or projection is part of."""
+        token = self.token
+        if token.kind in ("local", "graph"):
+            return self._name(self.advance())
+        if token.kind == "global":
+            self.advance()
+            if token.text not in self.globals:
+                self.source.fail(token.at, f"no function @{token.text}")
+            return self.globals[token.text]
+        if token.kind in ("int", "float") or self.next_is("-"):
+            return self._literal()
+        if token.kind == "mark" and token.text == "{":
+            return (yield from self._braces())
+        if token.kind == "mark" and token.text == "(":
+            return (yield from self._parentheses())
+        if token.kind != "name":
+            self.fail(f"expected an expression, got {self.shown()}")
+        reader = _KEYWORDS.get(token.text)
+        if reader is not None:
+            self.advance()
+            return (yield from reader(self, token))
+        return self._named(self.advance())
+
+    def _named(self, token: Token) -> Expr:
+        if token.text in self.constructors:
+            return self.constructors[token.text]
+        if token.text in OPS:
+            return get(token.text)
+        if token.text in ("True", "False"):
+            return Constant(np.array(token.text == "True"))
+        near = [n for n in OPS if n.rpartition(".")[2] == token.text.rpartition(".")[2]]
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        self.source.fail(token.at, f"no operator, constructor or keyword {token.text!r}{hint}")
+
+    def _literal(self) -> Constant:
+        start = self.token.at
+        sign = "-" if self.take("-") else ""
+        token = self.advance()
+        if token.kind == "float":
+            digits, _, suffix = token.text.rpartition("f")
+            return Constant(np.array(float(sign + digits), to_numpy(FLOATS["f" + suffix])))
+        if token.kind != "int":
+            self.source.fail(token.at, f"expected a number, got {token.text!r}")
+        digits, _, suffix = token.text.partition("i")
+        if not digits.isdigit():
+            self.source.fail(token.at, f"{token.text} needs a suffix: f (float32), f16 or f64")
+        value = int(sign + digits)
+        dtype = f"int{suffix}" if suffix else "int32" if -(2**31) <= value < 2**31 else "int64"
+        if not -(2 ** (SCALAR_BITS[dtype] - 1)) <= value < 2 ** (SCALAR_BITS[dtype] - 1):
+            self.source.fail(start, f"{value} is out of the range of {dtype}")
+        return Constant(np.array(value, dtype))
+
+    def _braces(self) -> Steps:
+        self.expect("{")
+        body = yield self.block()
+        self.expect("}")
+        return body
+
+    def _parentheses(self) -> Steps:
+        at = self.expect("(").at
+        fields: list[Expr] = []
+        while not self.take(")"):
+            fields.append((yield self.expr()))
+            if self.take(")"):
+                return fields[0] if len(fields) == 1 else Tuple(tuple(fields), span=self.span(at))
+            self.expect(",")
+        return Tuple(tuple(fields), span=self.span(at))
+
+    def _fn(self, start: Token) -> Steps:
+        return (yield self.function_rest())
+
+    def _if(self, start: Token) -> Steps:
+        self.expect("(")
+        cond = yield self.expr()
+        self.expect(")")
+        yes = yield self._braces()
+        self.expect("else")
+        no = yield self._braces()
+        return If(cond, yes, no, span=self.span(start.at))
+
+    def _match(self, start: Token) -> Steps:
+        self.expect("(")
+        data = yield self.expr()
+        self.expect(")")
+        self.expect("{")
+        clauses: list[Clause] = []
+        while not self.take("}"):
+            with self.scope():
+                pattern = self.pattern()
+                self.expect("=>")
+                clauses.append(Clause(pattern, (yield self.expr())))
+            if not self.next_is("}"):
+                self.expect(",")
+        return Match(data, tuple(clauses), start.text == "match", span=self.span(start.at))
+
+    def pattern(self) -> Pattern:
+        """`_`, `%x`, `C(p, q)`, `(p, q)`"""
+        token = self.token
+        if token.kind == "local":
+            return PatternVar(self.bind())
+        if token.kind == "mark" and token.text == "(":
+            return PatternTuple(self._patterns())
+        self.advance()
+        if token.kind == "name" and token.text == "_":
+            return PatternWildcard()
+        if token.kind != "name" or token.text not in self.constructors:
+            self.source.fail(token.at, f"expected a pattern, got {token.text!r}")
+        constructor = self.constructors[token.text]
+        return PatternConstructor(constructor, self._patterns() if self.next_is("(") else ())
+
+    def _patterns(self) -> tuple[Pattern, ...]:
+        self.expect("(")
+        found: list[Pattern] = []
+        while not self.take(")"):
+            found.append(self.pattern())
+            if not self.next_is(")"):
+                self.expect(",")
+        return tuple(found)
+
+    def _reference(self, start: Token) -> Steps:
+        """`ref(a)`, `ref_read(r)`, `ref_write(r, a)`"""
+        self.expect("(")
+        first = yield self.expr()
+        if start.text == "ref_write":
+            self.expect(",")
+            second = yield self.expr()
+        self.expect(")")
+        span = self.span(start.at)
+        if start.text == "ref_write":
+            return RefWrite(first, second, span=span)
+        return RefRead(first, span=span) if start.text == "ref_read" else RefCreate(first, span=span)
+
+    def _meta(self, start: Token) -> Steps:
+        """`meta[relay.Constant][3]`"""
+        yield from ()
+        self.expect("[")
+        key = self.expect_kind("name", "relay.Constant")
+        self.expect("]")
+        self.expect("[")
+        index = self.expect_kind("int", "a number")
+        self.expect("]")
+        if key.text != "relay.Constant" or int(index.text) >= len(self.constants):
+            self.source.fail(start.at, f"meta[{key.text}][{index.text}]: the text has no such meta data")
+        return self.constants[int(index.text)]
+
+    def span(self, at: int) -> Span:
+        """A place of this text."""
+        line, column = self.place(at)
+        return Span(self.source.name, line, column)
+
+
+_KEYWORDS: dict[str, Callable[[_Parser, Token], Steps]] = {
+    "fn": _Parser._fn,
+    "if": _Parser._if,
+    "match": _Parser._match,
+    "match?": _Parser._match,
+    "ref": _Parser._reference,
+    "ref_read": _Parser._reference,
+    "ref_write": _Parser._reference,
+    "meta": _Parser._meta,
+}
+
+
+def _to_prim(value: object) -> object:
+    """The numbers in an attribute's value as int64 constants."""
+    if isinstance(value, tuple):
+        return tuple(map(_to_prim, value))
+    return IntImm(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _read_metadata(source: Source, text: str) -> list[Constant]:
+    if not text.strip():
+        return []
+    start = len(source.text) - len(text)
+    try:
+        return [_constant(each) for each in json.loads(text).get("relay.Constant", [])]
+    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
+        source.fail(start, f"the meta data cannot be read: {error}")
+
+
+def _constant(record: Mapping[str, typing.Any]) -> Constant:
+    dtype = to_numpy(record["dtype"])
+    data = np.frombuffer(base64.b64decode(record["data"], validate=True), dtype)
+    return Constant(data.reshape(record["shape"]))
+
+
+__all__ = ["parse", "parse_expr"]

@@ -1,0 +1,289 @@
+"""The part of Relay's grammar without expressions: types, dimensions, attribute values."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from ekiden.ir import prim
+from ekiden.ir.dtype import SCALAR_BITS
+from ekiden.ir.intrinsic import INTRINSICS, call_intrin
+from ekiden.ir.prim import AnyDim, BinaryExpr, IntImm, Not, PrimExpr, Select, SizeVar
+from ekiden.ir.text import FUNCTIONS, PRECEDENCE
+from ekiden.ir.type import (
+    FuncType,
+    GlobalTypeVar,
+    IncompleteType,
+    RelayRefType,
+    StorageType,
+    TensorType,
+    TupleType,
+    Type,
+    TypeCall,
+    TypeVar,
+)
+from ekiden.relay.lexer import Source, Token
+
+_INFIX = {kind.symbol: (level, kind) for kind, level in PRECEDENCE.items()}
+_FUNCTIONS: dict[str, type[BinaryExpr]] = {name: kind for kind, name in FUNCTIONS.items()}
+
+
+class TypeParser:
+    """The tokens of a text, with a position among them."""
+
+    def __init__(self, source: Source, tokens: list[Token]) -> None:
+        self.source = source
+        self.tokens = tokens
+        self.position = 0
+        self.symbols: dict[str, SizeVar] = {}
+        """Named dimensions: one name is one dimension in the whole text."""
+        self.global_types: dict[str, GlobalTypeVar] = {}
+        self.type_vars: list[dict[str, TypeVar]] = []
+        self._line_starts = [0, *(i + 1 for i, c in enumerate(source.text) if c == "\n")]
+
+    # Tokens
+
+    @property
+    def token(self) -> Token:
+        """The next token."""
+        return self.tokens[self.position]
+
+    def peek(self, ahead: int) -> Token:
+        """A token further on; the last one at the end of the text."""
+        return self.tokens[min(self.position + ahead, len(self.tokens) - 1)]
+
+    def advance(self) -> Token:
+        """Take the next token."""
+        token = self.tokens[self.position]
+        if token.kind != "end":
+            self.position += 1
+        return token
+
+    def next_is(self, text: str) -> bool:
+        """Whether the next token is this mark or word."""
+        token = self.tokens[self.position]
+        return token.text == text and token.kind in ("mark", "name")
+
+    def take(self, text: str) -> bool:
+        """Take the next token if it is this mark or word."""
+        if not self.next_is(text):
+            return False
+        self.position += 1
+        return True
+
+    def expect(self, text: str) -> Token:
+        """Take this mark or word. Raises ParseError."""
+        if not self.next_is(text):
+            self.fail(f"expected {text!r}, got {self.shown()}")
+        return self.advance()
+
+    def expect_kind(self, kind: str, what: str) -> Token:
+        """Take a token of a kind. Raises ParseError."""
+        if self.token.kind != kind:
+            self.fail(f"expected {what}, got {self.shown()}")
+        return self.advance()
+
+    def shown(self) -> str:
+        """The next token for a message."""
+        token = self.token
+        sigil = {"local": "%", "graph": "%", "global": "@"}.get(token.kind, "")
+        return "the end of the text" if token.kind == "end" else repr(sigil + token.text)
+
+    def fail(self, message: str) -> NoReturn:
+        """Raise ParseError at the next token."""
+        self.source.fail(self.token.at, message)
+
+    def place(self, at: int) -> tuple[int, int]:
+        """Line and column of a position, from 1."""
+        line = bisect_right(self._line_starts, at)
+        return line, at - self._line_starts[line - 1] + 1
+
+    # Types
+
+    @contextmanager
+    def type_params(self) -> Iterator[tuple[TypeVar, ...]]:
+        """`[A, B]`, in sight inside the `with` block."""
+        names: dict[str, TypeVar] = {}
+        if self.take("["):
+            while not self.take("]"):
+                name = self.expect_kind("name", "a type parameter").text
+                names[name] = TypeVar(name)
+                if not self.next_is("]"):
+                    self.expect(",")
+        self.type_vars.append(names)
+        try:
+            yield tuple(names.values())
+        finally:
+            self.type_vars.pop()
+
+    def type(self) -> Type:
+        """A type."""
+        if self.next_is("("):
+            return TupleType(self.types_in_parentheses())
+        token = self.expect_kind("name", "a type")
+        match token.text:
+            case "Tensor":
+                return self._tensor()
+            case "fn":
+                return self._function()
+            case "ref":
+                inside = self.types_in_parentheses()
+                if len(inside) != 1:
+                    self.source.fail(token.at, f"ref takes one type, got {len(inside)}")
+                return RelayRefType(inside[0])
+            case "_":
+                return IncompleteType()
+            case "Storage":
+                return StorageType()
+        return self._named_type(token)
+
+    def _named_type(self, token: Token) -> Type:
+        for names in reversed(self.type_vars):
+            if token.text in names:
+                return names[token.text]
+        if token.text in self.global_types:
+            args = self.types_in_brackets() if self.next_is("[") else ()
+            return TypeCall(self.global_types[token.text], args)
+        if not _is_dtype(token.text):
+            self.source.fail(token.at, f"no type {token.text!r}")
+        return TensorType((), token.text)
+
+    def _tensor(self) -> TensorType:
+        self.expect("[")
+        self.expect("(")
+        shape: list[PrimExpr] = []
+        while not self.take(")"):
+            shape.append(self.prim())
+            if not self.next_is(")"):
+                self.expect(",")
+        self.expect(",")
+        dtype = self.expect_kind("name", "a dtype")
+        if not _is_dtype(dtype.text):
+            self.source.fail(dtype.at, f"no dtype {dtype.text!r}; there are {', '.join(SCALAR_BITS)}")
+        self.expect("]")
+        return TensorType(tuple(shape), dtype.text)
+
+    def _function(self) -> FuncType:
+        with self.type_params() as params:
+            args = self.types_in_parentheses()
+            self.expect("->")
+            return FuncType(args, self.type(), params)
+
+    def types_in_parentheses(self) -> tuple[Type, ...]:
+        """`(A, B)`"""
+        return self._types("(", ")")
+
+    def types_in_brackets(self) -> tuple[Type, ...]:
+        """`[A, B]`"""
+        return self._types("[", "]")
+
+    def _types(self, start: str, end: str) -> tuple[Type, ...]:
+        self.expect(start)
+        found: list[Type] = []
+        while not self.take(end):
+            found.append(self.type())
+            if not self.next_is(end):
+                self.expect(",")
+        return tuple(found)
+
+    # Dimensions and attribute values
+
+    def prim(self, tightest: int = 0) -> PrimExpr:
+        """A scalar expression whose operators bind at least as tightly as `tightest`."""
+        left = self._prim_atom()
+        while (row := _INFIX.get(self.token.text)) is not None and self.token.kind in ("mark", "name"):
+            level, kind = row
+            if level < tightest:
+                break
+            self.advance()
+            left = prim.binary(kind, left, self.prim(level + 1))
+        return left
+
+    def _prim_atom(self) -> PrimExpr:
+        if self.take("?"):
+            return AnyDim()
+        if self.take("("):
+            inside = self.prim()
+            self.expect(")")
+            return inside
+        if self.token.kind == "int" or self.next_is("-"):
+            return IntImm(self._int())
+        name = self.expect_kind("name", "a dimension")
+        if name.text in ("True", "False"):
+            return IntImm(name.text == "True", "bool")
+        if self.next_is("("):
+            return self._prim_call(name)
+        return self.symbols.setdefault(name.text, SizeVar(name.text))
+
+    def _prim_call(self, name: Token) -> PrimExpr:
+        self.expect("(")
+        args: list[PrimExpr] = []
+        while not self.take(")"):
+            args.append(self.prim())
+            if not self.next_is(")"):
+                self.expect(",")
+        try:
+            return _apply(name.text, args)
+        except (TypeError, KeyError, ValueError):
+            self.source.fail(name.at, f"no function {name.text!r} of {len(args)} dimensions")
+
+    def _int(self) -> int:
+        negative = self.take("-")
+        token = self.expect_kind("int", "a number")
+        digits = token.text.partition("i")[0]
+        if not digits.isdigit():
+            self.source.fail(token.at, f"{token.text} needs a suffix: f (float32), f16 or f64")
+        return -int(digits) if negative else int(digits)
+
+    def value(self) -> object:
+        """An attribute's value: a number, string, bool, None, list, or scalar expression."""
+        token = self.token
+        if token.kind == "string":
+            return self.advance().text
+        if self.take("["):
+            return self._list()
+        if token.kind == "float" or self.next_is("-") and self.peek(1).kind == "float":
+            sign = -1.0 if self.take("-") else 1.0
+            return sign * float(self.advance().text.rpartition("f")[0])
+        if self.take("None"):
+            return None
+        found = self.prim()
+        if isinstance(found, IntImm):
+            return bool(found.value) if found.dtype == "bool" else found.value
+        return found
+
+    def _list(self) -> tuple[object, ...]:
+        found: list[object] = []
+        while not self.take("]"):
+            found.append(self.value())
+            if not self.next_is("]"):
+                self.expect(",")
+        return tuple(found)
+
+
+def _is_dtype(name: str) -> bool:
+    scalar, _, lanes = name.partition("x")
+    return scalar in SCALAR_BITS and (not lanes or lanes.isdigit())
+
+
+def _apply(name: str, args: list[PrimExpr]) -> PrimExpr:
+    """`floordiv(a, b)`, `select(c, a, b)`, `int32(a)`, `exp(a)`, ..."""
+    if name in _FUNCTIONS:
+        a, b = args
+        return prim.binary(_FUNCTIONS[name], a, b)
+    if name == "not":
+        (a,) = args
+        return Not(a)
+    if name == "select":
+        c, t, f = args
+        return Select(c, t, f, t.dtype)
+    if name in SCALAR_BITS:
+        (a,) = args
+        return prim.cast(a, name)
+    return call_intrin(name, *args) if name in INTRINSICS else _unknown(name)
+
+
+def _unknown(name: str) -> NoReturn:
+    raise KeyError(name)
