@@ -167,7 +167,7 @@ def test_assertion_is_an_error(where: str) -> None:
     got = np.zeros(64, "float32")
     for _ in range(3):
         kernel(good, got)
-        with pytest.raises(RunError, match=r"^test: values must not be negative$"):
+        with pytest.raises(RunError, match=r"^values must not be negative$"):
             kernel(-good, got)
 
 

@@ -1,4 +1,5 @@
-"""Register-tile convolutions against NumPy: strides, dilation, padding, groups, odd channels, symbolic images."""
+"""Register-tile convolutions against NumPy: strides, dilation, padding, groups, odd channels,
+symbolic images."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def make(
     relu: bool = False,
 ) -> tuple[Callable[..., object], np.ndarray]:
     """The kernel and its packed weight."""
-    out, per_in, kh, kw = weight.shape
+    out, per_in = weight.shape[:2]
     channels = shape[3]
     if groups == 1:
         packed, layout = pack_weight(weight, "conv2d", TILE), f"OHWI{TILE}o"

@@ -1,4 +1,5 @@
-"""Register-tile kernels against NumPy: odd sizes, tails, empty dimensions, symbolic dimensions, epilogues."""
+"""Register-tile kernels against NumPy: odd sizes, tails, empty dimensions, symbolic dimensions,
+epilogues."""
 
 from __future__ import annotations
 

@@ -91,7 +91,8 @@ class Target:
         features = f" -mattr={','.join(self.features)}" if self.features else ""
         return (
             f"{self.kind} -mtriple={self.triple} -mcpu={self.cpu}{features}"
-            f" -vector-bits={self.vector_bits} -registers={self.registers} -l1={self.l1} -l2={self.l2} -cores={self.cores}"
+            f" -vector-bits={self.vector_bits} -registers={self.registers}"
+            f" -l1={self.l1} -l2={self.l2} -cores={self.cores}"
         )
 
 

@@ -369,8 +369,8 @@ class ExpressionEmitter:
         return place, False
 
     def register_key(self, buffer: Buffer, index: PrimExpr) -> RegisterKey:
-        """The SSA value an access of a register buffer stands for. Raises DemoteRegisterError if it has
-        none."""
+        """The SSA value an access of a register buffer stands for. Raises DemoteRegisterError if it
+        has none."""
         index = as_ramp(index)
         start = index.base if isinstance(index, Ramp) and is_contiguous(index) else index
         lanes = dt.lanes(index.dtype)

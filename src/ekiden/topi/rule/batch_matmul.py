@@ -2,10 +2,12 @@
 
     out[i, m, n] = sum over k of a[i, m, k] * b[i, k, n]        either may be stored transposed
 
-The right matrix is copied into panels first, as wide as a register tile, unless it already is one panel: that makes every step
-of k read neighbouring memory, undoes a transposition, and pads the last vector with zeros. The copy costs about 1 / M of the
-product. Panels are four vectors wide; columns left over make panels of one vector, of which the last is stored under a mask, so
-that the number of columns need not be known. Threads share out the batch, or the rows where there is no batch.
+The right matrix is copied into panels first, as wide as a register tile, unless it already is one
+panel: that makes every step of k read neighbouring memory, undoes a transposition, and pads the
+last vector with zeros. The copy costs about 1 / M of the product. Panels are four vectors wide;
+columns left over make panels of one vector, of which the last is stored under a mask, so that the
+number of columns need not be known. Threads share out the batch, or the rows where there is no
+batch.
 """
 
 from __future__ import annotations
@@ -21,18 +23,21 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, Stmt, seq
 from ekiden.topi.rule.dense import make_buffers, product
-from ekiden.topi.rule.epilogue import Epilogue, find_anchor
-from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows
+from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows, stepped_rows
 
 WIDE = 4
 """Vectors of a whole panel."""
 NARROW_ROWS = 8
 """Rows of a tile one vector wide: enough to hide the latency of a multiply-add."""
+STEPS = (3, 1)
+"""Row counts below the largest, where the number of rows is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A matrix in memory: strides in elements of a row, a column, and the next of the batch (0 if it is shared)."""
+    """A matrix in memory: strides in elements of a row, a column, and the next of the batch (0 if
+    it is shared)."""
 
     buffer: Buffer
     row: PrimExpr
@@ -42,19 +47,25 @@ class Operand:
 
 def _operand(buffer: Buffer, transposed: bool, batched: bool) -> Operand:
     rows, columns = buffer.shape[-2:]
-    shared = not batched or isinstance(buffer.shape[0], IntImm) and buffer.shape[0].value == 1
+    shared = not batched or (isinstance(buffer.shape[0], IntImm) and buffer.shape[0].value == 1)
     step = const(0) if shared else simplify(rows * columns)
-    return Operand(buffer, const(1), columns, step) if transposed else Operand(buffer, columns, const(1), step)
+    return (
+        Operand(buffer, const(1), columns, step)
+        if transposed
+        else Operand(buffer, columns, const(1), step)
+    )
 
 
 class _Product:
     """One kernel being built."""
 
-    def __init__(self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, tag: str) -> None:
+    def __init__(
+        self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, tag: str
+    ) -> None:
         self.anchor = find_anchor(outputs, tag)
         self.buffers = make_buffers(inputs, outputs)
         attrs = self.anchor.op.attrs
-        a, b = (self.buffers[t] for t in attrs["inputs"])  # type: ignore[attr-defined]
+        a, b = (self.buffers[t] for t in operands_of(self.anchor))
         transpose_a = bool(attrs.get("transpose_a", False))
         transpose_b = bool(attrs.get("transpose_b", tag == "dense"))
         self.lanes, self.target = target.lanes("float32"), target
@@ -82,8 +93,13 @@ class _Product:
     # the panels
 
     def is_direct(self) -> bool:
-        """Whether the right matrix is read where it lies: one panel of whole vectors, or too few rows to pay for a copy."""
-        if self.transpose_b or not isinstance(self.columns, IntImm) or self.columns.value % self.lanes:
+        """Whether the right matrix is read where it lies: one panel of whole vectors, or too few
+        rows to pay for a copy."""
+        if (
+            self.transpose_b
+            or not isinstance(self.columns, IntImm)
+            or self.columns.value % self.lanes
+        ):
             return False
         few = isinstance(self.rows, IntImm) and self.rows.value < NARROW_ROWS
         return few or self.columns.value <= WIDE * self.lanes
@@ -103,14 +119,24 @@ class _Product:
         def panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
             panel, k = Var("p"), Var("k")
             column = first + panel * (vectors * self.lanes)
-            steps = [self._copy(packed, image, column, k, v, vectors, vectors == 1) for v in range(vectors)]
+            steps = [
+                self._copy(packed, image, column, k, v, vectors, vectors == 1)
+                for v in range(vectors)
+            ]
             body = For(k, const(0), self.k, ForKind.SERIAL, seq(*steps))
             return For(panel, const(0), count, kind, body, {"grain": 1})
 
         return seq(panels(whole, const(0), WIDE), panels(narrow, whole * width, 1))
 
     def _copy(
-        self, packed: Buffer, image: PrimExpr, column: PrimExpr, k: PrimExpr, v: int, vectors: int, masked: bool
+        self,
+        packed: Buffer,
+        image: PrimExpr,
+        column: PrimExpr,
+        k: PrimExpr,
+        v: int,
+        vectors: int,
+        masked: bool,
     ) -> Stmt:
         """One vector of a panel; columns beyond the matrix become zeros."""
         vector = f"float32x{self.lanes}"
@@ -118,7 +144,9 @@ class _Product:
         at = image * self.b.batch + k * self.b.row + first * self.b.column
         value: PrimExpr = BufferLoad(self.b.buffer, (ramp(at, self.b.column, self.lanes),), vector)
         if masked:
-            value = if_then_else(self.mask(first), value, broadcast(const(0.0, "float32"), self.lanes))
+            value = if_then_else(
+                self.mask(first), value, broadcast(const(0.0, "float32"), self.lanes)
+            )
         to = column * self.k + k * (vectors * self.lanes) + v * self.lanes
         return BufferStore(packed, value, (ramp(to, 1, self.lanes),))
 
@@ -128,15 +156,26 @@ class _Product:
 
     # the tiles
 
-    def tile(self, source: Operand, image: PrimExpr, first: PrimExpr, rows: int, column: PrimExpr, vectors: int) -> Stmt:
-        """A tile of rows on one panel. `source` is the copy, whose batch step is 0, or the matrix itself."""
+    def tile(
+        self,
+        source: Operand,
+        image: PrimExpr,
+        first: PrimExpr,
+        rows: int,
+        column: PrimExpr,
+        vectors: int,
+    ) -> Stmt:
+        """A tile of rows on one panel. `source` is the copy, whose batch step is 0, or the matrix
+        itself."""
         masked = vectors == 1 and source.buffer is not self.b.buffer
         shape = Tile(rows, vectors, self.lanes, vectors * self.lanes)
 
         def store(i: PrimExpr, offset: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
             row, at = first + i, column + offset
             flat = (image * self.rows + row) * self.columns + at
-            return self.epilogue.store([*self.indices(image, row), at], flat, value, self.mask(at) if masked else None)
+            return self.epilogue.store(
+                [*self.indices(image, row), at], flat, value, self.mask(at) if masked else None
+            )
 
         step = source.row if source.buffer is self.b.buffer else const(vectors * self.lanes)
         loops = [KLoop(self.k, self.a.column, step)]
@@ -145,7 +184,9 @@ class _Product:
         base = image * source.batch + column * source.column
         return compute_tile(shape, loops, self.a.buffer, a_rows, source.buffer, base, store)
 
-    def panels(self, source: Operand, image: PrimExpr, count: PrimExpr, begin: PrimExpr, vectors: int) -> Callable[[int, PrimExpr], Stmt]:
+    def panels(
+        self, source: Operand, image: PrimExpr, count: PrimExpr, begin: PrimExpr, vectors: int
+    ) -> Callable[[int, PrimExpr], Stmt]:
         """The body of a row tile: `count` panels from column `begin`."""
         panel = Var("p")
 
@@ -156,15 +197,27 @@ class _Product:
 
         return body
 
+    def row_tiles(self, limit: int, body: Callable[[int, PrimExpr], Stmt], kind: ForKind) -> Stmt:
+        """All rows in tiles of at most `limit`; balanced where the rows are known."""
+        if isinstance(self.rows, IntImm):
+            return balanced_rows(self.rows, limit, body, kind)
+        sizes = [limit, *(size for size in STEPS if size < limit)]
+        return stepped_rows(self.rows, sizes, body, kind)
+
     def product(self, source: Operand, image: PrimExpr, kind: ForKind) -> Stmt:
         """All tiles of one matrix."""
         whole, narrow = self.split()
         parts = []
-        for count, begin, vectors in ((whole, const(0), WIDE), (narrow, whole * (WIDE * self.lanes), 1)):
+        for count, begin, vectors in (
+            (whole, const(0), WIDE),
+            (narrow, whole * (WIDE * self.lanes), 1),
+        ):
             if isinstance(count, IntImm) and count.value == 0:
                 continue
             limit = max_rows(WIDE, self.target) if vectors == WIDE else NARROW_ROWS
-            parts.append(balanced_rows(self.rows, limit, self.panels(source, image, count, begin, vectors), kind))
+            parts.append(
+                self.row_tiles(limit, self.panels(source, image, count, begin, vectors), kind)
+            )
         return seq(*parts)
 
     def one(self, image: PrimExpr, kind: ForKind) -> Stmt:
@@ -174,7 +227,9 @@ class _Product:
         size = simplify(self.k * ((self.columns + (self.lanes - 1)) // self.lanes * self.lanes))
         packed = Buffer("packed", (size,))
         source = Operand(packed, const(0), self.k, const(0))
-        return Allocate(packed, seq(self.pack(packed, image, kind), self.product(source, image, kind)))
+        return Allocate(
+            packed, seq(self.pack(packed, image, kind), self.product(source, image, kind))
+        )
 
     def direct(self, image: PrimExpr, kind: ForKind) -> Stmt:
         """Multiply by the matrix as it lies; its columns are whole vectors."""
@@ -183,7 +238,7 @@ class _Product:
         while begin < self.columns.value:
             vectors = min(WIDE, (self.columns.value - begin) // self.lanes)
             body = self.panels(self.b, image, const(1), const(begin), vectors)
-            parts.append(balanced_rows(self.rows, max_rows(vectors, self.target), body, kind))
+            parts.append(self.row_tiles(max_rows(vectors, self.target), body, kind))
             begin += vectors * self.lanes
         return seq(*parts)
 
@@ -192,20 +247,34 @@ class _Product:
         if isinstance(self.batch, IntImm) and self.batch.value == 1:
             return self.one(const(0), ForKind.PARALLEL)
         image = Var("image")
-        return For(image, const(0), self.batch, ForKind.PARALLEL, self.one(image, ForKind.SERIAL), {"grain": 1})
+        return For(
+            image,
+            const(0),
+            self.batch,
+            ForKind.PARALLEL,
+            self.one(image, ForKind.SERIAL),
+            {"grain": 1},
+        )
 
 
 def accepts(anchor: te.Tensor) -> bool:
-    """Whether the rule covers a product: float32 throughout; a transposed left operand has two or three dimensions."""
-    a, b = anchor.op.attrs["inputs"]  # type: ignore[misc]
-    plain = not anchor.op.attrs.get("transpose_a", False) or a.ndim == 2 or anchor.op.tag == "batch_matmul"
+    """Whether the rule covers a product: float32 throughout; a transposed left operand has two or
+    three dimensions."""
+    a, b = operands_of(anchor)
+    plain = (
+        not anchor.op.attrs.get("transpose_a", False)
+        or a.ndim == 2
+        or anchor.op.tag == "batch_matmul"
+    )
     return plain and {a.dtype, b.dtype, anchor.dtype} == {"float32"}
 
 
 def _rule(tag: str) -> Callable[[list[te.Tensor], list[te.Tensor], Target, str], PrimFunc]:
-    def build(inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str) -> PrimFunc:
+    def build(
+        inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+    ) -> PrimFunc:
         kernel = _Product(inputs, outputs, target, tag)
-        attrs = {"global_symbol": name, "num_outputs": len(outputs)}
+        attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
         return PrimFunc((*kernel.buffers.values(),), kernel.body(), attrs)
 
     return build

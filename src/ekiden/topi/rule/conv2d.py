@@ -1,10 +1,12 @@
 """Convolutions in NHWC with packed constant weights, as matrix products over output pixels.
 
-    out[n, y, x, o] = sum over i, j, c of data[n, y*sy + i*dy - top, x*sx + j*dx - left, c] * weight[o // tile, i, j, c, o % tile]
+    out[n, y, x, o] = sum over i, j, c of data[n, y*sy + i*dy - top, x*sx + j*dx - left, c] *
+    weight[o // tile, i, j, c, o % tile]
 
-The rows of a register tile are neighbouring output pixels. A 1x1 convolution without stride and padding is a dense layer over all
-pixels. Others read from a copy of the data with its border of zeros (none is made without padding): then every tap of every pixel is
-an address at a constant distance. Without dilation the taps of one kernel row are contiguous, so k is two loops.
+The rows of a register tile are neighbouring output pixels. A 1x1 convolution without stride and
+padding is a dense layer over all pixels. Others read from a copy of the data with its border of
+zeros (none is made without padding): then every tap of every pixel is an address at a constant
+distance. Without dilation the taps of one kernel row are contiguous, so k is two loops.
 """
 
 from __future__ import annotations
@@ -17,11 +19,20 @@ from ekiden.arith import simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    For,
+    ForKind,
+    IfThenElse,
+    LetStmt,
+    PrimFunc,
+    Stmt,
+    seq,
+)
 from ekiden.topi.rule.dense import make_buffers
-from ekiden.topi.rule.epilogue import Epilogue, find_anchor
+from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows, span
-
 
 NARROW = 12
 """Lines of at most this many pixels share tiles (7x7x512 3x3: 83 % of the peak by lines)."""
@@ -34,7 +45,8 @@ def _ints(value: object) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The numbers of one convolution. Strides, dilation, kernel as (y, x); padding as (top, left, bottom, right)."""
+    """The numbers of one convolution. Strides, dilation, kernel as (y, x); padding as (top, left,
+    bottom, right)."""
 
     data: tuple[PrimExpr, ...]
     out: tuple[PrimExpr, ...]
@@ -63,19 +75,28 @@ class Geometry:
 def geometry_of(anchor: te.Tensor) -> Geometry:
     """The geometry of a convolution's tensor expression, from its attributes."""
     attrs = anchor.op.attrs
-    data, _ = attrs["inputs"]  # type: ignore[misc]
-    names = ("kernel_size", "strides", "padding", "dilation")
-    return Geometry(data.shape, anchor.shape, *(_ints(attrs[n]) for n in names), int(str(attrs["groups"])))
+    data, _ = operands_of(anchor)
+    return Geometry(
+        data=data.shape,
+        out=anchor.shape,
+        kernel=_ints(attrs["kernel_size"]),
+        strides=_ints(attrs["strides"]),
+        padding=_ints(attrs["padding"]),
+        dilation=_ints(attrs["dilation"]),
+        groups=int(str(attrs["groups"])),
+    )
 
 
 class _Conv:
     """One convolution kernel being built."""
 
-    def __init__(self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, tag: str) -> None:
+    def __init__(
+        self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, tag: str
+    ) -> None:
         self.anchor = find_anchor(outputs, tag)
         self.buffers = make_buffers(inputs, outputs)
         attrs = self.anchor.op.attrs
-        data, weight = attrs["inputs"]  # type: ignore[misc]
+        data, weight = operands_of(self.anchor)
         self.data, self.weight = self.buffers[data], self.buffers[weight]
         self.geometry = geometry_of(self.anchor)
         self.width = int(str(attrs["tile"]))
@@ -87,7 +108,8 @@ class _Conv:
         self.source = self.data  # or the padded copy
 
     def k_loops(self) -> list[KLoop]:
-        """The reduction: kernel rows, then taps and channels, as one loop where they are contiguous."""
+        """The reduction: kernel rows, then taps and channels, as one loop where they are
+        contiguous."""
         (kh, kw), (dy, dx), width = self.geometry.kernel, self.geometry.dilation, const(self.width)
         pixel = self.geometry.data[3]
         row = self.geometry.padded()[1] * pixel
@@ -101,21 +123,40 @@ class _Conv:
             return [*rows, KLoop(self.group_in * kw, const(1), width)]
         return [*rows, KLoop(const(kw), pixel * dx, per_tap), KLoop(self.group_in, const(1), width)]
 
-    def tile(self, rows: int, indices: Callable[[PrimExpr], list[PrimExpr]], a_rows: list[PrimExpr], out: PrimExpr, panel: Panel) -> Stmt:
+    def tile(
+        self,
+        rows: int,
+        indices: Callable[[PrimExpr], list[PrimExpr]],
+        a_rows: list[PrimExpr],
+        out: PrimExpr,
+        panel: Panel,
+    ) -> Stmt:
         """A tile of pixels: `a_rows` are their data offsets, `out` is the number of the first."""
         vectors = -(-panel.valid // self.lanes)
         shape = Tile(rows, vectors, self.lanes, panel.valid)
 
         def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
             at = panel.column + column
-            return self.epilogue.store([*indices(i), at], (out + i) * self.channels + at, value, mask)
+            return self.epilogue.store(
+                [*indices(i), at], (out + i) * self.channels + at, value, mask
+            )
 
-        return compute_tile(shape, self.k_loops(), self.source, a_rows, self.weight, panel.offset, store, not self.epilogue.is_light)
+        return compute_tile(
+            shape,
+            self.k_loops(),
+            self.source,
+            a_rows,
+            self.weight,
+            panel.offset,
+            store,
+            not self.epilogue.is_light,
+        )
 
     def is_flat(self) -> bool:
-        """Whether tiles run over all output pixels: pointwise, or lines too short to be cut into good tiles."""
+        """Whether tiles run over all output pixels: pointwise, or lines too short to be cut into
+        good tiles."""
         width = self.geometry.out[2]
-        return self.geometry.is_pointwise or isinstance(width, IntImm) and width.value <= NARROW
+        return self.geometry.is_pointwise or (isinstance(width, IntImm) and width.value <= NARROW)
 
     def pixel(self, at: PrimExpr) -> list[PrimExpr]:
         """(image, line, column) of an output pixel by its number."""
@@ -153,7 +194,12 @@ class _Conv:
         """All output pixels as one run (pointwise)."""
         n, height, width, _ = self.geometry.out
         total = simplify(n * height * width)
-        return balanced_rows(total, self.pixel_rows(panel), lambda rows, first: self.flat_tile(rows, first, panel), kind)
+        return balanced_rows(
+            total,
+            self.pixel_rows(panel),
+            lambda rows, first: self.flat_tile(rows, first, panel),
+            kind,
+        )
 
     def line_tiles(self, panel: Panel, line: PrimExpr) -> Stmt:
         """One line of output pixels; lines are numbered over the batch."""
@@ -172,18 +218,25 @@ class _Conv:
         return balanced_rows(width, self.pixel_rows(panel), body)
 
     def panel_region(self, panels: int, make: Callable[[PrimExpr], Panel]) -> Stmt:
-        """All pixels of some panels: threads share out the panels, or with too few of them the lines."""
+        """All pixels of some panels: threads share out the panels, or with too few of them the
+        lines."""
         _, height, _, _ = self.geometry.out
         lines = simplify(self.geometry.out[0] * height)
         line, index = Var("line"), Var("p")
         flat = self.is_flat()
         if panels >= self.target.cores and self.is_weight_heavy():
             panel = make(index)
-            inside = self.flat_tiles(panel, ForKind.SERIAL) if flat else For(line, const(0), lines, ForKind.SERIAL, self.line_tiles(panel, line))
+            inside = (
+                self.flat_tiles(panel, ForKind.SERIAL)
+                if flat
+                else For(line, const(0), lines, ForKind.SERIAL, self.line_tiles(panel, line))
+            )
             return For(index, const(0), const(panels), ForKind.PARALLEL, inside, {"grain": 1})
         if flat:
             return self.flat_with_panels(panels, make)
-        inside = For(index, const(0), const(panels), ForKind.SERIAL, self.line_tiles(make(index), line))
+        inside = For(
+            index, const(0), const(panels), ForKind.SERIAL, self.line_tiles(make(index), line)
+        )
         return For(line, const(0), lines, ForKind.PARALLEL, inside, {"grain": 1})
 
     def flat_with_panels(self, panels: int, make: Callable[[PrimExpr], Panel]) -> Stmt:
@@ -193,12 +246,15 @@ class _Conv:
         panel = make(index)
 
         def body(rows: int, first: PrimExpr) -> Stmt:
-            return For(index, const(0), const(panels), ForKind.SERIAL, self.flat_tile(rows, first, panel))
+            return For(
+                index, const(0), const(panels), ForKind.SERIAL, self.flat_tile(rows, first, panel)
+            )
 
         return balanced_rows(total, self.pixel_rows(panel), body, ForKind.PARALLEL)
 
     def is_weight_heavy(self) -> bool:
-        """Whether the weights are larger than the data of an image: then each panel should be read once."""
+        """Whether the weights are larger than the data of an image: then each panel should be read
+        once."""
         _, height, width, channels = self.geometry.data
         if not all(isinstance(d, IntImm) for d in (height, width, channels)):
             return False
@@ -239,12 +295,16 @@ class _Conv:
         height, width = self.geometry.padded()
         shape = (self.geometry.data[0], height, width, self.geometry.data[3])
         self.source = Buffer("padded", shape, "float32")
-        return Allocate(self.source, seq(pad_copy(self.data, self.source, self.geometry, self.lanes), self.groups_region()))
+        return Allocate(
+            self.source,
+            seq(pad_copy(self.data, self.source, self.geometry, self.lanes), self.groups_region()),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel of weights: its offset, the output channel of its first column, the first input channel, columns in use."""
+    """A panel of weights: its offset, the output channel of its first column, the first input
+    channel, columns in use."""
 
     offset: PrimExpr
     column: PrimExpr
@@ -263,14 +323,20 @@ def pad_copy(data: Buffer, padded: Buffer, geometry: Geometry, lanes: int) -> St
 
     def zeros(start: PrimExpr, count: PrimExpr) -> Stmt:
         def body(first: PrimExpr, many: int) -> Stmt:
-            return BufferStore(padded, broadcast(const(0.0, "float32"), many), (ramp(start + first, 1, many),))
+            return BufferStore(
+                padded, broadcast(const(0.0, "float32"), many), (ramp(start + first, 1, many),)
+            )
 
         return span(simplify(count), lanes, body)
 
     def copy(start: PrimExpr, origin: PrimExpr, count: PrimExpr) -> Stmt:
         def body(first: PrimExpr, many: int) -> Stmt:
             load = data[ramp(origin + first, 1, many)]
-            return BufferStore(padded, load.with_fields(dtype=f"float32x{many}" if many > 1 else "float32"), (ramp(start + first, 1, many),))
+            return BufferStore(
+                padded,
+                load.with_fields(dtype=f"float32x{many}" if many > 1 else "float32"),
+                (ramp(start + first, 1, many),),
+            )
 
         return span(simplify(count), lanes, body)
 
@@ -286,13 +352,25 @@ def pad_copy(data: Buffer, padded: Buffer, geometry: Geometry, lanes: int) -> St
     return For(line, const(0), simplify(n * padded_height), ForKind.PARALLEL, each, {"grain": 8})
 
 
-def conv2d_nhwc_pack(inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str) -> PrimFunc:
+def conv2d_nhwc_pack(
+    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+) -> PrimFunc:
     """The rule for tag "conv2d_nhwc_pack"."""
     kernel = _Conv(inputs, outputs, target, "conv2d_nhwc_pack")
-    return PrimFunc((*kernel.buffers.values(),), kernel.body(), {"global_symbol": name, "num_outputs": len(outputs)})
+    return PrimFunc(
+        (*kernel.buffers.values(),),
+        kernel.body(),
+        {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1},
+    )
 
 
-def group_conv2d_nhwc_pack(inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str) -> PrimFunc:
+def group_conv2d_nhwc_pack(
+    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+) -> PrimFunc:
     """The rule for tag "group_conv2d_nhwc_pack"."""
     kernel = _Conv(inputs, outputs, target, "group_conv2d_nhwc_pack")
-    return PrimFunc((*kernel.buffers.values(),), kernel.body(), {"global_symbol": name, "num_outputs": len(outputs)})
+    return PrimFunc(
+        (*kernel.buffers.values(),),
+        kernel.body(),
+        {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1},
+    )

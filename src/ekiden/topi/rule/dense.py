@@ -2,8 +2,9 @@
 
     out[m, n] = sum over k of data[m, k] * weight[n // tile, k, n % tile]
 
-Loop order: with few rows the row tile stays in L1 while the panels stream by; with many the panel stays in L2 while the rows
-stream by. Threads share out the panels, so that each reads its part of the weights once; with too few panels, the row tiles.
+Loop order: with few rows the row tile stays in L1 while the panels stream by; with many the panel
+stays in L2 while the rows stream by. Threads share out the panels, so that each reads its part of
+the weights once; with too few panels, the row tiles.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import For, ForKind, PrimFunc, Stmt, seq
-from ekiden.topi.rule.epilogue import Epilogue, find_anchor
+from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows
 
 FEW_ROWS = 256
 """Up to this many rows the row tile is the outer loop."""
 
 
-def make_buffers(inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]) -> dict[te.Tensor, Buffer]:
+def make_buffers(
+    inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]
+) -> dict[te.Tensor, Buffer]:
     """The parameters of a kernel: inputs, then outputs."""
-    named = [(t, f"p{i}") for i, t in enumerate(inputs)] + [(t, f"out{i}") for i, t in enumerate(outputs)]
+    named = [(t, f"p{i}") for i, t in enumerate(inputs)] + [
+        (t, f"out{i}") for i, t in enumerate(outputs)
+    ]
     return {t: Buffer(name, t.shape, t.dtype) for t, name in named}
 
 
@@ -44,7 +49,7 @@ class _Dense:
         self.anchor = find_anchor(outputs, "dense_pack")
         self.buffers = make_buffers(inputs, outputs)
         attrs = self.anchor.op.attrs
-        data, weight = attrs["inputs"]  # type: ignore[misc]
+        data, weight = operands_of(self.anchor)
         self.a, self.b = self.buffers[data], self.buffers[weight]
         self.units, self.width = int(str(attrs["units"])), int(str(attrs["tile"]))
         self.lanes = target.lanes("float32")
@@ -75,7 +80,16 @@ class _Dense:
 
         loops = [KLoop(self.k, const(1), const(self.width))]
         a_rows = [(first + i) * self.k for i in range(rows)]
-        return compute_tile(shape, loops, self.a, a_rows, self.b, panel * self.k * self.width, store, not self.epilogue.is_light)
+        return compute_tile(
+            shape,
+            loops,
+            self.a,
+            a_rows,
+            self.b,
+            panel * self.k * self.width,
+            store,
+            not self.epilogue.is_light,
+        )
 
     def row_tiles(self, panels: PrimExpr, first_panel: PrimExpr, valid: int, kind: ForKind) -> Stmt:
         """Row tiles outside, panels [first_panel, first_panel + panels) inside."""
@@ -83,7 +97,9 @@ class _Dense:
         panel = Var("p")
 
         def body(rows: int, first: PrimExpr) -> Stmt:
-            return For(panel, first_panel, panels, ForKind.SERIAL, self.tile(rows, first, panel, valid))
+            return For(
+                panel, first_panel, panels, ForKind.SERIAL, self.tile(rows, first, panel, valid)
+            )
 
         return balanced_rows(self.rows, limit, body, kind)
 
@@ -91,7 +107,9 @@ class _Dense:
         """Panels outside and in parallel, row tiles inside."""
         limit = max_rows(-(-valid // self.lanes), self.target)
         panel = Var("p")
-        inside = balanced_rows(self.rows, limit, lambda rows, first: self.tile(rows, first, panel, valid))
+        inside = balanced_rows(
+            self.rows, limit, lambda rows, first: self.tile(rows, first, panel, valid)
+        )
         return For(panel, const(first_panel), const(panels), ForKind.PARALLEL, inside, {"grain": 1})
 
     def body(self) -> Stmt:
@@ -120,8 +138,12 @@ class _Dense:
         return For(chunk, const(0), const(count), ForKind.PARALLEL, inside, {"grain": 1})
 
 
-def dense_pack(inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str) -> PrimFunc:
+def dense_pack(
+    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+) -> PrimFunc:
     """The rule for tag "dense_pack"."""
     kernel = _Dense(inputs, outputs, target)
     params = (*kernel.buffers.values(),)
-    return PrimFunc(params, kernel.body(), {"global_symbol": name, "num_outputs": len(outputs)})
+    return PrimFunc(
+        params, kernel.body(), {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
+    )

@@ -1,4 +1,5 @@
-"""What is computed from a tile while it is still in registers: the elementwise operators fused behind an anchor."""
+"""What is computed from a tile while it is still in registers: the elementwise operators fused
+behind an anchor."""
 
 from __future__ import annotations
 
@@ -7,7 +8,22 @@ from collections.abc import Mapping, Sequence
 from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import Add, BinaryExpr, Cast, FloatImm, IntImm, Intrinsic, Mul, Not, PrimExpr, Select, Sub, Var, binary, const
+from ekiden.ir.prim import (
+    Add,
+    BinaryExpr,
+    Cast,
+    FloatImm,
+    IntImm,
+    Intrinsic,
+    Mul,
+    Not,
+    PrimExpr,
+    Select,
+    Sub,
+    Var,
+    binary,
+    const,
+)
 from ekiden.ir.prim_visitor import post_order
 from ekiden.te.inline import Inliner, inputs_of, is_injective, post_order_tensors
 from ekiden.tir.expr import Buffer, BufferLoad, Ramp, broadcast
@@ -19,9 +35,12 @@ LIGHT = 3
 
 
 class Epilogue:
-    """Writes `output` (the anchor itself, or injective on it and on other inputs) a vector at a time."""
+    """Writes `output` (the anchor itself, or injective on it and on other inputs) a vector at a
+    time."""
 
-    def __init__(self, anchor: te.Tensor, output: te.Tensor, buffers: Mapping[te.Tensor, Buffer]) -> None:
+    def __init__(
+        self, anchor: te.Tensor, output: te.Tensor, buffers: Mapping[te.Tensor, Buffer]
+    ) -> None:
         self.anchor, self.output, self.buffers = anchor, output, buffers
         self.target = buffers[output]
         op = output.op
@@ -29,36 +48,55 @@ class Epilogue:
         self.axis = [a.var for a in op.axis]
         self.body: PrimExpr = anchor[tuple(self.axis)]
         if output is not anchor:
-            chosen = {t for t in post_order_tensors([output]) if t is not anchor and is_injective(t)}
+            chosen = {
+                t for t in post_order_tensors([output]) if t is not anchor and is_injective(t)
+            }
             self.body = Inliner(chosen).expr(op.body[output.value_index])
 
     @property
     def is_light(self) -> bool:
-        """Whether it is a few instructions per vector: then it is done in registers, at every accumulator."""
-        work = (e for e in post_order(self.body) if not isinstance(e, (te.ProducerLoad, Var, IntImm, FloatImm)))
+        """Whether it is a few instructions per vector: then it is done in registers, at every
+        accumulator."""
+        work = (
+            e
+            for e in post_order(self.body)
+            if not isinstance(e, (te.ProducerLoad, Var, IntImm, FloatImm))
+        )
         return sum(dt.is_float(e.dtype) for e in work) <= LIGHT
 
-    def store(self, indices: Sequence[PrimExpr], flat: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
-        """`output[indices] = f(value)`; the last index is the first of `lanes` columns, `flat` the element offset of it."""
+    def store(
+        self, indices: Sequence[PrimExpr], flat: PrimExpr, value: PrimExpr, mask: PrimExpr | None
+    ) -> Stmt:
+        """`output[indices] = f(value)`; the last index is the first of `lanes` columns, `flat` the
+        element offset of it."""
         lanes = dt.lanes(value.dtype)
         env: dict[PrimExpr, PrimExpr] = dict(zip(self.axis, indices, strict=True))
         last = indices[-1]
         env[self.axis[-1]] = Ramp(last, const(1), lanes, dt.with_lanes("int64", lanes))
         result = broadcast(self._vectorize(env, value, mask), lanes)
-        return BufferStore(self.target, result, (Ramp(flat, const(1), lanes, dt.with_lanes("int64", lanes)),), mask)
+        return BufferStore(
+            self.target, result, (Ramp(flat, const(1), lanes, dt.with_lanes("int64", lanes)),), mask
+        )
 
     def _vectorize(self, env: Env, value: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-        """The body with the last axis a vector, the anchor's element the given value; loads are guarded by mask."""
+        """The body with the last axis a vector, the anchor's element the given value; loads are
+        guarded by mask."""
         new: dict[PrimExpr, PrimExpr] = dict(env)
         for expr in post_order(self.body):
             if expr not in new:
                 new[expr] = self._rebuild(expr, new, value, mask)
         return new[self.body]
 
-    def _rebuild(self, expr: PrimExpr, new: Env, value: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
+    def _rebuild(
+        self, expr: PrimExpr, new: Env, value: PrimExpr, mask: PrimExpr | None
+    ) -> PrimExpr:
         match expr:
             case te.ProducerLoad(producer=producer, indices=indices):
-                return value if producer is self.anchor else self._load(producer, [new[i] for i in indices], mask)
+                return (
+                    value
+                    if producer is self.anchor
+                    else self._load(producer, [new[i] for i in indices], mask)
+                )
             case Var():
                 return expr
             case BinaryExpr(a=a, b=b):
@@ -68,15 +106,19 @@ class Epilogue:
             case Not(a=a):
                 return Not(new[a], dt.with_lanes("bool", dt.lanes(new[a].dtype)))
             case Select(condition=condition, true_value=yes, false_value=no):
-                parts = _widen([new[condition], new[yes], new[no]])
-                return Select(*parts, dt.with_lanes(expr.dtype, dt.lanes(parts[0].dtype)))
+                test, one, other = _widen([new[condition], new[yes], new[no]])
+                return Select(test, one, other, dt.with_lanes(expr.dtype, dt.lanes(test.dtype)))
             case Intrinsic(op=name, args=args):
                 parts = _widen([new[a] for a in args])
-                return Intrinsic(name, tuple(parts), dt.with_lanes(expr.dtype, dt.lanes(parts[0].dtype)))
+                return Intrinsic(
+                    name, tuple(parts), dt.with_lanes(expr.dtype, dt.lanes(parts[0].dtype))
+                )
             case _:
                 return expr
 
-    def _load(self, producer: te.Tensor, indices: Sequence[PrimExpr], mask: PrimExpr | None) -> PrimExpr:
+    def _load(
+        self, producer: te.Tensor, indices: Sequence[PrimExpr], mask: PrimExpr | None
+    ) -> PrimExpr:
         lanes = max((dt.lanes(i.dtype) for i in indices), default=1)
         flat: PrimExpr = const(0)
         for extent, index in zip(producer.shape, indices, strict=True):
@@ -111,7 +153,20 @@ def find_anchor(outputs: Sequence[te.Tensor], tag: str) -> te.Tensor:
     return next(t for t in post_order_tensors(outputs) if t.op.tag == tag)
 
 
+def operands_of(anchor: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
+    """The data (or left side) and the weight (or right side) of an anchor, from its attributes."""
+    operands = anchor.op.attrs["inputs"]
+    assert isinstance(operands, tuple)
+    data, weight = operands
+    assert isinstance(data, te.Tensor)
+    assert isinstance(weight, te.Tensor)
+    return data, weight
+
+
 def is_simple(anchor: te.Tensor, inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]) -> bool:
-    """Whether a group is an anchor on plain inputs with one output, elementwise in the anchor's shape."""
+    """Whether a group is an anchor on plain inputs with one output, elementwise in the anchor's
+    shape."""
     operands = inputs_of(anchor)
-    return len(outputs) == 1 and all(t in inputs for t in operands) and outputs[0].ndim == anchor.ndim
+    return (
+        len(outputs) == 1 and all(t in inputs for t in operands) and outputs[0].ndim == anchor.ndim
+    )

@@ -1,12 +1,14 @@
 """Register tiles: the one micro-kernel under dense layers, convolutions and batched products.
 
-A tile is `rows` x `vectors` accumulators kept in registers while k runs; each step of k loads one row of a weight panel (`vectors`
-vectors), and per tile row one scalar that is broadcast and multiplied in:
+A tile is `rows` x `vectors` accumulators kept in registers while k runs; each step of k loads one
+row of a weight panel (`vectors` vectors), and per tile row one scalar that is broadcast and
+multiplied in:
 
     acc[i, v] = fma(broadcast(a[i, k]), b[k, v], acc[i, v])
 
-Rows are balanced: M rows are cut into tiles whose row counts differ by at most one, so that a remainder costs under 2 % (Ekiden
-measures: 8x48 and 6x64 tiles on Zen 5 keep 97-99 % of the peak for M of 9 to 61, cut with remainders 80-95 %).
+Rows are balanced: M rows are cut into tiles whose row counts differ by at most one, so that a
+remainder costs under 2 % (Ekiden measures: 8x48 and 6x64 tiles on Zen 5 keep 97-99 % of the peak
+for M of 9 to 61, cut with remainders 80-95 %).
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ DYNAMIC_ROWS = 6
 
 @dataclass(frozen=True, slots=True)
 class KLoop:
-    """One loop of the reduction: its extent, and how far a step moves in the data and in the panel (elements)."""
+    """One loop of the reduction: its extent, and how far a step moves in the data and in the panel
+    (elements)."""
 
     extent: PrimExpr
     a_stride: PrimExpr
@@ -37,7 +40,8 @@ class KLoop:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A register tile: rows known when code is made, columns from `vectors` of `lanes`; `valid` columns are stored."""
+    """A register tile: rows known when code is made, columns from `vectors` of `lanes`; `valid`
+    columns are stored."""
 
     rows: int
     vectors: int
@@ -46,16 +50,20 @@ class Tile:
 
     def accumulator(self) -> Buffer:
         """The registers."""
-        return Buffer("acc", (const(self.rows * self.vectors),), f"{DTYPE}x{self.lanes}", "register")
+        return Buffer(
+            "acc", (const(self.rows * self.vectors),), f"{DTYPE}x{self.lanes}", "register"
+        )
 
 
 def max_rows(vectors: int, target: Target) -> int:
-    """Rows that fit in the register file beside one panel row and one broadcast; at most 12, as more only cost code."""
+    """Rows that fit in the register file beside one panel row and one broadcast; at most 12, as
+    more only cost code."""
     return max(1, min(12, (target.registers - 1 - vectors) // vectors))
 
 
 Store = Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
-"""(tile row, first column in the panel, vector of results, mask or None) -> the statement that keeps them."""
+"""(tile row, first column in the panel, vector of results, mask or None) -> the statement that
+keeps them."""
 
 
 def compute_tile(
@@ -68,10 +76,11 @@ def compute_tile(
     store: Store,
     staged: bool = False,
 ) -> Stmt:
-    """Zero the accumulators, run over k, store. `a_rows` and `b_base` are flat element offsets at k = 0.
+    """Zero the accumulators, run over k, store. `a_rows` and `b_base` are flat element offsets at k
+    = 0.
 
-    With `staged` the results pass through a small buffer, and the code of `store` stands once in a loop instead of once per
-    accumulator: for stores that compute much.
+    With `staged` the results pass through a small buffer, and the code of `store` stands once in a
+    loop instead of once per accumulator: for stores that compute much.
     """
     acc = tile.accumulator()
     zero = broadcast(const(0.0, DTYPE), tile.lanes)
@@ -80,8 +89,13 @@ def compute_tile(
     if not staged:
         return Allocate(acc, seq(*clear, multiply, *_stores(tile, acc, store)))
     stage = Buffer("stage", (const(tile.rows * tile.vectors * tile.lanes),), DTYPE, "local")
-    keep = [BufferStore(stage, acc[i], (ramp(const(i * tile.lanes), 1, tile.lanes),)) for i in range(len(clear))]
-    return Allocate(stage, seq(Allocate(acc, seq(*clear, multiply, *keep)), _staged_stores(tile, stage, store)))
+    keep = [
+        BufferStore(stage, acc[i], (ramp(const(i * tile.lanes), 1, tile.lanes),))
+        for i in range(len(clear))
+    ]
+    return Allocate(
+        stage, seq(Allocate(acc, seq(*clear, multiply, *keep)), _staged_stores(tile, stage, store))
+    )
 
 
 def _staged_stores(tile: Tile, stage: Buffer, store: Store) -> Stmt:
@@ -93,7 +107,9 @@ def _staged_stores(tile: Tile, stage: Buffer, store: Store) -> Stmt:
         value = stage[place].with_fields(dtype=f"{DTYPE}x{tile.lanes}")
         return store(row, at * tile.lanes, value, mask)
 
-    parts = [For(vector, const(0), const(whole), ForKind.SERIAL, one(vector, None))] if whole else []
+    parts = (
+        [For(vector, const(0), const(whole), ForKind.SERIAL, one(vector, None))] if whole else []
+    )
     masked = [one(const(whole), column_mask(rest, tile.lanes))] if rest else []
     return For(row, const(0), const(tile.rows), ForKind.SERIAL, seq(*parts, *masked))
 
@@ -103,7 +119,15 @@ def column_mask(valid: int, lanes: int) -> PrimExpr:
     return ramp(const(0), 1, lanes) < broadcast(const(valid), lanes)
 
 
-def _k_nest(tile: Tile, loops: Sequence[KLoop], acc: Buffer, a: Buffer, a_rows: Sequence[PrimExpr], b: Buffer, b_base: PrimExpr) -> Stmt:
+def _k_nest(
+    tile: Tile,
+    loops: Sequence[KLoop],
+    acc: Buffer,
+    a: Buffer,
+    a_rows: Sequence[PrimExpr],
+    b: Buffer,
+    b_base: PrimExpr,
+) -> Stmt:
     variables = [Var(f"k{i}") for i in range(len(loops))]
     a_step: PrimExpr = const(0)
     b_step = b_base
@@ -116,17 +140,25 @@ def _k_nest(tile: Tile, loops: Sequence[KLoop], acc: Buffer, a: Buffer, a_rows: 
     return body
 
 
-def _k_step(tile: Tile, acc: Buffer, a: Buffer, a_index: Sequence[PrimExpr], b: Buffer, b_index: PrimExpr) -> Stmt:
+def _k_step(
+    tile: Tile, acc: Buffer, a: Buffer, a_index: Sequence[PrimExpr], b: Buffer, b_index: PrimExpr
+) -> Stmt:
     vector = f"{DTYPE}x{tile.lanes}"
     columns = [Var(f"b{v}", vector) for v in range(tile.vectors)]
     steps: list[Stmt] = []
     for i in range(tile.rows):
         scalar = Var(f"a{i}", vector)
-        updates = [_update(acc, i * tile.vectors + v, scalar, columns[v]) for v in range(tile.vectors)]
+        updates = [
+            _update(acc, i * tile.vectors + v, scalar, columns[v]) for v in range(tile.vectors)
+        ]
         steps.append(LetStmt(scalar, broadcast(a[a_index[i]], tile.lanes), seq(*updates)))
     body = seq(*steps)
     for v in reversed(range(tile.vectors)):
-        body = LetStmt(columns[v], b[ramp(b_index + v * tile.lanes, 1, tile.lanes)].with_fields(dtype=vector), body)
+        body = LetStmt(
+            columns[v],
+            b[ramp(b_index + v * tile.lanes, 1, tile.lanes)].with_fields(dtype=vector),
+            body,
+        )
     return body
 
 
@@ -150,7 +182,8 @@ def balanced_rows(
     body: Callable[[int, PrimExpr], Stmt],
     kind: ForKind = ForKind.SERIAL,
 ) -> Stmt:
-    """A loop over tiles of at most `limit` rows that cover [0, total); `body(rows, first row)` makes one tile.
+    """A loop over tiles of at most `limit` rows that cover [0, total); `body(rows, first row)`
+    makes one tile.
 
     Where the total is not known, at most DYNAMIC_ROWS rows: there is code for every number of rows.
     """
@@ -163,11 +196,41 @@ def balanced_rows(
     for candidate in range(2, limit + 1):
         choice = IfThenElse(rows.equal(candidate), body(candidate, first), choice)
     is_long = call_intrin("if_then_else", index < extra, const(1), const(0))
-    each = LetStmt(rows, base + is_long, LetStmt(first, index * base + minimum(index, extra), choice))
+    each = LetStmt(
+        rows, base + is_long, LetStmt(first, index * base + minimum(index, extra), choice)
+    )
     loop = For(index, const(0), tiles, kind, each)
     divided = LetStmt(base, total // tiles, LetStmt(extra, total % tiles, loop))
     count = simplify((total + (limit - 1)) // limit)
     return LetStmt(tiles, count, IfThenElse(tiles > 0, divided))
+
+
+def stepped_rows(
+    total: PrimExpr, sizes: Sequence[int], body: Callable[[int, PrimExpr], Stmt], kind: ForKind
+) -> Stmt:
+    """Tiles that cover [0, total) where it is not known: as many as fit of each size, the largest
+    first; the last is 1.
+
+    Less code than `balanced_rows`, and slower where few rows are left over.
+    """
+    assert sizes[-1] == 1, sizes
+    begin: PrimExpr = const(0)
+    parts: list[tuple[Var, PrimExpr, Stmt]] = []
+    for i, size in enumerate(sizes):
+        count, index = Var(f"tiles{size}"), Var("t")
+        loop = For(
+            index,
+            const(0),
+            count,
+            kind if i == 0 else ForKind.SERIAL,
+            body(size, begin + index * size),
+        )
+        parts.append((count, (total - begin) // size, loop))
+        begin = begin + count * size
+    made = seq(*(loop for _, _, loop in parts))
+    for count, value, _ in reversed(parts):
+        made = LetStmt(count, value, made)
+    return made
 
 
 def _static_rows(
@@ -197,4 +260,13 @@ def span(count: PrimExpr, lanes: int, body: Callable[[PrimExpr, int], Stmt]) -> 
     return seq(vectors, For(tail, const(0), rest, ForKind.SERIAL, body(whole * lanes + tail, 1)))
 
 
-__all__ = ["KLoop", "Tile", "balanced_rows", "column_mask", "compute_tile", "max_rows", "span"]
+__all__ = [
+    "KLoop",
+    "Tile",
+    "balanced_rows",
+    "column_mask",
+    "compute_tile",
+    "max_rows",
+    "span",
+    "stepped_rows",
+]
