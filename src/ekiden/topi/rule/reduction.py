@@ -70,17 +70,22 @@ class ReduceNest:
         return parallel_outer(outer, work * estimate([inner.extent]), body)
 
     def along_reduced(self) -> bool:
-        """Whether vectors run along the last reduced axis: more loads walk it than the last output axis."""
+        """Whether vectors run along the last reduced axis: fewer loads stride there, or more walk it."""
         if not self.reduced:
             return False
         last = self.reduced[-1]
         if isinstance(last.extent, IntImm) and last.extent.value < 4:
             return False
-        walked = self._contiguous(last)
-        return walked > 0 and (not self.axes or walked > self._contiguous(self.axes[-1]))
+        walked, strided = self._walks(last)
+        if not walked or not self.axes:
+            return walked > 0
+        spatial_walked, spatial_strided = self._walks(self.axes[-1])
+        return (strided, -walked) < (spatial_strided, -spatial_walked)
 
-    def _contiguous(self, axis: Axis) -> int:
-        return sum(self.analyzer.coefficient(i, axis.var) == 1 for i in self.accesses.load_indices)
+    def _walks(self, axis: Axis) -> tuple[int, int]:
+        """How many loads are contiguous along an axis, and how many stride along it."""
+        steps = [self.analyzer.coefficient(i, axis.var) for i in self.accesses.load_indices]
+        return steps.count(1), sum(s not in (0, 1) for s in steps)
 
     def start(self, lanes: int = 1) -> PrimExpr:
         """What an accumulator starts from."""
