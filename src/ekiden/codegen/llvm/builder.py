@@ -23,6 +23,7 @@ class Module:
     def __init__(self) -> None:
         self.declarations: dict[str, str] = {}
         self.strings: dict[bytes, str] = {}
+        self.tables: dict[tuple[float, ...], str] = {}
         self.functions: list[str] = []
         self._names: dict[str, int] = {}
 
@@ -35,6 +36,10 @@ class Module:
         data = text.encode() + b"\0"
         return self.strings.setdefault(data, f"@.str.{len(self.strings)}")
 
+    def table(self, values: tuple[float, ...]) -> Operand:
+        """A pointer to constant float64 numbers."""
+        return self.tables.setdefault(values, f"@.table.{len(self.tables)}")
+
     def unique(self, name: str) -> str:
         """A function name not used before in this module."""
         count = self._names[name] = self._names.get(name, -1) + 1
@@ -46,7 +51,14 @@ class Module:
             f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{_escape(data)}"'
             for data, name in self.strings.items()
         ]
-        return "\n".join([*head, *strings, *self.functions, *self.declarations.values(), ""])
+        tables = [
+            f"{name} = private unnamed_addr constant [{len(values)} x double]"
+            f" [{', '.join('double ' + constant(v, 'float64') for v in values)}]"
+            for values, name in self.tables.items()
+        ]
+        return "\n".join(
+            [*head, *strings, *tables, *self.functions, *self.declarations.values(), ""]
+        )
 
 
 def _escape(data: bytes) -> str:

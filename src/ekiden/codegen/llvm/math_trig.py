@@ -1,7 +1,12 @@
-"""sin and cos, computed in float64 for every type; arguments up to 2**30 are reduced exactly enough
-for float64."""
+"""sin and cos, computed in float64 for every type.
+
+Arguments of narrower types are reduced exactly whatever their size; float64 ones up to 2**30.
+"""
 
 from __future__ import annotations
+
+import functools
+from fractions import Fraction
 
 from ekiden.codegen.llvm.builder import Operand
 from ekiden.codegen.llvm.float_math import FloatMath
@@ -20,24 +25,82 @@ COS = (
 )  # fmt: skip
 
 
+LARGEST = 104
+"""A float32 is m * 2**e with an integer m below 2**24 and e at most this."""
+
+
+@functools.cache
+def _powers_of_two() -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """2**e modulo 2 pi, each as a sum of two numbers."""
+    turn = 2 * _pi(LARGEST + 160)
+    rests = [Fraction(2**e) - round(Fraction(2**e) / turn) * turn for e in range(LARGEST + 1)]
+    high = tuple(float(r) for r in rests)
+    return high, tuple(float(r - Fraction(h)) for r, h in zip(rests, high, strict=True))
+
+
+def _pi(bits: int) -> Fraction:
+    """Pi to some bits, by Machin's formula."""
+    one = 1 << bits
+
+    def inverse_tangent(n: int) -> int:
+        total, power, k = 0, one // n, 1
+        while power:
+            total += power // k if k % 4 == 1 else -(power // k)
+            power //= n * n
+            k += 2
+        return total
+
+    return Fraction(4 * (4 * inverse_tangent(5) - inverse_tangent(239)), one)
+
+
 def sin(m: FloatMath, x: Operand) -> Operand:
     """The sine."""
-    wide = m.widen()
-    return wide.cast(_quarter_turns(wide, m.cast(x, wide), 0), m)
+    return _quarter_turns(m, x, 0)
 
 
 def cos(m: FloatMath, x: Operand) -> Operand:
     """The cosine: the sine a quarter turn ahead."""
-    wide = m.widen()
-    return wide.cast(_quarter_turns(wide, m.cast(x, wide), 1), m)
+    return _quarter_turns(m, x, 1)
 
 
-def _quarter_turns(m: FloatMath, x: Operand, ahead: int) -> Operand:
+def _quarter_turns(narrow: FloatMath, x: Operand, ahead: int) -> Operand:
     """sin(x + ahead * pi / 2)"""
+    m = narrow.widen()
+    x = narrow.cast(x, m)
+    low = m.const(0.0)
+    if not narrow.is_double:
+        x, low = _modulo_turn(m, x)
     n = m.llvm("roundeven", m.mul(x, m.const(TWO_OVER_PI)))
-    r = x
-    for part in HALF_PI:
+    r = m.fma(n, m.const(-HALF_PI[0]), x)
+    for part in HALF_PI[1:]:
         r = m.fma(n, m.const(-part), r)
+    return m.cast(_at_quarter(m, m.add(r, low), n, ahead), narrow)
+
+
+def _modulo_turn(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
+    """(high, low): x less whole turns, below 2**26; x itself if it is below 2**24."""
+    high, low = _powers_of_two()
+    biased = m.int_op("lshr", m.bits(m.abs(x)), m.int_const(52))
+    e = m.int_op("sub", biased, m.int_const(1023 + 23))
+    e = _within(m, e, LARGEST)
+    whole = m.mul(x, m.power_of_two(m.int_op("sub", m.int_const(0), e)))
+    factor = m.look_up(high, e)
+    product = m.mul(whole, factor)
+    error = m.fma(whole, factor, m.neg(product))
+    return product, m.fma(whole, m.look_up(low, e), error)
+
+
+def _within(m: FloatMath, n: Operand, top: int) -> Operand:
+    """An integer limited to [0, top]; what infinity and NaN give does not matter."""
+    for predicate, bound in (("slt", 0), ("sgt", top)):
+        limit = m.int_const(bound)
+        outside = m.b.compare(predicate, m.word, n, limit)
+        n = m.b.select(outside, m.word, limit, n, m.lanes)
+    return n
+
+
+def _at_quarter(m: FloatMath, r: Operand, n: Operand, ahead: int) -> Operand:
+    """sin(r + (n + ahead) * pi / 2) for |r| <= pi / 4."""
     square = m.mul(r, r)
     sine = m.fma(m.mul(r, square), m.polynomial(square, SIN), r)
     fourth = m.mul(square, square)
