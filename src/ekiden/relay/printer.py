@@ -27,8 +27,8 @@ from ekiden.ir.node import Node
 from ekiden.ir.op import OPS, Array, Op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.structural import structural_equal
-from ekiden.ir.text import Names, prim_text, type_params_text, type_text
-from ekiden.ir.type import Type
+from ekiden.ir.text import prim_text, type_params_text, type_text
+from ekiden.ir.type import Type, TypeVar
 from ekiden.relay.expr import (
     Call,
     Constant,
@@ -95,6 +95,11 @@ class UniqueNames(dict[Node, str]):
         if found is None:
             found = self[key] = self._quote(self._unique(default))
         return found
+
+    def forget_type_vars(self) -> None:
+        """Free the names of type parameters, which end with the definition they belong to."""
+        for key in [k for k in self if isinstance(k, TypeVar)]:
+            self._taken.pop(self.pop(key), None)
 
     def _unique(self, name: str) -> str:
         candidate = name
@@ -229,7 +234,7 @@ class _Printer:
     """The state of printing one text."""
 
     def __init__(self) -> None:
-        self.type_names: Names = UniqueNames()
+        self.type_names = UniqueNames()
         self.constants: list[Constant] = []
         self.constant_index: dict[int, int] = {}
         self.var_names = UniqueNames(quote_name)
@@ -245,9 +250,11 @@ class _Printer:
         for data in module.type_definitions.values():
             assert isinstance(data, TypeData)
             lines += self.type_data(data)
+            self.type_names.forget_type_vars()
         for name, function in module.functions.items():
             self.var_names = UniqueNames(quote_name)
             lines += self.definition(name, function)
+            self.type_names.forget_type_vars()
         return lines
 
     def definition(self, name: GlobalVar, function: BaseFunc) -> list[str]:
