@@ -40,6 +40,7 @@ from ekiden.tir.stmt import (
     SeqStmt,
     Stmt,
 )
+from ekiden.tir.visitor import guarded_nodes
 
 _REDUCE = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
@@ -82,6 +83,7 @@ class _Source:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.depth = 0
         self.names: dict[object, str] = {}
         self.values: dict[str, object] = {"np": np, "rt": _Runtime, "reduce": _REDUCE}
 
@@ -95,13 +97,14 @@ class _Source:
         self.lines.append("    " * depth + line)
 
     def statement(self, s: Stmt, depth: int) -> None:
+        self.depth = depth
         match s:
             case SeqStmt():
                 for each in s.seq:
                     self.statement(each, depth)
             case For():
-                low = self.text(s.min)
-                self.put(depth, f"for {self.name(s.loop_var)} in range({low}, {low} + {self.text(s.extent)}):")
+                low, extent = self.text(s.min), self.text(s.extent)
+                self.put(depth, f"for {self.name(s.loop_var)} in range({low}, {low} + {extent}):")
                 self.statement(s.body, depth + 1)
             case IfThenElse():
                 self.put(depth, f"if {self.text(s.condition)}:")
@@ -142,9 +145,21 @@ class _Source:
         self.put(depth, f"rt.store({target}, {index}, {self.text(s.value)}, {s.buffer.name!r}{mask})")
 
     def text(self, e: PrimExpr) -> str:
+        """The expression as Python; what it uses twice is put on lines of its own before, unless a condition guards it."""
+        order = post_order(e)
+        uses: dict[int, int] = {}
+        for each in order:
+            for child in children(each):
+                uses[id(child)] = uses.get(id(child), 0) + 1
+        guarded = guarded_nodes(e, order)
         done: dict[int, str] = {}
-        for each in post_order(e):
-            done[id(each)] = self.node(each, [done[id(c)] for c in children(each)])
+        for each in order:
+            text = self.node(each, [done[id(c)] for c in children(each)])
+            if uses.get(id(each), 0) > 1 and children(each) and id(each) not in guarded:
+                name = f"t{len(self.lines)}"
+                self.put(self.depth, f"{name} = {text}")
+                text = name
+            done[id(each)] = text
         return done[id(e)]
 
     def node(self, e: PrimExpr, x: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const
+from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import children, post_order, rebuild, rewrite
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import (
@@ -103,6 +103,22 @@ def buffers_read(root: Stmt) -> list[Buffer]:
 def buffers_written(root: Stmt) -> list[Buffer]:
     """The buffers that are stored to, in order of appearance."""
     return list(dict.fromkeys(s.buffer for s in walk(root) if isinstance(s, BufferStore)))
+
+
+def guarded_nodes(root: PrimExpr, order: list[PrimExpr]) -> set[int]:
+    """The ids of the nodes, among those of `root` in `order`, that are evaluated only under a condition."""
+    if not any(isinstance(e, Intrinsic) and e.op == "if_then_else" for e in order):
+        return set()
+    always: set[int] = set()
+    stack = [root]
+    while stack:
+        e = stack.pop()
+        if id(e) in always:
+            continue
+        always.add(id(e))
+        conditional = isinstance(e, Intrinsic) and e.op == "if_then_else"
+        stack.extend(children(e)[:1] if conditional else children(e))
+    return {id(e) for e in order} - always
 
 
 def uses(root: Stmt, var: Var) -> bool:
@@ -248,6 +264,7 @@ __all__ = [
     "buffers_written",
     "children",
     "expressions",
+    "guarded_nodes",
     "is_nothing",
     "post_order",
     "rebuild",

@@ -21,7 +21,7 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import children, pending, post_order, rebuild
 from ekiden.tir.expr import Broadcast, BufferLoad, Ramp
 from ekiden.tir.stmt import Allocate, For, LetStmt, PrimFunc, Stmt
-from ekiden.tir.visitor import StmtMutator, buffers_written, walk
+from ekiden.tir.visitor import StmtMutator, buffers_written, guarded_nodes, walk
 
 
 class _Regroup(StmtMutator):
@@ -45,7 +45,7 @@ class _Regroup(StmtMutator):
         for each in pending((expr,), self._invariant):
             self._invariant[id(each)] = self._is_invariant(each)
         order = pending((expr,), self._memo)
-        guarded = _guarded_nodes(expr, order)
+        guarded = guarded_nodes(expr, order)
         for each in order:
             self._memo[id(each)] = self._place(each, id(each) in guarded)
         return self._root(expr, id(expr) in guarded)
@@ -112,22 +112,6 @@ def _terms(root: PrimExpr) -> list[tuple[PrimExpr, int]]:
         else:
             found.append((e, sign))
     return found
-
-
-def _guarded_nodes(root: PrimExpr, order: list[PrimExpr]) -> set[int]:
-    """Nodes that are evaluated only under a condition."""
-    if not any(isinstance(e, Intrinsic) and e.op == "if_then_else" for e in order):
-        return set()
-    always: set[int] = set()
-    stack = [root]
-    while stack:
-        e = stack.pop()
-        if id(e) in always:
-            continue
-        always.add(id(e))
-        conditional = isinstance(e, Intrinsic) and e.op == "if_then_else"
-        stack.extend(children(e)[:1] if conditional else children(e))
-    return {id(e) for e in order} - always
 
 
 def _is_safe(e: PrimExpr) -> bool:

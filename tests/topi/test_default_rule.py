@@ -1,0 +1,166 @@
+"""The default rule keeps meaning: any group, scheduled and lowered, computes what its unscheduled form does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ekiden import te, topi
+from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.prim import PrimExpr, SizeVar, logical_and, maximum
+from ekiden.target import Target
+from ekiden.te import Tensor
+from ekiden.tir import ForKind, PrimFunc, verify
+from ekiden.tir.interpreter import run
+from ekiden.tir.stmt import For
+from ekiden.tir.transform import lower
+from ekiden.tir.visitor import walk
+from ekiden.topi.nn.softmax import log_softmax, softmax
+from ekiden.topi.rule.default import schedule_default
+
+TARGET = Target(cpu="x86-64-v4", vector_bits=512, registers=32)
+
+
+def compare(inputs: Sequence[Tensor], outputs: Sequence[Tensor], arrays: Sequence[np.ndarray]) -> PrimFunc:
+    """Run both forms; the scheduled one is given back."""
+    plain = lower(te.create_prim_func([*inputs, *outputs]))
+    scheduled = schedule_default(list(inputs), list(outputs), TARGET, "kernel")
+    sizes = {d: n for t, a in zip(inputs, arrays, strict=True) for d, n in zip(t.shape, a.shape, strict=True)}
+    shapes = [tuple(int(sizes.get(d, getattr(d, "value", 0))) for d in t.shape) for t in outputs]
+    expected = [np.zeros(s, t.dtype) for s, t in zip(shapes, outputs, strict=True)]
+    found = [np.full(s, 7, t.dtype) for s, t in zip(shapes, outputs, strict=True)]
+    run(plain, *arrays, *expected)
+    run(verify(lower(scheduled)), *arrays, *found)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
+    return scheduled
+
+
+def declare(array: np.ndarray, symbolic: bool, name: str = "x") -> Tensor:
+    """A placeholder for an array; a symbol for each dimension if asked."""
+    shape = [SizeVar(f"{name}{i}") if symbolic else d for i, d in enumerate(array.shape)]
+    return te.placeholder(shape, str(array.dtype), name)
+
+
+def random_array(shape: Sequence[int], seed: int = 0) -> np.ndarray:
+    """Values of order one."""
+    return np.random.default_rng(seed).normal(size=shape).astype("float32")
+
+
+def pad(x: Tensor) -> Tensor:
+    """One row before and two after the last axis, of ones."""
+    size = x.shape[-1]
+
+    def body(*i: PrimExpr) -> PrimExpr:
+        inside = logical_and(i[-1] >= 1, i[-1] < size + 1)
+        return if_then_else(inside, x[(*i[:-1], i[-1] - 1)], x[tuple([0] * x.ndim)] * 0.0 + 1.0)
+
+    return te.compute((*x.shape[:-1], size + 3), body, name="pad")
+
+
+Step = Callable[[Tensor], Tensor]
+# fmt: off
+STEPS: dict[str, Step] = {
+    "relu":      lambda x: te.compute(x.shape, lambda *i: maximum(x[i], 0.0), name="relu"),
+    "exp":       lambda x: te.compute(x.shape, lambda *i: call_intrin("exp", x[i]), name="exp"),
+    "transpose": lambda x: topi.transform.transpose(x, range(x.ndim)[::-1]),
+    "swap":      lambda x: topi.transform.transpose(x, (1, 0, *range(2, x.ndim))),
+    "double":    lambda x: topi.transform.concatenate([x, x], x.ndim - 1),
+    "stack":     lambda x: topi.transform.concatenate([x, x], 0),
+    "softmax":   lambda x: softmax(x, x.ndim - 1),
+    "softmax0":  lambda x: softmax(x, 0),
+    "log":       lambda x: log_softmax(x, x.ndim - 1),
+    "center":    lambda x: topi.broadcast.subtract(x, topi.reduce.mean(x, (x.ndim - 1,), True)),
+    "center0":   lambda x: topi.broadcast.subtract(x, topi.reduce.mean(x, (0,), True)),
+    "max_all":   lambda x: topi.broadcast.add(x, topi.reduce.max(x, tuple(range(x.ndim)), True)),
+    "position":  lambda x: te.compute(x.shape, lambda *i: x[i] + i[-1].astype("float32"), name="position"),
+}
+# fmt: on
+extents = st.sampled_from([1, 2, 3, 5, 8, 16, 17, 33])
+
+
+@given(
+    st.lists(extents, min_size=2, max_size=3),
+    st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=3),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_chains_mean_the_same(shape: list[int], steps: list[str], symbolic: bool) -> None:
+    array = random_array(shape)
+    x = declare(array, symbolic and not {"double", "stack"} & set(steps))
+    result = x
+    for step in steps:
+        result = STEPS[step](result)
+    if not all(hasattr(d, "value") or d in x.shape for d in result.shape):
+        return
+    compare([x], [result], [array])
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("shape", [(2, 3, 37), (5, 1, 4), (1, 70, 16), (0, 2, 3), (2, 0, 3), (2, 3, 0)])
+def test_reductions(shape: tuple[int, ...], axes: tuple[int, ...], symbolic: bool) -> None:
+    array = random_array(shape)
+    x = declare(array, symbolic)
+    compare([x], [topi.reduce.sum(x, axes)], [array])
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("shape", [(3, 40), (1, 1), (0, 5), (4, 16)])
+def test_padding_reads_nothing_outside(shape: tuple[int, ...]) -> None:
+    array = random_array((*shape[:-1], shape[-1]))
+    if array.size == 0:
+        return
+    x = declare(array, False)
+    scheduled = compare([x], [pad(x)], [array])
+    loops = [s for s in walk(scheduled.body) if isinstance(s, For) and s.kind is ForKind.VECTORIZED]
+    assert len(loops) >= 1
+
+
+@pytest.mark.quick
+def test_several_outputs_share_the_rows() -> None:
+    array = random_array((6, 20))
+    x = declare(array, False)
+    total = topi.reduce.sum(x, (1,), True)
+    compare([x], [topi.broadcast.divide(x, total), total], [array])
+
+
+@pytest.mark.quick
+def test_an_input_as_output_is_copied() -> None:
+    array = random_array((2, 3))
+    x = declare(array, False)
+    compare([x], [te.compute(x.shape, lambda *i: x[i], name="copy")], [array])
+    scheduled = schedule_default([x], [x, x], TARGET, "kernel")
+    outs = [np.zeros_like(array), np.zeros_like(array)]
+    run(lower(scheduled), array, *outs)
+    assert all(np.array_equal(o, array) for o in outs)
+
+
+@pytest.mark.quick
+def test_neighbouring_axes_become_one_loop() -> None:
+    x = te.placeholder((4, 8, 100), name="x")
+    y = te.compute(x.shape, lambda *i: x[i] * 2.0, name="y")
+    scheduled = schedule_default([x], [y], TARGET, "kernel")
+    assert [s.extent.value for s in walk(scheduled.body) if isinstance(s, For)] == [3200]
+
+
+@pytest.mark.quick
+def test_much_work_is_parallel_and_little_is_not() -> None:
+    for rows, parallel in ((8, False), (4096, True)):
+        x = te.placeholder((rows, 128), name="x")
+        scheduled = schedule_default([x], [softmax(x, 1)], TARGET, "kernel")
+        kinds = [s.kind for s in walk(scheduled.body) if isinstance(s, For)]
+        assert (ForKind.PARALLEL in kinds) == parallel
+
+
+@pytest.mark.quick
+def test_concatenation_has_a_nest_per_input() -> None:
+    parts = [te.placeholder((10, n), name=f"x{n}") for n in (3, 40, 5)]
+    arrays = [random_array((10, n)) for n in (3, 40, 5)]
+    out = topi.transform.concatenate(parts, 1)
+    compare(parts, [out], arrays)
