@@ -56,7 +56,9 @@ class Step:
 class Plan:
     """The kernel calls of a module with explicit memory, for given values of its symbols."""
 
-    def __init__(self, main: Function, env: dict[Var, int], kernels: dict[Function, str], image: bytes) -> None:
+    def __init__(
+        self, main: Function, env: dict[Var, int], kernels: dict[Function, str], image: bytes
+    ) -> None:
         self.env, self.kernels = env, kernels
         self.code = load_image(image)
         self.values: dict[Expr, Tensor | np.ndarray] = {}
@@ -120,14 +122,22 @@ class Plan:
         args = [self.atom(e) for e in (*inputs.fields, *outputs.fields)]
         run = self.code[self.kernels[function]]
         traffic = sum(a.numpy().nbytes for a in args if isinstance(a, Tensor))
-        shapes = " ".join("x".join(map(str, a.numpy().shape)) for a in args if isinstance(a, Tensor))
-        self.steps.append(Step(self.kernels[function], lambda: run(*args), self.flops(function), traffic, shapes))
+        shapes = " ".join(
+            "x".join(map(str, a.numpy().shape)) for a in args if isinstance(a, Tensor)
+        )
+        self.steps.append(
+            Step(self.kernels[function], lambda: run(*args), self.flops(function), traffic, shapes)
+        )
 
     def flops(self, function: Function) -> int:
         """Multiplications and additions of the products inside."""
         total = 0
         for e in evaluation_order(function.body):
-            if isinstance(e, Call) and isinstance(e.op, Op) and any(m in e.op.name for m in MULTIPLY):
+            if (
+                isinstance(e, Call)
+                and isinstance(e.op, Op)
+                and any(m in e.op.name for m in MULTIPLY)
+            ):
                 total += self.product(e)
         return total
 
@@ -141,7 +151,9 @@ class Plan:
         attrs = call.attrs
         if "conv2d" in call.op.name:  # type: ignore[attr-defined]
             depthwise = getattr(attrs, "kernel_layout", "") == "HWOI"
-            terms = w[0] * w[1] * (w[3] if depthwise else 1) if depthwise else int(np.prod(w[-4:-1]))
+            terms = (
+                w[0] * w[1] * (w[3] if depthwise else 1) if depthwise else int(np.prod(w[-4:-1]))
+            )
             return 2 * count * terms
         if "dense_pack" in call.op.name:  # type: ignore[attr-defined]
             return 2 * count * w[-2]
@@ -155,8 +167,14 @@ def environment(main: Function, given: dict[str, int]) -> dict[Var, int]:
     """A value for every symbol of the parameters."""
     env: dict[Var, int] = {}
     for param in main.params:
-        kinds = [param.checked_type] if not isinstance(param.checked_type, TupleType) else param.checked_type.fields
-        for var in (v for k in kinds if isinstance(k, TensorType) for d in k.shape for v in free_vars(d)):
+        kinds = (
+            [param.checked_type]
+            if not isinstance(param.checked_type, TupleType)
+            else param.checked_type.fields
+        )
+        for var in (
+            v for k in kinds if isinstance(k, TensorType) for d in k.shape for v in free_vars(d)
+        ):
             if var.name not in given:
                 raise SystemExit(f"the dimension {var.name} needs a value: --dim {var.name}=N")
             env[var] = given[var.name]
@@ -185,7 +203,9 @@ def elapsed(call: Callable[[], object]) -> float:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--dim", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--rounds", type=int, default=15)
@@ -199,7 +219,12 @@ def main() -> None:
     given = {k: int(v) for k, v in (text.split("=") for text in options.dim)}
     fused = primitive_functions(module)
     kernels = build_kernels(fused, [], target)
-    plan = Plan(function, environment(function, given), dict(zip(fused, kernels.names, strict=True)), kernels.image)
+    plan = Plan(
+        function,
+        environment(function, given),
+        dict(zip(fused, kernels.names, strict=True)),
+        kernels.image,
+    )
     report(plan, options.rounds, options.top, peaks(target))
 
 
@@ -215,7 +240,9 @@ def report(plan: Plan, rounds: int, top: int, limits: tuple[float, float]) -> No
     for times, step in zip(spent, plan.steps, strict=True):
         groups.setdefault(step.name, []).append((step, statistics.median(times)))
     total = sum(t for group in groups.values() for _, t in group)
-    print(f"total {total * 1e3:.3f} ms, peak {limits[0] / 1e9:.0f} GFLOP/s, copy {limits[1] / 1e9:.1f} GB/s")
+    print(
+        f"total {total * 1e3:.3f} ms, peak {limits[0] / 1e9:.0f} GFLOP/s, copy {limits[1] / 1e9:.1f} GB/s"
+    )
     print(f"{'ms':>9} {'share':>6} {'calls':>5} {'rate':>18}  kernel, shapes of its first call")
     for name, group in sorted(groups.items(), key=lambda g: -sum(t for _, t in g[1]))[:top]:
         seconds = sum(t for _, t in group)
@@ -225,7 +252,9 @@ def report(plan: Plan, rounds: int, top: int, limits: tuple[float, float]) -> No
         else:
             rate = f"{traffic / seconds / 1e9:.1f} GB/s {traffic / seconds / limits[1]:4.0%}"
         short = name.rpartition("_")[0].removeprefix("fused_")
-        print(f"{seconds * 1e3:9.3f} {seconds / total:6.1%} {len(group):5} {rate:>18}  {short} {group[0][0].shapes}")
+        print(
+            f"{seconds * 1e3:9.3f} {seconds / total:6.1%} {len(group):5} {rate:>18}  {short} {group[0][0].shapes}"
+        )
 
 
 if __name__ == "__main__":

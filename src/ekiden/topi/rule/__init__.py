@@ -8,7 +8,7 @@ from typing import TypeAlias
 from ekiden import te
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
-from ekiden.topi.rule import batch_matmul, conv2d, dense, depthwise
+from ekiden.topi.rule import batch_matmul, conv2d, conv2d_transpose, dense, depthwise
 from ekiden.topi.rule.default import schedule_default
 from ekiden.topi.rule.stages import has_known_weights, is_epilogue
 
@@ -20,6 +20,7 @@ RULES: dict[str, Rule] = {
     "dense_pack":             dense.dense_pack,
     "conv2d_nhwc_pack":       conv2d.conv2d_nhwc_pack,
     "group_conv2d_nhwc_pack": conv2d.group_conv2d_nhwc_pack,
+    "conv2d_transpose":       conv2d_transpose.conv2d_transpose,
     "depthwise_conv2d_nhwc":  depthwise.depthwise_conv2d_nhwc,
     "batch_matmul":           batch_matmul.batch_matmul,
     "matmul":                 batch_matmul.matmul,
@@ -27,10 +28,15 @@ RULES: dict[str, Rule] = {
 }
 # fmt: on
 """Anchors with kernels of their own; each takes one output that is elementwise on the anchor."""
-_ACCEPTS = {tag: batch_matmul.accepts for tag in ("batch_matmul", "matmul", "dense")}
+_ACCEPTS: dict[str, Callable[[te.Tensor], bool]] = {
+    **dict.fromkeys(("batch_matmul", "matmul", "dense"), batch_matmul.accepts),
+    "conv2d_transpose": conv2d_transpose.accepts,
+}
 
 
-def schedule(inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str) -> PrimFunc:
+def schedule(
+    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+) -> PrimFunc:
     """The scheduled loop program of a group. A group that an anchor's rule does not cover gets the default rule."""
     for tensor in te.post_order_tensors(outputs):
         rule = RULES.get(tensor.op.tag)

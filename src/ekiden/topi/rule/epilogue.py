@@ -65,14 +65,19 @@ class Epilogue:
         return sum(dt.is_float(e.dtype) for e in work) <= LIGHT
 
     def store(
-        self, indices: Sequence[PrimExpr], flat: PrimExpr, value: PrimExpr, mask: PrimExpr | None
+        self,
+        indices: Sequence[PrimExpr],
+        flat: PrimExpr,
+        value: PrimExpr,
+        mask: PrimExpr | None,
+        axis: int = -1,
     ) -> Stmt:
-        """`output[indices] = f(value)`; the last index is the first of `lanes` columns, `flat` the
-        element offset of it."""
+        """`output[indices] = f(value)`; the index of `axis` is the first of `lanes` neighbours,
+        `flat` its element offset (of axes after that one, none has more than one element)."""
         lanes = dt.lanes(value.dtype)
         env: dict[PrimExpr, PrimExpr] = dict(zip(self.axis, indices, strict=True))
-        last = indices[-1]
-        env[self.axis[-1]] = Ramp(last, const(1), lanes, dt.with_lanes("int64", lanes))
+        first = indices[axis]
+        env[self.axis[axis]] = Ramp(first, const(1), lanes, dt.with_lanes("int64", lanes))
         result = broadcast(self._vectorize(env, value, mask), lanes)
         return BufferStore(
             self.target, result, (Ramp(flat, const(1), lanes, dt.with_lanes("int64", lanes)),), mask
