@@ -46,7 +46,7 @@ class Operand:
 
 
 def _operand(buffer: Buffer, transposed: bool, batched: bool) -> Operand:
-    rows, columns = buffer.shape[-2:]
+    rows, columns = (const(1), *buffer.shape)[-2:]  # a vector is one row
     shared = not batched or (isinstance(buffer.shape[0], IntImm) and buffer.shape[0].value == 1)
     step = const(0) if shared else simplify(rows * columns)
     return (
