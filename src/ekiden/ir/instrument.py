@@ -1,7 +1,7 @@
 """Places to look between any two passes: print, dump to a folder, verify, stop after the n-th.
 
-    with PassContext(instruments=[DumpIR("passes"), Verify(relay.analysis.verify)]).scope():
-        module = pipeline(module)
+with PassContext(instruments=[DumpIR("passes"), Verify(relay.analysis.verify)]).scope():
+    module = pipeline(module)
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ __all__ = ["DumpIR", "PrintIR", "StopAfter", "TimePasses", "Verify"]
 class PrintIR(PassInstrument):
     """Prints the module before and after the named passes; with no names, after every pass."""
 
-    def __init__(self, before: Iterable[str] = (), after: Iterable[str] = (), file: TextIO | None = None) -> None:
+    def __init__(
+        self, before: Iterable[str] = (), after: Iterable[str] = (), file: TextIO | None = None
+    ) -> None:
         """`file` defaults to the standard error stream at the time of printing."""
         self.before, self.after = frozenset(before), frozenset(after)
         self._is_all = not self.before and not self.after

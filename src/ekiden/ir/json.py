@@ -165,7 +165,9 @@ class _Reader:
         assert isinstance(functions, dict) and isinstance(types, dict) and isinstance(attrs, dict)
         for name, function in functions.items():
             if not isinstance(name, GlobalVar) or not isinstance(function, BaseFunc):
-                raise LoadError(f"a module's functions: got {type(name).__name__}: {type(function).__name__}")
+                raise LoadError(
+                    f"a module's functions: got {type(name).__name__}: {type(function).__name__}"
+                )
         return IRModule(functions, types, attrs)
 
     def _decode(self, value: object, enum: type[Enum] | None) -> object:
@@ -177,7 +179,9 @@ class _Reader:
         match key:
             case "node":
                 if not 0 <= inside < len(self.nodes):
-                    raise LoadError(f"node {len(self.nodes)} refers to {inside}, which does not come before it")
+                    raise LoadError(
+                        f"node {len(self.nodes)} refers to {inside}, which does not come before it"
+                    )
                 return self.nodes[inside]
             case "array":
                 return self.arrays[inside]

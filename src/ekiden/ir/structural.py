@@ -34,7 +34,9 @@ VARIABLES = {
     "relay.IncompleteType": "",
 }
 """Node types that identity tells apart -> the field that is only their name."""
-ATOMS = frozenset({"relay.Var", "relay.GlobalVar", "relay.Constant", "ir.Op", "ir.GlobalVar", "relay.Constructor"})
+ATOMS = frozenset(
+    {"relay.Var", "relay.GlobalVar", "relay.Constant", "ir.Op", "ir.GlobalVar", "relay.Constructor"}
+)
 """Relay nodes whose sharing does not matter."""
 
 _digests: weakref.WeakKeyDictionary[Node, str] = weakref.WeakKeyDictionary()
@@ -58,7 +60,11 @@ def _plan_of(node: Node) -> _Plan:
     found = _plans.get(type(node))
     if found is None:
         key = node.type_key
-        kept = [f for f in fields_of(node) if not f.metadata.get("ignored") and f.name != VARIABLES.get(key)]
+        kept = [
+            f
+            for f in fields_of(node)
+            if not f.metadata.get("ignored") and f.name != VARIABLES.get(key)
+        ]
         binding = tuple(f.name for f in kept if f.metadata.get("binding"))
         graph = isinstance(node, RelayExpr) and key not in ATOMS
         found = _Plan(key, tuple(f.name for f in kept), binding, key in VARIABLES, graph)
@@ -106,7 +112,9 @@ class _Canonical:
             stack.append((node, True))
             for name in plan.binding:
                 self.bound.update(_nodes_in(getattr(node, name)))
-            inside = [n for name in plan.names for n in _nodes_in(getattr(node, name)) if n not in numbers]
+            inside = [
+                n for name in plan.names for n in _nodes_in(getattr(node, name)) if n not in numbers
+            ]
             stack.extend((n, False) for n in reversed(inside))
         return ("root", self._encode(root))
 
@@ -123,7 +131,9 @@ class _Canonical:
         return len(self.rows) - 1
 
     def _identity(self, node: Node, key: str) -> Row:
-        is_mapped = node in self.bound or key == "relay.TypeVar" or key == "tir.SizeVar" and self.map_sizes
+        is_mapped = (
+            node in self.bound or key == "relay.TypeVar" or key == "tir.SizeVar" and self.map_sizes
+        )
         if is_mapped or self.free == "order":
             return ("bound" if is_mapped else "free", len(self.rows))
         return ("is", id(node))
@@ -142,7 +152,9 @@ class _Canonical:
             return ("{", *((str(k), self._encode(value[k])) for k in sorted(value, key=str)))
         if isinstance(value, (np.ndarray, np.generic)):
             return _array_row(np.asarray(value))
-        raise TypeError(f"structural equality: a {type(value).__name__} has no structure: {value!r}")
+        raise TypeError(
+            f"structural equality: a {type(value).__name__} has no structure: {value!r}"
+        )
 
 
 def _array_row(value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Row:

@@ -119,7 +119,9 @@ def type_text(kind: Type, names: Names = _NO_NAMES) -> str:
         case TupleType(fields=fields):
             return f"({joined(fields)})"
         case FuncType(arg_types=args, ret_type=ret, type_params=params):
-            return f"fn {type_params_text(params, names)}({joined(args)}) -> {type_text(ret, names)}"
+            return (
+                f"fn {type_params_text(params, names)}({joined(args)}) -> {type_text(ret, names)}"
+            )
         case TypeVar(name_hint=name) | GlobalTypeVar(name_hint=name):
             return names.get(kind, name)
         case TypeCall(func=func, args=args):

@@ -46,7 +46,15 @@ from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.parser import parse, parse_expr
 from ekiden.relay.printer import astext
 from ekiden.relay.type_infer import infer_expr_type, infer_type
-from ekiden.relay.visitor import ExprMutator, all_vars, bind, bound_vars, free_type_vars, free_vars, post_order
+from ekiden.relay.visitor import (
+    ExprMutator,
+    all_vars,
+    bind,
+    bound_vars,
+    free_type_vars,
+    free_vars,
+    post_order,
+)
 
 Any = AnyDim
 """A dimension nothing is known about (TVM's name)."""

@@ -128,7 +128,9 @@ def _errors_in(root: Expr, module: IRModule | None, bound: set[Var]) -> list[str
         for part in here:
             if isinstance(part, Var) and not scoping.sees(expr, part):
                 found.append(f"%{part.name_hint} is used where it is not bound")
-            elif isinstance(part, GlobalVar) and module is not None and part not in module.functions:
+            elif (
+                isinstance(part, GlobalVar) and module is not None and part not in module.functions
+            ):
                 found.append(f"@{part.name_hint} is not a function of the module")
         for variables, body in opened:
             if isinstance(body, Var) and body not in variables and not scoping.sees(expr, body):

@@ -98,7 +98,9 @@ class Closure:
 Value = Union[Array, tuple["Value", ...], ConstructorValue, RefValue, Closure, Constructor, Op]
 
 
-def evaluate_call(op: Op | str, attrs: Attrs | None, arrays: Sequence[object]) -> Array | tuple[Array, ...]:
+def evaluate_call(
+    op: Op | str, attrs: Attrs | None, arrays: Sequence[object]
+) -> Array | tuple[Array, ...]:
     """The result of an operator on NumPy arrays (a tuple of arrays for a tuple argument), by its reference semantics.
 
     Raises RunError for an operator that has none.
@@ -106,11 +108,15 @@ def evaluate_call(op: Op | str, attrs: Attrs | None, arrays: Sequence[object]) -
     name = op if isinstance(op, str) else op.name
     reference = OPS[name].reference
     if reference is None:
-        raise RunError(f"{name}: the operator has no reference semantics, so it cannot be interpreted")
+        raise RunError(
+            f"{name}: the operator has no reference semantics, so it cannot be interpreted"
+        )
     if OPS[name].variadic and len(arrays) == 1 and isinstance(arrays[0], tuple):
         arrays = arrays[0]
     result = reference(attrs, *arrays)
-    return tuple(map(np.asarray, result)) if isinstance(result, (tuple, list)) else np.asarray(result)
+    return (
+        tuple(map(np.asarray, result)) if isinstance(result, (tuple, list)) else np.asarray(result)
+    )
 
 
 def bind_attrs(attrs: Attrs, symbols: Mapping[PrimVar, int]) -> Attrs:
@@ -142,16 +148,22 @@ def bind_symbols(kind: Type, value: Value, symbols: Symbols, what: str) -> None:
 def _check_tensor(kind: TensorType, value: Array, what: str) -> None:
     if len(kind.shape) != value.ndim or to_numpy(kind.dtype) != value.dtype:
         got = f"{value.dtype} of shape {value.shape}"
-        raise InputError(f"{what}: expected {kind.dtype} of shape {shape_text(kind.shape)}, got {got}")
+        raise InputError(
+            f"{what}: expected {kind.dtype} of shape {shape_text(kind.shape)}, got {got}"
+        )
 
 
-def _bind_dim(dim: PrimExpr, extent: int, symbols: Symbols, kind: TensorType, value: Array, what: str) -> None:
+def _bind_dim(
+    dim: PrimExpr, extent: int, symbols: Symbols, kind: TensorType, value: Array, what: str
+) -> None:
     expected = dim.value if isinstance(dim, IntImm) else extent
     if isinstance(dim, SizeVar):
         expected = symbols.setdefault(dim, extent)
     if expected != extent:
         shape = shape_text(kind.shape)
-        reason = "" if isinstance(dim, IntImm) else f", where {getattr(dim, 'name', dim)} is {expected}"
+        reason = (
+            "" if isinstance(dim, IntImm) else f", where {getattr(dim, 'name', dim)} is {expected}"
+        )
         raise InputError(f"{what}: expected shape {shape}{reason}, got {value.shape}")
 
 
@@ -171,7 +183,9 @@ class Interpreter:
         if isinstance(value, Closure) and (args or not value.function.params):
             return self.apply(value, *args)
         if args:
-            raise InputError(f"evaluate: got {len(args)} arguments for an expression that is not a function")
+            raise InputError(
+                f"evaluate: got {len(args)} arguments for an expression that is not a function"
+            )
         return value
 
     def apply(self, function: Value, *args: object) -> Value:
@@ -211,7 +225,11 @@ class Interpreter:
                 return Closure(function)
         found = frame.find(expr)
         if found is None:
-            raise RunError(f"variable %{expr.name_hint} is not bound" if isinstance(expr, Var) else f"no value: {expr!r}")
+            raise RunError(
+                f"variable %{expr.name_hint} is not bound"
+                if isinstance(expr, Var)
+                else f"no value: {expr!r}"
+            )
         return found
 
     def _call(self, step: _Step, stack: list[_Step]) -> None:
@@ -273,7 +291,9 @@ class Interpreter:
         if step.phase == 0:
             stack += (step.next(), _Step(choice.cond, frame))
         elif step.phase == 1:
-            branch = choice.true_branch if bool(self._value(choice.cond, frame)) else choice.false_branch
+            branch = (
+                choice.true_branch if bool(self._value(choice.cond, frame)) else choice.false_branch
+            )
             inner = _Step(branch, frame)
             stack += (step.next(inner), inner)
         else:
@@ -344,7 +364,9 @@ def _choose(match: Match, value: Value, frame: Frame) -> Expr:
         if bound is not None:
             frame.values.update(bound)
             return clause.rhs
-    shown = value.constructor.name_hint if isinstance(value, ConstructorValue) else type(value).__name__
+    shown = (
+        value.constructor.name_hint if isinstance(value, ConstructorValue) else type(value).__name__
+    )
     raise RunError(f"match: no clause fits {shown}")
 
 
@@ -377,13 +399,18 @@ def _to_value(value: object) -> Value:
 
 
 def _note_place(error: Exception, expr: Expr) -> None:
-    """Say once which expression failed, if it is known where it comes from."""
-    if getattr(error, "__notes__", None):
+    """Say once which operator or node of the model failed."""
+    is_operator = isinstance(expr, Call) and isinstance(expr.op, Op)
+    if getattr(error, "__notes__", None) or not is_operator and expr.span is None:
         return
-    name = expr.op.name if isinstance(expr, Call) and isinstance(expr.op, Op) else type(expr).__name__
+    name = (
+        expr.op.name if isinstance(expr, Call) and isinstance(expr.op, Op) else type(expr).__name__
+    )
     known = expr.checked_type_or_none()
     kind = f": {type_text(known)}" if known is not None else ""
-    error.add_note(f"while interpreting {name}{kind}" + (f", at {expr.span}" if expr.span is not None else ""))
+    error.add_note(
+        f"while interpreting {name}{kind}" + (f", at {expr.span}" if expr.span is not None else "")
+    )
 
 
 _ATOMS = frozenset((Var, GlobalVar, Constant, Op, Constructor))

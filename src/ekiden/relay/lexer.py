@@ -25,7 +25,9 @@ _TOKEN = re.compile(
     | (?P<string>    STRING )
     | (?P<name>      match\? | NAME )
     | (?P<mark>      => | -> | == | != | <= | >= | [(){}\[\],;:=.+*/<>?-] )
-    """.replace("NAME", r"[A-Za-z_]\w*(?:/\w+)*(?:\.[A-Za-z_]\w*(?:/\w+)*)*").replace("STRING", r'"(?:\\.|[^"\\\n])*"'),
+    """.replace("NAME", r"[A-Za-z_]\w*(?:/\w+)*(?:\.[A-Za-z_]\w*(?:/\w+)*)*").replace(
+        "STRING", r'"(?:\\.|[^"\\\n])*"'
+    ),
     re.VERBOSE | re.ASCII,
 )
 _COMMENT_EDGE = re.compile(r"/\*|\*/")

@@ -295,7 +295,11 @@ class _Parser(TypeParser):
                 elif self.take("free_var"):
                     self.bind()
                     self.expect(";")
-                elif self.token.kind == "graph" and self.peek(1).text == "=" and self.peek(1).kind == "mark":
+                elif (
+                    self.token.kind == "graph"
+                    and self.peek(1).text == "="
+                    and self.peek(1).kind == "mark"
+                ):
                     name = self.advance().text
                     self.advance()
                     self.graph[-1][name] = yield self.expr()
@@ -344,7 +348,11 @@ class _Parser(TypeParser):
                 made = yield self.call(made, (), at)
             elif self.token.text == "[" and not isinstance(made, Constant):
                 kinds = self.types_in_brackets()
-                made = (yield self.call(made, kinds, at)) if self.next_is("(") else Call(made, (), None, kinds)
+                made = (
+                    (yield self.call(made, kinds, at))
+                    if self.next_is("(")
+                    else Call(made, (), None, kinds)
+                )
             elif self.token.text == ".":
                 self.advance()
                 for index in self.expect_kind("int", "the number of a field").text.split("."):
@@ -362,7 +370,11 @@ class _Parser(TypeParser):
         attrs: dict[str, tuple[object, int]] = {}
         while not self.take(")"):
             token = self.token
-            if token.kind in ("name", "string") and self.peek(1).text == "=" and self.peek(1).kind == "mark":
+            if (
+                token.kind in ("name", "string")
+                and self.peek(1).text == "="
+                and self.peek(1).kind == "mark"
+            ):
                 key = self._key()
                 attrs[key] = (self.value(), token.at)
             elif attrs:
@@ -373,9 +385,17 @@ class _Parser(TypeParser):
                 args.append((yield self.expr()))
             if not self.next_is(")"):
                 self.expect(",")
-        return Call(callee, tuple(args), self._attrs(callee, attrs, at), tuple(type_args), span=self.span(at))
+        return Call(
+            callee,
+            tuple(args),
+            self._attrs(callee, attrs, at),
+            tuple(type_args),
+            span=self.span(at),
+        )
 
-    def _attrs(self, callee: Expr, given: Mapping[str, tuple[object, int]], at: int) -> Attrs | None:
+    def _attrs(
+        self, callee: Expr, given: Mapping[str, tuple[object, int]], at: int
+    ) -> Attrs | None:
         values = dict(given)
         kind = OPS[callee.name].attrs if isinstance(callee, Op) else None
         if "attrs_type_key" in values:
@@ -390,18 +410,26 @@ class _Parser(TypeParser):
             return None
         return self._make_attrs(kind, values, at)
 
-    def _make_attrs(self, kind: type[Attrs], values: Mapping[str, tuple[object, int]], at: int) -> Attrs:
+    def _make_attrs(
+        self, kind: type[Attrs], values: Mapping[str, tuple[object, int]], at: int
+    ) -> Attrs:
         known = [name for name in getattr(kind, "__dataclass_fields__", ())]
         for name, (_, place) in values.items():
             if name not in known:
-                self.source.fail(place, f"{kind.__name__} has no attribute {name!r}; it has {', '.join(known)}")
+                self.source.fail(
+                    place, f"{kind.__name__} has no attribute {name!r}; it has {', '.join(known)}"
+                )
         prims = _prim_fields(kind.type_key)
-        made = {name: _to_prim(value) if name in prims else value for name, (value, _) in values.items()}
+        made = {
+            name: _to_prim(value) if name in prims else value for name, (value, _) in values.items()
+        }
         try:
             return kind(**made)
         except TypeError as error:
             missing = str(error).partition("required positional argument")[2].lstrip("s: ")
-            self.source.fail(at, f"{kind.__name__}: the call lacks {missing}" if missing else str(error))
+            self.source.fail(
+                at, f"{kind.__name__}: the call lacks {missing}" if missing else str(error)
+            )
 
     def _name(self, token: Token) -> Expr:
         """The value a name of an expression has."""
@@ -542,7 +570,9 @@ class _Parser(TypeParser):
         span = self.span(start.at)
         if start.text == "ref_write":
             return RefWrite(first, second, span=span)
-        return RefRead(first, span=span) if start.text == "ref_read" else RefCreate(first, span=span)
+        return (
+            RefRead(first, span=span) if start.text == "ref_read" else RefCreate(first, span=span)
+        )
 
     def _meta(self, start: Token) -> Steps:
         """`meta[relay.Constant][3]`"""
@@ -554,7 +584,9 @@ class _Parser(TypeParser):
         index = self.expect_kind("int", "a number")
         self.expect("]")
         if key.text != "relay.Constant" or int(index.text) >= len(self.constants):
-            self.source.fail(start.at, f"meta[{key.text}][{index.text}]: the text has no such meta data")
+            self.source.fail(
+                start.at, f"meta[{key.text}][{index.text}]: the text has no such meta data"
+            )
         return self.constants[int(index.text)]
 
     def span(self, at: int) -> Span:

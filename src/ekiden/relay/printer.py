@@ -54,7 +54,14 @@ from ekiden.relay.visitor import ATOMS, free_vars
 
 VERSION = "0.0.5"
 _PLAIN = re.compile(r"[A-Za-z_]\w*(?:/\w+)*(?:\.[A-Za-z_]\w*(?:/\w+)*)*", re.ASCII)
-LITERAL_SUFFIX = {"float32": "f", "float16": "f16", "float64": "f64", "int32": "", "int16": "i16", "int64": "i64"}
+LITERAL_SUFFIX = {
+    "float32": "f",
+    "float16": "f16",
+    "float64": "f64",
+    "int32": "",
+    "int16": "i16",
+    "int64": "i64",
+}
 """dtype of a scalar constant -> what follows its digits."""
 
 
@@ -66,7 +73,11 @@ def astext(value: RelayExpr | IRModule | Type, show_meta_data: bool = True) -> s
     body = printer.module(value) if isinstance(value, IRModule) else printer.root(value)
     lines = [f'#[version = "{VERSION}"]', *body]
     if show_meta_data and printer.constants:
-        lines += ["", "#[metadata]", json.dumps({"relay.Constant": [_constant_data(c) for c in printer.constants]})]
+        lines += [
+            "",
+            "#[metadata]",
+            json.dumps({"relay.Constant": [_constant_data(c) for c in printer.constants]}),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -245,7 +256,9 @@ class _Printer:
         """The lines of a module."""
         lines = []
         if module.attrs:
-            inside = ", ".join(f"{json.dumps(k)} = {self.value(v)}" for k, v in module.attrs.items())
+            inside = ", ".join(
+                f"{json.dumps(k)} = {self.value(v)}" for k, v in module.attrs.items()
+            )
             lines.append(f"attributes {{{inside}}}")
         for data in module.type_definitions.values():
             assert isinstance(data, TypeData)
@@ -269,7 +282,9 @@ class _Printer:
         lines = [f"type {data.header.name_hint}{params} {{"]
         for made in data.constructors:
             inputs = ", ".join(map(self.type, made.inputs))
-            lines.append(f"  {made.name_hint}({inputs})," if made.inputs else f"  {made.name_hint},")
+            lines.append(
+                f"  {made.name_hint}({inputs})," if made.inputs else f"  {made.name_hint},"
+            )
         return [*lines, "}"]
 
     def root(self, expr: RelayExpr) -> list[str]:
@@ -293,7 +308,11 @@ class _Printer:
 
     def param(self, var: Var) -> str:
         """`%x: Tensor[(3,), float32]`"""
-        return f"{self.var(var)}: {self.type(var.type_annotation)}" if var.type_annotation is not None else self.var(var)
+        return (
+            f"{self.var(var)}: {self.type(var.type_annotation)}"
+            if var.type_annotation is not None
+            else self.var(var)
+        )
 
     def atom(self, expr: Expr) -> str:
         """An expression without parts."""
@@ -339,7 +358,9 @@ class _Printer:
         attrs = call.attrs
         if attrs is None:
             return []
-        expected = OPS[call.op.name].attrs if isinstance(call.op, Op) and call.op.name in OPS else None
+        expected = (
+            OPS[call.op.name].attrs if isinstance(call.op, Op) and call.op.name in OPS else None
+        )
         key = [] if type(attrs) is expected else [f'attrs_type_key="{attrs.type_key}"']
         return key + [f"{name}={self.value(value)}" for name, value in non_defaults(attrs)]
 
@@ -353,7 +374,11 @@ class _Printer:
             case PatternVar(var=var):
                 return self.param(var)
             case PatternConstructor(constructor=made, patterns=inner):
-                return f"{made.name_hint}({', '.join(map(self.pattern, inner))})" if inner else made.name_hint
+                return (
+                    f"{made.name_hint}({', '.join(map(self.pattern, inner))})"
+                    if inner
+                    else made.name_hint
+                )
             case PatternTuple(patterns=inner):
                 return f"({', '.join(map(self.pattern, inner))}{',' if len(inner) == 1 else ''})"
             case _:
@@ -405,7 +430,9 @@ class _Body:
             if is_binding:
                 assert isinstance(expr, Let)
                 block = self.scopes.inner.get((expr, 0)) or self.scopes.block[expr]
-                block.lines += _statement(f"let {self.printer.param(expr.var)} = ", self.of(expr.value))
+                block.lines += _statement(
+                    f"let {self.printer.param(expr.var)} = ", self.of(expr.value)
+                )
             elif expr not in self.scopes.tail_lets:
                 self._print(expr)
         return self.inside(self.scopes.top)
@@ -413,7 +440,11 @@ class _Body:
     def _print(self, expr: Expr) -> None:
         lines = self._render(expr)
         comment = self._comment(expr)
-        if comment and len(lines) == 1 and not (isinstance(expr, TupleGetItem) and expr in self.in_place):
+        if (
+            comment
+            and len(lines) == 1
+            and not (isinstance(expr, TupleGetItem) and expr in self.in_place)
+        ):
             lines = [f"{lines[0]} {comment}"]
         if expr in self.in_place:
             self.text[expr] = lines
@@ -461,7 +492,13 @@ class _Body:
             case RefWrite(ref=ref, value=value):
                 return [f"ref_write({self.one(ref)}, {self.one(value)})"]
             case If(cond=cond):
-                return [f"if ({self.one(cond)}) {{", *self.nested(expr), "} else {", *self.nested(expr, 1), "}"]
+                return [
+                    f"if ({self.one(cond)}) {{",
+                    *self.nested(expr),
+                    "} else {",
+                    *self.nested(expr, 1),
+                    "}",
+                ]
             case Function():
                 return [self.printer.head(expr, "fn "), *self.nested(expr), "}"]
             case Match():
@@ -481,7 +518,11 @@ class _Body:
     def _match(self, match: Match) -> list[str]:
         lines = [f"match{'' if match.complete else '?'} ({self.one(match.data)}) {{"]
         for index, clause in enumerate(match.clauses):
-            lines += [f"  {self.printer.pattern(clause.lhs)} => {{", *_indent(self.nested(match, index)), "  },"]
+            lines += [
+                f"  {self.printer.pattern(clause.lhs)} => {{",
+                *_indent(self.nested(match, index)),
+                "  },",
+            ]
         return [*lines, "}"]
 
 

@@ -105,7 +105,9 @@ def _signature(function: Function) -> FuncType | None:
     if any(k is None or has_holes(k) for k in written):
         return None
     assert function.ret_type is not None
-    return FuncType(tuple(k for k in kinds if k is not None), function.ret_type, function.type_params)
+    return FuncType(
+        tuple(k for k in kinds if k is not None), function.ret_type, function.type_params
+    )
 
 
 def _place(expr: Expr) -> str:
@@ -129,7 +131,9 @@ class _Inference:
         """Infer one global function."""
         function = self.module[name]
         assert isinstance(function, Function)
-        self.rigid = set(size_vars(p.type_annotation for p in function.params if p.type_annotation is not None))
+        self.rigid = set(
+            size_vars(p.type_annotation for p in function.params if p.type_annotation is not None)
+        )
         self._global(name)
         self.walk(function)
         self._solve_waiting()
@@ -260,7 +264,9 @@ class _Inference:
         header = constructor.belong_to
         data = self.module.type_definitions.get(header)
         if not isinstance(data, TypeData):
-            self.fail(constructor, f"{constructor.name_hint}: the module has no type {header.name_hint}")
+            self.fail(
+                constructor, f"{constructor.name_hint}: the module has no type {header.name_hint}"
+            )
         return FuncType(constructor.inputs, TypeCall(header, data.type_vars), data.type_vars)
 
     def constant(self, constant: Expr) -> Type:
@@ -289,13 +295,20 @@ class _Inference:
         if not isinstance(kind, TupleType):
             self.fail(expr, f"field {expr.index}: expected a tuple, got {self.text(kind)}")
         if not 0 <= expr.index < len(kind.fields):
-            self.fail(expr, f"field {expr.index}: the tuple has {len(kind.fields)}: {self.text(kind)}")
+            self.fail(
+                expr, f"field {expr.index}: the tuple has {len(kind.fields)}: {self.text(kind)}"
+            )
         return kind.fields[expr.index]
 
     def choice(self, expr: If) -> Type:
         """Both branches have one type."""
         self._agree(_BOOL, self.type_of(expr.cond), expr, "the condition of if")
-        return self._agree(self.type_of(expr.true_branch), self.type_of(expr.false_branch), expr, "the else branch of if")
+        return self._agree(
+            self.type_of(expr.true_branch),
+            self.type_of(expr.false_branch),
+            expr,
+            "the else branch of if",
+        )
 
     def lambda_(self, expr: Function) -> Type:
         """`fn (x: A) { b: B }: fn (A) -> B`"""
@@ -317,7 +330,9 @@ class _Inference:
 
     def ref_write(self, expr: RefWrite) -> Type:
         """`ref_write(r, a): ()`"""
-        self._agree(self._referent(expr, expr.ref), self.type_of(expr.value), expr, "the value written")
+        self._agree(
+            self._referent(expr, expr.ref), self.type_of(expr.value), expr, "the value written"
+        )
         return _UNIT
 
     def _referent(self, expr: Expr, ref: Expr) -> Type:
@@ -358,7 +373,9 @@ class _Inference:
                 self._agree(kind, one.ret_type, at, f"pattern {made.name_hint}")
                 self._patterns(at, clause, inner, one.arg_types)
 
-    def _patterns(self, at: Match, clause: Clause, inner: tuple[Pattern, ...], kinds: tuple[Type, ...]) -> None:
+    def _patterns(
+        self, at: Match, clause: Clause, inner: tuple[Pattern, ...], kinds: tuple[Type, ...]
+    ) -> None:
         for pattern, kind in zip(inner, kinds, strict=True):
             self._pattern(at, clause, pattern, kind)
 
@@ -370,9 +387,16 @@ class _Inference:
         if isinstance(callee, FuncType):
             return self._apply(expr, callee)
         if not isinstance(callee, IncompleteType):
-            self.fail(expr, f"call of {self._name(expr.op)}: expected a function, got {self.text(callee)}")
+            self.fail(
+                expr, f"call of {self._name(expr.op)}: expected a function, got {self.text(callee)}"
+            )
         result = self.unifier.hole()
-        self._agree(callee, FuncType(tuple(map(self.type_of, expr.args)), result), expr, f"call of {self._name(expr.op)}")
+        self._agree(
+            callee,
+            FuncType(tuple(map(self.type_of, expr.args)), result),
+            expr,
+            f"call of {self._name(expr.op)}",
+        )
         return result
 
     def _operator(self, expr: Call, name: str) -> Type | None:
@@ -381,7 +405,10 @@ class _Inference:
             self.fail(expr, f"{name}: no such operator")
         if len(expr.args) != len(definition.arguments):
             names = ", ".join(definition.arguments)
-            self.fail(expr, f"{name}: expected {len(definition.arguments)} arguments ({names}), got {len(expr.args)}")
+            self.fail(
+                expr,
+                f"{name}: expected {len(definition.arguments)} arguments ({names}), got {len(expr.args)}",
+            )
         kinds = [self.type_of(a) for a in expr.args]
         if self.unifier.has_holes:
             kinds = [self.unifier.resolve(k) for k in kinds]
@@ -395,7 +422,10 @@ class _Inference:
     def _apply(self, expr: Call, callee: FuncType) -> Type:
         name = self._name(expr.op)
         if len(callee.arg_types) != len(expr.args):
-            self.fail(expr, f"call of {name}: expected {len(callee.arg_types)} arguments, got {len(expr.args)}")
+            self.fail(
+                expr,
+                f"call of {name}: expected {len(callee.arg_types)} arguments, got {len(expr.args)}",
+            )
         try:
             one = self.unifier.instantiate(callee, expr.type_args)
         except Mismatch as error:
@@ -447,10 +477,17 @@ class _Inference:
 
     def _report_open(self, expr: Expr, kind: Type) -> NoReturn:
         for each in self.types:
-            if isinstance(each, Var) and each.type_annotation is None and self.unifier.is_open(self.types[each]):
+            if (
+                isinstance(each, Var)
+                and each.type_annotation is None
+                and self.unifier.is_open(self.types[each])
+            ):
                 expr, kind = each, self.types[each]
                 break
-        self.fail(expr, f"cannot infer the type of {self._name(expr)}: found {self.text(kind)}; annotate it")
+        self.fail(
+            expr,
+            f"cannot infer the type of {self._name(expr)}: found {self.text(kind)}; annotate it",
+        )
 
     def _agree(self, expected: Type, got: Type, at: Expr, what: str) -> Type:
         try:

@@ -161,7 +161,9 @@ class TypeParser:
         self.expect(",")
         dtype = self.expect_kind("name", "a dtype")
         if not _is_dtype(dtype.text):
-            self.source.fail(dtype.at, f"no dtype {dtype.text!r}; there are {', '.join(SCALAR_BITS)}")
+            self.source.fail(
+                dtype.at, f"no dtype {dtype.text!r}; there are {', '.join(SCALAR_BITS)}"
+            )
         self.expect("]")
         return TensorType(tuple(shape), dtype.text)
 
@@ -193,7 +195,10 @@ class TypeParser:
     def prim(self, tightest: int = 0) -> PrimExpr:
         """A scalar expression whose operators bind at least as tightly as `tightest`."""
         left = self._prim_atom()
-        while (row := _INFIX.get(self.token.text)) is not None and self.token.kind in ("mark", "name"):
+        while (row := _INFIX.get(self.token.text)) is not None and self.token.kind in (
+            "mark",
+            "name",
+        ):
             level, kind = row
             if level < tightest:
                 break

@@ -43,8 +43,14 @@ def substitute_dims(kind: Type, dims: Dims) -> Type:
     def replace(at: Type) -> Type:
         if not isinstance(at, TensorType):
             return at
-        shape = tuple(d if isinstance(d, IntImm) else simplify(substitute(d, dims)) for d in at.shape)
-        return at if all(a is b for a, b in zip(shape, at.shape, strict=True)) else TensorType(shape, at.dtype)
+        shape = tuple(
+            d if isinstance(d, IntImm) else simplify(substitute(d, dims)) for d in at.shape
+        )
+        return (
+            at
+            if all(a is b for a, b in zip(shape, at.shape, strict=True))
+            else TensorType(shape, at.dtype)
+        )
 
     return map_type(kind, replace)
 
@@ -64,7 +70,11 @@ def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
         return a
     if prove_equal(a, b):
         return a
-    if isinstance(a, (IntImm, Var)) and isinstance(b, (IntImm, Var)) or isinstance(simplify(a - b), IntImm):
+    if (
+        isinstance(a, (IntImm, Var))
+        and isinstance(b, (IntImm, Var))
+        or isinstance(simplify(a - b), IntImm)
+    ):
         raise Mismatch
     return a
 
@@ -140,7 +150,11 @@ class Unifier:
         if a.dtype != b.dtype or len(a.shape) != len(b.shape):
             raise Mismatch
         shape = tuple(map(unify_dim, a.shape, b.shape))
-        return a if all(x is y for x, y in zip(shape, a.shape, strict=True)) else TensorType(shape, a.dtype)
+        return (
+            a
+            if all(x is y for x, y in zip(shape, a.shape, strict=True))
+            else TensorType(shape, a.dtype)
+        )
 
     def _functions(self, a: FuncType, b: FuncType) -> FuncType:
         if len(a.type_params) != len(b.type_params):
@@ -148,9 +162,13 @@ class Unifier:
         if a.type_params:
             renamed = dict(zip(b.type_params, a.type_params, strict=True))
             b = FuncType(
-                tuple(_replace_vars(t, renamed) for t in b.arg_types), _replace_vars(b.ret_type, renamed), a.type_params
+                tuple(_replace_vars(t, renamed) for t in b.arg_types),
+                _replace_vars(b.ret_type, renamed),
+                a.type_params,
             )
-        return FuncType(self._all(a.arg_types, b.arg_types), self.unify(a.ret_type, b.ret_type), a.type_params)
+        return FuncType(
+            self._all(a.arg_types, b.arg_types), self.unify(a.ret_type, b.ret_type), a.type_params
+        )
 
     def _solve(self, hole: IncompleteType, kind: Type) -> Type:
         resolved = self.resolve(kind)
@@ -167,7 +185,9 @@ class Unifier:
             raise Mismatch(f"expected {len(kind.type_params)} type arguments, got {len(type_args)}")
         args = type_args or tuple(self.hole() for _ in kind.type_params)
         new: dict[TypeVar, Type] = dict(zip(kind.type_params, args, strict=True))
-        return FuncType(tuple(_replace_vars(t, new) for t in kind.arg_types), _replace_vars(kind.ret_type, new))
+        return FuncType(
+            tuple(_replace_vars(t, new) for t in kind.arg_types), _replace_vars(kind.ret_type, new)
+        )
 
 
 def _replace_vars(kind: Type, new: Mapping[TypeVar, Type]) -> Type:
@@ -179,7 +199,11 @@ def match_dims(param: Type, arg: Type, flexible: set[SizeVar], dims: dict[Var, P
     if isinstance(param, TensorType) and isinstance(arg, TensorType):
         if len(param.shape) == len(arg.shape):
             for p, a in zip(param.shape, arg.shape, strict=True):
-                if isinstance(p, SizeVar) and p in flexible and (p not in dims or isinstance(dims[p], AnyDim)):
+                if (
+                    isinstance(p, SizeVar)
+                    and p in flexible
+                    and (p not in dims or isinstance(dims[p], AnyDim))
+                ):
                     dims[p] = a
     elif isinstance(param, TupleType) and isinstance(arg, TupleType):
         for x, y in zip(param.fields, arg.fields, strict=False):

@@ -181,7 +181,9 @@ class ExprMutator:
     def __init__(self) -> None:
         self.memo: dict[Expr, Expr] = {}
         self._own = {
-            kind: getattr(self, f"rewrite_{name}") for kind, name in _METHODS.items() if hasattr(self, f"rewrite_{name}")
+            kind: getattr(self, f"rewrite_{name}")
+            for kind, name in _METHODS.items()
+            if hasattr(self, f"rewrite_{name}")
         }
 
     def rewrite(self, old: Expr, new: Expr) -> Expr:
@@ -194,7 +196,11 @@ class ExprMutator:
         for expr in post_order_after(root, memo, self.into_functions):
             new = [memo[c] for c in self._children(expr, root)]
             own = self._own.get(type(expr))
-            memo[expr] = own(expr, new) if own is not None else self.rewrite(expr, rebuild(expr, new) if new else expr)
+            memo[expr] = (
+                own(expr, new)
+                if own is not None
+                else self.rewrite(expr, rebuild(expr, new) if new else expr)
+            )
         return memo[root]
 
     def _children(self, expr: Expr, root: Expr) -> tuple[Expr, ...]:
@@ -222,7 +228,9 @@ _METHODS: dict[type, str] = {
 }
 
 
-def post_order_after(root: Expr, known: Mapping[Expr, object], into_functions: bool = True) -> list[Expr]:
+def post_order_after(
+    root: Expr, known: Mapping[Expr, object], into_functions: bool = True
+) -> list[Expr]:
     """`post_order` without what is in `known` already, nor what only that needs."""
     if not known:
         return post_order(root, into_functions)
@@ -253,12 +261,16 @@ def bind(expr: Expr, mapping: Mapping[Var, Expr]) -> Expr:
         return _Substitution(mapping).visit(expr)
     body = _Substitution(mapping).visit(expr.body)
     params = tuple(p for p in expr.params if p not in mapping)
-    return expr.with_fields(params=params if len(params) < len(expr.params) else expr.params, body=body)
+    return expr.with_fields(
+        params=params if len(params) < len(expr.params) else expr.params, body=body
+    )
 
 
 def bound_vars(expr: Expr) -> list[Var]:
     """Every variable that a Let, Function or Match in `expr` binds, in the order met."""
-    return list(dict.fromkeys(v for e in post_order(expr, into_functions=True) for v in _binders(e)))
+    return list(
+        dict.fromkeys(v for e in post_order(expr, into_functions=True) for v in _binders(e))
+    )
 
 
 def _binders(expr: Expr) -> Iterable[Var]:

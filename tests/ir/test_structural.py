@@ -1,0 +1,123 @@
+"""Equality and hash of meaning."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ekiden.ir.prim import IntImm, SizeVar
+from ekiden.ir.structural import structural_digest, structural_equal, structural_hash
+from ekiden.relay import IRModule, TensorType, const, op, parse, parse_expr, tensor_type, var
+
+pytestmark = pytest.mark.quick
+
+EQUAL = [
+    ("fn (%x: int32) { %x }", "fn (%y: int32) { %y }"),
+    ("let %a = 1; let %b = 2; %a + %b", "let %b = 1; let %a = 2; %b + %a"),
+    ("fn [A](%x: A) -> A { %x }", "fn [B](%x: B) -> B { %x }"),
+    ("fn (%x: Tensor[(n, n), int32]) { %x }", "fn (%x: Tensor[(m, m), int32]) { %x }"),
+    ("nn.softmax(1f)", "nn.softmax(1f, axis=-1)"),
+    ("nanf", "nanf"),
+]
+DIFFERENT = [
+    ("fn (%x: int32) { %x }", "fn (%x: int64) { %x }"),
+    ("fn (%x: int32, %y: int32) { %x }", "fn (%x: int32, %y: int32) { %y }"),
+    ("fn (%x: Tensor[(n, n), int32]) { %x }", "fn (%x: Tensor[(n, m), int32]) { %x }"),
+    ("nn.softmax(1f)", "nn.softmax(1f, axis=1)"),
+    ("1f", "1f64"),
+    ("1", "True"),
+    ("0f", "-0f"),
+    ("%0 = exp(1f); add(%0, %0)", "add(exp(1f), exp(1f))"),
+    ("(1, 2)", "(1, 2, 3)"),
+    ("fn (%x: int32, Primitive=1) { %x }", "fn (%x: int32) { %x }"),
+]
+
+
+@pytest.mark.parametrize(("a", "b"), EQUAL)
+def test_same_meaning(a: str, b: str) -> None:
+    left, right = parse_expr(a), parse_expr(b)
+    assert structural_equal(left, right)
+    assert structural_digest(left) == structural_digest(right)
+    assert structural_hash(left) == structural_hash(right)
+
+
+@pytest.mark.parametrize(("a", "b"), DIFFERENT)
+def test_different_meaning(a: str, b: str) -> None:
+    left, right = parse_expr(a), parse_expr(b)
+    assert not structural_equal(left, right)
+    assert structural_digest(left) != structural_digest(right)
+
+
+def test_free_variables_are_themselves_unless_mapped() -> None:
+    x, y = var("x"), var("y")
+    assert structural_equal(op.add(x, y), op.add(x, y))
+    assert not structural_equal(op.add(x, y), op.add(y, x))
+    assert structural_equal(op.add(x, y), op.add(y, x), map_free_vars=True)
+    assert not structural_equal(op.add(x, x), op.add(x, y), map_free_vars=True)
+
+
+def test_named_dimensions_of_bare_types_are_themselves() -> None:
+    n, m = SizeVar("n"), SizeVar("n")
+    assert structural_equal(tensor_type((n,)), tensor_type((n,)))
+    assert not structural_equal(tensor_type((n,)), tensor_type((m,)))
+
+
+def test_spans_names_and_inferred_types_do_not_matter() -> None:
+    text = "def @main(%x: float32) { exp(%x) }"
+    assert structural_equal(
+        parse(text, source="a"), parse("\n" + text.replace("%x", "%y"), source="b")
+    )
+
+
+def test_functions_of_a_module_are_compared_by_name() -> None:
+    f, g = "def @f() { 1 }", "def @g() { 2 }"
+    assert structural_equal(parse(f + g), parse(g + f))
+    assert not structural_equal(parse(f + g), parse("def @g() { 1 } def @f() { 2 }"))
+    assert not structural_equal(IRModule(parse(f).functions, attrs={"a": 1}), parse(f))
+
+
+def test_arrays_are_compared_by_bits() -> None:
+    a = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert structural_equal(const(a), const(np.asfortranarray(a)))
+    assert not structural_equal(const(a), const(a.reshape(3, 2)))
+    assert not structural_equal(const(a), const(a.astype(np.int32)))
+    assert structural_equal(
+        const(np.zeros((0, 3), np.float32)), const(np.zeros((0, 3), np.float32))
+    )
+
+
+def test_shared_and_repeated_constants_mean_the_same() -> None:
+    c = const(1.0)
+    assert structural_equal(op.add(c, c), op.add(const(1.0), const(1.0)))
+
+
+def test_containers() -> None:
+    assert structural_equal((IntImm(1), {"a": 1}), [IntImm(1), {"a": 1}])
+    assert not structural_equal({"a": 1}, {"a": True})
+    with pytest.raises(TypeError, match="a object has no structure"):
+        structural_digest((object(),))
+
+
+def test_digest_is_the_same_in_another_process() -> None:
+    program = (
+        "from ekiden.relay import parse; from ekiden.ir.structural import structural_digest;"
+        "print(structural_digest(parse('def @main(%x: Tensor[(n, 3), float32], %y: float32) { nn.relu(%x) }')))"
+    )
+    here = structural_digest(
+        parse("def @main(%x: Tensor[(n, 3), float32], %y: float32) { nn.relu(%x) }")
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert there.stdout.strip() == here
+
+
+def test_type_text_and_digest_distinguish_unknown_dimensions() -> None:
+    assert structural_equal(
+        parse_expr("fn (%x: Tensor[(?,), int32]) { %x }"),
+        parse_expr("fn (%x: Tensor[(?,), int32]) { %x }"),
+    )
+    assert isinstance(tensor_type((3,)), TensorType)

@@ -1,0 +1,44 @@
+"""Programs of 100,000 nodes in a row: nothing recurses over the depth of a program, nothing is quadratic in its length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from programs import add_chain, let_chain
+
+from ekiden.ir.json import load_json, save_json
+from ekiden.ir.structural import structural_digest, structural_equal
+from ekiden.relay import (
+    ExprMutator,
+    Interpreter,
+    IRModule,
+    free_vars,
+    infer_type,
+    parse,
+    post_order,
+)
+from ekiden.relay.analysis import find_errors
+
+LENGTH = 100_000
+
+
+@pytest.mark.parametrize("make", [add_chain, let_chain])
+def test_long_program(make: Callable[[int], IRModule]) -> None:
+    module = make(LENGTH)
+    main = module["main"]
+    assert len(post_order(main)) >= LENGTH
+    assert ExprMutator().visit(main) is main
+    assert free_vars(main) == []
+    infer_type(module)
+    assert find_errors(module) == []
+    parsed = parse(module.astext())
+    loaded = load_json(save_json(module))
+    assert structural_equal(parsed, module)
+    assert structural_digest(loaded) == structural_digest(module)
+    result = Interpreter(module).evaluate(
+        "main", np.ones((1, 3), np.float32) if make is add_chain else np.ones(3, np.float32)
+    )
+    assert isinstance(result, np.ndarray)
+    np.testing.assert_array_equal(result.ravel(), LENGTH + 1)
