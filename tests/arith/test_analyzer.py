@@ -25,7 +25,7 @@ from ekiden.ir.text import prim_text
 pytestmark = pytest.mark.quick
 
 N, S = SizeVar("n"), SizeVar("s")
-I, J = Var("i"), Var("j")
+ROW, J = Var("i"), Var("j")
 
 
 def _combine(parts: tuple[str, PrimExpr, PrimExpr]) -> PrimExpr:
@@ -50,20 +50,26 @@ def _divide(parts: tuple[PrimExpr, int, bool]) -> PrimExpr:
     return value // divisor if whole else value % divisor
 
 
-leaves = st.sampled_from([N, S, I, J]) | st.integers(-9, 9).map(const)
+leaves = st.sampled_from([N, S, ROW, J]) | st.integers(-9, 9).map(const)
 expressions = st.recursive(
     leaves,
-    lambda inner: st.tuples(st.sampled_from(["+", "-", "*", "min", "max", "select"]), inner, inner).map(_combine)
-    | st.tuples(inner, st.integers(1, 12), st.booleans()).map(_divide),
+    lambda inner: (
+        st.tuples(st.sampled_from(["+", "-", "*", "min", "max", "select"]), inner, inner).map(
+            _combine
+        )
+        | st.tuples(inner, st.integers(1, 12), st.booleans()).map(_divide)
+    ),
     max_leaves=10,
 )
-values = st.fixed_dictionaries({N: st.integers(0, 20), S: st.integers(0, 9), I: st.integers(0, 15), J: st.integers(-5, 5)})
+values = st.fixed_dictionaries(
+    {N: st.integers(0, 20), S: st.integers(0, 9), ROW: st.integers(0, 15), J: st.integers(-5, 5)}
+)
 
 
 def bound_analyzer() -> Analyzer:
     """i in [0, 16), j in [-5, 6)."""
     analyzer = Analyzer()
-    analyzer.bind(I, 0, 16)
+    analyzer.bind(ROW, 0, 16)
     analyzer.bind(J, -5, 11)
     return analyzer
 
@@ -99,21 +105,22 @@ def test_modular_set_holds(expr: PrimExpr, at: dict[Var, int]) -> None:
     assert value == base if coeff == 0 else value % coeff == base
 
 
-# fmt: off
-@pytest.mark.parametrize(("expr", "expected"), [
-    (I + J - I,                        "j"),
-    ((I * 16 + J) - I * 16,            "j"),
-    ((N * 4 + 8) // 4,                 "n + 2"),
-    (((N + 3) // 4) // 2,              "floordiv(n + 3, 8)"),
-    ((I * 32 + I) // 32,               "i"),
-    ((I // 4) * 4 + I % 4,             "i"),
-    ((I * 2 + 1) // 2,                 "i"),
-    (minimum(I, 20),                   "i"),
-    (maximum(N + 1, N),                "n + 1"),
-    (N * S - S * N + 3,                "3"),
-    (Select(I < 16, I, N, "int64"),    "i"),
-])
-# fmt: on
+@pytest.mark.parametrize(
+    ("expr", "expected"),
+    [
+        (ROW + J - ROW, "j"),
+        ((ROW * 16 + J) - ROW * 16, "j"),
+        ((N * 4 + 8) // 4, "n + 2"),
+        (((N + 3) // 4) // 2, "floordiv(n + 3, 8)"),
+        ((ROW * 32 + ROW) // 32, "i"),
+        ((ROW // 4) * 4 + ROW % 4, "i"),
+        ((ROW * 2 + 1) // 2, "i"),
+        (minimum(ROW, 20), "i"),
+        (maximum(N + 1, N), "n + 1"),
+        (N * S - S * N + 3, "3"),
+        (Select(ROW < 16, ROW, N, "int64"), "i"),
+    ],
+)
 def test_simple_forms(expr: PrimExpr, expected: str) -> None:
     assert prim_text(bound_analyzer().simplify(expr)) == expected
 
@@ -121,8 +128,8 @@ def test_simple_forms(expr: PrimExpr, expected: str) -> None:
 def test_symbolic_ranges_decide_quotients() -> None:
     analyzer = Analyzer()
     analyzer.bind(J, 0, N)
-    assert analyzer.simplify((J + N * I) // N) is I
-    assert analyzer.simplify((J + N * I) % N) is J
+    assert analyzer.simplify((J + N * ROW) // N) is ROW
+    assert analyzer.simplify((J + N * ROW) % N) is J
     assert analyzer.can_prove(J < N)
     assert not analyzer.can_prove(J < N - 1)
 

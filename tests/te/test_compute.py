@@ -50,7 +50,9 @@ def test_inlining_shares_equal_elements() -> None:
     current = x
     for n in range(60):
         before = current
-        current = te.compute((8,), lambda i, t=before: t[i] * call_intrin("tanh", t[i]), name=f"s{n}")
+        current = te.compute(
+            (8,), lambda i, t=before: t[i] * call_intrin("tanh", t[i]), name=f"s{n}"
+        )
     (result,) = te.inline_injective([current])
     assert te.post_order_tensors([result]) == [x, result]
     array = np.linspace(-1, 1, 8, dtype="float32")
@@ -107,7 +109,9 @@ def test_an_extern_writes_statements() -> None:
 
     (y,) = te.extern([(1,)], [from_tensor], build, ["float32"], name="last")
     out = np.zeros(1, "float32")
-    interpreter.run(lower(te.create_prim_func([from_tensor, y])), np.arange(3, dtype="float32"), out)
+    interpreter.run(
+        lower(te.create_prim_func([from_tensor, y])), np.arange(3, dtype="float32"), out
+    )
     assert out[0] == 2.0
 
 

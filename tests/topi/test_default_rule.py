@@ -1,4 +1,6 @@
-"""The default rule keeps meaning: any group, scheduled and lowered, computes what its unscheduled form does."""
+"""The default rule keeps meaning: any group, scheduled and lowered, computes what its unscheduled
+form does.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,17 @@ from ekiden.topi.rule.default import schedule_default
 TARGET = Target(cpu="x86-64-v4", vector_bits=512, registers=32)
 
 
-def compare(inputs: Sequence[Tensor], outputs: Sequence[Tensor], arrays: Sequence[np.ndarray]) -> PrimFunc:
+def compare(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], arrays: Sequence[np.ndarray]
+) -> PrimFunc:
     """Run both forms; the scheduled one is given back."""
     plain = lower(te.create_prim_func([*inputs, *outputs]))
     scheduled = schedule_default(list(inputs), list(outputs), TARGET, "kernel")
-    sizes = {d: n for t, a in zip(inputs, arrays, strict=True) for d, n in zip(t.shape, a.shape, strict=True)}
+    sizes = {
+        d: n
+        for t, a in zip(inputs, arrays, strict=True)
+        for d, n in zip(t.shape, a.shape, strict=True)
+    }
     shapes = [tuple(int(sizes.get(d, getattr(d, "value", 0))) for d in t.shape) for t in outputs]
     expected = [np.zeros(s, t.dtype) for s, t in zip(shapes, outputs, strict=True)]
     found = [np.full(s, 7, t.dtype) for s, t in zip(shapes, outputs, strict=True)]
@@ -77,7 +85,7 @@ STEPS: dict[str, Step] = {
     "center":    lambda x: topi.broadcast.subtract(x, topi.reduce.mean(x, (x.ndim - 1,), True)),
     "center0":   lambda x: topi.broadcast.subtract(x, topi.reduce.mean(x, (0,), True)),
     "max_all":   lambda x: topi.broadcast.add(x, topi.reduce.max(x, tuple(range(x.ndim)), True)),
-    "position":  lambda x: te.compute(x.shape, lambda *i: x[i] + i[-1].astype("float32"), name="position"),
+    "position":  lambda x: te.compute(x.shape, lambda *i: x[i] + i[-1].astype("float32")),
 }
 # fmt: on
 extents = st.sampled_from([1, 2, 3, 5, 8, 16, 17, 33])
@@ -103,7 +111,9 @@ def test_chains_mean_the_same(shape: list[int], steps: list[str], symbolic: bool
 @pytest.mark.quick
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])
-@pytest.mark.parametrize("shape", [(2, 3, 37), (5, 1, 4), (1, 70, 16), (0, 2, 3), (2, 0, 3), (2, 3, 0)])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 37), (5, 1, 4), (1, 70, 16), (0, 2, 3), (2, 0, 3), (2, 3, 0)]
+)
 def test_reductions(shape: tuple[int, ...], axes: tuple[int, ...], symbolic: bool) -> None:
     array = random_array(shape)
     x = declare(array, symbolic)

@@ -1,4 +1,4 @@
-"""Integer analysis: bounds, simplification and proofs over the expressions of shapes and indices."""
+"""Integer analysis: bounds, simplification and proofs over shapes and indices."""
 
 from ekiden.arith.analyzer import Analyzer, prove_equal, simplify
 from ekiden.arith.evaluate import evaluate, substitute

@@ -36,7 +36,6 @@ from ekiden.ir.prim import (
     SizeVar,
     Sub,
     Var,
-    binary,
     const,
 )
 from ekiden.ir.prim_visitor import children, literals, pending, post_order, rebuild
@@ -73,7 +72,10 @@ class _Atom:
 
 
 class Analyzer:
-    """Simplifies and proves under what was said of variables. SizeVars are >= 0; others are anything until bound."""
+    """Simplifies and proves under what was said of variables.
+
+    SizeVars are >= 0; others are anything until bound.
+    """
 
     def __init__(self) -> None:
         self._atoms: list[_Atom] = []
@@ -81,9 +83,13 @@ class Analyzer:
         self._ranges: dict[int, tuple[Poly, Poly]] = {}
         self._memo: dict[int, Poly] = {}
         self._alive: list[PrimExpr] = []
+        self._terms: dict[tuple[Monomial, int], PrimExpr] = {}
 
     def bind(self, var: Var, minimum: prim.ExprLike, extent: prim.ExprLike) -> None:
-        """Say that minimum <= var < minimum + extent. Earlier results about the variable are forgotten."""
+        """Say that minimum <= var < minimum + extent.
+
+        Earlier results about the variable are forgotten.
+        """
         low = self._poly(prim.convert(minimum, "int64"))
         high = poly.add(poly.add(low, self._poly(prim.convert(extent, "int64"))), poly.constant(-1))
         if ("var", id(var)) in self._numbers:
@@ -132,7 +138,9 @@ class Analyzer:
         return scale
 
     def can_fuse(self, expr: PrimExpr, outer: Var, inner: Var, extent: PrimExpr) -> bool:
-        """Whether expr is linear in both variables and depends on them through outer * extent + inner alone."""
+        """Whether expr is linear in both variables and depends on them through outer * extent +
+        inner alone.
+        """
         p = self._poly(expr)
         slopes = [self._slope(p, self._variable(v)) for v in (outer, inner)]
         if slopes[0] is None or slopes[1] is None:
@@ -177,10 +185,16 @@ class Analyzer:
         return self._opaque(expr)
 
     def _variable(self, var: Var) -> int:
-        bound = (0, math.inf if var.upper is None else var.upper) if isinstance(var, SizeVar) else EVERYTHING
+        bound = (
+            (0, math.inf if var.upper is None else var.upper)
+            if isinstance(var, SizeVar)
+            else EVERYTHING
+        )
         return self._number(("var", id(var)), lambda: var, bound, (0, var.name))
 
-    def _number(self, key: object, make: Callable[[], PrimExpr], bound: Interval, order: tuple[object, ...]) -> int:
+    def _number(
+        self, key: object, make: Callable[[], PrimExpr], bound: Interval, order: tuple[object, ...]
+    ) -> int:
         found = self._numbers.get(key)
         if found is None:
             found = self._numbers[key] = len(self._atoms)
@@ -191,19 +205,32 @@ class Analyzer:
         """A node of another kind, over simplified children."""
         inside = children(expr)
         polys = [self._memo[id(c)] for c in inside]
-        literal = tuple(id(v) if not isinstance(v, (str, int, float)) else v for v in literals(expr))
+        literal = tuple(
+            id(v) if not isinstance(v, (str, int, float)) else v for v in literals(expr)
+        )
         if isinstance(expr, BinaryExpr):
             literal = (expr.a.dtype, expr.dtype)
-        key = (type(expr), literal, *(poly.key(p) for p in polys), id(expr) if isinstance(expr, AnyDim) else 0)
+        key = (
+            type(expr),
+            literal,
+            *(poly.key(p) for p in polys),
+            id(expr) if isinstance(expr, AnyDim) else 0,
+        )
 
         def make() -> PrimExpr:
-            return rebuild(expr, [self._emit(p, c.dtype) for p, c in zip(polys, inside, strict=True)])
+            return rebuild(
+                expr, [self._emit(p, c.dtype) for p, c in zip(polys, inside, strict=True)]
+            )
 
         if key not in self._numbers:
             made = make()
             if isinstance(made, IntImm):
                 return poly.constant(int(made.value))
-            return {(self._number(key, lambda: made, _natural_bound(expr), (1, type(expr).__name__)),): 1}
+            return {
+                (
+                    self._number(key, lambda: made, _natural_bound(expr), (1, type(expr).__name__)),
+                ): 1
+            }
         return {(self._numbers[key],): 1}
 
     def _emit(self, p: Poly, dtype: str) -> PrimExpr:
@@ -219,10 +246,20 @@ class Analyzer:
         terms.sort(key=lambda m: p[m] < 0)
         total: PrimExpr | None = None
         for monomial in terms:
-            total = _accumulate(total, self._product(monomial), p[monomial])
+            total = _accumulate(
+                total, self._scaled(monomial, p[monomial], total is None), p[monomial]
+            )
         assert total is not None
         offset = p.get(ONE, 0)
         return total + offset if offset >= 0 else total - -offset
+
+    def _scaled(self, monomial: Monomial, scale: int, first: bool) -> PrimExpr:
+        """A term without its sign (with it, if it comes first); the same object each time."""
+        scale = scale if first else abs(scale)
+        found = self._terms.get((monomial, scale))
+        if found is None:
+            found = self._terms[monomial, scale] = self._product(monomial) * scale
+        return found
 
     def _product(self, monomial: Monomial) -> PrimExpr:
         total = self._atoms[monomial[0]].expr
@@ -243,7 +280,9 @@ class Analyzer:
         return low, high
 
     def _nonnegative(self, p: Poly, depth: int = _DEPTH) -> bool:
-        """Whether p >= 0 is known: by constant bounds, or after replacing ranged variables by their ends."""
+        """Whether p >= 0 is known: by constant bounds, or after replacing ranged variables by their
+        ends.
+        """
         if self._bound(p)[0] >= 0:
             return True
         if depth == 0 or not self._ranges:
@@ -256,7 +295,9 @@ class Analyzer:
         return False
 
     def _at_worst(self, p: Poly, atom: int) -> Poly | None:
-        """p with a ranged variable at the end where p is lowest; None if p is not known monotonic in it."""
+        """p with a ranged variable at the end where p is lowest; None if p is not known monotonic
+        in it.
+        """
         slope: Poly = {}
         rest: Poly = {}
         for monomial, coefficient in p.items():
@@ -285,7 +326,11 @@ class Analyzer:
             p, kind = {m: -c for m, c in p.items()}, LT if kind is GT else LE
         if self._nonnegative(poly.add(poly.constant(-1 if kind is LT else 0), p, -1)):
             return True
-        return False if self._nonnegative(poly.add(p, poly.constant(0 if kind is LT else -1))) else None
+        return (
+            False
+            if self._nonnegative(poly.add(p, poly.constant(0 if kind is LT else -1)))
+            else None
+        )
 
     def _never_zero(self, p: Poly) -> bool:
         coeff = poly.content(p)
@@ -354,7 +399,9 @@ class Analyzer:
         """Whether 0 <= p < d is known."""
         if not p:
             return True
-        return self._nonnegative(p) and self._nonnegative(poly.add(poly.add(d, p, -1), poly.constant(-1)))
+        return self._nonnegative(p) and self._nonnegative(
+            poly.add(poly.add(d, p, -1), poly.constant(-1))
+        )
 
     def _small_quotient(self, p: Poly, divisor: int, dtype: str) -> Poly:
         """p // divisor, nothing in p being divisible."""
@@ -415,7 +462,9 @@ class Analyzer:
         key = (kind, numerator, divisor if divisor is not None else poly.key(d))
         if key not in self._numbers:
             made = kind(self._emit(p, dtype), self._emit(d, dtype), dtype)
-            number = self._number(key, lambda: made, self._quotient_bound(kind, p, d), (1, kind.__name__))
+            number = self._number(
+                key, lambda: made, self._quotient_bound(kind, p, d), (1, kind.__name__)
+            )
             if divisor:
                 self._atoms[number].numerator, self._atoms[number].divisor = numerator, divisor
         return {(self._numbers[key],): 1}
@@ -492,13 +541,15 @@ class Analyzer:
     def _cast(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Cast)
         value = self._of(e.value)
-        exact = e.dtype == "int64" and e.value.dtype == "int32" or e.dtype == e.value.dtype
+        exact = (e.dtype == "int64" and e.value.dtype == "int32") or e.dtype == e.value.dtype
         if exact and (self._is_affine_of_small(value) or poly.constant_of(value) is not None):
             return value
         return self._opaque(e)
 
     def _is_affine_of_small(self, p: Poly) -> bool:
-        return all(abs(b) < 2**31 for b in self._bound(p)) and not any(self._atoms[a].expr.dtype != "int64" for m in p for a in m)
+        return all(abs(b) < 2**31 for b in self._bound(p)) and not any(
+            self._atoms[a].expr.dtype != "int64" for m in p for a in m
+        )
 
 
 def _floor(value: Bound, divisor: Bound) -> Bound:
@@ -506,10 +557,9 @@ def _floor(value: Bound, divisor: Bound) -> Bound:
 
 
 def _accumulate(total: PrimExpr | None, term: PrimExpr, scale: int) -> PrimExpr:
-    scaled = term * abs(scale)
     if total is None:
-        return scaled if scale > 0 else term * scale
-    return total + scaled if scale > 0 else total - scaled
+        return term
+    return total + term if scale > 0 else total - term
 
 
 def _is_number(expr: PrimExpr) -> bool:

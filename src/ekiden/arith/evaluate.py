@@ -28,7 +28,10 @@ def substitute(expr: PrimExpr, values: Mapping[Var, PrimExpr]) -> PrimExpr:
 
 
 def evaluate(expr: PrimExpr, values: Mapping[Var, int]) -> int:
-    """The value when variables have these values. Raises ValueError for a variable without one or a division by zero."""
+    """The value when variables have these values.
+
+    Raises ValueError for a variable without one or a division by zero.
+    """
     done: dict[int, int] = {}
     for each in post_order(expr):
         done[id(each)] = _value(each, [done[id(c)] for c in children(each)], values)
@@ -52,7 +55,9 @@ def _value(expr: PrimExpr, inside: list[int], values: Mapping[Var, int]) -> int:
         case Select() | Intrinsic(op="if_then_else"):
             return inside[1] if inside[0] else inside[2]
         case _:
-            raise ValueError(f"evaluate: no value for {expr!r}; known are {sorted(v.name for v in values)}")
+            raise ValueError(
+                f"evaluate: no value for {expr!r}; known are {sorted(v.name for v in values)}"
+            )
 
 
 def _fold(expr: BinaryExpr, inside: list[int]) -> int:

@@ -1,6 +1,7 @@
 """Polynomials over atoms: the normal form of integer expressions.
 
-A polynomial is a dictionary from monomial to coefficient; a monomial is a sorted tuple of atom numbers, () for the constant.
+A polynomial is a dictionary from monomial to coefficient; a monomial is a sorted tuple of atom
+numbers, () for the constant.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def key(p: Poly) -> Key:
 
 
 def split(p: Poly, divisor: int) -> tuple[Poly, Poly]:
-    """(q, r) with p = divisor * q + r: r's coefficients smaller than divisor, its constant in [0, divisor)."""
+    """(q, r) with p = divisor * q + r: r's coefficients smaller than divisor, its constant in [0,
+    divisor).
+    """
     quotient: Poly = {}
     rest: Poly = {}
     for monomial, coefficient in p.items():
@@ -99,5 +102,7 @@ def _without(term: Monomial, factor: Monomial) -> Monomial | None:
 
 
 def content(p: Poly) -> int:
-    """The greatest common divisor of the coefficients of everything but the constant; 0 if there is nothing else."""
+    """The greatest common divisor of the coefficients of everything but the constant; 0 if there is
+    nothing else.
+    """
     return math.gcd(*(c for m, c in p.items() if m != ONE))

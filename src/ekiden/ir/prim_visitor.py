@@ -1,13 +1,15 @@
-"""Walks over scalar expressions, by reflection: they know the fields of tir's and te's expressions too.
+"""Walks over scalar expressions, by reflection: they know the fields of tir's and te's expressions
+too.
 
-Expressions are graphs (a shared node is one object), so each node is visited once. Nothing here recurses.
+Expressions are graphs (a shared node is one object), so each node is visited once. Nothing here
+recurses.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Container, Iterable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from ekiden.ir.node import fields_of
 from ekiden.ir.prim import BinaryExpr, PrimExpr, Var, binary
@@ -24,13 +26,19 @@ def plan(kind: type[PrimExpr], sample: PrimExpr) -> tuple[tuple[str, int], ...]:
     found = _PLANS.get(kind)
     if found is None:
         leaf = issubclass(kind, Var)
-        rows = [(f.name, _LITERAL if leaf else _KINDS.get(str(f.type), _LITERAL)) for f in fields_of(sample) if not f.kw_only]
+        rows = [
+            (f.name, _LITERAL if leaf else _KINDS.get(str(f.type), _LITERAL))
+            for f in fields_of(sample)
+            if not f.kw_only
+        ]
         found = _PLANS[kind] = tuple(rows)
     return found
 
 
 def literals(expr: PrimExpr) -> tuple[object, ...]:
-    """The values of the fields that hold no expressions: an operator's name, lanes, dtype, a buffer."""
+    """The values of the fields that hold no expressions: an operator's name, lanes, dtype, a
+    buffer.
+    """
     return tuple(getattr(expr, name) for name, kind in plan(type(expr), expr) if kind == _LITERAL)
 
 
@@ -41,9 +49,14 @@ def _getter(sample: PrimExpr) -> _Getter:
     if not rows:
         return _no_children
     if all(kind == _EXPR for _, kind in rows):
-        get = operator.attrgetter(*names)
-        return get if len(names) > 1 else lambda e: (get(e),)
-    return operator.attrgetter(names[0]) if rows == [(names[0], _MANY)] else _mixed_children
+        return _single(names[0]) if len(names) == 1 else cast(_Getter, operator.attrgetter(*names))
+    many = rows == [(names[0], _MANY)]
+    return cast(_Getter, operator.attrgetter(names[0])) if many else _mixed_children
+
+
+def _single(name: str) -> _Getter:
+    get = cast(Callable[[PrimExpr], PrimExpr], operator.attrgetter(name))
+    return lambda e: (get(e),)
 
 
 def _no_children(_: PrimExpr) -> tuple[PrimExpr, ...]:
@@ -53,11 +66,10 @@ def _no_children(_: PrimExpr) -> tuple[PrimExpr, ...]:
 def _mixed_children(expr: PrimExpr) -> tuple[PrimExpr, ...]:
     found: list[PrimExpr] = []
     for name, kind in plan(type(expr), expr):
-        value = None if kind == _LITERAL else getattr(expr, name)
         if kind == _MANY:
-            found.extend(value)
-        elif value is not None:
-            found.append(value)
+            found.extend(getattr(expr, name))
+        elif kind != _LITERAL and getattr(expr, name) is not None:
+            found.append(getattr(expr, name))
     return tuple(found)
 
 
@@ -70,7 +82,10 @@ def children(expr: PrimExpr) -> tuple[PrimExpr, ...]:
 
 
 def rebuild(expr: PrimExpr, new: Iterable[PrimExpr]) -> PrimExpr:
-    """The node with other children (as many as `children` gives); constants fold. The node itself if they are the same."""
+    """The node with other children (as many as `children` gives); constants fold.
+
+    The node itself if they are the same.
+    """
     given = tuple(new)
     if all(map(operator.is_, given, children(expr))):
         return expr
@@ -96,7 +111,8 @@ def pending(roots: Iterable[PrimExpr], done: Container[int]) -> list[PrimExpr]:
     """As `post_order`, without the nodes whose id is in `done` and what is only inside those."""
     seen: set[int] = set()
     order: list[PrimExpr] = []
-    stack: list[PrimExpr | None] = list(roots)[::-1]
+    stack: list[PrimExpr | None] = [*roots]
+    stack.reverse()
     opened: list[PrimExpr] = []
     while stack:
         expr = stack.pop()
@@ -119,7 +135,8 @@ def pending(roots: Iterable[PrimExpr], done: Container[int]) -> list[PrimExpr]:
 def rewrite(
     expr: PrimExpr, change: Callable[[PrimExpr], PrimExpr], memo: dict[int, PrimExpr] | None = None
 ) -> PrimExpr:
-    """Rebuild bottom-up; `change` gets each node after its children were changed and gives what stands in its place.
+    """Rebuild bottom-up; `change` gets each node after its children were changed and gives what
+    stands in its place.
 
     `memo` (by id of the old node) may be shared between calls while the old nodes live.
     """
@@ -133,7 +150,9 @@ def rewrite(
     return done[id(expr)]
 
 
-def substitute(expr: PrimExpr, values: dict[Var, PrimExpr], memo: dict[int, PrimExpr] | None = None) -> PrimExpr:
+def substitute(
+    expr: PrimExpr, values: dict[Var, PrimExpr], memo: dict[int, PrimExpr] | None = None
+) -> PrimExpr:
     """The expression with variables replaced, not simplified beyond constant folding."""
     if not values:
         return expr

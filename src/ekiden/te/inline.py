@@ -17,11 +17,15 @@ def inputs_of(tensor: Tensor) -> list[Tensor]:
         return list(op.inputs)
     if not isinstance(op, ComputeOp):
         return []
-    return list(dict.fromkeys(e.producer for e in post_order(*op.body) if isinstance(e, ProducerLoad)))
+    return list(
+        dict.fromkeys(e.producer for e in post_order(*op.body) if isinstance(e, ProducerLoad))
+    )
 
 
 def post_order_tensors(outputs: Iterable[Tensor]) -> list[Tensor]:
-    """All tensors that the outputs are made of, producers first; outputs of one operation stay apart."""
+    """All tensors that the outputs are made of, producers first; outputs of one operation stay
+    apart.
+    """
     seen: set[Tensor] = set()
     order: list[Tensor] = []
     stack = [(t, False) for t in reversed(list(outputs))]
@@ -73,7 +77,9 @@ class Inliner:
     def _element(self, load: ProducerLoad) -> PrimExpr:
         op = load.producer.op
         assert isinstance(op, ComputeOp)
-        values = {a.var: self._analyzer.simplify(i) for a, i in zip(op.axis, load.indices, strict=True)}
+        values = {
+            a.var: self._analyzer.simplify(i) for a, i in zip(op.axis, load.indices, strict=True)
+        }
 
         def place(e: PrimExpr) -> PrimExpr:
             return self._change(values.get(e, e) if isinstance(e, Var) else e)
@@ -93,7 +99,8 @@ def rebuild_tensor(tensor: Tensor, body: tuple[PrimExpr, ...]) -> Tensor:
 
 
 def inline_injective(outputs: Sequence[Tensor], keep: Collection[Tensor] = ()) -> list[Tensor]:
-    """The outputs with every injective producer substituted into its consumers, except outputs and those in `keep`.
+    """The outputs with every injective producer substituted into its consumers, except outputs and
+    those in `keep`.
 
     Kept tensors are rebuilt over what was inlined into them.
     """
@@ -112,11 +119,19 @@ def inline_injective(outputs: Sequence[Tensor], keep: Collection[Tensor] = ()) -
         op = tensor.op
         if isinstance(op, ExternOp):
             swapped = tuple(new.get(t, t) for t in op.inputs)
-            new[tensor] = tensor if swapped == op.inputs else tensor.with_fields(op=op.with_fields(inputs=swapped))
+            new[tensor] = (
+                tensor
+                if swapped == op.inputs
+                else tensor.with_fields(op=op.with_fields(inputs=swapped))
+            )
         elif isinstance(op, ComputeOp) and not (is_injective(tensor) and tensor not in stay):
             if op not in ops:
                 body = tuple(rewrite(inliner.expr(b), repoint) for b in op.body)
-                ops[op] = op.with_fields(body=body if any(a is not b for a, b in zip(body, op.body, strict=True)) else op.body)
+                ops[op] = op.with_fields(
+                    body=body
+                    if any(a is not b for a, b in zip(body, op.body, strict=True))
+                    else op.body
+                )
             new[tensor] = tensor.with_fields(op=ops[op])
     return [new.get(t, t) for t in outputs]
 

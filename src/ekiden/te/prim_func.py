@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ekiden.ir.prim import PrimExpr, Var, binary, const, maximum, minimum
-from ekiden.ir.prim import Add, Mul
+from ekiden.ir.prim import Add, Mul, PrimExpr, Var, binary, const, maximum, minimum
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.te.inline import post_order_tensors
-from ekiden.te.tensor import ComputeOp, ExternOp, PlaceholderOp, ProducerLoad, Reduce, Tensor, identity
+from ekiden.te.tensor import (
+    ComputeOp,
+    ExternOp,
+    PlaceholderOp,
+    ProducerLoad,
+    Reduce,
+    Tensor,
+    identity,
+)
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
@@ -67,7 +74,9 @@ def _stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) -
     for tensor in outputs:
         buffer, body = buffers.buffers[tensor], op.body[tensor.value_index]
         if isinstance(body, Reduce):
-            value = COMBINE[body.kind](BufferLoad(buffer, spatial, body.dtype), buffers.loads(body.source))
+            value = COMBINE[body.kind](
+                BufferLoad(buffer, spatial, body.dtype), buffers.loads(body.source)
+            )
             inits.append(BufferStore(buffer, identity(body.kind, body.dtype), spatial))
         else:
             value = buffers.loads(body)
@@ -84,7 +93,8 @@ def _stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) -
 def extern_stage(op: ExternOp, outputs: Sequence[Tensor], buffers: BufferMap) -> Stmt:
     """The statements of an extern operation over the real buffers."""
     real: dict[Buffer, Buffer] = {
-        declared: buffers.buffers[t] for declared, t in zip(op.input_buffers, op.inputs, strict=True)
+        declared: buffers.buffers[t]
+        for declared, t in zip(op.input_buffers, op.inputs, strict=True)
     }
     for tensor in outputs:
         real[op.output_buffers[tensor.value_index]] = buffers.buffers[tensor]
@@ -94,7 +104,11 @@ def extern_stage(op: ExternOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
             return real.get(buffer, buffer)
 
     def change(e: PrimExpr) -> PrimExpr:
-        return e.with_fields(buffer=real[e.buffer]) if isinstance(e, BufferLoad) and e.buffer in real else e
+        return (
+            e.with_fields(buffer=real[e.buffer])
+            if isinstance(e, BufferLoad) and e.buffer in real
+            else e
+        )
 
     return _Rename(change).visit(op.body)
 
@@ -107,7 +121,9 @@ def allocated(body: Stmt, buffers: Sequence[Buffer]) -> Stmt:
 
 
 def whole_operations(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Tensors grouped by operation, each group where its first member stands; all outputs of a ComputeOp are present."""
+    """Tensors grouped by operation, each group where its first member stands; all outputs of a
+    ComputeOp are present.
+    """
     groups: dict[object, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.op, []).append(tensor)
@@ -126,7 +142,8 @@ def _completed(group: list[Tensor]) -> list[Tensor]:
 
 
 def create_prim_func(args: Sequence[Tensor], name: str = "main") -> PrimFunc:
-    """The program that computes the outputs among `args` (inputs first, then outputs) from the inputs.
+    """The program that computes the outputs among `args` (inputs first, then outputs) from the
+    inputs.
 
     One block per computation in dependency order; intermediates are allocated around all of them.
     Raises ValueError when an input that is needed is not among `args`.
@@ -140,7 +157,9 @@ def create_prim_func(args: Sequence[Tensor], name: str = "main") -> PrimFunc:
         op = group[0].op
         if isinstance(op, PlaceholderOp):
             if group[0] not in buffers.buffers:
-                raise ValueError(f"create_prim_func {name!r}: input {op.name!r} is not among the arguments")
+                raise ValueError(
+                    f"create_prim_func {name!r}: input {op.name!r} is not among the arguments"
+                )
             continue
         for tensor in group:
             if tensor not in buffers.buffers:

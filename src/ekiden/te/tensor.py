@@ -1,7 +1,7 @@
 """Tensor expressions: what each element of a tensor is, as a function of its indices.
 
-    Operation = PlaceholderOp | ComputeOp | ExternOp
-    PrimExpr gains ProducerLoad (an element of a tensor), ReduceAxis (a variable with a range) and Reduce (only as a whole body)
+Operation = PlaceholderOp | ComputeOp | ExternOp PrimExpr gains ProducerLoad (an element of a
+tensor), ReduceAxis (a variable with a range) and Reduce (only as a whole body)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import Node, node
-from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, Var, const, convert
+from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, Var, const, convert, is_const
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import IterKind, IterVar, Stmt
 
@@ -39,7 +39,9 @@ class PlaceholderOp(Operation):
 
 @node("te.ComputeOp")
 class ComputeOp(Operation):
-    """One expression per output over the same axes; either all are plain or all are a Reduce over the same axes."""
+    """One expression per output over the same axes; either all are plain or all are a Reduce over
+    the same axes.
+    """
 
     name: str
     tag: str
@@ -56,7 +58,9 @@ class ComputeOp(Operation):
 
 @node("te.ExternOp")
 class ExternOp(Operation):
-    """A computation written as statements over the buffers of its inputs and outputs; never inlined or rescheduled."""
+    """A computation written as statements over the buffers of its inputs and outputs; never inlined
+    or rescheduled.
+    """
 
     name: str
     tag: str
@@ -89,10 +93,13 @@ class Tensor(Node):
     def __getitem__(self, indices: ExprLike | Sequence[ExprLike]) -> ProducerLoad:
         many = (indices,) if isinstance(indices, (PrimExpr, int)) else tuple(indices)  # type: ignore[arg-type]
         if len(many) != len(self.shape):
-            raise ValueError(f"tensor {self.name!r}: expected {len(self.shape)} indices, got {len(many)}")
+            raise ValueError(
+                f"tensor {self.name!r}: expected {len(self.shape)} indices, got {len(many)}"
+            )
         return ProducerLoad(self, tuple(convert(i, "int64") for i in many), self.dtype)
 
     def __call__(self, *indices: ExprLike) -> ProducerLoad:
+        """`t(i, j)` is `t[i, j]`."""
         return self[indices]
 
 
@@ -137,7 +144,9 @@ def identity(kind: str, dtype: str) -> PrimExpr:
     if dtype == "bool":
         return const(kind == "min", dtype)
     bits = dt.SCALAR_BITS[dtype]
-    low, high = (0, 2**bits - 1) if dt.is_unsigned(dtype) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    low, high = (
+        (0, 2**bits - 1) if dt.is_unsigned(dtype) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    )
     return const(low if kind == "max" else high, dtype)
 
 
@@ -148,24 +157,33 @@ def placeholder(shape: Sequence[ExprLike], dtype: str = "float32", name: str = "
 
 def reduce_axis(dom: tuple[ExprLike, ExprLike], name: str = "k") -> ReduceAxis:
     """A variable over [0, extent) to reduce over; `dom` is (0, extent)."""
-    if not (isinstance(dom[0], int) and dom[0] == 0 or isinstance(dom[0], IntImm) and dom[0].value == 0):
+    if not is_const(convert(dom[0], "int64"), 0):
         raise ValueError(f"reduce_axis {name!r}: expected a range that starts at 0, got {dom!r}")
     return ReduceAxis(name, "int64", convert(dom[1], "int64"))
 
 
 def _axis_names(fcompute: Callable[..., object], rank: int) -> list[str]:
-    parameters = [p for p in inspect.signature(fcompute).parameters.values() if p.default is p.empty]
+    parameters = [
+        p for p in inspect.signature(fcompute).parameters.values() if p.default is p.empty
+    ]
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return [f"i{n}" for n in range(rank)]
     if len(parameters) != rank:
-        raise ValueError(f"compute: expected a function of {rank} indices, got one of {len(parameters)}")
+        raise ValueError(
+            f"compute: expected a function of {rank} indices, got one of {len(parameters)}"
+        )
     return [p.name for p in parameters]
 
 
 def _check_reduce(name: str, bodies: Sequence[PrimExpr]) -> None:
     reduces = [b for b in bodies if isinstance(b, Reduce)]
-    if reduces and any(b.axis != reduces[0].axis for b in reduces) or len(reduces) not in (0, len(bodies)):
-        raise ValueError(f"compute {name!r}: the outputs of one reduction must reduce over the same axes")
+    if (reduces and any(b.axis != reduces[0].axis for b in reduces)) or len(reduces) not in (
+        0,
+        len(bodies),
+    ):
+        raise ValueError(
+            f"compute {name!r}: the outputs of one reduction must reduce over the same axes"
+        )
 
 
 def compute_op(
@@ -197,7 +215,8 @@ def compute(
     """The tensor whose element at (i, j, ...) is `fcompute(i, j, ...)`.
 
     A reduction (`te.sum(...)`) must be the whole expression; what follows it is another compute.
-    `tag` and `attrs` tell schedule rules what the computation is. Raises ValueError when the ranks differ.
+    `tag` and `attrs` tell schedule rules what the computation is. Raises ValueError when the ranks
+    differ.
     """
     return compute_op(shape, fcompute, name, tag, attrs)[0]
 
@@ -211,7 +230,10 @@ def extern(
     tag: str = "extern",
     attrs: Mapping[str, object] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Tensors filled by statements: `fbuild(input_buffers, output_buffers)`. For scans, sorts and searches."""
+    """Tensors filled by statements: `fbuild(input_buffers, output_buffers)`.
+
+    For scans, sorts and searches.
+    """
     dims = [tuple(convert(d, "int64") for d in shape) for shape in shapes]
     ins = tuple(Buffer(t.name, t.shape, t.dtype) for t in inputs)
     outs = tuple(Buffer(name, d, t) for d, t in zip(dims, dtypes, strict=True))
@@ -224,7 +246,7 @@ def _reduce(kind: str, expr: PrimExpr, axis: ReduceAxis | Sequence[ReduceAxis]) 
     return Reduce(kind, expr, many, expr.dtype) if many else expr
 
 
-def sum(expr: PrimExpr, axis: ReduceAxis | Sequence[ReduceAxis]) -> PrimExpr:  # noqa: A001
+def sum(expr: PrimExpr, axis: ReduceAxis | Sequence[ReduceAxis]) -> PrimExpr:
     """The sum over `axis`; 0 if it is empty."""
     return _reduce("sum", expr, axis)
 
@@ -234,11 +256,11 @@ def prod(expr: PrimExpr, axis: ReduceAxis | Sequence[ReduceAxis]) -> PrimExpr:
     return _reduce("prod", expr, axis)
 
 
-def max(expr: PrimExpr, axis: ReduceAxis | Sequence[ReduceAxis]) -> PrimExpr:  # noqa: A001
+def max(expr: PrimExpr, axis: ReduceAxis | Sequence[ReduceAxis]) -> PrimExpr:
     """The largest over `axis`; the lowest value of the type (minus infinity) if it is empty."""
     return _reduce("max", expr, axis)
 
 
-def min(expr: PrimExpr, axis: ReduceAxis | Sequence[ReduceAxis]) -> PrimExpr:  # noqa: A001
+def min(expr: PrimExpr, axis: ReduceAxis | Sequence[ReduceAxis]) -> PrimExpr:
     """The smallest over `axis`; the highest value of the type (infinity) if it is empty."""
     return _reduce("min", expr, axis)

@@ -2,6 +2,7 @@
 
 from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce, broadcast, ramp
 from ekiden.tir.printer import astext
+from ekiden.tir.schedule import Schedule, ScheduleError
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -42,6 +43,8 @@ __all__ = [
     "Prefetch",
     "PrimFunc",
     "Ramp",
+    "Schedule",
+    "ScheduleError",
     "SeqStmt",
     "Stmt",
     "VectorReduce",

@@ -11,8 +11,8 @@ from ekiden.ir.prim import ExprLike, PrimExpr, Var, convert
 class Buffer(Node):
     """A typed region of memory with a shape; identity tells two apart.
 
-    scope: "global" (an argument, or a per-call workspace when allocated), "local" (small, on the stack),
-    "register" (every index is constant after unrolling; becomes SSA values, never memory).
+    scope: "global" (an argument, or a per-call workspace when allocated), "local" (small, on the
+    stack), "register" (every index is constant after unrolling; becomes SSA values, never memory).
     strides: in elements, empty for row-major.
     """
 
@@ -29,9 +29,11 @@ class Buffer(Node):
 
 @node("tir.BufferLoad")
 class BufferLoad(PrimExpr):
-    """An element; a vector if the last index is a Ramp (contiguous or strided) or another vector (gather).
+    """An element; a vector if the last index is a Ramp (contiguous or strided) or another vector
+    (gather).
 
-    After flattening a buffer has one index. A buffer of vector dtype (register scope) gives a vector per element.
+    After flattening a buffer has one index. A buffer of vector dtype (register scope) gives a
+    vector per element.
     """
 
     buffer: Buffer
@@ -69,7 +71,11 @@ class VectorReduce(PrimExpr):
 
 def ramp(base: PrimExpr, stride: ExprLike, lanes: int) -> PrimExpr:
     """A Ramp; the base itself for one lane."""
-    return base if lanes == 1 else Ramp(base, convert(stride, base.dtype), lanes, dt.with_lanes(base.dtype, lanes))
+    return (
+        base
+        if lanes == 1
+        else Ramp(base, convert(stride, base.dtype), lanes, dt.with_lanes(base.dtype, lanes))
+    )
 
 
 def broadcast(value: PrimExpr, lanes: int) -> PrimExpr:

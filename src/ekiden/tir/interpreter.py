@@ -1,13 +1,17 @@
-"""What a PrimFunc means, in Python and NumPy: an oracle for tests, slow, checked against out-of-range accesses.
+"""What a PrimFunc means, in Python and NumPy: an oracle for tests, slow, checked against
+out-of-range accesses.
 
-The program is written as Python source (one line per statement) and executed. Blocks must have been lowered.
+The program is written as Python source (one line per statement) and executed. Blocks must have been
+lowered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import INTRINSICS
@@ -42,6 +46,8 @@ from ekiden.tir.stmt import (
 )
 from ekiden.tir.visitor import guarded_nodes
 
+Array: TypeAlias = npt.NDArray[np.generic]
+
 _REDUCE = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
 
@@ -49,12 +55,14 @@ class _Runtime:
     """What generated source calls."""
 
     @staticmethod
-    def load(array: np.ndarray, index: object, name: str) -> object:
+    def load(array: Array, index: Array, name: str) -> Array:
         _check(array, index, name)
-        return array[index]
+        return np.asarray(array[index])[()]
 
     @staticmethod
-    def store(array: np.ndarray, index: object, value: object, name: str, mask: object = None) -> None:
+    def store(
+        array: Array, index: Array, value: Array, name: str, mask: Array | None = None
+    ) -> None:
         if mask is not None:
             kept = np.asarray(mask, bool)
             index, value = np.asarray(index)[kept], np.asarray(value)[kept]
@@ -62,20 +70,23 @@ class _Runtime:
         array[index] = value
 
     @staticmethod
-    def div(a: object, b: object) -> object:
-        if np.issubdtype(np.asarray(a).dtype, np.integer):
-            return np.asarray(np.trunc(np.asarray(a, np.float64) / np.asarray(b))).astype(np.asarray(a).dtype)[()]
-        return np.divide(a, b)
+    def div(a: Array, b: Array) -> Array:
+        kind = np.asarray(a).dtype
+        if not np.issubdtype(kind, np.integer):
+            return np.asarray(np.divide(a, b))[()]
+        return np.asarray(np.trunc(np.asarray(a, np.float64) / np.asarray(b))).astype(kind)[()]
 
     @staticmethod
-    def cast(value: object, dtype: str) -> object:
+    def cast(value: Array, dtype: str) -> Array:
         return np.asarray(value).astype(dt.to_numpy(dt.element(dtype)))[()]
 
 
-def _check(array: np.ndarray, index: object, name: str) -> None:
+def _check(array: Array, index: Array, name: str) -> None:
     where = np.asarray(index)
     if where.size and (where.min() < 0 or where.max() >= len(array)):
-        raise IndexError(f"buffer {name!r} of {len(array)} elements: access at {where.min()}..{where.max()}")
+        raise IndexError(
+            f"buffer {name!r} of {len(array)} elements: access at {where.min()}..{where.max()}"
+        )
 
 
 class _Source:
@@ -132,7 +143,10 @@ class _Source:
         count = " * ".join(f"({self.text(d)})" for d in buffer.shape) or "1"
         shape = f"({count},)" if lanes == 1 else f"({count}, {lanes})"
         fill = "np.nan" if dt.is_float(kind) else "77" if kind != "bool" else "False"
-        self.put(depth, f"{self.name(buffer)} = np.full({shape}, {fill}, {self.constant(dt.to_numpy(kind))})")
+        self.put(
+            depth,
+            f"{self.name(buffer)} = np.full({shape}, {fill}, {self.constant(dt.to_numpy(kind))})",
+        )
 
     def constant(self, value: object) -> str:
         name = f"c{len(self.values)}"
@@ -142,10 +156,14 @@ class _Source:
     def store(self, s: BufferStore, depth: int) -> None:
         mask = "" if s.predicate is None else f", {self.text(s.predicate)}"
         target, index = self.name(s.buffer), self.text(s.indices[0])
-        self.put(depth, f"rt.store({target}, {index}, {self.text(s.value)}, {s.buffer.name!r}{mask})")
+        self.put(
+            depth, f"rt.store({target}, {index}, {self.text(s.value)}, {s.buffer.name!r}{mask})"
+        )
 
     def text(self, e: PrimExpr) -> str:
-        """The expression as Python; what it uses twice is put on lines of its own before, unless a condition guards it."""
+        """The expression as Python; what it uses twice is put on lines of its own before, unless a
+        condition guards it.
+        """
         order = post_order(e)
         uses: dict[int, int] = {}
         for each in order:
@@ -167,7 +185,11 @@ class _Source:
             case Var():
                 return self.name(e)
             case IntImm() | FloatImm():
-                return str(e.value) if e.dtype == "int64" else self.constant(dt.to_numpy(e.dtype).type(e.value))
+                return (
+                    str(e.value)
+                    if e.dtype == "int64"
+                    else self.constant(dt.to_numpy(e.dtype).type(e.value))
+                )
             case Min() | Max():
                 return f"np.{'minimum' if isinstance(e, Min) else 'maximum'}({x[0]}, {x[1]})"
             case Div():
@@ -196,7 +218,9 @@ class _Source:
 
     def intrinsic(self, e: Intrinsic, x: list[str]) -> str:
         if e.op != "if_then_else":
-            return f"rt.cast({self.constant(INTRINSICS[e.op].reference)}({', '.join(x)}), {e.dtype!r})"
+            return (
+                f"rt.cast({self.constant(INTRINSICS[e.op].reference)}({', '.join(x)}), {e.dtype!r})"
+            )
         if dt.lanes(e.args[0].dtype) == 1:
             return f"({x[1]} if {x[0]} else {x[2]})"
         return self.lanewise(e, x[0])
@@ -223,7 +247,11 @@ class _Masked:
             if vector:
                 assert isinstance(each, BufferLoad)
                 done[id(each)] = self._load(each, x[0], mask)
-            elif isinstance(each, Intrinsic) and each.op == "if_then_else" and dt.lanes(each.args[0].dtype) > 1:
+            elif (
+                isinstance(each, Intrinsic)
+                and each.op == "if_then_else"
+                and dt.lanes(each.args[0].dtype) > 1
+            ):
                 both = f"({mask} & {x[0]})"
                 yes = self.under(each.args[1], both)
                 no = self.under(each.args[2], f"({mask} & ~{x[0]})")
@@ -238,7 +266,7 @@ class _Masked:
         return f"{where}({name}, {index}, {mask}, {e.buffer.name!r})"
 
 
-def _masked_load(array: np.ndarray, index: np.ndarray, mask: np.ndarray, name: str) -> np.ndarray:
+def _masked_load(array: Array, index: Array, mask: Array, name: str) -> Array:
     out = np.zeros(len(index), array.dtype)
     kept = np.broadcast_to(np.asarray(mask, bool), out.shape)
     _check(array, index[kept], name)
@@ -246,17 +274,16 @@ def _masked_load(array: np.ndarray, index: np.ndarray, mask: np.ndarray, name: s
     return out
 
 
-def _bind(func: PrimFunc, arrays: Sequence[np.ndarray]) -> dict[Var, int]:
+def _bind(func: PrimFunc, arrays: Sequence[Array]) -> dict[Var, int]:
     found: dict[Var, int] = {}
     for buffer, array in zip(func.params, arrays, strict=True):
         for dim, size in zip(buffer.shape, array.shape, strict=True):
-            if isinstance(dim, Var):
-                if found.setdefault(dim, size) != size:
-                    raise ValueError(f"interpreter: {dim.name!r} is {found[dim]} and {size}")
+            if isinstance(dim, Var) and found.setdefault(dim, size) != size:
+                raise ValueError(f"interpreter: {dim.name!r} is {found[dim]} and {size}")
     return found
 
 
-def run(func: PrimFunc, *arrays: np.ndarray) -> None:
+def run(func: PrimFunc, *arrays: Array) -> None:
     """Run a lowered function on contiguous arrays, outputs last; outputs are written in place.
 
     Raises IndexError where the program would access memory outside a buffer.
@@ -270,5 +297,4 @@ def run(func: PrimFunc, *arrays: np.ndarray) -> None:
         source.values[source.name(buffer)] = array.reshape(-1)
     source.statement(func.body, 0)
     with np.errstate(all="ignore"):
-        exec(compile("\n".join(source.lines), f"<{func.name}>", "exec"), source.values)  # noqa: S102
-
+        exec(compile("\n".join(source.lines), f"<{func.name}>", "exec"), source.values)

@@ -1,4 +1,6 @@
-"""PrimFuncs as text that reads like Python; every shared sub-expression is written out where it is used."""
+"""PrimFuncs as text that reads like Python; every shared sub-expression is written out where it is
+used.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,8 @@ class _Printer:
             case AssertStmt():
                 yield f"assert {self.text(s.condition)}, {s.message!r}"
             case Prefetch():
-                yield f"prefetch({self.name(s.buffer)}[{', '.join(map(self.text, s.indices))}], {s.locality})"
+                index = ", ".join(map(self.text, s.indices))
+                yield f"prefetch({self.name(s.buffer)}[{index}], {s.locality})"
             case BlockRealize():
                 yield from self._block(s)
             case Block():
@@ -144,7 +147,8 @@ class _Printer:
     def _block(self, s: BlockRealize) -> Iterator[str]:
         yield f"with block({s.block.name!r}):"
         for each, value in zip(s.block.iter_vars, s.iter_values, strict=True):
-            yield f"    {self.name(each.var)} = {each.kind.value}({self.text(each.extent)}, {self.text(value)})"
+            bound = f"{self.text(each.extent)}, {self.text(value)}"
+            yield f"    {self.name(each.var)} = {each.kind.value}({bound})"
         if not isinstance(s.predicate, IntImm):
             yield f"    where({self.text(s.predicate)})"
         if s.block.init is not None:
@@ -157,7 +161,9 @@ class _Printer:
         shape = ", ".join(self.text(d) for d in b.shape)
         scope = "" if b.scope == "global" else f", {b.scope!r}"
         kind = "alloc" if sign == "=" else "Buffer"
-        return f"{self.name(b)}{' = ' if sign == '=' else ': '}{kind}(({shape}), {b.dtype!r}{scope})"
+        return (
+            f"{self.name(b)}{' = ' if sign == '=' else ': '}{kind}(({shape}), {b.dtype!r}{scope})"
+        )
 
 
 def _bare(text: str) -> str:
@@ -173,7 +179,10 @@ def _bare(text: str) -> str:
 
 
 def astext(func: PrimFunc) -> str:
-    """The function as text. Names are made unique in order of appearance, so equal functions have equal text."""
+    """The function as text.
+
+    Names are made unique in order of appearance, so equal functions have equal text.
+    """
     printer = _Printer()
     params = ", ".join(printer._declaration(b, ":") for b in func.params)
     lines = [f"def {func.name}({params}):"]

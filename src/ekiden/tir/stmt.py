@@ -1,7 +1,8 @@
 """Statements of loop programs.
 
-    Stmt = BufferStore | For | SeqStmt | IfThenElse | LetStmt | Allocate | Evaluate | AssertStmt | Prefetch | BlockRealize
-Scheduled programs (te.create_prim_func, Schedule) contain BlockRealize; lowering removes it. Code generators take the rest.
+Stmt = BufferStore | For | SeqStmt | IfThenElse | LetStmt | Allocate | Evaluate | AssertStmt |
+Prefetch | BlockRealize Scheduled programs (te.create_prim_func, Schedule) contain BlockRealize;
+lowering removes it. Code generators take the rest.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ class ForKind(Enum):
 
 @node("tir.BufferStore")
 class BufferStore(Stmt):
-    """`buffer[indices] = value`; a vector store as in BufferLoad. `predicate`: a bool vector, lanes that are stored."""
+    """`buffer[indices] = value`; a vector store as in BufferLoad.
+
+    `predicate`: a bool vector, lanes that are stored.
+    """
 
     buffer: Buffer
     value: PrimExpr
@@ -43,7 +47,10 @@ class BufferStore(Stmt):
 
 @node("tir.For")
 class For(Stmt):
-    """`for loop_var in range(min, min + extent)`. annotations: {"grain": int} on parallel loops, ..."""
+    """`for loop_var in range(min, min + extent)`.
+
+    annotations: {"grain": int} on parallel loops, ...
+    """
 
     loop_var: Var = binding()
     min: PrimExpr
@@ -80,7 +87,10 @@ class LetStmt(Stmt):
 
 @node("tir.Allocate")
 class Allocate(Stmt):
-    """A buffer that lives in body. Global scope: ek_workspace_alloc; local: stack (constant size); register: SSA values."""
+    """A buffer that lives in body.
+
+    Global scope: ek_workspace_alloc; local: stack (constant size); register: SSA values.
+    """
 
     buffer: Buffer = binding()
     body: Stmt
@@ -129,7 +139,8 @@ class IterVar(Node):
 
 @node("tir.Block")
 class Block(Stmt):
-    """A computation over a domain: `init` (if any) runs before the first reduction step of each spatial point.
+    """A computation over a domain: `init` (if any) runs before the first reduction step of each
+    spatial point.
 
     body writes one element (or several outputs') as a function of the iterators.
     """
@@ -143,7 +154,9 @@ class Block(Stmt):
 
 @node("tir.BlockRealize")
 class BlockRealize(Stmt):
-    """A block with its iterators bound to expressions of the loops around it; runs only where predicate holds."""
+    """A block with its iterators bound to expressions of the loops around it; runs only where
+    predicate holds.
+    """
 
     iter_values: tuple[PrimExpr, ...]
     predicate: PrimExpr
@@ -154,8 +167,8 @@ class BlockRealize(Stmt):
 class PrimFunc(BaseFunc):
     """A function over buffers: `params` in calling order, outputs last.
 
-    Symbolic dimensions (SizeVar) in the shapes of params are bound from the arguments' shapes at entry.
-    attrs: {"global_symbol": str, "num_outputs": int, ...}.
+    Symbolic dimensions (SizeVar) in the shapes of params are bound from the arguments' shapes at
+    entry. attrs: {"global_symbol": str, "num_outputs": int, ...}.
     """
 
     params: tuple[Buffer, ...] = binding()

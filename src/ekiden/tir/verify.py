@@ -78,17 +78,23 @@ class _Verifier:
         if s.predicate is not None and dt.element(s.predicate.dtype) != "bool":
             raise self.fail("the predicate of a store must be bool", s.predicate.dtype)
 
-    def access(self, buffer: Buffer, indices: tuple[PrimExpr, ...], dtype: str, where: object) -> None:
+    def access(
+        self, buffer: Buffer, indices: tuple[PrimExpr, ...], dtype: str, where: object
+    ) -> None:
         """Buffers are allocated before they are used, with one flat index once lowered."""
         if buffer not in self.buffers:
             raise self.fail("a buffer is not allocated", buffer.name)
         rank = max(len(buffer.shape), 1)
         if len(indices) != 1 and (self.lowered or len(indices) != rank):
-            raise self.fail(f"buffer {buffer.name!r} has {rank} axes, the access {len(indices)} indices", where)
+            raise self.fail(
+                f"buffer {buffer.name!r} has {rank} axes, the access {len(indices)} indices", where
+            )
         lanes = max((dt.lanes(i.dtype) for i in indices), default=1)
         expected = dt.with_lanes(dt.element(buffer.dtype), lanes * dt.lanes(buffer.dtype))
         if dtype != expected:
-            raise self.fail(f"buffer {buffer.name!r}: expected an element of {expected}, got {dtype}", where)
+            raise self.fail(
+                f"buffer {buffer.name!r}: expected an element of {expected}, got {dtype}", where
+            )
 
     def expression(self, root: PrimExpr) -> None:
         """Check each node once per scope."""
@@ -108,7 +114,9 @@ class _Verifier:
                 raise self.fail(f"operands of {e.symbol!r} differ: {e.a.dtype} and {e.b.dtype}", e)
             case Select() if e.true_value.dtype != e.dtype or e.false_value.dtype != e.dtype:
                 raise self.fail(f"sides of a select must be {e.dtype}", e)
-            case Intrinsic(op="if_then_else") if e.args[1].dtype != e.dtype or e.args[2].dtype != e.dtype:
+            case Intrinsic(op="if_then_else") if (
+                e.args[1].dtype != e.dtype or e.args[2].dtype != e.dtype
+            ):
                 raise self.fail(f"sides of if_then_else must be {e.dtype}", e)
             case Cast() if dt.lanes(e.value.dtype) != dt.lanes(e.dtype):
                 raise self.fail("a cast must keep the lanes", e)
@@ -119,9 +127,11 @@ class _Verifier:
 
 
 def verify(func: PrimFunc, lowered: bool = True) -> PrimFunc:
-    """The function itself, if it is well formed: what is used is defined, dtypes and lanes agree, ranks match.
+    """The function itself, if it is well formed: what is used is defined, dtypes and lanes agree,
+    ranks match.
 
-    With `lowered`, also that it has the form code generators take. Raises InternalError naming the first fault.
+    With `lowered`, also that it has the form code generators take. Raises InternalError naming the
+    first fault.
     """
     _Verifier(func, lowered).statement(func.body)
     return func

@@ -1,4 +1,7 @@
-"""Walks over statements. Statements nest only as deep as loops do, so these recurse; expressions go through prim_visitor."""
+"""Walks over statements.
+
+Statements nest only as deep as loops do, so these recurse; expressions go through prim_visitor.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,9 @@ def walk(root: Stmt) -> Iterator[Stmt]:
 
 
 def all_expressions(root: Stmt) -> Iterator[PrimExpr]:
-    """Every expression node of every statement (a node shared between statements comes once for each)."""
+    """Every expression node of every statement (a node shared between statements comes once for
+    each).
+    """
     for stmt in walk(root):
         yield from post_order(*expressions(stmt))
 
@@ -106,7 +111,9 @@ def buffers_written(root: Stmt) -> list[Buffer]:
 
 
 def guarded_nodes(root: PrimExpr, order: list[PrimExpr]) -> set[int]:
-    """The ids of the nodes, among those of `root` in `order`, that are evaluated only under a condition."""
+    """The ids of the nodes, among those of `root` in `order`, that are evaluated only under a
+    condition.
+    """
     if not any(isinstance(e, Intrinsic) and e.op == "if_then_else" for e in order):
         return set()
     always: set[int] = set()
@@ -127,7 +134,8 @@ def uses(root: Stmt, var: Var) -> bool:
 
 
 class StmtMutator:
-    """Rebuilds statements bottom-up. Override `expr` for expressions, `buffer` for buffers, or one `visit_*`.
+    """Rebuilds statements bottom-up. Override `expr` for expressions, `buffer` for buffers, or one
+    `visit_*`.
 
     A statement whose parts did not change stays the same object.
     """
@@ -142,7 +150,7 @@ class StmtMutator:
         return expr
 
     def buffer(self, buffer: Buffer) -> Buffer:
-        """What replaces a buffer that is stored to, allocated or prefetched; loads are for `expr`."""
+        """What replaces a buffer that is stored to, allocated or prefetched (loads: `expr`)."""
         return buffer
 
     def exprs(self, many: tuple[PrimExpr, ...]) -> tuple[PrimExpr, ...]:
@@ -179,7 +187,9 @@ class StmtMutator:
             side = stmt.then_case if condition.value else stmt.else_case
             return NOTHING if side is None else self.visit(side)
         other = None if stmt.else_case is None else self.visit(stmt.else_case)
-        return stmt.with_fields(condition=condition, then_case=self.visit(stmt.then_case), else_case=other)
+        return stmt.with_fields(
+            condition=condition, then_case=self.visit(stmt.then_case), else_case=other
+        )
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """Rebuild a LetStmt."""
@@ -205,7 +215,9 @@ class StmtMutator:
         """Rebuild a BlockRealize and its block."""
         block = self.visit(stmt.block)
         return stmt.with_fields(
-            iter_values=self.exprs(stmt.iter_values), predicate=self.expr(stmt.predicate), block=block
+            iter_values=self.exprs(stmt.iter_values),
+            predicate=self.expr(stmt.predicate),
+            block=block,
         )
 
     def visit_block(self, stmt: Block) -> Stmt:

@@ -1,6 +1,7 @@
 """Index every buffer by one element offset.
 
-An access with one index is flat already, whatever the buffer's shape: schedule rules may write flat accesses directly.
+An access with one index is flat already, whatever the buffer's shape: schedule rules may write flat
+accesses directly.
 """
 
 from __future__ import annotations
@@ -46,10 +47,14 @@ class _Flatten(Simplifier):
         return expr
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        return super().visit_store(stmt.with_fields(indices=(flat_index(stmt.buffer, stmt.indices),)))
+        return super().visit_store(
+            stmt.with_fields(indices=(flat_index(stmt.buffer, stmt.indices),))
+        )
 
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
-        return super().visit_prefetch(stmt.with_fields(indices=(flat_index(stmt.buffer, stmt.indices),)))
+        return super().visit_prefetch(
+            stmt.with_fields(indices=(flat_index(stmt.buffer, stmt.indices),))
+        )
 
 
 def flatten_buffers(func: PrimFunc) -> PrimFunc:

@@ -1,6 +1,7 @@
 """Compute what does not change in a loop before it.
 
-Index sums are regrouped, so that what belongs to outer loops is one variable: (i*768 + j) with i outside -> base + j.
+Index sums are regrouped, so that what belongs to outer loops is one variable: (i*768 + j) with i
+outside -> base + j.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from ekiden.ir.prim import (
     FloorDiv,
     FloorMod,
     IntImm,
-    Intrinsic,
     PrimExpr,
     Sub,
     Var,
@@ -36,6 +36,7 @@ class _Regroup(StmtMutator):
         self._invariant: dict[int, bool] = {}
         self._memo: dict[int, PrimExpr] = {}
         self._alive: list[PrimExpr] = []
+        self._totals: dict[tuple[tuple[int, int], ...], PrimExpr] = {}
         self.named: dict[PrimExpr, Var] = {}
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
@@ -53,12 +54,16 @@ class _Regroup(StmtMutator):
     def _is_invariant(self, e: PrimExpr) -> bool:
         if isinstance(e, Var):
             return e not in self._variant
-        if isinstance(e, BufferLoad) and (e.buffer in self._variant or e.buffer.scope == "register"):
+        if isinstance(e, BufferLoad) and (
+            e.buffer in self._variant or e.buffer.scope == "register"
+        ):
             return False
         return all(self._invariant[id(c)] for c in children(e))
 
     def _place(self, e: PrimExpr, guarded: bool) -> PrimExpr:
-        """A node that varies, over names of what does not; an invariant node waits for its consumer."""
+        """A node that varies, over names of what does not; an invariant node waits for its
+        consumer.
+        """
         if self._invariant[id(e)]:
             return e
         if isinstance(e, (Add, Sub)) and e.dtype == "int64":
@@ -66,7 +71,7 @@ class _Regroup(StmtMutator):
         return rebuild(e, [self._root(c, guarded) for c in children(e)])
 
     def _root(self, e: PrimExpr, guarded: bool) -> PrimExpr:
-        if not self._invariant[id(e)] or not _worth_naming(e) or guarded and not _is_safe(e):
+        if not self._invariant[id(e)] or not _worth_naming(e) or (guarded and not _is_safe(e)):
             return self._memo[id(e)]
         return self._name(e)
 
@@ -78,20 +83,32 @@ class _Regroup(StmtMutator):
 
     def _sum(self, e: PrimExpr) -> PrimExpr:
         """(invariant terms, named) + (the others) + constant"""
-        fixed: PrimExpr | None = None
+        fixed: list[tuple[PrimExpr, int]] = []
         moving: PrimExpr | None = None
         offset = 0
         for term, sign in _terms(e):
             if isinstance(term, IntImm):
                 offset += sign * term.value
             elif self._invariant[id(term)] and _is_safe(term):
-                fixed = _plus(fixed, term, sign)
+                fixed.append((term, sign))
             else:
                 moving = _plus(moving, self._memo[id(term)], sign)
         assert moving is not None
-        if fixed is not None:
-            moving = (self._name(fixed) if _worth_naming(fixed) else fixed) + moving
+        if fixed:
+            total = self._total(fixed)
+            moving = (self._name(total) if _worth_naming(total) else total) + moving
         return moving + offset if offset >= 0 else moving - -offset
+
+    def _total(self, terms: list[tuple[PrimExpr, int]]) -> PrimExpr:
+        """The sum of invariant terms: one object for the same terms."""
+        key = tuple((id(term), sign) for term, sign in terms)
+        if key not in self._totals:
+            total: PrimExpr | None = None
+            for term, sign in terms:
+                total = _plus(total, term, sign)
+            assert total is not None
+            self._totals[key] = total
+        return self._totals[key]
 
 
 def _plus(total: PrimExpr | None, term: PrimExpr, sign: int) -> PrimExpr:
@@ -117,7 +134,8 @@ def _terms(root: PrimExpr) -> list[tuple[PrimExpr, int]]:
 def _is_safe(e: PrimExpr) -> bool:
     """Whether a node may be evaluated where it was not asked for: no load, no division."""
     return not any(
-        isinstance(x, BufferLoad) or isinstance(x, (FloorDiv, FloorMod)) and not isinstance(x.b, IntImm)
+        isinstance(x, BufferLoad)
+        or (isinstance(x, (FloorDiv, FloorMod)) and not isinstance(x.b, IntImm))
         for x in post_order(e)
     )
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from ekiden.arith import simplify
 from ekiden.ir.prim import EQ, PrimExpr, Var, binary, const, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.tir.stmt import BlockRealize, For, ForKind, IfThenElse, IterKind, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, sequence, substitute
 
 
 class _LowerBlocks(StmtMutator):
     def visit_for(self, stmt: For) -> Stmt:
-        """Where all loops from here to a block reduce, its init goes before them; it then runs even if they are empty."""
+        """Where all loops from here to a block reduce, its init goes before them; it then runs even
+        if they are empty.
+        """
         realize = _reducing_nest(stmt)
         if realize is None:
             return super().visit_for(stmt)
@@ -48,16 +52,25 @@ def _spatial_values(realize: BlockRealize) -> dict[Var, PrimExpr]:
 
 
 def _reducing_nest(stmt: For) -> BlockRealize | None:
-    """The block with an init at the end of a chain of loops that only its reduction iterators use."""
-    loops: list[Var] = []
+    """The block with an init at the end of a chain of loops that only its reduction uses."""
+    loops: dict[Var, PrimExpr] = {}
     inner: Stmt = stmt
     while isinstance(inner, For) and inner.kind in (ForKind.SERIAL, ForKind.UNROLLED):
-        loops.append(inner.loop_var)
+        loops[inner.loop_var] = inner.min
         inner = inner.body
     if not isinstance(inner, BlockRealize) or inner.block.init is None:
         return None
     spatial = free_vars(*_spatial_values(inner).values(), inner.predicate)
-    return None if any(v in loops for v in spatial) else inner
+    return inner if loops.keys().isdisjoint(spatial) and _starts_at_zero(inner, loops) else None
+
+
+def _starts_at_zero(realize: BlockRealize, loops: dict[Var, PrimExpr]) -> bool:
+    """Whether the first step of the loops is the first of the reduction, which the rest of a split
+    loop's is not.
+    """
+    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    reduced = [v for i, v in pairs if i.kind is IterKind.REDUCE]
+    return all(is_const(simplify(substitute_expr(v, loops)), 0) for v in reduced)
 
 
 def _replace_inner(stmt: Stmt, inner: Stmt) -> For:
@@ -74,6 +87,3 @@ def _replace_inner(stmt: Stmt, inner: Stmt) -> For:
 def lower_blocks(func: PrimFunc) -> PrimFunc:
     """The function without blocks."""
     return func.with_fields(body=_LowerBlocks().visit(func.body))
-
-
-

@@ -1,4 +1,6 @@
-"""Simplify every expression under the ranges of the loops around it; loops of one step become their body."""
+"""Simplify every expression under the ranges of the loops around it; loops of one step become their
+body.
+"""
 
 from __future__ import annotations
 

@@ -13,9 +13,13 @@ class _Unroll(StmtMutator):
         if stmt.kind is not ForKind.UNROLLED:
             return super().visit_for(stmt)
         if not isinstance(stmt.extent, IntImm):
-            raise ValueError(f"unroll: loop {stmt.loop_var.name!r} must have a constant extent, got {stmt.extent!r}")
+            raise ValueError(
+                f"unroll {stmt.loop_var.name!r}: the extent must be a constant, got {stmt.extent!r}"
+            )
         body = self.visit(stmt.body)
-        return sequence(*(substitute(body, {stmt.loop_var: stmt.min + n}) for n in range(stmt.extent.value)))
+        return sequence(
+            *(substitute(body, {stmt.loop_var: stmt.min + n}) for n in range(stmt.extent.value))
+        )
 
 
 def unroll_loops(func: PrimFunc) -> PrimFunc:

@@ -1,7 +1,7 @@
 """Turn vectorized loops into vectors: whole vectors, then one masked vector for what is left.
 
-    for i in vectorized(n): b[i] = a[i]   ->   for o in range(n // 16): b[o*16 : +16] = a[o*16 : +16]
-                                                if n % 16 > 0: the same at (n // 16) * 16 under the mask lane < n % 16
+for i in vectorized(n): b[i] = a[i]   ->   for o in range(n // 16): b[o*16 : +16] = a[o*16 : +16] if
+n % 16 > 0: the same at (n // 16) * 16 under the mask lane < n % 16
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ DEFAULT_LANES = 16
 
 
 class Vectorizer(StmtMutator):
-    """Rewrites what is inside a loop for `lanes` values of its variable at once, base, base + 1, ...
+    """Rewrites what is inside a loop for `lanes` values of its variable at once, base, base + 1,
+    ...
 
-    `mask` (a bool vector) keeps loads and stores to the lanes that exist. Buffers allocated inside become vectors.
+    `mask` (a bool vector) keeps loads and stores to the lanes that exist. Buffers allocated inside
+    become vectors.
     """
 
     def __init__(self, var: Var, base: PrimExpr, lanes: int, mask: PrimExpr | None = None) -> None:
@@ -71,7 +73,9 @@ class Vectorizer(StmtMutator):
             return self._values.get(e, e)
         if isinstance(e, BufferLoad):
             return self._load(e, new)
-        if not any(dt.lanes(c.dtype) > 1 for c in new) or isinstance(e, (Broadcast, Ramp, VectorReduce)):
+        if not any(dt.lanes(c.dtype) > 1 for c in new) or isinstance(
+            e, (Broadcast, Ramp, VectorReduce)
+        ):
             return rebuild(e, new)
         if isinstance(e, (Add, Sub, Mul)) and e.dtype == "int64":
             affine = _affine(type(e), new[0], new[1])
@@ -81,8 +85,12 @@ class Vectorizer(StmtMutator):
 
     def _widen(self, e: PrimExpr, new: list[PrimExpr]) -> PrimExpr:
         lanes = max(dt.lanes(c.dtype) for c in new)
-        scalar_condition = isinstance(e, Intrinsic) and e.op == "if_then_else" and dt.lanes(new[0].dtype) == 1
-        wide = [c if scalar_condition and n == 0 else broadcast(c, lanes) for n, c in enumerate(new)]
+        scalar_condition = (
+            isinstance(e, Intrinsic) and e.op == "if_then_else" and dt.lanes(new[0].dtype) == 1
+        )
+        wide = [
+            c if scalar_condition and n == 0 else broadcast(c, lanes) for n, c in enumerate(new)
+        ]
         if isinstance(e, BinaryExpr):
             return binary(type(e), wide[0], wide[1])
         return rebuild(e, wide).with_fields(dtype=dt.with_lanes(e.dtype, lanes))
@@ -98,10 +106,14 @@ class Vectorizer(StmtMutator):
         load = BufferLoad(e.buffer, tuple(new), dtype)
         if self._mask is None:
             return load
-        return Intrinsic("if_then_else", (self._mask, load, broadcast(const(0, e.dtype), lanes)), dtype)
+        return Intrinsic(
+            "if_then_else", (self._mask, load, broadcast(const(0, e.dtype), lanes)), dtype
+        )
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
-        """A store to an element per lane is a vector store; one to a buffer allocated inside stores the vector."""
+        """A store to an element per lane is a vector store; one to a buffer allocated inside stores
+        the vector.
+        """
         value, indices = self.expr(stmt.value), self.exprs(stmt.indices)
         if stmt.buffer in self._buffers:
             return BufferStore(self.buffer(stmt.buffer), broadcast(value, self._lanes), indices)
@@ -126,7 +138,9 @@ class Vectorizer(StmtMutator):
         condition = self.expr(stmt.condition)
         if dt.lanes(condition.dtype) == 1:
             return super().visit_if(stmt)
-        raise ValueError(f"vectorize: the branch on {stmt.condition!r} differs between lanes; use if_then_else")
+        raise ValueError(
+            f"vectorize: the branch on {stmt.condition!r} differs between lanes; use if_then_else"
+        )
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
         """float32[n] in the loop -> float32x16[n]"""
@@ -145,11 +159,20 @@ def _affine(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None
     combine: Callable[[PrimExpr, PrimExpr], PrimExpr] = lambda x, y: binary(kind, x, y)  # noqa: E731
     if isinstance(a, Ramp) and isinstance(b, Ramp):
         stride = combine(a.stride, b.stride)
-        return None if isinstance(stride, IntImm) and stride.value == 0 else Ramp(combine(a.base, b.base), stride, a.lanes, a.dtype)
+        return (
+            None
+            if isinstance(stride, IntImm) and stride.value == 0
+            else Ramp(combine(a.base, b.base), stride, a.lanes, a.dtype)
+        )
     if isinstance(a, Ramp) and dt.lanes(b.dtype) == 1:
         return Ramp(combine(a.base, b), a.stride, a.lanes, a.dtype)
     if isinstance(b, Ramp) and dt.lanes(a.dtype) == 1:
-        return Ramp(combine(a, b.base), combine(const(0), b.stride) if kind is Sub else b.stride, b.lanes, b.dtype)
+        return Ramp(
+            combine(a, b.base),
+            combine(const(0), b.stride) if kind is Sub else b.stride,
+            b.lanes,
+            b.dtype,
+        )
     return None
 
 
@@ -204,7 +227,9 @@ class _Vectorize(Simplifier):
             parts.append(For(outer, const(0), const(whole), ForKind.SERIAL, body))
         if rest:
             wide = tail_lanes(rest, lanes)
-            parts.append(_at(stmt, low + whole * lanes, wide, None if rest == wide else const(rest)))
+            parts.append(
+                _at(stmt, low + whole * lanes, wide, None if rest == wide else const(rest))
+            )
         return self.visit(sequence(*parts))
 
 

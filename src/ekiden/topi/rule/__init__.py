@@ -1,4 +1,6 @@
-"""Schedule rules: which loops compute a group of tensor expressions, chosen by the tag of the group's anchor."""
+"""Schedule rules: which loops compute a group of tensor expressions, chosen by the tag of the
+group's anchor.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ _ACCEPTS: dict[str, Callable[[te.Tensor], bool]] = {
 def schedule(
     inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
 ) -> PrimFunc:
-    """The scheduled loop program of a group. A group that an anchor's rule does not cover gets the default rule."""
+    """The scheduled loop program of a group.
+
+    A group that an anchor's rule does not cover gets the default rule.
+    """
     for tensor in te.post_order_tensors(outputs):
         rule = RULES.get(tensor.op.tag)
         accepts = _ACCEPTS.get(tensor.op.tag, has_known_weights)

@@ -1,9 +1,10 @@
-"""The rule for everything without a kernel of its own: injective groups, reductions, rows of several stages.
+"""The rule for everything without a kernel of its own: injective groups, reductions, rows of
+several stages.
 
-    injective      one nest over the output, neighbouring axes fused where every access allows, cut where conditions change
-    reduction      vectors over the reduced axis (contiguous data along it) or over the last output axis, sums in registers
-    several stages all of them per step of the outer axes they share, intermediates of one step in a small buffer;
-                   without shared axes one after the other
+injective      one nest over the output, neighbouring axes fused where every access allows, cut
+where conditions change reduction      vectors over the reduced axis (contiguous data along it) or
+over the last output axis, sums in registers several stages all of them per step of the outer axes
+they share, intermediates of one step in a small buffer; without shared axes one after the other
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ LOCAL_BYTES = 16384
 
 
 class _Kernel:
-    """One function being built. `prefix` are the outer axes that all stages share; buffers of a row lack them."""
+    """One function being built.
+
+    `prefix` are the outer axes that all stages share; buffers of a row lack them.
+    """
 
     def __init__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], target: Target) -> None:
         self.target = target
@@ -47,11 +51,13 @@ class _Kernel:
     # Elements of stages as flat accesses.
 
     def axes(self, tensor: Tensor) -> tuple[list[Axis], dict[Var, PrimExpr]]:
-        """The stage's own axes within the prefix, and what its leading variables are called there."""
+        """The stage's own axes within the prefix, and what its variables are called there."""
         op = tensor.op
         assert isinstance(op, ComputeOp)
         shared = len(self.prefix)
-        values: dict[Var, PrimExpr] = {a.var: p.var for a, p in zip(op.axis, self.prefix, strict=False)}
+        values: dict[Var, PrimExpr] = {
+            a.var: p.var for a, p in zip(op.axis, self.prefix, strict=False)
+        }
         own: list[Axis] = []
         for each in op.axis[shared:]:
             axis = Axis(Var(each.var.name), each.extent)
@@ -91,11 +97,18 @@ class _Kernel:
         buffer, index = self.flat(tensor, [values[a.var] for a in op.axis])
         if not isinstance(body, Reduce):
             value = self.loads(body, values)
-            return injective_nest(axes, buffer, index, value, self.analyzer, self.target, not self.prefix)
+            return injective_nest(
+                axes, buffer, index, value, self.analyzer, self.target, not self.prefix
+            )
         return self.reduction(buffer, index, axes, body, values)
 
     def reduction(
-        self, buffer: Buffer, index: PrimExpr, axes: list[Axis], body: Reduce, values: dict[Var, PrimExpr]
+        self,
+        buffer: Buffer,
+        index: PrimExpr,
+        axes: list[Axis],
+        body: Reduce,
+        values: dict[Var, PrimExpr],
     ) -> Stmt:
         """The loops of a reduction, axes fused where possible."""
         reduced: list[Axis] = []
@@ -109,7 +122,9 @@ class _Kernel:
         index, source = substitute(index, step), substitute(source, step)
         reduced, step = fuse(reduced, Accesses([index], [source]), self.analyzer)
         source = substitute(source, step)
-        nest = ReduceNest(buffer, index, body.kind, source, axes, reduced, self.analyzer, self.target)
+        nest = ReduceNest(
+            buffer, index, body.kind, source, axes, reduced, self.analyzer, self.target
+        )
         return nest.build(not self.prefix)
 
     # Groups.
@@ -132,14 +147,20 @@ class _Kernel:
 
     def _reduced(self) -> list[PrimExpr]:
         ops = [t.op for t in self.stages if isinstance(t.op, ComputeOp)]
-        longest = max((op.reduce_axis for op in ops), key=lambda r: estimate([a.extent for a in r]), default=())
+        longest = max(
+            (op.reduce_axis for op in ops),
+            key=lambda r: estimate([a.extent for a in r]),
+            default=(),
+        )
         return [a.extent for a in longest]
 
     def _row_buffer(self, tensor: Tensor, shared: int) -> Buffer:
         shape = tensor.shape[shared:]
         small = all(isinstance(d, IntImm) for d in shape)
         fits = small and estimate(shape) * dt.itemsize(tensor.dtype) <= LOCAL_BYTES
-        buffer = self.map.declare(tensor, "local" if fits else "global").with_fields(shape=shape or (const(1),))
+        buffer = self.map.declare(tensor, "local" if fits else "global").with_fields(
+            shape=shape or (const(1),)
+        )
         self.map.buffers[tensor] = buffer
         return buffer
 
@@ -166,7 +187,9 @@ class _Kernel:
         return self.rows_body(shared)
 
 
-def _leading_match(consumer: Tensor, producer: Tensor, indices: Sequence[PrimExpr], limit: int) -> int:
+def _leading_match(
+    consumer: Tensor, producer: Tensor, indices: Sequence[PrimExpr], limit: int
+) -> int:
     """How many leading indices of a read are the consumer's own axes in the same places."""
     assert isinstance(consumer.op, ComputeOp)
     count = 0
@@ -179,7 +202,9 @@ def _leading_match(consumer: Tensor, producer: Tensor, indices: Sequence[PrimExp
 
 
 def shared_axes(stages: Sequence[Tensor]) -> int:
-    """The number of leading axes that all stages have and read each other at; one less where the last should be a vector."""
+    """The number of leading axes that all stages have and read each other at; one less where the
+    last should be a vector.
+    """
     if any(not isinstance(t.op, ComputeOp) for t in stages):
         return 0
     inside = set(stages)
@@ -195,14 +220,20 @@ def shared_axes(stages: Sequence[Tensor]) -> int:
     reductions = [t for t in stages if isinstance(t.op, ComputeOp) and t.op.reduce_axis]
     if not reductions:
         return 0
-    return limit if all(map(reduces_contiguous, reductions)) else min(limit, min(t.ndim for t in reductions) - 1)
+    return (
+        limit
+        if all(map(reduces_contiguous, reductions))
+        else min(limit, min(t.ndim for t in reductions) - 1)
+    )
 
 
-def schedule_default(inputs: list[Tensor], outputs: list[Tensor], target: Target, name: str) -> PrimFunc:
+def schedule_default(
+    inputs: list[Tensor], outputs: list[Tensor], target: Target, name: str
+) -> PrimFunc:
     """The default rule."""
     distinct = own_outputs(outputs)
     chosen = chosen_stages(distinct)
     kernel = _Kernel(inputs, chosen, target)
-    return PrimFunc(kernel.params, kernel.body(), {"global_symbol": name, "num_outputs": len(outputs)})
-
-
+    return PrimFunc(
+        kernel.params, kernel.body(), {"global_symbol": name, "num_outputs": len(outputs)}
+    )

@@ -79,7 +79,11 @@ class Accesses:
                 loads[id(e)] = e
             else:
                 stack.extend(children(e))
-        inside = [e for e in post_order(*indices, *(i for x in loads.values() for i in x.indices)) if isinstance(e, BufferLoad)]
+        inside = [
+            e
+            for e in post_order(*indices, *(i for x in loads.values() for i in x.indices))
+            if isinstance(e, BufferLoad)
+        ]
         loads.update((id(e), e) for e in inside)
         self.loads = list(loads.values())
         flat = [*indices, *(x.indices[0] for x in self.loads)]
@@ -97,8 +101,12 @@ class Accesses:
         return e
 
 
-def fuse(axes: Sequence[Axis], accesses: Accesses, analyzer: Analyzer) -> tuple[list[Axis], dict[Var, PrimExpr]]:
-    """Neighbouring axes that every access walks as one become one: (axes, replacement of the old variables)."""
+def fuse(
+    axes: Sequence[Axis], accesses: Accesses, analyzer: Analyzer
+) -> tuple[list[Axis], dict[Var, PrimExpr]]:
+    """Neighbouring axes that every access walks as one become one: (axes, replacement of the old
+    variables).
+    """
     fused: list[Axis] = []
     values: dict[Var, PrimExpr] = {}
     indices = accesses.indices
@@ -108,7 +116,11 @@ def fuse(axes: Sequence[Axis], accesses: Accesses, analyzer: Analyzer) -> tuple[
             continue
         outer = fused[-1] if fused else None
         direct = outer is not None and (outer.var in accesses.direct or axis.var in accesses.direct)
-        if outer is None or direct or not all(analyzer.can_fuse(i, outer.var, axis.var, axis.extent) for i in indices):
+        if (
+            outer is None
+            or direct
+            or not all(analyzer.can_fuse(i, outer.var, axis.var, axis.extent) for i in indices)
+        ):
             fused.append(axis)
             continue
         joint = Axis(Var(axis.var.name), simplify(outer.extent * axis.extent))
@@ -121,7 +133,9 @@ def fuse(axes: Sequence[Axis], accesses: Accesses, analyzer: Analyzer) -> tuple[
 
 
 def vector_lanes(target: Target, stored: str, loaded: Sequence[str]) -> int:
-    """Lanes of a loop that stores one dtype and loads others: whole registers of the widest that matters."""
+    """Lanes of a loop that stores one dtype and loads others: whole registers of the widest that
+    matters.
+    """
     bits = dt.SCALAR_BITS[dt.element(stored)]
     for each in loaded:
         if each not in ("int64", "uint64") or stored in ("int64", "uint64", "float64"):
@@ -148,7 +162,7 @@ def parallel_outer(axes: Sequence[Axis], work: int, body: Stmt) -> Stmt:
     """
     total = estimate([a.extent for a in axes]) * work
     known = all(isinstance(a.extent, IntImm) for a in axes)
-    if not axes or known and total <= GRAIN:
+    if not axes or (known and total <= GRAIN):
         return serial(axes, body)
     count = 1
     while count < len(axes) and estimate([a.extent for a in axes[:count]]) < PARALLEL_STEPS:
@@ -170,11 +184,16 @@ def _parallel(axes: Sequence[Axis], grain: int, body: Stmt) -> Stmt:
     lets.append((axes[0].var, rest))
     for var, value in lets:
         body = LetStmt(var, value, body)
-    return For(joint, const(0), product([a.extent for a in axes]), ForKind.PARALLEL, body, {"grain": grain})
+    return For(
+        joint, const(0), product([a.extent for a in axes]), ForKind.PARALLEL, body, {"grain": grain}
+    )
 
 
 def flat_parallel(axis: Axis, lanes: int, body: Callable[[PrimExpr], Stmt]) -> Stmt:
-    """A single long axis: chunks in parallel, vectors inside. `body` gives the statements for an index."""
+    """A single long axis: chunks in parallel, vectors inside.
+
+    `body` gives the statements for an index.
+    """
     if isinstance(axis.extent, IntImm) and axis.extent.value <= GRAIN:
         return vectorized(axis, lanes, body(axis.var))
     chunk = Var("chunk")
@@ -189,8 +208,12 @@ def flat_parallel(axis: Axis, lanes: int, body: Callable[[PrimExpr], Stmt]) -> S
 _HOLDS_BELOW = {LT: 0, LE: 1, GE: 0, GT: 1}
 
 
-def _threshold(condition: PrimExpr, axis: Axis, others: set[Var], analyzer: Analyzer) -> list[PrimExpr]:
-    """The values of the axis at which a comparison changes, as expressions of what is outside the nest."""
+def _threshold(
+    condition: PrimExpr, axis: Axis, others: set[Var], analyzer: Analyzer
+) -> list[PrimExpr]:
+    """The values of the axis at which a comparison changes, as expressions of what is outside the
+    nest.
+    """
     if not isinstance(condition, (LT, LE, GT, GE, EQ, NE)) or condition.a.dtype != "int64":
         return []
     difference = condition.a - condition.b
@@ -215,14 +238,20 @@ def _edges(kind: type[BinaryExpr], rest: PrimExpr, scale: int) -> list[PrimExpr]
 MAX_PARTS = 80
 
 
-def split_points(values: Sequence[PrimExpr], axis: Axis, others: set[Var], analyzer: Analyzer) -> list[PrimExpr]:
-    """Where to cut an axis so that conditions on it are constant in each part: increasing, from 0 to its extent."""
+def split_points(
+    values: Sequence[PrimExpr], axis: Axis, others: set[Var], analyzer: Analyzer
+) -> list[PrimExpr]:
+    """Where to cut an axis so that conditions on it are constant in each part: increasing, from 0
+    to its extent.
+    """
     found: dict[object, PrimExpr] = {}
     for e in post_order(*values):
         if e.dtype == "bool" and isinstance(e, BinaryExpr):
             for each in _threshold(e, axis, others, analyzer):
                 found[each.value if isinstance(each, IntImm) else each] = each
-    inside = [p for p in (_clamped(p, axis.extent, analyzer) for p in found.values()) if p is not None]
+    inside = [
+        p for p in (_clamped(p, axis.extent, analyzer) for p in found.values()) if p is not None
+    ]
     ordered = _sorted(inside, analyzer)
     if ordered is None or len(ordered) > MAX_PARTS:
         return [const(0), axis.extent]
@@ -249,5 +278,3 @@ def _sorted(points: Sequence[PrimExpr], analyzer: Analyzer) -> list[PrimExpr] | 
         if at == len(ordered) or not analyzer.can_prove_equal(point, ordered[at]):
             ordered.insert(at, point)
     return ordered
-
-

@@ -15,7 +15,15 @@ from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Stmt
 from ekiden.tir.transform.vectorize_loops import Vectorizer, tail_lanes
 from ekiden.tir.visitor import NOTHING, sequence
-from ekiden.topi.rule.loops import Accesses, Axis, estimate, parallel_outer, serial, vector_lanes, vectorized
+from ekiden.topi.rule.loops import (
+    Accesses,
+    Axis,
+    estimate,
+    parallel_outer,
+    serial,
+    vector_lanes,
+    vectorized,
+)
 
 ACCUMULATORS = 4
 """Independent vectors of a reduction, to hide the latency of its operation."""
@@ -33,7 +41,9 @@ def reduces_contiguous(tensor: Tensor) -> bool:
 
 
 class ReduceNest:
-    """One reduction being built: `buffer[index] = combine(source)` over `reduced`, for all values of `axes`."""
+    """One reduction being built: `buffer[index] = combine(source)` over `reduced`, for all values
+    of `axes`.
+    """
 
     def __init__(
         self,
@@ -70,7 +80,9 @@ class ReduceNest:
         return parallel_outer(outer, work * estimate([inner.extent]), body)
 
     def along_reduced(self) -> bool:
-        """Whether vectors run along the last reduced axis: fewer loads stride there, or more walk it."""
+        """Whether vectors run along the last reduced axis: fewer loads stride there, or more walk
+        it.
+        """
         if not self.reduced:
             return False
         last = self.reduced[-1]
@@ -92,7 +104,9 @@ class ReduceNest:
         return broadcast(identity(self.kind, self.dtype), lanes)
 
     def element(self) -> Stmt:
-        """One element, all reduced axes in loops; a vector loop around it makes it a vector of elements."""
+        """One element, all reduced axes in loops; a vector loop around it makes it a vector of
+        elements.
+        """
         total = Buffer("total", (const(1),), self.dtype, "register")
         update = BufferStore(total, self.combine(total[0], self.source), (const(0),))
         finish = BufferStore(self.buffer, total[0], (self.index,))
@@ -115,7 +129,9 @@ class ReduceNest:
         for n in range(1, many):
             total = self.combine(total, sums[n])
         value = VectorReduce(total, self.kind, self.dtype) if lanes > 1 else total
-        return Allocate(sums, sequence(*begin, loops, BufferStore(self.buffer, value, (self.index,))))
+        return Allocate(
+            sums, sequence(*begin, loops, BufferStore(self.buffer, value, (self.index,)))
+        )
 
     def _accumulators(self, last: Axis, lanes: int) -> int:
         if not isinstance(last.extent, IntImm):
@@ -132,7 +148,13 @@ class ReduceNest:
         together = [self._update(sums, n, last, k * step + n * lanes, lanes) for n in range(many)]
         group = For(k, const(0), groups, ForKind.SERIAL, sequence(*together))
         after = groups * step
-        single = For(s, const(0), singles, ForKind.SERIAL, self._update(sums, 0, last, after + s * lanes, lanes))
+        single = For(
+            s,
+            const(0),
+            singles,
+            ForKind.SERIAL,
+            self._update(sums, 0, last, after + s * lanes, lanes),
+        )
         if is_const(rest, 0):
             return sequence(group, single)
         tail = self._masked(sums, last, after + singles * lanes, lanes, rest)
@@ -149,5 +171,3 @@ class ReduceNest:
         value = broadcast(Vectorizer(last.var, base, lanes, mask).expr(self.source), lanes)
         kept = Select(mask, value, self.start(lanes), value.dtype)
         return BufferStore(sums, self.combine(sums[0], kept), (const(0),))
-
-

@@ -1,4 +1,6 @@
-"""What a group of tensor expressions consists of: which computations are inlined, which get loops of their own."""
+"""What a group of tensor expressions consists of: which computations are inlined, which get loops
+of their own.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,20 @@ EXPENSIVE = frozenset(("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "po
 
 
 def is_epilogue(anchor: Tensor, outputs: Sequence[Tensor]) -> bool:
-    """Whether the group is one output in the anchor's shape whose elements use the anchor's element at the same place."""
+    """Whether the group is one output in the anchor's shape whose elements use the anchor's element
+    at the same place.
+    """
     if len(outputs) != 1:
         return False
     output = outputs[0]
-    others = [t for t in post_order_tensors(outputs) if t is not anchor and not isinstance(t.op, PlaceholderOp)]
-    if any(not isinstance(t.op, PlaceholderOp) for t in inputs_of(anchor)) or not all(map(is_injective, others)):
+    others = [
+        t
+        for t in post_order_tensors(outputs)
+        if t is not anchor and not isinstance(t.op, PlaceholderOp)
+    ]
+    if any(not isinstance(t.op, PlaceholderOp) for t in inputs_of(anchor)) or not all(
+        map(is_injective, others)
+    ):
         return False
     return output is anchor or _reads_in_place(anchor, output, others)
 
@@ -47,7 +57,7 @@ def _reads_in_place(anchor: Tensor, output: Tensor, others: Sequence[Tensor]) ->
 
 
 def _same(index: PrimExpr, axis: PrimExpr, dim: PrimExpr) -> bool:
-    return index is axis or is_const(index, 0) and isinstance(dim, IntImm) and dim.value == 1
+    return index is axis or (is_const(index, 0) and isinstance(dim, IntImm) and dim.value == 1)
 
 
 def _is_expensive(tensor: Tensor) -> bool:
@@ -57,7 +67,8 @@ def _is_expensive(tensor: Tensor) -> bool:
 
 
 def chosen_stages(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs after inlining: what is left in `post_order_tensors` of them are placeholders and stages.
+    """The outputs after inlining: what is left in `post_order_tensors` of them are placeholders and
+    stages.
 
     An expensive computation with several consumers, one of them a reduction, stays a stage.
     """
@@ -84,7 +95,9 @@ def own_outputs(outputs: Sequence[Tensor]) -> list[Tensor]:
     for tensor in outputs:
         if tensor in seen or isinstance(tensor.op, PlaceholderOp):
             source = tensor
-            tensor = te.compute(source.shape, lambda *i, s=source: s[i], name="copy", tag="injective")
+            tensor = te.compute(
+                source.shape, lambda *i, s=source: s[i], name="copy", tag="injective"
+            )
         seen.add(tensor)
         found.append(tensor)
     return found

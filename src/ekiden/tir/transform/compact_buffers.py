@@ -1,0 +1,102 @@
+"""Shrink intermediates to what one step of the loops around all their accesses needs, and allocate
+them there.
+
+t = alloc(n, m); for i in n: (for j in m: t[i, j] = ..; for j in m: .. = t[i, j]) ->  for i in n: t
+= alloc(1, m); (for j in m: t[0, j] = ..; ..)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.arith import prove_equal
+from ekiden.ir.prim import PrimExpr
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.regions import Access, Range, accesses, region
+from ekiden.tir.stmt import Allocate, BufferStore, For, LetStmt, PrimFunc, SeqStmt, Stmt
+from ekiden.tir.visitor import ExprRewriter, StmtMutator, sequence
+
+
+class _Shift(ExprRewriter):
+    """Accesses of a buffer become accesses of its compact form."""
+
+    def __init__(self, old: Buffer, new: Buffer, ranges: Sequence[Range]) -> None:
+        super().__init__(self._load)
+        self._old, self._new = old, new
+        self._low = [r.low for r in ranges]
+
+    def _moved(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+        return tuple(i - low for i, low in zip(indices, self._low, strict=True))
+
+    def _load(self, e: PrimExpr) -> PrimExpr:
+        if isinstance(e, BufferLoad) and e.buffer is self._old:
+            return BufferLoad(self._new, self._moved(e.indices), e.dtype)
+        return e
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        if stmt.buffer is not self._old:
+            return super().visit_store(stmt)
+        indices = self._moved(self.exprs(stmt.indices))
+        return stmt.with_fields(buffer=self._new, value=self.expr(stmt.value), indices=indices)
+
+
+class _Compact(StmtMutator):
+    def __init__(self) -> None:
+        self._loops: list[For] = []
+
+    def visit_for(self, stmt: For) -> Stmt:
+        self._loops.append(stmt)
+        new = super().visit_for(stmt)
+        self._loops.pop()
+        return new
+
+    def visit_allocate(self, stmt: Allocate) -> Stmt:
+        stmt = stmt.with_fields(body=self.visit(stmt.body))
+        flat = any(
+            len(a.indices) != len(stmt.buffer.shape) for a in accesses(stmt.body, stmt.buffer)
+        )
+        if flat or stmt.buffer.strides:
+            return stmt
+        return _place(stmt.body, stmt.buffer, list(self._loops), [])
+
+
+def _place(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stmt:
+    """The statement with the buffer allocated as deep inside as all its accesses allow."""
+    match s:
+        case For() if _is_fresh(buffer, accesses(s.body, buffer), [*outer, s]):
+            return s.with_fields(body=_place(s.body, buffer, [*outer, s], [*crossed, s]))
+        case LetStmt() | Allocate():
+            return s.with_fields(body=_place(s.body, buffer, outer, crossed))
+        case SeqStmt():
+            touching = [n for n, each in enumerate(s.seq) if accesses(each, buffer)]
+            if len(touching) == 1:
+                inner = _place(s.seq[touching[0]], buffer, outer, crossed)
+                return sequence(*s.seq[: touching[0]], inner, *s.seq[touching[0] + 1 :])
+    return _allocate(s, buffer, outer, crossed)
+
+
+def _is_fresh(buffer: Buffer, touched: Sequence[Access], outer: Sequence[For]) -> bool:
+    """Whether a step begins by writing, and writes all that it reads: nothing is carried from the
+    step before.
+    """
+    if not touched or not touched[0].is_store or touched[0].conditional:
+        return False
+    written = region(buffer, [a for a in touched if a.is_store and not a.conditional], outer)
+    return all(map(_same, written, region(buffer, touched, outer)))
+
+
+def _same(a: Range, b: Range) -> bool:
+    return prove_equal(a.low, b.low) and prove_equal(a.extent, b.extent)
+
+
+def _allocate(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stmt:
+    if not crossed:
+        return Allocate(buffer, s)
+    ranges = region(buffer, accesses(s, buffer), outer)
+    new = buffer.with_fields(shape=tuple(r.extent for r in ranges))
+    return Allocate(new, _Shift(buffer, new, ranges).visit(s))
+
+
+def compact_buffers(func: PrimFunc) -> PrimFunc:
+    """The function with small intermediates. Blocks must have been lowered."""
+    return func.with_fields(body=_Compact().visit(func.body))
