@@ -1,1 +1,4 @@
-"""What every language of Ekiden is made of: nodes, types, scalar expressions, operators, modules, passes."""
+"""What every language of Ekiden is made of.
+
+Nodes, types, scalar expressions, operators, modules, passes.
+"""

@@ -1,4 +1,6 @@
-"""Data types are strings in NumPy's spelling: "float32", "int64", "bool", "bfloat16"; vectors add lanes: "float32x16".
+"""Data types are strings in NumPy's spelling: "float32", "int64", "bool", "bfloat16".
+
+Vectors add lanes: "float32x16".
 
 "handle" is an opaque pointer.
 """

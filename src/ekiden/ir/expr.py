@@ -11,25 +11,36 @@ from ekiden.ir.type import Type
 
 
 class _TypeSlot:
-    """Holds the inferred type of an expression; written once by type inference, not part of its meaning."""
+    """Holds the inferred type of an expression.
+
+    Written once by type inference, not part of its meaning.
+    """
 
     __slots__ = ("_checked_type",)
 
 
 class RelayExpr(_TypeSlot, Node):
-    """A functional expression. `checked_type` is what type inference found; `span` says which model node it came from."""
+    """A functional expression.
+
+    `checked_type` is what type inference found; `span` says which model node it came from.
+    """
 
     __slots__ = ()
     span: Span | None
     printer: ClassVar[Callable[[RelayExpr, bool], str] | None] = None
-    """How an expression becomes text: set by `ekiden.relay.printer`, which stands on a higher floor."""
+    """How an expression becomes text.
+
+    Set by `ekiden.relay.printer`, which stands on a higher floor.
+    """
 
     @property
     def checked_type(self) -> Type:
         """The inferred type; raises ValueError before inference."""
         found = self.checked_type_or_none()
         if found is None:
-            raise ValueError(f"{type(self).__name__}: no type yet; run relay.transform.InferType() first")
+            raise ValueError(
+                f"{type(self).__name__}: no type yet; run relay.transform.InferType() first"
+            )
         return found
 
     def checked_type_or_none(self) -> Type | None:
@@ -45,7 +56,9 @@ class RelayExpr(_TypeSlot, Node):
         return self.astext(show_meta_data=False)
 
     def __repr__(self) -> str:
-        return self.astext(show_meta_data=False)  # the dataclass's own would print a shared node once per path
+        return self.astext(
+            show_meta_data=False
+        )  # the dataclass's own would print a shared node once per path
 
     def set_checked_type(self, found: Type) -> None:
         """For type inference alone."""

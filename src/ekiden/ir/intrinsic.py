@@ -1,4 +1,7 @@
-"""The table of pure intrinsics that scalar expressions may call: name -> arity and NumPy meaning."""
+"""The table of pure intrinsics that scalar expressions may call.
+
+Name -> arity and NumPy meaning.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("isnan",        1, np.isnan),
     IntrinsicDef("isinf",        1, np.isinf),
     IntrinsicDef("fma",          3, lambda a, b, c: a * b + c),
-    IntrinsicDef("if_then_else", 3, np.where),     # only the chosen side is evaluated (guards loads)
+    IntrinsicDef("if_then_else", 3, np.where),     # evaluates the chosen side alone: guards loads
     IntrinsicDef("bitwise_and",  2, np.bitwise_and),
     IntrinsicDef("bitwise_or",   2, np.bitwise_or),
     IntrinsicDef("bitwise_xor",  2, np.bitwise_xor),
@@ -54,15 +57,27 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
 # fmt: on
 
 
+EXPENSIVE = frozenset(("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow"))
+"""Intrinsics that cost much more than reading an operand.
+
+Worth storing when they are read twice.
+"""
+
+
 def call_intrin(op: str, *args: ExprLike, dtype: str | None = None) -> PrimExpr:
-    """Call an intrinsic; the result dtype defaults to that of the last argument (bool for isnan and isinf)."""
+    """Call an intrinsic.
+
+    The result dtype defaults to that of the last argument (bool for isnan and isinf).
+    """
     row = INTRINSICS[op]
     if len(args) != row.arity:
         raise TypeError(f"intrinsic {op!r}: expected {row.arity} arguments, got {len(args)}")
     values = tuple(convert(a) for a in args)
     if op == "if_then_else" and is_const(values[0]):
         return values[1] if values[0].value else values[2]  # type: ignore[attr-defined]
-    return Intrinsic(op, values, dtype or ("bool" if op in ("isnan", "isinf") else values[-1].dtype))
+    return Intrinsic(
+        op, values, dtype or ("bool" if op in ("isnan", "isinf") else values[-1].dtype)
+    )
 
 
 def if_then_else(condition: PrimExpr, true_value: PrimExpr, false_value: PrimExpr) -> PrimExpr:

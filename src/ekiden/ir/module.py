@@ -11,9 +11,10 @@ from ekiden.ir.type import GlobalTypeVar
 
 
 class IRModule:
-    """Global functions (`relay.Function` and `tir.PrimFunc` side by side), type definitions, attributes.
+    """Global functions (relay.Function and tir.PrimFunc), type definitions, attributes.
 
-    A module is immutable for passes: they return a new one (`with_functions`). Lookup by name or GlobalVar.
+    A module is immutable for passes: they return a new one (`with_functions`). Lookup by name or
+    GlobalVar.
     """
 
     __slots__ = ("_by_name", "attrs", "functions", "type_definitions")
@@ -43,7 +44,9 @@ class IRModule:
     def get_global_var(self, name: str) -> GlobalVar:
         """The GlobalVar of a function. Raises KeyError naming those there are."""
         if name not in self._by_name:
-            raise KeyError(f"no function {name!r}; the module has {', '.join(sorted(self._by_name))}")
+            raise KeyError(
+                f"no function {name!r}; the module has {', '.join(sorted(self._by_name))}"
+            )
         return self._by_name[name]
 
     def __getitem__(self, key: str | GlobalVar) -> BaseFunc:

@@ -7,7 +7,8 @@ Identity is the default equality. `ekiden.ir.structural` compares meaning. A nod
         var: Var = binding()      # a field that defines a variable
         value: Expr
         body: Expr
-        hint: str = ignored(default=None)     # a field that does not take part in structural equality
+        hint: str = ignored(default=None)     # a field that does not take part in structural
+        equality
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ class Node:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
 
-def binding() -> Any:
+def binding() -> Any:  # noqa: ANN401
     """Mark a field whose variables are defined here (compared up to renaming)."""
     return dataclasses.field(metadata={"binding": True})
 
 
-def ignored(default: object = None) -> Any:
+def ignored(default: object = None) -> Any:  # noqa: ANN401
     """A keyword-only field that structural equality and hashing do not look at."""
     return dataclasses.field(
         default=default, kw_only=True, repr=False, compare=False, metadata={"ignored": True}

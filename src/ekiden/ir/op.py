@@ -1,4 +1,7 @@
-"""The operator registry: each operator is declared once, and everything else reads the declaration."""
+"""The operator registry.
+
+Each operator is declared once, and everything else reads the declaration.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ Raises TypeInferenceError that says what was expected and what came. Arguments a
 Reference = Callable[..., "Array | tuple[Array, ...]"]
 """(attrs, *arrays) -> array or tuple of arrays: what the operator means, in NumPy."""
 Lowering = Callable[..., "Sequence[object]"]
-"""(attrs, te inputs, result type) -> te output tensors. Typed loosely here: te stands on a higher floor."""
+"""(attrs, te inputs, result type) -> te output tensors.
+
+Typed loosely here: te stands on a higher floor.
+"""
 
 
 @node("ir.Op")
@@ -62,9 +68,10 @@ class OpDef:
     name: as in Relay text ("nn.conv2d").
     arguments: names of the inputs. `variadic`: the one input is a tuple (concatenate).
     attrs: the attribute class, or None.
-    relation / reference / lower: see the types above; lower is None for operators without a kernel (vm.*, memory.*).
-    pattern: how it fuses. reshape_only: the result is the first input's bytes under another shape (no kernel runs).
-    layout: (attrs, input permutation, rank) -> attrs for the transposed input, or None if the operator cannot follow.
+    relation / reference / lower: see the types above; lower is None for operators without a kernel
+    (vm.*, memory.*). pattern: how it fuses. reshape_only: the result is the first input's bytes
+    under another shape (no kernel runs). layout: (attrs, input permutation, rank) -> attrs for the
+    transposed input, or None if the operator cannot follow.
     """
 
     name: str
@@ -98,7 +105,7 @@ def get(name: str) -> Op:
     """The operator of that name. Raises KeyError with the nearest names."""
     if name not in _OP_NODES:
         near = sorted(n for n in _OP_NODES if n.rpartition(".")[2] == name.rpartition(".")[2])
-        raise KeyError(f"no operator {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+        raise KeyError(
+            f"no operator {name!r}" + (f"; did you mean {', '.join(near)}?" if near else "")
+        )
     return _OP_NODES[name]
-
-

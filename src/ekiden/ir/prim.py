@@ -2,8 +2,9 @@
 
     PrimExpr = Var | IntImm | FloatImm | Any_ | Binary (Add Sub Mul Div FloorDiv FloorMod Min Max
                EQ NE LT LE GT GE And Or) | Not | Select | Cast | Intrinsic
-tir adds loads and vectors. Python operators build expressions and fold constants on the way; `//` and `%` are floor division
-and floor modulo. `==` and `!=` stay identity (use EQ and NE), so that nodes can be dictionary keys.
+tir adds loads and vectors. Python operators build expressions and fold constants on the way; `//`
+and `%` are floor division and floor modulo. `==` and `!=` stay identity (use EQ and NE), so that
+nodes can be dictionary keys.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ ExprLike = Union["PrimExpr", int, float, bool]
 
 
 class PrimExpr(Node):
-    """A scalar (or, in tir, vector) expression; every subclass has a field `dtype`, the last one."""
+    """A scalar (or, in tir, vector) expression.
+
+    Every subclass has a field `dtype`, the last one.
+    """
 
     __slots__ = ()
     dtype: str
@@ -84,7 +88,9 @@ class PrimExpr(Node):
         return cast(self, dtype)
 
     def __bool__(self) -> bool:
-        raise TypeError(f"the truth of {self!r} is not known at compile time; use Select or IfThenElse")
+        raise TypeError(
+            f"the truth of {self!r} is not known at compile time; use Select or IfThenElse"
+        )
 
 
 @node("tir.Var")
@@ -97,7 +103,10 @@ class Var(PrimExpr):
 
 @node("tir.SizeVar")
 class SizeVar(Var):
-    """A named dimension: a variable known to be >= 0 (`batch`, `sequence_length`), and <= `upper` where that is given."""
+    """A named dimension.
+
+    A variable known to be >= 0 (`batch`, `sequence_length`), and <= `upper` where that is given.
+    """
 
     upper: int | None = ignored(default=None)
 
@@ -335,7 +344,10 @@ class Not(PrimExpr):
 
 @node("tir.Select")
 class Select(PrimExpr):
-    """`true_value if condition else false_value`; both sides may be evaluated. For guarded loads use Intrinsic if_then_else."""
+    """`true_value if condition else false_value`.
+
+    Both sides may be evaluated. For guarded loads use Intrinsic if_then_else.
+    """
 
     condition: PrimExpr
     true_value: PrimExpr
@@ -353,7 +365,10 @@ class Cast(PrimExpr):
 
 @node("tir.Call")
 class Intrinsic(PrimExpr):
-    """A call of a pure intrinsic from the table `ekiden.ir.intrinsic.INTRINSICS`: exp, tanh, if_then_else, fma, ..."""
+    """A call of a pure intrinsic from the table `ekiden.ir.intrinsic.INTRINSICS`.
+
+    Exp, tanh, if_then_else, fma, ...
+    """
 
     op: str
     args: tuple[PrimExpr, ...]
@@ -363,7 +378,9 @@ class Intrinsic(PrimExpr):
 def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
     """A constant; dtype defaults to int64, float32 or bool by the Python type."""
     if dtype is None:
-        dtype = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
+        dtype = (
+            "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
+        )
     if dt.is_float(dtype):
         return FloatImm(float(value), dtype)
     return IntImm(int(value), dtype)
@@ -391,7 +408,10 @@ def cast(value: PrimExpr, dtype: str) -> PrimExpr:
 
 
 def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
-    """`kind(a, b)` with constants folded and 0 and 1 absorbed; a Python number takes the other side's dtype."""
+    """`kind(a, b)` with constants folded and 0 and 1 absorbed.
+
+    A Python number takes the other side's dtype.
+    """
     if not isinstance(a, PrimExpr):
         a = const(a, b.dtype if isinstance(b, PrimExpr) else None)
     if not isinstance(b, PrimExpr):
@@ -401,22 +421,28 @@ def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
             wide = a.dtype if dt.itemsize(a.dtype) >= dt.itemsize(b.dtype) else b.dtype
             a, b = cast(a, wide), cast(b, wide)
         else:
-            raise TypeError(f"{kind.__name__}: operands must have one dtype, got {a.dtype} and {b.dtype}")
+            raise TypeError(
+                f"{kind.__name__}: operands must have one dtype, got {a.dtype} and {b.dtype}"
+            )
     result = "bool" if kind in BOOLEAN else a.dtype
     if kind in BOOLEAN and dt.lanes(a.dtype) > 1:
         result = dt.with_lanes("bool", dt.lanes(a.dtype))
-    if isinstance(a, (IntImm, FloatImm)) and isinstance(b, (IntImm, FloatImm)):
-        if not (kind in (Div, FloorDiv, FloorMod) and b.value == 0):
-            return const(kind.fold(a.value, b.value), result)
+    divides_by_zero = kind in (Div, FloorDiv, FloorMod) and is_const(b, 0)
+    if (
+        isinstance(a, (IntImm, FloatImm))
+        and isinstance(b, (IntImm, FloatImm))
+        and not divides_by_zero
+    ):
+        return const(kind.fold(a.value, b.value), result)
     absorbed = _absorb(kind, a, b)
     return kind(a, b, result) if absorbed is None else absorbed
 
 
 def _absorb(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
     """x + 0, x - 0, x * 1, x // 1 -> x;  0 * i, i % 1 -> 0 for integers."""
-    if kind in (Add, Sub) and is_const(b, 0) or kind in (Mul, Div, FloorDiv) and is_const(b, 1):
+    if (kind in (Add, Sub) and is_const(b, 0)) or (kind in (Mul, Div, FloorDiv) and is_const(b, 1)):
         return a
-    if kind is Add and is_const(a, 0) or kind is Mul and is_const(a, 1):
+    if (kind is Add and is_const(a, 0)) or (kind is Mul and is_const(a, 1)):
         return b
     integer = dt.is_int(a.dtype)
     if integer and kind is Mul and (is_const(a, 0) or is_const(b, 0)):

@@ -7,7 +7,10 @@ from ekiden.ir.node import Node, node
 
 @node("ir.Span")
 class Span(Node):
-    """`source` names the model node (`"Conv 'layer1/conv'"`) or file; line and column count from 1, 0 if unknown."""
+    """`source` names the model node (`"Conv 'layer1/conv'"`) or file.
+
+    Line and column count from 1, 0 if unknown.
+    """
 
     source: str
     line: int = 0

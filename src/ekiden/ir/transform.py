@@ -1,4 +1,8 @@
-"""Passes: small functions from module to module with a name, run under a PassContext that instruments can watch."""
+"""Passes.
+
+Small functions from module to module with a name, run under a PassContext that instruments can
+watch.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ class PassInstrument:
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """Options of a compilation: opt level, config by key, instruments, passes required or disabled by name.
+    """Options of a compilation: opt level, config by key, instruments, passes by name.
 
     `with PassContext(opt_level=3):` makes it the current one of this thread of control.
     """
@@ -60,12 +64,18 @@ class PassContext:
         return info.name in self.required_pass or info.opt_level <= self.opt_level
 
 
-_CURRENT: contextvars.ContextVar[PassContext] = contextvars.ContextVar("PassContext", default=PassContext())
+_DEFAULT = PassContext()
+_CURRENT: contextvars.ContextVar[PassContext] = contextvars.ContextVar(
+    "PassContext", default=_DEFAULT
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A named module transformation. Calling it runs it under the current context, with instruments around."""
+    """A named module transformation.
+
+    Calling it runs it under the current context, with instruments around.
+    """
 
     name: str
     transform: Callable[[IRModule], IRModule]
@@ -73,6 +83,7 @@ class Pass:
     required: tuple[Pass, ...] = ()
 
     def __call__(self, module: IRModule) -> IRModule:
+        """Run the pass; the module itself where the context leaves it out."""
         context = PassContext.current()
         if not context.enables(self):
             return module
@@ -100,6 +111,7 @@ class Sequential:
     name: str = "sequential"
 
     def __call__(self, module: IRModule) -> IRModule:
+        """Run all passes in order."""
         for each in self.passes:
             module = each(module)
         return module

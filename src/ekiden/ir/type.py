@@ -1,4 +1,7 @@
-"""Types of Relay programs: tensors, tuples, functions, type variables, ADT instances, references, holes."""
+"""Types of Relay programs.
+
+Tensors, tuples, functions, type variables, ADT instances, references, holes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ class TypeKind(IntEnum):
 
 @node("relay.TensorType")
 class TensorType(Type):
-    """A tensor; each dimension is an int64 expression: IntImm, SizeVar, arithmetic on them, or AnyDim."""
+    """A tensor.
+
+    Each dimension is an int64 expression: IntImm, SizeVar, arithmetic on them, or AnyDim.
+    """
 
     shape: tuple[PrimExpr, ...]
     dtype: str = "float32"

@@ -1,4 +1,7 @@
-"""The memory dialect: explicit storage, made by manifest_alloc. Sizes, offsets and shapes are expressions on symbols."""
+"""The memory dialect.
+
+Explicit storage, made by manifest_alloc. Sizes, offsets and shapes are expressions on symbols.
+"""
 
 from __future__ import annotations
 
