@@ -25,7 +25,7 @@ def softmax(data: Tensor, axis: int) -> Tensor:
     total = reduce(exponential, (axis,), True, te.sum, "softmax_sum")
     return te.compute(
         data.shape,
-        lambda *i: cast(exponential[i] / total[_row(i, axis)], data.dtype),
+        lambda *i: cast(exponential[i] * (1.0 / total[_row(i, axis)]), data.dtype),
         name="softmax",
         tag="softmax",
         attrs={"axis": axis},

@@ -17,14 +17,16 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import rewrite, substitute
 from ekiden.target import Target
+from ekiden.te.inline import inputs_of
 from ekiden.te.prim_func import BufferMap, allocated, extern_stage, whole_operations
 from ekiden.te.tensor import ComputeOp, ExternOp, ProducerLoad, Reduce, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import PrimFunc, Stmt
 from ekiden.tir.transform.flatten_buffers import flat_index
 from ekiden.tir.visitor import sequence
+from ekiden.tir.visitor import substitute as substitute_statement
 from ekiden.topi.rule.injective import injective_nest
-from ekiden.topi.rule.loops import Accesses, Axis, estimate, fuse, parallel_outer
+from ekiden.topi.rule.loops import Accesses, Axis, cost, estimate, fuse, parallel_outer
 from ekiden.topi.rule.reduction import ReduceNest, reduces_contiguous
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
 
@@ -137,13 +139,40 @@ class _Kernel:
         for axis in self.prefix:
             self.analyzer.bind(axis.var, 0, axis.extent)
         buffers: list[Buffer] = []
+        self._share_outputs()
         for tensor in self.stages:
-            if tensor not in self.outputs:
+            if tensor not in self.map.buffers:
                 self.rows.add(tensor)
                 buffers.append(self._row_buffer(tensor, shared))
+        step = self._fused_prefix()
         body = allocated(sequence(*(self.stage(t) for t in self.stages)), buffers)
-        work = sum(estimate(t.shape[shared:]) for t in self.stages) + estimate(self._reduced())
-        return parallel_outer(self.prefix, work, body)
+        work = sum(estimate(t.shape[shared:]) * cost(_bodies(t)) for t in self.stages)
+        work += estimate(self._reduced())
+        return parallel_outer(step[0], work, substitute_statement(body, step[1]))
+
+    def _fused_prefix(self) -> tuple[list[Axis], dict[Var, PrimExpr]]:
+        """The shared axes as few loops as every access allows, and what the old variables are."""
+        indices: list[PrimExpr] = []
+        values: list[PrimExpr] = []
+        for tensor in self.stages:
+            op = tensor.op
+            assert isinstance(op, ComputeOp)
+            _, names = self.axes(tensor)
+            body = op.body[tensor.value_index]
+            indices.append(self.flat(tensor, [names[a.var] for a in op.axis])[1])
+            values.append(self.loads(body.source if isinstance(body, Reduce) else body, names))
+        return fuse(self.prefix, Accesses(indices, values), self.analyzer)
+
+    def _share_outputs(self) -> None:
+        """An intermediate whose last reader replaces it element by element lives in that reader's output."""
+        taken: set[Tensor] = set()
+        for n, tensor in enumerate(self.stages):
+            readers = [t for t in self.stages[n + 1 :] if tensor in inputs_of(t)]
+            last = readers[-1] if readers else tensor
+            free = tensor not in self.outputs and last in self.outputs and last not in taken
+            if free and _replaces(last, tensor):
+                taken.add(last)
+                self.map.buffers[tensor] = self.map.buffers[last]
 
     def _reduced(self) -> list[PrimExpr]:
         ops = [t.op for t in self.stages if isinstance(t.op, ComputeOp)]
@@ -185,6 +214,22 @@ class _Kernel:
         if shared == 0:
             return self.sequential_body()
         return self.rows_body(shared)
+
+
+def _bodies(tensor: Tensor) -> tuple[PrimExpr, ...]:
+    return tensor.op.body if isinstance(tensor.op, ComputeOp) else ()
+
+
+def _replaces(output: Tensor, tensor: Tensor) -> bool:
+    """Whether an element of the output reads of the tensor only the element in its own place."""
+    op = output.op
+    assert isinstance(op, ComputeOp)
+    if output.dtype != tensor.dtype or len(output.shape) != len(tensor.shape) or op.reduce_axis:
+        return False
+    axes = [a.var for a in op.axis]
+    reads = [e for e in te.tensor_loads(op) if e.producer is tensor]
+    in_place = all(i is a for e in reads for i, a in zip(e.indices, axes, strict=True))
+    return in_place and all(map(prove_equal, output.shape, tensor.shape))
 
 
 def _leading_match(

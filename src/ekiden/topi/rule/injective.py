@@ -15,6 +15,7 @@ from ekiden.tir.visitor import sequence
 from ekiden.topi.rule.loops import (
     Accesses,
     Axis,
+    cost,
     estimate,
     flat_parallel,
     fuse,
@@ -100,14 +101,15 @@ class _Nest:
             return self.transposed(inner, walked, top)
         outer = [a for a in self.axes if a is not inner]
         if not outer and top:
-            return flat_parallel(inner, self.lanes, lambda at: self.store({inner.var: at}))
+            weight = cost([self.value])
+            return flat_parallel(inner, self.lanes, weight, lambda at: self.store({inner.var: at}))
         last = self.axes[-1]
         if inner is not last:
             body = vectorized(inner, self.lanes, serial([last], self.store()))
             outer = [a for a in outer if a is not last]
         else:
             body = vectorized(inner, self.lanes, self.store())
-        work = estimate([a.extent for a in self.axes if a not in outer])
+        work = estimate([a.extent for a in self.axes if a not in outer]) * cost([self.value])
         return parallel_outer(outer, work, body) if top else serial(outer, body)
 
     def vector_axis(self) -> Axis:

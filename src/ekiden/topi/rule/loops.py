@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ekiden.arith import Analyzer, simplify
 from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import EXPENSIVE
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -17,6 +18,7 @@ from ekiden.ir.prim import (
     NE,
     BinaryExpr,
     IntImm,
+    Intrinsic,
     PrimExpr,
     Var,
     const,
@@ -32,7 +34,7 @@ GRAIN = 32768
 """Elements below which work stays on one thread."""
 CHUNK = 8192
 """Elements of one step of a flat parallel loop."""
-UNKNOWN = 16
+UNKNOWN = 64
 """What a symbolic extent is taken for when work is estimated."""
 PARALLEL_STEPS = 64
 """Steps that a parallel loop should have at least, where there are axes to fuse."""
@@ -49,6 +51,12 @@ class Axis:
 def estimate(extents: Sequence[PrimExpr]) -> int:
     """The product of extents, unknown ones taken for UNKNOWN."""
     return math.prod(e.value if isinstance(e, IntImm) else UNKNOWN for e in extents)
+
+
+def cost(values: Sequence[PrimExpr]) -> int:
+    """How many copies of an element the computation of one is worth."""
+    expensive = any(isinstance(e, Intrinsic) and e.op in EXPENSIVE for e in post_order(*values))
+    return 4 if expensive else 1
 
 
 def product(extents: Sequence[PrimExpr]) -> PrimExpr:
@@ -189,19 +197,18 @@ def _parallel(axes: Sequence[Axis], grain: int, body: Stmt) -> Stmt:
     )
 
 
-def flat_parallel(axis: Axis, lanes: int, body: Callable[[PrimExpr], Stmt]) -> Stmt:
-    """A single long axis: chunks in parallel, vectors inside.
+def flat_parallel(axis: Axis, lanes: int, weight: int, body: Callable[[PrimExpr], Stmt]) -> Stmt:
+    """A single long axis: chunks in parallel, vectors inside. `body` gives the statements for an index.
 
-    `body` gives the statements for an index.
+    `weight` is the `cost` of an element.
     """
-    if isinstance(axis.extent, IntImm) and axis.extent.value <= GRAIN:
+    if isinstance(axis.extent, IntImm) and axis.extent.value * weight <= GRAIN:
         return vectorized(axis, lanes, body(axis.var))
-    chunk = Var("chunk")
-    known = isinstance(axis.extent, IntImm) and axis.extent.value % CHUNK == 0
-    left = const(CHUNK) if known else minimum(const(CHUNK), axis.extent - chunk * CHUNK)
-    inner = Axis(axis.var, left)
-    steps = simplify((axis.extent + (CHUNK - 1)) // CHUNK)
-    nest = vectorized(inner, lanes, body(chunk * CHUNK + axis.var))
+    chunk, size = Var("chunk"), CHUNK // weight
+    known = isinstance(axis.extent, IntImm) and axis.extent.value % size == 0
+    left = const(size) if known else minimum(const(size), axis.extent - chunk * size)
+    steps = simplify((axis.extent + (size - 1)) // size)
+    nest = vectorized(Axis(axis.var, left), lanes, body(chunk * size + axis.var))
     return For(chunk, const(0), steps, ForKind.PARALLEL, nest, {"grain": GRAIN // CHUNK})
 
 

@@ -18,6 +18,7 @@ from ekiden.tir.visitor import NOTHING, sequence
 from ekiden.topi.rule.loops import (
     Accesses,
     Axis,
+    cost,
     estimate,
     parallel_outer,
     serial,
@@ -67,7 +68,7 @@ class ReduceNest:
 
     def build(self, top: bool) -> Stmt:
         """The loops; with parallel ones at the top of a function."""
-        work = estimate([a.extent for a in self.reduced])
+        work = estimate([a.extent for a in self.reduced]) * cost([self.source])
         along = self.along_reduced()
         if along or not self.axes:
             body = self.over_reduced() if along else self.element()

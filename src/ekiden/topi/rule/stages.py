@@ -8,13 +8,11 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.arith import prove_equal
+from ekiden.ir.intrinsic import EXPENSIVE
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, is_const
 from ekiden.ir.prim_visitor import post_order
 from ekiden.te.inline import Inliner, inputs_of, is_injective, post_order_tensors
 from ekiden.te.tensor import ComputeOp, PlaceholderOp, ProducerLoad, Tensor
-
-EXPENSIVE = frozenset(("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow"))
-"""Intrinsics that are worth storing when they are read twice."""
 
 
 def is_epilogue(anchor: Tensor, outputs: Sequence[Tensor]) -> bool:
