@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "relay"))
-from programs import PROGRAMS
+from relay_programs import PROGRAMS
 
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.prim import SizeVar

@@ -102,13 +102,12 @@ def test_containers() -> None:
 
 
 def test_digest_is_the_same_in_another_process() -> None:
+    text = "def @main(%x: Tensor[(n, 3), float32], %y: float32) { nn.relu(%x) }"
     program = (
         "from ekiden.relay import parse; from ekiden.ir.structural import structural_digest;"
-        "print(structural_digest(parse('def @main(%x: Tensor[(n, 3), float32], %y: float32) { nn.relu(%x) }')))"
+        f"print(structural_digest(parse({text!r})))"
     )
-    here = structural_digest(
-        parse("def @main(%x: Tensor[(n, 3), float32], %y: float32) { nn.relu(%x) }")
-    )
+    here = structural_digest(parse(text))
     there = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

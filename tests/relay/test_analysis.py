@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from programs import PROGRAMS
+from relay_programs import PROGRAMS
 
-from ekiden.relay import Call, Function, GlobalVar, If, IRModule, Let, Op, op, parse, var
+from ekiden.relay import Call, Expr, Function, GlobalVar, If, IRModule, Let, Op, Var, op, parse, var
 from ekiden.relay.analysis import find_errors, list_op_freqs, verify, well_formed
 from ekiden.runtime.errors import InternalError
 
@@ -17,7 +17,7 @@ def test_parsed_programs_are_well_formed(name: str) -> None:
     assert find_errors(parse(PROGRAMS[name])) == []
 
 
-def _module(body, *params) -> IRModule:  # type: ignore[no-untyped-def]
+def _module(body: Expr, *params: Var) -> IRModule:
     return IRModule.from_expr(Function(tuple(params), body, None))
 
 

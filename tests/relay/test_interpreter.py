@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from programs import LIST, PROGRAMS
+from relay_programs import LIST, PROGRAMS
 
 from ekiden.ir.span import Span
 from ekiden.relay import Interpreter, TypeData, const, op, parse, parse_expr

@@ -1,4 +1,4 @@
-"""Programs of 100,000 nodes in a row: nothing recurses over the depth of a program, nothing is quadratic in its length."""
+"""Programs of 100,000 nodes in a row: nothing recurses over their depth, nothing is quadratic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from programs import add_chain, let_chain
+from relay_programs import add_chain, let_chain
 
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.structural import structural_digest, structural_equal

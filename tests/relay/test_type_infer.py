@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from programs import LIST, PROGRAMS
+from relay_programs import LIST, PROGRAMS
 
 from ekiden.ir.span import Span
 from ekiden.ir.text import type_text
@@ -33,7 +33,8 @@ pytestmark = pytest.mark.quick
 TYPES = {
     "graph with a shared value": "fn (Tensor[(n, 3), float32]) -> Tensor[(n, 3), float32]",
     "attributes": "fn (Tensor[(n, 8), float32]) -> Tensor[(n * 4, 4), float32]",
-    "projections": "fn ((Tensor[(2,), float32], (int32, bool))) -> (bool, Tensor[(2,), float32], (int32, bool))",
+    "projections": "fn ((Tensor[(2,), float32], (int32, bool))) -> "
+    "(bool, Tensor[(2,), float32], (int32, bool))",
     "choice": "fn (bool, Tensor[(4,), float32]) -> Tensor[(4,), float32]",
     "lets and effects": "fn (int32) -> int32",
     "a local function that calls itself": "fn (int32) -> int32",
@@ -64,11 +65,14 @@ INFERRED = [
     ("let %f = fn (%x) { %x + 1f }; %f(2f)", "float32"),
     ("let %id = fn [A](%x: A) { %x }; (%id(1), %id(True))", "(int32, bool)"),
     ("(fn (%p) { %p.1 })((1, True))", "bool"),
-    ("let %loop = fn (%n: int32, %acc) { if (%n == 0) { %acc } else { %loop(%n - 1, %acc + 1f) } }; %loop(3, 0f)", "float32"),
-    ("let %apply = fn (%f, %x) { %f(%x) }; %apply(fn (%y: int32) { (%y, %y) }, 3)", "(int32, int32)"),
+    ("let %loop = fn (%n: int32, %acc) {"
+     " if (%n == 0) { %acc } else { %loop(%n - 1, %acc + 1f) } }; %loop(3, 0f)", "float32"),
+    ("let %apply = fn (%f, %x) { %f(%x) };"
+     " %apply(fn (%y: int32) { (%y, %y) }, 3)", "(int32, int32)"),
     ("if (True) { (1, 2f) } else { (3, 4f) }", "(int32, float32)"),
     ("let %r = ref(ref(1)); ref_read(ref_read(%r))", "int32"),
-    ("fn (%x: Tensor[(n, 3), float32], %y: Tensor[(?, 3), float32]) { if (True) { %x } else { %y } }",
+    ("fn (%x: Tensor[(n, 3), float32],"
+     " %y: Tensor[(?, 3), float32]) { if (True) { %x } else { %y } }",
      "fn (Tensor[(n, 3), float32], Tensor[(?, 3), float32]) -> Tensor[(?, 3), float32]"),
 ]  # fmt: skip
 
@@ -81,8 +85,12 @@ def test_inferred_expression(text: str, expected: str) -> None:
 def test_callee_dimensions_are_chosen_by_the_call() -> None:
     module = parse(
         """
-        def @twice(%x: Tensor[(k, 2), float32]) -> Tensor[(k * 2, 2), float32] { concatenate((%x, %x)) }
-        def @main(%x: Tensor[(n, 2), float32]) { (@twice(%x), @twice(@twice(%x)), @twice(zeros(shape=[3, 2], dtype="float32"))) }
+        def @twice(%x: Tensor[(k, 2), float32]) -> Tensor[(k * 2, 2), float32] {
+          concatenate((%x, %x))
+        }
+        def @main(%x: Tensor[(n, 2), float32]) {
+          (@twice(%x), @twice(@twice(%x)), @twice(zeros(shape=[3, 2], dtype="float32")))
+        }
         """
     )
     fields = type_text(module["main"].checked_type).partition(" -> ")[2]
@@ -101,8 +109,8 @@ def test_function_without_result_annotation_is_inferred_before_its_callers() -> 
 
 def test_pattern_variables_have_the_types_of_fields() -> None:
     module = parse(
-        LIST
-        + "def @main(%l: List[(int32, bool)]) { match (%l) { Cons((%a, %b), _) => %b, Nil => False } }"
+        LIST + "def @main(%l: List[(int32, bool)]) {"
+        " match (%l) { Cons((%a, %b), _) => %b, Nil => False } }"
     )
     assert type_text(module["main"].checked_type) == "fn (List[(int32, bool)]) -> bool"
 
@@ -122,7 +130,8 @@ REJECTED = [
     ("let %f = fn (%x: int32) { %x }; %f(1f)", "argument 0 of %f: expected int32, got float32"),
     ("add(1)", "add: expected 2 arguments (lhs, rhs), got 1"),
     ("fn (%x) { %x }", "cannot infer the type of %x: found _; annotate it"),
-    ("fn (%f) { %f(%f) }", "call of %f: expected _, got fn (_) -> _ (the type would contain itself)"),
+    ("fn (%f) { %f(%f) }",
+     "call of %f: expected _, got fn (_) -> _ (the type would contain itself)"),
     ("ref_read(1)", "the reference: expected ref(_), got int32"),
     ("let %r = ref(1); ref_write(%r, 1f)", "the value written: expected int32, got float32"),
     ("match (1) { (%a, %b) => %a }", "a tuple pattern: expected (_, _), got int32"),

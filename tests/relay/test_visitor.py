@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from programs import PROGRAMS
+from relay_programs import PROGRAMS
 
 from ekiden.ir.structural import structural_equal
 from ekiden.relay import (

@@ -44,7 +44,9 @@ class PrintIR(PassInstrument):
 
 
 class DumpIR(PassInstrument):
-    """Writes the module after each pass to `folder/03-FuseOps.relay`; a pass that changes nothing writes nothing."""
+    """Writes the module after each pass to `folder/03-FuseOps.relay`; a pass that changes nothing
+    writes nothing.
+    """
 
     def __init__(self, folder: str | Path, show_meta_data: bool = False) -> None:
         """The folder is made when it is missing."""
@@ -72,7 +74,9 @@ class DumpIR(PassInstrument):
 
 
 class Verify(PassInstrument):
-    """Calls a check after each pass; its error names the pass. The check of Relay is `relay.analysis.verify`."""
+    """Calls a check after each pass; its error names the pass. The check of Relay is
+    `relay.analysis.verify`.
+    """
 
     def __init__(self, check: Callable[[IRModule], None]) -> None:
         """`check` raises an EkidenError for a module that is not legal."""
@@ -88,7 +92,9 @@ class Verify(PassInstrument):
 
 
 class StopAfter(PassInstrument):
-    """Runs the first `count` passes and skips the rest, to find by bisection the one that breaks a program."""
+    """Runs the first `count` passes and skips the rest, to find by bisection the one that breaks a
+    program.
+    """
 
     def __init__(self, count: int) -> None:
         """`ran` holds the names of the passes that ran."""

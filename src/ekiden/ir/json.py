@@ -1,9 +1,12 @@
 """Any node or module as JSON, and back: every node once, children before parents, arrays in base64.
 
-    {"ekiden": "1", "root": REF, "nodes": [["relay.Var", {"name_hint": "x", ...}], ...], "arrays": [[dtype, shape, base64], ...]}
+    {"ekiden": "1", "root": REF,
+     "nodes": [["relay.Var", {"name_hint": "x", ...}], ...],
+     "arrays": [[dtype, shape, base64], ...]}
 
-A value is a JSON scalar, a list (tuple), or an object with one key: {"node": 3}, {"array": 0}, {"map": [[k, v], ...]},
-{"enum": "NAME"}, {"float": "inf"}. Fields at their defaults are left out. Inferred types are not saved.
+A value is a JSON scalar, a list (tuple), or an object with one key: {"node": 3}, {"array": 0},
+{"map": [[k, v], ...]}, {"enum": "NAME"}, {"float": "inf"}. Fields at their defaults are left out.
+Inferred types are not saved.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ _MODULE = ("functions", "type_definitions", "attrs")
 
 
 def save_json(value: object) -> str:
-    """A node, module, array, or tuple or mapping of those, as JSON text; the same value always gives the same text."""
+    """A node, module, array, or tuple or mapping of those, as JSON text; the same value always
+    gives the same text.
+    """
     writer = _Writer()
     root = writer.write(value)
     document = {"ekiden": FORMAT, "root": root, "nodes": writer.nodes, "arrays": writer.arrays}
@@ -76,7 +81,8 @@ class _Writer:
         self.numbers: dict[int, int] = {}
         """id of a node or array -> its number."""
         self._alive: list[Array] = []
-        """Arrays written, kept so that no other object gets their id; nodes live through the root."""
+        """Arrays written, kept so that no other object gets their id; nodes live through the root.
+        """
 
     def write(self, root: object) -> object:
         """The reference to a value, after everything in it is written."""
@@ -136,7 +142,7 @@ def _values(at: object) -> list[tuple[str, object]]:
 
 
 class _Reader:
-    """The nodes read so far; a reference can only go backwards, so that a cycle cannot be written."""
+    """The nodes read so far. A reference can only go backwards: a cycle cannot be written."""
 
     def __init__(self, document: Mapping[str, typing.Any]) -> None:
         self.document = document

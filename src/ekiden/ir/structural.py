@@ -1,9 +1,10 @@
 """Equality and hash of meaning: up to the names of bound variables, spans and inferred types.
 
-Both come from one canonical form: a list of rows, one per distinct node, children before parents. A row holds the node's type
-key, its plain fields and the numbers of its children's rows; a variable's row holds the order in which it was met. Two programs
-mean the same if their rows are the same, and the digest is a hash of the rows. What is shared in one program must be shared in
-the other (Call, Tuple, ...: the nodes of the graph), except atoms, types and scalar expressions.
+Both come from one canonical form: a list of rows, one per distinct node, children before parents. A
+row holds the node's type key, its plain fields and the numbers of its children's rows; a variable's
+row holds the order in which it was met. Two programs mean the same if their rows are the same, and
+the digest is a hash of the rows. What is shared in one program must be shared in the other (Call,
+Tuple, ...: the nodes of the graph), except atoms, types and scalar expressions.
 """
 
 from __future__ import annotations
@@ -132,7 +133,9 @@ class _Canonical:
 
     def _identity(self, node: Node, key: str) -> Row:
         is_mapped = (
-            node in self.bound or key == "relay.TypeVar" or key == "tir.SizeVar" and self.map_sizes
+            node in self.bound
+            or key == "relay.TypeVar"
+            or (key == "tir.SizeVar" and self.map_sizes)
         )
         if is_mapped or self.free == "order":
             return ("bound" if is_mapped else "free", len(self.rows))
@@ -182,8 +185,8 @@ def _rows(value: object, free: FreeVars) -> list[Row]:
 def structural_equal(a: object, b: object, map_free_vars: bool = False) -> bool:
     """Whether two nodes, modules, arrays, tuples or mappings mean the same.
 
-    Free variables must be the same objects unless `map_free_vars`. Named dimensions are free in a type or an expression, but
-    bound in a function or module.
+    Free variables must be the same objects unless `map_free_vars`. Named dimensions are free in a
+    type or an expression, but bound in a function or module.
     """
     if a is b:
         return True

@@ -54,13 +54,17 @@ PRECEDENCE: dict[type[BinaryExpr], int] = {
     Mul: 5, Div: 5,
 }
 """Infix operators, the weakest first."""
-FUNCTIONS: dict[type[BinaryExpr], str] = {Min: "min", Max: "max", FloorDiv: "floordiv", FloorMod: "floormod"}
+FUNCTIONS: dict[type[BinaryExpr], str] = {
+    Min: "min", Max: "max", FloorDiv: "floordiv", FloorMod: "floormod",
+}  # fmt: skip
 """Operators written as calls; `//` would be a comment in Relay text."""
 # fmt: on
 
 
 Names = Mapping[Node, str]
-"""Names given to variables by a printer that keeps them apart; a variable without one prints its own."""
+"""Names given to variables by a printer that keeps them apart; a variable without one prints its
+own.
+"""
 _NO_NAMES: Names = {}
 
 
@@ -83,7 +87,8 @@ def prim_text(value: PrimExpr, names: Names = _NO_NAMES, outer: int = 0) -> str:
             return f"{FUNCTIONS[type(value)]}({inner(value.a)}, {inner(value.b)})"
         case BinaryExpr():
             level = PRECEDENCE[type(value)]
-            text = f"{prim_text(value.a, names, level)} {value.symbol} {prim_text(value.b, names, level + 1)}"
+            a, b = prim_text(value.a, names, level), prim_text(value.b, names, level + 1)
+            text = f"{a} {value.symbol} {b}"
             return f"({text})" if level < outer else text
         case Not(a=a):
             return f"not({inner(a)})"

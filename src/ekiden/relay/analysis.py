@@ -1,4 +1,6 @@
-"""Questions about Relay programs: are they well formed, which operators do they use, which patterns does a match miss."""
+"""Questions about Relay programs: are they well formed, which operators do they use, which patterns
+does a match miss.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from ekiden.runtime.errors import InternalError
 
 @dataclass(slots=True, eq=False)
 class _Scope:
-    """Where the variables of one binder can be seen; `first` and `last` number the scopes inside it."""
+    """Where the variables of one binder can be seen; `first` and `last` number the scopes inside
+    it.
+    """
 
     parent: _Scope | None = None
     depth: int = 0
@@ -31,7 +35,9 @@ class _Scope:
 
 
 def _parts(expr: Expr) -> tuple[list[Expr], list[tuple[tuple[Var, ...], Expr]]]:
-    """What is evaluated in the scope of an expression, and what in scopes it opens: (variables, body)."""
+    """What is evaluated in the scope of an expression, and what in scopes it opens: (variables,
+    body).
+    """
     match expr:
         case Let(var=var, value=value, body=body) if isinstance(value, Function):
             return [], [((var,), value), ((var,), body)]
@@ -107,8 +113,8 @@ class _Scoping:
 def find_errors(module: IRModule) -> list[str]:
     """Every way in which the Relay functions of a module are not well formed.
 
-    Each variable is bound once in the module and used only where it is bound; each global name is a function of the module; each
-    operator exists and has its number of arguments.
+    Each variable is bound once in the module and used only where it is bound; each global name is a
+    function of the module; each operator exists and has its number of arguments.
     """
     found: list[str] = []
     bound: set[Var] = set()
@@ -150,7 +156,9 @@ def _arity_errors(expr: Expr) -> list[str]:
 
 
 def well_formed(value: IRModule | Expr) -> bool:
-    """Whether a module or expression is well formed; free variables of a bare expression are allowed."""
+    """Whether a module or expression is well formed; free variables of a bare expression are
+    allowed.
+    """
     if isinstance(value, IRModule):
         return not find_errors(value)
     scoping = _Scoping(value)

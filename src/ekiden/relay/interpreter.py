@@ -1,7 +1,9 @@
-"""The meaning of Relay, executed with NumPy: what compiled programs are compared with, and how constants are folded.
+"""The meaning of Relay, executed with NumPy: what compiled programs are compared with, and how
+constants are folded.
 
-The machine keeps its own stack of steps, so neither a long program nor a deep recursion of the program reaches Python's limit.
-Each activation of a function has a frame that remembers the value of every expression, so a shared one is evaluated once.
+The machine keeps its own stack of steps, so neither a long program nor a deep recursion of the
+program reaches Python's limit. Each activation of a function has a frame that remembers the value
+of every expression, so a shared one is evaluated once.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Union
 import numpy as np
 
 from ekiden.arith import evaluate as evaluate_prim
-from ekiden.ir.attrs import Attrs
+from ekiden.ir.attrs import Attrs, expression_fields
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
@@ -77,7 +79,7 @@ class Frame:
     symbols: Symbols = field(default_factory=dict)
 
     def find(self, expr: Expr) -> Value | None:
-        """The value of an expression here or in a frame around, None if it has not been evaluated."""
+        """The value of an expression here or in a frame around, None if there is none yet."""
         at: Frame | None = self
         while at is not None:
             found = at.values.get(expr)
@@ -95,13 +97,16 @@ class Closure:
     frame: Frame | None = None
 
 
-Value = Union[Array, tuple["Value", ...], ConstructorValue, RefValue, Closure, Constructor, Op]
+Value = Union[  # noqa: UP007 - it names itself
+    Array, tuple["Value", ...], ConstructorValue, RefValue, Closure, Constructor, Op
+]
 
 
 def evaluate_call(
     op: Op | str, attrs: Attrs | None, arrays: Sequence[object]
 ) -> Array | tuple[Array, ...]:
-    """The result of an operator on NumPy arrays (a tuple of arrays for a tuple argument), by its reference semantics.
+    """The result of an operator on NumPy arrays (a tuple of arrays for a tuple argument), by its
+    reference semantics.
 
     Raises RunError for an operator that has none.
     """
@@ -120,16 +125,22 @@ def evaluate_call(
 
 
 def bind_attrs(attrs: Attrs, symbols: Mapping[PrimVar, int]) -> Attrs:
-    """Attributes with every scalar expression evaluated to a constant."""
+    """Attributes with every scalar expression evaluated, to an int or where the field holds none to
+    an IntImm. What comes to 0 stays an IntImm: the number 0 means "copy" in a reshape.
+    """
+    exact = expression_fields(attrs.type_key)
     old = {f.name: getattr(attrs, f.name) for f in fields_of(attrs)}
-    return attrs.with_fields(**{name: _bind_value(value, symbols) for name, value in old.items()})
+    return attrs.with_fields(
+        **{name: _bind_value(value, symbols, name in exact) for name, value in old.items()}
+    )
 
 
-def _bind_value(value: object, symbols: Mapping[PrimVar, int]) -> object:
+def _bind_value(value: object, symbols: Mapping[PrimVar, int], is_exact: bool) -> object:
     if isinstance(value, PrimExpr) and not isinstance(value, IntImm):
-        return IntImm(evaluate_prim(value, dict(symbols)), value.dtype)
+        found = evaluate_prim(value, dict(symbols))
+        return IntImm(found, value.dtype) if is_exact or found == 0 else found
     if isinstance(value, tuple):
-        made = tuple(_bind_value(v, symbols) for v in value)
+        made = tuple(_bind_value(v, symbols, is_exact) for v in value)
         return value if all(a is b for a, b in zip(made, value, strict=True)) else made
     return value
 
@@ -174,9 +185,11 @@ class Interpreter:
         self.module = module or IRModule()
 
     def evaluate(self, target: Expr | str = "main", *args: object) -> Value:
-        """The value of an expression, or of a function (by name, GlobalVar or Function) applied to `args`.
+        """The value of an expression, or of a function (by name, GlobalVar or Function) applied to
+        `args`.
 
-        Arguments are arrays (or what NumPy makes arrays of), tuples of them, or values that evaluation gave.
+        Arguments are arrays (or what NumPy makes arrays of), tuples of them, or values that
+        evaluation gave.
         """
         expr = self.module.get_global_var(target) if isinstance(target, str) else target
         value = self._run(expr, Frame())
@@ -329,7 +342,9 @@ class Interpreter:
 
 @dataclass(slots=True)
 class _Step:
-    """Evaluate `expr` in `frame`; phases count what has been evaluated, `inner` is the body or branch being waited for."""
+    """Evaluate `expr` in `frame`; phases count what has been evaluated, `inner` is the body or
+    branch being waited for.
+    """
 
     expr: Expr
     frame: Frame
@@ -401,7 +416,7 @@ def _to_value(value: object) -> Value:
 def _note_place(error: Exception, expr: Expr) -> None:
     """Say once which operator or node of the model failed."""
     is_operator = isinstance(expr, Call) and isinstance(expr.op, Op)
-    if getattr(error, "__notes__", None) or not is_operator and expr.span is None:
+    if getattr(error, "__notes__", None) or (not is_operator and expr.span is None):
         return
     name = (
         expr.op.name if isinstance(expr, Call) and isinstance(expr.op, Op) else type(expr).__name__

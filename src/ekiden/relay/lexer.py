@@ -35,7 +35,9 @@ _COMMENT_EDGE = re.compile(r"/\*|\*/")
 
 @dataclass(slots=True)
 class Token:
-    """A word of the text: its kind (a group of the pattern, or "end"), its text without % and @, and where it begins."""
+    """A word of the text: its kind (a group of the pattern, or "end"), its text without % and @,
+    and where it begins.
+    """
 
     kind: str
     text: str
@@ -63,7 +65,9 @@ class Source:
 
 
 def tokenize(source: Source) -> tuple[list[Token], str]:
-    """All tokens, ending with one of kind "end", and the text after `#[metadata]`. Raises ParseError."""
+    """All tokens, ending with one of kind "end", and the text after `#[metadata]`. Raises
+    ParseError.
+    """
     text = source.text
     tokens: list[Token] = []
     at, end = 0, len(text)

@@ -1,12 +1,15 @@
-"""Relay text to programs: one grammar for what `ekiden.relay.printer` writes and for what people write.
+"""Relay text to programs: one grammar for what `ekiden.relay.printer` writes and for what people
+write.
 
     module  = version? attributes? (type | def)* metadata?
     def     = "def" @name type_params? "(" params ")" ("->" type)? "{" block "}"
     block   = ("let" var "=" expr ";" | %0 "=" expr ";" | "free_var" var ";" | expr ";")* expr
-    expr    = operators over: literal | %x | @f | Constructor | op | fn | if | match | ref | tuple | "{" block "}",
+    expr    = operators over: literal | %x | @f | Constructor | op | fn | if | match | ref | tuple |
+    "{" block "}",
               each followed by calls "(...)" and projections ".0"
 
-Functions that read expressions are generators run by `_drive`: nesting in the text does not nest Python calls.
+Functions that read expressions are generators run by `_drive`: nesting in the text does not nest
+Python calls.
 """
 
 from __future__ import annotations
@@ -17,11 +20,10 @@ import json
 import typing
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from functools import cache
 
 import numpy as np
 
-from ekiden.ir.attrs import Attrs
+from ekiden.ir.attrs import Attrs, expression_fields
 from ekiden.ir.dtype import SCALAR_BITS, to_numpy
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
@@ -60,13 +62,15 @@ from ekiden.relay.type_infer import infer_type
 from ekiden.relay.type_parser import TypeParser
 
 Steps = Generator["Steps", Expr, Expr]
-"""A reader of an expression: yields readers of its parts, is sent their results, returns its own."""
+"""A reader of an expression: yields readers of its parts, is sent their results, returns its own.
+"""
 
 # fmt: off
 INFIX: dict[str, tuple[int, str]] = {
     "*":  (12, "multiply"), "/":  (12, "divide"),
     "+":  (10, "add"),      "-":  (10, "subtract"),
-    "<":  (8, "less"),      "<=": (8, "less_equal"), ">": (8, "greater"), ">=": (8, "greater_equal"),
+    "<":  (8, "less"),      "<=": (8, "less_equal"),
+    ">":  (8, "greater"),   ">=": (8, "greater_equal"),
     "==": (7, "equal"),     "!=": (7, "not_equal"),
 }
 """Operator -> how tightly it binds, and the Relay operator it means. All associate to the left."""
@@ -76,7 +80,8 @@ assert operators is not None  # imported so that every operator is registered
 
 
 def parse(text: str, source: str = "text") -> IRModule:
-    """The module a text describes, with its types inferred. `source` names the text in messages and spans.
+    """The module a text describes, with its types inferred. `source` names the text in messages and
+    spans.
 
     Raises ParseError with line, column and a caret, or TypeInferenceError.
     """
@@ -101,13 +106,6 @@ def _drive(start: Steps) -> Expr:
             sent = end.value
             if not stack:
                 return end.value  # type: ignore[no-any-return]
-
-
-@cache
-def _prim_fields(type_key: str) -> frozenset[str]:
-    """The attributes whose numbers are scalar expressions, by their annotations."""
-    hints = typing.get_type_hints(NODE_TYPES[type_key])
-    return frozenset(name for name, hint in hints.items() if "PrimExpr" in str(hint))
 
 
 class _Parser(TypeParser):
@@ -413,13 +411,13 @@ class _Parser(TypeParser):
     def _make_attrs(
         self, kind: type[Attrs], values: Mapping[str, tuple[object, int]], at: int
     ) -> Attrs:
-        known = [name for name in getattr(kind, "__dataclass_fields__", ())]
+        known = list(getattr(kind, "__dataclass_fields__", ()))
         for name, (_, place) in values.items():
             if name not in known:
                 self.source.fail(
                     place, f"{kind.__name__} has no attribute {name!r}; it has {', '.join(known)}"
                 )
-        prims = _prim_fields(kind.type_key)
+        prims = expression_fields(kind.type_key)
         made = {
             name: _to_prim(value) if name in prims else value for name, (value, _) in values.items()
         }

@@ -5,9 +5,10 @@
       add(%0, 1f)
     }
 
-An expression is bound to `%<number>` in the innermost block that contains all its uses; what is used once as the result of a
-block, the value of a let, or a projection stays in place. Where TVM's format has no form, this one adds: named dimensions and
-arithmetic on them in shapes, quoted names (`%"input.1"`), `attributes {...}` of a module, types in front of a call's arguments.
+An expression is bound to `%<number>` in the innermost block that contains all its uses; what is
+used once as the result of a block, the value of a let, or a projection stays in place. Where TVM's
+format has no form, this one adds: named dimensions and arithmetic on them in shapes, quoted names
+(`%"input.1"`), `attributes {...}` of a module, types in front of a call's arguments.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ LITERAL_SUFFIX = {
 
 
 def astext(value: RelayExpr | IRModule | Type, show_meta_data: bool = True) -> str:
-    """A module or expression as text; without meta data, constants that are no scalars are only referred to."""
+    """A module or expression as text; without meta data, constants that are no scalars are only
+    referred to.
+    """
     if isinstance(value, Type):
         return type_text(value)
     printer = _Printer()
@@ -123,7 +126,9 @@ class UniqueNames(dict[Node, str]):
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """A place for bindings: a function body, a branch, the right side of a clause, a let that is not in tail position."""
+    """A place for bindings: a function body, a branch, the right side of a clause, a let that is
+    not in tail position.
+    """
 
     result: Expr
     parent: _Block | None = None
@@ -388,7 +393,8 @@ class _Printer:
         """Everything of a function before its body."""
         params = [*map(self.param, function.params), *self.function_attrs(function.attrs)]
         ret = f" -> {self.type(function.ret_type)}" if function.ret_type is not None else ""
-        return f"{start}{type_params_text(function.type_params, self.type_names)}({', '.join(params)}){ret} {{"
+        type_params = type_params_text(function.type_params, self.type_names)
+        return f"{start}{type_params}({', '.join(params)}){ret} {{"
 
     def text_of_function(self, function: Function, start: str) -> list[str]:
         """A function at the top of the text."""

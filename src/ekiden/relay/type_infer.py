@@ -1,8 +1,8 @@
 """Type inference: unification plus the relations of operators.
 
-One walk in the order of evaluation gives each expression its type. An operator whose argument types are still open waits in a
-queue until they are solved. Expressions that have a checked type keep it, so that inference after a pass costs what the pass
-changed.
+One walk in the order of evaluation gives each expression its type. An operator whose argument types
+are still open waits in a queue until they are solved. Expressions that have a checked type keep it,
+so that inference after a pass costs what the pass changed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ekiden.relay.expr import (
     TypeData,
     Var,
 )
-from ekiden.relay.unify import Mismatch, Unifier, match_dims, size_vars, substitute_dims
+from ekiden.relay.unify import MismatchError, Unifier, match_dims, size_vars, substitute_dims
 from ekiden.relay.visitor import CHILDREN, has_holes, post_order
 from ekiden.runtime.errors import TypeInferenceError
 
@@ -59,7 +59,8 @@ Step = Expr | tuple[Callable[[Expr], None], Expr]
 
 
 def infer_type(module: IRModule) -> IRModule:
-    """Set the checked type of every expression of the module's Relay functions, and return the module.
+    """Set the checked type of every expression of the module's Relay functions, and return the
+    module.
 
     Raises TypeInferenceError naming the place, what was expected and what came.
     """
@@ -71,7 +72,9 @@ def infer_type(module: IRModule) -> IRModule:
 
 
 def infer_expr_type(expr: Expr, module: IRModule | None = None) -> Type:
-    """The type of an expression whose free variables have annotations or checked types; sets checked types on the way."""
+    """The type of an expression whose free variables have annotations or checked types; sets
+    checked types on the way.
+    """
     run = _Inference(module or IRModule())
     run.walk(expr, into_typed=False)
     run.finish()
@@ -141,7 +144,9 @@ class _Inference:
         self.types[name] = self.unifier.resolve(self.type_of(function))
 
     def walk(self, root: Expr, into_typed: bool = True) -> None:
-        """Give every expression below root a type, without recursion; those that have one may be left alone."""
+        """Give every expression below root a type, without recursion; those that have one may be
+        left alone.
+        """
         stack: list[Step] = [root]
         types = self.types
         atoms = _ATOMS
@@ -256,7 +261,7 @@ class _Inference:
             return known
         if isinstance(function, Function):
             return self._signature_with_holes(function)
-        return _UNIT  # a kernel: it is called through vm.invoke_tvm_op, whose result does not depend on it
+        return _UNIT  # a kernel: vm.invoke_tvm_op calls it, whose result does not depend on it
 
     def constructor(self, constructor: Expr) -> Type:
         """A constructor is a polymorphic function into its data type; one without fields too."""
@@ -407,7 +412,8 @@ class _Inference:
             names = ", ".join(definition.arguments)
             self.fail(
                 expr,
-                f"{name}: expected {len(definition.arguments)} arguments ({names}), got {len(expr.args)}",
+                f"{name}: expected {len(definition.arguments)} arguments ({names}), "
+                f"got {len(expr.args)}",
             )
         kinds = [self.type_of(a) for a in expr.args]
         if self.unifier.has_holes:
@@ -428,7 +434,7 @@ class _Inference:
             )
         try:
             one = self.unifier.instantiate(callee, expr.type_args)
-        except Mismatch as error:
+        except MismatchError as error:
             self.fail(expr, f"call of {name}: {error}")
         kinds = [self.unifier.resolve(self.type_of(a)) for a in expr.args]
         dims = self._dims(expr, one, kinds)
@@ -492,7 +498,7 @@ class _Inference:
     def _agree(self, expected: Type, got: Type, at: Expr, what: str) -> Type:
         try:
             return self.unifier.unify(expected, got)
-        except Mismatch as error:
+        except MismatchError as error:
             reason = f" ({error})" if str(error) else ""
         self.fail(at, f"{what}: expected {self.text(expected)}, got {self.text(got)}{reason}")
 

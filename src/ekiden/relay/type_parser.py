@@ -249,7 +249,7 @@ class TypeParser:
             return self.advance().text
         if self.take("["):
             return self._list()
-        if token.kind == "float" or self.next_is("-") and self.peek(1).kind == "float":
+        if token.kind == "float" or (self.next_is("-") and self.peek(1).kind == "float"):
             sign = -1.0 if self.take("-") else 1.0
             return sign * float(self.advance().text.rpartition("f")[0])
         if self.take("None"):

@@ -21,12 +21,14 @@ from ekiden.relay.visitor import map_type, type_post_order
 Dims = Mapping[Var, PrimExpr]
 
 
-class Mismatch(Exception):
-    """Two types do not agree; the caller knows where and says so. The text, if any, is the reason."""
+class MismatchError(Exception):
+    """Two types do not agree; the caller knows where. The text, if any, is the reason."""
 
 
 def size_vars(kinds: Iterable[Type]) -> list[SizeVar]:
-    """The named dimensions that are a dimension by themselves in the tensors of some types, in order."""
+    """The named dimensions that are a dimension by themselves in the tensors of some types, in
+    order.
+    """
     found: dict[SizeVar, None] = {}
     for kind in kinds:
         for at in type_post_order(kind):
@@ -56,9 +58,10 @@ def substitute_dims(kind: Type, dims: Dims) -> Type:
 
 
 def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """The dimension that two equal dimensions are; `?` if one is unknown. Raises Mismatch when they are known to differ.
+    """The dimension that two equal dimensions are; `?` if one is unknown.
 
-    Of two compound expressions that cannot be decided, the first is taken: the run time checks them.
+    Raises MismatchError when they are known to differ. Of two compound expressions that cannot be
+    decided, the first is taken: the run time checks them.
     """
     if a is b or isinstance(a, AnyDim):
         return a
@@ -66,16 +69,14 @@ def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
         return b
     if isinstance(a, IntImm) and isinstance(b, IntImm):
         if a.value != b.value:
-            raise Mismatch
+            raise MismatchError
         return a
     if prove_equal(a, b):
         return a
-    if (
-        isinstance(a, (IntImm, Var))
-        and isinstance(b, (IntImm, Var))
-        or isinstance(simplify(a - b), IntImm)
+    if (isinstance(a, (IntImm, Var)) and isinstance(b, (IntImm, Var))) or isinstance(
+        simplify(a - b), IntImm
     ):
-        raise Mismatch
+        raise MismatchError
     return a
 
 
@@ -120,7 +121,7 @@ class Unifier:
         return any(isinstance(t, IncompleteType) for t in type_post_order(self.resolve(kind)))
 
     def unify(self, a: Type, b: Type) -> Type:
-        """The type that both are. Raises Mismatch. Recursion is over the depth of types only."""
+        """The type that both are, or MismatchError. Recursion is over the depth of types only."""
         a, b = self.shallow(a), self.shallow(b)
         if a is b:
             return a
@@ -141,14 +142,14 @@ class Unifier:
                 return RelayRefType(self.unify(x, y))
         if type(a) is type(b) and not a.__slots__:
             return a
-        raise Mismatch
+        raise MismatchError
 
     def _all(self, xs: tuple[Type, ...], ys: tuple[Type, ...]) -> tuple[Type, ...]:
         return tuple(self.unify(x, y) for x, y in zip(xs, ys, strict=True))
 
     def _tensors(self, a: TensorType, b: TensorType) -> TensorType:
         if a.dtype != b.dtype or len(a.shape) != len(b.shape):
-            raise Mismatch
+            raise MismatchError
         shape = tuple(map(unify_dim, a.shape, b.shape))
         return (
             a
@@ -158,7 +159,7 @@ class Unifier:
 
     def _functions(self, a: FuncType, b: FuncType) -> FuncType:
         if len(a.type_params) != len(b.type_params):
-            raise Mismatch
+            raise MismatchError
         if a.type_params:
             renamed = dict(zip(b.type_params, a.type_params, strict=True))
             b = FuncType(
@@ -173,16 +174,20 @@ class Unifier:
     def _solve(self, hole: IncompleteType, kind: Type) -> Type:
         resolved = self.resolve(kind)
         if any(t is hole for t in type_post_order(resolved)):
-            raise Mismatch("the type would contain itself")
+            raise MismatchError("the type would contain itself")
         self.solved[hole] = resolved
         return resolved
 
     def instantiate(self, kind: FuncType, type_args: tuple[Type, ...] = ()) -> FuncType:
-        """The type of one use of a polymorphic function: its type parameters become `type_args`, or new holes."""
+        """The type of one use of a polymorphic function: its type parameters become `type_args`, or
+        new holes.
+        """
         if not kind.type_params:
             return kind
         if type_args and len(type_args) != len(kind.type_params):
-            raise Mismatch(f"expected {len(kind.type_params)} type arguments, got {len(type_args)}")
+            raise MismatchError(
+                f"expected {len(kind.type_params)} type arguments, got {len(type_args)}"
+            )
         args = type_args or tuple(self.hole() for _ in kind.type_params)
         new: dict[TypeVar, Type] = dict(zip(kind.type_params, args, strict=True))
         return FuncType(
@@ -195,7 +200,9 @@ def _replace_vars(kind: Type, new: Mapping[TypeVar, Type]) -> Type:
 
 
 def match_dims(param: Type, arg: Type, flexible: set[SizeVar], dims: dict[Var, PrimExpr]) -> None:
-    """Bind the flexible named dimensions of a parameter's type to the dimensions of an argument's type."""
+    """Bind the flexible named dimensions of a parameter's type to the dimensions of an argument's
+    type.
+    """
     if isinstance(param, TensorType) and isinstance(arg, TensorType):
         if len(param.shape) == len(arg.shape):
             for p, a in zip(param.shape, arg.shape, strict=True):

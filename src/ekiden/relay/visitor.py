@@ -1,7 +1,8 @@
-"""Walks over Relay expressions. None of them recurses: a chain of 100,000 nodes is walked like one of ten.
+"""Walks over Relay expressions. None of them recurses: a chain of 100,000 nodes is walked like one
+of ten.
 
-`CHILDREN` says what the children of each node are (binders included, in the order of evaluation) and `REBUILD` makes a node from
-new children; everything else here is made from these two tables.
+`CHILDREN` says what the children of each node are (binders included, in the order of evaluation)
+and `REBUILD` makes a node from new children; everything else here is made from these two tables.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ REBUILD: dict[type, Callable[..., Expr]] = {
     TupleGetItem: lambda e, c: TupleGetItem(c[0], e.index, span=e.span),
     Let:          lambda e, c: Let(c[0], c[1], c[2], span=e.span),
     If:           lambda e, c: If(c[0], c[1], c[2], span=e.span),
-    Function:     lambda e, c: Function(tuple(c[:-1]), c[-1], e.ret_type, e.type_params, e.attrs, span=e.span),
+    Function:     lambda e, c: Function(
+                      tuple(c[:-1]), c[-1], e.ret_type, e.type_params, e.attrs, span=e.span),
     RefCreate:    lambda e, c: RefCreate(c[0], span=e.span),
     RefRead:      lambda e, c: RefRead(c[0], span=e.span),
     RefWrite:     lambda e, c: RefWrite(c[0], c[1], span=e.span),
@@ -128,7 +130,9 @@ REBUILD: dict[type, Callable[..., Expr]] = {
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
-    """The direct subexpressions, binders included. Raises KeyError for a node that is not Relay's (a PrimFunc)."""
+    """The direct subexpressions, binders included. Raises KeyError for a node that is not Relay's
+    (a PrimFunc).
+    """
     return CHILDREN[type(expr)](expr)
 
 
@@ -141,9 +145,11 @@ def rebuild(expr: Expr, new_children: Sequence[Expr]) -> Expr:
 
 
 def post_order(root: Expr, into_functions: bool = False) -> list[Expr]:
-    """Every expression below `root`, children first, each shared one once; binders (Var) come where they bind.
+    """Every expression below `root`, children first, each shared one once; binders (Var) come where
+    they bind.
 
-    A function below the root is an atom unless `into_functions`; a root that is a function is always entered.
+    A function below the root is an atom unless `into_functions`; a root that is a function is
+    always entered.
     """
     order: list[Expr] = []
     done: dict[Expr, bool] = {}
@@ -168,11 +174,13 @@ def post_order(root: Expr, into_functions: bool = False) -> list[Expr]:
 
 
 class ExprMutator:
-    """Rebuilds an expression bottom-up, each shared node once; what does not change is kept, types and all.
+    """Rebuilds an expression bottom-up, each shared node once; what does not change is kept, types
+    and all.
 
-    Override `rewrite(old, new)`, called for every node with the node rebuilt from rewritten children; or, per node class,
-    `rewrite_call(old, new_children)`, `rewrite_let`, `rewrite_tuple_get_item`, ... which replace the rebuilding (and then
-    `rewrite` is not called). Binders are children too: rewriting a Var renames it where it is bound and where it is used.
+    Override `rewrite(old, new)`, called for every node with the node rebuilt from rewritten
+    children; or, per node class, `rewrite_call(old, new_children)`, `rewrite_let`,
+    `rewrite_tuple_get_item`, ... which replace the rebuilding (and then `rewrite` is not called).
+    Binders are children too: rewriting a Var renames it where it is bound and where it is used.
     """
 
     into_functions = True
@@ -256,7 +264,9 @@ class _Substitution(ExprMutator):
 
 
 def bind(expr: Expr, mapping: Mapping[Var, Expr]) -> Expr:
-    """`expr` with variables replaced; in a function, parameters that are replaced go away (TVM's `relay.bind`)."""
+    """`expr` with variables replaced; in a function, parameters that are replaced go away (TVM's
+    `relay.bind`).
+    """
     if not isinstance(expr, Function):
         return _Substitution(mapping).visit(expr)
     body = _Substitution(mapping).visit(expr.body)
@@ -334,7 +344,9 @@ def type_post_order(kind: Type) -> list[Type]:
 
 
 def map_type(kind: Type, replace: Callable[[Type], Type]) -> Type:
-    """Rebuild a type bottom-up, `replace` called on every rebuilt part; itself when nothing changes."""
+    """Rebuild a type bottom-up, `replace` called on every rebuilt part; itself when nothing
+    changes.
+    """
     if type(kind) is TensorType:
         return replace(kind)
     new: dict[Type, Type] = {}
@@ -386,7 +398,7 @@ def types_in(expr: Expr) -> tuple[Type, ...]:
 
 
 def free_type_vars(expr: Expr) -> list[TypeVar]:
-    """The type variables written in an expression that no function in it binds, in the order met."""
+    """The type variables written in an expression that nothing in it binds, in the order met."""
     used: dict[TypeVar, None] = {}
     bound: set[TypeVar] = set()
     for e in post_order(expr, into_functions=True):
@@ -402,7 +414,26 @@ def free_type_vars(expr: Expr) -> list[TypeVar]:
 
 
 __all__ = [
-    "ATOMS", "CHILDREN", "REBUILD", "ExprMutator", "RelayExpr", "all_vars", "bind", "bound_vars", "children", "free_type_vars",
-    "free_vars", "has_holes", "map_pattern", "map_type", "pattern_vars", "post_order", "post_order_after", "rebuild",
-    "substitute_type", "type_children", "type_post_order", "types_in",
-]  # fmt: skip
+    "ATOMS",
+    "CHILDREN",
+    "REBUILD",
+    "ExprMutator",
+    "RelayExpr",
+    "all_vars",
+    "bind",
+    "bound_vars",
+    "children",
+    "free_type_vars",
+    "free_vars",
+    "has_holes",
+    "map_pattern",
+    "map_type",
+    "pattern_vars",
+    "post_order",
+    "post_order_after",
+    "rebuild",
+    "substitute_type",
+    "type_children",
+    "type_post_order",
+    "types_in",
+]

@@ -18,7 +18,10 @@ PROGRAMS = {
     "graph with a shared value": """
         def @main(%x: Tensor[(n, 3), float32]) { %0 = nn.relu(%x); add(%0, multiply(%0, 2f)) }""",
     "arithmetic on dimensions": """
-        def @main(%x: Tensor[(n, m * 2 + 1, ?), float32], %y: Tensor[(floordiv(n, 2) + min(m, 4),), int64]) { (%x, %y) }""",
+        def @main(%x: Tensor[(n, m * 2 + 1, ?), float32],
+                  %y: Tensor[(floordiv(n, 2) + min(m, 4),), int64]) {
+          (%x, %y)
+        }""",
     "attributes": """
         def @main(%x: Tensor[(n, 8), float32]) {
           concatenate((reshape(%x, newshape=[n * 2, 4]), reshape(%x, newshape=[-1, 4])), axis=-2)
@@ -51,20 +54,26 @@ PROGRAMS = {
         def @even(%n: int32) -> bool { if (%n == 0) { True } else { @odd(%n - 1) } }
         def @odd(%n: int32) -> bool { if (%n == 0) { False } else { @even(%n - 1) } }
         def @main(%n: int32) { @even(%n) }""",
-    "lists": LIST
-    + "def @main(%x: float32) { @length(@map(fn (%v: float32) { (%v, 1) }, Cons(%x, Cons(2f, Nil)))) }",
+    "lists": LIST + "def @main(%x: float32) { @length(@map(fn (%v: float32) { (%v, 1) },"
+    " Cons(%x, Cons(2f, Nil))))"
+    "}",
     "tuple patterns": """
         def @main(%p: (int32, (float32, bool))) { match (%p) { (%a, (_, %b)) => (%b, %a) } }""",
     "function attributes": """
         def @main(%x: Tensor[(4,), float32]) {
-          %0 = fn (%p: Tensor[(4,), float32], Primitive=1, relay.reshape_only=0) -> Tensor[(4,), float32] { nn.relu(%p) };
+          %0 = fn (%p: Tensor[(4,), float32], Primitive=1, relay.reshape_only=0)
+                   -> Tensor[(4,), float32] {
+            nn.relu(%p)
+          };
           %0(%x)
         }""",
-    "names that are no identifiers": 'def @"m/0:1"(%"input.1": float32, %"a b\\"": float32) { %"input.1" + %"a b\\"" }',
+    "names that are no identifiers": """
+        def @"m/0:1"(%"input.1": float32, %"a b\\"": float32) { %"input.1" + %"a b\\"" }""",
     "polymorphic call with its type argument": """
         def @id[A](%x: A) -> A { %x }
         def @main() { @id[(int32, bool)]((1, True)) }""",
-    "literals": "def @main() { (1, 1i64, 2i16, -3, 1.5f, 2f64, -0f, 1e-05f16, inff, -inff, nanf, True) }",
+    "literals": """
+        def @main() { (1, 1i64, 2i16, -3, 1.5f, 2f64, -0f, 1e-05f16, inff, -inff, nanf, True) }""",
 }
 """Name -> text."""
 

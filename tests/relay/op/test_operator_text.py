@@ -1,0 +1,20 @@
+"""Every operator in text and JSON."""
+
+from __future__ import annotations
+
+import pytest
+from operator_cases import Case
+from operator_checks import CASES
+
+from ekiden.ir.json import load_json, save_json
+from ekiden.ir.structural import structural_equal
+from ekiden.relay import Function, parse_expr
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize("case", CASES, ids=[c.label for c in CASES])
+def test_call_reads_back_from_text_and_json(case: Case) -> None:
+    function = Function(case.params, case.call, None)
+    assert structural_equal(parse_expr(function.astext()), function)
+    assert structural_equal(load_json(save_json(function)), function)
