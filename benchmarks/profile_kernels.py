@@ -149,6 +149,8 @@ class Plan:
         w = self.shape(weight.shape)
         count = int(np.prod(self.shape(result.shape)))
         attrs = call.attrs
+        if "winograd" in call.op.name:  # type: ignore[attr-defined]
+            return 2 * count * 9 * w[-2]
         if "conv2d" in call.op.name:  # type: ignore[attr-defined]
             depthwise = getattr(attrs, "kernel_layout", "") == "HWOI"
             terms = (

@@ -12,6 +12,7 @@ from operator_cases import Case, all_of, case, integers, normal, positive
 import ekiden.relay.op as op
 from ekiden.ir.op import Array
 from ekiden.topi.layout import transform_array
+from ekiden.topi.nn.winograd import transform_weight
 
 
 def conv_loops(
@@ -101,6 +102,33 @@ def packed(
             expected=lambda b: weight,
             symbolic=False,
         )
+
+
+def winograd_convolutions() -> Iterator[Case]:
+    """3x3 convolutions by Winograd's method, against the direct sum."""
+    x, w = normal(2, 5, 6, 3), normal(5, 3, 3, 3)
+    pads = (1, 0, 1, 2)
+    geometry = {"padding": ((1, 1), (0, 2))}
+    for m in (2, 4):
+        made = transform_weight(w, m, 4)
+        yield case(
+            lambda b, m=m: op.nn.contrib_conv2d_winograd_weight_transform(b, m, 4),
+            w, expected=lambda b, made=made: made, tolerance=2e-5, symbolic=False,
+        )  # fmt: skip
+        yield case(
+            lambda a, b, m=m: op.nn.contrib_conv2d_winograd_without_weight_transform(
+                a, b, m, 5, pads
+            ),
+            x, made, expected=lambda a, b: _sliding(a, w, geometry["padding"]),
+            tolerance=2e-4, symbolic=False,
+        )  # fmt: skip
+
+
+def _sliding(x: Array, w: Array, pads: tuple[tuple[int, int], tuple[int, int]]) -> Array:
+    """A 3x3 convolution of NHWC data."""
+    wide = np.pad(x, ((0, 0), *pads, (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(wide, (3, 3), (1, 2))
+    return np.einsum("nyxcij,ocij->nyxo", windows, w)
 
 
 def _pack_loops(w: Array, kind: str, tile: int, groups: int) -> Array:
@@ -452,6 +480,7 @@ CASES = all_of(
     (
         convolutions,
         transposed_convolutions,
+        winograd_convolutions,
         products,
         pooling,
         activations,

@@ -2,6 +2,7 @@
 
     nn.dense(%x, W)                       ->  nn.contrib_dense_pack(%x, packed W, units=N, tile=64)
     nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
+    nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method, where the size of the image is known
     nn.conv2d(..., groups=G)              ->  kernel layout GOHWI{tile}o; depthwise: HWOI
 The packing itself is an operator on a constant, so FoldConstant leaves only the packed weight.
 """
@@ -20,6 +21,7 @@ from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
 from ekiden.target import Target
+from ekiden.topi.nn.winograd import TAPS, suits, tile_size
 
 VECTORS_PER_ROW = 4
 """Vectors in one row of a register tile: 6 rows x 4 vectors fill the registers of AVX-512 (kernel
@@ -56,11 +58,37 @@ def _channels_in(call: Call) -> int | None:
     return last.value if isinstance(last, IntImm) else None
 
 
+def _winograd_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int | None:
+    """The side of output tiles if the convolution is to be done by Winograd's method."""
+    weight, result = call.args[1], call.checked_type
+    assert isinstance(weight, Constant)
+    out, channels, *kernel = weight.data.shape
+    plain = attrs.groups == 1 and attrs.strides == attrs.dilation == (1, 1)
+    if not plain or kernel != [TAPS, TAPS] or not suits(channels, out, target.lanes("float32")):
+        return None
+    assert isinstance(result, TensorType)
+    sizes = [d.value for d in result.shape if isinstance(d, IntImm)]
+    return tile_size(*sizes[:3]) if len(sizes) == len(result.shape) else None
+
+
+def _winograd(call: Call, attrs: Conv2DAttrs, m: int, target: Target) -> RelayExpr:
+    weight = call.args[1]
+    assert isinstance(weight, Constant)
+    channels = weight.data.shape[0]
+    made = op.nn.contrib_conv2d_winograd_weight_transform(weight, m, tile_width(channels, target))
+    top, left, bottom, right = attrs.padding
+    return op.nn.contrib_conv2d_winograd_without_weight_transform(
+        call.args[0], made, m, channels, (top, left, bottom, right)
+    ).with_fields(span=call.span)
+
+
 def _conv2d(call: Call, target: Target) -> RelayExpr:
     attrs, weight = call.attrs, call.args[1]
     assert isinstance(attrs, Conv2DAttrs) and isinstance(weight, Constant)
     if attrs.data_layout != "NHWC" or attrs.kernel_layout != "OIHW":
         return call
+    if (m := _winograd_tile(call, attrs, target)) is not None:
+        return _winograd(call, attrs, m, target)
     channels = weight.data.shape[0]
     if attrs.groups > 1 and attrs.groups == channels == _channels_in(call):
         packed: RelayExpr = Constant(weight.data.transpose(2, 3, 0, 1).copy(), span=weight.span)
@@ -91,7 +119,9 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
         name = op_of(new)
         if name == "nn.dense":
             return _typed_like(_dense(new, target), old)
-        return _typed_like(_conv2d(new, target), old) if name == "nn.conv2d" else new
+        if name != "nn.conv2d":
+            return new
+        return _typed_like(_conv2d(_typed_like(new, old), target), old)
 
     return rewrite_graph(root, rewrite)
 

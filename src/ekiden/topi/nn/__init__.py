@@ -7,6 +7,7 @@ from ekiden.topi.nn.norm import batch_norm, group_norm, instance_norm, layer_nor
 from ekiden.topi.nn.pad import pad
 from ekiden.topi.nn.pool import Window, adaptive_avg_pool, avg_pool, max_pool
 from ekiden.topi.nn.softmax import log_softmax, softmax
+from ekiden.topi.nn.winograd import winograd_conv2d, winograd_weight
 
 __all__ = [
     "Window",
@@ -33,4 +34,6 @@ __all__ = [
     "prelu",
     "relu",
     "softmax",
+    "winograd_conv2d",
+    "winograd_weight",
 ]

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from ekiden import te
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
-from ekiden.topi.rule import batch_matmul, conv2d, conv2d_transpose, dense, depthwise
+from ekiden.topi.rule import batch_matmul, conv2d, conv2d_transpose, dense, depthwise, winograd
 from ekiden.topi.rule.default import schedule_default
 from ekiden.topi.rule.stages import has_known_weights, is_epilogue
 
@@ -23,6 +23,7 @@ RULES: dict[str, Rule] = {
     "conv2d_nhwc_pack":       conv2d.conv2d_nhwc_pack,
     "group_conv2d_nhwc_pack": conv2d.group_conv2d_nhwc_pack,
     "conv2d_transpose":       conv2d_transpose.conv2d_transpose,
+    "winograd_conv2d":        winograd.winograd_conv2d,
     "depthwise_conv2d_nhwc":  depthwise.depthwise_conv2d_nhwc,
     "batch_matmul":           batch_matmul.batch_matmul,
     "matmul":                 batch_matmul.matmul,
@@ -33,6 +34,7 @@ RULES: dict[str, Rule] = {
 _ACCEPTS: dict[str, Callable[[te.Tensor], bool]] = {
     **dict.fromkeys(("batch_matmul", "matmul", "dense"), batch_matmul.accepts),
     "conv2d_transpose": conv2d_transpose.accepts,
+    "winograd_conv2d": winograd.accepts,
 }
 
 

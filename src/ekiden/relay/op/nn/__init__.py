@@ -29,6 +29,10 @@ from ekiden.relay.op.nn.pool import (
     max_pool1d,
     max_pool2d,
 )
+from ekiden.relay.op.nn.winograd import (
+    contrib_conv2d_winograd_weight_transform,
+    contrib_conv2d_winograd_without_weight_transform,
+)
 from ekiden.relay.op.reshape import batch_flatten
 
 __all__ = [
@@ -39,6 +43,8 @@ __all__ = [
     "batch_matmul",
     "batch_norm",
     "bias_add",
+    "contrib_conv2d_winograd_weight_transform",
+    "contrib_conv2d_winograd_without_weight_transform",
     "contrib_dense_pack",
     "contrib_pack_weight",
     "conv1d",

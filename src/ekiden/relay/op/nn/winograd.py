@@ -1,0 +1,116 @@
+"""3x3 convolutions by Winograd's method, and the weights they take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import OpDef, OpPattern, register_op
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import agree, attrs_of, call, fail, one_dtype, rank_is, tensors
+from ekiden.topi.nn.winograd import POINTS, TAPS, convolve, transform_weight
+from ekiden.topi.shape import as_dim, ceil_div, tidy
+
+_WEIGHT = "nn.contrib_conv2d_winograd_weight_transform"
+_CONV = "nn.contrib_conv2d_winograd_without_weight_transform"
+
+
+@node("relay.attrs.WinogradWeightAttrs")
+class WinogradWeightAttrs(Attrs):
+    """The side of an output tile (2 or 4), and the width of a panel of output channels."""
+
+    tile_size: int = 4
+    tile: int = 16
+
+
+@node("relay.attrs.WinogradAttrs")
+class WinogradAttrs(Attrs):
+    """The side of an output tile, the number of output channels, (top, left, bottom, right)."""
+
+    tile_size: int = 4
+    channels: int = 0
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+
+
+def _check_size(name: str, size: int) -> int:
+    if size not in POINTS:
+        fail(
+            name, f"attribute 'tile_size' must be one of {', '.join(map(str, POINTS))}, got {size}"
+        )
+    return (size + TAPS - 1) ** 2
+
+
+def _weight_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (weight,) = tensors(_WEIGHT, types, 1)
+    wanted = attrs_of(WinogradWeightAttrs, attrs)
+    rank_is(_WEIGHT, weight, 4, "weight")
+    products = _check_size(_WEIGHT, wanted.tile_size)
+    for dim in weight.shape[2:]:
+        agree(_WEIGHT, dim, as_dim(TAPS), "the kernel size of 'weight' and 3")
+    out, channels = weight.shape[:2]
+    panels = tidy(ceil_div(out, wanted.tile))
+    return TensorType((as_dim(products), panels, channels, as_dim(wanted.tile)), weight.dtype)
+
+
+def _conv_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    data, weight = tensors(_CONV, types, 2)
+    wanted = attrs_of(WinogradAttrs, attrs)
+    rank_is(_CONV, data, 4, "data")
+    rank_is(_CONV, weight, 4, "weight")
+    dtype = one_dtype(_CONV, (data, weight))
+    products = as_dim(_check_size(_CONV, wanted.tile_size))
+    agree(_CONV, products, weight.shape[0], "attribute 'tile_size' and 'weight'")
+    agree(_CONV, data.shape[3], weight.shape[2], "the channels of 'data' and 'weight'")
+    top, left, bottom, right = wanted.padding
+    rows = tidy(data.shape[1] + (top + bottom - TAPS + 1))
+    columns = tidy(data.shape[2] + (left + right - TAPS + 1))
+    return TensorType((data.shape[0], rows, columns, as_dim(wanted.channels)), dtype)
+
+
+register_op(
+    OpDef(
+        name=_WEIGHT,
+        arguments=("weight",),
+        attrs=WinogradWeightAttrs,
+        relation=_weight_relation,
+        reference=lambda attrs, w: transform_weight(w, attrs.tile_size, attrs.tile),
+        lower=lambda attrs, inputs, out: [
+            topi.nn.winograd_weight(inputs[0], attrs.tile_size, attrs.tile)
+        ],
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        description="A 3x3 weight (OIHW) as the products of Winograd's method take it.",
+    )
+)
+register_op(
+    OpDef(
+        name=_CONV,
+        arguments=("data", "weight"),
+        attrs=WinogradAttrs,
+        relation=_conv_relation,
+        reference=lambda attrs, x, w: convolve(
+            x, w, attrs.tile_size, attrs.channels, attrs.padding
+        ),
+        lower=lambda attrs, inputs, out: [
+            topi.nn.winograd_conv2d(
+                inputs[0], inputs[1], attrs.tile_size, attrs.channels, attrs.padding
+            )
+        ],
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        description="A 3x3 convolution of NHWC data without strides, by Winograd's method.",
+    )
+)
+
+
+def contrib_conv2d_winograd_weight_transform(weight: Expr, tile_size: int, tile: int) -> Call:
+    """A constant OIHW weight in the form that the operator below takes."""
+    return call(_WEIGHT, weight, attrs=WinogradWeightAttrs(tile_size, tile))
+
+
+def contrib_conv2d_winograd_without_weight_transform(
+    data: Expr, weight: Expr, tile_size: int, channels: int, padding: tuple[int, int, int, int]
+) -> Call:
+    """A 3x3 convolution of NHWC data with a transformed weight."""
+    return call(_CONV, data, weight, attrs=WinogradAttrs(tile_size, channels, padding))

@@ -1,0 +1,353 @@
+"""3x3 convolutions by Winograd's method (see topi/nn/winograd.py), for images of known size.
+
+Blocks of tiles, so that what is between the steps stays in the second-level cache:
+
+    spread    patches of the data -> V[e][tile][c]      e: the (m + 2)^2 places of a patch
+    multiply  M[e] = V[e] x weight[e]                   register tiles
+    gather    M -> output tiles and what follows them
+
+A whole block is one step of a parallel loop; with fewer blocks than would keep the threads busy,
+each of the three steps is a parallel loop of its own. Rows of V and M are as long as they need to
+be plus one vector: else neighbouring places would share a set of the first-level cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import LT, Add, IntImm, Mul, PrimExpr, Sub, Var, binary, const
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer, broadcast, ramp
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    For,
+    ForKind,
+    IfThenElse,
+    LetStmt,
+    PrimFunc,
+    Stmt,
+    seq,
+)
+from ekiden.topi.nn.winograd import FEW, TAPS, matrices, suits
+from ekiden.topi.rule.conv2d import Geometry, pad_copy
+from ekiden.topi.rule.dense import make_buffers
+from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows
+
+TAG = "winograd_conv2d"
+BLOCK = 36
+"""Most tiles of a block, if their number can be divided so."""
+BLOCKS_PER_CORE = 2
+"""Blocks per core from which they run in parallel as a whole."""
+
+
+def accepts(anchor: te.Tensor) -> bool:
+    """Whether the rule covers a convolution: known sizes, whole vectors of channels, float32."""
+    data, weight = operands_of(anchor)
+    dims = (*data.shape, *weight.shape, *anchor.shape)
+    if not all(isinstance(d, IntImm) for d in dims) or anchor.dtype != "float32":
+        return False
+    return suits(*_values((data.shape[3], anchor.shape[3])))
+
+
+def _values(dims: Sequence[PrimExpr]) -> tuple[int, ...]:
+    found = tuple(d.value for d in dims if isinstance(d, IntImm))
+    assert len(found) == len(dims)
+    return found
+
+
+def block_size(tiles: int) -> int:
+    """Tiles of a block: a divisor of their number."""
+    best = max(d for d in range(1, BLOCK + 1) if tiles % d == 0)
+    return tiles if best <= FEW and tiles <= 2 * BLOCK else best
+
+
+class _Transform:
+    """One-dimensional transforms: linear combinations of vectors by a constant matrix."""
+
+    def __init__(self, matrix: np.ndarray, lanes: int) -> None:
+        self.matrix, self.lanes = matrix, lanes
+        self.vector = f"float32x{lanes}"
+
+    def scaled(self, value: float) -> PrimExpr:
+        return broadcast(const(float(value), "float32"), self.lanes)
+
+    def combination(self, weights: Sequence[float], parts: Sequence[PrimExpr]) -> PrimExpr | None:
+        """The sum of weighted vectors; None for nothing."""
+        total: PrimExpr | None = None
+        for weight, part in sorted(zip(weights, parts, strict=True), key=lambda p: abs(p[0]) != 1):
+            if weight == 0:
+                continue
+            if total is None:
+                total = part if weight == 1 else binary(Mul, part, self.scaled(weight))
+            elif abs(weight) == 1:
+                total = binary(Add if weight > 0 else Sub, total, part)
+            else:
+                total = call_intrin("fma", part, self.scaled(weight), total, dtype=self.vector)
+        return total
+
+    def apply(self, parts: Sequence[PrimExpr]) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
+        """(names of shared sums, the combinations). Opposite points share their even and odd sums,
+        whether they are rows of the matrix or columns."""
+        rows, columns = self.matrix.shape
+        return self._by_rows(parts) if rows == columns else self._by_columns(parts)
+
+    def _by_rows(
+        self, parts: Sequence[PrimExpr]
+    ) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
+        lets: list[tuple[Var, PrimExpr]] = []
+        made: list[PrimExpr] = []
+        last = len(self.matrix) - 1
+        for k in (0, *range(1, last, 2), last):
+            row = self.matrix[k]
+            if k in (0, last):
+                whole = self.combination(row, parts)
+                assert whole is not None
+                made.append(whole)
+                continue
+            other = self.matrix[k + 1]
+            pair = [
+                self.combination(half, parts) for half in ((row + other) / 2, (row - other) / 2)
+            ]
+            even, odd = Var("even", self.vector), Var("odd", self.vector)
+            for name, value in zip((even, odd), pair, strict=True):
+                assert value is not None
+                lets.append((name, value))
+            made += [binary(Add, even, odd), binary(Sub, even, odd)]
+        return lets, made
+
+    def _by_columns(
+        self, parts: Sequence[PrimExpr]
+    ) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
+        lets: list[tuple[Var, PrimExpr]] = []
+        matrix, values = self.matrix.copy(), list(parts)
+        for k in range(1, len(values) - 1, 2):
+            both, apart = Var("both", self.vector), Var("apart", self.vector)
+            lets.append((both, binary(Add, parts[k], parts[k + 1])))
+            lets.append((apart, binary(Sub, parts[k], parts[k + 1])))
+            even, odd = (matrix[:, k] + matrix[:, k + 1]) / 2, (matrix[:, k] - matrix[:, k + 1]) / 2
+            matrix[:, k], matrix[:, k + 1] = even, odd
+            values[k], values[k + 1] = both, apart
+        made = [self.combination(row, values) for row in matrix]
+        return lets, [each for each in made if each is not None]
+
+
+class _Winograd:
+    """One kernel being built."""
+
+    def __init__(self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target) -> None:
+        self.anchor = find_anchor(outputs, TAG)
+        self.buffers = make_buffers(inputs, outputs)
+        data, weight = operands_of(self.anchor)
+        self.data, self.weight = self.buffers[data], self.buffers[weight]
+        attrs = self.anchor.op.attrs
+        self.m = int(str(attrs["m"]))
+        self.size = self.m + TAPS - 1
+        self.places = self.size**2
+        self.n, self.height, self.width, self.channels = _values(self.anchor.shape)
+        self.depth = _values(data.shape)[3]
+        self.panels, _, self.panel = _values(weight.shape)[1:]
+        self.down, self.across = -(-self.height // self.m), -(-self.width // self.m)
+        self.tiles = self.n * self.down * self.across
+        self.block = block_size(self.tiles)
+        self.lanes, self.target = target.lanes("float32"), target
+        self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
+        a, b, _ = matrices(self.m)
+        self.spreading, self.gathering = _Transform(b, self.lanes), _Transform(a, self.lanes)
+        self.v_plane = self.block * self.depth + self.lanes
+        self.m_plane = self.block * self.channels + self.lanes
+        self.v = Buffer("v", (const(self.places * self.v_plane),))
+        self.products = Buffer("products", (const(self.places * self.m_plane),))
+        padding = _values(tuple(const(p) for p in attrs["padding"]))  # type: ignore[union-attr]
+        self.geometry = self._geometry(data, padding)
+        self.source = Buffer("padded", (data.shape[0], *self.geometry.padded(), data.shape[3]))
+
+    def _geometry(self, data: te.Tensor, padding: tuple[int, ...]) -> Geometry:
+        """The convolution with its border widened to whole tiles."""
+        _, height, width, _ = _values(data.shape)
+        top, left, _, _ = padding
+        bottom = self.down * self.m + TAPS - 1 - top - height
+        right = self.across * self.m + TAPS - 1 - left - width
+        border = (top, left, max(bottom, 0), max(right, 0))
+        ones = (1, 1)
+        return Geometry(data.shape, self.anchor.shape, (TAPS, TAPS), ones, border, ones, 1)
+
+    def place(self, tile: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+        """(image, line, column) of the first output pixel of a tile."""
+        area = self.down * self.across
+        down = tile % area // self.across
+        return tile // area, down * self.m, tile % self.across * self.m
+
+    def vector(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
+        """A vector of a buffer."""
+        return buffer[ramp(at, 1, self.lanes)].with_fields(dtype=f"float32x{self.lanes}")
+
+    def pass_over(
+        self, transform: _Transform, parts: list[PrimExpr], to: Buffer, at: list[PrimExpr]
+    ) -> Stmt:
+        """Transform vectors and store the results."""
+        names = [Var("part", transform.vector) for _ in parts]
+        lets, made = transform.apply(names)
+        stores = [
+            BufferStore(to, value, (ramp(place, 1, self.lanes),))
+            for value, place in zip(made, at, strict=True)
+        ]
+        return self._bound([*zip(names, parts, strict=True), *lets], seq(*stores))
+
+    def _bound(self, lets: Sequence[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
+        for name, value in reversed(lets):
+            body = LetStmt(name, value, body)
+        return body
+
+    def spread(self, first: PrimExpr, kind: ForKind) -> Stmt:
+        """V of a block of tiles."""
+        tile, group, i, j = Var("tile"), Var("group"), Var("i"), Var("j")
+        stage = Buffer("stage", (const(self.places * self.lanes),), "float32", "local")
+        height, width = self.geometry.padded()
+        n, y, x = self.place(first + tile)
+        pixel = Var("pixel")
+        start = ((n * height + y) * width + x) * self.depth
+        offset, size, row = pixel + group * self.lanes, self.size, simplify(width * self.depth)
+        loads = [self.vector(self.source, offset + row * r + j * self.depth) for r in range(size)]
+        there = [(j + r * size) * self.lanes for r in range(size)]
+        columns = For(
+            j,
+            const(0),
+            const(size),
+            ForKind.SERIAL,
+            self.pass_over(self.spreading, loads, stage, there),
+        )
+        staged = [self.vector(stage, (i * size + c) * self.lanes) for c in range(size)]
+        base = tile * self.depth + group * self.lanes
+        out = [(i * size + c) * self.v_plane + base for c in range(size)]
+        rows = For(
+            i,
+            const(0),
+            const(size),
+            ForKind.SERIAL,
+            self.pass_over(self.spreading, staged, self.v, out),
+        )
+        groups = For(
+            group,
+            const(0),
+            const(self.depth // self.lanes),
+            ForKind.SERIAL,
+            Allocate(stage, seq(columns, rows)),
+        )
+        return For(
+            tile, const(0), const(self.block), kind, LetStmt(pixel, start, groups), {"grain": 2}
+        )
+
+    def multiply(self, kind: ForKind) -> Stmt:
+        """M of a block: a matrix product per place."""
+        whole, rest = divmod(self.channels, self.panel)
+        parts: list[Stmt] = []
+        if whole:
+            parts.append(self.some_panels(whole, 0, self.panel, kind))
+        if rest:
+            parts.append(self.some_panels(1, whole, rest, kind))
+        return seq(*parts)
+
+    def some_panels(self, count: int, first_panel: int, valid: int, kind: ForKind) -> Stmt:
+        """The products with some panels of the weights."""
+        step = Var("step")
+        e, panel = step // count, step % count + first_panel
+        vectors = valid // self.lanes
+        loops = [KLoop(const(self.depth), const(1), const(self.panel))]
+        base, source, to = Var("base"), Var("source"), Var("to")
+
+        def body(rows: int, first: PrimExpr) -> Stmt:
+            def store(i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
+                place = to + (first + i) * self.channels + at
+                return BufferStore(self.products, value, (ramp(place, 1, self.lanes),))
+
+            shape = Tile(rows, vectors, self.lanes, valid)
+            a_rows = [source + (first + i) * self.depth for i in range(rows)]
+            return compute_tile(shape, loops, self.v, a_rows, self.weight, base, store)
+
+        tiles = balanced_rows(const(self.block), max_rows(vectors, self.target), body)
+        lets = [
+            (base, (e * self.panels + panel) * (self.depth * self.panel)),
+            (source, e * self.v_plane),
+            (to, e * self.m_plane + panel * self.panel),
+        ]
+        steps = const(count * self.places)
+        return For(step, const(0), steps, kind, self._bound(lets, tiles), {"grain": 1})
+
+    def gather(self, first: PrimExpr, kind: ForKind) -> Stmt:
+        """The output tiles of a block."""
+        tile, group, j, i = Var("tile"), Var("group"), Var("j"), Var("i")
+        m, size = self.m, self.size
+        stage = Buffer("stage", (const(m * size * self.lanes),), "float32", "local")
+        n, y, x = (Var(name) for name in "nyx")
+        base = tile * self.channels + group * self.lanes
+        loads = [
+            self.vector(self.products, (r * size + j) * self.m_plane + base) for r in range(size)
+        ]
+        there = [(j + r * size) * self.lanes for r in range(m)]
+        columns = For(
+            j,
+            const(0),
+            const(size),
+            ForKind.SERIAL,
+            self.pass_over(self.gathering, loads, stage, there),
+        )
+        staged = [self.vector(stage, (i * size + c) * self.lanes) for c in range(size)]
+        names = [Var("part", self.gathering.vector) for _ in staged]
+        lets, made = self.gathering.apply(names)
+        stores = [self.pixel(n, y + i, x + c, group, value) for c, value in enumerate(made)]
+        line = self._bound([*zip(names, staged, strict=True), *lets], seq(*stores))
+        if self.height % m:
+            line = IfThenElse(binary(LT, y + i, const(self.height)), line)
+        rows = For(i, const(0), const(m), ForKind.SERIAL, line)
+        groups = For(
+            group,
+            const(0),
+            const(self.channels // self.lanes),
+            ForKind.SERIAL,
+            Allocate(stage, seq(columns, rows)),
+        )
+        places = list(zip((n, y, x), self.place(first + tile), strict=True))
+        return For(
+            tile, const(0), const(self.block), kind, self._bound(places, groups), {"grain": 2}
+        )
+
+    def pixel(
+        self, n: PrimExpr, y: PrimExpr, x: PrimExpr, group: PrimExpr, value: PrimExpr
+    ) -> Stmt:
+        """Finish and store a vector of one output pixel, if it is in the image."""
+        at = group * self.lanes
+        flat = ((n * self.height + y) * self.width + x) * self.channels + at
+        stored = self.epilogue.store([n, y, x, at], flat, value, None)
+        inside = binary(LT, x, const(self.width))
+        return IfThenElse(inside, stored) if self.width % self.m else stored
+
+    def body(self) -> Stmt:
+        """The padded copy, then all blocks."""
+        count = self.tiles // self.block
+        whole = count >= BLOCKS_PER_CORE * self.target.cores
+        outer, inner = (
+            (ForKind.PARALLEL, ForKind.SERIAL) if whole else (ForKind.SERIAL, ForKind.PARALLEL)
+        )
+        block = Var("block")
+        first = block * self.block
+        steps = seq(self.spread(first, inner), self.multiply(inner), self.gather(first, inner))
+        each = Allocate(self.v, Allocate(self.products, steps))
+        blocks = For(block, const(0), const(count), outer, each, {"grain": 1})
+        copy = pad_copy(self.data, self.source, self.geometry, self.lanes)
+        return Allocate(self.source, seq(copy, blocks))
+
+
+def winograd_conv2d(
+    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+) -> PrimFunc:
+    """The rule for tag "winograd_conv2d"."""
+    kernel = _Winograd(inputs, outputs, target)
+    attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
+    return PrimFunc((*kernel.buffers.values(),), kernel.body(), attrs)

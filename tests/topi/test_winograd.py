@@ -1,0 +1,96 @@
+"""Winograd's method against the direct sum: tiles of both sizes, ragged images, batches, threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ekiden import te
+from ekiden.codegen.llvm import compile_object, link
+from ekiden.ir.prim import PrimExpr, maximum
+from ekiden.runtime import load_image
+from ekiden.target import Target
+from ekiden.tir.transform import lower
+from ekiden.topi.nn import winograd_conv2d
+from ekiden.topi.nn.winograd import convolve, matrices, tile_size, transform_weight
+from ekiden.topi.rule import schedule, winograd
+
+pytestmark = pytest.mark.quick
+TARGET = Target.host()
+LANES = TARGET.lanes("float32")
+Pads = tuple[int, int, int, int]
+
+
+def direct(x: np.ndarray, w: np.ndarray, padding: Pads) -> np.ndarray:
+    """NHWC data, OIHW weights, in float64."""
+    top, left, bottom, right = padding
+    x = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0))).astype("float64")
+    rows, columns = x.shape[1] - 2, x.shape[2] - 2
+    result = np.zeros((x.shape[0], rows, columns, w.shape[0]))
+    for i in range(3):
+        for j in range(3):
+            result += x[:, i : i + rows, j : j + columns] @ w[:, :, i, j].T
+    return result
+
+
+@pytest.mark.parametrize("m", [2, 4])
+def test_transforms_give_sliding_sums(m: int) -> None:
+    a, b, g = matrices(m)
+    random = np.random.default_rng(0)
+    data, taps = random.standard_normal(m + 2), random.standard_normal(3)
+    expected = [data[i : i + 3] @ taps for i in range(m)]
+    np.testing.assert_allclose(a @ ((g @ taps) * (b @ data)), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize("padding", [(0, 0, 0, 0), (1, 1, 1, 1), (2, 0, 1, 0)])
+def test_reference_is_the_convolution(m: int, padding: Pads) -> None:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((2, 9, 11, 5), np.float32)
+    w = random.standard_normal((7, 5, 3, 3), np.float32)
+    found = convolve(x, transform_weight(w, m, 4), m, 7, padding)
+    np.testing.assert_allclose(found, direct(x, w, padding), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize(
+    ("shape", "channels", "padding"),
+    [
+        ((1, 8, 8), 4, (1, 1, 1, 1)),
+        ((2, 9, 11), 5, (1, 1, 1, 1)),
+        ((1, 13, 13), 1, (0, 0, 0, 0)),
+        ((1, 30, 27), 2, (0, 1, 2, 0)),
+        ((3, 3, 3), 1, (1, 1, 1, 1)),
+    ],
+)
+def test_kernel_is_the_convolution(
+    m: int, shape: tuple[int, int, int], channels: int, padding: Pads
+) -> None:
+    depth, out = 2 * LANES, channels * LANES
+    random = np.random.default_rng(0)
+    x = random.standard_normal((*shape, depth), np.float32)
+    w = random.standard_normal((out, depth, 3, 3), np.float32) / np.float32(17)
+    b = random.standard_normal((1, 1, 1, out), np.float32)
+    made = transform_weight(w, m, min(4 * LANES, out))
+    data, bias = te.placeholder(x.shape, name="data"), te.placeholder(b.shape, name="bias")
+    weight = te.placeholder(made.shape, name="weight")
+    result = winograd_conv2d(data, weight, m, out, padding)
+    assert winograd.accepts(result)
+
+    def relu(n: PrimExpr, i: PrimExpr, j: PrimExpr, o: PrimExpr) -> PrimExpr:
+        return maximum(result[n, i, j, o] + bias[0, 0, 0, o], 0.0)
+
+    output = te.compute(result.shape, relu, tag="injective")
+    func = lower(schedule([data, weight, bias], [output], TARGET, "kernel"), TARGET)
+    kernel = load_image(link([compile_object([func], TARGET)], ["kernel"]))["kernel"]
+    expected = np.maximum(direct(x, w, padding) + b, 0)
+    got = np.full(expected.shape, 77, np.float32)
+    kernel(x, made, b, got)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=3e-5)
+
+
+def test_small_images_get_small_tiles() -> None:
+    assert tile_size(1, 14, 14) == 4
+    assert tile_size(1, 7, 7) == 2
+    assert tile_size(8, 7, 7) == 4
+    assert tile_size(1, 2, 2) is None
