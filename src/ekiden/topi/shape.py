@@ -248,15 +248,15 @@ def slice_range(begin: Dim, end: Dim, stride: int, size: PrimExpr) -> tuple[Prim
 def infer_reshape(
     shape: Sequence[PrimExpr], newshape: Sequence[Dim], allow_zero: bool = False
 ) -> Shape:
-    """The shape `newshape` asks for: 0 copies the input's dimension (unless allowed), one -1 takes
-    what is left.
+    """The shape `newshape` asks for: the number 0 copies the input's dimension (unless allowed), one
+    -1 takes what is left. An expression that is 0, a symbol's value say, is the dimension itself.
 
     Raises ValueError when the numbers of elements are known to differ.
     """
     wanted: list[PrimExpr | None] = []
     for position, each in enumerate(newshape):
         number = known(each)
-        if number == 0 and not allow_zero:
+        if number == 0 and not allow_zero and isinstance(each, int):
             if position >= len(shape):
                 raise ValueError(
                     f"0 at axis {position} copies a dimension that an input of rank"

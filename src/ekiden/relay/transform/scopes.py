@@ -29,6 +29,7 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
+from ekiden.relay.visitor import children, rebuild
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +46,8 @@ class Scope:
     nodes: list[RelayExpr] = field(default_factory=list)
     outputs: set[RelayExpr] = field(default_factory=set)
     """Expressions used by something else than the operands of this scope's own nodes."""
+    inner: dict[RelayExpr, list[Scope]] = field(default_factory=dict)
+    """Expression of this scope -> the scopes that it opens, one for each of its `bodies`."""
 
     def open(self, result: RelayExpr) -> Scope:
         """A scope inside this one."""
@@ -167,6 +170,7 @@ def find_scopes(root: RelayExpr) -> list[Scope]:
                 uses.append((operand, scope))
         for body in bodies(expr):
             inner = scope.open(body)
+            scope.inner.setdefault(expr, []).append(inner)
             scopes.append(inner)
             where[body] = _common(where.get(body), inner)
     for expr in order:
@@ -184,42 +188,12 @@ def with_children(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayE
     """`expr` with each child replaced by `new[child]` where there is one; itself if nothing
     changes.
 
-    A rebuilt expression keeps its span and, since passes keep types, its checked type.
+    A rebuilt expression keeps its span and, since passes keep types, its checked type. Primitive
+    functions are never changed.
     """
-
-    def mapped(child: RelayExpr) -> RelayExpr:
-        return new.get(child, child)
-
-    def all_mapped(children: tuple[RelayExpr, ...]) -> tuple[RelayExpr, ...]:
-        made = tuple(map(mapped, children))
-        return made if any(a is not b for a, b in zip(made, children, strict=True)) else children
-
-    rebuilt = expr
-    match expr:
-        case Call(op=op, args=args):
-            rebuilt = expr.with_fields(op=mapped(op), args=all_mapped(args))
-        case Tuple(fields=fields):
-            rebuilt = expr.with_fields(fields=all_mapped(fields))
-        case TupleGetItem(tuple_value=value):
-            rebuilt = expr.with_fields(tuple_value=mapped(value))
-        case Let(value=value, body=body):
-            rebuilt = expr.with_fields(value=mapped(value), body=mapped(body))
-        case If(cond=cond, true_branch=yes, false_branch=no):
-            rebuilt = expr.with_fields(
-                cond=mapped(cond), true_branch=mapped(yes), false_branch=mapped(no)
-            )
-        case Function(body=body) if not is_atom(expr):
-            rebuilt = expr.with_fields(body=mapped(body))
-        case Match(data=data, clauses=clauses):
-            changed = tuple(c.with_fields(rhs=mapped(c.rhs)) for c in clauses)
-            same = all(a is b for a, b in zip(changed, clauses, strict=True))
-            rebuilt = expr.with_fields(data=mapped(data), clauses=clauses if same else changed)
-        case RefCreate(value=value):
-            rebuilt = expr.with_fields(value=mapped(value))
-        case RefRead(ref=ref):
-            rebuilt = expr.with_fields(ref=mapped(ref))
-        case RefWrite(ref=ref, value=value):
-            rebuilt = expr.with_fields(ref=mapped(ref), value=mapped(value))
+    if isinstance(expr, Function) and is_atom(expr):
+        return expr
+    rebuilt = rebuild(expr, [new.get(child, child) for child in children(expr)])
     if rebuilt is not expr and (known := expr.checked_type_or_none()) is not None:
         rebuilt.set_checked_type(known)
     return rebuilt
@@ -275,5 +249,15 @@ def map_functions(module: IRModule, rewrite: Callable[[Function], BaseFunc]) -> 
 
 
 def on_body(rewrite: Callable[[RelayExpr], RelayExpr]) -> Callable[[Function], Function]:
-    """A rewrite of functions from one of bodies."""
-    return lambda function: function.with_fields(body=rewrite(function.body))
+    """A rewrite of functions from one of bodies. The body of a lifted closure is that of the
+    function it gives.
+    """
+
+    def apply(function: Function) -> Function:
+        inner = function.body
+        if function.attr("Closure") is not None and isinstance(inner, Function):
+            inner = inner.with_fields(body=rewrite(inner.body))
+            return function.with_fields(body=inner)
+        return function.with_fields(body=rewrite(inner))
+
+    return apply

@@ -120,12 +120,12 @@ def _pool_relation(name: str, kind: type[Attrs]) -> Callable[[Sequence[Type], At
 def _windows(attrs: PoolAttrs, data: Array, fill: float | int, extents: Sequence[int]) -> Array:
     """The windows of `data` as trailing axes, with `fill` outside."""
     axes = spatial(attrs.layout)
+    reach = [_reach(attrs, i) for i in range(len(axes))]
     width = [(0, 0)] * data.ndim
     for i, at in enumerate(axes):
-        needed = (extents[i] - 1) * attrs.strides[i] + _reach(attrs, i)
+        needed = (max(1, extents[i]) - 1) * attrs.strides[i] + reach[i]
         width[at] = (attrs.padding[i], max(0, needed - data.shape[at] - attrs.padding[i]))
     padded = np.pad(data, width, constant_values=fill)
-    reach = [_reach(attrs, i) for i in range(len(axes))]
     windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=axes)
     for i, at in enumerate(axes):
         cut = [slice(None)] * windows.ndim

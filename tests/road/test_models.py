@@ -1,0 +1,51 @@
+"""Whole models, compiled once each, give what ONNX Runtime gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from road_models import Array, cached_model, light_model, reference
+
+import ekiden
+
+LIGHT = ("squeezenet", "shufflenet", "inception_v1", "resnet50", "densenet121")
+LARGE = ("bvlc_alexnet", "zfnet512", "vgg19")
+CACHED = (
+    "oww_alexa_mlp", "oww_timer_mlp", "magika_v3_3", "attacut_c", "deepcut", "ppocr2_cls",
+    "ppocr4_det", "ddddocr_det", "minilm_l3_f32",
+)  # fmt: skip
+
+
+def outputs(exe: ekiden.Executable, feed: dict[str, Array]) -> list[Array]:
+    found = exe(**feed)
+    return [t.numpy() for t in (found if isinstance(found, tuple) else (found,))]
+
+
+def assert_close(found: Sequence[Array], wanted: Sequence[Array], rtol: float, of_range: float) -> None:
+    """Within `rtol` of each element and `of_range` of the largest of its tensor."""
+    assert [a.shape for a in found] == [a.shape for a in wanted]
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.dtype == theirs.dtype
+        span = float(np.abs(theirs).max()) if theirs.size and theirs.dtype.kind == "f" else 0.0
+        np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=1e-6 + of_range * span)
+
+
+@pytest.mark.parametrize("name", [*LIGHT, *(pytest.param(n, marks=pytest.mark.slow) for n in LARGE)])
+def test_light_models(name: str) -> None:
+    model = light_model(name)
+    exe = ekiden.compile(model)
+    (info,) = exe.inputs
+    rng = np.random.default_rng(1)
+    feed = {info.name: rng.normal(size=info.shape).astype(np.float32)}
+    assert_close(outputs(exe, feed), reference(model, feed), 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_cached_models_in_every_case(name: str) -> None:
+    entry = cached_model(name)
+    exe = ekiden.compile(entry.path)
+    for case in entry.cases:
+        feed = entry.feed(case)
+        assert_close(outputs(exe, feed), reference(entry.path, feed), 1e-3, 1e-4)

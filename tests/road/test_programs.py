@@ -1,0 +1,225 @@
+"""Compiled programs, the interpreter and NumPy agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+from road_programs import Array, Builder, agree, check, normal, wrap
+
+import ekiden
+from ekiden import relay
+from ekiden.ir.prim import SizeVar
+from ekiden.relay import op
+from ekiden.relay.interpreter import Interpreter
+
+VECTOR = relay.tensor_type((5,))
+SCALAR = relay.tensor_type(())
+COUNT = relay.tensor_type((), "int32")
+
+
+def arguments(b: Builder, seed: int) -> list[Array]:
+    """Arguments for a program's parameters, a truth value for each test of a choice."""
+    arrays = b.arrays(seed)
+    return [
+        np.asarray(seed % 2 == 1) if p.name_hint == "test" else a
+        for p, a in zip(b.params, arrays, strict=True)
+    ]
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],  # shrinking would compile for minutes
+    suppress_health_check=list(HealthCheck),
+)
+@given(st.data())
+@pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value")
+def test_random_programs_over_numbers_and_symbols(data: st.DataObject) -> None:
+    b = Builder(data.draw)
+    b.param()
+    for _ in range(data.draw(st.integers(1, 7))):
+        made = b.step()
+    module = wrap(b, made)
+    note(module.astext(show_meta_data=False))
+    exe = ekiden.compile(module)
+    for seed in range(3):
+        args = arguments(b, seed)
+        note(f"shapes {[a.shape for a in args]}")
+        agree(exe(*args), Interpreter(module).evaluate("main", *args))
+        for symbol in b.symbols:
+            b.symbols[symbol] = (b.symbols[symbol] * 3 + 1) % 7
+
+
+def function(params: list[relay.Var], body: relay.Expr) -> relay.Function:
+    return relay.Function(tuple(params), body, None)
+
+
+@pytest.mark.quick
+def test_a_program_is_what_numpy_says() -> None:
+    x, y = relay.var("x", VECTOR), relay.var("y", VECTOR)
+    exe = ekiden.compile(relay.IRModule.from_expr(function([x, y], op.add(op.tanh(x), y))))
+    a, b = normal(5), normal(5, seed=1)
+    np.testing.assert_allclose(exe(a, b).numpy(), np.tanh(a) + b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 17, 64, 100])
+def test_one_compiled_program_runs_every_size(n: int) -> None:
+    exe = _affine()
+    x = normal(n, 12, seed=n)
+    found = exe(x).numpy()
+    expected = np.maximum(x @ normal(9, 12).T, 0).sum(axis=1)
+    assert found.shape == (n,)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+_COMPILED: dict[str, ekiden.Executable] = {}
+
+
+def _affine() -> ekiden.Executable:
+    if "affine" not in _COMPILED:
+        x = relay.var("x", relay.tensor_type((SizeVar("n", "int64"), 12)))
+        dense = op.nn.relu(op.nn.dense(x, relay.const(normal(9, 12))))
+        module = relay.IRModule.from_expr(function([x], op.sum(dense, axis=1)))
+        _COMPILED["affine"] = ekiden.compile(module)
+    return _COMPILED["affine"]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("test", [True, False])
+def test_a_choice_runs_one_branch(test: bool) -> None:
+    t, x = relay.var("t", relay.tensor_type((), "bool")), relay.var("x", VECTOR)
+    check(function([t, x], relay.If(t, op.tanh(x), op.negative(x))), (np.asarray(test), normal(5)))
+
+
+@pytest.mark.quick
+def test_tuples_in_tuples_come_back_as_they_are() -> None:
+    x = relay.var("x", VECTOR)
+    inner = relay.Tuple((op.tanh(x), x))
+    body = relay.Tuple((inner, relay.TupleGetItem(inner, 0), relay.const(np.float32(2))))
+    check(function([x], body), (normal(5),))
+
+
+def test_a_recursive_global_function() -> None:
+    """power(x, n) = 1 if n < 1 else x * power(x, n - 1)"""
+    power = relay.GlobalVar("power")
+    x, n = relay.var("x", VECTOR), relay.var("n", COUNT)
+    less = op.subtract(n, relay.const(1))
+    again = op.multiply(x, relay.Call(power, (x, less)))
+    one = relay.const(np.ones(5, np.float32))
+    body = relay.If(op.less(n, relay.const(1)), one, again)
+    a, k = relay.var("a", VECTOR), relay.var("k", COUNT)
+    module = relay.IRModule(
+        {
+            power: relay.Function((x, n), body, VECTOR),
+            relay.GlobalVar("main"): function([a, k], relay.Call(power, (a, k))),
+        }
+    )
+    x0 = np.linspace(0.5, 1.5, 5, dtype=np.float32)
+    exe = ekiden.compile(module)
+    for count in (0, 1, 7):
+        found = exe(x0, np.int32(count)).numpy()
+        np.testing.assert_allclose(found, x0**count, rtol=1e-5)
+    deep = exe(np.ones(5, np.float32), np.int32(20_000))
+    assert deep.numpy().tolist() == [1.0] * 5
+
+
+def test_a_local_function_calls_itself_and_captures() -> None:
+    """let f = fn (n) { if n < 1 then x else tanh(f(n - 1)) + x }; f(k)"""
+    x, k, n = relay.var("x", VECTOR), relay.var("k", COUNT), relay.var("n", COUNT)
+    loop = relay.var("f", relay.FuncType((COUNT,), VECTOR))
+    again = relay.Call(loop, (op.subtract(n, relay.const(1)),))
+    body = relay.If(op.less(n, relay.const(1)), x, op.add(op.tanh(again), x))
+    value = relay.Function((n,), body, VECTOR)
+    main = function([x, k], relay.Let(loop, value, relay.Call(loop, (k,))))
+    check(main, (normal(5), np.int32(0)), (normal(5), np.int32(6)))
+
+
+def test_a_closure_is_returned_and_called() -> None:
+    """make(y) gives fn (z) { z * y + x }; a choice picks which one is called."""
+    x, t = relay.var("x", VECTOR), relay.var("t", relay.tensor_type((), "bool"))
+    y, z = relay.var("y", VECTOR), relay.var("z", VECTOR)
+    inner = relay.Function((z,), op.add(op.multiply(z, y), x), VECTOR)
+    make = relay.var("make")
+    picked = relay.var("picked")
+    either = relay.If(t, relay.Call(make, (op.tanh(x),)), relay.Call(make, (op.negative(x),)))
+    body = relay.Let(picked, either, relay.Call(picked, (x,)))
+    main = function([x, t], relay.Let(make, function([y], inner), body))
+    check(main, (normal(5), np.asarray(True)), (normal(5), np.asarray(False)))
+
+
+def _lists() -> tuple[relay.TypeData, relay.Constructor, relay.Constructor]:
+    name = relay.GlobalTypeVar("Numbers")
+    kind = relay.TypeCall(name, ())
+    nil = relay.Constructor("Nil", (), name, 0)
+    cons = relay.Constructor("Cons", (SCALAR, kind), name, 1)
+    return relay.TypeData(name, (), (nil, cons)), nil, cons
+
+
+def test_a_list_is_built_and_taken_apart() -> None:
+    """total(list) over a list that is built by a recursive function."""
+    data, nil, cons = _lists()
+    kind = relay.TypeCall(data.header, ())
+    total, count_down = relay.GlobalVar("total"), relay.GlobalVar("count_down")
+    items, head, tail = relay.var("items", kind), relay.var("head"), relay.var("tail")
+    taken = relay.PatternConstructor(cons, (relay.PatternVar(head), relay.PatternVar(tail)))
+    clauses = (
+        relay.Clause(relay.PatternConstructor(nil, ()), relay.const(np.float32(0))),
+        relay.Clause(taken, op.add(head, relay.Call(total, (tail,)))),
+    )
+    n = relay.var("n", SCALAR)
+    rest = relay.Call(count_down, (op.subtract(n, relay.const(1.0)),))
+    empty = relay.Call(nil, ())
+    built = relay.If(op.less(n, relay.const(1.0)), empty, relay.Call(cons, (n, rest)))
+    k = relay.var("k", SCALAR)
+    module = relay.IRModule(
+        {
+            total: relay.Function((items,), relay.Match(items, clauses), SCALAR),
+            count_down: relay.Function((n,), built, kind),
+            relay.GlobalVar("main"): function(
+                [k], relay.Call(total, (relay.Call(count_down, (k,)),))
+            ),
+        },
+        {data.header: data},
+    )
+    check(module, (np.float32(0),), (np.float32(10),))
+
+
+@pytest.mark.quick
+def test_nested_patterns_take_the_first_that_fits() -> None:
+    data, nil, cons = _lists()
+    x, second = relay.var("x", SCALAR), relay.var("second")
+    two = relay.PatternConstructor(
+        cons,
+        (
+            relay.PatternWildcard(),
+            relay.PatternConstructor(cons, (relay.PatternVar(second), relay.PatternWildcard())),
+        ),
+    )
+    clauses = (
+        relay.Clause(two, op.negative(second)),
+        relay.Clause(relay.PatternWildcard(), relay.const(np.float32(-1))),
+    )
+
+    def run(items: relay.Expr) -> float:
+        main = function([x], relay.Match(items, clauses))
+        module = relay.IRModule({relay.GlobalVar("main"): main}, {data.header: data})
+        found = ekiden.compile(module)(np.float32(3))
+        assert isinstance(found, ekiden.Tensor)
+        return float(found.numpy())
+
+    one = relay.Call(cons, (x, relay.Call(nil, ())))
+    assert run(one) == -1.0
+    assert run(relay.Call(cons, (op.add(x, x), one))) == -3.0
+
+
+def test_a_chain_of_twenty_thousand_bindings() -> None:
+    x = relay.var("x", VECTOR)
+    body: relay.Expr = x
+    for _ in range(20_000):
+        body = op.nn.relu(body)
+    exe = ekiden.compile(relay.IRModule.from_expr(function([x], body)))
+    assert exe(normal(5)).numpy().tolist() == np.maximum(normal(5), 0).tolist()
