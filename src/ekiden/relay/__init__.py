@@ -19,6 +19,7 @@ from ekiden.ir.type import (
     TypeVar,
     tensor_type,
 )
+from ekiden.relay import op, transform
 from ekiden.relay.expr import (
     Call,
     Clause,
@@ -110,9 +111,11 @@ __all__ = [
     "free_vars",
     "infer_expr_type",
     "infer_type",
+    "op",
     "parse",
     "parse_expr",
     "post_order",
     "tensor_type",
+    "transform",
     "var",
 ]

@@ -2,7 +2,7 @@
 
     Expr = Var | GlobalVar | Constant | Tuple | TupleGetItem | Call | Let | If | Function | Match
          | Constructor | RefCreate | RefRead | RefWrite | Op
-An expression node used twice is a shared value (a graph); `Let` makes order explicit (A-normal form).
+A node used twice is a shared value (a graph); `Let` makes order explicit (A-normal form).
 """
 
 from __future__ import annotations
@@ -12,19 +12,41 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.node import Node, binding, ignored, node
-from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array, Op
 from ekiden.ir.span import Span
 from ekiden.ir.type import GlobalTypeVar, Type, TypeVar, tensor_type
 
 Expr = RelayExpr
 __all__ = [
-    "Call", "Clause", "Constant", "Constructor", "Expr", "Function", "GlobalVar", "If", "Let", "Match", "Op", "Pattern",
-    "PatternConstructor", "PatternTuple", "PatternVar", "PatternWildcard", "RefCreate", "RefRead", "RefWrite", "Tuple",
-    "TupleGetItem", "TypeData", "Var", "const", "var",
-]  # fmt: skip
+    "Call",
+    "Clause",
+    "Constant",
+    "Constructor",
+    "Expr",
+    "Function",
+    "GlobalVar",
+    "If",
+    "Let",
+    "Match",
+    "Op",
+    "Pattern",
+    "PatternConstructor",
+    "PatternTuple",
+    "PatternVar",
+    "PatternWildcard",
+    "RefCreate",
+    "RefRead",
+    "RefWrite",
+    "Tuple",
+    "TupleGetItem",
+    "TypeData",
+    "Var",
+    "const",
+    "var",
+]
 
 
 @node("relay.Var")
@@ -63,7 +85,7 @@ class TupleGetItem(RelayExpr):
 
 @node("relay.Call")
 class Call(RelayExpr):
-    """`op(args)`: op is an Op, GlobalVar, Var, Function, Constructor or any function-valued expression."""
+    """`op(args)`: op is an Op, GlobalVar, Constructor or any function-valued expression."""
 
     op: RelayExpr
     args: tuple[RelayExpr, ...]
@@ -94,7 +116,7 @@ class If(RelayExpr):
 
 @node("relay.Function")
 class Function(BaseFunc):
-    """A function value. `attrs` maps well-known keys: Primitive, Closure, relay.reshape_only, global_symbol, hash, ..."""
+    """A function value. Well-known keys of `attrs`: Primitive, Closure, relay.reshape_only."""
 
     params: tuple[Var, ...] = binding()
     body: RelayExpr
@@ -210,13 +232,16 @@ def var(
     shape: Sequence[object] | None = None,
     dtype: str = "float32",
 ) -> Var:
-    """A new variable, from a type or from a shape (ints, expressions, names of symbols are not accepted here)."""
+    """A new variable, from a type or from a shape of ints and expressions."""
     from_shape = tensor_type(shape, dtype) if shape is not None else None  # type: ignore[arg-type]
     return Var(name_hint, type_annotation if type_annotation is not None else from_shape)
 
 
 def const(value: object, dtype: str | None = None) -> Constant:
-    """A constant from a Python number, nested lists or an array; Python floats become float32, ints int32 (as in TVM)."""
+    """A constant from a Python number, nested lists or an array.
+
+    Python floats become float32 and ints int32, as in TVM; an array keeps its dtype.
+    """
     if isinstance(value, (np.ndarray, np.generic)):
         return Constant(np.asarray(value, None if dtype is None else to_numpy(dtype)))
     array = np.asarray(value)

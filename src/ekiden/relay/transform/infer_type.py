@@ -1,6 +1,7 @@
 """Find the type of every expression.
 
-fn (%x: Tensor[(n, 3), float32]) { nn.relu(%x) }   :   fn (Tensor[(n, 3), float32]) -> Tensor[(n, 3), float32]
+  fn (%x: Tensor[(n, 3), float32]) { nn.relu(%x) }
+: fn (Tensor[(n, 3), float32]) -> Tensor[(n, 3), float32]
 """
 
 from __future__ import annotations
