@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ekiden import runtime
 from ekiden.backend.vm.disassemble import disassemble
 from ekiden.driver.files import write_whole
+from ekiden.driver.machine import check_machine
 from ekiden.runtime.errors import InputError, LoadError
 
 Dim = int | str
@@ -67,6 +68,7 @@ class Executable:
 
     def __init__(self, raw: runtime.Executable) -> None:
         self.raw = raw
+        check_machine(raw.metadata.get("target"))
         metadata = raw.metadata.get("main")
         if not isinstance(metadata, dict):
             raise _expected("a description")

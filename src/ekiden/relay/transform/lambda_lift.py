@@ -16,7 +16,7 @@ from ekiden.ir.transform import Pass, module_pass
 from ekiden.relay.expr import Call, Function, Let, Var
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import evaluation_order, is_atom, map_functions, with_children
-from ekiden.relay.visitor import free_vars
+from ekiden.relay.visitor import bind, free_vars
 
 
 class _Lifter:
@@ -56,32 +56,23 @@ class _Lifter:
     def _lift_one(self, function: Function, own_name: Var | None) -> RelayExpr:
         captured = [v for v in free_vars(function) if v is not own_name]
         name = self._fresh(own_name.name_hint if own_name else "fn")
-        itself: RelayExpr = Call(name, tuple(captured)) if captured else name
-        body = function.body
+        fresh = {v: Var(v.name_hint, v.checked_type) for v in captured}
+        within: dict[Var, RelayExpr] = dict(fresh)
         if own_name is not None:
-            body = _replace(body, own_name, itself)
-        inner = function.with_fields(body=body)
+            within[own_name] = _closure(name, tuple(fresh.values()))
+        inner = bind(function, within)
+        assert isinstance(inner, Function)
         if captured:
             marked = inner.with_fields(attrs={**(inner.attrs or {}), "Closure": 1})
-            self.lifted[name] = Function(
-                tuple(captured), marked, None, function.type_params, {"Closure": 1}
-            )
+            self.lifted[name] = Function(tuple(fresh.values()), marked, None, (), {"Closure": 1})
         else:
             self.lifted[name] = inner
-        return itself
+        return _closure(name, tuple(captured))
 
 
-def _replace(body: RelayExpr, variable: Var, value: RelayExpr) -> RelayExpr:
-    new: dict[RelayExpr, RelayExpr] = {}
-    for expr in evaluation_order(body):
-        if expr is variable:
-            new[expr] = value
-            continue
-        rebuilt = with_children(expr, new)
-        if isinstance(rebuilt, Call) and rebuilt.op is variable:
-            rebuilt = rebuilt.with_fields(op=value)
-        new[expr] = rebuilt
-    return new[body]
+def _closure(name: GlobalVar, captured: tuple[Var, ...]) -> RelayExpr:
+    """The function value that a lifted function stands for."""
+    return Call(name, captured) if captured else name
 
 
 @module_pass("LambdaLift", opt_level=1, required=(InferType(),))

@@ -61,7 +61,7 @@ def _check_known(kind: TensorType, span: Span | None) -> None:
 
 
 def _allocate(tensor: Var, kind: TensorType) -> list[Binding]:
-    storage = Var("storage", StorageType())
+    storage = Var("storage")
     storage.set_checked_type(StorageType())
     return [
         (storage, alloc_storage(size_in_bytes(kind), ALIGNMENT)),
@@ -92,7 +92,7 @@ def _lower_binding(variable: Var, value: RelayExpr) -> list[Binding]:
 
 
 def _tensor(kind: TensorType) -> Var:
-    made = Var("t", kind)
+    made = Var("t")
     made.set_checked_type(kind)
     return made
 

@@ -16,7 +16,6 @@ from ekiden.relay.transform.chains import Binding, Chain
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import (
     Scope,
-    bodies,
     find_scopes,
     map_functions,
     on_body,
@@ -31,10 +30,10 @@ def to_a_normal_form(root: RelayExpr) -> RelayExpr:
     """A-normal form of an expression. Needs checked types."""
     scopes = find_scopes(root)
     names = _name_all(scopes)
-    chains: dict[RelayExpr, Chain] = {}
+    chains: dict[Scope, Chain] = {}
     for scope in reversed(scopes):  # inner scopes first: what opens a scope needs its finished body
-        chains[scope.result] = _bind(scope, names, chains)
-    return _wrapped(chains[root])
+        chains[scope] = _bind(scope, names, chains)
+    return _wrapped(chains[scopes[0]])
 
 
 def _name_all(scopes: list[Scope]) -> Names:
@@ -54,12 +53,12 @@ def _name_all(scopes: list[Scope]) -> Names:
 
 
 def _fresh(number: int, expr: RelayExpr) -> Var:
-    variable = Var(f"v{number}", expr.checked_type)
+    variable = Var(f"v{number}")
     variable.set_checked_type(expr.checked_type)
     return variable
 
 
-def _bind(scope: Scope, names: Names, chains: dict[RelayExpr, Chain]) -> Chain:
+def _bind(scope: Scope, names: Names, chains: dict[Scope, Chain]) -> Chain:
     """The bindings of a scope.
 
     They are gathered from the last to the first, in the list of the `Let` that ends the scope if
@@ -68,16 +67,16 @@ def _bind(scope: Scope, names: Names, chains: dict[RelayExpr, Chain]) -> Chain:
     nodes = scope.nodes[::-1]
     backwards: list[Binding] = []
     if nodes and isinstance(let := nodes[0], Let):
-        backwards = chains[let.body].bindings
+        backwards = chains[scope.inner[let][0]].bindings
         backwards.extend(_alias(let, names))
         nodes = nodes[1:]
     for expr in nodes:
         if isinstance(expr, Let):
-            backwards.extend(chains[expr.body].bindings)
+            backwards.extend(chains[scope.inner[expr][0]].bindings)
             backwards.extend(_alias(expr, names))
         else:
             inside = {o: names.get(o, o) for o in operands(expr)}
-            inside |= {b: _wrapped(chains[b]) for b in bodies(expr)}
+            inside |= {s.result: _wrapped(chains[s]) for s in scope.inner.get(expr, ())}
             variable = names[expr]
             assert isinstance(variable, Var)
             backwards.append((variable, with_children(expr, inside)))

@@ -1,0 +1,157 @@
+"""Kernels: one for equal functions, through the cache, in processes whose errors come back."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ekiden.backend.kernels import build
+from ekiden.backend.kernels.build import build_kernels
+from ekiden.backend.kernels.cache import KernelCache
+from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.codegen import llvm
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import OPS
+from ekiden.ir.prim import SizeVar
+from ekiden.ir.span import Span
+from ekiden.ir.structural import structural_equal
+from ekiden.ir.type import tensor_type
+from ekiden.relay import infer_type, op
+from ekiden.relay.expr import Expr, Function, const, var
+from ekiden.runtime import load_image, tensor
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
+
+pytestmark = pytest.mark.quick
+
+TARGET = Target.host()
+
+
+def primitive(scale: float, *dims: SizeVar | int, span: str = "") -> Function:
+    """x -> tanh(x * scale), as fusion would make it."""
+    x = var("x", tensor_type(dims or (4,)))
+    body: Expr = op.tanh(op.multiply(x, const(scale)))
+    made = Function((x,), body, None, (), {"Primitive": 1}, span=Span(span) if span else None)
+    function = infer_type(IRModule({"main": made}))["main"]
+    assert isinstance(function, Function)
+    return function
+
+
+@pytest.fixture(params=["1", "2"], ids=["one process", "two processes"])
+def jobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("EKIDEN_COMPILE_JOBS", request.param)
+    yield request.param
+
+
+def test_kernels_compile_and_run(jobs: str) -> None:
+    scales = [1.0, 2.0, 3.0, 4.0, 5.0]
+    made = build_kernels([primitive(s) for s in scales], [], TARGET, cache=KernelCache(None))
+    image = load_image(made.image)
+    x = np.linspace(-1, 1, 4, dtype=np.float32)
+    for scale, name in zip(scales, made.names, strict=True):
+        out = np.zeros(4, np.float32)
+        image[name](tensor(x), tensor(out))
+        np.testing.assert_allclose(out, np.tanh(x * np.float32(scale)), rtol=1e-5)
+
+
+def test_equal_functions_share_a_kernel() -> None:
+    n, m = SizeVar("n"), SizeVar("m")
+    made = build_kernels(
+        [primitive(1.0, n, 3), primitive(1.0, m, 3), primitive(2.0, n, 3)],
+        [],
+        TARGET,
+        cache=KernelCache(None),
+    )
+    assert made.names[0] == made.names[1] != made.names[2]
+    assert len(llvm.inspect(made.image).exports) == 2
+
+
+def test_canonical_functions_differ_in_names_alone() -> None:
+    n, m = SizeVar("n"), SizeVar("m")
+    first, second = canonicalize(primitive(1.0, n, m)), canonicalize(primitive(1.0, m, n))
+    assert structural_equal(first, second)
+    assert [d.name for d in first.params[0].checked_type.shape] == ["n0", "n1"]
+
+
+def test_one_symbol_twice_is_not_two_symbols() -> None:
+    n, m = SizeVar("n"), SizeVar("m")
+    square, free = canonicalize(primitive(1.0, n, n)), canonicalize(primitive(1.0, n, m))
+    assert not structural_equal(square, free)
+
+
+def test_a_cached_kernel_is_not_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build_kernels([primitive(1.5)], [], TARGET, cache=KernelCache(tmp_path))
+    monkeypatch.setattr(llvm, "compile_object", lambda *_: pytest.fail("compiled again"))
+    assert build_kernels([primitive(1.5)], [], TARGET, cache=KernelCache(tmp_path)) == first
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cache = KernelCache(tmp_path / "file")
+    assert build_kernels([primitive(1.0)], [], TARGET, cache=cache).image
+
+
+def test_progress_counts_what_is_compiled(jobs: str) -> None:
+    seen: list[tuple[int, int]] = []
+    functions = [primitive(s) for s in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    build_kernels(functions, [], TARGET, lambda d, t, n: seen.append((d, t)), KernelCache(None))
+    assert seen == [(i, 5) for i in range(1, 6)]
+
+
+def broken(*_: object) -> object:
+    raise CompileError("tanh: no such luck")
+
+
+def test_the_error_of_a_kernel_names_the_node_of_the_model(
+    jobs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definition = OPS["tanh"]
+    changed = {f: getattr(definition, f) for f in definition.__dataclass_fields__}
+    monkeypatch.setitem(OPS, "tanh", type(definition)(**{**changed, "lower": broken}))
+    functions = [primitive(float(s), span="Tanh 'layer1/act'") for s in range(1, 6)]
+    with pytest.raises(CompileError) as caught:
+        build_kernels(functions, [], TARGET, cache=KernelCache(None))
+    assert str(caught.value) == "tanh: no such luck"
+    (note,) = caught.value.__notes__
+    assert note.startswith("while lowering the kernel fused_multiply_tanh_")
+    assert note.endswith(" of Tanh 'layer1/act'")
+    monkeypatch.undo()
+    assert build_kernels([primitive(1.0)], [], TARGET, cache=KernelCache(None)).image
+
+
+def test_a_worker_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "2")
+    parent = os.getpid()
+
+    def die(*_: object) -> bytes:
+        assert os.getpid() != parent
+        os.kill(os.getpid(), signal.SIGKILL)
+        return b""
+
+    monkeypatch.setattr(llvm, "compile_object", die)
+    functions = [primitive(float(s)) for s in range(1, 6)]
+    with pytest.raises(CompileError, match="a worker process was killed"):
+        build_kernels(functions, [], TARGET, cache=KernelCache(None))
+    assert build._WORK is None and not build._LOCK.locked()
+
+
+def test_several_threads_may_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "2")
+    images: list[bytes] = []
+
+    def work() -> None:
+        functions = [primitive(float(s)) for s in range(1, 6)]
+        images.append(build_kernels(functions, [], TARGET, cache=KernelCache(None)).image)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(images) == 3 and len(set(images)) == 1

@@ -1,0 +1,216 @@
+"""The command line: what it prints, and one line when something is wrong."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx_files import arguments, expected, model
+
+from ekiden.cli import main
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.fixture
+def onnx_file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.onnx"
+    onnx.save(model(), path)
+    return path
+
+
+def arrays(folder: Path, n: int = 2) -> list[str]:
+    options = []
+    for name, array in arguments(n).items():
+        np.save(folder / f"{name}.npy", array)
+        options += ["--input", f"{name}={folder / name}.npy"]
+    return options
+
+
+def fails(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line that a command prints when it ends with 1."""
+    assert main(argv) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and err.startswith(f"ekiden {argv[0]}: ")
+    return err.removeprefix(f"ekiden {argv[0]}: ").rstrip("\n")
+
+
+def test_compile_writes_an_artifact(
+    onnx_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small.eki"
+    assert main(["compile", str(onnx_file), "-o", str(out)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{out}: ") and lines[1:] == [
+        "  input x: float32[n, 3]",
+        "  input b: float32[n, 1]",
+        "  output y: float32[n, 4]",
+    ]
+    assert out.read_bytes()[:8] == b"\x89EKIDEN\n"
+
+
+def test_run_writes_its_outputs(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results"
+    assert main(["run", str(artifact), *arrays(tmp_path), "--output-dir", str(out)]) == 0
+    assert capsys.readouterr().out == "y: float32 (2, 4)\n"
+    got = np.load(out / "output0.npy")
+    np.testing.assert_allclose(got, expected(**arguments(2)), rtol=1e-5, atol=1e-6)
+
+
+def test_run_prints_its_outputs(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", str(artifact), *arrays(tmp_path)]) == 0
+    assert "[[" in capsys.readouterr().out
+
+
+def test_bench_prints_times(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(artifact), "--seconds", "0.05", "--dim", "n=4"]) == 0
+    out = capsys.readouterr().out
+    assert "x float32[4, 3]" in out and "median" in out
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected_text"),
+    [
+        ("relay", "nn.dense"),
+        ("tir", "def kernel0("),
+        ("llvm", "define "),
+        ("asm", "vfmadd"),
+        ("bytecode", "fused_nn_contrib_dense_pack"),
+    ],
+)
+def test_inspect_prints_each_stage(
+    onnx_file: Path, stage: str, expected_text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = [] if stage == "bytecode" else ["--target", "llvm -mcpu=x86-64-v3"]
+    assert main(["inspect", str(onnx_file), "--stage", stage, *target]) == 0
+    assert expected_text in capsys.readouterr().out
+
+
+def test_inspect_prints_around_a_pass(onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(onnx_file), "--before", "FuseOps", "--after", "FuseOps"]) == 0
+    before, after = capsys.readouterr().out.split("// after FuseOps")
+    assert before.startswith("// before FuseOps")
+    assert "Primitive=1" not in before and "Primitive=1" in after
+
+
+def test_inspect_of_an_artifact_is_its_bytecode(
+    artifact: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(artifact)]) == 0
+    assert "fused_nn_contrib_dense_pack" in capsys.readouterr().out
+    message = fails(capsys, "inspect", str(artifact), "--stage", "relay")
+    assert message == f"inspect '{artifact}': an artifact holds bytecode alone"
+
+
+def test_a_pass_that_is_not_there(onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = fails(capsys, "inspect", str(onnx_file), "--before", "Fuse")
+    assert message.startswith("inspect: no pass 'Fuse'; there are InferType, SimplifyInference, ")
+
+
+def test_wrong_inputs_on_the_command_line(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.npy"
+    text.write_text("no array")
+    options = arrays(tmp_path)
+
+    def refused(*inputs: str) -> str:
+        return fails(capsys, "run", str(artifact), *inputs)
+
+    assert refused(*options[:2]) == "run: input 'b' is missing; there are 'x', 'b'"
+    assert refused("--input", "x") == "read an argument: expected NAME=array.npy, got 'x'"
+    assert refused(*options, *options) == "read an argument: 'x' is given twice"
+    assert refused("--input", f"x={text}").startswith(f"input 'x': '{text}' is not a NumPy array")
+    assert "nothing.npy" in refused("--input", "x=nothing.npy")
+    assert fails(capsys, "bench", str(artifact), "--dim", "m=2") == (
+        "read a dimension: no symbol is named 'm'; there are 'n'"
+    )
+    assert fails(capsys, "bench", str(artifact), "--dim", "n=two") == (
+        "read a dimension: expected a number for 'n', got 'two'"
+    )
+
+
+def test_files_that_are_no_artifacts(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = tmp_path / "short.eki"
+    short.write_bytes(artifact.read_bytes()[:1000])
+    assert "header" in fails(capsys, "run", str(short))
+    assert "No such file" in fails(capsys, "run", str(tmp_path / "nothing.eki"))
+
+
+def test_nothing_is_left_when_compiling_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(model().SerializeToString()[:-20])
+    fails(capsys, "compile", str(broken), "-o", str(tmp_path / "out.eki"))
+    unknown = tmp_path / "unknown.onnx"
+    onnx.save(model("NoSuchOperator"), unknown)
+    assert main(["compile", str(unknown), "-o", str(tmp_path / "out.eki")]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "ekiden compile: import model 'unknown.onnx': 1 node is not supported",
+        "  NoSuchOperator 'last': unknown operator",
+    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["broken.onnx", "unknown.onnx"]
+
+
+def test_the_output_is_checked_before_compiling(
+    onnx_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "nowhere"
+    message = fails(capsys, "compile", str(onnx_file), "-o", str(folder / "a.eki"))
+    assert message == f"write '{folder / 'a.eki'}': no folder '{folder}'"
+
+
+@pytest.mark.parametrize("shape", ["x", "x=2,-3", "x=2,3,,"])
+def test_a_shape_that_cannot_be_read(
+    onnx_file: Path, tmp_path: Path, shape: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "a.eki")
+    message = fails(capsys, "compile", str(onnx_file), "-o", out, "--shape", shape)
+    assert message.startswith("read ")
+
+
+def test_wrong_usage_ends_with_2() -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["nonsense"])
+    assert caught.value.code == 2
+
+
+def test_help_is_fast_and_loads_no_compiler() -> None:
+    code = (
+        "import sys; from ekiden.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'numpy', 'llvmlite', 'onnx', 'rich'} & set(sys.modules)"
+    )
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        times.append(time.perf_counter() - started)
+        assert done.returncode == 0, done.stderr
+    assert "compile" in done.stdout and min(times) < 0.5  # 0.06 s on an idle machine
+
+
+def test_running_loads_no_compiler(artifact: Path) -> None:
+    code = (
+        f"import sys, ekiden; ekiden.load({str(artifact)!r})\n"
+        "assert not {'llvmlite', 'onnx', 'rich', 'ekiden.relay'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_reader_that_stops_early_is_no_error(onnx_file: Path) -> None:
+    command = f"{sys.executable} -m ekiden.cli inspect {onnx_file} --stage tir | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert "Error" not in done.stderr and done.stdout

@@ -1,0 +1,215 @@
+"""ConvertLayout: image operators run in NHWC, and the transposes between them cancel."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pass_checks import assert_same_meaning, calls, check, program
+
+from ekiden.ir.module import IRModule
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Expr, Function, Tuple, const, var
+from ekiden.relay.transform import ConvertLayout, InferType
+
+pytestmark = pytest.mark.quick
+
+X = "%x: Tensor[(1, 3, 8, 8), float32]"
+CONVS = f"""def @main({X}, %v: Tensor[(4, 3, 3, 3), float32], %w: Tensor[(4, 4, 3, 3), float32],
+                      %b: Tensor[(4, 1, 1), float32]) {{
+  %0 = nn.relu(add(nn.conv2d(%x, %v), %b));
+  %1 = nn.max_pool2d(%0, pool_size=[2, 2], strides=[2, 2]);
+  MIDDLE
+  nn.relu(nn.conv2d(%2, %w, padding=[1, 1, 1, 1])) }}"""
+
+
+def array(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).random(shape, np.float32)
+
+
+def converted(middle: str) -> list[str]:
+    """The operators after conversion; their meaning is compared too."""
+    text = CONVS.replace("MIDDLE", middle)
+    before = program(text, v=array(4, 3, 3, 3), w=array(4, 4, 3, 3), b=array(4, 1, 1))
+    after = InferType()(ConvertLayout()(before))
+    assert_same_meaning(before, after, [array(1, 3, 8, 8)])
+    return calls(after)
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        "%2 = nn.pad(%1, 0f, pad_width=[[0, 0], [0, 0], [1, 1], [2, 0]]);",
+        "%2 = multiply(sigmoid(%1), %1);",
+        "%2 = multiply(%1, nn.global_avg_pool2d(%1));",
+        "%2 = nn.lrn(%1, size=3, axis=1);",
+        "%2 = nn.softmax(%1, axis=1);",
+        "%2 = concatenate((%1, tanh(%1)), axis=2);",
+        "%2 = subtract(%1, mean(%1, axis=[2, 3], keepdims=True));",
+        "%2 = divide(%1, sum(%1, axis=[1], keepdims=True));",
+        "%2 = clip(%1, a_min=0f64, a_max=1f64);",
+        "%2 = where(greater(%1, 0f), %1, negative(%1));",
+        "%2 = nn.bias_add(%1, reshape(%b, newshape=[4]), axis=1);",
+        "%2 = nn.prelu(%1, reshape(%b, newshape=[4]), axis=1);",
+        '%2 = image.resize2d(%1, size=[7, 9], layout="NCHW");',
+    ],
+)
+def test_a_network_is_transposed_at_its_ends_alone(middle: str) -> None:
+    assert converted(middle).count("transpose") == 2
+
+
+def test_a_transpose_that_moves_ones_is_a_reshape() -> None:
+    before = program(
+        f"def @main({X}, %w: Tensor[(4, 3, 3, 3), float32]) {{"
+        " nn.global_avg_pool2d(nn.conv2d(%x, %w)) }",
+        w=array(4, 3, 3, 3),
+    )
+    after = InferType()(ConvertLayout()(before))
+    found = calls(after)
+    assert found.count("transpose") == 1 and found.count("reshape") == 1
+    assert_same_meaning(before, after, [array(1, 3, 8, 8)])
+
+
+def test_squeeze_and_excite_has_no_transpose_inside() -> None:
+    before = program(
+        """def @main(%x: Tensor[(n, 4, h, w), float32], %w: Tensor[(4, 4, 1, 1), float32]) {
+          %0 = nn.conv2d(%x, %w);
+          %1 = sigmoid(nn.conv2d(nn.relu(nn.conv2d(nn.global_avg_pool2d(%0), %w)), %w));
+          nn.conv2d(multiply(%0, %1), %w) }""",
+        w=array(4, 4, 1, 1),
+    )
+    after = InferType()(ConvertLayout()(before))
+    assert calls(after).count("transpose") == 2 and "reshape" not in calls(after)
+    assert_same_meaning(before, after, [array(2, 4, 3, 5)])
+
+
+def test_a_channel_shuffle_costs_one_transpose() -> None:
+    found = converted(
+        """%3 = reshape(%1, newshape=[1, 2, 2, 3, 3]);
+           %4 = transpose(%3, axes=[0, 2, 1, 3, 4]);
+           %2 = reshape(%4, newshape=[1, 4, 3, 3]);"""
+    )
+    assert found.count("transpose") == 3
+
+
+def test_flattening_needs_the_old_order() -> None:
+    before = program(
+        f"def @main({X}, %w: Tensor[(4, 3, 3, 3), float32]) {{"
+        " nn.batch_flatten(nn.conv2d(%x, %w)) }",
+        w=array(4, 3, 3, 3),
+    )
+    after = InferType()(ConvertLayout()(before))
+    assert calls(after).count("transpose") == 2
+    assert_same_meaning(before, after, [array(1, 3, 8, 8)])
+
+
+def test_transposes_that_meet_cancel() -> None:
+    check(
+        ConvertLayout(),
+        """def @main(%x: Tensor[(2, 3, 4), float32]) {
+          transpose(nn.relu(transpose(%x, axes=[2, 0, 1])), axes=[1, 2, 0]) }""",
+        "def @main(%x: Tensor[(2, 3, 4), float32]) { nn.relu(%x) }",
+    )
+
+
+def test_programs_without_images_stay() -> None:
+    text = (
+        "def @main(%x: Tensor[(2, 3), float32], %w: Tensor[(4, 3), float32]) { nn.dense(%x, %w) }"
+    )
+    check(ConvertLayout(), text, text)
+
+
+# Random graphs: whatever the operators and layouts, the meaning stays.
+
+SIDE = 4
+ANY_RANK = ["relu", "add", "scale", "transpose", "concat", "reduce", "pad", "join"]
+
+
+def _conv(draw: st.DrawFn, x: Expr, shape: tuple[int, ...]) -> tuple[Expr, tuple[int, ...]]:
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    grouped = draw(st.booleans())
+    out = shape[1] if grouped else draw(st.sampled_from([2, 4]))
+    weight = rng.standard_normal((out, 1 if grouped else shape[1], 3, 3)).astype(np.float32)
+    groups = shape[1] if grouped else 1
+    made = op.nn.conv2d(x, const(weight), padding=1, groups=groups, kernel_size=3, channels=out)
+    return made, (shape[0], out, *shape[2:])
+
+
+def _step(
+    draw: st.DrawFn, known: list[tuple[Expr, tuple[int, ...]]]
+) -> tuple[Expr, tuple[int, ...]]:
+    x, shape = draw(st.sampled_from(known))
+    same = [e for e, s in known if s == shape]
+    rank = len(shape)
+    images = [*ANY_RANK, "conv", "conv", "pool", "softmax", "split"]
+    kind = draw(st.sampled_from(images if rank == 4 else ANY_RANK))
+    match kind:
+        case "conv":
+            return _conv(draw, x, shape)
+        case "pool":
+            kernel = draw(st.sampled_from([op.nn.max_pool2d, op.nn.avg_pool2d]))
+            return kernel(x, pool_size=(3, 3), padding=(1, 1)), shape
+        case "relu":
+            return op.nn.relu(x), shape
+        case "add":
+            return op.add(x, draw(st.sampled_from(same))), shape
+        case "scale":
+            vector = np.linspace(0.5, 1.5, shape[-1], dtype=np.float32)
+            return op.multiply(x, const(vector)), shape
+        case "transpose":
+            perm = tuple(draw(st.permutations(range(rank))))
+            return op.transpose(x, perm), tuple(shape[p] for p in perm)
+        case "softmax":
+            return op.nn.softmax(x, axis=draw(st.integers(-rank, rank - 1))), shape
+        case "concat":
+            axis = draw(st.integers(0, rank - 1))
+            other = draw(st.sampled_from(same))
+            longer = tuple(2 * d if i == axis else d for i, d in enumerate(shape))
+            return op.concatenate(Tuple((x, other)), axis), longer
+        case "reduce":
+            axis = draw(st.integers(0, rank - 1))
+            keepdims = draw(st.booleans()) or rank == 1
+            ones = tuple(1 if i == axis else d for i, d in enumerate(shape))
+            kept = ones if keepdims else tuple(d for i, d in enumerate(shape) if i != axis)
+            return op.mean(x, axis=(axis,), keepdims=keepdims), kept
+        case "pad":
+            axis = draw(st.integers(0, rank - 1))
+            width = tuple((1, 2) if i == axis else (0, 0) for i in range(rank))
+            longer = tuple(d + 3 if i == axis else d for i, d in enumerate(shape))
+            return op.nn.pad(x, width, const(0.0)), longer
+        case "split":
+            new = (shape[0], shape[1], 1, *shape[2:])
+            return op.reshape(x, new), new
+        case _:
+            axis = draw(st.integers(0, rank - 1))
+            if axis == rank - 1:
+                return op.nn.relu(x), shape
+            new = (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+            return op.reshape(x, new), new
+
+
+@st.composite
+def image_programs(draw: st.DrawFn) -> tuple[IRModule, Sequence[int]]:
+    """(module, shape of its one argument)"""
+    shape = (draw(st.sampled_from([1, 2])), draw(st.sampled_from([2, 4])), SIDE, SIDE)
+    x = var("x", shape=shape)
+    known: list[tuple[Expr, tuple[int, ...]]] = [(x, shape)]
+    for _ in range(draw(st.integers(2, 9))):
+        made, new = _step(draw, known)
+        if np.prod(new) <= 2048:
+            known.append((made, new))
+    last = known[-1][0]
+    results = Tuple((last, op.nn.relu(draw(st.sampled_from(known))[0])))
+    body = (
+        results if draw(st.booleans()) else (last if isinstance(last, Call) else op.nn.relu(last))
+    )
+    return InferType()(IRModule({"main": Function((x,), body, None)})), shape
+
+
+@settings(max_examples=150, deadline=None)
+@given(image_programs())
+def test_random_networks_keep_their_meaning(made: tuple[IRModule, Sequence[int]]) -> None:
+    module, shape = made
+    after = InferType()(ConvertLayout()(module))
+    assert_same_meaning(module, after, [array(*shape)], rtol=1e-4)

@@ -1,0 +1,63 @@
+"""DeadCodeElimination: what has no use and no effect goes."""
+
+import pytest
+from pass_checks import check
+
+from ekiden.relay.transform import DeadCodeElimination
+
+pytestmark = pytest.mark.quick
+
+
+def test_an_unused_binding_goes() -> None:
+    check(
+        DeadCodeElimination(),
+        "def @main(%x: float32) { let %a = tanh(%x); let %b = exp(%x); %b }",
+        "def @main(%x: float32) { let %b = exp(%x); %b }",
+    )
+
+
+def test_what_only_an_unused_binding_uses_goes_too() -> None:
+    check(
+        DeadCodeElimination(),
+        "def @main(%x: float32) { let %a = tanh(%x); let %b = exp(%a); %x }",
+        "def @main(%x: float32) { %x }",
+    )
+
+
+def test_a_use_inside_a_branch_counts() -> None:
+    text = """
+    def @main(%c: bool, %x: float32) {
+      let %a = tanh(%x); let %r = if (%c) { %a } else { %x }; %r
+    }"""
+    check(DeadCodeElimination(), text, text)
+
+
+def test_branches_are_cleaned() -> None:
+    check(
+        DeadCodeElimination(),
+        """def @main(%c: bool, %x: float32) {
+          let %r = if (%c) { let %a = tanh(%x); %x } else { %x }; %r }""",
+        "def @main(%c: bool, %x: float32) { let %r = if (%c) { %x } else { %x }; %r }",
+    )
+
+
+def test_an_effect_stays() -> None:
+    text = """
+    def @main(%x: float32) { let %r = ref(%x); let %u = ref_write(%r, 1f); %x }"""
+    check(DeadCodeElimination(), text, text)
+
+
+def test_a_call_of_a_function_stays_since_it_might_not_end() -> None:
+    text = """
+    def @f(%x: float32) -> float32 { @f(%x) }
+    def @main(%x: float32) { let %u = @f(%x); %x }"""
+    check(DeadCodeElimination(), text, text)
+
+
+def test_an_unused_function_value_goes_whatever_it_would_do() -> None:
+    check(
+        DeadCodeElimination(),
+        """def @main(%x: float32) {
+          let %f = fn (%y: float32) -> float32 { let %r = ref(%y); ref_read(%r) }; %x }""",
+        "def @main(%x: float32) { %x }",
+    )

@@ -1,0 +1,77 @@
+"""FoldConstant: what depends on constants alone is computed at compile time."""
+
+import numpy as np
+import pytest
+from pass_checks import check, main_of, program
+
+from ekiden.relay.expr import Constant, Tuple
+from ekiden.relay.transform import FoldConstant
+
+pytestmark = pytest.mark.quick
+
+
+def test_a_call_on_constants_becomes_its_value() -> None:
+    check(
+        FoldConstant(),
+        "def @main(%x: float32) { add(%x, multiply(2f, 3f)) }",
+        "def @main(%x: float32) { add(%x, 6f) }",
+    )
+
+
+def test_a_chain_folds_to_one_constant() -> None:
+    check(FoldConstant(), "def @main() { exp(subtract(1f, 1f)) }", "def @main() { 1f }")
+
+
+def test_a_call_that_depends_on_a_parameter_stays() -> None:
+    text = "def @main(%x: float32) { add(%x, 1f) }"
+    check(FoldConstant(), text, text)
+
+
+def test_the_field_of_a_tuple_is_taken() -> None:
+    check(
+        FoldConstant(),
+        "def @main(%x: float32, %y: float32) { (%x, %y).1 }",
+        "def @main(%x: float32, %y: float32) { %y }",
+    )
+
+
+def test_a_field_is_not_taken_from_a_tuple_with_an_effect() -> None:
+    text = "def @main(%r: ref(float32), %y: float32) { (ref_write(%r, %y), %y).1 }"
+    check(FoldConstant(), text, text)
+
+
+def test_a_known_branch_is_taken() -> None:
+    check(
+        FoldConstant(),
+        "def @main(%x: float32) { if (less(1f, 2f)) { %x } else { tanh(%x) } }",
+        "def @main(%x: float32) { %x }",
+    )
+
+
+def test_a_result_of_several_tensors_becomes_a_tuple() -> None:
+    module = program(
+        """def @main(%w: Tensor[(4,), float32]) {
+          %0 = split(%w, indices_or_sections=[2], axis=0); (%0.1, %0.0) }""",
+        w=np.arange(4, dtype=np.float32),
+    )
+    body = main_of(FoldConstant()(module)).body
+    assert isinstance(body, Tuple)
+    first, second = body.fields
+    assert isinstance(first, Constant) and isinstance(second, Constant)
+    assert first.data.tolist() == [2, 3] and second.data.tolist() == [0, 1]
+
+
+def test_integers_keep_their_dtype() -> None:
+    body = main_of(FoldConstant()(program("def @main() { add(1i64, 2i64) }"))).body
+    assert isinstance(body, Constant) and body.data.dtype == np.int64 and body.data == 3
+
+
+def test_a_small_constant_is_not_blown_up() -> None:
+    text = "def @main() { broadcast_to(1f, shape=[1024, 1024, 64]) }"
+    check(FoldConstant(), text, text)
+
+
+def test_an_attribute_with_a_symbol_is_not_evaluated() -> None:
+    text = """def @main(%x: Tensor[(n,), float32]) {
+      add(%x, broadcast_to(1f, shape=[n])) }"""
+    check(FoldConstant(), text, text)

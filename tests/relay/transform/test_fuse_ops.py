@@ -1,0 +1,148 @@
+"""FuseOps: which operators share a kernel, class by class."""
+
+import pytest
+from pass_checks import calls, check, groups, program
+
+from ekiden.relay.transform import FuseOps
+
+pytestmark = pytest.mark.quick
+
+X = "%x: Tensor[(4, 8), float32]"
+
+
+def fused(text: str) -> list[list[str]]:
+    return groups(FuseOps()(program(text)))
+
+
+def test_a_group_is_a_primitive_function_that_is_called() -> None:
+    check(
+        FuseOps(),
+        f"def @main({X}) {{ exp(tanh(%x)) }}",
+        f"""def @main({X}) {{
+          fn (%p: Tensor[(4, 8), float32], Primitive=1) -> Tensor[(4, 8), float32] {{
+            exp(tanh(%p)) }}(%x) }}""",
+    )
+
+
+def test_an_elementwise_chain_is_one_group() -> None:
+    assert fused(f"def @main({X}) {{ exp(tanh(nn.relu(%x))) }}") == [["nn.relu", "tanh", "exp"]]
+
+
+def test_convolution_takes_what_follows_elementwise() -> None:
+    text = """def @main(%x: Tensor[(1, 3, 8, 8), float32], %w: Tensor[(4, 3, 1, 1), float32],
+                        %b: Tensor[(4, 1, 1), float32], %r: Tensor[(1, 4, 8, 8), float32]) {
+      nn.relu(add(add(nn.conv2d(%x, %w), %b), %r)) }"""
+    assert fused(text) == [["nn.conv2d", "add", "add", "nn.relu"]]
+
+
+def test_convolution_does_not_take_what_comes_before() -> None:
+    text = """def @main(%x: Tensor[(1, 3, 8, 8), float32], %w: Tensor[(4, 3, 1, 1), float32]) {
+      nn.conv2d(tanh(%x), %w) }"""
+    assert fused(text) == [["tanh"], ["nn.conv2d"]]
+
+
+def test_two_convolutions_stay_apart() -> None:
+    text = """def @main(%x: Tensor[(1, 4, 8, 8), float32], %w: Tensor[(4, 4, 1, 1), float32]) {
+      add(nn.conv2d(%x, %w), nn.conv2d(tanh(%x), %w)) }"""
+    found = fused(text)
+    assert sorted(map(sorted, found)) == [["add", "nn.conv2d"], ["nn.conv2d"], ["tanh"]]
+
+
+def test_a_wider_result_is_not_taken_by_a_convolution() -> None:
+    text = """def @main(%x: Tensor[(1, 3, 8, 8), float32], %w: Tensor[(1, 3, 1, 1), float32],
+                        %b: Tensor[(1, 4, 1, 1), float32]) { add(nn.conv2d(%x, %w), %b) }"""
+    assert fused(text) == [["nn.conv2d"], ["add"]]
+
+
+def test_elementwise_goes_into_a_reduction() -> None:
+    assert fused(f"def @main({X}) {{ sum(tanh(%x), axis=[1]) }}") == [["tanh", "sum"]]
+
+
+def test_a_reduction_does_not_go_into_what_follows() -> None:
+    text = f"def @main({X}) {{ tanh(sum(%x, axis=[1])) }}"
+    assert fused(text) == [["sum"], ["tanh"]]
+
+
+def test_injective_operators_are_one_group() -> None:
+    text = f"def @main({X}) {{ tanh(transpose(exp(%x), axes=[1, 0])) }}"
+    assert fused(text) == [["exp", "transpose", "tanh"]]
+
+
+def test_a_reshape_stays_alone_and_is_marked() -> None:
+    module = FuseOps()(program(f"def @main({X}) {{ tanh(reshape(exp(%x), newshape=[32])) }}"))
+    assert groups(module) == [["exp"], ["reshape"], ["tanh"]]
+    assert str(module).count("relay.reshape_only=1") == 1
+
+
+def test_a_diamond_closes_in_one_group() -> None:
+    text = f"def @main({X}) {{ %0 = tanh(%x); add(exp(%0), negative(%0)) }}"
+    assert fused(text) == [["tanh", "exp", "negative", "add"]]
+
+
+def test_a_diamond_with_an_anchor_inside_stays_open() -> None:
+    text = """def @main(%x: Tensor[(4, 4), float32], %w: Tensor[(4, 4), float32]) {
+      %0 = tanh(%x); add(nn.dense(%0, %w), exp(%0)) }"""
+    found = sorted(map(sorted, fused(text)))
+    assert found == [["add", "exp", "nn.dense"], ["tanh"]] or found == [
+        ["add", "nn.dense"],
+        ["exp"],
+        ["tanh"],
+    ]
+
+
+def test_concatenate_takes_the_injective_operators_before_it() -> None:
+    text = f"def @main({X}) {{ concatenate((tanh(%x), exp(%x)), axis=1) }}"
+    assert fused(text) == [["tanh", "exp", "concatenate"]]
+
+
+def test_concatenate_does_not_take_anchors() -> None:
+    text = """def @main(%x: Tensor[(4, 4), float32], %w: Tensor[(4, 4), float32]) {
+      concatenate((nn.dense(%x, %w), tanh(%x)), axis=1) }"""
+    found = fused(text)
+    assert ["nn.dense"] in found and len(found) >= 2
+
+
+def test_split_is_a_kernel_with_several_results() -> None:
+    text = f"""def @main({X}) {{
+      %0 = split(tanh(%x), indices_or_sections=[4], axis=1); add(%0.0, %0.1) }}"""
+    assert [name for group in fused(text) for name in group] == ["tanh", "split", "add"]
+
+
+def test_a_value_that_leaves_ends_its_group() -> None:
+    text = f"def @main({X}) {{ %0 = tanh(%x); (%0, exp(%0)) }}"
+    assert fused(text) == [["tanh"], ["exp"]]
+
+
+def test_a_value_used_in_a_branch_ends_its_group() -> None:
+    text = f"""def @main(%c: bool, {X}) {{
+      %0 = tanh(%x); if (%c) {{ exp(%0) }} else {{ negative(%0) }} }}"""
+    assert sorted(fused(text)) == [["exp"], ["negative"], ["tanh"]]
+
+
+def test_a_scalar_constant_is_inside_and_an_array_is_an_argument() -> None:
+    module = FuseOps()(
+        program(f"def @main({X}, %w: Tensor[(8,), float32]) {{ add(multiply(%x, 2f), %w) }}")
+    )
+    text = str(module)
+    assert "multiply(%p0, 2.0f)" in text and "add(%0, %p1)" in text
+
+
+def test_symbolic_dimensions_that_are_equal_fuse() -> None:
+    text = """def @main(%x: Tensor[(n, 8), float32], %w: Tensor[(8, 8), float32],
+                        %y: Tensor[(n, 8), float32]) { add(nn.dense(%x, %w), %y) }"""
+    assert fused(text) == [["nn.dense", "add"]]
+
+
+def test_groups_have_a_largest_size() -> None:
+    body = "%x"
+    for _ in range(600):
+        body = f"tanh({body})"
+    module = FuseOps()(program(f"def @main({X}) {{ {body} }}"))
+    sizes = [len(g) for g in groups(module)]
+    assert sum(sizes) == 600 and max(sizes) <= 256
+    assert calls(module).count("tanh") == 600
+
+
+def test_operators_without_a_kernel_are_left() -> None:
+    module = FuseOps()(program(f"def @main({X}) {{ vm.shape_of(tanh(%x)) }}"))
+    assert groups(module) == [["tanh"]] and calls(module) == ["tanh", "vm.shape_of"]

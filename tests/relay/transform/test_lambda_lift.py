@@ -1,0 +1,83 @@
+"""LambdaLift: function values become global functions."""
+
+import numpy as np
+import pytest
+from pass_checks import assert_same_meaning, check, main_of, program
+
+from ekiden.relay.expr import Function
+from ekiden.relay.transform import LambdaLift, ToANormalForm
+from ekiden.relay.transform.scopes import evaluation_order
+
+pytestmark = pytest.mark.quick
+
+
+def test_a_function_that_captures_nothing_becomes_a_global() -> None:
+    check(
+        LambdaLift(),
+        "def @main(%x: float32) { let %f = fn (%y: float32) { tanh(%y) }; %f(%x) }",
+        """def @main(%x: float32) { let %f = @lifted_f; %f(%x) }
+        def @lifted_f(%y: float32) { tanh(%y) }""",
+    )
+
+
+def test_what_is_captured_becomes_parameters_of_a_closure() -> None:
+    check(
+        LambdaLift(),
+        "def @main(%x: float32) { let %f = fn (%y: float32) { add(%y, %x) }; %f(%x) }",
+        """def @main(%x: float32) { let %f = @lifted_f(%x); %f(%x) }
+        def @lifted_f(%x: float32, Closure=1) { fn (%y: float32, Closure=1) { add(%y, %x) } }""",
+    )
+
+
+def test_a_name_that_is_taken_gets_a_number() -> None:
+    module = LambdaLift()(
+        program("""
+        def @lifted_f(%x: float32) { %x }
+        def @main(%x: float32) { let %f = fn (%y: float32) { tanh(%y) }; %f(@lifted_f(%x)) }""")
+    )
+    assert "lifted_f_1" in module
+
+
+def test_primitive_functions_stay() -> None:
+    text = """def @main(%x: float32) {
+      fn (%p: float32, Primitive=1) -> float32 { tanh(%p) }(%x) }"""
+    check(LambdaLift(), text, text)
+
+
+FACTORIAL = """
+def @main(%n: int32, %start: int32) {
+  let %f = fn (%k: int32, %acc: int32) -> int32 {
+    if (less(%k, %start)) { %acc } else { %f(subtract(%k, 1), multiply(%acc, %k)) }
+  };
+  %f(%n, 1)
+}"""
+NESTED = """
+def @main(%x: float32, %y: float32) {
+  let %outer = fn (%a: float32) {
+    let %inner = fn (%b: float32) { add(multiply(%a, %b), %y) };
+    add(%inner(%x), %inner(%a))
+  };
+  add(%outer(%x), %outer(%y))
+}"""
+HIGHER = """
+def @twice(%f: fn (float32) -> float32, %x: float32) -> float32 { %f(%f(%x)) }
+def @main(%x: float32, %y: float32) { @twice(fn (%z: float32) { add(%z, %y) }, %x) }
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "args"),
+    [
+        (FACTORIAL, [np.int32(5), np.int32(2)]),
+        (NESTED, [np.float32(2), np.float32(3)]),
+        (HIGHER, [np.float32(2), np.float32(3)]),
+    ],
+    ids=["recursive", "nested", "passed"],
+)
+def test_closures_keep_their_meaning(text: str, args: list[np.ndarray]) -> None:
+    before = program(text)
+    after = LambdaLift()(ToANormalForm()(before))
+    values = [np.asarray(a) for a in args]
+    assert_same_meaning(before, after, values)
+    inside = [e for e in evaluation_order(main_of(after).body) if isinstance(e, Function)]
+    assert not inside

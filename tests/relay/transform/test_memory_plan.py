@@ -1,0 +1,190 @@
+"""MemoryPlan: tensors that are not alive together share bytes, and only those."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pass_checks import lets, main_of, program
+
+from ekiden.arith import evaluate
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import SizeVar
+from ekiden.ir.type import TensorType, tensor_type
+from ekiden.relay.expr import Call, Expr, Function, Let, Tuple, Var
+from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
+from ekiden.relay.op.vm import reshape_tensor
+from ekiden.relay.transform import ManifestAlloc, MemoryPlan
+from ekiden.relay.transform.manifest_alloc import size_in_bytes
+from ekiden.relay.transform.scopes import evaluation_order
+
+pytestmark = pytest.mark.quick
+
+N, M = SizeVar("n"), SizeVar("m")
+
+
+def kernel(inputs: list[Var], out: TensorType) -> Function:
+    """A primitive function with these argument and result types; its body is never looked at."""
+    params = tuple(Var(f"p{i}", v.checked_type) for i, v in enumerate(inputs))
+    made = Function(params, params[0], out, (), {"Primitive": 1})
+    return made
+
+
+def typed(name: str, kind: TensorType) -> Var:
+    made = Var(name, kind)
+    made.set_checked_type(kind)
+    return made
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> IRModule:
+    """A chain of kernels with constant or symbolic sizes, views and tuples of earlier values."""
+    x = typed("x", tensor_type((N, M)))
+    known = [x]
+    bindings: list[tuple[Var, Expr]] = []
+    for i in range(draw(st.integers(2, 14))):
+        inputs = draw(st.lists(st.sampled_from(known), min_size=1, max_size=3))
+        if draw(st.integers(0, 5)) == 0:
+            source = inputs[0]
+            view = typed(f"view{i}", source.checked_type)
+            value: Expr = reshape_tensor(source, source.checked_type.shape)
+            bindings.append((view, value))
+            known.append(view)
+            continue
+        shape = draw(
+            st.sampled_from([(1,), (7,), (64,), (3, 100), (N,), (N, M), (2 * N, M), (N, 16)])
+        )
+        out = typed(f"t{i}", tensor_type(shape))
+        value = Call(kernel(inputs, out.checked_type), tuple(inputs))
+        value.set_checked_type(out.checked_type)
+        bindings.append((out, value))
+        known.append(out)
+    kept = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2))
+    result = Var("result")
+    body: Expr = Let(result, Tuple(tuple(kept)), result)
+    for variable, value in reversed(bindings):
+        body = Let(variable, value, body)
+    return MemoryPlan()(ManifestAlloc()(IRModule({"main": Function((x,), body, None)})))
+
+
+def _places(module: IRModule) -> dict[Var, tuple[Var, AllocTensorAttrs]]:
+    """Tensor -> (storage, where in it)."""
+    found = {}
+    at = main_of(module).body
+    while isinstance(at, Let):
+        if isinstance(at.value, Call) and isinstance(at.value.attrs, AllocTensorAttrs):
+            storage = at.value.args[0]
+            assert isinstance(storage, Var)
+            found[at.var] = (storage, at.value.attrs)
+        at = at.body
+    return found
+
+
+def _simulate(module: IRModule, symbols: dict[SizeVar, int]) -> None:
+    """Run the chain on bytes: each kernel stamps its result; what it reads must be intact."""
+    places = _places(module)
+    storages: dict[Var, np.ndarray] = {}
+    stamps: dict[Var, int] = {}
+    homes: dict[Expr, Var] = {}
+
+    def window(tensor: Var) -> np.ndarray:
+        storage, attrs = places[tensor]
+        offset = evaluate(attrs.offset, symbols)
+        size = evaluate(size_in_bytes(TensorType(attrs.shape, attrs.dtype)), symbols)
+        assert offset % 64 == 0 and offset + size <= len(storages[storage])
+        return storages[storage][offset : offset + size]
+
+    def check_intact(value: Expr) -> None:
+        for each in evaluation_order(value):
+            tensor = homes.get(each)
+            if tensor is not None:
+                assert (window(tensor) == stamps[tensor]).all(), (
+                    f"{tensor.name_hint} was overwritten"
+                )
+
+    at = main_of(module).body
+    while isinstance(at, Let):
+        value = at.value
+        attrs = value.attrs if isinstance(value, Call) else None
+        if isinstance(attrs, AllocStorageAttrs):
+            storages[at.var] = np.zeros(evaluate(attrs.size, symbols), np.int64)
+        elif at.var in places:
+            homes[at.var] = at.var
+        elif isinstance(value, Call) and value.op.name == "vm.invoke_tvm_op":
+            _, inputs, outputs = value.args
+            check_intact(inputs)
+            for out in outputs.fields:
+                stamps[out] = len(stamps) + 1
+                window(out)[:] = stamps[out]
+        elif isinstance(value, Call) and value.args[0] in homes:
+            homes[at.var] = homes[value.args[0]]
+        elif isinstance(value, Tuple):
+            check_intact(value)
+        at = at.body
+
+
+@settings(max_examples=200, deadline=None)
+@given(chains(), st.integers(0, 5), st.integers(1, 40))
+def test_no_tensor_is_overwritten_while_it_is_needed(module: IRModule, n: int, m: int) -> None:
+    _simulate(module, {N: n, M: m})
+
+
+@settings(max_examples=50, deadline=None)
+@given(chains())
+def test_results_have_a_storage_of_their_own(module: IRModule) -> None:
+    places = _places(module)
+    result = {}
+    at = main_of(module).body
+    while isinstance(at, Let):
+        result[at.var] = at.value
+        at = at.body
+    leaving = [result.get(at)]
+    while leaving:
+        value = leaving.pop()
+        for each in evaluation_order(value) if value is not None else ():
+            if isinstance(each, Var) and each in places:
+                assert places[each][0].name_hint != "arena"
+            elif isinstance(each, Var) and each is not value and each in result:
+                leaving.append(result[each])
+
+
+PRIMITIVE = "fn (%p: Tensor[(16,), float32], Primitive=1) -> Tensor[(16,), float32] { tanh(%p) }"
+
+
+def chain_of(count: int) -> IRModule:
+    bindings = [f"let %a{i + 1} = {PRIMITIVE}(%a{i});" for i in range(count)]
+    return program(f"def @main(%a0: Tensor[(16,), float32]) {{ {' '.join(bindings)} %a{count} }}")
+
+
+def test_a_chain_needs_two_places() -> None:
+    planned = MemoryPlan()(ManifestAlloc()(chain_of(8)))
+    sizes = [
+        e.attrs.size.value
+        for e in evaluation_order(main_of(planned).body)
+        if isinstance(e, Call) and isinstance(e.attrs, AllocStorageAttrs)
+    ]
+    assert sorted(sizes) == [64, 128]  # the result; two places for seven intermediate tensors
+
+
+def test_the_arena_comes_first() -> None:
+    planned = MemoryPlan()(ManifestAlloc()(chain_of(4)))
+    assert lets(planned)[0] == ("arena", "memory.alloc_storage")
+
+
+def test_an_argument_of_a_call_keeps_its_storage() -> None:
+    module = program(f"""
+    def @f(%x: Tensor[(16,), float32]) -> Tensor[(16,), float32] {{ %x }}
+    def @main(%x: Tensor[(16,), float32]) {{
+      let %a = {PRIMITIVE}(%x); let %b = @f(%a); let %c = {PRIMITIVE}(%b); let %d = {PRIMITIVE}(%c);
+      let %e = {PRIMITIVE}(%d); %e }}""")
+    planned = MemoryPlan()(ManifestAlloc()(module))
+    places = {v.name_hint: s.name_hint for v, (s, _) in _places(planned).items()}
+    assert places["a"] != "arena" and places["c"] == places["d"] == "arena"
+
+
+def test_equal_symbolic_sizes_share_a_place() -> None:
+    text = PRIMITIVE.replace("(16,)", "(n, 4)")
+    module = program(f"""def @main(%x: Tensor[(n, 4), float32]) {{
+      let %a = {text}(%x); let %b = {text}(%a); let %c = {text}(%b); let %d = {text}(%c); %d }}""")
+    planned = MemoryPlan()(ManifestAlloc()(module))
+    offsets = [a.offset for s, a in _places(planned).values() if s.name_hint == "arena"]
+    assert offsets[0] is offsets[2] and offsets[0] is not offsets[1]
