@@ -9,6 +9,9 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var
 from ekiden.ir.prim_visitor import post_order, rewrite
 from ekiden.te.tensor import ComputeOp, ExternOp, ProducerLoad, Reduce, Tensor
 
+MAX_DEPTH = 32
+"""How deep substitutions nest: each level takes five frames of Python's stack."""
+
 
 def inputs_of(tensor: Tensor) -> list[Tensor]:
     """The tensors an operation reads, each once, in order of appearance."""
@@ -57,12 +60,31 @@ class Inliner:
         self._memo: dict[int, PrimExpr] = {}
         self._alive: list[PrimExpr] = []
         self._elements: dict[object, PrimExpr] = {}
+        self._flat: dict[Tensor, PrimExpr] = {}
+        self._depths: dict[Tensor, int] = {}
         self._analyzer = Analyzer()
+        if len(chosen) > MAX_DEPTH:
+            for tensor in post_order_tensors(chosen):
+                if tensor in chosen:
+                    self._prepare(tensor)
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
         """The expression with every load of a chosen tensor replaced, deeply."""
         self._alive.append(expr)
         return rewrite(expr, self._change, self._memo)
+
+    def _prepare(self, tensor: Tensor) -> None:
+        """Note how many chosen tensors stand one behind the other up to this one; its producers have
+        been prepared. Every MAX_DEPTH of them one is inlined at once, so that no substitution
+        nests deeper.
+        """
+        op = tensor.op
+        assert isinstance(op, ComputeOp)
+        depth = 1 + max((self._depths.get(load.producer, 0) for load in tensor_loads(op)), default=0)
+        if depth > MAX_DEPTH:
+            self._flat[tensor] = self.expr(op.body[tensor.value_index])
+            depth = 0
+        self._depths[tensor] = depth
 
     def _change(self, expr: PrimExpr) -> PrimExpr:
         if not isinstance(expr, ProducerLoad) or expr.producer not in self._chosen:
@@ -84,7 +106,8 @@ class Inliner:
         def place(e: PrimExpr) -> PrimExpr:
             return self._change(values.get(e, e) if isinstance(e, Var) else e)
 
-        return rewrite(op.body[load.producer.value_index], place)
+        body = self._flat.get(load.producer, op.body[load.producer.value_index])
+        return rewrite(body, place)
 
 
 def _index_key(index: PrimExpr) -> object:

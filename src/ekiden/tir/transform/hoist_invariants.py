@@ -7,6 +7,7 @@ outside -> base + j.
 from __future__ import annotations
 
 from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import (
     Add,
     BinaryExpr,
@@ -17,10 +18,11 @@ from ekiden.ir.prim import (
     PrimExpr,
     Sub,
     Var,
+    const,
 )
 from ekiden.ir.prim_visitor import children, pending, post_order, rebuild
-from ekiden.tir.expr import Broadcast, BufferLoad, Ramp
-from ekiden.tir.stmt import Allocate, For, LetStmt, PrimFunc, Stmt
+from ekiden.tir.expr import Broadcast, BufferLoad, Ramp, broadcast
+from ekiden.tir.stmt import Allocate, For, IfThenElse, LetStmt, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, buffers_written, guarded_nodes, walk
 
 
@@ -38,6 +40,26 @@ class _Regroup(StmtMutator):
         self._alive: list[PrimExpr] = []
         self._totals: dict[tuple[tuple[int, int], ...], PrimExpr] = {}
         self.named: dict[PrimExpr, Var] = {}
+        self._conditional = 0
+
+    def visit_if(self, stmt: IfThenElse) -> Stmt:
+        """What is under a condition may be hoisted over it only if it is safe anywhere."""
+        condition = self.expr(stmt.condition)
+        self._conditional += 1
+        other = None if stmt.else_case is None else self.visit(stmt.else_case)
+        new = stmt.with_fields(
+            condition=condition, then_case=self.visit(stmt.then_case), else_case=other
+        )
+        self._conditional -= 1
+        return new
+
+    def visit_for(self, stmt: For) -> Stmt:
+        """An inner loop that may take no step is a condition."""
+        low, extent = self.expr(stmt.min), self.expr(stmt.extent)
+        self._conditional += not _steps(stmt)
+        body = self.visit(stmt.body)
+        self._conditional -= not _steps(stmt)
+        return stmt.with_fields(min=low, extent=extent, body=body)
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
         if isinstance(expr, (IntImm, FloatImm, Var)):
@@ -46,9 +68,9 @@ class _Regroup(StmtMutator):
         for each in pending((expr,), self._invariant):
             self._invariant[id(each)] = self._is_invariant(each)
         order = pending((expr,), self._memo)
-        guarded = guarded_nodes(expr, order)
+        guarded = {id(e) for e in order} if self._conditional else guarded_nodes(expr, order)
         for each in order:
-            self._memo[id(each)] = self._place(each, id(each) in guarded)
+            self._memo[id(each)] = self._place(each, guarded)
         return self._root(expr, id(expr) in guarded)
 
     def _is_invariant(self, e: PrimExpr) -> bool:
@@ -60,7 +82,7 @@ class _Regroup(StmtMutator):
             return False
         return all(self._invariant[id(c)] for c in children(e))
 
-    def _place(self, e: PrimExpr, guarded: bool) -> PrimExpr:
+    def _place(self, e: PrimExpr, guarded: set[int]) -> PrimExpr:
         """A node that varies, over names of what does not; an invariant node waits for its
         consumer.
         """
@@ -68,7 +90,7 @@ class _Regroup(StmtMutator):
             return e
         if isinstance(e, (Add, Sub)) and e.dtype == "int64":
             return self._sum(e)
-        return rebuild(e, [self._root(c, guarded) for c in children(e)])
+        return rebuild(e, [self._root(c, id(c) in guarded) for c in children(e)])
 
     def _root(self, e: PrimExpr, guarded: bool) -> PrimExpr:
         if not self._invariant[id(e)] or not _worth_naming(e) or (guarded and not _is_safe(e)):
@@ -152,13 +174,28 @@ def _worth_naming(e: PrimExpr) -> bool:
     return dt.lanes(e.dtype) == 1 or not isinstance(e, Ramp)
 
 
+def _steps(loop: For) -> bool:
+    """Whether a loop is known to take a step."""
+    return isinstance(loop.extent, IntImm) and loop.extent.value > 0
+
+
+def _hoisted(value: PrimExpr, loop: For) -> PrimExpr:
+    """The value; 0 where the loop takes no step and what it is read from may be empty."""
+    loads = [e for e in post_order(value) if isinstance(e, BufferLoad)]
+    known = all(isinstance(d, IntImm) for e in loads for d in e.buffer.shape)
+    if known or _steps(loop):
+        return value
+    zero = broadcast(const(0, dt.element(value.dtype)), dt.lanes(value.dtype))
+    return if_then_else(loop.extent > 0, value, zero)
+
+
 class _Hoist(StmtMutator):
     def visit_for(self, stmt: For) -> Stmt:
         regroup = _Regroup(stmt)
         body = regroup.visit(stmt.body)
         new: Stmt = stmt.with_fields(body=self.visit(body))
         for value, var in reversed(regroup.named.items()):
-            new = LetStmt(var, value, new)
+            new = LetStmt(var, _hoisted(value, stmt), new)
         return new
 
 

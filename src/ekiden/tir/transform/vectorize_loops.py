@@ -57,6 +57,10 @@ class Vectorizer(StmtMutator):
         self._values: dict[Var, PrimExpr] = {var: ramp(base, 1, lanes)}
         self._buffers: dict[Buffer, Buffer] = {}
 
+    def define(self, var: Var, value: PrimExpr) -> None:
+        """Say what another scalar variable is in vectors."""
+        self._values[var] = value
+
     def expr(self, expr: PrimExpr) -> PrimExpr:
         """The expression, a vector where it depends on the variable."""
         self._alive.append(expr)

@@ -27,7 +27,7 @@ from ekiden.tir.visitor import sequence
 from ekiden.tir.visitor import substitute as substitute_statement
 from ekiden.topi.rule.injective import injective_nest
 from ekiden.topi.rule.loops import Accesses, Axis, cost, estimate, fuse, parallel_outer
-from ekiden.topi.rule.reduction import ReduceNest, reduces_contiguous
+from ekiden.topi.rule.reduction import ReduceNest, Stream, reduces_contiguous
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
 
 LOCAL_BYTES = 16384
@@ -113,12 +113,7 @@ class _Kernel:
         values: dict[Var, PrimExpr],
     ) -> Stmt:
         """The loops of a reduction, axes fused where possible."""
-        reduced: list[Axis] = []
-        for each in body.axis:
-            axis = Axis(Var(each.name), each.extent)
-            self.analyzer.bind(axis.var, 0, axis.extent)
-            values[each] = axis.var
-            reduced.append(axis)
+        reduced = self._reduced_axes(body, values)
         source = self.loads(body.source, values)
         axes, step = fuse(axes, Accesses([index], [source]), self.analyzer)
         index, source = substitute(index, step), substitute(source, step)
@@ -128,6 +123,78 @@ class _Kernel:
             buffer, index, body.kind, source, axes, reduced, self.analyzer, self.target
         )
         return nest.build(not self.prefix)
+
+    def _reduced_axes(self, body: Reduce, values: dict[Var, PrimExpr]) -> list[Axis]:
+        reduced: list[Axis] = []
+        for each in body.axis:
+            axis = Axis(Var(each.name), each.extent)
+            self.analyzer.bind(axis.var, 0, axis.extent)
+            values[each] = axis.var
+            reduced.append(axis)
+        return reduced
+
+    def row_stages(self) -> Stmt:
+        """The stages of one row, in order; one that a reduction reads first is made on its way."""
+        statements: list[Stmt] = []
+        waiting: Tensor | None = None
+        for n, tensor in enumerate(self.stages):
+            following = self.stages[n + 1] if n + 1 < len(self.stages) else None
+            if waiting is None and following is not None and self._streams(tensor, following):
+                waiting = tensor
+                continue
+            both = None if waiting is None else self._streamed(waiting, tensor)
+            if both is None:
+                statements.extend(self.stage(t) for t in (waiting, tensor) if t is not None)
+            else:
+                statements.append(both)
+            waiting = None
+        return sequence(*statements)
+
+    def _streams(self, tensor: Tensor, reader: Tensor) -> bool:
+        """Whether a reduction over one axis reads each element of a row of `tensor` once."""
+        op, made = reader.op, tensor.op
+        assert isinstance(op, ComputeOp)
+        assert isinstance(made, ComputeOp)
+        if len(op.reduce_axis) != 1 or made.reduce_axis or tensor.ndim != len(self.prefix) + 1:
+            return False
+        reads = [e for e in te.tensor_loads(op) if e.producer is tensor]
+        in_order = bool(reads) and all(e.indices[-1] is op.reduce_axis[0] for e in reads)
+        return in_order and prove_equal(op.reduce_axis[0].extent, tensor.shape[-1])
+
+    def _streamed(self, tensor: Tensor, reader: Tensor) -> Stmt | None:
+        """`tensor` stored and reduced in one loop; None where vectors do not run along the row."""
+        op, made = reader.op, tensor.op
+        assert isinstance(op, ComputeOp)
+        assert isinstance(made, ComputeOp)
+        axes, values = self.axes(reader)
+        body = op.body[reader.value_index]
+        assert isinstance(body, Reduce)
+        (last,) = self._reduced_axes(body, values)
+        element = Var("element", tensor.dtype)
+
+        def place(e: PrimExpr) -> PrimExpr:
+            return element if isinstance(e, ProducerLoad) and e.producer is tensor else e
+
+        at = [p.var for p in self.prefix] + [last.var]
+        inside: dict[Var, PrimExpr] = {a.var: v for a, v in zip(made.axis, at, strict=True)}
+        value = self.loads(made.body[tensor.value_index], inside)
+        stream = Stream(element, value, *self.flat(tensor, at))
+        buffer, index = self.flat(reader, [values[a.var] for a in op.axis])
+        source = self.loads(rewrite(body.source, place), values)
+        unit = {a.var: const(0) for a in axes}
+        nest = ReduceNest(
+            buffer,
+            substitute(index, unit),
+            body.kind,
+            substitute(source, unit),
+            [],
+            [last],
+            self.analyzer,
+            self.target,
+            stream,
+        )
+        single = all(is_const(a.extent, 1) for a in axes)
+        return nest.build(False) if single and nest.along_reduced() else None
 
     # Groups.
 
@@ -145,7 +212,7 @@ class _Kernel:
                 self.rows.add(tensor)
                 buffers.append(self._row_buffer(tensor, shared))
         step = self._fused_prefix()
-        body = allocated(sequence(*(self.stage(t) for t in self.stages)), buffers)
+        body = allocated(self.row_stages(), buffers)
         work = sum(estimate(t.shape[shared:]) * cost(_bodies(t)) for t in self.stages)
         work += estimate(self._reduced())
         return parallel_outer(step[0], work, substitute_statement(body, step[1]))
@@ -164,7 +231,9 @@ class _Kernel:
         return fuse(self.prefix, Accesses(indices, values), self.analyzer)
 
     def _share_outputs(self) -> None:
-        """An intermediate whose last reader replaces it element by element lives in that reader's output."""
+        """An intermediate whose last reader replaces it element by element lives in that reader's
+        output.
+        """
         taken: set[Tensor] = set()
         for n, tensor in enumerate(self.stages):
             readers = [t for t in self.stages[n + 1 :] if tensor in inputs_of(t)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ekiden.arith import Analyzer, simplify
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const, minimum
@@ -56,9 +57,7 @@ def _cut(region: _Region, n: int, analyzer: Analyzer) -> list[_Region]:
     points = split_points([region.value], axis, others, analyzer)
     if len(points) == 2:
         return [region]
-    return [
-        _part(region, n, low, high, analyzer) for low, high in zip(points, points[1:], strict=False)
-    ]
+    return [_part(region, n, low, high, analyzer) for low, high in pairwise(points)]
 
 
 def _part(region: _Region, n: int, low: PrimExpr, high: PrimExpr, analyzer: Analyzer) -> _Region:
@@ -192,8 +191,16 @@ class _Nest:
 
 
 def injective_nest(
-    axes: Sequence[Axis], buffer: Buffer, index: PrimExpr, value: PrimExpr, analyzer: Analyzer, target: Target, top: bool
-) -> Stmt:  # fmt: skip
-    """`buffer[index] = value` for all values of the axes; with parallel loops at the top of a function."""
+    axes: Sequence[Axis],
+    buffer: Buffer,
+    index: PrimExpr,
+    value: PrimExpr,
+    analyzer: Analyzer,
+    target: Target,
+    top: bool,
+) -> Stmt:
+    """`buffer[index] = value` for all values of the axes; with parallel loops at the top of a
+    function.
+    """
     regions = _regions(_Region(tuple(axes), index, value), analyzer)
     return sequence(*(_Nest(buffer, r, analyzer, target).build(top) for r in regions))

@@ -198,7 +198,8 @@ def _parallel(axes: Sequence[Axis], grain: int, body: Stmt) -> Stmt:
 
 
 def flat_parallel(axis: Axis, lanes: int, weight: int, body: Callable[[PrimExpr], Stmt]) -> Stmt:
-    """A single long axis: chunks in parallel, vectors inside. `body` gives the statements for an index.
+    """A single long axis: chunks in parallel, vectors inside. `body` gives the statements for an
+    index.
 
     `weight` is the `cost` of an element.
     """

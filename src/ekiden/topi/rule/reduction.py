@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ekiden.arith import Analyzer, simplify
 from ekiden.ir import dtype as dt
@@ -12,7 +13,7 @@ from ekiden.target import Target
 from ekiden.te.prim_func import COMBINE
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor, identity
 from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Stmt
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt
 from ekiden.tir.transform.vectorize_loops import Vectorizer, tail_lanes
 from ekiden.tir.visitor import NOTHING, sequence
 from ekiden.topi.rule.loops import (
@@ -27,7 +28,7 @@ from ekiden.topi.rule.loops import (
 )
 
 ACCUMULATORS = 4
-"""Independent vectors of a reduction, to hide the latency of its operation."""
+"""Independent vectors of a cheap reduction, to hide the latency of its operation."""
 
 
 def reduces_contiguous(tensor: Tensor) -> bool:
@@ -39,6 +40,18 @@ def reduces_contiguous(tensor: Tensor) -> bool:
     walks = [e for e in reads if any(x is reduced for x in post_order(e.indices[-1]))]
     longest = max((e.producer.ndim for e in reads), default=0)
     return any(e.producer.ndim == longest for e in walks)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An intermediate computed and stored on the way of the reduction that reads it first: its
+    element as a variable of the reduction's source, what it is, and where it goes.
+    """
+
+    var: Var
+    value: PrimExpr
+    buffer: Buffer
+    index: PrimExpr
 
 
 class ReduceNest:
@@ -56,19 +69,23 @@ class ReduceNest:
         reduced: Sequence[Axis],
         analyzer: Analyzer,
         target: Target,
+        stream: Stream | None = None,
     ) -> None:
+        self.stream = stream
         self.buffer, self.index, self.kind, self.source = buffer, index, kind, source
         self.axes, self.reduced = list(axes), list(reduced)
         self.analyzer = analyzer
         self.dtype = source.dtype
-        self.accesses = Accesses([index], [source])
+        streamed = [] if stream is None else [stream.value]
+        self.values = [source, *streamed]
+        self.accesses = Accesses([index], self.values)
         loaded = [x.dtype for x in self.accesses.loads]
         self.lanes = vector_lanes(target, self.dtype, loaded)
         self.combine: Callable[[PrimExpr, PrimExpr], PrimExpr] = COMBINE[kind]
 
     def build(self, top: bool) -> Stmt:
         """The loops; with parallel ones at the top of a function."""
-        work = estimate([a.extent for a in self.reduced]) * cost([self.source])
+        work = estimate([a.extent for a in self.reduced]) * cost(self.values)
         along = self.along_reduced()
         if along or not self.axes:
             body = self.over_reduced() if along else self.element()
@@ -135,6 +152,8 @@ class ReduceNest:
         )
 
     def _accumulators(self, last: Axis, lanes: int) -> int:
+        if cost(self.values) > 1:
+            return 1
         if not isinstance(last.extent, IntImm):
             return ACCUMULATORS
         return max(1, min(ACCUMULATORS, last.extent.value // lanes))
@@ -163,12 +182,31 @@ class ReduceNest:
         return sequence(group, single if many > 1 else NOTHING, guarded)
 
     def _update(self, sums: Buffer, n: int, last: Axis, base: PrimExpr, lanes: int) -> Stmt:
-        value = broadcast(Vectorizer(last.var, base, lanes).expr(self.source), lanes)
-        return BufferStore(sums, self.combine(sums[n], value), (const(n),))
+        """`sums[n] = combine(sums[n], the vector at base)`."""
+        return self._step(sums, n, Vectorizer(last.var, base, lanes), lanes, None)
 
     def _masked(self, sums: Buffer, last: Axis, base: PrimExpr, lanes: int, rest: PrimExpr) -> Stmt:
+        """As `_update`, for the first `rest` lanes alone."""
         wide = dt.with_lanes("bool", lanes)
         mask = LT(ramp(const(0, "int32"), 1, lanes), broadcast(rest.astype("int32"), lanes), wide)
-        value = broadcast(Vectorizer(last.var, base, lanes, mask).expr(self.source), lanes)
-        kept = Select(mask, value, self.start(lanes), value.dtype)
-        return BufferStore(sums, self.combine(sums[0], kept), (const(0),))
+        return self._step(sums, 0, Vectorizer(last.var, base, lanes, mask), lanes, mask)
+
+    def _step(
+        self, sums: Buffer, n: int, vectors: Vectorizer, lanes: int, mask: PrimExpr | None
+    ) -> Stmt:
+        stream = self.stream
+        if stream is None:
+            return self._add(sums, n, vectors, lanes, mask)
+        made = broadcast(vectors.expr(stream.value), lanes)
+        wide = Var(stream.var.name, made.dtype)
+        vectors.define(stream.var, wide)
+        keep = vectors.visit(BufferStore(stream.buffer, stream.var, (stream.index,)))
+        return LetStmt(wide, made, sequence(keep, self._add(sums, n, vectors, lanes, mask)))
+
+    def _add(
+        self, sums: Buffer, n: int, vectors: Vectorizer, lanes: int, mask: PrimExpr | None
+    ) -> Stmt:
+        value = broadcast(vectors.expr(self.source), lanes)
+        if mask is not None:
+            value = Select(mask, value, self.start(lanes), value.dtype)
+        return BufferStore(sums, self.combine(sums[n], value), (const(n),))
