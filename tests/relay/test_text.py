@@ -168,6 +168,12 @@ REJECTED = [
     ("def @f() { 1 ", "text:1:1: 'def' has no body that ends with '}'"),
     ("def @f() { (1, 2 }", "text:1:18: expected ',', got '}'"),
     ("let %x = 1; %x", "text:1:1: expected 'def' or 'type', got 'let'"),
+    ('"a\\x"', "text:1:1: the string has an escape that JSON does not know"),
+    ("1" * 200, "text:1:1: the number has more than 100 digits"),
+    ("def @f() { (1, 2).1e5 }", "text:1:19: expected the number of a field, got '1e5'"),
+    ("def @f() { 1e9f16 }", "text:1:12: 1000000000.0 is out of the range of float16"),
+    ("def @f() { nn.softmax(1f, axis=n) }", "text:1:27: SoftmaxAttrs: axis cannot be SizeVar"),
+    ('def @f() { nn.softmax(1f, axis="n") }', "text:1:27: SoftmaxAttrs: axis cannot be 'n'"),
     ("$", "text:1:1: unexpected character '$'"),
     ('#[version = "9"]', "text:1:1: expected version 0.0.5, got 9"),
     (
@@ -208,3 +214,41 @@ def test_missing_attribute_is_named() -> None:
     assert vm is not None  # imported for its operators
     with pytest.raises(ParseError, match="^text:1:1: ReshapeTensorAttrs: the call lacks 'shape'\n"):
         parse_expr("vm.reshape_tensor(1f)")
+
+
+@pytest.mark.parametrize("text", ["(" * 50_000, "[" * 50_000, "Tensor[(" + "(" * 50_000])
+def test_types_nested_without_end_are_refused(text: str) -> None:
+    with pytest.raises(ParseError, match="^text:1:"):
+        parse(f"def @f(%x: {text}")
+    with pytest.raises(ParseError, match="^text:1:"):
+        parse_expr(f"fn (%x: {text}")
+
+
+def test_random_cuts_and_words_give_no_other_errors() -> None:
+    random = np.random.default_rng(7)
+    words = [
+        "%x",
+        "%0",
+        "(",
+        ")",
+        "{",
+        "]",
+        ",",
+        "1",
+        '"s"',
+        "=",
+        "->",
+        "fn",
+        "let",
+        "_",
+        "@main",
+        "?",
+        "n",
+        "9" * 30,
+    ]
+    for program in PROGRAMS.values():
+        text = parse(program).astext()
+        for _ in range(30):
+            at, cut = int(random.integers(len(text))), int(random.integers(10))
+            with contextlib.suppress(ParseError, TypeInferenceError):
+                parse(text[:at] + str(random.choice(words)) + text[at + cut :])

@@ -22,15 +22,17 @@ class Attrs(Node):
 
 
 @cache
-def expression_fields(type_key: str) -> frozenset[str]:
-    """The fields of an attribute class whose numbers are always PrimExpr, never Python ints, by
-    their annotations.
-    """
+def field_classes(type_key: str) -> dict[str, frozenset[object]]:
+    """The classes that each field of an attribute class may hold, alone or in tuples."""
     hints = typing.get_type_hints(NODE_TYPES[type_key])
-    leaves = {name: set(_leaves(hint)) for name, hint in hints.items()}
-    return frozenset(
-        name for name, found in leaves.items() if PrimExpr in found and int not in found
-    )
+    return {name: frozenset(_leaves(hint)) for name, hint in hints.items()}
+
+
+@cache
+def expression_fields(type_key: str) -> frozenset[str]:
+    """The fields whose numbers are always PrimExpr, never Python ints."""
+    classes = field_classes(type_key).items()
+    return frozenset(name for name, found in classes if PrimExpr in found and int not in found)
 
 
 def _leaves(hint: object) -> typing.Iterator[object]:

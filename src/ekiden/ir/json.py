@@ -168,7 +168,10 @@ class _Reader:
 
     def _module(self, fields: Mapping[str, object]) -> IRModule:
         functions, types, attrs = (self._decode(fields[name], None) for name in _MODULE)
-        assert isinstance(functions, dict) and isinstance(types, dict) and isinstance(attrs, dict)
+        if not (
+            isinstance(functions, dict) and isinstance(types, dict) and isinstance(attrs, dict)
+        ):
+            raise LoadError("a module's functions, types and attributes must be mappings")
         for name, function in functions.items():
             if not isinstance(name, GlobalVar) or not isinstance(function, BaseFunc):
                 raise LoadError(

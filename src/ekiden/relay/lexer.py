@@ -30,6 +30,7 @@ _TOKEN = re.compile(
     ),
     re.VERBOSE | re.ASCII,
 )
+LONGEST_NUMBER = 100
 _COMMENT_EDGE = re.compile(r"/\*|\*/")
 
 
@@ -83,18 +84,23 @@ def tokenize(source: Source) -> tuple[list[Token], str]:
             tokens.append(Token("end", "", at))
             return tokens, text[found.end() :]
         if kind != "skip":
-            tokens.append(_token(kind, found))
+            tokens.append(_token(source, kind, found))
         at = found.end()
     tokens.append(Token("end", "", end))
     return tokens, ""
 
 
-def _token(kind: str, found: re.Match[str]) -> Token:
+def _token(source: Source, kind: str, found: re.Match[str]) -> Token:
     text = found.group()
     if kind in ("graph", "local", "global"):
         text = text[1:]
     if kind == "string" or text.startswith('"'):
-        text = json.loads(text)
+        try:
+            text = json.loads(text)
+        except ValueError:
+            source.fail(found.start(), "the string has an escape that JSON does not know")
+    if kind == "int" and len(text) > LONGEST_NUMBER:
+        source.fail(found.start(), f"the number has more than {LONGEST_NUMBER} digits")
     if kind == "version":
         text = found.group("number")
     return Token(kind, text, found.start())

@@ -17,19 +17,20 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import typing
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
 
-from ekiden.ir.attrs import Attrs, expression_fields
+from ekiden.ir.attrs import Attrs, expression_fields, field_classes
 from ekiden.ir.dtype import SCALAR_BITS, to_numpy
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import NODE_TYPES, Node
 from ekiden.ir.op import OPS, Op, get
-from ekiden.ir.prim import IntImm
+from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.span import Span
 from ekiden.ir.type import GlobalTypeVar
 from ekiden.relay import op as operators
@@ -61,6 +62,7 @@ from ekiden.relay.printer import VERSION
 from ekiden.relay.type_infer import infer_type
 from ekiden.relay.type_parser import TypeParser
 
+_R = typing.TypeVar("_R")
 Steps = Generator["Steps", Expr, Expr]
 """A reader of an expression: yields readers of its parts, is sent their results, returns its own.
 """
@@ -85,12 +87,14 @@ def parse(text: str, source: str = "text") -> IRModule:
 
     Raises ParseError with line, column and a caret, or TypeInferenceError.
     """
-    return infer_type(_Parser(Source(text, source)).module())
+    parser = _Parser(Source(text, source))
+    return infer_type(parser.read(parser.module))
 
 
 def parse_expr(text: str, source: str = "text") -> Expr:
     """The one expression a text describes; types are not inferred."""
-    return _Parser(Source(text, source)).only_expr()
+    parser = _Parser(Source(text, source))
+    return parser.read(parser.only_expr)
 
 
 def _drive(start: Steps) -> Expr:
@@ -119,6 +123,13 @@ class _Parser(TypeParser):
         self.constructors: dict[str, Constructor] = {}
         self.scopes: list[dict[str, Expr]] = [{}]
         self.graph: list[dict[str, Expr]] = [{}]
+
+    def read(self, start: Callable[[], _R]) -> _R:
+        """Run a reader. Types, patterns and attribute values nest Python calls, to a limit."""
+        try:
+            return start()
+        except RecursionError:
+            self.fail("types, patterns or attribute values are nested too deeply")
 
     # Modules
 
@@ -353,7 +364,12 @@ class _Parser(TypeParser):
                 )
             elif self.token.text == ".":
                 self.advance()
-                for index in self.expect_kind("int", "the number of a field").text.split("."):
+                token = self.expect_kind("int", "the number of a field")
+                for index in token.text.split("."):  # ".1.0" is one token after the point
+                    if not index.isdigit():
+                        self.source.fail(
+                            token.at, f"expected the number of a field, got {token.text!r}"
+                        )
                     made = TupleGetItem(made, int(index), span=self.span(at))
             else:
                 break
@@ -417,6 +433,10 @@ class _Parser(TypeParser):
                 self.source.fail(
                     place, f"{kind.__name__} has no attribute {name!r}; it has {', '.join(known)}"
                 )
+        classes = field_classes(kind.type_key)
+        for name, (value, place) in values.items():
+            if not _fits(value, classes[name]):
+                self.source.fail(place, f"{kind.__name__}: {name} cannot be {value!r}")
         prims = expression_fields(kind.type_key)
         made = {
             name: _to_prim(value) if name in prims else value for name, (value, _) in values.items()
@@ -478,7 +498,7 @@ class _Parser(TypeParser):
         token = self.advance()
         if token.kind == "float":
             digits, _, suffix = token.text.rpartition("f")
-            return Constant(np.array(float(sign + digits), to_numpy(FLOATS["f" + suffix])))
+            return self._float(float(sign + digits), FLOATS["f" + suffix], start)
         if token.kind != "int":
             self.source.fail(token.at, f"expected a number, got {token.text!r}")
         digits, _, suffix = token.text.partition("i")
@@ -489,6 +509,13 @@ class _Parser(TypeParser):
         if not -(2 ** (SCALAR_BITS[dtype] - 1)) <= value < 2 ** (SCALAR_BITS[dtype] - 1):
             self.source.fail(start, f"{value} is out of the range of {dtype}")
         return Constant(np.array(value, dtype))
+
+    def _float(self, value: float, dtype: str, at: int) -> Constant:
+        with np.errstate(all="ignore"):
+            made = np.array(value, to_numpy(dtype))
+        if np.isinf(made) and not math.isinf(value):
+            self.source.fail(at, f"{value} is out of the range of {dtype}")
+        return Constant(made)
 
     def _braces(self) -> Steps:
         self.expect("{")
@@ -581,11 +608,12 @@ class _Parser(TypeParser):
         self.expect("[")
         index = self.expect_kind("int", "a number")
         self.expect("]")
-        if key.text != "relay.Constant" or int(index.text) >= len(self.constants):
+        position = int(index.text) if index.text.isdigit() else -1
+        if key.text != "relay.Constant" or not 0 <= position < len(self.constants):
             self.source.fail(
                 start.at, f"meta[{key.text}][{index.text}]: the text has no such meta data"
             )
-        return self.constants[int(index.text)]
+        return self.constants[position]
 
     def span(self, at: int) -> Span:
         """A place of this text."""
@@ -603,6 +631,18 @@ _KEYWORDS: dict[str, Callable[[_Parser, Token], Steps]] = {
     "ref_write": _Parser._reference,
     "meta": _Parser._meta,
 }
+
+
+def _fits(value: object, classes: frozenset[object]) -> bool:
+    """Whether a field of these classes may hold a value."""
+    match value:
+        case tuple():
+            return tuple in classes or all(_fits(v, classes) for v in value)
+        case PrimExpr():
+            return PrimExpr in classes
+        case int() if not isinstance(value, bool):
+            return not classes.isdisjoint((int, float, PrimExpr))
+    return type(value) in classes or object in classes
 
 
 def _to_prim(value: object) -> object:
