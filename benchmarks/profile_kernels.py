@@ -242,9 +242,8 @@ def report(plan: Plan, rounds: int, top: int, limits: tuple[float, float]) -> No
     for times, step in zip(spent, plan.steps, strict=True):
         groups.setdefault(step.name, []).append((step, statistics.median(times)))
     total = sum(t for group in groups.values() for _, t in group)
-    print(
-        f"total {total * 1e3:.3f} ms, peak {limits[0] / 1e9:.0f} GFLOP/s, copy {limits[1] / 1e9:.1f} GB/s"
-    )
+    compute, copy = limits[0] / 1e9, limits[1] / 1e9
+    print(f"total {total * 1e3:.3f} ms, peak {compute:.0f} GFLOP/s, copy {copy:.1f} GB/s")
     print(f"{'ms':>9} {'share':>6} {'calls':>5} {'rate':>18}  kernel, shapes of its first call")
     for name, group in sorted(groups.items(), key=lambda g: -sum(t for _, t in g[1]))[:top]:
         seconds = sum(t for _, t in group)
@@ -254,9 +253,8 @@ def report(plan: Plan, rounds: int, top: int, limits: tuple[float, float]) -> No
         else:
             rate = f"{traffic / seconds / 1e9:.1f} GB/s {traffic / seconds / limits[1]:4.0%}"
         short = name.rpartition("_")[0].removeprefix("fused_")
-        print(
-            f"{seconds * 1e3:9.3f} {seconds / total:6.1%} {len(group):5} {rate:>18}  {short} {group[0][0].shapes}"
-        )
+        row = f"{seconds * 1e3:9.3f} {seconds / total:6.1%} {len(group):5} {rate:>18}"
+        print(f"{row}  {short} {group[0][0].shapes}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Transposed convolutions in register tiles against NumPy: few and many channels, symbolic images."""
+"""Transposed convolutions in register tiles against NumPy: few and many channels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Winograd's method against the direct sum: tiles of both sizes, ragged images, batches, threads."""
+"""Winograd's method against the direct sum: tiles of both sizes, ragged images, batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
-from ekiden.ir.prim import PrimExpr, maximum
+from ekiden.ir.prim import PrimExpr, SizeVar, maximum
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
@@ -52,27 +52,29 @@ def test_reference_is_the_convolution(m: int, padding: Pads) -> None:
     np.testing.assert_allclose(found, direct(x, w, padding), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("m", [2, 4])
 @pytest.mark.parametrize(
     ("shape", "channels", "padding"),
     [
-        ((1, 8, 8), 4, (1, 1, 1, 1)),
-        ((2, 9, 11), 5, (1, 1, 1, 1)),
-        ((1, 13, 13), 1, (0, 0, 0, 0)),
-        ((1, 30, 27), 2, (0, 1, 2, 0)),
-        ((3, 3, 3), 1, (1, 1, 1, 1)),
+        ((1, 8, 8), 4 * LANES, (1, 1, 1, 1)),
+        ((2, 9, 11), 5 * LANES, (1, 1, 1, 1)),
+        ((1, 13, 13), LANES, (0, 0, 0, 0)),
+        ((1, 30, 27), LANES + 5, (0, 1, 2, 0)),
+        ((3, 3, 3), LANES, (1, 1, 1, 1)),
     ],
 )
 def test_kernel_is_the_convolution(
-    m: int, shape: tuple[int, int, int], channels: int, padding: Pads
+    m: int, shape: tuple[int, int, int], channels: int, padding: Pads, symbolic: bool
 ) -> None:
-    depth, out = 2 * LANES, channels * LANES
+    depth, out = 2 * LANES, channels
     random = np.random.default_rng(0)
     x = random.standard_normal((*shape, depth), np.float32)
     w = random.standard_normal((out, depth, 3, 3), np.float32) / np.float32(17)
     b = random.standard_normal((1, 1, 1, out), np.float32)
-    made = transform_weight(w, m, min(4 * LANES, out))
-    data, bias = te.placeholder(x.shape, name="data"), te.placeholder(b.shape, name="bias")
+    made = transform_weight(w, m, min(4 * LANES, -(-out // LANES) * LANES))
+    sizes = tuple(SizeVar(name) for name in "nhw") if symbolic else shape
+    data, bias = te.placeholder((*sizes, depth), name="data"), te.placeholder(b.shape, name="bias")
     weight = te.placeholder(made.shape, name="weight")
     result = winograd_conv2d(data, weight, m, out, padding)
     assert winograd.accepts(result)

@@ -2,7 +2,7 @@
 
     nn.dense(%x, W)                       ->  nn.contrib_dense_pack(%x, packed W, units=N, tile=64)
     nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
-    nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method, where the size of the image is known
+    nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method
     nn.conv2d(..., groups=G)              ->  kernel layout GOHWI{tile}o; depthwise: HWOI
 The packing itself is an operator on a constant, so FoldConstant leaves only the packed weight.
 """
@@ -21,7 +21,7 @@ from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
 from ekiden.target import Target
-from ekiden.topi.nn.winograd import TAPS, suits, tile_size
+from ekiden.topi.nn.winograd import POINTS, TAPS, suits, tile_size
 
 VECTORS_PER_ROW = 4
 """Vectors in one row of a register tile: 6 rows x 4 vectors fill the registers of AVX-512 (kernel
@@ -68,7 +68,7 @@ def _winograd_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int | None
         return None
     assert isinstance(result, TensorType)
     sizes = [d.value for d in result.shape if isinstance(d, IntImm)]
-    return tile_size(*sizes[:3]) if len(sizes) == len(result.shape) else None
+    return tile_size(*sizes[:3]) if len(sizes) == len(result.shape) else max(POINTS)
 
 
 def _winograd(call: Call, attrs: Conv2DAttrs, m: int, target: Target) -> RelayExpr:
@@ -121,7 +121,8 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
             return _typed_like(_dense(new, target), old)
         if name != "nn.conv2d":
             return new
-        return _typed_like(_conv2d(_typed_like(new, old), target), old)
+        new.set_checked_type(old.checked_type)
+        return _typed_like(_conv2d(new, target), old)
 
     return rewrite_graph(root, rewrite)
 

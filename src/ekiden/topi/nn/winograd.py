@@ -34,8 +34,8 @@ FEW = 9
 
 
 def suits(channels_in: int, channels_out: int, lanes: int = 16) -> bool:
-    """Whether vectors of channels have no rest."""
-    return channels_in % lanes == 0 and channels_out % lanes == 0
+    """Whether channels make whole vectors, or those of the output at least one."""
+    return channels_in % lanes == 0 and channels_out >= lanes
 
 
 def tile_size(images: int, height: int, width: int) -> int | None:
@@ -99,7 +99,8 @@ def convolve(data: Array, weight: Array, m: int, channels: int, padding: tuple[i
     plain = weight.transpose(0, 2, 1, 3).reshape(size, size, depth, -1)[..., :channels]
     products = np.einsum("abnyxc,abco->abnyxo", inside, plain.astype("float64"), optimize=True)
     made = np.einsum("ia,jb,abnyxo->nyixjo", a, a, products, optimize=True)
-    return made.reshape(n, down * m, across * m, channels)[:, :rows, :columns].astype(data.dtype)
+    whole = made.reshape(n, down * m, across * m, channels)
+    return np.asarray(whole[:, :rows, :columns], data.dtype)
 
 
 def _entry(matrix: Array, row: PrimExpr, column: PrimExpr, dtype: str) -> PrimExpr:

@@ -52,7 +52,7 @@ class Geometry:
     out: tuple[PrimExpr, ...]
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
-    padding: tuple[int, ...]
+    padding: tuple[int | PrimExpr, ...]
     dilation: tuple[int, ...]
     groups: int
 

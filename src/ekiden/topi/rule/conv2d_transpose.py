@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from ekiden import te
 from ekiden.arith import prove_equal, simplify
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, logical_and
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, PrimFunc, Stmt, seq
 from ekiden.topi.rule.dense import make_buffers
-from ekiden.topi.rule.epilogue import Epilogue, find_anchor
+from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.stages import has_known_weights
 from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, column_mask, compute_tile, max_rows
 
@@ -29,19 +29,20 @@ VECTORS = 4
 def accepts(anchor: te.Tensor) -> bool:
     """Whether the rule covers a transposed convolution."""
     attrs = anchor.op.attrs
-    data, weight = attrs["inputs"]  # type: ignore[misc]
+    data, weight = operands_of(anchor)
     if not has_known_weights(anchor) or {data.dtype, weight.dtype, anchor.dtype} != {"float32"}:
         return False
     layouts = attrs["data_layout"], attrs["kernel_layout"], attrs["groups"], attrs["dilation"]
     if layouts != ("NHWC", "IOHW", 1, (1, 1)) or any(attrs["padding"]):  # type: ignore[arg-type]
         return False
     sizes = zip(anchor.shape[1:3], data.shape[1:3], weight.shape[2:], _pair(anchor), strict=True)
-    return all(k.value == s and prove_equal(out, size * s) for out, size, k, s in sizes)
+    return all(is_const(k, s) and prove_equal(out, size * s) for out, size, k, s in sizes)
 
 
 def _pair(anchor: te.Tensor) -> tuple[int, int]:
-    height, width = anchor.op.attrs["strides"]  # type: ignore[misc]
-    return int(height), int(width)
+    strides = anchor.op.attrs["strides"]
+    assert isinstance(strides, tuple)
+    return int(strides[0]), int(strides[1])
 
 
 class _Transposed:
@@ -50,7 +51,7 @@ class _Transposed:
     def __init__(self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target) -> None:
         self.anchor = find_anchor(outputs, TAG)
         self.buffers = make_buffers(inputs, outputs)
-        data, weight = self.anchor.op.attrs["inputs"]  # type: ignore[misc]
+        data, weight = operands_of(self.anchor)
         self.data, self.weight = self.buffers[data], self.buffers[weight]
         self.kernel = _pair(self.anchor)
         self.taps = self.kernel[0] * self.kernel[1]

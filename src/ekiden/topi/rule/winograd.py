@@ -1,4 +1,4 @@
-"""3x3 convolutions by Winograd's method (see topi/nn/winograd.py), for images of known size.
+"""3x3 convolutions by Winograd's method (see topi/nn/winograd.py).
 
 Blocks of tiles, so that what is between the steps stays in the second-level cache:
 
@@ -8,7 +8,8 @@ Blocks of tiles, so that what is between the steps stays in the second-level cac
 
 A whole block is one step of a parallel loop; with fewer blocks than would keep the threads busy,
 each of the three steps is a parallel loop of its own. Rows of V and M are as long as they need to
-be plus one vector: else neighbouring places would share a set of the first-level cache.
+be plus one vector: else neighbouring places would share a set of the first-level cache. Where
+blocks do not divide the tiles, the last block repeats the last tile and stores it once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,19 @@ import numpy as np
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import LT, Add, IntImm, Mul, PrimExpr, Sub, Var, binary, const
+from ekiden.ir.prim import (
+    LT,
+    Add,
+    IntImm,
+    Mul,
+    PrimExpr,
+    Sub,
+    Var,
+    binary,
+    const,
+    is_const,
+    minimum,
+)
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import (
@@ -38,22 +51,23 @@ from ekiden.topi.nn.winograd import FEW, TAPS, matrices, suits
 from ekiden.topi.rule.conv2d import Geometry, pad_copy
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows
+from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, column_mask, compute_tile, max_rows
 
 TAG = "winograd_conv2d"
 BLOCK = 36
 """Most tiles of a block, if their number can be divided so."""
+UNEVEN = 24
+"""Tiles of a block otherwise."""
 BLOCKS_PER_CORE = 2
 """Blocks per core from which they run in parallel as a whole."""
 
 
 def accepts(anchor: te.Tensor) -> bool:
-    """Whether the rule covers a convolution: known sizes, whole vectors of channels, float32."""
+    """Whether the rule covers a convolution: known whole vectors of channels, float32."""
     data, weight = operands_of(anchor)
-    dims = (*data.shape, *weight.shape, *anchor.shape)
-    if not all(isinstance(d, IntImm) for d in dims) or anchor.dtype != "float32":
+    if not all(isinstance(d, IntImm) for d in (data.shape[3], *weight.shape, anchor.shape[3])):
         return False
-    return suits(*_values((data.shape[3], anchor.shape[3])))
+    return anchor.dtype == "float32" and suits(*_values((data.shape[3], anchor.shape[3])))
 
 
 def _values(dims: Sequence[PrimExpr]) -> tuple[int, ...]:
@@ -62,10 +76,14 @@ def _values(dims: Sequence[PrimExpr]) -> tuple[int, ...]:
     return found
 
 
-def block_size(tiles: int) -> int:
-    """Tiles of a block: a divisor of their number."""
-    best = max(d for d in range(1, BLOCK + 1) if tiles % d == 0)
-    return tiles if best <= FEW and tiles <= 2 * BLOCK else best
+def block_size(tiles: PrimExpr) -> int:
+    """Tiles of a block: a divisor of their number if a good one is known."""
+    if not isinstance(tiles, IntImm):
+        return UNEVEN
+    best = max(d for d in range(1, BLOCK + 1) if tiles.value % d == 0)
+    if best > FEW:
+        return best
+    return tiles.value if tiles.value <= 2 * BLOCK else UNEVEN
 
 
 class _Transform:
@@ -150,36 +168,45 @@ class _Winograd:
         self.m = int(str(attrs["m"]))
         self.size = self.m + TAPS - 1
         self.places = self.size**2
-        self.n, self.height, self.width, self.channels = _values(self.anchor.shape)
-        self.depth = _values(data.shape)[3]
+        self.n, self.height, self.width, channels = self.anchor.shape
+        (self.channels,) = _values((channels,))
+        (self.depth,) = _values(data.shape[3:])
         self.panels, _, self.panel = _values(weight.shape)[1:]
-        self.down, self.across = -(-self.height // self.m), -(-self.width // self.m)
-        self.tiles = self.n * self.down * self.across
+        up = self.m - 1
+        self.down = simplify((self.height + up) // self.m)
+        self.across = simplify((self.width + up) // self.m)
+        self.tiles = simplify(self.n * self.down * self.across)
         self.block = block_size(self.tiles)
+        self.count = simplify((self.tiles + (self.block - 1)) // self.block)
+        self.is_even = is_const(simplify(self.tiles % self.block), 0)
         self.lanes, self.target = target.lanes("float32"), target
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         a, b, _ = matrices(self.m)
         self.spreading, self.gathering = _Transform(b, self.lanes), _Transform(a, self.lanes)
         self.v_plane = self.block * self.depth + self.lanes
-        self.m_plane = self.block * self.channels + self.lanes
+        self.columns = -(-self.channels // self.lanes) * self.lanes
+        self.m_plane = self.block * self.columns + self.lanes
         self.v = Buffer("v", (const(self.places * self.v_plane),))
         self.products = Buffer("products", (const(self.places * self.m_plane),))
-        padding = _values(tuple(const(p) for p in attrs["padding"]))  # type: ignore[union-attr]
+        padding = attrs["padding"]
+        assert isinstance(padding, tuple)
         self.geometry = self._geometry(data, padding)
         self.source = Buffer("padded", (data.shape[0], *self.geometry.padded(), data.shape[3]))
 
     def _geometry(self, data: te.Tensor, padding: tuple[int, ...]) -> Geometry:
         """The convolution with its border widened to whole tiles."""
-        _, height, width, _ = _values(data.shape)
+        _, height, width, _ = data.shape
         top, left, _, _ = padding
-        bottom = self.down * self.m + TAPS - 1 - top - height
-        right = self.across * self.m + TAPS - 1 - left - width
-        border = (top, left, max(bottom, 0), max(right, 0))
+        bottom = simplify(self.down * self.m - height + (TAPS - 1 - top))
+        right = simplify(self.across * self.m - width + (TAPS - 1 - left))
+        border = (top, left, bottom, right)
         ones = (1, 1)
         return Geometry(data.shape, self.anchor.shape, (TAPS, TAPS), ones, border, ones, 1)
 
     def place(self, tile: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
         """(image, line, column) of the first output pixel of a tile."""
+        if not self.is_even:
+            tile = minimum(tile, self.tiles - 1)
         area = self.down * self.across
         down = tile % area // self.across
         return tile // area, down * self.m, tile % self.across * self.m
@@ -258,16 +285,16 @@ class _Winograd:
         """The products with some panels of the weights."""
         step = Var("step")
         e, panel = step // count, step % count + first_panel
-        vectors = valid // self.lanes
+        vectors = -(-valid // self.lanes)
         loops = [KLoop(const(self.depth), const(1), const(self.panel))]
         base, source, to = Var("base"), Var("source"), Var("to")
 
         def body(rows: int, first: PrimExpr) -> Stmt:
             def store(i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
-                place = to + (first + i) * self.channels + at
+                place = to + (first + i) * self.columns + at
                 return BufferStore(self.products, value, (ramp(place, 1, self.lanes),))
 
-            shape = Tile(rows, vectors, self.lanes, valid)
+            shape = Tile(rows, vectors, self.lanes, vectors * self.lanes)
             a_rows = [source + (first + i) * self.depth for i in range(rows)]
             return compute_tile(shape, loops, self.v, a_rows, self.weight, base, store)
 
@@ -282,64 +309,72 @@ class _Winograd:
 
     def gather(self, first: PrimExpr, kind: ForKind) -> Stmt:
         """The output tiles of a block."""
-        tile, group, j, i = Var("tile"), Var("group"), Var("j"), Var("i")
-        m, size = self.m, self.size
+        tile, group = Var("tile"), Var("group")
+        corner = n, y, x = Var("n"), Var("y"), Var("x")
+        whole, rest = divmod(self.channels, self.lanes)
+        parts: list[Stmt] = []
+        if whole:
+            body = self.gather_group(tile, corner, group, None)
+            parts.append(For(group, const(0), const(whole), ForKind.SERIAL, body))
+        if rest:
+            mask = column_mask(rest, self.lanes)
+            parts.append(self.gather_group(tile, corner, const(whole), mask))
+        places = list(zip((n, y, x), self.place(first + tile), strict=True))
+        body = self._bound(places, seq(*parts))
+        if not self.is_even:
+            body = IfThenElse(binary(LT, first + tile, self.tiles), body)
+        return For(tile, const(0), const(self.block), kind, body, {"grain": 2})
+
+    def gather_group(
+        self, tile: PrimExpr, corner: tuple[Var, Var, Var], group: PrimExpr, mask: PrimExpr | None
+    ) -> Stmt:
+        """One vector of channels of an output tile."""
+        (n, y, x), m, size = corner, self.m, self.size
+        i, j = Var("i"), Var("j")
         stage = Buffer("stage", (const(m * size * self.lanes),), "float32", "local")
-        n, y, x = (Var(name) for name in "nyx")
-        base = tile * self.channels + group * self.lanes
+        base = tile * self.columns + group * self.lanes
         loads = [
             self.vector(self.products, (r * size + j) * self.m_plane + base) for r in range(size)
         ]
         there = [(j + r * size) * self.lanes for r in range(m)]
-        columns = For(
-            j,
-            const(0),
-            const(size),
-            ForKind.SERIAL,
-            self.pass_over(self.gathering, loads, stage, there),
-        )
+        column = self.pass_over(self.gathering, loads, stage, there)
+        columns = For(j, const(0), const(size), ForKind.SERIAL, column)
         staged = [self.vector(stage, (i * size + c) * self.lanes) for c in range(size)]
         names = [Var("part", self.gathering.vector) for _ in staged]
         lets, made = self.gathering.apply(names)
-        stores = [self.pixel(n, y + i, x + c, group, value) for c, value in enumerate(made)]
+        stores = [self.pixel((n, y + i, x + c), group, v, mask) for c, v in enumerate(made)]
         line = self._bound([*zip(names, staged, strict=True), *lets], seq(*stores))
-        if self.height % m:
-            line = IfThenElse(binary(LT, y + i, const(self.height)), line)
+        if not is_const(simplify(self.height % m), 0):
+            line = IfThenElse(binary(LT, y + i, self.height), line)
         rows = For(i, const(0), const(m), ForKind.SERIAL, line)
-        groups = For(
-            group,
-            const(0),
-            const(self.channels // self.lanes),
-            ForKind.SERIAL,
-            Allocate(stage, seq(columns, rows)),
-        )
-        places = list(zip((n, y, x), self.place(first + tile), strict=True))
-        return For(
-            tile, const(0), const(self.block), kind, self._bound(places, groups), {"grain": 2}
-        )
+        return Allocate(stage, seq(columns, rows))
 
     def pixel(
-        self, n: PrimExpr, y: PrimExpr, x: PrimExpr, group: PrimExpr, value: PrimExpr
+        self,
+        at: tuple[PrimExpr, PrimExpr, PrimExpr],
+        group: PrimExpr,
+        value: PrimExpr,
+        mask: PrimExpr | None,
     ) -> Stmt:
         """Finish and store a vector of one output pixel, if it is in the image."""
-        at = group * self.lanes
-        flat = ((n * self.height + y) * self.width + x) * self.channels + at
-        stored = self.epilogue.store([n, y, x, at], flat, value, None)
-        inside = binary(LT, x, const(self.width))
-        return IfThenElse(inside, stored) if self.width % self.m else stored
+        (n, y, x), channel = at, group * self.lanes
+        flat = ((n * self.height + y) * self.width + x) * self.channels + channel
+        stored = self.epilogue.store([n, y, x, channel], flat, value, mask)
+        if is_const(simplify(self.width % self.m), 0):
+            return stored
+        return IfThenElse(binary(LT, x, self.width), stored)
 
     def body(self) -> Stmt:
         """The padded copy, then all blocks."""
-        count = self.tiles // self.block
-        whole = count >= BLOCKS_PER_CORE * self.target.cores
-        outer, inner = (
-            (ForKind.PARALLEL, ForKind.SERIAL) if whole else (ForKind.SERIAL, ForKind.PARALLEL)
-        )
+        known = isinstance(self.count, IntImm)
+        whole = not known or _values((self.count,))[0] >= BLOCKS_PER_CORE * self.target.cores
+        kinds = ForKind.PARALLEL, ForKind.SERIAL
+        outer, inner = kinds if whole else kinds[::-1]
         block = Var("block")
         first = block * self.block
         steps = seq(self.spread(first, inner), self.multiply(inner), self.gather(first, inner))
         each = Allocate(self.v, Allocate(self.products, steps))
-        blocks = For(block, const(0), const(count), outer, each, {"grain": 1})
+        blocks = For(block, const(0), self.count, outer, each, {"grain": 1})
         copy = pad_copy(self.data, self.source, self.geometry, self.lanes)
         return Allocate(self.source, seq(copy, blocks))
 
