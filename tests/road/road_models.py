@@ -17,6 +17,8 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
+import ekiden
+
 Array = np.ndarray[Any, Any]
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 MANIFEST = Path(__file__).resolve().parents[3] / "shared" / "models" / "models.json"
@@ -105,6 +107,24 @@ def _input(spec: dict[str, Any], dims: dict[str, int], rng: np.random.Generator)
     else:
         made = rng.uniform(-1, 1, shape)
     return made.astype(spec["dtype"])
+
+
+_compiled: dict[str, ekiden.Executable] = {}
+
+
+def compiled_light(name: str) -> ekiden.Executable:
+    """`light_model(name)`, compiled once for all tests."""
+    if name not in _compiled:
+        _compiled[name] = ekiden.compile(light_model(name))
+    return _compiled[name]
+
+
+def compiled_entry(entry: Entry) -> ekiden.Executable:
+    """A model of the cache, compiled once for all tests."""
+    key = str(entry.path)
+    if key not in _compiled:
+        _compiled[key] = ekiden.compile(entry.path)
+    return _compiled[key]
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from hypothesis import strategies as st
@@ -17,6 +17,7 @@ from ekiden.relay.interpreter import ConstructorValue, Interpreter
 
 Array = np.ndarray[Any, Any]
 Draw = Callable[[st.SearchStrategy[Any]], Any]
+_T = TypeVar("_T")
 
 
 def flatten(value: object) -> list[Array]:
@@ -74,8 +75,9 @@ class Builder:
     params: list[relay.Var] = field(default_factory=list)
     values: list[relay.Expr] = field(default_factory=list)
 
-    def pick(self, choices: Sequence[Any]) -> Any:
-        return self.draw(st.sampled_from(choices))
+    def pick(self, choices: Sequence[_T]) -> _T:
+        found: _T = self.draw(st.sampled_from(choices))
+        return found
 
     def dim(self) -> PrimExpr | int:
         """A number or a symbol, often one that is there already."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from road_models import Array, cached_model, light_model, reference
+from road_models import Array, cached_model, compiled_entry, compiled_light, light_model, reference
 
 import ekiden
 
@@ -23,7 +23,9 @@ def outputs(exe: ekiden.Executable, feed: dict[str, Array]) -> list[Array]:
     return [t.numpy() for t in (found if isinstance(found, tuple) else (found,))]
 
 
-def assert_close(found: Sequence[Array], wanted: Sequence[Array], rtol: float, of_range: float) -> None:
+def assert_close(
+    found: Sequence[Array], wanted: Sequence[Array], rtol: float, of_range: float
+) -> None:
     """Within `rtol` of each element and `of_range` of the largest of its tensor."""
     assert [a.shape for a in found] == [a.shape for a in wanted]
     for ours, theirs in zip(found, wanted, strict=True):
@@ -32,10 +34,12 @@ def assert_close(found: Sequence[Array], wanted: Sequence[Array], rtol: float, o
         np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=1e-6 + of_range * span)
 
 
-@pytest.mark.parametrize("name", [*LIGHT, *(pytest.param(n, marks=pytest.mark.slow) for n in LARGE)])
+@pytest.mark.parametrize(
+    "name", [*LIGHT, *(pytest.param(n, marks=pytest.mark.slow) for n in LARGE)]
+)
 def test_light_models(name: str) -> None:
     model = light_model(name)
-    exe = ekiden.compile(model)
+    exe = compiled_light(name) if name in LIGHT else ekiden.compile(model)
     (info,) = exe.inputs
     rng = np.random.default_rng(1)
     feed = {info.name: rng.normal(size=info.shape).astype(np.float32)}
@@ -45,7 +49,7 @@ def test_light_models(name: str) -> None:
 @pytest.mark.parametrize("name", CACHED)
 def test_cached_models_in_every_case(name: str) -> None:
     entry = cached_model(name)
-    exe = ekiden.compile(entry.path)
+    exe = compiled_entry(entry)
     for case in entry.cases:
         feed = entry.feed(case)
         assert_close(outputs(exe, feed), reference(entry.path, feed), 1e-3, 1e-4)

@@ -223,3 +223,12 @@ def test_a_chain_of_twenty_thousand_bindings() -> None:
         body = op.nn.relu(body)
     exe = ekiden.compile(relay.IRModule.from_expr(function([x], body)))
     assert exe(normal(5)).numpy().tolist() == np.maximum(normal(5), 0).tolist()
+
+
+def test_three_hundred_elementwise_operators_in_a_row() -> None:
+    """More than one kernel takes, each deeper than Python's stack would let it be inlined."""
+    x = relay.var("x", VECTOR)
+    body: relay.Expr = x
+    for _ in range(150):
+        body = op.tanh(op.add(body, x))
+    check(function([x], body), (normal(5),))

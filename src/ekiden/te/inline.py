@@ -80,7 +80,9 @@ class Inliner:
         """
         op = tensor.op
         assert isinstance(op, ComputeOp)
-        depth = 1 + max((self._depths.get(load.producer, 0) for load in tensor_loads(op)), default=0)
+        depth = 1 + max(
+            (self._depths.get(load.producer, 0) for load in tensor_loads(op)), default=0
+        )
         if depth > MAX_DEPTH:
             self._flat[tensor] = self.expr(op.body[tensor.value_index])
             depth = 0
