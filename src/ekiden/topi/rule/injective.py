@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ekiden.arith import Analyzer, simplify
+from ekiden.ir.intrinsic import EXPENSIVE
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const, minimum
 from ekiden.ir.prim_visitor import post_order, substitute
 from ekiden.target import Target
@@ -26,7 +27,6 @@ from ekiden.topi.rule.loops import (
     vector_lanes,
     vectorized,
 )
-from ekiden.topi.rule.stages import EXPENSIVE
 
 BLOCK = 64
 """Rows of a block of a transposition."""
