@@ -67,8 +67,10 @@ def pack_weight(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
 def _pack_rows(weight: Array, tile: int) -> Array:
     """[N, ...] to [ceil(N/tile)][tile, ...]."""
     count = -(-weight.shape[0] // tile)
-    padding = ((0, count * tile - weight.shape[0]), *((0, 0),) * (weight.ndim - 1))
-    return np.pad(weight, padding).reshape(count, tile, *weight.shape[1:])
+    missing = count * tile - weight.shape[0]
+    if missing:
+        weight = np.pad(weight, ((0, missing), *((0, 0),) * (weight.ndim - 1)))
+    return weight.reshape(count, tile, *weight.shape[1:])
 
 
 def unpack_dense_weight(packed: Array, units: int) -> Array:
