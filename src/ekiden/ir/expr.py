@@ -10,22 +10,13 @@ from ekiden.ir.span import Span
 from ekiden.ir.type import Type
 
 
-class _TypeSlot:
-    """Holds the inferred type of an expression.
-
-    Written once by type inference, not part of its meaning.
-    """
-
-    __slots__ = ("_checked_type",)
-
-
-class RelayExpr(_TypeSlot, Node):
+class RelayExpr(Node):
     """A functional expression.
 
     `checked_type` is what type inference found; `span` says which model node it came from.
     """
 
-    __slots__ = ()
+    __slots__ = ("_checked_type",)
     span: Span | None
     printer: ClassVar[Callable[[RelayExpr, bool], str] | None] = None
     """How an expression becomes text.

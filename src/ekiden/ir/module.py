@@ -60,7 +60,8 @@ class IRModule:
 
     def with_functions(self, functions: Mapping[GlobalVar, BaseFunc]) -> IRModule:
         """The same module with other functions."""
-        return IRModule(functions, self.type_definitions, self.attrs)
+        named: dict[GlobalVar | str, BaseFunc] = dict(functions.items())
+        return IRModule(named, self.type_definitions, self.attrs)
 
     def update(self, var: GlobalVar | str, function: BaseFunc) -> IRModule:
         """A copy with one function added or replaced."""
