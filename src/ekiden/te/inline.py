@@ -74,9 +74,10 @@ class Inliner:
         return rewrite(expr, self._change, self._memo)
 
     def _prepare(self, tensor: Tensor) -> None:
-        """Note how many chosen tensors stand one behind the other up to this one; its producers have
-        been prepared. Every MAX_DEPTH of them one is inlined at once, so that no substitution
-        nests deeper.
+        """Note how many chosen tensors stand one behind the other up to this one.
+
+        Its producers have been prepared. Every MAX_DEPTH of them one is inlined at once, so that no
+        substitution nests deeper.
         """
         op = tensor.op
         assert isinstance(op, ComputeOp)

@@ -248,8 +248,10 @@ def slice_range(begin: Dim, end: Dim, stride: int, size: PrimExpr) -> tuple[Prim
 def infer_reshape(
     shape: Sequence[PrimExpr], newshape: Sequence[Dim], allow_zero: bool = False
 ) -> Shape:
-    """The shape `newshape` asks for: the number 0 copies the input's dimension (unless allowed), one
-    -1 takes what is left. An expression that is 0, a symbol's value say, is the dimension itself.
+    """The shape `newshape` asks for.
+
+    The number 0 copies the input's dimension (unless allowed), one -1 takes what is left. An
+    expression that is 0, a symbol's value say, is the dimension itself.
 
     Raises ValueError when the numbers of elements are known to differ.
     """
