@@ -1,0 +1,105 @@
+"""AlterOpLayout: constant weights are packed for the register tiles of the target."""
+
+import numpy as np
+import pytest
+from pass_checks import assert_same_meaning, calls, program
+
+from ekiden.ir.module import IRModule
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.transform import AlterOpLayout, ConvertLayout, FoldConstant, InferType
+from ekiden.relay.transform.alter_op_layout import tile_width
+from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.target import Target
+
+pytestmark = pytest.mark.quick
+
+TARGET = Target.parse("llvm -mcpu=x86-64-v4")
+LANES = TARGET.lanes("float32")
+
+
+def array(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).random(shape, np.float32) - 0.5
+
+
+def packed(module: IRModule) -> IRModule:
+    made = FoldConstant()(AlterOpLayout(TARGET)(ConvertLayout()(module)))
+    return InferType()(made)
+
+
+def weights(module: IRModule) -> list[tuple[int, ...]]:
+    found = evaluation_order(module["main"].body)
+    return [e.data.shape for e in found if isinstance(e, Constant) and e.data.ndim > 1]
+
+
+def layouts(module: IRModule) -> list[str]:
+    found = evaluation_order(module["main"].body)
+    return [e.attrs.kernel_layout for e in found if isinstance(e, Call) and "conv2d" in e.op.name]
+
+
+@pytest.mark.parametrize(
+    ("channels", "expected"), [(1, 16), (16, 16), (17, 32), (64, 64), (65, 64)]
+)
+def test_a_tile_is_whole_vectors(channels: int, expected: int) -> None:
+    assert LANES == 16 and tile_width(channels, TARGET) == expected
+
+
+@pytest.mark.parametrize("units", [1, 16, 70])
+def test_a_dense_layer_gets_panels(units: int) -> None:
+    before = program(
+        f"""def @main(%x: Tensor[(n, 5), float32], %w: Tensor[({units}, 5), float32]) {{
+          nn.relu(nn.dense(%x, %w)) }}""",
+        w=array(units, 5),
+    )
+    after = packed(before)
+    tile = tile_width(units, TARGET)
+    assert calls(after) == ["nn.contrib_dense_pack", "nn.relu"]
+    assert weights(after) == [(-(-units // tile), 5, tile)]
+    assert_same_meaning(before, after, [array(3, 5)])
+
+
+@pytest.mark.parametrize(
+    ("channels_in", "channels", "groups", "layout"),
+    [(3, 20, 1, "OHWI32o"), (6, 6, 6, "HWOI"), (4, 40, 2, "GOHWI32o")],
+)
+def test_a_convolution_gets_the_layout_of_its_kernel(
+    channels_in: int, channels: int, groups: int, layout: str
+) -> None:
+    weight = array(channels, channels_in // groups, 3, 3)
+    before = program(
+        f"""def @main(%x: Tensor[(2, {channels_in}, 6, 7), float32],
+                      %w: Tensor[({", ".join(map(str, weight.shape))}), float32]) {{
+          nn.conv2d(%x, %w, padding=[1, 1, 1, 1], strides=[2, 1], groups={groups}) }}""",
+        w=weight,
+    )
+    after = packed(before)
+    assert layouts(after) == [layout]
+    assert_same_meaning(before, after, [array(2, channels_in, 6, 7)], rtol=1e-4)
+
+
+def test_a_weight_that_is_not_constant_stays() -> None:
+    before = program(
+        "def @main(%x: Tensor[(2, 5), float32], %w: Tensor[(4, 5), float32]) { nn.dense(%x, %w) }"
+    )
+    assert calls(packed(before)) == ["nn.dense"]
+
+
+def test_other_dtypes_stay() -> None:
+    before = program(
+        "def @main(%x: Tensor[(2, 5), float64], %w: Tensor[(4, 5), float64]) { nn.dense(%x, %w) }",
+        w=array(4, 5).astype(np.float64),
+    )
+    assert calls(packed(before)) == ["nn.dense"]
+
+
+@pytest.mark.parametrize(("size", "places"), [("14", 36), ("7", 16), ("n", 36)])
+def test_a_3x3_convolution_without_strides_is_winograds(size: str, places: int) -> None:
+    before = program(
+        f"""def @main(%x: Tensor[(1, 16, {size}, {size}), float32],
+                      %w: Tensor[(32, 16, 3, 3), float32]) {{
+          nn.conv2d(%x, %w, padding=[1, 1, 1, 1]) }}""",
+        w=array(32, 16, 3, 3),
+    )
+    after = packed(before)
+    assert weights(after) == [(places, 1, 16, 32)]
+    side = 5 if size == "n" else int(size)
+    assert_same_meaning(before, after, [array(1, 16, side, side)])
