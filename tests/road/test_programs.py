@@ -232,3 +232,41 @@ def test_three_hundred_elementwise_operators_in_a_row() -> None:
     for _ in range(150):
         body = op.tanh(op.add(body, x))
     check(function([x], body), (normal(5),))
+
+
+def sizes(*names: str) -> list[SizeVar]:
+    return [SizeVar(n, "int64") for n in names]
+
+
+def test_symbols_of_the_same_place_are_told_apart() -> None:
+    """The shape functions of (n, m) and (m, n) are two."""
+    n, m = sizes("n", "m")
+    x = relay.var("x", relay.tensor_type((n, m)))
+    turned = op.nn.softmax(op.transpose(x, (1, 0)))
+    back = op.nn.softmax(op.transpose(turned, (1, 0)))
+    check(function([x], relay.Tuple((turned, back))), (normal(3, 5),), (normal(7, 0),))
+
+
+def test_memory_of_one_symbol_is_not_given_to_another() -> None:
+    """Temporaries of n, m and k elements in turn, of very different sizes."""
+    params = [relay.var(f"x{i}", relay.tensor_type((s,))) for i, s in enumerate(sizes(*"nmk"))]
+    sums: list[relay.Expr] = []
+    for x in params:
+        first = op.cumsum(x, 0)
+        sums.append(op.sum(op.multiply(op.cumsum(first, 0), op.reverse(first, 0))))
+    total = op.add(op.add(sums[0], sums[1]), sums[2])
+    check(
+        function(params, relay.Tuple((total, *sums))),
+        (normal(1), normal(1000), normal(3)),
+        (normal(500), normal(2), normal(40)),
+    )
+
+
+def test_equal_attributes_of_different_symbols_are_not_one() -> None:
+    """reshape(x, (n, m)) and reshape(x, (m, n)) of one x."""
+    n, m = sizes("n", "m")
+    a, b = relay.var("a", relay.tensor_type((n,))), relay.var("b", relay.tensor_type((m,)))
+    x = relay.var("x", relay.tensor_type((n * m,)))
+    both = (op.reshape(x, (n, m), True), op.reshape(x, (m, n), True))
+    soft = tuple(op.nn.softmax(each) for each in both)
+    check(function([a, b, x], relay.Tuple((a, b, *soft))), (normal(2), normal(3), normal(6)))

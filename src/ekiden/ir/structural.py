@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -212,4 +212,13 @@ def structural_hash(a: object) -> int:
     return int(structural_digest(a)[:16], 16)
 
 
-__all__ = ["structural_digest", "structural_equal", "structural_hash"]
+def structural_key(a: object) -> Hashable:
+    """A key for dictionaries: equal for two things exactly when they are `structural_equal`. Free
+    variables are themselves; the digests of `n` and `m` are the same.
+
+    It holds as long as the variables inside are alive.
+    """
+    return tuple(_rows(a, "identity"))
+
+
+__all__ = ["structural_digest", "structural_equal", "structural_hash", "structural_key"]

@@ -4,13 +4,13 @@ once at entry.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from ekiden.backend.kernels.lower import Constraint
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.ir.structural import structural_digest
+from ekiden.ir.structural import structural_key
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
@@ -37,11 +37,11 @@ class Dims:
     def __init__(self, constraints: Sequence[Constraint] = ()) -> None:
         self.constraints = list(constraints)
         self.exprs: list[PrimExpr] = [const(0)] if constraints else []
-        self._places: dict[str, int] = {}
+        self._places: dict[Hashable, int] = {}
 
     def place(self, exprs: Sequence[PrimExpr]) -> int:
         """Where the values of `exprs` stand, one after the other."""
-        key = structural_digest(tuple(exprs))
+        key = structural_key(tuple(exprs))
         if key not in self._places:
             self._places[key] = len(self.exprs)
             self.exprs.extend(exprs)

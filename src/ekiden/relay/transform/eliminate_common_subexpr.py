@@ -8,7 +8,7 @@ from __future__ import annotations
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.structural import structural_digest
+from ekiden.ir.structural import structural_key
 from ekiden.ir.transform import Pass, module_pass
 from ekiden.relay.expr import Call, Constant, TupleGetItem
 from ekiden.relay.transform.infer_type import InferType
@@ -24,7 +24,7 @@ def _key(expr: RelayExpr) -> Key | None:
     first.
     """
     if isinstance(expr, Call) and isinstance(expr.op, Op) and not expr.op.definition.stateful:
-        attrs = None if expr.attrs is None else structural_digest(expr.attrs)
+        attrs = None if expr.attrs is None else structural_key(expr.attrs)
         return (expr.op.name, attrs, *map(id, expr.args))
     if isinstance(expr, TupleGetItem):
         return ("tuple", expr.index, id(expr.tuple_value))

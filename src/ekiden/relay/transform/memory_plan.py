@@ -24,7 +24,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm, PrimExpr, const
-from ekiden.ir.structural import structural_digest
+from ekiden.ir.structural import structural_key
 from ekiden.ir.transform import Pass, module_pass
 from ekiden.relay.expr import Call, Tuple, TupleGetItem, Var
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, alloc_storage
@@ -132,10 +132,10 @@ def _place_symbolic(requests: list[_Request], start: int) -> PrimExpr:
     in all.
     """
     total: PrimExpr = const(start)
-    places: dict[str, list[tuple[int, int]]] = {}
+    places: dict[Hashable, list[tuple[int, int]]] = {}
     offsets: list[PrimExpr] = []
     for request in requests:
-        dying = places.setdefault(structural_digest(request.size), [])
+        dying = places.setdefault(structural_key(request.size), [])
         if dying and dying[0][0] < request.first:
             _, index = heapq.heappop(dying)
         else:
