@@ -15,6 +15,7 @@ constant ones.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np

@@ -146,9 +146,12 @@ def _conv2d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 def conv2d_nchw(data: Array, weight: Array, attrs: Conv2DAttrs) -> Array:
     """The convolution in NCHW and OIHW, as one matrix product per group over windows."""
     top, left, bottom, right = attrs.padding
-    padded = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left, right)))
     reach = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], attrs.dilation, strict=True)]
+    low = max(0, reach[0] - data.shape[2] - top - bottom)
+    narrow = max(0, reach[1] - data.shape[3] - left - right)
+    padded = np.pad(data, ((0, 0), (0, 0), (top, bottom + low), (left, right + narrow)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(2, 3))
+    windows = windows[:, :, : 0 if low else None, : 0 if narrow else None]  # too few lines: none
     windows = windows[
         :, :, :: attrs.strides[0], :: attrs.strides[1], :: attrs.dilation[0], :: attrs.dilation[1]
     ]
