@@ -161,6 +161,13 @@ void *ek_buffer_alloc(size_t size, size_t *actual) {
   return from_system(*actual, alignment);
 }
 
+void ek_buffer_reserve(size_t size) {
+  if (!keeps || size > (size_t)PTRDIFF_MAX / 2) return;
+  size_t actual = buffer_actual(buffer_class(size));
+  void *fresh = from_system(actual, actual >= PAGE ? PAGE : BUFFER_ALIGNMENT);
+  ek_buffer_free(fresh, actual);
+}
+
 void ek_buffer_free(void *buffer, size_t actual) {
   if (buffer == NULL) return;
   if (!keeps) {
@@ -235,6 +242,15 @@ void *ek_alloc(size_t size) {
   if (block == NULL) return NULL;
   *block = (header){class_index, MAGIC, actual};
   return block + 1;
+}
+
+void ek_alloc_reserve(const void *like) {
+  const header *block = (const header *)like - 1;
+  if (!keeps || block->magic != MAGIC || block->class_index >= SMALL_CLASSES) return;
+  header *fresh = from_system(small_size(block->class_index), 16);
+  if (fresh == NULL) return;
+  *fresh = *block;
+  ek_free(fresh + 1);
 }
 
 void *ek_alloc_or_error(size_t size) {

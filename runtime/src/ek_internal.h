@@ -68,8 +68,21 @@ void ek_free(void *block);
 void *ek_buffer_alloc(size_t size, size_t *actual);
 void ek_buffer_free(void *buffer, size_t actual);
 
+/* Adds one free block of the size of 'like' (from ek_alloc), or one free buffer of 'size' bytes, to
+** what the pool keeps. Nothing happens without memory. */
+void ek_alloc_reserve(const void *like);
+void ek_buffer_reserve(size_t size);
+
 /* ek_alloc, and a MemoryError when it fails. */
 void *ek_alloc_or_error(size_t size);
+
+/* ek_services.c --------------------------------------------------------------------------------
+**
+** A first workspace for a thread that is about to start: made by the thread that starts it (NULL
+** without memory), then adopted by the new one, or discarded if it does not come to be. */
+void *ek_workspace_prepare(void);
+void ek_workspace_adopt(void *prepared);
+void ek_workspace_discard(void *prepared);
 
 #ifdef EK_HARD_TEST
 /* Makes the n-th allocation from now fail (1 is the next one), once; 0 turns that off. */

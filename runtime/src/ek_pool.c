@@ -37,6 +37,7 @@ typedef struct slot {
   int32_t index;               /* of the chunk that this worker is offered */
   int32_t failed;              /* outcome of the chunk */
   ek_object *error;            /* owned, may be NULL even if it failed */
+  void *workspace;             /* made for the worker before it starts */
   ek_thread thread;
 } slot;
 
@@ -92,6 +93,7 @@ static uint32_t await(slot *own) {
 static void worker_main(void *context) {
   slot *own = context;
   is_inside = true;
+  ek_workspace_adopt(own->workspace);
   while (await(own) != STOP) {
     uint32_t expected = OFFERED;
     if (!__atomic_compare_exchange_n(&own->state, &expected, TAKEN, false, __ATOMIC_ACQUIRE,
@@ -121,7 +123,8 @@ static void forget_workers(void) {
 
 static void watch_forks(void) { ek_on_fork(NULL, NULL, forget_workers); }
 
-/* Starts as many workers as it can; loops use those there are. The caller holds 'busy'. Workers
+/* Starts as many workers as it can; loops use those there are. The caller holds 'busy'. Each gets
+** its first workspace here, so that none allocates when it first takes part in a later run. Workers
 ** stay on cores of their own when the pool has all cores, and float when it shares them by
 ** choice. */
 static void start_workers(void) {
@@ -139,7 +142,11 @@ static void start_workers(void) {
   for (int32_t i = 0; i < wanted; i++) {
     slot *own = slot_at(i);
     own->index = i + 1;
-    if (ek_thread_start(&own->thread, worker_main, own, pinned ? cpus[i + 1] : -1) != 0) return;
+    own->workspace = ek_workspace_prepare();
+    if (ek_thread_start(&own->thread, worker_main, own, pinned ? cpus[i + 1] : -1) != 0) {
+      ek_workspace_discard(own->workspace);
+      return;
+    }
     worker_count = i + 1;
   }
 }

@@ -37,16 +37,40 @@ static void drop_workspace(void) {
   is_registered = false;
 }
 
-static chunk *push_chunk(size_t needed) {
+static chunk *new_chunk(size_t size) {
   size_t actual;
-  if (current != NULL && current->top == LINE) pop_chunk();
-  chunk *fresh = ek_buffer_alloc(needed + LINE > CHUNK_SIZE ? needed + LINE : CHUNK_SIZE, &actual);
-  if (fresh == NULL) return NULL;
-  *fresh = (chunk){current, actual, LINE};
-  current = fresh;
+  chunk *fresh = ek_buffer_alloc(size, &actual);
+  if (fresh != NULL) *fresh = (chunk){NULL, actual, LINE};
+  return fresh;
+}
+
+static void keep_until_exit(void) {
   if (!is_registered) ek_thread_on_exit(drop_workspace);
   is_registered = true;
+}
+
+static chunk *push_chunk(size_t needed) {
+  if (current != NULL && current->top == LINE) pop_chunk();
+  chunk *fresh = new_chunk(needed + LINE > CHUNK_SIZE ? needed + LINE : CHUNK_SIZE);
+  if (fresh == NULL) return NULL;
+  fresh->below = current;
+  current = fresh;
+  keep_until_exit();
   return fresh;
+}
+
+void *ek_workspace_prepare(void) { return new_chunk(CHUNK_SIZE); }
+
+void ek_workspace_adopt(void *prepared) {
+  if (prepared == NULL) return;
+  assert(current == NULL && "a thread adopts its workspace before it uses any");
+  current = prepared;
+  keep_until_exit();
+}
+
+void ek_workspace_discard(void *prepared) {
+  chunk *unused = prepared;
+  if (unused != NULL) ek_buffer_free(unused, unused->actual);
 }
 
 void *ek_workspace_alloc(int64_t nbytes) {

@@ -605,6 +605,29 @@ static int call(ek_vm *vm, const ek_vm_function *f, const ek_value *args, int32_
   return run(vm, w, ret);
 }
 
+/* Reserves what a value made of tensors holds: the tensor, those it is a view of, their storage. */
+static void reserve_like(const ek_value *value) {
+  const ek_object *at = value->type_index == EK_TENSOR ? value->v.obj : NULL;
+  while (at != NULL && at->type_index == EK_TENSOR) {
+    ek_alloc_reserve(at);
+    at = ((const ek_tensor *)(const void *)at)->owner;
+  }
+  if (at == NULL || at->type_index != EK_STORAGE) return;
+  ek_alloc_reserve(at);
+  ek_buffer_reserve(((const ek_storage *)(const void *)at)->size);
+}
+
+/* A caller holds the last result while the next is computed, so after the first run the pool gets
+** room for one more result of the same shapes. */
+static void reserve_result(const ek_value *result) {
+  if (result->type_index != EK_ADT) {
+    reserve_like(result);
+    return;
+  }
+  const ek_adt *many = (const ek_adt *)(const void *)result->v.obj;
+  for (int32_t i = 0; i < many->size; i++) reserve_like(&many->fields[i]);
+}
+
 int ek_vm_invoke(ek_object *object, int32_t function, const ek_value *args, int32_t nargs,
                  ek_value *ret) {
   if (!ek_is(object, EK_VM)) return ek_error("TypeError", "call: a virtual machine expected");
@@ -624,6 +647,10 @@ int ek_vm_invoke(ek_object *object, int32_t function, const ek_value *args, int3
                     (int)f->name.size, f->name.data);
   }
   int status = call(vm, f, args, nargs, ret);
+  if (status == 0 && !vm->has_run) {
+    vm->has_run = true;
+    reserve_result(ret);
+  }
   __atomic_store_n(&vm->is_running, 0, __ATOMIC_RELEASE);
   return status;
 }

@@ -36,6 +36,7 @@ typedef struct ek_vm {
   ek_value *args;                          /* borrowed values of the call being made */
   int32_t args_capacity;
   uint32_t is_running;                     /* atomic */
+  bool has_run;                            /* once, at least */
 } ek_vm;
 
 enum { EK_VM_MAX_FRAMES = 1000000 };
