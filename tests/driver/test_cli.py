@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -185,20 +184,16 @@ def test_wrong_usage_ends_with_2() -> None:
     assert caught.value.code == 2
 
 
-def test_help_is_fast_and_loads_no_compiler() -> None:
+def test_help_loads_no_compiler() -> None:
     code = (
         "import sys; from ekiden.cli import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "assert not {'numpy', 'llvmlite', 'onnx', 'rich'} & set(sys.modules)"
     )
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        times.append(time.perf_counter() - started)
-        assert done.returncode == 0, done.stderr
-    assert "compile" in done.stdout and min(times) < 0.5  # 0.06 s on an idle machine
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "compile" in done.stdout
 
 
 def test_running_loads_no_compiler(artifact: Path) -> None:
