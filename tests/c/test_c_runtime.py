@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.quick
-
 HERE = Path(__file__).parent
 RUNTIME = HERE.parents[1] / "runtime"
 COMPILER = shutil.which(os.environ.get("CC", "cc"))

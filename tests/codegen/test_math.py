@@ -12,8 +12,6 @@ from conftest import run_map, to_array
 from ekiden.ir.intrinsic import INTRINSICS, call_intrin
 from ekiden.ir.prim import PrimExpr
 
-pytestmark = pytest.mark.quick
-
 # fmt: off
 ULP: dict[str, tuple[float, float, float, float]] = {   # ulp in float32, in float64, range
     "exp":     (1.0, 1.5, -87.0, 88.0),
