@@ -117,13 +117,6 @@ def _index_key(index: PrimExpr) -> object:
     return ("int", index.value) if isinstance(index, IntImm) else id(index)
 
 
-def rebuild_tensor(tensor: Tensor, body: tuple[PrimExpr, ...]) -> Tensor:
-    """The same output of the operation with other expressions."""
-    op = tensor.op
-    assert isinstance(op, ComputeOp)
-    return tensor.with_fields(op=op.with_fields(body=body))
-
-
 def inline_injective(outputs: Sequence[Tensor], keep: Collection[Tensor] = ()) -> list[Tensor]:
     """The outputs with every injective producer substituted into its consumers, except outputs and
     those in `keep`.

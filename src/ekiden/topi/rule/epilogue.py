@@ -25,7 +25,7 @@ from ekiden.ir.prim import (
     const,
 )
 from ekiden.ir.prim_visitor import post_order
-from ekiden.te.inline import Inliner, inputs_of, is_injective, post_order_tensors
+from ekiden.te.inline import Inliner, is_injective, post_order_tensors
 from ekiden.tir.expr import Buffer, BufferLoad, Ramp, broadcast
 from ekiden.tir.stmt import BufferStore, Stmt
 
@@ -166,12 +166,3 @@ def operands_of(anchor: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
     assert isinstance(data, te.Tensor)
     assert isinstance(weight, te.Tensor)
     return data, weight
-
-
-def is_simple(anchor: te.Tensor, inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]) -> bool:
-    """Whether a group is an anchor on plain inputs with one output, elementwise in the anchor's
-    shape."""
-    operands = inputs_of(anchor)
-    return (
-        len(outputs) == 1 and all(t in inputs for t in operands) and outputs[0].ndim == anchor.ndim
-    )
