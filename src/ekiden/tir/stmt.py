@@ -30,6 +30,7 @@ class ForKind(Enum):
     PARALLEL = "parallel"
     VECTORIZED = "vectorized"
     UNROLLED = "unrolled"
+    THREAD_BINDING = "thread_binding"
 
 
 @node("tir.BufferStore")
@@ -49,7 +50,8 @@ class BufferStore(Stmt):
 class For(Stmt):
     """`for loop_var in range(min, min + extent)`.
 
-    annotations: {"grain": int} on parallel loops, ...
+    annotations: {"grain": int} on parallel loops, {"thread": "threadIdx.x"} on those bound to a
+    thread axis, ...
     """
 
     loop_var: Var = binding()
