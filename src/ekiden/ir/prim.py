@@ -127,6 +127,14 @@ class FloatImm(PrimExpr):
     dtype: str = "float32"
 
 
+@node("ir.StringImm")
+class StringImm(PrimExpr):
+    """A string constant: the name of a function, a format; only as an argument of a call."""
+
+    value: str
+    dtype: str = "handle"
+
+
 @node("tir.Any")
 class AnyDim(PrimExpr):
     """A dimension nothing is known about; prints as `?`. Two of them are never known equal."""

@@ -1,6 +1,15 @@
 """Loop programs: statements over buffers (PrimFunc), schedule primitives, lowering passes."""
 
-from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce, broadcast, ramp
+from ekiden.tir.expr import (
+    Broadcast,
+    Buffer,
+    BufferAddress,
+    BufferLoad,
+    Ramp,
+    VectorReduce,
+    broadcast,
+    ramp,
+)
 from ekiden.tir.printer import astext
 from ekiden.tir.schedule import Schedule, ScheduleError
 from ekiden.tir.stmt import (
@@ -31,6 +40,7 @@ __all__ = [
     "BlockRealize",
     "Broadcast",
     "Buffer",
+    "BufferAddress",
     "BufferLoad",
     "BufferStore",
     "Evaluate",

@@ -128,6 +128,7 @@ class IterKind(Enum):
 
     SPATIAL = "spatial"
     REDUCE = "reduce"
+    OPAQUE = "opaque"
 
 
 @node("tir.IterVar")
