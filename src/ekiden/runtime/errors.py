@@ -9,7 +9,8 @@
     │   │   └── UnsupportedError   it uses operators, opsets or attributes Ekiden does not have
     │   ├── TypeInferenceError     types do not agree
     │   ├── ParseError       Relay text cannot be parsed (carries line and column)
-    │   └── ScheduleError    a schedule primitive refuses
+    │   ├── ScheduleError    a schedule primitive refuses
+    │   └── PassError        a pass or its context is used wrongly
     └── InternalError        Ekiden broke one of its own rules; please report it
 
 C code names the class by its `kind`; a kind without a class here becomes the Python builtin of that
@@ -55,6 +56,10 @@ class ParseError(CompileError):
 
 class ScheduleError(CompileError):
     """A schedule primitive refuses because the program would change meaning."""
+
+
+class PassError(CompileError):
+    """A pass, a pass context or an option of one is used wrongly."""
 
 
 class InternalError(EkidenError):

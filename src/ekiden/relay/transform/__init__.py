@@ -1,6 +1,16 @@
 """The passes over Relay: one file, one pass, one name."""
 
-from ekiden.ir.transform import Pass, PassContext, PassInstrument, Sequential, module_pass
+from ekiden.ir.transform import (
+    Pass,
+    PassContext,
+    PassInfo,
+    PassInstrument,
+    Sequential,
+    function_pass_over,
+    module_pass,
+    register_pass,
+)
+from ekiden.relay.expr import Function
 from ekiden.relay.transform.alter_op_layout import AlterOpLayout
 from ekiden.relay.transform.convert_layout import ConvertLayout
 from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
@@ -15,6 +25,26 @@ from ekiden.relay.transform.manifest_lifetimes import ManifestLifetimes
 from ekiden.relay.transform.memory_plan import MemoryPlan
 from ekiden.relay.transform.simplify_inference import SimplifyInference
 from ekiden.relay.transform.to_a_normal_form import ToANormalForm
+
+function_pass = function_pass_over(Function)
+"""Decorator: (relay.Function, module, context) -> relay.Function becomes a pass."""
+
+for _factory in (
+    ConvertLayout,
+    DeadCodeElimination,
+    EliminateCommonSubexpr,
+    FoldConstant,
+    FoldScaleAxis,
+    FuseOps,
+    InferType,
+    LambdaLift,
+    ManifestAlloc,
+    ManifestLifetimes,
+    MemoryPlan,
+    SimplifyInference,
+    ToANormalForm,
+):
+    register_pass(_factory.__name__, _factory)  # its name can stand in `required` and Sequential
 
 __all__ = [
     "AlterOpLayout",
@@ -31,9 +61,11 @@ __all__ = [
     "MemoryPlan",
     "Pass",
     "PassContext",
+    "PassInfo",
     "PassInstrument",
     "Sequential",
     "SimplifyInference",
     "ToANormalForm",
+    "function_pass",
     "module_pass",
 ]
