@@ -3,8 +3,10 @@
 cdef class Module(Object):
     """A collection of functions: a shared library or native code in memory.
 
-    A function keeps its module alive.
+    A function keeps its module alive. `sources` is None, or what `get_source` reads.
     """
+
+    cdef public object sources
 
     def get_function(self, str name not None):
         """The function of that name, here or in an imported module; None when there is none."""
@@ -21,6 +23,31 @@ cdef class Module(Object):
 
     def __contains__(self, str name not None):
         return self.get_function(name) is not None
+
+    @property
+    def entry_func(self):
+        """The function that calling the module calls: its only one, or the one named `main`."""
+        names = self.names()
+        if len(names) == 1:
+            return self[names[0]]
+        return self["main"]
+
+    def __call__(self, *arguments):
+        """Call the entry function."""
+        return self.entry_func(*arguments)
+
+    def get_source(self, str fmt not None=""):
+        """The text the module was made from, in a format of `sources`; the first by default.
+
+        A ValueError lists the formats there are.
+        """
+        formats = self.sources or {}
+        chosen = fmt or next(iter(formats), "")
+        if chosen not in formats:
+            raise ValueError(f"get_source: the module has no source {fmt!r}; there are "
+                             f"{', '.join(formats) or 'none'}")
+        text = formats[chosen]
+        return text() if callable(text) else text
 
     def names(self):
         """Names of the functions of this module alone; empty for shared libraries."""
