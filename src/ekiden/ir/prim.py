@@ -118,6 +118,12 @@ class IntImm(PrimExpr):
     value: int
     dtype: str = "int64"
 
+    def __int__(self) -> int:
+        return self.value
+
+    def __index__(self) -> int:
+        return self.value
+
 
 @node("ir.FloatImm")
 class FloatImm(PrimExpr):

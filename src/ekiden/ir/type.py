@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from ekiden.ir.node import Node, node
-from ekiden.ir.prim import ExprLike, PrimExpr, convert
+from ekiden.ir.node import Node, freeze, node
+from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, convert
 
 
 class Type(Node):
@@ -27,6 +27,12 @@ class TypeKind(IntEnum):
     CONSTRAINT = 4
     ADT_HANDLE = 5
     TYPE_DATA = 6
+    Type = 0
+    ShapeVar = 1
+    BaseType = 2
+    Constraint = 4
+    AdtHandle = 5
+    TypeData = 6
 
 
 @node("relay.TensorType")
@@ -39,12 +45,30 @@ class TensorType(Type):
     shape: tuple[PrimExpr, ...]
     dtype: str = "float32"
 
+    def __post_init__(self) -> None:
+        """A shape may be any sequence of ints and expressions."""
+        shape = self.shape
+        if type(shape) is not tuple or any(not isinstance(d, PrimExpr) for d in shape):
+            freeze(self, shape=tuple(convert(d, "int64") for d in shape))
+
+    @property
+    def concrete_shape(self) -> tuple[int, ...]:
+        """The shape as ints. Raises ValueError when a dimension is no constant."""
+        found = tuple(d.value for d in self.shape if isinstance(d, IntImm))
+        if len(found) < len(self.shape):
+            raise ValueError(f"concrete_shape: not every dimension of {self!r} is a constant")
+        return found
+
 
 @node("relay.TupleType")
 class TupleType(Type):
     """A tuple of fields."""
 
     fields: tuple[Type, ...]
+
+    def __post_init__(self) -> None:
+        """The fields may be any sequence."""
+        freeze(self, fields=tuple(self.fields))
 
 
 @node("relay.TypeVar")
@@ -54,6 +78,10 @@ class TypeVar(Type):
     name_hint: str
     kind: TypeKind = TypeKind.TYPE
 
+    def __call__(self, *args: Type) -> TypeCall:
+        """`self[args]`"""
+        return TypeCall(self, args)
+
 
 @node("relay.GlobalTypeVar")
 class GlobalTypeVar(Type):
@@ -61,6 +89,10 @@ class GlobalTypeVar(Type):
 
     name_hint: str
     kind: TypeKind = TypeKind.ADT_HANDLE
+
+    def __call__(self, *args: Type) -> TypeCall:
+        """`self[args]`"""
+        return TypeCall(self, args)
 
 
 @node("relay.FuncType")
@@ -71,6 +103,11 @@ class FuncType(Type):
     ret_type: Type
     type_params: tuple[TypeVar, ...] = ()
 
+    def __post_init__(self) -> None:
+        """The parameters may be any sequences."""
+        params = self.type_params
+        freeze(self, arg_types=tuple(self.arg_types), type_params=tuple(params or ()))
+
 
 @node("relay.TypeCall")
 class TypeCall(Type):
@@ -78,6 +115,10 @@ class TypeCall(Type):
 
     func: Type
     args: tuple[Type, ...]
+
+    def __post_init__(self) -> None:
+        """The arguments may be any sequence."""
+        freeze(self, args=tuple(self.args))
 
 
 @node("relay.RefType")

@@ -26,6 +26,7 @@ from ekiden.relay.expr import (
     Constant,
     Constructor,
     Expr,
+    ExprWithOp,
     Function,
     If,
     Let,
@@ -59,6 +60,7 @@ from ekiden.relay.visitor import (
     post_order,
 )
 
+ExprWithOp.infer = staticmethod(infer_expr_type)
 Any = AnyDim
 """A dimension nothing is known about (TVM's name)."""
 

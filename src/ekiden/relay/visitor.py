@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.type import (
     FuncType,
@@ -312,6 +313,14 @@ def free_vars(expr: Expr) -> list[Var]:
     return [v for v in used if v not in bound]
 
 
+def closed(expr: Expr) -> Function:
+    """`fn (free variables) { expr }`"""
+    return Function(tuple(dict.fromkeys(free_vars(expr))), expr)
+
+
+IRModule.wrapper = staticmethod(closed)
+
+
 def type_children(kind: Type) -> tuple[Type, ...]:
     """The types a type is made of."""
     match kind:
@@ -423,6 +432,7 @@ __all__ = [
     "bind",
     "bound_vars",
     "children",
+    "closed",
     "free_type_vars",
     "free_vars",
     "has_holes",

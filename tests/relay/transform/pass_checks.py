@@ -26,7 +26,7 @@ def program(text: str, **constants: Array) -> IRModule:
     main = module["main"]
     assert isinstance(main, Function)
     values = {p: Constant(constants[p.name_hint]) for p in main.params if p.name_hint in constants}
-    return InferType()(module.update("main", bind(main, values)) if values else module)
+    return InferType()(module.with_function("main", bind(main, values)) if values else module)
 
 
 def check(transform: Callable[[IRModule], IRModule], before: str, after: str) -> None:

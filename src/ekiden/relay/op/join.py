@@ -161,6 +161,11 @@ def split_ranges(attrs: SplitAttrs, size: PrimExpr) -> list[tuple[PrimExpr, Prim
     return [(a, tidy(b - a)) for a, b in itertools.pairwise(edges)]
 
 
+def _split_count(attrs: Attrs | None) -> int:
+    cuts = attrs_of(SplitAttrs, attrs).indices_or_sections
+    return cuts if isinstance(cuts, int) else len(cuts) + 1
+
+
 def _split_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("split", types, 1)
     wanted = attrs_of(SplitAttrs, attrs)
@@ -191,6 +196,7 @@ register_op(
         reference=_split_reference,
         lower=_split_lower,
         pattern=OpPattern.INJECTIVE,
+        fields=_split_count,
     )
 )
 
