@@ -107,7 +107,7 @@ def test_an_extern_writes_statements() -> None:
     def build(ins: list[tir.Buffer], outs: list[tir.Buffer]) -> tir.Stmt:
         return tir.BufferStore(outs[0], ins[0][2], (const(0),))
 
-    (y,) = te.extern([(1,)], [from_tensor], build, ["float32"], name="last")
+    (y,) = te.extern([(1,)], [from_tensor], build, name="last", dtype=["float32"])
     out = np.zeros(1, "float32")
     interpreter.run(
         lower(te.create_prim_func([from_tensor, y])), np.arange(3, dtype="float32"), out

@@ -1,5 +1,6 @@
 """Loop programs: statements over buffers (PrimFunc), schedule primitives, lowering passes."""
 
+from ekiden.tir import ir_builder
 from ekiden.tir.expr import (
     Broadcast,
     Buffer,
@@ -60,6 +61,7 @@ __all__ = [
     "VectorReduce",
     "astext",
     "broadcast",
+    "ir_builder",
     "ramp",
     "seq",
     "verify",

@@ -23,7 +23,7 @@ def cumsum(x: Tensor, axis: int, dtype: str, exclusive: bool) -> Tensor:
             stmt = For(index, as_dim(0), dim, ForKind.SERIAL, stmt)
         return stmt
 
-    return te.extern([x.shape], [x], build, [dtype], name="cumsum")[0]
+    return te.extern_op([x.shape], [x], build, [dtype], name="cumsum")[0]
 
 
 def _store(
