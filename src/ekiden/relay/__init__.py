@@ -19,7 +19,8 @@ from ekiden.ir.type import (
     TypeVar,
     tensor_type,
 )
-from ekiden.relay import op, transform
+from ekiden.relay import analysis, op, transform
+from ekiden.relay.analysis import free_type_vars
 from ekiden.relay.expr import (
     Call,
     Clause,
@@ -55,7 +56,6 @@ from ekiden.relay.visitor import (
     all_vars,
     bind,
     bound_vars,
-    free_type_vars,
     free_vars,
     post_order,
 )
@@ -105,6 +105,7 @@ __all__ = [
     "TypeVar",
     "Var",
     "all_vars",
+    "analysis",
     "astext",
     "bind",
     "bound_vars",

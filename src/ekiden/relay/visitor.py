@@ -7,7 +7,7 @@ and `REBUILD` makes a node from new children; everything else here is made from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
@@ -280,11 +280,12 @@ def bind(expr: Expr, mapping: Mapping[Var, Expr]) -> Expr:
 def bound_vars(expr: Expr) -> list[Var]:
     """Every variable that a Let, Function or Match in `expr` binds, in the order met."""
     return list(
-        dict.fromkeys(v for e in post_order(expr, into_functions=True) for v in _binders(e))
+        dict.fromkeys(v for e in post_order(expr, into_functions=True) for v in binders(e))
     )
 
 
-def _binders(expr: Expr) -> Iterable[Var]:
+def binders(expr: Expr) -> Sequence[Var]:
+    """The variables that an expression itself binds."""
     match expr:
         case Let(var=var):
             return (var,)
@@ -309,7 +310,7 @@ def free_vars(expr: Expr) -> list[Var]:
         if isinstance(e, Var):
             used.append(e)
         else:
-            bound.update(_binders(e))
+            bound.update(binders(e))
     return [v for v in used if v not in bound]
 
 
@@ -406,22 +407,6 @@ def types_in(expr: Expr) -> tuple[Type, ...]:
             return ()
 
 
-def free_type_vars(expr: Expr) -> list[TypeVar]:
-    """The type variables written in an expression that nothing in it binds, in the order met."""
-    used: dict[TypeVar, None] = {}
-    bound: set[TypeVar] = set()
-    for e in post_order(expr, into_functions=True):
-        if isinstance(e, Function):
-            bound.update(e.type_params)
-        for written in types_in(e):
-            for t in type_post_order(written):
-                if isinstance(t, TypeVar):
-                    used[t] = None
-                elif isinstance(t, FuncType):
-                    bound.update(t.type_params)
-    return [t for t in used if t not in bound]
-
-
 __all__ = [
     "ATOMS",
     "CHILDREN",
@@ -430,10 +415,10 @@ __all__ = [
     "RelayExpr",
     "all_vars",
     "bind",
+    "binders",
     "bound_vars",
     "children",
     "closed",
-    "free_type_vars",
     "free_vars",
     "has_holes",
     "map_pattern",
