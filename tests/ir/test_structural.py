@@ -68,7 +68,7 @@ def test_named_dimensions_of_bare_types_are_themselves() -> None:
 def test_spans_names_and_inferred_types_do_not_matter() -> None:
     text = "def @main(%x: float32) { exp(%x) }"
     assert structural_equal(
-        parse(text, source="a"), parse("\n" + text.replace("%x", "%y"), source="b")
+        parse(text, src_name="a"), parse("\n" + text.replace("%x", "%y"), src_name="b")
     )
 
 
