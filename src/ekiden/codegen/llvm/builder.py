@@ -164,6 +164,10 @@ class Builder:
         """`opcode a, b`."""
         return self.pure(f"{opcode} {register_type(dtype)} {a}, {b}")
 
+    def negate(self, dtype: str, a: Operand) -> Operand:
+        """`-a` of floats."""
+        return self.pure(f"fneg {register_type(dtype)} {a}")
+
     def compare(self, predicate: str, dtype: str, a: Operand, b: Operand) -> Operand:
         """icmp or fcmp with LLVM's predicate; the result is bool with the lanes of `dtype`."""
         kind = "fcmp" if dt.is_float(dtype) else "icmp"
@@ -193,6 +197,20 @@ class Builder:
         one = self.pure(f"insertelement {kind} poison, {register_type(dtype)} {a}, i64 0")
         return self.pure(
             f"shufflevector {kind} {one}, {kind} poison, <{lanes} x i32> zeroinitializer"
+        )
+
+    def element(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
+        """`values[index]` in float64 per lane, for an index (int64) in range."""
+        table, kind = self.module.table(values), register_type(dt.with_lanes("float64", lanes))
+        word = register_type(dt.with_lanes("int64", lanes))
+        place = self.pure(f"getelementptr double, ptr {table}, {word} {index}")
+        if lanes == 1:
+            return self.pure(f"load double, ptr {place}")
+        places, bits = f"<{lanes} x ptr>", f"<{lanes} x i1>"
+        name = f"llvm.masked.gather.v{lanes}f64.v{lanes}p0"
+        self.module.declare(name, kind, [places, "i32", bits, kind])
+        return self.pure(
+            f"call {kind} @{name}({places} {place}, i32 8, {bits} splat (i1 true), {kind} poison)"
         )
 
     def any(self, mask: Operand, lanes: int) -> Operand:

@@ -7,6 +7,7 @@ what it uses from outside travels in a structure of 8-byte slots; a vector takes
 
 from __future__ import annotations
 
+from ekiden.codegen.common import stored_value
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.expression import (
@@ -17,9 +18,9 @@ from ekiden.codegen.llvm.expression import (
 )
 from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import Add, IntImm, Intrinsic, Mul, PrimExpr, SizeVar, Var, const, is_const
+from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var, const, is_const
 from ekiden.runtime.errors import InternalError
-from ekiden.tir.expr import Buffer, BufferLoad, Ramp
+from ekiden.tir.expr import Buffer, Ramp
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -157,7 +158,7 @@ class StatementEmitter(ExpressionEmitter):
                     self.store(s.with_fields(predicate=None)) if is_const(s.predicate, 1) else None
                 )
             return self.branching(IfThenElse(s.predicate, s.with_fields(predicate=None)))
-        value = self.stored_value(s)
+        value = self.value(stored_value(s))
         if s.buffer.scope == "register" and s.buffer not in self.pointers:
             if s.predicate is not None:
                 raise DemoteRegisterError(s.buffer)
@@ -169,19 +170,6 @@ class StatementEmitter(ExpressionEmitter):
         self.memory_store(s, kept, value)
         self.b.touch_memory()
         return None
-
-    def stored_value(self, s: BufferStore) -> Operand:
-        """The value to store; x = x + a * b becomes one fused multiply-add."""
-        update = s.value
-        if isinstance(update, Add) and dt.element(update.dtype) in ("float32", "float64"):
-            for old, product in ((update.a, update.b), (update.b, update.a)):
-                if (
-                    isinstance(old, BufferLoad)
-                    and old.buffer is s.buffer
-                    and isinstance(product, Mul)
-                ):
-                    return self.value(Intrinsic("fma", (product.a, product.b, old), update.dtype))
-        return self.value(update)
 
     def memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
         """A scalar, contiguous, masked or scattered store."""
