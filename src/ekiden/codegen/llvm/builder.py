@@ -12,15 +12,20 @@ from contextlib import contextmanager
 
 from ekiden.codegen.llvm.types import constant, register_type, suffix
 from ekiden.ir import dtype as dt
+from ekiden.target import Target
 
 Operand = str
 Arguments = Sequence[tuple[str, Operand]]
 
 
 class Module:
-    """What functions of one module share: declarations, string constants, finished functions."""
+    """What functions of one module share: declarations, string constants, finished functions.
 
-    def __init__(self) -> None:
+    `target` says which instructions there are; without one, none but those of every machine.
+    """
+
+    def __init__(self, target: Target | None = None) -> None:
+        self.target = target
         self.declarations: dict[str, str] = {}
         self.strings: dict[bytes, str] = {}
         self.tables: dict[tuple[float, ...], str] = {}
@@ -211,6 +216,21 @@ class Builder:
         self.module.declare(name, kind, [places, "i32", bits, kind])
         return self.pure(
             f"call {kind} @{name}({places} {place}, i32 8, {bits} splat (i1 true), {kind} poison)"
+        )
+
+    def scalef(self, dtype: str, a: Operand, exponent: Operand) -> Operand | None:
+        """`a * 2**floor(exponent)` by the instruction of AVX-512; None where it cannot be used."""
+        target, lanes = self.module.target, dt.lanes(dtype)
+        bits = lanes * 8 * dt.itemsize(dt.element(dtype))
+        if target is None or target.vector_bits < 512 or bits != 512:
+            return None
+        mask, kind = f"i{lanes}", register_type(dtype)
+        name = f"llvm.x86.avx512.mask.scalef.p{'s' if lanes == 16 else 'd'}.512"
+        self.module.declare(name, kind, [kind, kind, kind, mask, "i32"])
+        current_rounding = 4
+        return self.pure(
+            f"call {kind} @{name}({kind} {a}, {kind} {exponent}, {kind} {a}, {mask} -1,"
+            f" i32 {current_rounding})"
         )
 
     def any(self, mask: Operand, lanes: int) -> Operand:

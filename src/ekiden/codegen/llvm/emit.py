@@ -23,7 +23,7 @@ def emit(func: PrimFunc, target: Target) -> str:
 
 def emit_all(funcs: Sequence[PrimFunc], target: Target) -> str:
     """One module with several functions."""
-    module = Module()
+    module = Module(target)
     for func in funcs:
         _write(module, func)
     head = [f"; for {target}", f'target triple = "{target.triple}"']

@@ -119,9 +119,15 @@ class FloatMath:
         return self.from_bits(self.int_op("shl", biased, self.int_const(MANTISSA[self.element])))
 
     def scale(self, x: Operand, n: Operand) -> Operand:
-        """x * 2**n in two steps, so that subnormal results and overflow come out right."""
-        half = self.int_op("ashr", n, self.int_const(1))
-        rest = self.int_op("sub", n, half)
+        """x * 2**n for a float n holding a small integer; subnormal results and overflow come out
+        right: one instruction where there is one, else in two steps.
+        """
+        scaled = self.b.scalef(self.dtype, x, n)
+        if scaled is not None:
+            return scaled
+        whole = self.to_int(n)
+        half = self.int_op("ashr", whole, self.int_const(1))
+        rest = self.int_op("sub", whole, half)
         return self.mul(self.mul(x, self.power_of_two(half)), self.power_of_two(rest))
 
     def look_up(self, values: tuple[float, ...], index: Operand) -> Operand:
