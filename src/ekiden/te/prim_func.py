@@ -25,6 +25,7 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
+from ekiden.tir.visitor import substitute
 
 
 class BufferMap:
@@ -71,8 +72,11 @@ def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
                 for t, b in zip(outputs, targets, strict=True)
             )
         )
-    iters = (*op.axis, *(IterVar(r, r.extent, IterKind.REDUCE) for r in op.reduce_axis))
-    block = Block(op.name, iters, update, init)
+    reduced = [Var(r.name, r.dtype) for r in op.reduce_axis]
+    domains = zip(reduced, op.reduce_axis, strict=True)
+    iters = (*op.axis, *(IterVar(v, r.extent, IterKind.REDUCE) for v, r in domains))
+    plain: dict[Var, PrimExpr] = dict(zip(op.reduce_axis, reduced, strict=True))
+    block = Block(op.name, iters, substitute(update, plain), init)
     loops = tuple(Var(i.var.name) for i in iters)
     nest: Stmt = BlockRealize(loops, const(True), block)
     for var, each in zip(reversed(loops), reversed(iters), strict=True):
