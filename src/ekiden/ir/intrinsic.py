@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ekiden.ir import dtype as dt
 from ekiden.ir.prim import ExprLike, Intrinsic, PrimExpr, convert, is_const
 
 
@@ -83,9 +84,9 @@ def call_intrin(op: str, *args: ExprLike, dtype: str | None = None) -> PrimExpr:
 def result_dtype(op: str, args: Sequence[PrimExpr]) -> str:
     """The dtype of a call of an intrinsic that does not say another."""
     row = INTRINSICS.get(op)
-    if row is not None and row.dtype is not None:
-        return row.dtype
-    return args[-1].dtype if args else "int32"
+    if row is None or row.dtype is None:
+        return args[-1].dtype if args else "int32"
+    return dt.with_lanes("bool", dt.lanes(args[-1].dtype)) if row.dtype == "bool" else row.dtype
 
 
 def if_then_else(condition: PrimExpr, true_value: PrimExpr, false_value: PrimExpr) -> PrimExpr:
