@@ -277,6 +277,20 @@ def bind(expr: Expr, mapping: Mapping[Var, Expr]) -> Expr:
     )
 
 
+def fresh_copy(expr: Expr, mapping: Mapping[Var, Expr] | None = None) -> Expr:
+    """`expr` with a new variable wherever it binds one, so that it can stand beside the original.
+
+    `mapping` replaces free variables on the way. What holds no bound variable is shared.
+    """
+    new: dict[Var, Expr] = {}
+    for variable in bound_vars(expr):
+        new[variable] = Var(variable.name_hint, variable.type_annotation, span=variable.span)
+        known = variable.checked_type_or_none()
+        if known is not None:
+            new[variable].set_checked_type(known)
+    return _Substitution({**new, **(mapping or {})}).visit(expr)
+
+
 def bound_vars(expr: Expr) -> list[Var]:
     """Every variable that a Let, Function or Match in `expr` binds, in the order met."""
     return list(

@@ -15,16 +15,20 @@ from ekiden.relay.transform.alter_op_layout import AlterOpLayout
 from ekiden.relay.transform.convert_layout import ConvertLayout
 from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
 from ekiden.relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
+from ekiden.relay.transform.eta_expand import EtaExpand
 from ekiden.relay.transform.fold_constant import FoldConstant
 from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
 from ekiden.relay.transform.fuse_ops import FuseOps
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.inline import Inline
 from ekiden.relay.transform.lambda_lift import LambdaLift
 from ekiden.relay.transform.manifest_alloc import ManifestAlloc
 from ekiden.relay.transform.manifest_lifetimes import ManifestLifetimes
 from ekiden.relay.transform.memory_plan import MemoryPlan
+from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.transform.simplify_inference import SimplifyInference
 from ekiden.relay.transform.to_a_normal_form import ToANormalForm
+from ekiden.relay.transform.to_graph_normal_form import ToGraphNormalForm
 
 function_pass = function_pass_over(Function)
 """Decorator: (relay.Function, module, context) -> relay.Function becomes a pass."""
@@ -43,6 +47,10 @@ for _factory in (
     MemoryPlan,
     SimplifyInference,
     ToANormalForm,
+    ToGraphNormalForm,
+    RemoveUnusedFunctions,
+    Inline,
+    EtaExpand,
 ):
     register_pass(_factory.__name__, _factory)  # its name can stand in `required` and Sequential
 
@@ -51,10 +59,12 @@ __all__ = [
     "ConvertLayout",
     "DeadCodeElimination",
     "EliminateCommonSubexpr",
+    "EtaExpand",
     "FoldConstant",
     "FoldScaleAxis",
     "FuseOps",
     "InferType",
+    "Inline",
     "LambdaLift",
     "ManifestAlloc",
     "ManifestLifetimes",
@@ -63,9 +73,11 @@ __all__ = [
     "PassContext",
     "PassInfo",
     "PassInstrument",
+    "RemoveUnusedFunctions",
     "Sequential",
     "SimplifyInference",
     "ToANormalForm",
+    "ToGraphNormalForm",
     "function_pass",
     "module_pass",
 ]
