@@ -188,3 +188,22 @@ def astext(func: PrimFunc) -> str:
     lines = [f"def {func.name}({params}):"]
     lines += [f"    {line}" for line in printer.lines(func.body)]
     return "\n".join(lines) + "\n"
+
+
+def text_and_lines(func: PrimFunc) -> tuple[str, dict[Stmt, int]]:
+    """As `astext`, and the line (from 1) on which each statement begins: what debuggers show."""
+    where: dict[Stmt, int] = {}
+    out: list[str] = []
+
+    class _Recorder(_Printer):
+        def lines(self, s: Stmt) -> Iterator[str]:
+            for line in super().lines(s):
+                where.setdefault(s, len(out) + 1)
+                yield line
+
+    printer = _Recorder()
+    params = ", ".join(printer._declaration(b, ":") for b in func.params)
+    out.append(f"def {func.name}({params}):")
+    for line in printer.lines(func.body):
+        out.append(f"    {line}")
+    return "\n".join(out) + "\n", where
