@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ class TypeParser:
         """Named dimensions: one name is one dimension in the whole text."""
         self.global_types: dict[str, GlobalTypeVar] = {}
         self.type_vars: list[dict[str, TypeVar]] = []
-        self._line_starts = [0, *(i + 1 for i, c in enumerate(source.text) if c == "\n")]
+        self._line_starts = [0, *(m.end() for m in re.finditer("\n", source.text))]
 
     # Tokens
 
@@ -300,7 +301,7 @@ class TypeParser:
         return tuple(found)
 
     def _tuple(self) -> tuple[object, ...] | None:
-        """`(a, b)`; None, and nothing taken, where the parenthesis belongs to a scalar expression."""
+        """`(a, b)`; None, and nothing taken, for the parenthesis of a scalar expression."""
         start = self.position
         self.advance()
         found = self._list(")")
