@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from ekiden.codegen.llvm.debug import DebugLines
 from ekiden.codegen.llvm.types import constant, register_type, suffix
 from ekiden.ir import dtype as dt
 from ekiden.target import Target
@@ -22,10 +23,11 @@ class Module:
     """What functions of one module share: declarations, string constants, finished functions.
 
     `target` says which instructions there are; without one, none but those of every machine.
+    `debug` has the lines of statements, if code is to be debugged.
     """
 
-    def __init__(self, target: Target | None = None) -> None:
-        self.target = target
+    def __init__(self, target: Target | None = None, debug: DebugLines | None = None) -> None:
+        self.target, self.debug = target, debug
         self.declarations: dict[str, str] = {}
         self.strings: dict[bytes, str] = {}
         self.tables: dict[tuple[float, ...], str] = {}
@@ -80,6 +82,7 @@ class Builder:
         self.entry: list[str] = []
         self.lines: list[str] = []
         self.block = "entry"
+        self.location = ""
         self._scopes: list[dict[str, Operand]] = [{}]
         self._count = 0
         self._memory = 0
@@ -117,12 +120,12 @@ class Builder:
 
     def effect(self, text: str) -> None:
         """An instruction without a value."""
-        self.lines.append(f"  {text}")
+        self.lines.append(f"  {text}{self.location}")
 
     def value(self, text: str, hint: str = "v") -> Operand:
         """An instruction that must stay where it is."""
         name = f"%{self.fresh(hint)}"
-        self.lines.append(f"  {name} = {text}")
+        self.lines.append(f"  {name} = {text}{self.location}")
         return name
 
     def pure(self, text: str, epoch: str = "") -> Operand:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ekiden.codegen.common import Dimension, argument_label, dimensions, dtype_word
 from ekiden.codegen.llvm.builder import Operand
+from ekiden.codegen.llvm.debug import FunctionLines
 from ekiden.codegen.llvm.statement import StatementEmitter, function_text
 from ekiden.ir.prim import SizeVar, Var
 from ekiden.tir.expr import Buffer
@@ -25,6 +26,10 @@ class EntryEmitter(StatementEmitter):
     def write(self, func: PrimFunc) -> None:
         """Emit entry and body, and add them to the module."""
         self.b.entry = []
+        if self.module.debug is not None:
+            line = self.module.debug.first_line(func)
+            self.lines = FunctionLines(self.module.debug, self.name, line)
+            self.b.location = self.lines.header()
         count = len(func.params)
         right = self.b.value(f"icmp eq i32 %nargs, {count}")
         self.check(right, "TypeError", f"{self.name}: expected {count} arguments")

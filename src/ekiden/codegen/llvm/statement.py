@@ -10,6 +10,7 @@ from __future__ import annotations
 from ekiden.codegen.common import stored_value
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.debug import FunctionLines
 from ekiden.codegen.llvm.expression import (
     DemoteRegisterError,
     ExpressionEmitter,
@@ -45,10 +46,13 @@ class StatementEmitter(ExpressionEmitter):
         self.workspaces: list[Operand] = []
         self.failures: list[str] = []
         self._stores: dict[Stmt, frozenset[RegisterKey]] = {}
+        self.lines: FunctionLines | None = None
 
     def statement(self, s: Stmt) -> None:
         """Emit one statement."""
         self.begin_statement()
+        if self.lines is not None:
+            self.b.location = self.lines.enter(s)
         match s:
             case SeqStmt():
                 for each in s.seq:
@@ -79,6 +83,8 @@ class StatementEmitter(ExpressionEmitter):
         before = len(self.workspaces)
         while isinstance(s, (LetStmt, Allocate)):
             self.begin_statement()
+            if self.lines is not None:
+                self.b.location = self.lines.enter(s)
             if isinstance(s, LetStmt):
                 self.variables[s.var] = self.value(s.value)
                 if self.is_nonnegative(s.value):
@@ -296,6 +302,8 @@ class StatementEmitter(ExpressionEmitter):
             self.positive.add(var)
         with self.region(self.mask):
             self.statement(s.body)
+        if self.lines is not None:
+            b.location = self.lines.enter(s)
         b.effect(f"{following} = add {kind} {counter}, 1")
         again = b.value(f"icmp slt {kind} {following}, {end}")
         back = b.block
@@ -350,7 +358,7 @@ class StatementEmitter(ExpressionEmitter):
     def parallel(self, s: For) -> None:
         """Run the body by ek_parallel_for over [0, extent)."""
         b, grain = self.b, int(str((s.annotations or {}).get("grain", 1)))
-        body = BodyEmitter(self.module, self, s)
+        body = BodyEmitter(self.module, self)
         function = body.write(s)
         slots = max(body.slots, 1)
         context = f"%{b.fresh('context')}"
@@ -371,7 +379,7 @@ class StatementEmitter(ExpressionEmitter):
 class BodyEmitter(StatementEmitter):
     """The function of a parallel loop's body: asks the function around for what it uses."""
 
-    def __init__(self, module: Module, outer: StatementEmitter, loop: For) -> None:
+    def __init__(self, module: Module, outer: StatementEmitter) -> None:
         super().__init__(module, outer.name, outer.demoted)
         self.outer = outer
         self.captured: list[tuple[int, str, Operand]] = []
@@ -406,6 +414,10 @@ class BodyEmitter(StatementEmitter):
     def write(self, s: For) -> str:
         """Emit the function; returns its name."""
         name = self.module.unique(f'"{self.name}.body"').replace('".', ".") + '"'
+        if self.module.debug is not None:
+            line = self.module.debug.lines.get(s, 1)
+            self.lines = FunctionLines(self.module.debug, f"{self.name}.body", line)
+            self.b.location = self.lines.header()
         start = self.value(s.min)
         kind = s.loop_var.dtype
         begin = emit_cast(self.b, "%begin", "int64", kind)
@@ -427,5 +439,6 @@ def function_text(
     """The finished function. Its first block is the entry, which holds stack slots and captured
     values."""
     linkage = "internal " if internal else ""
-    lines = [f"define {linkage}i32 @{name}({parameters}) #0 {{", "entry:", *emitter.b.entry]
+    debug = "" if emitter.lines is None else f" !dbg !{emitter.lines.subprogram}"
+    lines = [f"define {linkage}i32 @{name}({parameters}) #0{debug} {{", "entry:", *emitter.b.entry]
     return "\n".join([*lines, *emitter.b.lines, "}"])
