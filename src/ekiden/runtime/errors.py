@@ -10,6 +10,7 @@
     │   ├── TypeInferenceError     types do not agree
     │   ├── ParseError       Relay text cannot be parsed (carries line and column)
     │   ├── ScheduleError    a schedule primitive refuses
+    │   ├── DifferentiationError   a program has no gradient
     │   └── PassError        a pass or its context is used wrongly
     └── InternalError        Ekiden broke one of its own rules; please report it
 
@@ -56,6 +57,10 @@ class ParseError(CompileError):
 
 class ScheduleError(CompileError):
     """A schedule primitive refuses because the program would change meaning."""
+
+
+class DifferentiationError(CompileError):
+    """A program cannot be differentiated; the message names the operator or expression."""
 
 
 class PassError(CompileError):

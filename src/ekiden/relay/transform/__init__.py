@@ -19,6 +19,7 @@ from ekiden.relay.transform.eta_expand import EtaExpand
 from ekiden.relay.transform.fold_constant import FoldConstant
 from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
 from ekiden.relay.transform.fuse_ops import FuseOps
+from ekiden.relay.transform.gradient import FirstOrderGradient, gradient
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import Inline
 from ekiden.relay.transform.lambda_lift import LambdaLift
@@ -37,6 +38,7 @@ for _factory in (
     ConvertLayout,
     DeadCodeElimination,
     EliminateCommonSubexpr,
+    FirstOrderGradient,
     FoldConstant,
     FoldScaleAxis,
     FuseOps,
@@ -60,6 +62,7 @@ __all__ = [
     "DeadCodeElimination",
     "EliminateCommonSubexpr",
     "EtaExpand",
+    "FirstOrderGradient",
     "FoldConstant",
     "FoldScaleAxis",
     "FuseOps",
@@ -79,5 +82,6 @@ __all__ = [
     "ToANormalForm",
     "ToGraphNormalForm",
     "function_pass",
+    "gradient",
     "module_pass",
 ]

@@ -23,7 +23,7 @@ from ekiden.relay.transform.scopes import rewrite_graph
 from ekiden.relay.visitor import fresh_copy
 
 
-def inline(module: IRModule, wanted: Callable[[Function], bool]) -> IRModule:
+def inline(module: IRModule, wanted: Callable[[GlobalVar, Function], bool]) -> IRModule:
     """The module with calls of the wanted functions replaced by their bodies."""
     graph = CallGraph(module)
     recursive = {name for group in graph.cycles() for name in group}
@@ -34,7 +34,7 @@ def inline(module: IRModule, wanted: Callable[[Function], bool]) -> IRModule:
         if not isinstance(function, Function):
             continue
         done[name] = function = function.with_fields(body=_with_bodies(function.body, inlined))
-        if name not in recursive and _can_inline(function) and wanted(function):
+        if name not in recursive and _can_inline(function) and wanted(name, function):
             inlined[name] = function
     return _without_unused(module.with_functions(done), set(inlined))
 
@@ -84,7 +84,7 @@ def _without_unused(module: IRModule, names: set[GlobalVar]) -> IRModule:
 
 @module_pass(name="Inline", opt_level=1)
 def _inline(module: IRModule, context: PassContext) -> IRModule:
-    return inline(module, lambda function: bool(function.attr("Inline")))
+    return inline(module, lambda name, function: bool(function.attr("Inline")))
 
 
 def Inline() -> Pass:  # noqa: N802
