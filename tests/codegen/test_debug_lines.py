@@ -24,10 +24,10 @@ PROGRAM = """
 import numpy as np
 from ekiden import te
 from ekiden.codegen.build import build
-x = te.placeholder((64,), name="x")
-y = te.compute((64,), lambda i: x[i] + 1.0, name="y")
+x = te.placeholder(({size},), name="x")
+y = te.compute(({size},), lambda i: x[i] + 1.0, name="y")
 module = build(te.create_prim_func([x, y], "add_one"))
-a, b = np.zeros(64, "float32"), np.zeros(64, "float32")
+a, b = np.zeros({size}, "float32"), np.zeros({size}, "float32")
 for _ in range({times}):
     module["add_one"](a, b)
 """
@@ -84,7 +84,7 @@ def test_a_library_to_debug_computes_the_same(
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed")
 def test_gdb_stops_on_a_line_of_the_program(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(times=1))
+    program.write_text(PROGRAM.format(times=1, size=64))
     commands = ["set breakpoint pending on", "set debuginfod enabled off", "break add_one", "run"]
     given = [word for each in [*commands, "bt 1", "list"] for word in ("-ex", each)]
     shown = subprocess.run(
@@ -104,7 +104,7 @@ def test_gdb_stops_on_a_line_of_the_program(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("perf") is None, reason="perf is not installed")
 def test_perf_names_functions(tmp_path: Path) -> None:
     program, data = tmp_path / "program.py", tmp_path / "perf.data"
-    program.write_text(PROGRAM.format(times=20_000))
+    program.write_text(PROGRAM.format(times=5_000, size=65536))
     python = os.path.realpath(sys.executable)
     record = ["perf", "record", "-q", "-F", "999", "-o", str(data), python, str(program)]
     done = subprocess.run(record, capture_output=True, env=environment(tmp_path), check=False)

@@ -65,6 +65,8 @@ class BaseFunc(RelayExpr):
     """A function a module can hold: relay.Function or tir.PrimFunc."""
 
     __slots__ = ()
+    canonical_form: ClassVar[Callable[[BaseFunc], BaseFunc] | None] = None
+    """The form in which functions of a class are compared and hashed, None for their own."""
 
     def attr(self, key: str) -> object:
         """An attribute of the function, None if it has none of that key."""

@@ -94,7 +94,9 @@ def parse(
     TypeInferenceError.
     """
     parser = _Parser(Source(source, src_name), init_module, init_meta_table)
-    return infer_type(parser.read(parser.module))
+    module = parser.read(parser.module)
+    infer_type(module)  # types are set, but what the text leaves out is not filled in
+    return module
 
 
 def fromtext(data: str, source_name: str = "text") -> IRModule:

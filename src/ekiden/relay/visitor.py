@@ -293,9 +293,7 @@ def fresh_copy(expr: Expr, mapping: Mapping[Var, Expr] | None = None) -> Expr:
 
 def bound_vars(expr: Expr) -> list[Var]:
     """Every variable that a Let, Function or Match in `expr` binds, in the order met."""
-    return list(
-        dict.fromkeys(v for e in post_order(expr, into_functions=True) for v in binders(e))
-    )
+    return list(dict.fromkeys(v for e in post_order(expr, into_functions=True) for v in binders(e)))
 
 
 def binders(expr: Expr) -> Sequence[Var]:

@@ -1,6 +1,7 @@
 """Loop programs: statements over buffers (PrimFunc), schedule primitives, lowering passes."""
 
 from ekiden.tir import ir_builder
+from ekiden.tir.distinct import distinct
 from ekiden.tir.expr import (
     Broadcast,
     Buffer,
@@ -13,6 +14,8 @@ from ekiden.tir.expr import (
 )
 from ekiden.tir.printer import astext
 from ekiden.tir.schedule import Schedule, ScheduleError
+from ekiden.tir.script import from_source as parse
+from ekiden.tir.script import prim_func
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -61,7 +64,10 @@ __all__ = [
     "VectorReduce",
     "astext",
     "broadcast",
+    "distinct",
     "ir_builder",
+    "parse",
+    "prim_func",
     "ramp",
     "seq",
     "verify",

@@ -26,6 +26,11 @@ class Buffer(Node):
     strides: tuple[PrimExpr, ...] = ()
     elem_offset: PrimExpr | None = None
 
+    def sizes(self) -> tuple[PrimExpr, ...]:
+        """The expressions that lay it out: shape, strides, offset."""
+        offset = () if self.elem_offset is None else (self.elem_offset,)
+        return (*self.shape, *self.strides, *offset)
+
     def access_ptr(
         self,
         access: str = "rw",

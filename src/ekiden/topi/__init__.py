@@ -25,7 +25,9 @@ from ekiden.topi import (
     reduce,
     rule,
     scan,
+    scattering,
     slice,
+    sorting,
     transcendental,
     transform,
 )
@@ -35,12 +37,15 @@ from ekiden.topi.elementwise import *  # noqa: F403
 from ekiden.topi.index import *  # noqa: F403
 from ekiden.topi.reduce import *  # noqa: F403
 from ekiden.topi.scan import *  # noqa: F403
+from ekiden.topi.scattering import *  # noqa: F403
 from ekiden.topi.slice import *  # noqa: F403
+from ekiden.topi.sorting import *  # noqa: F403
 from ekiden.topi.transcendental import *  # noqa: F403
 from ekiden.topi.transform import *  # noqa: F403
 
 _FAMILIES = (
-    broadcast, create, elementwise, index, reduce, scan, slice, transcendental, transform,
+    broadcast, create, elementwise, index, reduce, scan, scattering, slice, sorting,
+    transcendental, transform,
 )  # fmt: skip
 """Modules whose names are those of this one."""
 _NAMESPACES = {"image": image, "nn": nn}
