@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.node import Node, binding, ignored, node
-from ekiden.ir.prim import PrimExpr, Var
+from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.span import Span
 from ekiden.tir.expr import Buffer
 
@@ -207,8 +207,12 @@ class PrimFunc(BaseFunc):
 
 
 def seq(*statements: Stmt) -> Stmt:
-    """Statements in order; nested sequences are flattened, a single one stays itself."""
+    """Statements in order; nested sequences are flattened, a single one stays itself; none is the
+    empty statement.
+    """
     flat: list[Stmt] = []
     for each in statements:
         flat.extend(each.seq if isinstance(each, SeqStmt) else (each,))
+    if not flat:
+        return Evaluate(const(0))
     return flat[0] if len(flat) == 1 else SeqStmt(tuple(flat))

@@ -244,8 +244,12 @@ class StmtMutator:
 
     def visit_block(self, stmt: Block) -> Stmt:
         """Rebuild a Block."""
+        domains = tuple(i.with_fields(extent=self.expr(i.extent)) for i in stmt.iter_vars)
+        same = all(a is b for a, b in zip(domains, stmt.iter_vars, strict=True))
         init = None if stmt.init is None else self.visit(stmt.init)
-        return stmt.with_fields(body=self.visit(stmt.body), init=init)
+        return stmt.with_fields(
+            iter_vars=stmt.iter_vars if same else domains, body=self.visit(stmt.body), init=init
+        )
 
 
 _METHODS: dict[type[Stmt], str] = {

@@ -280,9 +280,9 @@ class Evaluator:
         )
 
     def _ramp(self, node: ast.AST, index: slice) -> PrimExpr:
-        low = self.scalar(node, index.start or 0, "int64")
+        low = self.scalar(node, _start(index), "int64")
         high = self.scalar(node, index.stop, "int64")
-        step = index.step or 1
+        step = 1 if index.step is None else index.step
         lanes = simplify(prim.binary(prim.FloorDiv, high - low, step))
         if not isinstance(lanes, IntImm):
             self.fail(node, "a slice used as an index must have a length that is a number")
@@ -316,8 +316,12 @@ class Evaluator:
     def _range(self, node: ast.AST, index: object) -> Range:
         if not isinstance(index, slice):
             return Range.from_min_extent(self.scalar(node, index, "int64"), 1)
-        low = self.scalar(node, index.start or 0, "int64")
+        low = self.scalar(node, _start(index), "int64")
         return Range.from_min_extent(low, simplify(self.scalar(node, index.stop, "int64") - low))
+
+
+def _start(index: slice) -> object:
+    return 0 if index.start is None else index.start
 
 
 def _described(value: object) -> str:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from ekiden.arith import Analyzer, simplify
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var, const, convert
+from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var, const, convert, is_const
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.regions import BufferRegion, block_regions
@@ -478,7 +478,7 @@ class FunctionParser:
             self.fail(node, f"expected 'name = T.axis.{kind}(extent, value)'")
         domain = self.evaluator.value(given.args[0])
         if isinstance(domain, (tuple, list)) and len(domain) == 2:
-            if not (domain[0] == 0 or (isinstance(domain[0], IntImm) and domain[0].value == 0)):
+            if not is_const(domain[0], 0):
                 self.fail(node, "the domain of an axis starts at 0")
             domain = domain[1]
         value = self.evaluator.expr(given.args[1], "int64")
