@@ -68,7 +68,8 @@ _HOMES = {
     "tensor": "ekiden.runtime",
 }
 _FOLDERS = frozenset(
-    "arith backend codegen driver frontend ir relay runtime target te tir topi".split()
+    "arith backend codegen driver error frontend ir parser relay runtime target te testing tir topi"
+    " transform".split()
 )
 
 

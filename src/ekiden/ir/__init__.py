@@ -1,4 +1,41 @@
 """What every language of Ekiden is made of.
 
-Nodes, types, scalar expressions, operators, modules, passes.
+Nodes, types, scalar expressions, operators, modules, passes. The names of TVM's `ir` are loaded
+when they are first used.
 """
+
+from importlib import import_module
+
+_HOMES = {
+    "assert_structural_equal": "compare",
+    "structural_equal": "structural",
+    "structural_hash": "structural",
+    "save_json": "json",
+    "load_json": "json",
+    "make_node": "make",
+    "Node": "node",
+    "Attrs": "attrs",
+    "Span": "span",
+    "SourceName": "span",
+    "Op": "op",
+    "IRModule": "module",
+    "RelayExpr": "expr",
+    "BaseFunc": "expr",
+    "GlobalVar": "expr",
+    "PrimExpr": "prim",
+    **dict.fromkeys(
+        "Type TypeKind TensorType TupleType TypeVar GlobalTypeVar FuncType TypeCall RelayRefType"
+        " IncompleteType".split(),
+        "type",
+    ),
+}
+"""Name -> the file of this folder that has it."""
+
+
+def __getattr__(name: str) -> object:
+    """Load a name of the table when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ekiden.ir' has no attribute {name!r}")
+    found: object = getattr(import_module(f"ekiden.ir.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found

@@ -138,9 +138,12 @@ def type_text(kind: Type, names: Names = _NO_NAMES) -> str:
         case StorageType():
             return "Storage"
         case _:
-            return repr(kind)
+            return type(kind).__name__
 
 
 def type_params_text(params: tuple[TypeVar, ...], names: Names = _NO_NAMES) -> str:
     """`[A, B]`, or nothing."""
     return f"[{', '.join(type_text(p, names) for p in params)}]" if params else ""
+
+
+Type.printer = staticmethod(type_text)

@@ -5,8 +5,9 @@ Tensors, tuples, functions, type variables, ADT instances, references, holes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from typing import ClassVar
 
 from ekiden.ir.node import Node, freeze, node
 from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, Var, convert
@@ -21,6 +22,18 @@ class Type(Node):
     """
 
     __slots__ = ()
+    printer: ClassVar[Callable[[Type], str] | None] = None
+    """How a type becomes text: set by `ekiden.ir.text`."""
+
+    def astext(self) -> str:
+        """The type in Relay's text format."""
+        return f"{type(self).__name__}(...)" if Type.printer is None else Type.printer(self)
+
+    def __str__(self) -> str:
+        return self.astext()
+
+    def __repr__(self) -> str:
+        return self.astext()
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Type) and _same(self, other, {}))

@@ -86,8 +86,8 @@ _HIGHER = {
     "optimize": "ekiden.driver.relay:optimize",
     "create_executor": "ekiden.driver.executors:create_executor",
     "vm": "ekiden.driver.relay_vm",
-    "backend": "ekiden.driver.relay_backend",
     "frontend": "ekiden.frontend.relay",
+    "backend": "ekiden.relay.backend",
     "testing": "ekiden.relay.testing",
     "dataflow_pattern": "ekiden.relay.dataflow_pattern",
 }

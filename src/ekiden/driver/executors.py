@@ -1,0 +1,223 @@
+"""Executors: ways to evaluate Relay at once (TVM's `relay.create_executor`).
+
+f = create_executor("vm", module, target="llvm").evaluate()
+y = f(x).numpy()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from ekiden import runtime
+from ekiden.driver.build import compile
+from ekiden.driver.executable import Executable
+from ekiden.ir.expr import BaseFunc, GlobalVar
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.relay.expr import Constructor, Expr, Function, Var, const
+from ekiden.relay.interpreter import Closure, ConstructorValue, Interpreter, RefValue
+from ekiden.relay.transform import InferType
+from ekiden.relay.visitor import bind, closed, free_vars
+from ekiden.runtime.errors import CompileError, InputError
+from ekiden.target import Target
+
+Result = object
+"""A runtime.Tensor, a tuple of results, a ConstructorValue or ADT, a RefValue, or a function."""
+
+
+class Executor:
+    """Evaluates expressions over the functions of a module."""
+
+    def __init__(self, mod: IRModule, target: Target) -> None:
+        self.mod = mod
+        self.target = target
+
+    def evaluate(
+        self, expr: Expr | None = None, binds: Mapping[Var, object] | None = None
+    ) -> Result:
+        """The value of an expression; of `main` where none is given.
+
+        A function becomes a Python function of arrays, tensors and numbers, by position or name.
+        `binds` gives free variables their values. Raises TypeInferenceError or CompileError.
+        """
+        if expr is None:
+            expr = self.mod["main"]
+        if binds:
+            expr = bind(expr, {v: const(value) for v, value in binds.items()})
+        function = self.mod[expr] if isinstance(expr, GlobalVar) else expr
+        if isinstance(function, BaseFunc):
+            return self._callable(function)
+        if isinstance(expr, Constructor):
+            return partial(_construct, expr)
+        if unbound := free_vars(expr):
+            names = ", ".join(f"%{v.name_hint}" for v in unbound)
+            raise CompileError(f"evaluate: the expression has free variables: {names}")
+        return self._callable(closed(expr))()
+
+    def _callable(self, function: BaseFunc) -> Callable[..., Result]:
+        if not isinstance(function, Function):
+            raise CompileError(f"evaluate: expected a Relay function, got {function!r}")
+        module = self.mod.with_function("main", function)
+        return self._compiled(module, InferType()(module)["main"])
+
+    def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
+        raise NotImplementedError
+
+
+class DebugExecutor(Executor):
+    """Interprets: every construct of the language, slowly, with the reference of each operator."""
+
+    def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
+        assert isinstance(main, Function)
+        machine = Interpreter(module)
+
+        def run(*args: object, **named: object) -> Result:
+            given = _arrange(main, args, named)
+            value = machine.evaluate(main, *map(_to_value, given))
+            return _to_result(value, machine)
+
+        return run
+
+
+class VMExecutor(Executor):
+    """Compiles to the virtual machine."""
+
+    def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
+        assert isinstance(main, Function)
+        executable: Executable = compile(module, self.target)
+
+        def run(*args: object, **named: object) -> Result:
+            given = _arrange(main, args, named)
+            return executable(*map(_to_argument, given))
+
+        return run
+
+
+EXECUTORS: dict[str, type[Executor]] = {"debug": DebugExecutor, "vm": VMExecutor}
+"""Kind -> executor."""
+
+
+def create_executor(
+    kind: str = "debug",
+    mod: IRModule | None = None,
+    device: object = None,
+    target: str | Target = "llvm",
+    params: Mapping[str, object] | None = None,
+) -> Executor:
+    """An executor of a kind: "debug" interprets, "vm" compiles.
+
+    `params` gives parameters of `main` their values by name. `device` is the target's. Raises
+    CompileError for a kind that there is not.
+    """
+    if kind not in EXECUTORS:
+        raise CompileError(f"create_executor: no kind {kind!r}; there are {', '.join(EXECUTORS)}")
+    module = mod if mod is not None else IRModule()
+    if params:
+        module = bind_params(module, params)
+    return EXECUTORS[kind](module, Target.parse(target))
+
+
+def bind_params(module: IRModule, params: Mapping[str, object]) -> IRModule:
+    """The module whose `main` has constants for the parameters of those names."""
+    main = module["main"]
+    assert isinstance(main, Function)
+    values: dict[Var, Expr] = {
+        p: const(params[p.name_hint]) for p in main.params if p.name_hint in params
+    }
+    bound = bind(main, values)
+    assert isinstance(bound, Function)
+    return module.with_function("main", bound)
+
+
+def _arrange(main: Function, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
+    """Arguments in the order of the parameters. Raises InputError."""
+    names = [p.name_hint for p in main.params]
+    if unknown := [n for n in named if n not in names]:
+        raise InputError(f"run: no parameter is named {unknown[0]!r}; there are {', '.join(names)}")
+    left = [n for n in names[len(args) :] if n not in named]
+    if left or len(args) + len(named) != len(names):
+        expected = f"expected {len(names)} arguments ({', '.join(names)})"
+        raise InputError(f"run: {expected}, got {len(args)} and by name {len(named)}")
+    return [*args, *(named[n] for n in names[len(args) :])]
+
+
+def _construct(constructor: Constructor, *args: object) -> ConstructorValue:
+    return ConstructorValue(constructor, tuple(map(_to_value, args)))  # type: ignore[arg-type]
+
+
+def _to_value(value: object) -> object:
+    """A value of the interpreter. Python numbers become int32 and float32, as in TVM."""
+    if isinstance(value, (tuple, list)) and not isinstance(value, runtime.ADT):
+        return tuple(map(_to_value, value))
+    if isinstance(value, (ConstructorValue, RefValue, Closure, Constructor, Op)):
+        return _plain(value)
+    return np.asarray(const(value).data.view(np.ndarray))
+
+
+def _plain(value: object) -> object:
+    """What results hold as arrays again: the fields of a constructed value are shared otherwise."""
+    if isinstance(value, ConstructorValue):
+        return _rebuild(value, _to_value)
+    if isinstance(value, RefValue):
+        return RefValue(_to_value(value.value))  # type: ignore[arg-type]
+    return value
+
+
+def _to_argument(value: object) -> object:
+    """An argument of a compiled function."""
+    if isinstance(value, ConstructorValue):
+        return _rebuild(value, _to_argument)
+    if isinstance(value, (tuple, list)) and not isinstance(value, runtime.ADT):
+        return tuple(map(_to_argument, value))
+    if isinstance(value, (bool, int, float)):
+        return const(value).data.view(np.ndarray)
+    return value
+
+
+def _to_result(value: object, machine: Interpreter) -> Result:
+    """What a caller gets: tensors for arrays, Python functions for closures."""
+    match value:
+        case np.ndarray():
+            return runtime.tensor(np.asarray(value, order="C"))
+        case tuple():
+            return tuple(_to_result(v, machine) for v in value)
+        case ConstructorValue():
+            return _rebuild(value, lambda each: _to_result(each, machine))
+        case RefValue():
+            return RefValue(_to_result(value.value, machine))  # type: ignore[arg-type]
+        case Closure():
+            return lambda *args: _to_result(machine.apply(value, *map(_to_value, args)), machine)
+        case _:
+            return value
+
+
+def _rebuild(root: ConstructorValue, convert: Callable[[object], object]) -> object:
+    """A constructed value with its leaves converted; a long list does not nest Python calls.
+
+    Converting to arguments gives ADTs, to other things ConstructorValues.
+    """
+    as_adt = convert is _to_argument
+    made: dict[int, object] = {}
+    stack: list[tuple[ConstructorValue, bool]] = [(root, False)]
+    while stack:
+        value, is_open = stack.pop()
+        if id(value) in made:
+            continue
+        inner = [f for f in value.fields if isinstance(f, ConstructorValue)]
+        if not is_open:
+            stack.append((value, True))
+            stack.extend((f, False) for f in inner)
+            continue
+        fields = tuple(made[id(f)] if id(f) in made else convert(f) for f in value.fields)
+        made[id(value)] = (
+            runtime.ADT(value.tag, fields)
+            if as_adt
+            else ConstructorValue(value.constructor, fields)  # type: ignore[arg-type]
+        )
+    return made[id(root)]
+
+
+__all__ = ["EXECUTORS", "DebugExecutor", "Executor", "VMExecutor", "bind_params", "create_executor"]

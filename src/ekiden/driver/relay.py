@@ -1,0 +1,41 @@
+"""`relay.build` and `relay.optimize`: TVM's names for compiling a module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ekiden.backend.vm.pipeline import optimize as optimize_module
+from ekiden.driver.build import compile
+from ekiden.driver.executable import Executable
+from ekiden.driver.executors import bind_params
+from ekiden.ir.expr import BaseFunc
+from ekiden.ir.module import IRModule
+from ekiden.relay.transform import InferType
+from ekiden.target import Target
+
+Params = Mapping[str, object]
+
+
+def _module(ir_mod: IRModule | BaseFunc, params: Params | None) -> IRModule:
+    module = ir_mod if isinstance(ir_mod, IRModule) else IRModule.from_expr(ir_mod)
+    return bind_params(module, params) if params else module
+
+
+def build(
+    ir_mod: IRModule | BaseFunc,
+    target: str | Target = "llvm",
+    *,
+    params: Params | None = None,
+) -> Executable:
+    """Compile a module or function; `params` become constants by name. Call the result."""
+    return compile(_module(ir_mod, params), target)
+
+
+def optimize(
+    mod: IRModule | BaseFunc, target: str | Target = "llvm", params: Params | None = None
+) -> tuple[IRModule, dict[str, object]]:
+    """The module as it is lowered to kernels, and no parameters: they are constants in it."""
+    return optimize_module(InferType()(_module(mod, params)), Target.parse(target)), {}
+
+
+__all__ = ["build", "optimize"]

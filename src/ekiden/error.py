@@ -1,0 +1,8 @@
+"""The errors of Ekiden under the names that TVM's programs catch."""
+
+from ekiden.runtime.errors import CompileError as DiagnosticError
+from ekiden.runtime.errors import EkidenError as TVMError
+from ekiden.runtime.errors import InternalError
+from ekiden.runtime.errors import UnsupportedError as OpNotImplemented
+
+__all__ = ["DiagnosticError", "InternalError", "OpNotImplemented", "TVMError"]

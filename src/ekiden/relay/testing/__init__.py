@@ -1,0 +1,77 @@
+"""Networks and helpers for tests and benchmarks, at TVM's place."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from ekiden import runtime
+from ekiden.ir.dtype import to_numpy
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass
+from ekiden.relay.analysis import list_op_freqs
+from ekiden.relay.expr import Expr, Function
+from ekiden.relay.prelude import Prelude
+from ekiden.relay.testing import (
+    densenet,
+    dqn,
+    init,
+    layers,
+    lstm,
+    mlp,
+    mobilenet,
+    resnet,
+    squeezenet,
+    vgg,
+)
+from ekiden.relay.testing.init import create_workload
+from ekiden.relay.testing.nat import count, make_nat_expr, make_nat_value
+from ekiden.relay.transform import InferType
+
+
+def run_opt_pass(expr: Expr, opt_pass: Pass, import_prelude: bool = False) -> Expr:
+    """The expression after type inference and a pass; a body where it is no function."""
+    module = IRModule.from_expr(expr)
+    if import_prelude:
+        Prelude(module)
+    entry = opt_pass(InferType()(module))["main"]
+    return entry if isinstance(expr, Function) or not isinstance(entry, Function) else entry.body
+
+
+def run_infer_type(expr: Expr) -> Expr:
+    """The expression with types."""
+    return run_opt_pass(expr, InferType())
+
+
+def rand(dtype: str, *shape: int) -> runtime.Tensor:
+    """A tensor of random numbers in [0, 1)."""
+    return runtime.tensor(np.random.rand(*shape).astype(to_numpy(dtype)))
+
+
+def count_ops(expr: Expr) -> Counter[str]:
+    """How often each operator is called in an expression."""
+    return Counter(list_op_freqs(IRModule.from_expr(expr)))
+
+
+__all__ = [
+    "Prelude",
+    "count",
+    "count_ops",
+    "create_workload",
+    "densenet",
+    "dqn",
+    "init",
+    "layers",
+    "lstm",
+    "make_nat_expr",
+    "make_nat_value",
+    "mlp",
+    "mobilenet",
+    "rand",
+    "resnet",
+    "run_infer_type",
+    "run_opt_pass",
+    "squeezenet",
+    "vgg",
+]

@@ -1,0 +1,46 @@
+"""Helpers of tests, at TVM's place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+_T = TypeVar("_T")
+
+
+def assert_allclose(
+    actual: object, desired: object, rtol: float = 1e-7, atol: float = 1e-7
+) -> None:
+    """Raise AssertionError unless two arrays or tensors have one shape and close elements."""
+    a, b = _array(actual), _array(desired)
+    np.testing.assert_allclose(a.shape, b.shape)
+    np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, verbose=True)
+
+
+def _array(value: object) -> NDArray[Any]:
+    plain: object = value.numpy() if hasattr(value, "numpy") else value
+    return np.asarray(plain)
+
+
+def main() -> None:
+    """Run the tests of the file that calls this, and leave with their status."""
+    pytest = import_module("pytest")
+    sys.exit(pytest.main([sys.argv[0], *sys.argv[1:]]))
+
+
+def uses_gpu(function: Callable[..., _T]) -> Callable[..., _T]:
+    """The function: tests run on every target there is."""
+    return function
+
+
+def requires_llvm(function: Callable[..., _T]) -> Callable[..., _T]:
+    """The function: LLVM is always there."""
+    return function
+
+
+__all__ = ["assert_allclose", "main", "requires_llvm", "uses_gpu"]

@@ -1,0 +1,12 @@
+"""Passes of modules and the context they run under, at TVM's place."""
+
+from ekiden.ir.transform import (
+    Pass,
+    PassContext,
+    PassInfo,
+    PassInstrument,
+    Sequential,
+    module_pass,
+)
+
+__all__ = ["Pass", "PassContext", "PassInfo", "PassInstrument", "Sequential", "module_pass"]
