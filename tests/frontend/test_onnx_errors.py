@@ -196,7 +196,7 @@ def test_an_element_type_that_is_not_supported_is_named() -> None:
 def test_a_type_error_names_the_node() -> None:
     model = raw_model([node("Add", "x w", "y", name="sum")], weights={"w": normal(5)})
     assert message(model).startswith(
-        "import model: Add 'sum': add: shapes (2, 3) and (5) do not broadcast"
+        "import model: Add 'sum': add: shapes (2, 3) and (5,) do not broadcast"
     )
 
 

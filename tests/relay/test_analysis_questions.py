@@ -79,7 +79,7 @@ ILL_KINDED = [
         relay.TypeCall(BOX, (BOXES.type_definitions[BOX],)),
         "an argument in Box[...] must be a type, got the definition of a data type: ",
     ),
-    (relay.TypeCall(BOX, ()), "Box: expected 1 type arguments, got 0"),
+    (relay.TypeCall(BOX, ()), "Box: expected arguments for [a], got 0"),
     (relay.TypeCall(relay.GlobalTypeVar("T"), ()), "T: the module has no type T"),
 ]
 
@@ -95,7 +95,7 @@ def test_type_without_a_kind_is_refused(kind: relay.Type, message: str) -> None:
 def test_an_annotation_without_a_kind_is_not_well_formed() -> None:
     x = Var("x", relay.TypeCall(BOX, ()))
     module = IRModule({"main": Function((x,), x, None)}, BOXES.type_definitions)
-    assert find_errors(module) == ["@main: kind check: Box: expected 1 type arguments, got 0"]
+    assert find_errors(module) == ["@main: kind check: Box: expected arguments for [a], got 0"]
 
 
 def test_a_type_variable_must_be_bound() -> None:

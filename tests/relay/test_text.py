@@ -198,7 +198,9 @@ def test_type_errors_name_the_place_in_the_text() -> None:
         parse("def @f() {\n  add(1f, 2)\n}", src_name="f.relay")
     assert (
         str(caught.value)
-        == "add: arguments must have one dtype, got float32, int32, at f.relay:2:3"
+        == "add: arguments must have one dtype, got float32, int32, at f.relay:2:3\n"
+        "  add(1f, 2)\n"
+        "  ^"
     )
 
 

@@ -62,9 +62,12 @@ class Source:
     def fail(self, at: int, message: str) -> NoReturn:
         """Raise ParseError with the line and a caret under the place."""
         line, column = self.place(at)
+        raise ParseError(f"{self.name}:{line}:{column}: {message}\n{self.caret(line, column)}")
+
+    def caret(self, line: int, column: int) -> str:
+        """A line of the text, and below it a caret that points at a column."""
         shown = self.text.split("\n")[line - 1]
-        caret = "".join("\t" if c == "\t" else " " for c in shown[: column - 1]) + "^"
-        raise ParseError(f"{self.name}:{line}:{column}: {message}\n{shown}\n{caret}")
+        return shown + "\n" + "".join(c if c == "\t" else " " for c in shown[: column - 1]) + "^"
 
 
 def tokenize(source: Source) -> tuple[list[Token], str]:

@@ -59,7 +59,7 @@ from ekiden.relay.metadata import Entries, read_metadata
 from ekiden.relay.printer import VERSION
 from ekiden.relay.type_infer import infer_type
 from ekiden.relay.type_parser import TypeParser
-from ekiden.runtime.errors import LoadError
+from ekiden.runtime.errors import LoadError, TypeInferenceError
 
 _R = typing.TypeVar("_R")
 Steps = Generator["Steps", Expr, Expr]
@@ -93,9 +93,16 @@ def parse(
     `init_meta_table` stands for its meta data. Raises ParseError with line, column and a caret, or
     TypeInferenceError.
     """
-    parser = _Parser(Source(source, src_name), init_module, init_meta_table)
+    text = Source(source, src_name)
+    parser = _Parser(text, init_module, init_meta_table)
     module = parser.read(parser.module)
-    infer_type(module)  # types are set, but what the text leaves out is not filled in
+    try:
+        infer_type(module)  # types are set, but what the text leaves out is not filled in
+    except TypeInferenceError as error:
+        at = error.span
+        if not isinstance(at, Span) or not at.line or at.source_name != src_name:
+            raise
+        raise TypeInferenceError(f"{error}\n{text.caret(at.line, at.column)}", at) from None
     return module
 
 

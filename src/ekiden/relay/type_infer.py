@@ -107,6 +107,10 @@ def _signature(function: Function) -> FuncType | None:
     )
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def _place(expr: Expr) -> str:
     return f", at {expr.span}" if expr.span is not None else ""
 
@@ -123,6 +127,7 @@ class _Inference:
         self.type_args: dict[Call, tuple[Type, ...]] = {}
         """What stands for the type parameters of the callee, where the call leaves it out."""
         self.waiting: list[Expr] = []
+        self.current: GlobalVar | None = None
         self.rigid: set[SizeVar] = set()
         """Named dimensions of the function being inferred: its callees may not choose them."""
 
@@ -132,13 +137,15 @@ class _Inference:
         """Infer one global function."""
         function = self.module[name]
         assert isinstance(function, Function)
+        self.current = name
         self.rigid = set(
             size_vars(p.type_annotation for p in function.params if p.type_annotation is not None)
         )
         self._global(name)
         self.walk(function)
         self._solve_waiting()
-        self._agree(self.types[name], self.type_of(function), name, f"function @{name.name_hint}")
+        what = f"the type of @{name.name_hint}, as it is called"
+        self._agree(self.types[name], self.type_of(function), function, what)
         self.types[name] = self.unifier.resolve(self.type_of(function))
 
     def walk(self, root: Expr, into_typed: bool = True) -> None:
@@ -170,6 +177,7 @@ class _Inference:
     def _open(self, expr: Expr, stack: list[Step]) -> None:
         match expr:
             case Let():
+                self._refuse_operators(expr, (expr.value, expr.body))
                 self._announce(expr)
                 stack += ((self._close_let, expr), expr.body, (self._bind, expr), expr.value)
             case Match():
@@ -187,25 +195,31 @@ class _Inference:
 
     def _refuse_operators(self, expr: Expr, parts: Sequence[Expr]) -> None:
         """An operator has no type of its own, so it can be called and nothing else."""
-        for position, part in enumerate(parts):
-            if type(part) is Op and not (type(expr) is Call and position == 0):
+        for part in parts:
+            if type(part) is Op and not (type(expr) is Call and part is expr.op):
                 names = ", ".join(f"%{name}" for name in part.definition.arguments)
                 self.fail(
                     expr,
-                    f"operator {part.name} as a value: expected a function, which it is inside"
-                    f" of one: fn ({names}) {{ {part.name}({names}) }}",
+                    f"operator {part.name}: expected a call of it, got the operator as a value;"
+                    f" write fn ({names}) {{ {part.name}({names}) }}",
                 )
 
     def _close(self, expr: Expr) -> None:
         known = expr.checked_type_or_none()
         if known is not None:
             self.types[expr] = known
+            if type(expr) is Call and self._leaves_type_args_out(expr):
+                self._agree(known, self.call(expr) or known, expr, "the result")
             return
         found = _RULES[type(expr)](self, expr)
         if found is None:
             self.waiting.append(expr)
             found = self.unifier.hole()
         self.types[expr] = found
+
+    def _leaves_type_args_out(self, call: Call) -> bool:
+        callee = self.type_of(call.op)
+        return isinstance(callee, FuncType) and len(callee.type_params) > len(call.type_args)
 
     def _close_let(self, let: Expr) -> None:
         assert isinstance(let, Let)
@@ -253,7 +267,7 @@ class _Inference:
             if p not in self.types:
                 self.types[p] = self.var(p)
         ret = function.ret_type if function.ret_type is not None else self.unifier.hole()
-        self._written(ret, function, "the result of the function")
+        self._written(ret, function, self._result_of(function))
         return FuncType(tuple(self.types[p] for p in function.params), ret, function.type_params)
 
     def _bind(self, let: Expr) -> None:
@@ -321,28 +335,35 @@ class _Inference:
             self.fail(expr, f"field {expr.index}: expected a tuple, got {self.text(kind)}")
         if not 0 <= expr.index < len(kind.fields):
             self.fail(
-                expr, f"field {expr.index}: the tuple has {len(kind.fields)}: {self.text(kind)}"
+                expr,
+                f"field {expr.index}: expected one of the {len(kind.fields)} fields of a tuple,"
+                f" got {self.text(kind)}",
             )
         return kind.fields[expr.index]
 
     def choice(self, expr: If) -> Type:
         """Both branches have one type."""
-        self._agree(_BOOL, self.type_of(expr.cond), expr, "the condition of if")
+        self._agree(_BOOL, self.type_of(expr.cond), expr, "if: the condition")
         return self._agree(
             self.type_of(expr.true_branch),
             self.type_of(expr.false_branch),
             expr,
-            "the else branch of if",
+            "if: the else branch, beside the other",
         )
 
     def lambda_(self, expr: Function) -> Type:
         """`fn (x: A) { b: B }: fn (A) -> B`"""
         ret = self.type_of(expr.body)
         if expr.ret_type is not None:
-            what = "the result of the function"
+            what = self._result_of(expr)
             merged = self._agree(self._written(expr.ret_type, expr, what), ret, expr, what)
             ret = merged if has_holes(expr.ret_type) else expr.ret_type
         return FuncType(tuple(map(self.type_of, expr.params)), ret, expr.type_params)
+
+    def _result_of(self, function: Function) -> str:
+        at = self.current
+        is_global = at is not None and self.module.functions[at] is function
+        return f"the result of @{at.name_hint}" if at and is_global else "the result of a function"
 
     def ref_create(self, expr: RefCreate) -> Type:
         """`ref(a): ref(A)`"""
@@ -355,7 +376,7 @@ class _Inference:
     def ref_write(self, expr: RefWrite) -> Type:
         """`ref_write(r, a): ()`"""
         self._agree(
-            self._referent(expr, expr.ref), self.type_of(expr.value), expr, "the value written"
+            self._referent(expr, expr.ref), self.type_of(expr.value), expr, "ref_write: the value"
         )
         return _UNIT
 
@@ -364,7 +385,8 @@ class _Inference:
         if isinstance(kind, RelayRefType):
             return kind.value
         value = self.unifier.hole()
-        self._agree(RelayRefType(value), kind, expr, "the reference")
+        name = "ref_read" if isinstance(expr, RefRead) else "ref_write"
+        self._agree(RelayRefType(value), kind, expr, f"{name}: the cell")
         return value
 
     def match(self, expr: Match) -> Type:
@@ -374,7 +396,9 @@ class _Inference:
             self.fail(expr, f"{missing}; add them, or write match? to have it checked at run time")
         found: Type = self.unifier.hole()
         for number, clause in enumerate(expr.clauses):
-            found = self._agree(found, self.type_of(clause.rhs), expr, f"clause {number} of match")
+            found = self._agree(
+                found, self.type_of(clause.rhs), expr, f"match: clause {number}, beside the first"
+            )
         return found
 
     def _bind_patterns(self, expr: Expr) -> None:
@@ -385,10 +409,11 @@ class _Inference:
     def _pattern(self, at: Match, clause: Clause, pattern: Pattern, kind: Type) -> None:
         match pattern:
             case PatternVar(var=var):
-                self.types[var] = self._agree(self.var(var), kind, at, f"pattern %{var.name_hint}")
+                what = f"match: pattern %{var.name_hint}"
+                self.types[var] = self._agree(self.var(var), kind, at, what)
             case PatternTuple(patterns=inner):
                 fields = tuple(self.unifier.hole() for _ in inner)
-                self._agree(TupleType(fields), kind, at, "a tuple pattern")
+                self._agree(TupleType(fields), kind, at, "match: a tuple pattern")
                 self._patterns(at, clause, inner, fields)
             case PatternConstructor(constructor=made, patterns=inner):
                 whole = self.constructor(made)
@@ -396,9 +421,10 @@ class _Inference:
                 holes = tuple(self.unifier.hole() for _ in whole.type_params)
                 one = self.unifier.instantiate(whole, holes)
                 if len(inner) != len(one.arg_types):
-                    expected = f"expected {len(one.arg_types)} patterns, got {len(inner)}"
-                    self.fail(at, f"pattern {made.name_hint}: {expected}")
-                self._agree(kind, one.ret_type, at, f"pattern {made.name_hint}")
+                    wanted = _count(len(one.arg_types), "pattern")
+                    what = f"match: pattern {made.name_hint}"
+                    self.fail(at, f"{what}: expected {wanted} inside, got {len(inner)}")
+                self._agree(one.ret_type, kind, at, f"match: pattern {made.name_hint}")
                 self._patterns(at, clause, inner, one.arg_types)
 
     def _patterns(
@@ -435,7 +461,7 @@ class _Inference:
             names = ", ".join(definition.arguments)
             self.fail(
                 expr,
-                f"{name}: expected {len(definition.arguments)} arguments ({names}), "
+                f"{name}: expected {_count(len(definition.arguments), 'argument')} ({names}), "
                 f"got {len(expr.args)}",
             )
         kinds = [self.type_of(a) for a in expr.args]
@@ -446,30 +472,33 @@ class _Inference:
         try:
             return definition.relation(kinds, expr.attrs)
         except TypeInferenceError as error:
-            raise TypeInferenceError(f"{error}{_place(expr)}") from None
+            raise TypeInferenceError(f"{error}{_place(expr)}", expr.span) from None
 
     def _apply(self, expr: Call, callee: FuncType) -> Type:
         name = self._name(expr.op)
         if len(callee.arg_types) != len(expr.args):
             self.fail(
                 expr,
-                f"call of {name}: expected {len(callee.arg_types)} arguments, got {len(expr.args)}",
+                f"call of {name}: expected {_count(len(callee.arg_types), 'argument')},"
+                f" got {len(expr.args)}",
             )
         one = self._one_use(expr, callee, name)
         kinds = [self.unifier.resolve(self.type_of(a)) for a in expr.args]
         dims = self._dims(expr, one, kinds)
         for number, (param, kind) in enumerate(zip(one.arg_types, kinds, strict=True)):
-            self._agree(substitute_dims(param, dims), kind, expr, f"argument {number} of {name}")
+            self._agree(
+                substitute_dims(param, dims), kind, expr, f"call of {name}: argument {number}"
+            )
         return substitute_dims(one.ret_type, dims)
 
     def _one_use(self, expr: Call, callee: FuncType, name: str) -> FuncType:
         """The type of a polymorphic function in this call."""
         args = expr.type_args or tuple(self.unifier.hole() for _ in callee.type_params)
         if len(args) != len(callee.type_params):
-            wanted = f"expected {len(callee.type_params)} type arguments, got {len(args)}"
-            self.fail(expr, f"call of {name}: {wanted}")
+            wanted = _count(len(callee.type_params), "type argument")
+            self.fail(expr, f"call of {name}: expected {wanted}, got {len(args)}")
         for number, kind in enumerate(expr.type_args):
-            self._written(kind, expr, f"type argument {number} of {name}")
+            self._written(kind, expr, f"call of {name}: type argument {number}")
         if args and not expr.type_args:
             self.type_args[expr] = args
         return self.unifier.instantiate(callee, args)
@@ -523,9 +552,11 @@ class _Inference:
             ):
                 expr, kind = each, self.types[each]
                 break
+        at = self.module.functions.get(expr, expr) if isinstance(expr, GlobalVar) else expr
         self.fail(
-            expr,
-            f"cannot infer the type of {self._name(expr)}: found {self.text(kind)}; annotate it",
+            at,
+            f"the type of {self._name(expr)}: expected enough to infer it, got {self.text(kind)};"
+            " annotate it",
         )
 
     def _agree(self, expected: Type, got: Type, at: Expr, what: str) -> Type:
@@ -537,7 +568,7 @@ class _Inference:
 
     def fail(self, at: Expr, message: str) -> NoReturn:
         """Raise TypeInferenceError with the place of an expression."""
-        raise TypeInferenceError(message + _place(at))
+        raise TypeInferenceError(message + _place(at), at.span)
 
     def text(self, kind: Type) -> str:
         """A type for a message."""
@@ -552,7 +583,7 @@ class _Inference:
             case Constructor(name_hint=name):
                 return name
             case _:
-                return f"a {type(expr).__name__}"
+                return f"a {type(expr).__name__.lower()}"
 
 
 _ATOMS: Mapping[type, Callable[[_Inference, Expr], Type]] = {

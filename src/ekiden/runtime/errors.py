@@ -48,7 +48,11 @@ class UnsupportedError(ImportModelError):
 
 
 class TypeInferenceError(CompileError):
-    """The types of a program do not agree."""
+    """The types of a program do not agree. `span` is the place, where it is known."""
+
+    def __init__(self, message: str, span: object = None) -> None:
+        super().__init__(message)
+        self.span = span
 
 
 class ParseError(CompileError):

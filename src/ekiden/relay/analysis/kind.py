@@ -95,9 +95,9 @@ def _type_call_kind(at: TypeCall, kinds: dict[Type, TypeKind], module: IRModule 
             f"kind check: {type_text(at)}: the module has no type {type_text(at.func)}"
         )
     if len(data.type_vars) != len(at.args):
+        params = ", ".join(v.name_hint for v in data.type_vars)
         raise TypeInferenceError(
-            f"kind check: {type_text(at)}: expected {len(data.type_vars)} type arguments, "
-            f"got {len(at.args)}"
+            f"kind check: {type_text(at)}: expected arguments for [{params}], got {len(at.args)}"
         )
     return TypeKind.TYPE
 

@@ -8,6 +8,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import get
 from ekiden.ir.prim import PrimExpr
+from ekiden.ir.text import prim_text, shape_text, type_text
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.runtime.errors import TypeInferenceError
@@ -48,14 +49,15 @@ def tensors(name: str, types: Sequence[Type], count: int | None = None) -> tuple
         fail(name, f"expected {count} arguments, got {len(types)}")
     for position, each in enumerate(types):
         if not isinstance(each, TensorType):
-            fail(name, f"argument {position} must be a tensor, got {each!r}")
+            fail(name, f"argument {position} must be a tensor, got {type_text(each)}")
     return tuple(t for t in types if isinstance(t, TensorType))
 
 
 def tensor_fields(name: str, types: Sequence[Type]) -> tuple[TensorType, ...]:
     """The fields of the one tuple argument of a variadic operator: at least one tensor."""
     if len(types) != 1 or not isinstance(types[0], TupleType):
-        fail(name, f"expected one tuple of tensors, got {types!r}")
+        got = ", ".join(map(type_text, types))
+        fail(name, f"the argument must be one tuple of tensors, got {got}")
     fields = tensors(name, types[0].fields)
     if not fields:
         fail(name, "expected at least one tensor, got an empty tuple")
@@ -90,21 +92,13 @@ def agree(name: str, a: PrimExpr, b: PrimExpr, what: str) -> PrimExpr:
     """The one value of two dimensions that must be equal."""
     found = unify_dim(a, b)
     if found is None:
-        fail(name, f"{what} must agree, got {show((a,))} and {show((b,))}")
+        fail(name, f"{what} must agree, got {prim_text(a)} and {prim_text(b)}")
     return found
 
 
 def show(shape: Sequence[PrimExpr]) -> str:
-    """A shape for messages: numbers and names."""
-    parts = [
-        str(
-            getattr(d, "value", None)
-            or getattr(d, "name", None)
-            or ("0" if hasattr(d, "value") else d)
-        )
-        for d in shape
-    ]
-    return f"({', '.join(parts)})"
+    """A shape for messages."""
+    return shape_text(tuple(shape))
 
 
 def identity_relation(name: str, count: int = 1) -> Callable[[Sequence[Type], Attrs | None], Type]:
