@@ -33,7 +33,8 @@ def test_the_stub_lists_what_the_package_exports() -> None:
 @pytest.mark.parametrize("name", [name for name, members in stub_names().items() if members])
 def test_the_stub_lists_the_members_of_a_class(name: str) -> None:
     cls = getattr(_core, name)
-    base = set(dir(tuple)) if issubclass(cls, tuple) else set()
+    base = {name for plain in (tuple, str) if issubclass(cls, plain) for name in dir(plain)}
+    base |= set(getattr(cls, "_fields", ()))
     if cls is not _core.Object and issubclass(cls, _core.Object):
         base |= set(dir(_core.Object))
     public = {member for member in dir(cls) if not member.startswith("_")} - base

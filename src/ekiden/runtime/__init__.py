@@ -6,6 +6,7 @@ compiler nor anything the compiler needs.
 
 from ekiden.runtime._core import (
     ADT,
+    DataType,
     Device,
     Executable,
     Module,
@@ -14,7 +15,10 @@ from ekiden.runtime._core import (
     Tensor,
     VirtualMachine,
     allocation_count,
+    convert,
     convert_to_function,
+    cpu,
+    device,
     empty,
     from_dlpack,
     get_global_func,
@@ -23,6 +27,7 @@ from ekiden.runtime._core import (
     load_module,
     num_threads,
     pool_stats,
+    register_error,
     register_func,
     register_object,
     remove_global_func,
@@ -34,6 +39,7 @@ from ekiden.runtime.paths import include_dir, library_path
 
 __all__ = [
     "ADT",
+    "DataType",
     "Device",
     "Executable",
     "Module",
@@ -42,7 +48,10 @@ __all__ = [
     "Tensor",
     "VirtualMachine",
     "allocation_count",
+    "convert",
     "convert_to_function",
+    "cpu",
+    "device",
     "empty",
     "from_dlpack",
     "get_global_func",
@@ -53,6 +62,7 @@ __all__ = [
     "load_module",
     "num_threads",
     "pool_stats",
+    "register_error",
     "register_func",
     "register_object",
     "remove_global_func",

@@ -5,8 +5,9 @@ cdef extern from "ekiden/runtime.h" nogil:
     enum:
         EK_NONE, EK_INT, EK_BOOL, EK_FLOAT, EK_OPAQUE_PTR, EK_DTYPE, EK_DEVICE, EK_DLTENSOR_PTR
         EK_RAW_STR, EK_BYTE_ARRAY_PTR, EK_SMALL_STR, EK_SMALL_BYTES
-        EK_OBJECT, EK_STR, EK_BYTES, EK_ERROR, EK_FUNCTION, EK_SHAPE, EK_TENSOR, EK_ARRAY
-        EK_MODULE, EK_ADT, EK_EXECUTABLE, EK_VM
+        EK_OBJECT_RVALUE_REF
+        EK_OBJECT, EK_STR, EK_BYTES, EK_ERROR, EK_FUNCTION, EK_SHAPE, EK_TENSOR, EK_ARRAY, EK_MAP
+        EK_MODULE, EK_DYNAMIC, EK_ADT, EK_EXECUTABLE, EK_VM
         EK_DTYPE_INT, EK_DTYPE_UINT, EK_DTYPE_FLOAT, EK_DTYPE_BFLOAT, EK_DTYPE_COMPLEX
         EK_DTYPE_BOOL
         EK_CPU
@@ -42,6 +43,10 @@ cdef extern from "ekiden/runtime.h" nogil:
         ek_value_v v
     ctypedef int (*ek_packed)(void *self, const ek_value *args, int32_t nargs,
                               ek_value *ret) noexcept
+    ctypedef struct ek_function:
+        ek_object base
+        ek_packed call
+        void *cpp_call
     ctypedef struct ek_bytes:
         const char *data
         size_t size
@@ -86,6 +91,9 @@ cdef extern from "ekiden/runtime.h" nogil:
         ek_object base
         ek_dltensor dl
         uint64_t flags
+        ek_object *owner
+        void (*dispose)(void *managed) noexcept
+        void *managed
     ctypedef struct ek_pool_stats:
         uint64_t system_allocations
         uint64_t bytes_held
@@ -140,3 +148,59 @@ cdef extern from "ekiden/runtime.h" nogil:
     int ek_vm_new(ek_object *executable, ek_object **out)
     int ek_vm_invoke(ek_object *vm, int32_t function, const ek_value *args, int32_t nargs,
                      ek_value *ret)
+
+# What CPython has and Cython does not declare, or declares with a price.
+cdef extern from "Python.h":
+    ctypedef struct PyTypeObject:
+        Py_ssize_t tp_vectorcall_offset
+        unsigned long tp_flags
+        PyObject *tp_dict
+    ctypedef PyObject *(*vectorcallfunc)(PyObject *callable, PyObject *const *args, size_t nargsf,
+                                         PyObject *names) noexcept
+    unsigned long Py_TPFLAGS_HAVE_VECTORCALL
+    size_t PY_VECTORCALL_ARGUMENTS_OFFSET
+    PyObject *Py_None
+    PyObject *Py_True
+    PyTypeObject PyLong_Type, PyFloat_Type, PyBool_Type, PyUnicode_Type, PyTuple_Type
+    PyTypeObject *Py_TYPE(void *object) nogil
+    void Py_INCREF_ "Py_INCREF"(void *object) nogil
+    void Py_DECREF_ "Py_DECREF"(void *object) nogil
+    double PyFloat_AS_DOUBLE_ "PyFloat_AS_DOUBLE"(void *object) nogil
+    long long PyLong_AsLongLongAndOverflow_ "PyLong_AsLongLongAndOverflow"(void *number,
+                                                                         int *overflow)
+    object PyObject_Vectorcall(PyObject *callable, PyObject **args, size_t nargsf, PyObject *names)
+    PyObject *PyDict_GetItem_ "PyDict_GetItem"(dict table, PyObject *key)
+    ctypedef struct PyTupleObject:
+        PyObject **ob_item
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+    int Py_IsInitialized() nogil
+    int PyException_SetTraceback(object exception, object trace) except -1
+    ctypedef struct PyThreadState
+    PyThreadState *PyEval_SaveThread() nogil
+    void PyEval_RestoreThread(PyThreadState *state) nogil
+    PyThreadState *PyThreadState_Current "_PyThreadState_UncheckedGet"() nogil
+
+cdef extern from *:
+    """
+    /* The state that this thread's innermost call into C has let go of, or NULL. */
+    static _Thread_local PyThreadState *released;
+    static inline PyThreadState *get_released(void) { return released; }
+    static inline void set_released(PyThreadState *state) { released = state; }
+    #define EK_REFS(object) __atomic_load_n(&(object)->refs, __ATOMIC_ACQUIRE)
+    """
+    PyThreadState *get_released() nogil
+    void set_released(PyThreadState *state) nogil
+    uint64_t EK_REFS(ek_object *object) nogil
+
+# The C functions by which a library offers its tensors, as DLPack 1.2 defines them.
+ctypedef void (*DLPackFail)(void *context, const char *kind, const char *message) noexcept nogil
+ctypedef struct DLPackExchange:
+    uint32_t major
+    uint32_t minor
+    void *older
+    int (*allocate)(ek_dltensor *prototype, ek_managed_versioned **out, void *context,
+                    DLPackFail fail) noexcept
+    int (*export_tensor)(PyObject *tensor, ek_managed_versioned **out) noexcept
+    int (*import_tensor)(ek_managed_versioned *managed, PyObject **out) noexcept
+    int (*lend)(PyObject *tensor, ek_dltensor *out) noexcept
+    int (*stream)(int device_type, int32_t device_id, void **out) noexcept

@@ -78,7 +78,17 @@ cdef ek_dtype _dtype_of_array(np.ndarray array) except *:
 cdef ek_dtype _dtype_from(object name) except *:
     """The dtype of a name, a NumPy dtype or a NumPy scalar type."""
     cdef DTypeBits packed
-    cdef str text = name if type(name) is str else numpy.dtype(name).name
+    cdef str text
+    bits = _DTYPES.get(name) if type(name) is str else None
+    if bits is None:
+        text = str(name) if isinstance(name, str) else numpy.dtype(name).name
+        bits = _dtype_of_text(text)
+    packed.bits = bits
+    return packed.dtype
+
+
+cdef object _dtype_of_text(str text):
+    cdef DTypeBits packed
     base, _, lanes = text.partition("x") if "0" <= text[len(text) - 1:] <= "9" else (text, "", "")
     bits = _DTYPES.get(base)
     if bits is None or (lanes and not 1 < int(lanes) < 65536):
@@ -86,7 +96,7 @@ cdef ek_dtype _dtype_from(object name) except *:
     packed.bits = bits
     if lanes:
         packed.dtype.lanes = int(lanes)
-    return packed.dtype
+    return packed.bits
 
 
 cdef str _dtype_name(ek_dtype dtype):
@@ -100,11 +110,100 @@ cdef str _dtype_name(ek_dtype dtype):
     return name if lanes == 1 else f"{name}x{lanes}"
 
 
+class DataType(str):
+    """A data type as a value: its name, such as "float32", "bfloat16" or "int8x4".
+
+    Crosses to other languages as a data type; a plain str crosses as a string.
+    """
+
+    def __new__(cls, name):
+        """The type of a name, a NumPy dtype or a NumPy scalar type; TypeError if there is none."""
+        return super().__new__(cls, _dtype_name(_dtype_from(name)))
+
+    @property
+    def type_code(self):
+        """Kind of number, in DLPack's numbers."""
+        return _dtype_from(self).code
+
+    @property
+    def bits(self):
+        """Bits of one lane."""
+        return _dtype_from(self).bits
+
+    @property
+    def lanes(self):
+        """1, or the length of a short vector."""
+        return _dtype_from(self).lanes
+
+    @property
+    def itemsize(self):
+        """Bytes of one element, rounded up."""
+        return (self.bits * self.lanes + 7) // 8
+
+    def __repr__(self):
+        return f"DataType({str(self)!r})"
+
+    def __str__(self):
+        return str.__str__(self)
+
+
+# DLPack's numbers of devices. Two names may share a number; the first is the one that is printed.
+cdef dict _DEVICE_TYPES = {
+    "cpu": 1, "cuda": 2, "cuda_host": 3, "opencl": 4, "vulkan": 7, "metal": 8, "vpi": 9, "rocm": 10,
+    "rocm_host": 11, "ext_dev": 12, "cuda_managed": 13, "oneapi": 14, "webgpu": 15, "hexagon": 16,
+    "maia": 17, "trn": 18, "llvm": 1, "c": 1, "cl": 4, "gpu": 2, "nvptx": 2,
+}
+cdef dict _DEVICE_NAMES = {}
+for _name, _number in _DEVICE_TYPES.items():
+    _DEVICE_NAMES.setdefault(_number, _name)
+
+
 class Device(NamedTuple):
     """Where data lies, in DLPack's numbers: a kind of device (1 is the host) and which of them."""
 
     type: int
     id: int
+
+    @property
+    def device_type(self):
+        """The kind of device; TVM's name for `type`."""
+        return self.type
+
+    @property
+    def device_id(self):
+        """Which device of its kind; TVM's name for `id`."""
+        return self.id
+
+    @property
+    def exist(self):
+        """Whether this runtime can use the device."""
+        return self.type == EK_CPU
+
+    def sync(self, stream=None):
+        """Wait for what runs on the device. Calls on the host are done when they return."""
+
+    def __str__(self):
+        return f"{_DEVICE_NAMES.get(self.type, self.type)}({self.id})"
+
+
+def device(dev, int index=0):
+    """The device of a name with an optional number ("cpu", "cuda:1"), or of DLPack's number.
+
+    An unknown name is a ValueError that lists the known ones.
+    """
+    if isinstance(dev, Device):
+        return dev
+    if isinstance(dev, int):
+        return Device(dev, index)
+    name, _, number = dev.partition(":")
+    if name not in _DEVICE_TYPES:
+        raise ValueError(f"device: expected one of {', '.join(_DEVICE_TYPES)}, got {dev!r}")
+    return Device(_DEVICE_TYPES[name], int(number) if number else index)
+
+
+def cpu(int dev_id=0):
+    """The host."""
+    return Device(EK_CPU, dev_id)
 
 
 cdef ek_device _host() noexcept nogil:

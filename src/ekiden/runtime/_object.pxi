@@ -2,15 +2,16 @@
 
 cdef dict _CLASSES = {}            # type index -> class of handles
 
+cdef enum:
+    LARGE = 1 << 20                # bytes whose release may take the system's time
 
+
+@cython.freelist(64)               # for the classes without members of their own, as Tensor
 cdef class Object:
     """A reference to an object of the runtime. Holds it until the handle dies."""
 
     cdef ek_object *handle
     cdef object __weakref__
-
-    def __cinit__(self):
-        self.handle = NULL
 
     def __dealloc__(self):
         if self.handle != NULL:
@@ -38,11 +39,23 @@ cdef class Object:
 
 cdef void _release_object(ek_object *object) noexcept:
     """Drops a reference; freeing something large must not stop other Python threads."""
-    if (object.refs & 0xFFFFFFFF) > 1:
+    cdef ek_tensor *tensor = <ek_tensor *>object
+    cdef PyObject *source
+    if EK_REFS(object) != EK_REFS_NEW:
         ek_object_release(object)
-        return
-    with nogil:
+    elif object.type_index != EK_TENSOR:
+        with nogil:
+            ek_object_release(object)
+    elif tensor.dispose == _drop_source:           # here Python's lock is held already
+        source = <PyObject *>tensor.managed
+        tensor.dispose = NULL
         ek_object_release(object)
+        Py_DECREF_(source)
+    elif tensor.dispose == NULL and ek_dltensor_nbytes(&tensor.dl) < LARGE:
+        ek_object_release(object)
+    else:
+        with nogil:
+            ek_object_release(object)
 
 
 cdef Object _wrap(type cls, ek_object *handle):

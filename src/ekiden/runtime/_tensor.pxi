@@ -1,10 +1,5 @@
 # Tensors, and the two ways in and out: NumPy and DLPack.
 
-ctypedef struct ImportedArray:
-    ek_managed_versioned managed
-    int64_t dims[2 * EK_MAX_NDIM]
-
-
 cdef class Tensor(Object):
     """An array of the runtime.
 
@@ -119,6 +114,7 @@ cdef class Tensor(Object):
 cdef tuple _dims(const int64_t *dims, int ndim):
     cdef tuple result = PyTuple_New(ndim)
     cdef object item
+    cdef int i
     for i in range(ndim):
         item = dims[i]
         Py_INCREF(item)
@@ -142,8 +138,10 @@ cdef object _to_numpy(Tensor self):
         raise TypeError(f"numpy: no such dtype in NumPy: {self.dtype}")
     cdef int flags = 0 if self.readonly else np.NPY_ARRAY_WRITEABLE
     cdef int64_t itemsize = dl.dtype.bits // 8
+    cdef int32_t i
     for i in range(dl.ndim):
         strides[i] = dl.strides[i] * itemsize
+    _hand_out(self)
     Py_INCREF(descr)               # PyArray_NewFromDescr steals it
     array = PyArray_NewFromDescr(
         np.ndarray, <np.dtype>descr, dl.ndim, <np.npy_intp *>dl.shape, strides,
@@ -152,43 +150,102 @@ cdef object _to_numpy(Tensor self):
     return array
 
 
-cdef void _imported_delete(ek_managed_versioned *managed) noexcept nogil:
+cdef void _drop_source(void *source) noexcept nogil:
     if Py_IsInitialized():
         with gil:
-            Py_XDECREF(<PyObject *>managed.context)
-    free(managed)
+            Py_XDECREF(<PyObject *>source)
 
 
-cdef ek_object *_import_array(np.ndarray array) except NULL:
-    """A tensor that shares the array's memory; any strides. The caller owns the reference."""
-    cdef ek_dtype dtype = _dtype_of_array(array)
-    cdef int ndim = np.PyArray_NDIM(array)
+cdef inline void _own_memory(ek_tensor *tensor, PyObject *source) noexcept:
+    """From now on the tensor keeps the Python object alive whose memory it shows."""
+    if tensor.dispose == NULL:
+        Py_INCREF_(source)
+        tensor.managed = source
+        tensor.dispose = _drop_source
+
+
+cdef inline Tensor _wrap_tensor(ek_object *handle):
+    """A handle that takes over one reference."""
+    cdef Tensor self = Tensor.__new__(Tensor)
+    self.handle = handle
+    return self
+
+
+cdef ek_object *_view_of(const ek_dltensor *dl, uint64_t flags) except NULL:
+    """A tensor over memory that somebody else keeps alive; any strides."""
     cdef ek_object *out = NULL
-    cdef ImportedArray *imported = <ImportedArray *>malloc(
-        sizeof(ek_managed_versioned) + 2 * ndim * sizeof(int64_t))
-    if imported == NULL:
-        raise MemoryError
-    cdef ek_managed_versioned *managed = &imported.managed
-    cdef int64_t itemsize = np.PyArray_ITEMSIZE(array)
-    for i in range(ndim):
-        imported.dims[i] = np.PyArray_DIMS(array)[i]
-        imported.dims[ndim + i] = np.PyArray_STRIDES(array)[i] // itemsize
-    memset(managed, 0, sizeof(ek_managed_versioned))
-    managed.major = 1              # DLPack 1.0, which knows read-only tensors
-    managed.deleter = _imported_delete
-    managed.flags = 0 if np.PyArray_ISWRITEABLE(array) else EK_DLPACK_READ_ONLY
-    managed.tensor.data = np.PyArray_DATA(array)
-    managed.tensor.device = _host()
-    managed.tensor.ndim = ndim
-    managed.tensor.dtype = dtype
-    managed.tensor.shape = &imported.dims[0]
-    managed.tensor.strides = &imported.dims[ndim]
-    managed.context = <void *>array
-    if ek_tensor_from_dlpack(managed, 1, &out) != 0:
-        free(imported)
-        _raise_pending()
-    Py_INCREF(array)
+    cdef ek_dltensor *made
+    _check(ek_tensor_view(NULL, dl.data, dl.shape, dl.ndim, dl.dtype, dl.device, flags, &out))
+    made = &(<ek_tensor *>out).dl
+    made.byte_offset = dl.byte_offset
+    if dl.strides != NULL:
+        memcpy(made.strides, dl.strides, dl.ndim * sizeof(int64_t))
     return out
+
+
+cdef ek_object *_lend_array(np.ndarray array) except NULL:
+    """A tensor that borrows the array's memory; any strides. The caller owns the reference."""
+    cdef int64_t strides[EK_MAX_NDIM]
+    cdef ek_dltensor dl
+    cdef int64_t itemsize = np.PyArray_ITEMSIZE(array)
+    cdef int32_t i
+    dl.ndim = np.PyArray_NDIM(array)
+    dl.dtype = _dtype_of_array(array)
+    dl.data = np.PyArray_DATA(array)
+    dl.device = _host()
+    dl.byte_offset = 0
+    dl.shape = <int64_t *>np.PyArray_DIMS(array)
+    dl.strides = strides
+    for i in range(dl.ndim):
+        strides[i] = np.PyArray_STRIDES(array)[i] // itemsize
+    return _view_of(&dl, 0 if np.PyArray_ISWRITEABLE(array) else EK_DLPACK_READ_ONLY)
+
+
+cdef Tensor _tensor_of_array(np.ndarray array):
+    """A tensor that shares the array's memory and keeps it alive; any strides."""
+    cdef ek_object *made = _lend_array(array)
+    _own_memory(<ek_tensor *>made, <PyObject *>array)
+    return _wrap_tensor(made)
+
+
+# A tensor that is lent for a call has no owner, and says here whether its memory was handed out.
+cdef void *_LENT = <void *>1
+cdef void *_HANDED_OUT = <void *>2
+
+
+cdef Tensor _lend(const ek_dltensor *dl):
+    """A tensor over what is there for the length of a call."""
+    cdef ek_object *made = _view_of(dl, 0)
+    (<ek_tensor *>made).managed = _LENT
+    return _wrap_tensor(made)
+
+
+cdef inline void _hand_out(Tensor self) noexcept:
+    """Notes that somebody else has the address of the elements."""
+    cdef ek_tensor *tensor = <ek_tensor *>self.handle
+    if tensor.managed == _LENT:
+        tensor.managed = _HANDED_OUT
+
+
+cdef int _unlend(Tensor self) except -1:
+    """Moves the elements of a lent tensor that was kept into memory of its own."""
+    cdef ek_tensor *tensor = <ek_tensor *>self.handle
+    cdef ek_object *made = NULL
+    cdef ek_dltensor *to
+    if tensor.managed == _HANDED_OUT:
+        raise RuntimeError("a Python function kept an array of a tensor that was lent to it for "
+                           "the call; it must copy what it keeps")
+    _check(ek_tensor_new(tensor.dl.shape, tensor.dl.ndim, tensor.dl.dtype, tensor.dl.device, &made))
+    to = &(<ek_tensor *>made).dl
+    if ek_tensor_copy(&tensor.dl, to) != 0:
+        ek_object_release(made)
+        _raise_pending()
+    memcpy(tensor.dl.strides, to.strides, to.ndim * sizeof(int64_t))
+    tensor.dl.data = to.data
+    tensor.dl.byte_offset = 0
+    tensor.owner = made
+    tensor.managed = NULL
+    return 0
 
 
 cdef inline bint _is_direct(np.ndarray array) noexcept:
@@ -203,50 +260,6 @@ cdef np.ndarray _direct(np.ndarray array):
     return numpy.array(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
-cdef void _capsule_delete(object capsule) noexcept:
-    """Gives an export back that no consumer took."""
-    cdef ek_managed_versioned *versioned
-    cdef ek_managed *legacy
-    if PyCapsule_IsValid(capsule, b"dltensor_versioned"):
-        versioned = <ek_managed_versioned *>PyCapsule_GetPointer(capsule, b"dltensor_versioned")
-        versioned.deleter(versioned)
-    elif PyCapsule_IsValid(capsule, b"dltensor"):
-        legacy = <ek_managed *>PyCapsule_GetPointer(capsule, b"dltensor")
-        legacy.deleter(legacy)
-
-
-cdef object _export(Tensor self, bint versioned):
-    cdef void *managed = NULL
-    _check(ek_tensor_to_dlpack(self.handle, versioned, &managed))
-    return PyCapsule_New(managed, b"dltensor_versioned" if versioned else b"dltensor",
-                         _capsule_delete)
-
-
-cdef ek_object *_import_capsule(object capsule) except NULL:
-    cdef ek_object *out = NULL
-    cdef bint versioned = PyCapsule_IsValid(capsule, b"dltensor_versioned")
-    if not versioned and not PyCapsule_IsValid(capsule, b"dltensor"):
-        raise TypeError("from_dlpack: expected a fresh DLPack capsule, "
-                        f"got {type(capsule).__name__}")
-    cdef const char *name = b"dltensor_versioned" if versioned else b"dltensor"
-    _check(ek_tensor_from_dlpack(PyCapsule_GetPointer(capsule, name), versioned, &out))
-    PyCapsule_SetName(capsule, b"used_dltensor_versioned" if versioned else b"used_dltensor")
-    return out
-
-
-cdef ek_object *_import_dlpack(object producer) except NULL:
-    try:
-        capsule = producer.__dlpack__(max_version=(1, 0))
-    except TypeError:              # producers older than DLPack 1.0 do not know the argument
-        capsule = producer.__dlpack__()
-    return _import_capsule(capsule)
-
-
-def from_dlpack(producer):
-    """A tensor that shares the memory of any object with `__dlpack__`, whatever its strides."""
-    return _wrap(Tensor, _import_dlpack(producer))
-
-
 def tensor(source):
     """A contiguous tensor of an array, without copying where that is possible.
 
@@ -257,21 +270,23 @@ def tensor(source):
     if isinstance(source, Tensor):
         return (<Tensor>source).contiguous()
     if type(source) is np.ndarray and _is_direct(source):
-        return _wrap(Tensor, _import_array(source))
+        return _tensor_of_array(source)
     if not isinstance(source, np.ndarray) and hasattr(source, "__dlpack__"):
         made = from_dlpack(source)
         return made.contiguous()
-    return _wrap(Tensor, _import_array(_direct(numpy.asarray(source))))
+    return _tensor_of_array(_direct(numpy.asarray(source)))
 
 
 def empty(shape, dtype="float32"):
     """A new tensor whose elements are not set."""
     cdef int64_t dims[EK_MAX_NDIM]
     cdef ek_object *out = NULL
-    lengths = tuple(shape)
-    if len(lengths) > EK_MAX_NDIM:
-        raise ValueError(f"empty: expected at most {EK_MAX_NDIM} dimensions, got {len(lengths)}")
-    for i, length in enumerate(lengths):
-        dims[i] = operator.index(length)
-    _check(ek_tensor_new(dims, len(lengths), _dtype_from(dtype), _host(), &out))
-    return _wrap(Tensor, out)
+    cdef tuple lengths = tuple(shape)
+    cdef int i
+    cdef int ndim = <int>len(lengths)
+    if ndim > EK_MAX_NDIM:
+        raise ValueError(f"empty: expected at most {EK_MAX_NDIM} dimensions, got {ndim}")
+    for i in range(ndim):
+        dims[i] = lengths[i]
+    _check(ek_tensor_new(dims, ndim, _dtype_from(dtype), _host(), &out))
+    return _wrap_tensor(out)
