@@ -8,14 +8,15 @@ cdef extern from "ekiden/runtime.h" nogil:
         EK_OBJECT_RVALUE_REF
         EK_OBJECT, EK_STR, EK_BYTES, EK_ERROR, EK_FUNCTION, EK_SHAPE, EK_TENSOR, EK_ARRAY, EK_MAP
         EK_MODULE, EK_DYNAMIC, EK_ADT, EK_EXECUTABLE, EK_VM
-        EK_DTYPE_INT, EK_DTYPE_UINT, EK_DTYPE_FLOAT, EK_DTYPE_BFLOAT, EK_DTYPE_COMPLEX
-        EK_DTYPE_BOOL
+        EK_DTYPE_INT, EK_DTYPE_UINT, EK_DTYPE_FLOAT, EK_DTYPE_OPAQUE, EK_DTYPE_BFLOAT
+        EK_DTYPE_COMPLEX, EK_DTYPE_BOOL
         EK_CPU
         EK_DELETE_CONTENT, EK_DELETE_MEMORY
         EK_MAX_NDIM
         EK_PART_GLOBAL, EK_PART_PARAMS, EK_PART_CONSTANT, EK_PART_PRIMITIVE, EK_PART_CODE
         EK_PART_REGISTERS, EK_PART_METADATA, EK_PART_FILE
-    uint64_t EK_REFS_NEW, EK_DLPACK_READ_ONLY, EK_DLPACK_IS_COPIED
+        EK_MODULE_KIND, EK_MODULE_NAMES, EK_MODULE_IMPORTS
+    uint64_t EK_REFS_NEW, EK_DLPACK_READ_ONLY, EK_DLPACK_IS_COPIED, EK_DLPACK_SUBBYTE_PADDED
 
     ctypedef struct ek_object:
         uint64_t refs
@@ -56,6 +57,11 @@ cdef extern from "ekiden/runtime.h" nogil:
     ctypedef struct ek_array:
         ek_value *data
         int64_t size
+    ctypedef struct ek_map:
+        ek_value *data
+        uint64_t size
+        uint64_t slots
+    uint64_t EK_MAP_IN_ORDER
     ctypedef struct ek_adt:
         int32_t tag
         int32_t size
@@ -108,12 +114,59 @@ cdef extern from "ekiden/runtime.h" nogil:
     int ek_function_new(void *self, ek_packed call, void (*deleter)(void *self) noexcept,
                         ek_object **out)
     int ek_function_call(ek_object *function, const ek_value *args, int32_t nargs, ek_value *ret)
+    int EK_ANY
+    uint64_t EK_FIELD_READ_ONLY, EK_FIELD_DEFAULT, EK_FIELD_IGNORE
+    ctypedef struct ek_field:
+        const char *name
+        const char *doc
+        int32_t type
+        int32_t size
+        int64_t offset
+        uint64_t flags
+        void *get
+        void *set
+        ek_value standard
+    ctypedef struct ek_method:
+        const char *name
+        const char *doc
+        ek_object *function
+    ctypedef struct ek_type_def:
+        int64_t size
+        void *create
+        const char *doc
+        const ek_field *fields
+        const ek_method *methods
+        int32_t n_fields
+        int32_t n_methods
+    ctypedef struct ek_type_info:
+        const char *key
+        const char *doc
+        int32_t index
+        int32_t parent
+        int32_t depth
+        int32_t is_defined
+        int64_t size
+        const ek_field *fields
+        const ek_method *methods
+        int32_t n_fields
+        int32_t n_methods
     int32_t ek_type_register(const char *key, int32_t parent)
+    int ek_type_define(int32_t type_index, const ek_type_def *definition)
+    const ek_type_info *ek_type_get(int32_t type_index)
+    int32_t ek_type_index(const char *key)
     const char *ek_type_key(int32_t type_index)
+    int ek_object_new(int32_t type_index, const ek_value *values, int32_t n, ek_object **out)
+    int ek_field_get(const ek_object *object, const ek_field *field, ek_value *out)
+    int ek_field_set(ek_object *object, const ek_field *field, const ek_value *value)
+    int ek_value_equal(const ek_value *a, const ek_value *b)
+    int ek_value_hash(const ek_value *value, uint64_t *out)
+    void ek_weak_retain(ek_object *object)
+    void ek_weak_release(ek_object *object)
+    ek_object *ek_weak_lock(ek_object *object)
     int ek_string_new(int32_t type, const char *data, size_t size, ek_value *out)
     int ek_string_borrow(const ek_value *value, ek_bytes *out)
-    int ek_array_new(const ek_value *items, int64_t size, ek_object **out)
-    int ek_adt_new(int32_t tag, const ek_value *fields, int32_t size, ek_object **out)
+    int ek_container_new(int32_t type, int32_t tag, const ek_value *items, int64_t n,
+                         ek_object **out)
     int ek_error(const char *kind, const char *format, ...)
     int ek_error_set(ek_object *error)
     ek_object *ek_error_take()
@@ -128,13 +181,22 @@ cdef extern from "ekiden/runtime.h" nogil:
                       ek_object **out)
     int ek_tensor_view(ek_object *owner, void *data, const int64_t *shape, int32_t ndim,
                        ek_dtype dtype, ek_device device, uint64_t flags, ek_object **out)
+    int ek_tensor_strided(ek_object *owner, const ek_dltensor *like, uint64_t flags,
+                          ek_object **out)
     int ek_tensor_from_dlpack(void *managed, int versioned, ek_object **out)
     int ek_tensor_to_dlpack(ek_object *tensor, int versioned, void **managed)
     int ek_tensor_copy(const ek_dltensor *source, const ek_dltensor *to)
+    ctypedef struct ek_module_kind:
+        const char *name
+        int (*get)(void *self, ek_object *module, const char *name, ek_object **out) noexcept
+        int (*names)(void *self, ek_object **out) noexcept
+        int (*save)(void *self, const char *path) noexcept
+        void (*destroy)(void *self) noexcept
+    int ek_module_new(const ek_module_kind *kind, void *self, ek_object **out)
     int ek_module_get(ek_object *module, const char *name, ek_object **out)
     int ek_module_import(ek_object *module, ek_object *imported)
-    int ek_module_names(ek_object *module, ek_object **out)
-    int ek_library_load(const char *path, ek_object **out)
+    int ek_module_part(ek_object *module, int32_t part, ek_value *out)
+    int ek_module_load(const char *path, ek_object **out)
     int ek_image_load(const void *bytes, size_t size, ek_object **out)
     ctypedef void (*ek_address)() noexcept
     ek_address ek_service(const char *name)

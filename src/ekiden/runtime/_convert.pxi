@@ -6,6 +6,8 @@ class ADT(tuple):
     Plain tuples have tag 0 and cross as tuples.
     """
 
+    tag: int
+
     def __new__(cls, tag, fields=()):
         """The value that constructor number `tag` makes of `fields`."""
         self = super().__new__(cls, fields)
@@ -23,6 +25,13 @@ class ADT(tuple):
 
     def __hash__(self):
         return hash((self.tag, tuple(self)))
+
+
+class Shape(tuple):
+    """The lengths of dimensions as a value of its own: crosses as a shape, not as a tuple."""
+
+    def __repr__(self):
+        return f"Shape({list(self)})"
 
 
 # What a call needs beyond its values: what it must settle when the callee has returned. Arguments
@@ -128,16 +137,20 @@ cdef int _set_rare(Call *call, PyObject *pointer, ek_value *out) except -1:
     exchange = _exchange_of(Py_TYPE(pointer))
     if exchange != NULL:
         _set_made(call, out, _lend_exchanged(exchange, pointer), pointer)
+    elif _is_theirs(source):
+        _set_foreign(call, source, out)
     elif isinstance(source, tuple):
         _set_tuple(call, source, out)
     elif isinstance(source, list):
-        _set_items(call, tuple(source), out)
+        _set_items(call, EK_ARRAY, tuple(source), out)
+    elif isinstance(source, dict):
+        _set_items(call, EK_MAP, tuple([x for pair in source.items() for x in pair]), out)
     elif isinstance(source, (bytes, bytearray, memoryview)):
         data = bytes(source)
         _check(ek_string_new(EK_BYTES, PyBytes_AS_STRING(data), len(data), out))
         if out.type_index >= EK_OBJECT:
             _set_made(call, out, out.v.obj, NULL)
-    elif isinstance(source, (numpy.dtype, DataType)):
+    elif isinstance(source, (numpy.dtype, DataType)) or hasattr(source, "__dlpack_data_type__"):
         out.type_index = EK_DTYPE
         out.v.dtype = _dtype_from(source)
     elif isinstance(source, str):
@@ -160,10 +173,13 @@ cdef int _set_rare(Call *call, PyObject *pointer, ek_value *out) except -1:
         _set_made(call, out, _error_from(source), NULL)
     elif hasattr(source, "__dlpack__"):
         _set_made(call, out, _import_dlpack(source), NULL)
+    elif hasattr(source, "dlpack_device_type"):    # a device of tvm_ffi
+        out.type_index = EK_DEVICE
+        out.v.device.type, out.v.device.id = source.dlpack_device_type(), source.index
     elif callable(source):
         _set_made(call, out, _function_from(source), NULL)
     else:
-        raise TypeError("expected None, a bool, int, float, str, bytes, tuple, list, function, "
+        raise TypeError("expected None, a bool, int, float, str, bytes, tuple, list, dict, function, "
                         f"NumPy array, DLPack producer or runtime object, got {cls_name(source)}")
     return 0
 
@@ -174,6 +190,8 @@ cdef int _set_tuple(Call *call, object source, ek_value *out) except -1:
         out.type_index = EK_DEVICE
         out.v.device.type, out.v.device.id = source
         return 0
+    if isinstance(source, Shape) or _is_their_shape(source):
+        return _set_items(call, EK_SHAPE, tuple(source), out)
     return _set_fields(call, getattr(source, "tag", 0), tuple(source), out)
 
 
@@ -184,15 +202,16 @@ cdef str cls_name(object source):
 cdef int _set_fields(Call *call, int32_t tag, tuple fields, ek_value *out) except -1:
     cdef Arguments items = Arguments(fields)
     cdef ek_object *made = NULL
-    _check(ek_adt_new(tag, items.call.values, items.count, &made))
+    _check(ek_container_new(EK_ADT, tag, items.call.values, items.count, &made))
     _set_made(call, out, made, NULL)
     return 0
 
 
-cdef int _set_items(Call *call, tuple source, ek_value *out) except -1:
+cdef int _set_items(Call *call, int32_t type, tuple source, ek_value *out) except -1:
+    """An array of items, a map of keys and values alternately, or a shape of ints."""
     cdef Arguments items = Arguments(source)
     cdef ek_object *made = NULL
-    _check(ek_array_new(items.call.values, items.count, &made))
+    _check(ek_container_new(type, 0, items.call.values, items.count, &made))
     _set_made(call, out, made, NULL)
     return 0
 
@@ -320,7 +339,6 @@ cdef object _to_python(const ek_value *value):
 
 cdef object _object_to_python(ek_object *object):
     cdef int32_t index = object.type_index
-    cdef ek_shape *shape
     if index == EK_TENSOR:
         ek_object_retain(object)
         return _wrap_tensor(object)
@@ -329,12 +347,21 @@ cdef object _object_to_python(ek_object *object):
     if index == EK_ARRAY:
         return _items_to_python(<ek_array *>object)
     if index == EK_SHAPE:
-        shape = <ek_shape *>object
-        return _dims(shape.data, <int>shape.size)
+        return Shape(_dims((<ek_shape *>object).data, <int>(<ek_shape *>object).size))
+    if index == EK_MAP and (<ek_map *>object).slots & EK_MAP_IN_ORDER:
+        return _map_to_python(<ek_map *>object)
     if index == EK_ERROR:
         return _exception_from(object)
     ek_object_retain(object)
-    return _wrap(_CLASSES.get(index, Object), object)
+    return _wrap(_class_of(index), object)
+
+
+cdef dict _map_to_python(ek_map *map):
+    cdef uint64_t i
+    cdef dict result = {}
+    for i in range(map.size):
+        result[_to_python(&map.data[2 * i])] = _to_python(&map.data[2 * i + 1])
+    return result
 
 
 cdef list _items_to_python(ek_array *array):

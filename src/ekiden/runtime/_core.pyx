@@ -14,20 +14,23 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, Py_REFCNT, Py_XDECREF
 from cpython.tuple cimport PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from cpython.type cimport PyType_Modified
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memset, strlen
 
 import builtins
 import ctypes
 import json
+import math
 import operator
 import os
+import sys
 import traceback
+import types
 from typing import NamedTuple
 
 import ml_dtypes
 import numpy
 
-from ekiden.runtime import errors
+from ekiden.runtime import errors, timing
 
 np.import_array()
 
@@ -40,4 +43,5 @@ include "_dlpack.pxi"
 include "_convert.pxi"
 include "_function.pxi"
 include "_module.pxi"
+include "_foreign.pxi"
 include "_executable.pxi"

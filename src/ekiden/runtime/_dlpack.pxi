@@ -79,6 +79,16 @@ cdef object _export(Tensor self, bint versioned):
                          _capsule_delete)
 
 
+cdef object _export_copy(Tensor copied, max_version):
+    """A capsule that says that its data is nobody else's."""
+    cdef bint versioned = max_version is not None and max_version[0] >= 1
+    capsule = _export(copied, versioned)
+    if versioned:
+        (<ek_managed_versioned *>PyCapsule_GetPointer(
+            capsule, b"dltensor_versioned")).flags |= EK_DLPACK_IS_COPIED
+    return capsule
+
+
 cdef ek_object *_import_capsule(object capsule) except NULL:
     cdef ek_object *out = NULL
     cdef bint versioned = PyCapsule_IsValid(capsule, b"dltensor_versioned")
@@ -86,9 +96,31 @@ cdef ek_object *_import_capsule(object capsule) except NULL:
         raise TypeError("from_dlpack: expected a fresh DLPack capsule, "
                         f"got {type(capsule).__name__}")
     cdef const char *name = b"dltensor_versioned" if versioned else b"dltensor"
+    if versioned and _is_padded(<ek_managed_versioned *>PyCapsule_GetPointer(capsule, name)):
+        return _pack_foreign(capsule)
     _check(ek_tensor_from_dlpack(PyCapsule_GetPointer(capsule, name), versioned, &out))
     PyCapsule_SetName(capsule, b"used_dltensor_versioned" if versioned else b"used_dltensor")
     return out
+
+
+cdef bint _is_padded(ek_managed_versioned *managed) noexcept:
+    return managed.flags & EK_DLPACK_SUBBYTE_PADDED and _is_packed(managed.tensor.dtype)
+
+
+cdef ek_object *_pack_foreign(object capsule) except NULL:
+    """A packed copy of a tensor whose small elements take a byte each; leaves the capsule alone."""
+    cdef ek_managed_versioned *managed = <ek_managed_versioned *>PyCapsule_GetPointer(
+        capsule, b"dltensor_versioned")
+    cdef ek_dltensor dl = managed.tensor
+    cdef ek_dtype dtype = dl.dtype
+    cdef Tensor codes
+    cdef Tensor made
+    dl.dtype = ek_dtype(EK_DTYPE_UINT, 8, 1)
+    codes = _wrap_tensor(_view_of(&dl, 0))
+    made = _new_tensor(dl.shape, dl.ndim, dtype, None)
+    _packed_bytes(made)[:] = _pack(codes.numpy(), dtype.bits)
+    ek_object_retain(made.handle)
+    return made.handle
 
 
 cdef ek_object *_import_dlpack(object producer) except NULL:
@@ -101,14 +133,29 @@ cdef ek_object *_import_dlpack(object producer) except NULL:
     return _import_capsule(capsule)
 
 
-def from_dlpack(producer):
+def from_dlpack(producer, *, device=None, copy=None):
     """A tensor that shares the memory of an object with `__dlpack__`, whatever its strides.
 
-    Also takes a DLPack capsule, once. What the producer cannot share is its BufferError.
+    Also takes a DLPack capsule, once. Copies only to another device, if `copy` is True, and where
+    the producer does not pack elements of less than a byte; where that needs a copy and `copy` is
+    False, and for what the producer cannot share, raises BufferError.
     """
+    cdef Tensor made = _from_dlpack(producer)
+    if device is None and copy is None:
+        return made
+    target = made.device if device is None else device
+    if copy is False and target != made.device:
+        raise BufferError(f"from_dlpack: a copy is needed to move data to {target}")
+    return made.copyto(target) if copy or target != made.device else made
+
+
+cdef Tensor _from_dlpack(object producer):
     cdef PyObject *source = <PyObject *>producer
     cdef DLPackExchange *exchange = _exchange
     cdef ek_object *made
+    if type(producer) is np.ndarray:       # NumPy itself would refuse the types of ml_dtypes
+        if np.PyArray_ISBEHAVED_RO(<np.ndarray>producer):
+            return _tensor_of_array(<np.ndarray>producer)
     if Py_TYPE(source) != _exchange_type:
         exchange = _exchange_of(Py_TYPE(source))
     if exchange == NULL:

@@ -130,6 +130,22 @@ def register_error(name_or_cls=None, cls=None):
     return register if cls is None else register(cls)
 
 
+def kind_of_error(exception):
+    """The kind under which other languages know an exception, and its message."""
+    return _kind_of(exception), _message(exception)
+
+
+def error_from(str kind not None, str message not None):
+    """The exception that an error of another language becomes."""
+    cls = _exception_class(kind)
+    if cls is errors.RunError and kind != "RunError":
+        message = f"{kind}: {message}"
+    try:
+        return cls(message)
+    except TypeError:              # UnicodeDecodeError and its like want more than a message
+        return errors.RunError(f"{kind}: {message}")
+
+
 cdef str _kind_of(object exception):
     return _ERROR_KINDS.get(type(exception)) or type(exception).__name__
 
@@ -149,15 +165,7 @@ cdef object _exception_from(ek_object *object):
     cdef ek_error_object *error = <ek_error_object *>object
     if object.deleter == _python_error_delete:
         return <object>(<PythonError *>object).exception
-    kind = _text(&error.kind)
-    cls = _exception_class(kind)
-    message = _text(&error.message)
-    if cls is errors.RunError and kind != "RunError":
-        message = f"{kind}: {message}"
-    try:
-        exception = cls(message)
-    except TypeError:              # UnicodeDecodeError and its like want more than a message
-        exception = errors.RunError(f"{kind}: {message}")
+    exception = error_from(_text(&error.kind), _text(&error.message))
     if error.backtrace.size:
         exception.add_note(_native_note(&error.backtrace))
     if error.cause != NULL and error.cause.type_index == EK_ERROR:

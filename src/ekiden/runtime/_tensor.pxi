@@ -51,12 +51,20 @@ cdef class Tensor(Object):
         return bool(ek_dltensor_is_contiguous(self.dl()))
 
     def numpy(self):
-        """The elements as a NumPy array that shares this tensor's memory."""
+        """The elements as a NumPy array that shares this tensor's memory.
+
+        Elements of less than a byte, which NumPy does not pack, and those on other devices are
+        copied, and the array is read-only.
+        """
+        return _to_numpy(self)
+
+    def asnumpy(self):
+        """TVM's older name of `numpy`."""
         return _to_numpy(self)
 
     def contiguous(self):
         """This tensor if its elements lie in row-major order without gaps, else such a copy."""
-        return self if ek_dltensor_is_contiguous(self.dl()) else tensor(self.numpy().copy())
+        return self if ek_dltensor_is_contiguous(self.dl()) else self.copyto(self.device)
 
     def copy_from(self, source):
         """Copy the elements of a tensor or array of this shape and dtype into this one."""
@@ -69,6 +77,38 @@ cdef class Tensor(Object):
                                     &(<ek_tensor *>self.handle).dl)
         _check(status)
 
+    def copyfrom(self, source_array):
+        """Copy from an array, converted to this dtype; returns this tensor. TVM's name."""
+        if not isinstance(source_array, Tensor):
+            source_array = numpy.asarray(source_array, dtype=_NUMPY_DTYPES.get(self.dtype))
+        self.copy_from(source_array)
+        return self
+
+    def copyto(self, target, mem_scope=None):
+        """Copy the elements to a tensor, or to a new tensor on a device; returns that tensor."""
+        cdef Tensor to
+        if isinstance(target, Device):
+            to = _new_tensor(self.dl().shape, self.dl().ndim, self.dl().dtype, target)
+            (<ek_tensor *>to.handle).flags = 0
+        else:
+            to = target
+        to.copy_from(self)
+        return to
+
+    def view(self, shape):
+        """The elements in another shape, without copying; ValueError if their number differs."""
+        lengths = tuple(shape)
+        if math.prod(lengths) != math.prod(self.shape):
+            raise ValueError(f"view: {self.shape} and {lengths} have different numbers of elements")
+        return _view_bytes(self, lengths, self.dl().dtype)
+
+    def reinterpret(self, dtype, shape):
+        """The bytes of this tensor as elements of another type, without copying.
+
+        ValueError if the number of bytes differs.
+        """
+        return _view_bytes(self, tuple(shape), _dtype_from(dtype))
+
     def __array__(self, dtype=None, copy=None):
         array = _to_numpy(self)
         if dtype is not None and array.dtype != dtype:
@@ -78,13 +118,14 @@ cdef class Tensor(Object):
         return array.copy() if copy else array
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        """Export through DLPack, without copying unless `copy` is True."""
-        if stream is not None:
+        """Export through DLPack; copies only to another device, or if `copy` is True."""
+        if stream is not None and self.dl().device.type == EK_CPU:
             raise BufferError(f"dlpack: data on the host has no stream, got {stream!r}")
-        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
-            raise BufferError(f"dlpack: cannot move data to device {tuple(dl_device)!r}")
-        if copy:
-            return tensor(self.numpy().copy()).__dlpack__(max_version=max_version)
+        target = self.device if dl_device is None else Device(*dl_device)
+        if copy is False and target != self.device:
+            raise BufferError(f"dlpack: a copy is needed to move data to {target}")
+        if copy or target != self.device:
+            return _export_copy(self.copyto(target), max_version)
         versioned = max_version is not None and max_version[0] >= 1
         if self.readonly and not versioned:
             raise BufferError("dlpack: the tensor is read-only; ask for max_version=(1, 0) or a copy")
@@ -102,11 +143,14 @@ cdef class Tensor(Object):
     def __getitem__(self, index):
         return _to_numpy(self)[index]
 
+    def __setitem__(self, index, value):
+        _to_numpy(self)[index] = value.numpy() if isinstance(value, Tensor) else value
+
     def __repr__(self):
         return f"Tensor(shape={self.shape}, dtype={self.dtype!r})"
 
     def __reduce__(self):
-        return tensor, (self.numpy().copy(),)
+        return tensor, (numpy.array(self.numpy()),)
 
     __hash__ = Object.__hash__
 
@@ -132,10 +176,14 @@ cdef object _to_numpy(Tensor self):
     cdef np.npy_intp strides[EK_MAX_NDIM]
     cdef np.ndarray array
     if dl.device.type != EK_CPU:
-        raise ValueError(f"numpy: the tensor lies on device {self.__dlpack_device__()}")
+        array = _to_numpy(self.copyto(Device(EK_CPU, 0)))
+        np.PyArray_CLEARFLAGS(array, np.NPY_ARRAY_WRITEABLE)
+        return array
     descr = _NUMPY_DTYPES.get(_dtype_name(dl.dtype))
     if descr is None:
         raise TypeError(f"numpy: no such dtype in NumPy: {self.dtype}")
+    if _is_packed(dl.dtype):
+        return _unpack(_packed_bytes(self.contiguous()), descr, dl.dtype.bits, self.shape)
     cdef int flags = 0 if self.readonly else np.NPY_ARRAY_WRITEABLE
     cdef int64_t itemsize = dl.dtype.bits // 8
     cdef int32_t i
@@ -146,6 +194,32 @@ cdef object _to_numpy(Tensor self):
     array = PyArray_NewFromDescr(
         np.ndarray, <np.dtype>descr, dl.ndim, <np.npy_intp *>dl.shape, strides,
         ek_dltensor_data(dl), flags, <object>NULL)
+    np.set_array_base(array, self)
+    return array
+
+
+cdef Tensor _view_bytes(Tensor self, tuple shape, ek_dtype dtype):
+    cdef int64_t dims[EK_MAX_NDIM]
+    cdef ek_object *out = NULL
+    cdef ek_dltensor *dl = self.dl()
+    cdef Tensor made
+    if not ek_dltensor_is_contiguous(dl):
+        raise ValueError("view: the tensor's elements do not lie in row-major order without "
+                         "gaps; contiguous() makes such a copy")
+    _check(ek_tensor_view(self.handle, ek_dltensor_data(dl), dims, _set_dims(dims, shape),
+                          dtype, dl.device, 0, &out))
+    made = _wrap_tensor(out)
+    if made.nbytes != self.nbytes:
+        raise ValueError(f"reinterpret: expected {self.nbytes} bytes, got {made.nbytes} of "
+                         f"{made.dtype}{list(shape)}")
+    _hand_out(self)
+    return made
+
+
+cdef np.ndarray _packed_bytes(Tensor self):
+    """The bytes of a contiguous tensor of small elements."""
+    cdef np.npy_intp size = ek_dltensor_nbytes(self.dl())
+    array = np.PyArray_SimpleNewFromData(1, &size, np.NPY_UINT8, ek_dltensor_data(self.dl()))
     np.set_array_base(array, self)
     return array
 
@@ -174,12 +248,7 @@ cdef inline Tensor _wrap_tensor(ek_object *handle):
 cdef ek_object *_view_of(const ek_dltensor *dl, uint64_t flags) except NULL:
     """A tensor over memory that somebody else keeps alive; any strides."""
     cdef ek_object *out = NULL
-    cdef ek_dltensor *made
-    _check(ek_tensor_view(NULL, dl.data, dl.shape, dl.ndim, dl.dtype, dl.device, flags, &out))
-    made = &(<ek_tensor *>out).dl
-    made.byte_offset = dl.byte_offset
-    if dl.strides != NULL:
-        memcpy(made.strides, dl.strides, dl.ndim * sizeof(int64_t))
+    _check(ek_tensor_strided(NULL, dl, flags, &out))
     return out
 
 
@@ -198,6 +267,11 @@ cdef ek_object *_lend_array(np.ndarray array) except NULL:
     dl.strides = strides
     for i in range(dl.ndim):
         strides[i] = np.PyArray_STRIDES(array)[i] // itemsize
+        if strides[i] * itemsize != np.PyArray_STRIDES(array)[i]:
+            raise ValueError(f"expected strides of whole elements, got {(<object>array).strides} bytes")
+    if _is_packed(dl.dtype):
+        raise ValueError(f"expected elements of whole bytes: an array of {(<object>array).dtype} must be "
+                         "packed, which tensor() does")
     return _view_of(&dl, 0 if np.PyArray_ISWRITEABLE(array) else EK_DLPACK_READ_ONLY)
 
 
@@ -260,33 +334,54 @@ cdef np.ndarray _direct(np.ndarray array):
     return numpy.array(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
-def tensor(source):
-    """A contiguous tensor of an array, without copying where that is possible.
-
-    Accepts a Tensor, a NumPy array, a DLPack producer, and what `numpy.asarray` accepts. Strided
-    arrays, misaligned ones and those in the other byte order are copied.
-    """
-    cdef Tensor made
-    if isinstance(source, Tensor):
-        return (<Tensor>source).contiguous()
-    if type(source) is np.ndarray and _is_direct(source):
-        return _tensor_of_array(source)
-    if not isinstance(source, np.ndarray) and hasattr(source, "__dlpack__"):
-        made = from_dlpack(source)
-        return made.contiguous()
-    return _tensor_of_array(_direct(numpy.asarray(source)))
-
-
-def empty(shape, dtype="float32"):
-    """A new tensor whose elements are not set."""
-    cdef int64_t dims[EK_MAX_NDIM]
-    cdef ek_object *out = NULL
-    cdef tuple lengths = tuple(shape)
+cdef int _set_dims(int64_t *dims, tuple lengths) except -1:
+    """Writes a shape and returns the number of its dimensions."""
     cdef int i
     cdef int ndim = <int>len(lengths)
     if ndim > EK_MAX_NDIM:
         raise ValueError(f"empty: expected at most {EK_MAX_NDIM} dimensions, got {ndim}")
     for i in range(ndim):
         dims[i] = lengths[i]
-    _check(ek_tensor_new(dims, ndim, _dtype_from(dtype), _host(), &out))
+    return ndim
+
+
+cdef Tensor _new_tensor(const int64_t *dims, int ndim, ek_dtype dtype, device):
+    cdef ek_object *out = NULL
+    cdef ek_device place = _host()
+    if device is not None:
+        place.type, place.id = device
+    _check(ek_tensor_new(dims, ndim, dtype, place, &out))
     return _wrap_tensor(out)
+
+
+cdef Tensor _packed_tensor(np.ndarray array):
+    """A copy of an array of small elements, which the runtime packs."""
+    cdef int64_t dims[EK_MAX_NDIM]
+    cdef ek_dtype dtype = _dtype_of_array(array)
+    made = _new_tensor(dims, _set_dims(dims, (<object>array).shape), dtype, None)
+    _packed_bytes(made)[:] = _pack(array, dtype.bits)
+    return made
+
+
+def tensor(source):
+    """A contiguous tensor of an array, without copying where that is possible.
+
+    Accepts a Tensor, a NumPy array, a DLPack producer, and what `numpy.asarray` accepts. Strided
+    arrays, misaligned ones, those in the other byte order, and those of elements of less than a
+    byte, which the runtime packs, are copied.
+    """
+    cdef np.ndarray array
+    if isinstance(source, Tensor):
+        return (<Tensor>source).contiguous()
+    if not isinstance(source, np.ndarray) and hasattr(source, "__dlpack__"):
+        return from_dlpack(source).contiguous()
+    array = _direct(numpy.asarray(source))
+    if _is_packed(_dtype_of_array(array)):
+        return _packed_tensor(array)
+    return _tensor_of_array(array)
+
+
+def empty(shape, dtype="float32", device=None):
+    """A new tensor whose elements are not set, on the host unless a device is given."""
+    cdef int64_t dims[EK_MAX_NDIM]
+    return _new_tensor(dims, _set_dims(dims, tuple(shape)), _dtype_from(dtype), device)

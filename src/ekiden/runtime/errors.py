@@ -57,5 +57,9 @@ class ScheduleError(CompileError):
     """A schedule primitive refuses because the program would change meaning."""
 
 
+class ExportError(EkidenError):
+    """A shared library could not be made of an executable."""
+
+
 class InternalError(EkidenError):
     """Ekiden broke one of its own rules; the message names the pass."""
