@@ -1,7 +1,7 @@
 """What crossing the boundary costs from Python, beside the published `apache-tvm-ffi`.
 
-Both sides call the functions of one shared library, built here, in one process and in turns, so that
-the noise of the machine meets both. Every figure is the median over the rounds.
+Both sides call the functions of one shared library, built here, in one process and in turns, so
+that the noise of the machine meets both. Every figure is the median over the rounds.
 
     python benchmarks/call_overhead.py [--rounds N]
 

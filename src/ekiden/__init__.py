@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ekiden.codegen.build import build
     from ekiden.driver import Executable, compile, load
     from ekiden.ir.module import IRModule
     from ekiden.runtime import Tensor, VirtualMachine, from_dlpack, tensor
@@ -47,6 +48,7 @@ __all__ = [
     "UnsupportedError",
     "VirtualMachine",
     "__version__",
+    "build",
     "compile",
     "from_dlpack",
     "load",
@@ -55,6 +57,7 @@ __all__ = [
 
 _ERRORS = "ekiden.runtime.errors"
 _HOMES = {
+    "build": "ekiden.codegen.build",
     "compile": "ekiden.driver",
     "load": "ekiden.driver",
     "Executable": "ekiden.driver",

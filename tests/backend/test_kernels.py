@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ekiden.backend.kernels import build
 from ekiden.backend.kernels.build import build_kernels
-from ekiden.backend.kernels.cache import KernelCache
 from ekiden.backend.kernels.canonical import canonicalize
-from ekiden.codegen import llvm
+from ekiden.codegen import llvm, parallel
+from ekiden.codegen.cache import KernelCache
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS
 from ekiden.ir.prim import SizeVar
@@ -138,7 +137,7 @@ def test_a_worker_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
     functions = [primitive(float(s)) for s in range(1, 6)]
     with pytest.raises(CompileError, match="a worker process was killed"):
         build_kernels(functions, [], TARGET, cache=KernelCache(None))
-    assert build._WORK is None and not build._LOCK.locked()
+    assert parallel._WORK is None and not parallel.LOCK.locked()
 
 
 def test_several_threads_may_compile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def test_nodes_that_no_output_needs_are_left_out() -> None:
     model = graph_model(nodes[:1], {"x": normal(2)}, ["y"])
     model.graph.node.append(nodes[1])
     assert [
-        e.span.source for e in post_order(main_of(model)) if isinstance(e, Call) and e.span
+        e.span.source_name for e in post_order(main_of(model)) if isinstance(e, Call) and e.span
     ] == ["Relu 'y'"]
 
 

@@ -1,4 +1,4 @@
-"""Instruments: print, dump, verify, stop."""
+"""Passes, their context and the instruments that watch them."""
 
 from __future__ import annotations
 
@@ -7,46 +7,195 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.ir.instrument import DumpIR, PrintIR, StopAfter, TimePasses, Verify
+from ekiden.ir.instrument import (
+    DumpIR,
+    PassPrintingInstrument,
+    PassTimingInstrument,
+    PrintAfterAll,
+    PrintBeforeAll,
+    StopAfter,
+    Verify,
+    find_breaking_pass,
+    pass_instrument,
+)
 from ekiden.ir.structural import structural_equal
-from ekiden.ir.transform import PassContext, PassInstrument, Sequential, module_pass
-from ekiden.relay import Function, IRModule, op, parse, var
+from ekiden.ir.transform import Pass, PassContext, PassInfo, PassInstrument, Sequential
+from ekiden.relay import Expr, Function, IRModule, op, parse, var
 from ekiden.relay.analysis import verify
-from ekiden.runtime.errors import InternalError
+from ekiden.relay.transform import function_pass, module_pass
+from ekiden.runtime.errors import InternalError, PassError
 
 pytestmark = pytest.mark.quick
 
 MODULE = parse("def @main(%x: float32) { %x }")
 
 
-@module_pass("Exp")
-def exp(module: IRModule) -> IRModule:
-    """%x -> exp(%x)"""
+def _main(module: IRModule) -> Function:
     main = module["main"]
     assert isinstance(main, Function)
+    return main
+
+
+@module_pass(name="Exp")
+def exp(module: IRModule, context: PassContext) -> IRModule:
+    """%x -> exp(%x)"""
+    main = _main(module)
     return module.update("main", main.with_fields(body=op.exp(main.body)))
 
 
-@module_pass("Same")
-def same(module: IRModule) -> IRModule:
+@module_pass(name="Same")
+def same(module: IRModule, context: PassContext) -> IRModule:
     """Changes nothing."""
     return module
 
 
-@module_pass("Break")
-def break_it(module: IRModule) -> IRModule:
+@module_pass(name="Break")
+def break_it(module: IRModule, context: PassContext) -> IRModule:
     """Uses a variable that nothing binds."""
     return module.update("main", Function((), var("lost", shape=()), None))
 
 
-def _run(*passes: object, instrument: PassInstrument) -> IRModule:
-    with PassContext(instruments=[instrument]).scope():
-        return Sequential(passes)(MODULE)  # type: ignore[arg-type]
+def _run(*passes: Pass, instrument: PassInstrument) -> IRModule:
+    with PassContext(instruments=[instrument]):
+        return Sequential(passes)(MODULE)
+
+
+# Passes that a user writes.
+
+
+def test_a_module_pass_is_named_after_its_function() -> None:
+    @module_pass
+    def nothing(module: IRModule, context: PassContext) -> IRModule:
+        return module
+
+    assert nothing.info == PassInfo("nothing") and nothing(MODULE) is MODULE
+    assert str(nothing) == "nothing (opt level 0)"
+
+
+def test_a_function_pass_sees_each_relay_function_once() -> None:
+    seen = []
+
+    @function_pass(opt_level=1)
+    def look(function: Function, module: IRModule, context: PassContext) -> Function:
+        seen.append(function.attr("name"))
+        return function.with_fields(body=op.exp(function.body))
+
+    module = parse("def @main(%x: float32) { %x } def @other(%y: float32) { %y }")
+    skipped = _main(module).with_fields(attrs={"SkipOptimization": 1})
+    made = look(module.update("main", skipped))
+    assert len(seen) == 1
+    assert made["main"] is skipped and "exp(%y)" in str(made["other"])
+
+
+def test_a_pass_class_carries_its_own_arguments() -> None:
+    @function_pass(opt_level=1)
+    class Apply:
+        """Put an operator around every body."""
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def transform_function(
+            self, function: Function, module: IRModule, context: PassContext
+        ) -> Function:
+            return function.with_fields(body=getattr(op, self.name)(function.body))
+
+    made = Apply("tanh")
+    assert made.info.name == "Apply" and "tanh(%x)" in str(made(MODULE))
+
+
+def test_a_pass_class_needs_its_method() -> None:
+    with pytest.raises(PassError) as caught:
+
+        @module_pass
+        class Wrong:
+            pass
+
+    assert str(caught.value) == "pass class 'Wrong' has no method 'transform_module'"
+
+
+def test_passes_take_and_give_modules() -> None:
+    with pytest.raises(PassError) as caught:
+        exp(_main(MODULE))  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "pass 'Exp' takes and gives IRModule, got Function; wrap it: IRModule.from_expr(...)"
+    )
+
+    @module_pass
+    def forgets(module: IRModule, context: PassContext) -> IRModule:
+        return None  # type: ignore[return-value]
+
+    with pytest.raises(PassError, match="pass 'forgets' takes and gives IRModule, made NoneType"):
+        forgets(MODULE)
+
+
+def test_required_passes_run_first_by_object_or_name() -> None:
+    @module_pass(required=["InferType", exp])
+    def needy(module: IRModule, context: PassContext) -> IRModule:
+        assert "exp(%x)" in str(module)
+        return module
+
+    assert needy.info.required == ("InferType", "Exp")
+    assert _main(needy(MODULE)).body.checked_type_or_none() is None  # exp made it after InferType
+    assert Sequential(["InferType", needy]).passes[0].name == "InferType"
+
+
+def test_an_unknown_name_lists_the_passes() -> None:
+    with pytest.raises(PassError, match="no pass 'Fuse'; there are .*FuseOps"):
+        Sequential(["Fuse"])
+
+
+# The context.
+
+
+def test_opt_level_and_lists_decide_what_runs() -> None:
+    @module_pass(opt_level=3, name="Costly")
+    def costly(module: IRModule, context: PassContext) -> IRModule:
+        return exp(module)
+
+    both = Sequential([costly])
+    with PassContext(opt_level=2) as outer:
+        assert PassContext.current() is outer
+        assert both(MODULE) is MODULE
+        with PassContext(opt_level=0, required_pass=["Costly"]):
+            assert "exp" in str(both(MODULE))
+        with PassContext(disabled_pass=["Costly"]):
+            assert both(MODULE) is MODULE
+        assert PassContext.current() is outer
+    assert PassContext.current() is not outer
+
+
+def test_a_context_can_be_entered_again() -> None:
+    context = PassContext(opt_level=1)
+    with context, context:
+        assert PassContext.current() is context
+    with context:
+        assert PassContext.current() is context
+    assert PassContext.current() is not context
+
+
+def test_options_are_typed() -> None:
+    context = PassContext(config={"relay.FuseOps.max_depth": 8})
+    assert context.option("relay.FuseOps.max_depth") == 8
+    assert PassContext().option("relay.FuseOps.max_depth") == 256
+    assert PassContext.list_configs()["relay.FuseOps.max_depth"]["type"] == "int"
+    with pytest.raises(PassError) as caught:
+        PassContext(config={"relay.FuseOps.max_depth": "8"})
+    assert str(caught.value) == (
+        "PassContext: option 'relay.FuseOps.max_depth' is a int, got str: '8'"
+    )
+    with pytest.raises(PassError, match="no option 'relay.FuseOps.depth'; there are relay.FuseOps"):
+        PassContext(config={"relay.FuseOps.depth": 8})
+    with pytest.raises(PassError, match="no option 'nonsense'"):
+        context.option("nonsense")
+
+
+# Instruments.
 
 
 def test_print_before_and_after_named_passes() -> None:
     file = io.StringIO()
-    _run(exp, same, instrument=PrintIR(before=["Exp"], after=["Exp"], file=file))
+    _run(exp, same, instrument=PassPrintingInstrument(["Exp"], ["Exp"], file=file))
     assert [line for line in file.getvalue().splitlines() if line.startswith("//")] == [
         "// before Exp",
         "// after Exp",
@@ -54,9 +203,12 @@ def test_print_before_and_after_named_passes() -> None:
     assert "exp(%x)" in file.getvalue()
 
 
-def test_print_goes_to_standard_error_after_every_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    _run(exp, same, instrument=PrintIR())
-    assert capsys.readouterr().err.count("// after ") == 2
+@pytest.mark.parametrize("kind, word", [(PrintAfterAll, "after"), (PrintBeforeAll, "before")])
+def test_print_goes_to_standard_error_around_every_pass(
+    kind: type[PrintAfterAll], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(exp, same, instrument=kind())
+    assert capsys.readouterr().err.count(f"// {word} ") == 2
 
 
 def test_dump_writes_a_file_per_pass_that_changes_something(tmp_path: Path) -> None:
@@ -80,7 +232,120 @@ def test_stop_after_runs_the_first_passes_only() -> None:
     assert _run(exp, instrument=StopAfter(0)) is MODULE
 
 
-def test_time_of_passes_adds_up() -> None:
-    timer = TimePasses()
-    _run(exp, exp, same, instrument=timer)
-    assert set(timer.seconds) == {"Exp", "Same"} and timer.seconds["Exp"] > 0
+@pytest.mark.parametrize("position", range(5))
+def test_bisecting_finds_the_pass_that_breaks_a_module(position: int) -> None:
+    passes = [same, exp, same, exp]
+    passes.insert(position, break_it)
+
+    def is_right(module: IRModule) -> bool:
+        return "lost" not in str(module)
+
+    assert find_breaking_pass(Sequential(passes), MODULE, is_right) == (position, "Break")
+    assert find_breaking_pass(Sequential([exp, same]), MODULE, is_right) is None
+
+
+def test_timing_is_the_tree_of_what_ran() -> None:
+    timer = PassTimingInstrument()
+    with PassContext(instruments=[timer]):
+        Sequential([exp, Sequential([same, exp], name="inner")], name="outer")(MODULE)
+    (outer,) = timer.root.children
+    assert [c.name for c in outer.children] == ["Exp", "inner"]
+    assert [c.name for c in outer.children[1].children] == ["Same", "Exp"]
+    assert outer.seconds >= sum(c.seconds for c in outer.children) > 0
+    assert set(timer.seconds) == {"outer", "inner", "Same", "Exp"}
+    lines = timer.render().splitlines()
+    assert len(lines) == 5 and lines[0].startswith("outer: ") and lines[0].endswith("(100.0%)")
+    assert lines[3].startswith("    Same: ")
+
+
+def test_timing_survives_a_pass_that_fails() -> None:
+    @module_pass
+    def fails(module: IRModule, context: PassContext) -> IRModule:
+        raise InternalError("on purpose")
+
+    timer = PassTimingInstrument()
+    with PassContext(instruments=[timer]):
+        with pytest.raises(InternalError) as caught:
+            Sequential([exp, fails])(MODULE)
+        exp(MODULE)
+    assert caught.value.__notes__ == ["in pass 'fails'"]
+    assert "Exp" in timer.render()
+
+
+def _logger(log: list[str], name: str, raises: str = "") -> PassInstrument:
+    def hook(event: str) -> None:
+        log.append(f"{name} {event}")
+        if event == raises:
+            raise RuntimeError(f"{name} {event}")
+
+    @pass_instrument
+    class Logger:
+        def enter_pass_ctx(self) -> None:
+            hook("enter")
+
+        def exit_pass_ctx(self) -> None:
+            hook("exit")
+
+        def should_run(self, module: IRModule, info: PassInfo) -> bool:
+            hook("should run")
+            return True
+
+        def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
+            hook("before")
+
+        def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
+            hook("after")
+
+    instrument = Logger()
+    assert isinstance(instrument, PassInstrument)
+    return instrument
+
+
+def test_hooks_are_called_in_order() -> None:
+    log: list[str] = []
+    with PassContext(instruments=[_logger(log, "a"), _logger(log, "b")]):
+        exp(MODULE)
+    events = ["enter", "should run", "before", "after", "exit"]
+    assert log == [f"{name} {event}" for event in events for name in "ab"]
+
+
+@pytest.mark.parametrize(
+    "raises, expected",
+    [
+        ("enter", ["a enter", "b enter", "a exit"]),
+        ("before", ["a enter", "b enter", *(f"{n} {e}" for e in ("should run", "before")
+                                            for n in "ab"), "a exit", "b exit"]),
+        ("exit", ["a enter", "b enter", *(f"{n} {e}" for e in ("should run", "before", "after")
+                                          for n in "ab"), "a exit", "b exit"]),
+    ],
+)  # fmt: skip
+def test_a_broken_instrument_is_called_no_more(raises: str, expected: list[str]) -> None:
+    log: list[str] = []
+    context = PassContext(instruments=[_logger(log, "a"), _logger(log, "b", raises)])
+    with pytest.raises(RuntimeError, match=f"b {raises}"), context:
+        exp(MODULE)
+    assert log == expected
+    assert context.instruments == () or raises == "exit"
+
+
+def test_instruments_can_be_exchanged_inside() -> None:
+    log: list[str] = []
+    with PassContext(instruments=[_logger(log, "a")]) as context:
+        context.override_instruments([_logger(log, "b")])
+        exp(MODULE)
+    assert log == ["a enter", "a exit", "b enter", "b should run", "b before", "b after", "b exit"]
+
+
+def test_an_instrument_can_leave_a_pass_out() -> None:
+    @pass_instrument
+    class NoExp:
+        def should_run(self, module: IRModule, info: PassInfo) -> bool:
+            return info.name != "Exp"
+
+    assert _run(exp, same, instrument=NoExp()) is MODULE
+
+
+def test_expressions_are_no_modules() -> None:
+    expr: Expr = var("x", shape=())
+    with pytest.raises(PassError, match="got Var$"):
+        exp(expr)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from ekiden import relay
 from ekiden.ir.prim import IntImm, SizeVar
 from ekiden.ir.structural import structural_digest, structural_equal, structural_hash
 from ekiden.relay import IRModule, TensorType, const, op, parse, parse_expr, tensor_type, var
@@ -68,7 +69,7 @@ def test_named_dimensions_of_bare_types_are_themselves() -> None:
 def test_spans_names_and_inferred_types_do_not_matter() -> None:
     text = "def @main(%x: float32) { exp(%x) }"
     assert structural_equal(
-        parse(text, source="a"), parse("\n" + text.replace("%x", "%y"), source="b")
+        parse(text, src_name="a"), parse("\n" + text.replace("%x", "%y"), src_name="b")
     )
 
 
@@ -120,3 +121,39 @@ def test_type_text_and_digest_distinguish_unknown_dimensions() -> None:
         parse_expr("fn (%x: Tensor[(?,), int32]) { %x }"),
     )
     assert isinstance(tensor_type((3,)), TensorType)
+
+
+A, B = relay.TypeVar("a"), relay.TypeVar("b")
+N = relay.SizeVar("n")
+EQUAL_TYPES = [
+    (relay.TensorType([1, N * 2]), relay.TensorType((1, N * 2), "float32")),
+    (relay.TensorType([relay.Any()]), relay.TensorType([relay.Any()])),
+    (relay.FuncType([A], A, [A]), relay.FuncType([B], B, [B])),
+    (relay.TupleType([A, A]), relay.TupleType([A, A])),
+    (relay.GlobalTypeVar("List")(A), relay.GlobalTypeVar("List")(A)),
+    (relay.RelayRefType(relay.TupleType([])), relay.RelayRefType(relay.TupleType([]))),
+]
+DIFFERENT_TYPES = [
+    (relay.TensorType([1]), relay.TensorType([2])),
+    (relay.TensorType([1]), relay.TensorType([1], "int32")),
+    (relay.TensorType([N]), relay.TensorType([relay.SizeVar("n")])),
+    (relay.TensorType([N]), relay.TensorType([N + 1])),
+    (A, relay.TypeVar("a")),
+    (relay.IncompleteType(), relay.IncompleteType()),
+    (relay.FuncType([A, B], A, [A, B]), relay.FuncType([A, B], B, [A, B])),
+    (relay.FuncType([A], A), relay.FuncType([A], A, [A])),
+    (relay.GlobalTypeVar("List")(A), relay.GlobalTypeVar("List")(B)),
+    (relay.TupleType([A]), A),
+]
+
+
+@pytest.mark.parametrize(("a", "b"), EQUAL_TYPES, ids=lambda t: str(t)[:20])
+def test_types_are_equal_by_structure(a: relay.Type, b: relay.Type) -> None:
+    assert a == b
+    assert hash(a) == hash(b)
+    assert not a.same_as(b)
+
+
+@pytest.mark.parametrize(("a", "b"), DIFFERENT_TYPES, ids=lambda t: str(t)[:20])
+def test_types_that_differ_are_not_equal(a: relay.Type, b: relay.Type) -> None:
+    assert a != b

@@ -11,7 +11,6 @@ from relay_programs import add_chain, let_chain
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.structural import structural_digest, structural_equal
 from ekiden.relay import (
-    ExprMutator,
     Interpreter,
     IRModule,
     free_vars,
@@ -20,6 +19,7 @@ from ekiden.relay import (
     post_order,
 )
 from ekiden.relay.analysis import find_errors
+from ekiden.relay.visitor import ExprMutator
 
 LENGTH = 100_000
 

@@ -164,9 +164,9 @@ def test_expression_with_a_type_is_not_inferred_again() -> None:
     assert call.checked_type is known
 
 
-def test_inference_adds_no_nodes() -> None:
+def test_inference_adds_no_nodes_to_a_program_with_all_types() -> None:
     x = var("x", shape=(SizeVar("n"),))
-    module = IRModule.from_expr(Function((x,), op.exp(x), None))
+    module = IRModule.from_expr(Function((x,), op.exp(x), x.type_annotation))
     function = module["main"]
     assert infer_type(module)["main"] is function
 

@@ -11,7 +11,6 @@ from ekiden.ir.structural import structural_equal
 from ekiden.relay import (
     Call,
     Expr,
-    ExprMutator,
     Function,
     Let,
     Op,
@@ -29,7 +28,7 @@ from ekiden.relay import (
     post_order,
     var,
 )
-from ekiden.relay.visitor import children, rebuild
+from ekiden.relay.visitor import ExprMutator, children, rebuild
 
 pytestmark = pytest.mark.quick
 

@@ -36,8 +36,8 @@ def test_facts_follow_the_processor() -> None:
 
 # fmt: off
 WRONG = [
-    ("cuda",                "target: expected 'llvm' and options, got 'cuda'"),
-    ("",                    "target: expected 'llvm' and options, got ''"),
+    ("cuda",                "target: expected 'llvm' or 'c' and options, got 'cuda'"),
+    ("",                    "target: expected 'llvm' or 'c' and options, got ''"),
     ("llvm -fast=1",        "target: unknown option '-fast=1'; there are -mtriple=, -mcpu=, "
                             "-mattr=, -vector-bits=, -registers=, -l1=, -l2=, -cores="),
     ("llvm -cores=many",    "target: option -cores must be a number, got 'many'"),

@@ -21,15 +21,19 @@ def test_a_reduction_becomes_a_block_with_init() -> None:
     k = te.reduce_axis((0, 3), "k")
     y = te.compute((2,), lambda i: te.sum(x[i, k], k), name="y")
     assert tir.astext(te.create_prim_func([x, y], "row_sum")) == (
-        "def row_sum(x: Buffer((2, 3), 'float32'), y: Buffer((2), 'float32')):\n"
-        "    for i in range(2):\n"
-        "        for k in range(3):\n"
-        "            with block('y'):\n"
-        "                i_1 = spatial(2, i)\n"
-        "                k_1 = reduce(3, k)\n"
-        "                with init():\n"
-        "                    y[i_1] = 0.0\n"
-        "                y[i_1] = y[i_1] + x[i_1, k_1]\n"
+        "# from ekiden.script import tir as T\n"
+        "\n"
+        "@T.prim_func\n"
+        'def row_sum(x: T.Buffer((2, 3), "float32"), y: T.Buffer((2,), "float32")):\n'
+        '    T.func_attr({"num_outputs": 1})\n'
+        "    for i, k in T.grid(2, 3):\n"
+        '        with T.block("y"):\n'
+        '            i_1, k_1 = T.axis.remap("SR", [i, k])\n'
+        "            T.reads(x[i_1, k_1])\n"
+        "            T.writes(y[i_1])\n"
+        "            with T.init():\n"
+        "                y[i_1] = 0.0\n"
+        "            y[i_1] = y[i_1] + x[i_1, k_1]\n"
     )
 
 
@@ -107,7 +111,7 @@ def test_an_extern_writes_statements() -> None:
     def build(ins: list[tir.Buffer], outs: list[tir.Buffer]) -> tir.Stmt:
         return tir.BufferStore(outs[0], ins[0][2], (const(0),))
 
-    (y,) = te.extern([(1,)], [from_tensor], build, ["float32"], name="last")
+    (y,) = te.extern([(1,)], [from_tensor], build, name="last", dtype=["float32"])
     out = np.zeros(1, "float32")
     interpreter.run(
         lower(te.create_prim_func([from_tensor, y])), np.arange(3, dtype="float32"), out

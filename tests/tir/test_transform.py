@@ -49,9 +49,12 @@ def program(body: Stmt, *params: Buffer) -> PrimFunc:
 
 
 def body_text(func: PrimFunc) -> str:
-    """The text without the header, with the indentation of the body removed."""
-    lines = tir.astext(func).splitlines()[1:]
-    return "\n".join(line[4:] for line in lines)
+    """The statements, without the header, its attributes and the declarations of sizes."""
+    lines = tir.astext(func).splitlines()
+    head = next(n for n, line in enumerate(lines) if line.endswith("):"))
+    declared = ("T.func_attr(", "T.match_buffer(", "is_size_var=True")
+    body = [line[4:] for line in lines[head + 1 :]]
+    return "\n".join(line for line in body if not any(word in line for word in declared))
 
 
 def loop(var: Var, extent: object, body: Stmt, kind: ForKind = ForKind.SERIAL, **notes: int) -> For:
@@ -81,10 +84,8 @@ def test_flatten_and_simplify() -> None:
     store = BufferStore(b, a[i, j, k] + 1.0, (i, j, k))
     func = program(loop(i, 4, loop(j, N, loop(k, 8, store))), a, b)
     assert body_text(flatten_buffers(func)) == (
-        "for i in range(4):\n"
-        "    for j in range(n):\n"
-        "        for k in range(8):\n"
-        "            b[(((i * n) * 8) + (j * 8)) + k] = a[(((i * n) * 8) + (j * 8)) + k] + 1.0"
+        "for i, j, k in T.grid(4, n, 8):\n"
+        "    b[i * n * 8 + j * 8 + k] = a[i * n * 8 + j * 8 + k] + 1.0"
     )
 
 
@@ -107,8 +108,8 @@ def test_vectorize_masks_the_rest() -> None:
     func = program(loop(I, 10, BufferStore(b, a[I] * 2.0, (I,)), ForKind.VECTORIZED, lanes=4), a, b)
     assert body_text(vectorize_loops(func)) == (
         "for i in range(2):\n"
-        "    b[ramp(i * 4, 1, 4)] = a[ramp(i * 4, 1, 4)] * broadcast(2.0, 4)\n"
-        "b[ramp(8, 1, 2)] = a[ramp(8, 1, 2)] * broadcast(2.0, 2)"
+        "    b[T.Ramp(i * 4, 1, 4)] = a[T.Ramp(i * 4, 1, 4)] * T.Broadcast(2.0, 4)\n"
+        "b[T.Ramp(8, 1, 2)] = a[T.Ramp(8, 1, 2)] * T.Broadcast(2.0, 2)"
     )
 
 
@@ -136,7 +137,7 @@ def test_vectorize_widens_accumulators_and_lets() -> None:
     lowered = tir.verify(lower(func))
     run(lowered, array, out)
     np.testing.assert_allclose(out[0], 2 * array.sum(0))
-    assert "total = alloc((1), 'float32x4', 'register')" in tir.astext(lowered)
+    assert 'T.alloc_buffer((1,), "float32x4", scope="register") as total' in tir.astext(lowered)
 
 
 def test_guards_stay_guards_in_vectors() -> None:
@@ -171,7 +172,7 @@ def test_hoist_names_what_is_invariant() -> None:
     func = flatten_buffers(program(loop(I, N, loop(J, 8, store)), a, b))
     assert body_text(hoist_invariants(func)) == (
         "for i in range(n):\n"
-        "    base: int64 = i * 8\n"
+        "    base: T.int64 = i * 8\n"
         "    for j in range(8):\n"
         "        b[base + j] = a[base + j] + 1.0"
     )
@@ -202,7 +203,7 @@ def test_compact_shrinks_to_one_step() -> None:
     func = program(Allocate(middle, loop(I, 4, seq(first, second))), a, b)
     assert body_text(compact_buffers(func)).splitlines()[:2] == [
         "for i in range(4):",
-        "    middle = alloc((1, 8), 'float32')",
+        '    middle = T.alloc_buffer((1, 8), "float32")',
     ]
 
 
@@ -212,7 +213,7 @@ def test_compact_keeps_what_is_carried_between_steps() -> None:
     write = BufferStore(middle, a[I], (I,))
     read = BufferStore(b, middle[I] + if_then_else(I > 0, middle[I - 1], const(0.0)), (I,))
     func = program(Allocate(middle, loop(I, 5, seq(write, read))), a, b)
-    assert "alloc((5)" in body_text(compact_buffers(func)).splitlines()[0]
+    assert "alloc_buffer((5,)" in body_text(compact_buffers(func)).splitlines()[0]
 
 
 def _store(a: Buffer, b: Buffer) -> Stmt:

@@ -13,9 +13,9 @@ from typing import TypeAlias
 import onnx
 
 from ekiden import runtime
-from ekiden.backend.kernels.build import Progress
 from ekiden.backend.vm.compile import compile_module
 from ekiden.backend.vm.pipeline import optimize
+from ekiden.codegen.parallel import Progress
 from ekiden.driver.executable import Dim, Executable
 from ekiden.frontend.onnx import from_onnx
 from ekiden.ir.module import IRModule

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, cast
 
-from ekiden.ir.node import Node, ignored, node
+from ekiden.ir.node import NODE_TYPES, Node, ignored, node
 from ekiden.ir.span import Span
 from ekiden.ir.type import Type
 
@@ -38,6 +38,11 @@ class RelayExpr(Node):
         """The inferred type, or None before inference."""
         return getattr(self, "_checked_type", None)
 
+    def __call__(self, *args: RelayExpr) -> RelayExpr:
+        """A relay.Call of this expression."""
+        call = cast(Callable[..., RelayExpr], NODE_TYPES["relay.Call"])
+        return call(self, args)
+
     def astext(self, show_meta_data: bool = True) -> str:
         """The expression in Relay's text format; `ekiden.relay.parse_expr` reads it back."""
         printer = RelayExpr.printer
@@ -60,6 +65,12 @@ class BaseFunc(RelayExpr):
     """A function a module can hold: relay.Function or tir.PrimFunc."""
 
     __slots__ = ()
+    canonical_form: ClassVar[Callable[[BaseFunc], BaseFunc] | None] = None
+    """The form in which functions of a class are compared and hashed, None for their own."""
+
+    def attr(self, key: str) -> object:
+        """An attribute of the function, None if it has none of that key."""
+        return (getattr(self, "attrs", None) or {}).get(key)
 
 
 @node("ir.GlobalVar")

@@ -1,45 +1,85 @@
-"""Places to look between any two passes: print, dump to a folder, verify, stop after the n-th.
+"""Places to look between any two passes: time, print, dump to a folder, verify, bisect.
 
-with PassContext(instruments=[DumpIR("passes"), Verify(relay.analysis.verify)]).scope():
+with PassContext(instruments=[DumpIR("passes"), Verify(relay.analysis.verify)]):
     module = pipeline(module)
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 from ekiden.ir.module import IRModule
-from ekiden.ir.transform import Pass, PassInstrument, TimePasses
+from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument
 from ekiden.runtime.errors import EkidenError
 
-__all__ = ["DumpIR", "PrintIR", "StopAfter", "TimePasses", "Verify"]
+__all__ = [
+    "DumpIR",
+    "PassInstrument",
+    "PassPrintingInstrument",
+    "PassTimingInstrument",
+    "PrintAfterAll",
+    "PrintBeforeAll",
+    "StopAfter",
+    "Verify",
+    "find_breaking_pass",
+    "pass_instrument",
+]
 
 
-class PrintIR(PassInstrument):
-    """Prints the module before and after the named passes; with no names, after every pass."""
+class PassPrintingInstrument(PassInstrument):
+    """Prints the module before and after the named passes."""
 
     def __init__(
-        self, before: Iterable[str] = (), after: Iterable[str] = (), file: TextIO | None = None
+        self,
+        print_before_pass_names: Iterable[str] = (),
+        print_after_pass_names: Iterable[str] = (),
+        file: TextIO | None = None,
     ) -> None:
         """`file` defaults to the standard error stream at the time of printing."""
-        self.before, self.after = frozenset(before), frozenset(after)
-        self._is_all = not self.before and not self.after
+        self.before = frozenset(print_before_pass_names)
+        self.after = frozenset(print_after_pass_names)
         self._file = file
 
-    def _print(self, when: str, module: IRModule, info: Pass) -> None:
+    def _print(self, when: str, module: IRModule, info: PassInfo) -> None:
         print(f"// {when} {info.name}\n{module}", file=self._file or sys.stderr)
 
-    def run_before_pass(self, module: IRModule, info: Pass) -> None:
+    def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
         """Print, if the pass is named."""
         if info.name in self.before:
             self._print("before", module, info)
 
-    def run_after_pass(self, module: IRModule, info: Pass) -> None:
-        """Print, if the pass is named or none is."""
-        if self._is_all or info.name in self.after:
+    def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
+        """Print, if the pass is named."""
+        if info.name in self.after:
+            self._print("after", module, info)
+
+
+class PrintBeforeAll(PassPrintingInstrument):
+    """Prints the module before every pass."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        super().__init__(file=file)
+
+    def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
+        """Print."""
+        if not info.is_sequence:
+            self._print("before", module, info)
+
+
+class PrintAfterAll(PassPrintingInstrument):
+    """Prints the module after every pass."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        super().__init__(file=file)
+
+    def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
+        """Print."""
+        if not info.is_sequence:
             self._print("after", module, info)
 
 
@@ -55,15 +95,16 @@ class DumpIR(PassInstrument):
         self._count = 0
         self._last = ""
 
-    def run_before_pass(self, module: IRModule, info: Pass) -> None:
+    def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
         """Write what the first pass gets."""
         if self._count == 0 and not self._last:
             self._write("input", module)
 
-    def run_after_pass(self, module: IRModule, info: Pass) -> None:
+    def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
         """Write what a pass has made."""
-        self._count += 1
-        self._write(info.name, module)
+        if not info.is_sequence:
+            self._count += 1
+            self._write(info.name, module)
 
     def _write(self, name: str, module: IRModule) -> None:
         text = module.astext(self._show_meta_data)
@@ -82,8 +123,10 @@ class Verify(PassInstrument):
         """`check` raises an EkidenError for a module that is not legal."""
         self._check = check
 
-    def run_after_pass(self, module: IRModule, info: Pass) -> None:
+    def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
         """Check what a pass has made."""
+        if info.is_sequence:
+            return
         try:
             self._check(module)
         except EkidenError as error:
@@ -92,19 +135,128 @@ class Verify(PassInstrument):
 
 
 class StopAfter(PassInstrument):
-    """Runs the first `count` passes and skips the rest, to find by bisection the one that breaks a
-    program.
+    """Runs the first `count` passes and skips the rest.
+
+    `ran` holds the names of the passes that ran, `find_breaking_pass` bisects with it.
     """
 
     def __init__(self, count: int) -> None:
-        """`ran` holds the names of the passes that ran."""
         self.count = count
         self.ran: list[str] = []
 
-    def should_run(self, module: IRModule, info: Pass) -> bool:
+    def should_run(self, module: IRModule, info: PassInfo) -> bool:
         """Whether there are passes left to run."""
-        return len(self.ran) < self.count
+        return info.is_sequence or len(self.ran) < self.count
 
-    def run_after_pass(self, module: IRModule, info: Pass) -> None:
+    def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
         """Count."""
-        self.ran.append(info.name)
+        if not info.is_sequence:
+            self.ran.append(info.name)
+
+
+def find_breaking_pass(
+    pipeline: Callable[[IRModule], IRModule],
+    module: IRModule,
+    is_right: Callable[[IRModule], bool],
+) -> tuple[int, str] | None:
+    """The first pass after which `is_right` no longer holds, as (its number from 0, its name).
+
+    None when the whole pipeline keeps the module right. Bisects: runs the pipeline once for each
+    halving, and takes it that what is broken stays broken. An EkidenError of the pipeline counts
+    as broken. Raises EkidenError when the module is not right before the first pass.
+    """
+
+    def run(count: int) -> tuple[bool, list[str]]:
+        stop = StopAfter(count)
+        try:
+            with PassContext(opt_level=PassContext.current().opt_level, instruments=[stop]):
+                return is_right(pipeline(module)), stop.ran
+        except EkidenError:
+            return False, stop.ran
+
+    right, names = run(sys.maxsize)
+    if right:
+        return None
+    if not run(0)[0]:
+        raise EkidenError("find_breaking_pass: the module is not right before the first pass")
+    good, bad = 0, len(names)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if run(middle)[0] else (good, middle)
+    return bad - 1, names[bad - 1]
+
+
+@dataclass(slots=True)
+class PassProfile:
+    """The time of one run of a pass, the passes it ran included, in seconds."""
+
+    name: str
+    seconds: float = 0.0
+    children: list[PassProfile] = field(default_factory=list)
+
+    @property
+    def own_seconds(self) -> float:
+        """The time without the passes it ran."""
+        return self.seconds - sum(child.seconds for child in self.children)
+
+
+class PassTimingInstrument(PassInstrument):
+    """Times passes as the tree in which they ran each other.
+
+    `render()` after (or within) the context gives it as text, `seconds` the sum by name.
+    """
+
+    def __init__(self) -> None:
+        self.root = PassProfile("all")
+        self._open: list[tuple[PassProfile, float]] = []
+
+    def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
+        """Start the clock."""
+        profile = PassProfile(info.name)
+        (self._open[-1][0] if self._open else self.root).children.append(profile)
+        self._open.append((profile, time.perf_counter()))
+
+    def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
+        """Stop it; passes left open by an exception in between are dropped."""
+        while self._open:
+            profile, started = self._open.pop()
+            profile.seconds = time.perf_counter() - started
+            if profile.name == info.name:
+                return
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The own time of the passes by name, added up."""
+        total: dict[str, float] = {}
+        stack = list(self.root.children)
+        while stack:
+            profile = stack.pop()
+            total[profile.name] = total.get(profile.name, 0.0) + profile.own_seconds
+            stack.extend(profile.children)
+        return total
+
+    def render(self) -> str:
+        """One line a pass, indented below the one that ran it: milliseconds, own, share of all."""
+        whole = sum(child.seconds for child in self.root.children) or 1.0
+        lines = []
+        stack = [(child, 0) for child in reversed(self.root.children)]
+        while stack:
+            profile, depth = stack.pop()
+            lines.append(
+                f"{'  ' * depth}{profile.name}: {profile.seconds * 1e3:.3f} ms "
+                f"[{profile.own_seconds * 1e3:.3f} own] ({profile.seconds / whole:.1%})"
+            )
+            stack.extend((child, depth + 1) for child in reversed(profile.children))
+        return "\n".join(lines)
+
+
+HOOKS = ("enter_pass_ctx", "exit_pass_ctx", "should_run", "run_before_pass", "run_after_pass")
+
+
+def pass_instrument(cls: type) -> type:
+    """Decorator: a class with some of the hooks of PassInstrument becomes an instrument.
+
+    Its constructor is its own; it need not derive from PassInstrument.
+    """
+    missing = {name: getattr(PassInstrument, name) for name in HOOKS if not hasattr(cls, name)}
+    return type(cls.__name__, (cls, PassInstrument), {"__doc__": cls.__doc__, **missing})

@@ -6,11 +6,12 @@ Name -> arity and NumPy meaning.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ekiden.ir import dtype as dt
 from ekiden.ir.prim import ExprLike, Intrinsic, PrimExpr, convert, is_const
 
 
@@ -21,6 +22,8 @@ class IntrinsicDef:
     name: str
     arity: int
     reference: Callable[..., object]
+    dtype: str | None = None
+    """Of the result; None for that of the last argument."""
 
 
 def _erf(x: object) -> object:
@@ -44,8 +47,8 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("ceil",         1, np.ceil),
     IntrinsicDef("round",        1, np.round),     # halves to even
     IntrinsicDef("trunc",        1, np.trunc),
-    IntrinsicDef("isnan",        1, np.isnan),
-    IntrinsicDef("isinf",        1, np.isinf),
+    IntrinsicDef("isnan",        1, np.isnan, "bool"),
+    IntrinsicDef("isinf",        1, np.isinf, "bool"),
     IntrinsicDef("fma",          3, lambda a, b, c: a * b + c),
     IntrinsicDef("if_then_else", 3, np.where),     # evaluates the chosen side alone: guards loads
     IntrinsicDef("bitwise_and",  2, np.bitwise_and),
@@ -75,9 +78,15 @@ def call_intrin(op: str, *args: ExprLike, dtype: str | None = None) -> PrimExpr:
     values = tuple(convert(a) for a in args)
     if op == "if_then_else" and is_const(values[0]):
         return values[1] if values[0].value else values[2]  # type: ignore[attr-defined]
-    return Intrinsic(
-        op, values, dtype or ("bool" if op in ("isnan", "isinf") else values[-1].dtype)
-    )
+    return Intrinsic(op, values, dtype or result_dtype(op, values))
+
+
+def result_dtype(op: str, args: Sequence[PrimExpr]) -> str:
+    """The dtype of a call of an intrinsic that does not say another."""
+    row = INTRINSICS.get(op)
+    if row is None or row.dtype is None:
+        return args[-1].dtype if args else "int32"
+    return dt.with_lanes("bool", dt.lanes(args[-1].dtype)) if row.dtype == "bool" else row.dtype
 
 
 def if_then_else(condition: PrimExpr, true_value: PrimExpr, false_value: PrimExpr) -> PrimExpr:

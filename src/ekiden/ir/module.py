@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
-from ekiden.ir.expr import BaseFunc, GlobalVar
+from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.node import Node
 from ekiden.ir.type import GlobalTypeVar
 
@@ -13,14 +13,18 @@ from ekiden.ir.type import GlobalTypeVar
 class IRModule:
     """Global functions (relay.Function and tir.PrimFunc), type definitions, attributes.
 
-    A module is immutable for passes: they return a new one (`with_functions`). Lookup by name or
-    GlobalVar.
+    A module is immutable for passes: they return a new one (`with_functions`). Whoever builds one
+    adds to it by `module[name] = function`. Lookup by name or GlobalVar.
     """
 
     __slots__ = ("_by_name", "attrs", "functions", "type_definitions")
     type_key = "IRModule"
     printer: ClassVar[Callable[[IRModule, bool], str] | None] = None
     """How a module becomes text: set by `ekiden.relay.printer`, which stands on a higher floor."""
+    wrapper: ClassVar[Callable[[RelayExpr], BaseFunc] | None] = None
+    """How an expression becomes a function of its free variables: set by `ekiden.relay`."""
+    library: ClassVar[Callable[[IRModule, str], None] | None] = None
+    """Adds a file of Relay's standard library to a module: set by `ekiden.relay.prelude`."""
 
     def __init__(
         self,
@@ -36,10 +40,19 @@ class IRModule:
         self.type_definitions = dict(type_definitions or {})
         self.attrs = dict(attrs or {})
 
-    @classmethod
-    def from_expr(cls, function: BaseFunc, name: str = "main") -> IRModule:
-        """A module with one function."""
-        return cls({name: function})
+    @staticmethod
+    def from_expr(
+        expr: RelayExpr,
+        functions: Mapping[GlobalVar | str, BaseFunc] | None = None,
+        type_defs: Mapping[GlobalTypeVar, Node] | None = None,
+    ) -> IRModule:
+        """A module whose `main` is `expr`, beside other functions and types. An expression that is
+        no function becomes the body of one, whose parameters are its free variables.
+        """
+        module = IRModule(functions, type_defs)
+        named = expr.attr("global_symbol") if isinstance(expr, BaseFunc) else None
+        module[named if isinstance(named, str) else "main"] = expr
+        return module
 
     def get_global_var(self, name: str) -> GlobalVar:
         """The GlobalVar of a function. Raises KeyError naming those there are."""
@@ -48,6 +61,84 @@ class IRModule:
                 f"no function {name!r}; the module has {', '.join(sorted(self._by_name))}"
             )
         return self._by_name[name]
+
+    def get_global_vars(self) -> list[GlobalVar]:
+        """The names of all functions."""
+        return list(self.functions)
+
+    def get_global_type_var(self, name: str) -> GlobalTypeVar:
+        """The name of a data type. Raises KeyError naming those there are."""
+        for header in self.type_definitions:
+            if header.name_hint == name:
+                return header
+        known = ", ".join(h.name_hint for h in self.type_definitions)
+        raise KeyError(f"no type {name!r}; the module has {known}")
+
+    def get_global_type_vars(self) -> list[GlobalTypeVar]:
+        """The names of all data types."""
+        return list(self.type_definitions)
+
+    def get_type(self, name: str) -> tuple[Node, ...]:
+        """A data type's GlobalTypeVar, then its constructors. Raises KeyError."""
+        header = self.get_global_type_var(name)
+        return (header, *getattr(self.type_definitions[header], "constructors", ()))
+
+    def get_attr(self, attr_key: str) -> object:
+        """An attribute of the module, None if it has none of that key."""
+        return self.attrs.get(attr_key)
+
+    def with_attr(self, attr_key: str, attr_value: object) -> IRModule:
+        """A copy with one attribute set."""
+        attrs = {**self.attrs, attr_key: attr_value}
+        named: dict[GlobalVar | str, BaseFunc] = dict(self.functions.items())
+        return IRModule(named, self.type_definitions, attrs)
+
+    def __setitem__(self, var: GlobalVar | GlobalTypeVar | str, value: Node) -> None:
+        """Add or replace a function, or a data type by its GlobalTypeVar. For building a module:
+        passes return new ones.
+        """
+        if isinstance(var, GlobalTypeVar):
+            self.type_definitions[var] = value
+            return
+        if not isinstance(value, RelayExpr):
+            raise TypeError(f"module: expected a function or an expression, got {value!r}")
+        if not isinstance(value, BaseFunc):
+            if IRModule.wrapper is None:
+                raise TypeError(f"module: expected a function, got {value!r}")
+            value = IRModule.wrapper(value)
+        name = self._by_name.get(var) or GlobalVar(var) if isinstance(var, str) else var
+        if self._by_name.setdefault(name.name_hint, name) is not name:
+            raise ValueError(
+                f"module: {name.name_hint!r} is the name of another GlobalVar of the module"
+            )
+        self.functions[name] = value
+
+    def update(self, other: IRModule | Mapping[GlobalVar | str, BaseFunc]) -> None:
+        """Add the functions and data types of another module, replacing those of the same name."""
+        if not isinstance(other, IRModule):
+            other = IRModule(other)
+        for header, data in other.type_definitions.items():
+            mine = [h for h in self.type_definitions if h.name_hint == header.name_hint]
+            for each in mine:
+                del self.type_definitions[each]
+            self.type_definitions[header] = data
+        for name, function in other.functions.items():
+            self.update_func(name, function)
+
+    def update_func(self, var: GlobalVar, func: BaseFunc) -> None:
+        """Add or replace one function under its GlobalVar."""
+        old = self._by_name.pop(var.name_hint, None)
+        if old is not None and old is not var:
+            del self.functions[old]
+        self[var] = func
+
+    def import_from_std(self, file_to_import: str) -> None:
+        """Add what a file of the standard library defines: "prelude.rly", "nat.rly", ... Raises
+        KeyError naming the files there are.
+        """
+        if IRModule.library is None:
+            raise KeyError("import_from_std: import ekiden.relay first")
+        IRModule.library(self, file_to_import)
 
     def __getitem__(self, key: str | GlobalVar) -> BaseFunc:
         return self.functions[self.get_global_var(key) if isinstance(key, str) else key]
@@ -63,7 +154,7 @@ class IRModule:
         named: dict[GlobalVar | str, BaseFunc] = dict(functions.items())
         return IRModule(named, self.type_definitions, self.attrs)
 
-    def update(self, var: GlobalVar | str, function: BaseFunc) -> IRModule:
+    def with_function(self, var: GlobalVar | str, function: BaseFunc) -> IRModule:
         """A copy with one function added or replaced."""
         if isinstance(var, str):
             var = self._by_name.get(var) or GlobalVar(var)

@@ -42,10 +42,14 @@ def binding() -> Any:  # noqa: ANN401
 
 
 def ignored(default: object = None) -> Any:  # noqa: ANN401
-    """A keyword-only field that structural equality and hashing do not look at."""
-    return dataclasses.field(
-        default=default, kw_only=True, repr=False, compare=False, metadata={"ignored": True}
-    )
+    """A field that structural equality and hashing do not look at."""
+    return dataclasses.field(default=default, repr=False, compare=False, metadata={"ignored": True})
+
+
+def freeze(made: Node, **values: object) -> None:
+    """Put fields into the form they are kept in; for `__post_init__` alone."""
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
 
 
 @dataclass_transform(

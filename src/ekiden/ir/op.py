@@ -71,7 +71,8 @@ class OpDef:
     relation / reference / lower: see the types above; lower is None for operators without a kernel
     (vm.*, memory.*). pattern: how it fuses. reshape_only: the result is the first input's bytes
     under another shape (no kernel runs). layout: (attrs, input permutation, rank) -> attrs for the
-    transposed input, or None if the operator cannot follow.
+    transposed input, or None if the operator cannot follow. fields: how many fields the result has
+    where it is a tuple.
     """
 
     name: str
@@ -85,6 +86,7 @@ class OpDef:
     stateful: bool = False
     reshape_only: bool = False
     data_dependent: bool = False
+    fields: Callable[[Attrs | None], int] | None = None
     description: str = ""
 
 

@@ -118,6 +118,12 @@ class IntImm(PrimExpr):
     value: int
     dtype: str = "int64"
 
+    def __int__(self) -> int:
+        return self.value
+
+    def __index__(self) -> int:
+        return self.value
+
 
 @node("ir.FloatImm")
 class FloatImm(PrimExpr):
@@ -125,6 +131,14 @@ class FloatImm(PrimExpr):
 
     value: float
     dtype: str = "float32"
+
+
+@node("ir.StringImm")
+class StringImm(PrimExpr):
+    """A string constant: the name of a function, a format; only as an argument of a call."""
+
+    value: str
+    dtype: str = "handle"
 
 
 @node("tir.Any")

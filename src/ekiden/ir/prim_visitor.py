@@ -29,7 +29,7 @@ def plan(kind: type[PrimExpr], sample: PrimExpr) -> tuple[tuple[str, int], ...]:
         rows = [
             (f.name, _LITERAL if leaf else _KINDS.get(str(f.type), _LITERAL))
             for f in fields_of(sample)
-            if not f.kw_only
+            if not f.kw_only and "ignored" not in f.metadata
         ]
         found = _PLANS[kind] = tuple(rows)
     return found

@@ -5,17 +5,31 @@ from __future__ import annotations
 from ekiden.ir.node import Node, node
 
 
+class SourceName(str):
+    """The name of a text or of a node of a model (TVM's name for such a string)."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The string itself."""
+        return str(self)
+
+
 @node("ir.Span")
 class Span(Node):
-    """`source` names the model node (`"Conv 'layer1/conv'"`) or file.
+    """`source_name` names the model node (`"Conv 'layer1/conv'"`) or the text.
 
-    Line and column count from 1, 0 if unknown.
+    Lines and columns count from 1 and are 0 if unknown; the end is the place after the last
+    character.
     """
 
-    source: str
+    source_name: str
     line: int = 0
+    end_line: int = 0
     column: int = 0
+    end_column: int = 0
 
     def __str__(self) -> str:
         """`source`, or `source:line:column` for text."""
-        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+        return f"{self.source_name}:{self.line}:{self.column}" if self.line else self.source_name

@@ -166,11 +166,18 @@ def _array_row(value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Row:
     return (str(value.dtype), value.shape, digest)
 
 
+def _canonical_form(value: BaseFunc) -> BaseFunc:
+    form = type(value).canonical_form
+    return value if form is None else form(value)
+
+
 def _open_module(value: object) -> object:
-    """A module as a mapping; other things as they are."""
+    """A module as a mapping; functions in the form in which they are compared."""
+    if isinstance(value, BaseFunc):
+        return _canonical_form(value)
     if not isinstance(value, IRModule):
         return value
-    functions = {g.name_hint: f for g, f in value.functions.items()}
+    functions = {g.name_hint: _canonical_form(f) for g, f in value.functions.items()}
     types = {str(getattr(g, "name_hint", g)): d for g, d in value.type_definitions.items()}
     return {"functions": functions, "types": types, "attrs": value.attrs}
 

@@ -1,141 +1,241 @@
-"""Passes.
+"""Passes: named functions from module to module, run under a PassContext that instruments watch.
 
-Small functions from module to module with a name, run under a PassContext that instruments can
-watch.
+@module_pass(opt_level=1, name="DropUnused")
+def drop_unused(module, context):
+    return module.with_functions(...)
+
+pipeline = Sequential([InferType(), drop_unused, "FoldConstant"])
+with PassContext(opt_level=3):
+    module = pipeline(module)
 """
 
 from __future__ import annotations
 
-import contextvars
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
 
+from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
-from ekiden.runtime.errors import EkidenError
+from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, register_option
+from ekiden.runtime.errors import EkidenError, PassError
+
+__all__ = [
+    "Pass",
+    "PassContext",
+    "PassInfo",
+    "PassInstrument",
+    "Sequential",
+    "function_pass_over",
+    "get_pass",
+    "module_pass",
+    "register_option",
+    "register_pass",
+]
+
+Transform = Callable[[IRModule, PassContext], IRModule]
+"""What a pass does; it gets the context it runs under and makes a new module."""
+
+_FACTORIES: dict[str, Callable[[], Pass]] = {}
 
 
-class PassInstrument:
-    """Watches passes run. Override what is needed; `should_run` False skips the pass."""
-
-    def should_run(self, module: IRModule, info: Pass) -> bool:
-        """Whether to run the pass at all."""
-        return True
-
-    def run_before_pass(self, module: IRModule, info: Pass) -> None:
-        """Called with the module a pass is about to see."""
-
-    def run_after_pass(self, module: IRModule, info: Pass) -> None:
-        """Called with the module a pass has made."""
+def register_pass(name: str, factory: Callable[[], Pass]) -> None:
+    """Let passes name this one in `required` and in `Sequential`."""
+    _FACTORIES[name] = factory
 
 
-@dataclass(frozen=True, slots=True)
-class PassContext:
-    """Options of a compilation: opt level, config by key, instruments, passes by name.
-
-    `with PassContext(opt_level=3):` makes it the current one of this thread of control.
-    """
-
-    opt_level: int = 3
-    config: Mapping[str, object] = field(default_factory=dict)
-    instruments: Sequence[PassInstrument] = ()
-    required_pass: frozenset[str] = frozenset()
-    disabled_pass: frozenset[str] = frozenset()
-
-    @staticmethod
-    def current() -> PassContext:
-        """The innermost context, or a default one."""
-        return _CURRENT.get()
-
-    @contextmanager
-    def scope(self) -> Iterator[PassContext]:
-        """Make this the current context for a `with` block."""
-        token = _CURRENT.set(self)
-        try:
-            yield self
-        finally:
-            _CURRENT.reset(token)
-
-    def enables(self, info: Pass) -> bool:
-        """Whether the opt level and the lists let a pass run."""
-        if info.name in self.disabled_pass:
-            return False
-        return info.name in self.required_pass or info.opt_level <= self.opt_level
-
-
-_DEFAULT = PassContext()
-_CURRENT: contextvars.ContextVar[PassContext] = contextvars.ContextVar(
-    "PassContext", default=_DEFAULT
-)
+def get_pass(name: str) -> Pass:
+    """The registered pass of that name. Raises PassError naming the nearest."""
+    if name not in _FACTORIES:
+        raise PassError(f"no pass {name!r}; there are {', '.join(sorted(_FACTORIES))}")
+    return _FACTORIES[name]()
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
     """A named module transformation.
 
-    Calling it runs it under the current context, with instruments around.
+    Calling it runs it under the current context, the passes it requires first, with instruments
+    around. Raises PassError when it is called with, or gives, something that is no module.
     """
 
     name: str
-    transform: Callable[[IRModule], IRModule]
+    transform: Transform
     opt_level: int = 0
-    required: tuple[Pass, ...] = ()
+    required: tuple[Pass | str, ...] = ()
+    is_sequence: bool = False
+
+    @property
+    def info(self) -> PassInfo:
+        """What instruments see of it."""
+        names = tuple(r if isinstance(r, str) else r.name for r in self.required)
+        return PassInfo(self.name, self.opt_level, names, self.is_sequence)
 
     def __call__(self, module: IRModule) -> IRModule:
         """Run the pass; the module itself where the context leaves it out."""
-        context = PassContext.current()
-        if not context.enables(self):
+        _expect_module(module, self.name, "got")
+        context, info = PassContext.current(), self.info
+        if not self.is_sequence and not context.enables(info):
             return module
-        if not all(i.should_run(module, self) for i in context.instruments):
+        if not context.notify(lambda each: each.should_run(module, info)):
             return module
         for needed in self.required:
-            module = needed(module)
-        for instrument in context.instruments:
-            instrument.run_before_pass(module, self)
+            module = (get_pass(needed) if isinstance(needed, str) else needed)(module)
+        context.notify(lambda each: each.run_before_pass(module, info))
         try:
-            result = self.transform(module)
+            result = self.transform(module, context)
         except EkidenError as error:
-            error.add_note(f"in pass {self.name!r}")
+            if not self.is_sequence:
+                error.add_note(f"in pass {self.name!r}")
             raise
-        for instrument in context.instruments:
-            instrument.run_after_pass(result, self)
+        _expect_module(result, self.name, "made")
+        context.notify(lambda each: each.run_after_pass(result, info))
         return result
 
+    def __str__(self) -> str:
+        return str(self.info)
 
-@dataclass(frozen=True, slots=True)
-class Sequential:
-    """Passes one after the other; itself called like a pass."""
 
-    passes: Sequence[Pass | Sequential]
-    name: str = "sequential"
+def _expect_module(value: object, name: str, verb: str) -> None:
+    if not isinstance(value, IRModule):
+        hint = "; wrap it: IRModule.from_expr(...)" if isinstance(value, BaseFunc) else ""
+        raise PassError(
+            f"pass {name!r} takes and gives IRModule, {verb} {type(value).__name__}{hint}"
+        )
 
-    def __call__(self, module: IRModule) -> IRModule:
-        """Run all passes in order."""
-        for each in self.passes:
-            module = each(module)
-        return module
+
+class Sequential(Pass):
+    """Passes one after the other, itself a pass; members may be given by their registered names.
+
+    The context decides of each member whether it runs; the sequence always does.
+    """
+
+    __slots__ = ("passes",)
+    passes: tuple[Pass, ...]
+
+    def __init__(
+        self,
+        passes: Iterable[Pass | str],
+        name: str = "sequential",
+        opt_level: int = 0,
+        required: Iterable[Pass | str] = (),
+    ) -> None:
+        members = tuple(get_pass(p) if isinstance(p, str) else p for p in passes)
+
+        def run_all(module: IRModule, context: PassContext) -> IRModule:
+            for each in members:
+                module = each(module)
+            return module
+
+        Pass.__init__(self, name, run_all, opt_level, tuple(required), is_sequence=True)
+        object.__setattr__(self, "passes", members)
+
+
+PassFunction = Callable[..., object]
+
+
+def _decorator(
+    make: Callable[[Callable[..., object]], Transform],
+    method: str,
+    function: PassFunction | type | None,
+    opt_level: int,
+    name: str | None,
+    required: Sequence[Pass | str] | None,
+) -> object:
+    """The decorator of a kind of pass: over a function, or over a class with a method.
+
+    A decorated class gives passes when it is called with its own arguments, as in TVM.
+    """
+
+    def one(run: Callable[..., object], label: str) -> Pass:
+        return Pass(name or label, make(run), opt_level, tuple(required or ()))
+
+    def decorate(decorated: PassFunction | type) -> object:
+        if not inspect.isclass(decorated):
+            return one(decorated, decorated.__name__)
+        if not hasattr(decorated, method):
+            raise PassError(f"pass class {decorated.__name__!r} has no method {method!r}")
+
+        def build(*args: object, **kwargs: object) -> Pass:
+            return one(getattr(decorated(*args, **kwargs), method), decorated.__name__)
+
+        build.__name__, build.__doc__ = decorated.__name__, decorated.__doc__
+        return build
+
+    return decorate if function is None else decorate(function)
+
+
+@overload
+def module_pass(
+    pass_func: Callable[[IRModule, PassContext], IRModule],
+    opt_level: int = 0,
+    name: str | None = None,
+    required: Sequence[Pass | str] | None = None,
+) -> Pass: ...
+
+
+@overload
+def module_pass(
+    pass_func: None = None,
+    opt_level: int = 0,
+    name: str | None = None,
+    required: Sequence[Pass | str] | None = None,
+) -> Callable[[Callable[[IRModule, PassContext], IRModule]], Pass]: ...
 
 
 def module_pass(
-    name: str, opt_level: int = 0, required: Sequence[Pass] = ()
-) -> Callable[[Callable[[IRModule], IRModule]], Pass]:
-    """Decorator: a function from module to module becomes a Pass."""
-    return lambda transform: Pass(name, transform, opt_level, tuple(required))
+    pass_func: PassFunction | None = None,
+    opt_level: int = 0,
+    name: str | None = None,
+    required: Sequence[Pass | str] | None = None,
+) -> object:
+    """Decorator: a function (module, context) -> module becomes a Pass named after it.
+
+    Over a class with a method `transform_module(module, context)`, calling the class makes a pass.
+    """
+
+    def make(run: Callable[..., object]) -> Transform:
+        return run  # type: ignore[return-value]
+
+    return _decorator(make, "transform_module", pass_func, opt_level, name, required)
 
 
-class TimePasses(PassInstrument):
-    """Adds up the seconds spent in each pass, in `seconds`."""
+def _attribute(function: BaseFunc, key: str) -> object:
+    attrs: Mapping[str, object] | None = getattr(function, "attrs", None)
+    return (attrs or {}).get(key)
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._started: list[float] = []
 
-    def run_before_pass(self, module: IRModule, info: Pass) -> None:
-        """Start the clock."""
-        self._started.append(time.perf_counter())
+def function_pass_over(kind: type[BaseFunc]) -> Callable[..., Pass]:
+    """The decorator `function_pass` of one kind of function: (function, module, context) ->
+    function, called for each function of that kind that lacks the attribute SkipOptimization.
 
-    def run_after_pass(self, module: IRModule, info: Pass) -> None:
-        """Stop it."""
-        spent = time.perf_counter() - self._started.pop()
-        self.seconds[info.name] = self.seconds.get(info.name, 0.0) + spent
+    Over a class, its method is `transform_function`. Takes what `module_pass` takes.
+    """
+
+    def make(run: Callable[..., object]) -> Transform:
+        def transform(module: IRModule, context: PassContext) -> IRModule:
+            made: dict[object, BaseFunc] = {}
+            for name, function in module.functions.items():
+                skips = not isinstance(function, kind) or _attribute(function, "SkipOptimization")
+                result = function if skips else run(function, module, context)
+                if not isinstance(result, BaseFunc):
+                    raise PassError(
+                        f"a function pass gave {type(result).__name__} for {name.name_hint!r}, "
+                        f"expected a function"
+                    )
+                made[name] = result
+            return module.with_functions(made)  # type: ignore[arg-type]
+
+        return transform
+
+    def function_pass(
+        pass_func: PassFunction | None = None,
+        opt_level: int = 0,
+        name: str | None = None,
+        required: Sequence[Pass | str] | None = None,
+    ) -> object:
+        """Decorator: a function (function, module, context) -> function becomes a Pass."""
+        return _decorator(make, "transform_function", pass_func, opt_level, name, required)
+
+    return function_pass  # type: ignore[return-value]

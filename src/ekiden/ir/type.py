@@ -8,14 +8,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from ekiden.ir.node import Node, node
-from ekiden.ir.prim import ExprLike, PrimExpr, convert
+from ekiden.ir.node import Node, freeze, node
+from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, Var, convert
+from ekiden.ir.prim_visitor import children, literals
 
 
 class Type(Node):
-    """Base of all types."""
+    """Base of all types.
+
+    `==` compares structure (TVM's rule): type parameters up to their names, a data type by its
+    name, dimensions as expressions, `?` with `?`. A type variable or a hole equals itself alone.
+    """
 
     __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Type) and _same(self, other, {}))
+
+    def __hash__(self) -> int:
+        return _hash(self)
+
+    def same_as(self, other: object) -> bool:
+        """Whether both are one object."""
+        return self is other
 
 
 class TypeKind(IntEnum):
@@ -27,6 +42,12 @@ class TypeKind(IntEnum):
     CONSTRAINT = 4
     ADT_HANDLE = 5
     TYPE_DATA = 6
+    Type = 0
+    ShapeVar = 1
+    BaseType = 2
+    Constraint = 4
+    AdtHandle = 5
+    TypeData = 6
 
 
 @node("relay.TensorType")
@@ -39,12 +60,30 @@ class TensorType(Type):
     shape: tuple[PrimExpr, ...]
     dtype: str = "float32"
 
+    def __post_init__(self) -> None:
+        """A shape may be any sequence of ints and expressions."""
+        shape = self.shape
+        if type(shape) is not tuple or any(not isinstance(d, PrimExpr) for d in shape):
+            freeze(self, shape=tuple(convert(d, "int64") for d in shape))
+
+    @property
+    def concrete_shape(self) -> tuple[int, ...]:
+        """The shape as ints. Raises ValueError when a dimension is no constant."""
+        found = tuple(d.value for d in self.shape if isinstance(d, IntImm))
+        if len(found) < len(self.shape):
+            raise ValueError(f"concrete_shape: not every dimension of {self!r} is a constant")
+        return found
+
 
 @node("relay.TupleType")
 class TupleType(Type):
     """A tuple of fields."""
 
     fields: tuple[Type, ...]
+
+    def __post_init__(self) -> None:
+        """The fields may be any sequence."""
+        freeze(self, fields=tuple(self.fields))
 
 
 @node("relay.TypeVar")
@@ -54,6 +93,10 @@ class TypeVar(Type):
     name_hint: str
     kind: TypeKind = TypeKind.TYPE
 
+    def __call__(self, *args: Type) -> TypeCall:
+        """`self[args]`"""
+        return TypeCall(self, args)
+
 
 @node("relay.GlobalTypeVar")
 class GlobalTypeVar(Type):
@@ -61,6 +104,10 @@ class GlobalTypeVar(Type):
 
     name_hint: str
     kind: TypeKind = TypeKind.ADT_HANDLE
+
+    def __call__(self, *args: Type) -> TypeCall:
+        """`self[args]`"""
+        return TypeCall(self, args)
 
 
 @node("relay.FuncType")
@@ -71,6 +118,11 @@ class FuncType(Type):
     ret_type: Type
     type_params: tuple[TypeVar, ...] = ()
 
+    def __post_init__(self) -> None:
+        """The parameters may be any sequences."""
+        params = self.type_params
+        freeze(self, arg_types=tuple(self.arg_types), type_params=tuple(params or ()))
+
 
 @node("relay.TypeCall")
 class TypeCall(Type):
@@ -78,6 +130,10 @@ class TypeCall(Type):
 
     func: Type
     args: tuple[Type, ...]
+
+    def __post_init__(self) -> None:
+        """The arguments may be any sequence."""
+        freeze(self, args=tuple(self.args))
 
 
 @node("relay.RefType")
@@ -102,3 +158,68 @@ class StorageType(Type):
 def tensor_type(shape: Sequence[ExprLike], dtype: str = "float32") -> TensorType:
     """A TensorType from Python ints and expressions."""
     return TensorType(tuple(convert(d, "int64") for d in shape), dtype)
+
+
+def _same(a: Type, b: Type, renamed: dict[Type, Type]) -> bool:
+    """Whether two types have one structure; type parameters of `a` are `renamed` to those of b."""
+    if type(a) is not type(b):
+        return False
+    match a, b:
+        case TensorType(), TensorType():
+            return a.dtype == b.dtype and _same_dims(a.shape, b.shape)
+        case FuncType(), FuncType():
+            if len(a.type_params) != len(b.type_params):
+                return False
+            params = zip(a.type_params, b.type_params, strict=True)
+            inner = renamed | {x: y for x, y in params}  # noqa: C416 - as types, not variables
+            return _all_same((*a.arg_types, a.ret_type), (*b.arg_types, b.ret_type), inner)
+        case (TupleType(fields=xs), TupleType(fields=ys)):
+            return _all_same(xs, ys, renamed)
+        case TypeCall(), TypeCall():
+            return _all_same((a.func, *a.args), (b.func, *b.args), renamed)
+        case RelayRefType(), RelayRefType():
+            return a.value is b.value or _same(a.value, b.value, renamed)
+        case GlobalTypeVar(), GlobalTypeVar():
+            return (a.name_hint, a.kind) == (b.name_hint, b.kind)
+        case _:
+            return renamed.get(a, a) is b or isinstance(a, StorageType)
+
+
+def _all_same(xs: tuple[Type, ...], ys: tuple[Type, ...], renamed: dict[Type, Type]) -> bool:
+    return len(xs) == len(ys) and all(
+        _same(x, y, renamed) for x, y in zip(xs, ys, strict=True) if x is not y or renamed
+    )
+
+
+def _same_dims(xs: tuple[PrimExpr, ...], ys: tuple[PrimExpr, ...]) -> bool:
+    if len(xs) != len(ys):
+        return False
+    for x, y in zip(xs, ys, strict=True):
+        if x is y:
+            continue
+        if type(x) is not type(y) or isinstance(x, Var) or literals(x) != literals(y):
+            return False
+        if not _same_dims(children(x), children(y)):
+            return False
+    return True
+
+
+def _hash(kind: Type) -> int:
+    """Equal for equal types, so nothing of a type variable that may be renamed."""
+    match kind:
+        case TensorType(shape=shape, dtype=dtype):
+            return hash((dtype, *(d.value if isinstance(d, IntImm) else None for d in shape)))
+        case TupleType(fields=fields):
+            return hash(("tuple", *fields))
+        case FuncType():
+            return hash(("fn", len(kind.arg_types), len(kind.type_params)))
+        case TypeCall(func=func, args=args):
+            return hash((func, *args))
+        case RelayRefType(value=value):
+            return hash(("ref", value))
+        case GlobalTypeVar(name_hint=name):
+            return hash(name)
+        case StorageType():
+            return hash("Storage")
+        case _:
+            return object.__hash__(kind)

@@ -1,11 +1,19 @@
 """The functional language of the compiler: expressions, types, operators, passes, text,
 interpreter.
+
+Names stand where TVM's `relay` has them. Operators are `relay.op.add` and `relay.add` alike; what
+compiles (`relay.build`, `relay.vm`, `relay.create_executor`) or imports (`relay.frontend`) stands
+on higher floors and is loaded when it is first used.
 """
+
+from importlib import import_module
 
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.prim import AnyDim, SizeVar
+from ekiden.ir.span import SourceName, Span
+from ekiden.ir.transform import PassContext, Sequential
 from ekiden.ir.type import (
     FuncType,
     GlobalTypeVar,
@@ -19,13 +27,15 @@ from ekiden.ir.type import (
     TypeVar,
     tensor_type,
 )
-from ekiden.relay import op, transform
+from ekiden.relay import analysis, op, transform
+from ekiden.relay.analysis import free_type_vars
 from ekiden.relay.expr import (
     Call,
     Clause,
     Constant,
     Constructor,
     Expr,
+    ExprWithOp,
     Function,
     If,
     Let,
@@ -40,27 +50,60 @@ from ekiden.relay.expr import (
     RefWrite,
     Tuple,
     TupleGetItem,
+    TupleWrapper,
     TypeData,
     Var,
     const,
     var,
 )
+from ekiden.relay.expr_functor import ExprFunctor, ExprMutator, ExprVisitor
 from ekiden.relay.interpreter import Interpreter
-from ekiden.relay.parser import parse, parse_expr
+from ekiden.relay.loops import while_loop
+from ekiden.relay.param_dict import load_param_dict, save_param_dict
+from ekiden.relay.parser import fromtext, parse, parse_expr
+from ekiden.relay.prelude import Prelude
 from ekiden.relay.printer import astext
+from ekiden.relay.scope_builder import ScopeBuilder
+from ekiden.relay.ty import RefType, ShapeVar, scalar_type
+from ekiden.relay.type_functor import TypeFunctor, TypeMutator, TypeVisitor
 from ekiden.relay.type_infer import infer_expr_type, infer_type
 from ekiden.relay.visitor import (
-    ExprMutator,
     all_vars,
     bind,
     bound_vars,
-    free_type_vars,
     free_vars,
     post_order,
 )
 
+ExprWithOp.infer = staticmethod(infer_expr_type)
 Any = AnyDim
 """A dimension nothing is known about (TVM's name)."""
+
+pretty_print = astext
+
+_HIGHER = {
+    "build": "ekiden.driver.relay:build",
+    "optimize": "ekiden.driver.relay:optimize",
+    "create_executor": "ekiden.driver.executors:create_executor",
+    "vm": "ekiden.driver.relay_vm",
+    "backend": "ekiden.driver.relay_backend",
+    "frontend": "ekiden.frontend.relay",
+    "testing": "ekiden.relay.testing",
+    "dataflow_pattern": "ekiden.relay.dataflow_pattern",
+}
+"""Name -> the module it is, or the module and the name in it."""
+
+
+def __getattr__(name: str) -> object:
+    """An operator, or what is loaded when it is first used."""
+    if name in _HIGHER:
+        home, _, inner = _HIGHER[name].partition(":")
+        found: object = import_module(home)
+        return getattr(found, inner) if inner else found
+    if not name.startswith("_") and hasattr(op, name):
+        return getattr(op, name)
+    raise AttributeError(f"module 'ekiden.relay' has no attribute {name!r}")
+
 
 __all__ = [
     "Any",
@@ -70,7 +113,10 @@ __all__ = [
     "Constant",
     "Constructor",
     "Expr",
+    "ExprFunctor",
     "ExprMutator",
+    "ExprVisitor",
+    "ExprWithOp",
     "FuncType",
     "Function",
     "GlobalTypeVar",
@@ -82,40 +128,63 @@ __all__ = [
     "Let",
     "Match",
     "Op",
+    "PassContext",
     "Pattern",
     "PatternConstructor",
     "PatternTuple",
     "PatternVar",
     "PatternWildcard",
+    "Prelude",
     "RefCreate",
     "RefRead",
+    "RefType",
     "RefWrite",
     "RelayRefType",
+    "ScopeBuilder",
+    "Sequential",
+    "ShapeVar",
     "SizeVar",
+    "SourceName",
+    "Span",
     "TensorType",
     "Tuple",
     "TupleGetItem",
     "TupleType",
+    "TupleWrapper",
     "Type",
     "TypeCall",
     "TypeData",
+    "TypeFunctor",
     "TypeKind",
+    "TypeMutator",
     "TypeVar",
+    "TypeVisitor",
     "Var",
+    "adt",
     "all_vars",
+    "analysis",
     "astext",
     "bind",
     "bound_vars",
     "const",
+    "expr_functor",
     "free_type_vars",
     "free_vars",
+    "fromtext",
+    "function",
     "infer_expr_type",
     "infer_type",
+    "load_param_dict",
     "op",
     "parse",
     "parse_expr",
     "post_order",
+    "pretty_print",
+    "save_param_dict",
+    "scalar_type",
     "tensor_type",
     "transform",
+    "ty",
     "var",
+    "while_loop",
 ]

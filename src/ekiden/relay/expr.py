@@ -7,17 +7,22 @@ A node used twice is a shared value (a graph); `Let` makes order explicit (A-nor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from numbers import Number
+from typing import ClassVar, cast
 
 import numpy as np
 
 from ekiden.ir.attrs import Attrs
-from ekiden.ir.dtype import to_numpy
+from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
-from ekiden.ir.node import Node, binding, ignored, node
-from ekiden.ir.op import Array, Op
+from ekiden.ir.node import Node, binding, freeze, ignored, node
+from ekiden.ir.op import OPS, Array, Op, get
 from ekiden.ir.span import Span
-from ekiden.ir.type import GlobalTypeVar, Type, TypeVar, tensor_type
+from ekiden.ir.type import GlobalTypeVar, TensorType, TupleType, Type, TypeVar, tensor_type
+from ekiden.runtime.errors import TypeInferenceError
 
 Expr = RelayExpr
 __all__ = [
@@ -26,6 +31,7 @@ __all__ = [
     "Constant",
     "Constructor",
     "Expr",
+    "ExprWithOp",
     "Function",
     "GlobalVar",
     "If",
@@ -42,6 +48,7 @@ __all__ = [
     "RefWrite",
     "Tuple",
     "TupleGetItem",
+    "TupleWrapper",
     "TypeData",
     "Var",
     "const",
@@ -49,8 +56,136 @@ __all__ = [
 ]
 
 
+class ConstantData(np.ndarray[tuple[int, ...], np.dtype[np.generic]]):
+    """The array of a constant. What NumPy computes from it is a plain array."""
+
+    def numpy(self) -> Array:
+        """The plain array, sharing memory."""
+        return self.view(np.ndarray)
+
+    def __array_wrap__(  # type: ignore[override]
+        self, array: Array, context: object = None, return_scalar: bool = False
+    ) -> Array:
+        plain = array.view(np.ndarray)
+        return plain[()] if return_scalar else plain
+
+
+def _binary(name: str) -> Callable[[ExprWithOp, object], Call]:
+    def method(self: ExprWithOp, other: object) -> Call:
+        return Call(get(name), (self, _operand(other, self)))
+
+    method.__doc__ = f"`{name}(self, other)`"
+    return method
+
+
+def _reflected(name: str) -> Callable[[ExprWithOp, object], Call]:
+    def method(self: ExprWithOp, other: object) -> Call:
+        return Call(get(name), (_operand(other, self), self))
+
+    method.__doc__ = f"`{name}(other, self)`"
+    return method
+
+
+class ExprWithOp(RelayExpr):
+    """An expression with Python's operators (TVM's name). A number beside one becomes a constant of
+    its dtype.
+    """
+
+    __slots__ = ()
+    infer: ClassVar[Callable[[RelayExpr], Type] | None] = None
+    """How the dtype beside a number is found: type inference, set by `ekiden.relay`."""
+
+    # fmt: off
+    __add__,      __radd__      = _binary("add"),           _reflected("add")
+    __sub__,      __rsub__      = _binary("subtract"),      _reflected("subtract")
+    __mul__,      __rmul__      = _binary("multiply"),      _reflected("multiply")
+    __truediv__,  __rtruediv__  = _binary("divide"),        _reflected("divide")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide"),  _reflected("floor_divide")
+    __mod__,      __rmod__      = _binary("floor_mod"),     _reflected("floor_mod")
+    __pow__,      __rpow__      = _binary("power"),         _reflected("power")
+    __lt__,       __le__        = _binary("less"),          _binary("less_equal")
+    __gt__,       __ge__        = _binary("greater"),       _binary("greater_equal")
+    # fmt: on
+
+    def __neg__(self) -> Call:
+        return Call(get("negative"), (self,))
+
+    def astype(self, dtype: str) -> Call:
+        """`cast(self, dtype)`"""
+        attrs = cast(Callable[..., Attrs], OPS["cast"].attrs)
+        return Call(get("cast"), (self,), attrs(dtype=dtype))
+
+    def __getitem__(self, index: int) -> RelayExpr:
+        """A field of a tuple; where the number of fields is known, an index beyond it raises
+        IndexError.
+        """
+        count, index = _field_count(self), operator.index(index)
+        if count is not None and not -count <= index < count:
+            raise IndexError(f"field {index}: the tuple has {count} fields")
+        if index < 0:
+            if count is None:
+                raise IndexError(f"field {index}: the number of fields is not known here")
+            index += count
+        return self.fields[index] if isinstance(self, Tuple) else TupleGetItem(self, index)
+
+    def __iter__(self) -> Iterator[RelayExpr]:
+        """The fields of a tuple of a known number of fields. Raises TypeError for others."""
+        count = _field_count(self)
+        if count is None:
+            raise TypeError(
+                f"a {type(self).__name__} cannot be unpacked: it is not known to be a tuple; "
+                "wrap it as relay.TupleWrapper(value, count)"
+            )
+        return (self[i] for i in range(count))
+
+
+def _field_count(expr: ExprWithOp) -> int | None:
+    """How many fields a tuple has, None where that is not known. Raises TypeError for what is known
+    to be no tuple.
+    """
+    if isinstance(expr, Tuple):
+        return len(expr.fields)
+    if isinstance(expr, Call) and isinstance(expr.op, Op):
+        fields = OPS[expr.op.name].fields
+        return fields(expr.attrs) if fields is not None else _known_count(expr)
+    return _known_count(expr)
+
+
+def _known_count(expr: ExprWithOp) -> int | None:
+    known = _known_type(expr)
+    if known is None:
+        return None
+    if not isinstance(known, TupleType):
+        raise TypeError(f"expected a tuple to take a field of, got {known!r}")
+    return len(known.fields)
+
+
+def _known_type(expr: RelayExpr) -> Type | None:
+    known = expr.checked_type_or_none()
+    return expr.type_annotation if known is None and isinstance(expr, Var) else known
+
+
+def _operand(value: object, beside: RelayExpr) -> RelayExpr:
+    """An operand: an expression, or a number that takes the dtype of the one beside it."""
+    if isinstance(value, RelayExpr):
+        return value
+    if not isinstance(value, (Number, np.ndarray)):
+        raise TypeError(f"expected an expression or a number as an operand, got {value!r}")
+    known = _known_type(beside)
+    if known is None and ExprWithOp.infer is not None:
+        with suppress(TypeInferenceError):
+            known = ExprWithOp.infer(beside)
+    if not isinstance(known, TensorType):
+        raise TypeError(
+            f"the dtype beside {value!r} is not known here: make it a constant with relay.const"
+        )
+    if isinstance(value, float) and not is_float(known.dtype):
+        raise TypeError(f"expected a number of dtype {known.dtype} as an operand, got {value!r}")
+    return const(value, known.dtype)
+
+
 @node("relay.Var")
-class Var(RelayExpr):
+class Var(ExprWithOp):
     """A local variable; identity, not name, tells two apart."""
 
     name_hint: str
@@ -59,23 +194,40 @@ class Var(RelayExpr):
 
 
 @node("relay.Constant")
-class Constant(RelayExpr):
+class Constant(ExprWithOp):
     """A tensor known at compile time (a NumPy array, ml_dtypes included; treat it as read-only)."""
 
     data: Array
     span: Span | None = ignored(default=None)
 
+    def __post_init__(self) -> None:
+        """An array is kept as a view of itself that has TVM's `numpy()`."""
+        if type(self.data) is not ConstantData:
+            data = self.data.numpy() if hasattr(self.data, "numpy") else np.asarray(self.data)
+            freeze(self, data=data.view(ConstantData))
+
 
 @node("relay.Tuple")
-class Tuple(RelayExpr):
+class Tuple(ExprWithOp):
     """A tuple of values."""
 
     fields: tuple[RelayExpr, ...]
     span: Span | None = ignored(default=None)
 
+    def __post_init__(self) -> None:
+        """The fields may be any sequence."""
+        if type(self.fields) is not tuple:
+            freeze(self, fields=tuple(self.fields))
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    def __bool__(self) -> bool:
+        return True  # an expression is there, however many fields it has
+
 
 @node("relay.TupleGetItem")
-class TupleGetItem(RelayExpr):
+class TupleGetItem(ExprWithOp):
     """One field of a tuple."""
 
     tuple_value: RelayExpr
@@ -84,7 +236,7 @@ class TupleGetItem(RelayExpr):
 
 
 @node("relay.Call")
-class Call(RelayExpr):
+class Call(ExprWithOp):
     """`op(args)`: op is an Op, GlobalVar, Constructor or any function-valued expression."""
 
     op: RelayExpr
@@ -93,9 +245,20 @@ class Call(RelayExpr):
     type_args: tuple[Type, ...] = ()
     span: Span | None = ignored(default=None)
 
+    def __post_init__(self) -> None:
+        """The arguments may be any sequence, and no type arguments may be None."""
+        if type(self.args) is not tuple:
+            freeze(self, args=tuple(self.args))
+        if type(self.type_args) is not tuple:
+            freeze(self, type_args=tuple(self.type_args or ()))
+
+    def astuple(self) -> Call:
+        """The call itself: operators with several results give one tuple (TVM's TupleWrapper)."""
+        return self
+
 
 @node("relay.Let")
-class Let(RelayExpr):
+class Let(ExprWithOp):
     """`let var = value; body`; a function value may refer to its own var."""
 
     var: Var = binding()
@@ -105,7 +268,7 @@ class Let(RelayExpr):
 
 
 @node("relay.If")
-class If(RelayExpr):
+class If(ExprWithOp):
     """A choice by a bool scalar."""
 
     cond: RelayExpr
@@ -120,18 +283,38 @@ class Function(BaseFunc):
 
     params: tuple[Var, ...] = binding()
     body: RelayExpr
-    ret_type: Type | None
+    ret_type: Type | None = None
     type_params: tuple[TypeVar, ...] = ()
     attrs: Mapping[str, object] | None = None
     span: Span | None = ignored(default=None)
+
+    def __post_init__(self) -> None:
+        """Parameters may be any sequences."""
+        if type(self.params) is not tuple:
+            freeze(self, params=tuple(self.params))
+        if type(self.type_params) is not tuple:
+            freeze(self, type_params=tuple(self.type_params or ()))
 
     def attr(self, key: str) -> object:
         """An attribute of the function, None if it has none of that key."""
         return (self.attrs or {}).get(key)
 
+    def with_attr(
+        self, attr_key_or_dict: str | Mapping[str, object], attr_value: object = None
+    ) -> Function:
+        """A copy with one attribute set, or all of a mapping."""
+        key = attr_key_or_dict
+        new = {key: attr_value} if isinstance(key, str) else dict(key)
+        return self.with_fields(attrs={**(self.attrs or {}), **new})
+
+    def without_attr(self, attr_key: str) -> Function:
+        """A copy without an attribute."""
+        left = {k: v for k, v in (self.attrs or {}).items() if k != attr_key}
+        return self.with_fields(attrs=left or None)
+
 
 @node("relay.RefCreate")
-class RefCreate(RelayExpr):
+class RefCreate(ExprWithOp):
     """A new mutable cell."""
 
     value: RelayExpr
@@ -139,7 +322,7 @@ class RefCreate(RelayExpr):
 
 
 @node("relay.RefRead")
-class RefRead(RelayExpr):
+class RefRead(ExprWithOp):
     """The value in a cell."""
 
     ref: RelayExpr
@@ -147,7 +330,7 @@ class RefRead(RelayExpr):
 
 
 @node("relay.RefWrite")
-class RefWrite(RelayExpr):
+class RefWrite(ExprWithOp):
     """Store into a cell; gives the empty tuple."""
 
     ref: RelayExpr
@@ -162,8 +345,13 @@ class Constructor(RelayExpr):
     name_hint: str
     inputs: tuple[Type, ...]
     belong_to: GlobalTypeVar
-    tag: int
+    tag: int = -1
+    """Its place in its TypeData, which sets it."""
     span: Span | None = ignored(default=None)
+
+    def __post_init__(self) -> None:
+        """The inputs may be any sequence."""
+        freeze(self, inputs=tuple(self.inputs))
 
 
 @node("relay.TypeData")
@@ -173,6 +361,13 @@ class TypeData(Type):
     header: GlobalTypeVar
     type_vars: tuple[TypeVar, ...] = binding()
     constructors: tuple[Constructor, ...]
+
+    def __post_init__(self) -> None:
+        """The parts may be any sequences; constructors without a number get their place."""
+        freeze(self, type_vars=tuple(self.type_vars), constructors=tuple(self.constructors))
+        for place, each in enumerate(self.constructors):
+            if each.tag < 0:
+                freeze(each, tag=place)
 
 
 class Pattern(Node):
@@ -198,14 +393,22 @@ class PatternConstructor(Pattern):
     """`Cons(p, q)`"""
 
     constructor: Constructor
-    patterns: tuple[Pattern, ...]
+    patterns: tuple[Pattern, ...] = ()
+
+    def __post_init__(self) -> None:
+        """The patterns may be any sequence, or None."""
+        freeze(self, patterns=tuple(self.patterns or ()))
 
 
 @node("relay.PatternTuple")
 class PatternTuple(Pattern):
     """`(p, q)`"""
 
-    patterns: tuple[Pattern, ...]
+    patterns: tuple[Pattern, ...] = ()
+
+    def __post_init__(self) -> None:
+        """The patterns may be any sequence, or None."""
+        freeze(self, patterns=tuple(self.patterns or ()))
 
 
 @node("relay.Clause")
@@ -217,7 +420,7 @@ class Clause(Node):
 
 
 @node("relay.Match")
-class Match(RelayExpr):
+class Match(ExprWithOp):
     """The first clause whose pattern fits; `complete` promises that one does."""
 
     data: RelayExpr
@@ -225,25 +428,61 @@ class Match(RelayExpr):
     complete: bool = True
     span: Span | None = ignored(default=None)
 
+    def __post_init__(self) -> None:
+        """The clauses may be any sequence."""
+        freeze(self, clauses=tuple(self.clauses))
+
+
+class TupleWrapper(Sequence[RelayExpr]):
+    """A tuple-valued expression of `size` fields as a Python sequence (TVM's name)."""
+
+    def __init__(self, tuple_value: RelayExpr, size: int) -> None:
+        self.tuple_value = tuple_value
+        self.size = size
+
+    def astuple(self) -> RelayExpr:
+        """The expression."""
+        return self.tuple_value
+
+    def __getitem__(self, index: int) -> RelayExpr:  # type: ignore[override]
+        if not -self.size <= index < self.size:
+            raise IndexError(f"field {index}: the tuple has {self.size} fields")
+        return TupleGetItem(self.tuple_value, index % self.size)
+
+    def __len__(self) -> int:
+        return self.size
+
 
 def var(
     name_hint: str,
-    type_annotation: Type | None = None,
+    type_annotation: Type | str | None = None,
     shape: Sequence[object] | None = None,
     dtype: str = "float32",
+    span: Span | None = None,
 ) -> Var:
-    """A new variable, from a type or from a shape of ints and expressions."""
-    from_shape = tensor_type(shape, dtype) if shape is not None else None  # type: ignore[arg-type]
-    return Var(name_hint, type_annotation if type_annotation is not None else from_shape)
+    """A new variable, from a type, from the dtype of a scalar, or from a shape of ints and
+    expressions.
+
+    Raises ValueError when it is given both a type and a shape.
+    """
+    if type_annotation is not None and shape is not None:
+        raise ValueError(f"var {name_hint!r}: expected a type or a shape, got both")
+    if isinstance(type_annotation, str):
+        return Var(name_hint, TensorType((), type_annotation), span)
+    if shape is not None:
+        return Var(name_hint, tensor_type(shape, dtype), span)  # type: ignore[arg-type]
+    return Var(name_hint, type_annotation, span)
 
 
-def const(value: object, dtype: str | None = None) -> Constant:
-    """A constant from a Python number, nested lists or an array.
+def const(value: object, dtype: str | None = None, span: Span | None = None) -> Constant:
+    """A constant from a Python number, nested lists, an array or a tensor.
 
     Python floats become float32 and ints int32, as in TVM; an array keeps its dtype.
     """
+    if hasattr(value, "numpy"):  # a tensor of the runtime or of PyTorch
+        value = value.numpy()
     if isinstance(value, (np.ndarray, np.generic)):
-        return Constant(np.asarray(value, None if dtype is None else to_numpy(dtype)))
+        return Constant(np.asarray(value, None if dtype is None else to_numpy(dtype)), span)
     array = np.asarray(value)
     default = {"f": "float32", "i": "int32", "b": "bool"}.get(array.dtype.kind, str(array.dtype))
-    return Constant(array.astype(to_numpy(dtype or default)))
+    return Constant(array.astype(to_numpy(dtype or default)), span)

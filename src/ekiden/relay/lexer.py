@@ -20,8 +20,9 @@ _TOKEN = re.compile(
     | (?P<graph>     %[0-9]+ )
     | (?P<local>     %(?:NAME|STRING) )
     | (?P<global>    @(?:NAME|STRING) )
-    | (?P<float>     [0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?f(?:16|64)? | (?:inf|nan)f(?:16|64)?\b )
-    | (?P<int>       [0-9]+(?:\.[0-9]+)*(?:[eE][+-]?[0-9]+)?(?:i16|i64)? )
+    | (?P<float>     [0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?f(?:16|32|64)?
+                     | (?:inf|nan)f(?:16|32|64)?\b )
+    | (?P<int>       [0-9]+(?:\.[0-9]+)*(?:[eE][+-]?[0-9]+)?(?:i(?:8|16|32|64)?)? )
     | (?P<string>    STRING )
     | (?P<name>      match\? | NAME )
     | (?P<mark>      => | -> | == | != | <= | >= | [(){}\[\],;:=.+*/<>?-] )
@@ -37,12 +38,13 @@ _COMMENT_EDGE = re.compile(r"/\*|\*/")
 @dataclass(slots=True)
 class Token:
     """A word of the text: its kind (a group of the pattern, or "end"), its text without % and @,
-    and where it begins.
+    where it begins, and where it ends.
     """
 
     kind: str
     text: str
     at: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +83,12 @@ def tokenize(source: Source) -> tuple[list[Token], str]:
             at = _after_comment(source, at)
             continue
         if kind == "metadata":
-            tokens.append(Token("end", "", at))
+            tokens.append(Token("end", "", at, at))
             return tokens, text[found.end() :]
         if kind != "skip":
             tokens.append(_token(source, kind, found))
         at = found.end()
-    tokens.append(Token("end", "", end))
+    tokens.append(Token("end", "", end, end))
     return tokens, ""
 
 
@@ -103,7 +105,7 @@ def _token(source: Source, kind: str, found: re.Match[str]) -> Token:
         source.fail(found.start(), f"the number has more than {LONGEST_NUMBER} digits")
     if kind == "version":
         text = found.group("number")
-    return Token(kind, text, found.start())
+    return Token(kind, text, found.start(), found.end())
 
 
 def _after_comment(source: Source, at: int) -> int:

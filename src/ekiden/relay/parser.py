@@ -8,15 +8,12 @@ write.
     "{" block "}",
               each followed by calls "(...)" and projections ".0"
 
-Functions that read expressions are generators run by `_drive`: nesting in the text does not nest
-Python calls.
+`docs/relay-text.md` is the whole grammar. Functions that read expressions are generators run by
+`_drive`: nesting in the text does not nest Python calls.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 import math
 import typing
 from collections.abc import Callable, Generator, Mapping
@@ -32,7 +29,7 @@ from ekiden.ir.node import NODE_TYPES, Node
 from ekiden.ir.op import OPS, Op, get
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.span import Span
-from ekiden.ir.type import GlobalTypeVar
+from ekiden.ir.type import GlobalTypeVar, IncompleteType
 from ekiden.relay import op as operators
 from ekiden.relay.expr import (
     Call,
@@ -58,9 +55,11 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.lexer import Source, Token, tokenize
+from ekiden.relay.metadata import Entries, read_metadata
 from ekiden.relay.printer import VERSION
 from ekiden.relay.type_infer import infer_type
 from ekiden.relay.type_parser import TypeParser
+from ekiden.runtime.errors import LoadError
 
 _R = typing.TypeVar("_R")
 Steps = Generator["Steps", Expr, Expr]
@@ -76,24 +75,40 @@ INFIX: dict[str, tuple[int, str]] = {
     "==": (7, "equal"),     "!=": (7, "not_equal"),
 }
 """Operator -> how tightly it binds, and the Relay operator it means. All associate to the left."""
-FLOATS = {"f": "float32", "f16": "float16", "f64": "float64"}
+FLOATS = {"f": "float32", "f16": "float16", "f32": "float32", "f64": "float64"}
 # fmt: on
 assert operators is not None  # imported so that every operator is registered
 
 
-def parse(text: str, source: str = "text") -> IRModule:
-    """The module a text describes, with its types inferred. `source` names the text in messages and
-    spans.
+def parse(
+    source: str,
+    src_name: str = "text",
+    init_module: IRModule | None = None,
+    init_meta_table: Entries | None = None,
+) -> IRModule:
+    """The module a text describes, with its types inferred. `src_name` names the text in messages
+    and spans.
 
-    Raises ParseError with line, column and a caret, or TypeInferenceError.
+    The text may use what `init_module` defines, which becomes part of the result, and
+    `init_meta_table` stands for its meta data. Raises ParseError with line, column and a caret, or
+    TypeInferenceError.
     """
-    parser = _Parser(Source(text, source))
-    return infer_type(parser.read(parser.module))
+    parser = _Parser(Source(source, src_name), init_module, init_meta_table)
+    module = parser.read(parser.module)
+    infer_type(module)  # types are set, but what the text leaves out is not filled in
+    return module
 
 
-def parse_expr(text: str, source: str = "text") -> Expr:
-    """The one expression a text describes; types are not inferred."""
-    parser = _Parser(Source(text, source))
+def fromtext(data: str, source_name: str = "text") -> IRModule:
+    """`parse` under TVM's older name."""
+    return parse(data, source_name)
+
+
+def parse_expr(source: str, src_name: str = "text") -> Expr:
+    """The one expression a text describes; types are not inferred, and functions it calls need no
+    definition.
+    """
+    parser = _Parser(Source(source, src_name))
     return parser.read(parser.only_expr)
 
 
@@ -115,12 +130,22 @@ def _drive(start: Steps) -> Expr:
 class _Parser(TypeParser):
     """The tokens of one text and the names in sight."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(
+        self, source: Source, init: IRModule | None = None, meta: Entries | None = None
+    ) -> None:
         tokens, metadata = tokenize(source)
         super().__init__(source, tokens)
-        self.constants = _read_metadata(source, metadata)
-        self.globals: dict[str, GlobalVar] = {}
-        self.constructors: dict[str, Constructor] = {}
+        self.meta = _read_metadata(source, metadata) or meta or {}
+        self.init = init or IRModule()
+        self.globals = {g.name_hint: g for g in self.init.functions}
+        self.global_types = {t.name_hint: t for t in self.init.type_definitions}
+        self.constructors: dict[str, Constructor] = {
+            c.name_hint: c
+            for data in self.init.type_definitions.values()
+            if isinstance(data, TypeData)
+            for c in data.constructors
+        }
+        self.has_free_globals = False
         self.scopes: list[dict[str, Expr]] = [{}]
         self.graph: list[dict[str, Expr]] = [{}]
 
@@ -138,22 +163,23 @@ class _Parser(TypeParser):
         self._version()
         attrs = self._module_attrs()
         begins = self._find_items()
-        functions: dict[GlobalVar | str, BaseFunc] = {}
-        types: dict[GlobalTypeVar, Node] = {}
+        functions: dict[GlobalVar | str, BaseFunc] = dict(self.init.functions.items())
+        types: dict[GlobalTypeVar, Node] = dict(self.init.type_definitions)
         for is_type in (True, False):
             for at in begins:
                 self.position = at
-                if is_type and self.next_is("type"):
+                if is_type and not self.next_is("def"):
                     data = self._type_data()
                     types[data.header] = data
                 elif not is_type and self.next_is("def"):
                     name, function = self._definition()
                     functions[name] = function
-        return IRModule(functions, types, attrs)
+        return IRModule(functions, types, {**self.init.attrs, **attrs})
 
     def only_expr(self) -> Expr:
         """One expression to the end of the text."""
         self._version()
+        self.has_free_globals = True
         found = _drive(self.block())
         if self.token.kind != "end":
             self.fail(f"expected the end of the text, got {self.shown()}")
@@ -183,18 +209,29 @@ class _Parser(TypeParser):
         begins: list[int] = []
         while self.token.kind != "end":
             word = self.token
-            if word.kind != "name" or word.text not in ("def", "type"):
-                self.fail(f"expected 'def' or 'type', got {self.shown()}")
+            if word.kind != "name" or word.text not in ("def", "type", "extern"):
+                self.fail(f"expected 'def', 'type' or 'extern type', got {self.shown()}")
             begins.append(self.position)
             self.advance()
             if word.text == "def":
                 name = self.expect_kind("global", "a global name")
                 self._declare(self.globals, name, GlobalVar(name.text), "function @")
-            else:
-                name = self.expect_kind("name", "the name of a type")
-                self._declare(self.global_types, name, GlobalTypeVar(name.text), "type ")
-            self._skip_body(word)
+                self._skip_body(word)
+                continue
+            if word.text == "extern":
+                self.expect("type")
+            name = self.expect_kind("name", "the name of a type")
+            self._declare(self.global_types, name, GlobalTypeVar(name.text), "type ")
+            if word.text == "type":
+                self._skip_body(word)
+            elif self.next_is("["):
+                self._skip_type_params()
         return begins
+
+    def _skip_type_params(self) -> None:
+        """The body of an extern type ends with its type parameters."""
+        with self.type_params():
+            pass
 
     def _declare(self, names: dict[str, typing.Any], token: Token, made: Node, what: str) -> None:
         if token.text in names:
@@ -212,11 +249,14 @@ class _Parser(TypeParser):
         self.source.fail(start.at, f"{start.text!r} has no body that ends with '}}'")
 
     def _type_data(self) -> TypeData:
+        is_extern = self.take("extern")
         self.expect("type")
         header = self.global_types[self.expect_kind("name", "a name").text]
         with self.type_params() as params:
-            self.expect("{")
             made: list[Constructor] = []
+            if is_extern:
+                return TypeData(header, params, ())
+            self.expect("{")
             while not self.take("}"):
                 name = self.expect_kind("name", "a constructor")
                 inputs = self.types_in_parentheses() if self.next_is("(") else ()
@@ -270,6 +310,7 @@ class _Parser(TypeParser):
                 attrs[key] = self.value()
             if not self.next_is(")"):
                 self.expect(",")
+        attrs.pop("virtual_device", None)  # TVM's note of a device; here a target says it
         return tuple(params), attrs
 
     def _key(self) -> str:
@@ -282,13 +323,19 @@ class _Parser(TypeParser):
     def new_var(self) -> Var:
         """`%x` or `%x: type`, not yet in sight."""
         name = self.expect_kind("local", "a variable")
+        if self.take("{"):  # TVM's note of a device
+            self._key()
+            self.value()
+            self.expect("}")
         annotation = self.type() if self.take(":") else None
+        if isinstance(annotation, IncompleteType):
+            annotation = None
         return Var(name.text, annotation, span=self.span(name.at))
 
-    def bind(self) -> Var:
+    def bind(self, scope: int = -1) -> Var:
         """A new variable, in sight from here on."""
         made = self.new_var()
-        self.scopes[-1][made.name_hint] = made
+        self.scopes[scope][made.name_hint] = made
         return made
 
     def block(self) -> Steps:
@@ -302,7 +349,7 @@ class _Parser(TypeParser):
                 if self.take("let"):
                     lets.append((yield from self._let(at)))
                 elif self.take("free_var"):
-                    self.bind()
+                    self.bind(scope=0)
                     self.expect(";")
                 elif (
                     self.token.kind == "graph"
@@ -465,10 +512,14 @@ class _Parser(TypeParser):
         if token.kind == "global":
             self.advance()
             if token.text not in self.globals:
-                self.source.fail(token.at, f"no function @{token.text}")
+                if not self.has_free_globals:
+                    self.source.fail(token.at, f"no function @{token.text}")
+                self.globals[token.text] = GlobalVar(token.text)
             return self.globals[token.text]
-        if token.kind in ("int", "float") or self.next_is("-"):
-            return self._literal()
+        if token.kind in ("int", "float"):
+            return self._literal(self.token.at, "")
+        if self.next_is("-"):
+            return (yield from self._negative())
         if token.kind == "mark" and token.text == "{":
             return (yield from self._braces())
         if token.kind == "mark" and token.text == "(":
@@ -492,20 +543,29 @@ class _Parser(TypeParser):
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         self.source.fail(token.at, f"no operator, constructor or keyword {token.text!r}{hint}")
 
-    def _literal(self) -> Constant:
-        start = self.token.at
-        sign = "-" if self.take("-") else ""
+    def _negative(self) -> Steps:
+        """Minus signs and what follows: a literal takes them in, anything else is negated."""
+        signs = [self.advance()]
+        while self.next_is("-"):
+            signs.append(self.advance())
+        if self.token.kind in ("int", "float"):
+            return self._literal(signs[0].at, "-" * (len(signs) % 2))
+        made = yield self.postfix()
+        for sign in reversed(signs):
+            made = Call(get("negative"), (made,), None, span=self.span(sign.at))
+        return made
+
+    def _literal(self, start: int, sign: str) -> Constant:
         token = self.advance()
         if token.kind == "float":
             digits, _, suffix = token.text.rpartition("f")
             return self._float(float(sign + digits), FLOATS["f" + suffix], start)
-        if token.kind != "int":
-            self.source.fail(token.at, f"expected a number, got {token.text!r}")
         digits, _, suffix = token.text.partition("i")
         if not digits.isdigit():
             self.source.fail(token.at, f"{token.text} needs a suffix: f (float32), f16 or f64")
         value = int(sign + digits)
-        dtype = f"int{suffix}" if suffix else "int32" if -(2**31) <= value < 2**31 else "int64"
+        fits = -(2**31) <= value < 2**31 or "i" in token.text
+        dtype = f"int{suffix}" if suffix else "int32" if fits else "int64"
         if not -(2 ** (SCALAR_BITS[dtype] - 1)) <= value < 2 ** (SCALAR_BITS[dtype] - 1):
             self.source.fail(start, f"{value} is out of the range of {dtype}")
         return Constant(np.array(value, dtype))
@@ -527,7 +587,8 @@ class _Parser(TypeParser):
         at = self.expect("(").at
         fields: list[Expr] = []
         while not self.take(")"):
-            fields.append((yield self.expr()))
+            is_block = self.next_is("let") or self.next_is("free_var")
+            fields.append((yield self.block() if is_block else self.expr()))
             if self.take(")"):
                 return fields[0] if len(fields) == 1 else Tuple(tuple(fields), span=self.span(at))
             self.expect(",")
@@ -602,23 +663,16 @@ class _Parser(TypeParser):
     def _meta(self, start: Token) -> Steps:
         """`meta[relay.Constant][3]`"""
         yield from ()
-        self.expect("[")
-        key = self.expect_kind("name", "relay.Constant")
-        self.expect("]")
-        self.expect("[")
-        index = self.expect_kind("int", "a number")
-        self.expect("]")
-        position = int(index.text) if index.text.isdigit() else -1
-        if key.text != "relay.Constant" or not 0 <= position < len(self.constants):
-            self.source.fail(
-                start.at, f"meta[{key.text}][{index.text}]: the text has no such meta data"
-            )
-        return self.constants[position]
+        found = self.meta_entry(start)
+        if not isinstance(found, Constant):
+            self.source.fail(start.at, f"expected meta data that is a constant, got {found!r}")
+        return found
 
     def span(self, at: int) -> Span:
-        """A place of this text."""
+        """The place from a position of this text to the last token taken."""
         line, column = self.place(at)
-        return Span(self.source.name, line, column)
+        end_line, end_column = self.place(self.tokens[max(self.position - 1, 0)].end)
+        return Span(self.source.name, line, end_line, column, end_column)
 
 
 _KEYWORDS: dict[str, Callable[[_Parser, Token], Steps]] = {
@@ -652,20 +706,12 @@ def _to_prim(value: object) -> object:
     return IntImm(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _read_metadata(source: Source, text: str) -> list[Constant]:
-    if not text.strip():
-        return []
-    start = len(source.text) - len(text)
+def _read_metadata(source: Source, text: str) -> Entries:
     try:
-        return [_constant(each) for each in json.loads(text).get("relay.Constant", [])]
-    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
+        return read_metadata(text)
+    except LoadError as error:
+        start = len(source.text) - len(text)
         source.fail(start, f"the meta data cannot be read: {error}")
 
 
-def _constant(record: Mapping[str, typing.Any]) -> Constant:
-    dtype = to_numpy(record["dtype"])
-    data = np.frombuffer(base64.b64decode(record["data"], validate=True), dtype)
-    return Constant(data.reshape(record["shape"]))
-
-
-__all__ = ["parse", "parse_expr"]
+__all__ = ["fromtext", "parse", "parse_expr"]

@@ -13,13 +13,10 @@ format has no form, this one adds: named dimensions and arithmetic on them in sh
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-
-import numpy as np
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
@@ -51,6 +48,7 @@ from ekiden.relay.expr import (
     TypeData,
     Var,
 )
+from ekiden.relay.metadata import write_metadata
 from ekiden.relay.visitor import ATOMS, free_vars
 
 VERSION = "0.0.5"
@@ -76,23 +74,13 @@ def astext(value: RelayExpr | IRModule | Type, show_meta_data: bool = True) -> s
     body = printer.module(value) if isinstance(value, IRModule) else printer.root(value)
     lines = [f'#[version = "{VERSION}"]', *body]
     if show_meta_data and printer.constants:
-        lines += [
-            "",
-            "#[metadata]",
-            json.dumps({"relay.Constant": [_constant_data(c) for c in printer.constants]}),
-        ]
+        lines += ["", "#[metadata]", write_metadata(printer.constants)]
     return "\n".join(lines) + "\n"
 
 
 def quote_name(name: str) -> str:
     """A name as it stands after % or @: in quotes unless it is a plain identifier."""
     return name if _PLAIN.fullmatch(name) else json.dumps(name)
-
-
-def _constant_data(constant: Constant) -> dict[str, object]:
-    data = np.ascontiguousarray(constant.data)
-    content = base64.b64encode(data.tobytes()).decode()
-    return {"dtype": str(data.dtype), "shape": list(constant.data.shape), "data": content}
 
 
 class UniqueNames(dict[Node, str]):
@@ -349,7 +337,7 @@ class _Printer:
             case bool() | int() | None:
                 return str(value)
             case float():
-                return f"{value!r}f"
+                return f"{repr(value).removesuffix('.0')}f"
             case str():
                 return json.dumps(value)
             case tuple() | list():
@@ -551,7 +539,7 @@ def scalar_text(data: Array) -> str | None:
     if dtype == "bool":
         return str(bool(data))
     suffix = LITERAL_SUFFIX.get(dtype)
-    return None if suffix is None else f"{data[()]}{suffix}"
+    return None if suffix is None else f"{str(data[()]).removesuffix('.0')}{suffix}"
 
 
 def non_defaults(attrs: Attrs) -> list[tuple[str, object]]:

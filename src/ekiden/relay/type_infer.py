@@ -7,7 +7,7 @@ so that inference after a pass costs what the pass changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from ekiden.ir.expr import BaseFunc, GlobalVar
@@ -25,6 +25,9 @@ from ekiden.ir.type import (
     Type,
     TypeCall,
 )
+from ekiden.relay.analysis.call_graph import CallGraph
+from ekiden.relay.analysis.kind import check_kind
+from ekiden.relay.analysis.well_formed import match_error
 from ekiden.relay.expr import (
     Call,
     Clause,
@@ -47,8 +50,9 @@ from ekiden.relay.expr import (
     TypeData,
     Var,
 )
+from ekiden.relay.fill_types import fill
 from ekiden.relay.unify import MismatchError, Unifier, match_dims, size_vars, substitute_dims
-from ekiden.relay.visitor import CHILDREN, has_holes, post_order
+from ekiden.relay.visitor import CHILDREN, has_holes
 from ekiden.runtime.errors import TypeInferenceError
 
 _UNIT = TupleType(())
@@ -60,7 +64,8 @@ Step = Expr | tuple[Callable[[Expr], None], Expr]
 
 def infer_type(module: IRModule) -> IRModule:
     """Set the checked type of every expression of the module's Relay functions, and return the
-    module.
+    module with the types that it leaves out: of results, parameters and type arguments. It is the
+    module itself if there are none.
 
     Raises TypeInferenceError naming the place, what was expected and what came.
     """
@@ -68,14 +73,14 @@ def infer_type(module: IRModule) -> IRModule:
     for name in _callees_first(module):
         run.function(name)
     run.finish()
-    return module
+    return fill(module, run.type_args)
 
 
 def infer_expr_type(expr: Expr, module: IRModule | None = None) -> Type:
     """The type of an expression whose free variables have annotations or checked types; sets
     checked types on the way.
     """
-    run = _Inference(module or IRModule())
+    run = _Inference(module or IRModule(), knows_types=module is not None)
     run.walk(expr, into_typed=False)
     run.finish()
     return expr.checked_type
@@ -86,19 +91,8 @@ def _callees_first(module: IRModule) -> list[GlobalVar]:
     functions = {g: f for g, f in module.functions.items() if isinstance(f, Function)}
     if len(functions) < 2 or all(_signature(f) is not None for f in functions.values()):
         return list(functions)
-    order: dict[GlobalVar, None] = {}
-    opened: set[GlobalVar] = set()
-    stack = [(g, False) for g in reversed(functions)]
-    while stack:
-        name, expanded = stack.pop()
-        if expanded:
-            order[name] = None
-        elif name not in opened:
-            opened.add(name)
-            stack.append((name, True))
-            used = post_order(functions[name], into_functions=True)
-            stack.extend((g, False) for g in used if isinstance(g, GlobalVar) and g in functions)
-    return list(order)
+    groups = CallGraph(module).components()
+    return [g for group in groups for g in group if g in functions]
 
 
 def _signature(function: Function) -> FuncType | None:
@@ -120,10 +114,14 @@ def _place(expr: Expr) -> str:
 class _Inference:
     """The state of inference over one module."""
 
-    def __init__(self, module: IRModule) -> None:
+    def __init__(self, module: IRModule, knows_types: bool = True) -> None:
+        """`knows_types` says that the module defines every data type that is used."""
         self.module = module
+        self.kinds_module = module if knows_types else None
         self.unifier = Unifier()
         self.types: dict[Expr, Type] = {}
+        self.type_args: dict[Call, tuple[Type, ...]] = {}
+        """What stands for the type parameters of the callee, where the call leaves it out."""
         self.waiting: list[Expr] = []
         self.rigid: set[SizeVar] = set()
         """Named dimensions of the function being inferred: its callees may not choose them."""
@@ -181,9 +179,22 @@ class _Inference:
                 stack += ((self._bind_patterns, expr), expr.data)
             case _ if type(expr) in _RULES:
                 stack.append((self._close, expr))
-                stack.extend(reversed(CHILDREN[type(expr)](expr)))
+                parts = CHILDREN[type(expr)](expr)
+                self._refuse_operators(expr, parts)
+                stack.extend(reversed(parts))
             case _:
                 self.fail(expr, f"a {type(expr).__name__} is not a Relay expression")
+
+    def _refuse_operators(self, expr: Expr, parts: Sequence[Expr]) -> None:
+        """An operator has no type of its own, so it can be called and nothing else."""
+        for position, part in enumerate(parts):
+            if type(part) is Op and not (type(expr) is Call and position == 0):
+                names = ", ".join(f"%{name}" for name in part.definition.arguments)
+                self.fail(
+                    expr,
+                    f"operator {part.name} as a value: expected a function, which it is inside"
+                    f" of one: fn ({names}) {{ {part.name}({names}) }}",
+                )
 
     def _close(self, expr: Expr) -> None:
         known = expr.checked_type_or_none()
@@ -213,9 +224,19 @@ class _Inference:
         annotation = var.type_annotation
         if annotation is None:
             return var.checked_type_or_none() or self.unifier.hole()
-        if type(annotation) is not TensorType and has_holes(annotation):
+        return self._written(annotation, var, f"the type of %{var.name_hint}")
+
+    def _written(self, kind: Type, at: Expr, what: str) -> Type:
+        """A type that stands in the program: one with holes, or one that cannot be."""
+        if type(kind) is TensorType:
+            return kind
+        try:
+            check_kind(kind, self.kinds_module)
+        except TypeInferenceError as error:
+            self.fail(at, f"{what}: {error}")
+        if has_holes(kind):
             self.unifier.has_holes = True
-        return annotation
+        return kind
 
     def _announce(self, let: Let) -> None:
         """Before its value: a function may call itself by the variable that it is bound to."""
@@ -232,8 +253,7 @@ class _Inference:
             if p not in self.types:
                 self.types[p] = self.var(p)
         ret = function.ret_type if function.ret_type is not None else self.unifier.hole()
-        if has_holes(ret):
-            self.unifier.has_holes = True
+        self._written(ret, function, "the result of the function")
         return FuncType(tuple(self.types[p] for p in function.params), ret, function.type_params)
 
     def _bind(self, let: Expr) -> None:
@@ -319,9 +339,8 @@ class _Inference:
         """`fn (x: A) { b: B }: fn (A) -> B`"""
         ret = self.type_of(expr.body)
         if expr.ret_type is not None:
-            if has_holes(expr.ret_type):
-                self.unifier.has_holes = True
-            merged = self._agree(expr.ret_type, ret, expr, "the result of the function")
+            what = "the result of the function"
+            merged = self._agree(self._written(expr.ret_type, expr, what), ret, expr, what)
             ret = merged if has_holes(expr.ret_type) else expr.ret_type
         return FuncType(tuple(map(self.type_of, expr.params)), ret, expr.type_params)
 
@@ -349,7 +368,10 @@ class _Inference:
         return value
 
     def match(self, expr: Match) -> Type:
-        """All right sides have one type."""
+        """All right sides have one type, and together the clauses fit every value."""
+        missing = match_error(expr, self.module)
+        if missing is not None:
+            self.fail(expr, f"{missing}; add them, or write match? to have it checked at run time")
         found: Type = self.unifier.hole()
         for number, clause in enumerate(expr.clauses):
             found = self._agree(found, self.type_of(clause.rhs), expr, f"clause {number} of match")
@@ -371,7 +393,8 @@ class _Inference:
             case PatternConstructor(constructor=made, patterns=inner):
                 whole = self.constructor(made)
                 assert isinstance(whole, FuncType)
-                one = self.unifier.instantiate(whole)
+                holes = tuple(self.unifier.hole() for _ in whole.type_params)
+                one = self.unifier.instantiate(whole, holes)
                 if len(inner) != len(one.arg_types):
                     expected = f"expected {len(one.arg_types)} patterns, got {len(inner)}"
                     self.fail(at, f"pattern {made.name_hint}: {expected}")
@@ -432,15 +455,24 @@ class _Inference:
                 expr,
                 f"call of {name}: expected {len(callee.arg_types)} arguments, got {len(expr.args)}",
             )
-        try:
-            one = self.unifier.instantiate(callee, expr.type_args)
-        except MismatchError as error:
-            self.fail(expr, f"call of {name}: {error}")
+        one = self._one_use(expr, callee, name)
         kinds = [self.unifier.resolve(self.type_of(a)) for a in expr.args]
         dims = self._dims(expr, one, kinds)
         for number, (param, kind) in enumerate(zip(one.arg_types, kinds, strict=True)):
             self._agree(substitute_dims(param, dims), kind, expr, f"argument {number} of {name}")
         return substitute_dims(one.ret_type, dims)
+
+    def _one_use(self, expr: Call, callee: FuncType, name: str) -> FuncType:
+        """The type of a polymorphic function in this call."""
+        args = expr.type_args or tuple(self.unifier.hole() for _ in callee.type_params)
+        if len(args) != len(callee.type_params):
+            wanted = f"expected {len(callee.type_params)} type arguments, got {len(args)}"
+            self.fail(expr, f"call of {name}: {wanted}")
+        for number, kind in enumerate(expr.type_args):
+            self._written(kind, expr, f"type argument {number} of {name}")
+        if args and not expr.type_args:
+            self.type_args[expr] = args
+        return self.unifier.instantiate(callee, args)
 
     def _dims(self, expr: Call, callee: FuncType, kinds: list[Type]) -> dict[PrimVar, PrimExpr]:
         """What the callee's own named dimensions are in this call."""
@@ -480,6 +512,7 @@ class _Inference:
                     self._report_open(expr, kind)
             if expr.checked_type_or_none() is not kind:
                 expr.set_checked_type(kind)
+        self.type_args = {c: tuple(map(resolve, args)) for c, args in self.type_args.items()}
 
     def _report_open(self, expr: Expr, kind: Type) -> NoReturn:
         for each in self.types:

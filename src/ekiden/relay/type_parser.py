@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from ekiden.ir import prim
 from ekiden.ir.dtype import SCALAR_BITS
 from ekiden.ir.intrinsic import INTRINSICS, call_intrin
 from ekiden.ir.prim import AnyDim, BinaryExpr, IntImm, Not, PrimExpr, Select, SizeVar
+from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.text import FUNCTIONS, PRECEDENCE
 from ekiden.ir.type import (
     FuncType,
@@ -25,6 +27,7 @@ from ekiden.ir.type import (
     TypeVar,
 )
 from ekiden.relay.lexer import Source, Token
+from ekiden.relay.metadata import Entries
 
 _INFIX = {kind.symbol: (level, kind) for kind, level in PRECEDENCE.items()}
 _FUNCTIONS: dict[str, type[BinaryExpr]] = {name: kind for kind, name in FUNCTIONS.items()}
@@ -37,11 +40,12 @@ class TypeParser:
         self.source = source
         self.tokens = tokens
         self.position = 0
+        self.meta: Entries = {}
         self.symbols: dict[str, SizeVar] = {}
         """Named dimensions: one name is one dimension in the whole text."""
         self.global_types: dict[str, GlobalTypeVar] = {}
         self.type_vars: list[dict[str, TypeVar]] = []
-        self._line_starts = [0, *(i + 1 for i, c in enumerate(source.text) if c == "\n")]
+        self._line_starts = [0, *(m.end() for m in re.finditer("\n", source.text))]
 
     # Tokens
 
@@ -148,7 +152,7 @@ class TypeParser:
             return TypeCall(self.global_types[token.text], args)
         if not _is_dtype(token.text):
             self.source.fail(token.at, f"no type {token.text!r}")
-        return TensorType((), token.text)
+        return TensorType((), _dtype(token.text))
 
     def _tensor(self) -> TensorType:
         self.expect("[")
@@ -165,7 +169,7 @@ class TypeParser:
                 dtype.at, f"no dtype {dtype.text!r}; there are {', '.join(SCALAR_BITS)}"
             )
         self.expect("]")
-        return TensorType(tuple(shape), dtype.text)
+        return TensorType(tuple(shape), _dtype(dtype.text))
 
     def _function(self) -> FuncType:
         with self.type_params() as params:
@@ -216,11 +220,36 @@ class TypeParser:
         if self.token.kind == "int" or self.next_is("-"):
             return IntImm(self._int())
         name = self.expect_kind("name", "a dimension")
+        if name.text == "meta" and self.next_is("["):
+            return self._meta_dimension(name)
         if name.text in ("True", "False"):
             return IntImm(name.text == "True", "bool")
         if self.next_is("("):
             return self._prim_call(name)
         return self.symbols.setdefault(name.text, SizeVar(name.text))
+
+    def meta_entry(self, start: Token) -> object:
+        """`[relay.Constant][3]`: an entry of the meta data. Raises ParseError."""
+        self.expect("[")
+        key = self.expect_kind("name", "relay.Constant")
+        self.expect("]")
+        self.expect("[")
+        index = self.expect_kind("int", "a number")
+        self.expect("]")
+        entries = self.meta.get(key.text, ())
+        position = int(index.text) if index.text.isdigit() else len(entries)
+        if position >= len(entries):
+            which = f"meta[{key.text}][{index.text}]"
+            self.source.fail(start.at, f"{which}: the text has no such meta data")
+        return entries[position]
+
+    def _meta_dimension(self, start: Token) -> PrimExpr:
+        """A named dimension of the meta data is the one of that name everywhere in the text."""
+        found = self.meta_entry(start)
+        if not isinstance(found, PrimExpr):
+            self.source.fail(start.at, f"expected meta data that is a dimension, got {found!r}")
+        named = [v for v in free_vars(found) if isinstance(v, SizeVar)]
+        return substitute(found, {v: self.symbols.setdefault(v.name, v) for v in named})
 
     def _prim_call(self, name: Token) -> PrimExpr:
         self.expect("(")
@@ -248,29 +277,52 @@ class TypeParser:
         if token.kind == "string":
             return self.advance().text
         if self.take("["):
-            return self._list()
+            return self._list("]")
+        if self.next_is("(") and (inside := self._tuple()) is not None:
+            return inside
         if token.kind == "float" or (self.next_is("-") and self.peek(1).kind == "float"):
             sign = -1.0 if self.take("-") else 1.0
             return sign * float(self.advance().text.rpartition("f")[0])
-        if self.take("None"):
+        if self.take("None") or self.take("nullptr"):
             return None
+        if token.text == "meta" and token.kind == "name" and self.peek(1).text == "[":
+            return self._meta_value()
         found = self.prim()
         if isinstance(found, IntImm):
             return bool(found.value) if found.dtype == "bool" else found.value
         return found
 
-    def _list(self) -> tuple[object, ...]:
+    def _list(self, end: str) -> tuple[object, ...]:
         found: list[object] = []
-        while not self.take("]"):
+        while not self.take(end):
             found.append(self.value())
-            if not self.next_is("]"):
+            if not self.next_is(end):
                 self.expect(",")
         return tuple(found)
 
+    def _tuple(self) -> tuple[object, ...] | None:
+        """`(a, b)`; None, and nothing taken, for the parenthesis of a scalar expression."""
+        start = self.position
+        self.advance()
+        found = self._list(")")
+        if len(found) == 1 and self.tokens[self.position - 2].text != ",":
+            self.position = start
+            return None
+        return found
+
+    def _meta_value(self) -> object:
+        """Meta data as an attribute's value: None for what has no meaning here."""
+        return self.meta_entry(self.advance())
+
 
 def _is_dtype(name: str) -> bool:
-    scalar, _, lanes = name.partition("x")
+    scalar, _, lanes = _dtype(name).partition("x")
     return scalar in SCALAR_BITS and (not lanes or lanes.isdigit())
+
+
+def _dtype(name: str) -> str:
+    """A dtype under its own name: TVM writes vectors of bool as `uint1x4`."""
+    return name.replace("uint1", "bool") if name.partition("x")[0] == "uint1" else name
 
 
 def _apply(name: str, args: list[PrimExpr]) -> PrimExpr:

@@ -158,8 +158,11 @@ class Unifier:
         )
 
     def _functions(self, a: FuncType, b: FuncType) -> FuncType:
+        """Two functions. A polymorphic one beside one that is not is taken for one of its uses."""
         if len(a.type_params) != len(b.type_params):
-            raise MismatchError
+            if a.type_params and b.type_params:
+                raise MismatchError
+            a, b = self._use(a), self._use(b)
         if a.type_params:
             renamed = dict(zip(b.type_params, a.type_params, strict=True))
             b = FuncType(
@@ -171,6 +174,9 @@ class Unifier:
             self._all(a.arg_types, b.arg_types), self.unify(a.ret_type, b.ret_type), a.type_params
         )
 
+    def _use(self, kind: FuncType) -> FuncType:
+        return self.instantiate(kind, tuple(self.hole() for _ in kind.type_params))
+
     def _solve(self, hole: IncompleteType, kind: Type) -> Type:
         resolved = self.resolve(kind)
         if any(t is hole for t in type_post_order(resolved)):
@@ -178,18 +184,11 @@ class Unifier:
         self.solved[hole] = resolved
         return resolved
 
-    def instantiate(self, kind: FuncType, type_args: tuple[Type, ...] = ()) -> FuncType:
-        """The type of one use of a polymorphic function: its type parameters become `type_args`, or
-        new holes.
-        """
+    def instantiate(self, kind: FuncType, type_args: tuple[Type, ...]) -> FuncType:
+        """The type of one use of a polymorphic function: its type parameters become `type_args`."""
         if not kind.type_params:
             return kind
-        if type_args and len(type_args) != len(kind.type_params):
-            raise MismatchError(
-                f"expected {len(kind.type_params)} type arguments, got {len(type_args)}"
-            )
-        args = type_args or tuple(self.hole() for _ in kind.type_params)
-        new: dict[TypeVar, Type] = dict(zip(kind.type_params, args, strict=True))
+        new: dict[TypeVar, Type] = dict(zip(kind.type_params, type_args, strict=True))
         return FuncType(
             tuple(_replace_vars(t, new) for t in kind.arg_types), _replace_vars(kind.ret_type, new)
         )

@@ -7,10 +7,11 @@ and `REBUILD` makes a node from new children; everything else here is made from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.type import (
     FuncType,
@@ -276,14 +277,27 @@ def bind(expr: Expr, mapping: Mapping[Var, Expr]) -> Expr:
     )
 
 
+def fresh_copy(expr: Expr, mapping: Mapping[Var, Expr] | None = None) -> Expr:
+    """`expr` with a new variable wherever it binds one, so that it can stand beside the original.
+
+    `mapping` replaces free variables on the way. What holds no bound variable is shared.
+    """
+    new: dict[Var, Expr] = {}
+    for variable in bound_vars(expr):
+        new[variable] = Var(variable.name_hint, variable.type_annotation, span=variable.span)
+        known = variable.checked_type_or_none()
+        if known is not None:
+            new[variable].set_checked_type(known)
+    return _Substitution({**new, **(mapping or {})}).visit(expr)
+
+
 def bound_vars(expr: Expr) -> list[Var]:
     """Every variable that a Let, Function or Match in `expr` binds, in the order met."""
-    return list(
-        dict.fromkeys(v for e in post_order(expr, into_functions=True) for v in _binders(e))
-    )
+    return list(dict.fromkeys(v for e in post_order(expr, into_functions=True) for v in binders(e)))
 
 
-def _binders(expr: Expr) -> Iterable[Var]:
+def binders(expr: Expr) -> Sequence[Var]:
+    """The variables that an expression itself binds."""
     match expr:
         case Let(var=var):
             return (var,)
@@ -308,8 +322,16 @@ def free_vars(expr: Expr) -> list[Var]:
         if isinstance(e, Var):
             used.append(e)
         else:
-            bound.update(_binders(e))
+            bound.update(binders(e))
     return [v for v in used if v not in bound]
+
+
+def closed(expr: Expr) -> Function:
+    """`fn (free variables) { expr }`"""
+    return Function(tuple(dict.fromkeys(free_vars(expr))), expr)
+
+
+IRModule.wrapper = staticmethod(closed)
 
 
 def type_children(kind: Type) -> tuple[Type, ...]:
@@ -397,22 +419,6 @@ def types_in(expr: Expr) -> tuple[Type, ...]:
             return ()
 
 
-def free_type_vars(expr: Expr) -> list[TypeVar]:
-    """The type variables written in an expression that nothing in it binds, in the order met."""
-    used: dict[TypeVar, None] = {}
-    bound: set[TypeVar] = set()
-    for e in post_order(expr, into_functions=True):
-        if isinstance(e, Function):
-            bound.update(e.type_params)
-        for written in types_in(e):
-            for t in type_post_order(written):
-                if isinstance(t, TypeVar):
-                    used[t] = None
-                elif isinstance(t, FuncType):
-                    bound.update(t.type_params)
-    return [t for t in used if t not in bound]
-
-
 __all__ = [
     "ATOMS",
     "CHILDREN",
@@ -421,9 +427,10 @@ __all__ = [
     "RelayExpr",
     "all_vars",
     "bind",
+    "binders",
     "bound_vars",
     "children",
-    "free_type_vars",
+    "closed",
     "free_vars",
     "has_holes",
     "map_pattern",

@@ -4,6 +4,8 @@ EKIDEN_CACHE_DIR     folder of compiled kernels; empty turns the cache off (defa
                      cache folder)
 EKIDEN_NUM_THREADS   threads of the pool; read by the C runtime when it starts
 EKIDEN_COMPILE_JOBS  processes that compile kernels (default: the cores this process may use)
+EKIDEN_DEBUG_DIR     folder for shared libraries with debug lines, and the text the lines are of, of
+                     what ekiden.build makes: gdb and perf then name them (default: none are made)
 """
 
 from __future__ import annotations
@@ -24,3 +26,9 @@ def compile_jobs() -> int:
     """How many processes compile kernels."""
     chosen = os.environ.get("EKIDEN_COMPILE_JOBS", "")
     return max(1, int(chosen)) if chosen.isdigit() else len(os.sched_getaffinity(0))
+
+
+def debug_dir() -> Path | None:
+    """The folder of libraries to debug, or None if none are made."""
+    chosen = os.environ.get("EKIDEN_DEBUG_DIR")
+    return Path(chosen).absolute() if chosen else None

@@ -9,7 +9,9 @@
     │   │   └── UnsupportedError   it uses operators, opsets or attributes Ekiden does not have
     │   ├── TypeInferenceError     types do not agree
     │   ├── ParseError       Relay text cannot be parsed (carries line and column)
-    │   └── ScheduleError    a schedule primitive refuses
+    │   ├── ScheduleError    a schedule primitive refuses
+    │   ├── DifferentiationError   a program has no gradient
+    │   └── PassError        a pass or its context is used wrongly
     └── InternalError        Ekiden broke one of its own rules; please report it
 
 C code names the class by its `kind`; a kind without a class here becomes the Python builtin of that
@@ -59,6 +61,14 @@ class ScheduleError(CompileError):
 
 class ExportError(EkidenError):
     """A shared library could not be made of an executable."""
+
+
+class DifferentiationError(CompileError):
+    """A program cannot be differentiated; the message names the operator or expression."""
+
+
+class PassError(CompileError):
+    """A pass, a pass context or an option of one is used wrongly."""
 
 
 class InternalError(EkidenError):

@@ -46,7 +46,7 @@ from ekiden.runtime.errors import LoadError
 
 FORMAT = "1"
 Fields = list[tuple[str, object]]
-Decode = Callable[[object], object]
+Decode = Callable[[object, type[Enum] | None], object]
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,7 @@ class Family:
     take_apart: Callable[[Any], tuple[str, Fields]]
     """Type key and fields of an object; TypeError if it cannot be saved."""
     has_key: Callable[[str], bool]
-    make: Callable[
-        [str, Mapping[str, object], Callable[[object, type[Enum] | None], object]], object
-    ]
+    make: Callable[[str, Mapping[str, object], Decode], object]
     """The object of a key and encoded fields, which the function decodes."""
 
 
@@ -276,11 +274,7 @@ def _take_apart(value: Object) -> tuple[str, Fields]:
     return value.type_key, list(fields_of(value).items())
 
 
-def _make(
-    key: str,
-    fields: Mapping[str, object],
-    decode: Callable[[object, type[Enum] | None], object],
-) -> object:
+def _make(key: str, fields: Mapping[str, object], decode: Decode) -> object:
     values = {name: decode(value, None) for name, value in fields.items()}
     if key == "ek.Executable":
         return Executable.from_bytes(values["file"])  # type: ignore[arg-type]

@@ -15,10 +15,10 @@ import mmap
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ekiden.runtime._core import DataType, Tensor, empty, tensor
 from ekiden.runtime.errors import LoadError
@@ -55,6 +55,7 @@ ALIGNMENT = 64
 """Where the elements begin in what we write; the format asks for 8."""
 
 Params = Mapping[str, Tensor | ArrayLike]
+_Bytes = NDArray[np.uint8]
 
 
 def save_params(
@@ -85,7 +86,7 @@ def _write(file: BinaryIO, params: Params, metadata: Mapping[str, str] | None) -
     text += b" " * (-(len(text) + 8) % ALIGNMENT)
     file.write(len(text).to_bytes(8, "little") + text)
     for name in order:
-        file.write(memoryview(_bytes_of(tensors[name])))
+        file.write(_bytes_of(tensors[name]).data)
 
 
 def _format_name(name: str, value: Tensor) -> str:
@@ -98,9 +99,9 @@ def _format_name(name: str, value: Tensor) -> str:
     return known
 
 
-def _bytes_of(value: Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+def _bytes_of(value: Tensor) -> _Bytes:
     """The elements of a contiguous tensor, as bytes that share its memory."""
-    return np.from_dlpack(value.reinterpret("uint8", (value.nbytes,)))
+    return cast(_Bytes, value.reinterpret("uint8", (value.nbytes,)).numpy())
 
 
 def load_params(path: str | PathLike[str]) -> dict[str, Tensor]:
@@ -116,7 +117,7 @@ def load_params(path: str | PathLike[str]) -> dict[str, Tensor]:
     return _read(np.frombuffer(data, np.uint8), str(path))
 
 
-def _read(data: np.ndarray[tuple[int], np.dtype[np.uint8]], where: str) -> dict[str, Tensor]:
+def _read(data: _Bytes, where: str) -> dict[str, Tensor]:
     """The tensors in the bytes of a file; they share its memory."""
     header, elements = _split(data, where)
     header.pop("__metadata__", None)
@@ -141,9 +142,7 @@ def _read(data: np.ndarray[tuple[int], np.dtype[np.uint8]], where: str) -> dict[
     return result
 
 
-def _split(
-    data: np.ndarray[tuple[int], np.dtype[np.uint8]], where: str
-) -> tuple[dict[str, object], np.ndarray[tuple[int], np.dtype[np.uint8]]]:
+def _split(data: _Bytes, where: str) -> tuple[dict[str, object], _Bytes]:
     size = int.from_bytes(data[:8].tobytes(), "little")
     if len(data) < 8 or size > min(len(data) - 8, MAX_HEADER):
         raise LoadError(

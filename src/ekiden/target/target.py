@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ekiden.ir import dtype as dt
 from ekiden.runtime.errors import CompileError
@@ -27,6 +27,8 @@ VECTORS: dict[str, tuple[int, int]] = {   # cpu: (vector bits, vector registers)
     "generic":   (128, 16),
 }
 # fmt: on
+KINDS = ("llvm", "c")
+"""The code generators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +70,20 @@ class Target:
 
     @staticmethod
     def parse(text: str | Target) -> Target:
-        """A target from its text form: "llvm" (this machine) or "llvm -mcpu=x86-64-v3 -cores=4
-        ...".
+        """A target from its text form: "llvm" or "c" (this machine), or "llvm -mcpu=x86-64-v3
+        -cores=4 ...".
 
         Raises CompileError for an unknown kind, option or processor.
         """
         if isinstance(text, Target):
             return text
         kind, *options = text.split() or [""]
-        if kind != "llvm":
-            raise CompileError(f"target: expected 'llvm' and options, got {text!r}")
+        if kind not in KINDS:
+            known = " or ".join(map(repr, KINDS))
+            raise CompileError(f"target: expected {known} and options, got {text!r}")
         if not options:
-            return Target.host()
-        return _from_options(dict(_option(each) for each in options))
+            return replace(Target.host(), kind=kind)
+        return replace(_from_options(dict(_option(each) for each in options)), kind=kind)
 
     def lanes(self, dtype: str) -> int:
         """Elements of `dtype` in one vector register."""

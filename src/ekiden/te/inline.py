@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from ekiden.arith import Analyzer
 from ekiden.ir.prim import IntImm, PrimExpr, Var
 from ekiden.ir.prim_visitor import post_order, rewrite
-from ekiden.te.tensor import ComputeOp, ExternOp, ProducerLoad, Reduce, Tensor
+from ekiden.te.reducer import Reduce
+from ekiden.te.tensor import ComputeOp, ExternOp, ProducerLoad, Tensor
 
 MAX_DEPTH = 32
 """How deep substitutions nest: each level takes five frames of Python's stack."""

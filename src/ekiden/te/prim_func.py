@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from ekiden.ir.prim import Add, Mul, PrimExpr, Var, binary, const, maximum, minimum
+from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.te.inline import post_order_tensors
-from ekiden.te.tensor import (
-    ComputeOp,
-    ExternOp,
-    PlaceholderOp,
-    ProducerLoad,
-    Reduce,
-    Tensor,
-    identity,
-)
+from ekiden.te.reducer import Reduce
+from ekiden.te.statements import replace_buffers
+from ekiden.te.tensor import ComputeOp, ExternOp, PlaceholderOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
@@ -26,19 +20,12 @@ from ekiden.tir.stmt import (
     ForKind,
     IterKind,
     IterVar,
+    LetStmt,
     PrimFunc,
     Stmt,
     seq,
 )
-from ekiden.tir.visitor import ExprRewriter
-
-COMBINE: dict[str, Callable[[PrimExpr, PrimExpr], PrimExpr]] = {
-    "sum": lambda a, b: binary(Add, a, b),
-    "prod": lambda a, b: binary(Mul, a, b),
-    "max": maximum,
-    "min": minimum,
-}
-"""How a reduction of each kind takes in one more value."""
+from ekiden.tir.visitor import substitute
 
 
 class BufferMap:
@@ -66,28 +53,48 @@ class BufferMap:
         return expr
 
 
-def _stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) -> Stmt:
+def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) -> Stmt:
     """The loops and block of one computation (all its outputs)."""
     spatial = tuple(a.var for a in op.axis)
-    inits: list[Stmt] = []
-    updates: list[Stmt] = []
-    for tensor in outputs:
-        buffer, body = buffers.buffers[tensor], op.body[tensor.value_index]
-        if isinstance(body, Reduce):
-            value = COMBINE[body.kind](
-                BufferLoad(buffer, spatial, body.dtype), buffers.loads(body.source)
+    targets = [buffers.buffers[t] for t in outputs]
+    first = op.body[0]
+    init: Stmt | None = None
+    if isinstance(first, Reduce):
+        old = [BufferLoad(t, spatial, t.dtype) for t in targets]
+        new = first.reducer.combine(old, [buffers.loads(s) for s in first.sources])
+        starts = first.reducer.identity_element
+        init = seq(*(BufferStore(t, e, spatial) for t, e in zip(targets, starts, strict=True)))
+        update = stores(targets, new, spatial)
+    else:
+        update = seq(
+            *(
+                BufferStore(b, buffers.loads(op.body[t.value_index]), spatial)
+                for t, b in zip(outputs, targets, strict=True)
             )
-            inits.append(BufferStore(buffer, identity(body.kind, body.dtype), spatial))
-        else:
-            value = buffers.loads(body)
-        updates.append(BufferStore(buffer, value, spatial))
-    iters = (*op.axis, *(IterVar(r, r.extent, IterKind.REDUCE) for r in op.reduce_axis))
-    block = Block(op.name, iters, seq(*updates), seq(*inits) if inits else None)
+        )
+    reduced = [Var(r.name, r.dtype) for r in op.reduce_axis]
+    domains = zip(reduced, op.reduce_axis, strict=True)
+    iters = (*op.axis, *(IterVar(v, r.extent, IterKind.REDUCE) for v, r in domains))
+    plain: dict[Var, PrimExpr] = dict(zip(op.reduce_axis, reduced, strict=True))
+    block = Block(op.name, iters, substitute(update, plain), init)
     loops = tuple(Var(i.var.name) for i in iters)
     nest: Stmt = BlockRealize(loops, const(True), block)
     for var, each in zip(reversed(loops), reversed(iters), strict=True):
         nest = For(var, const(0), each.extent, ForKind.SERIAL, nest)
     return nest
+
+
+def stores(
+    targets: Sequence[Buffer], values: Sequence[PrimExpr], indices: tuple[PrimExpr, ...]
+) -> Stmt:
+    """Each value into its buffer; several are all computed before the first is stored."""
+    if len(targets) == 1:
+        return BufferStore(targets[0], values[0], indices)
+    names = [Var(f"{t.name}_next", t.dtype) for t in targets]
+    body = seq(*(BufferStore(t, n, indices) for t, n in zip(targets, names, strict=True)))
+    for name, value in reversed(list(zip(names, values, strict=True))):
+        body = LetStmt(name, value, body)
+    return body
 
 
 def extern_stage(op: ExternOp, outputs: Sequence[Tensor], buffers: BufferMap) -> Stmt:
@@ -98,19 +105,7 @@ def extern_stage(op: ExternOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
     }
     for tensor in outputs:
         real[op.output_buffers[tensor.value_index]] = buffers.buffers[tensor]
-
-    class _Rename(ExprRewriter):
-        def buffer(self, buffer: Buffer) -> Buffer:
-            return real.get(buffer, buffer)
-
-    def change(e: PrimExpr) -> PrimExpr:
-        return (
-            e.with_fields(buffer=real[e.buffer])
-            if isinstance(e, BufferLoad) and e.buffer in real
-            else e
-        )
-
-    return _Rename(change).visit(op.body)
+    return replace_buffers(op.body, real)
 
 
 def allocated(body: Stmt, buffers: Sequence[Buffer]) -> Stmt:
@@ -121,8 +116,8 @@ def allocated(body: Stmt, buffers: Sequence[Buffer]) -> Stmt:
 
 
 def whole_operations(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Tensors grouped by operation, each group where its first member stands; all outputs of a
-    ComputeOp are present.
+    """Tensors grouped by operation, each group where its first member stands, in order of the
+    operation's outputs.
     """
     groups: dict[object, list[Tensor]] = {}
     for tensor in tensors:
@@ -131,23 +126,31 @@ def whole_operations(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def _completed(group: list[Tensor]) -> list[Tensor]:
-    """Outputs of an extern that nobody reads are written all the same."""
+    """Outputs of an extern or of a reduction of tuples that nobody reads are written all the
+    same.
+    """
     op = group[0].op
+    present = {t.value_index: t for t in group}
     if isinstance(op, ExternOp):
-        present = {t.value_index: t for t in group}
         return [
             present.get(n, Tensor(op, n, b.shape, b.dtype)) for n, b in enumerate(op.output_buffers)
         ]
+    if isinstance(op, ComputeOp) and isinstance(op.body[0], Reduce):
+        shape = group[0].shape
+        return [present.get(n, Tensor(op, n, shape, e.dtype)) for n, e in enumerate(op.body)]
     return group
 
 
-def create_prim_func(args: Sequence[Tensor], name: str = "main") -> PrimFunc:
-    """The program that computes the outputs among `args` (inputs first, then outputs) from the
+def create_prim_func(ops: Sequence[Tensor] | Tensor, name: str = "main") -> PrimFunc:
+    """The program that computes the outputs among `ops` (inputs first, then outputs) from the
     inputs.
 
     One block per computation in dependency order; intermediates are allocated around all of them.
-    Raises ValueError when an input that is needed is not among `args`.
+    Raises ValueError when an input that is needed is not among `ops`, or an argument is there
+    twice; TypeError for an argument that is no tensor.
     """
+    args = [ops] if isinstance(ops, Tensor) else list(ops)
+    _check_arguments(args, name)
     outputs = [t for t in args if not isinstance(t.op, PlaceholderOp)]
     buffers = BufferMap()
     params = tuple(buffers.declare(t) for t in args)
@@ -165,8 +168,19 @@ def create_prim_func(args: Sequence[Tensor], name: str = "main") -> PrimFunc:
             if tensor not in buffers.buffers:
                 intermediates.append(buffers.declare(tensor))
         if isinstance(op, ComputeOp):
-            stages.append(_stage_block(op, group, buffers))
+            stages.append(stage_block(op, group, buffers))
         elif isinstance(op, ExternOp):
             stages.append(extern_stage(op, group, buffers))
     attrs = {"global_symbol": name, "num_outputs": len(outputs)}
     return PrimFunc(params, allocated(seq(*stages), intermediates), attrs)
+
+
+def _check_arguments(args: Sequence[Tensor], name: str) -> None:
+    for each in args:
+        if not isinstance(each, Tensor):
+            raise TypeError(
+                f"create_prim_func {name!r}: expected tensors, got {type(each).__name__};"
+                " symbolic sizes are read from the shapes of the arguments"
+            )
+    if len(set(args)) != len(args):
+        raise ValueError(f"create_prim_func {name!r}: a tensor is among the arguments twice")

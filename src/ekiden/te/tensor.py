@@ -1,22 +1,24 @@
 """Tensor expressions: what each element of a tensor is, as a function of its indices.
 
-Operation = PlaceholderOp | ComputeOp | ExternOp PrimExpr gains ProducerLoad (an element of a
-tensor), ReduceAxis (a variable with a range) and Reduce (only as a whole body)
+Operation = PlaceholderOp | ComputeOp | ExternOp. PrimExpr gains ProducerLoad (an element of a
+tensor), ReduceAxis and Reduce (see ekiden.te.reducer).
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import overload
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import Node, node
-from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, Var, const, convert, is_const
+from ekiden.ir.prim import ExprLike, PrimExpr, SizeVar, Var, convert
+from ekiden.ir.prim_visitor import substitute as substitute_expr
+from ekiden.te.reducer import Reduce, ReduceAxis
+from ekiden.te.statements import replace_buffers
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import IterKind, IterVar, Stmt
-
-REDUCERS = ("sum", "prod", "max", "min")
+from ekiden.tir.stmt import Evaluate, IterKind, IterVar, PrimFunc, Stmt
+from ekiden.tir.visitor import substitute
 
 
 class Operation(Node):
@@ -71,9 +73,25 @@ class ExternOp(Operation):
     body: Stmt
 
 
+OPERATORS: dict[str, Callable[..., Tensor]] = {}
+"""What Python's operators on whole tensors mean, by name of topi's function: topi fills it in."""
+
+
+def _operator(name: str, reflected: bool = False) -> Callable[[Tensor, object], Tensor]:
+    def apply(self: Tensor, other: object) -> Tensor:
+        if name not in OPERATORS:
+            raise TypeError(f"arithmetic on tensors ({name} of {self.name!r}): import ekiden.topi")
+        return OPERATORS[name](other, self) if reflected else OPERATORS[name](self, other)
+
+    return apply
+
+
 @node("te.Tensor")
 class Tensor(Node):
-    """An output of an operation. `t[i, j]` is an element of it; a rank 0 tensor's is `t[()]`."""
+    """An output of an operation. `t[i, j]` is an element of it; a rank 0 tensor's is `t[()]`.
+
+    Arithmetic on whole tensors broadcasts: `a + b` is topi.add(a, b).
+    """
 
     op: Operation
     value_index: int
@@ -96,11 +114,31 @@ class Tensor(Node):
             raise ValueError(
                 f"tensor {self.name!r}: expected {len(self.shape)} indices, got {len(many)}"
             )
-        return ProducerLoad(self, tuple(convert(i, "int64") for i in many), self.dtype)
+        values = tuple(convert(i, "int64") for i in many)
+        for each in values:
+            if not dt.is_int(each.dtype):
+                raise TypeError(f"tensor {self.name!r}: an index must be an integer, got {each!r}")
+        return ProducerLoad(self, values, self.dtype)
 
     def __call__(self, *indices: ExprLike) -> ProducerLoad:
         """`t(i, j)` is `t[i, j]`."""
         return self[indices]
+
+    __add__, __radd__ = _operator("add"), _operator("add", True)
+    __sub__, __rsub__ = _operator("subtract"), _operator("subtract", True)
+    __mul__, __rmul__ = _operator("multiply"), _operator("multiply", True)
+    __truediv__, __rtruediv__ = _operator("divide"), _operator("divide", True)
+    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _operator("floor_divide", True)
+    __mod__, __rmod__ = _operator("floor_mod"), _operator("floor_mod", True)
+    __lt__, __le__ = _operator("less"), _operator("less_equal")
+    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
+
+    def __neg__(self) -> Tensor:
+        return OPERATORS["negative"](self)
+
+    def astype(self, dtype: str) -> Tensor:
+        """Each element converted, as topi.cast does."""
+        return OPERATORS["cast"](self, dtype)
 
 
 @node("te.ProducerLoad")
@@ -112,67 +150,50 @@ class ProducerLoad(PrimExpr):
     dtype: str
 
 
-@node("te.ReduceAxis")
-class ReduceAxis(Var):
-    """A variable that a reduction runs over [0, extent)."""
-
-    extent: PrimExpr = IntImm(1)
-
-    @property
-    def var(self) -> ReduceAxis:
-        """The axis itself, which is a variable."""
-        return self
+def var(name: str = "tindex", dtype: str = "int64") -> Var:
+    """A named integer. (TVM's is int32 by default; every index here is int64.)"""
+    return Var(name, dtype)
 
 
-@node("te.Reduce")
-class Reduce(PrimExpr):
-    """The combination of `source` over all values of `axis`; kind is one of REDUCERS."""
-
-    kind: str
-    source: PrimExpr
-    axis: tuple[ReduceAxis, ...]
-    dtype: str
+def size_var(name: str = "size", dtype: str = "int64") -> SizeVar:
+    """A named dimension, known to be at least 0; a kernel reads it from its arguments' shapes."""
+    return SizeVar(name, dtype)
 
 
-def identity(kind: str, dtype: str) -> PrimExpr:
-    """The value that a reduction of nothing has, and that it starts from."""
-    if kind in ("sum", "prod"):
-        return const(0 if kind == "sum" else 1, dtype)
-    sign = -1 if kind == "max" else 1
-    if dt.is_float(dtype):
-        return const(sign * math.inf, dtype)
-    if dtype == "bool":
-        return const(kind == "min", dtype)
-    bits = dt.SCALAR_BITS[dtype]
-    low, high = (
-        (0, 2**bits - 1) if dt.is_unsigned(dtype) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    )
-    return const(low if kind == "max" else high, dtype)
+def as_dims(shape: ExprLike | Sequence[ExprLike], what: str) -> tuple[PrimExpr, ...]:
+    """A shape as expressions. Raises ValueError for a negative dimension, TypeError for a float."""
+    many = (shape,) if isinstance(shape, (PrimExpr, int, float)) else tuple(shape)
+    dims = tuple(convert(d, "int64") if not isinstance(d, float) else convert(d) for d in many)
+    for each in dims:
+        if not dt.is_int(each.dtype):
+            raise TypeError(f"{what}: a dimension must be an integer, got {each!r}")
+        if getattr(each, "value", 0) < 0:
+            raise ValueError(f"{what}: a dimension must not be negative, got {many}")
+    return dims
 
 
-def placeholder(shape: Sequence[ExprLike], dtype: str = "float32", name: str = "x") -> Tensor:
+def placeholder(
+    shape: ExprLike | Sequence[ExprLike], dtype: str = "float32", name: str = "placeholder"
+) -> Tensor:
     """An input tensor."""
-    return Tensor(PlaceholderOp(name, "", {}), 0, tuple(convert(d, "int64") for d in shape), dtype)
-
-
-def reduce_axis(dom: tuple[ExprLike, ExprLike], name: str = "k") -> ReduceAxis:
-    """A variable over [0, extent) to reduce over; `dom` is (0, extent)."""
-    if not is_const(convert(dom[0], "int64"), 0):
-        raise ValueError(f"reduce_axis {name!r}: expected a range that starts at 0, got {dom!r}")
-    return ReduceAxis(name, "int64", convert(dom[1], "int64"))
+    dims = as_dims(shape, f"placeholder {name!r}")
+    if dtype not in dt.SCALAR_BITS:
+        raise TypeError(
+            f"placeholder {name!r}: dtype must be one of {', '.join(dt.SCALAR_BITS)}, got {dtype!r}"
+        )
+    return Tensor(PlaceholderOp(name, "", {}), 0, dims, dtype)
 
 
 def _axis_names(fcompute: Callable[..., object], rank: int) -> list[str]:
     parameters = [
         p for p in inspect.signature(fcompute).parameters.values() if p.default is p.empty
     ]
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return [f"i{n}" for n in range(rank)]
-    if len(parameters) != rank:
-        raise ValueError(
-            f"compute: expected a function of {rank} indices, got one of {len(parameters)}"
-        )
-    return [p.name for p in parameters]
+    fixed = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    if len(fixed) != len(parameters) and len(fixed) <= rank:
+        return fixed + [f"i{n}" for n in range(rank - len(fixed))]
+    if len(fixed) != rank:
+        raise ValueError(f"compute: expected a function of {rank} indices, got one of {len(fixed)}")
+    return fixed
 
 
 def _check_reduce(name: str, bodies: Sequence[PrimExpr]) -> None:
@@ -186,81 +207,239 @@ def _check_reduce(name: str, bodies: Sequence[PrimExpr]) -> None:
         )
 
 
+def _bodies(name: str, result: object) -> tuple[PrimExpr, ...]:
+    many = result if isinstance(result, (tuple, list)) else (result,)
+    for each in many:
+        if not isinstance(each, (PrimExpr, int, float)):
+            raise TypeError(
+                f"compute {name!r}: the function must give expressions, got {type(each).__name__}"
+            )
+    return tuple(convert(each) for each in many)
+
+
 def compute_op(
-    shape: Sequence[ExprLike],
+    shape: ExprLike | Sequence[ExprLike],
     fcompute: Callable[..., ExprLike | Sequence[ExprLike]],
     name: str = "compute",
     tag: str = "",
     attrs: Mapping[str, object] | None = None,
 ) -> tuple[Tensor, ...]:
-    """As `compute`, for a function that gives a sequence of expressions: one tensor for each."""
-    dims = tuple(convert(d, "int64") for d in shape)
+    """As `compute`; one tensor for each expression that the function gives."""
+    dims = as_dims(shape, f"compute {name!r}")
     names = _axis_names(fcompute, len(dims))
     axis = tuple(IterVar(Var(n), d, IterKind.SPATIAL) for n, d in zip(names, dims, strict=True))
-    result = fcompute(*(a.var for a in axis))
-    many = (result,) if isinstance(result, (PrimExpr, int, float)) else tuple(result)
-    bodies = tuple(convert(each) for each in many)
+    bodies = _bodies(name, fcompute(*(a.var for a in axis)))
     _check_reduce(name, bodies)
-    op = ComputeOp(name, tag, dict(attrs or {}), axis, bodies)
+    op = ComputeOp(name, tag or _TAGS[-1], dict(attrs or {}), axis, bodies)
     return tuple(Tensor(op, n, dims, body.dtype) for n, body in enumerate(bodies))
 
 
+@overload
 def compute(
-    shape: Sequence[ExprLike],
+    shape: ExprLike | Sequence[ExprLike],
     fcompute: Callable[..., ExprLike],
     name: str = "compute",
     tag: str = "",
     attrs: Mapping[str, object] | None = None,
-) -> Tensor:
-    """The tensor whose element at (i, j, ...) is `fcompute(i, j, ...)`.
+    varargs_names: Sequence[str] | None = None,
+) -> Tensor: ...
+@overload
+def compute(
+    shape: ExprLike | Sequence[ExprLike],
+    fcompute: Callable[..., Sequence[ExprLike]],
+    name: str = "compute",
+    tag: str = "",
+    attrs: Mapping[str, object] | None = None,
+    varargs_names: Sequence[str] | None = None,
+) -> tuple[Tensor, ...]: ...
+def compute(
+    shape: ExprLike | Sequence[ExprLike],
+    fcompute: Callable[..., ExprLike | Sequence[ExprLike]],
+    name: str = "compute",
+    tag: str = "",
+    attrs: Mapping[str, object] | None = None,
+    varargs_names: Sequence[str] | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """The tensor whose element at (i, j, ...) is `fcompute(i, j, ...)`; a tuple of tensors where
+    the function gives a tuple or list of expressions.
 
     A reduction (`te.sum(...)`) must be the whole expression; what follows it is another compute.
-    `tag` and `attrs` tell schedule rules what the computation is. Raises ValueError when the ranks
-    differ.
+    `tag` and `attrs` tell schedule rules what the computation is. `varargs_names`, which name what
+    `*indices` takes, are accepted for TVM's sake. Raises ValueError when the ranks differ.
     """
-    return compute_op(shape, fcompute, name, tag, attrs)[0]
+    found = compute_op(shape, fcompute, name, tag, attrs)
+    return found[0] if len(found) == 1 else found
 
 
-def extern(
+_TAGS: list[str] = [""]
+
+
+class tag_scope:  # noqa: N801
+    """`with te.tag_scope(tag="conv"):` gives the tag to computations that have none of their own.
+
+    Raises ValueError when scopes nest, as TVM's do.
+    """
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+
+    def __enter__(self) -> tag_scope:
+        if len(_TAGS) > 1:
+            raise ValueError("tag_scope: scopes must not nest")
+        _TAGS.append(self.tag)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _TAGS.pop()
+
+
+def extern_op(
     shapes: Sequence[Sequence[ExprLike]],
     inputs: Sequence[Tensor],
-    fbuild: Callable[[Sequence[Buffer], Sequence[Buffer]], Stmt],
+    fbuild: Callable[[Sequence[Buffer], Sequence[Buffer]], Stmt | PrimExpr],
     dtypes: Sequence[str],
     name: str = "extern",
     tag: str = "extern",
     attrs: Mapping[str, object] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Tensors filled by statements: `fbuild(input_buffers, output_buffers)`.
-
-    For scans, sorts and searches.
-    """
-    dims = [tuple(convert(d, "int64") for d in shape) for shape in shapes]
+    """As `extern`, for a list of shapes and a dtype for each."""
+    dims = [as_dims(shape, f"extern {name!r}") for shape in shapes]
+    if len(dtypes) != len(dims):
+        raise ValueError(f"extern {name!r}: {len(dims)} shapes need as many dtypes, got {dtypes}")
     ins = tuple(Buffer(t.name, t.shape, t.dtype) for t in inputs)
     outs = tuple(Buffer(name, d, t) for d, t in zip(dims, dtypes, strict=True))
-    op = ExternOp(name, tag, dict(attrs or {}), tuple(inputs), ins, outs, fbuild(ins, outs))
+    return _extern(name, tag, attrs, inputs, ins, outs, fbuild(ins, outs))
+
+
+def _extern(
+    name: str,
+    tag: str,
+    attrs: Mapping[str, object] | None,
+    inputs: Sequence[Tensor],
+    ins: Sequence[Buffer],
+    outs: Sequence[Buffer],
+    body: Stmt | PrimExpr,
+) -> tuple[Tensor, ...]:
+    statement = Evaluate(body) if isinstance(body, PrimExpr) else body
+    if not isinstance(statement, Stmt):
+        raise TypeError(
+            f"extern {name!r}: the function must give a statement, got {type(body).__name__}"
+        )
+    op = ExternOp(name, tag, dict(attrs or {}), tuple(inputs), tuple(ins), tuple(outs), statement)
     return tuple(Tensor(op, n, b.shape, b.dtype) for n, b in enumerate(outs))
 
 
-def _reduce(kind: str, expr: PrimExpr, axis: ReduceAxis | Sequence[ReduceAxis]) -> PrimExpr:
-    many = (axis,) if isinstance(axis, ReduceAxis) else tuple(axis)
-    return Reduce(kind, expr, many, expr.dtype) if many else expr
+def extern(
+    shape: Sequence[ExprLike] | Sequence[Sequence[ExprLike]],
+    inputs: Sequence[Tensor],
+    fcompute: Callable[[Sequence[Buffer], Sequence[Buffer]], Stmt | PrimExpr],
+    name: str = "extern",
+    dtype: str | Sequence[str] | None = None,
+    in_buffers: Sequence[Buffer] | Buffer | None = None,
+    out_buffers: Sequence[Buffer] | Buffer | None = None,
+    tag: str = "extern",
+    attrs: Mapping[str, object] | None = None,
+) -> Tensor | list[Tensor]:
+    """Tensors filled by statements: `fcompute(input_buffers, output_buffers)` gives a statement, or
+    an expression to evaluate such as a call of a packed function.
+
+    `shape` is one shape (the result is a tensor) or a list of shapes (a list of tensors). The dtype
+    is that of the inputs where they agree, else it must be given. Buffers given for inputs or
+    outputs are those that `fcompute` gets. For scans, sorts, searches and library calls.
+    """
+    single = all(isinstance(d, (PrimExpr, int)) for d in shape) and (
+        bool(shape) or isinstance(shape, tuple)
+    )
+    shapes = [shape] if single else list(shape)
+    ins = _given(name, "in_buffers", in_buffers, [Buffer(t.name, t.shape, t.dtype) for t in inputs])
+    dtypes = _output_dtypes(name, dtype, inputs, out_buffers, len(shapes))
+    made = [
+        Buffer(name, as_dims(d, f"extern {name!r}"), t)  # type: ignore[arg-type]
+        for d, t in zip(shapes, dtypes, strict=True)
+    ]
+    outs = _given(name, "out_buffers", out_buffers, made)
+    found = _extern(name, tag, attrs, inputs, ins, outs, fcompute(ins, outs))
+    return found[0] if single else list(found)
 
 
-def sum(expr: PrimExpr, axis: ReduceAxis | Sequence[ReduceAxis]) -> PrimExpr:
-    """The sum over `axis`; 0 if it is empty."""
-    return _reduce("sum", expr, axis)
+def _given(
+    name: str, what: str, buffers: Sequence[Buffer] | Buffer | None, otherwise: list[Buffer]
+) -> list[Buffer]:
+    if buffers is None:
+        return otherwise
+    many = [buffers] if isinstance(buffers, Buffer) else list(buffers)
+    if len(many) != len(otherwise):
+        raise ValueError(f"extern {name!r}: expected {len(otherwise)} {what}, got {len(many)}")
+    return many
 
 
-def prod(expr: PrimExpr, axis: ReduceAxis | Sequence[ReduceAxis]) -> PrimExpr:
-    """The product over `axis`; 1 if it is empty."""
-    return _reduce("prod", expr, axis)
+def _output_dtypes(
+    name: str,
+    dtype: str | Sequence[str] | None,
+    inputs: Sequence[Tensor],
+    out_buffers: Sequence[Buffer] | Buffer | None,
+    count: int,
+) -> list[str]:
+    if dtype is None and out_buffers is not None:
+        return [
+            b.dtype for b in ([out_buffers] if isinstance(out_buffers, Buffer) else out_buffers)
+        ]
+    if dtype is None:
+        kinds = {t.dtype for t in inputs}
+        if len(kinds) != 1:
+            raise ValueError(f"extern {name!r}: dtype must be given, inputs have {sorted(kinds)}")
+        return [*kinds] * count
+    many = [dtype] * count if isinstance(dtype, str) else list(dtype)
+    if len(many) != count:
+        raise ValueError(f"extern {name!r}: {count} outputs need as many dtypes, got {dtype!r}")
+    return many
 
 
-def max(expr: PrimExpr, axis: ReduceAxis | Sequence[ReduceAxis]) -> PrimExpr:
-    """The largest over `axis`; the lowest value of the type (minus infinity) if it is empty."""
-    return _reduce("max", expr, axis)
+def extern_primfunc(
+    input_tensors: Sequence[Tensor], primfunc: PrimFunc, name: str = ""
+) -> Tensor | list[Tensor]:
+    """The outputs of a loop program called on tensors: its parameters are the inputs, then the
+    outputs. Raises ValueError when the numbers, ranks or dtypes of the inputs differ.
+    """
+    called = name or primfunc.name
+    ins, outs = primfunc.params[: len(input_tensors)], primfunc.params[len(input_tensors) :]
+    if not outs:
+        raise ValueError(
+            f"extern_primfunc {called!r}: {len(primfunc.params)} parameters leave no output after"
+            f" {len(input_tensors)} inputs"
+        )
+    for tensor, buffer in zip(input_tensors, ins, strict=True):
+        if (tensor.ndim, tensor.dtype) != (len(buffer.shape), buffer.dtype):
+            raise ValueError(
+                f"extern_primfunc {called!r}: parameter {buffer.name!r} must have rank"
+                f" {len(buffer.shape)} and dtype {buffer.dtype}, got {tensor.ndim} and"
+                f" {tensor.dtype}"
+            )
+    sizes = {
+        dim: given
+        for tensor, buffer in zip(input_tensors, ins, strict=True)
+        for dim, given in zip(buffer.shape, tensor.shape, strict=True)
+        if isinstance(dim, Var)
+    }
+    fresh = {
+        b: Buffer(b.name, tuple(substitute_expr(d, sizes) for d in b.shape), b.dtype)
+        for b in primfunc.params
+    }
+    body = substitute(replace_buffers(primfunc.body, fresh), sizes)
+    found = _extern(
+        called,
+        "extern",
+        None,
+        input_tensors,
+        [fresh[b] for b in ins],
+        [fresh[b] for b in outs],
+        body,
+    )
+    return found[0] if len(found) == 1 else list(found)
 
 
-def min(expr: PrimExpr, axis: ReduceAxis | Sequence[ReduceAxis]) -> PrimExpr:
-    """The smallest over `axis`; the highest value of the type (infinity) if it is empty."""
-    return _reduce("min", expr, axis)
+__all__ = [
+    "ComputeOp", "ExternOp", "Operation", "PlaceholderOp", "ProducerLoad", "Tensor", "compute",
+    "compute_op", "extern", "extern_op", "extern_primfunc", "placeholder", "size_var", "tag_scope",
+    "var",
+]  # fmt: skip

@@ -1,8 +1,21 @@
 """Loop programs: statements over buffers (PrimFunc), schedule primitives, lowering passes."""
 
-from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce, broadcast, ramp
+from ekiden.tir import ir_builder
+from ekiden.tir.distinct import distinct
+from ekiden.tir.expr import (
+    Broadcast,
+    Buffer,
+    BufferAddress,
+    BufferLoad,
+    Ramp,
+    VectorReduce,
+    broadcast,
+    ramp,
+)
 from ekiden.tir.printer import astext
 from ekiden.tir.schedule import Schedule, ScheduleError
+from ekiden.tir.script import from_source as parse
+from ekiden.tir.script import prim_func
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -31,6 +44,7 @@ __all__ = [
     "BlockRealize",
     "Broadcast",
     "Buffer",
+    "BufferAddress",
     "BufferLoad",
     "BufferStore",
     "Evaluate",
@@ -50,6 +64,10 @@ __all__ = [
     "VectorReduce",
     "astext",
     "broadcast",
+    "distinct",
+    "ir_builder",
+    "parse",
+    "prim_func",
     "ramp",
     "seq",
     "verify",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import Node, node
 from ekiden.ir.prim import ExprLike, PrimExpr, Var, convert
@@ -13,7 +15,8 @@ class Buffer(Node):
 
     scope: "global" (an argument, or a per-call workspace when allocated), "local" (small, on the
     stack), "register" (every index is constant after unrolling; becomes SSA values, never memory).
-    strides: in elements, empty for row-major.
+    strides: in elements, empty for row-major. elem_offset: where the first element is, in
+    elements after the address.
     """
 
     name: str
@@ -21,6 +24,25 @@ class Buffer(Node):
     dtype: str = "float32"
     scope: str = "global"
     strides: tuple[PrimExpr, ...] = ()
+    elem_offset: PrimExpr | None = None
+
+    def sizes(self) -> tuple[PrimExpr, ...]:
+        """The expressions that lay it out: shape, strides, offset."""
+        offset = () if self.elem_offset is None else (self.elem_offset,)
+        return (*self.shape, *self.strides, *offset)
+
+    def access_ptr(
+        self,
+        access: str = "rw",
+        indices: Sequence[ExprLike] = (),
+        extents: Sequence[ExprLike] = (),
+    ) -> BufferAddress:
+        """What a call gets of this buffer: all of it, or the region at `indices`.
+
+        `access` is "r", "w" or "rw". TVM: `Buffer.access_ptr`, with a linear offset.
+        """
+        at = tuple(convert(i, "int64") for i in indices)
+        return BufferAddress(self, at, tuple(convert(e, "int64") for e in extents), access)
 
     def __getitem__(self, indices: ExprLike | tuple[ExprLike, ...]) -> BufferLoad:
         many = indices if isinstance(indices, tuple) else (indices,)
@@ -39,6 +61,21 @@ class BufferLoad(PrimExpr):
     buffer: Buffer
     indices: tuple[PrimExpr, ...]
     dtype: str
+
+
+@node("tir.BufferAddress")
+class BufferAddress(PrimExpr):
+    """A buffer, or the region of `extents` elements that starts at `indices`, handed to a call.
+
+    call_packed gets a tensor over it, call_extern the address of its first element. `access` says
+    what the callee does with it: "r", "w" or "rw".
+    """
+
+    buffer: Buffer
+    indices: tuple[PrimExpr, ...] = ()
+    extents: tuple[PrimExpr, ...] = ()
+    access: str = "rw"
+    dtype: str = "handle"
 
 
 @node("tir.Ramp")
@@ -85,4 +122,14 @@ def broadcast(value: PrimExpr, lanes: int) -> PrimExpr:
     return Broadcast(value, lanes, dt.with_lanes(value.dtype, lanes))
 
 
-__all__ = ["Broadcast", "Buffer", "BufferLoad", "Ramp", "Var", "VectorReduce", "broadcast", "ramp"]
+__all__ = [
+    "Broadcast",
+    "Buffer",
+    "BufferAddress",
+    "BufferLoad",
+    "Ramp",
+    "Var",
+    "VectorReduce",
+    "broadcast",
+    "ramp",
+]

@@ -1,16 +1,22 @@
-"""Which part of a buffer the statements inside a loop touch, in terms of what is outside."""
+"""Which part of a buffer statements touch, in terms of what is outside.
+
+What a block reads and writes is derived here from its body, never stored: the text shows it
+(`T.reads`, `T.writes`) and the parser checks what it finds written.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ekiden.arith import Analyzer
+from ekiden.ir import dtype as dt
+from ekiden.ir import range as ranges
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import post_order, substitute
-from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.stmt import BlockRealize, BufferStore, For, IfThenElse, Stmt
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
+from ekiden.tir.stmt import Allocate, Block, BlockRealize, BufferStore, For, IfThenElse, Stmt
 from ekiden.tir.visitor import expressions, sub_statements
 
 
@@ -26,48 +32,71 @@ class Range:
 class Access:
     """One load or store of a buffer: its indices over loop variables, and the loops between here
     and there.
+
+    A call that gets the buffer's address touches `extents` elements from the indices on; no
+    indices mean all of the buffer.
     """
 
     indices: tuple[PrimExpr, ...]
     loops: tuple[For, ...]
     is_store: bool
     conditional: bool
+    extents: tuple[PrimExpr, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRegion:
+    """A box of a buffer."""
+
+    buffer: Buffer
+    region: tuple[ranges.Range, ...]
 
 
 def accesses(root: Stmt, buffer: Buffer) -> list[Access]:
     """Every access of a buffer inside a statement in program order (a store's loads before the
     store).
     """
-    found: list[Access] = []
-    _collect(root, buffer, (), {}, False, found)
-    return found
+    return [access for each, access in all_accesses(root) if each is buffer]
 
 
-def _collect(
-    s: Stmt,
-    buffer: Buffer,
+def all_accesses(root: Stmt) -> Iterator[tuple[Buffer, Access]]:
+    """Every access of every buffer, in program order; iterators of blocks inside are replaced by
+    what they are bound to.
+    """
+    stack: list[tuple[Stmt, tuple[For, ...], dict[Var, PrimExpr], bool]] = [(root, (), {}, False)]
+    while stack:
+        s, loops, values, conditional = stack.pop()
+        for e in post_order(*expressions(s)):
+            match e:
+                case BufferLoad():
+                    at = tuple(substitute(i, values) for i in e.indices)
+                    yield e.buffer, Access(at, loops, False, conditional)
+                case BufferAddress():
+                    for is_store in (False, True):
+                        if "rw"[is_store] in e.access:
+                            yield e.buffer, _handed(e, loops, values, is_store, conditional)
+        if isinstance(s, BufferStore):
+            at = tuple(substitute(i, values) for i in s.indices)
+            yield s.buffer, Access(at, loops, True, conditional)
+        if isinstance(s, For):
+            loops = (*loops, s)
+        if isinstance(s, BlockRealize):
+            given = (substitute(v, values) for v in s.iter_values)
+            values = values | {i.var: v for i, v in zip(s.block.iter_vars, given, strict=True)}
+        inner = conditional or isinstance(s, IfThenElse)
+        stack.extend((each, loops, values, inner) for each in reversed(sub_statements(s)))
+
+
+def _handed(
+    e: BufferAddress,
     loops: tuple[For, ...],
     values: dict[Var, PrimExpr],
+    is_store: bool,
     conditional: bool,
-    out: list[Access],
-) -> None:
-    for e in post_order(*expressions(s)):
-        if isinstance(e, BufferLoad) and e.buffer is buffer:
-            out.append(
-                Access(tuple(substitute(i, values) for i in e.indices), loops, False, conditional)
-            )
-    if isinstance(s, BufferStore) and s.buffer is buffer:
-        out.append(
-            Access(tuple(substitute(i, values) for i in s.indices), loops, True, conditional)
-        )
-    if isinstance(s, For):
-        loops = (*loops, s)
-    if isinstance(s, BlockRealize):
-        given = (substitute(v, values) for v in s.iter_values)
-        values = values | {i.var: v for i, v in zip(s.block.iter_vars, given, strict=True)}
-    conditional = conditional or isinstance(s, IfThenElse)
-    for inner in sub_statements(s):
-        _collect(inner, buffer, loops, values, conditional, out)
+) -> Access:
+    at = tuple(substitute(i, values) for i in e.indices)
+    extents = tuple(substitute(i, values) for i in e.extents)
+    return Access(at, loops, is_store, conditional, extents)
 
 
 def region(buffer: Buffer, touched: Sequence[Access], outer: Iterable[For]) -> list[Range]:
@@ -88,14 +117,63 @@ def _range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyz
     base: PrimExpr | None = None
     low, high = math.inf, -math.inf
     for access in touched:
+        if len(access.indices) <= axis or dt.lanes(access.indices[axis].dtype) > 1:
+            return whole
         index = access.indices[axis]
         start = substitute(index, {loop.loop_var: loop.min for loop in access.loops})
         base = start if base is None else base
         bounds = analyzer.const_int_bound(index - base)
-        low, high = min(low, bounds[0]), max(high, bounds[1])
+        last = bounds[1]
+        if access.extents:
+            last += analyzer.const_int_bound(access.extents[axis])[1] - 1
+        low, high = min(low, bounds[0]), max(high, last)
     if base is None or math.isinf(low) or math.isinf(high):
         return whole
     extent = int(high - low) + 1
     if isinstance(dim, IntImm) and extent >= dim.value:
         return whole
     return Range(analyzer.simplify(base + int(low)), const(extent))
+
+
+def _box(buffer: Buffer, touched: Sequence[Access]) -> tuple[ranges.Range, ...]:
+    """The box that accesses touch; the point itself where they all name one point."""
+    first = touched[0]
+    is_point = len(first.indices) == len(buffer.shape) and all(
+        a.extents is None
+        and not a.loops
+        and all(i is j for i, j in zip(a.indices, first.indices, strict=True))
+        for a in touched
+    )
+    if is_point:
+        return tuple(ranges.Range.from_min_extent(i, 1) for i in first.indices)
+    found = region(buffer, touched, ())
+    return tuple(ranges.Range.from_min_extent(r.low, r.extent) for r in found)
+
+
+def block_regions(block: Block) -> tuple[list[BufferRegion], list[BufferRegion]]:
+    """What a block reads and what it writes, over its iterators.
+
+    Buffers allocated inside are not named. A reduction (a block with an init) does not count
+    reading what it accumulates in.
+    """
+    reads: dict[Buffer, list[Access]] = {}
+    writes: dict[Buffer, list[Access]] = {}
+    own: set[Buffer] = set()
+    for root in (block.body,) if block.init is None else (block.init, block.body):
+        own.update(_allocated(root))
+        for buffer, access in all_accesses(root):
+            (writes if access.is_store else reads).setdefault(buffer, []).append(access)
+    hidden = own | (set(writes) if block.init is not None else set())
+    return (
+        [BufferRegion(b, _box(b, a)) for b, a in reads.items() if b not in hidden],
+        [BufferRegion(b, _box(b, a)) for b, a in writes.items() if b not in own],
+    )
+
+
+def _allocated(root: Stmt) -> Iterator[Buffer]:
+    stack = [root]
+    while stack:
+        s = stack.pop()
+        if isinstance(s, Allocate):
+            yield s.buffer
+        stack.extend(sub_statements(s))

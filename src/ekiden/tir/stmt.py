@@ -7,8 +7,9 @@ lowering removes it. Code generators take the rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
+from typing import ClassVar
 
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.node import Node, binding, ignored, node
@@ -21,6 +22,15 @@ class Stmt(Node):
     """Base of statements."""
 
     __slots__ = ()
+    printer: ClassVar[Callable[[Stmt], str]]
+    """How a statement becomes text: set by `ekiden.tir.printer`."""
+
+    def astext(self) -> str:
+        """The statement as Python text, for messages."""
+        return Stmt.printer(self)
+
+    def __repr__(self) -> str:
+        return self.astext()
 
 
 class ForKind(Enum):
@@ -30,6 +40,7 @@ class ForKind(Enum):
     PARALLEL = "parallel"
     VECTORIZED = "vectorized"
     UNROLLED = "unrolled"
+    THREAD_BINDING = "thread_binding"
 
 
 @node("tir.BufferStore")
@@ -49,7 +60,8 @@ class BufferStore(Stmt):
 class For(Stmt):
     """`for loop_var in range(min, min + extent)`.
 
-    annotations: {"grain": int} on parallel loops, ...
+    annotations: {"grain": int} on parallel loops, {"thread": "threadIdx.x"} on those bound to a
+    thread axis, ...
     """
 
     loop_var: Var = binding()
@@ -126,6 +138,7 @@ class IterKind(Enum):
 
     SPATIAL = "spatial"
     REDUCE = "reduce"
+    OPAQUE = "opaque"
 
 
 @node("tir.IterVar")
@@ -175,6 +188,17 @@ class PrimFunc(BaseFunc):
     body: Stmt
     attrs: Mapping[str, object] | None = None
     span: Span | None = ignored(default=None)
+    script_printer: ClassVar[Callable[[PrimFunc], str]]
+    """How a function becomes text: set by `ekiden.tir.printer`, which imports this."""
+
+    def astext(self, show_meta_data: bool = True) -> str:
+        """The function as Python text; `ekiden.tir.parse` reads it back."""
+        del show_meta_data
+        return type(self).script_printer(self)
+
+    def script(self) -> str:
+        """`astext()`, by TVM's name."""
+        return self.astext()
 
     @property
     def name(self) -> str:

@@ -1,15 +1,18 @@
 """Walks over statements.
 
-Statements nest only as deep as loops do, so these recurse; expressions go through prim_visitor.
+Walks keep a stack of their own; a StmtMutator recurses, on a fresh stack every `deep.LEVELS`
+levels, so that programs may nest as deep as they like. Expressions go through prim_visitor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeGuard
 
+from ekiden.ir.deep import LEVELS, on_fresh_stack
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import children, post_order, rebuild, rewrite
-from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -78,7 +81,7 @@ def expressions(stmt: Stmt) -> tuple[PrimExpr, ...]:
         case Block():
             return tuple(v.extent for v in stmt.iter_vars)
         case Allocate():
-            return stmt.buffer.shape
+            return stmt.buffer.sizes()
         case _:
             return ()
 
@@ -101,13 +104,26 @@ def all_expressions(root: Stmt) -> Iterator[PrimExpr]:
 
 
 def buffers_read(root: Stmt) -> list[Buffer]:
-    """The buffers that are loaded from, in order of appearance."""
-    return list(dict.fromkeys(e.buffer for e in all_expressions(root) if isinstance(e, BufferLoad)))
+    """The buffers that are loaded from, by loads and by calls, in order of appearance."""
+    return list(dict.fromkeys(e.buffer for e in all_expressions(root) if _accesses(e, "r")))
+
+
+def _accesses(e: PrimExpr, how: str) -> TypeGuard[BufferLoad | BufferAddress]:
+    return (isinstance(e, BufferLoad) and how == "r") or (
+        isinstance(e, BufferAddress) and how in e.access
+    )
 
 
 def buffers_written(root: Stmt) -> list[Buffer]:
-    """The buffers that are stored to, in order of appearance."""
-    return list(dict.fromkeys(s.buffer for s in walk(root) if isinstance(s, BufferStore)))
+    """The buffers that are stored to, by stores and by calls, in order of appearance."""
+    found: dict[Buffer, None] = {}
+    for s in walk(root):
+        for e in post_order(*expressions(s)):
+            if _accesses(e, "w"):
+                found[e.buffer] = None
+        if isinstance(s, BufferStore):
+            found[s.buffer] = None
+    return list(found)
 
 
 def guarded_nodes(root: PrimExpr, order: list[PrimExpr]) -> set[int]:
@@ -140,10 +156,16 @@ class StmtMutator:
     A statement whose parts did not change stays the same object.
     """
 
+    _depth = 0
+
     def visit(self, stmt: Stmt) -> Stmt:
         """The statement that stands in the place of `stmt`."""
         method: Callable[[Stmt], Stmt] = getattr(self, _METHODS[type(stmt)])
-        return method(stmt)
+        self._depth += 1
+        try:
+            return method(stmt) if self._depth % LEVELS else on_fresh_stack(method, stmt)
+        finally:
+            self._depth -= 1
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
         """What replaces a whole expression of a statement."""
@@ -262,6 +284,31 @@ def substitute(stmt: Stmt, values: dict[Var, PrimExpr]) -> Stmt:
     return ExprRewriter(lambda e: values.get(e, e) if isinstance(e, Var) else e).visit(stmt)
 
 
+class _Renaming(ExprRewriter):
+    """Replaces variables and buffers, also where buffers are allocated."""
+
+    def __init__(self, values: Mapping[Var, PrimExpr], buffers: Mapping[Buffer, Buffer]) -> None:
+        def change(e: PrimExpr) -> PrimExpr:
+            if isinstance(e, Var):
+                return values.get(e, e)
+            if isinstance(e, (BufferLoad, BufferAddress)) and e.buffer in buffers:
+                return e.with_fields(buffer=buffers[e.buffer])
+            return e
+
+        super().__init__(change)
+        self._buffers = buffers
+
+    def buffer(self, buffer: Buffer) -> Buffer:
+        return self._buffers.get(buffer, buffer)
+
+
+def rename(
+    stmt: Stmt, values: Mapping[Var, PrimExpr], buffers: Mapping[Buffer, Buffer] | None = None
+) -> Stmt:
+    """The statement with variables and buffers replaced by others, in every place they are used."""
+    return _Renaming(values, buffers or {}).visit(stmt)
+
+
 def with_body(func: PrimFunc, body: Stmt) -> PrimFunc:
     """The function with another body."""
     return func.with_fields(body=body)
@@ -280,6 +327,7 @@ __all__ = [
     "is_nothing",
     "post_order",
     "rebuild",
+    "rename",
     "rewrite",
     "sequence",
     "sub_statements",

@@ -1,152 +1,69 @@
 """The operator inventory: one function per computation, over tensor expressions.
 
+Names and signatures are TVM's, semantics NumPy's. Each family is a module, whose `__all__` is the
+one list of its names; `operators()` is the table of all. Operators whose result's size depends on
+data (unique, argwhere, non-maximum suppression) give a padded result and how much of it counts.
+
 Anchors of schedule rules carry a tag: elemwise, broadcast, injective, concatenate, reduce, softmax,
 pool, layer_norm, dense, dense_pack, matmul, batch_matmul, conv2d, conv2d_nhwc_pack,
 depthwise_conv2d_nhwc, group_conv2d_nhwc_pack, ...
 """
 
-from ekiden.topi import image, nn
-from ekiden.topi.broadcast import (
-    add,
-    bitwise_and,
-    bitwise_or,
-    bitwise_xor,
-    broadcast_to,
-    divide,
-    equal,
-    floor_divide,
-    floor_mod,
-    greater,
-    greater_equal,
-    less,
-    less_equal,
-    logical_and,
-    logical_or,
-    logical_xor,
-    maximum,
-    minimum,
-    mod,
-    multiply,
-    not_equal,
-    power,
-    subtract,
-    where,
-)
-from ekiden.topi.create import arange, constant, full, ndarray_size, shape_of
-from ekiden.topi.elementwise import (
-    abs,
-    cast,
-    ceil,
-    clip,
-    copy,
-    cos,
-    erf,
-    exp,
-    floor,
-    isinf,
-    isnan,
-    log,
-    logical_not,
-    negative,
-    round,
-    rsqrt,
-    sigmoid,
-    sign,
-    sin,
-    sqrt,
-    tanh,
-)
-from ekiden.topi.index import gather, gather_nd, one_hot, take
-from ekiden.topi.reduce import all, any, argmax, argmin, max, mean, min, prod, sum
-from ekiden.topi.scan import cumsum
-from ekiden.topi.transform import (
-    concatenate,
-    layout_transform,
-    repeat,
-    reshape,
-    reverse,
-    split,
-    stack,
-    strided_slice,
-    tile,
-    transpose,
-)
+from __future__ import annotations
 
-__all__ = [
-    "abs",
-    "add",
-    "all",
-    "any",
-    "arange",
-    "argmax",
-    "argmin",
-    "bitwise_and",
-    "bitwise_or",
-    "bitwise_xor",
-    "broadcast_to",
-    "cast",
-    "ceil",
-    "clip",
-    "concatenate",
-    "constant",
-    "copy",
-    "cos",
-    "cumsum",
-    "divide",
-    "equal",
-    "erf",
-    "exp",
-    "floor",
-    "floor_divide",
-    "floor_mod",
-    "full",
-    "gather",
-    "gather_nd",
-    "greater",
-    "greater_equal",
-    "image",
-    "isinf",
-    "isnan",
-    "layout_transform",
-    "less",
-    "less_equal",
-    "log",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "max",
-    "maximum",
-    "mean",
-    "min",
-    "minimum",
-    "mod",
-    "multiply",
-    "ndarray_size",
-    "negative",
-    "nn",
-    "not_equal",
-    "one_hot",
-    "power",
-    "prod",
-    "repeat",
-    "reshape",
-    "reverse",
-    "round",
-    "rsqrt",
-    "shape_of",
-    "sigmoid",
-    "sign",
-    "sin",
-    "split",
-    "sqrt",
-    "stack",
-    "strided_slice",
-    "subtract",
-    "sum",
-    "take",
-    "tanh",
-    "tile",
-    "transpose",
-    "where",
-]
+from collections.abc import Callable
+from typing import Any
+
+from ekiden.te import tensor as _tensor
+from ekiden.topi import (
+    broadcast,
+    create,
+    elementwise,
+    image,
+    index,
+    nn,
+    reduce,
+    rule,
+    scan,
+    scattering,
+    slice,
+    sorting,
+    transcendental,
+    transform,
+)
+from ekiden.topi.broadcast import *  # noqa: F403
+from ekiden.topi.create import *  # noqa: F403
+from ekiden.topi.elementwise import *  # noqa: F403
+from ekiden.topi.index import *  # noqa: F403
+from ekiden.topi.reduce import *  # noqa: F403
+from ekiden.topi.scan import *  # noqa: F403
+from ekiden.topi.scattering import *  # noqa: F403
+from ekiden.topi.slice import *  # noqa: F403
+from ekiden.topi.sorting import *  # noqa: F403
+from ekiden.topi.transcendental import *  # noqa: F403
+from ekiden.topi.transform import *  # noqa: F403
+
+_FAMILIES = (
+    broadcast, create, elementwise, index, reduce, scan, scattering, slice, sorting,
+    transcendental, transform,
+)  # fmt: skip
+"""Modules whose names are those of this one."""
+_NAMESPACES = {"image": image, "nn": nn}
+"""Modules that users name: topi.nn.conv2d."""
+
+
+def operators() -> dict[str, Callable[..., Any]]:
+    """Every operator by its name within topi: "add", "nn.conv2d"."""
+    found = {name: getattr(m, name) for m in _FAMILIES for name in m.__all__}
+    for prefix, module in _NAMESPACES.items():
+        found.update({f"{prefix}.{name}": getattr(module, name) for name in module.__all__})
+    return found
+
+
+_tensor.OPERATORS.update({n: operators()[n] for n in (
+    "add", "subtract", "multiply", "divide", "floor_divide", "floor_mod", "negative", "cast",
+    "less", "less_equal", "greater", "greater_equal",
+)})  # fmt: skip
+
+__all__ = ["image", "nn", "operators", "rule"]
+__all__ += [name for family in _FAMILIES for name in family.__all__]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 
 from ekiden import te
@@ -19,6 +21,7 @@ from ekiden.ir.prim import (
     And,
     BinaryExpr,
     Div,
+    ExprLike,
     FloatImm,
     FloorDiv,
     FloorMod,
@@ -32,14 +35,17 @@ from ekiden.ir.prim import (
     binary,
     cast,
     const,
+    convert,
     is_const,
 )
 from ekiden.te import Tensor
 from ekiden.topi.elementwise import as_bool, wide
-from ekiden.topi.shape import Shape, as_dim, broadcast_shape, known
+from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, broadcast_shape, known
 from ekiden.topi.shape import equal as same_dim
+from ekiden.topi.transcendental import atan2_scalar
 
 Scalar2 = Callable[[PrimExpr, PrimExpr], PrimExpr]
+Operand = Tensor | ExprLike
 
 
 def joint_shape(*tensors: Tensor) -> Shape:
@@ -69,6 +75,14 @@ def _index(index: PrimExpr, dim: PrimExpr, joint: PrimExpr) -> PrimExpr:
     if known(dim) is not None or same_dim(dim, joint):
         return index
     return Select(binary(EQ, dim, 1), as_dim(0), index, "int64")
+
+
+def as_tensor(value: Tensor | ExprLike, like: Tensor | None = None) -> Tensor:
+    """A number as a tensor of rank 0, of the dtype of the tensor it meets; a tensor as it is."""
+    if isinstance(value, Tensor):
+        return value
+    scalar = convert(value, None if like is None or isinstance(value, PrimExpr) else like.dtype)
+    return te.compute((), lambda: scalar, name="constant")
 
 
 def element(x: Tensor, indices: Sequence[PrimExpr]) -> PrimExpr:
@@ -197,12 +211,17 @@ def _logical_xor(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     return binary(NE, cast(as_bool(a), "int32"), cast(as_bool(b), "int32"))
 
 
-def _named(name: str, function: Scalar2) -> Callable[[Tensor, Tensor], Tensor]:
-    def compute(a: Tensor, b: Tensor) -> Tensor:
-        return broadcast(function, name, a, b)
+def _truncated_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return cast(_quotient("trunc", a, b), a.dtype) if dt.is_float(a.dtype) else _guarded(Div, a, b)
+
+
+def _named(name: str, function: Scalar2) -> Callable[[Operand, Operand], Tensor]:
+    def compute(a: Operand, b: Operand) -> Tensor:
+        left = as_tensor(a, b if isinstance(b, Tensor) else None)
+        return broadcast(function, name, left, as_tensor(b, left))
 
     compute.__name__ = compute.__qualname__ = name
-    compute.__doc__ = f"`{name}` of two tensors that broadcast."
+    compute.__doc__ = f"`{name}` of two tensors that broadcast; one may be a number."
     return compute
 
 
@@ -217,6 +236,11 @@ power         = _named("power",         _power)
 mod           = _named("mod",           _truncated_mod)
 floor_divide  = _named("floor_divide",  _floor_divide)
 floor_mod     = _named("floor_mod",     _floor_mod)
+trunc_divide  = _named("trunc_divide",  _truncated_divide)
+trunc_mod     = _named("trunc_mod",     _truncated_mod)
+left_shift    = _named("left_shift",    lambda a, b: call_intrin("left_shift", a, b))
+right_shift   = _named("right_shift",   lambda a, b: call_intrin("right_shift", a, b))
+atan2         = _named("atan2",         lambda a, b: cast(atan2_scalar(wide(a), wide(b)), a.dtype))
 bitwise_and   = _named("bitwise_and",   _bitwise("bitwise_and", And))
 bitwise_or    = _named("bitwise_or",    _bitwise("bitwise_or",  Or))
 bitwise_xor   = _named("bitwise_xor",   _bitwise("bitwise_xor", NE))
@@ -237,11 +261,39 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return broadcast(lambda c, a, b: Select(as_bool(c), a, b, a.dtype), "where", condition, x, y)
 
 
-def broadcast_to(x: Tensor, shape: Shape) -> Tensor:
-    """`x` repeated to `shape`."""
+def broadcast_to(data: Tensor, shape: Sequence[Dim]) -> Tensor:
+    """`data` repeated to `shape`. Raises ValueError when it does not broadcast to that."""
+    wanted = as_shape(shape)
+    found = broadcast_shape(data.shape, wanted)
+    if found is None or len(found) != len(wanted):
+        raise ValueError(f"broadcast_to: shape {data.shape} does not broadcast to {wanted}")
     return te.compute(
-        shape,
-        lambda *i: x[broadcast_indices(i, x.shape, shape)],
+        wanted,
+        lambda *i: data[broadcast_indices(i, data.shape, wanted)],
         name="broadcast_to",
         tag="broadcast",
     )
+
+
+def elemwise_sum(xs: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors of one shape. Raises ValueError when there is none."""
+    if not xs:
+        raise ValueError("elemwise_sum: expected at least one tensor")
+    return broadcast(lambda *values: functools.reduce(operator.add, values), "elemwise_sum", *xs)
+
+
+def full_like(x: Tensor, fill_value: float | int | Tensor) -> Tensor:
+    """One value in the shape and dtype of `x`."""
+    value = as_tensor(fill_value, x)
+    return te.compute(
+        x.shape, lambda *i: cast(element(value, ()), x.dtype), name="full_like", tag="elemwise"
+    )
+
+
+__all__ = [
+    "add", "atan2", "bitwise_and", "bitwise_or", "bitwise_xor", "broadcast_to", "divide",
+    "elemwise_sum", "equal", "floor_divide", "floor_mod", "full_like", "greater", "greater_equal",
+    "left_shift", "less", "less_equal", "logical_and", "logical_or", "logical_xor", "maximum",
+    "minimum", "mod", "multiply", "not_equal", "power", "right_shift", "subtract", "trunc_divide",
+    "trunc_mod", "where",
+]  # fmt: skip

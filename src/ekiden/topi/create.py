@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import EQ, ExprLike, PrimExpr, Select, Var, binary, cast, const, convert
+from ekiden.ir.prim import (
+    EQ,
+    ExprLike,
+    FloatImm,
+    IntImm,
+    PrimExpr,
+    Select,
+    Var,
+    binary,
+    cast,
+    const,
+    convert,
+    is_const,
+    maximum,
+)
 from ekiden.te import Tensor
 from ekiden.topi.elementwise import convert_scalar
-from ekiden.topi.shape import Shape, as_dim, product
+from ekiden.topi.shape import Dim, as_dim, as_shape, product, tidy
 
 
-def full(fill_value: Tensor, shape: Shape, dtype: str) -> Tensor:
-    """A tensor of one value."""
+def full(shape: Sequence[Dim], dtype: str, fill_value: Tensor | ExprLike) -> Tensor:
+    """A tensor of one value, which a tensor of rank 0 may hold."""
+    value = fill_value[()] if isinstance(fill_value, Tensor) else convert(fill_value)
     return te.compute(
-        shape, lambda *i: convert_scalar(fill_value[()], dtype), name="full", tag="elemwise"
+        as_shape(shape), lambda *i: convert_scalar(value, dtype), name="full", tag="elemwise"
     )
 
 
-def constant(value: int | float, shape: Shape, dtype: str, name: str = "constant") -> Tensor:
+def constant(
+    value: int | float, shape: Sequence[Dim], dtype: str, name: str = "constant"
+) -> Tensor:
     """A tensor of one number."""
-    return te.compute(shape, lambda *i: const(value, dtype), name=name, tag="elemwise")
+    return te.compute(as_shape(shape), lambda *i: const(value, dtype), name=name, tag="elemwise")
 
 
-def arange(start: ExprLike, step: ExprLike, extent: PrimExpr, dtype: str) -> Tensor:
-    """start + n * step, computed in float64 or int64."""
+def zeros(shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
+    """A tensor of 0."""
+    return constant(0, shape, dtype, "zeros")
+
+
+def ones(shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
+    """A tensor of 1."""
+    return constant(1, shape, dtype, "ones")
+
+
+def sequence(start: ExprLike, step: ExprLike, extent: PrimExpr, dtype: str) -> Tensor:
+    """start + n * step for n < extent, computed in float64 or int64."""
     exact = "float64" if dt.is_float(dtype) else "int64"
     first, by = cast(convert(start), exact), cast(convert(step), exact)
     return te.compute(
@@ -36,6 +64,33 @@ def arange(start: ExprLike, step: ExprLike, extent: PrimExpr, dtype: str) -> Ten
     )
 
 
+def arange(
+    start: ExprLike, stop: ExprLike | None = None, step: ExprLike = 1, dtype: str = "float32"
+) -> Tensor:
+    """start, start + step, ... before `stop` (which stands alone as `arange(stop)`).
+
+    Bounds may be integer expressions, of which the step's sign must be known. Raises ValueError
+    for step 0.
+    """
+    first, last = (0, start) if stop is None else (start, stop)
+    return sequence(first, step, arange_extent(first, last, step), dtype)
+
+
+def arange_extent(start: ExprLike, stop: ExprLike, step: ExprLike) -> PrimExpr:
+    """How many elements an arange has."""
+    begin, end, by = convert(start), convert(stop), convert(step)
+    if is_const(by, 0):
+        raise ValueError("arange: step must not be 0")
+    numbers = [e.value for e in (begin, end, by) if isinstance(e, (IntImm, FloatImm))]
+    if len(numbers) == 3:
+        return as_dim(max(0, math.ceil((numbers[1] - numbers[0]) / numbers[2])))
+    if not isinstance(by, IntImm) or not dt.is_int(begin.dtype) or not dt.is_int(end.dtype):
+        raise ValueError("arange: symbolic bounds must be integers, with a number as step")
+    span = end - begin if by.value > 0 else begin - end
+    size = abs(by.value)
+    return tidy(maximum((span + (size - 1)) // size, 0))
+
+
 def _pick(values: Sequence[PrimExpr], index: Var) -> PrimExpr:
     found = values[-1]
     for n in range(len(values) - 2, -1, -1):
@@ -43,17 +98,43 @@ def _pick(values: Sequence[PrimExpr], index: Var) -> PrimExpr:
     return found
 
 
-def shape_of(x: Tensor, dtype: str) -> Tensor:
-    """The dimensions of `x`."""
-    if x.ndim == 0:
-        return constant(0, (as_dim(0),), dtype, "shape_of")
+def shape(array: Tensor, dtype: str = "int32") -> Tensor:
+    """The dimensions of `array`."""
+    if array.ndim == 0:
+        return constant(0, (0,), dtype, "shape_of")
     return te.compute(
-        (x.ndim,), lambda i: cast(_pick(x.shape, i), dtype), name="shape_of", tag="injective"
+        (array.ndim,),
+        lambda i: cast(_pick(array.shape, i), dtype),
+        name="shape_of",
+        tag="injective",
     )
 
 
-def ndarray_size(x: Tensor, dtype: str) -> Tensor:
-    """How many elements `x` has."""
+def ndarray_size(array: Tensor, dtype: str = "int32") -> Tensor:
+    """How many elements `array` has."""
     return te.compute(
-        (), lambda: cast(product(x.shape), dtype), name="ndarray_size", tag="injective"
+        (), lambda: cast(product(array.shape), dtype), name="ndarray_size", tag="injective"
     )
+
+
+def meshgrid(a_tuple: Sequence[Tensor], indexing: str = "ij") -> list[Tensor]:
+    """Coordinates of a grid from those of its axes (vectors or scalars), as NumPy's meshgrid."""
+    if indexing not in ("ij", "xy"):
+        raise ValueError(f"meshgrid: indexing must be 'ij' or 'xy', got {indexing!r}")
+    extents = [t.shape[0] if t.ndim else as_dim(1) for t in a_tuple]
+    order = list(range(len(a_tuple)))
+    if indexing == "xy" and len(order) > 1:
+        order[:2] = [1, 0]
+    dims = [extents[n] for n in order]
+
+    def one(n: int) -> Tensor:
+        source, at = a_tuple[n], order.index(n)
+        return te.compute(
+            dims, lambda *i: source[i[at]] if source.ndim else source[()], name="meshgrid",
+            tag="injective",
+        )  # fmt: skip
+
+    return [one(n) for n in range(len(a_tuple))]
+
+
+__all__ = ["arange", "constant", "full", "meshgrid", "ndarray_size", "ones", "shape", "zeros"]

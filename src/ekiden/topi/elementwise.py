@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import EQ, GT, LT, NE, Not, PrimExpr, Select, binary, const, maximum, minimum
+from ekiden.ir.prim import (
+    EQ,
+    GT,
+    LT,
+    NE,
+    Not,
+    PrimExpr,
+    Select,
+    Var,
+    binary,
+    const,
+    maximum,
+    minimum,
+)
 from ekiden.ir.prim import cast as cast_scalar
 from ekiden.te import Tensor
+from ekiden.topi.shape import normalize_axis
 
 Scalar = Callable[[PrimExpr], PrimExpr]
 
@@ -65,6 +79,23 @@ def _sign(x: PrimExpr) -> PrimExpr:
     return Select(binary(GT, x, zero), const(1, x.dtype), below, x.dtype)
 
 
+def _bitwise_not(x: PrimExpr) -> PrimExpr:
+    if x.dtype == "bool":
+        return Not(x)
+    return call_intrin(
+        "bitwise_xor",
+        x,
+        const(2 ** dt.SCALAR_BITS[x.dtype] - 1, x.dtype)
+        if dt.is_unsigned(x.dtype)
+        else const(-1, x.dtype),
+    )
+
+
+def _isfinite(x: PrimExpr) -> PrimExpr:
+    """x - x is 0 for finite values alone."""
+    return binary(EQ, x - x, 0.0) if dt.is_float(x.dtype) else const(True)
+
+
 def _logical_not(x: PrimExpr) -> PrimExpr:
     return Not(x) if x.dtype == "bool" else binary(EQ, x, const(0, x.dtype))
 
@@ -96,6 +127,10 @@ cos         = _named("cos",         _intrinsic("cos"))
 floor       = _named("floor",       _rounding("floor"))
 ceil        = _named("ceil",        _rounding("ceil"))
 round       = _named("round",       _rounding("round"))
+trunc       = _named("trunc",       _rounding("trunc"))
+isfinite    = _named("isfinite",    lambda x: _isfinite(wide(x)))
+bitwise_not = _named("bitwise_not", _bitwise_not)
+identity    = _named("identity",    lambda x: x)
 isnan       = _named("isnan",       _predicate("isnan"))
 isinf       = _named("isinf",       _predicate("isinf"))
 abs         = _named("abs",         _abs)
@@ -105,6 +140,8 @@ logical_not = _named("logical_not", _logical_not)
 copy        = _named("copy",        lambda x: x)
 relu        = _named("relu",        relu_scalar)
 # fmt: on
+fast_exp, fast_tanh, fast_erf = exp, tanh, erf
+"""TVM's approximations: ours are polynomials anyway."""
 
 
 def convert_scalar(x: PrimExpr, dtype: str) -> PrimExpr:
@@ -144,16 +181,80 @@ def leaky_relu(x: Tensor, alpha: float) -> Tensor:
     )
 
 
-def prelu(x: Tensor, alpha: Tensor, axis: int) -> Tensor:
-    """Elements below 0 times the `alpha` of their channel."""
+def prelu(x: Tensor, slope: Tensor, axis: int = 1) -> Tensor:
+    """Elements below 0 times the `slope` of their channel."""
+    at = normalize_axis(axis, x.ndim, "prelu")
     return te.compute(
         x.shape,
-        lambda *i: Select(binary(GT, x[i], 0), x[i], x[i] * alpha[i[axis]], x.dtype),
+        lambda *i: Select(binary(GT, x[i], 0), x[i], x[i] * slope[i[at]], x.dtype),
         name="prelu",
         tag="broadcast",
     )
 
 
-def bias_add(x: Tensor, bias: Tensor, axis: int) -> Tensor:
+def bias_add(data: Tensor, bias: Tensor, axis: int = 1) -> Tensor:
     """A vector added along one axis."""
-    return te.compute(x.shape, lambda *i: x[i] + bias[i[axis]], name="bias_add", tag="broadcast")
+    at = normalize_axis(axis, data.ndim, "bias_add")
+    return te.compute(
+        data.shape, lambda *i: data[i] + bias[i[at]], name="bias_add", tag="broadcast"
+    )
+
+
+def fixed_point_multiply(x: Tensor, multiplier: int, shift: int) -> Tensor:
+    """int32 times multiplier * 2**(shift - 31), rounded half up: how integer networks scale.
+
+    `multiplier` is a fraction in Q31, `shift` may be negative.
+    """
+    _check_fixed_point("fixed_point_multiply", x)
+    return elementwise(
+        x,
+        lambda v: q_multiply_shift(v, const(multiplier, "int64"), const(shift, "int64")),
+        "fixed_point_multiply",
+    )
+
+
+def fixed_point_multiply_per_axis(
+    x: Tensor,
+    y: Tensor,
+    lshift: Tensor,
+    rshift: Tensor,
+    is_lshift_required: bool = True,
+    is_rshift_required: bool = True,
+    axes: Sequence[int] = (),
+) -> Tensor:
+    """As fixed_point_multiply, with a multiplier `y` and shifts (left before, right after it) for
+    each element of `axes`; vectors run along one axis.
+    """
+    _check_fixed_point("fixed_point_multiply_per_axis", x)
+
+    def body(*i: Var) -> PrimExpr:
+        at = [i[a] for a in axes]
+        total = const(0, "int64")
+        if is_lshift_required:
+            total = total + cast_scalar(lshift[at], "int64")
+        if is_rshift_required:
+            total = total - cast_scalar(rshift[at], "int64")
+        return q_multiply_shift(x[i], cast_scalar(y[at], "int64"), total)
+
+    return te.compute(x.shape, body, name="fixed_point_multiply_per_axis", tag="broadcast")
+
+
+def _check_fixed_point(name: str, x: Tensor) -> None:
+    if x.dtype != "int32":
+        raise ValueError(f"{name}: expected int32, got {x.dtype}")
+
+
+def q_multiply_shift(value: PrimExpr, multiplier: PrimExpr, shift: PrimExpr) -> PrimExpr:
+    """(value << max(shift, 0)) * multiplier / 2**(31 - min(shift, 0)), rounded half up."""
+    left, right = maximum(shift, 0), maximum(-shift, 0) + 31
+    scaled = call_intrin("left_shift", cast_scalar(value, "int64"), left) * multiplier
+    half = call_intrin("left_shift", const(1, "int64"), right - 1)
+    return cast_scalar(call_intrin("right_shift", scaled + half, right), "int32")
+
+
+__all__ = [
+    "abs", "bitwise_not", "cast", "ceil", "clip", "copy", "cos", "erf", "exp", "fast_erf",
+    "fast_exp", "fast_tanh", "fixed_point_multiply", "fixed_point_multiply_per_axis", "floor",
+    "identity", "isfinite", "isinf", "isnan", "log", "logical_not", "negative", "round", "rsqrt",
+    "sigmoid", "sign", "sin", "sqrt", "tanh", "trunc",
+]  # fmt: skip

@@ -163,3 +163,6 @@ def _without_outside(
     ]
     total = kept[0] + kept[1] + kept[2] + kept[3]
     return [w / total for w in kept]
+
+
+__all__ = ["resize2d"]

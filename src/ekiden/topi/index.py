@@ -6,9 +6,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden import te
-from ekiden.ir.prim import EQ, PrimExpr, Select, Var, binary, cast, maximum, minimum
+from ekiden.ir.prim import (
+    EQ,
+    ExprLike,
+    PrimExpr,
+    Select,
+    Var,
+    binary,
+    cast,
+    convert,
+    maximum,
+    minimum,
+)
 from ekiden.te import Tensor
-from ekiden.topi.shape import as_dim, product
+from ekiden.topi.broadcast import broadcast_indices, joint_shape
+from ekiden.topi.shape import Dim, as_dim, known, normalize_axis, product
 from ekiden.topi.transform import unravel
 
 
@@ -27,63 +39,127 @@ def from_either_end(index: PrimExpr, size: PrimExpr) -> PrimExpr:
     return _clipped(Select(wide < 0, wide + size, wide, "int64"), size)
 
 
-def take(x: Tensor, indices: Tensor, axis: int | None, mode: str) -> Tensor:
-    """Slices of `x` at `indices` along an axis (None: of the flattened data); indices count modulo
-    or are clipped."""
+def take(
+    a: Tensor, indices: Tensor, axis: int | None = None, batch_dims: int = 0, mode: str = "clip"
+) -> Tensor:
+    """Slices of `a` at `indices` along an axis (None: of the flattened data).
+
+    The leading `batch_dims` axes are shared. Indices out of range count modulo the extent (mode
+    "wrap") or are clipped (any other).
+    """
     bring = _wrapped if mode == "wrap" else _clipped
     if axis is None:
-        count = product(x.shape)
+        count = product(a.shape)
         return te.compute(
             indices.shape,
-            lambda *i: x[unravel(bring(indices[i], count), x.shape)],
+            lambda *i: a[unravel(bring(indices[i], count), a.shape)],
             name="take",
             tag="injective",
         )
-    at, rank = axis, indices.ndim
-    shape = (*x.shape[:at], *indices.shape, *x.shape[at + 1 :])
+    at, batch = normalize_axis(axis, a.ndim, "take"), batch_dims % max(indices.ndim, 1)
+    if batch > at:
+        raise ValueError(f"take: batch_dims {batch_dims} must not exceed the axis {axis}")
+    rank = indices.ndim - batch
+    shape = (*a.shape[:at], *indices.shape[batch:], *a.shape[at + 1 :])
 
     def body(*i: Var) -> PrimExpr:
-        index = bring(indices[i[at : at + rank]], x.shape[at])
-        return x[(*i[:at], index, *i[at + rank :])]
+        index = bring(indices[(*i[:batch], *i[at : at + rank])], a.shape[at])
+        return a[(*i[:at], index, *i[at + rank :])]
 
     return te.compute(shape, body, name="take", tag="injective")
 
 
-def gather(x: Tensor, axis: int, indices: Tensor) -> Tensor:
-    """One index along `axis` for each element of the result."""
+def gather(data: Tensor, axis: int, indices: Tensor) -> Tensor:
+    """One index along `axis` for each element of the result; negative ones count from the end."""
+    at = normalize_axis(axis, data.ndim, "gather")
 
     def body(*i: Var) -> PrimExpr:
-        return x[(*i[:axis], from_either_end(indices[i], x.shape[axis]), *i[axis + 1 :])]
+        return data[(*i[:at], from_either_end(indices[i], data.shape[at]), *i[at + 1 :])]
 
     return te.compute(indices.shape, body, name="gather", tag="injective")
 
 
-def gather_nd(x: Tensor, indices: Tensor, batch_dims: int, count: int) -> Tensor:
-    """Slices of `x` at `count` coordinates, which lie along the first axis of `indices`."""
+def gather_nd(
+    a: Tensor, indices: Tensor, batch_dims: int = 0, index_rank: int | None = None
+) -> Tensor:
+    """Slices of `a` at coordinates, which lie along the first axis of `indices`.
+
+    `index_rank` is their number where that axis does not tell. Raises ValueError when neither does.
+    """
+    count = known(indices.shape[0]) if index_rank is None else index_rank
+    if count is None:
+        raise ValueError("gather_nd: the number of coordinates must be known")
     rest = indices.ndim - 1
-    shape = (*indices.shape[1:], *x.shape[batch_dims + count :])
+    shape = (*indices.shape[1:], *a.shape[batch_dims + count :])
 
     def body(*i: Var) -> PrimExpr:
         at: list[PrimExpr] = list(i[:batch_dims])
         for n in range(count):
-            at.append(from_either_end(indices[(as_dim(n), *i[:rest])], x.shape[batch_dims + n]))
-        return x[(*at, *i[rest:])]
+            at.append(from_either_end(indices[(as_dim(n), *i[:rest])], a.shape[batch_dims + n]))
+        return a[(*at, *i[rest:])]
 
     return te.compute(shape, body, name="gather_nd", tag="injective")
 
 
-def one_hot(
-    indices: Tensor, on_value: Tensor, off_value: Tensor, depth: PrimExpr, axis: int
-) -> Tensor:
-    """`on_value` where the position along a new axis is the index, `off_value` elsewhere."""
-    shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
+def adv_index(data: Tensor, indices: Sequence[Tensor]) -> Tensor:
+    """`data[i0, i1, ...]` for index tensors that broadcast, on the leading axes, as NumPy."""
+    joint = joint_shape(*indices)
+    rank, used = len(joint), len(indices)
 
     def body(*i: Var) -> PrimExpr:
-        index = cast(indices[_without(i, axis)], "int64")
-        return Select(binary(EQ, index, i[axis]), on_value[()], off_value[()], on_value.dtype)
+        at = [
+            from_either_end(t[broadcast_indices(i[:rank], t.shape, joint)], data.shape[n])
+            for n, t in enumerate(indices)
+        ]
+        return data[(*at, *i[rank:])]
+
+    return te.compute((*joint, *data.shape[used:]), body, name="adv_index", tag="injective")
+
+
+def one_hot(
+    indices: Tensor,
+    on_value: Tensor | ExprLike,
+    off_value: Tensor | ExprLike,
+    depth: Dim,
+    axis: int = -1,
+    dtype: str = "",
+) -> Tensor:
+    """`on_value` where the position along a new axis is the index, `off_value` elsewhere.
+
+    Values are numbers or tensors of rank 0; `dtype` is theirs by default.
+    """
+    on, off = (
+        v[()] if isinstance(v, Tensor) else convert(v, dtype or None) for v in (on_value, off_value)
+    )
+    found = dtype or on.dtype
+    at = normalize_axis(axis, indices.ndim + 1, "one_hot")
+    shape = (*indices.shape[:at], as_dim(depth), *indices.shape[at:])
+
+    def body(*i: Var) -> PrimExpr:
+        index = cast(indices[(*i[:at], *i[at + 1 :])], "int64")
+        return Select(binary(EQ, index, i[at]), cast(on, found), cast(off, found), found)
 
     return te.compute(shape, body, name="one_hot", tag="injective")
 
 
-def _without(values: Sequence[Var], axis: int) -> tuple[Var, ...]:
-    return (*values[:axis], *values[axis + 1 :])
+def sequence_mask(
+    data: Tensor, valid_length: Tensor, mask_value: float | int = 0, axis: int = 0
+) -> Tensor:
+    """`data` with elements at or beyond valid_length[batch] along `axis` replaced.
+
+    The time is axis 0 and the batch axis 1, or the other way round.
+    """
+    if axis not in (0, 1) or data.ndim < 2:
+        raise ValueError(
+            f"sequence_mask: axis must be 0 or 1 of at least 2 axes, got {axis} of {data.ndim}"
+        )
+    fill = convert(mask_value, data.dtype)
+
+    def body(*i: Var) -> PrimExpr:
+        length = cast(valid_length[i[1 - axis]], "int64")
+        return Select(i[axis] < length, data[i], fill, data.dtype)
+
+    return te.compute(data.shape, body, name="sequence_mask", tag="injective")
+
+
+__all__ = ["adv_index", "gather", "gather_nd", "one_hot", "sequence_mask", "take"]

@@ -7,10 +7,23 @@ from collections.abc import Callable, Sequence
 from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import EQ, Or, PrimExpr, Select, binary, cast, maximum, minimum
+from ekiden.ir.prim import (
+    EQ,
+    Or,
+    PrimExpr,
+    Select,
+    binary,
+    cast,
+    const,
+    is_const,
+    maximum,
+    minimum,
+)
 from ekiden.te import Tensor
 from ekiden.topi.elementwise import as_bool, convert_scalar, elementwise
-from ekiden.topi.shape import Shape, as_dim, product
+from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, equal, normalize_axes, product
+
+Axes = int | Sequence[int] | None
 
 Reducer = Callable[[PrimExpr, Sequence[te.ReduceAxis]], PrimExpr]
 
@@ -72,51 +85,56 @@ def reduce(
     )
 
 
-def sum(x: Tensor, axes: Sequence[int], keepdims: bool = False) -> Tensor:
+def sum(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The sum."""
-    wide = accumulator(x.dtype)
-    total = reduce(x, axes, keepdims, te.sum, "sum", lambda v: cast(v, wide))
-    return total if wide == x.dtype else elementwise(total, lambda v: cast(v, x.dtype), "cast")
+    wide = accumulator(data.dtype)
+    axes = normalize_axes(axis, data.ndim, "sum")
+    total = reduce(data, axes, keepdims, te.sum, "sum", lambda v: cast(v, wide))
+    if wide == data.dtype:
+        return total
+    return elementwise(total, lambda v: cast(v, data.dtype), "cast")
 
 
-def prod(x: Tensor, axes: Sequence[int], keepdims: bool = False) -> Tensor:
+def prod(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The product."""
-    return reduce(x, axes, keepdims, te.prod, "prod")
+    return reduce(data, normalize_axes(axis, data.ndim, "prod"), keepdims, te.prod, "prod")
 
 
-def max(x: Tensor, axes: Sequence[int], keepdims: bool = False) -> Tensor:
+def max(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The largest."""
-    return reduce(x, axes, keepdims, te.max, "max")
+    return reduce(data, normalize_axes(axis, data.ndim, "max"), keepdims, te.max, "max")
 
 
-def min(x: Tensor, axes: Sequence[int], keepdims: bool = False) -> Tensor:
+def min(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The smallest."""
-    return reduce(x, axes, keepdims, te.min, "min")
+    return reduce(data, normalize_axes(axis, data.ndim, "min"), keepdims, te.min, "min")
 
 
-def mean(x: Tensor, axes: Sequence[int], keepdims: bool = False) -> Tensor:
+def mean(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The sum divided by the number of elements; integers divide as C does."""
-    wide = accumulator(x.dtype)
-    total = reduce(x, axes, keepdims, te.sum, "sum", lambda v: cast(v, wide))
-    count = product([x.shape[a] for a in axes])
-    if not dt.is_float(x.dtype):
+    wide = accumulator(data.dtype)
+    axes = normalize_axes(axis, data.ndim, "mean")
+    total = reduce(data, axes, keepdims, te.sum, "sum", lambda v: cast(v, wide))
+    count = product([data.shape[a] for a in axes])
+    if not dt.is_float(data.dtype):
         count = maximum(count, 1)
-    return elementwise(total, lambda v: cast(v / cast(count, wide), x.dtype), "mean")
+    return elementwise(total, lambda v: cast(v / cast(count, wide), data.dtype), "mean")
 
 
-def _truth(x: Tensor, axes: Sequence[int], keepdims: bool, reducer: Reducer, name: str) -> Tensor:
+def _truth(x: Tensor, axis: Axes, keepdims: bool, reducer: Reducer, name: str) -> Tensor:
+    axes = normalize_axes(axis, x.ndim, name)
     bits = reduce(x, axes, keepdims, reducer, name, lambda v: convert_scalar(as_bool(v), "uint8"))
     return elementwise(bits, as_bool, name)
 
 
-def all(x: Tensor, axes: Sequence[int], keepdims: bool = False) -> Tensor:
+def all(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Whether no element is 0."""
-    return _truth(x, axes, keepdims, te.min, "all")
+    return _truth(data, axis, keepdims, te.min, "all")
 
 
-def any(x: Tensor, axes: Sequence[int], keepdims: bool = False) -> Tensor:
+def any(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Whether some element is not 0."""
-    return _truth(x, axes, keepdims, te.max, "any")
+    return _truth(data, axis, keepdims, te.max, "any")
 
 
 def _position(variables: Sequence[te.ReduceAxis]) -> PrimExpr:
@@ -128,10 +146,11 @@ def _position(variables: Sequence[te.ReduceAxis]) -> PrimExpr:
 
 
 def _arg_reduce(
-    x: Tensor, axes: Sequence[int], keepdims: bool, reducer: Reducer, last: bool, name: str
+    x: Tensor, axis: Axes, keepdims: bool, reducer: Reducer, last: bool, name: str
 ) -> Tensor:
     """The position of the extreme element: its value first, then the first (or last) position that
     has it."""
+    axes = normalize_axes(axis, x.ndim, name)
     extreme = reduce(x, axes, keepdims, reducer, f"{name}_value")
     variables = reduce_axes(x.shape, axes)
     count = product([x.shape[a] for a in axes])
@@ -154,14 +173,66 @@ def _arg_reduce(
 
 
 def argmax(
-    x: Tensor, axes: Sequence[int], keepdims: bool = False, select_last_index: bool = False
+    data: Tensor, axis: Axes = None, keepdims: bool = False, select_last_index: bool = False
 ) -> Tensor:
     """The position (int32) of the largest element, or of the first that is not a number."""
-    return _arg_reduce(x, axes, keepdims, te.max, select_last_index, "argmax")
+    return _arg_reduce(data, axis, keepdims, te.max, select_last_index, "argmax")
 
 
 def argmin(
-    x: Tensor, axes: Sequence[int], keepdims: bool = False, select_last_index: bool = False
+    data: Tensor, axis: Axes = None, keepdims: bool = False, select_last_index: bool = False
 ) -> Tensor:
     """The position (int32) of the smallest element, or of the first that is not a number."""
-    return _arg_reduce(x, axes, keepdims, te.min, select_last_index, "argmin")
+    return _arg_reduce(data, axis, keepdims, te.min, select_last_index, "argmin")
+
+
+def variance(
+    data: Tensor, axis: Axes = None, keepdims: bool = False, unbiased: bool = False
+) -> Tensor:
+    """The mean of squared distances from the mean; `unbiased` divides by one less."""
+    axes = normalize_axes(axis, data.ndim, "variance")
+    wide = accumulator(data.dtype)
+    count = cast(product([data.shape[a] for a in axes]), wide)
+    total = reduce(data, axes, True, te.sum, "row_sum", lambda v: cast(v, wide))
+    variables = reduce_axes(data.shape, axes)
+
+    def body(*i: PrimExpr) -> PrimExpr:
+        at = source_indices(i, variables, axes, data.ndim, keepdims)
+        row = [as_dim(0) if n in axes else index for n, index in enumerate(at)]
+        distance = cast(data[at], wide) - total[row] / count
+        return te.sum(distance * distance, variables)
+
+    shape = kept_shape(data.shape, axes, keepdims)
+    squares = te.compute(shape, body, name="row_squares", tag="reduce")
+    divisor = count - const(1, wide) if unbiased else count
+    return elementwise(squares, lambda v: cast(v / divisor, data.dtype), "variance")
+
+
+def collapse_sum(data: Tensor, target_shape: Sequence[Dim]) -> Tensor:
+    """The sum over the axes along which `target_shape` broadcasts to the shape of `data`.
+
+    Raises ValueError when it does not.
+    """
+    wanted = as_shape(target_shape)
+    extra = data.ndim - len(wanted)
+    if extra < 0:
+        raise ValueError(f"collapse_sum: {wanted} has more axes than the data, {data.shape}")
+    axes = list(range(extra))
+    for at, (dim, kept) in enumerate(zip(data.shape[extra:], wanted, strict=True)):
+        if not equal(dim, kept):
+            if not is_const(kept, 1):
+                raise ValueError(f"collapse_sum: {wanted} does not broadcast to {data.shape}")
+            axes.append(extra + at)
+    variables = reduce_axes(data.shape, axes)
+
+    def body(*i: PrimExpr) -> PrimExpr:
+        at = source_indices((*[as_dim(0)] * extra, *i), variables, axes, data.ndim, True)
+        return te.sum(data[at], variables)
+
+    return te.compute(wanted, body, name="collapse_sum", tag="reduce")
+
+
+__all__ = [
+    "all", "any", "argmax", "argmin", "collapse_sum", "max", "mean", "min", "prod", "sum",
+    "variance",
+]  # fmt: skip

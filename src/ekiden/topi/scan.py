@@ -1,38 +1,100 @@
-"""Running sums, as statements: each element needs the one before."""
+"""Running sums and products, as statements: each element needs the one before.
+
+Rows run in parallel; along the axis, neighbours of the inner axes go together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ekiden import te
-from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import PrimExpr, Var, cast, const
+from ekiden.ir.prim import ExprLike, PrimExpr, Var, cast, const, minimum
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt
-from ekiden.topi.shape import as_dim
+from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt, seq
+from ekiden.topi.rule.loops import Axis, estimate, parallel_outer
+from ekiden.topi.shape import normalize_axis, product
+from ekiden.topi.transform import reshape
+
+Combine = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
 
-def cumsum(x: Tensor, axis: int, dtype: str, exclusive: bool) -> Tensor:
-    """Running sums along an axis; `exclusive` leaves out the element itself."""
+def scanop(
+    data: Tensor,
+    binop: Combine,
+    identity_value: ExprLike,
+    op_name: str,
+    axis: int | None = None,
+    dtype: str | None = None,
+    exclusive: bool | None = None,
+) -> Tensor:
+    """`binop` over all elements up to each one along an axis (None: of the flattened data).
 
-    def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
-        indices = [Var(f"i{n}") for n in range(x.ndim)]
-        stmt = _store(inputs[0], outputs[0], indices, axis, exclusive)
-        for index, dim in reversed(list(zip(indices, x.shape, strict=True))):
-            stmt = For(index, as_dim(0), dim, ForKind.SERIAL, stmt)
-        return stmt
+    `exclusive` leaves out the element itself, so that the first is the identity. An associative
+    `binop` is assumed.
+    """
+    if axis is None:
+        data, axis = data if data.ndim == 1 else reshape(data, (product(data.shape),)), 0
+    at, kind = normalize_axis(axis, data.ndim, op_name), dtype or data.dtype
+    start = const(0, kind) if identity_value == 0 else cast(const(1), kind)
 
-    return te.extern([x.shape], [x], build, [dtype], name="cumsum")[0]
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        return _scan(ins[0], outs[0], binop, start, at, bool(exclusive))
+
+    return te.extern_op([data.shape], [data], build, [kind], name=op_name)[0]
 
 
-def _store(
-    source: Buffer, target: Buffer, indices: Sequence[Var], axis: int, exclusive: bool
+def _scan(
+    source: Buffer, target: Buffer, binop: Combine, start: PrimExpr, axis: int, exclusive: bool
 ) -> Stmt:
-    """target[k] = target[k - 1] + source[k], or + source[k - 1] if exclusive."""
-    here = tuple(indices)
-    before: tuple[PrimExpr, ...] = (*here[:axis], here[axis] - 1, *here[axis + 1 :])
-    added = cast(source[before if exclusive else here], target.dtype)
-    first = const(0, target.dtype) if exclusive else added
-    value = if_then_else(here[axis] > 0, target[before] + added, first)
-    return BufferStore(target, value, here)
+    """target[0] = first;  target[k] = target[k - 1] + source[k], source[k - 1] if exclusive."""
+    axes = [Axis(Var(f"i{n}"), d) for n, d in enumerate(source.shape)]
+    here = [a.var for a in axes]
+    inner = axes[axis + 1 :]
+
+    def place(index: PrimExpr) -> tuple[PrimExpr, ...]:
+        return (*here[:axis], index, *here[axis + 1 :])
+
+    k = here[axis]
+    first = start if exclusive else cast(source[place(const(0))], target.dtype)
+    added = cast(source[place(k - 1 if exclusive else k)], target.dtype)
+    begin = BufferStore(target, first, place(const(0)))
+    step = BufferStore(target, binop(target[place(k - 1)], added), place(k))
+    extent = source.shape[axis]
+    empty_or_one = minimum(extent, 1)
+    body = seq(
+        For(Var("first"), const(0), empty_or_one, ForKind.SERIAL, _inside(inner, begin)),
+        For(k, const(1), extent - empty_or_one, ForKind.SERIAL, _inside(inner, step)),
+    )
+    return parallel_outer(axes[:axis], estimate(source.shape[axis:]), body)
+
+
+def _inside(axes: Sequence[Axis], body: Stmt) -> Stmt:
+    """The body in loops over the inner axes, the last in vectors; over fresh variables."""
+    for n, axis in enumerate(reversed(axes)):
+        kind = ForKind.SERIAL if n else ForKind.VECTORIZED
+        body = For(axis.var, const(0), axis.extent, kind, body, None if n else {"lanes": 16})
+    return body
+
+
+def cumsum(
+    data: Tensor,
+    axis: int | None = None,
+    dtype: str | None = None,
+    exclusive: bool | None = None,
+) -> Tensor:
+    """Running sums along an axis (None: of the flattened data); see scanop."""
+    return scanop(data, lambda a, b: a + b, 0, "cumsum", axis, dtype, exclusive)
+
+
+def cumprod(
+    data: Tensor,
+    axis: int | None = None,
+    dtype: str | None = None,
+    exclusive: bool | None = None,
+) -> Tensor:
+    """Running products along an axis (None: of the flattened data); see scanop."""
+    return scanop(data, lambda a, b: a * b, 1, "cumprod", axis, dtype, exclusive)
+
+
+__all__ = ["cumprod", "cumsum", "scanop"]

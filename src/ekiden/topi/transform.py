@@ -6,10 +6,33 @@ from collections.abc import Callable, Sequence
 
 from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import PrimExpr, Var, is_const
+from ekiden.ir.prim import (
+    ExprLike,
+    PrimExpr,
+    Select,
+    Var,
+    cast,
+    const,
+    convert,
+    is_const,
+    logical_and,
+    maximum,
+    minimum,
+)
 from ekiden.te import Tensor
 from ekiden.topi.layout import parse, transform_shape
-from ekiden.topi.shape import Shape, as_dim, equal, replaced, tidy
+from ekiden.topi.shape import (
+    Dim,
+    Shape,
+    as_dim,
+    as_shape,
+    infer_reshape,
+    known,
+    normalize_axes,
+    normalize_axis,
+    replaced,
+    tidy,
+)
 
 
 def _injective(
@@ -18,9 +41,14 @@ def _injective(
     return te.compute(shape, lambda *i: x[index(*i)], name=name, tag="injective")
 
 
-def reshape(x: Tensor, shape: Shape) -> Tensor:
-    """The elements of `x` in order, in another shape."""
-    return _injective(shape, x, "reshape", lambda *i: unravel(ravel(i, shape), x.shape))
+def reshape(a: Tensor, newshape: Sequence[Dim]) -> Tensor:
+    """The elements of `a` in order, in another shape.
+
+    The number 0 copies an axis, one -1 takes what is left. Raises ValueError when the numbers of
+    elements are known to differ.
+    """
+    shape = infer_reshape(a.shape, newshape)
+    return _injective(shape, a, "reshape", lambda *i: unravel(ravel(i, shape), a.shape))
 
 
 def ravel(indices: Sequence[PrimExpr], shape: Shape) -> PrimExpr:
@@ -43,99 +71,238 @@ def unravel(flat: PrimExpr, shape: Shape) -> list[PrimExpr]:
     return found[::-1]
 
 
-def transpose(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Result axis n is axis axes[n] of `x`."""
-    position = {axis: n for n, axis in enumerate(axes)}
-    shape = tuple(x.shape[a] for a in axes)
-    return _injective(shape, x, "transpose", lambda *i: [i[position[a]] for a in range(x.ndim)])
+def transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
+    """Result axis n is axis axes[n] of `a`; reversed by default.
+
+    Raises ValueError when the axes are no permutation.
+    """
+    rank = a.ndim
+    order = range(rank)[::-1] if axes is None else axes
+    order = [normalize_axis(n, rank, "transpose") for n in order]
+    if sorted(order) != list(range(rank)):
+        raise ValueError(f"transpose: expected a permutation of {rank} axes, got {axes}")
+    position = {axis: n for n, axis in enumerate(order)}
+    shape = tuple(a.shape[n] for n in order)
+    return _injective(shape, a, "transpose", lambda *i: [i[position[n]] for n in range(rank)])
 
 
-def concatenate(tensors: Sequence[Tensor], axis: int) -> Tensor:
+def concatenate(a_tuple: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Tensors joined along an axis. The chain of guards is what loop partition takes apart."""
+    at = normalize_axis(axis, a_tuple[0].ndim, "concatenate")
     edges: list[PrimExpr] = [as_dim(0)]
-    for each in tensors:
-        edges.append(tidy(edges[-1] + each.shape[axis]))
-    shape = replaced(tensors[0].shape, axis, edges[-1])
+    for each in a_tuple:
+        edges.append(tidy(edges[-1] + each.shape[at]))
+    shape = replaced(a_tuple[0].shape, at, edges[-1])
 
     def body(*i: Var) -> PrimExpr:
         value: PrimExpr | None = None
-        for each, begin, end in reversed(list(zip(tensors, edges, edges[1:], strict=False))):
-            load = each[replaced(i, axis, i[axis] - begin)]
-            value = load if value is None else if_then_else(i[axis] < end, load, value)
+        for each, begin, end in reversed(list(zip(a_tuple, edges, edges[1:], strict=False))):
+            load = each[replaced(i, at, i[at] - begin)]
+            value = load if value is None else if_then_else(i[at] < end, load, value)
         assert value is not None
         return value
 
-    return te.compute(shape, body, name="concatenate", tag="concatenate", attrs={"axis": axis})
+    return te.compute(shape, body, name="concatenate", tag="concatenate", attrs={"axis": at})
 
 
-def stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
+def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Tensors of one shape joined along a new axis."""
-    shape = (*tensors[0].shape[:axis], as_dim(len(tensors)), *tensors[0].shape[axis:])
+    at = normalize_axis(axis, tensors[0].ndim + 1, "stack")
+    shape = (*tensors[0].shape[:at], as_dim(len(tensors)), *tensors[0].shape[at:])
 
     def body(*i: Var) -> PrimExpr:
-        rest = (*i[:axis], *i[axis + 1 :])
+        rest = (*i[:at], *i[at + 1 :])
         value: PrimExpr = tensors[-1][rest]
         for n in range(len(tensors) - 2, -1, -1):
-            value = if_then_else(i[axis].equal(n), tensors[n][rest], value)
+            value = if_then_else(i[at].equal(n), tensors[n][rest], value)
         return value
 
     return te.compute(shape, body, name="stack", tag="injective")
 
 
-def split(x: Tensor, ranges: Sequence[tuple[PrimExpr, PrimExpr]], axis: int) -> list[Tensor]:
-    """Parts of `x` along an axis, given as (begin, extent)."""
-    return [strided_slice(x, _one_range(x.shape, axis, begin, extent)) for begin, extent in ranges]
-
-
-def _one_range(
-    shape: Shape, axis: int, begin: PrimExpr, extent: PrimExpr
-) -> list[tuple[PrimExpr, int, PrimExpr]]:
-    return [(begin, 1, extent) if i == axis else (as_dim(0), 1, d) for i, d in enumerate(shape)]
-
-
-def strided_slice(x: Tensor, ranges: Sequence[tuple[PrimExpr, int, PrimExpr]]) -> Tensor:
-    """Elements first + n * stride along each axis, given as (first, stride, extent)."""
-    shape = tuple(extent for _, _, extent in ranges)
-    return _injective(
-        shape,
-        x,
-        "strided_slice",
-        lambda *i: [n * stride + first for n, (first, stride, _) in zip(i, ranges, strict=True)],
-    )
-
-
-def tile(x: Tensor, shape: Shape) -> Tensor:
-    """`x` repeated as a whole to `shape`."""
-    dims = x.shape
-    start = len(shape) - len(dims)
+def tile(a: Tensor, reps: Sequence[Dim]) -> Tensor:
+    """`a` repeated as a whole along each axis; axes and repetitions are aligned at the last."""
+    times = as_shape(reps)
+    rank = max(a.ndim, len(times))
+    one = as_dim(1)
+    dims = (one,) * (rank - a.ndim) + a.shape
+    counts = (one,) * (rank - len(times)) + times
+    shape = tuple(tidy(d * c) for d, c in zip(dims, counts, strict=True))
+    start = rank - a.ndim
 
     def index(*i: Var) -> list[PrimExpr]:
         return [
-            n if equal(d, s) else n % d
-            for n, d, s in zip(i[start:], dims, shape[start:], strict=True)
+            n if is_const(c, 1) else n % d
+            for n, d, c in zip(i[start:], a.shape, counts[start:], strict=True)
         ]
 
-    return _injective(shape, x, "tile", index)
+    return _injective(shape, a, "tile", index)
 
 
-def repeat(x: Tensor, repeats: int, axis: int) -> Tensor:
+def repeat(a: Tensor, repeats: int, axis: int) -> Tensor:
     """Each element repeated along an axis."""
-    shape = replaced(x.shape, axis, tidy(x.shape[axis] * repeats))
-    return _injective(shape, x, "repeat", lambda *i: replaced(i, axis, i[axis] // max(repeats, 1)))
+    at = normalize_axis(axis, a.ndim, "repeat")
+    shape = replaced(a.shape, at, tidy(a.shape[at] * repeats))
+    return _injective(shape, a, "repeat", lambda *i: replaced(i, at, i[at] // max(repeats, 1)))
 
 
-def reverse(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """`x` backwards along axes."""
+def flip(a: Tensor, axis: int | Sequence[int] | None = 0) -> Tensor:
+    """`a` backwards along axes (None: all of them)."""
+    axes = normalize_axes(axis, a.ndim, "flip")
     return _injective(
-        x.shape,
-        x,
+        a.shape,
+        a,
         "reverse",
-        lambda *i: [x.shape[a] - 1 - n if a in axes else n for a, n in enumerate(i)],
+        lambda *i: [a.shape[d] - 1 - n if d in axes else n for d, n in enumerate(i)],
     )
 
 
-def layout_transform(x: Tensor, source: str, target: str) -> Tensor:
-    """`x` from one layout to another."""
+def reverse_sequence(
+    a: Tensor, seq_lengths: Tensor, seq_axis: int = 1, batch_axis: int = 0
+) -> Tensor:
+    """The first seq_lengths[b] elements of each batch b backwards along `seq_axis`, the rest kept.
+
+    Lengths beyond the axis count as the whole axis.
+    """
+    along = normalize_axis(seq_axis, a.ndim, "reverse_sequence")
+    batch = normalize_axis(batch_axis, a.ndim, "reverse_sequence")
+
+    def index(*i: Var) -> tuple[PrimExpr, ...]:
+        length = minimum(cast(seq_lengths[i[batch]], "int64"), a.shape[along])
+        at = Select(i[along] < length, length - 1 - i[along], i[along], "int64")
+        return replaced(i, along, at)
+
+    return _injective(a.shape, a, "reverse_sequence", index)
+
+
+def expand_dims(a: Tensor, axis: int, num_newaxis: int = 1) -> Tensor:
+    """New axes of extent 1 at `axis`."""
+    at = normalize_axis(axis, a.ndim + 1, "expand_dims")
+    shape = (*a.shape[:at], *[as_dim(1)] * num_newaxis, *a.shape[at:])
+    return _injective(shape, a, "expand_dims", lambda *i: (*i[:at], *i[at + num_newaxis :]))
+
+
+def squeeze(a: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
+    """Without axes of extent 1 (None: all that are known to be 1).
+
+    Raises ValueError when one is known to be larger.
+    """
+    if axis is None:
+        axes = tuple(n for n, d in enumerate(a.shape) if is_const(d, 1))
+    else:
+        axes = normalize_axes(axis, a.ndim, "squeeze")
+    wrong = [n for n in axes if known(a.shape[n]) not in (None, 1)]
+    if wrong:
+        raise ValueError(f"squeeze: axis {wrong[0]} has extent {known(a.shape[wrong[0]])}, not 1")
+    shape = tuple(d for n, d in enumerate(a.shape) if n not in axes)
+
+    def index(*i: Var) -> list[PrimExpr]:
+        rest = iter(i)
+        return [as_dim(0) if n in axes else next(rest) for n in range(a.ndim)]
+
+    return _injective(shape, a, "squeeze", index)
+
+
+def expand_like(a: Tensor, shape_like: Tensor, axis: int | Sequence[int]) -> Tensor:
+    """`a` with new axes at `axis`, repeated there to the extents of another tensor."""
+    axes = normalize_axes(axis, shape_like.ndim, "expand_like")
+    if len(axes) + a.ndim != shape_like.ndim:
+        raise ValueError(
+            f"expand_like: {a.ndim} axes and {len(axes)} new ones do not make {shape_like.ndim}"
+        )
+    return _injective(
+        shape_like.shape,
+        a,
+        "expand_like",
+        lambda *i: [n for at, n in enumerate(i) if at not in axes],
+    )
+
+
+def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
+    """Flat positions as coordinates, which come along a new first axis; `shape` may be data."""
+    if isinstance(shape, Tensor):
+        count = known(shape.shape[0])
+        if count is None:
+            raise ValueError("unravel_index: the rank of the shape must be known")
+        dims: Shape = tuple(cast(shape[n], "int64") for n in range(count))
+    else:
+        dims = as_shape(shape)
+
+    def body(*i: Var) -> PrimExpr:
+        found = unravel(cast(indices[i[1:]], "int64"), dims)
+        value = found[-1]
+        for n in range(len(found) - 2, -1, -1):
+            value = Select(i[0].equal(n), found[n], value, "int64")
+        return cast(value, indices.dtype)
+
+    return te.compute((len(dims), *indices.shape), body, name="unravel_index", tag="injective")
+
+
+def invert_permutation(data: Tensor) -> Tensor:
+    """The positions of 0, 1, 2, ... in a vector that permutes them."""
+    extent = data.shape[0]
+    k = te.reduce_axis((0, extent), "k")
+    return te.compute(
+        (extent,),
+        lambda i: te.max(
+            Select(
+                cast(data[k], "int64").equal(i),
+                cast(k, data.dtype),
+                const(0, data.dtype),
+                data.dtype,
+            ),
+            k,
+        ),
+        name="invert_permutation",
+        tag="reduce",
+    )
+
+
+def trilu(data: Tensor, k: Tensor | ExprLike, upper: bool) -> Tensor:
+    """The part above (or below) the k-th diagonal of matrices, which it includes; 0 elsewhere."""
+    offset = cast(k[()] if isinstance(k, Tensor) else convert(k), "int64")
+
+    def body(*i: Var) -> PrimExpr:
+        distance = i[-1] - i[-2]
+        kept = distance >= offset if upper else distance <= offset
+        return Select(kept, data[i], const(0, data.dtype), data.dtype)
+
+    return te.compute(data.shape, body, name="trilu", tag="injective")
+
+
+def matrix_set_diag(
+    data: Tensor, diagonal: Tensor, k: int | Sequence[int] = 0, align: str = "RIGHT_LEFT"
+) -> Tensor:
+    """Matrices with their diagonals k (or k[0] to k[1], first axis of `diagonal` from the upper to
+    the lower) replaced.
+
+    Shorter diagonals stand right or left in their row: `align` says it for those above and below
+    the main one, as TensorFlow's matrix_set_diag.
+    """
+    low, high = (k, k) if isinstance(k, int) else (k[0], k[-1])
+    several = diagonal.ndim == data.ndim
+    above, below = align.split("_")
+    rows, columns = data.shape[-2:]
+    longest = diagonal.shape[-1]
+
+    def body(*i: Var) -> PrimExpr:
+        offset = i[-1] - i[-2]
+        inside = logical_and(offset >= low, offset <= high)
+        position = minimum(i[-1], i[-2])
+        length = minimum(minimum(rows + minimum(offset, 0), columns - maximum(offset, 0)), longest)
+        right = Select(offset >= 0, const(above == "RIGHT"), const(below == "RIGHT"), "bool")
+        at = position + Select(right, longest - length, as_dim(0), "int64")
+        row = (*i[:-2], as_dim(high) - offset, at) if several else (*i[:-2], at)
+        return if_then_else(inside, diagonal[row], data[i])
+
+    return te.compute(data.shape, body, name="matrix_set_diag", tag="injective")
+
+
+def layout_transform(
+    array: Tensor, src_layout: str, dst_layout: str, schedule_rule: str = "None"
+) -> Tensor:
+    """`array` from one layout to another. (`schedule_rule` is TVM's; rules find it by its tag.)"""
+    source, target = src_layout, dst_layout
     sizes = {letter: size for letter, size in parse(target) if size}
     inner = {letter: size for letter, size in parse(source) if size}
 
@@ -153,4 +320,13 @@ def layout_transform(x: Tensor, source: str, target: str) -> Tensor:
             for letter, size in parse(source)
         ]
 
-    return _injective(transform_shape(x.shape, source, target), x, "layout_transform", index)
+    return _injective(
+        transform_shape(array.shape, source, target), array, "layout_transform", index
+    )
+
+
+__all__ = [
+    "concatenate", "expand_dims", "expand_like", "flip", "invert_permutation", "layout_transform",
+    "matrix_set_diag", "repeat", "reshape", "reverse_sequence", "squeeze", "stack", "tile",
+    "transpose", "trilu", "unravel_index",
+]  # fmt: skip

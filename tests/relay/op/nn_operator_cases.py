@@ -354,7 +354,7 @@ def activations() -> Iterator[Case]:
     yield case(op.nn.prelu, x, c, expected=slope)
     yield case(op.nn.bias_add, x, c, expected=lambda v, b: v + b[:, None])
     yield case(lambda v, b: op.nn.bias_add(v, b, -1), x, normal(4), expected=lambda v, b: v + b)
-    yield case(op.nn.dropout, x, expected=lambda v: (v, np.ones_like(v)))
+    yield case(op.nn.dropout_raw, x, expected=lambda v: (v, np.ones_like(v)))
 
 
 def _normal_rows(v: Array, axes: tuple[int, ...]) -> Array:

@@ -24,9 +24,12 @@ from ekiden.ir.prim import (
     PrimExpr,
     Select,
     Var,
+    const,
 )
-from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.stmt import BufferStore, For, Stmt
+from ekiden.tir.interpreter import run
+from ekiden.tir.stmt import PrimFunc
+from ekiden.tir.transform import lower
+from ekiden.tir.visitor import substitute
 
 REDUCERS: dict[str, Callable[..., Array]] = {
     "sum": np.sum,
@@ -117,36 +120,11 @@ class Evaluator:
         raise AssertionError(f"no rule for {expr!r}")
 
     def _extern(self, op: te.ExternOp) -> None:
-        buffers = {b: self.tensor(t) for b, t in zip(op.input_buffers, op.inputs, strict=True)}
-        for n, b in enumerate(op.output_buffers):
-            buffers[b] = np.zeros(self.shape(b.shape), to_numpy(b.dtype))
-            self.values[(op, n)] = buffers[b]
-        self._run(op.body, buffers, dict(self.symbols))
-
-    def _run(self, stmt: Stmt, buffers: dict[Buffer, Array], scope: dict[Var, object]) -> None:
-        if isinstance(stmt, For):
-            for n in range(int(self.scalar(stmt.extent, scope))):
-                self._run(stmt.body, buffers, {**scope, stmt.loop_var: n})
-            return
-        assert isinstance(stmt, BufferStore), stmt
-        at = tuple(int(self.scalar(i, scope)) for i in stmt.indices)
-        buffers[stmt.buffer][at] = self._element(stmt.value, buffers, scope)
-
-    def _element(
-        self, expr: PrimExpr, buffers: dict[Buffer, Array], scope: dict[Var, object]
-    ) -> object:
-        match expr:
-            case BufferLoad(buffer=buffer, indices=indices):
-                return buffers[buffer][tuple(int(self.scalar(i, scope)) for i in indices)]
-            case Intrinsic(op="if_then_else", args=(c, t, f)):
-                return self._element(t if self.scalar(c, scope) else f, buffers, scope)
-            case BinaryExpr(a=a, b=b):
-                return BINARY[expr.symbol](
-                    self._element(a, buffers, scope), self._element(b, buffers, scope)
-                )
-            case Cast(value=value, dtype=dtype):
-                return np.asarray(self._element(value, buffers, scope)).astype(to_numpy(dtype))
-        return self.scalar(expr, scope)
+        arrays = [np.ascontiguousarray(self.tensor(t)) for t in op.inputs]
+        results = [np.zeros(self.shape(b.shape), to_numpy(b.dtype)) for b in op.output_buffers]
+        body = substitute(op.body, {s: const(n) for s, n in self.symbols.items()})
+        run(lower(PrimFunc((*op.input_buffers, *op.output_buffers), body)), *arrays, *results)
+        self.values.update({(op, n): each for n, each in enumerate(results)})
 
 
 def _load(array: Array, indices: Sequence[Array]) -> Array:

@@ -26,14 +26,15 @@ def program(text: str, **constants: Array) -> IRModule:
     main = module["main"]
     assert isinstance(main, Function)
     values = {p: Constant(constants[p.name_hint]) for p in main.params if p.name_hint in constants}
-    return InferType()(module.update("main", bind(main, values)) if values else module)
+    return InferType()(module.with_function("main", bind(main, values)) if values else module)
 
 
 def check(transform: Callable[[IRModule], IRModule], before: str, after: str) -> None:
-    """`transform` makes the program `after` from the program `before`."""
+    """`transform` makes the program `after` from the program `before`, types filled in."""
     made = transform(program(before))
     verify(made)
-    assert structural_equal(made, program(after)), f"got:\n{made}\nexpected:\n{program(after)}"
+    made, expected = InferType()(made), InferType()(program(after))
+    assert structural_equal(made, expected), f"got:\n{made}\nexpected:\n{expected}"
 
 
 def evaluate(module: IRModule, args: Sequence[Array]) -> list[Array]:

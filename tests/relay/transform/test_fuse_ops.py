@@ -124,7 +124,7 @@ def test_a_scalar_constant_is_inside_and_an_array_is_an_argument() -> None:
         program(f"def @main({X}, %w: Tensor[(8,), float32]) {{ add(multiply(%x, 2f), %w) }}")
     )
     text = str(module)
-    assert "multiply(%p0, 2.0f)" in text and "add(%0, %p1)" in text
+    assert "multiply(%p0, 2f)" in text and "add(%0, %p1)" in text
 
 
 def test_symbolic_dimensions_that_are_equal_fuse() -> None:

@@ -11,7 +11,7 @@ from pass_checks import evaluate, program
 from ekiden.backend.vm.pipeline import pipeline
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
-from ekiden.ir.transform import Pass, PassContext, PassInstrument
+from ekiden.ir.transform import PassContext, PassInfo, PassInstrument
 from ekiden.ir.type import tensor_type
 from ekiden.relay import op
 from ekiden.relay.analysis import verify
@@ -21,8 +21,7 @@ from ekiden.target import Target
 
 TARGET = Target.parse("llvm -mcpu=x86-64-v4")
 PASSES = pipeline(TARGET).passes
-BEFORE_MEMORY = [p for p in PASSES if isinstance(p, Pass)]
-BEFORE_MEMORY = BEFORE_MEMORY[: [p.name for p in BEFORE_MEMORY].index(ManifestAlloc().name)]
+BEFORE_MEMORY = PASSES[: [p.name for p in PASSES].index(ManifestAlloc().name)]
 N = SizeVar("n")
 UNARY: list[Callable[[Expr], Expr]] = [op.tanh, op.nn.relu, op.negative, op.sigmoid]
 BINARY: list[Callable[[Expr, Expr], Expr]] = [op.add, op.multiply, op.subtract, op.maximum]
@@ -109,7 +108,7 @@ class _VerifyAll(PassInstrument):
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    def run_after_pass(self, module: IRModule, info: Pass) -> None:
+    def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
         self.names.append(info.name)
         verify(module)
 
@@ -119,9 +118,9 @@ class _VerifyAll(PassInstrument):
 @given(programs())
 def test_programs_with_explicit_memory_are_well_formed(module: IRModule) -> None:
     instrument = _VerifyAll()
-    with PassContext(instruments=(instrument,)).scope():
+    with PassContext(instruments=(instrument,)):
         pipeline(TARGET)(module)
-    assert instrument.names[-1] == "ManifestLifetimes"
+    assert instrument.names[-2:] == ["ManifestLifetimes", "vm"]
 
 
 LENGTH = 20_000
@@ -161,6 +160,6 @@ def test_a_disabled_pass_does_not_run() -> None:
     instrument = _VerifyAll()
     module = program("def @main(%x: float32) { tanh(exp(%x)) }")
     context = PassContext(instruments=(instrument,), disabled_pass=frozenset(["FoldConstant"]))
-    with context.scope():
+    with context:
         pipeline(TARGET)(module)
     assert "FoldConstant" not in instrument.names and "FuseOps" in instrument.names

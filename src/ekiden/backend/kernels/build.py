@@ -4,35 +4,22 @@ the disk cache.
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
-import threading
-import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ekiden.backend.kernels.cache import KernelCache, kernel_key
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.lower import described, lower_primitive
 from ekiden.codegen import llvm
+from ekiden.codegen.cache import KernelCache, kernel_key
+from ekiden.codegen.parallel import LOCK, Progress, Task, compile_tasks
 from ekiden.ir.op import Op
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.scopes import evaluation_order
-from ekiden.runtime import environment
-from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc
 
-Progress = Callable[[int, int, str], None]
-"""Called with (kernels done, kernels in all, name of the one just done)."""
-
 MAX_NAME = 80
-PARALLEL_FROM = 4
-"""Kernels to compile from which starting processes pays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,90 +39,25 @@ def _display_name(function: Function) -> str:
     return "fused_" + "_".join(n.replace(".", "_") for n in ops)[:MAX_NAME]
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """One distinct kernel."""
-
-    key: str
-    name: str
-    function: Function
-
-    def lower(self, target: Target) -> PrimFunc:
-        """Its loop program, as code generators take it."""
-        return tir_transform.lower(lower_primitive(self.function, self.name, target), target)
-
-
-_LOCK = threading.Lock()
-"""Held while kernels are compiled: no other thread is inside LLVM when processes are forked."""
-_WORK: tuple[list[_Task], Target] | None = None
-"""What forked workers compile: inherited by fork, so that functions need not be sent."""
-
-
-def _compile_one(index: int) -> bytes:
-    assert _WORK is not None
-    tasks, target = _WORK
-    task = tasks[index]
+def _compile(function: Function, name: str, target: Target) -> bytes:
+    """The object code of a function in canonical form."""
     try:
-        return llvm.compile_object([task.lower(target)], target)
+        lowered = tir_transform.lower(lower_primitive(function, name, target), target)
+        return llvm.compile_object([lowered], target)
     except Exception as error:
         if not getattr(error, "__notes__", None):
-            error.add_note(f"while compiling {described(task.function, task.name)}")
+            error.add_note(f"while compiling {described(function, name)}")
         raise
 
 
-def _ignore_interrupt() -> None:
-    """Workers leave Ctrl-C to the process that waits for them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _tasks(functions: Iterable[Function], target: Target) -> list[Task]:
+    return [_task(canonicalize(function), target) for function in functions]
 
 
-@contextmanager
-def _workers(count: int) -> Iterator[Executor]:
-    """Forked processes; what has not begun is dropped when an error leaves the block."""
-    context = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(count, context, _ignore_interrupt)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _in_parallel(count: int, jobs: int) -> Generator[tuple[int, bytes], None, None]:
-    with _workers(jobs) as pool:
-        with warnings.catch_warnings():  # Python 3.12 warns of forks beside threads; see _LOCK
-            warnings.simplefilter("ignore", DeprecationWarning)
-            waiting = {pool.submit(_compile_one, i): i for i in range(count)}
-        try:
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
-        except BrokenProcessPool as error:
-            raise CompileError(
-                "compiling kernels: a worker process was killed (out of memory?); "
-                "EKIDEN_COMPILE_JOBS=1 compiles in this process"
-            ) from error
-
-
-def _compile_all(tasks: list[_Task], target: Target) -> Generator[tuple[int, bytes], None, None]:
-    """(position, object code) of each task, in the order they are done."""
-    global _WORK
-    jobs = min(environment.compile_jobs(), len(tasks))
-    with _LOCK:
-        _WORK = (tasks, target)
-        try:
-            if jobs < 2 or len(tasks) < PARALLEL_FROM:
-                yield from ((i, _compile_one(i)) for i in range(len(tasks)))
-            else:
-                yield from _in_parallel(len(tasks), jobs)
-        finally:
-            _WORK = None
-
-
-def _tasks(functions: Iterable[Function], target: Target) -> list[_Task]:
-    tasks = []
-    for function in functions:
-        canonical = canonicalize(function)
-        key = kernel_key(canonical, target)
-        tasks.append(_Task(key, f"{_display_name(canonical)}_{key[:12]}", canonical))
-    return tasks
+def _task(function: Function, target: Target) -> Task:
+    key = kernel_key(function, target)
+    name = f"{_display_name(function)}_{key[:12]}"
+    return Task(key, name, lambda: _compile(function, name, target))
 
 
 def build_kernels(
@@ -150,22 +72,12 @@ def build_kernels(
     Equal functions share a kernel. Raises CompileError with the model node of the function that
     failed.
     """
-    cache = cache or KernelCache.default()
     tasks = _tasks(functions, target)
-    distinct = {t.key: t for t in tasks}
-    objects = {key: code for key in distinct if (code := cache.get(key)) is not None}
-    missing = [t for key, t in distinct.items() if key not in objects]
-    with closing(_compile_all(missing, target)) as results:
-        for done, (index, code) in enumerate(results):
-            task = missing[index]
-            objects[task.key] = code
-            cache.put(task.key, code)
-            if progress is not None:
-                progress(done + 1, len(missing), task.name)
-    parts = [objects[key] for key in distinct]
-    names = [t.name for t in distinct.values()]
+    objects = compile_tasks(tasks, cache or KernelCache.default(), progress)
+    parts = list(objects.values())
+    names = list({t.key: t.name for t in tasks}.values())
     if extra:
-        with _LOCK:
+        with LOCK:
             lowered = [tir_transform.lower(f, target) for f in extra]
             parts.append(llvm.compile_object(lowered, target))
         names.extend(f.name for f in extra)

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ekiden.backend.kernels.build import Progress, build_kernels
+from ekiden.backend.kernels.build import build_kernels
 from ekiden.backend.kernels.lower import Constraint, shape_function
 from ekiden.backend.vm.dims import Dims, dims_of, is_static, sources, values
 from ekiden.backend.vm.encode import Instruction, Operand, make
 from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array, Op

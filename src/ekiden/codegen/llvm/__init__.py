@@ -8,11 +8,13 @@ from ekiden.codegen.llvm.compiler import (
     compile_object,
     compile_text,
 )
+from ekiden.codegen.llvm.debug import DebugLines
 from ekiden.codegen.llvm.emit import emit, emit_all
 from ekiden.codegen.llvm.image import ImageInfo, inspect, link
 
 __all__ = [
     "VERSION",
+    "DebugLines",
     "ImageInfo",
     "assembly",
     "assembly_of_text",

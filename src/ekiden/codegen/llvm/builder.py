@@ -10,17 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from ekiden.codegen.llvm.debug import DebugLines
 from ekiden.codegen.llvm.types import constant, register_type, suffix
 from ekiden.ir import dtype as dt
+from ekiden.target import Target
 
 Operand = str
 Arguments = Sequence[tuple[str, Operand]]
 
 
 class Module:
-    """What functions of one module share: declarations, string constants, finished functions."""
+    """What functions of one module share: declarations, string constants, finished functions.
 
-    def __init__(self) -> None:
+    `target` says which instructions there are; without one, none but those of every machine.
+    `debug` has the lines of statements, if code is to be debugged.
+    """
+
+    def __init__(self, target: Target | None = None, debug: DebugLines | None = None) -> None:
+        self.target, self.debug = target, debug
         self.declarations: dict[str, str] = {}
         self.strings: dict[bytes, str] = {}
         self.tables: dict[tuple[float, ...], str] = {}
@@ -75,6 +82,7 @@ class Builder:
         self.entry: list[str] = []
         self.lines: list[str] = []
         self.block = "entry"
+        self.location = ""
         self._scopes: list[dict[str, Operand]] = [{}]
         self._count = 0
         self._memory = 0
@@ -112,12 +120,12 @@ class Builder:
 
     def effect(self, text: str) -> None:
         """An instruction without a value."""
-        self.lines.append(f"  {text}")
+        self.lines.append(f"  {text}{self.location}")
 
     def value(self, text: str, hint: str = "v") -> Operand:
         """An instruction that must stay where it is."""
         name = f"%{self.fresh(hint)}"
-        self.lines.append(f"  {name} = {text}")
+        self.lines.append(f"  {name} = {text}{self.location}")
         return name
 
     def pure(self, text: str, epoch: str = "") -> Operand:
@@ -164,6 +172,10 @@ class Builder:
         """`opcode a, b`."""
         return self.pure(f"{opcode} {register_type(dtype)} {a}, {b}")
 
+    def negate(self, dtype: str, a: Operand) -> Operand:
+        """`-a` of floats."""
+        return self.pure(f"fneg {register_type(dtype)} {a}")
+
     def compare(self, predicate: str, dtype: str, a: Operand, b: Operand) -> Operand:
         """icmp or fcmp with LLVM's predicate; the result is bool with the lanes of `dtype`."""
         kind = "fcmp" if dt.is_float(dtype) else "icmp"
@@ -193,6 +205,35 @@ class Builder:
         one = self.pure(f"insertelement {kind} poison, {register_type(dtype)} {a}, i64 0")
         return self.pure(
             f"shufflevector {kind} {one}, {kind} poison, <{lanes} x i32> zeroinitializer"
+        )
+
+    def element(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
+        """`values[index]` in float64 per lane, for an index (int64) in range."""
+        table, kind = self.module.table(values), register_type(dt.with_lanes("float64", lanes))
+        word = register_type(dt.with_lanes("int64", lanes))
+        place = self.pure(f"getelementptr double, ptr {table}, {word} {index}")
+        if lanes == 1:
+            return self.pure(f"load double, ptr {place}")
+        places, bits = f"<{lanes} x ptr>", f"<{lanes} x i1>"
+        name = f"llvm.masked.gather.v{lanes}f64.v{lanes}p0"
+        self.module.declare(name, kind, [places, "i32", bits, kind])
+        return self.pure(
+            f"call {kind} @{name}({places} {place}, i32 8, {bits} splat (i1 true), {kind} poison)"
+        )
+
+    def scalef(self, dtype: str, a: Operand, exponent: Operand) -> Operand | None:
+        """`a * 2**floor(exponent)` by the instruction of AVX-512; None where it cannot be used."""
+        target, lanes = self.module.target, dt.lanes(dtype)
+        bits = lanes * 8 * dt.itemsize(dt.element(dtype))
+        if target is None or target.vector_bits < 512 or bits != 512:
+            return None
+        mask, kind = f"i{lanes}", register_type(dtype)
+        name = f"llvm.x86.avx512.mask.scalef.p{'s' if lanes == 16 else 'd'}.512"
+        self.module.declare(name, kind, [kind, kind, kind, mask, "i32"])
+        current_rounding = 4
+        return self.pure(
+            f"call {kind} @{name}({kind} {a}, {kind} {exponent}, {kind} {a}, {mask} -1,"
+            f" i32 {current_rounding})"
         )
 
     def any(self, mask: Operand, lanes: int) -> Operand:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.codegen.llvm.builder import Module
+from ekiden.codegen.llvm.debug import DebugLines
 from ekiden.codegen.llvm.entry import EntryEmitter
 from ekiden.codegen.llvm.expression import DemoteRegisterError
 from ekiden.target import Target
@@ -21,13 +22,15 @@ def emit(func: PrimFunc, target: Target) -> str:
     return emit_all([func], target)
 
 
-def emit_all(funcs: Sequence[PrimFunc], target: Target) -> str:
-    """One module with several functions."""
-    module = Module()
+def emit_all(funcs: Sequence[PrimFunc], target: Target, debug: DebugLines | None = None) -> str:
+    """One module with several functions; with debug information, if lines are given."""
+    module = Module(target, debug)
     for func in funcs:
         _write(module, func)
     head = [f"; for {target}", f'target triple = "{target.triple}"']
-    return module.text(head) + 'attributes #0 = { nounwind "frame-pointer"="none" }\n'
+    frame = "all" if debug else "none"
+    tail = f'attributes #0 = {{ nounwind "frame-pointer"="{frame}" }}\n'
+    return module.text(head) + tail + (debug.text() if debug else "")
 
 
 def _write(module: Module, func: PrimFunc) -> None:

@@ -7,17 +7,17 @@ ek_dltensor.
 
 from __future__ import annotations
 
+from ekiden.codegen.common import Dimension, argument_label, dimensions, dtype_word
 from ekiden.codegen.llvm.builder import Operand
+from ekiden.codegen.llvm.debug import FunctionLines
 from ekiden.codegen.llvm.statement import StatementEmitter, function_text
-from ekiden.ir import dtype as dt
-from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, Var
+from ekiden.ir.prim import SizeVar, Var
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
 
 PARAMETERS = "ptr %self, ptr %args, i32 %nargs, ptr %ret"
 VALUE_SIZE, PAYLOAD, TENSOR_INDEX, POINTER_INDEX, TENSOR_DL = 16, 8, 70, 7, 24
 DL_DATA, DL_NDIM, DL_DTYPE, DL_SHAPE, DL_OFFSET = 0, 16, 20, 24, 40
-CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
 
 
 class EntryEmitter(StatementEmitter):
@@ -26,16 +26,16 @@ class EntryEmitter(StatementEmitter):
     def write(self, func: PrimFunc) -> None:
         """Emit entry and body, and add them to the module."""
         self.b.entry = []
+        if self.module.debug is not None:
+            line = self.module.debug.first_line(func)
+            self.lines = FunctionLines(self.module.debug, self.name, line)
+            self.b.location = self.lines.header()
         count = len(func.params)
         right = self.b.value(f"icmp eq i32 %nargs, {count}")
         self.check(right, "TypeError", f"{self.name}: expected {count} arguments")
-        shapes = [self.unpack(i, buffer) for i, buffer in enumerate(func.params)]
-        later: list[tuple[int, int, PrimExpr, Operand]] = []
-        for i, (buffer, shape) in enumerate(zip(func.params, shapes, strict=True)):
-            for d, extent in enumerate(buffer.shape):
-                self.dimension(i, d, extent, shape, later)
-        for i, d, extent, actual in later:
-            self.match(i, d, extent, actual)
+        shapes = [self.unpack(func, i, buffer) for i, buffer in enumerate(func.params)]
+        for each in dimensions(func):
+            self.dimension(each, self.field(shapes[each.index], 8 * each.axis, "i64"))
         self.statement(func.body)
         self.b.effect("ret i32 0")
         self.module.functions.append(function_text(f'"{self.name}"', PARAMETERS, self))
@@ -45,14 +45,10 @@ class EntryEmitter(StatementEmitter):
         place = self.b.pure(f"getelementptr i8, ptr {base}, i64 {offset}") if offset else base
         return self.b.pure(f"load {kind}, ptr {place}")
 
-    def label(self, i: int, buffer: Buffer) -> str:
-        """How messages name an argument."""
-        return f"{self.name}: argument {i} ({buffer.name})"
-
-    def unpack(self, i: int, buffer: Buffer) -> Operand:
+    def unpack(self, func: PrimFunc, i: int, buffer: Buffer) -> Operand:
         """Check that argument i is a tensor of the right type and rank; returns the address of its
         shape."""
-        b, name = self.b, self.label(i, buffer)
+        b, name = self.b, argument_label(func, i, buffer)
         index = self.field("%args", i * VALUE_SIZE, "i32")
         is_object = b.value(f"icmp eq i32 {index}, {TENSOR_INDEX}")
         is_pointer = b.value(f"icmp eq i32 {index}, {POINTER_INDEX}")
@@ -73,41 +69,13 @@ class EntryEmitter(StatementEmitter):
         self.pointers[buffer] = b.value(f"getelementptr i8, ptr {data}, i64 {offset}")
         return self.field(tensor, DL_SHAPE, "ptr")
 
-    def dimension(
-        self,
-        i: int,
-        d: int,
-        extent: PrimExpr,
-        shape: Operand,
-        later: list[tuple[int, int, PrimExpr, Operand]],
-    ) -> None:
-        """Bind a symbol that is seen for the first time; other dimensions are compared once all are
-        bound."""
-        if isinstance(extent, AnyDim):
+    def dimension(self, row: Dimension, actual: Operand) -> None:
+        """Bind a symbol, or compare a dimension with what it must be."""
+        if not row.binds:
+            right = self.b.value(f"icmp eq i64 {actual}, {self.value(row.extent)}")
+            self.check(right, "ValueError", row.message)
             return
-        actual = self.field(shape, 8 * d, "i64")
-        if isinstance(extent, Var) and extent not in self.variables:
-            self.variables[extent] = actual
-            if isinstance(extent, SizeVar):
-                self.positive.add(extent)
-            return
-        later.append((i, d, extent, actual))
-
-    def match(self, i: int, d: int, extent: PrimExpr, actual: Operand) -> None:
-        """Compare a dimension with what it must be."""
-        if isinstance(extent, IntImm):
-            wanted = str(extent.value)
-        else:
-            wanted = (
-                extent.name if isinstance(extent, Var) else "a function of the other dimensions"
-            )
-        right = self.b.value(f"icmp eq i64 {actual}, {self.value(extent)}")
-        message = f"{self.name}: argument {i}: dimension {d} must be {wanted}"
-        self.check(right, "ValueError", message)
-
-
-def dtype_word(dtype: str) -> int:
-    """A DLDataType of one lane as the 32-bit integer it is in memory."""
-    element = dt.element(dtype)
-    code = CODES[element.rstrip("0123456789")]
-    return code | dt.SCALAR_BITS[element] << 8 | 1 << 16
+        assert isinstance(row.extent, Var)
+        self.variables[row.extent] = actual
+        if isinstance(row.extent, SizeVar):
+            self.positive.add(row.extent)

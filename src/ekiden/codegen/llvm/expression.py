@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ekiden.codegen.common import is_nonnegative
 from ekiden.codegen.llvm.builder import Builder, Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
@@ -22,13 +23,10 @@ from ekiden.ir.prim import (
     FloorMod,
     IntImm,
     Intrinsic,
-    Max,
-    Min,
     Mul,
     Not,
     PrimExpr,
     Select,
-    SizeVar,
     Sub,
     Var,
 )
@@ -217,28 +215,9 @@ class ExpressionEmitter:
 
     # integers known to be non-negative divide without corrections
 
-    def is_nonnegative(self, e: PrimExpr, depth: int = 12) -> bool:
+    def is_nonnegative(self, e: PrimExpr) -> bool:
         """Whether an index expression is certainly >= 0."""
-        match e:
-            case IntImm():
-                return e.value >= 0
-            case SizeVar():
-                return True
-            case Var():
-                return e in self.positive or dt.is_unsigned(e.dtype)
-            case Add() | Mul() | FloorDiv() | Min() if depth:
-                return self.is_nonnegative(e.a, depth - 1) and self.is_nonnegative(e.b, depth - 1)
-            case FloorMod() if depth:
-                return self.is_nonnegative(e.b, depth - 1)
-            case Max() if depth:
-                return self.is_nonnegative(e.a, depth - 1) or self.is_nonnegative(e.b, depth - 1)
-            case Broadcast() if depth:
-                return self.is_nonnegative(e.value, depth - 1)
-            case Ramp() if depth:
-                return self.is_nonnegative(e.base, depth - 1) and self.is_nonnegative(
-                    e.stride, depth - 1
-                )
-        return False
+        return is_nonnegative(e, self.positive)
 
     def is_unsigned_division(self, e: FloorDiv | FloorMod) -> bool:
         """Whether both sides are non-negative integers."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from ekiden.codegen.llvm.builder import Builder, Operand
 from ekiden.codegen.llvm.cast import emit_cast
-from ekiden.codegen.llvm.types import register_type, suffix
 from ekiden.ir import dtype as dt
 
 MANTISSA = {"float32": 23, "float64": 52}
@@ -57,7 +56,7 @@ class FloatMath:
 
     def neg(self, x: Operand) -> Operand:
         """-x"""
-        return self.b.pure(f"fneg {register_type(self.dtype)} {x}")
+        return self.b.negate(self.dtype, x)
 
     def fma(self, x: Operand, y: Operand, z: Operand) -> Operand:
         """x * y + z, rounded once."""
@@ -120,25 +119,20 @@ class FloatMath:
         return self.from_bits(self.int_op("shl", biased, self.int_const(MANTISSA[self.element])))
 
     def scale(self, x: Operand, n: Operand) -> Operand:
-        """x * 2**n in two steps, so that subnormal results and overflow come out right."""
-        half = self.int_op("ashr", n, self.int_const(1))
-        rest = self.int_op("sub", n, half)
+        """x * 2**n for a float n holding a small integer; subnormal results and overflow come out
+        right: one instruction where there is one, else in two steps.
+        """
+        scaled = self.b.scalef(self.dtype, x, n)
+        if scaled is not None:
+            return scaled
+        whole = self.to_int(n)
+        half = self.int_op("ashr", whole, self.int_const(1))
+        rest = self.int_op("sub", whole, half)
         return self.mul(self.mul(x, self.power_of_two(half)), self.power_of_two(rest))
 
     def look_up(self, values: tuple[float, ...], index: Operand) -> Operand:
         """`values[index]` per lane, for an index in range. float64 only."""
-        table, kind = self.b.module.table(values), register_type(self.dtype)
-        place = f"getelementptr double, ptr {table}, {register_type(self.word)} {index}"
-        if self.lanes == 1:
-            return self.b.pure(f"load double, ptr {self.b.pure(place)}")
-        places = f"<{self.lanes} x ptr>"
-        bits = register_type(dt.with_lanes("bool", self.lanes))
-        name = f"llvm.masked.gather.{suffix(self.dtype)}.v{self.lanes}p0"
-        self.b.module.declare(name, kind, [places, "i32", bits, kind])
-        return self.b.pure(
-            f"call {kind} @{name}({places} {self.b.pure(place)}, i32 8,"
-            f" {bits} splat (i1 true), {kind} poison)"
-        )
+        return self.b.element(values, index, self.lanes)
 
     def widen(self) -> FloatMath:
         """The same lanes in float64."""

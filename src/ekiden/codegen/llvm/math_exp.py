@@ -47,7 +47,7 @@ def exp(m: FloatMath, x: Operand) -> Operand:
     n = m.llvm("roundeven", m.mul(x, m.const(LOG2_E)))
     r = m.fma(n, m.const(-LN2_HIGH[m.element]), x)
     r = m.fma(n, m.const(-LN2_LOW[m.element]), r)
-    return m.scale(exp_of_rest(m, r), m.to_int(n))
+    return m.scale(exp_of_rest(m, r), n)
 
 
 def exp_of_rest(m: FloatMath, r: Operand) -> Operand:

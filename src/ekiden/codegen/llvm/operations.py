@@ -121,7 +121,7 @@ def _float_modulo(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
     wide = dt.with_lanes("float64", dt.lanes(dtype))
     x, y = emit_cast(b, x, dtype, wide), emit_cast(b, y, dtype, wide)
     quotient = b.intrinsic("floor", wide, b.binary("fdiv", wide, x, y))
-    rest = b.intrinsic("fma", wide, b.pure(f"fneg {register_type(wide)} {quotient}"), y, x)
+    rest = b.intrinsic("fma", wide, b.negate(wide, quotient), y, x)
     zero = b.const(0.0, wide)
     below = b.compare("olt", wide, b.binary("fmul", wide, rest, y), zero)
     rest = b.binary("fadd", wide, rest, b.select(below, wide, y, zero, dt.lanes(wide)))

@@ -7,8 +7,10 @@ what it uses from outside travels in a structure of 8-byte slots; a vector takes
 
 from __future__ import annotations
 
+from ekiden.codegen.common import stored_value
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.debug import FunctionLines
 from ekiden.codegen.llvm.expression import (
     DemoteRegisterError,
     ExpressionEmitter,
@@ -17,9 +19,9 @@ from ekiden.codegen.llvm.expression import (
 )
 from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import Add, IntImm, Intrinsic, Mul, PrimExpr, SizeVar, Var, const, is_const
+from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var, const, is_const
 from ekiden.runtime.errors import InternalError
-from ekiden.tir.expr import Buffer, BufferLoad, Ramp
+from ekiden.tir.expr import Buffer, Ramp
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -44,10 +46,13 @@ class StatementEmitter(ExpressionEmitter):
         self.workspaces: list[Operand] = []
         self.failures: list[str] = []
         self._stores: dict[Stmt, frozenset[RegisterKey]] = {}
+        self.lines: FunctionLines | None = None
 
     def statement(self, s: Stmt) -> None:
         """Emit one statement."""
         self.begin_statement()
+        if self.lines is not None:
+            self.b.location = self.lines.enter(s)
         match s:
             case SeqStmt():
                 for each in s.seq:
@@ -78,6 +83,8 @@ class StatementEmitter(ExpressionEmitter):
         before = len(self.workspaces)
         while isinstance(s, (LetStmt, Allocate)):
             self.begin_statement()
+            if self.lines is not None:
+                self.b.location = self.lines.enter(s)
             if isinstance(s, LetStmt):
                 self.variables[s.var] = self.value(s.value)
                 if self.is_nonnegative(s.value):
@@ -157,7 +164,7 @@ class StatementEmitter(ExpressionEmitter):
                     self.store(s.with_fields(predicate=None)) if is_const(s.predicate, 1) else None
                 )
             return self.branching(IfThenElse(s.predicate, s.with_fields(predicate=None)))
-        value = self.stored_value(s)
+        value = self.value(stored_value(s))
         if s.buffer.scope == "register" and s.buffer not in self.pointers:
             if s.predicate is not None:
                 raise DemoteRegisterError(s.buffer)
@@ -169,19 +176,6 @@ class StatementEmitter(ExpressionEmitter):
         self.memory_store(s, kept, value)
         self.b.touch_memory()
         return None
-
-    def stored_value(self, s: BufferStore) -> Operand:
-        """The value to store; x = x + a * b becomes one fused multiply-add."""
-        update = s.value
-        if isinstance(update, Add) and dt.element(update.dtype) in ("float32", "float64"):
-            for old, product in ((update.a, update.b), (update.b, update.a)):
-                if (
-                    isinstance(old, BufferLoad)
-                    and old.buffer is s.buffer
-                    and isinstance(product, Mul)
-                ):
-                    return self.value(Intrinsic("fma", (product.a, product.b, old), update.dtype))
-        return self.value(update)
 
     def memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
         """A scalar, contiguous, masked or scattered store."""
@@ -308,6 +302,8 @@ class StatementEmitter(ExpressionEmitter):
             self.positive.add(var)
         with self.region(self.mask):
             self.statement(s.body)
+        if self.lines is not None:
+            b.location = self.lines.enter(s)
         b.effect(f"{following} = add {kind} {counter}, 1")
         again = b.value(f"icmp slt {kind} {following}, {end}")
         back = b.block
@@ -362,7 +358,7 @@ class StatementEmitter(ExpressionEmitter):
     def parallel(self, s: For) -> None:
         """Run the body by ek_parallel_for over [0, extent)."""
         b, grain = self.b, int(str((s.annotations or {}).get("grain", 1)))
-        body = BodyEmitter(self.module, self, s)
+        body = BodyEmitter(self.module, self)
         function = body.write(s)
         slots = max(body.slots, 1)
         context = f"%{b.fresh('context')}"
@@ -383,7 +379,7 @@ class StatementEmitter(ExpressionEmitter):
 class BodyEmitter(StatementEmitter):
     """The function of a parallel loop's body: asks the function around for what it uses."""
 
-    def __init__(self, module: Module, outer: StatementEmitter, loop: For) -> None:
+    def __init__(self, module: Module, outer: StatementEmitter) -> None:
         super().__init__(module, outer.name, outer.demoted)
         self.outer = outer
         self.captured: list[tuple[int, str, Operand]] = []
@@ -418,6 +414,10 @@ class BodyEmitter(StatementEmitter):
     def write(self, s: For) -> str:
         """Emit the function; returns its name."""
         name = self.module.unique(f'"{self.name}.body"').replace('".', ".") + '"'
+        if self.module.debug is not None:
+            line = self.module.debug.lines.get(s, 1)
+            self.lines = FunctionLines(self.module.debug, f"{self.name}.body", line)
+            self.b.location = self.lines.header()
         start = self.value(s.min)
         kind = s.loop_var.dtype
         begin = emit_cast(self.b, "%begin", "int64", kind)
@@ -439,5 +439,6 @@ def function_text(
     """The finished function. Its first block is the entry, which holds stack slots and captured
     values."""
     linkage = "internal " if internal else ""
-    lines = [f"define {linkage}i32 @{name}({parameters}) #0 {{", "entry:", *emitter.b.entry]
+    debug = "" if emitter.lines is None else f" !dbg !{emitter.lines.subprogram}"
+    lines = [f"define {linkage}i32 @{name}({parameters}) #0{debug} {{", "entry:", *emitter.b.entry]
     return "\n".join([*lines, *emitter.b.lines, "}"])

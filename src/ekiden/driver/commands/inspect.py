@@ -16,9 +16,9 @@ from ekiden.backend.vm.compile import primitive_functions
 from ekiden.backend.vm.pipeline import optimize, pipeline
 from ekiden.codegen import llvm
 from ekiden.driver.build import import_model
-from ekiden.ir.instrument import PrintIR
+from ekiden.ir.instrument import PassPrintingInstrument
 from ekiden.ir.module import IRModule
-from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.transform import PassContext
 from ekiden.relay.printer import astext
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
@@ -71,14 +71,14 @@ def _is_artifact(path: str) -> bool:
 
 
 def _print_passes(options: argparse.Namespace, target: Target) -> None:
-    names = dict.fromkeys(p.name for p in pipeline(target).passes if isinstance(p, Pass))
+    names = dict.fromkeys(p.name for p in pipeline(target).passes)
     for wanted in filter(None, (options.before, options.after)):
         if wanted not in names:
             raise CompileError(f"inspect: no pass '{wanted}'; there are {', '.join(names)}")
-    instrument = PrintIR(
+    instrument = PassPrintingInstrument(
         filter(None, [options.before]), filter(None, [options.after]), file=sys.stdout
     )
-    with PassContext(instruments=(instrument,)).scope():
+    with PassContext(instruments=(instrument,)):
         optimize(import_model(options.file), target)
 
 

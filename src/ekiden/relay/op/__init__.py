@@ -61,6 +61,7 @@ from ekiden.relay.op.elementwise import (
     sqrt,
     tanh,
 )
+from ekiden.relay.op.gradient import register_gradient
 from ekiden.relay.op.index import gather, gather_nd, one_hot, take
 from ekiden.relay.op.join import concatenate, split, stack
 from ekiden.relay.op.reduce import all, any, argmax, argmin, max, mean, min, prod, sum
@@ -136,6 +137,7 @@ __all__ = [
     "ones_like",
     "power",
     "prod",
+    "register_gradient",
     "repeat",
     "reshape",
     "reverse",

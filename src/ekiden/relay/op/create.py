@@ -16,6 +16,7 @@ from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, maximum
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Constant, Expr
 from ekiden.relay.op._declare import attrs_of, call, fail, identity_relation, rank_is, tensors
+from ekiden.topi.create import sequence
 from ekiden.topi.shape import Dim, Dims, as_attr, as_dim, as_ints, as_shape, ceil_div, tidy
 
 Number = int | float | PrimExpr
@@ -47,7 +48,7 @@ register_op(
         attrs=InitOpAttrs,
         relation=_full_relation,
         reference=_full_reference,
-        lower=lambda attrs, inputs, out: [topi.full(inputs[0], out.shape, out.dtype)],
+        lower=lambda attrs, inputs, out: [topi.full(out.shape, out.dtype, inputs[0])],
         pattern=OpPattern.ELEMWISE,
     )
 )
@@ -167,7 +168,7 @@ register_op(
         relation=_arange_relation,
         reference=_arange_reference,
         lower=lambda attrs, inputs, out: [
-            topi.arange(attrs.start, attrs.step, out.shape[0], out.dtype)
+            sequence(attrs.start, attrs.step, out.shape[0], out.dtype)
         ],
         pattern=OpPattern.INJECTIVE,
     )
@@ -213,7 +214,7 @@ register_op(
         attrs=ShapeOfAttrs,
         relation=_shape_of_relation,
         reference=lambda attrs, data: np.array(data.shape, to_numpy(attrs.dtype)),
-        lower=lambda attrs, inputs, out: [topi.shape_of(inputs[0], attrs.dtype)],
+        lower=lambda attrs, inputs, out: [topi.shape(inputs[0], attrs.dtype)],
         pattern=OpPattern.OPAQUE,
     )
 )

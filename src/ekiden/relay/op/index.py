@@ -68,7 +68,7 @@ def _take_reference(attrs: TakeAttrs, data: Array, indices: Array) -> Array:
 
 def _take_lower(attrs: TakeAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
     axis = None if attrs.axis is None else attrs.axis % inputs[0].ndim
-    return [topi.take(inputs[0], inputs[1], axis, attrs.mode)]
+    return [topi.take(inputs[0], inputs[1], axis, mode=attrs.mode)]
 
 
 register_op(

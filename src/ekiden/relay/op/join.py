@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,13 +31,12 @@ from ekiden.topi.shape import (
     as_attr,
     as_dim,
     as_ints,
-    as_shape,
     is_any,
-    known,
     normalize_axis,
     replaced,
     tidy,
 )
+from ekiden.topi.slice import split_ranges
 
 
 @node("relay.attrs.ConcatenateAttrs")
@@ -148,24 +146,16 @@ class SplitAttrs(Attrs):
     axis: int = 0
 
 
-def split_ranges(attrs: SplitAttrs, size: PrimExpr) -> list[tuple[PrimExpr, PrimExpr]]:
-    """(begin, extent) of each part. Raises ValueError when the axis does not divide."""
-    cuts = attrs.indices_or_sections
-    if isinstance(cuts, int):
-        number = known(size)
-        if number is not None and number % cuts:
-            raise ValueError(f"an axis of extent {number} does not divide into {cuts} equal parts")
-        part = tidy(size // cuts)
-        return [(tidy(part * i), part) for i in range(cuts)]
-    edges = [as_dim(0), *as_shape(cuts), size]
-    return [(a, tidy(b - a)) for a, b in itertools.pairwise(edges)]
+def _split_count(attrs: Attrs | None) -> int:
+    cuts = attrs_of(SplitAttrs, attrs).indices_or_sections
+    return cuts if isinstance(cuts, int) else len(cuts) + 1
 
 
 def _split_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("split", types, 1)
     wanted = attrs_of(SplitAttrs, attrs)
     at = attempt("split", normalize_axis, wanted.axis, len(data.shape), "split")
-    parts = attempt("split", split_ranges, wanted, data.shape[at])
+    parts = attempt("split", split_ranges, wanted.indices_or_sections, data.shape[at])
     return TupleType(
         tuple(TensorType(replaced(data.shape, at, extent), data.dtype) for _, extent in parts)
     )
@@ -173,13 +163,13 @@ def _split_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 def _split_reference(attrs: SplitAttrs, data: Array) -> tuple[Array, ...]:
     at = normalize_axis(attrs.axis, data.ndim, "split")
-    ranges = [as_ints(r) for r in split_ranges(attrs, as_dim(data.shape[at]))]
+    ranges = [as_ints(r) for r in split_ranges(attrs.indices_or_sections, as_dim(data.shape[at]))]
     return tuple(np.take(data, range(begin, begin + extent), axis=at) for begin, extent in ranges)
 
 
 def _split_lower(attrs: SplitAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
     at = normalize_axis(attrs.axis, inputs[0].ndim, "split")
-    return topi.split(inputs[0], split_ranges(attrs, inputs[0].shape[at]), at)
+    return topi.split(inputs[0], attrs.indices_or_sections, at)
 
 
 register_op(
@@ -191,6 +181,7 @@ register_op(
         reference=_split_reference,
         lower=_split_lower,
         pattern=OpPattern.INJECTIVE,
+        fields=_split_count,
     )
 )
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
@@ -24,13 +23,10 @@ from ekiden.topi.shape import (
     Dims,
     Shape,
     as_attr,
-    as_dim,
     as_ints,
     as_shape,
-    known,
-    normalize_axis,
-    slice_range,
 )
+from ekiden.topi.slice import slice_ranges, take_ranges
 
 
 @node("relay.attrs.StridedSliceAttrs")
@@ -51,29 +47,7 @@ class StridedSliceAttrs(Attrs):
 def sliced(attrs: StridedSliceAttrs, shape: Shape) -> list[tuple[PrimExpr, int, PrimExpr]]:
     """(first index, stride, extent) for every axis. Raises ValueError for axes out of range or
     stride 0."""
-    axes = range(len(attrs.begin)) if attrs.axes is None else attrs.axes
-    ranges: list[tuple[PrimExpr, int, PrimExpr]] = [(as_dim(0), 1, d) for d in shape]
-    for i, axis in enumerate(axes):
-        at = normalize_axis(axis, len(shape), "strided_slice")
-        stride = (
-            attrs.strides[i] if i < len(attrs.strides) else attrs.strides[0] if attrs.strides else 1
-        )
-        if stride == 0:
-            raise ValueError("a stride must not be 0")
-        first, extent = _slice_one(attrs, i, stride, shape[at])
-        ranges[at] = (first, stride, extent)
-    return ranges
-
-
-def _slice_one(
-    attrs: StridedSliceAttrs, i: int, stride: int, size: PrimExpr
-) -> tuple[PrimExpr, PrimExpr]:
-    if attrs.slice_mode == "end":
-        return slice_range(attrs.begin[i], attrs.end[i], stride, size)
-    whole = known(attrs.end[i]) == -1  # slice_mode "size": end holds extents, -1 means the rest
-    return slice_range(
-        attrs.begin[i], 2**62 if whole else as_dim(attrs.begin[i]) + attrs.end[i], 1, size
-    )
+    return slice_ranges(shape, attrs.begin, attrs.end, attrs.strides, attrs.axes, attrs.slice_mode)
 
 
 def _strided_slice_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -96,9 +70,7 @@ register_op(
         attrs=StridedSliceAttrs,
         relation=_strided_slice_relation,
         reference=_strided_slice_reference,
-        lower=lambda attrs, inputs, out: [
-            topi.strided_slice(inputs[0], sliced(attrs, inputs[0].shape))
-        ],
+        lower=lambda attrs, inputs, out: [take_ranges(inputs[0], sliced(attrs, inputs[0].shape))],
         pattern=OpPattern.INJECTIVE,
     )
 )

@@ -146,7 +146,7 @@ register_op(
         attrs=TileAttrs,
         relation=_tile_relation,
         reference=lambda attrs, data: np.tile(data, as_ints(attrs.reps)),
-        lower=lambda attrs, inputs, out: [topi.tile(inputs[0], out.shape)],
+        lower=lambda attrs, inputs, out: [topi.tile(inputs[0], attrs.reps)],
         pattern=OpPattern.INJECTIVE,
     )
 )
@@ -217,9 +217,7 @@ register_op(
         attrs=ReverseAttrs,
         relation=_reverse_relation,
         reference=lambda attrs, data: np.ascontiguousarray(np.flip(data, attrs.axis)),
-        lower=lambda attrs, inputs, out: [
-            topi.reverse(inputs[0], normalize_axes(attrs.axis, inputs[0].ndim, "reverse"))
-        ],
+        lower=lambda attrs, inputs, out: [topi.flip(inputs[0], attrs.axis)],
         pattern=OpPattern.INJECTIVE,
     )
 )

@@ -1,39 +1,87 @@
 """The passes over Relay: one file, one pass, one name."""
 
-from ekiden.ir.transform import Pass, PassContext, PassInstrument, Sequential, module_pass
+from ekiden.ir.transform import (
+    Pass,
+    PassContext,
+    PassInfo,
+    PassInstrument,
+    Sequential,
+    function_pass_over,
+    module_pass,
+    register_pass,
+)
+from ekiden.relay.expr import Function
 from ekiden.relay.transform.alter_op_layout import AlterOpLayout
 from ekiden.relay.transform.convert_layout import ConvertLayout
 from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
 from ekiden.relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
+from ekiden.relay.transform.eta_expand import EtaExpand
 from ekiden.relay.transform.fold_constant import FoldConstant
 from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
 from ekiden.relay.transform.fuse_ops import FuseOps
+from ekiden.relay.transform.gradient import FirstOrderGradient, gradient
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.inline import Inline
 from ekiden.relay.transform.lambda_lift import LambdaLift
 from ekiden.relay.transform.manifest_alloc import ManifestAlloc
 from ekiden.relay.transform.manifest_lifetimes import ManifestLifetimes
 from ekiden.relay.transform.memory_plan import MemoryPlan
+from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.transform.simplify_inference import SimplifyInference
 from ekiden.relay.transform.to_a_normal_form import ToANormalForm
+from ekiden.relay.transform.to_graph_normal_form import ToGraphNormalForm
+
+function_pass = function_pass_over(Function)
+"""Decorator: (relay.Function, module, context) -> relay.Function becomes a pass."""
+
+for _factory in (
+    ConvertLayout,
+    DeadCodeElimination,
+    EliminateCommonSubexpr,
+    FirstOrderGradient,
+    FoldConstant,
+    FoldScaleAxis,
+    FuseOps,
+    InferType,
+    LambdaLift,
+    ManifestAlloc,
+    ManifestLifetimes,
+    MemoryPlan,
+    SimplifyInference,
+    ToANormalForm,
+    ToGraphNormalForm,
+    RemoveUnusedFunctions,
+    Inline,
+    EtaExpand,
+):
+    register_pass(_factory.__name__, _factory)  # its name can stand in `required` and Sequential
 
 __all__ = [
     "AlterOpLayout",
     "ConvertLayout",
     "DeadCodeElimination",
     "EliminateCommonSubexpr",
+    "EtaExpand",
+    "FirstOrderGradient",
     "FoldConstant",
     "FoldScaleAxis",
     "FuseOps",
     "InferType",
+    "Inline",
     "LambdaLift",
     "ManifestAlloc",
     "ManifestLifetimes",
     "MemoryPlan",
     "Pass",
     "PassContext",
+    "PassInfo",
     "PassInstrument",
+    "RemoveUnusedFunctions",
     "Sequential",
     "SimplifyInference",
     "ToANormalForm",
+    "ToGraphNormalForm",
+    "function_pass",
+    "gradient",
     "module_pass",
 ]

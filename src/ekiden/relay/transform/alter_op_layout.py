@@ -12,7 +12,7 @@ from __future__ import annotations
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm
-from ekiden.ir.transform import Pass
+from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
@@ -135,7 +135,7 @@ def _typed_like(new: RelayExpr, old: RelayExpr) -> RelayExpr:
 def AlterOpLayout(target: Target) -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
 
-    def transform(module: IRModule) -> IRModule:
+    def transform(module: IRModule, context: PassContext) -> IRModule:
         return map_functions(module, on_body(lambda body: alter_op_layout(body, target)))
 
     return Pass("AlterOpLayout", transform, 3, (InferType(),))

@@ -21,7 +21,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OpPattern
 from ekiden.ir.prim import PrimExpr, const, is_const
-from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, tensor_type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
@@ -317,8 +317,8 @@ def convert_layout(root: RelayExpr) -> RelayExpr:
     return rewrite_graph(rewrite_graph(root, _sweep), _tidy)
 
 
-@module_pass("ConvertLayout", opt_level=3, required=(InferType(),))
-def _convert_layout(module: IRModule) -> IRModule:
+@module_pass(name="ConvertLayout", opt_level=3, required=(InferType(),))
+def _convert_layout(module: IRModule, context: PassContext) -> IRModule:
     return map_functions(module, on_body(convert_layout))
 
 

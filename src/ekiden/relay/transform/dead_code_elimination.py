@@ -8,7 +8,7 @@ from __future__ import annotations
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Call, Constructor, Function, RefCreate, RefRead, RefWrite, Var
 from ekiden.relay.transform.chains import Binding, Chain, map_chains
 from ekiden.relay.transform.scopes import evaluation_order, is_atom, map_functions, on_body
@@ -50,8 +50,8 @@ def _drop_unused(chain: Chain, is_function_body: bool) -> Chain:
     return Chain(kept[::-1], chain.result)
 
 
-@module_pass("DeadCodeElimination", opt_level=1)
-def _dead_code_elimination(module: IRModule) -> IRModule:
+@module_pass(name="DeadCodeElimination", opt_level=1)
+def _dead_code_elimination(module: IRModule, context: PassContext) -> IRModule:
     return map_functions(module, on_body(lambda body: map_chains(body, _drop_unused)))
 
 

@@ -9,7 +9,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.structural import structural_key
-from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Call, Constant, TupleGetItem
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
@@ -44,8 +44,8 @@ def eliminate_common_subexpr(root: RelayExpr) -> RelayExpr:
     return rewrite_graph(root, rewrite)
 
 
-@module_pass("EliminateCommonSubexpr", opt_level=3, required=(InferType(),))
-def _eliminate_common_subexpr(module: IRModule) -> IRModule:
+@module_pass(name="EliminateCommonSubexpr", opt_level=3, required=(InferType(),))
+def _eliminate_common_subexpr(module: IRModule, context: PassContext) -> IRModule:
     return map_functions(module, on_body(eliminate_common_subexpr))
 
 

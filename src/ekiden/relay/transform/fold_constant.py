@@ -16,7 +16,7 @@ from ekiden.ir.node import fields_of
 from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import IntImm, PrimExpr, is_const
 from ekiden.ir.span import Span
-from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Function, If, Tuple, TupleGetItem
 from ekiden.relay.interpreter import evaluate_call
@@ -122,8 +122,8 @@ def _rewrite(old: RelayExpr, new: RelayExpr, effects: set[RelayExpr]) -> RelayEx
             return new
 
 
-@module_pass("FoldConstant", opt_level=2, required=(InferType(),))
-def _fold_constant(module: IRModule) -> IRModule:
+@module_pass(name="FoldConstant", opt_level=2, required=(InferType(),))
+def _fold_constant(module: IRModule, context: PassContext) -> IRModule:
     return map_functions(module, on_body(fold_constant))
 
 

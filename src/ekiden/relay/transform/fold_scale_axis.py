@@ -20,7 +20,7 @@ from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array, Op
-from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
@@ -163,8 +163,8 @@ def _scale_weight(name: str, call: Call, value: Array) -> RelayExpr | None:
     return call.with_fields(args=(call.args[0], Constant(scaled, span=call.args[1].span)))
 
 
-@module_pass("FoldScaleAxis", opt_level=3, required=(InferType(),))
-def _fold_scale_axis(module: IRModule) -> IRModule:
+@module_pass(name="FoldScaleAxis", opt_level=3, required=(InferType(),))
+def _fold_scale_axis(module: IRModule, context: PassContext) -> IRModule:
     return map_functions(module, on_body(lambda body: _Folder(body).run(body)))
 
 

@@ -17,7 +17,7 @@ from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op, OpPattern
-from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.transform import Pass, PassContext, register_option
 from ekiden.ir.type import FuncType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, Var
 from ekiden.relay.transform.infer_type import InferType
@@ -30,7 +30,9 @@ from ekiden.relay.transform.scopes import (
     with_children,
 )
 
-MAX_FUSED_NODES = 256
+MAX_DEPTH = register_option(
+    "relay.FuseOps.max_depth", int, 256, "how many operators one kernel may hold"
+)
 
 
 @dataclass(slots=True)
@@ -176,13 +178,13 @@ def _merge(child: _Node, parent: _Node) -> None:
     )
 
 
-def _fuse_into_dominator(each: _Node, allowed: Condition) -> None:
+def _fuse_into_dominator(each: _Node, allowed: Condition, max_size: int) -> None:
     assert each.dominator is not None
     path = _path_between(each, each.dominator, allowed)
     if path is None:
         return
     groups = {id(n.root()): n.root() for n in [*path, each.dominator]}
-    if sum(g.size for g in groups.values()) > MAX_FUSED_NODES:
+    if sum(g.size for g in groups.values()) > max_size:
         return
     for n in path:
         _merge(n, each.dominator)
@@ -200,7 +202,7 @@ def _to_reduction(kind: OpPattern, is_sink: bool) -> bool:
     return kind <= (OpPattern.OUT_ELEMWISE_FUSABLE if is_sink else OpPattern.INJECTIVE)
 
 
-def _step(each: _Node, phase: int) -> None:
+def _step(each: _Node, phase: int, max_size: int) -> None:
     """Merge one node into its dominator if the phase allows (phases as in Relay's
     GraphPartitioner).
     """
@@ -215,28 +217,30 @@ def _step(each: _Node, phase: int) -> None:
             and dominator.pattern == OpPattern.TUPLE
             and target <= OpPattern.INJECTIVE
         ):
-            _fuse_into_dominator(each, _to_injective)
+            _fuse_into_dominator(each, _to_injective, max_size)
         return
     if each.root() is dominator.root() or dominator.root().anchor == OpPattern.TUPLE:
         return
     if anchor == OpPattern.OUT_ELEMWISE_FUSABLE:
         if phase == 0 and each.dominator_pattern == OpPattern.ELEMWISE:
-            _fuse_into_dominator(each, _to_broadcast)
+            _fuse_into_dominator(each, _to_broadcast, max_size)
     elif anchor <= OpPattern.BROADCAST:
         if each.dominator_pattern <= OpPattern.COMM_REDUCE:
-            _fuse_into_dominator(each, _to_reduction)
+            _fuse_into_dominator(each, _to_reduction, max_size)
     elif anchor in (OpPattern.INJECTIVE, OpPattern.TUPLE) and phase == 1:
-        _fuse_into_dominator(each, _to_injective)
+        _fuse_into_dominator(each, _to_injective, max_size)
 
 
-def _partition(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayExpr, list[RelayExpr]]:
+def _partition(
+    nodes: list[RelayExpr], outputs: set[RelayExpr], max_size: int
+) -> dict[RelayExpr, list[RelayExpr]]:
     """Groups of a scope: result expression -> members in topological order."""
     graph = _build_graph(nodes, outputs)
     ordered = list(graph.values())
     _find_post_dominators(ordered)
     for phase in range(3):
         for each in ordered:
-            _step(each, phase)
+            _step(each, phase, max_size)
     groups: dict[int, list[RelayExpr]] = {}
     for each in ordered:
         groups.setdefault(id(each.root()), []).append(each.expr)
@@ -297,19 +301,22 @@ def _is_reshape_only(members: list[RelayExpr]) -> bool:
     )
 
 
-def _groups(root: RelayExpr) -> dict[RelayExpr, list[RelayExpr]]:
+def _groups(root: RelayExpr, max_size: int) -> dict[RelayExpr, list[RelayExpr]]:
     """Result -> members, for every group with a kernel in any scope below root."""
     found: dict[RelayExpr, list[RelayExpr]] = {}
     for scope in find_scopes(root):
-        for result, members in _partition(scope.nodes, scope.outputs).items():
+        for result, members in _partition(scope.nodes, scope.outputs, max_size).items():
             if any(is_primitive_call(m) for m in members):
                 found[result] = members
     return found
 
 
-def fuse(root: RelayExpr) -> RelayExpr:
-    """Replace every group below root by the call of a primitive function. Needs checked types."""
-    groups = _groups(root)
+def fuse(root: RelayExpr, max_size: int = 256) -> RelayExpr:
+    """Replace every group below root by the call of a primitive function. Needs checked types.
+
+    `max_size`: how many operators a group may hold; 1 fuses nothing.
+    """
+    groups = _groups(root, max_size)
     inner = {m for result, members in groups.items() for m in members if m is not result}
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in evaluation_order(root):
@@ -327,11 +334,13 @@ def fuse(root: RelayExpr) -> RelayExpr:
     return new[root]
 
 
-@module_pass("FuseOps", required=(InferType(),))
-def _fuse_ops(module: IRModule) -> IRModule:
-    return map_functions(module, on_body(fuse))
+def FuseOps(fuse_opt_level: int = -1) -> Pass:  # noqa: N802
+    """The pass described at the top of this file; level 0 gives every operator its own function."""
 
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        limit = context.option(MAX_DEPTH)
+        assert isinstance(limit, int)
+        max_size = 1 if fuse_opt_level == 0 else limit
+        return map_functions(module, on_body(lambda body: fuse(body, max_size)))
 
-def FuseOps() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
-    return _fuse_ops
+    return Pass("FuseOps", transform, required=(InferType(),))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ekiden.ir.transform import Pass
 from ekiden.relay.type_infer import infer_type
 
-_INFER_TYPE = Pass("InferType", infer_type)
+_INFER_TYPE = Pass("InferType", lambda module, context: infer_type(module))
 
 
 def InferType() -> Pass:  # noqa: N802

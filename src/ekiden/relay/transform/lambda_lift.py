@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Call, Function, Let, Var
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import evaluation_order, is_atom, map_functions, with_children
@@ -75,8 +75,8 @@ def _closure(name: GlobalVar, captured: tuple[Var, ...]) -> RelayExpr:
     return Call(name, captured) if captured else name
 
 
-@module_pass("LambdaLift", opt_level=1, required=(InferType(),))
-def _lambda_lift(module: IRModule) -> IRModule:
+@module_pass(name="LambdaLift", opt_level=1, required=(InferType(),))
+def _lambda_lift(module: IRModule, context: PassContext) -> IRModule:
     lifter = _Lifter({g.name_hint for g in module})
     lifted = map_functions(module, lifter.lift)
     return lifted.with_functions({**lifted.functions, **lifter.lifted})

@@ -17,7 +17,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import AnyDim, PrimExpr, const
 from ekiden.ir.span import Span
-from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import StorageType, TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.memory import alloc_storage, alloc_tensor
@@ -112,8 +112,8 @@ def _lower_chain(chain: Chain, is_function_body: bool) -> Chain:
     return Chain(lowered, chain.result)
 
 
-@module_pass("ManifestAlloc")
-def _manifest_alloc(module: IRModule) -> IRModule:
+@module_pass(name="ManifestAlloc")
+def _manifest_alloc(module: IRModule, context: PassContext) -> IRModule:
     return map_functions(module, on_body(lambda body: map_chains(body, _lower_chain)))
 
 

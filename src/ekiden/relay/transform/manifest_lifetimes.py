@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Var
 from ekiden.relay.op.memory import kill
 from ekiden.relay.transform.chains import Binding, Chain, map_chains
@@ -45,8 +45,8 @@ def _is_effect(value: RelayExpr) -> bool:
     return op_name(value) in ("vm.invoke_tvm_op", "memory.kill")
 
 
-@module_pass("ManifestLifetimes")
-def _manifest_lifetimes(module: IRModule) -> IRModule:
+@module_pass(name="ManifestLifetimes")
+def _manifest_lifetimes(module: IRModule, context: PassContext) -> IRModule:
     return map_functions(module, on_body(lambda body: map_chains(body, _kill_chain)))
 
 

@@ -26,7 +26,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm, PrimExpr, const
 from ekiden.ir.structural import structural_key
-from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Call, Tuple, TupleGetItem, Var
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, alloc_storage
 from ekiden.relay.transform.chains import Binding, Chain, map_chains
@@ -172,8 +172,8 @@ def _moved(binding: Binding, planned: dict[Var, _Request], arena: Var) -> Bindin
     return binding
 
 
-@module_pass("MemoryPlan")
-def _memory_plan(module: IRModule) -> IRModule:
+@module_pass(name="MemoryPlan")
+def _memory_plan(module: IRModule, context: PassContext) -> IRModule:
     return map_functions(module, on_body(lambda body: map_chains(body, _plan_chain)))
 
 

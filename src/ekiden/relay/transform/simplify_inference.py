@@ -10,7 +10,7 @@ from __future__ import annotations
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, TupleGetItem, const
@@ -53,8 +53,8 @@ def _rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     return new
 
 
-@module_pass("SimplifyInference", required=(InferType(),))
-def _simplify_inference(module: IRModule) -> IRModule:
+@module_pass(name="SimplifyInference", required=(InferType(),))
+def _simplify_inference(module: IRModule, context: PassContext) -> IRModule:
     return map_functions(module, on_body(lambda body: rewrite_graph(body, _rewrite)))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.transform import Pass, module_pass
+from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Let, Var
 from ekiden.relay.transform.chains import Binding, Chain
 from ekiden.relay.transform.infer_type import InferType
@@ -93,8 +93,8 @@ def _wrapped(backwards: Chain) -> RelayExpr:
     return Chain(backwards.bindings[::-1], backwards.result).wrap()
 
 
-@module_pass("ToANormalForm", opt_level=1, required=(InferType(),))
-def _to_a_normal_form(module: IRModule) -> IRModule:
+@module_pass(name="ToANormalForm", opt_level=1, required=(InferType(),))
+def _to_a_normal_form(module: IRModule, context: PassContext) -> IRModule:
     return map_functions(module, on_body(to_a_normal_form))
 
 

@@ -10,7 +10,15 @@ from typing import TypeAlias
 from ekiden import te
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
-from ekiden.topi.rule import batch_matmul, conv2d, conv2d_transpose, dense, depthwise, winograd
+from ekiden.topi.rule import (
+    batch_matmul,
+    conv2d,
+    conv2d_transpose,
+    dense,
+    depthwise,
+    thread,
+    winograd,
+)
 from ekiden.topi.rule.default import schedule_default
 from ekiden.topi.rule.stages import has_known_weights, is_epilogue
 
@@ -43,8 +51,10 @@ def schedule(
 ) -> PrimFunc:
     """The scheduled loop program of a group.
 
-    A group that an anchor's rule does not cover gets the default rule.
+    A group that an anchor's rule does not cover gets the default rule of the target's kind.
     """
+    if target.kind in thread.KINDS:
+        return thread.schedule_threads(inputs, outputs, target, name)
     for tensor in te.post_order_tensors(outputs):
         rule = RULES.get(tensor.op.tag)
         accepts = _ACCEPTS.get(tensor.op.tag, has_known_weights)

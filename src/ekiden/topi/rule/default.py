@@ -19,7 +19,8 @@ from ekiden.ir.prim_visitor import rewrite, substitute
 from ekiden.target import Target
 from ekiden.te.inline import inputs_of
 from ekiden.te.prim_func import BufferMap, allocated, extern_stage, whole_operations
-from ekiden.te.tensor import ComputeOp, ExternOp, ProducerLoad, Reduce, Tensor
+from ekiden.te.reducer import Reduce
+from ekiden.te.tensor import ComputeOp, ExternOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import PrimFunc, Stmt
 from ekiden.tir.transform.flatten_buffers import flat_index
@@ -29,6 +30,7 @@ from ekiden.topi.rule.injective import injective_nest
 from ekiden.topi.rule.loops import Accesses, Axis, cost, estimate, fuse, parallel_outer
 from ekiden.topi.rule.reduction import ReduceNest, Stream, reduces_contiguous
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
+from ekiden.topi.rule.tuple_reduction import combine_nest
 
 LOCAL_BYTES = 16384
 """Intermediates of a row up to this size live on the stack, larger ones in the workspace."""
@@ -196,6 +198,16 @@ class _Kernel:
         single = all(is_const(a.extent, 1) for a in axes)
         return nest.build(False) if single and nest.along_reduced() else None
 
+    def combination(self, group: Sequence[Tensor], body: Reduce) -> Stmt:
+        """The loops of all outputs of a reduction that is of no built-in kind."""
+        op = group[0].op
+        assert isinstance(op, ComputeOp)
+        axes, values = self.axes(group[0])
+        targets = [self.flat(t, [values[a.var] for a in op.axis]) for t in group]
+        reduced = self._reduced_axes(body, values)
+        sources = [self.loads(s, values) for s in body.sources]
+        return combine_nest(targets, body.reducer, sources, axes, reduced)
+
     # Groups.
 
     def rows_body(self, shared: int) -> Stmt:
@@ -271,8 +283,11 @@ class _Kernel:
                 if tensor not in self.map.buffers:
                     buffers.append(self.map.declare(tensor))
             op = group[0].op
+            body = op.body[0] if isinstance(op, ComputeOp) else None
             if isinstance(op, ExternOp):
                 statements.append(extern_stage(op, group, self.map))
+            elif isinstance(body, Reduce) and not body.kind:
+                statements.append(self.combination(group, body))
             else:
                 statements.extend(self.stage(t) for t in group)
         return allocated(sequence(*statements), buffers)
@@ -315,11 +330,16 @@ def _leading_match(
     return count
 
 
+def _combines(op: ComputeOp) -> bool:
+    """Whether a computation is a reduction of no built-in kind, which has a nest of its own."""
+    return isinstance(op.body[0], Reduce) and not op.body[0].kind
+
+
 def shared_axes(stages: Sequence[Tensor]) -> int:
     """The number of leading axes that all stages have and read each other at; one less where the
     last should be a vector.
     """
-    if any(not isinstance(t.op, ComputeOp) for t in stages):
+    if any(not isinstance(t.op, ComputeOp) or _combines(t.op) for t in stages):
         return 0
     inside = set(stages)
     last = stages[-1]

@@ -10,8 +10,8 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import LT, IntImm, PrimExpr, Select, Var, const, is_const
 from ekiden.ir.prim_visitor import post_order
 from ekiden.target import Target
-from ekiden.te.prim_func import COMBINE
-from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor, identity
+from ekiden.te.reducer import COMBINE, identity
+from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt
 from ekiden.tir.transform.vectorize_loops import Vectorizer, tail_lanes

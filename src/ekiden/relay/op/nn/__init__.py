@@ -4,6 +4,7 @@ from ekiden.relay.op.image import upsampling
 from ekiden.relay.op.nn.activation import (
     bias_add,
     dropout,
+    dropout_raw,
     leaky_relu,
     log_softmax,
     prelu,
@@ -52,6 +53,7 @@ __all__ = [
     "conv2d_transpose",
     "dense",
     "dropout",
+    "dropout_raw",
     "global_avg_pool2d",
     "global_max_pool2d",
     "group_norm",

@@ -11,7 +11,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, TupleType, Type
-from ekiden.relay.expr import Call, Expr
+from ekiden.relay.expr import Call, Expr, TupleGetItem
 from ekiden.relay.op._declare import (
     agree,
     attempt,
@@ -244,10 +244,16 @@ register_op(
             topi.constant(1, inputs[0].shape, inputs[0].dtype),
         ],
         pattern=OpPattern.OPAQUE,
+        fields=lambda attrs: 2,
     )
 )
 
 
-def dropout(data: Expr, rate: float = 0.5) -> Call:
+def dropout_raw(data: Expr, rate: float = 0.5) -> Call:
     """In inference, a tuple of the data and a mask of ones."""
     return call("nn.dropout", data, attrs=DropoutAttrs(rate))
+
+
+def dropout(data: Expr, rate: float = 0.5) -> Expr:
+    """In inference, the data."""
+    return TupleGetItem(dropout_raw(data, rate), 0)

@@ -106,6 +106,7 @@ register_op(
             topi.copy(inputs[4]),
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        fields=lambda attrs: 3,
     )
 )
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import platformdirs
 
 from ekiden.codegen import llvm
+from ekiden.ir.node import Node
 from ekiden.ir.structural import structural_digest
-from ekiden.relay.expr import Function
 from ekiden.runtime import environment
 from ekiden.target import Target
 
@@ -25,7 +25,7 @@ _COMPILER = ("ir", "arith", "tir", "te", "topi", "codegen", "relay/op", "backend
 @functools.cache
 def compiler_digest() -> str:
     """A digest of the compiler's own source and of LLVM's version."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[1]
     found = hashlib.blake2b(llvm.VERSION.encode(), digest_size=16)
     for folder in _COMPILER:
         for path in sorted((root / folder).rglob("*.py")):
@@ -33,9 +33,12 @@ def compiler_digest() -> str:
     return found.hexdigest()
 
 
-def kernel_key(function: Function, target: Target) -> str:
-    """The name under which a kernel is cached."""
-    parts = f"{structural_digest(function)} {target} {compiler_digest()}"
+def kernel_key(function: Node, target: Target, *extra: str) -> str:
+    """The name under which the code of a function is cached.
+
+    `extra` is what the code depends on beyond the function's meaning: names in messages, options.
+    """
+    parts = f"{structural_digest(function)} {target} {compiler_digest()} {' '.join(extra)}"
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 

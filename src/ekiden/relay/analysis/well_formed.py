@@ -1,17 +1,25 @@
-"""Questions about Relay programs: are they well formed, which operators do they use, which patterns
-does a match miss.
-"""
+"""Whether programs are well formed: names, scopes, arities, kinds of types, cases of matches."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS, Op
-from ekiden.relay.expr import Call, Expr, Function, Let, Match, Var
-from ekiden.relay.visitor import ATOMS, CHILDREN, pattern_vars, post_order
+from ekiden.ir.type import TypeVar
+from ekiden.relay.analysis.kind import kind_errors
+from ekiden.relay.analysis.matches import pattern_text, unmatched_cases
+from ekiden.relay.analysis.variables import free_type_vars
+from ekiden.relay.expr import Call, Expr, Function, If, Let, Match, Var
+from ekiden.relay.visitor import (
+    ATOMS,
+    CHILDREN,
+    pattern_vars,
+    post_order,
+    type_post_order,
+    types_in,
+)
 from ekiden.runtime.errors import InternalError
 
 
@@ -26,10 +34,13 @@ class _Scope:
     inner: list[_Scope] = field(default_factory=list)
     first: int = 0
     last: int = 0
+    block: _Scope | None = None
+    """The innermost scope around this one (or itself) that is no body of a Let."""
 
-    def open(self) -> _Scope:
+    def open(self, is_block: bool) -> _Scope:
         """A scope inside this one."""
         made = _Scope(self, self.depth + 1)
+        made.block = made if is_block else self.block
         self.inner.append(made)
         return made
 
@@ -45,6 +56,8 @@ def _parts(expr: Expr) -> tuple[list[Expr], list[tuple[tuple[Var, ...], Expr]]]:
             return [value], [((var,), body)]
         case Function(params=params, body=body):
             return [], [(params, body)]
+        case If(cond=cond, true_branch=true_branch, false_branch=false_branch):
+            return [cond], [((), true_branch), ((), false_branch)]
         case Match(data=data, clauses=clauses):
             return [data], [(pattern_vars(c.lhs), c.rhs) for c in clauses]
         case _:
@@ -82,6 +95,7 @@ class _Scoping:
 
     def __init__(self, root: Expr) -> None:
         self.top = _Scope()
+        self.top.block = self.top
         self.where: dict[Expr, _Scope] = {root: self.top}
         self.binders: dict[Var, list[_Scope]] = {}
         self.twice: list[Var] = []
@@ -97,7 +111,7 @@ class _Scoping:
             self.where[part] = _common(self.where.get(part), scope)
         new: dict[Var, list[_Scope]] = {}
         for variables, body in opened:
-            inner = scope.open()
+            inner = scope.open(is_block=not isinstance(expr, Let))
             self.where[body] = _common(self.where.get(body), inner)
             for var in variables:
                 new.setdefault(var, []).append(inner)
@@ -113,15 +127,37 @@ class _Scoping:
 def find_errors(module: IRModule) -> list[str]:
     """Every way in which the Relay functions of a module are not well formed.
 
-    Each variable is bound once in the module and used only where it is bound; each global name is a
-    function of the module; each operator exists and has its number of arguments.
+    Each variable is bound once in the module and used only where it is bound, type variables too;
+    each global name is a function of the module; each operator exists and has its number of
+    arguments; each type has a kind; each complete match has a clause for every value.
     """
     found: list[str] = []
     bound: set[Var] = set()
     for name, function in module.functions.items():
         if isinstance(function, Function):
-            found += [f"@{name.name_hint}: {e}" for e in _errors_in(function, module, bound)]
+            errors = [*_errors_in(function, module, bound), *_type_errors(function, module)]
+            found += [f"@{name.name_hint}: {e}" for e in errors]
     return found
+
+
+def match_error(match: Match, module: IRModule) -> str | None:
+    """What a match that promises to be complete lacks."""
+    missing = unmatched_cases(match, module) if match.complete else []
+    if not missing:
+        return None
+    shown = [pattern_text(p) for p in missing[:3]] + ["..."] * (len(missing) > 3)
+    return f"match: expected a clause for every value, got none for {', '.join(shown)}"
+
+
+def _type_errors(root: Function, module: IRModule) -> list[str]:
+    """Ill-kinded types, type variables out of scope, and values that no clause fits."""
+    exprs = post_order(root, into_functions=True)
+    found = kind_errors(exprs, module)
+    if any(isinstance(t, TypeVar) for e in exprs for w in types_in(e) for t in type_post_order(w)):
+        unbound = free_type_vars(root)
+        found += [f"type variable {v.name_hint} is used where it is not bound" for v in unbound]
+    errors = (match_error(e, module) for e in exprs if isinstance(e, Match))
+    return found + [e for e in errors if e is not None]
 
 
 def _errors_in(root: Expr, module: IRModule | None, bound: set[Var]) -> list[str]:
@@ -131,16 +167,14 @@ def _errors_in(root: Expr, module: IRModule | None, bound: set[Var]) -> list[str
     bound.update(scoping.binders)
     for expr in scoping.order:
         here, opened = _parts(expr)
-        for part in here:
+        inside = [b for variables, b in opened if b not in variables]
+        for part in (*here, *inside):
             if isinstance(part, Var) and not scoping.sees(expr, part):
                 found.append(f"%{part.name_hint} is used where it is not bound")
             elif (
                 isinstance(part, GlobalVar) and module is not None and part not in module.functions
             ):
                 found.append(f"@{part.name_hint} is not a function of the module")
-        for variables, body in opened:
-            if isinstance(body, Var) and body not in variables and not scoping.sees(expr, body):
-                found.append(f"%{body.name_hint} is used where it is not bound")
         found += _arity_errors(expr)
     return found
 
@@ -166,18 +200,25 @@ def well_formed(value: IRModule | Expr) -> bool:
     return not _errors_in(Function(tuple(free), value, None), None, set())
 
 
+def check_basic_block_normal_form(expr: Expr) -> bool:
+    """Whether every value that is used in two blocks is bound by a Let: a block is a function's
+    body, a branch of an If, or a clause of a Match. `ToBasicBlockNormalForm` makes it so.
+    """
+    scoping = _Scoping(expr)
+    for at in scoping.order:
+        block = scoping.where[at].block
+        here, opened = _parts(at)
+        for part in here:
+            if not isinstance(part, ATOMS) and scoping.where[part].block is not block:
+                return False
+        bodies = [body for _, body in opened if not isinstance(body, ATOMS)]
+        if any(scoping.where[body].depth <= scoping.where[at].depth for body in bodies):
+            return False
+    return True
+
+
 def verify(module: IRModule) -> None:
     """Raise InternalError with every error that `find_errors` finds."""
     found = find_errors(module)
     if found:
         raise InternalError("the module is not well formed: " + "; ".join(found[:10]))
-
-
-def list_op_freqs(module: IRModule) -> dict[str, int]:
-    """How many calls of each operator a module has, bodies of fused functions included."""
-    count: Counter[str] = Counter()
-    for function in module.functions.values():
-        if isinstance(function, Function):
-            calls = (e for e in post_order(function, into_functions=True) if isinstance(e, Call))
-            count.update(c.op.name for c in calls if isinstance(c.op, Op))
-    return dict(count)

@@ -1,0 +1,818 @@
+"""Iteration maps: index expressions as sums of digits of loop variables.
+
+An index like `i * 16 + j // 4` is a sum of splits; a split is a digit of a mark, that is of a loop
+variable or of a fused sum in mixed radix:
+
+    IterSplit(m, lower, extent, scale)  =  (m // lower % extent) * scale
+    IterSum((s0, s1, ...), base)        =  s0 + s1 + ... + base
+    IterMark(source, extent)            =  source, known to be in [0, extent)
+
+`detect_iter_map` writes indices this way and checks that no digit is used twice, and (bijective)
+that every digit is used: then the indices visit each point exactly once. Names follow TVM 0.16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from ekiden.arith.analyzer import Analyzer
+from ekiden.ir.prim import (
+    GE,
+    GT,
+    LE,
+    LT,
+    Add,
+    And,
+    BinaryExpr,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Mul,
+    PrimExpr,
+    Sub,
+    Var,
+    const,
+    convert,
+    logical_and,
+)
+from ekiden.ir.prim_visitor import children, post_order, substitute
+from ekiden.ir.range import Range
+
+Size: TypeAlias = int | PrimExpr
+"""A whole number, or a symbolic one."""
+
+
+class IterMapLevel(Enum):
+    """How strong a claim `detect_iter_map` makes."""
+
+    NO_CHECK = "no_check"
+    SURJECTIVE = "surjective"
+    BIJECTIVE = "bijective"
+
+
+class IterMapError(Exception):
+    """Why indices are not an iteration map; callers see the text in `IterMapResult.errors`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IterMark:
+    """A variable minus the start of its range, or a fused sum; in [0, extent)."""
+
+    source: Var | IterSum
+    extent: Size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IterSplit:
+    """The digit `source // lower_factor % extent`, times `scale`."""
+
+    source: IterMark
+    lower_factor: Size
+    extent: Size
+    scale: Size
+
+    def key(self) -> tuple[object, ...]:
+        """Which digit it is, whatever the scale."""
+        return (self.source, _key(self.lower_factor), _key(self.extent))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IterSum:
+    """A sum of digits of different marks or of one, and a base that no iterator is in."""
+
+    args: tuple[IterSplit, ...]
+    base: Size
+
+
+@dataclass(frozen=True, slots=True)
+class IterMapResult:
+    """One IterSum for each index (none if it is no map), and why not."""
+
+    indices: tuple[IterSum, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+def _plain(value: Size) -> Size:
+    return value.value if isinstance(value, IntImm) else value
+
+
+def _key(value: Size) -> object:
+    return value if isinstance(value, int) else id(value)
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """Questions about sizes under the ranges of the iterators."""
+
+    analyzer: Analyzer = field(default_factory=Analyzer)
+
+    def simplify(self, value: Size) -> Size:
+        if isinstance(value, int):
+            return value
+        return _plain(self.analyzer.simplify(value))
+
+    def equal(self, a: Size, b: Size) -> bool:
+        if isinstance(a, int) and isinstance(b, int):
+            return a == b
+        return self.analyzer.can_prove_equal(_expr(a, b), _expr(b, a))
+
+    def divides(self, divisor: Size, value: Size) -> bool:
+        """Whether value is known to be a multiple of divisor, which is not 0."""
+        if isinstance(divisor, int) and isinstance(value, int):
+            return divisor != 0 and value % divisor == 0
+        return self.simplify(_expr(value, divisor) % divisor) == 0
+
+    def at_most(self, a: Size, b: Size) -> bool:
+        if isinstance(a, int) and isinstance(b, int):
+            return a <= b
+        return self.analyzer.can_prove(_expr(a, b) <= b)
+
+    def quotient(self, a: Size, b: Size) -> Size:
+        return self.simplify(a // b)
+
+    def times(self, a: Size, b: Size) -> Size:
+        return self.simplify(a * b)
+
+
+def _expr(value: Size, like: Size = 0) -> PrimExpr:
+    return value if isinstance(value, PrimExpr) else convert(value, getattr(like, "dtype", None))
+
+
+class _Detector:
+    """Writes expressions over some iterators as sums of their digits."""
+
+    def __init__(
+        self, iters: Mapping[Var, Range], level: IterMapLevel, trivial: bool, whole: bool = False
+    ) -> None:
+        self.whole = whole
+        """Divide sums as one digit even where the divisor falls between two of their digits."""
+        self.numbers = _Numbers()
+        self.level = level
+        self.marks: dict[Var, IterMark] = {}
+        self.starts: dict[Var, Size] = {}
+        self.constrained: list[tuple[IterSum, IterMark]] = []
+        """Fused sums (smallest scale 1) that a predicate shortens, and their marks."""
+        self._fused: dict[tuple[object, ...], IterMark] = {}
+        self._done: dict[int, IterSum] = {}
+        self._alive: list[PrimExpr] = []
+        for var, domain in iters.items():
+            self.numbers.analyzer.bind(var, domain.min, domain.extent)
+            extent = self.numbers.simplify(domain.extent)
+            self.starts[var] = self.numbers.simplify(domain.min)
+            if not (trivial and extent == 1):
+                self.marks[var] = IterMark(var, extent)
+
+    # From expressions to sums.
+
+    def parse(self, expr: PrimExpr) -> IterSum:
+        """Raises IterMapError for what is not a sum of digits."""
+        for each in post_order(expr):
+            if id(each) not in self._done:
+                self._done[id(each)] = self._node(each)
+                self._alive.append(each)
+        return self._done[id(expr)]
+
+    def _node(self, e: PrimExpr) -> IterSum:
+        if isinstance(e, IntImm):
+            return IterSum((), e.value)
+        if isinstance(e, Var):
+            return self._variable(e)
+        inside = [self._done[id(c)] for c in children(e)]
+        if not any(s.args for s in inside):
+            values = {v: _expr(b, v) for v, b in self.starts.items() if v not in self.marks}
+            return IterSum((), self.numbers.simplify(substitute(e, values)))
+        if not isinstance(e, BinaryExpr):
+            raise IterMapError(f"{type(e).__name__} of an iterator is not a digit of it")
+        a, b = inside
+        match e:
+            case Add():
+                return self.add(a, b, 1)
+            case Sub():
+                return self.add(a, b, -1)
+            case Mul():
+                if a.args and b.args:
+                    raise IterMapError("a product of iterators is not a sum of digits")
+                return self.scaled(a, b.base) if a.args else self.scaled(b, a.base)
+            case FloorDiv() | FloorMod():
+                if b.args:
+                    raise IterMapError("division by an iterator is not a digit")
+                return self._divided(a, b.base, isinstance(e, FloorDiv))
+        raise IterMapError(f"'{e.symbol}' of an iterator is not a digit of it")
+
+    def _variable(self, var: Var) -> IterSum:
+        mark = self.marks.get(var)
+        if mark is None:
+            return IterSum((), self.starts.get(var, var))
+        return IterSum((IterSplit(mark, 1, mark.extent, 1),), self.starts[var])
+
+    def add(self, a: IterSum, b: IterSum, sign: int) -> IterSum:
+        """a + sign * b, equal digits taken together."""
+        found = {s.key(): s for s in a.args}
+        for each in b.args:
+            old = found.get(each.key())
+            scale = self.numbers.simplify((old.scale if old else 0) + each.scale * sign)
+            if scale == 0:
+                del found[each.key()]
+            else:
+                found[each.key()] = IterSplit(each.source, each.lower_factor, each.extent, scale)
+        base = self.numbers.simplify(a.base + b.base * sign)
+        return IterSum(tuple(found.values()), base)
+
+    def scaled(self, a: IterSum, factor: Size) -> IterSum:
+        """a * factor."""
+        if factor == 0:
+            return IterSum((), 0)
+        times = self.numbers.times
+        args = (
+            IterSplit(s.source, s.lower_factor, s.extent, times(s.scale, factor)) for s in a.args
+        )
+        return IterSum(tuple(args), times(a.base, factor))
+
+    def _divided(self, a: IterSum, c: Size, whole: bool) -> IterSum:
+        """a // c or a % c: multiples of c leave, the rest must be digits of one fused sum."""
+        # A divisor is never 0: the expression would have no value.
+        if not self.numbers.at_most(1 if isinstance(c, int) else 0, c):
+            raise IterMapError(f"the divisor {c!r} is not known to be positive")
+        numbers = self.numbers
+        kept = self.whole and len(a.args) > 1
+        multiple = tuple(s for s in a.args if not kept and numbers.divides(c, s.scale))
+        rest = tuple(s for s in a.args if kept or not numbers.divides(c, s.scale))
+        whole_base: Size
+        rest_base: Size
+        if numbers.divides(c, a.base):
+            whole_base, rest_base = numbers.quotient(a.base, c), 0
+        elif isinstance(a.base, int) and isinstance(c, int):
+            whole_base, rest_base = a.base // c, a.base % c
+        else:
+            whole_base, rest_base = 0, a.base
+        outer = IterSum(
+            tuple(
+                IterSplit(s.source, s.lower_factor, s.extent, numbers.quotient(s.scale, c))
+                for s in multiple
+            ),
+            whole_base,
+        )
+        inner = self._digit(IterSum(rest, rest_base), c, whole)
+        return self.add(outer, inner, 1) if whole else inner
+
+    def _digit(self, a: IterSum, c: Size, whole: bool) -> IterSum:
+        """a // c or a % c where no scale is a multiple of c."""
+        numbers = self.numbers
+        if not a.args:
+            base = a.base // c if whole else a.base % c
+            return IterSum((), numbers.simplify(base))
+        top = numbers.simplify(a.base + self._last(a.args))
+        if self._is_nonnegative(a) and numbers.at_most(numbers.simplify(top + 1), c):
+            return IterSum((), 0) if whole else a
+        if a.base != 0:
+            raise IterMapError(f"an offset of {a.base!r} is not a multiple of the divisor {c!r}")
+        digits = self.ordered(a)
+        border = max((n for n, s in enumerate(digits) if numbers.divides(s.scale, c)), default=-1)
+        border = min(border, 0) if self.whole else border
+        if border < 0:
+            step = digits[0].scale
+            raise IterMapError(f"the divisor {c!r} is not a multiple of the step {step!r}")
+        above = self._cut(self.fuse(IterSum(digits[border:], 0)), c, whole)
+        below = () if whole else digits[:border]
+        return IterSum((*((above,) if above.extent != 1 else ()), *below), 0)
+
+    def _cut(self, split: IterSplit, c: Size, whole: bool) -> IterSplit:
+        """The part of a digit above or below c, a multiple of its scale."""
+        numbers = self.numbers
+        factor = numbers.quotient(c, split.scale)
+        above: Size
+        if not numbers.divides(factor, split.extent):
+            if numbers.at_most(split.extent, factor):
+                return IterSplit(split.source, 1, 1, 1) if whole else split
+            if self.level is not IterMapLevel.NO_CHECK:
+                raise IterMapError(f"{factor!r} does not divide the extent {split.extent!r}")
+            above = numbers.simplify((_expr(split.extent) + factor - 1) // factor)
+        else:
+            above = numbers.quotient(split.extent, factor)
+        if whole:
+            lower = numbers.times(split.lower_factor, factor)
+            return IterSplit(split.source, lower, above, 1)
+        return IterSplit(split.source, split.lower_factor, factor, split.scale)
+
+    def _last(self, args: Sequence[IterSplit]) -> Size:
+        total: Size = 0
+        for s in args:
+            total = total + (s.extent - 1) * s.scale
+        return self.numbers.simplify(total)
+
+    def _is_nonnegative(self, a: IterSum) -> bool:
+        return self.numbers.at_most(0, a.base) and all(
+            self.numbers.at_most(0, s.scale) for s in a.args
+        )
+
+    # Sums in mixed radix.
+
+    def ordered(self, a: IterSum) -> tuple[IterSplit, ...]:
+        """The digits, the lowest first, each scale the product of the extents below it.
+
+        Raises IterMapError if they overlap or leave gaps.
+        """
+        left = list(self._with_constraints(a).args)
+        found: list[IterSplit] = []
+        if not left:
+            return ()
+        expected = self._smallest(left)
+        while left:
+            at = self._next(left, expected)
+            if at is None:
+                raise IterMapError(f"digits overlap or leave a gap: none has the step {expected!r}")
+            split = left.pop(at)
+            found.append(split)
+            expected = self.numbers.times(split.scale, split.extent)
+        return tuple(found)
+
+    def _next(self, left: Sequence[IterSplit], expected: Size) -> int | None:
+        matching = [n for n, s in enumerate(left) if self.numbers.equal(s.scale, expected)]
+        for n in matching:
+            if len(matching) == 1 or left[n].extent == 1:
+                return n
+        return None
+
+    def _smallest(self, left: Sequence[IterSplit]) -> Size:
+        """The scale that divides all others."""
+        for each in left:
+            if all(self.numbers.divides(each.scale, s.scale) for s in left):
+                return each.scale
+        raise IterMapError("no step divides all others")
+
+    def _with_constraints(self, a: IterSum) -> IterSum:
+        """The sum with the digits that a predicate ties together replaced by their fused mark."""
+        for pattern, mark in self.constrained:
+            held = {s.key(): s for s in a.args}
+            if not all(s.key() in held for s in pattern.args):
+                continue
+            step = held[pattern.args[-1].key()].scale
+            if not all(
+                self.numbers.equal(held[s.key()].scale, self.numbers.times(s.scale, step))
+                for s in pattern.args
+            ):
+                continue
+            used = {s.key() for s in pattern.args}
+            rest = tuple(s for s in a.args if s.key() not in used)
+            a = IterSum((*rest, IterSplit(mark, 1, mark.extent, step)), a.base)
+        return a
+
+    def fuse(self, a: IterSum) -> IterSplit:
+        """The sum (whose base is 0) as one digit of a new mark, or the digit it is."""
+        digits = self.ordered(a)
+        if len(digits) == 1:
+            return digits[0]
+        step = digits[0].scale
+        quotient = self.numbers.quotient
+        scaled = tuple(
+            IterSplit(s.source, s.lower_factor, s.extent, quotient(s.scale, step)) for s in digits
+        )
+        name = tuple((s.key(), _key(s.scale)) for s in scaled)
+        mark = self._fused.get(name)
+        if mark is None:
+            extent = self.numbers.times(scaled[-1].scale, scaled[-1].extent)
+            mark = self._fused[name] = IterMark(IterSum(scaled[::-1], 0), extent)
+        return IterSplit(mark, 1, mark.extent, step)
+
+    # Predicates.
+
+    def assume(self, predicate: PrimExpr) -> list[tuple[PrimExpr, IterMark]]:
+        """Learn upper bounds of fused sums from `a < b and ...`.
+
+        Gives the conditions used and the marks they shorten; raises IterMapError for a condition
+        that is no bound of a fused sum.
+        """
+        used: list[tuple[PrimExpr, IterMark]] = []
+        pending = [predicate]
+        while pending:
+            e = pending.pop()
+            if isinstance(e, And):
+                pending += (e.b, e.a)
+            elif not (isinstance(e, IntImm) and e.value):
+                mark = self._bounded(e)
+                if mark is not None:
+                    used.append((e, mark))
+        return used
+
+    def _bounded(self, e: PrimExpr) -> IterMark | None:
+        match e:
+            case LT():
+                bound = self.add(self.parse(e.b), self.parse(e.a), -1)
+            case GT():
+                bound = self.add(self.parse(e.a), self.parse(e.b), -1)
+            case LE():
+                bound = self.add(self.parse(e.b + 1), self.parse(e.a), -1)
+            case GE():
+                bound = self.add(self.parse(e.a + 1), self.parse(e.b), -1)
+            case _:
+                raise IterMapError(f"a predicate must bound a sum of digits, not {e!r}")
+        if not bound.args:
+            if self.numbers.at_most(1, bound.base):
+                return None
+            raise IterMapError("a predicate without an iterator is not known to hold")
+        # 0 < base - digits, that is digits < base
+        digits = self.scaled(IterSum(bound.args, 0), -1)
+        if not self._is_nonnegative(digits):
+            raise IterMapError("a lower bound of iterators is not supported")
+        split = self.fuse(digits)
+        extent = self._ceil_div(bound.base, split.scale)
+        if self.numbers.at_most(split.extent, extent):
+            return None
+        if split.lower_factor != 1 or not self.numbers.equal(split.extent, split.source.extent):
+            raise IterMapError("a bound of one digit of an iterator is not supported")
+        mark = IterMark(split.source.source, self.numbers.simplify(extent))
+        if isinstance(split.source.source, IterSum):
+            self.constrained.append((split.source.source, mark))
+        else:
+            pattern = IterSum((IterSplit(split.source, 1, split.extent, 1),), 0)
+            self.constrained.append((pattern, mark))
+        return mark
+
+    def _ceil_div(self, a: Size, b: Size) -> Size:
+        return self.numbers.simplify((a + b - 1) // b)
+
+    # What may be claimed.
+
+    def normalized(self, a: IterSum) -> IterSum:
+        """The digits in order, with their constraints applied; raises IterMapError on overlaps."""
+        digits = self.ordered(a)
+        if digits and digits[0].scale != 1 and self.level is not IterMapLevel.NO_CHECK:
+            raise IterMapError(f"the index steps by {digits[0].scale!r}")
+        return IterSum(tuple(reversed(digits)), a.base)
+
+    def checked(self, indices: Sequence[PrimExpr]) -> list[IterSum]:
+        """The digits of indices that together are a map of the level asked for."""
+        found = [self.normalized(self.parse(i)) for i in indices]
+        if self.level is not IterMapLevel.NO_CHECK:
+            self.check(found)
+        return found
+
+    def check(self, indices: Sequence[IterSum]) -> None:
+        """No digit is used twice, and (bijective) none is left out. Raises IterMapError."""
+        used: dict[IterMark, list[IterSplit]] = {}
+        for each in indices:
+            for split in each.args:
+                used.setdefault(split.source, []).append(split)
+        seen: set[IterMark] = set()
+        pending = list(used)
+        while pending:
+            mark = pending.pop()
+            # A mark may be part of another that was not looked at yet.
+            if mark in seen:
+                raise IterMapError("an iterator is used twice")
+            seen.add(mark)
+            self._disjoint(mark, used[mark])
+            if isinstance(mark.source, IterSum):
+                for split in mark.source.args:
+                    known = split.source in used
+                    used.setdefault(split.source, []).append(split)
+                    if not known:
+                        pending.append(split.source)
+                    elif split.source in seen:
+                        raise IterMapError("an iterator is used twice")
+        if self.level is IterMapLevel.BIJECTIVE:
+            self._complete({m.source for m in seen if isinstance(m.source, Var)})
+
+    def _complete(self, seen: set[Var]) -> None:
+        for var, mark in self.marks.items():
+            if mark.extent != 1 and var not in seen:
+                raise IterMapError(f"iterator {var.name!r} is not used")
+
+    def _disjoint(self, mark: IterMark, splits: Sequence[IterSplit]) -> None:
+        """The digits of one mark follow each other; in a bijection, without gaps."""
+        numbers = self.numbers
+        left = [s for s in splits if s.extent != 1]
+        name = mark.source.name if isinstance(mark.source, Var) else "a fused iterator"
+        expected: Size = 1
+        while left:
+            exact = [s for s in left if numbers.equal(s.lower_factor, expected)]
+            if not exact and self.level is not IterMapLevel.BIJECTIVE:
+                exact = [
+                    s
+                    for s in left
+                    if numbers.divides(expected, s.lower_factor)
+                    and all(numbers.at_most(s.lower_factor, o.lower_factor) for o in left)
+                ]
+            if len(exact) != 1:
+                raise IterMapError(f"{name}: digits overlap or leave a gap at {expected!r}")
+            left.remove(exact[0])
+            expected = numbers.times(exact[0].lower_factor, exact[0].extent)
+        if self.level is IterMapLevel.BIJECTIVE and not numbers.equal(expected, mark.extent):
+            raise IterMapError(
+                f"{name}: only {expected!r} of {mark.extent!r} values are told apart"
+            )
+
+
+def detect_iter_map(
+    indices: Sequence[PrimExpr],
+    input_iters: Mapping[Var, Range],
+    predicate: PrimExpr | bool = True,
+    check_level: IterMapLevel = IterMapLevel.SURJECTIVE,
+    simplify_trivial_iterators: bool = True,
+) -> IterMapResult:
+    """Write each index as a sum of digits of the iterators.
+
+    SURJECTIVE: every index covers its range without steps and no digit is used twice, so that
+    different points of the digits used give different indices. BIJECTIVE: also every digit of every
+    iterator is used, so that the map can be inverted. NO_CHECK: digits only. `predicate` may
+    shorten fused iterators (`i * 4 + j < 10`). The result has no indices if the check fails.
+    """
+    errors: list[str] = []
+    for whole in (False, True):
+        detector = _Detector(input_iters, check_level, simplify_trivial_iterators, whole)
+        try:
+            detector.assume(convert(predicate))
+            return IterMapResult(tuple(detector.checked(indices)))
+        except IterMapError as error:
+            errors.append(str(error))
+    return IterMapResult((), tuple(errors[:1]))
+
+
+def normalize_to_iter_sum(index: PrimExpr, input_iters: Mapping[Var, Range]) -> IterSum:
+    """The index as digits, highest scale first where that is known, without any claim.
+
+    Raises IterMapError if it is not a sum of digits.
+    """
+    detector = _Detector(input_iters, IterMapLevel.NO_CHECK, True)
+    found = detector.parse(index)
+    scales = [s.scale for s in found.args]
+    if all(isinstance(s, int) for s in scales):
+        args = sorted(found.args, key=lambda s: -s.scale if isinstance(s.scale, int) else 0)
+        return IterSum(tuple(args), found.base)
+    return found
+
+
+def _mark_value(mark: IterMark, values: Mapping[Var, PrimExpr]) -> PrimExpr:
+    source = mark.source
+    return values.get(source, source) if isinstance(source, Var) else _sum_value(source, values)
+
+
+def _sum_value(total: IterSum, values: Mapping[Var, PrimExpr]) -> PrimExpr:
+    dtype = next((_source_dtype(s.source) for s in total.args), None)
+    result = convert(0, dtype) + total.base if dtype else convert(total.base)
+    for split in reversed(total.args):
+        result = _split_value(split, values) + result
+    return result
+
+
+def _source_dtype(mark: IterMark) -> str:
+    source = mark.source
+    while not isinstance(source, Var):
+        source = source.args[0].source.source
+    return source.dtype
+
+
+def _split_value(split: IterSplit, values: Mapping[Var, PrimExpr]) -> PrimExpr:
+    value = _mark_value(split.source, values)
+    is_top = not isinstance(split.lower_factor, int) or not isinstance(split.extent, int)
+    lower, extent = split.lower_factor, split.extent
+    whole = split.source.extent
+    if is_top or not isinstance(whole, int) or lower * extent < whole:
+        if lower == 1 and _key(extent) == _key(whole):
+            return value * split.scale
+        return (value // lower) % extent * split.scale
+    return value // lower * split.scale
+
+
+def normalize_iter_map_to_expr(expr: IterSum | IterSplit | IterMark) -> PrimExpr:
+    """The plain expression of a sum, a digit or a mark.
+
+    A variable stands for itself: iterators whose range does not start at 0 have their start in
+    the base.
+    """
+    match expr:
+        case IterSum():
+            return _sum_value(expr, {})
+        case IterSplit():
+            return _split_value(expr, {})
+        case _:
+            return _mark_value(expr, {})
+
+
+def iter_map_simplify(
+    indices: Sequence[PrimExpr],
+    input_iters: Mapping[Var, Range],
+    predicate: PrimExpr | bool = True,
+    check_level: IterMapLevel = IterMapLevel.SURJECTIVE,
+) -> list[PrimExpr]:
+    """The indices, simplified through their iteration map: `(i * 4 + j) // 4` with j < 4 -> `i`.
+
+    An index that is none is only simplified as an expression.
+    """
+    detector = _Detector(input_iters, check_level, True)
+    starts = {v: v - s for v, s in detector.starts.items() if s != 0}
+    simplify = detector.numbers.analyzer.simplify
+    made: list[PrimExpr] = []
+    try:
+        detector.assume(convert(predicate))
+    except IterMapError:
+        detector.constrained.clear()
+    for index in indices:
+        try:
+            made.append(simplify(_sum_value(detector.parse(index), starts)))
+        except IterMapError:
+            made.append(simplify(index))
+    return made
+
+
+def inverse_affine_iter_map(
+    iter_map: Sequence[IterSum], outputs: Sequence[PrimExpr]
+) -> dict[Var, PrimExpr]:
+    """What each iterator is, given what the indices are; for a bijective map.
+
+    Iterators count from the start of their ranges.
+    """
+    totals: dict[IterMark, PrimExpr] = {}
+    order = _marks_outermost_first(iter_map)
+    analyzer = Analyzer()
+
+    def spread(total: IterSum, value: PrimExpr) -> None:
+        for n, split in enumerate(total.args):
+            digit = value // split.scale if split.scale != 1 else value
+            digit = digit % split.extent if n > 0 else digit  # the highest has nothing above it
+            part = digit * split.lower_factor
+            known = totals.get(split.source)
+            totals[split.source] = part if known is None else known + part
+
+    for total, output in zip(iter_map, outputs, strict=True):
+        spread(total, output - total.base if total.base != 0 else output)
+    found: dict[Var, PrimExpr] = {}
+    for mark in order:
+        value = analyzer.simplify(totals[mark])
+        if isinstance(mark.source, Var):
+            found[mark.source] = value
+        else:
+            spread(mark.source, value)
+    return found
+
+
+def _marks_outermost_first(iter_map: Sequence[IterSum]) -> list[IterMark]:
+    """Marks before those that their sources are made of."""
+    waiting: dict[IterMark, int] = {}
+    stack = [s.source for total in iter_map for s in total.args]
+    for mark in stack:
+        waiting[mark] = waiting.get(mark, 0) + 1
+        if waiting[mark] == 1 and isinstance(mark.source, IterSum):
+            stack.extend(s.source for s in mark.source.args)
+    ready = [s.source for total in iter_map for s in total.args]
+    order: list[IterMark] = []
+    while ready:
+        mark = ready.pop(0)
+        waiting[mark] -= 1
+        if waiting[mark] == 0:
+            order.append(mark)
+            if isinstance(mark.source, IterSum):
+                ready.extend(s.source for s in mark.source.args)
+    return order
+
+
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """outer * inner_extent + inner."""
+
+    outer: IterSum
+    outer_extent: Size
+    inner: IterSum
+    inner_extent: Size
+
+
+_NOTHING = IterSum((), 0)
+
+
+class _Divider:
+    """Splits digits into what outer and what inner iterators say."""
+
+    def __init__(self, detector: _Detector, inner: set[Var]) -> None:
+        self._numbers = detector.numbers
+        self._detector = detector
+        self._inner = inner
+        self._marks: dict[IterMark, _Division] = {}
+
+    def total(self, digits: Sequence[IterSplit]) -> _Division:
+        """Digits (highest first, compact, smallest scale 1): the inner ones must be the lowest."""
+        numbers = self._numbers
+        outer, inner = _NOTHING, _NOTHING
+        outer_extent: Size = 1
+        inner_extent: Size = 1
+        for split in reversed(digits):
+            part = self.split(split)
+            if part.inner_extent != 1:
+                if outer_extent != 1:
+                    raise IterMapError("an inner iterator stands above an outer one")
+                inner = self._detector.add(
+                    inner, self._detector.scaled(part.inner, inner_extent), 1
+                )
+                inner_extent = numbers.times(inner_extent, part.inner_extent)
+            if part.outer_extent != 1:
+                outer = self._detector.add(
+                    outer, self._detector.scaled(part.outer, outer_extent), 1
+                )
+                outer_extent = numbers.times(outer_extent, part.outer_extent)
+        return _Division(outer, outer_extent, inner, inner_extent)
+
+    def split(self, split: IterSplit) -> _Division:
+        """One digit, its scale left aside."""
+        numbers = self._numbers
+        mark = self.mark(split.source)
+        low, extent = split.lower_factor, split.extent
+
+        def digit(of: IterSum, whole: Size, lower: Size, size: Size) -> IterSum:
+            if lower == 1 and numbers.equal(size, whole):
+                return of
+            single = of.args[0] if len(of.args) == 1 and of.args[0].scale == 1 else None
+            source = single.source if single else IterMark(of, whole)
+            start = numbers.times(single.lower_factor, lower) if single else lower
+            return IterSum((IterSplit(source, start, size, 1),), 0)
+
+        below = mark.inner_extent
+        if numbers.divides(below, low):
+            lower = numbers.quotient(low, below)
+            made = digit(mark.outer, mark.outer_extent, lower, extent)
+            if low != 1 or below == 1:
+                return _Division(made, extent, _NOTHING, 1)
+        reach = numbers.times(low, extent)
+        if numbers.divides(reach, below):
+            return _Division(_NOTHING, 1, digit(mark.inner, below, low, extent), extent)
+        if low == 1 and numbers.divides(below, extent):
+            above = numbers.quotient(extent, below)
+            made = digit(mark.outer, mark.outer_extent, 1, above)
+            return _Division(made, above, mark.inner, below)
+        raise IterMapError("a digit lies across the border of outer and inner iterators")
+
+    def mark(self, mark: IterMark) -> _Division:
+        """A variable is outer or inner; a fused sum is divided."""
+        found = self._marks.get(mark)
+        if found is None:
+            found = self._marks[mark] = self._divide(mark)
+        return found
+
+    def _divide(self, mark: IterMark) -> _Division:
+        whole = IterSum((IterSplit(mark, 1, mark.extent, 1),), 0)
+        if isinstance(mark.source, Var):
+            if mark.source in self._inner:
+                return _Division(_NOTHING, 1, whole, mark.extent)
+            return _Division(whole, mark.extent, _NOTHING, 1)
+        made = self.total(mark.source.args)
+        if made.outer_extent == 1:
+            return _Division(_NOTHING, 1, whole, mark.extent)
+        if made.inner_extent == 1:
+            return _Division(whole, mark.extent, _NOTHING, 1)
+        size = self._numbers.times(made.outer_extent, made.inner_extent)
+        if not self._numbers.equal(size, mark.extent):
+            raise IterMapError("a predicate ties outer and inner iterators together")
+        return made
+
+
+def subspace_divide(
+    bindings: Sequence[PrimExpr],
+    input_iters: Mapping[Var, Range],
+    sub_iters: Sequence[Var],
+    predicate: PrimExpr | bool = True,
+    check_level: IterMapLevel = IterMapLevel.SURJECTIVE,
+    simplify_trivial_iterators: bool = True,
+) -> list[tuple[IterMark, IterMark]]:
+    """Split each binding into `outer * inner.extent + inner`, inner over `sub_iters` alone.
+
+    One (outer, inner) pair of marks for each binding and a last one for the predicate, whose
+    extents are the outer and inner conditions as 0 or 1 expressions. Empty if the bindings are no
+    map or cannot be divided.
+    """
+    for whole in (False, True):
+        detector = _Detector(input_iters, check_level, simplify_trivial_iterators, whole)
+        try:
+            conditions = detector.assume(convert(predicate))
+            return _divided_space(detector, detector.checked(bindings), sub_iters, conditions)
+        except IterMapError:
+            continue
+    return []
+
+
+def _divided_space(
+    detector: _Detector,
+    totals: Sequence[IterSum],
+    sub_iters: Sequence[Var],
+    conditions: Sequence[tuple[PrimExpr, IterMark]],
+) -> list[tuple[IterMark, IterMark]]:
+    divider = _Divider(detector, set(sub_iters))
+    pairs: list[tuple[IterMark, IterMark]] = []
+    for total in totals:
+        made = divider.total(total.args)
+        in_outer = made.inner_extent == 1
+        outer = IterSum(made.outer.args, total.base if in_outer else 0)
+        inner = IterSum(made.inner.args, 0 if in_outer else total.base)
+        pairs.append((IterMark(outer, made.outer_extent), IterMark(inner, made.inner_extent)))
+    sides: list[PrimExpr] = [const(True), const(True)]
+    for condition, mark in conditions:
+        at = 0 if divider.mark(mark).inner_extent == 1 else 1
+        sides[at] = logical_and(sides[at], condition)
+    pairs.append((IterMark(_NOTHING, sides[0]), IterMark(_NOTHING, sides[1])))
+    return pairs
+
+
+def is_bijective(indices: Sequence[PrimExpr], input_iters: Mapping[Var, Range]) -> bool:
+    """Whether the indices visit every point of the box of their ranges exactly once."""
+    found = detect_iter_map(indices, input_iters, True, IterMapLevel.BIJECTIVE)
+    return bool(found.indices) or not indices

@@ -1,0 +1,145 @@
+"""build(): from loop programs to a module of native functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ekiden.codegen import c, llvm
+from ekiden.codegen.cache import KernelCache, kernel_key
+from ekiden.codegen.debug_library import build_library
+from ekiden.codegen.parallel import Progress, Task, compile_tasks
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import Var
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.runtime import Module, environment, load_image
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
+from ekiden.tir.stmt import PrimFunc, Stmt
+from ekiden.tir.transform import lower
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """One kind of target: what its code generator makes of lowered functions."""
+
+    compile: Callable[[Sequence[PrimFunc], Target], bytes]
+    """A relocatable object."""
+    sources: Mapping[str, Callable[[Sequence[PrimFunc], Target], str]]
+    """Format -> text, for `Module.get_source`; the first is the default."""
+    version: Callable[[], str]
+    """What compiled code depends on besides this package."""
+    debug: Callable[[Sequence[PrimFunc], Target, Path, Mapping[Stmt, int]], bytes]
+    """An object with debug lines: those given, of the text at the path."""
+
+
+def _compile_c(funcs: Sequence[PrimFunc], target: Target) -> bytes:
+    return c.compile_text(c.emit_all(funcs, target), target)
+
+
+def _debug_c(
+    funcs: Sequence[PrimFunc], target: Target, path: Path, lines: Mapping[Stmt, int]
+) -> bytes:
+    """The lines of C are those of the C, which stands beside the text."""
+    return c.compile_text(c.emit_all(funcs, target), target, path.with_suffix(".kernel.c"))
+
+
+def _debug_llvm(
+    funcs: Sequence[PrimFunc], target: Target, path: Path, lines: Mapping[Stmt, int]
+) -> bytes:
+    return llvm.compile_text(llvm.emit_all(funcs, target, llvm.DebugLines(path, lines)), target)
+
+
+_LLVM_SOURCES = {"ll": llvm.emit_all, "asm": llvm.assembly}
+
+
+# fmt: off
+GENERATORS: dict[str, Generator] = {
+    "llvm": Generator(llvm.compile_object, _LLVM_SOURCES,     str,                _debug_llvm),
+    "c":    Generator(_compile_c,          {"c": c.emit_all}, c.compiler_version, _debug_c),
+}
+# fmt: on
+
+
+def _functions(program: PrimFunc | IRModule, name: str | None) -> list[PrimFunc]:
+    """The loop programs to build, each with the symbol it is exported under."""
+    if isinstance(program, PrimFunc):
+        return [_named(program, name or program.name)]
+    found = {g.name_hint: f for g, f in program.functions.items()}
+    funcs = [_named(f, _symbol(f, hint)) for hint, f in found.items() if isinstance(f, PrimFunc)]
+    if len(funcs) != len(found) or not funcs:
+        others = sorted(n for n, f in found.items() if not isinstance(f, PrimFunc))
+        raise CompileError(
+            f"build: expected a module of PrimFuncs, got {', '.join(others) or 'an empty one'}; "
+            "ekiden.compile takes Relay functions"
+        )
+    return funcs
+
+
+def _symbol(func: PrimFunc, name: str) -> str:
+    return str((func.attrs or {}).get("global_symbol", name))
+
+
+def _named(func: PrimFunc, name: str) -> PrimFunc:
+    return func.with_fields(attrs={**(func.attrs or {}), "global_symbol": name})
+
+
+def _key(func: PrimFunc, target: Target, generator: Generator) -> str:
+    """The cache key; names are part of it where messages show them."""
+    dims = [v.name for b in func.params for v in free_vars(*b.shape) if isinstance(v, Var)]
+    names = [func.name, *(b.name for b in func.params), *dims]
+    return kernel_key(func, target, generator.version(), *names)
+
+
+def build(
+    program: PrimFunc | IRModule,
+    target: str | Target = "llvm",
+    *,
+    name: str | None = None,
+    cache: KernelCache | None = None,
+    progress: Progress | None = None,
+) -> Module:
+    """Compile loop programs: `module["name"]` is a function over tensors, outputs last.
+
+    `program`: a PrimFunc (exported as `name`, by default its own), or a module of them, compiled in
+    parallel processes through the cache of kernels. `target`: "llvm" (this machine), "c" (through
+    the system's C compiler), or either with options. `module.get_source("ll" | "asm" | "c")` shows
+    the code. With EKIDEN_DEBUG_DIR set, the code is a shared library there with debug lines, which
+    gdb and perf show.
+
+    Raises CompileError for anything else than loop programs, and for a target without a code
+    generator; ScheduleError and InternalError where lowering fails. TVM: `tvm.build(mod, target)`.
+    """
+    if not isinstance(program, (PrimFunc, IRModule)):
+        raise CompileError(
+            f"build: expected a PrimFunc or an IRModule, got {type(program).__name__}"
+        )
+    chosen = Target.parse(target)
+    generator = GENERATORS.get(chosen.kind)
+    if generator is None:
+        known = ", ".join(GENERATORS)
+        raise CompileError(f"build: no code generator for {chosen.kind!r}; there are {known}")
+    funcs = _functions(program, name)
+    folder = environment.debug_dir()
+    if folder is None:
+        tasks = [_task(f, chosen, generator) for f in funcs]
+        objects = compile_tasks(tasks, cache or KernelCache.default(), progress)
+        module = load_image(llvm.link(list(objects.values()), [f.name for f in funcs]))
+    else:
+        lowered = [lower(f, chosen) for f in funcs]
+        module = build_library(
+            lowered, folder, lambda path, lines: generator.debug(lowered, chosen, path, lines)
+        )
+    module.sources = {
+        kind: lambda show=show: show([lower(f, chosen) for f in funcs], chosen)
+        for kind, show in generator.sources.items()
+    }
+    return module
+
+
+def _task(func: PrimFunc, target: Target, generator: Generator) -> Task:
+    def run() -> bytes:
+        return generator.compile([lower(func, target)], target)
+
+    return Task(_key(func, target, generator), func.name, run)

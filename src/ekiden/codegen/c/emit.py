@@ -1,0 +1,121 @@
+"""Lowered PrimFuncs to a C file.
+
+Each function is there twice: `name_compute` over plain pointers and sizes, for C programs to call,
+and `name` with the one signature of the runtime, which checks its arguments and calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.codegen.c.helpers import Helpers
+from ekiden.codegen.c.statement import StatementWriter, quoted
+from ekiden.codegen.c.types import memory_type
+from ekiden.codegen.common import argument_label, dimensions, dtype_word
+from ekiden.ir.prim import SizeVar, Var
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import PrimFunc
+
+HEAD = """\
+/* Made by Ekiden for {target}.
+**
+** C11 with -fwrapv -ffp-contract=off (GCC or Clang). Vectors are loops over lanes. Functions return
+** 0, or -1 with the error set in the runtime. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <ekiden/runtime.h>
+"""
+ARGUMENT = """\
+static const ek_dltensor *ek_argument(const ek_value *value) {
+  if (value->type_index == EK_TENSOR) return &((const ek_tensor *)value->v.ptr)->dl;
+  return value->type_index == EK_DLTENSOR_PTR ? (const ek_dltensor *)value->v.ptr : NULL;
+}
+
+static uint32_t ek_dtype_word(ek_dtype type) {
+  return type.code | (uint32_t)type.bits << 8 | (uint32_t)type.lanes << 16;
+}
+"""
+
+
+def emit(func: PrimFunc, target: Target) -> str:
+    """The C of one function. Raises InternalError for a form that lowering must have removed."""
+    return emit_all([func], target)
+
+
+def emit_all(funcs: Sequence[PrimFunc], target: Target) -> str:
+    """One file with several functions."""
+    helpers = Helpers()
+    parts = [text for func in funcs for text in _function(func, helpers)]
+    head = HEAD.format(target=target)
+    return "\n\n".join([head, ARGUMENT, *helpers.texts.values(), *parts]) + "\n"
+
+
+def _function(func: PrimFunc, helpers: Helpers) -> list[str]:
+    symbol = "".join(c if c.isalnum() and c.isascii() else "_" for c in func.name)
+    symbol = f"ek_{symbol}" if symbol[0].isdigit() or symbol == "main" else symbol
+    loops: list[str] = []
+    writer = StatementWriter(helpers, symbol, loops)
+    sizes = [row.extent for row in dimensions(func) if row.binds]
+    variables = [v for v in sizes if isinstance(v, Var)]
+    writer.positive |= {v for v in variables if isinstance(v, SizeVar)}
+    restrict = "restrict " if (func.attrs or {}).get("tir.noalias") else ""
+    arguments = [f"{memory_type(b.dtype)} *{restrict}{writer.define(b)}" for b in func.params]
+    arguments += [f"int64_t {writer.define(v)}" for v in variables]
+    writer.statement(func.body)
+    body = "\n".join([*writer.lines, "  return 0;"])
+    given = ", ".join(arguments) or "void"
+    compute = f"int {symbol}_compute({given}) {{\n{body}\n}}"
+    return [*loops, compute, _entry(func, symbol)]
+
+
+def _entry(func: PrimFunc, symbol: str) -> str:
+    """The function of the runtime's signature."""
+    w = StatementWriter(Helpers(), symbol, [])
+    count = len(func.params)
+    w.put("(void)self;")
+    w.put("(void)ret;")
+    w.check(f"nargs != {count}", "TypeError", f"{func.name}: expected {count} arguments")
+    tensors = [_tensor(w, func, i, b) for i, b in enumerate(func.params)]
+    sizes: list[str] = []
+    for row in dimensions(func):
+        actual = f"{tensors[row.index]}->shape[{row.axis}]"
+        if row.binds:
+            assert isinstance(row.extent, Var)
+            w.put(f"const int64_t {w.define(row.extent)} = {actual};")
+            sizes.append(w.name(row.extent))
+        else:
+            w.check(f"{actual} != {w.text(row.extent)}", "ValueError", row.message)
+    pointers = [
+        f"({memory_type(b.dtype)} *)((char *){t}->data + {t}->byte_offset)"
+        for b, t in zip(func.params, tensors, strict=True)
+    ]
+    w.put(f"return {symbol}_compute({', '.join([*pointers, *sizes])});")
+    label = "" if symbol == func.name else f" __asm__({_label(func.name)})"
+    signature = f"int {symbol}(void *self, const ek_value *args, int32_t nargs, ek_value *ret)"
+    body = "\n".join(w.lines)
+    return f"{signature}{label};\n{signature} {{\n{body}\n}}"
+
+
+def _label(name: str) -> str:
+    """A name that is no C identifier, as assemblers take it."""
+    return quoted(name if name.replace(".", "_").isidentifier() else f'"{name}"')
+
+
+def _tensor(w: StatementWriter, func: PrimFunc, i: int, buffer: Buffer) -> str:
+    """Check that an argument is a tensor of the right type and rank."""
+    name, label = w.unique(f"{buffer.name}_tensor"), argument_label(func, i, buffer)
+    rank = len(buffer.shape)
+    w.put(f"const ek_dltensor *{name} = ek_argument(&args[{i}]);")
+    w.check(f"{name} == NULL", "TypeError", f"{label} must be a tensor")
+    w.check(f"{name}->ndim != {rank}", "ValueError", f"{label} must have {rank} dimensions")
+    wrong = f"ek_dtype_word({name}->dtype) != {dtype_word(buffer.dtype)}u"
+    w.check(wrong, "TypeError", f"{label} must have dtype {buffer.dtype}")
+    return name
+
+
+__all__ = ["emit", "emit_all"]

@@ -1,0 +1,350 @@
+"""Expressions to C: one lane at a time.
+
+A vector expression is written for the lane `lane` of the loop around it. What is used twice, or is
+long, gets a variable on a line of its own; a conditional whose sides need such lines becomes an
+`if`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ekiden.codegen.c.helpers import Helpers, math_name
+from ekiden.codegen.c.types import c_type, constant
+from ekiden.codegen.common import is_nonnegative
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import (
+    BOOLEAN,
+    Add,
+    BinaryExpr,
+    Cast,
+    Div,
+    FloatImm,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Intrinsic,
+    Max,
+    Min,
+    Mul,
+    Not,
+    PrimExpr,
+    Select,
+    SizeVar,
+    Sub,
+    Var,
+)
+from ekiden.ir.prim_visitor import children
+from ekiden.runtime.errors import InternalError
+from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce
+
+LONGEST = 96
+"""An expression longer than this is given a name."""
+PLAIN = frozenset(("int32", "int64", "uint32", "uint64", "float32", "float64"))
+"""Types on which C's own operators mean what the nodes mean."""
+_INFIX = {"and": "&&", "or": "||"}
+_MATH = {"sqrt": "sqrt", "abs": "fabs", "floor": "floor", "ceil": "ceil", "trunc": "trunc",
+         "round": "roundeven", "fma": "fma"}  # fmt: skip
+KEYWORDS = frozenset(
+    "auto break case char const continue default do double else enum extern float for goto if "
+    "inline int long register restrict return short signed sizeof static struct switch typedef "
+    "union unsigned void volatile while bool true false lane self args nargs ret status main "
+    "y0 y1 yn j0 j1 jn gamma exp log sin cos tan pow index signal time div abs".split()
+)
+
+
+class ExpressionWriter:
+    """Writes expressions of one function; lines go to `lines` at the depth in force."""
+
+    def __init__(self, helpers: Helpers) -> None:
+        self.helpers = helpers
+        self.lines: list[str] = []
+        self.depth = 1
+        self.names: dict[Var | Buffer, str] = {}
+        self.positive: set[Var] = set()
+        self._taken: dict[str, int] = {}
+        self._memo: list[dict[PrimExpr, str]] = [{}]
+
+    # names and lines
+
+    def put(self, line: str) -> None:
+        """A line at the depth in force."""
+        self.lines.append("  " * self.depth + line)
+
+    def unique(self, hint: str) -> str:
+        """A C identifier not used before in this function."""
+        clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in hint) or "v"
+        clean = f"_{clean}" if clean[0].isdigit() else clean
+        count = self._taken.get(clean, 1 if clean in KEYWORDS else 0)
+        self._taken[clean] = count + 1
+        return f"{clean}_{count}" if count else clean
+
+    def define(self, thing: Var | Buffer) -> str:
+        """The name of something that begins to exist here."""
+        self.names[thing] = self.unique(thing.name)
+        return self.names[thing]
+
+    def name(self, thing: Var | Buffer) -> str:
+        """The name of a variable or buffer in scope."""
+        if thing not in self.names:
+            raise InternalError(f"c: {thing.name!r} is not defined")
+        return self.names[thing]
+
+    @contextmanager
+    def indented(self) -> Iterator[None]:
+        """Deeper lines; values named inside are forgotten after."""
+        self.depth += 1
+        self._memo.append({})
+        try:
+            yield
+        finally:
+            self._memo.pop()
+            self.depth -= 1
+
+    def forget(self) -> None:
+        """Memory may have changed: nothing read before is reused."""
+        self._memo = [{} for _ in self._memo]
+
+    # the walk
+
+    def text(self, root: PrimExpr) -> str:
+        """The expression as C, without parentheses around it."""
+        self._walk(root)
+        return _stripped(self._known(root) or "")
+
+    def _known(self, e: PrimExpr) -> str | None:
+        if isinstance(e, (IntImm, FloatImm)):
+            return constant(e.value, e.dtype)
+        if isinstance(e, Var):
+            return self.name(e) + ("[lane]" if dt.lanes(e.dtype) > 1 else "")
+        for table in reversed(self._memo):
+            if e in table:
+                return table[e]
+        return None
+
+    def _walk(self, root: PrimExpr) -> None:
+        uses = self._uses(root)
+        stack = [root]
+        while stack:
+            e = stack[-1]
+            if self._known(e) is not None:
+                stack.pop()
+                continue
+            waiting = [c for c in self._operands(e) if self._known(c) is None]
+            if waiting:
+                stack.extend(reversed(waiting))
+                continue
+            text = self._node(e)
+            if (uses.get(e, 0) > 1 or len(text) > LONGEST) and not _is_name(text):
+                text = self._named(e, text)
+            self._memo[-1][e] = text
+            stack.pop()
+
+    def _uses(self, root: PrimExpr) -> dict[PrimExpr, int]:
+        """How often each node is an operand of the others that are evaluated with the root."""
+        found: dict[PrimExpr, int] = {}
+        seen: set[PrimExpr] = set()
+        stack = [root]
+        while stack:
+            e = stack.pop()
+            if e in seen:
+                continue
+            seen.add(e)
+            for child in self._operands(e):
+                found[child] = found.get(child, 0) + 1
+                stack.append(child)
+        return found
+
+    def _operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
+        """What is evaluated before a node, whatever its conditions."""
+        if isinstance(e, Intrinsic) and e.op == "if_then_else":
+            return e.args[:1]
+        if isinstance(e, (Var, IntImm, FloatImm, VectorReduce)):
+            return ()
+        return children(e)
+
+    def _named(self, e: PrimExpr, text: str) -> str:
+        name = self.unique("t")
+        self.put(f"const {c_type(e.dtype)} {name} = {_stripped(text)};")
+        return name
+
+    def of(self, e: PrimExpr) -> str:
+        """The text of an operand that has been written."""
+        found = self._known(e)
+        assert found is not None, e
+        return found
+
+    def _node(self, e: PrimExpr) -> str:
+        match e:
+            case BinaryExpr():
+                return self._binary(e)
+            case Cast():
+                return self._cast(dt.element(e.value.dtype), dt.element(e.dtype), self.of(e.value))
+            case Not():
+                return f"!{self.of(e.a)}"
+            case Select():
+                chosen = (self.of(x) for x in (e.condition, e.true_value, e.false_value))
+                condition, yes, no = chosen
+                return f"({condition} ? {yes} : {no})"
+            case Intrinsic(op="if_then_else"):
+                return self._guarded(e)
+            case Intrinsic():
+                return self.intrinsic(e)
+            case Ramp():
+                return _sum(self.of(e.base), _product("lane", self.of(e.stride)))
+            case Broadcast():
+                return self.of(e.value)
+            case VectorReduce():
+                return self._reduce(e)
+            case BufferLoad():
+                return self._load(e)
+        raise InternalError(f"c: {type(e).__name__} has no meaning in a kernel: {e!r}")
+
+    def _binary(self, e: BinaryExpr) -> str:
+        kind, dtype = type(e), dt.element(e.a.dtype)
+        x, y = self.of(e.a), self.of(e.b)
+        if kind in (FloorDiv, FloorMod) and dt.is_int(dtype):
+            plain = is_nonnegative(e.a, self.positive) and isinstance(e.b, IntImm) and e.b.value > 0
+            if plain:
+                return f"({x} {'/' if kind is FloorDiv else '%'} {y})"
+        infix = kind in (Add, Sub, Mul) or (kind is Div and dt.is_float(dtype))
+        if dtype in PLAIN and (infix or kind in BOOLEAN):
+            return f"({x} {e.symbol} {y})"
+        if dtype == "bool" and e.symbol in _INFIX:
+            return f"({x} {_INFIX[e.symbol]} {y})"
+        if kind in (Min, Max) and dtype in PLAIN and dt.is_int(dtype) and _are_names(x, y):
+            return f"({x} {'<' if kind is Min else '>'} {y} ? {x} : {y})"
+        return self.helpers.binary(kind, dtype, _stripped(x), _stripped(y))
+
+    def _cast(self, source: str, target: str, x: str) -> str:
+        if source == target:
+            return x
+        if target == "bool":
+            return (
+                f"({x} != 0)"
+                if source not in ("bfloat16", "float16")
+                else self._helper(source, target, x)
+            )
+        exact = dt.is_int(source) or source == "bool" or {source, target} == {"float32", "float64"}
+        if exact and target not in ("float16", "bfloat16"):
+            return f"({c_type(target)}){x}"
+        return self._helper(source, target, x)
+
+    def _helper(self, source: str, target: str, x: str) -> str:
+        return self.helpers.cast(source, target, _stripped(x))
+
+    def intrinsic(self, e: Intrinsic) -> str:
+        """A call of a function of <math.h> or of a helper."""
+        argument, given = dt.element(e.args[0].dtype), [_stripped(self.of(a)) for a in e.args]
+        if e.op in _MATH and argument in ("float32", "float64"):
+            return f"{math_name(_MATH[e.op], argument)}({', '.join(given)})"
+        return self.helpers.intrinsic(e.op, dt.element(e.dtype), argument, given)
+
+    # conditionals
+
+    def _guarded(self, e: Intrinsic) -> str:
+        """`c ? a : b`, or an `if` where a side needs lines of its own."""
+        condition = self.of(e.args[0])
+        sides = [self._side(side) for side in e.args[1:]]
+        if not any(lines for lines, _ in sides):
+            return f"({condition} ? {sides[0][1]} : {sides[1][1]})"
+        name = self.unique("t")
+        self.put(f"{c_type(e.dtype)} {name};")
+        self.put(f"if ({_stripped(condition)}) {{")
+        for n, (lines, text) in enumerate(sides):
+            self.lines += lines
+            self.put(f"  {name} = {_stripped(text)};")
+            self.put("}" if n else "} else {")
+        return name
+
+    def _side(self, side: PrimExpr) -> tuple[list[str], str]:
+        outer, self.lines = self.lines, []
+        try:
+            with self.indented():
+                self._walk(side)
+                return self.lines, self.of(side)
+        finally:
+            self.lines = outer
+
+    # vectors and memory
+
+    def _reduce(self, e: VectorReduce) -> str:
+        """Halves are combined until one lane is left, in the order LLVM's code has."""
+        lanes, kind = dt.lanes(e.value.dtype), dt.element(e.dtype)
+        name = self.unique("lanes")
+        self.put(f"{c_type(kind)} {name}[{lanes}];")
+        self.lane_loop(lanes, lambda: f"{name}[lane] = {self.text(e.value)};")
+        combine = {"sum": Add, "prod": Mul, "max": Max, "min": Min}[e.kind]
+        while lanes > 1 and lanes % 2 == 0:
+            lanes //= 2
+            self._combine_lanes(combine, kind, name, lanes)
+        for i in range(1, lanes):
+            value = self._combined(combine, kind, f"{name}[0]", f"{name}[{i}]")
+            self.put(f"{name}[0] = {value};")
+        return f"{name}[0]"
+
+    def _combine_lanes(self, kind: type[BinaryExpr], dtype: str, name: str, half: int) -> None:
+        value = self._combined(kind, dtype, f"{name}[lane]", f"{name}[lane + {half}]")
+        self.put(f"for (int lane = 0; lane < {half}; ++lane) {name}[lane] = {value};")
+
+    def _combined(self, kind: type[BinaryExpr], dtype: str, x: str, y: str) -> str:
+        if dtype in PLAIN and kind in (Add, Mul):
+            return f"{x} {kind.symbol} {y}"
+        return self.helpers.binary(kind, dtype, x, y)
+
+    def lane_loop(self, lanes: int, line: Callable[[], str]) -> None:
+        """A loop over lanes around the line that a function gives."""
+        self.put(f"for (int lane = 0; lane < {lanes}; ++lane) {{")
+        outer = self._memo
+        scalars = {e: t for table in outer for e, t in table.items() if dt.lanes(e.dtype) == 1}
+        self._memo = [scalars]
+        self.depth += 1
+        self.put(line())
+        self.depth -= 1
+        self._memo = outer
+        self.put("}")
+
+    def element(self, buffer: Buffer, index: str) -> str:
+        """An element; the lane of it where the buffer holds vectors."""
+        lane = "[lane]" if dt.lanes(buffer.dtype) > 1 else ""
+        return f"{self.name(buffer)}[{_stripped(index)}]{lane}"
+
+    def _load(self, e: BufferLoad) -> str:
+        if len(e.indices) != 1:
+            raise InternalError(f"c: access of {e.buffer.name!r}: flatten buffers first")
+        text = self.element(e.buffer, self.of(e.indices[0]))
+        return f"({text} != 0)" if dt.element(e.dtype) == "bool" else text
+
+    def learn(self, var: Var, value: PrimExpr) -> None:
+        """Remember that a variable is not negative, if its value is not."""
+        if isinstance(var, SizeVar) or is_nonnegative(value, self.positive):
+            self.positive.add(var)
+
+
+def _is_name(text: str) -> bool:
+    return text.replace("[lane]", "").isidentifier() or text.isdigit()
+
+
+def _are_names(*texts: str) -> bool:
+    return all(_is_name(t) for t in texts)
+
+
+def _sum(a: str, b: str) -> str:
+    return b if a == "0" else f"({a} + {b})"
+
+
+def _product(a: str, b: str) -> str:
+    return a if b == "1" else f"{a} * {b}"
+
+
+def _stripped(text: str) -> str:
+    """Without parentheses around all of it."""
+    if not text.startswith("(") or not text.endswith(")"):
+        return text
+    depth = 0
+    for at, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0:
+            return text[1:-1] if at == len(text) - 1 and not text.startswith("(-") else text
+    return text

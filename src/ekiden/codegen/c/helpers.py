@@ -1,0 +1,227 @@
+"""Small C functions for what C has no operator for: rounding divisions, minima that keep NaN,
+conversions, mathematical functions.
+
+They are written by the same emitters as LLVM's instructions (`codegen.llvm.operations`, `cast`,
+`intrinsics`), through a builder that writes C, so that both generators give the same answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ekiden.codegen.c.types import c_type, constant
+from ekiden.codegen.llvm.builder import Arguments, Builder, Module, Operand
+from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.intrinsics import emit_intrinsic
+from ekiden.codegen.llvm.operations import emit_binary
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import BinaryExpr
+from ekiden.runtime.errors import InternalError
+
+# fmt: off
+_INFIX = {
+    "fadd": "+", "fsub": "-", "fmul": "*", "fdiv": "/",
+    "add": "+", "sub": "-", "mul": "*", "sdiv": "/", "udiv": "/", "srem": "%", "urem": "%",
+    "and": "&", "or": "|", "xor": "^", "shl": "<<", "lshr": ">>", "ashr": ">>",
+}
+_UNSIGNED = frozenset(("udiv", "urem", "shl", "lshr"))
+_ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+HALF = """\
+static inline float ek_half_to_float(uint16_t x) {
+  uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  value *= 0x1p112f;                        /* moves the exponent, subnormals too */
+  memcpy(&bits, &value, sizeof bits);
+  if ((x & 0x7fff) >= 0x7c00) bits |= 0x7f800000u;
+  bits |= (uint32_t)(x & 0x8000) << 16;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+static inline uint16_t ek_float_to_half(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000u);
+  bits &= 0x7fffffffu;
+  if (bits > 0x7f800000u) return sign | 0x7e00u;
+  if (bits >= 0x47800000u) return sign | 0x7c00u;
+  if (bits < 0x38800000u) {                 /* subnormal: the sum rounds to its last place */
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    value += 0.5f;
+    memcpy(&bits, &value, sizeof bits);
+    return (uint16_t)(sign | (bits - 0x3f000000u));
+  }
+  bits += 0xc8000fffu + (bits >> 13 & 1u);  /* to nearest, ties to even */
+  return (uint16_t)(sign | bits >> 13);
+}"""
+_MATH = {
+    "floor": "floor", "ceil": "ceil", "trunc": "trunc", "roundeven": "rint", "fabs": "fabs",
+    "sqrt": "sqrt", "copysign": "copysign", "fma": "fma",
+}
+# fmt: on
+
+
+def math_name(name: str, dtype: str) -> str:
+    """The function of <math.h> for float32 or float64."""
+    return _MATH[name] + ("f" if dt.element(dtype) == "float32" else "")
+
+
+def _integer(dtype: str, unsigned: bool) -> str:
+    bits = dt.SCALAR_BITS[dt.element(dtype)]
+    return f"{'u' if unsigned else ''}int{bits}_t"
+
+
+class HelperBuilder(Builder):
+    """Writes the lines of one helper function. Operands are names behind a percent sign, as LLVM's
+    are, or constants.
+    """
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        self.tables: dict[tuple[float, ...], str] = {}
+        self.uses_half = False
+
+    def assign(self, dtype: str, text: str) -> Operand:
+        """A new variable, or the one that has this value already."""
+        kind = c_type(dtype)
+        line = f"{kind} {text}"
+        found = self._scopes[-1].get(line)
+        if found is None:
+            found = self._scopes[-1][line] = f"%{self.fresh()}"
+            self.lines.append(f"  const {kind} {found[1:]} = {text};")
+        return found
+
+    def const(self, number: int | float, dtype: str) -> Operand:
+        """A constant."""
+        return constant(number, dtype)
+
+    def binary(self, opcode: str, dtype: str, a: Operand, b: Operand) -> Operand:
+        """An arithmetic or bitwise operation."""
+        x, y, kind = _bare(a), _bare(b), c_type(dtype)
+        if opcode in _UNSIGNED:
+            unsigned = _integer(dtype, True)
+            return self.assign(dtype, f"({kind})(({unsigned}){x} {_INFIX[opcode]} ({unsigned}){y})")
+        if opcode == "ashr":
+            return self.assign(dtype, f"({kind})(({_integer(dtype, False)}){x} >> {y})")
+        return self.assign(dtype, f"({kind})({x} {_INFIX[opcode]} {y})")
+
+    def negate(self, dtype: str, a: Operand) -> Operand:
+        """`-a`."""
+        return self.assign(dtype, f"-{_bare(a)}")
+
+    def compare(self, predicate: str, dtype: str, a: Operand, b: Operand) -> Operand:
+        """icmp or fcmp."""
+        if dt.element(dtype) == "float16":
+            a, b = (self.convert("fpext", dtype, "float32", x) for x in (a, b))
+        return self.assign("bool", _comparison(predicate, dtype, _bare(a), _bare(b)))
+
+    def select(
+        self, condition: Operand, dtype: str, a: Operand, b: Operand, lanes: int = 1
+    ) -> Operand:
+        """`condition ? a : b`."""
+        return self.assign(dtype, f"{_bare(condition)} ? {_bare(a)} : {_bare(b)}")
+
+    def convert(self, opcode: str, source: str, target: str, a: Operand) -> Operand:
+        """A conversion instruction."""
+        x, kind = _bare(a), c_type(target)
+        if opcode == "bitcast":
+            name = self.fresh()
+            self.lines.append(f"  {kind} {name};")
+            self.lines.append(f"  memcpy(&{name}, &({c_type(source)}){{{x}}}, sizeof {name});")
+            return f"%{name}"
+        if dt.element(source) != "bool" and opcode in ("zext", "uitofp"):
+            x = f"({_integer(source, True)}){x}"
+        if opcode in ("sext", "sitofp"):
+            x = f"({_integer(source, False)}){x}"
+        half = {"fpext": "ek_half_to_float", "fptrunc": "ek_float_to_half"}.get(opcode)
+        if half is not None and "float16" in (dt.element(source), dt.element(target)):
+            self.uses_half = True
+            return self.assign(target, f"{half}({x})")
+        return self.assign(target, f"({kind}){x}")
+
+    def call(self, name: str, result: str, arguments: Arguments) -> Operand:
+        """There are no calls but those of `intrinsic`."""
+        raise InternalError(f"c: no meaning for a call of {name!r}")
+
+    def intrinsic(self, name: str, dtype: str, *operands: Operand) -> Operand:
+        """A function of <math.h>."""
+        given = ", ".join(map(_bare, operands))
+        return self.assign(dtype, f"{math_name(name, dtype)}({given})")
+
+    def element(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
+        """An element of a constant table."""
+        name = self.tables.setdefault(values, f"table{len(self.tables)}")
+        return self.assign("float64", f"{name}[{_bare(index)}]")
+
+
+def _bare(operand: Operand) -> str:
+    return operand[1:] if operand[0] == "%" else operand
+
+
+def _comparison(predicate: str, dtype: str, x: str, y: str) -> str:
+    if dt.is_float(dtype):
+        special = {
+            "oeq": f"{x} == {y}",
+            "une": f"{x} != {y}",
+            "one": f"({x} < {y} || {x} > {y})",
+            "uno": f"({x} != {x} || {y} != {y})",
+        }
+        return special.get(predicate) or f"{x} {_ORDER[predicate[1:]]} {y}"
+    if predicate in ("eq", "ne"):
+        return f"{x} {'==' if predicate == 'eq' else '!='} {y}"
+    kind = _integer(dtype, predicate[0] == "u")
+    return f"({kind}){x} {_ORDER[predicate[1:]]} ({kind}){y}"
+
+
+class Helpers:
+    """The helper functions of one file, each made when it is first called."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self._module = Module()
+
+    def binary(self, kind: type[BinaryExpr], dtype: str, x: str, y: str) -> str:
+        """A call that computes any two-operand node, on operands of `dtype`."""
+        result = "bool" if kind.__name__ in ("EQ", "NE", "LT", "LE", "GT", "GE") else dtype
+        name = f"ek_{kind.__name__.lower()}_{dtype}"
+        self._define(name, [dtype, dtype], result, lambda b, o: emit_binary(b, kind, dtype, *o))
+        return f"{name}({x}, {y})"
+
+    def cast(self, source: str, target: str, x: str) -> str:
+        """A call that converts."""
+        name = f"ek_{source}_to_{target}"
+        self._define(name, [source], target, lambda b, o: emit_cast(b, o[0], source, target))
+        return f"{name}({x})"
+
+    def intrinsic(self, op: str, dtype: str, argument: str, xs: Sequence[str]) -> str:
+        """A call of an intrinsic on arguments of one type."""
+        name = f"ek_{op}_{argument}"
+        kinds = [argument] * len(xs)
+        self._define(name, kinds, dtype, lambda b, o: emit_intrinsic(b, op, dtype, argument, o))
+        return f"{name}({', '.join(xs)})"
+
+    def _define(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        result: str,
+        emit: Callable[[HelperBuilder, list[Operand]], Operand],
+    ) -> None:
+        if name in self.texts:
+            return
+        b = HelperBuilder(self._module)
+        names = [f"%{letter}" for letter in "xyz"[: len(arguments)]]
+        value = _bare(emit(b, names))
+        if b.uses_half:
+            self.texts.setdefault("half", HALF)
+        given = ", ".join(f"{c_type(t)} {n[1:]}" for t, n in zip(arguments, names, strict=True))
+        tables = [_table(row, label) for row, label in b.tables.items()]
+        head = f"static inline {c_type(result)} {name}({given}) {{"
+        self.texts[name] = "\n".join([head, *tables, *b.lines, f"  return {value};", "}"])
+
+
+def _table(values: Sequence[float], label: str) -> str:
+    numbers = ", ".join(constant(v, "float64") for v in values)
+    return f"  static const double {label}[] = {{{numbers}}};"

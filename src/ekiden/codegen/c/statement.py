@@ -1,0 +1,322 @@
+"""Statements to C.
+
+A vector statement is a loop over its lanes. A parallel loop becomes a function of its own, run by
+ek_parallel_for; what it uses from outside travels in a structure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.codegen.c.expression import ExpressionWriter
+from ekiden.codegen.c.helpers import Helpers
+from ekiden.codegen.c.types import c_type, memory_type
+from ekiden.codegen.common import stored_value
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
+from ekiden.ir.prim_visitor import post_order
+from ekiden.runtime.errors import InternalError
+from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce
+from ekiden.tir.stmt import (
+    Allocate,
+    AssertStmt,
+    BufferStore,
+    Evaluate,
+    For,
+    ForKind,
+    IfThenElse,
+    LetStmt,
+    Prefetch,
+    SeqStmt,
+    Stmt,
+)
+from ekiden.tir.visitor import expressions, guarded_nodes, walk
+
+
+def quoted(text: str) -> str:
+    """A string literal."""
+    plain = all(32 <= ord(c) < 127 and c not in '"\\' for c in text)
+    return f'"{text}"' if plain else f'"{"".join(map(_escaped, text.encode()))}"'
+
+
+def _escaped(byte: int) -> str:
+    return chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}"
+
+
+class StatementWriter(ExpressionWriter):
+    """Writes the statements of one C function that returns int: 0, or -1 with an error set."""
+
+    def __init__(self, helpers: Helpers, symbol: str, functions: list[str]) -> None:
+        super().__init__(helpers)
+        self.symbol, self.functions = symbol, functions
+        self.workspaces: list[str] = []
+        self.in_parallel = False
+
+    def statement(self, s: Stmt) -> None:
+        """Write one statement."""
+        match s:
+            case SeqStmt():
+                for each in s.seq:
+                    self.statement(each)
+            case BufferStore():
+                self.store(s)
+            case For():
+                self.loop(s)
+            case LetStmt() | Allocate():
+                self.nested(s)
+            case IfThenElse():
+                self.branching(s)
+            case Evaluate():
+                if not isinstance(s.value, IntImm):
+                    self.put(f"(void){self.text(s.value)};")
+            case AssertStmt():
+                self.check(f"!({self.text(s.condition)})", s.kind, s.message)
+            case Prefetch():
+                place = self.element(s.buffer, self.text(s.indices[0]))
+                self.put(f"__builtin_prefetch(&{place}, 0, {s.locality});")
+            case _:
+                raise InternalError(f"c: statement {type(s).__name__} must be lowered first")
+
+    # failing
+
+    def fail(self, status: str = "-1") -> None:
+        """Give scratch memory back and return."""
+        for name in reversed(self.workspaces):
+            self.put(f"  ek_workspace_free({name});")
+        self.put(f"  return {status};")
+
+    def check(self, wrong: str, kind: str, message: str) -> None:
+        """Fail with an error where something is wrong."""
+        self.put(f"if ({wrong}) {{")
+        self.fail(f"ek_kernel_error({quoted(kind)}, {quoted(message)})")
+        self.put("}")
+
+    # variables and buffers
+
+    def nested(self, s: Stmt) -> None:
+        """Lets and allocations, however many stand inside each other."""
+        before = len(self.workspaces)
+        while isinstance(s, (LetStmt, Allocate)):
+            if isinstance(s, LetStmt):
+                self.let(s.var, s.value)
+            else:
+                self.allocate(s.buffer)
+            s = s.body
+        self.statement(s)
+        while len(self.workspaces) > before:
+            self.put(f"ek_workspace_free({self.workspaces.pop()});")
+
+    def let(self, var: Var, value: PrimExpr) -> None:
+        """A variable; one of several lanes is an array."""
+        self.learn(var, value)
+        lanes, kind = dt.lanes(var.dtype), c_type(var.dtype)
+        if lanes == 1:
+            text = self.text(value)
+            self.put(f"const {kind} {self.define(var)} = {text};")
+            return
+        self.reduce_first(value)
+        name = self.unique(var.name)
+        self.put(f"{kind} {name}[{lanes}];")
+        self.lane_loop(lanes, lambda: f"{name}[lane] = {self.text(value)};")
+        self.names[var] = name
+
+    def reduce_first(self, *values: PrimExpr) -> None:
+        """Reductions over lanes are done once, before a loop over lanes."""
+        for value in values:
+            order = post_order(value)
+            guarded = guarded_nodes(value, order)
+            for e in order:
+                if isinstance(e, VectorReduce) and id(e) not in guarded:
+                    self.text(e)
+
+    def allocate(self, buffer: Buffer) -> None:
+        """Scratch memory for global buffers, arrays for the others."""
+        lanes, kind = dt.lanes(buffer.dtype), memory_type(buffer.dtype)
+        extent: PrimExpr = const(1)
+        for d in buffer.shape:
+            extent = extent * d
+        inner = f"[{lanes}]" if lanes > 1 else ""
+        if buffer.scope == "global":
+            size = self.text(extent * dt.itemsize(buffer.dtype))
+            name = self.define(buffer)
+            declared = f"(*{name}){inner}" if inner else f"*{name}"
+            self.put(f"{kind} {declared} = ek_workspace_alloc({size});")
+            self.put(f"if ({name} == NULL) {{")
+            self.fail()
+            self.put("}")
+            self.workspaces.append(name)
+            return
+        if not isinstance(extent, IntImm):
+            raise InternalError(
+                f"c: buffer {buffer.name!r} of scope {buffer.scope!r} has no constant size"
+            )
+        self.put(f"{kind} {self.define(buffer)}[{max(extent.value, 1)}]{inner};")
+
+    # stores
+
+    def store(self, s: BufferStore) -> None:
+        """`buffer[index] = value;`, per lane; through a copy where a lane could read what another
+        has written.
+        """
+        if len(s.indices) != 1:
+            raise InternalError(f"c: store to {s.buffer.name!r}: flatten buffers first")
+        index, value = s.indices[0], stored_value(s)
+        lanes = max(dt.lanes(index.dtype), dt.lanes(value.dtype))
+        if lanes == 1:
+            self.put(self.assigned(s, self.text(value)))
+        elif _reads_others(s, value):
+            self.staged(s, value, lanes)
+        else:
+            self.reduce_first(value, index)
+            self.lane_loop(lanes, lambda: self.assigned(s, self.text(value)))
+        self.forget()
+
+    def assigned(self, s: BufferStore, value: str) -> str:
+        """The store of one element, under its predicate if it has one."""
+        if dt.element(s.buffer.dtype) == "bool":
+            value = f"(uint8_t)({value})"
+        line = f"{self.element(s.buffer, self.text(s.indices[0]))} = {value};"
+        if s.predicate is None or is_const(s.predicate, 1):
+            return line
+        return f"if ({self.text(s.predicate)}) {line}"
+
+    def staged(self, s: BufferStore, value: PrimExpr, lanes: int) -> None:
+        """All lanes of the value first, then the stores."""
+        self.reduce_first(value, s.indices[0])
+        name = self.unique("staged")
+        self.put(f"{c_type(value.dtype)} {name}[{lanes}];")
+        self.lane_loop(lanes, lambda: f"{name}[lane] = {self.text(value)};")
+        self.lane_loop(lanes, lambda: self.assigned(s, f"{name}[lane]"))
+
+    # control
+
+    def branching(self, s: IfThenElse) -> None:
+        """`if`, `else if`, `else`."""
+        if isinstance(s.condition, IntImm):
+            chosen = s.then_case if s.condition.value else s.else_case
+            return None if chosen is None else self.statement(chosen)
+        self.put(f"if ({self.text(s.condition)}) {{")
+        with self.indented():
+            self.statement(s.then_case)
+        self.forget()
+        if s.else_case is not None:
+            self.put("} else {")
+            with self.indented():
+                self.statement(s.else_case)
+            self.forget()
+        self.put("}")
+        return None
+
+    def loop(self, s: For) -> None:
+        """`for`; a parallel loop outside any other becomes a function."""
+        if s.kind in (ForKind.VECTORIZED, ForKind.UNROLLED):
+            raise InternalError(
+                f"c: loop over {s.loop_var.name!r} is {s.kind.value}; lower it first"
+            )
+        if s.kind is ForKind.PARALLEL and not self.in_parallel:
+            self.parallel(s)
+            return
+        low, high = self.text(s.min), self.text(s.min + s.extent)
+        self.serial(s, low, high)
+
+    def serial(self, s: For, low: str, high: str) -> None:
+        """A loop between two bounds."""
+        self.forget()
+        name, kind = self.define(s.loop_var), c_type(s.loop_var.dtype)
+        self.learn(s.loop_var, s.min)
+        self.put(f"for ({kind} {name} = {low}; {name} < {high}; ++{name}) {{")
+        with self.indented():
+            self.statement(s.body)
+        self.put("}")
+        self.forget()
+
+    def parallel(self, s: For) -> None:
+        """ek_parallel_for over [0, extent)."""
+        grain = int(str((s.annotations or {}).get("grain", 1)))
+        body = StatementWriter(self.helpers, self.symbol, self.functions)
+        function = f"{self.symbol}_loop{len(self.functions)}"
+        captured = _captured(s)
+        fields = [_declaration(each, self.name(each)) for each in captured]
+        body.in_parallel, body.positive = True, set(self.positive)
+        self.functions.append("")
+        slot = len(self.functions) - 1
+        self.functions[slot] = body.write_loop(s, function, captured, fields, self)
+        values = ", ".join(self.name(each) for each in captured)
+        context = self.unique("context")
+        self.put(f"struct {function}_context {context} = {{{values or '0'}}};")
+        extent = self.text(s.extent)
+        call = f"ek_parallel_for({function}, &{context}, {extent}, {max(grain, 1)})"
+        self.put(f"if ({call} != 0) {{")
+        self.fail()
+        self.put("}")
+        self.forget()
+
+    def write_loop(
+        self,
+        s: For,
+        function: str,
+        captured: Sequence[Var | Buffer],
+        fields: Sequence[str],
+        outer: ExpressionWriter,
+    ) -> str:
+        """The context and the function of a parallel loop."""
+        members = "".join(f"  {field};\n" for field in fields) or "  int unused;\n"
+        self.put(f"const struct {function}_context *restrict given = context;")
+        for thing, field in zip(captured, fields, strict=True):
+            self.names[thing] = self.unique(outer.name(thing))
+            assert self.names[thing] == outer.name(thing), thing
+            self.put(f"{field} = given->{self.names[thing]};")
+        low = "begin" if is_const(s.min, 0) else f"{self.text(s.min)} + begin"
+        high = "end" if is_const(s.min, 0) else f"{self.text(s.min)} + end"
+        self.serial(s, low, high)
+        self.put("return 0;")
+        lines = "\n".join(self.lines)
+        return (
+            f"struct {function}_context {{\n{members}}};\n\n"
+            f"static int {function}(void *context, int64_t begin, int64_t end) {{\n{lines}\n}}"
+        )
+
+
+def _declaration(thing: Var | Buffer, name: str) -> str:
+    """How something captured is declared, in the structure and in the function."""
+    lanes = dt.lanes(thing.dtype)
+    if isinstance(thing, Var):
+        kind = c_type(thing.dtype)
+        return f"{kind} {name}" if lanes == 1 else f"const {kind} *{name}"
+    kind = memory_type(thing.dtype)
+    return f"{kind} *{name}" if lanes == 1 else f"{kind} (*{name})[{lanes}]"
+
+
+def _captured(loop: For) -> list[Var | Buffer]:
+    """The variables and buffers that a loop uses and does not define."""
+    inside: set[Var | Buffer] = set()
+    used: dict[Var | Buffer, None] = {}
+    for s in walk(loop):
+        match s:
+            case For():
+                inside.add(s.loop_var)
+            case LetStmt():
+                inside.add(s.var)
+            case Allocate():
+                inside.add(s.buffer)
+            case BufferStore() | Prefetch():
+                used[s.buffer] = None
+        # the extent of the loop itself is evaluated outside
+        roots = (loop.min,) if s is loop else expressions(s)
+        for e in post_order(*roots):
+            if isinstance(e, Var):
+                used[e] = None
+            elif isinstance(e, BufferLoad):
+                used[e.buffer] = None
+    return [each for each in used if each not in inside]
+
+
+def _reads_others(s: BufferStore, value: PrimExpr) -> bool:
+    """Whether the value of a lane may be read from where another lane is stored."""
+    for e in post_order(value, *s.indices):
+        if isinstance(e, BufferLoad) and e.buffer is s.buffer and e.indices[0] is not s.indices[0]:
+            return True
+    return False
+
+
+__all__ = ["StatementWriter", "quoted"]

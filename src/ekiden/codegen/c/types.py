@@ -1,0 +1,84 @@
+"""How Ekiden's data types and constants are written in C.
+
+float16 and bfloat16 are uint16_t, whose arithmetic goes through float; bool is `bool` in
+variables and a byte in memory.
+"""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+
+from ekiden.ir import dtype as dt
+
+# fmt: off
+C_TYPES: dict[str, str] = {
+    "bool": "bool",
+    "int8": "int8_t", "int16": "int16_t", "int32": "int32_t", "int64": "int64_t",
+    "uint8": "uint8_t", "uint16": "uint16_t", "uint32": "uint32_t", "uint64": "uint64_t",
+    "float16": "uint16_t", "bfloat16": "uint16_t", "float32": "float", "float64": "double",
+    "handle": "void *",
+}
+# fmt: on
+
+
+def c_type(dtype: str) -> str:
+    """The type of one lane in a variable."""
+    return C_TYPES[dt.element(dtype)]
+
+
+def memory_type(dtype: str) -> str:
+    """The type of one lane in memory."""
+    return "uint8_t" if dt.element(dtype) == "bool" else c_type(dtype)
+
+
+def constant(value: int | float, dtype: str) -> str:
+    """A constant of one lane."""
+    element = dt.element(dtype)
+    if element == "bool":
+        return "true" if value else "false"
+    if element == "bfloat16":
+        return str(int(np.array(value, ml_dtypes.bfloat16).view(np.uint16)))
+    if element == "float16":
+        with np.errstate(over="ignore"):
+            return str(int(np.array(value, np.float16).view(np.uint16)))
+    if dt.is_float(element):
+        return _float(float(value), element)
+    return _integer(int(value), element)
+
+
+def _float(value: float, dtype: str) -> str:
+    if math.isnan(value):
+        return f"({c_type(dtype)})NAN"
+    if math.isinf(value):
+        return f"({c_type(dtype)}){'-' if value < 0 else ''}INFINITY"
+    if dtype == "float64":
+        return _signed(repr(value))
+    with np.errstate(over="ignore"):
+        single = np.float32(value)
+    if math.isinf(single):
+        return _float(float(single), dtype)
+    return _signed(_decimal(str(single)) + "f")
+
+
+def _decimal(text: str) -> str:
+    """With a point or an exponent, as a floating constant must have."""
+    return text if any(c in text for c in ".e") else text + ".0"
+
+
+def _signed(text: str) -> str:
+    return f"({text})" if text.startswith("-") else text
+
+
+def _integer(value: int, dtype: str) -> str:
+    bits = dt.SCALAR_BITS[dtype]
+    wrapped = value & ((1 << bits) - 1)
+    if dt.is_unsigned(dtype):
+        return f"{wrapped}u" if bits <= 32 else f"UINT64_C({wrapped})"
+    signed = wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped
+    if signed == -(1 << 63):
+        return "INT64_MIN"
+    text = str(signed) if abs(signed) < 1 << 31 else f"INT64_C({signed})"
+    return _signed(text)

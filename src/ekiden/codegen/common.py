@@ -1,0 +1,118 @@
+"""What every code generator asks of a loop program."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import (
+    Add,
+    AnyDim,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Intrinsic,
+    Max,
+    Min,
+    Mul,
+    PrimExpr,
+    SizeVar,
+    Var,
+)
+from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp
+from ekiden.tir.stmt import BufferStore, PrimFunc
+
+DTYPE_CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
+
+
+def is_nonnegative(e: PrimExpr, positive: Container[Var], depth: int = 12) -> bool:
+    """Whether an index expression is certainly >= 0; `positive` are variables that are.
+
+    Integers known to be non-negative divide without the corrections of floor division.
+    """
+
+    def both(x: Add | Mul | FloorDiv | Min | Max) -> tuple[bool, bool]:
+        return is_nonnegative(x.a, positive, depth - 1), is_nonnegative(x.b, positive, depth - 1)
+
+    match e:
+        case IntImm():
+            return e.value >= 0
+        case SizeVar():
+            return True
+        case Var():
+            return e in positive or dt.is_unsigned(e.dtype)
+        case Add() | Mul() | FloorDiv() | Min() if depth:
+            return all(both(e))
+        case FloorMod() if depth:
+            return is_nonnegative(e.b, positive, depth - 1)
+        case Max() if depth:
+            return any(both(e))
+        case Broadcast() if depth:
+            return is_nonnegative(e.value, positive, depth - 1)
+        case Ramp() if depth:
+            return is_nonnegative(e.base, positive, depth - 1) and is_nonnegative(
+                e.stride, positive, depth - 1
+            )
+    return False
+
+
+def stored_value(s: BufferStore) -> PrimExpr:
+    """The value to store; x = x + a * b becomes one fused multiply-add: the one contraction that
+    is always allowed, because it is what a reduction is lowered to everywhere.
+    """
+    update = s.value
+    if isinstance(update, Add) and dt.element(update.dtype) in ("float32", "float64"):
+        for old, product in ((update.a, update.b), (update.b, update.a)):
+            if isinstance(old, BufferLoad) and old.buffer is s.buffer and isinstance(product, Mul):
+                return Intrinsic("fma", (product.a, product.b, old), update.dtype)
+    return update
+
+
+def dtype_word(dtype: str) -> int:
+    """A DLDataType of one lane as the 32-bit integer it is in memory."""
+    element = dt.element(dtype)
+    code = DTYPE_CODES[element.rstrip("0123456789")]
+    return code | dt.SCALAR_BITS[element] << 8 | 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """Dimension `axis` of argument `index`: it binds `extent` (a variable not seen before), or must
+    equal it, else ValueError with `message`.
+    """
+
+    index: int
+    axis: int
+    extent: PrimExpr
+    binds: bool
+    message: str
+
+
+def argument_label(func: PrimFunc, index: int, buffer: Buffer) -> str:
+    """How messages name an argument."""
+    return f"{func.name}: argument {index} ({buffer.name})"
+
+
+def dimensions(func: PrimFunc) -> list[Dimension]:
+    """What the entry of a function does with the shapes of its arguments: first all that bind."""
+    bound: set[Var] = set()
+    binding: list[Dimension] = []
+    checked: list[Dimension] = []
+    for i, buffer in enumerate(func.params):
+        for axis, extent in enumerate(buffer.shape):
+            if isinstance(extent, AnyDim):
+                continue
+            if isinstance(extent, Var) and extent not in bound:
+                bound.add(extent)
+                binding.append(Dimension(i, axis, extent, True, ""))
+                continue
+            message = f"{func.name}: argument {i}: dimension {axis} must be {_wanted(extent)}"
+            checked.append(Dimension(i, axis, extent, False, message))
+    return binding + checked
+
+
+def _wanted(extent: PrimExpr) -> str:
+    if isinstance(extent, IntImm):
+        return str(extent.value)
+    return extent.name if isinstance(extent, Var) else "a function of the other dimensions"

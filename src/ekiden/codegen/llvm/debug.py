@@ -1,0 +1,74 @@
+"""Debug information: which line of the printed loop program an instruction comes from.
+
+The metadata of LLVM, in the form that becomes DWARF 4: one compile unit and file per module, one
+subprogram per function, one location per line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ekiden.tir.stmt import PrimFunc, Stmt
+
+
+class DebugLines:
+    """The lines of one module's statements, in the text at `path`."""
+
+    def __init__(self, path: Path, lines: Mapping[Stmt, int]) -> None:
+        self.lines = lines
+        self._nodes = [
+            'distinct !DICompileUnit(language: DW_LANG_C99, file: !1, producer: "ekiden",'
+            " isOptimized: true, runtimeVersion: 0, emissionKind: FullDebug)",
+            f'!DIFile(filename: "{path.name}", directory: "{path.parent}")',
+            "!DISubroutineType(types: !{null})",
+            '!{i32 2, !"Debug Info Version", i32 3}',
+            '!{i32 7, !"Dwarf Version", i32 4}',
+        ]
+        self._locations: dict[tuple[int, int], int] = {}
+
+    def first_line(self, func: PrimFunc) -> int:
+        """The line of a function's header."""
+        return max(self.lines.get(func.body, 2) - 1, 1)
+
+    def _node(self, text: str) -> int:
+        self._nodes.append(text)
+        return len(self._nodes) - 1
+
+    def subprogram(self, name: str, line: int) -> int:
+        """The number of a function's node."""
+        return self._node(
+            f'distinct !DISubprogram(name: "{name}", scope: !1, file: !1, line: {line}, type: !2,'
+            f" scopeLine: {line}, spFlags: DISPFlagDefinition, unit: !0)"
+        )
+
+    def location(self, subprogram: int, line: int) -> str:
+        """What is appended to an instruction of a line of a function."""
+        key = (subprogram, line)
+        if key not in self._locations:
+            self._locations[key] = self._node(
+                f"!DILocation(line: {line}, column: 0, scope: !{subprogram})"
+            )
+        return f", !dbg !{self._locations[key]}"
+
+    def text(self) -> str:
+        """The metadata at the end of the module."""
+        nodes = [f"!{n} = {text}" for n, text in enumerate(self._nodes)]
+        return "\n".join(["!llvm.dbg.cu = !{!0}", "!llvm.module.flags = !{!3, !4}", *nodes, ""])
+
+
+class FunctionLines:
+    """The place in the text that instructions of one function get."""
+
+    def __init__(self, module: DebugLines, name: str, line: int) -> None:
+        self.module, self.line = module, line
+        self.subprogram = module.subprogram(name, line)
+
+    def header(self) -> str:
+        """The suffix of instructions before the first statement."""
+        return self.module.location(self.subprogram, self.line)
+
+    def enter(self, s: Stmt) -> str:
+        """The suffix of instructions from here on; a statement without a line keeps the last."""
+        self.line = self.module.lines.get(s, self.line)
+        return self.module.location(self.subprogram, self.line)

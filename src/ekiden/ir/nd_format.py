@@ -1,0 +1,56 @@
+"""Arrays as bytes in the form that TVM saves an NDArray in: what parameter files and the meta data
+of Relay text are made of.
+
+    u64 magic   u64 0   i32 device type   i32 device   i32 rank   u8 code   u8 bits   u16 lanes
+    i64 extent per dimension   i64 number of bytes   the elements, little-endian, row by row
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+from ekiden.ir.dtype import SCALAR_BITS, to_numpy
+from ekiden.ir.op import Array
+from ekiden.runtime.errors import LoadError
+
+MAGIC = 0xDD5E40F096B4A13F
+_HEAD = struct.Struct("<QQiiiBBH")
+_CPU = 1
+# fmt: off
+_CODES: dict[tuple[int, int], str] = {
+    **{(0, SCALAR_BITS[d]): d for d in ("int8", "int16", "int32", "int64")},
+    **{(1, SCALAR_BITS[d]): d for d in ("uint8", "uint16", "uint32", "uint64")},
+    **{(2, SCALAR_BITS[d]): d for d in ("float16", "float32", "float64")},
+    (1, 1): "bool", (6, 8): "bool", (4, 16): "bfloat16",
+}
+"""(kind of number, bits) -> dtype."""
+# fmt: on
+_DTYPES = {dtype: key for key, dtype in reversed(_CODES.items())}
+
+
+def array_to_bytes(array: Array) -> bytes:
+    """An array in TVM's form."""
+    code, bits = _DTYPES[str(array.dtype)]
+    head = _HEAD.pack(MAGIC, 0, _CPU, 0, array.ndim, code, bits, 1)
+    content = np.ascontiguousarray(array).tobytes()
+    return head + struct.pack(f"<{array.ndim}qq", *array.shape, len(content)) + content
+
+
+def array_from_bytes(data: bytes | memoryview, at: int = 0) -> tuple[Array, int]:
+    """The array that begins at a position, and where it ends. Raises LoadError."""
+    try:
+        magic, _, _, _, rank, code, bits, lanes = _HEAD.unpack_from(data, at)
+        if magic != MAGIC:
+            raise LoadError(f"array: expected the number {MAGIC:#x} at its start, got {magic:#x}")
+        if (code, bits) not in _CODES or lanes != 1 or not 0 <= rank <= 64:
+            raise LoadError(f"array: no dtype of code {code}, {bits} bits and {lanes} lanes")
+        *shape, size = struct.unpack_from(f"<{rank}qq", data, at + _HEAD.size)
+        begin = at + _HEAD.size + 8 * (rank + 1)
+        if size < 0 or begin + size > len(data):
+            raise LoadError(f"array: {size} bytes are announced, {len(data) - begin} are there")
+        content = np.frombuffer(data[begin : begin + size], to_numpy(_CODES[code, bits]))
+        return content.reshape(shape), begin + size
+    except (struct.error, ValueError) as error:
+        raise LoadError(f"array: {error}") from error

@@ -1,0 +1,227 @@
+"""What passes run under: the opt level, typed options, and the instruments that watch them.
+
+with PassContext(opt_level=3, instruments=[PassTimingInstrument()], disabled_pass=["FoldConstant"]):
+    module = pipeline(module)
+"""
+
+from __future__ import annotations
+
+import contextvars
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+
+from ekiden.ir.module import IRModule
+from ekiden.runtime.errors import PassError
+
+
+@dataclass(frozen=True, slots=True)
+class PassInfo:
+    """What instruments and contexts know of a pass (TVM's PassInfo).
+
+    required: names of the passes that run right before it. is_sequence: it only runs others.
+    """
+
+    name: str
+    opt_level: int = 0
+    required: tuple[str, ...] = ()
+    is_sequence: bool = False
+
+    def __str__(self) -> str:
+        needs = f", needs {', '.join(self.required)}" if self.required else ""
+        return f"{self.name} (opt level {self.opt_level}{needs})"
+
+
+class PassInstrument:
+    """Watches passes run. Override what is needed; `should_run` False skips the pass.
+
+    A sequence of passes is itself a pass and is seen as one (`info.is_sequence`), around its
+    members.
+    """
+
+    def enter_pass_ctx(self) -> None:
+        """Called when a PassContext with this instrument is entered."""
+
+    def exit_pass_ctx(self) -> None:
+        """Called when that context is left."""
+
+    def should_run(self, module: IRModule, info: PassInfo) -> bool:
+        """Whether to run the pass at all."""
+        return True
+
+    def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
+        """Called with the module a pass is about to see."""
+
+    def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
+        """Called with the module a pass has made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A row of the table of options: type, default (None: not set) and what it does."""
+
+    kind: type
+    default: object
+    doc: str
+
+
+OPTIONS: dict[str, Option] = {}
+"""What `PassContext(config=...)` may hold, by key. `register_option` adds to it."""
+
+
+def register_option(key: str, kind: type, default: object, doc: str) -> str:
+    """Add an option that passes may read with `PassContext.option`; gives its key.
+
+    Raises ValueError when the key is taken.
+    """
+    if key in OPTIONS:
+        raise ValueError(f"register option {key!r}: it is registered already")
+    OPTIONS[key] = Option(kind, default, doc)
+    return key
+
+
+def _checked(key: str, value: object) -> object:
+    """The value of an option, an int where the option is a bool turned into one."""
+    if key not in OPTIONS:
+        near = difflib.get_close_matches(key, OPTIONS, n=3, cutoff=0.4) or sorted(OPTIONS)
+        raise PassError(f"PassContext: no option {key!r}; there are {', '.join(near)}")
+    kind = OPTIONS[key].kind
+    if kind is bool and type(value) is int and value in (0, 1):
+        return bool(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise PassError(
+            f"PassContext: option {key!r} is a {kind.__name__}, got {type(value).__name__}: "
+            f"{value!r}"
+        )
+    return value
+
+
+class PassContext:
+    """Options of a compilation: opt level, passes by name, instruments, config by key.
+
+    `with PassContext(opt_level=3):` makes it the current one of this thread of control. A pass runs
+    when its opt level is at most the context's, or it is in `required_pass`, and it is not in
+    `disabled_pass`. Raises PassError for an option that does not exist or has another type.
+
+    An exception in an instrument (not in a pass) empties `instruments` before it goes on, so that a
+    broken instrument is not called again while the stack unwinds.
+    """
+
+    __slots__ = ("_tokens", "config", "disabled_pass", "instruments", "opt_level", "required_pass")
+
+    def __init__(
+        self,
+        opt_level: int = 3,
+        required_pass: Iterable[str] | None = None,
+        disabled_pass: Iterable[str] | None = None,
+        instruments: Iterable[PassInstrument] | None = None,
+        config: Mapping[str, object] | None = None,
+    ) -> None:
+        self.opt_level = opt_level
+        self.required_pass = frozenset(required_pass or ())
+        self.disabled_pass = frozenset(disabled_pass or ())
+        self.instruments: tuple[PassInstrument, ...] = tuple(instruments or ())
+        self.config = {key: _checked(key, value) for key, value in (config or {}).items()}
+        self._tokens: list[contextvars.Token[PassContext]] = []
+
+    @staticmethod
+    def current() -> PassContext:
+        """The innermost context, or a default one."""
+        return _CURRENT.get()
+
+    @staticmethod
+    def list_configs() -> dict[str, dict[str, object]]:
+        """Every option with its type, default and meaning."""
+        return {
+            key: {"type": row.kind.__name__, "default": row.default, "doc": row.doc}
+            for key, row in sorted(OPTIONS.items())
+        }
+
+    def option(self, key: str) -> object:
+        """The value of an option here, its default where this context does not set it."""
+        if key in self.config:
+            return self.config[key]
+        if key not in OPTIONS:
+            _checked(key, None)
+        return OPTIONS[key].default
+
+    def enables(self, info: PassInfo) -> bool:
+        """Whether the opt level and the lists let a pass run."""
+        if info.name in self.disabled_pass:
+            return False
+        return info.name in self.required_pass or info.opt_level <= self.opt_level
+
+    def override_instruments(self, instruments: Iterable[PassInstrument] | None) -> None:
+        """Exchange the instruments of a context that is entered: the old are left, the new entered.
+
+        Raises what they raise, with no instruments set.
+        """
+        self._leave_instruments()
+        self._enter_instruments(tuple(instruments or ()))
+
+    def notify(self, call: Callable[[PassInstrument], object]) -> bool:
+        """Call each instrument; False as soon as one gives False.
+
+        After an exception all are told that the context is left, and it has no instruments any
+        more.
+        """
+        try:
+            return all(call(each) is not False for each in self.instruments)
+        except BaseException:
+            self._leave_instruments()
+            raise
+
+    def __enter__(self) -> PassContext:
+        """Make this the current context."""
+        self._tokens.append(_CURRENT.set(self))
+        try:
+            self._enter_instruments(self.instruments)
+        except BaseException:
+            _CURRENT.reset(self._tokens.pop())
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Make the context around it current again."""
+        _CURRENT.reset(self._tokens.pop())
+        instruments = self.instruments
+        self._leave_instruments()
+        self.instruments = instruments
+
+    def _leave_instruments(self) -> None:
+        leaving, self.instruments = self.instruments, ()
+        for each in leaving:
+            each.exit_pass_ctx()
+
+    def _enter_instruments(self, instruments: tuple[PassInstrument, ...]) -> None:
+        entered: list[PassInstrument] = []
+        self.instruments = ()
+        try:
+            for each in instruments:
+                each.enter_pass_ctx()
+                entered.append(each)
+        except BaseException:
+            for each in entered:
+                each.exit_pass_ctx()
+            raise
+        self.instruments = instruments
+
+    def __repr__(self) -> str:
+        lists = "".join(
+            f", {name}={sorted(getattr(self, name))}"
+            for name in ("required_pass", "disabled_pass")
+            if getattr(self, name)
+        )
+        return f"PassContext(opt_level={self.opt_level}{lists}, config={self.config})"
+
+
+_CURRENT: contextvars.ContextVar[PassContext] = contextvars.ContextVar(
+    "PassContext",
+    default=PassContext(),  # noqa: B039  every thread of control starts with the same default
+)

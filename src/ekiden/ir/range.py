@@ -1,0 +1,26 @@
+"""A range of integers: what a variable runs over, what part of an axis is touched."""
+
+from __future__ import annotations
+
+from ekiden.ir.prim import ExprLike, PrimExpr, convert
+
+
+class Range:
+    """The integers [min, min + extent). `Range(n)` starts at 0, `Range(a, b)` ends before b."""
+
+    __slots__ = ("extent", "min")
+
+    def __init__(self, begin: ExprLike, end: ExprLike | None = None) -> None:
+        self.min: PrimExpr = convert(0 if end is None else begin)
+        last = begin if end is None else end
+        self.extent: PrimExpr = convert(last) if end is None else convert(last) - self.min
+
+    @staticmethod
+    def from_min_extent(low: ExprLike, extent: ExprLike) -> Range:
+        """[low, low + extent)."""
+        made = Range(extent)
+        made.min = convert(low, made.extent.dtype)
+        return made
+
+    def __repr__(self) -> str:
+        return f"Range(min={self.min!r}, extent={self.extent!r})"

@@ -1,0 +1,59 @@
+"""Questions about programs; nothing here changes one.
+
+Names follow `tvm.relay.analysis`.
+"""
+
+from ekiden.relay.analysis.call_graph import CallGraph
+from ekiden.relay.analysis.count import (
+    check_constant,
+    count_layers,
+    extract_fused_functions,
+    get_total_mac_number,
+    list_op_freqs,
+    post_order_visit,
+)
+from ekiden.relay.analysis.feature import Feature, detect_feature
+from ekiden.relay.analysis.kind import check_kind
+from ekiden.relay.analysis.liveness import dead_bindings, last_uses
+from ekiden.relay.analysis.matches import pattern_text, unmatched_cases
+from ekiden.relay.analysis.variables import (
+    all_dtypes,
+    all_type_vars,
+    bound_type_vars,
+    free_type_vars,
+)
+from ekiden.relay.analysis.well_formed import (
+    check_basic_block_normal_form,
+    find_errors,
+    verify,
+    well_formed,
+)
+from ekiden.relay.visitor import all_vars, bound_vars, free_vars
+
+__all__ = [
+    "CallGraph",
+    "Feature",
+    "all_dtypes",
+    "all_type_vars",
+    "all_vars",
+    "bound_type_vars",
+    "bound_vars",
+    "check_basic_block_normal_form",
+    "check_constant",
+    "check_kind",
+    "count_layers",
+    "dead_bindings",
+    "detect_feature",
+    "extract_fused_functions",
+    "find_errors",
+    "free_type_vars",
+    "free_vars",
+    "get_total_mac_number",
+    "last_uses",
+    "list_op_freqs",
+    "pattern_text",
+    "post_order_visit",
+    "unmatched_cases",
+    "verify",
+    "well_formed",
+]

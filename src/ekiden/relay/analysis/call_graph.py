@@ -1,0 +1,141 @@
+"""Which functions of a module refer to which."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from ekiden.ir.expr import GlobalVar
+from ekiden.ir.module import IRModule
+from ekiden.relay.expr import Function
+from ekiden.relay.visitor import children, post_order
+
+
+class CallGraph:
+    """The references between the Relay functions of a module; a kernel refers to nothing.
+
+    Methods take a GlobalVar or a name. They raise KeyError for a function the module lacks.
+    """
+
+    def __init__(self, module: IRModule) -> None:
+        self.module = module
+        self._callees: dict[GlobalVar, Counter[GlobalVar]] = {}
+        for name, function in module.functions.items():
+            used: Counter[GlobalVar] = Counter()
+            if isinstance(function, Function):
+                used.update(_references(function, module))
+            self._callees[name] = used
+        self._callers: dict[GlobalVar, Counter[GlobalVar]] = {g: Counter() for g in self._callees}
+        for name, used in self._callees.items():
+            for callee, count in used.items():
+                self._callers[callee][name] += count
+
+    def __contains__(self, var: GlobalVar | str) -> bool:
+        return var in self._callees if isinstance(var, GlobalVar) else var in self.module
+
+    def __getitem__(self, var: GlobalVar | str) -> Mapping[GlobalVar, int]:
+        """The functions that one refers to, and how often."""
+        return self._callees[self._var(var)]
+
+    def callers(self, var: GlobalVar | str) -> Mapping[GlobalVar, int]:
+        """The functions that refer to one, and how often."""
+        return self._callers[self._var(var)]
+
+    def ref_count(self, var: GlobalVar | str) -> int:
+        """How many references to a function the module has."""
+        return self._callers[self._var(var)].total()
+
+    def global_call_count(self, var: GlobalVar | str) -> int:
+        """How many references to functions a function has."""
+        return self._callees[self._var(var)].total()
+
+    def is_recursive(self, var: GlobalVar | str) -> bool:
+        """Whether a function refers to itself, through others or directly."""
+        name = self._var(var)
+        return any(name in group for group in self.cycles())
+
+    def print_var(self, var: GlobalVar | str) -> str:
+        """A function and what it refers to, as text."""
+        name = self._var(var)
+        lines = [f"@{name.name_hint}: {self.ref_count(name)} references"]
+        used = self._callees[name].items()
+        return "\n".join(lines + [f"  @{g.name_hint}, {count} times" for g, count in used])
+
+    def __str__(self) -> str:
+        return "\n".join(self.print_var(g) for g in self._callees)
+
+    def components(self) -> list[list[GlobalVar]]:
+        """The functions in groups that refer to each other in a cycle (or of one alone), a group
+        after those it refers to (R. Tarjan, 1972).
+        """
+        return _Components(self._callees).found
+
+    def cycles(self) -> list[list[GlobalVar]]:
+        """The groups that are recursive."""
+        return [c for c in self.components() if len(c) > 1 or c[0] in self._callees[c[0]]]
+
+    def unreachable(self, roots: tuple[str, ...] = ("main",)) -> list[GlobalVar]:
+        """The functions that no root reaches."""
+        work = [self._var(r) for r in roots if r in self.module]
+        seen = set(work)
+        while work:
+            new = [g for g in self._callees[work.pop()] if g not in seen]
+            seen.update(new)
+            work.extend(new)
+        return [g for g in self._callees if g not in seen]
+
+    def _var(self, var: GlobalVar | str) -> GlobalVar:
+        return self.module.get_global_var(var) if isinstance(var, str) else var
+
+
+def _references(function: Function, module: IRModule) -> Counter[GlobalVar]:
+    """How often a function refers to each function of the module."""
+    found: Counter[GlobalVar] = Counter()
+    for expr in post_order(function, into_functions=True):
+        for child in children(expr):
+            if isinstance(child, GlobalVar) and child in module.functions:
+                found[child] += 1
+    return found
+
+
+class _Components:
+    """Tarjan's algorithm without recursion."""
+
+    def __init__(self, edges: Mapping[GlobalVar, Mapping[GlobalVar, int]]) -> None:
+        self.edges = edges
+        self.found: list[list[GlobalVar]] = []
+        self.low: dict[GlobalVar, int] = {}
+        """The least number reached; a node's own number is that of its place in `low`."""
+        self.open: dict[GlobalVar, int] = {}
+        """Nodes not yet in a group, with their numbers, in the order met."""
+        for root in edges:
+            if root not in self.low:
+                self._walk(root)
+
+    def _enter(self, node: GlobalVar) -> tuple[GlobalVar, list[GlobalVar]]:
+        self.open[node] = self.low[node] = len(self.low)
+        return node, list(self.edges[node])
+
+    def _walk(self, root: GlobalVar) -> None:
+        stack = [self._enter(root)]
+        while stack:
+            node, rest = stack[-1]
+            if rest:
+                callee = rest.pop(0)
+                if callee not in self.low:
+                    stack.append(self._enter(callee))
+                elif callee in self.open:
+                    self.low[node] = min(self.low[node], self.open[callee])
+                continue
+            stack.pop()
+            if stack:
+                above = stack[-1][0]
+                self.low[above] = min(self.low[above], self.low[node])
+            if self.low[node] == self.open[node]:
+                self._close(node)
+
+    def _close(self, node: GlobalVar) -> None:
+        group: list[GlobalVar] = []
+        while node in self.open:
+            group.append(self.open.popitem()[0])
+        self.found.append(group[::-1])

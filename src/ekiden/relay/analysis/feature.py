@@ -1,0 +1,54 @@
+"""Which parts of the language a program uses."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from ekiden.ir.module import IRModule
+from ekiden.relay.expr import Expr, Function, Let
+from ekiden.relay.visitor import ATOMS, CHILDREN, free_vars, post_order
+
+Feature = IntEnum(
+    "Feature",
+    "fVar fGlobalVar fConstant fTuple fTupleGetItem fFunction fOp fCall fLet fIf"
+    " fRefCreate fRefRead fRefWrite fConstructor fMatch fGraph fLetRec",
+    start=0,
+)
+"""The parts of the language (TVM's names and numbers): one for each class of expressions.
+
+fGraph: an expression that is no atom is used twice. fLetRec: a function uses the variable that it
+is bound to.
+"""
+_OF_CLASS = {kind: Feature[f"f{kind.__name__}"] for kind in CHILDREN}
+
+
+def detect_feature(
+    a: Expr | IRModule | None, b: Expr | IRModule | None = None
+) -> frozenset[Feature]:
+    """The features of an expression, of the functions of a module, or of both together."""
+    roots: list[Expr] = []
+    for each in (a, b):
+        if isinstance(each, IRModule):
+            roots += [f for f in each.functions.values() if isinstance(f, Function)]
+        elif each is not None:
+            roots.append(each)
+    return frozenset(feature for root in roots for feature in _features(root))
+
+
+def _features(root: Expr) -> set[Feature]:
+    found: set[Feature] = set()
+    used: set[Expr] = set()
+    for expr in post_order(root, into_functions=True):
+        found.add(_OF_CLASS[type(expr)])
+        for child in CHILDREN[type(expr)](expr):
+            if child in used:
+                found.add(Feature.fGraph)
+            elif not isinstance(child, ATOMS):
+                used.add(child)
+        if (
+            isinstance(expr, Let)
+            and isinstance(expr.value, Function)
+            and expr.var in free_vars(expr.value)
+        ):
+            found.add(Feature.fLetRec)
+    return found

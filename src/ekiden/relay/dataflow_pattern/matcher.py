@@ -1,0 +1,250 @@
+"""Whether and how an expression matches a pattern.
+
+The matcher recurses over the pattern, never over the program: paths to a dominator are walked with
+a list. The first way that fits is taken: where an alternative or an order of arguments has matched,
+the other is not tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ekiden.arith import prove_equal
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import Op
+from ekiden.ir.prim import PrimExpr, const
+from ekiden.ir.structural import structural_equal
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.dataflow_pattern import pattern as p
+from ekiden.relay.expr import (
+    Call,
+    Constant,
+    Function,
+    If,
+    Let,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from ekiden.relay.type_infer import infer_expr_type
+from ekiden.relay.visitor import children, post_order
+from ekiden.runtime.errors import TypeInferenceError
+
+COMMUTATIVE = frozenset({"add", "multiply", "maximum", "minimum"})
+"""Operators whose arguments match in either order."""
+
+NodeMap = dict[p.DFPattern, list[RelayExpr]]
+"""What each pattern matched: one expression; for the path of a dominator, all on it."""
+
+Users = Mapping[RelayExpr, Sequence[RelayExpr]]
+"""The expressions that have an expression as a child."""
+
+
+def users_below(root: RelayExpr) -> Users:
+    """The users of every expression below root."""
+    found: dict[RelayExpr, list[RelayExpr]] = {}
+    for expr in post_order(root, into_functions=True):
+        for child in children(expr):
+            found.setdefault(child, []).append(expr)
+    return found
+
+
+def match(pattern: p.DFPattern, expr: RelayExpr) -> bool:
+    """Whether an expression matches a pattern."""
+    return find_match(pattern, expr) is not None
+
+
+p._MATCH.append(match)
+
+
+def find_match(pattern: p.DFPattern, expr: RelayExpr, users: Users | None = None) -> NodeMap | None:
+    """What the parts of a pattern match in an expression; None when it does not match.
+
+    `users` are those of the whole program, for dominators; without them, those below `expr`.
+    """
+    matcher = _Matcher(expr, users)
+    return matcher.found if matcher.matches(pattern, expr) else None
+
+
+class _Matcher:
+    """One attempt: what has matched so far, and how to take a part of it back."""
+
+    def __init__(self, root: RelayExpr, users: Users | None) -> None:
+        self.found: NodeMap = {}
+        self._order: list[p.DFPattern] = []
+        self._root = root
+        self._users = users
+
+    def matches(self, pattern: p.DFPattern, expr: RelayExpr) -> bool:
+        """Match and remember; what a failed attempt remembered is forgotten."""
+        if pattern in self.found:
+            known = self.found[pattern]
+            return len(known) == 1 and known[0] is expr
+        mark = len(self._order)
+        if not _TESTS[type(pattern)](self, pattern, expr):
+            self._forget(mark)
+            return False
+        self._remember(pattern, [expr])
+        return True
+
+    def _remember(self, pattern: p.DFPattern, exprs: list[RelayExpr]) -> None:
+        self.found[pattern] = exprs
+        self._order.append(pattern)
+
+    def _forget(self, mark: int) -> None:
+        while len(self._order) > mark:
+            self.found.pop(self._order.pop(), None)
+
+    def all_match(self, patterns: Sequence[p.DFPattern], exprs: Sequence[RelayExpr]) -> bool:
+        """Match one by one, or nothing."""
+        mark = len(self._order)
+        if len(patterns) == len(exprs) and all(map(self.matches, patterns, exprs)):
+            return True
+        self._forget(mark)
+        return False
+
+    def call(self, pattern: p.CallPattern, expr: RelayExpr) -> bool:
+        """The callee and the arguments, these in either order if the operator commutes."""
+        if not isinstance(expr, Call) or not self.matches(pattern.op, expr.op):
+            return False
+        if pattern.args is None or self.all_match(pattern.args, expr.args):
+            return True
+        is_commutative = isinstance(expr.op, Op) and expr.op.name in COMMUTATIVE
+        return is_commutative and self.all_match(pattern.args, expr.args[::-1])
+
+    def function(self, pattern: p.FunctionPattern, expr: RelayExpr) -> bool:
+        """The parameters and the body."""
+        return (
+            isinstance(expr, Function)
+            and (pattern.params is None or self.all_match(pattern.params, expr.params))
+            and self.matches(pattern.body, expr.body)
+        )
+
+    def dominator(self, pattern: p.DominatorPattern, expr: RelayExpr) -> bool:
+        """The child; then all paths back from it; then all uses of the parent forward to it."""
+        if not self.matches(pattern.child, expr):
+            return False
+        path = self._path_back(pattern, expr)
+        if path is None or pattern.parent not in self.found:
+            return False
+        users = users_below(self._root) if self._users is None else self._users
+        inside = {expr, *path}
+        parent = self.found[pattern.parent][0]
+        if any(user not in inside for node in (parent, *path) for user in users.get(node, ())):
+            return False
+        self._remember(pattern.path, path)
+        return True
+
+    def _path_back(self, pattern: p.DominatorPattern, child: RelayExpr) -> list[RelayExpr] | None:
+        """The expressions between a child and the one parent; None if some path has none."""
+        path: dict[RelayExpr, None] = {}
+        stack = [child]
+        while stack:
+            at = stack.pop()
+            inputs = children(at)[1:] if isinstance(at, Call) else children(at)
+            if not inputs:
+                return None
+            for each in inputs:
+                if each in path or self.matches(pattern.parent, each):
+                    continue
+                if isinstance(each, Constant) and len(inputs) > 1:
+                    continue
+                if not self._on_path(pattern.path, each):
+                    return None
+                path[each] = None
+                stack.append(each)
+        return list(path)
+
+    def _on_path(self, pattern: p.DFPattern, expr: RelayExpr) -> bool:
+        """Match a node of the path without remembering it: the next may be another."""
+        mark = len(self._order)
+        matched = self.matches(pattern, expr)
+        self._forget(mark)
+        return matched
+
+
+def _type_of(expr: RelayExpr) -> Type | None:
+    known = expr.checked_type_or_none()
+    if known is not None:
+        return known
+    try:
+        return infer_expr_type(expr)
+    except TypeInferenceError:
+        return None
+
+
+def _has_shape(expr: RelayExpr, shape: Sequence[int | PrimExpr]) -> bool:
+    kind = _type_of(expr)
+    if not isinstance(kind, TensorType) or len(kind.shape) != len(shape):
+        return False
+    wanted = [const(d, "int64") if isinstance(d, int) else d for d in shape]
+    return all(prove_equal(a, b) for a, b in zip(kind.shape, wanted, strict=True))
+
+
+def _has_attributes(expr: RelayExpr, wanted: Mapping[str, object]) -> bool:
+    if isinstance(expr, Op):
+        return all(
+            key == "TOpPattern" and expr.definition.pattern == value
+            for key, value in wanted.items()
+        )
+    if isinstance(expr, Function):
+        have = expr.attrs or {}
+        return all(key in have and _same(have[key], value) for key, value in wanted.items())
+    if isinstance(expr, Call):
+        attrs = expr.attrs
+        rest = {k: v for k, v in wanted.items() if k != "TOpPattern"}
+        kind = expr.op.definition.pattern if isinstance(expr.op, Op) else None
+        return wanted.get("TOpPattern", kind) == kind and all(
+            hasattr(attrs, key) and _same(getattr(attrs, key), value) for key, value in rest.items()
+        )
+    return False
+
+
+def _same(have: object, wanted: object) -> bool:
+    """Equality of attribute values: lists equal tuples, expressions are compared by value."""
+    if isinstance(have, (tuple, list)) and isinstance(wanted, (tuple, list)):
+        return len(have) == len(wanted) and all(map(_same, have, wanted))
+    if isinstance(have, PrimExpr) or isinstance(wanted, PrimExpr):
+        pair = [const(v, "int64") if isinstance(v, int) else v for v in (have, wanted)]
+        return all(isinstance(v, PrimExpr) for v in pair) and prove_equal(*pair)  # type: ignore[arg-type]
+    return have == wanted
+
+
+def _match_type(m: _Matcher, q: p.TypePattern, e: RelayExpr) -> bool:
+    kind = _type_of(e)
+    return kind is not None and structural_equal(kind, q.type) and m.matches(q.pattern, e)
+
+
+def _match_dtype(m: _Matcher, q: p.DataTypePattern, e: RelayExpr) -> bool:
+    kind = _type_of(e)
+    return isinstance(kind, TensorType) and kind.dtype == q.dtype and m.matches(q.pattern, e)
+
+
+# fmt: off
+_TESTS: dict[type[p.DFPattern], Callable[..., bool]] = {
+    p.WildcardPattern:     lambda m, q, e: True,
+    p.ExprPattern:         lambda m, q, e: q.expr is e or (type(q.expr) is type(e)
+                                                           and structural_equal(q.expr, e)),
+    p.VarPattern:          lambda m, q, e: isinstance(e, Var) and q.name in ("", e.name_hint),
+    p.ConstantPattern:     lambda m, q, e: isinstance(e, Constant),
+    p.CallPattern:         _Matcher.call,
+    p.FunctionPattern:     _Matcher.function,
+    p.DominatorPattern:    _Matcher.dominator,
+    p.TuplePattern:        lambda m, q, e: isinstance(e, Tuple) and (
+                               q.fields is None or m.all_match(q.fields, e.fields)),
+    p.TupleGetItemPattern: lambda m, q, e: isinstance(e, TupleGetItem) and (
+                               q.index in (None, e.index)
+                               and m.matches(q.tuple_value, e.tuple_value)),
+    p.IfPattern:           lambda m, q, e: isinstance(e, If) and m.all_match(
+                               (q.cond, q.true_branch, q.false_branch),
+                               (e.cond, e.true_branch, e.false_branch)),
+    p.LetPattern:          lambda m, q, e: isinstance(e, Let) and m.all_match(
+                               (q.var, q.value, q.body), (e.var, e.value, e.body)),
+    p.AltPattern:          lambda m, q, e: m.matches(q.left, e) or m.matches(q.right, e),
+    p.AttrPattern:         lambda m, q, e: _has_attributes(e, q.attrs) and m.matches(q.pattern, e),
+    p.TypePattern:         _match_type,
+    p.DataTypePattern:     _match_dtype,
+    p.ShapePattern:        lambda m, q, e: _has_shape(e, q.shape) and m.matches(q.pattern, e),
+}
+"""Pattern class -> how it is matched: (matcher, pattern, expression) -> bool."""
+# fmt: on

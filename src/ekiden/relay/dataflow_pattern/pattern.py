@@ -1,0 +1,277 @@
+"""The patterns: what an expression may look like (TVM's relay.dataflow_pattern).
+
+    conv = is_op("nn.conv2d")(wildcard(), is_constant()).has_attr({"kernel_size": (3, 3)})
+    block = conv.optional(lambda x: is_op("nn.relu")(x)) | is_op("nn.dense")(wildcard(), wildcard())
+
+A pattern object that stands in several places must match the same expression in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import get
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.type import Type
+
+
+class DFPattern:
+    """Base of patterns. `p(args)` matches calls, `p | q` either, `p + q` and its kind the operators
+    of that name.
+    """
+
+    __slots__ = ()
+
+    def __call__(self, *args: DFPattern) -> CallPattern:
+        """Calls of this with these arguments; with no argument, of no argument."""
+        return CallPattern(self, args)
+
+    def __or__(self, other: DFPattern) -> AltPattern:
+        return AltPattern(self, other)
+
+    def __add__(self, other: DFPattern) -> CallPattern:
+        return is_op("add")(self, other)
+
+    def __sub__(self, other: DFPattern) -> CallPattern:
+        return is_op("subtract")(self, other)
+
+    def __mul__(self, other: DFPattern) -> CallPattern:
+        return is_op("multiply")(self, other)
+
+    def __truediv__(self, other: DFPattern) -> CallPattern:
+        return is_op("divide")(self, other)
+
+    def has_attr(self, attrs: Mapping[str, object]) -> AttrPattern:
+        """The same with attributes of these values: of a call, a function, or an operator
+        (`TOpPattern`).
+        """
+        return AttrPattern(self, dict(attrs))
+
+    def has_type(self, kind: Type) -> TypePattern:
+        """The same of this type."""
+        return TypePattern(self, kind)
+
+    def has_dtype(self, dtype: str) -> DataTypePattern:
+        """The same, a tensor of this dtype."""
+        return DataTypePattern(self, dtype)
+
+    def has_shape(self, shape: Sequence[int | PrimExpr]) -> ShapePattern:
+        """The same, a tensor of this shape."""
+        return ShapePattern(self, tuple(shape))
+
+    def optional(self, option: Callable[[DFPattern], DFPattern]) -> AltPattern:
+        """This, with or without what `option` puts around it; the longer form is tried first."""
+        return AltPattern(option(self), self)
+
+    def dominates(self, parent: DFPattern, path: DFPattern | None = None) -> DominatorPattern:
+        """This as the child of a DominatorPattern."""
+        return DominatorPattern(parent, wildcard() if path is None else path, self)
+
+    def match(self, expr: RelayExpr) -> bool:
+        """Whether an expression matches."""
+        return _MATCH[0](self, expr)
+
+
+_MATCH: list[Callable[[DFPattern, RelayExpr], bool]] = []
+"""The matcher, which stands in its own file: set there."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WildcardPattern(DFPattern):
+    """Anything."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ExprPattern(DFPattern):
+    """An expression that is structurally equal to this one; an operator."""
+
+    expr: RelayExpr
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class VarPattern(DFPattern):
+    """A variable, of any name if this one is empty."""
+
+    name: str = ""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ConstantPattern(DFPattern):
+    """A constant."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CallPattern(DFPattern):
+    """A call; `args` None: of any arguments.
+
+    The two arguments of add, multiply, maximum and minimum match in either order.
+    """
+
+    op: DFPattern
+    args: tuple[DFPattern, ...] | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class FunctionPattern(DFPattern):
+    """A function; `params` None: of any parameters."""
+
+    params: tuple[DFPattern, ...] | None
+    body: DFPattern
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TuplePattern(DFPattern):
+    """A tuple; `fields` None: of any fields."""
+
+    fields: tuple[DFPattern, ...] | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TupleGetItemPattern(DFPattern):
+    """A projection; `index` None: any."""
+
+    tuple_value: DFPattern
+    index: int | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class IfPattern(DFPattern):
+    """An If."""
+
+    cond: DFPattern
+    true_branch: DFPattern
+    false_branch: DFPattern
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LetPattern(DFPattern):
+    """A Let."""
+
+    var: DFPattern
+    value: DFPattern
+    body: DFPattern
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class AltPattern(DFPattern):
+    """The left pattern, or else the right one."""
+
+    left: DFPattern
+    right: DFPattern
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class AttrPattern(DFPattern):
+    """A pattern with attributes."""
+
+    pattern: DFPattern
+    attrs: Mapping[str, object]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TypePattern(DFPattern):
+    """A pattern of a type."""
+
+    pattern: DFPattern
+    type: Type
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DataTypePattern(DFPattern):
+    """A pattern of a dtype."""
+
+    pattern: DFPattern
+    dtype: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ShapePattern(DFPattern):
+    """A pattern of a shape."""
+
+    pattern: DFPattern
+    shape: tuple[int | PrimExpr, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DominatorPattern(DFPattern):
+    """`child`, all of whose inputs lead back over `path` nodes to one `parent`, and every use of
+    the parent leads to the child.
+    """
+
+    parent: DFPattern
+    path: DFPattern
+    child: DFPattern
+
+
+def wildcard() -> WildcardPattern:
+    """Anything; a new object each time, so that two of them may match two things."""
+    return WildcardPattern()
+
+
+def is_op(name: str) -> ExprPattern:
+    """An operator. Raises KeyError when there is none of that name."""
+    return ExprPattern(get(name))
+
+
+def is_expr(expr: RelayExpr) -> ExprPattern:
+    """An expression structurally equal to this one."""
+    return ExprPattern(expr)
+
+
+def is_var(name: str = "") -> VarPattern:
+    """A variable, of this name if one is given."""
+    return VarPattern(name)
+
+
+def is_constant() -> ConstantPattern:
+    """A constant."""
+    return ConstantPattern()
+
+
+def is_tuple(fields: Sequence[DFPattern] | None) -> TuplePattern:
+    """A tuple of these fields; None: of any."""
+    return TuplePattern(None if fields is None else tuple(fields))
+
+
+def is_tuple_get_item(tuple_value: DFPattern, index: int | None = None) -> TupleGetItemPattern:
+    """A projection of a tuple; `index` None: any."""
+    return TupleGetItemPattern(tuple_value, index)
+
+
+def is_if(cond: DFPattern, true_branch: DFPattern, false_branch: DFPattern) -> IfPattern:
+    """An If of these parts."""
+    return IfPattern(cond, true_branch, false_branch)
+
+
+def is_let(var: DFPattern, value: DFPattern, body: DFPattern) -> LetPattern:
+    """A Let of these parts."""
+    return LetPattern(var, value, body)
+
+
+def has_attr(attrs: Mapping[str, object], pattern: DFPattern | None = None) -> AttrPattern:
+    """Anything, or the pattern, with these attributes."""
+    return AttrPattern(pattern or wildcard(), dict(attrs))
+
+
+def has_type(kind: Type, pattern: DFPattern | None = None) -> TypePattern:
+    """Anything, or the pattern, of this type."""
+    return TypePattern(pattern or wildcard(), kind)
+
+
+def has_dtype(dtype: str, pattern: DFPattern | None = None) -> DataTypePattern:
+    """Any tensor, or the pattern, of this dtype."""
+    return DataTypePattern(pattern or wildcard(), dtype)
+
+
+def has_shape(shape: Sequence[int | PrimExpr], pattern: DFPattern | None = None) -> ShapePattern:
+    """Any tensor, or the pattern, of this shape."""
+    return ShapePattern(pattern or wildcard(), tuple(shape))
+
+
+def dominates(
+    parent: DFPattern, path: DFPattern | None = None, child: DFPattern | None = None
+) -> DominatorPattern:
+    """See DominatorPattern; what is left out is a wildcard."""
+    return DominatorPattern(parent, path or wildcard(), child or wildcard())

@@ -1,0 +1,97 @@
+"""Replace what matches a pattern.
+
+class DropDoubleNegation(DFPatternCallback):
+    def __init__(self):
+        super().__init__()
+        self.x = wildcard()
+        self.pattern = is_op("negative")(is_op("negative")(self.x))
+
+    def callback(self, pre, post, node_map):
+        return node_map[self.x][0]
+
+rewrite(DropDoubleNegation(), expr)      # negative(negative(%x))   ->   %x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.structural import structural_equal
+from ekiden.relay.dataflow_pattern.matcher import NodeMap, find_match, users_below
+from ekiden.relay.dataflow_pattern.pattern import DFPattern, wildcard
+from ekiden.relay.type_infer import infer_expr_type
+from ekiden.relay.visitor import children, post_order, rebuild
+from ekiden.runtime.errors import PassError
+
+MAX_ROUNDS = 100
+"""Rewriting stops after this many rounds over the whole program, as in TVM."""
+
+
+class DFPatternCallback:
+    """A pattern and what replaces it: set `pattern`, override `callback`.
+
+    rewrite_once: one round over the program, not until nothing changes. require_type: `pre` and the
+    matched expressions have checked types.
+    """
+
+    def __init__(self, require_type: bool = False, rewrite_once: bool = False) -> None:
+        self.pattern: DFPattern = wildcard()
+        self.require_type = require_type
+        self.rewrite_once = rewrite_once
+
+    def callback(self, pre: RelayExpr, post: RelayExpr, node_map: NodeMap) -> RelayExpr:
+        """What stands for a match.
+
+        pre: the matched expression. post: the same with its children already rewritten, what to
+        return to leave it. node_map: pattern -> the (rewritten) expressions it matched.
+        """
+        raise NotImplementedError
+
+    def rewrite(self, expr: RelayExpr) -> RelayExpr:
+        """Rewrite an expression with this callback alone."""
+        return rewrite(self, expr)
+
+
+def rewrite(
+    callbacks: DFPatternCallback | Sequence[DFPatternCallback],
+    expr: RelayExpr,
+    mod: IRModule | None = None,
+) -> RelayExpr:
+    """The expression with every match replaced, by each callback in order until nothing changes.
+
+    `mod` gives the types of global functions, for callbacks that require types. Raises PassError
+    when the callbacks have not come to an end after MAX_ROUNDS rounds.
+    """
+    todo = [callbacks] if isinstance(callbacks, DFPatternCallback) else list(callbacks)
+    for count in range(MAX_ROUNDS):
+        before = expr
+        for each in todo:
+            if count == 0 or not each.rewrite_once:
+                expr = _one_round(each, expr, mod)
+        if expr is before or structural_equal(before, expr):
+            return before
+    names = ", ".join(type(each).__name__ for each in todo)
+    raise PassError(f"rewrite: {names} still changes the program after {MAX_ROUNDS} rounds")
+
+
+def _one_round(each: DFPatternCallback, root: RelayExpr, mod: IRModule | None) -> RelayExpr:
+    if each.require_type:
+        infer_expr_type(root, mod)
+    users = users_below(root)
+    new: dict[RelayExpr, RelayExpr] = {}
+    for pre in post_order(root, into_functions=True):
+        post = rebuild(pre, [new.get(c, c) for c in children(pre)])
+        found = find_match(each.pattern, pre, users)
+        if found is not None:
+            new[pre] = post
+            found = {q: [new.get(e, e) for e in exprs] for q, exprs in found.items()}
+            post = each.callback(pre, post, found)
+            if not isinstance(post, RelayExpr):
+                raise PassError(
+                    f"rewrite: {type(each).__name__}.callback must give an expression, got "
+                    f"{type(post).__name__}"
+                )
+        new[pre] = post
+    return new[root]

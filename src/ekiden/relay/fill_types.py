@@ -1,0 +1,100 @@
+"""Write the types that inference found where a program leaves them out.
+
+def @f(%x: _) { %x + 1f }   ->   def @f(%x: float32) -> float32 { %x + 1f }
+@id(1)                      ->   @id[int32](1)
+
+A variable of a Let has a type where one is written with a hole, and none where none is written:
+passes may give it another value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ekiden.ir.expr import BaseFunc, GlobalVar
+from ekiden.ir.module import IRModule
+from ekiden.ir.type import FuncType, TensorType, Type
+from ekiden.relay.expr import Call, Expr, Function, Var
+from ekiden.relay.visitor import ExprMutator, has_holes, post_order
+
+TypeArgs = Mapping[Call, tuple[Type, ...]]
+
+
+def fill(module: IRModule, type_args: TypeArgs) -> IRModule:
+    """The module with no type left out; itself if none is. Needs checked types."""
+    changed: dict[GlobalVar, BaseFunc] = {}
+    for name, function in module.functions.items():
+        if isinstance(function, Function):
+            filled = _fill_function(function, type_args)
+            if filled is not function:
+                changed[name] = filled
+    return module.with_functions({**module.functions, **changed}) if changed else module
+
+
+def _fill_function(function: Function, type_args: TypeArgs) -> Function:
+    missing = _missing(function, type_args)
+    if not missing:
+        return function
+    if missing == [function] and not any(map(_lacks_type, function.params)):
+        return _with_result(function, function)
+    filled = _Filler(function, type_args).visit(function)
+    assert isinstance(filled, Function)
+    return filled
+
+
+def _missing(function: Function, type_args: TypeArgs) -> list[Expr]:
+    """The functions, variables and calls that leave a type out."""
+    found: list[Expr] = []
+    for expr in post_order(function, into_functions=True):
+        if isinstance(expr, Function):
+            if _lacks(expr.ret_type) or any(map(_lacks_type, expr.params)):
+                found.append(expr)
+        elif isinstance(expr, Call):
+            if expr in type_args:
+                found.append(expr)
+        elif isinstance(expr, Var) and expr.type_annotation is not None and _lacks_type(expr):
+            found.append(expr)
+    return found
+
+
+def _lacks(kind: Type | None) -> bool:
+    return kind is None or (type(kind) is not TensorType and has_holes(kind))
+
+
+def _lacks_type(var: Var) -> bool:
+    return _lacks(var.type_annotation)
+
+
+def _with_result(old: Function, new: Function) -> Function:
+    """`new` with the result type that inference found for `old`."""
+    kind = old.checked_type
+    assert isinstance(kind, FuncType)
+    filled = new.with_fields(ret_type=kind.ret_type) if _lacks(old.ret_type) else new
+    filled.set_checked_type(kind)
+    return filled
+
+
+class _Filler(ExprMutator):
+    """Rebuilds what leaves a type out, and what is above; types stay as they are."""
+
+    def __init__(self, root: Function, type_args: TypeArgs) -> None:
+        super().__init__()
+        self.type_args = type_args
+        self.params = {
+            p for e in post_order(root, into_functions=True) if isinstance(e, Function)
+            for p in e.params
+        }  # fmt: skip
+
+    def rewrite(self, old: Expr, new: Expr) -> Expr:
+        """Fill in one node."""
+        if isinstance(old, Var):
+            if _lacks_type(old) and (old in self.params or old.type_annotation is not None):
+                new = old.with_fields(type_annotation=old.checked_type)
+        elif isinstance(old, Function):
+            assert isinstance(new, Function)
+            return _with_result(old, new)
+        elif isinstance(old, Call) and old in self.type_args:
+            new = new.with_fields(type_args=self.type_args[old])
+        if new is not old:
+            new.set_checked_type(old.checked_type)
+        return new

@@ -1,0 +1,6 @@
+"""Gradients of operators, as a table that `transform.gradient` reads."""
+
+from ekiden.relay.gradient import elementwise, movement, nn
+from ekiden.relay.op.gradient import GRADIENTS, Gradient, register_gradient
+
+__all__ = ["GRADIENTS", "Gradient", "elementwise", "movement", "nn", "register_gradient"]

@@ -1,0 +1,176 @@
+"""Gradients of elementwise operators: y is the result, x its argument, g the gradient of y."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import OPS
+from ekiden.relay import op
+from ekiden.relay.expr import Call
+from ekiden.relay.gradient.helpers import scalar, sum_to, tensor
+from ekiden.relay.op.gradient import register_gradient
+
+Expr = RelayExpr
+
+
+def _one_minus(x: Expr) -> Expr:
+    return op.subtract(scalar(1.0, x), x)
+
+
+def _square(x: Expr) -> Expr:
+    return op.multiply(x, x)
+
+
+# fmt: off
+UNARY: dict[str, Callable[[Expr, Expr, Expr], Expr]] = {
+    "negative": lambda x, y, g: op.negative(g),
+    "abs":      lambda x, y, g: op.multiply(g, op.sign(x)),
+    "exp":      lambda x, y, g: op.multiply(g, y),
+    "log":      lambda x, y, g: op.divide(g, x),
+    "sqrt":     lambda x, y, g: op.divide(op.multiply(g, scalar(0.5, x)), y),
+    "rsqrt":    lambda x, y, g: op.multiply(op.multiply(g, scalar(-0.5, x)), op.divide(y, x)),
+    "sigmoid":  lambda x, y, g: op.multiply(g, op.multiply(y, _one_minus(y))),
+    "tanh":     lambda x, y, g: op.multiply(g, op.subtract(scalar(1.0, x), _square(y))),
+    "sin":      lambda x, y, g: op.multiply(g, op.cos(x)),
+    "cos":      lambda x, y, g: op.negative(op.multiply(g, op.sin(x))),
+    "erf":      lambda x, y, g: op.multiply(g, op.multiply(scalar(2 / math.sqrt(math.pi), x),
+                                                          op.exp(op.negative(_square(x))))),
+    "nn.relu":  lambda x, y, g: op.where(op.greater(x, scalar(0.0, x)), g, op.zeros_like(g)),
+    "copy":     lambda x, y, g: g,
+    # composed where the operator is there
+    "tan":      lambda x, y, g: op.multiply(g, op.add(scalar(1.0, x), _square(y))),
+    "sinh":     lambda x, y, g: op.multiply(g, op.sqrt(op.add(scalar(1.0, x), _square(y)))),
+    "asin":     lambda x, y, g: op.multiply(g, op.rsqrt(op.subtract(scalar(1.0, x), _square(x)))),
+    "acos":     lambda x, y, g: op.negative(
+                    op.multiply(g, op.rsqrt(op.subtract(scalar(1.0, x), _square(x))))),
+    "atan":     lambda x, y, g: op.divide(g, op.add(scalar(1.0, x), _square(x))),
+    "asinh":    lambda x, y, g: op.multiply(g, op.rsqrt(op.add(scalar(1.0, x), _square(x)))),
+    "acosh":    lambda x, y, g: op.multiply(g, op.rsqrt(op.subtract(_square(x), scalar(1.0, x)))),
+    "atanh":    lambda x, y, g: op.divide(g, op.subtract(scalar(1.0, x), _square(x))),
+    "log2":     lambda x, y, g: op.divide(g, op.multiply(x, scalar(math.log(2), x))),
+    "log10":    lambda x, y, g: op.divide(g, op.multiply(x, scalar(math.log(10), x))),
+}
+"""Operators of one argument."""
+
+BINARY: dict[str, Callable[[Expr, Expr, Expr, Expr], tuple[Expr, Expr]]] = {
+    "add":      lambda a, b, y, g: (g, g),
+    "subtract": lambda a, b, y, g: (g, op.negative(g)),
+    "multiply": lambda a, b, y, g: (op.multiply(g, b), op.multiply(g, a)),
+    "divide":   lambda a, b, y, g: (op.divide(g, b), op.negative(op.divide(op.multiply(g, y), b))),
+    "power":    lambda a, b, y, g: (
+                    op.multiply(g, op.multiply(b, op.power(a, op.subtract(b, scalar(1.0, b))))),
+                    op.multiply(g, op.multiply(y, op.log(a)))),
+    "maximum":  lambda a, b, y, g: (_chosen(op.greater_equal(a, b), g), _chosen(op.less(a, b), g)),
+    "minimum":  lambda a, b, y, g: (_chosen(op.less_equal(a, b), g), _chosen(op.greater(a, b), g)),
+    "mod":      lambda a, b, y, g: (g, op.divide(op.multiply(g, op.subtract(y, a)), b)),
+    "floor_mod": lambda a, b, y, g: (g, op.divide(op.multiply(g, op.subtract(y, a)), b)),
+}
+"""Operators of two arguments that broadcast; where both are the greatest, the first gets all."""
+# fmt: on
+
+FLAT = (
+    "ceil floor round sign trunc zeros_like ones_like shape_of ndarray_size zeros ones full arange "
+    "equal not_equal less less_equal greater greater_equal logical_and logical_or logical_not "
+    "logical_xor bitwise_and bitwise_or bitwise_xor argmax argmin isnan isinf isfinite one_hot "
+    "all any floor_divide"
+).split()
+"""Operators whose result does not change with their arguments, almost everywhere."""
+
+
+def _chosen(condition: Expr, grad: Expr) -> Expr:
+    return op.where(condition, grad, op.zeros_like(grad))
+
+
+def _unary(rule: Callable[[Expr, Expr, Expr], Expr]) -> Callable[[Call, Expr], list[Expr | None]]:
+    return lambda call, grad: [rule(call.args[0], call, grad)]
+
+
+def _binary(
+    rule: Callable[[Expr, Expr, Expr, Expr], tuple[Expr, Expr]],
+) -> Callable[[Call, Expr], list[Expr | None]]:
+    def gradient(call: Call, grad: Expr) -> list[Expr | None]:
+        a, b = call.args
+        shape = tensor(call).shape
+        da, db = rule(a, b, call, grad)
+        return [sum_to(da, shape, a), sum_to(db, shape, b)]
+
+    return gradient
+
+
+for _name, _rule in UNARY.items():
+    if _name in OPS:
+        register_gradient(_name, _unary(_rule))
+for _name, _binary_rule in BINARY.items():
+    register_gradient(_name, _binary(_binary_rule))
+for _name in FLAT:
+    if _name in OPS:
+        register_gradient(_name, lambda call, grad: [None] * len(call.args))
+
+
+def _attr(attrs: Attrs | None, name: str) -> float:
+    value = getattr(attrs, name)
+    assert isinstance(value, (int, float))
+    return float(value)
+
+
+@register_gradient("nn.leaky_relu")
+def _leaky_relu(call: Call, grad: Expr) -> Sequence[Expr]:
+    (x,) = call.args
+    slope = scalar(_attr(call.attrs, "alpha"), x)
+    return [op.where(op.greater(x, scalar(0.0, x)), grad, op.multiply(grad, slope))]
+
+
+@register_gradient("nn.prelu")
+def _prelu(call: Call, grad: Expr) -> Sequence[Expr]:
+    x, alpha = call.args
+    axis = int(_attr(call.attrs, "axis")) % len(tensor(x).shape)
+    positive = op.greater(x, scalar(0.0, x))
+    trailing = len(tensor(x).shape) - 1 - axis
+    slope = op.expand_dims(alpha, 1, trailing) if trailing else alpha
+    inner = op.where(positive, op.zeros_like(grad), op.multiply(grad, x))
+    return [
+        op.where(positive, grad, op.multiply(grad, slope)),
+        op.sum(inner, axis=axis, exclude=True),
+    ]
+
+
+@register_gradient("clip")
+def _clip(call: Call, grad: Expr) -> Sequence[Expr]:
+    (x,) = call.args
+    low, high = (scalar(_attr(call.attrs, name), x) for name in ("a_min", "a_max"))
+    inside = op.logical_and(op.greater_equal(x, low), op.less_equal(x, high))
+    return [_chosen(inside, grad)]
+
+
+@register_gradient("cast")
+def _cast(call: Call, grad: Expr) -> Sequence[Expr | None]:
+    dtype = tensor(call.args[0]).dtype
+    return [op.cast(grad, dtype) if "float" in dtype else None]
+
+
+@register_gradient("where")
+def _where(call: Call, grad: Expr) -> Sequence[Expr | None]:
+    condition, x, y = call.args
+    shape, zero = tensor(call).shape, op.zeros_like(grad)
+    return [
+        None,
+        sum_to(op.where(condition, grad, zero), shape, x),
+        sum_to(op.where(condition, zero, grad), shape, y),
+    ]
+
+
+@register_gradient("nn.dropout")
+def _dropout(call: Call, grad: Expr) -> Sequence[Expr]:
+    return [op_first(grad)]
+
+
+def op_first(grad: Expr) -> Expr:
+    """The first field of the gradient of a tuple."""
+    fields = getattr(grad, "fields", None)
+    assert isinstance(fields, tuple), "the gradient of several results is a Tuple"
+    first = fields[0]
+    assert isinstance(first, RelayExpr)
+    return first

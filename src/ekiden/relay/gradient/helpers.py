@@ -1,0 +1,63 @@
+"""What gradients are made of: sums over broadcast axes, reshapes, constants of the right dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.arith import prove_equal
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Constant
+from ekiden.relay.expr import const as literal
+
+
+def tensor(expr: RelayExpr) -> TensorType:
+    """The type of a tensor-valued expression."""
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType), f"expected a tensor, got {kind}"
+    return kind
+
+
+def scalar(value: float, like: RelayExpr) -> Constant:
+    """A constant of the dtype of another expression."""
+    return literal(value, tensor(like).dtype)
+
+
+def is_one(dim: PrimExpr) -> bool:
+    """Whether a dimension is certainly 1."""
+    return isinstance(dim, IntImm) and dim.value == 1
+
+
+def sum_to(grad: RelayExpr, shape: Sequence[PrimExpr], target: RelayExpr) -> RelayExpr:
+    """`grad`, of `shape`, summed to the shape of `target`, which was broadcast to `shape`.
+
+    Raises ValueError where it is not known whether a dimension was broadcast.
+    """
+    wanted = tensor(target).shape
+    lead = len(shape) - len(wanted)
+    axes = list(range(lead))
+    for at, (small, large) in enumerate(zip(wanted, shape[lead:], strict=True)):
+        if is_one(small) and not is_one(large):
+            axes.append(at + lead)
+        elif not prove_equal(small, large):
+            raise ValueError(f"whether dimension {at} was broadcast from {small} to {large}")
+    if axes:
+        grad = op.sum(grad, axis=axes, keepdims=True)
+    return op.squeeze(grad, axis=list(range(lead))) if lead else grad
+
+
+def shape_like(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
+    """`grad` with its elements in the shape of `target`."""
+    return op.reshape(grad, tensor(target).shape, allowzero=True)
+
+
+def broadcast_like(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
+    """`grad` broadcast to the shape of `target`."""
+    return op.broadcast_to(grad, tensor(target).shape)
+
+
+def extent(dim: PrimExpr) -> int | None:
+    """The number of a dimension, None if it is symbolic."""
+    return dim.value if isinstance(dim, IntImm) else None

@@ -1,0 +1,251 @@
+"""Gradients of reductions and of operators that move elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import Op
+from ekiden.ir.prim import PrimExpr
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Tuple
+from ekiden.relay.gradient.helpers import (
+    broadcast_like,
+    extent,
+    scalar,
+    shape_like,
+    sum_to,
+    tensor,
+)
+from ekiden.relay.op.gradient import register_gradient
+from ekiden.relay.op.index import TakeAttrs
+from ekiden.relay.op.join import ConcatenateAttrs, SplitAttrs, StackAttrs
+from ekiden.relay.op.nn.pad import PadAttrs
+from ekiden.relay.op.reduce import ReduceAttrs, reduced_axes
+from ekiden.relay.op.slice import StridedSliceAttrs, sliced
+from ekiden.relay.op.transform import (
+    RepeatAttrs,
+    ReverseAttrs,
+    TileAttrs,
+    TransposeAttrs,
+    transposed_axes,
+)
+
+Expr = RelayExpr
+
+
+def _with_reduced_axes(call: Call, value: Expr) -> Expr:
+    """A value of the shape of a reduction's result, with 1 where an axis was reduced."""
+    attrs = call.attrs
+    assert isinstance(attrs, ReduceAttrs) and isinstance(call.op, Op)
+    if not attrs.keepdims:
+        for axis in reduced_axes(call.op.name, attrs, len(tensor(call.args[0]).shape)):
+            value = op.expand_dims(value, axis)
+    return value
+
+
+@register_gradient("sum")
+def _sum(call: Call, grad: Expr) -> Sequence[Expr]:
+    return [broadcast_like(_with_reduced_axes(call, grad), call.args[0])]
+
+
+@register_gradient("mean")
+def _mean(call: Call, grad: Expr) -> Sequence[Expr]:
+    (x,) = call.args
+    attrs = call.attrs
+    assert isinstance(attrs, ReduceAttrs)
+    axes = reduced_axes("mean", attrs, len(tensor(x).shape))
+    share = op.divide(grad, number_of(x, axes))
+    return [broadcast_like(_with_reduced_axes(call, share), x)]
+
+
+def number_of(x: Expr, axes: Sequence[int]) -> Expr:
+    """How many elements x has along axes, as a scalar of its dtype; symbolic sizes are counted."""
+    product = 1
+    for axis in axes:
+        size = extent(tensor(x).shape[axis])
+        if size is None:
+            shape = [tensor(x).shape[a] for a in axes]
+            return op.sum(op.ones(shape, tensor(x).dtype))
+        product *= size
+    return scalar(float(product), x)
+
+
+def _extreme(call: Call, grad: Expr) -> Sequence[Expr]:
+    """The elements that are the extreme share the gradient."""
+    (x,) = call.args
+    attrs = call.attrs
+    assert isinstance(attrs, ReduceAttrs) and isinstance(call.op, Op)
+    axes = reduced_axes(call.op.name, attrs, len(tensor(x).shape))
+    mask = op.cast(op.equal(x, _with_reduced_axes(call, call)), tensor(x).dtype)
+    share = op.divide(_with_reduced_axes(call, grad), op.sum(mask, axis=axes, keepdims=True))
+    return [op.multiply(share, mask)]
+
+
+register_gradient("max", _extreme)
+register_gradient("min", _extreme)
+
+
+@register_gradient("prod")
+def _prod(call: Call, grad: Expr) -> Sequence[Expr]:
+    """Of arguments without zeros: the product over each one."""
+    (x,) = call.args
+    return [op.divide(_with_reduced_axes(call, op.multiply(grad, call)), x)]
+
+
+@register_gradient("cumsum")
+def _cumsum(call: Call, grad: Expr) -> Sequence[Expr]:
+    axis = getattr(call.attrs, "axis", None)
+    exclusive = bool(getattr(call.attrs, "exclusive", False))
+    assert isinstance(axis, int), "the gradient of a flat cumsum is not there"
+    backwards = op.cumsum(op.reverse(grad, axis), axis=axis, exclusive=exclusive)
+    return [op.reverse(backwards, axis)]
+
+
+def _reshaped(call: Call, grad: Expr) -> Sequence[Expr]:
+    return [shape_like(grad, call.args[0])]
+
+
+for _name in ("reshape", "squeeze", "expand_dims", "nn.batch_flatten"):
+    register_gradient(_name, _reshaped)
+
+
+@register_gradient("transpose")
+def _transpose(call: Call, grad: Expr) -> Sequence[Expr]:
+    attrs = call.attrs
+    assert isinstance(attrs, TransposeAttrs)
+    axes = transposed_axes(attrs, len(tensor(call).shape))
+    return [op.transpose(grad, [axes.index(i) for i in range(len(axes))])]
+
+
+@register_gradient("broadcast_to")
+def _broadcast_to(call: Call, grad: Expr) -> Sequence[Expr]:
+    return [sum_to(grad, tensor(call).shape, call.args[0])]
+
+
+def _slice(data: Expr, axis: int, begin: PrimExpr | int, end: PrimExpr | int) -> Expr:
+    return op.strided_slice(data, [begin], [end], axes=[axis])
+
+
+@register_gradient("concatenate")
+def _concatenate(call: Call, grad: Expr) -> Sequence[Expr]:
+    attrs, (parts,) = call.attrs, call.args
+    assert isinstance(attrs, ConcatenateAttrs)
+    kinds = parts.checked_type.fields  # type: ignore[attr-defined]
+    axis = attrs.axis % len(kinds[0].shape)
+    begin: PrimExpr | int = 0
+    fields = []
+    for kind in kinds:
+        end = kind.shape[axis] + begin
+        fields.append(_slice(grad, axis, begin, end))
+        begin = end
+    return [Tuple(tuple(fields))]
+
+
+@register_gradient("stack")
+def _stack(call: Call, grad: Expr) -> Sequence[Expr]:
+    attrs, (parts,) = call.attrs, call.args
+    assert isinstance(attrs, StackAttrs)
+    axis = attrs.axis % len(tensor(call).shape)
+    count = len(parts.checked_type.fields)  # type: ignore[attr-defined]
+    return [
+        Tuple(tuple(op.squeeze(_slice(grad, axis, i, i + 1), axis=[axis]) for i in range(count)))
+    ]
+
+
+@register_gradient("split")
+def _split(call: Call, grad: Expr) -> Sequence[Expr]:
+    assert isinstance(call.attrs, SplitAttrs)
+    return [op.concatenate(grad, call.attrs.axis)]
+
+
+@register_gradient("reverse")
+def _reverse(call: Call, grad: Expr) -> Sequence[Expr]:
+    assert isinstance(call.attrs, ReverseAttrs)
+    return [op.reverse(grad, call.attrs.axis)]
+
+
+@register_gradient("nn.pad")
+def _pad(call: Call, grad: Expr) -> Sequence[Expr | None]:
+    """Crop; the value of the border gets nothing. Only for constant borders."""
+    assert isinstance(call.attrs, PadAttrs)
+    if call.attrs.pad_mode != "constant":
+        raise ValueError(f"pad_mode {call.attrs.pad_mode!r}")
+    crop = [(-before, -after) for before, after in call.attrs.pad_width]
+    return [op.nn.pad(grad, crop, scalar(0.0, call)), None]
+
+
+@register_gradient("strided_slice")
+def _strided_slice(call: Call, grad: Expr) -> Sequence[Expr]:
+    """Put the steps apart with zeros, then put zeros around; negative steps are reversed first."""
+    (x,) = call.args
+    assert isinstance(call.attrs, StridedSliceAttrs)
+    zero = scalar(0.0, x)
+    ranges = sliced(call.attrs, tensor(x).shape)
+    widths = []
+    for axis, (first, stride, size) in enumerate(ranges):
+        if stride < 0:
+            grad = op.reverse(grad, axis)
+            first, stride = first + (size - 1) * stride, -stride
+        if stride > 1:
+            grad = _apart(grad, axis, stride, [r[2] for r in ranges], zero)
+            ranges[axis] = (first, 1, (size - 1) * stride + 1)
+        widths.append((first, tensor(x).shape[axis] - first - (size - 1) * stride - 1))
+    return [op.nn.pad(grad, widths, zero)]
+
+
+def _apart(grad: Expr, axis: int, step: int, shape: Sequence[PrimExpr], zero: Expr) -> Expr:
+    """Elements along an axis with step - 1 zeros between them."""
+    wide = op.expand_dims(grad, axis + 1)
+    widths = [(0, 0)] * (len(shape) + 1)
+    widths[axis + 1] = (0, step - 1)
+    size = shape[axis] * step
+    flat = [*shape[:axis], size, *shape[axis + 1 :]]
+    merged = op.reshape(op.nn.pad(wide, widths, zero), flat)
+    return _slice(merged, axis, 0, size - (step - 1))
+
+
+@register_gradient("take")
+def _take(call: Call, grad: Expr) -> Sequence[Expr | None]:
+    """A product with the one-hot indices adds up what was taken several times. Axis by axis 0."""
+    data, indices = call.args
+    attrs = call.attrs
+    assert isinstance(attrs, TakeAttrs)
+    shape = tensor(data).shape
+    if attrs.axis is None or attrs.batch_dims or attrs.axis % len(shape) != 0:
+        raise ValueError(f"axis {attrs.axis} with batch_dims {attrs.batch_dims}: only axis 0 is")
+    rest = shape[1:]
+    flat_indices = op.reshape(indices, (-1,))
+    dtype = tensor(data).dtype
+    hot = op.one_hot(flat_indices, scalar(1.0, data), scalar(0.0, data), shape[0], 0, dtype)
+    width: PrimExpr | int = 1
+    for dim in rest:
+        width = dim * width
+    rows = op.reshape(grad, (-1, width))
+    return [op.reshape(op.nn.matmul(hot, rows), shape), None]
+
+
+@register_gradient("tile")
+def _tile(call: Call, grad: Expr) -> Sequence[Expr]:
+    (x,) = call.args
+    assert isinstance(call.attrs, TileAttrs)
+    shape = tensor(x).shape
+    given: list[PrimExpr | int] = [*call.attrs.reps]
+    reps = [*[1] * (len(shape) - len(given)), *given]
+    lead = len(reps) - len(shape)
+    parts: list[PrimExpr | int] = list(reps[:lead])
+    summed = list(range(lead))
+    for rep, dim in zip(reps[lead:], shape, strict=True):
+        summed.append(len(parts))
+        parts += [rep, dim]
+    return [op.sum(op.reshape(grad, parts), axis=summed)]
+
+
+@register_gradient("repeat")
+def _repeat(call: Call, grad: Expr) -> Sequence[Expr]:
+    (x,) = call.args
+    assert isinstance(call.attrs, RepeatAttrs)
+    shape = tensor(x).shape
+    axis = call.attrs.axis % len(shape)
+    parts: list[PrimExpr | int] = [*shape[: axis + 1], call.attrs.repeats, *shape[axis + 1 :]]
+    return [op.sum(op.reshape(grad, parts), axis=axis + 1)]

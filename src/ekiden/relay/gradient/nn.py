@@ -1,0 +1,370 @@
+"""Gradients of the operators of neural networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.ir.dtype import to_numpy
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.type import tensor_type
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant, Tuple
+from ekiden.relay.gradient.helpers import (
+    broadcast_like,
+    extent,
+    scalar,
+    shape_like,
+    tensor,
+)
+from ekiden.relay.gradient.movement import number_of
+from ekiden.relay.op.gradient import register_gradient
+from ekiden.relay.op.nn.conv import Conv2DAttrs
+from ekiden.relay.op.nn.dense import BatchMatmulAttrs, MatmulAttrs
+from ekiden.relay.op.nn.norm import (
+    BatchNormAttrs,
+    GroupNormAttrs,
+    InstanceNormAttrs,
+    LayerNormAttrs,
+)
+from ekiden.relay.op.nn.pool import AvgPool2DAttrs, MaxPool2DAttrs
+
+Expr = RelayExpr
+
+
+# Products.
+
+
+def _rows(x: Expr) -> Expr:
+    """All leading dimensions as one."""
+    shape = tensor(x).shape
+    return x if len(shape) == 2 else op.reshape(x, (-1, shape[-1]))
+
+
+@register_gradient("nn.dense")
+def _dense(call: Call, grad: Expr) -> Sequence[Expr]:
+    data, weight = call.args
+    units = tensor(call).shape[-1]
+    rows = op.reshape(grad, (-1, units)) if len(tensor(call).shape) != 2 else grad
+    return [
+        shape_like(op.nn.matmul(rows, weight), data),
+        op.nn.matmul(rows, _rows(data), transpose_a=True),
+    ]
+
+
+@register_gradient("nn.matmul")
+def _matmul(call: Call, grad: Expr) -> Sequence[Expr]:
+    a, b = call.args
+    attrs = call.attrs
+    assert isinstance(attrs, MatmulAttrs)
+    rows = op.reshape(grad, (-1, tensor(call).shape[-1])) if len(tensor(a).shape) != 2 else grad
+    da, db = _product_gradient(
+        op.nn.matmul, _rows(a), b, rows, attrs.transpose_a, attrs.transpose_b
+    )
+    return [shape_like(da, a), db]
+
+
+@register_gradient("nn.batch_matmul")
+def _batch_matmul(call: Call, grad: Expr) -> Sequence[Expr]:
+    """Both sides have all batches, or one of them one batch, which then gets the sum."""
+    a, b = call.args
+    attrs = call.attrs
+    assert isinstance(attrs, BatchMatmulAttrs)
+    pair = _product_gradient(op.nn.batch_matmul, a, b, grad, attrs.transpose_a, attrs.transpose_b)
+    batch = extent(tensor(call).shape[0])
+    return [
+        op.sum(d, axis=0, keepdims=True) if extent(tensor(x).shape[0]) == 1 and batch != 1 else d
+        for d, x in zip(pair, (a, b), strict=True)
+    ]
+
+
+def _product_gradient(
+    product: object, a: Expr, b: Expr, grad: Expr, ta: bool, tb: bool
+) -> tuple[Expr, Expr]:
+    """d(A B) for A and B given transposed or not: dA = G Bᵀ, dB = Aᵀ G."""
+    assert callable(product)
+    da = (
+        product(b, grad, transpose_a=tb, transpose_b=True)
+        if ta
+        else product(grad, b, transpose_a=False, transpose_b=not tb)
+    )
+    db = (
+        product(grad, a, transpose_a=True, transpose_b=ta)
+        if tb
+        else product(a, grad, transpose_a=not ta, transpose_b=False)
+    )
+    return da, db
+
+
+@register_gradient("nn.bias_add")
+def _bias_add(call: Call, grad: Expr) -> Sequence[Expr]:
+    axis = getattr(call.attrs, "axis", 1)
+    return [grad, op.sum(grad, axis=axis % len(tensor(call).shape), exclude=True)]
+
+
+# Softmax and normalisation.
+
+
+def _axis(call: Call) -> int:
+    axis = getattr(call.attrs, "axis", -1)
+    assert isinstance(axis, int)
+    return axis % len(tensor(call.args[0]).shape)
+
+
+@register_gradient("nn.softmax")
+def _softmax(call: Call, grad: Expr) -> Sequence[Expr]:
+    inner = op.sum(op.multiply(grad, call), axis=_axis(call), keepdims=True)
+    return [op.multiply(op.subtract(grad, inner), call)]
+
+
+@register_gradient("nn.log_softmax")
+def _log_softmax(call: Call, grad: Expr) -> Sequence[Expr]:
+    total = op.sum(grad, axis=_axis(call), keepdims=True)
+    return [op.subtract(grad, op.multiply(op.exp(call), total))]
+
+
+def _along(vector: Expr, axis: int, rank: int) -> Expr:
+    """A vector as a tensor that broadcasts along one axis."""
+    return op.expand_dims(vector, 1, rank - 1 - axis) if axis < rank - 1 else vector
+
+
+def _standardized(x: Expr, grad: Expr, axes: Sequence[int], epsilon: float) -> tuple[Expr, Expr]:
+    """(x̂, dx) of x̂ = (x - mean) / sqrt(variance + epsilon) over axes, of gradient `grad`."""
+    number = number_of(x, axes)
+
+    def mean(value: Expr) -> Expr:
+        return op.divide(op.sum(value, axis=axes, keepdims=True), number)
+
+    centred = op.subtract(x, mean(x))
+    inverse = op.rsqrt(op.add(mean(op.multiply(centred, centred)), scalar(epsilon, x)))
+    hat = op.multiply(centred, inverse)
+    inner = op.subtract(grad, op.add(mean(grad), op.multiply(hat, mean(op.multiply(grad, hat)))))
+    return hat, op.multiply(inner, inverse)
+
+
+@register_gradient("nn.layer_norm")
+def _layer_norm(call: Call, grad: Expr) -> Sequence[Expr]:
+    attrs = call.attrs
+    assert isinstance(attrs, LayerNormAttrs)
+    axis = _axis(call)
+    return _normalized(call, grad, axis, [axis], attrs)
+
+
+@register_gradient("nn.instance_norm")
+def _instance_norm(call: Call, grad: Expr) -> Sequence[Expr]:
+    attrs = call.attrs
+    assert isinstance(attrs, InstanceNormAttrs)
+    axis = _axis(call)
+    axes = [a for a in range(len(tensor(call).shape)) if a not in (0, axis)]
+    return _normalized(call, grad, axis, axes, attrs)
+
+
+def _normalized(
+    call: Call,
+    grad: Expr,
+    axis: int,
+    axes: Sequence[int],
+    attrs: LayerNormAttrs | InstanceNormAttrs,
+) -> Sequence[Expr]:
+    x, gamma, beta = call.args
+    rank = len(tensor(x).shape)
+    scaled = op.multiply(grad, _along(gamma, axis, rank)) if attrs.scale else grad
+    hat, dx = _standardized(x, scaled, axes, attrs.epsilon)
+    return [dx, *_affine(grad, hat, gamma, beta, axis, attrs.scale, attrs.center)]
+
+
+def _affine(
+    grad: Expr, hat: Expr, gamma: Expr, beta: Expr, axis: int, scale: bool, center: bool
+) -> tuple[Expr, Expr]:
+    return (
+        op.sum(op.multiply(grad, hat), axis=axis, exclude=True) if scale else op.zeros_like(gamma),
+        op.sum(grad, axis=axis, exclude=True) if center else op.zeros_like(beta),
+    )
+
+
+@register_gradient("nn.group_norm")
+def _group_norm(call: Call, grad: Expr) -> Sequence[Expr]:
+    x, gamma, beta = call.args
+    attrs = call.attrs
+    assert isinstance(attrs, GroupNormAttrs)
+    shape, axis = tensor(x).shape, _axis(call)
+    groups = attrs.num_groups
+    split: list[PrimExpr | int] = [
+        *shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :]
+    ]  # fmt: skip
+    scaled = op.multiply(grad, _along(gamma, axis, len(shape))) if attrs.scale else grad
+    apart = op.reshape(x, split)
+    apart.set_checked_type(tensor_type(split, tensor(x).dtype))
+    axes = [a for a in range(len(shape) + 1) if a not in (0, axis)]
+    hat, dx = _standardized(apart, op.reshape(scaled, split), axes, attrs.epsilon)
+    ends = _affine(grad, shape_like(hat, x), gamma, beta, axis, attrs.scale, attrs.center)
+    return [shape_like(dx, x), *ends]
+
+
+@register_gradient("nn.batch_norm")
+def _batch_norm(call: Call, grad: Expr) -> Sequence[Expr]:
+    """Of the operator as it is: the statistics are arguments, not those of the batch."""
+    x, gamma, _beta, mean, variance = call.args
+    attrs = call.attrs
+    assert isinstance(attrs, BatchNormAttrs) and isinstance(grad, Tuple)
+    g, rank, axis = grad.fields[0], len(tensor(x).shape), attrs.axis % len(tensor(x).shape)
+    inverse = op.rsqrt(op.add(variance, scalar(attrs.epsilon, x)))
+    scale = op.multiply(inverse, gamma) if attrs.scale else inverse
+    total = op.sum(g, axis=axis, exclude=True)
+    centred = op.subtract(x, _along(mean, axis, rank))
+    inner = op.sum(op.multiply(g, centred), axis=axis, exclude=True)
+    d_scale = op.multiply(inner, op.multiply(inverse, op.multiply(inverse, scale)))
+    return [
+        op.multiply(g, _along(scale, axis, rank)),
+        op.multiply(inner, inverse) if attrs.scale else op.zeros_like(gamma),
+        total if attrs.center else op.zeros_like(_beta),
+        op.add(grad.fields[1], op.negative(op.multiply(total, scale))),
+        op.add(grad.fields[2], op.multiply(d_scale, scalar(-0.5, x))),
+    ]
+
+
+# Convolution and pooling.
+
+
+def _static(dims: Sequence[PrimExpr], what: str) -> list[int]:
+    sizes = [extent(d) for d in dims]
+    if None in sizes:
+        raise ValueError(f"symbolic {what}")
+    return [s for s in sizes if s is not None]
+
+
+def _output_padding(
+    x: Expr, call: Call, attrs: Conv2DAttrs | MaxPool2DAttrs | AvgPool2DAttrs, kernel: Sequence[int]
+) -> list[int]:
+    """The rows and columns at the end of x that the last window does not reach."""
+    top, left, bottom, right = attrs.padding
+    rest = []
+    for i, around in enumerate((top + bottom, left + right)):
+        reach = attrs.dilation[i] * (kernel[i] - 1) + 1
+        if attrs.strides[i] == 1:
+            rest.append(0)
+            continue
+        (size,) = _static(tensor(x).shape[2 + i : 3 + i], "image size under a stride")
+        (out,) = _static(tensor(call).shape[2 + i : 3 + i], "image size under a stride")
+        rest.append(size + around - reach - (out - 1) * attrs.strides[i])
+    return rest
+
+
+@register_gradient("nn.conv2d")
+def _conv2d(call: Call, grad: Expr) -> Sequence[Expr]:
+    """dX is the transposed convolution; dW the convolution of x with the gradient, the batch in the
+    place of the channels, strides and dilation exchanged.
+    """
+    x, weight = call.args
+    attrs = call.attrs
+    assert isinstance(attrs, Conv2DAttrs)
+    if (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW"):
+        raise ValueError(f"layouts {attrs.data_layout} and {attrs.kernel_layout}: only NCHW is")
+    out, per_group, kh, kw = _static(tensor(weight).shape, "weight shape")
+    dx = op.nn.conv2d_transpose(
+        grad, weight, attrs.strides, attrs.padding, attrs.dilation, attrs.groups,
+        per_group * attrs.groups, (kh, kw),
+        output_padding=_output_padding(x, call, attrs, (kh, kw)),
+    )  # fmt: skip
+    n, _c, height, width = tensor(x).shape
+    g = attrs.groups
+    images = op.reshape(
+        op.transpose(op.reshape(x, (n, g, per_group, height, width)), (2, 1, 0, 3, 4)),
+        (per_group, n * g, height, width),
+    )
+    filters = op.transpose(grad, (1, 0, 2, 3))
+    wide = op.nn.conv2d(images, filters, attrs.dilation, attrs.padding, attrs.strides, g, out, None)
+    near = op.strided_slice(wide, [0, 0], [kh, kw], axes=[2, 3])
+    return [dx, op.transpose(near, (1, 0, 2, 3))]
+
+
+def _one_hot_windows(count: int, channels: int, kh: int, kw: int, dtype: str) -> Constant:
+    """(channels * count, 1, kh, kw): the k-th of each channel is 1 at the k-th place."""
+    eye = np.eye(kh * kw, dtype=to_numpy(dtype)).reshape(kh * kw, 1, kh, kw)
+    assert count == kh * kw
+    return Constant(np.tile(eye, (channels, 1, 1, 1)))
+
+
+@register_gradient("nn.max_pool2d")
+def _max_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
+    """The first place of each window that holds its maximum gets the gradient."""
+    (x,) = call.args
+    attrs = call.attrs
+    assert isinstance(attrs, MaxPool2DAttrs)
+    if attrs.layout != "NCHW" or attrs.ceil_mode:
+        raise ValueError(f"layout {attrs.layout}, ceil_mode {attrs.ceil_mode}: only NCHW floor is")
+    (kh, kw), (sh, sw), (dh, dw) = attrs.pool_size, attrs.strides, attrs.dilation
+    top, left, bottom, right = attrs.padding
+    dtype = tensor(x).dtype
+    lowest = -np.inf
+    around = op.nn.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), scalar(lowest, x))
+    rows, columns = tensor(call).shape[2:]
+    taken: Expr | None = None
+    shares = []
+    for i, j in np.ndindex(kh, kw):
+        here = op.strided_slice(
+            around, [i * dh, j * dw],
+            [(rows - 1) * sh + (i * dh + 1), (columns - 1) * sw + (j * dw + 1)],
+            [sh, sw], [2, 3],
+        )  # fmt: skip
+        is_it = op.equal(here, call)
+        first = is_it if taken is None else op.logical_and(is_it, op.logical_not(taken))
+        taken = is_it if taken is None else op.logical_or(taken, is_it)
+        shares.append(op.where(first, grad, op.zeros_like(grad)))
+    (channels,) = _static(tensor(x).shape[1:2], "number of channels")
+    n = tensor(x).shape[0]
+    stacked = op.reshape(op.stack(shares, axis=2), (n, channels * kh * kw, rows, columns))
+    places = _one_hot_windows(kh * kw, channels, kh, kw, dtype)
+    return [
+        op.nn.conv2d_transpose(
+            stacked, places, attrs.strides, attrs.padding, attrs.dilation, channels, channels,
+            (kh, kw), output_padding=_output_padding(x, call, attrs, (kh, kw)),
+        )
+    ]  # fmt: skip
+
+
+@register_gradient("nn.avg_pool2d")
+def _avg_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
+    """Each place of a window gets its share; windows over the border have fewer places."""
+    (x,) = call.args
+    attrs = call.attrs
+    assert isinstance(attrs, AvgPool2DAttrs)
+    if attrs.layout != "NCHW" or attrs.ceil_mode:
+        raise ValueError(f"layout {attrs.layout}, ceil_mode {attrs.ceil_mode}: only NCHW floor is")
+    kh, kw = attrs.pool_size
+    (channels,) = _static(tensor(x).shape[1:2], "number of channels")
+    share = op.divide(grad, scalar(float(kh * kw), x))
+    if not attrs.count_include_pad and any(attrs.padding):
+        filled = op.nn.avg_pool2d(
+            op.ones_like(x), attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding,
+            count_include_pad=True,
+        )  # fmt: skip
+        share = op.divide(share, filled)
+    ones = Constant(np.ones((channels, 1, kh, kw), to_numpy(tensor(x).dtype)))
+    return [
+        op.nn.conv2d_transpose(
+            share, ones, attrs.strides, attrs.padding, attrs.dilation, channels, channels, (kh, kw),
+            output_padding=_output_padding(x, call, attrs, (kh, kw)),
+        )
+    ]  # fmt: skip
+
+
+def _image_axes(call: Call) -> list[int]:
+    layout = getattr(call.attrs, "layout", "NCHW")
+    return [layout.index("H"), layout.index("W")]
+
+
+@register_gradient("nn.global_avg_pool2d")
+def _global_avg_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
+    (x,) = call.args
+    return [broadcast_like(op.divide(grad, number_of(x, _image_axes(call))), x)]
+
+
+@register_gradient("nn.global_max_pool2d")
+def _global_max_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
+    (x,) = call.args
+    mask = op.cast(op.equal(x, call), tensor(x).dtype)
+    share = op.divide(grad, op.sum(mask, axis=_image_axes(call), keepdims=True))
+    return [op.multiply(share, mask)]

@@ -1,0 +1,37 @@
+"""Loops as functions that call themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ekiden.ir.type import Type
+from ekiden.relay.expr import Expr, Function, If, Let, Tuple, Var
+
+
+def while_loop(
+    cond: Callable[..., Expr],
+    loop_vars: Sequence[Expr],
+    loop_bodies: Callable[..., Sequence[Expr]],
+) -> Expr:
+    """A function from the first values of `loop_vars` to the tuple of their last ones.
+
+    `cond(*vars)` says whether to go on, `loop_bodies(*vars)` gives the next values. Each loop
+    variable has an annotation or an inferred type. Before -> after:
+        while_loop(lambda i: i < n, [i], lambda i: [i + 1])
+        -> let %while_loop = fn (%i) { if (%i < %n) { %while_loop(%i + 1) } else { (%i,) } };
+           %while_loop
+    """
+    loop = Var("while_loop")
+    fresh = [_fresh(v, number) for number, v in enumerate(loop_vars)]
+    again = loop(*loop_bodies(*fresh))
+    body = If(cond(*fresh), again, Tuple(tuple(fresh)))
+    return Let(loop, Function(tuple(fresh), body), loop)
+
+
+def _fresh(loop_var: Expr, number: int) -> Var:
+    name = loop_var.name_hint if isinstance(loop_var, Var) else f"arg{number}"
+    kind: Type | None = loop_var.type_annotation if isinstance(loop_var, Var) else None
+    return Var(name, kind if kind is not None else loop_var.checked_type_or_none())
+
+
+__all__ = ["while_loop"]

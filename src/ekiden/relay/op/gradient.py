@@ -1,0 +1,51 @@
+"""The table of gradients: how each operator hands the gradient of its result to its arguments.
+
+A row is a function (call, grad) -> one expression per argument, None where an argument gets nothing
+(integers, conditions). `call` is the forward call, with checked types on itself and its arguments,
+so that its result can be used again; `grad` has the type of its result, a Tuple for several. The
+rows are in `ekiden.relay.gradient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import overload
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import OPS
+from ekiden.relay.expr import Call
+
+Gradient = Callable[[Call, RelayExpr], Sequence[RelayExpr | None]]
+"""(forward call, gradient of its result) -> gradients of its arguments."""
+
+GRADIENTS: dict[str, Gradient] = {}
+"""Operator name -> its gradient."""
+
+
+@overload
+def register_gradient(op_name: str, fgradient: Gradient, override: bool = False) -> Gradient: ...
+
+
+@overload
+def register_gradient(
+    op_name: str, fgradient: None = None, override: bool = False
+) -> Callable[[Gradient], Gradient]: ...
+
+
+def register_gradient(
+    op_name: str, fgradient: Gradient | None = None, override: bool = False
+) -> Gradient | Callable[[Gradient], Gradient]:
+    """Give an operator its gradient; without one, a decorator `@register_gradient("nn.relu")`.
+
+    Raises KeyError when there is no such operator and ValueError when it has a gradient already.
+    """
+
+    def register(gradient: Gradient) -> Gradient:
+        if op_name not in OPS:
+            raise KeyError(f"register gradient: no operator {op_name!r}")
+        if op_name in GRADIENTS and not override:
+            raise ValueError(f"register gradient: operator {op_name!r} has one already")
+        GRADIENTS[op_name] = gradient
+        return gradient
+
+    return register if fgradient is None else register(fgradient)

@@ -1,0 +1,248 @@
+"""The standard library: files of Relay text in `relay/std`, added to a module.
+
+module.import_from_std("nat.rly")
+p = Prelude(module)                       # functions on lists, options and trees
+p.map, p.mod.get_type("List")
+p.get_global_var("tensor_array", "int64") # tensor arrays of a dtype, added when asked for
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from importlib import resources
+
+from ekiden.ir.expr import GlobalVar
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import AnyDim, ExprLike, IntImm, convert
+from ekiden.ir.text import shape_text
+from ekiden.ir.type import GlobalTypeVar
+from ekiden.relay.expr import Constructor
+from ekiden.relay.parser import parse
+
+NEEDS = {"prelude.rly": (), "nat.rly": ("prelude.rly",), "gradient.rly": ()}
+"""File of the library -> the files it uses."""
+_TENSOR_ARRAY = "tensor_array.rly"
+_STATIC = "static_tensor_array.rly"
+FUNCTIONS = tuple(
+    "id compose flip hd tl nth update map foldl foldr foldr1 concat filter zip rev map_accuml "
+    "map_accumr unfoldl unfoldr sum length tmap size iterate option_map option_get".split()
+)
+"""The functions of the prelude, which are attributes of `Prelude`."""
+
+Shape = Sequence[ExprLike]
+
+
+def read_std(name: str) -> str:
+    """The text of a file of the library. Raises KeyError naming the files there are."""
+    if name not in (*NEEDS, _TENSOR_ARRAY, _STATIC):
+        raise KeyError(f"no file {name!r} in the standard library; there are {', '.join(NEEDS)}")
+    return resources.files("ekiden.relay").joinpath("std", name).read_text(encoding="utf-8")
+
+
+def import_from_std(module: IRModule, name: str) -> None:
+    """Add what a file defines, and the files it uses; nothing where it is there already."""
+    text = read_std(name)
+    for needed in NEEDS.get(name, ()):
+        import_from_std(module, needed)
+    _add(module, text, name)
+
+
+IRModule.library = staticmethod(import_from_std)
+
+
+def _add(module: IRModule, text: str, name: str) -> None:
+    """Add what a text defines, unless its first definition is there."""
+    first = re.search(r"^(?:def @|type )(\w+)", text, re.MULTILINE)
+    assert first is not None, f"{name} defines nothing"
+    types = {t.name_hint for t in module.type_definitions}
+    if first.group(1) in types or first.group(1) in module:
+        return
+    library = IRModule(None, module.type_definitions)
+    for needed in FUNCTIONS:
+        if needed in module:
+            library[module.get_global_var(needed)] = module[needed]
+    module.update(parse(text, name, library))
+
+
+class Prelude:
+    """A module with the standard library in it, and the names of what is there (TVM's face).
+
+    Each function of the prelude is an attribute: its GlobalVar.
+    """
+
+    id: GlobalVar
+    compose: GlobalVar
+    flip: GlobalVar
+    hd: GlobalVar
+    tl: GlobalVar
+    nth: GlobalVar
+    update: GlobalVar
+    map: GlobalVar
+    foldl: GlobalVar
+    foldr: GlobalVar
+    foldr1: GlobalVar
+    concat: GlobalVar
+    filter: GlobalVar
+    zip: GlobalVar
+    rev: GlobalVar
+    map_accuml: GlobalVar
+    map_accumr: GlobalVar
+    unfoldl: GlobalVar
+    unfoldr: GlobalVar
+    sum: GlobalVar
+    length: GlobalVar
+    tmap: GlobalVar
+    size: GlobalVar
+    iterate: GlobalVar
+    option_map: GlobalVar
+    option_get: GlobalVar
+
+    def __init__(self, mod: IRModule | None = None) -> None:
+        """Adds the prelude to `mod`, or to a new module."""
+        self.mod = mod if mod is not None else IRModule()
+        import_from_std(self.mod, "prelude.rly")
+        for name in FUNCTIONS:
+            setattr(self, name, self.mod.get_global_var(name))
+
+    # Tensor arrays of one dtype and any shapes
+
+    def get_name(self, canonical: str, dtype: str) -> str:
+        """`tensor_take` of float32 is `tensor_take_float32`."""
+        return f"tensor_{dtype}_t" if canonical == "tensor_t" else f"{canonical}_{dtype}"
+
+    def get_global_var(self, canonical: str, dtype: str) -> GlobalVar:
+        """A function on tensor arrays. Raises KeyError naming those there are."""
+        self._need(dtype)
+        return self.mod.get_global_var(self.get_name(canonical, dtype))
+
+    def get_type(self, canonical: str, dtype: str) -> GlobalTypeVar:
+        """The type of elements of a tensor array: canonical is "tensor_t"."""
+        self._need(dtype)
+        return self.mod.get_global_type_var(self.get_name(canonical, dtype))
+
+    def get_ctor(self, ty_name: str, canonical: str, dtype: str) -> Constructor:
+        """A constructor of a data type of the module. Raises KeyError."""
+        return self._constructor(ty_name, self.get_name(canonical, dtype))
+
+    def get_tensor_ctor(self, canonical: str, dtype: str) -> Constructor:
+        """`tensor_nil`, `tensor0`, ..., `tensor6` of a dtype."""
+        kind = self.get_type("tensor_t", dtype)
+        return self.get_ctor(kind.name_hint, canonical, dtype)
+
+    def _need(self, dtype: str) -> None:
+        text = re.sub(r"float32(?=_|\b)", dtype, read_std(_TENSOR_ARRAY))
+        _add(self.mod, text, _TENSOR_ARRAY)
+
+    def _constructor(self, kind: str, name: str) -> Constructor:
+        made = [c for c in self.mod.get_type(kind)[1:] if isinstance(c, Constructor)]
+        for each in made:
+            if each.name_hint == name:
+                return each
+        known = ", ".join(c.name_hint for c in made)
+        raise KeyError(f"type {kind}: no constructor {name!r}; there are {known}")
+
+    # Tensor arrays of one dtype and shape
+
+    def get_name_static(self, canonical: str, dtype: str, shape: Shape) -> str:
+        """`tensor_take` of float32 and (2, ?) is `tensor_take_float32_2_any`."""
+        own = static_name(dtype, shape)
+        return f"static_tensor_{own}_t" if canonical == "tensor_t" else f"{canonical}_{own}"
+
+    def get_global_var_static(self, canonical: str, dtype: str, shape: Shape) -> GlobalVar:
+        """A function on static tensor arrays that StaticTensorArrayOps registered."""
+        return self.mod.get_global_var(self.get_name_static(canonical, dtype, shape))
+
+    def get_type_static(self, canonical: str, dtype: str, shape: Shape) -> GlobalTypeVar:
+        """The type of their elements."""
+        return self.mod.get_global_type_var(self.get_name_static(canonical, dtype, shape))
+
+    def get_ctor_static(self, ty_name: str, name: str, dtype: str, shape: Shape) -> Constructor:
+        """A constructor of it."""
+        kind = self.get_name_static(ty_name, dtype, shape)
+        return self._constructor(kind, self.get_name_static(name, dtype, shape))
+
+    def get_tensor_ctor_static(self, name: str, dtype: str, shape: Shape) -> Constructor:
+        """`tensor_nil` or `tensor_constructor`."""
+        return self.get_ctor_static("tensor_t", name, dtype, shape)
+
+
+def static_name(dtype: str, shape: Shape) -> str:
+    """`float32_2_any`, or `float32_scalar`."""
+    dims = [convert(d, "int64") for d in shape]
+    names = [str(d.value) if isinstance(d, IntImm) else "any" for d in dims]
+    return "_".join((dtype, *(names or ["scalar"])))
+
+
+class StaticTensorArrayOps:
+    """The tensor arrays of one dtype and static shape; `register` adds them to the module."""
+
+    def __init__(self, prelude: Prelude, dtype: str, shape: Shape) -> None:
+        self.prelude = prelude
+        self.dtype = dtype
+        self.shape = tuple(shape)
+
+    def get_name(self, canonical: str) -> str:
+        """The name of a function or constructor for this dtype and shape."""
+        return self.prelude.get_name_static(canonical, self.dtype, self.shape)
+
+    def get_global_var(self, canonical: str) -> GlobalVar:
+        """A function."""
+        return self.prelude.get_global_var_static(canonical, self.dtype, self.shape)
+
+    def get_type(self, canonical: str) -> GlobalTypeVar:
+        """The type of elements."""
+        return self.prelude.get_type_static(canonical, self.dtype, self.shape)
+
+    def get_ctor(self, canonical: str) -> Constructor:
+        """A constructor of it."""
+        return self.prelude.get_tensor_ctor_static(canonical, self.dtype, self.shape)
+
+    def register(self) -> None:
+        """Add the types and functions, where they are not there."""
+        module = self.prelude.mod
+        if self.get_name("tensor_array") not in module:
+            text = "\n".join(self._lines())
+            library = IRModule(None, module.type_definitions)
+            for name in FUNCTIONS:
+                library[module.get_global_var(name)] = module[name]
+            module.update(parse(text, _STATIC, library))
+
+    def _shapes(self) -> dict[str, Shape]:
+        shapes: dict[str, Shape] = {"SELF": self.shape, "STACKED": (AnyDim(), *self.shape)}
+        if self.shape:
+            shapes |= {"PART": self.shape[1:], "TAKEN": (AnyDim(), *self.shape[1:])}
+        return shapes
+
+    def _lines(self) -> Iterator[str]:
+        """The lines of the file, for this dtype and shape."""
+        shapes = self._shapes()
+        words = {"DTYPE": self.dtype}
+        for role, shape in shapes.items():
+            words[role] = static_name(self.dtype, shape)
+            text = shape_text(tuple(convert(d, "int64") for d in shape))
+            words["SHAPE" if role == "SELF" else f"{role}_SHAPE"] = text
+        pattern = re.compile(rf"(?<![A-Z])({'|'.join(sorted(words, key=len, reverse=True))})")
+        defined = {t.name_hint for t in self.prelude.mod.type_definitions}
+        is_left_out = False
+        for line in read_std(_STATIC).split("\n"):
+            if line.startswith("#if"):
+                is_left_out = not self._has(line, words, defined)
+            elif line.startswith("#end"):
+                is_left_out = False
+            elif not is_left_out:
+                yield pattern.sub(lambda found: words[found.group()], line)
+
+    def _has(self, line: str, words: dict[str, str], defined: set[str]) -> bool:
+        """Whether a part is wanted: `#if rank`, or `#if type PART` that is not defined."""
+        _, what, *role = line.split()
+        if what == "rank":
+            return bool(self.shape)
+        name = f"static_tensor_{words[role[0]]}_t" if role[0] in words else None
+        if name is None or name in defined:
+            return False
+        defined.add(name)
+        return True
+
+
+__all__ = ["Prelude", "StaticTensorArrayOps", "import_from_std", "read_std"]

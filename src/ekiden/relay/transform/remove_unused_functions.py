@@ -1,0 +1,23 @@
+"""Drop the functions that no entry point reaches.
+
+def @main(%x) { @f(%x) } def @f(%x) { .. } def @g(%x) { .. }   ->   the same without @g
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.relay.analysis import CallGraph
+
+
+def RemoveUnusedFunctions(entry_functions: Sequence[str] = ("main",)) -> Pass:  # noqa: N802
+    """The pass described at the top of this file; kernels go with what calls them."""
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        dropped = set(CallGraph(module).unreachable(tuple(entry_functions)))
+        kept = {g: f for g, f in module.functions.items() if g not in dropped}
+        return module.with_functions(kept)
+
+    return Pass("RemoveUnusedFunctions", transform, 1)

@@ -1,0 +1,277 @@
+"""Reductions: commutative combinations of many values, of one or several at a time.
+
+Reduce (only as a whole body of a computation) combines `sources` over all values of `axis` with a
+CommReducer. The built-in ones are REDUCERS; `comm_reducer` makes others, such as an argmax over
+(position, value) pairs.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import overload
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.node import Node, binding, node
+from ekiden.ir.prim import (
+    Add,
+    ExprLike,
+    IntImm,
+    Mul,
+    PrimExpr,
+    Var,
+    binary,
+    const,
+    convert,
+    is_const,
+    maximum,
+    minimum,
+)
+from ekiden.ir.prim_visitor import substitute
+
+COMBINE: Mapping[str, Callable[[PrimExpr, PrimExpr], PrimExpr]] = {
+    "sum": lambda a, b: binary(Add, a, b),
+    "prod": lambda a, b: binary(Mul, a, b),
+    "max": maximum,
+    "min": minimum,
+}
+"""How a built-in reduction of each kind takes in one more value."""
+REDUCERS = tuple(COMBINE)
+
+
+@node("te.ReduceAxis")
+class ReduceAxis(Var):
+    """A variable that a reduction runs over [begin, begin + extent).
+
+    In a Reduce all axes begin at 0: the sources are shifted when it is made.
+    """
+
+    extent: PrimExpr = IntImm(1)
+    begin: PrimExpr = IntImm(0)
+
+    @property
+    def var(self) -> ReduceAxis:
+        """The axis itself, which is a variable."""
+        return self
+
+
+@node("tir.CommReducer")
+class CommReducer(Node):
+    """A commutative, associative combination of tuples: `result` in terms of the variables `lhs`
+    and `rhs`, and the tuple that changes nothing.
+
+    `name` is the kind for a built-in reducer, which schedule rules know; else anything.
+    """
+
+    name: str
+    lhs: tuple[Var, ...] = binding()
+    rhs: tuple[Var, ...] = binding()
+    result: tuple[PrimExpr, ...]
+    identity_element: tuple[PrimExpr, ...]
+
+    def combine(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+        """The combination of two tuples."""
+        values = dict(zip((*self.lhs, *self.rhs), (*a, *b), strict=True))
+        return tuple(substitute(each, values) for each in self.result)
+
+
+@node("te.Reduce")
+class Reduce(PrimExpr):
+    """Component `value_index` of the combination of `sources` over all values of `axis`."""
+
+    reducer: CommReducer
+    sources: tuple[PrimExpr, ...]
+    axis: tuple[ReduceAxis, ...]
+    value_index: int
+    dtype: str
+
+    @property
+    def kind(self) -> str:
+        """One of REDUCERS; empty for a reducer that rules know nothing about."""
+        return self.reducer.name if self.reducer.name in COMBINE else ""
+
+    @property
+    def source(self) -> PrimExpr:
+        """The source of this component."""
+        return self.sources[self.value_index]
+
+
+def identity(kind: str, dtype: str) -> PrimExpr:
+    """The value that a built-in reduction of nothing has, and that it starts from."""
+    if kind in ("sum", "prod"):
+        return const(0 if kind == "sum" else 1, dtype)
+    return max_value(dtype) if kind == "min" else min_value(dtype)
+
+
+def _bounds(dtype: str) -> tuple[float, float]:
+    if dt.is_float(dtype):
+        return -math.inf, math.inf
+    if dtype == "bool":
+        return 0, 1
+    bits = dt.SCALAR_BITS[dtype]
+    return (0, 2**bits - 1) if dt.is_unsigned(dtype) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def min_value(dtype: str) -> PrimExpr:
+    """The lowest value of a type: minus infinity for floats."""
+    return const(_bounds(dtype)[0], dtype)
+
+
+def max_value(dtype: str) -> PrimExpr:
+    """The highest value of a type: infinity for floats."""
+    return const(_bounds(dtype)[1], dtype)
+
+
+@functools.cache
+def _built_in(kind: str, dtype: str) -> CommReducer:
+    x, y = Var("x", dtype), Var("y", dtype)
+    return CommReducer(kind, (x,), (y,), (COMBINE[kind](x, y),), (identity(kind, dtype),))
+
+
+def reduce_axis(
+    dom: tuple[ExprLike, ExprLike], name: str = "rv", thread_tag: str = ""
+) -> ReduceAxis:
+    """A variable over [dom[0], dom[1]) to reduce over.
+
+    Raises ValueError for a thread tag: axes are bound to threads by a schedule (tir.Schedule.bind).
+    """
+    if thread_tag:
+        raise ValueError(f"reduce_axis {name!r}: bind it to {thread_tag!r} by a schedule")
+    if len(dom) != 2:
+        raise ValueError(f"reduce_axis {name!r}: expected a range (begin, end), got {dom!r}")
+    begin, end = convert(dom[0], "int64"), convert(dom[1], "int64")
+    return ReduceAxis(name, "int64", end - begin, begin)
+
+
+AxisLike = ReduceAxis | Sequence[ReduceAxis]
+
+
+def make_reduce(
+    reducer: CommReducer,
+    sources: Sequence[PrimExpr],
+    axis: AxisLike,
+    where: PrimExpr | None = None,
+) -> tuple[PrimExpr, ...]:
+    """The components of a reduction; the sources themselves if there is no axis.
+
+    Where the condition does not hold, nothing is read and the identity is combined.
+    """
+    axes = (axis,) if isinstance(axis, ReduceAxis) else tuple(axis)
+    if any(not isinstance(a, ReduceAxis) for a in axes):
+        raise TypeError(f"{reducer.name}: expected axes made by te.reduce_axis, got {axis!r}")
+    if any(isinstance(e, Reduce) for e in sources):
+        raise ValueError(f"{reducer.name}: a reduction must be a computation of its own")
+    if where is not None:
+        identities = reducer.identity_element
+        sources = [if_then_else(where, s, i) for s, i in zip(sources, identities, strict=True)]
+    if not axes:
+        return tuple(sources)
+    from_zero = tuple(
+        a if is_const(a.begin, 0) else ReduceAxis(a.name, a.dtype, a.extent) for a in axes
+    )
+    shift: dict[Var, PrimExpr] = {
+        a: z + a.begin for a, z in zip(axes, from_zero, strict=True) if a is not z
+    }
+    shifted = tuple(substitute(s, shift) for s in sources)
+    return tuple(Reduce(reducer, shifted, from_zero, n, s.dtype) for n, s in enumerate(shifted))
+
+
+def _reducer(
+    name: str,
+    fcombine: Callable[..., PrimExpr | Sequence[PrimExpr]],
+    fidentity: Callable[..., ExprLike | Sequence[ExprLike]],
+    dtypes: Sequence[str],
+    many: bool,
+) -> CommReducer:
+    lhs = tuple(Var(f"x{n}", t) for n, t in enumerate(dtypes))
+    rhs = tuple(Var(f"y{n}", t) for n, t in enumerate(dtypes))
+    found = fcombine(lhs, rhs) if many else fcombine(lhs[0], rhs[0])
+    result = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+    start = fidentity(*dtypes)
+    starts = tuple(start) if isinstance(start, (tuple, list)) else (start,)
+    for what, values in (("fcombine", result), ("fidentity", starts)):
+        if len(values) != len(dtypes):
+            raise ValueError(
+                f"comm_reducer {name!r}: {what} must give {len(dtypes)} values, got {len(values)}"
+            )
+    elements = tuple(convert(s, t) for s, t in zip(starts, dtypes, strict=True))
+    for what, given in (("fcombine", result), ("fidentity", elements)):
+        found_dtypes = [e.dtype for e in given]
+        if found_dtypes != list(dtypes):
+            raise TypeError(
+                f"comm_reducer {name!r}: {what} must give {', '.join(dtypes)}, got"
+                f" {', '.join(found_dtypes)}"
+            )
+    own = f"own_{name}" if name in COMBINE else name
+    return CommReducer(own, lhs, rhs, result, elements)
+
+
+def comm_reducer(
+    fcombine: Callable[..., PrimExpr | Sequence[PrimExpr]],
+    fidentity: Callable[..., ExprLike | Sequence[ExprLike]],
+    name: str = "reduce",
+) -> Callable[..., PrimExpr | tuple[PrimExpr, ...]]:
+    """A reduction of one's own: a function of (expression or tuple of them, axis, where=None).
+
+    fcombine(x, y) combines two values, or two tuples of them; fidentity(*dtypes) gives what
+    changes nothing. The combination must be commutative and associative: that is not checked.
+    Given two expressions instead of an axis, the reducer combines them. Raises ValueError or
+    TypeError when the functions give another number of values, or other dtypes, than came.
+    """
+    if len(inspect.signature(fcombine).parameters) != 2:
+        raise ValueError(f"comm_reducer {name!r}: fcombine must take two arguments")
+
+    def reduce(
+        expr: PrimExpr | Sequence[PrimExpr],
+        axis: AxisLike | PrimExpr,
+        where: PrimExpr | None = None,
+    ) -> PrimExpr | tuple[PrimExpr, ...]:
+        many = not isinstance(expr, PrimExpr)
+        sources = (expr,) if isinstance(expr, PrimExpr) else tuple(expr)
+        made = _reducer(name, fcombine, fidentity, [s.dtype for s in sources], many)
+        if isinstance(axis, PrimExpr) and not isinstance(axis, ReduceAxis):
+            return made.combine(sources, (axis,))[0]
+        found = make_reduce(made, sources, axis, where)
+        return found if many else found[0]
+
+    reduce.__name__ = reduce.__qualname__ = name
+    return reduce
+
+
+class _BuiltIn:
+    """`te.sum` and its kin: over axes, or of two values."""
+
+    def __init__(self, kind: str, doc: str) -> None:
+        self.kind = self.__name__ = kind
+        self.__doc__ = doc
+
+    @overload
+    def __call__(
+        self, expr: ExprLike, axis: AxisLike, where: PrimExpr | None = None
+    ) -> PrimExpr: ...
+    @overload
+    def __call__(self, expr: ExprLike, axis: ExprLike) -> PrimExpr: ...
+    def __call__(
+        self, expr: ExprLike, axis: AxisLike | ExprLike, where: PrimExpr | None = None
+    ) -> PrimExpr:
+        if isinstance(axis, (int, float)) or (
+            isinstance(axis, PrimExpr) and not isinstance(axis, ReduceAxis)
+        ):
+            value = axis if isinstance(axis, PrimExpr) else convert(expr)
+            return COMBINE[self.kind](convert(expr, value.dtype), convert(axis, value.dtype))
+        value = convert(expr)
+        return make_reduce(_built_in(self.kind, value.dtype), (value,), axis, where)[0]
+
+
+sum = _BuiltIn("sum", "The sum over `axis` (of two values, if that is one); 0 if it is empty.")
+prod = _BuiltIn("prod", "The product over `axis`; 1 if it is empty.")
+max = _BuiltIn("max", "The largest over `axis`; the lowest value of the type if it is empty.")
+min = _BuiltIn("min", "The smallest over `axis`; the highest value of the type if it is empty.")
+
+__all__ = [
+    "COMBINE", "REDUCERS", "CommReducer", "Reduce", "ReduceAxis", "comm_reducer", "identity", "max",
+    "max_value", "min", "min_value", "prod", "reduce_axis", "sum",
+]  # fmt: skip

@@ -1,0 +1,210 @@
+"""Recurrences: a state whose element at each time is made of those before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ekiden.arith import Analyzer, prove_equal
+from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.ir.prim_visitor import rewrite
+from ekiden.te.inline import inputs_of, post_order_tensors
+from ekiden.te.prim_func import BufferMap, allocated, stage_block, whole_operations
+from ekiden.te.tensor import (
+    ComputeOp,
+    PlaceholderOp,
+    ProducerLoad,
+    Tensor,
+    extern_op,
+)
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import BlockRealize, BufferStore, For, ForKind, IterKind, Stmt, seq
+
+Tensors = Tensor | Sequence[Tensor]
+
+
+def _many(tensors: Tensors) -> tuple[Tensor, ...]:
+    return (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+
+
+def scan(
+    init: Tensors,
+    update: Tensors,
+    state_placeholder: Tensors,
+    inputs: Sequence[Tensor] | None = None,
+    name: str = "scan",
+    tag: str = "",
+    attrs: Mapping[str, object] | None = None,
+) -> Tensor | list[Tensor]:
+    """A state over time, the first axis: its first rows are `init`, each later row t is row t of
+    `update`, which reads rows of `state_placeholder` before t.
+
+        m, n = te.size_var("m"), te.size_var("n")
+        X = te.placeholder((m, n))
+        state = te.placeholder((m, n))
+        first = te.compute((1, n), lambda _, i: X[0, i])
+        update = te.compute((m, n), lambda t, i: state[t - 1, i] + X[t, i])
+        sums = te.scan(first, update, state, inputs=[X])
+
+    Several states make a list. Computations between state and update (which have the time as their
+    first axis too) run step by step, others once before. `inputs` are found without being named.
+    Raises ValueError where numbers, shapes or dtypes disagree, or a state is read at a time that is
+    not before its own.
+    """
+    inits, updates, states = _many(init), _many(update), _many(state_placeholder)
+    _check(name, inits, updates, states)
+    steps = _steps(name, updates, set(states))
+    inside = set(steps)
+    outer = [t for t in _reads(steps) if t not in inside and t not in states]
+    for tensor in steps:
+        _check_times(name, tensor, {*states, *inside}, set(states))
+    read = list(dict.fromkeys((*inits, *outer)))
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        buffers = BufferMap()
+        buffers.buffers.update(zip(read, ins, strict=True))
+        buffers.buffers.update(zip(states, outs, strict=True))
+        return _statements(inits, updates, steps, buffers, outs)
+
+    shapes, dtypes = [s.shape for s in states], [s.dtype for s in states]
+    found = extern_op(shapes, read, build, dtypes, name, tag or "scan", attrs)
+    return found[0] if isinstance(init, Tensor) else list(found)
+
+
+def _check(
+    name: str, inits: Sequence[Tensor], updates: Sequence[Tensor], states: Sequence[Tensor]
+) -> None:
+    if not len(inits) == len(updates) == len(states):
+        raise ValueError(
+            f"scan {name!r}: init, update and state_placeholder must be equally many, got"
+            f" {len(inits)}, {len(updates)} and {len(states)}"
+        )
+    for first, later, state in zip(inits, updates, states, strict=True):
+        if not isinstance(state.op, PlaceholderOp):
+            raise ValueError(f"scan {name!r}: the state {state.name!r} must be a placeholder")
+        if not isinstance(later.op, ComputeOp) or state.ndim == 0:
+            raise ValueError(f"scan {name!r}: {later.name!r} must be a computation over time")
+        same = first.ndim == later.ndim == state.ndim and all(
+            map(prove_equal, (*later.shape, *first.shape[1:]), (*state.shape, *state.shape[1:]))
+        )
+        if not same:
+            raise ValueError(
+                f"scan {name!r}: init {_text(first)} and update {_text(later)} must have the shape"
+                f" of the state {_text(state)}, but for the first axis of init"
+            )
+        if not first.dtype == later.dtype == state.dtype:
+            raise ValueError(
+                f"scan {name!r}: init, update and state must have one dtype, got {first.dtype},"
+                f" {later.dtype} and {state.dtype}"
+            )
+    if not all(prove_equal(i.shape[0], inits[0].shape[0]) for i in inits):
+        raise ValueError(f"scan {name!r}: all init must have the same number of rows")
+
+
+def _text(tensor: Tensor) -> str:
+    parts = [str(getattr(d, "value", getattr(d, "name", d))) for d in tensor.shape]
+    return f"({', '.join(parts)})"
+
+
+def _steps(name: str, updates: Sequence[Tensor], states: set[Tensor]) -> list[Tensor]:
+    """The computations that a state goes into, and the updates, producers first."""
+    found: list[Tensor] = []
+    for tensor in post_order_tensors(updates):
+        if tensor not in updates and not any(t in states or t in found for t in inputs_of(tensor)):
+            continue
+        if tensor in states:
+            continue
+        if not isinstance(tensor.op, ComputeOp) or not tensor.op.axis:
+            raise ValueError(
+                f"scan {name!r}: {tensor.name!r} stands between state and update and must be a"
+                " computation whose first axis is the time"
+            )
+        found.append(tensor)
+    return found
+
+
+def _reads(steps: Sequence[Tensor]) -> list[Tensor]:
+    return list(dict.fromkeys(t for s in steps for t in inputs_of(s)))
+
+
+def _check_times(name: str, tensor: Tensor, recurrent: set[Tensor], states: set[Tensor]) -> None:
+    """A state is read before the time of the reader, a computation of this step at that time."""
+    op = tensor.op
+    assert isinstance(op, ComputeOp)
+    analyzer = Analyzer()
+    time = op.axis[0].var
+
+    def check(e: PrimExpr) -> PrimExpr:
+        if isinstance(e, ProducerLoad) and e.producer in recurrent:
+            at = e.indices[0]
+            earlier = analyzer.can_prove(at < time)
+            if e.producer in states and not earlier:
+                raise ValueError(
+                    f"scan {name!r}: {tensor.name!r} must read the state {e.producer.name!r} at a"
+                    f" time before {time.name!r}"
+                )
+            if e.producer not in states and not analyzer.can_prove_equal(at, time):
+                raise ValueError(
+                    f"scan {name!r}: {tensor.name!r} must read {e.producer.name!r} at its own time"
+                    f" {time.name!r}"
+                )
+        return e
+
+    for each in op.body:
+        rewrite(each, check)
+
+
+def _statements(
+    inits: Sequence[Tensor],
+    updates: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    buffers: BufferMap,
+    outs: Sequence[Buffer],
+) -> Stmt:
+    """for the first rows: copy init;  for t: every step, the update into the state."""
+    begin = [_copy(buffers.buffers[i], out, i.shape) for i, out in zip(inits, outs, strict=True)]
+    kept: list[Buffer] = []
+    time, nests = Var("t"), []
+    done: list[Stmt] = []
+    for group in whole_operations(steps):
+        for tensor in group:
+            kept.append(buffers.declare(tensor))
+        op = group[0].op
+        assert isinstance(op, ComputeOp)
+        nests.append(_at_time(stage_block(op, group, buffers), time))
+    for tensor, out in zip(updates, outs, strict=True):
+        done.append(_row(buffers.buffers[tensor], out, time))
+    start = inits[0].shape[0]
+    loop = For(time, start, outs[0].shape[0] - start, ForKind.SERIAL, seq(*nests, *done))
+    return allocated(seq(*begin, loop), kept)
+
+
+def _copy(source: Buffer, target: Buffer, shape: Sequence[PrimExpr]) -> Stmt:
+    indices = tuple(Var(f"i{n}") for n in range(len(shape)))
+    stmt: Stmt = BufferStore(target, BufferLoad(source, indices, source.dtype), indices)
+    for index, extent in reversed(list(zip(indices, shape, strict=True))):
+        stmt = For(index, const(0), extent, ForKind.SERIAL, stmt)
+    return stmt
+
+
+def _row(source: Buffer, target: Buffer, time: Var) -> Stmt:
+    rest = tuple(Var(f"i{n}") for n in range(1, len(target.shape)))
+    stmt: Stmt = BufferStore(target, BufferLoad(source, (time, *rest), source.dtype), (time, *rest))
+    for index, extent in reversed(list(zip(rest, target.shape[1:], strict=True))):
+        stmt = For(index, const(0), extent, ForKind.SERIAL, stmt)
+    return stmt
+
+
+def _at_time(nest: Stmt, time: Var) -> Stmt:
+    """A computation's loops without the outermost one, its first iterator bound to the time."""
+    assert isinstance(nest, For)
+    loops: list[For] = []
+    inner: Stmt = nest.body
+    while isinstance(inner, For):
+        loops.append(inner)
+        inner = inner.body
+    assert isinstance(inner, BlockRealize)
+    assert inner.block.iter_vars[0].kind is IterKind.SPATIAL
+    body: Stmt = inner.with_fields(iter_values=(time, *inner.iter_values[1:]))
+    for loop in reversed(loops):
+        body = loop.with_fields(body=body)
+    return body

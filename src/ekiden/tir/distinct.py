@@ -1,0 +1,98 @@
+"""A variable or buffer of its own for every loop, let, allocation and block iterator.
+
+Rules and passes copy statements, so one variable may be bound by several loops beside each other.
+That changes nothing of the meaning; the text and structural equality see each binding apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ekiden.ir.expr import BaseFunc
+from ekiden.ir.prim import PrimExpr, Var
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import Allocate, Block, For, IterVar, LetStmt, PrimFunc, Stmt
+from ekiden.tir.visitor import StmtMutator, rename, walk, with_body
+
+
+def bound(stmt: Stmt) -> tuple[Var | Buffer, ...]:
+    """What a statement itself binds."""
+    match stmt:
+        case For():
+            return (stmt.loop_var,)
+        case LetStmt():
+            return (stmt.var,)
+        case Allocate():
+            return (stmt.buffer,)
+        case Block():
+            return tuple(i.var for i in stmt.iter_vars)
+        case _:
+            return ()
+
+
+def bindings(root: Stmt) -> Iterator[Var | Buffer]:
+    """Everything bound inside a statement, in program order."""
+    for s in walk(root):
+        yield from bound(s)
+
+
+class _Distinct(StmtMutator):
+    """Renames what was bound before, outer bindings first."""
+
+    def __init__(self) -> None:
+        self._seen: set[Var | Buffer] = set()
+
+    def visit(self, stmt: Stmt) -> Stmt:
+        again = [b for b in bound(stmt) if b in self._seen]
+        if again:
+            stmt = _rebound(stmt, again)
+        self._seen.update(bound(stmt))
+        return super().visit(stmt)
+
+
+def _rebound(stmt: Stmt, again: list[Var | Buffer]) -> Stmt:
+    """The statement with new things in the place of those it binds again."""
+    values: dict[Var, PrimExpr] = {}
+    buffers: dict[Buffer, Buffer] = {}
+    for old in again:
+        if isinstance(old, Var):
+            values[old] = replace(old)
+        else:
+            buffers[old] = replace(old)
+    inside = rename(stmt, values, buffers)
+    match inside:
+        case For() | LetStmt():
+            field = "loop_var" if isinstance(inside, For) else "var"
+            return inside.with_fields(**{field: _other(getattr(inside, field), values)})
+        case Block():
+            renamed = tuple(_iter_var(i, values) for i in inside.iter_vars)
+            return inside.with_fields(iter_vars=renamed)
+        case _:
+            return inside
+
+
+def _other(var: Var, values: Mapping[Var, PrimExpr]) -> PrimExpr:
+    return values.get(var, var)
+
+
+def _iter_var(each: IterVar, values: Mapping[Var, PrimExpr]) -> IterVar:
+    return each.with_fields(var=_other(each.var, values))
+
+
+def distinct(func: PrimFunc) -> PrimFunc:
+    """The function with every binding of a variable or buffer its own; itself if they are."""
+    seen: set[Var | Buffer] = set()
+    for each in bindings(func.body):
+        if each in seen:
+            return with_body(func, _Distinct().visit(func.body))
+        seen.add(each)
+    return func
+
+
+def _canonical(func: BaseFunc) -> BaseFunc:
+    assert isinstance(func, PrimFunc)
+    return distinct(func)
+
+
+PrimFunc.canonical_form = staticmethod(_canonical)

@@ -1,0 +1,183 @@
+"""Statements written in the order they run, by TVM's names (`tir.ir_builder`).
+
+ib = tir.ir_builder.create()
+source, target = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
+with ib.for_range(0, n, "i") as i:
+    with ib.if_scope(source[i] > 0.0):
+        target[i] = source[i]
+    with ib.else_scope():
+        target[i] = 0.0
+body = ib.get()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from ekiden.ir.prim import Add, ExprLike, PrimExpr, Sub, Var, binary, cast, convert, is_const
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    Evaluate,
+    For,
+    ForKind,
+    IfThenElse,
+    LetStmt,
+    Stmt,
+)
+from ekiden.tir.visitor import sequence
+
+Indices = ExprLike | Sequence[ExprLike]
+
+
+class BufferVar:
+    """A buffer being written: `p[i]` loads, `p[i] = value` stores a value converted to its dtype.
+
+    A buffer of several dimensions takes as many indices, or one flat (row-major) one.
+    """
+
+    def __init__(self, builder: IRBuilder, buffer: Buffer) -> None:
+        self._builder = builder
+        self.buffer = buffer
+        self.dtype = buffer.dtype
+
+    def __getitem__(self, indices: Indices) -> PrimExpr:
+        return BufferLoad(self.buffer, self._indices(indices), self.buffer.dtype)
+
+    def __setitem__(self, indices: Indices, value: ExprLike) -> None:
+        stored = cast(
+            convert(value, None if isinstance(value, PrimExpr) else self.dtype), self.dtype
+        )
+        self._builder.emit(BufferStore(self.buffer, stored, self._indices(indices)))
+
+    def _indices(self, indices: Indices) -> tuple[PrimExpr, ...]:
+        many = tuple(indices) if isinstance(indices, Sequence) else (indices,)
+        found = tuple(convert(i, "int64") for i in many)
+        shape = self.buffer.shape
+        if len(found) == 1 and len(shape) != 1:
+            return _unravel(found[0], shape)
+        if len(found) != len(shape):
+            raise ValueError(
+                f"buffer {self.buffer.name!r}: expected {len(shape)} indices, or one flat one, got"
+                f" {len(found)}"
+            )
+        return found
+
+
+def _unravel(flat: PrimExpr, shape: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+    found: list[PrimExpr] = []
+    for at, extent in reversed(list(enumerate(shape))):
+        unit = is_const(extent, 1)
+        found.append(convert(0) if unit else flat % extent if at else flat)
+        flat = flat if unit else flat // extent
+    return tuple(reversed(found))
+
+
+class IRBuilder:
+    """Collects statements; a scope (loop, condition) takes those made while it is open."""
+
+    def __init__(self) -> None:
+        self._open: list[list[Stmt]] = [[]]
+        self._enclosing: list[list[Callable[[Stmt], Stmt]]] = [[]]
+
+    def emit(self, stmt: Stmt | PrimExpr) -> None:
+        """Append a statement, or an expression to evaluate."""
+        self._open[-1].append(Evaluate(stmt) if isinstance(stmt, PrimExpr) else stmt)
+
+    def _begin(self) -> None:
+        self._open.append([])
+        self._enclosing.append([])
+
+    def _end(self) -> Stmt:
+        """The statements of the innermost scope, within its allocations and definitions."""
+        body = sequence(*self._open.pop())
+        for wrap in reversed(self._enclosing.pop()):
+            body = wrap(body)
+        return body
+
+    def _rest_of_scope(self, wrap: Callable[[Stmt], Stmt]) -> None:
+        """What follows in this scope goes inside `wrap`."""
+        before = self._open[-1]
+        if before:
+            done = sequence(*before)
+            self._enclosing[-1].append(lambda body: sequence(done, body))
+        self._open[-1] = []
+        self._enclosing[-1].append(wrap)
+
+    @contextmanager
+    def for_range(
+        self,
+        begin: ExprLike,
+        end: ExprLike,
+        name: str = "i",
+        dtype: str = "int64",
+        kind: str = "serial",
+    ) -> Iterator[Var]:
+        """A loop over [begin, end); kind is one of ForKind's values (serial, parallel, ...)."""
+        var = Var(name, dtype)
+        low, high = convert(begin, dtype), convert(end, dtype)
+        self._begin()
+        yield var
+        self.emit(For(var, low, binary(Sub, high, low), ForKind(kind), self._end()))
+
+    @contextmanager
+    def if_scope(self, condition: PrimExpr) -> Iterator[None]:
+        """What runs if the condition holds."""
+        self._begin()
+        yield
+        self.emit(IfThenElse(condition, self._end()))
+
+    @contextmanager
+    def else_scope(self) -> Iterator[None]:
+        """What runs if the condition of the `if_scope` just before does not hold.
+
+        Raises ValueError when no if_scope stands before.
+        """
+        previous = self._open[-1].pop() if self._open[-1] else None
+        if not isinstance(previous, IfThenElse) or previous.else_case is not None:
+            raise ValueError("else_scope: expected an if_scope just before")
+        self._begin()
+        yield
+        self.emit(previous.with_fields(else_case=self._end()))
+
+    def let(self, name: str, value: PrimExpr) -> Var:
+        """A name for a value, until the end of the scope."""
+        var = Var(name, value.dtype)
+        self._rest_of_scope(lambda body: LetStmt(var, value, body))
+        return var
+
+    def allocate(
+        self,
+        dtype: str,
+        shape: ExprLike | Sequence[ExprLike],
+        name: str = "buf",
+        scope: str = "global",
+    ) -> BufferVar:
+        """A new buffer that lives until the end of the scope."""
+        many = shape if isinstance(shape, Sequence) else (shape,)
+        buffer = Buffer(name, tuple(convert(d, "int64") for d in many), dtype, scope)
+        self._rest_of_scope(lambda body: Allocate(buffer, body))
+        return BufferVar(self, buffer)
+
+    def buffer_ptr(self, buffer: Buffer) -> BufferVar:
+        """A buffer, to load from and store to."""
+        return BufferVar(self, buffer)
+
+    def increase(self, target: BufferVar, indices: Indices, by: ExprLike = 1) -> None:
+        """`target[indices] = target[indices] + by`."""
+        target[indices] = binary(Add, target[indices], by)
+
+    def get(self) -> Stmt:
+        """The whole statement. Raises ValueError while a scope is open."""
+        if len(self._open) != 1:
+            raise ValueError("ir_builder: a scope is still open")
+        body = self._end()
+        self._open, self._enclosing = [[]], [[]]
+        return body
+
+
+def create() -> IRBuilder:
+    """A new builder."""
+    return IRBuilder()

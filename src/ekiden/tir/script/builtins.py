@@ -1,0 +1,327 @@
+"""The names of `T` in scripts, after TVM 0.16's `tvm.script.tir`.
+
+    from ekiden.script import tir as T
+
+Expressions (`T.min`, `T.exp`, `T.Select`, `T.float32(x)`, ...) can be called anywhere; what makes
+statements (`T.grid`, `T.block`, `T.axis.remap`, ...) has meaning only inside a function under
+`@T.prim_func`, whose source is parsed, not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from ekiden.ir import dtype as dt
+from ekiden.ir import intrinsic, prim
+from ekiden.ir.prim import (
+    AnyDim,
+    BinaryExpr,
+    Cast,
+    Div,
+    ExprLike,
+    FloorDiv,
+    FloorMod,
+    Intrinsic,
+    Max,
+    Min,
+    PrimExpr,
+    SizeVar,
+    StringImm,
+    Var,
+    const,
+)
+from ekiden.tir import expr as tir_expr
+from ekiden.tir.stmt import Evaluate
+
+Argument = ExprLike | str | tir_expr.Buffer
+
+
+def literal(value: float, dtype: str | None) -> PrimExpr:
+    """A number as a constant of a dtype (in every lane of a vector).
+
+    Raises TypeError for a fraction where an integer is wanted.
+    """
+    kind = None if dtype is None else dt.element(dtype)
+    if kind is not None and not dt.is_float(kind) and isinstance(value, float):
+        raise TypeError(f"expected {dtype}, got the number {value!r}")
+    made = const(value, kind)
+    return made if dtype is None else tir_expr.broadcast(made, dt.lanes(dtype))
+
+
+def exact(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
+    """`kind(a, b)` as written: nothing folds. Numbers take the other side's dtype; integers of two
+    widths are widened, other dtypes that differ raise TypeError.
+    """
+    if not isinstance(a, PrimExpr):
+        a = literal(a, b.dtype if isinstance(b, PrimExpr) else None)
+    if not isinstance(b, PrimExpr):
+        b = literal(b, a.dtype)
+    if a.dtype != b.dtype:
+        if not (dt.is_int(a.dtype) and dt.is_int(b.dtype) and _lanes_agree(a, b)):
+            raise TypeError(
+                f"operands of '{kind.symbol}' must have one dtype, got {a.dtype} and {b.dtype}"
+            )
+        wide = a.dtype if dt.itemsize(a.dtype) >= dt.itemsize(b.dtype) else b.dtype
+        a, b = prim.cast(a, wide), prim.cast(b, wide)
+    if kind in prim.BOOLEAN:
+        return kind(a, b, dt.with_lanes("bool", dt.lanes(a.dtype)))
+    return kind(a, b, a.dtype)
+
+
+def _lanes_agree(a: PrimExpr, b: PrimExpr) -> bool:
+    return dt.lanes(a.dtype) == dt.lanes(b.dtype)
+
+
+class DType:
+    """`T.float32`: an annotation, a constant `T.float32(1.5)`, a cast `T.float32(x)`, a variable
+    `n = T.int64()`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.dtype = name
+
+    def __call__(
+        self,
+        value: ExprLike | str | None = None,
+        is_size_var: bool = False,
+        upper: int | None = None,
+        name: str = "",
+    ) -> PrimExpr:
+        """A value of this dtype; a fresh variable without `value`. "inf" and "nan" are floats."""
+        if value is None:
+            if is_size_var:
+                return SizeVar(name, self.dtype, upper=upper)
+            return Var(name, self.dtype)
+        if isinstance(value, str):
+            value = float(value)
+        if isinstance(value, PrimExpr):
+            return prim.cast(value, self.dtype)
+        return literal(value, self.dtype)
+
+    def __repr__(self) -> str:
+        return f"T.{self.dtype}"
+
+
+class Form:
+    """Something that only means anything where a script is parsed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Raises TypeError: it was called as Python."""
+        raise TypeError(f"T.{self.name} has a meaning only inside a function under @T.prim_func")
+
+    def __getattr__(self, name: str) -> Form:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Form(f"{self.name}.{name}")
+
+    def __repr__(self) -> str:
+        return f"T.{self.name}"
+
+
+def Buffer(  # noqa: N802 - TVM's name
+    shape: ExprLike | Sequence[ExprLike],
+    dtype: str | DType = "float32",
+    *,
+    scope: str = "global",
+    strides: Sequence[ExprLike] = (),
+    elem_offset: ExprLike | None = None,
+    name: str = "",
+    **promises: object,
+) -> tir_expr.Buffer:
+    """A buffer; `align`, `offset_factor` and other promises to TVM are accepted and not used.
+
+    Raises TypeError for other keywords.
+    """
+    unknown = set(promises) - {"align", "offset_factor", "buffer_type", "type", "data_alignment"}
+    if unknown:
+        raise TypeError(f"a buffer has no {', '.join(sorted(unknown))}")
+    dims = shape if isinstance(shape, (tuple, list)) else (shape,)
+    return tir_expr.Buffer(
+        name,
+        tuple(prim.convert(d, "int64") for d in dims),
+        dtype if isinstance(dtype, str) else dtype.dtype,
+        scope,
+        tuple(prim.convert(s, "int64") for s in strides),
+        None if elem_offset is None else prim.convert(elem_offset, "int64"),
+    )
+
+
+def _call_argument(value: Argument) -> PrimExpr:
+    if isinstance(value, str):
+        return StringImm(value)
+    if isinstance(value, tir_expr.Buffer):
+        return value.access_ptr("rw")
+    return prim.convert(value)
+
+
+def call_intrin(dtype: str, op: str, *args: Argument) -> PrimExpr:
+    """A call of an intrinsic by name with a dtype of its own."""
+    return Intrinsic(op, tuple(map(_call_argument, args)), dtype)
+
+
+def call_extern(dtype: str, name: str, *args: Argument) -> PrimExpr:
+    """A call of a C function; buffers go as addresses."""
+    return call_intrin(dtype, "call_extern", name, *args)
+
+
+def evaluate(value: ExprLike) -> Evaluate:
+    """A value computed for nothing, or for its effects."""
+    return Evaluate(prim.convert(value))
+
+
+def _pair(kind: type[BinaryExpr]) -> Callable[[ExprLike, ExprLike], PrimExpr]:
+    def make(a: ExprLike, b: ExprLike) -> PrimExpr:
+        return exact(kind, a, b)
+
+    return make
+
+
+def Not(a: ExprLike) -> PrimExpr:  # noqa: N802
+    """Logical negation."""
+    value = prim.convert(a, "bool")
+    return prim.Not(value, value.dtype)
+
+
+def Select(condition: ExprLike, true_value: ExprLike, false_value: ExprLike) -> PrimExpr:  # noqa: N802
+    """Both sides may be evaluated; a number takes the other side's dtype."""
+    test, yes, no = prim.convert(condition, "bool"), true_value, false_value
+    if not isinstance(yes, PrimExpr):
+        yes = literal(yes, no.dtype if isinstance(no, PrimExpr) else None)
+    if not isinstance(no, PrimExpr):
+        no = literal(no, yes.dtype)
+    return prim.Select(test, yes, no, yes.dtype)
+
+
+def Ramp(base: ExprLike, stride: ExprLike, lanes: int) -> PrimExpr:  # noqa: N802
+    """base, base + stride, ..."""
+    low = prim.convert(base, "int64")
+    step = prim.convert(stride, low.dtype)
+    return tir_expr.Ramp(low, step, lanes, dt.with_lanes(low.dtype, lanes))
+
+
+def Broadcast(value: ExprLike, lanes: int) -> PrimExpr:  # noqa: N802
+    """The value in every lane."""
+    one = prim.convert(value)
+    return tir_expr.Broadcast(one, lanes, dt.with_lanes(one.dtype, lanes))
+
+
+def VectorReduce(kind: str, value: PrimExpr) -> PrimExpr:  # noqa: N802
+    """The lanes of a vector combined by "sum", "max", "min" or "prod"."""
+    return tir_expr.VectorReduce(value, kind, dt.element(value.dtype))
+
+
+def _cast(dtype: str, value: ExprLike) -> PrimExpr:
+    return Cast(prim.convert(value), dtype)
+
+
+def Any(dtype: str = "int64") -> PrimExpr:  # noqa: N802
+    """A dimension nothing is known about."""
+    return AnyDim(dtype)
+
+
+def truncmod(a: ExprLike, b: ExprLike) -> PrimExpr:
+    """The rest of the division that truncates towards zero: `a - truncdiv(a, b) * b`."""
+    return prim.binary(prim.Sub, a, prim.binary(prim.Mul, prim.binary(Div, a, b), b))
+
+
+def ceildiv(a: ExprLike, b: ExprLike) -> PrimExpr:
+    """The quotient rounded up, for b > 0."""
+    return (prim.convert(a) + b - 1) // b
+
+
+def _intrinsic(op: str) -> Callable[..., PrimExpr]:
+    row = intrinsic.INTRINSICS[op]
+
+    def call(*args: Argument, dtype: str | None = None) -> PrimExpr:
+        if row.arity >= 0 and len(args) != row.arity:
+            raise TypeError(f"T.{op} takes {row.arity} arguments, got {len(args)}")
+        values = tuple(_numbers(args))
+        return Intrinsic(op, values, dtype or intrinsic.result_dtype(op, values))
+
+    return call
+
+
+def _numbers(args: Sequence[Argument]) -> Sequence[PrimExpr]:
+    """Arguments as expressions; integers beside floats become floats."""
+    found = [a for a in args if isinstance(a, PrimExpr) and dt.is_float(a.dtype)]
+    like = found[0].dtype if found else None
+    return [
+        literal(a, like)
+        if like is not None and isinstance(a, (int, float)) and not isinstance(a, bool)
+        else _call_argument(a)
+        for a in args
+    ]
+
+
+_NAMES: dict[str, Callable[..., PrimExpr]] = {
+    "Cast": _cast,
+    "cast": lambda value, dtype: prim.cast(prim.convert(value), dtype),
+    "min": _pair(Min),
+    "max": _pair(Max),
+    "floordiv": _pair(FloorDiv),
+    "floormod": _pair(FloorMod),
+    "truncdiv": _pair(Div),
+    "Div": _pair(Div),
+    "power": lambda a, b: _intrinsic("pow")(a, b),
+    **{
+        kind.__name__: _pair(kind)
+        for kind in (prim.Add, prim.Sub, prim.Mul, FloorDiv, FloorMod, Min, Max, prim.And, prim.Or)
+    },
+    **{kind.__name__: _pair(kind) for kind in prim.COMPARISONS},
+}
+
+
+_FORMS = (
+    "grid serial parallel vectorized unroll thread_binding block init axis where reads writes "
+    "block_attr func_attr alloc_buffer match_buffer LetStmt meta_var prefetch"
+)
+
+
+class Namespace:
+    """`T`: its attributes are made when they are first used."""
+
+    prim_func: object
+    """The decorator; set where it is defined."""
+
+    def __init__(self) -> None:
+        for name in _FORMS.split():
+            setattr(self, name, Form(name))
+        self.decl_buffer = self.allocate = self.alloc_buffer
+        for function in (
+            Any, Broadcast, Buffer, Not, Ramp, Select, VectorReduce, call_extern, call_intrin,
+            ceildiv, evaluate, truncmod,
+        ):  # fmt: skip
+            setattr(self, function.__name__, function)
+        for name, made in _NAMES.items():
+            setattr(self, name, made)
+
+    def __getattr__(self, name: str) -> object:
+        if name in intrinsic.INTRINSICS:
+            found: object = _intrinsic(name)
+        elif dt.element(name) in dt.SCALAR_BITS and _has_lanes(name):
+            found = DType(name)
+        else:
+            raise AttributeError(f"T has no {name!r}")
+        setattr(self, name, found)
+        return found
+
+    def __repr__(self) -> str:
+        return "T"
+
+
+def _has_lanes(name: str) -> bool:
+    return "x" not in name or name.partition("x")[2].isdigit()
+
+
+T = Namespace()
+
+
+def attrs_of(values: Mapping[str, object]) -> dict[str, object]:
+    """The attributes a script gives, with lists as tuples."""
+    return {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+    }

@@ -1,0 +1,81 @@
+"""`@T.prim_func` and `@I.ir_module` on Python source."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from types import FrameType
+from typing import overload
+
+from ekiden.ir.expr import BaseFunc
+from ekiden.ir.module import IRModule
+from ekiden.tir.script import builtins as script
+from ekiden.tir.script.evaluate import Source
+from ekiden.tir.script.parser import parse_function, parse_tree
+from ekiden.tir.stmt import PrimFunc
+
+PythonFunction = Callable[..., object]
+
+
+@overload
+def prim_func(func: PythonFunction, /) -> PrimFunc: ...
+@overload
+def prim_func(
+    func: None = None, /, private: bool = False, check_well_formed: bool = True
+) -> Callable[[PythonFunction], PrimFunc]: ...
+def prim_func(
+    func: PythonFunction | None = None, /, private: bool = False, check_well_formed: bool = True
+) -> PrimFunc | Callable[[PythonFunction], PrimFunc]:
+    """Read a Python function as a loop program; it is never run.
+
+    It sees the names around it: numbers, dtypes, buffers' shapes. With `private` it gets no
+    symbol; `check_well_formed` is TVM's, `tir.verify` checks. Raises ParseError at the line of the
+    file.
+    """
+    del private, check_well_formed  # the first is read from the source
+    frame = inspect.currentframe()
+    caller = frame.f_back if frame is not None else None
+    if func is not None:
+        return _parse(func, caller)
+    return lambda function: _parse(function, caller)
+
+
+def _parse(func: PythonFunction, caller: FrameType | None) -> PrimFunc:
+    try:
+        lines, first = inspect.getsourcelines(func)
+    except OSError as error:
+        raise TypeError(
+            f"prim_func {func.__name__!r}: no source to read; use ekiden.tir.parse on a text"
+        ) from error
+    text = "".join(lines)
+    indent = len(text) - len(text.lstrip())
+    source = Source(textwrap.dedent(text), inspect.getsourcefile(func) or "script", first, indent)
+    (node,) = parse_tree(source.text, source).body
+    assert isinstance(node, ast.FunctionDef)
+    seen = inspect.getclosurevars(func).nonlocals
+    names: dict[str, object] = {**func.__globals__, **_outer(caller), **seen}
+    return parse_function(node, source, names)
+
+
+def _outer(caller: FrameType | None) -> dict[str, object]:
+    """The names where the decorator stands, those of enclosing functions last."""
+    found: dict[str, object] = {}
+    while caller is not None:
+        found = {**caller.f_locals, **found}
+        if caller.f_code.co_name == "<module>":
+            break
+        caller = caller.f_back
+    return found
+
+
+def ir_module(cls: type) -> IRModule:
+    """A class whose attributes are functions, as a module of them."""
+    functions: dict[str, BaseFunc] = {
+        name: value for name, value in vars(cls).items() if isinstance(value, BaseFunc)
+    }
+    return IRModule(dict(functions.items()))
+
+
+script.T.prim_func = prim_func

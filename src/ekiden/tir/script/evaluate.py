@@ -1,0 +1,359 @@
+"""Python expressions of a script, evaluated to scalar expressions exactly as they are written.
+
+`a + b` of expressions makes an Add and folds nothing; numbers, strings, tuples and whatever the
+surrounding Python program defines stay what they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir import prim
+from ekiden.ir.prim import BinaryExpr, IntImm, PrimExpr
+from ekiden.ir.range import Range
+from ekiden.runtime.errors import ParseError
+from ekiden.tir.expr import Buffer, BufferLoad, Ramp
+from ekiden.tir.regions import BufferRegion
+from ekiden.tir.script import builtins as script
+
+_BINARY: dict[type[ast.operator], type[BinaryExpr]] = {
+    ast.Add: prim.Add,
+    ast.Sub: prim.Sub,
+    ast.Mult: prim.Mul,
+    ast.Div: prim.Div,
+    ast.FloorDiv: prim.FloorDiv,
+    ast.Mod: prim.FloorMod,
+}
+_COMPARE: dict[type[ast.cmpop], type[BinaryExpr]] = {
+    ast.Eq: prim.EQ,
+    ast.NotEq: prim.NE,
+    ast.Lt: prim.LT,
+    ast.LtE: prim.LE,
+    ast.Gt: prim.GT,
+    ast.GtE: prim.GE,
+}
+_BITS = {
+    ast.LShift: "left_shift",
+    ast.RShift: "right_shift",
+    ast.BitAnd: "bitwise_and",
+    ast.BitOr: "bitwise_or",
+    ast.BitXor: "bitwise_xor",
+}
+_FAILURES = (TypeError, ValueError, KeyError, IndexError, AttributeError, ZeroDivisionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A text, its name in messages, and where in its file it begins."""
+
+    text: str
+    name: str = "script"
+    first_line: int = 1
+    indent: int = 0
+
+    def fail(self, node: ast.AST, message: str) -> NoReturn:
+        """Raise ParseError with the line and a caret under the place."""
+        line = getattr(node, "lineno", 1)
+        shown = self.text.split("\n")[line - 1]
+        column = len(shown.encode()[: getattr(node, "col_offset", 0)].decode())
+        self.fail_at(line, column, message)
+
+    def fail_at(self, line: int, column: int, message: str) -> NoReturn:
+        """The same for a line (from 1) and a column (from 0) of the text."""
+        lines = self.text.split("\n")
+        shown = lines[line - 1] if line <= len(lines) else ""
+        place = f"{self.name}:{line + self.first_line - 1}:{column + self.indent + 1}"
+        caret = "".join("\t" if c == "\t" else " " for c in shown[:column]) + "^"
+        raise ParseError(f"{place}: {message}\n{shown}\n{caret}")
+
+
+class Evaluator:
+    """Evaluates expressions under the names in scope."""
+
+    def __init__(self, source: Source, names: Mapping[str, object]) -> None:
+        self.source = source
+        self.globals = names
+        self.names: dict[str, object] = {}
+        """What the script itself defined, up to here."""
+
+    def fail(self, node: ast.AST, message: str) -> NoReturn:
+        """Raise ParseError at a node."""
+        self.source.fail(node, message)
+
+    def value(self, node: ast.expr) -> object:
+        """What an expression is."""
+        method = _METHODS.get(type(node))
+        if method is None:
+            return self._as_python(node)
+        return method(self, node)
+
+    def expr(self, node: ast.expr, dtype: str | None = None) -> PrimExpr:
+        """An expression that must be a scalar; a number gets `dtype` or its default."""
+        return self.scalar(node, self.value(node), dtype)
+
+    def scalar(self, node: ast.AST, value: object, dtype: str | None = None) -> PrimExpr:
+        """A value as a scalar expression."""
+        if isinstance(value, PrimExpr):
+            return value
+        if isinstance(value, (bool, int, float)):
+            try:
+                return script.literal(value, dtype)
+            except TypeError as error:
+                self.fail(node, str(error))
+        self.fail(node, f"expected a scalar expression, got {_described(value)}")
+
+    def call(self, node: ast.AST, function: Callable[..., object], *args: object) -> object:
+        """Call a Python function, its error told at the node."""
+        try:
+            return function(*args)
+        except _FAILURES as error:
+            self.fail(node, str(error).strip("'\""))
+
+    # Nodes.
+
+    def _constant(self, node: ast.Constant) -> object:
+        return node.value
+
+    def _name(self, node: ast.Name) -> object:
+        name = node.id
+        if name in self.names:
+            return self.names[name]
+        if name in self.globals:
+            return self.globals[name]
+        if hasattr(builtins, name):
+            return getattr(builtins, name)
+        self.fail(node, f"undefined name '{name}'")
+
+    def _attribute(self, node: ast.Attribute) -> object:
+        owner = self.value(node.value)
+        try:
+            return getattr(owner, node.attr)
+        except AttributeError:
+            what = "T" if owner is script.T else _described(owner)
+            self.fail(node, f"{what} has no '{node.attr}'")
+
+    def _call(self, node: ast.Call) -> object:
+        function = self.value(node.func)
+        if isinstance(function, script.Form):
+            self.fail(node, f"{function!r} makes no expression")
+        args = self.sequence(node.args)
+        keywords = {k.arg: self.value(k.value) for k in node.keywords if k.arg is not None}
+        if not callable(function):
+            self.fail(node, f"{_described(function)} cannot be called")
+        return self.call(node, lambda: function(*args, **keywords))
+
+    def sequence(self, nodes: Sequence[ast.expr]) -> list[object]:
+        """The values of arguments or elements; `*x` is spread."""
+        found: list[object] = []
+        for each in nodes:
+            if isinstance(each, ast.Starred):
+                found.extend(self.value(each.value))  # type: ignore[arg-type]
+            else:
+                found.append(self.value(each))
+        return found
+
+    def _tuple(self, node: ast.Tuple) -> object:
+        return tuple(self.sequence(node.elts))
+
+    def _list(self, node: ast.List) -> object:
+        return self.sequence(node.elts)
+
+    def _dict(self, node: ast.Dict) -> object:
+        if any(k is None for k in node.keys):
+            return self._as_python(node)
+        keys = [self.value(k) for k in node.keys if k is not None]
+        return dict(zip(keys, map(self.value, node.values), strict=True))
+
+    def _slice(self, node: ast.Slice) -> object:
+        parts = (node.lower, node.upper, node.step)
+        return slice(*(None if p is None else self.value(p) for p in parts))
+
+    def _subscript(self, node: ast.Subscript) -> object:
+        owner = self.value(node.value)
+        index = self.value(node.slice)
+        if isinstance(owner, Buffer):
+            return self.load(node, owner, index)
+        return self.call(node, lambda: owner[index])  # type: ignore[index]
+
+    def _binary(self, node: ast.BinOp) -> object:
+        # A long sum leans to the left: walk down its spine instead of recursing.
+        spine = [node]
+        while isinstance(spine[-1].left, ast.BinOp):
+            spine.append(spine[-1].left)
+        value = self.value(spine[-1].left)
+        for each in reversed(spine):
+            value = self._operator(each, value, self.value(each.right))
+        return value
+
+    def _operator(self, node: ast.BinOp, a: object, b: object) -> object:
+        if not isinstance(a, PrimExpr) and not isinstance(b, PrimExpr):
+            return self.call(node, _PYTHON[type(node.op)], a, b)
+        kind = _BINARY.get(type(node.op))
+        if kind is not None:
+            made = self._exact(node, kind, a, b)
+            if isinstance(made, prim.Div) and not dt.is_float(made.dtype):
+                self.fail(node, "'/' of integers: write '//' (rounds down) or T.truncdiv")
+            return made
+        name = _BITS.get(type(node.op))
+        if name is None:
+            self.fail(node, f"'{ast.unparse(node)}' has no meaning for scalar expressions")
+        like = next(x.dtype for x in (a, b) if isinstance(x, PrimExpr))
+        args = (self.scalar(node, a, like), self.scalar(node, b, like))
+        return script.call_intrin(args[0].dtype, name, *args)
+
+    def _exact(self, node: ast.AST, kind: type[BinaryExpr], a: object, b: object) -> PrimExpr:
+        for each in (a, b):
+            if not isinstance(each, (PrimExpr, bool, int, float)):
+                self.fail(node, f"expected a scalar expression, got {_described(each)}")
+        try:
+            return script.exact(kind, a, b)  # type: ignore[arg-type]
+        except TypeError as error:
+            self.fail(node, str(error))
+
+    def _unary(self, node: ast.UnaryOp) -> object:
+        value = self.value(node.operand)
+        if not isinstance(value, PrimExpr):
+            return self.call(node, _PYTHON_UNARY[type(node.op)], value)
+        match node.op:
+            case ast.Not():
+                return prim.Not(value, value.dtype)
+            case ast.USub():
+                return script.exact(prim.Sub, 0, value)
+            case ast.UAdd():
+                return value
+        return script.call_intrin(
+            value.dtype, "bitwise_xor", value, script.literal(-1, value.dtype)
+        )
+
+    def _boolean(self, node: ast.BoolOp) -> object:
+        values = [self.value(v) for v in node.values]
+        if not any(isinstance(v, PrimExpr) for v in values):
+            keep = all if isinstance(node.op, ast.And) else any
+            return keep(bool(v) for v in values)
+        kind = prim.And if isinstance(node.op, ast.And) else prim.Or
+        total = self.scalar(node, values[0], "bool")
+        for each in values[1:]:
+            total = self._exact(node, kind, total, each)
+        return total
+
+    def _compare(self, node: ast.Compare) -> object:
+        values = [self.value(node.left), *(self.value(c) for c in node.comparators)]
+        if not any(isinstance(v, PrimExpr) for v in values):
+            return self._as_python(node)
+        total: PrimExpr | None = None
+        for n, symbol in enumerate(node.ops):
+            kind = _COMPARE.get(type(symbol))
+            if kind is None:
+                self.fail(node, f"'{ast.unparse(node)}' has no meaning for scalar expressions")
+            one = self._exact(node, kind, values[n], values[n + 1])
+            total = one if total is None else self._exact(node, prim.And, total, one)
+        return total
+
+    def _conditional(self, node: ast.IfExp) -> object:
+        test = self.value(node.test)
+        if not isinstance(test, PrimExpr):
+            return self.value(node.body if test else node.orelse)
+        yes, no = self.value(node.body), self.value(node.orelse)
+        return self.call(node, script.T.if_then_else, test, yes, no)  # type: ignore[arg-type]
+
+    def _as_python(self, node: ast.expr) -> object:
+        """Comprehensions, lambdas, strings with holes: what Python says, where names allow it."""
+        code = compile(ast.Expression(node), self.source.name, "eval")
+        scope = {**self.globals, **self.names}
+        return self.call(node, lambda: eval(code, scope))
+
+    # Buffers.
+
+    def indices(self, node: ast.AST, index: object) -> tuple[PrimExpr, ...]:
+        """The indices in brackets; `a:b` of a known length is a Ramp."""
+        many = index if isinstance(index, tuple) else (index,)
+        return tuple(
+            self._ramp(node, i) if isinstance(i, slice) else self.scalar(node, i, "int64")
+            for i in many
+        )
+
+    def _ramp(self, node: ast.AST, index: slice) -> PrimExpr:
+        low = self.scalar(node, index.start or 0, "int64")
+        high = self.scalar(node, index.stop, "int64")
+        step = index.step or 1
+        lanes = simplify(prim.binary(prim.FloorDiv, high - low, step))
+        if not isinstance(lanes, IntImm):
+            self.fail(node, "a slice used as an index must have a length that is a number")
+        stride = prim.convert(step, low.dtype)
+        return Ramp(low, stride, lanes.value, dt.with_lanes(low.dtype, lanes.value))
+
+    def load(self, node: ast.AST, buffer: Buffer, index: object) -> BufferLoad:
+        """An element, or a vector of them."""
+        at = self.indices(node, index)
+        lanes = max((dt.lanes(i.dtype) for i in at), default=1)
+        rank = len(buffer.shape)
+        if len(at) not in (rank, 1):
+            self.fail(node, f"buffer '{buffer.name}' has {rank} axes, got {len(at)} indices")
+        kind = dt.with_lanes(dt.element(buffer.dtype), lanes * dt.lanes(buffer.dtype))
+        return BufferLoad(buffer, at, kind)
+
+    def region(self, node: ast.expr) -> BufferRegion:
+        """`A[i, 0:16]`, or `A` for all of it, as a box."""
+        owner = self.value(node.value if isinstance(node, ast.Subscript) else node)
+        if not isinstance(owner, Buffer):
+            self.fail(node, f"expected a region of a buffer, got {_described(owner)}")
+        if not isinstance(node, ast.Subscript):
+            return BufferRegion(owner, tuple(map(Range, owner.shape)))
+        index = self.value(node.slice)
+        many = index if isinstance(index, tuple) else (index,)
+        if len(many) != len(owner.shape):
+            rank = len(owner.shape)
+            self.fail(node, f"buffer '{owner.name}' has {rank} axes, got {len(many)} ranges")
+        return BufferRegion(owner, tuple(self._range(node, i) for i in many))
+
+    def _range(self, node: ast.AST, index: object) -> Range:
+        if not isinstance(index, slice):
+            return Range.from_min_extent(self.scalar(node, index, "int64"), 1)
+        low = self.scalar(node, index.start or 0, "int64")
+        return Range.from_min_extent(low, simplify(self.scalar(node, index.stop, "int64") - low))
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Buffer):
+        return f"the buffer '{value.name}'"
+    if isinstance(value, type) or callable(value):
+        return repr(value)
+    return f"{type(value).__name__} {value!r}"
+
+
+# fmt: off
+_PYTHON: dict[type[ast.operator], Callable[..., object]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+    ast.Pow: operator.pow, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
+    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
+    ast.MatMult: operator.matmul,
+}
+_PYTHON_UNARY: dict[type[ast.unaryop], Callable[..., object]] = {
+    ast.Not: operator.not_, ast.USub: operator.neg, ast.UAdd: operator.pos,
+    ast.Invert: operator.invert,
+}
+# fmt: on
+_METHODS: dict[type[ast.expr], Callable[..., object]] = {
+    ast.Constant: Evaluator._constant,
+    ast.Name: Evaluator._name,
+    ast.Attribute: Evaluator._attribute,
+    ast.Call: Evaluator._call,
+    ast.Tuple: Evaluator._tuple,
+    ast.List: Evaluator._list,
+    ast.Dict: Evaluator._dict,
+    ast.Slice: Evaluator._slice,
+    ast.Subscript: Evaluator._subscript,
+    ast.BinOp: Evaluator._binary,
+    ast.UnaryOp: Evaluator._unary,
+    ast.BoolOp: Evaluator._boolean,
+    ast.Compare: Evaluator._compare,
+    ast.IfExp: Evaluator._conditional,
+}

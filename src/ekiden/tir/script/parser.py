@@ -1,0 +1,706 @@
+"""Scripts to PrimFuncs: Python's own parser gives the tree, this reads its statements.
+
+What limits a text is Python's parser: 100 levels of indentation and 200 brackets inside each other.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ekiden.arith import Analyzer, simplify
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var, const, convert
+from ekiden.ir.range import Range
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.regions import BufferRegion, block_regions
+from ekiden.tir.script import builtins as script
+from ekiden.tir.script.evaluate import Evaluator, Source
+from ekiden.tir.stmt import (
+    Allocate,
+    AssertStmt,
+    Block,
+    BlockRealize,
+    BufferStore,
+    Evaluate,
+    For,
+    ForKind,
+    IfThenElse,
+    IterKind,
+    IterVar,
+    LetStmt,
+    Prefetch,
+    PrimFunc,
+    Stmt,
+    seq,
+)
+from ekiden.tir.visitor import NOTHING
+
+KINDS = {
+    "serial": ForKind.SERIAL,
+    "parallel": ForKind.PARALLEL,
+    "vectorized": ForKind.VECTORIZED,
+    "unroll": ForKind.UNROLLED,
+    "thread_binding": ForKind.THREAD_BINDING,
+}
+_AXES = {
+    "spatial": IterKind.SPATIAL,
+    "S": IterKind.SPATIAL,
+    "reduce": IterKind.REDUCE,
+    "R": IterKind.REDUCE,
+    "opaque": IterKind.OPAQUE,
+    "O": IterKind.OPAQUE,
+    "scan": IterKind.OPAQUE,
+}
+Wrap: TypeAlias = Callable[[Stmt], Stmt]
+
+
+@dataclass(slots=True)
+class _BlockState:
+    """What the head of a block says, while its body is read."""
+
+    name: str
+    axes: list[tuple[IterVar, PrimExpr]] = field(default_factory=list)
+    predicate: PrimExpr | None = None
+    annotations: dict[str, object] | None = None
+    init: Stmt | None = None
+    declared: dict[str, tuple[ast.AST, list[BufferRegion]]] = field(default_factory=dict)
+    """"reads" and "writes", where the text has them."""
+
+
+@dataclass(slots=True)
+class _Arguments:
+    """The arguments of a form, by position and by name, not evaluated."""
+
+    args: list[ast.expr]
+    keywords: dict[str, ast.expr]
+
+    def take(self, at: int, name: str) -> ast.expr | None:
+        """An argument by its place or its name."""
+        return self.args[at] if at < len(self.args) else self.keywords.get(name)
+
+
+class FunctionParser:
+    """Reads one function."""
+
+    def __init__(self, source: Source, names: Mapping[str, object]) -> None:
+        self.source = source
+        self.evaluator = Evaluator(source, names)
+        self.names = self.evaluator.names
+        self.fail = source.fail
+        self.handles: dict[str, Buffer | None] = {}
+        """Parameters declared as handles, and the buffers matched to them."""
+        self.attrs: dict[str, object] | None = None
+        self.loops: dict[Var, tuple[PrimExpr, PrimExpr]] = {}
+        self.blocks: list[_BlockState] = []
+
+    # Functions.
+
+    def function(self, node: ast.FunctionDef, private: bool) -> PrimFunc:
+        """A function with its decorator taken off. Raises ParseError."""
+        order: list[tuple[str, Buffer | None]] = []
+        if node.args.posonlyargs or node.args.kwonlyargs or node.args.vararg or node.args.kwarg:
+            self.fail(node, "a prim_func takes plain parameters only")
+        for each in node.args.args:
+            order.append((each.arg, self._parameter(each)))
+        body = self.body(node.body)
+        params = []
+        for name, buffer in order:
+            found = buffer if buffer is not None else self.handles[name]
+            if found is None:
+                self.fail(node, f"parameter '{name}' is a handle without a T.match_buffer")
+            params.append(found)
+        attrs = self.attrs
+        if not private:
+            attrs = {"global_symbol": node.name, **(attrs or {})}
+        return PrimFunc(tuple(params), _without_root(body), attrs)
+
+    def _parameter(self, node: ast.arg) -> Buffer | None:
+        if node.annotation is None:
+            self.fail(node, f"parameter '{node.arg}' needs a type: T.Buffer(...) or T.handle")
+        kind = self.evaluator.value(node.annotation)
+        if isinstance(kind, str):
+            kind = self.evaluator.value(self._forward(node.annotation, kind))
+        if isinstance(kind, Buffer):
+            made = kind.with_fields(name=node.arg)
+            self.names[node.arg] = made
+            return made
+        if isinstance(kind, script.DType) and kind.dtype == "handle":
+            self.handles[node.arg] = None
+            self.names[node.arg] = _Handle(node.arg)
+            return None
+        self.fail(node, f"parameter '{node.arg}' must be a T.Buffer or a T.handle, got {kind!r}")
+
+    def _forward(self, node: ast.AST, text: str) -> ast.expr:
+        try:
+            return ast.parse(text, mode="eval").body
+        except SyntaxError as error:
+            self.fail(node, f"not an annotation: {error.msg}")
+
+    # Statements.
+
+    def body(self, nodes: Sequence[ast.stmt]) -> Stmt:
+        """The statements of one indented block; its names end with it."""
+        before = dict(self.names)
+        opened: list[tuple[list[Stmt], Wrap]] = []
+        current: list[Stmt] = []
+        for node in nodes:
+            method = _STATEMENTS.get(type(node))
+            if method is None:
+                kind = type(node).__name__.lower()
+                self.fail(node, f"a prim_func has no such statement: {kind}")
+            found = method(self, node)
+            if isinstance(found, Stmt):
+                current.append(found)
+            elif found is not None:
+                opened.append((current, found))
+                current = []
+        made = _sequence(current)
+        for outer, wrap in reversed(opened):
+            outer.append(wrap(made))
+            made = _sequence(outer)
+        self.names.clear()
+        self.names.update(before)
+        return made
+
+    def _pass(self, _: ast.Pass) -> Stmt:
+        return NOTHING
+
+    def _form(self, node: ast.expr) -> tuple[str, _Arguments] | None:
+        """The name and arguments of a call that makes a statement."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, (ast.Attribute, ast.Name)):
+            return None
+        function = self.evaluator.value(node.func)
+        if not isinstance(function, script.Form):
+            return None
+        keywords = {k.arg: k.value for k in node.keywords if k.arg is not None}
+        return function.name, _Arguments(node.args, keywords)
+
+    def _expression(self, node: ast.Expr) -> Stmt | None:
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            return None
+        match node.value:
+            case ast.Call(func=ast.Attribute(attr="vstore", value=owner)):
+                return self._vector_store(node.value, self.evaluator.value(owner))
+        form = self._form(node.value)
+        if form is not None:
+            name, given = form
+            method = _CALLS.get(name)
+            if method is None:
+                self.fail(node, f"T.{name} is no statement of its own")
+            return method(self, node.value, given)
+        value = self.evaluator.value(node.value)
+        if isinstance(value, Stmt):
+            return value
+        return Evaluate(self.evaluator.scalar(node.value, value))
+
+    def _vector_store(self, node: ast.Call, buffer: object) -> Stmt:
+        if not isinstance(buffer, Buffer):
+            self.fail(node, f"cannot store into {type(buffer).__name__}")
+        given = _Arguments(node.args, {k.arg: k.value for k in node.keywords if k.arg})
+        at, value = given.take(0, "indices"), given.take(1, "value")
+        if at is None or value is None:
+            self.fail(node, "vstore takes indices and a value")
+        index = self.evaluator.value(at)
+        index = tuple(index) if isinstance(index, list) else index
+        mask = given.take(2, "predicate")
+        return BufferStore(
+            buffer,
+            self.evaluator.expr(value, buffer.dtype),
+            self.evaluator.indices(node, index),
+            None if mask is None else self.evaluator.expr(mask),
+        )
+
+    def _assign(self, node: ast.Assign) -> Stmt | Wrap | None:
+        if len(node.targets) != 1:
+            self.fail(node, "assign to one name at a time")
+        target = node.targets[0]
+        if isinstance(target, ast.Subscript):
+            return self._store(target, node.value)
+        form = self._form(node.value)
+        if form is not None:
+            return self._assign_form(node, target, *form)
+        if not isinstance(target, ast.Name):
+            self._unpack(target, self.evaluator.value(node.value))
+            return None
+        value = self.evaluator.value(node.value)
+        if isinstance(value, (SizeVar, Var)) and value.name == "":
+            self.names[target.id] = value.with_fields(name=target.id)
+        elif isinstance(value, PrimExpr):
+            var = Var(target.id, value.dtype)
+            self.names[target.id] = var
+            return lambda body: LetStmt(var, value, body)
+        else:
+            self.names[target.id] = value
+        return None
+
+    def _unpack(self, target: ast.expr, value: object) -> None:
+        match target:
+            case ast.Name():
+                self.names[target.id] = value
+            case ast.Tuple() | ast.List():
+                many = list(value) if isinstance(value, (tuple, list)) else []
+                if len(many) != len(target.elts):
+                    self.fail(target, f"expected {len(target.elts)} values, got {len(many)}")
+                for each, one in zip(target.elts, many, strict=True):
+                    self._unpack(each, one)
+            case _:
+                self.fail(target, "cannot assign to this")
+
+    def _assign_form(
+        self, node: ast.Assign, target: ast.expr, name: str, given: _Arguments
+    ) -> Wrap | None:
+        if name.startswith("axis."):
+            self._axis(node, target, name[5:], given)
+            return None
+        if not isinstance(target, ast.Name):
+            self.fail(target, f"T.{name} gives one value")
+        if name == "meta_var":
+            if len(given.args) != 1:
+                self.fail(node, "T.meta_var takes one value")
+            self.names[target.id] = self.evaluator.value(given.args[0])
+            return None
+        if name == "match_buffer":
+            self._match_buffer(node, target.id, given)
+            return None
+        if name == "alloc_buffer":
+            buffer = self._buffer(node, given.args, given.keywords, target.id)
+            self.names[target.id] = buffer
+            return lambda body: Allocate(buffer, body)
+        self.fail(node, f"T.{name} gives no value")
+
+    def _buffer(
+        self, node: ast.AST, args: Sequence[ast.expr], keywords: Mapping[str, ast.expr], name: str
+    ) -> Buffer:
+        """The buffer that T.Buffer's arguments describe; the third may be the scope."""
+        values = [self.evaluator.value(a) for a in args]
+        named = {k: self.evaluator.value(v) for k, v in keywords.items()}
+        if len(values) > 2:
+            named.setdefault("scope", values.pop(2))
+        made = self.evaluator.call(
+            node,
+            lambda: script.Buffer(*values, **named, name=name),  # type: ignore[arg-type]
+        )
+        assert isinstance(made, Buffer)
+        return made
+
+    def _match_buffer(self, node: ast.AST, name: str, given: _Arguments) -> None:
+        handle = self.evaluator.value(given.args[0]) if given.args else None
+        if not isinstance(handle, _Handle):
+            self.fail(node, "T.match_buffer takes a parameter of type T.handle")
+        if self.handles[handle.name] is not None:
+            self.fail(node, f"parameter '{handle.name}' is matched twice")
+        buffer = self._buffer(node, given.args[1:], given.keywords, name)
+        self.handles[handle.name] = self.names[name] = buffer
+
+    def _annotated(self, node: ast.AnnAssign) -> Wrap:
+        if not isinstance(node.target, ast.Name) or node.value is None:
+            self.fail(node, "expected 'name: T.dtype = value'")
+        kind = self.evaluator.value(node.annotation)
+        if not isinstance(kind, script.DType):
+            self.fail(node.annotation, f"expected a dtype such as T.int64, got {kind!r}")
+        value = self.evaluator.expr(node.value, kind.dtype)
+        var = Var(node.target.id, kind.dtype)
+        self.names[node.target.id] = var
+        return lambda body: LetStmt(var, value, body)
+
+    def _store(self, target: ast.Subscript, value: ast.expr) -> Stmt:
+        buffer = self.evaluator.value(target.value)
+        if not isinstance(buffer, Buffer):
+            self.fail(target, f"cannot store into {type(buffer).__name__}")
+        index = self.evaluator.value(target.slice)
+        load = self.evaluator.load(target, buffer, index)
+        return BufferStore(buffer, self.evaluator.expr(value, load.dtype), load.indices)
+
+    def _augmented(self, node: ast.AugAssign) -> Stmt:
+        if not isinstance(node.target, ast.Subscript):
+            self.fail(node, "only an element of a buffer can be updated in place")
+        whole = ast.BinOp(node.target, node.op, node.value)
+        ast.copy_location(whole, node)
+        return self._store(node.target, whole)
+
+    def _assert(self, node: ast.Assert) -> Stmt:
+        said = None if node.msg is None else self.evaluator.value(node.msg)
+        kind, message = said if isinstance(said, tuple) else ("RunError", said or "")
+        return AssertStmt(self.evaluator.expr(node.test), str(message), str(kind))
+
+    def _if(self, node: ast.If) -> Stmt | None:
+        test = self.evaluator.value(node.test)
+        if not isinstance(test, PrimExpr) and not isinstance(node.test, ast.Constant):
+            # A condition of the surrounding program chooses what the script is.
+            nodes = node.body if test else node.orelse
+            return self.body(nodes) if nodes else None
+        condition = self.evaluator.scalar(node.test, test, "bool")
+        yes = self.body(node.body)
+        return IfThenElse(condition, yes, self.body(node.orelse) if node.orelse else None)
+
+    # Loops.
+
+    def _for(self, node: ast.For) -> Stmt:
+        targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
+        names = [t.id for t in targets if isinstance(t, ast.Name)]
+        if len(names) != len(targets) or node.orelse:
+            self.fail(node, "expected 'for name, ... in T.grid(...)' or another kind of loop")
+        if not isinstance(node.iter, ast.Call):
+            self.fail(node.iter, "expected range(...), T.grid(...), T.serial(...), ...")
+        form = self._form(node.iter)
+        if form is not None and form[0] == "grid":
+            extents = [self.evaluator.expr(a, "int64") for a in form[1].args]
+            if len(extents) != len(names):
+                self.fail(node, f"T.grid has {len(extents)} extents for {len(names)} variables")
+            loops = [(const(0, e.dtype), e) for e in extents]
+            return self._nest(node, names, loops, ForKind.SERIAL, None)
+        is_range = form is None and self.evaluator.value(node.iter.func) is range
+        if form is None and is_range:
+            keywords = {k.arg: k.value for k in node.iter.keywords if k.arg is not None}
+            form = ("serial", _Arguments(node.iter.args, keywords))
+        if form is None or form[0] not in KINDS or len(names) != 1:
+            self.fail(node.iter, "expected range(...), T.grid(...), T.serial(...), ...")
+        kind, given = KINDS[form[0]], form[1]
+        bounds = self._bounds(node.iter, given)
+        return self._nest(node, names, [bounds], kind, self._annotations(given))
+
+    def _bounds(self, node: ast.AST, given: _Arguments) -> tuple[PrimExpr, PrimExpr]:
+        parts = [self.evaluator.value(a) for a in given.args]
+        extent = given.keywords.get("extent")
+        if extent is not None and len(parts) == 1:
+            size = self.evaluator.expr(extent, "int64")
+            return self.evaluator.scalar(node, parts[0], size.dtype), size
+        if len(parts) == 1:
+            size = self.evaluator.scalar(node, parts[0], "int64")
+            return const(0, size.dtype), size
+        if len(parts) != 2:
+            self.fail(node, "a loop takes (extent) or (start, stop)")
+        if not any(isinstance(p, PrimExpr) for p in parts):
+            low, high = (self.evaluator.scalar(node, p, "int64") for p in parts)
+        else:
+            dtype = next(p.dtype for p in parts if isinstance(p, PrimExpr))
+            low, high = (self.evaluator.scalar(node, p, dtype) for p in parts)
+        return low, simplify(high - low)
+
+    def _annotations(self, given: _Arguments) -> dict[str, object] | None:
+        node, thread = given.keywords.get("annotations"), given.keywords.get("thread")
+        notes = None if node is None else self.evaluator.value(node)
+        if notes is not None and not isinstance(notes, dict):
+            self.fail(node, "annotations must be a dictionary")  # type: ignore[arg-type]
+        if thread is not None:
+            notes = {**(notes or {}), "thread": self.evaluator.value(thread)}
+        return None if notes is None else script.attrs_of(notes)
+
+    def _nest(
+        self,
+        node: ast.For,
+        names: Sequence[str],
+        loops: Sequence[tuple[PrimExpr, PrimExpr]],
+        kind: ForKind,
+        notes: dict[str, object] | None,
+    ) -> Stmt:
+        before = dict(self.names)
+        variables = [Var(n, e.dtype) for n, (_, e) in zip(names, loops, strict=True)]
+        self.names.update(zip(names, variables, strict=True))
+        self.loops.update(zip(variables, loops, strict=True))
+        made = self.body(node.body)
+        self.names.clear()
+        self.names.update(before)
+        for var, (low, extent) in zip(reversed(variables), reversed(loops), strict=True):
+            made = For(var, low, extent, kind, made, notes)
+        return made
+
+    # Blocks.
+
+    def _with(self, node: ast.With) -> Stmt | None:
+        if len(node.items) != 1:
+            self.fail(node, "one 'with' opens one thing")
+        item = node.items[0]
+        form = self._form(item.context_expr)
+        if form is None:
+            self.fail(node, "expected T.block, T.init, T.LetStmt or T.alloc_buffer")
+        name, given = form
+        if name == "block":
+            return self._block(node, given)
+        if name == "init":
+            if not self.blocks:
+                self.fail(node, "T.init stands in a block")
+            self.blocks[-1].init = self.body(node.body)
+            return None
+        target = item.optional_vars
+        if name in ("LetStmt", "alloc_buffer") and not isinstance(target, ast.Name):
+            self.fail(node, f"T.{name} needs 'as name'")
+        assert target is None or isinstance(target, ast.Name)
+        if name == "LetStmt" and target is not None:
+            return self._let(node, target.id, given)
+        if name == "alloc_buffer" and target is not None:
+            buffer = self._buffer(node, given.args, given.keywords, target.id)
+            return Allocate(buffer, self._named(target.id, buffer, node.body))
+        self.fail(node, "expected T.block, T.init, T.LetStmt or T.alloc_buffer")
+
+    def _let(self, node: ast.With, name: str, given: _Arguments) -> Stmt:
+        if not given.args:
+            self.fail(node, "T.LetStmt takes a value")
+        value = self.evaluator.expr(given.args[0])
+        kind = given.take(1, "dtype")
+        var = Var(name, value.dtype if kind is None else str(self.evaluator.value(kind)))
+        return LetStmt(var, value, self._named(name, var, node.body))
+
+    def _named(self, name: str, value: object, nodes: Sequence[ast.stmt]) -> Stmt:
+        """A body in which a name means something."""
+        before = dict(self.names)
+        self.names[name] = value
+        made = self.body(nodes)
+        self.names.clear()
+        self.names.update(before)
+        return made
+
+    def _block(self, node: ast.With, given: _Arguments) -> Stmt:
+        label = self.evaluator.value(given.args[0]) if given.args else ""
+        state = _BlockState(str(label))
+        self.blocks.append(state)
+        body = self.body(node.body)
+        self.blocks.pop()
+        block = Block(
+            state.name, tuple(v for v, _ in state.axes), body, state.init, state.annotations
+        )
+        self._check_regions(state, block)
+        predicate = const(True) if state.predicate is None else state.predicate
+        return BlockRealize(tuple(v for _, v in state.axes), predicate, block)
+
+    def _axis(self, node: ast.AST, target: ast.expr, kind: str, given: _Arguments) -> None:
+        if not self.blocks:
+            self.fail(node, f"T.axis.{kind} stands in a block")
+        if kind == "remap":
+            self._remap(node, target, given)
+            return
+        if kind not in _AXES:
+            self.fail(node, f"T.axis has no '{kind}'; it has spatial, reduce, opaque, remap")
+        if not isinstance(target, ast.Name) or len(given.args) != 2:
+            self.fail(node, f"expected 'name = T.axis.{kind}(extent, value)'")
+        domain = self.evaluator.value(given.args[0])
+        if isinstance(domain, (tuple, list)) and len(domain) == 2:
+            if not (domain[0] == 0 or (isinstance(domain[0], IntImm) and domain[0].value == 0)):
+                self.fail(node, "the domain of an axis starts at 0")
+            domain = domain[1]
+        value = self.evaluator.expr(given.args[1], "int64")
+        extent = self.evaluator.scalar(given.args[0], domain, value.dtype)
+        self._add_axis(target.id, extent, _AXES[kind], value)
+
+    def _remap(self, node: ast.AST, target: ast.expr, given: _Arguments) -> None:
+        targets = target.elts if isinstance(target, ast.Tuple) else [target]
+        if len(given.args) != 2:
+            self.fail(node, 'expected T.axis.remap("SR", [i, k])')
+        kinds = str(self.evaluator.value(given.args[0]))
+        values = self.evaluator.value(given.args[1])
+        if not isinstance(values, (list, tuple)) or not len(kinds) == len(values) == len(targets):
+            self.fail(node, f"{len(targets)} axes need as many kinds and loops")
+        for each, kind, value in zip(targets, kinds, values, strict=True):
+            if not isinstance(value, Var) or value not in self.loops:
+                self.fail(node, "T.axis.remap takes variables of loops")
+            if kind not in _AXES or not isinstance(each, ast.Name):
+                self.fail(node, f"an axis is S (spatial), R (reduce) or O (opaque), not {kind!r}")
+            low, extent = self.loops[value]
+            if not (isinstance(low, IntImm) and low.value == 0):
+                self.fail(node, f"loop '{value.name}' does not start at 0")
+            self._add_axis(each.id, extent, _AXES[kind], value)
+
+    def _add_axis(self, name: str, extent: PrimExpr, kind: IterKind, value: PrimExpr) -> None:
+        var = Var(name, value.dtype)
+        self.names[name] = var
+        self.blocks[-1].axes.append((IterVar(var, extent, kind), value))
+
+    def _in_block(self, node: ast.AST, name: str) -> _BlockState:
+        if not self.blocks:
+            self.fail(node, f"T.{name} stands in a block")
+        return self.blocks[-1]
+
+    def _where(self, node: ast.Call, given: _Arguments) -> None:
+        state = self._in_block(node, "where")
+        if len(given.args) != 1 or state.predicate is not None:
+            self.fail(node, "a block has one T.where(condition)")
+        state.predicate = self.evaluator.expr(given.args[0])
+
+    def _reads(self, node: ast.Call, given: _Arguments) -> None:
+        self._declare("reads", node, given)
+
+    def _writes(self, node: ast.Call, given: _Arguments) -> None:
+        self._declare("writes", node, given)
+
+    def _declare(self, word: str, node: ast.Call, given: _Arguments) -> None:
+        state = self._in_block(node, word)
+        nodes: list[ast.expr] = []
+        for each in given.args:
+            nodes += each.elts if isinstance(each, (ast.List, ast.Tuple)) else [each]
+        state.declared[word] = node, [self.evaluator.region(n) for n in nodes]
+
+    def _block_attr(self, node: ast.Call, given: _Arguments) -> None:
+        state = self._in_block(node, "block_attr")
+        state.annotations = {**(state.annotations or {}), **self._mapping(node, given)}
+
+    def _func_attr(self, node: ast.Call, given: _Arguments) -> None:
+        self.attrs = {**(self.attrs or {}), **self._mapping(node, given)}
+
+    def _mapping(self, node: ast.Call, given: _Arguments) -> dict[str, object]:
+        value = self.evaluator.value(given.args[0]) if given.args else None
+        if not isinstance(value, dict):
+            self.fail(node, "expected a dictionary")
+        return script.attrs_of(value)
+
+    def _prefetch(self, node: ast.Call, given: _Arguments) -> Stmt:
+        place, level = given.take(0, "element"), given.take(1, "locality")
+        load = None if place is None else self.evaluator.value(place)
+        if not isinstance(load, BufferLoad):
+            self.fail(node, "T.prefetch takes an element of a buffer")
+        locality = 3 if level is None else self.evaluator.value(level)
+        if not isinstance(locality, int):
+            self.fail(node, "the locality of T.prefetch is a number from 0 to 3")
+        return Prefetch(load.buffer, load.indices, locality)
+
+    def _check_regions(self, state: _BlockState, block: Block) -> None:
+        """What T.reads and T.writes say must hold what the body touches."""
+        if not state.declared:
+            return
+        found = dict(zip(("reads", "writes"), block_regions(block), strict=True))
+        analyzer = Analyzer()
+        for each in block.iter_vars:
+            analyzer.bind(each.var, const(0, each.extent.dtype), each.extent)
+        for word, (node, declared) in state.declared.items():
+            for region in found[word]:
+                same = [d for d in declared if d.buffer is region.buffer]
+                verb = word[:-1]
+                if not same:
+                    self.fail(
+                        node,
+                        f"block '{block.name}' {word} buffer '{region.buffer.name}', "
+                        f"which T.{word} does not name",
+                    )
+                if all(_is_outside(region.region, d.region, analyzer) for d in same):
+                    self.fail(
+                        node,
+                        f"block '{block.name}' {word} elements of '{region.buffer.name}' "
+                        f"outside the region that T.{word} gives ({verb} past its bounds)",
+                    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Handle:
+    """A parameter before its T.match_buffer."""
+
+    name: str
+
+
+def _is_outside(inner: Sequence[Range], outer: Sequence[Range], analyzer: Analyzer) -> bool:
+    """Whether a box is known not to lie in another."""
+    for a, b in zip(inner, outer, strict=True):
+        if a.min is b.min and a.extent is b.extent:
+            continue
+        if isinstance(a.min, IntImm) and isinstance(b.min, IntImm) and a.min.value < b.min.value:
+            return True
+        if analyzer.can_prove(a.min < b.min):
+            return True
+        if analyzer.can_prove(a.min + a.extent > b.min + b.extent):
+            return True
+    return False
+
+
+def _sequence(statements: Sequence[Stmt]) -> Stmt:
+    return seq(*statements) if statements else NOTHING
+
+
+def _without_root(body: Stmt) -> Stmt:
+    """TVM's text may put a block "root" around everything; it says nothing."""
+    match body:
+        case BlockRealize(
+            iter_values=(), block=Block(name="root", init=None, annotations=None, body=inner)
+        ):
+            return inner
+    return body
+
+
+_STATEMENTS: dict[type[ast.stmt], Callable[..., Stmt | Wrap | None]] = {
+    ast.Pass: FunctionParser._pass,
+    ast.Expr: FunctionParser._expression,
+    ast.Assign: FunctionParser._assign,
+    ast.AnnAssign: FunctionParser._annotated,
+    ast.AugAssign: FunctionParser._augmented,
+    ast.Assert: FunctionParser._assert,
+    ast.If: FunctionParser._if,
+    ast.For: FunctionParser._for,
+    ast.With: FunctionParser._with,
+}
+_CALLS: dict[str, Callable[..., Stmt | None]] = {
+    "where": FunctionParser._where,
+    "reads": FunctionParser._reads,
+    "writes": FunctionParser._writes,
+    "block_attr": FunctionParser._block_attr,
+    "func_attr": FunctionParser._func_attr,
+    "prefetch": FunctionParser._prefetch,
+}
+
+
+def parse_tree(text: str, source: Source) -> ast.Module:
+    """Python's tree of a text, its syntax errors told as ParseError."""
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        source.fail_at(error.lineno or 1, max((error.offset or 1) - 1, 0), error.msg)
+    except (RecursionError, MemoryError):
+        source.fail_at(1, 0, "nested too deep for Python's parser")
+
+
+def _is_private(node: ast.FunctionDef) -> bool:
+    return any(
+        isinstance(d, ast.Call)
+        and any(
+            k.arg == "private" and isinstance(k.value, ast.Constant) and k.value.value is True
+            for k in d.keywords
+        )
+        for d in node.decorator_list
+    )
+
+
+def parse_function(node: ast.FunctionDef, source: Source, names: Mapping[str, object]) -> PrimFunc:
+    """The function of a tree. Raises ParseError."""
+    try:
+        return FunctionParser(source, names).function(node, _is_private(node))
+    except RecursionError:
+        source.fail(node, "expressions are nested too deep")
+
+
+def from_source(
+    text: str, names: Mapping[str, object] | None = None, name: str = "script"
+) -> PrimFunc | IRModule:
+    """The function, or the module of functions (a class), that a text defines.
+
+    `names` is what it may use besides T. Imports in it give names to T. Raises ParseError with the
+    line, the column and a caret.
+    """
+    source = Source(text, name)
+    scope: dict[str, object] = {"T": script.T, **(names or {})}
+    found: PrimFunc | IRModule | None = None
+    for node in parse_tree(text, source).body:
+        match node:
+            case ast.FunctionDef():
+                found = parse_function(node, source, scope)
+            case ast.ClassDef():
+                found = _parse_class(node, source, scope)
+            case ast.ImportFrom() | ast.Import():
+                for alias in node.names:
+                    if alias.name in ("tir", "T"):
+                        scope[alias.asname or alias.name] = script.T
+            case _:
+                source.fail(node, "expected a function under @T.prim_func or a class of them")
+    if found is None:
+        source.fail_at(1, 0, "the text defines no function")
+    return found
+
+
+def _parse_class(node: ast.ClassDef, source: Source, scope: Mapping[str, object]) -> IRModule:
+    functions: dict[str, PrimFunc] = {}
+    for each in node.body:
+        if not isinstance(each, ast.FunctionDef):
+            source.fail(each, "a module has functions under @T.prim_func")
+        functions[each.name] = parse_function(each, source, scope)
+    return IRModule(dict(functions.items()))
+
+
+__all__ = ["FunctionParser", "Source", "convert", "from_source", "parse_function"]

@@ -1,0 +1,113 @@
+"""The default rule for devices of many threads: every element of a computation has a thread.
+
+    for i, j: block                         for b in blockIdx.x, t in threadIdx.x:
+      for k: reduce                  ->       if b * 256 + t < n * m:
+                                                block at (flat // m, flat % m), for k inside
+
+Computations that are not inlined follow one another, each a launch of its own; statements of an
+extern operation run by rows where they have a parallel loop, else on one thread.
+"""
+
+from __future__ import annotations
+
+from ekiden.arith import simplify
+from ekiden.ir.prim import PrimExpr, Var, const, is_const
+from ekiden.target import Target
+from ekiden.te.prim_func import (
+    BufferMap,
+    allocated,
+    extern_stage,
+    stage_block,
+    whole_operations,
+)
+from ekiden.te.tensor import ComputeOp, ExternOp, Tensor
+from ekiden.tir.stmt import (
+    Allocate,
+    BlockRealize,
+    For,
+    ForKind,
+    IfThenElse,
+    IterKind,
+    LetStmt,
+    PrimFunc,
+    SeqStmt,
+    Stmt,
+)
+from ekiden.tir.visitor import is_nothing, sequence
+from ekiden.tir.visitor import substitute as substitute_statement
+from ekiden.topi.rule.loops import product
+from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
+
+KINDS = frozenset(("cuda", "opencl", "metal", "vulkan", "rocm", "webgpu"))
+"""Target kinds whose programs are bound to threads."""
+THREADS = 256
+"""Threads of a block, where elements are independent."""
+ROW_THREADS = 32
+"""Threads of a block, where each walks a whole row."""
+
+
+def schedule_threads(
+    inputs: list[Tensor], outputs: list[Tensor], target: Target, name: str
+) -> PrimFunc:
+    """The rule for `target.kind` in KINDS."""
+    chosen = chosen_stages(own_outputs(outputs))
+    buffers = BufferMap()
+    params = tuple(buffers.declare(t) for t in (*inputs, *chosen))
+    kept, statements = [], []
+    for group in whole_operations(stages_of(chosen)):
+        kept += [buffers.declare(t) for t in group if t not in buffers.buffers]
+        op = group[0].op
+        if isinstance(op, ComputeOp):
+            statements.append(_bound_block(stage_block(op, group, buffers)))
+        elif isinstance(op, ExternOp):
+            statements.append(_bound_statements(extern_stage(op, group, buffers)))
+    attrs = {"global_symbol": name, "num_outputs": len(outputs)}
+    return PrimFunc(params, allocated(sequence(*statements), kept), attrs)
+
+
+def _launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
+    """The body for all values of the index below the extent, one thread each."""
+    block, thread = Var("block"), Var("thread")
+    flat = block * threads + thread
+    exact = is_const(simplify(extent % threads), 0)
+    inner = substitute_statement(body, {index: flat})
+    guarded = inner if exact else IfThenElse(flat < extent, inner)
+    blocks = simplify((extent + (threads - 1)) // threads)
+    bound = ForKind.THREAD_BINDING
+    threaded = For(thread, const(0), const(threads), bound, guarded, {"thread": "threadIdx.x"})
+    return For(block, const(0), blocks, bound, threaded, {"thread": "blockIdx.x"})
+
+
+def _bound_block(nest: Stmt) -> Stmt:
+    """A computation's loops: the spatial ones become threads, the others stay inside."""
+    loops: list[For] = []
+    inner: Stmt = nest
+    while isinstance(inner, For):
+        loops.append(inner)
+        inner = inner.body
+    assert isinstance(inner, BlockRealize)
+    kinds = [each.kind for each in inner.block.iter_vars]
+    spatial = [f for f, kind in zip(loops, kinds, strict=True) if kind is IterKind.SPATIAL]
+    index = Var("index")
+    values: list[PrimExpr] = list(inner.iter_values)
+    rest: PrimExpr = index
+    for n in reversed(range(len(spatial))):
+        values[n] = rest % spatial[n].extent if n else rest
+        rest = rest // spatial[n].extent
+    body: Stmt = inner.with_fields(iter_values=tuple(values))
+    for loop in reversed(loops[len(spatial) :]):
+        body = loop.with_fields(body=body)
+    return _launch(index, product([f.extent for f in spatial]), THREADS, body)
+
+
+def _bound_statements(body: Stmt) -> Stmt:
+    """Parallel loops become threads; what stands outside of them runs on one thread."""
+    if isinstance(body, SeqStmt):
+        return sequence(*(_bound_statements(s) for s in body.seq))
+    if isinstance(body, (Allocate, LetStmt)):
+        return body.with_fields(body=_bound_statements(body.body))
+    if is_nothing(body):
+        return body
+    if isinstance(body, For) and body.kind is ForKind.PARALLEL and is_const(body.min, 0):
+        return _launch(body.loop_var, body.extent, ROW_THREADS, body.body)
+    return _launch(Var("index"), const(1), 1, body)

@@ -1,0 +1,155 @@
+"""Writing at positions that are data, as statements: where positions repeat, the last one stays.
+
+Every position is brought into range, so that no input can write outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ekiden import te
+from ekiden.ir.prim import ExprLike, PrimExpr, Var, cast, const, convert, maximum, minimum
+from ekiden.te import Tensor
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt, seq
+from ekiden.topi.index import from_either_end
+from ekiden.topi.rule.loops import Axis, estimate, parallel_outer, serial
+from ekiden.topi.shape import Dim, as_shape, known, normalize_axis
+
+Combine = Callable[[PrimExpr, PrimExpr], PrimExpr]
+
+REDUCTIONS: Mapping[str, Combine] = {
+    "update": lambda old, new: new,
+    "add": lambda old, new: old + new,
+    "mul": lambda old, new: old * new,
+    "mean": lambda old, new: (old + new) / convert(2, old.dtype),
+    "min": minimum,
+    "max": maximum,
+}
+"""How an element takes in an update; "mean" halves the sum with each one, as TVM's does."""
+
+
+def _reduction(name: str, kind: str) -> Combine:
+    if kind not in REDUCTIONS:
+        raise ValueError(f"{name}: expected one of {', '.join(REDUCTIONS)}, got {kind!r}")
+    return REDUCTIONS[kind]
+
+
+def _axes(shape: Sequence[PrimExpr], name: str = "i") -> list[Axis]:
+    return [Axis(Var(f"{name}{n}"), d) for n, d in enumerate(shape)]
+
+
+def _vars(axes: Sequence[Axis]) -> tuple[PrimExpr, ...]:
+    return tuple(a.var for a in axes)
+
+
+def copied(source: Buffer, target: Buffer) -> Stmt:
+    """Every element of one buffer into another of its shape."""
+    axes = _axes(target.shape)
+    store: Stmt = BufferStore(target, source[_vars(axes)], _vars(axes))
+    if axes:
+        last = axes[-1]
+        store = For(last.var, const(0), last.extent, ForKind.VECTORIZED, store, {"lanes": 16})
+    return parallel_outer(axes[:-1], estimate(target.shape[-1:]), store)
+
+
+def scatter_elements(
+    data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0, reduction: str = "update"
+) -> Tensor:
+    """`data` with data[i, ..., indices[i, ..., k], ..., k] taking in updates[i, ..., k].
+
+    The reduction is one of REDUCTIONS. Negative positions count from the end. Rows along the axis
+    run in parallel. ONNX ScatterElements.
+    """
+    at = normalize_axis(axis, data.ndim, "scatter_elements")
+    combine = _reduction("scatter_elements", reduction)
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        axes = _axes(indices.shape)
+        here = _vars(axes)
+        place = from_either_end(ins[1][here], data.shape[at])
+        position = (*here[:at], place, *here[at + 1 :])
+        value = combine(outs[0][position], ins[2][here])
+        step = serial([axes[at]], BufferStore(outs[0], value, position))
+        rows = [a for n, a in enumerate(axes) if n != at]
+        return seq(copied(ins[0], outs[0]), parallel_outer(rows, estimate([axes[at].extent]), step))
+
+    return te.extern_op(
+        [data.shape], [data, indices, updates], build, [data.dtype], name="scatter_elements"
+    )[0]
+
+
+def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, mode: str = "update") -> Tensor:
+    """`data` with the slices at coordinates, which lie along the first axis of `indices`, taking in
+    those of `updates` in order.
+
+    The mode is one of REDUCTIONS. Negative coordinates count from the end. ONNX ScatterND has the
+    coordinates last: transpose them.
+    """
+    combine = _reduction("scatter_nd", mode)
+    count = known(indices.shape[0])
+    if count is None:
+        raise ValueError("scatter_nd: the number of coordinates must be known")
+    rank = indices.ndim - 1
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        axes = _axes(updates.shape)
+        here = _vars(axes)
+        found = [ins[1][(const(n), *here[:rank])] for n in range(count)]
+        place = [from_either_end(p, data.shape[n]) for n, p in enumerate(found)]
+        position = (*place, *here[rank:])
+        store = BufferStore(outs[0], combine(outs[0][position], ins[2][here]), position)
+        return seq(copied(ins[0], outs[0]), serial(axes, store))
+
+    return te.extern_op(
+        [data.shape], [data, indices, updates], build, [data.dtype], name="scatter_nd"
+    )[0]
+
+
+def scatter(data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0) -> Tensor:
+    """`scatter_elements` that replaces."""
+    return scatter_elements(data, indices, updates, axis)
+
+
+def scatter_add(data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0) -> Tensor:
+    """`scatter_elements` that adds."""
+    return scatter_elements(data, indices, updates, axis, "add")
+
+
+def sparse_to_dense(
+    sparse_indices: Tensor,
+    output_shape: Sequence[Dim],
+    sparse_values: Tensor,
+    default_value: ExprLike | Tensor = 0,
+) -> Tensor:
+    """A tensor of `output_shape` with values at positions and a default elsewhere.
+
+    sparse_indices: rank 0 (one position of a vector), 1 (positions of a vector) or 2 (one row of
+    coordinates each); sparse_values: one for each, or one for all.
+    """
+    shape = as_shape(output_shape)
+    dtype = sparse_values.dtype
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        axes = _axes(shape)
+        fill = ins[2][()] if isinstance(default_value, Tensor) else convert(default_value, dtype)
+        filled = parallel_outer(axes, 1, BufferStore(outs[0], cast(fill, dtype), _vars(axes)))
+        count = sparse_indices.shape[0] if sparse_indices.ndim else const(1)
+        row = Axis(Var("row"), count)
+        if sparse_indices.ndim == 2:
+            at = [ins[0][row.var, n] for n in range(len(shape))]
+        else:
+            at = [ins[0][(row.var,) if sparse_indices.ndim else ()]]
+        place = tuple(from_either_end(p, d) for p, d in zip(at, shape, strict=True))
+        value = ins[1][(row.var,) if sparse_values.ndim else ()]
+        return seq(filled, serial([row], BufferStore(outs[0], value, place)))
+
+    inputs = [sparse_indices, sparse_values]
+    if isinstance(default_value, Tensor):
+        inputs.append(default_value)
+    return te.extern_op([shape], inputs, build, [dtype], name="sparse_to_dense")[0]
+
+
+__all__ = [
+    "scatter", "scatter_add", "scatter_elements", "scatter_nd", "sparse_to_dense",
+]  # fmt: skip

@@ -1,0 +1,222 @@
+"""Parts of tensors: slices with strides, splits, windows, and writing into a slice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ekiden import te
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.prim import EQ, PrimExpr, Select, Var, binary, cast, const, logical_and
+from ekiden.te import Tensor
+from ekiden.topi.shape import (
+    Dim,
+    Shape,
+    as_dim,
+    as_shape,
+    known,
+    normalize_axis,
+    replaced,
+    slice_range,
+    tidy,
+)
+
+Range = tuple[PrimExpr, int, PrimExpr]
+"""(first index, stride, extent)."""
+
+
+def slice_ranges(
+    shape: Shape,
+    begin: Sequence[Dim],
+    end: Sequence[Dim],
+    strides: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
+    slice_mode: str = "end",
+) -> list[Range]:
+    """What a strided slice takes of every axis.
+
+    Raises ValueError for axes out of range or stride 0.
+    """
+    chosen = range(len(begin)) if axes is None else axes
+    ranges: list[Range] = [(as_dim(0), 1, d) for d in shape]
+    for i, axis in enumerate(chosen):
+        at = normalize_axis(axis, len(shape), "strided_slice")
+        stride = 1 if not strides else strides[i] if i < len(strides) else strides[0]
+        if stride == 0:
+            raise ValueError("a stride must not be 0")
+        first, extent = _slice_one(begin[i], end[i], stride, shape[at], slice_mode)
+        ranges[at] = (first, stride, extent)
+    return ranges
+
+
+def _slice_one(
+    begin: Dim, end: Dim, stride: int, size: PrimExpr, mode: str
+) -> tuple[PrimExpr, PrimExpr]:
+    if mode == "end":
+        return slice_range(begin, end, stride, size)
+    whole = known(end) == -1  # slice_mode "size": end holds extents, -1 means the rest
+    return slice_range(begin, 2**62 if whole else as_dim(begin) + end, 1, size)
+
+
+def take_ranges(x: Tensor, ranges: Sequence[Range], name: str = "strided_slice") -> Tensor:
+    """Elements first + n * stride along each axis."""
+
+    def body(*i: Var) -> PrimExpr:
+        return x[[n * stride + first for n, (first, stride, _) in zip(i, ranges, strict=True)]]
+
+    return te.compute([extent for _, _, extent in ranges], body, name=name, tag="injective")
+
+
+def strided_slice(
+    a: Tensor,
+    begin: Sequence[Dim],
+    end: Sequence[Dim],
+    strides: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
+    slice_mode: str = "end",
+    assume_inbound: bool = True,
+) -> Tensor:
+    """begin:end:stride along axes (the leading ones by default), as NumPy slices.
+
+    Bounds may be symbolic; one of at least 2**30 means the end. slice_mode "size" takes `end` as
+    extents. (`assume_inbound` is TVM's: bounds are always clipped here.)
+    """
+    return take_ranges(a, slice_ranges(a.shape, begin, end, strides, axes, slice_mode))
+
+
+def dynamic_strided_slice(
+    a: Tensor, begin: Tensor, end: Tensor, strides: Tensor, output_shape: Sequence[Dim]
+) -> Tensor:
+    """As strided_slice, with bounds that are data; `output_shape` says what they give.
+
+    Indices are clipped to the data, so that wrong bounds read nothing outside.
+    """
+    del end
+
+    def index(n: Var, at: int) -> PrimExpr:
+        size = a.shape[at]
+        first, step = cast(begin[at], "int64"), cast(strides[at], "int64")
+        first = Select(first < 0, first + size, first, "int64")
+        first = te.max(te.min(first, Select(step < 0, size - 1, size, "int64")), 0)
+        return te.max(te.min(first + n * step, size - 1), 0)
+
+    count = known(begin.shape[0])
+    if count is None:
+        raise ValueError("dynamic_strided_slice: the number of bounds must be known")
+    return te.compute(
+        as_shape(output_shape),
+        lambda *i: a[[index(n, at) if at < count else n for at, n in enumerate(i)]],
+        name="dynamic_strided_slice",
+        tag="injective",
+    )
+
+
+def strided_set(
+    a: Tensor,
+    v: Tensor,
+    begin: Tensor | Sequence[Dim],
+    end: Tensor | Sequence[Dim],
+    strides: Tensor | Sequence[Dim] | None = None,
+) -> Tensor:
+    """`a` with the slice begin:end:stride of its leading axes replaced by `v`; bounds may be
+    data.
+    """
+    count = known(begin.shape[0]) if isinstance(begin, Tensor) else len(begin)
+    if count is None:
+        raise ValueError("strided_set: the number of bounds must be known")
+
+    def bound(values: Tensor | Sequence[Dim], n: int) -> PrimExpr:
+        return cast(as_dim(values[n]), "int64")
+
+    def body(*i: Var) -> PrimExpr:
+        inside: PrimExpr = const(True)
+        at: list[PrimExpr] = list(i)
+        for n in range(count):
+            size = a.shape[n]
+            step = const(1) if strides is None else bound(strides, n)
+            back = step < 0
+            first, last = (_from_end(bound(x, n), size) for x in (begin, end))
+            first = te.max(te.min(first, Select(back, size - 1, size, "int64")), 0)
+            last = Select(back, te.max(last, -1), te.min(last, size), "int64")
+            distance = i[n] - first
+            at[n] = distance // Select(step.equal(0), const(1), step, "int64")
+            within = Select(back, i[n] > last, i[n] < last, "bool")
+            exact = binary(EQ, at[n] * step, distance)
+            for each in (within, exact, at[n] >= 0, at[n] < v.shape[n]):
+                inside = logical_and(inside, each)
+        return if_then_else(inside, cast(v[at], a.dtype), a[i])
+
+    return te.compute(a.shape, body, name="strided_set", tag="injective")
+
+
+def _from_end(index: PrimExpr, size: PrimExpr) -> PrimExpr:
+    return Select(index < 0, index + size, index, "int64")
+
+
+def split_ranges(cuts: int | Sequence[Dim], size: PrimExpr) -> list[tuple[PrimExpr, PrimExpr]]:
+    """(begin, extent) of each part. Raises ValueError when the axis does not divide."""
+    if isinstance(cuts, int):
+        number = known(size)
+        if number is not None and number % cuts:
+            raise ValueError(f"an axis of extent {number} does not divide into {cuts} equal parts")
+        part = tidy(size // cuts)
+        return [(tidy(part * i), part) for i in range(cuts)]
+    edges = [as_dim(0), *as_shape(cuts), size]
+    return [(a, tidy(b - a)) for a, b in pairwise(edges)]
+
+
+def split(ary: Tensor, indices_or_sections: int | Sequence[Dim], axis: int = 0) -> list[Tensor]:
+    """Parts along an axis: so many equal ones, or cut at the given positions."""
+    at = normalize_axis(axis, ary.ndim, "split")
+    whole: list[Range] = [(as_dim(0), 1, d) for d in ary.shape]
+    return [
+        take_ranges(ary, [*whole[:at], (begin, 1, extent), *whole[at + 1 :]], "split")
+        for begin, extent in split_ranges(indices_or_sections, ary.shape[at])
+    ]
+
+
+def sliding_window(
+    data: Tensor, axis: int, window_shape: Sequence[int], strides: Sequence[int]
+) -> Tensor:
+    """Windows over the axes from `axis` on: their positions come first, then the window's axes.
+
+    (N, H, W), axis 1, windows (h, w)  ->  (N, positions, positions, h, w)
+    """
+    at = normalize_axis(axis, data.ndim, "sliding_window")
+    rank = len(window_shape)
+    if rank != data.ndim - at or len(strides) != rank:
+        raise ValueError(
+            f"sliding_window: expected a window of {data.ndim - at} axes with as many strides, got"
+            f" {tuple(window_shape)} and {tuple(strides)}"
+        )
+    positions = [
+        tidy((d - w) // s + 1)
+        for d, w, s in zip(data.shape[at:], window_shape, strides, strict=True)
+    ]
+
+    def body(*i: Var) -> PrimExpr:
+        inside = [i[at + n] * strides[n] + i[at + rank + n] for n in range(rank)]
+        return data[(*i[:at], *inside)]
+
+    return te.compute(
+        (*data.shape[:at], *positions, *map(as_dim, window_shape)),
+        body,
+        name="sliding_window",
+        tag="injective",
+    )
+
+
+def slice_like(a: Tensor, shape_like: Tensor, axes: Sequence[int] | None = None) -> Tensor:
+    """The leading part of `a` with the extents of another tensor along axes (all by default)."""
+    chosen = range(min(a.ndim, shape_like.ndim)) if axes is None else axes
+    shape = a.shape
+    for axis in chosen:
+        at = normalize_axis(axis, a.ndim, "slice_like")
+        shape = replaced(shape, at, shape_like.shape[at])
+    return te.compute(shape, lambda *i: a[i], name="slice_like", tag="injective")
+
+
+__all__ = [
+    "dynamic_strided_slice", "slice_like", "sliding_window", "split", "strided_set",
+    "strided_slice",
+]  # fmt: skip

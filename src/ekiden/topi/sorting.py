@@ -1,0 +1,301 @@
+"""Sorting and what is made of sorted rows.
+
+Rows run in parallel; each is sorted by merging, stable, with not-a-number as the largest value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import Not, Or, PrimExpr, Select, binary, cast, const, logical_and
+from ekiden.te import Tensor
+from ekiden.tir.expr import Buffer
+from ekiden.tir.ir_builder import BufferVar, IRBuilder
+from ekiden.tir.stmt import Stmt
+from ekiden.topi.elementwise import as_bool
+from ekiden.topi.shape import Dim, as_dim, known, normalize_axis, product, replaced
+from ekiden.topi.transform import unravel
+
+PASSES = 48
+"""Merging passes: enough for any row."""
+
+
+def before(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """Whether a stands strictly before b in increasing order, numbers before not-a-number."""
+    if a.dtype == "bool":
+        a, b = cast(a, "int32"), cast(b, "int32")
+    if not dt.is_float(a.dtype):
+        return a < b
+    nan_a, nan_b = call_intrin("isnan", a), call_intrin("isnan", b)
+    return binary(Or, a < b, logical_and(nan_b, Not(nan_a)))
+
+
+def ordered(a: PrimExpr, b: PrimExpr, ascending: bool) -> PrimExpr:
+    """`before` in the wanted direction."""
+    return before(a, b) if ascending else before(b, a)
+
+
+def merge_sort(
+    ib: IRBuilder,
+    keys: BufferVar,
+    order: BufferVar,
+    size: PrimExpr,
+    half: PrimExpr,
+    ascending: bool,
+) -> PrimExpr:
+    """Sort keys[:size] with their positions order[:size]; both buffers have two halves of `half`.
+
+    Gives where the sorted half begins: 0 or `half` by the parity of the number of passes.
+    """
+    state = ib.allocate("int64", 3, "state", "local")  # left, right, where the sorted half begins
+    state[2] = 0
+    with ib.for_range(0, PASSES, "pass") as step:
+        width = ib.let("width", call_intrin("left_shift", const(1, "int64"), step))
+        with ib.if_scope(width < size):
+            source = ib.let("source", state[2])
+            target = ib.let("target", half - source)
+            with ib.for_range(0, (size + width * 2 - 1) // (width * 2), "run") as run:
+                low = ib.let("low", run * width * 2)
+                middle = ib.let("middle", te.min(low + width, size))
+                high = ib.let("high", te.min(middle + width, size))
+                state[0], state[1] = low, middle
+                with ib.for_range(low, high, "at") as at:
+                    left, right = ib.let("left", state[0]), ib.let("right", state[1])
+                    a = keys[source + te.min(left, size - 1)]
+                    b = keys[source + te.min(right, size - 1)]
+                    behind = binary(Or, left >= middle, ordered(b, a, ascending))
+                    second = ib.let("second", logical_and(right < high, behind))
+                    chosen = ib.let("chosen", source + Select(second, right, left, "int64"))
+                    keys[target + at] = keys[chosen]
+                    order[target + at] = order[chosen]
+                    state[0] = left + Select(second, const(0), const(1), "int64")
+                    state[1] = right + Select(second, const(1), const(0), "int64")
+            state[2] = target
+    return ib.let("sorted", state[2])
+
+
+def sort_extern(
+    data: Tensor,
+    axis: int,
+    ascending: bool,
+    extent: PrimExpr,
+    wanted: Sequence[tuple[str, str]],
+    valid_count: Tensor | None = None,
+    name: str = "sort",
+) -> tuple[Tensor, ...]:
+    """The first `extent` sorted elements of each row: wanted are (what, dtype), what being "values"
+    or "indices".
+
+    Of a row with a valid count only that many elements are sorted; the rest keep their place.
+    """
+    size = data.shape[axis]
+    rest = replaced(data.shape, axis, as_dim(1))
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        source = ib.buffer_ptr(ins[0])
+        with ib.for_range(0, product(rest), "row", kind="parallel") as row:
+            place = unravel(row, rest)
+            keys = ib.allocate(data.dtype, size * 2, "keys")
+            order = ib.allocate("int64", size * 2, "order")
+            with ib.for_range(0, size, "i") as i:
+                keys[i] = source[replaced(place, axis, i)]
+                order[i] = i
+            count = size
+            if valid_count is not None:
+                found = cast(ib.buffer_ptr(ins[1])[place[: valid_count.ndim]], "int64")
+                count = ib.let("count", te.max(te.min(found, size), 0))
+            begin = merge_sort(ib, keys, order, count, size, ascending)
+            with ib.for_range(0, extent, "k") as k:
+                at = ib.let("at", k + Select(k < count, begin, const(0), "int64"))
+                inside = replaced(place, axis, k)
+                for (what, _), out in zip(wanted, outs, strict=True):
+                    ib.buffer_ptr(out)[inside] = keys[at] if what == "values" else order[at]
+        return ib.get()
+
+    inputs = [data] if valid_count is None else [data, valid_count]
+    shape = replaced(data.shape, axis, extent)
+    return te.extern_op([shape] * len(wanted), inputs, build, [d for _, d in wanted], name=name)
+
+
+def sort(data: Tensor, axis: int = -1, is_ascend: bool | int = 1) -> Tensor:
+    """Elements in order along an axis."""
+    at = normalize_axis(axis, data.ndim, "sort")
+    return sort_extern(data, at, bool(is_ascend), data.shape[at], [("values", data.dtype)])[0]
+
+
+def argsort(
+    data: Tensor,
+    valid_count: Tensor | None = None,
+    axis: int = -1,
+    is_ascend: bool | int = 1,
+    dtype: str = "float32",
+) -> Tensor:
+    """Positions of the elements in order along an axis; equal elements keep theirs.
+
+    `valid_count` (the shape without the axis, or its leading part) says how many elements of each
+    row are sorted; the positions of the others follow unchanged.
+    """
+    at = normalize_axis(axis, data.ndim, "argsort")
+    wanted = [("indices", dtype)]
+    return sort_extern(data, at, bool(is_ascend), data.shape[at], wanted, valid_count, "argsort")[0]
+
+
+def topk(
+    data: Tensor,
+    k: Dim = 1,
+    axis: int = -1,
+    ret_type: str = "both",
+    is_ascend: bool = False,
+    dtype: str = "int64",
+) -> Tensor | list[Tensor]:
+    """The k largest (or smallest) elements along an axis, in order; all of them for k < 1.
+
+    ret_type: "values", "indices" or "both" (a list). Equal elements come in order of position.
+    """
+    what = {"values": ("values",), "indices": ("indices",), "both": ("values", "indices")}
+    if ret_type not in what:
+        raise ValueError(f"topk: ret_type must be one of {', '.join(what)}, got {ret_type!r}")
+    at = normalize_axis(axis, data.ndim, "topk")
+    number, size = known(k), data.shape[at]
+    extent = size if number is not None and number < 1 else as_dim(k)
+    longest = known(size)
+    if number is not None and longest is not None and number > longest:
+        raise ValueError(f"topk: k must be at most the extent of the axis, {longest}, got {number}")
+    wanted = [(w, data.dtype if w == "values" else dtype) for w in what[ret_type]]
+    found = sort_extern(data, at, is_ascend, extent, wanted, name="topk")
+    return list(found) if ret_type == "both" else found[0]
+
+
+def searchsorted(
+    sorted_sequence: Tensor, values: Tensor, right: bool = False, out_dtype: str = "int64"
+) -> Tensor:
+    """Where values would be inserted to keep rows sorted, before equal elements or (`right`) after.
+
+    The sequence is one vector for all values, or has a row for each of theirs.
+    """
+    shared = sorted_sequence.ndim == 1
+    if not shared and sorted_sequence.ndim != values.ndim:
+        raise ValueError(
+            f"searchsorted: expected a vector or {values.ndim} axes, got {sorted_sequence.ndim}"
+        )
+    size = sorted_sequence.shape[-1]
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        rows, wanted, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1]), ib.buffer_ptr(outs[0])
+        with ib.for_range(0, product(values.shape), "n", kind="parallel") as n:
+            place = unravel(n, values.shape)
+            prefix = () if shared else tuple(place[:-1])
+            bounds = ib.allocate("int64", 2, "bounds", "local")
+            bounds[0], bounds[1] = const(0), size
+            value = ib.let("value", wanted[place])
+            with ib.for_range(0, PASSES, "step"), ib.if_scope(bounds[0] < bounds[1]):
+                middle = ib.let("middle", (bounds[0] + bounds[1]) // 2)
+                element = rows[(*prefix, middle)]
+                after = Not(before(value, element)) if right else before(element, value)
+                with ib.if_scope(after):
+                    bounds[0] = middle + 1
+                with ib.else_scope():
+                    bounds[1] = middle
+            out[place] = bounds[0]
+        return ib.get()
+
+    return te.extern_op(
+        [values.shape], [sorted_sequence, values], build, [out_dtype], name="searchsorted"
+    )[0]
+
+
+def unique(data: Tensor, is_sorted: bool = True, return_counts: bool = False) -> list[Tensor]:
+    """The distinct elements of a vector: [unique, indices, inverse_indices, num_unique, counts].
+
+    The first four are padded with 0 to the length of `data`, but for num_unique, which has one
+    element: how many there are. indices: where each occurs first. inverse_indices: which of them
+    each element is. Sorted, or in order of occurrence. counts come where they are asked for. All
+    integers are int32. ONNX Unique, NumPy's unique.
+    """
+    (size,) = data.shape
+    (order,) = sort_extern(data, 0, True, size, [("indices", "int32")], name="unique_order")
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        values, sorted_at = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1])
+        found, first, inverse, number = (ib.buffer_ptr(b) for b in outs[:4])
+        counts = ib.buffer_ptr(outs[4]) if return_counts else None
+        with ib.for_range(0, size, "i") as i:
+            found[i] = 0
+            first[i] = 0
+            inverse[i] = -1
+            if counts is not None:
+                counts[i] = 0
+        number[0] = 0
+        group = ib.allocate("int32", size, "group")  # the first position with an element's value
+        _group(ib, values, sorted_at, group, size)
+        with ib.for_range(0, size, "i") as i:
+            position = sorted_at[i] if is_sorted else cast(i, "int32")
+            leader = ib.let("leader", cast(group[position], "int64"))
+            with ib.if_scope(inverse[leader] < 0):
+                slot = ib.let("slot", cast(number[0], "int64"))
+                found[slot] = values[leader]
+                first[slot] = leader
+                inverse[leader] = slot
+                number[0] = slot + 1
+            inverse[position] = inverse[leader]
+            if counts is not None:
+                ib.increase(counts, inverse[leader])
+        return ib.get()
+
+    length = [size]
+    shapes = [length, length, length, [as_dim(1)], *([length] if return_counts else [])]
+    dtypes = [data.dtype, *["int32"] * (len(shapes) - 1)]
+    return list(te.extern_op(shapes, [data, order], build, dtypes, name="unique"))
+
+
+def _group(
+    ib: IRBuilder, values: BufferVar, sorted_at: BufferVar, group: BufferVar, size: PrimExpr
+) -> None:
+    """group[p] = the first position whose value is that of p; sorting was stable."""
+    with ib.for_range(0, size, "i") as i:
+        here = ib.let("here", sorted_at[i])
+        with ib.if_scope(i > 0):
+            previous = ib.let("previous", sorted_at[i - 1])
+            differs = before(values[previous], values[here])
+            group[here] = Select(differs, here, group[previous], "int32")
+        with ib.else_scope():
+            group[here] = here
+
+
+def argwhere(condition: Tensor) -> tuple[Tensor, Tensor]:
+    """Coordinates of the elements that are not 0: ([size, rank] int32 padded with 0, their number).
+
+    TVM's takes the output's shape from a tensor; here it is the bound, and the number (one int32)
+    says how many rows count.
+    """
+    size = product(condition.shape)
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        flags, places, number = ib.buffer_ptr(ins[0]), *map(ib.buffer_ptr, outs)
+        rank = condition.ndim
+        with ib.for_range(0, size, "n") as n:
+            for d in range(rank):
+                places[n, d] = 0
+        number[0] = 0
+        with ib.for_range(0, size, "n") as n:
+            at = unravel(n, condition.shape)
+            with ib.if_scope(as_bool(flags[at])):
+                row = ib.let("row", cast(number[0], "int64"))
+                for d in range(rank):
+                    places[row, d] = at[d]
+                number[0] = row + 1
+        return ib.get()
+
+    shapes = [[size, as_dim(condition.ndim)], [as_dim(1)]]
+    found = te.extern_op(shapes, [condition], build, ["int32", "int32"], name="argwhere")
+    return found[0], found[1]
+
+
+__all__ = ["argsort", "argwhere", "searchsorted", "sort", "topk", "unique"]

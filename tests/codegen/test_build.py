@@ -1,0 +1,117 @@
+"""ekiden.build: loop programs to modules, by every generator, through the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import te
+from ekiden.codegen import c, llvm, parallel
+from ekiden.codegen.build import build
+from ekiden.codegen.cache import KernelCache
+from ekiden.ir.expr import BaseFunc
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import SizeVar
+from ekiden.runtime import Module
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
+from ekiden.tir import PrimFunc
+
+pytestmark = pytest.mark.quick
+
+NO_CACHE = KernelCache(None)
+TARGETS = ("llvm", "c")
+
+
+def scaled(factor: float, name: str = "scale") -> PrimFunc:
+    """y[n, 4] = x * factor"""
+    x = te.placeholder((SizeVar("n"), 4), name="x")
+    y = te.compute(x.shape, lambda i, j: x[i, j] * factor, name="y")
+    return te.create_prim_func([x, y], name)
+
+
+def run(module: Module, name: str) -> np.ndarray:
+    x, y = np.arange(12, dtype="float32").reshape(3, 4), np.zeros((3, 4), "float32")
+    module[name](x, y)
+    return y / np.maximum(x, 1)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_function_becomes_a_module(target: str) -> None:
+    module = build(scaled(2.0), target, cache=NO_CACHE)
+    assert isinstance(module, Module) and module.names() == ["scale"]
+    assert run(module, "scale").max() == 2.0
+    x, y = np.ones((1, 4), "float32"), np.zeros((1, 4), "float32")
+    module(x, y)
+    assert (y == 2.0).all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_module_becomes_a_module(target: str) -> None:
+    funcs = {f"f{i}": scaled(float(i), f"f{i}") for i in range(1, 6)}
+    module = build(IRModule(funcs), target, cache=NO_CACHE)
+    assert sorted(module.names()) == sorted(funcs)
+    for i in range(1, 6):
+        assert run(module, f"f{i}").max() == i
+
+
+def test_a_name_replaces_that_of_the_function() -> None:
+    assert build(scaled(2.0), name="other", cache=NO_CACHE).names() == ["other"]
+
+
+def test_sources_show_the_code() -> None:
+    module = build(scaled(2.0), "llvm", cache=NO_CACHE)
+    assert 'define i32 @"scale"(' in module.get_source()
+    assert module.get_source("ll") == module.get_source()
+    assert "scale:" in module.get_source("asm")
+    shown = build(scaled(2.0), "c", cache=NO_CACHE).get_source()
+    assert "int scale_compute(float *x, float *y, int64_t n) {" in shown
+    assert "y[base + j] = x[base + j] * 2.0f;" in shown
+    with pytest.raises(ValueError, match="no source 'cuda'; there are ll, asm"):
+        module.get_source("cuda")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_cached_is_not_compiled_again(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = KernelCache(tmp_path)
+    build(scaled(2.0), target, cache=cache)
+    monkeypatch.setattr(parallel, "_compile_one", lambda i: pytest.fail("compiled again"))
+    assert run(build(scaled(2.0), target, cache=cache), "scale").max() == 2.0
+
+
+def test_targets_and_names_are_part_of_the_key(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    for target in TARGETS:
+        build(scaled(2.0), target, cache=cache)
+    build(scaled(2.0), "llvm", name="other", cache=cache)
+    build(scaled(2.0), "llvm -mcpu=x86-64-v3", cache=cache)
+    assert len(list(tmp_path.rglob("*.o"))) == 4
+
+
+def test_only_loop_programs_are_built() -> None:
+    with pytest.raises(CompileError) as caught:
+        build(IRModule({"main": BaseFunc()}))
+    assert str(caught.value) == (
+        "build: expected a module of PrimFuncs, got main; ekiden.compile takes Relay functions"
+    )
+    with pytest.raises(CompileError, match="expected a PrimFunc or an IRModule, got list"):
+        build([scaled(1.0)])  # type: ignore[arg-type]
+    with pytest.raises(CompileError, match="target: expected 'llvm' or 'c' and options, got 'hls'"):
+        build(scaled(1.0), "hls")
+
+
+def test_the_public_name() -> None:
+    assert ekiden.build is build
+
+
+def test_an_object_of_c_links_beside_one_of_llvm() -> None:
+    target = Target.host()
+    one, two = (ekiden.tir.transform.lower(scaled(f, n)) for f, n in ((2.0, "a"), (3.0, "b")))
+    objects = [llvm.compile_object([one], target), c.compile_text(c.emit(two, target), target)]
+    module = ekiden.runtime.load_image(llvm.link(objects, ["a", "b"]))
+    assert (run(module, "a").max(), run(module, "b").max()) == (2.0, 3.0)

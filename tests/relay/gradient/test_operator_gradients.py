@@ -1,0 +1,191 @@
+"""Every row of the table of gradients against central differences, in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from ekiden.ir.op import OPS
+from ekiden.relay import Expr, Function, Interpreter, IRModule, Tuple, TupleGetItem, const, op, var
+from ekiden.relay.gradient import GRADIENTS
+from ekiden.relay.gradient.elementwise import BINARY, FLAT, UNARY
+from ekiden.relay.transform import gradient
+
+pytestmark = pytest.mark.quick
+
+Build = Callable[..., Expr]
+Shape = tuple[int, ...]
+STEP = 1e-5
+X = (2, 3)
+IMAGE = (2, 4, 5, 6)
+
+POSITIVE = {"log", "sqrt", "rsqrt", "log2", "log10", "power"}
+WITHIN = {"asin", "acos", "atanh"}
+ABOVE = {"acosh"}
+
+# name: (builder, shapes of its arguments)
+CASES: dict[str, tuple[Build, list[Shape]]] = {
+    "leaky_relu": (lambda x: op.nn.leaky_relu(x, 0.1), [X]),
+    "prelu": (lambda x, a: op.nn.prelu(x, a), [IMAGE, (4,)]),
+    "clip": (lambda x: op.clip(x, -0.5, 0.7), [X]),
+    "cast": (lambda x: op.cast(x, "float64"), [X]),
+    "where": (lambda x, y: op.where(op.greater(x, const(0.0, "float64")), x, y), [X, (3,)]),
+    "dropout": (lambda x: op.nn.dropout(x), [X]),
+    "sum": (lambda x: op.sum(x, axis=(0, 2)), [(2, 3, 4)]),
+    "sum keeps": (lambda x: op.sum(x, axis=1, keepdims=True), [(2, 3, 4)]),
+    "sum excludes": (lambda x: op.sum(x, axis=-1, exclude=True), [(2, 3, 4)]),
+    "mean": (lambda x: op.mean(x, axis=(1,)), [(2, 3, 4)]),
+    "max": (lambda x: op.max(x, axis=(1,)), [(2, 3, 4)]),
+    "min": (lambda x: op.min(x), [(2, 3)]),
+    "prod": (lambda x: op.prod(x, axis=(1,)), [X]),
+    "cumsum": (lambda x: op.cumsum(x, axis=1), [X]),
+    "reshape": (lambda x: op.reshape(x, (3, -1)), [X]),
+    "squeeze": (lambda x: op.squeeze(x), [(2, 1, 3)]),
+    "expand_dims": (lambda x: op.expand_dims(x, 1, 2), [X]),
+    "batch_flatten": (lambda x: op.nn.batch_flatten(x), [(2, 3, 4)]),
+    "transpose": (lambda x: op.transpose(x, (2, 0, 1)), [(2, 3, 4)]),
+    "transpose all": (lambda x: op.transpose(x), [(2, 3, 4)]),
+    "broadcast_to": (lambda x: op.broadcast_to(x, (4, 2, 3)), [(2, 1)]),
+    "concatenate": (lambda x, y: op.concatenate([x, y, x], 1), [(2, 3), (2, 2)]),
+    "stack": (lambda x, y: op.stack([x, y], 1), [X, X]),
+    "split": (lambda x: TupleGetItem(op.split(x, (1, 3), 1), 1), [(2, 4)]),
+    "split all": (lambda x: Tuple([op.exp(TupleGetItem(op.split(x, 2, 0), i)) for i in (0, 1)]),
+                  [(4, 3)]),
+    "reverse": (lambda x: op.reverse(x, 1), [X]),
+    "pad": (lambda x: op.nn.pad(x, ((1, 2), (0, 1)), const(0.0, "float64")), [X]),
+    "strided_slice": (lambda x: op.strided_slice(x, [1, 0], [6, 3], [2, 1]), [(7, 4)]),
+    "strided_slice back": (lambda x: op.strided_slice(x, [5], [0], [-2]), [(7, 2)]),
+    "take": (lambda x: op.take(x, const(np.array([2, 0, 2])), 0), [(3, 2)]),
+    "tile": (lambda x: op.tile(x, (2, 1, 3)), [X]),
+    "repeat": (lambda x: op.repeat(x, 2, 1), [X]),
+    "dense": (lambda x, w: op.nn.dense(x, w), [(2, 3), (4, 3)]),
+    "dense of three": (lambda x, w: op.nn.dense(x, w), [(2, 3, 5), (4, 5)]),
+    "batch_matmul one": (lambda a, b: op.nn.batch_matmul(a, b), [(3, 2, 4), (1, 5, 4)]),
+    "bias_add": (lambda x, b: op.nn.bias_add(x, b), [IMAGE, (4,)]),
+    "softmax": (lambda x: op.nn.softmax(x, 1), [(2, 3, 4)]),
+    "log_softmax": (lambda x: op.nn.log_softmax(x), [X]),
+    "layer_norm": (lambda x, g, b: op.nn.layer_norm(x, g, b), [(2, 3, 4), (4,), (4,)]),
+    "layer_norm plain": (lambda x, g, b: op.nn.layer_norm(x, g, b, center=False, scale=False),
+                         [(2, 4), (4,), (4,)]),
+    "instance_norm": (lambda x, g, b: op.nn.instance_norm(x, g, b), [IMAGE, (4,), (4,)]),
+    "group_norm": (lambda x, g, b: op.nn.group_norm(x, g, b, 2), [IMAGE, (4,), (4,)]),
+    "batch_norm": (lambda x, g, b, m, v: op.nn.batch_norm(x, g, b, m, op.exp(v))[0],
+                   [IMAGE, (4,), (4,), (4,), (4,)]),
+    "batch_norm all": (lambda x, g, b, m, v: Tuple([op.nn.batch_norm(
+        x, g, b, m, op.exp(v), axis=3, center=False)[i] for i in range(3)]),
+        [IMAGE, (6,), (6,), (6,), (6,)]),
+    "conv2d": (lambda x, w: op.nn.conv2d(x, w), [IMAGE, (3, 4, 2, 3)]),
+    "conv2d padded": (lambda x, w: op.nn.conv2d(x, w, padding=(1, 0, 2, 1)), [IMAGE, (3, 4, 3, 3)]),
+    "conv2d strided": (lambda x, w: op.nn.conv2d(x, w, strides=(2, 3), padding=1),
+                       [(2, 4, 8, 8), (3, 4, 3, 3)]),
+    "conv2d dilated": (lambda x, w: op.nn.conv2d(x, w, dilation=2, padding=2),
+                       [IMAGE, (3, 4, 3, 3)]),
+    "conv2d grouped": (lambda x, w: op.nn.conv2d(x, w, groups=2, padding=1), [IMAGE, (6, 2, 3, 3)]),
+    "conv2d depthwise": (lambda x, w: op.nn.conv2d(x, w, groups=4, strides=2),
+                         [IMAGE, (4, 1, 3, 3)]),
+    "max_pool2d": (lambda x: op.nn.max_pool2d(x, (2, 2), (2, 2)), [IMAGE]),
+    "max_pool2d overlapping": (lambda x: op.nn.max_pool2d(x, (3, 2), (1, 2), padding=(1, 1)),
+                               [IMAGE]),
+    "avg_pool2d": (lambda x: op.nn.avg_pool2d(x, (2, 2), (2, 2)), [IMAGE]),
+    "avg_pool2d padded": (lambda x: op.nn.avg_pool2d(x, (3, 3), (1, 1), padding=(1, 1)), [IMAGE]),
+    "avg_pool2d counts": (lambda x: op.nn.avg_pool2d(
+        x, (3, 3), (2, 2), padding=(1, 1), count_include_pad=True), [IMAGE]),
+    "global_avg_pool2d": (lambda x: op.nn.global_avg_pool2d(x), [IMAGE]),
+    "global_max_pool2d": (lambda x: op.nn.global_max_pool2d(x), [IMAGE]),
+}  # fmt: skip
+
+for _ta in (False, True):
+    for _tb in (False, True):
+        _a, _b = ((3, 2) if _ta else (2, 3)), ((4, 3) if _tb else (3, 4))
+        CASES[f"matmul {_ta:d}{_tb:d}"] = (
+            lambda a, b, ta=_ta, tb=_tb: op.nn.matmul(a, b, transpose_a=ta, transpose_b=tb),
+            [_a, _b],
+        )
+        CASES[f"batch_matmul {_ta:d}{_tb:d}"] = (
+            lambda a, b, ta=_ta, tb=_tb: op.nn.batch_matmul(a, b, transpose_a=ta, transpose_b=tb),
+            [(5, *_a), (5, *_b)],
+        )
+
+
+def _values(name: str, shapes: Sequence[Shape]) -> list[np.ndarray]:
+    """Numbers at a distance from kinks and ties, in the domain of the operator."""
+    rng = np.random.default_rng(len(name))
+    low, high = (0.5, 2) if name in POSITIVE else (1.5, 3) if name in ABOVE else (-0.9, 0.9)
+    found = []
+    for shape in shapes:
+        size = int(np.prod(shape))
+        values = np.linspace(low, high, size) + 0.013 + 0.0071 * len(found)
+        found.append(rng.permutation(values).reshape(shape))
+    return found
+
+
+def _check(name: str, build: Build, shapes: Sequence[Shape]) -> None:
+    params = [var(f"p{i}", shape=s, dtype="float64") for i, s in enumerate(shapes)]
+    weighted = _weighted(build(*params), name)
+    function = Function(params, weighted)
+    both = IRModule({"main": gradient(function)})
+    forward = Interpreter(IRModule({"main": function}))
+    values = _values(name, shapes)
+    result, grads = Interpreter(both).evaluate("main", *values)
+    np.testing.assert_allclose(result, forward.evaluate("main", *values), rtol=1e-9, atol=1e-12)
+    for at, (value, grad) in enumerate(zip(values, grads, strict=True)):
+        assert grad.shape == value.shape and grad.dtype == value.dtype
+        rng = np.random.default_rng(0)
+        for place in rng.choice(value.size, min(value.size, 6), replace=False):
+            moved = []
+            for step in (STEP, -STEP):
+                other = value.copy()
+                other.reshape(-1)[place] += step
+                moved.append(forward.evaluate("main", *values[:at], other, *values[at + 1 :]))
+            expected = (moved[0] - moved[1]) / (2 * STEP)
+            assert abs(grad.reshape(-1)[place] - expected) <= 1e-5 * (1 + abs(expected)), (
+                f"argument {at}, element {place}"
+            )
+
+
+def _weighted(result: Expr, name: str) -> Expr:
+    """A number that depends on every element of the result differently."""
+    parts = result.fields if isinstance(result, Tuple) else [result]
+    total: Expr = const(0.0, "float64")
+    for part in parts:
+        flat = op.reshape(part, (-1,))
+        wave = op.sin(op.multiply(op.add(flat, const(1.0, "float64")), flat))
+        total = op.add(total, op.sum(wave))
+    return total
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradient_is_the_limit_of_differences(name: str) -> None:
+    _check(name, *CASES[name])
+
+
+def test_a_gradient_has_the_dtype_of_what_was_cast() -> None:
+    x = var("x", shape=(2,), dtype="float32")
+    made = gradient(Function([x], op.sum(op.cast(x, "float64"))))
+    _, (grad,) = Interpreter(IRModule({"main": made})).evaluate("main", np.ones(2, np.float32))
+    assert grad.dtype == np.float32 and grad.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", sorted(set(UNARY) & set(OPS)))
+def test_gradient_of_one_argument(name: str) -> None:
+    function = op.nn.relu if name == "nn.relu" else getattr(op, name)
+    _check(name, function, [X])
+
+
+@pytest.mark.parametrize("shapes", [[X, X], [X, (3,)], [(2, 1), (4, 1, 3)], [(), X]])
+@pytest.mark.parametrize("name", sorted(BINARY))
+def test_gradient_of_two_arguments_that_broadcast(name: str, shapes: list[Shape]) -> None:
+    def build(a: Expr, b: Expr) -> Expr:
+        if name in ("mod", "floor_mod", "divide"):
+            b = op.add(op.multiply(b, b), const(0.7, "float64"))
+        return getattr(op, name)(a, b)
+
+    _check(name, build, shapes)
+
+
+def test_every_row_is_tested() -> None:
+    tested = {name.split()[0] for name in CASES} | set(UNARY) | set(BINARY) | set(FLAT)
+    rows = {name.removeprefix("nn.") for name in GRADIENTS}
+    assert rows - {name.removeprefix("nn.") for name in tested} == set()

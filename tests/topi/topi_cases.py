@@ -1,0 +1,176 @@
+"""Checks of operators on every way to run them, many cases to a build.
+
+A case is an operator on arrays, with what NumPy gives. Each runs with its dimensions as numbers
+and, where `symbolic`, as symbols; by each of BACKENDS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from ekiden import te, topi
+from ekiden.codegen.llvm import compile_object, link
+from ekiden.ir.prim import SizeVar
+from ekiden.runtime import load_image
+from ekiden.target import Target
+from ekiden.te import Tensor
+from ekiden.tir import PrimFunc, interpreter
+from ekiden.tir.transform import lower
+
+Array = np.ndarray
+RNG = np.random.default_rng(11)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`build` of one tensor per array gives tensors whose values are `expected`."""
+
+    name: str
+    build: Callable[..., object]
+    arrays: tuple[Array, ...]
+    expected: tuple[Array, ...]
+    tolerance: float
+    symbolic: bool
+    chosen: tuple[int, ...] | None = None
+
+    @property
+    def label(self) -> str:
+        """The case in messages."""
+        shapes = ",".join(f"{a.dtype}{list(a.shape)}" for a in self.arrays)
+        return f"{self.name}({shapes}){' symbolic' if self.symbolic else ''}"
+
+    def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
+        """(inputs, outputs); equal extents above 1 share a symbol."""
+        symbols: dict[int, SizeVar] = {}
+
+        def dim(n: int) -> SizeVar | int:
+            fixed = n <= 1 or (self.chosen is not None and n not in self.chosen)
+            return n if not self.symbolic or fixed else symbols.setdefault(n, SizeVar(f"n{n}"))
+
+        inputs = [
+            te.placeholder([dim(n) for n in a.shape], str(a.dtype), f"x{i}")
+            for i, a in enumerate(self.arrays)
+        ]
+        found = self.build(*inputs)
+        outputs = [found] if isinstance(found, Tensor) else list(found)  # type: ignore[call-overload]
+        return inputs, outputs
+
+
+def case(
+    name: str,
+    *arrays: Array,
+    expected: object,
+    build: Callable[..., object] | None = None,
+    tolerance: float = 2e-5,
+    symbolic: bool | tuple[int, ...] = True,
+    **attributes: object,
+) -> Case:
+    """`name` with attributes on arrays; `expected` is an array, a tuple, or a function of arrays.
+
+    `symbolic` says whether dimensions may be symbols, or which extents may.
+    """
+    operator = topi.operators()[name]
+    if callable(expected):
+        with np.errstate(all="ignore"):
+            expected = expected(*arrays)
+    many = expected if isinstance(expected, (tuple, list)) else (expected,)
+    return Case(
+        name,
+        build or (lambda *inputs: operator(*inputs, **attributes)),
+        arrays,
+        tuple(np.asarray(e) for e in many),
+        tolerance,
+        bool(symbolic),
+        symbolic if isinstance(symbolic, tuple) else None,
+    )
+
+
+def normal(*shape: int, dtype: str = "float32") -> Array:
+    """Random values: floats of order one, integers small, bools."""
+    values = RNG.normal(size=shape) * (1 if dtype.startswith("float") else 20)
+    if dtype == "bool":
+        return np.asarray(values > 0)
+    return np.asarray(np.abs(values) if dtype.startswith("uint") else values).astype(dtype)
+
+
+def integers(low: int, high: int, *shape: int, dtype: str = "int64") -> Array:
+    """Random integers in [low, high)."""
+    return np.asarray(RNG.integers(low, high, size=shape)).astype(dtype)
+
+
+def _plain(cases: Sequence[Case]) -> list[PrimFunc]:
+    found = []
+    for n, each in enumerate(cases):
+        inputs, outputs = each.tensors()
+        copies = topi.rule.stages.own_outputs(outputs)
+        found.append(lower(te.create_prim_func([*inputs, *copies], f"k{n}")))
+    return found
+
+
+def _scheduled(cases: Sequence[Case], target: Target) -> list[PrimFunc]:
+    return [
+        lower(topi.rule.schedule(*each.tensors(), target, f"k{n}"), target)
+        for n, each in enumerate(cases)
+    ]
+
+
+Runner = Callable[..., object]
+
+
+def _interpreted(funcs: Sequence[PrimFunc]) -> list[Runner]:
+    return [lambda *arrays, f=f: interpreter.run(f, *arrays) for f in funcs]
+
+
+def _llvm(cases: Sequence[Case]) -> list[Runner]:
+    target = Target.host()
+    funcs = _scheduled(cases, target)
+    image = load_image(link([compile_object(funcs, target)], [f.name for f in funcs]))
+    return [image[f.name] for f in funcs]
+
+
+BACKENDS: dict[str, Callable[[Sequence[Case]], list[Runner]]] = {
+    "plain": lambda cases: _interpreted(_plain(cases)),
+    "threads": lambda cases: _interpreted(_scheduled(cases, Target(kind="cuda"))),
+    "llvm": _llvm,
+}
+"""How the kernels of cases are made: the unscheduled program and the one for GPUs in the
+interpreter, the one for this machine natively."""
+
+
+def both(cases: Sequence[Case]) -> list[Case]:
+    """The cases with numbers and, where they allow it, with symbols."""
+    return [v for c in cases for v in ((replace(c, symbolic=False), c) if c.symbolic else (c,))]
+
+
+def check(cases: Sequence[Case], backend: str) -> None:
+    """Run all cases; every one that differs from what is expected is named."""
+    every = both(cases)
+    wrong: list[str] = []
+    for each, kernel in zip(every, BACKENDS[backend](every), strict=True):
+        results = [np.full(e.shape, 7, e.dtype) for e in each.expected]
+        kernel(*(np.array(a, order="C") for a in each.arrays), *results)
+        for n, (found, expected) in enumerate(zip(results, each.expected, strict=True)):
+            problem = difference(found, expected, each.tolerance)
+            if problem:
+                wrong.append(f"{each.label} output {n}: {problem}")
+    assert not wrong, f"{backend}: {len(wrong)} of {len(every)} cases\n" + "\n".join(wrong[:20])
+
+
+def difference(found: Array, expected: Array, tolerance: float) -> str:
+    """What is wrong with a result; empty if nothing is."""
+    if expected.dtype.kind not in "fc":
+        tolerance = 0
+    finite = np.abs(expected, where=np.isfinite(expected), out=np.zeros(expected.shape))
+    scale = max(1.0, float(np.max(finite, initial=0)))
+    try:
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * scale)
+    except AssertionError as error:
+        return " ".join(str(error).split())[:300]
+    return ""
+
+
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
