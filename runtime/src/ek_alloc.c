@@ -6,9 +6,12 @@
 ** lists, and so do all lists of a thread that ends. Buffers go on shared lists.
 **
 ** Under EK_HARD_TEST nothing is kept: every block is the system's own, so that sanitizers see each
-** use after free, fresh and freed memory is filled, and a chosen allocation fails.
+** use after free, fresh and freed memory is filled, a chosen allocation fails, and a process that
+** ends with blocks in use ends with an error.
 */
 #include "ek_internal.h"
+
+#include <stdio.h>
 
 enum {
   SMALL_STEP = 64,
@@ -69,7 +72,24 @@ static bool hard_fails(void) {
          __atomic_fetch_sub(&fail_countdown, 1, __ATOMIC_RELAXED) == 1;
 }
 
+/* What lives as long as the process goes first; then nothing is left. */
+static void check_at_exit(void) {
+  ek_pool_config(0, NULL, 0);
+  ek_registry_clear();
+  ek_types_clear();
+  ek_object_release(ek_error_take());
+  ek_workspace_drop();
+  if (ek_hard_live() == 0) return;
+  fprintf(stderr, "ekiden: %lld blocks are in use at exit\n", (long long)ek_hard_live());
+  fflush(stderr);
+  _Exit(3);
+}
+
+static void register_check(void) { atexit(check_at_exit); }
+
 static void *hard_fresh(void *memory, size_t size) {
+  static ek_once once = EK_ONCE_INIT;
+  ek_call_once(&once, register_check);
   __atomic_fetch_add(&live_count, 1, __ATOMIC_RELAXED);
   return memset(memory, 0xcd, size);
 }
@@ -291,21 +311,12 @@ static uint64_t free_bytes(void) {
   return total;
 }
 
-ek_pool_stats ek_pool_get_stats(void) {
-  ek_pool_stats stats = {
-      __atomic_load_n(&system_allocations, __ATOMIC_RELAXED),
-      __atomic_load_n(&bytes_held, __ATOMIC_RELAXED),
-      free_bytes(),
-  };
-  return stats;
-}
-
 static void trim(list *from, size_t size) {
   for (link *item = pop(from); item != NULL; item = pop(from)) to_system(item, size);
 }
 
 /* Blocks on the lists of other threads stay there. */
-void ek_pool_trim(void) {
+static void trim_all(void) {
   for (unsigned i = 0; i < SMALL_CLASSES; i++) trim(&local_small[i], small_size(i));
   ek_mutex_lock(&shared_lock);
   for (unsigned i = 0; i < SMALL_CLASSES; i++) trim(&shared_small[i], small_size(i));
@@ -313,4 +324,14 @@ void ek_pool_trim(void) {
     trim(&shared_buffers[i], buffer_actual(i));
   }
   ek_mutex_unlock(&shared_lock);
+}
+
+ek_pool_stats ek_pool_get(int wants_trim) {
+  if (wants_trim) trim_all();
+  ek_pool_stats stats = {
+      __atomic_load_n(&system_allocations, __ATOMIC_RELAXED),
+      __atomic_load_n(&bytes_held, __ATOMIC_RELAXED),
+      free_bytes(),
+  };
+  return stats;
 }

@@ -1,4 +1,5 @@
-/* Strings, bytes, arrays and values of algebraic data types: the objects that hold values. */
+/* Strings, bytes, arrays, shapes and values of algebraic data types: the objects that hold
+** values. */
 #include "ek_internal.h"
 
 /* Strings -------------------------------------------------------------------------------------- */
@@ -22,36 +23,25 @@ int ek_string_new(int32_t type, const char *data, size_t size, ek_value *out) {
   return 0;
 }
 
-int ek_string_borrow(const ek_value *value, ek_bytes *out) {
-  switch (value->type_index) {
-    case EK_SMALL_STR:
-    case EK_SMALL_BYTES: *out = (ek_bytes){value->v.bytes, value->small_len}; return 1;
-    case EK_STR:
-    case EK_BYTES: *out = ((ek_string *)(void *)value->v.obj)->bytes; return 1;
-    case EK_RAW_STR: *out = ek_bytes_of(value->v.ptr); return 1;
-    case EK_BYTE_ARRAY_PTR: *out = *(ek_bytes *)value->v.ptr; return 1;
-    default: return 0;
-  }
-}
-
 /* Arrays --------------------------------------------------------------------------------------- */
 
-static void release_all(ek_value *values, int64_t count) {
-  for (int64_t i = 0; i < count; i++) ek_value_release(&values[i]);
-}
-
-static void copy_all(ek_value *to, const ek_value *from, int64_t count) {
-  for (int64_t i = 0; i < count; i++) {
-    to[i] = from[i];
-    ek_value_retain(&to[i]);
+/* The values of n items; those it made are released on failure. */
+static int own_all(const char *doing, ek_value *to, const ek_value *from, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    if (ek_value_own(doing, &from[i], &to[i]) == 0) continue;
+    ek_values_release(to, i);
+    return -1;
   }
+  return 0;
 }
 
-static void array_deleter(void *self, int flags) {
+static void drop_array(void *self, int flags) {
   ek_array *array = self;
-  if (flags & EK_DELETE_CONTENT) release_all(array->data, array->size);
+  if (flags & EK_DELETE_CONTENT) ek_values_release(array->data, array->size);
   if (flags & EK_DELETE_MEMORY) ek_free(self);
 }
+
+static void array_deleter(void *self, int flags) { ek_delete_flat(self, flags, drop_array); }
 
 ek_array *ek_array_alloc(int64_t size) {
   if (size < 0 || size > PTRDIFF_MAX / 64) {
@@ -59,7 +49,7 @@ ek_array *ek_array_alloc(int64_t size) {
     return NULL;
   }
   size_t bytes = sizeof(ek_array) + (size_t)size * sizeof(ek_value);
-  ek_array *array = ek_object_new(bytes, EK_ARRAY, array_deleter);
+  ek_array *array = ek_object_alloc(bytes, EK_ARRAY, array_deleter);
   if (array == NULL) return NULL;
   array->data = (ek_value *)(void *)(array + 1);
   array->size = size;
@@ -67,10 +57,13 @@ ek_array *ek_array_alloc(int64_t size) {
   return array;
 }
 
-int ek_array_new(const ek_value *items, int64_t size, ek_object **out) {
+static int array_new(const ek_value *items, int64_t size, ek_object **out) {
   ek_array *array = ek_array_alloc(size);
   if (array == NULL) return -1;
-  copy_all(array->data, items, size);
+  if (own_all("make array", array->data, items, size) != 0) {
+    ek_free(array);
+    return -1;
+  }
   *out = &array->base;
   return 0;
 }
@@ -87,50 +80,66 @@ int ek_array_of_names(const char *const *names, int64_t size, ek_object **out) {
   return 0;
 }
 
-/* Algebraic data types --------------------------------------------------------------------------
-**
-** A list of a million cells is a chain of a million ADTs. Its last reference must not take the C
-** stack with it: an ADT that dies while another is being deleted on the same thread is queued,
-** linked through the place of its deleter, and deleted by the outer one. */
+/* Shapes --------------------------------------------------------------------------------------- */
 
-static EK_THREAD_LOCAL ek_adt *dying;
-static EK_THREAD_LOCAL bool is_deleting;
-
-static void delete_adt(ek_adt *adt, int flags) {
-  if (flags & EK_DELETE_CONTENT) release_all(adt->fields, adt->size);
-  if (flags & EK_DELETE_MEMORY) ek_free(adt);
+static int shape_new(const ek_value *items, int64_t n, ek_object **out) {
+  if (n < 0 || n > INT32_MAX) {
+    return ek_error("ValueError", "make shape: the number of dimensions must be in range, got %lld",
+                    (long long)n);
+  }
+  size_t size = sizeof(ek_shape) + (size_t)n * sizeof(int64_t);
+  ek_shape *shape = ek_object_alloc(size, EK_SHAPE, ek_object_plain_deleter);
+  if (shape == NULL) return -1;
+  int64_t *dims = (int64_t *)(void *)(shape + 1);
+  shape->data = dims;
+  shape->size = (size_t)n;
+  for (int64_t i = 0; i < n; i++) {
+    if (items[i].type_index != EK_INT) {
+      ek_free(shape);
+      return ek_error("TypeError", "make shape: dimension %lld: an int expected, got %s",
+                      (long long)i, ek_value_type_name(&items[i]));
+    }
+    dims[i] = items[i].v.i64;
+  }
+  *out = &shape->base;
+  return 0;
 }
 
-static void adt_deleter(void *self, int flags) {
+/* Algebraic data types -------------------------------------------------------------------------- */
+
+static void drop_adt(void *self, int flags) {
   ek_adt *adt = self;
-  if (adt->size == 0 || flags != (EK_DELETE_CONTENT | EK_DELETE_MEMORY)) {
-    delete_adt(adt, flags);
-    return;
-  }
-  if (is_deleting) {
-    /* The deleter is not needed any more: its place holds the link. */
-    memcpy(&adt->base.deleter, &dying, sizeof dying);
-    dying = adt;
-    return;
-  }
-  is_deleting = true;
-  while (adt != NULL) {
-    delete_adt(adt, flags);
-    adt = dying;
-    if (adt != NULL) memcpy(&dying, &adt->base.deleter, sizeof dying);
-  }
-  is_deleting = false;
+  if (flags & EK_DELETE_CONTENT) ek_values_release(adt->fields, adt->size);
+  if (flags & EK_DELETE_MEMORY) ek_free(self);
 }
 
-int ek_adt_new(int32_t tag, const ek_value *fields, int32_t size, ek_object **out) {
-  if (size < 0) return ek_error("ValueError", "make ADT: the number of fields is negative");
-  size_t bytes = sizeof(ek_adt) + (size_t)size * sizeof(ek_value);
-  ek_adt *adt = ek_alloc_or_error(bytes);
+static void adt_deleter(void *self, int flags) { ek_delete_flat(self, flags, drop_adt); }
+
+static int adt_new(int32_t tag, const ek_value *fields, int64_t size, ek_object **out) {
+  if (size < 0 || size > INT32_MAX) {
+    return ek_error("ValueError", "make ADT: the number of fields must be in range, got %lld",
+                    (long long)size);
+  }
+  ek_adt *adt = ek_alloc_or_error(sizeof *adt + (size_t)size * sizeof(ek_value));
   if (adt == NULL) return -1;
   adt->base = (ek_object){EK_REFS_NEW, EK_ADT, 0, adt_deleter};
   adt->tag = tag;
-  adt->size = size;
-  copy_all(adt->fields, fields, size);
+  adt->size = (int32_t)size;
+  if (own_all("make ADT", adt->fields, fields, size) != 0) {
+    ek_free(adt);
+    return -1;
+  }
   *out = &adt->base;
   return 0;
+}
+
+int ek_container_new(int32_t type, int32_t tag, const ek_value *items, int64_t n,
+                     ek_object **out) {
+  switch (type) {
+    case EK_ARRAY: return array_new(items, n, out);
+    case EK_ADT: return adt_new(tag, items, n, out);
+    case EK_MAP: return ek_map_new(items, n, out);
+    case EK_SHAPE: return shape_new(items, n, out);
+    default: return ek_error("ValueError", "make container: there is none of type %d", type);
+  }
 }

@@ -71,8 +71,13 @@ static void delete_versioned(ek_managed_versioned *self) {
   ek_free(self);
 }
 
+/* A tensor of another runtime ends with its DLTensor. */
+static uint64_t flags_of(const ek_tensor *tensor) {
+  return ek_tensor_is_own(&tensor->base) ? tensor->flags : 0;
+}
+
 static int export_legacy(ek_tensor *tensor, void **managed) {
-  if (tensor->flags & EK_DLPACK_READ_ONLY) {
+  if (flags_of(tensor) & EK_DLPACK_READ_ONLY) {
     return ek_error("ValueError", "export DLPack tensor: a read-only tensor needs DLPack 1.0 or "
                     "later, the consumer asked for the legacy form");
   }
@@ -87,7 +92,7 @@ static int export_versioned(ek_tensor *tensor, void **managed) {
   ek_managed_versioned *result = ek_alloc_or_error(sizeof *result);
   if (result == NULL) return -1;
   *result = (ek_managed_versioned){DLPACK_MAJOR, DLPACK_MINOR, tensor, delete_versioned,
-                                   tensor->flags, tensor->dl};
+                                   flags_of(tensor), tensor->dl};
   *managed = result;
   return 0;
 }

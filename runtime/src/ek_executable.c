@@ -400,7 +400,7 @@ static void executable_deleter(void *self, int flags) {
 /* Takes 'file' over, also on failure. */
 static int executable_new(const char *source, file_object *file, const void *bytes, size_t size,
                           ek_object **out) {
-  ek_executable *e = ek_object_new(sizeof *e, EK_EXECUTABLE, executable_deleter);
+  ek_executable *e = ek_object_alloc(sizeof *e, EK_EXECUTABLE, executable_deleter);
   if (e == NULL) {
     ek_release(&file->base);
     return -1;
@@ -419,7 +419,7 @@ static int executable_new(const char *source, file_object *file, const void *byt
 
 int ek_executable_load(const char *path, ek_object **out) {
   size_t size = 0;
-  file_object *file = ek_object_new(sizeof *file, EK_OBJECT, file_deleter);
+  file_object *file = ek_object_alloc(sizeof *file, EK_OBJECT, file_deleter);
   if (file == NULL) return -1;
   file->mapped = ek_file_map(path, &size);
   file->size = size;
@@ -435,7 +435,7 @@ int ek_executable_load(const char *path, ek_object **out) {
 
 /* Constants must be aligned in memory as in the file: other bytes are copied even if not asked. */
 int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object **out) {
-  file_object *file = ek_object_new(sizeof *file, EK_OBJECT, file_deleter);
+  file_object *file = ek_object_alloc(sizeof *file, EK_OBJECT, file_deleter);
   if (file == NULL) return -1;
   if (copy || (uintptr_t)bytes % ALIGNMENT != 0) {
     file->buffer = ek_buffer_alloc(size, &file->size);
@@ -503,9 +503,7 @@ static ek_executable *as_executable(ek_object *object) {
   return NULL;
 }
 
-int64_t ek_executable_count(ek_object *executable, int32_t part) {
-  const ek_executable *e = as_executable(executable);
-  if (e == NULL) return -1;
+static int64_t count_of(const ek_executable *e, int32_t part) {
   switch (part) {
     case EK_PART_GLOBAL:
     case EK_PART_PARAMS:
@@ -537,9 +535,13 @@ static int params_of(const ek_vm_function *f, ek_value *out) {
 }
 
 int ek_executable_item(ek_object *executable, int32_t part, int64_t index, ek_value *out) {
-  int64_t n = ek_executable_count(executable, part);
-  if (n < 0) return -1;
   const ek_executable *e = as_executable(executable);
+  int64_t n = e == NULL ? -1 : count_of(e, part);
+  if (n < 0) return -1;
+  if (index == -1) {
+    *out = ek_value_int(n);
+    return 0;
+  }
   if (index < 0 || index >= n) {
     return ek_error("IndexError", "read executable: part %d has %lld items, got index %lld", part,
                     (long long)n, (long long)index);
@@ -561,4 +563,28 @@ int ek_executable_item(ek_object *executable, int32_t part, int64_t index, ek_va
     case EK_PART_METADATA: return ek_string_new(EK_STR, e->metadata.data, e->metadata.size, out);
     default: return ek_string_new(EK_BYTES, (const char *)e->data, e->size, out);
   }
+}
+
+int32_t ek_executable_find(const ek_executable *e, const char *name) {
+  size_t size = strlen(name);
+  for (int32_t i = 0; i < e->n_functions; i++) {
+    ek_bytes of = e->functions[i].name;
+    if (of.size == size && memcmp(of.data, name, size) == 0) return i;
+  }
+  return -1;
+}
+
+int ek_executable_save(const ek_executable *e, const char *path) {
+  char draft[4096];
+  int length = snprintf(draft, sizeof draft, "%s.part", path);
+  if (length < 0 || (size_t)length >= sizeof draft) {
+    return ek_error("ValueError", "save executable: the path is too long");
+  }
+  FILE *file = fopen(draft, "wb");
+  bool written = file != NULL && fwrite(e->data, 1, e->size, file) == e->size;
+  if (file != NULL && fclose(file) != 0) written = false;
+  if (written && rename(draft, path) == 0) return 0;
+  int reason = errno;
+  remove(draft);
+  return ek_error("OSError", "save '%s': %s", path, strerror(reason));
 }

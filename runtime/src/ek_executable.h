@@ -37,4 +37,10 @@ typedef struct ek_executable {
 ** After it has returned 0, 'linked' never changes. 0 or -1. */
 int ek_executable_link(ek_executable *executable);
 
+/* The index of a function, or -1. */
+int32_t ek_executable_find(const ek_executable *executable, const char *name);
+
+/* Writes the file anew: it appears whole or not at all. 0 or -1. */
+int ek_executable_save(const ek_executable *executable, const char *path);
+
 #endif /* EK_EXECUTABLE_H_ */

@@ -32,7 +32,7 @@ static void bound_deleter(void *self, int flags) {
 }
 
 int ek_function_new(void *self, ek_packed call, void (*deleter)(void *self), ek_object **out) {
-  closure_function *function = ek_object_new(sizeof *function, EK_FUNCTION, closure_deleter);
+  closure_function *function = ek_object_alloc(sizeof *function, EK_FUNCTION, closure_deleter);
   if (function == NULL) return -1;
   function->base.call = call_target;
   function->self = self;
@@ -43,7 +43,7 @@ int ek_function_new(void *self, ek_packed call, void (*deleter)(void *self), ek_
 }
 
 int ek_function_bind(ek_packed code, ek_object *owner, ek_object **out) {
-  bound_function *function = ek_object_new(sizeof *function, EK_FUNCTION, bound_deleter);
+  bound_function *function = ek_object_alloc(sizeof *function, EK_FUNCTION, bound_deleter);
   if (function == NULL) return -1;
   function->base.call = code;
   function->owner = owner;

@@ -20,6 +20,9 @@ typedef struct image {
   image_export *exports;       /* sorted by name */
   uint32_t export_count;
   char *names;                 /* a copy of the export table, whose names it holds */
+  uintptr_t *table;            /* an address per import, to be copied behind the text */
+  ek_call_site *sites;         /* with names of their own */
+  uint32_t site_count;
 } image;
 
 typedef struct header {
@@ -159,21 +162,48 @@ static int read_exports(image *self, const unsigned char *bytes, const header *h
   return check_exports_unique(self);
 }
 
-/* Resolves the imports into 'table', or only checks them when it is NULL. */
-static int read_imports(const unsigned char *bytes, const header *h, ek_address *table) {
+/* A call site for an import "packed:<name>": its slot in the table of addresses gets its own. */
+static ek_call_site *add_site(image *self, ek_bytes name) {
+  char *copy = ek_alloc_or_error(name.size + 1);
+  if (copy == NULL) return NULL;
+  memcpy(copy, name.data, name.size);
+  copy[name.size] = '\0';
+  ek_call_site *site = &self->sites[self->site_count++];
+  *site = (ek_call_site){NULL, copy, NULL};
+  return site;
+}
+
+static int no_service(ek_bytes name) {
+  int shown = name.size < 200 ? (int)name.size : 200;
+  return ek_error("LoadError", "load code image: import table: there is no service '%.*s'", shown,
+                  name.data);
+}
+
+/* The address that an import stands for, as a number. */
+static int resolve(image *self, ek_bytes import, uintptr_t *address) {
+  static const char prefix[] = "packed:";
+  const size_t skip = sizeof prefix - 1;
   char name[64];
+  if (import.size > skip && memcmp(import.data, prefix, skip) == 0) {
+    *address = (uintptr_t)add_site(self, (ek_bytes){import.data + skip, import.size - skip});
+    return *address == 0 ? -1 : 0;
+  }
+  if (import.size >= sizeof name) return no_service(import);
+  memcpy(name, import.data, import.size);
+  name[import.size] = '\0';
+  *address = (uintptr_t)ek_service(name);
+  return *address == 0 ? no_service(import) : 0;
+}
+
+static int read_imports(image *self, const unsigned char *bytes, const header *h) {
   reader r = {bytes + h->import_offset, bytes + h->total, NULL};
+  self->table = ek_alloc_or_error((size_t)h->imports * sizeof *self->table + 1);
+  self->sites = ek_alloc_or_error((size_t)h->imports * sizeof *self->sites + 1);
+  if (self->table == NULL || self->sites == NULL) return -1;
   for (uint32_t i = 0; i < h->imports; i++) {
-    ek_bytes text = name_of(&r);
+    ek_bytes import = name_of(&r);
     if (r.failed != NULL) break;
-    size_t size = text.size < sizeof name ? text.size : sizeof name - 1;
-    memcpy(name, text.data, size);
-    name[size] = '\0';
-    ek_address address = ek_service(name);
-    if (address == NULL) {
-      return ek_error("LoadError", "load code image: import table: there is no service '%s'", name);
-    }
-    if (table != NULL) table[i] = address;
+    if (resolve(self, import, &self->table[i]) != 0) return -1;
   }
   zeros_to_end(&r);
   return r.failed == NULL ? 0 : load_error("import table", r.failed);
@@ -185,13 +215,15 @@ static size_t round_to_page(size_t size) { return (size + PAGE - 1) / PAGE * PAG
 
 static int map(image *self, const unsigned char *bytes, const header *h) {
   size_t text = round_to_page((size_t)h->text_size);
-  size_t table = round_to_page((size_t)h->imports * sizeof(ek_address));
+  size_t table = round_to_page((size_t)h->imports * sizeof *self->table);
   self->mapped = text + table;
   if (self->mapped == 0) return 0;
   self->pages = ek_pages_map(self->mapped);
   if (self->pages == NULL) return ek_error_memory(self->mapped);
   memcpy(self->pages, bytes + PAGE, (size_t)h->text_size);
-  if (read_imports(bytes, h, (ek_address *)(void *)(self->pages + text)) != 0) return -1;
+  if (h->imports != 0) {
+    memcpy(self->pages + text, self->table, (size_t)h->imports * sizeof *self->table);
+  }
   if ((text != 0 && ek_pages_protect(self->pages, text, EK_READ_EXECUTE) != 0) ||
       (table != 0 && ek_pages_protect(self->pages + text, table, EK_READ) != 0)) {
     return ek_error("OSError", "load code image: the system refuses to make memory executable");
@@ -203,12 +235,18 @@ static int map(image *self, const unsigned char *bytes, const header *h) {
 
 static void image_delete(image *self) {
   if (self->pages != NULL) ek_pages_unmap(self->pages, self->mapped);
+  for (uint32_t i = 0; i < self->site_count; i++) {
+    ek_object_release(self->sites[i].function);
+    ek_free((void *)(uintptr_t)self->sites[i].name);
+  }
+  ek_free(self->sites);
+  ek_free(self->table);
   ek_free(self->exports);
   ek_free(self->names);
   ek_free(self);
 }
 
-static void image_destroy(ek_module *module) { image_delete(module->self); }
+static void image_destroy(void *self) { image_delete(self); }
 
 static ek_packed code_at(const image *self, uint64_t offset) {
   const void *address = self->pages + offset;
@@ -217,17 +255,17 @@ static ek_packed code_at(const image *self, uint64_t offset) {
   return code;
 }
 
-static int image_get(ek_module *module, const char *name, ek_object **out) {
-  image *self = module->self;
+static int image_get(void *context, ek_object *module, const char *name, ek_object **out) {
+  const image *self = context;
   image_export key = {ek_bytes_of(name), 0};
   if (self->export_count == 0) return 0;
   const image_export *found =
       bsearch(&key, self->exports, self->export_count, sizeof(image_export), by_name);
-  return found == NULL ? 0 : ek_function_bind(code_at(self, found->offset), &module->base, out);
+  return found == NULL ? 0 : ek_function_bind(code_at(self, found->offset), module, out);
 }
 
-static int image_names(ek_module *module, ek_object **out) {
-  const image *self = module->self;
+static int image_names(void *context, ek_object **out) {
+  const image *self = context;
   ek_array *array = ek_array_alloc(self->export_count);
   if (array == NULL) return -1;
   for (uint32_t i = 0; i < self->export_count; i++) {
@@ -240,21 +278,24 @@ static int image_names(ek_module *module, ek_object **out) {
   return 0;
 }
 
-static const ek_module_kind image_kind = {"image", image_get, image_names, image_destroy};
+static const ek_module_kind image_kind = {"image", image_get, image_names, NULL, image_destroy};
 
 static int fill(image *self, const unsigned char *bytes, size_t size) {
-  header h;
+  header h = {0};
   if (read_header(bytes, size, &h) != 0 || check_header(&h, size) != 0) return -1;
   if (check_gap(bytes, &h) != 0) return -1;
-  if (read_exports(self, bytes, &h) != 0 || read_imports(bytes, &h, NULL) != 0) return -1;
+  if (read_exports(self, bytes, &h) != 0 || read_imports(self, bytes, &h) != 0) return -1;
   return map(self, bytes, &h);
 }
 
 int ek_image_load(const void *bytes, size_t size, ek_object **out) {
   image *self = ek_alloc_or_error(sizeof *self);
   if (self == NULL) return -1;
-  *self = (image){NULL, 0, NULL, 0, NULL};
-  if (fill(self, bytes, size) == 0 && ek_module_new(&image_kind, self, out) == 0) return 0;
+  *self = (image){0};
+  if (fill(self, bytes, size) == 0 && ek_module_new(&image_kind, self, out) == 0) {
+    for (uint32_t i = 0; i < self->site_count; i++) self->sites[i].image = *out;
+    return 0;
+  }
   image_delete(self);
   return -1;
 }

@@ -17,35 +17,20 @@
 
 /* ek_object.c ---------------------------------------------------------------------------------- */
 
-#define EK_STRONG_MASK UINT64_C(0xffffffff)
-#define EK_WEAK_ONE (UINT64_C(1) << 32)
-
-/* The rare half of a release: 'before' is what 'refs' was, and no strong reference is left. */
-void ek_object_last_release(ek_object *object, uint64_t before);
-
-/* As ek_object_retain and ek_object_release, for objects that are not NULL. A new reference needs
-** no ordering; whoever deletes must see all that happened before each release. */
-static inline void ek_retain(ek_object *object) {
-  __atomic_fetch_add(&object->refs, 1, __ATOMIC_RELAXED);
-}
-
-static inline void ek_release(ek_object *object) {
-  uint64_t before = __atomic_fetch_sub(&object->refs, 1, __ATOMIC_RELEASE);
-  if ((before & EK_STRONG_MASK) == 1) ek_object_last_release(object, before);
-}
-
-/* Weak references keep the memory, not the content. ek_weak_lock returns a strong reference, or
-** NULL when the content is gone. */
-void ek_weak_retain(ek_object *object);
-void ek_weak_release(ek_object *object);
-ek_object *ek_weak_lock(ek_object *object);
-
 /* A zeroed object of 'size' bytes, header included, with one strong reference; NULL with a
-** MemoryError set. Its deleter must give the memory back with ek_free(self) on EK_DELETE_MEMORY. */
-void *ek_object_new(size_t size, int32_t type_index, void (*deleter)(void *self, int flags));
+** MemoryError set. Its deleter must give the memory back with ek_free(self) on
+** EK_DELETE_MEMORY. */
+void *ek_object_alloc(size_t size, int32_t type_index, void (*deleter)(void *self, int flags));
 
 /* A deleter for objects that own nothing. */
 void ek_object_plain_deleter(void *self, int flags);
+
+/* For the deleters of objects that own others of any depth: runs drop(self, flags), or leaves it to
+** the one that is running on this thread already, so that a long chain takes no C stack. 'drop'
+** must be the same for all objects of one deleter. */
+void ek_delete_flat(ek_object *self, int flags, void (*drop)(void *self, int flags));
+
+void ek_values_release(ek_value *values, int64_t count);
 
 static inline bool ek_is(const ek_object *object, int32_t type_index) {
   return object != NULL && object->type_index == type_index;
@@ -83,6 +68,7 @@ void *ek_alloc_or_error(size_t size);
 void *ek_workspace_prepare(void);
 void ek_workspace_adopt(void *prepared);
 void ek_workspace_discard(void *prepared);
+void ek_workspace_drop(void); /* all chunks of this thread */
 
 #ifdef EK_HARD_TEST
 /* Makes the n-th allocation from now fail (1 is the next one), once; 0 turns that off. */
@@ -102,6 +88,19 @@ int ek_error_memory(size_t size);
 ** ignore. 'owner' is retained for as long as the function lives. */
 int ek_function_bind(ek_packed code, ek_object *owner, ek_object **out);
 
+/* ek_type.c ------------------------------------------------------------------------------------ */
+
+/* "int", "a string", "myns.MyExpr": what a value is, for messages. Lives as long as the process. */
+const char *ek_value_type_name(const ek_value *value);
+
+/* A value as something may keep it: owned, text and bytes that were lent copied. TypeError for what
+** can only be an argument; 'doing' begins the message. */
+int ek_value_own(const char *doing, const ek_value *value, ek_value *out);
+
+/* Forgets every type and function that was registered: when the process ends. */
+void ek_types_clear(void);
+void ek_registry_clear(void);
+
 /* ek_array.c ----------------------------------------------------------------------------------- */
 
 /* An array of 'size' NONEs, to be filled before it is shared; NULL with the error set. */
@@ -109,6 +108,22 @@ ek_array *ek_array_alloc(int64_t size);
 
 /* An owned array of owned strings. */
 int ek_array_of_names(const char *const *names, int64_t size, ek_object **out);
+
+/* ek_map.c ------------------------------------------------------------------------------------- */
+
+int ek_map_new(const ek_value *items, int64_t n, ek_object **out);
+
+/* The hash and equality of keys: text, bytes and numbers by value, objects by identity. */
+uint64_t ek_key_hash(const ek_value *key);
+bool ek_key_equal(const ek_value *a, const ek_value *b);
+
+/* One step of the hash that all of the runtime uses. */
+static inline uint64_t ek_hash_mix(uint64_t hash, uint64_t word) {
+  hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
+  return hash ^ hash >> 32;
+}
+
+uint64_t ek_hash_bytes(const void *data, size_t size);
 
 /* ek_tensor.c ---------------------------------------------------------------------------------- */
 
@@ -118,27 +133,44 @@ int ek_shape_nbytes(const int64_t *shape, int32_t ndim, ek_dtype dtype, size_t *
 /* An object with room for 'ndim' dimensions, shape and strides set up, all else zero. */
 ek_tensor *ek_tensor_alloc(const int64_t *shape, int32_t ndim, ek_dtype dtype, ek_device device);
 
-/* ek_module.c ----------------------------------------------------------------------------------
-**
-** A kind of module is a table of functions. 'get' leaves '*out' NULL when there is no such name. */
-typedef struct ek_module ek_module;
+/* Whether this copy of the runtime made the object: what lies behind its DLTensor is ours. */
+bool ek_tensor_is_own(const ek_object *object);
 
-typedef struct ek_module_kind {
-  const char *name;
-  int (*get)(ek_module *module, const char *name, ek_object **out);
-  int (*names)(ek_module *module, ek_object **out);
-  void (*destroy)(ek_module *module);
-} ek_module_kind;
+/* ek_device.c ---------------------------------------------------------------------------------- */
 
-struct ek_module {
-  ek_object base;
-  const ek_module_kind *kind;
-  void *self;                              /* the kind's own, freed by its destroy */
-  ek_object **imports;                     /* owned modules, guarded by the lock of ek_module.c */
-  int32_t import_count;
-};
+/* The table of a kind of device other than the CPU; NULL with a ValueError when there is none. */
+const ek_device_table *ek_device_table_of(ek_device device, const char *doing);
 
-/* On failure 'self' is still the caller's. */
-int ek_module_new(const ek_module_kind *kind, void *self, ek_object **out);
+/* ek_library.c --------------------------------------------------------------------------------- */
+
+/* As ek_module_load for ".so". */
+int ek_library_load(const char *path, ek_object **out);
+
+/* ek_program.c --------------------------------------------------------------------------------- */
+
+/* A module that gives the functions of an executable, which is retained. */
+int ek_program_new(ek_object *executable, ek_object **out);
+
+/* ek_module.c ---------------------------------------------------------------------------------- */
+
+/* The 'self' of a module of this kind, or NULL. */
+void *ek_module_self(ek_object *module, const ek_module_kind *kind);
+
+/* By its kind's own function. */
+int ek_module_save(ek_object *module, const char *path);
+
+/* ek_pool.c, ek_services.c: services that other files of the runtime use too. */
+int ek_parallel_for(int (*body)(void *context, int64_t begin, int64_t end), void *context,
+                    int64_t n, int64_t grain);
+int ek_kernel_error(const char *kind, const char *message);
+void *ek_workspace_alloc(int64_t nbytes);
+void ek_workspace_free(void *memory);
+int ek_call_packed(ek_call_site *site, const ek_value *args, int32_t nargs, ek_value *ret);
+void ek_value_drop(ek_value *value);
+
+enum { EK_MAX_THREADS = 256 };
+
+/* The number of threads, and the processors they keep to: n of them, or none for the default. */
+int ek_pool_config(int threads, const int *cpus, int n);
 
 #endif /* EK_INTERNAL_H_ */

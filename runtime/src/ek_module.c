@@ -1,27 +1,39 @@
-/* Modules: functions by name, and shared libraries as one kind of them. */
+/* Modules: what all kinds have in common, and loading one from a file. */
 #include "ek_internal.h"
 
 #include <stdio.h>
 
-/* Modules in general --------------------------------------------------------------------------- */
+typedef struct ek_module {
+  ek_object base;
+  const ek_module_kind *kind;
+  void *self;                              /* the kind's own, freed by its destroy */
+  ek_object **imports;                     /* owned modules, guarded by imports_lock */
+  int32_t import_count;
+} ek_module;
 
 /* Guards every module's list of imports: importing is rare, and cycles need a view of all lists. */
 static ek_mutex imports_lock = EK_MUTEX_INIT;
 
 enum { MAX_IMPORT_DEPTH = 64 };
 
+/* Life ----------------------------------------------------------------------------------------- */
+
+static void drop_imports(ek_object **imports, int32_t count) {
+  for (int32_t i = 0; i < count; i++) ek_release(imports[i]);
+  ek_free(imports);
+}
+
 static void module_deleter(void *self, int flags) {
   ek_module *module = self;
   if (flags & EK_DELETE_CONTENT) {
-    for (int32_t i = 0; i < module->import_count; i++) ek_release(module->imports[i]);
-    ek_free(module->imports);
-    if (module->self != NULL) module->kind->destroy(module);
+    drop_imports(module->imports, module->import_count);
+    if (module->kind->destroy != NULL) module->kind->destroy(module->self);
   }
   if (flags & EK_DELETE_MEMORY) ek_free(self);
 }
 
 int ek_module_new(const ek_module_kind *kind, void *self, ek_object **out) {
-  ek_module *module = ek_object_new(sizeof *module, EK_MODULE, module_deleter);
+  ek_module *module = ek_object_alloc(sizeof *module, EK_MODULE, module_deleter);
   if (module == NULL) return -1;
   module->kind = kind;
   module->self = self;
@@ -29,10 +41,21 @@ int ek_module_new(const ek_module_kind *kind, void *self, ek_object **out) {
   return 0;
 }
 
+/* Modules of another runtime have the same type index and another layout. */
 static int check_module(ek_object *object, const char *doing) {
-  if (ek_is(object, EK_MODULE)) return 0;
-  return ek_error("TypeError", "%s: expected a module", doing);
+  if (!ek_is(object, EK_MODULE)) return ek_error("TypeError", "%s: expected a module", doing);
+  if (object->deleter == module_deleter) return 0;
+  return ek_error("TypeError", "%s: expected a module made by this runtime, got one of another",
+                  doing);
 }
+
+void *ek_module_self(ek_object *object, const ek_module_kind *kind) {
+  const ek_module *module = (const ek_module *)(const void *)object;
+  bool is_it = ek_is(object, EK_MODULE) && object->deleter == module_deleter;
+  return is_it && module->kind == kind ? module->self : NULL;
+}
+
+/* Functions ------------------------------------------------------------------------------------ */
 
 /* An owned reference to import number 'index', or NULL past the end. */
 static ek_object *import_at(ek_module *module, int32_t index) {
@@ -50,7 +73,7 @@ int ek_module_get(ek_object *object, const char *name, ek_object **out) {
   ek_object *found = NULL, *imported;
   if (check_module(object, "get function") != 0) return -1;
   ek_module *module = (ek_module *)(void *)object;
-  int code = module->kind->get(module, name, &found);
+  int code = module->kind->get(module->self, object, name, &found);
   for (int32_t i = 0; code == 0 && found == NULL; i++) {
     imported = import_at(module, i);
     if (imported == NULL) break;
@@ -60,6 +83,8 @@ int ek_module_get(ek_object *object, const char *name, ek_object **out) {
   if (code == 0) *out = found;
   return code;
 }
+
+/* Imports -------------------------------------------------------------------------------------- */
 
 /* Length of the longest chain of imports from 'module', or a number past the limit if 'target' is
 ** on it. Under the lock. */
@@ -94,101 +119,114 @@ static int add_import(ek_module *module, ek_object *imported) {
   return 0;
 }
 
+/* What is dropped is released outside the lock: destroying a module is the kind's own code. */
+static int clear_imports(ek_module *module) {
+  ek_mutex_lock(&imports_lock);
+  ek_object **imports = module->imports;
+  int32_t count = module->import_count;
+  module->imports = NULL;
+  module->import_count = 0;
+  ek_mutex_unlock(&imports_lock);
+  drop_imports(imports, count);
+  return 0;
+}
+
 int ek_module_import(ek_object *object, ek_object *imported) {
   if (check_module(object, "import module") != 0) return -1;
+  ek_module *module = (ek_module *)(void *)object;
+  if (imported == NULL) return clear_imports(module);
   if (check_module(imported, "import module") != 0) return -1;
   ek_mutex_lock(&imports_lock);
-  int code = add_import((ek_module *)(void *)object, imported);
+  int code = add_import(module, imported);
   ek_mutex_unlock(&imports_lock);
   return code;
 }
 
-int ek_module_names(ek_object *object, ek_object **out) {
-  if (check_module(object, "list functions") != 0) return -1;
-  ek_module *module = (ek_module *)(void *)object;
-  return module->kind->names(module, out);
+/* Parts ---------------------------------------------------------------------------------------- */
+
+static int imports_of(ek_module *module, ek_object **out) {
+  ek_mutex_lock(&imports_lock);
+  int32_t count = module->import_count;
+  ek_array *array = ek_array_alloc(count);
+  for (int32_t i = 0; array != NULL && i < count; i++) {
+    array->data[i] = ek_value_object(module->imports[i]);
+    ek_value_retain(&array->data[i]);
+  }
+  ek_mutex_unlock(&imports_lock);
+  if (array != NULL) *out = &array->base;
+  return array == NULL ? -1 : 0;
 }
 
-/* Shared libraries ----------------------------------------------------------------------------- */
-
-static const char symbol_prefix[] = "__tvm_ffi_";
-
-/* POSIX says that an object pointer from dlsym is a function pointer; C does not know such
-** casts. */
-static ek_packed code_at(void *address) {
-  ek_packed code;
-  static_assert(sizeof code == sizeof address, "code and data pointers have one size");
-  memcpy(&code, &address, sizeof code);
+int ek_module_part(ek_object *object, int32_t part, ek_value *out) {
+  ek_object *array = NULL;
+  int code = -1;
+  if (check_module(object, "read module") != 0) return -1;
+  ek_module *module = (ek_module *)(void *)object;
+  const ek_module_kind *kind = module->kind;
+  switch (part) {
+    case EK_MODULE_KIND: return ek_string_new(EK_STR, kind->name, strlen(kind->name), out);
+    case EK_MODULE_NAMES:
+      code = kind->names == NULL ? ek_array_new(NULL, 0, &array) : kind->names(module->self, &array);
+      break;
+    case EK_MODULE_IMPORTS: code = imports_of(module, &array); break;
+    default: return ek_error("ValueError", "read module: there is no part %d", part);
+  }
+  if (code == 0) *out = ek_value_object(array);
   return code;
 }
 
-/* A symbol of a library, as the 'self' of a function object. */
-typedef struct library_symbol {
-  ek_packed code;
-  int (*take_error)(void *out);            /* TVM-FFI's, or NULL */
-  ek_object *module;                       /* owned: keeps the code loaded */
-} library_symbol;
-
-static void delete_symbol(void *self) {
-  library_symbol *symbol = self;
-  ek_release(symbol->module);
-  ek_free(symbol);
+int ek_module_save(ek_object *object, const char *path) {
+  if (check_module(object, "save module") != 0) return -1;
+  const ek_module *module = (const ek_module *)(const void *)object;
+  if (module->kind->save != NULL) return module->kind->save(module->self, path);
+  return ek_error("ValueError", "save module '%s': modules of kind '%s' cannot be saved", path,
+                  module->kind->name);
 }
 
-/* A library built with TVM-FFI leaves its errors with that runtime. They have our layout. */
-static int call_symbol(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
-  library_symbol *symbol = self;
-  ek_object *error = NULL;
-  int code = symbol->code(NULL, args, nargs, ret);
-  if (code == 0) return 0;
-  if (symbol->take_error == NULL) return -1;
-  symbol->take_error(&error);
-  if (error == NULL) return -1;
-  ek_error_set(error);
-  ek_release(error);
-  return -1;
+/* Files ---------------------------------------------------------------------------------------- */
+
+static int load_executable(const char *path, ek_object **out) {
+  ek_object *executable;
+  if (ek_executable_load(path, &executable) != 0) return -1;
+  int code = ek_program_new(executable, out);
+  ek_release(executable);
+  return code;
 }
 
-static int symbol_function(ek_module *module, ek_packed code, ek_object **out) {
-  library_symbol *symbol = ek_alloc_or_error(sizeof *symbol);
-  if (symbol == NULL) return -1;
-  void *take = ek_dl_symbol(module->self, "TVMFFIErrorMoveFromRaised");
-  symbol->code = code;
-  symbol->take_error = NULL;
-  symbol->module = &module->base;
-  if (take != NULL) memcpy(&symbol->take_error, &take, sizeof take);
-  if (ek_function_new(symbol, call_symbol, delete_symbol, out) == 0) {
-    ek_retain(&module->base);
+static int call_loader(ek_object *loader, const char *path, ek_object **out) {
+  ek_value argument = {EK_RAW_STR, 0, {0}}, result = ek_value_none();
+  argument.v.ptr = (void *)(uintptr_t)path;
+  if (ek_function_call(loader, &argument, 1, &result) != 0) return -1;
+  if (result.type_index == EK_MODULE) {
+    *out = result.v.obj;
     return 0;
   }
-  ek_free(symbol);
+  ek_error("TypeError", "load module '%s': its loader must give a module, got %s", path,
+           ek_value_type_name(&result));
+  ek_value_release(&result);
   return -1;
 }
 
-static int library_get(ek_module *module, const char *name, ek_object **out) {
-  char symbol_name[512];
-  int length = snprintf(symbol_name, sizeof symbol_name, "%s%s", symbol_prefix, name);
-  if (length < 0 || (size_t)length >= sizeof symbol_name) return 0; /* no symbol is that long */
-  void *address = ek_dl_symbol(module->self, symbol_name);
-  return address == NULL ? 0 : symbol_function(module, code_at(address), out);
+/* "so" of "dir.d/libm.so.6", "" without any. */
+static const char *suffix_of(const char *path) {
+  const char *slash = strrchr(path, '/'), *name = slash == NULL ? path : slash + 1;
+  const char *dot = strrchr(name, '.');
+  if (strstr(name, ".so.") != NULL) return "so";
+  return dot == NULL ? "" : dot + 1;
 }
 
-static int library_names(ek_module *module, ek_object **out) {
-  (void)module;
-  return ek_array_new(NULL, 0, out);
-}
-
-static void library_destroy(ek_module *module) { ek_dl_close(module->self); }
-
-static const ek_module_kind library_kind = {"library", library_get, library_names, library_destroy};
-
-int ek_library_load(const char *path, ek_object **out) {
-  const char *reason = NULL;
-  void *library = ek_dl_open(path, &reason);
-  if (library == NULL) {
-    return ek_error("OSError", "load library '%s': %s", path, reason == NULL ? "" : reason);
+int ek_module_load(const char *path, ek_object **out) {
+  char name[64];
+  const char *suffix = suffix_of(path);
+  snprintf(name, sizeof name, "ek.module.load.%.40s", suffix);
+  ek_object *loader = ek_registry_get(name);
+  if (loader != NULL) {
+    int code = call_loader(loader, path, out);
+    ek_release(loader);
+    return code;
   }
-  if (ek_module_new(&library_kind, library, out) == 0) return 0;
-  ek_dl_close(library);
-  return -1;
+  if (strcmp(suffix, "so") == 0) return ek_library_load(path, out);
+  if (strcmp(suffix, "eki") == 0) return load_executable(path, out);
+  return ek_error("ValueError", "load module '%s': a suffix .so or .eki expected, or one with a "
+                  "registered function '%s'", path, name);
 }

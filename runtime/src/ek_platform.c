@@ -38,13 +38,13 @@ typedef struct start {
   int cpu;
 } start;
 
-static void stay_on(int cpu) {
+void ek_thread_stay(int cpu) {
 #if defined(__linux__)
   cpu_set_t set;
   if (cpu < 0 || cpu >= CPU_SETSIZE) return;
   CPU_ZERO(&set);
   CPU_SET((size_t)cpu, &set);
-  sched_setaffinity(0, sizeof set, &set); /* where it is refused, the thread floats */
+  sched_setaffinity(0, sizeof set, &set);
 #else
   (void)cpu;
 #endif
@@ -53,7 +53,7 @@ static void stay_on(int cpu) {
 static void *thread_main(void *argument) {
   start begin = *(start *)argument;
   free(argument);
-  stay_on(begin.cpu);
+  ek_thread_stay(begin.cpu);
   begin.run(begin.context);
   return NULL;
 }
@@ -229,3 +229,7 @@ void *ek_dl_open(const char *path, const char **reason) {
 
 void *ek_dl_symbol(void *library, const char *name) { return dlsym(library, name); }
 void ek_dl_close(void *library) { dlclose(library); }
+
+int ek_dl_pin(const char *path) {
+  return dlopen(path, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE) == NULL ? -1 : 0;
+}

@@ -25,6 +25,7 @@ void ek_call_once(ek_once *flag, void (*once)(void));
 /* Threads. 'cpu' is one to stay on, or -1 for any. */
 typedef pthread_t ek_thread;
 int ek_thread_start(ek_thread *thread, void (*run)(void *context), void *context, int cpu);
+void ek_thread_stay(int cpu); /* the calling one; where it is refused, it floats */
 void ek_thread_join(ek_thread thread);
 void ek_thread_yield(void);
 
@@ -71,5 +72,8 @@ void ek_file_unmap(const void *data, size_t size);
 void *ek_dl_open(const char *path, const char **reason);
 void *ek_dl_symbol(void *library, const char *name);
 void ek_dl_close(void *library);
+
+/* Keeps an open library loaded until the process ends. */
+int ek_dl_pin(const char *path);
 
 #endif /* EK_PLATFORM_H_ */

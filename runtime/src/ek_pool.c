@@ -16,11 +16,18 @@
 ** A worker that finds nothing for a while sets 'parked', looks once more, and sleeps on it. The
 ** caller writes the state, then reads 'parked': sequentially consistent on both sides, so one sees
 ** the other.
+**
+** Several callers. One has the workers; a loop of any other runs on its own thread. Each of those
+** takes a core, so the one with the workers leaves as many of them out, and workers that wait do
+** not spin then: there are never more busy threads than threads in the pool, nor do two models that
+** run at once take each other's cores.
 */
 #include "ek_internal.h"
 
+#include <stdio.h>
+
 enum {
-  MAX_THREADS = 256,
+  MAX_THREADS = EK_MAX_THREADS,
   SPINS = 20000,               /* pauses before a worker parks: 0.3 to 0.8 ms */
   SPINS_CROWDED = 100,         /* the same when there are more threads than cores */
   PATIENCE = 2000,             /* pauses before a waiting caller yields its core */
@@ -56,6 +63,9 @@ static int32_t thread_count;   /* 0 until it is known */
 static int32_t worker_count;   /* threads that run */
 static int32_t idle_spins;     /* pauses before a worker parks */
 static bool is_started;
+static uint32_t callers;       /* threads inside ek_parallel_for, those that run inline too */
+static int own_cpus[MAX_THREADS]; /* what threads 1, 2, ... were told to keep to */
+static int own_cpu_count;
 static unsigned char *slots;
 static size_t slots_actual;
 static EK_THREAD_LOCAL bool is_inside;
@@ -82,6 +92,7 @@ static uint32_t await(slot *own) {
     for (int i = 0; i < idle_spins; i++) {
       uint32_t state = __atomic_load_n(&own->state, __ATOMIC_RELAXED);
       if (state != IDLE) return state;
+      if (i > SPINS_CROWDED && __atomic_load_n(&callers, __ATOMIC_RELAXED) > 1) break;
       ek_pause();
     }
     __atomic_store_n(&own->parked, 1, __ATOMIC_SEQ_CST);
@@ -118,6 +129,7 @@ static void forget_workers(void) {
   is_started = false;
   worker_count = 0;
   slots = NULL;
+  callers = is_inside ? 1 : 0;
   __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
 }
 
@@ -135,6 +147,10 @@ static void start_workers(void) {
   ek_call_once(&once, watch_forks);
   int cores = ek_physical_cpus(cpus, MAX_THREADS);
   bool pinned = cores == thread_count;
+  if (own_cpu_count != 0) {
+    for (int32_t i = 0; i <= wanted; i++) cpus[i] = own_cpus[i % own_cpu_count];
+    pinned = true;
+  }
   idle_spins = thread_count <= cores ? SPINS : SPINS_CROWDED;
   slots = ek_buffer_alloc((size_t)wanted * SLOT_SIZE, &slots_actual);
   if (slots == NULL) return;
@@ -210,43 +226,79 @@ static int32_t threads(void) {
   return known != 0 ? known : ek_num_threads(0);
 }
 
+/* The caller has 'busy', and gives it back. 'most' is how many chunks there can be. */
+static int run_shared(loop_body body, void *context, int64_t n, int64_t most, uint32_t others) {
+  if (!is_started) start_workers();
+  int64_t cores = (int64_t)worker_count + 1 - (int64_t)others;
+  int64_t chunks = cores < 1 ? 1 : most < cores ? most : cores;
+  job = (struct job){body, context, n, chunks};
+  int code = fork_join();
+  __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
+  return code;
+}
+
 int ek_parallel_for(loop_body body, void *context, int64_t n, int64_t grain) {
   if (n <= 0) return 0;
   if (grain < 1) grain = 1;
   if (n / grain < 2 || is_inside || threads() == 1) return body(context, 0, n);
-  if (__atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE) != 0) return body(context, 0, n);
-  if (!is_started) start_workers();
-  int64_t chunks = n / grain < worker_count + 1 ? n / grain : worker_count + 1;
-  job = (struct job){body, context, n, chunks};
+  uint32_t others = __atomic_fetch_add(&callers, 1, __ATOMIC_RELAXED);
   is_inside = true;
-  int code = fork_join();
+  int code = __atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE) != 0
+                 ? body(context, 0, n)
+                 : run_shared(body, context, n, n / grain, others);
   is_inside = false;
-  __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
+  __atomic_fetch_sub(&callers, 1, __ATOMIC_RELAXED);
   return code;
 }
 
 /* The number of threads ------------------------------------------------------------------------ */
 
-/* EKIDEN_NUM_THREADS where it is a positive number, else one thread per core. */
+/* EKIDEN_NUM_THREADS where it is a number of threads, else one thread per core. */
 static int32_t default_threads(void) {
   int cpus[MAX_THREADS];
   const char *text = getenv("EKIDEN_NUM_THREADS");
-  long n = text == NULL ? 0 : strtol(text, NULL, 10);
-  if (n <= 0) return ek_physical_cpus(cpus, MAX_THREADS);
-  return n < MAX_THREADS ? (int32_t)n : MAX_THREADS;
+  int32_t cores = ek_physical_cpus(cpus, MAX_THREADS);
+  if (text == NULL || text[0] == '\0') return cores;
+  char *end;
+  long n = strtol(text, &end, 10);
+  if (*end == '\0' && n >= 1 && n <= MAX_THREADS) return (int32_t)n;
+  fprintf(stderr, "ekiden: EKIDEN_NUM_THREADS: a number from 1 to %d expected, got '%s'; using %d\n",
+          MAX_THREADS, text, cores);
+  return cores;
+}
+
+/* Until no loop runs: the caller then holds 'busy'. */
+static int acquire(void) {
+  if (is_inside) {
+    return ek_error("RuntimeError", "set the number of threads: a parallel loop is running");
+  }
+  while (__atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE) != 0) ek_thread_yield();
+  return 0;
+}
+
+static void resize(int n) {
+  if (n > 0 && n != thread_count) stop_workers();
+  if (n > 0) __atomic_store_n(&thread_count, n < MAX_THREADS ? n : MAX_THREADS, __ATOMIC_RELAXED);
+  if (thread_count == 0) __atomic_store_n(&thread_count, default_threads(), __ATOMIC_RELAXED);
 }
 
 int ek_num_threads(int n) {
   int32_t known = __atomic_load_n(&thread_count, __ATOMIC_RELAXED);
   if (n <= 0 && known != 0) return known;
-  if (is_inside) {
-    return ek_error("RuntimeError", "set the number of threads: a parallel loop is running");
-  }
-  while (__atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE) != 0) ek_thread_yield();
-  if (n > 0 && n != thread_count) stop_workers();
-  if (n > 0) thread_count = n < MAX_THREADS ? n : MAX_THREADS;
-  if (thread_count == 0) __atomic_store_n(&thread_count, default_threads(), __ATOMIC_RELAXED);
+  if (acquire() != 0) return -1;
+  resize(n);
   known = thread_count;
   __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
   return known;
+}
+
+int ek_pool_config(int threads, const int *cpus, int n) {
+  if (acquire() != 0) return -1;
+  stop_workers();
+  own_cpu_count = n;
+  if (n != 0) memcpy(own_cpus, cpus, (size_t)n * sizeof *cpus);
+  resize(threads);
+  if (n != 0) ek_thread_stay(cpus[0]);
+  __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
+  return 0;
 }

@@ -11,6 +11,15 @@ static entry *entries;
 static int64_t entry_count, entry_capacity;
 static ek_once builtins_once = EK_ONCE_INIT;
 
+/* What is too rarely used for functions of its own in the header ---------------------------------- */
+
+static int expect_args(const char *name, const ek_value *args, int32_t nargs, int32_t n,
+                       const int32_t *types) {
+  bool fits = nargs == n;
+  for (int32_t i = 0; fits && i < n; i++) fits = args[i].type_index == types[i];
+  return fits ? 0 : ek_error("TypeError", "%s: wrong arguments, see runtime.h", name);
+}
+
 static int allocation_count(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   (void)self;
   (void)args;
@@ -32,8 +41,33 @@ static int num_threads(void *self, const ek_value *args, int32_t nargs, ek_value
     return ek_error("ValueError", "ek.runtime.num_threads: expected a positive int, got %lld",
                     (long long)n);
   }
-  *ret = ek_value_int(ek_num_threads((int)n));
+  int known = ek_num_threads((int)n);
+  if (known < 0) return -1;
+  *ret = ek_value_int(known);
   return 0;
+}
+
+static int config_threadpool(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const char name[] = "ek.runtime.config_threadpool";
+  static const int32_t types[] = {EK_INT, EK_ARRAY};
+  int cpus[EK_MAX_THREADS];
+  (void)self;
+  (void)ret;
+  if (expect_args(name, args, nargs, 2, types) != 0) return -1;
+  const ek_array *array = (const ek_array *)(const void *)args[1].v.obj;
+  if (array->size > EK_MAX_THREADS || args[0].v.i64 < 0 || args[0].v.i64 > INT32_MAX) {
+    return ek_error("ValueError", "%s: at most %d processors and no negative number of threads "
+                    "expected", name, EK_MAX_THREADS);
+  }
+  for (int64_t i = 0; i < array->size; i++) {
+    const ek_value *cpu = &array->data[i];
+    if (cpu->type_index != EK_INT || cpu->v.i64 < 0 || cpu->v.i64 > INT32_MAX) {
+      return ek_error("ValueError", "%s: processor %lld: a number >= 0 expected, got %s", name,
+                      (long long)i, ek_value_type_name(cpu));
+    }
+    cpus[i] = (int)cpu->v.i64;
+  }
+  return ek_pool_config((int)args[0].v.i64, cpus, (int)array->size);
 }
 
 static int pool_trim(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
@@ -45,14 +79,46 @@ static int pool_trim(void *self, const ek_value *args, int32_t nargs, ek_value *
   return 0;
 }
 
+static int save_module(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  ek_bytes path;
+  char text[4096];
+  (void)self;
+  (void)ret;
+  if (nargs != 2 || !ek_string_borrow(&args[1], &path) || path.size >= sizeof text ||
+      args[0].type_index != EK_MODULE) {
+    return ek_error("TypeError", "ek.module.save: a module and a path expected");
+  }
+  memcpy(text, path.data, path.size);
+  text[path.size] = '\0';
+  return ek_module_save(args[0].v.obj, text);
+}
+
+static int executable_module(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_EXECUTABLE};
+  ek_object *module;
+  (void)self;
+  if (expect_args("ek.executable.module", args, nargs, 1, types) != 0) return -1;
+  if (ek_program_new(args[0].v.obj, &module) != 0) return -1;
+  *ret = ek_value_object(module);
+  return 0;
+}
+
+static int registry_names(void *self, const ek_value *args, int32_t nargs, ek_value *ret);
+
 static const struct {
   const char *name;
   ek_packed call;
 } builtins[] = {
+    {"ek.executable.module", executable_module},
+    {"ek.module.save", save_module},
+    {"ek.registry.names", registry_names},
     {"ek.runtime.allocation_count", allocation_count},
+    {"ek.runtime.config_threadpool", config_threadpool},
     {"ek.runtime.num_threads", num_threads},
     {"ek.runtime.pool_trim", pool_trim},
 };
+
+/* The table ------------------------------------------------------------------------------------ */
 
 /* The place of 'name', or where it belongs. Under the lock. */
 static int64_t place(const char *name, bool *found) {
@@ -125,9 +191,26 @@ static void add_builtins(void) {
   }
 }
 
+static int remove_name(const char *name) {
+  bool found;
+  entry old = {NULL, NULL};
+  ek_mutex_lock(&lock);
+  int64_t at = place(name, &found);
+  if (found) {
+    old = entries[at];
+    entry_count--;
+    memmove(&entries[at], &entries[at + 1], (size_t)(entry_count - at) * sizeof(entry));
+  }
+  ek_mutex_unlock(&lock);
+  ek_object_release(old.function);
+  ek_free(old.name);
+  return found ? 1 : 0;
+}
+
 int ek_registry_set(const char *name, ek_object *function, int override) {
   ek_object *replaced = NULL;
   ek_call_once(&builtins_once, add_builtins);
+  if (function == NULL) return remove_name(name);
   if (!ek_is(function, EK_FUNCTION)) {
     return ek_error("TypeError", "register function '%s': expected a function object", name);
   }
@@ -151,25 +234,10 @@ ek_object *ek_registry_get(const char *name) {
   return function;
 }
 
-int ek_registry_remove(const char *name) {
-  bool found;
-  entry old = {NULL, NULL};
-  ek_call_once(&builtins_once, add_builtins);
-  ek_mutex_lock(&lock);
-  int64_t at = place(name, &found);
-  if (found) {
-    old = entries[at];
-    entry_count--;
-    memmove(&entries[at], &entries[at + 1], (size_t)(entry_count - at) * sizeof(entry));
-  }
-  ek_mutex_unlock(&lock);
-  ek_object_release(old.function);
-  ek_free(old.name);
-  return found ? 1 : 0;
-}
-
-int ek_registry_names(ek_object **out) {
-  ek_call_once(&builtins_once, add_builtins);
+static int registry_names(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  (void)self;
+  (void)args;
+  if (nargs != 0) return ek_error("TypeError", "ek.registry.names: no argument expected");
   ek_mutex_lock(&lock);
   ek_array *array = ek_array_alloc(entry_count);
   int code = array == NULL ? -1 : 0;
@@ -178,7 +246,17 @@ int ek_registry_names(ek_object **out) {
     code = ek_string_new(EK_STR, name, strlen(name), &array->data[i]);
   }
   ek_mutex_unlock(&lock);
-  if (code == 0) *out = &array->base;
+  if (code == 0) *ret = ek_value_object(&array->base);
   else if (array != NULL) ek_release(&array->base);
   return code;
+}
+
+void ek_registry_clear(void) {
+  for (int64_t i = 0; i < entry_count; i++) {
+    ek_release(entries[i].function);
+    ek_free(entries[i].name);
+  }
+  ek_free(entries);
+  entries = NULL;
+  entry_count = entry_capacity = 0;
 }

@@ -32,7 +32,7 @@ static void pop_chunk(void) {
   ek_buffer_free(empty, empty->actual);
 }
 
-static void drop_workspace(void) {
+void ek_workspace_drop(void) {
   while (current != NULL) pop_chunk();
   is_registered = false;
 }
@@ -45,7 +45,7 @@ static chunk *new_chunk(size_t size) {
 }
 
 static void keep_until_exit(void) {
-  if (!is_registered) ek_thread_on_exit(drop_workspace);
+  if (!is_registered) ek_thread_on_exit(ek_workspace_drop);
   is_registered = true;
 }
 
@@ -101,16 +101,41 @@ void ek_workspace_free(void *memory) {
   if (in->top == LINE && in->below != NULL) pop_chunk();
 }
 
+/* Calls by name --------------------------------------------------------------------------------- */
+
+static int find_function(const ek_call_site *site, ek_object **out) {
+  if (site->image != NULL && ek_module_get(site->image, site->name, out) != 0) return -1;
+  if (*out == NULL) *out = ek_registry_get(site->name);
+  if (*out != NULL) return 0;
+  return ek_error("KeyError", "call '%s': there is no global function of that name", site->name);
+}
+
+int ek_call_packed(ek_call_site *site, const ek_value *args, int32_t nargs, ek_value *ret) {
+  ek_object *function = __atomic_load_n(&site->function, __ATOMIC_ACQUIRE), *known = NULL;
+  if (function != NULL) return ek_function_call(function, args, nargs, ret);
+  if (find_function(site, &function) != 0) return -1;
+  if (!__atomic_compare_exchange_n(&site->function, &known, function, false, __ATOMIC_ACQ_REL,
+                                   __ATOMIC_ACQUIRE)) {
+    ek_release(function); /* another thread was first */
+    function = known;
+  }
+  return ek_function_call(function, args, nargs, ret);
+}
+
+void ek_value_drop(ek_value *value) { ek_value_release(value); }
+
 /* The table ------------------------------------------------------------------------------------ */
 
 static const struct {
   const char *name;
   ek_address address;
 } services[] = {
+    {"ek_call_packed", (ek_address)ek_call_packed},
     {"ek_kernel_error", (ek_address)ek_kernel_error},
     {"ek_parallel_for", (ek_address)ek_parallel_for},
     {"ek_workspace_alloc", (ek_address)ek_workspace_alloc},
     {"ek_workspace_free", (ek_address)ek_workspace_free},
+    {"ek_value_drop", (ek_address)ek_value_drop},
     {"memcpy", (ek_address)memcpy},
     {"memmove", (ek_address)memmove},
     {"memset", (ek_address)memset},

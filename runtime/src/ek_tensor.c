@@ -5,33 +5,47 @@
 
 enum { MAX_ALIGNMENT = 4096 };
 
+static void storage_empty(ek_storage *storage) {
+  ek_device device = storage->device;
+  if (storage->data == NULL) return;
+  if (device.type == EK_CPU) {
+    ek_buffer_free(storage->data, storage->size);
+    return;
+  }
+  const ek_device_table *table = ek_device_table_of(device, "free storage");
+  if (table != NULL && table->free != NULL) table->free(device, storage->data, storage->size);
+}
+
 static void storage_deleter(void *self, int flags) {
   ek_storage *storage = self;
-  if (flags & EK_DELETE_CONTENT) ek_buffer_free(storage->data, storage->size);
+  if (flags & EK_DELETE_CONTENT) storage_empty(storage);
   if (flags & EK_DELETE_MEMORY) ek_free(self);
 }
 
-static int check_device(ek_device device, const char *doing) {
-  if (device.type == EK_CPU) return 0;
-  return ek_error("ValueError", "%s: expected the CPU (device type %d), got device type %d", doing,
-                  EK_CPU, device.type);
+static int storage_fill(ek_storage *storage, size_t size, size_t alignment) {
+  ek_device device = storage->device;
+  if (device.type != EK_CPU) {
+    const ek_device_table *table = ek_device_table_of(device, "allocate storage");
+    storage->size = size;
+    return table == NULL ? -1 : table->alloc(device, size, alignment, &storage->data);
+  }
+  /* Buffers of a page and more are aligned to pages. */
+  size_t wanted = alignment > 64 && size < MAX_ALIGNMENT ? MAX_ALIGNMENT : size;
+  storage->data = ek_buffer_alloc(wanted, &storage->size);
+  return storage->data == NULL ? ek_error_memory(size) : 0;
 }
 
 int ek_storage_new(size_t size, size_t alignment, ek_device device, ek_object **out) {
-  if (check_device(device, "allocate storage") != 0) return -1;
   if (alignment > MAX_ALIGNMENT || (alignment & (alignment - 1)) != 0) {
     return ek_error("ValueError", "allocate storage: alignment must be a power of two up to %d, "
                     "got %zu", MAX_ALIGNMENT, alignment);
   }
-  ek_storage *storage = ek_object_new(sizeof *storage, EK_STORAGE, storage_deleter);
+  ek_storage *storage = ek_object_alloc(sizeof *storage, EK_STORAGE, storage_deleter);
   if (storage == NULL) return -1;
-  /* Buffers of a page and more are aligned to pages. */
-  size_t wanted = alignment > 64 && size < MAX_ALIGNMENT ? MAX_ALIGNMENT : size;
-  storage->data = ek_buffer_alloc(wanted, &storage->size);
   storage->device = device;
-  if (storage->data == NULL) {
+  if (storage_fill(storage, size, alignment < 64 ? 64 : alignment) != 0) {
     ek_release(&storage->base);
-    return ek_error_memory(size);
+    return -1;
   }
   *out = &storage->base;
   return 0;
@@ -80,6 +94,8 @@ int ek_shape_nbytes(const int64_t *shape, int32_t ndim, ek_dtype dtype, size_t *
   return 0;
 }
 
+bool ek_tensor_is_own(const ek_object *object) { return object->deleter == tensor_deleter; }
+
 ek_tensor *ek_tensor_alloc(const int64_t *shape, int32_t ndim, ek_dtype dtype, ek_device device) {
   ek_tensor *tensor = ek_alloc_or_error(sizeof *tensor + 2 * (size_t)ndim * sizeof(int64_t));
   if (tensor == NULL) return NULL;
@@ -111,28 +127,59 @@ int ek_tensor_new(const int64_t *shape, int32_t ndim, ek_dtype dtype, ek_device 
   return 0;
 }
 
-/* Whether [data, data + size) lies in the storage. */
-static int check_inside(const ek_storage *storage, const void *data, size_t size) {
-  uintptr_t begin = (uintptr_t)storage->data, at = (uintptr_t)data;
-  if (at >= begin && at - begin <= storage->size && size <= storage->size - (at - begin)) return 0;
+/* Whether [begin, begin + size) lies in the storage. */
+static int check_inside(const ek_storage *storage, const void *begin, size_t size) {
+  uintptr_t start = (uintptr_t)storage->data, at = (uintptr_t)begin;
+  if (at >= start && at - start <= storage->size && size <= storage->size - (at - start)) return 0;
   return ek_error("ValueError", "make view: %zu bytes at offset %lld do not lie in a storage of "
-                  "%zu bytes", size, (long long)(at - begin), storage->size);
+                  "%zu bytes", size, (long long)(at - start), storage->size);
 }
 
-int ek_tensor_view(ek_object *owner, void *data, const int64_t *shape, int32_t ndim, ek_dtype dtype,
-                   ek_device device, uint64_t flags, ek_object **out) {
+/* The elements, counted from the first, that strides reach below it and from it on. */
+static int reach(const ek_dltensor *like, int64_t *below, int64_t *above) {
+  *below = 0;
+  *above = 1;
+  for (int32_t i = 0; i < like->ndim; i++) {
+    int64_t steps, *to = like->strides[i] < 0 ? below : above;
+    if (__builtin_mul_overflow(like->shape[i] - 1, like->strides[i], &steps) ||
+        __builtin_add_overflow(*to, like->strides[i] < 0 ? -steps : steps, to)) {
+      return ek_error("ValueError", "make view: the strides do not fit in memory");
+    }
+  }
+  return 0;
+}
+
+static int check_strided(const ek_storage *storage, const ek_dltensor *like, size_t nbytes) {
+  int64_t below, above, bits = (int64_t)like->dtype.bits;
+  const char *data = ek_dltensor_data(like);
+  if (nbytes == 0 || like->strides == NULL) return check_inside(storage, data, nbytes);
+  if (reach(like, &below, &above) != 0) return -1;
+  if (below > PTRDIFF_MAX / 512 || above > PTRDIFF_MAX / 512) {
+    return ek_error("ValueError", "make view: the strides do not fit in memory");
+  }
+  int64_t first = (below * bits + 7) / 8, last = (above * bits + 7) / 8;
+  return check_inside(storage, data - first, (size_t)(first + last));
+}
+
+int ek_tensor_strided(ek_object *owner, const ek_dltensor *like, uint64_t flags, ek_object **out) {
   size_t size;
-  if (ek_shape_nbytes(shape, ndim, dtype, &size) != 0) return -1;
-  if (ek_is(owner, EK_STORAGE) && check_inside((ek_storage *)(void *)owner, data, size) != 0) {
+  if (ek_shape_nbytes(like->shape, like->ndim, like->dtype, &size) != 0) return -1;
+  if (ek_is(owner, EK_STORAGE) && check_strided((ek_storage *)(void *)owner, like, size) != 0) {
     return -1;
   }
-  ek_tensor *tensor = ek_tensor_alloc(shape, ndim, dtype, device);
+  ek_tensor *tensor = ek_tensor_alloc(like->shape, like->ndim, like->dtype, like->device);
   if (tensor == NULL) return -1;
-  if (ek_is(owner, EK_TENSOR)) flags |= ((ek_tensor *)(void *)owner)->flags & EK_DLPACK_READ_ONLY;
+  if (like->strides != NULL && like->ndim > 0) {
+    memcpy(tensor->dl.strides, like->strides, (size_t)like->ndim * sizeof(int64_t));
+  }
+  if (ek_is(owner, EK_TENSOR) && ek_tensor_is_own(owner)) {
+    flags |= ((ek_tensor *)(void *)owner)->flags & EK_DLPACK_READ_ONLY;
+  }
   ek_object_retain(owner);
   tensor->owner = owner;
   tensor->flags = flags;
-  tensor->dl.data = data;
+  tensor->dl.data = like->data;
+  tensor->dl.byte_offset = like->byte_offset;
   *out = &tensor->base;
   return 0;
 }
@@ -141,14 +188,12 @@ int ek_tensor_view(ek_object *owner, void *data, const int64_t *shape, int32_t n
 
 typedef struct copy_plan {
   int32_t ndim;
-  size_t item;                             /* bytes of one element */
+  size_t item;                             /* bytes of one element, or bits of a packed one */
   int64_t shape[EK_MAX_NDIM];
-  int64_t from[EK_MAX_NDIM], to[EK_MAX_NDIM]; /* strides in bytes */
+  int64_t from[EK_MAX_NDIM], to[EK_MAX_NDIM]; /* strides in bytes, or in packed elements */
 } copy_plan;
 
 static int check_copy(const ek_dltensor *from, const ek_dltensor *to) {
-  if (check_device(from->device, "copy tensor") != 0) return -1;
-  if (check_device(to->device, "copy tensor") != 0) return -1;
   if (memcmp(&from->dtype, &to->dtype, sizeof from->dtype) != 0) {
     return ek_error("TypeError", "copy tensor: the dtypes differ");
   }
@@ -157,8 +202,8 @@ static int check_copy(const ek_dltensor *from, const ek_dltensor *to) {
   return same ? 0 : ek_error("ValueError", "copy tensor: the shapes differ");
 }
 
-/* Byte strides of 'tensor', in the order of its dimensions. */
-static void byte_strides(const ek_dltensor *tensor, size_t item, int64_t *strides) {
+/* Strides of 'tensor' in units of which an element has 'item', in the order of its dimensions. */
+static void strides_of(const ek_dltensor *tensor, size_t item, int64_t *strides) {
   int64_t packed = (int64_t)item;
   for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
     strides[i] = tensor->strides == NULL ? packed : tensor->strides[i] * (int64_t)item;
@@ -210,24 +255,72 @@ static void copy_strided(const copy_plan *plan, const char *from, char *to) {
   }
 }
 
+/* Elements of fewer than 8 bits, one by one: element i of a row lies at bit i * bits. */
+static int64_t bit_of(const copy_plan *plan, const int64_t *strides, const int64_t *index) {
+  int64_t element = 0;
+  for (int32_t i = 0; i < plan->ndim; i++) element += strides[i] * index[i];
+  return element * (int64_t)plan->item;
+}
+
+static void copy_bits(const unsigned char *from, int64_t from_bit, unsigned char *to,
+                      int64_t to_bit, size_t bits) {
+  for (size_t i = 0; i < bits; i++, from_bit++, to_bit++) {
+    /* Arithmetic shifts and masks find the byte and the bit in it below zero, too. */
+    unsigned bit = (unsigned)from[from_bit >> 3] >> (from_bit & 7) & 1u;
+    unsigned char mask = (unsigned char)(1u << (to_bit & 7)), *at = &to[to_bit >> 3];
+    *at = bit ? (unsigned char)(*at | mask) : (unsigned char)(*at & ~mask);
+  }
+}
+
+/* 'plan' in elements, its item in bits. */
+static void copy_packed(const copy_plan *plan, const void *from, void *to) {
+  int64_t index[EK_MAX_NDIM] = {0};
+  for (int32_t d = 0; d >= 0;) {
+    copy_bits(from, bit_of(plan, plan->from, index), to, bit_of(plan, plan->to, index), plan->item);
+    for (d = plan->ndim - 1; d >= 0 && ++index[d] == plan->shape[d]; d--) index[d] = 0;
+  }
+}
+
+/* Through the table of the kind of device that is not the host's. */
+static int copy_device(const ek_dltensor *from, const ek_dltensor *to, size_t nbytes) {
+  ek_device other = from->device.type != EK_CPU ? from->device : to->device;
+  const ek_device_table *table = ek_device_table_of(other, "copy tensor");
+  if (table == NULL) return -1;
+  if (to->device.type != EK_CPU && to->device.type != other.type) {
+    return ek_error("ValueError", "copy tensor: device types %d and %d expected to be one, or one "
+                    "of them the CPU", other.type, to->device.type);
+  }
+  if (!ek_dltensor_is_contiguous(from) || !ek_dltensor_is_contiguous(to)) {
+    return ek_error("ValueError", "copy tensor: contiguous tensors expected between devices, got "
+                    "strides");
+  }
+  if (nbytes == 0) return 0;
+  return table->copy(ek_dltensor_data(from), from->device, ek_dltensor_data(to), to->device, nbytes);
+}
+
 int ek_tensor_copy(const ek_dltensor *from, const ek_dltensor *to) {
   copy_plan plan;
   if (check_copy(from, to) != 0) return -1;
   size_t nbytes = ek_dltensor_nbytes(from);
+  if (from->device.type != EK_CPU || to->device.type != EK_CPU) {
+    return copy_device(from, to, nbytes);
+  }
   if (nbytes == 0) return 0;
   if (ek_dltensor_is_contiguous(from) && ek_dltensor_is_contiguous(to)) {
     memcpy(ek_dltensor_data(to), ek_dltensor_data(from), nbytes);
     return 0;
   }
   size_t bits = (size_t)from->dtype.bits * from->dtype.lanes;
-  if (bits % 8 != 0) {
-    return ek_error("ValueError", "copy tensor: elements of %zu bits must be contiguous", bits);
-  }
+  bool is_packed = bits % 8 != 0;
   plan.ndim = from->ndim;
-  plan.item = bits / 8;
+  plan.item = is_packed ? bits : bits / 8;
   memcpy(plan.shape, from->shape, (size_t)from->ndim * sizeof(int64_t));
-  byte_strides(from, plan.item, plan.from);
-  byte_strides(to, plan.item, plan.to);
+  strides_of(from, is_packed ? 1 : plan.item, plan.from);
+  strides_of(to, is_packed ? 1 : plan.item, plan.to);
+  if (is_packed) {
+    copy_packed(&plan, ek_dltensor_data(from), ek_dltensor_data(to));
+    return 0;
+  }
   simplify(&plan);
   if (plan.ndim == 0) memcpy(ek_dltensor_data(to), ek_dltensor_data(from), plan.item);
   else copy_strided(&plan, ek_dltensor_data(from), ek_dltensor_data(to));

@@ -3,16 +3,11 @@
 
 #include <stdio.h>
 
-static const ek_opcode_info opcodes[] = {
+const ek_opcode_info ek_opcodes[EK_OP_COUNT] = {
 #define EK_OPCODE(name, text, format, operands, meaning) {#name, text, format, meaning},
 #include "vm_opcodes.def"
 #undef EK_OPCODE
 };
-
-const ek_opcode_info *ek_opcode_table(size_t *count) {
-  *count = EK_OP_COUNT;
-  return opcodes;
-}
 
 typedef struct verifier {
   const ek_executable *executable;
@@ -33,7 +28,7 @@ static void refuse(verifier *v, int64_t value, const char *expected, int64_t lim
   snprintf(v->message, EK_VERIFY_MESSAGE,
            "'%.*s' at instruction %d (%s), word %d: %s %lld expected, got %lld",
            (int)(v->function->name.size < 60 ? v->function->name.size : 60), v->function->name.data,
-           v->instruction, known ? opcodes[opcode].name : "unknown", v->at - v->start, expected,
+           v->instruction, known ? ek_opcodes[opcode].name : "unknown", v->at - v->start, expected,
            (long long)limit, (long long)value);
 }
 
@@ -130,7 +125,7 @@ static int32_t check_instructions(verifier *v, int32_t *starts) {
   for (v->instruction = 0; v->at < v->function->n_words && !failed(v); v->instruction++) {
     starts[v->instruction] = v->start = v->at;
     opcode = below(v, EK_OP_COUNT, "an opcode below");
-    const char *format = failed(v) ? "" : opcodes[opcode].format;
+    const char *format = failed(v) ? "" : ek_opcodes[opcode].format;
     for (; *format != '\0' && !failed(v); format++) check_operand(v, *format);
   }
   bool ends =
@@ -158,7 +153,7 @@ static void resolve_jump(verifier *v, const int32_t *starts, int32_t n_instructi
 static void resolve_jumps(verifier *v, const int32_t *starts, int32_t n_instructions) {
   for (v->instruction = 0; v->instruction < n_instructions && !failed(v); v->instruction++) {
     v->start = starts[v->instruction];
-    const char *format = opcodes[v->function->code[v->start]].format;
+    const char *format = ek_opcodes[v->function->code[v->start]].format;
     for (int32_t i = 0; format[i] != '\0' && !failed(v); i++) {
       v->at = v->start + 1 + i;
       if (format[i] == 'j') resolve_jump(v, starts, n_instructions);

@@ -13,6 +13,16 @@ typedef enum ek_opcode {
 
 enum { EK_VERIFY_MESSAGE = 200 };
 
+/* The instruction set, in order of opcode number. The strings are those of vm_opcodes.def. */
+typedef struct ek_opcode_info {
+  const char *name;
+  const char *text;
+  const char *format;
+  const char *meaning;
+} ek_opcode_info;
+
+extern const ek_opcode_info ek_opcodes[EK_OP_COUNT];
+
 /* Proves that a function's words are whole instructions whose operands are in range, that jumps
 ** land on instructions, and that control cannot run off the end; then rewrites jumps from
 ** instructions to words, and raises the executable's 'max_args'. 0; 1 with a message; or -1 with

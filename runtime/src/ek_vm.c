@@ -337,7 +337,7 @@ static int alloc_closure(ek_vm *vm, ek_value *R, const int32_t *pc) {
   ek_object *captured;
   for (int32_t i = 0; i < pc[3]; i++) vm->args[i] = R[pc[4 + i]];
   if (ek_adt_new(0, vm->args, pc[3], &captured) != 0) return -1;
-  ek_closure *closure = ek_object_new(sizeof *closure, EK_CLOSURE, closure_deleter);
+  ek_closure *closure = ek_object_alloc(sizeof *closure, EK_CLOSURE, closure_deleter);
   if (closure == NULL) {
     ek_release(captured);
     return -1;
@@ -559,7 +559,7 @@ int ek_vm_new(ek_object *executable, ek_object **out) {
   if (!ek_is(executable, EK_EXECUTABLE))
     return ek_error("TypeError", "make virtual machine: an executable expected");
   if (ek_executable_link((ek_executable *)(void *)executable) != 0) return -1;
-  ek_vm *vm = ek_object_new(sizeof *vm, EK_VM, vm_deleter);
+  ek_vm *vm = ek_object_alloc(sizeof *vm, EK_VM, vm_deleter);
   if (vm == NULL) return -1;
   ek_retain(executable);
   vm->executable = (ek_executable *)(void *)executable;
@@ -571,19 +571,56 @@ int ek_vm_new(ek_object *executable, ek_object **out) {
   return 0;
 }
 
-/* An argument as a register can hold it: tensors contiguous and owned. */
-static int own_argument(const ek_vm_function *f, int32_t index, const ek_value *value,
+/* A tensor as a register can hold it: contiguous, owned, and ours. */
+static int own_tensor(const ek_value *value, const ek_dltensor *tensor, ek_value *to) {
+  ek_object *copy;
+  bool is_lent = value->type_index == EK_DLTENSOR_PTR;
+  if (is_lent || !ek_dltensor_is_contiguous(tensor)) {
+    if (copy_tensor(tensor, &copy) != 0) return -1;
+  } else if (!ek_tensor_is_own(value->v.obj)) {
+    if (ek_tensor_strided(value->v.obj, tensor, 0, &copy) != 0) return -1;
+  } else {
+    ek_retain(value->v.obj);
+    copy = value->v.obj;
+  }
+  *to = ek_value_object(copy);
+  return 0;
+}
+
+enum { MAX_NESTING = 64 };
+
+static int own_argument(const ek_vm_function *f, int32_t index, const ek_value *value, int depth,
+                        ek_value *to);
+
+/* An array of arguments as a tuple: other languages know arrays. */
+static int own_array(const ek_vm_function *f, int32_t index, const ek_array *array, int depth,
+                     ek_value *to) {
+  ek_object *tuple;
+  if (depth == MAX_NESTING) {
+    return ek_error("TypeError", "call '%.*s': argument %d: arrays are nested more than %d deep",
+                    (int)f->name.size, f->name.data, index, MAX_NESTING);
+  }
+  ek_array *items = ek_array_alloc(array->size);
+  if (items == NULL) return -1;
+  int code = 0;
+  for (int64_t i = 0; code == 0 && i < array->size; i++) {
+    code = own_argument(f, index, &array->data[i], depth + 1, &items->data[i]);
+  }
+  if (code == 0) code = ek_container_new(EK_ADT, 0, items->data, items->size, &tuple);
+  ek_release(&items->base);
+  if (code == 0) *to = ek_value_object(tuple);
+  return code;
+}
+
+/* An argument as a register can hold it. */
+static int own_argument(const ek_vm_function *f, int32_t index, const ek_value *value, int depth,
                         ek_value *to) {
   const ek_dltensor *tensor = ek_value_tensor(value);
-  ek_object *copy;
-  if (tensor != NULL &&
-      (value->type_index == EK_DLTENSOR_PTR || !ek_dltensor_is_contiguous(tensor))) {
-    if (copy_tensor(tensor, &copy) != 0) return -1;
-    *to = ek_value_object(copy);
-    return 0;
-  }
-  if (value->type_index >= EK_OBJECT ||
-      (value->type_index >= EK_INT && value->type_index <= EK_FLOAT)) {
+  int32_t type = value->type_index;
+  if (tensor != NULL) return own_tensor(value, tensor, to);
+  if (type == EK_ARRAY) return own_array(f, index, (ek_array *)(void *)value->v.obj, depth, to);
+  bool is_number = type >= EK_INT && type <= EK_FLOAT;
+  if (is_number || type >= EK_OBJECT) {
     *to = *value;
     ek_value_retain(to);
     return 0;
@@ -598,7 +635,7 @@ static int call(ek_vm *vm, const ek_vm_function *f, const ek_value *args, int32_
   window w = {NULL, 0, 0};
   if (enter(vm, &w, f, NULL, 0) != 0) return -1;
   for (int32_t i = 0; i < nargs; i++) {
-    if (own_argument(f, i, &args[i], &vm->registers[w.base + (size_t)i]) == 0) continue;
+    if (own_argument(f, i, &args[i], 0, &vm->registers[w.base + (size_t)i]) == 0) continue;
     leave(vm, &w);
     return -1;
   }

@@ -4,7 +4,8 @@
 EK_API int __tvm_ffi_add_one(void *self, const ek_value *args, int32_t nargs, ek_value *ret);
 
 int __tvm_ffi_add_one(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
-  if (self != NULL || nargs != 1 || args[0].type_index != EK_INT) return -1;
+  (void)self;
+  if (nargs != 1 || args[0].type_index != EK_INT) return -1;
   *ret = ek_value_int(args[0].v.i64 + 1);
   return 0;
 }

@@ -4,7 +4,7 @@
 int main(int argc, char **argv) {
   ek_object *module = NULL, *function = NULL;
   ek_value arg = ek_value_int(21), ret = ek_value_none();
-  CHECK(argc == 2 && ek_library_load(argv[1], &module) == 0);
+  CHECK(argc == 2 && ek_module_load(argv[1], &module) == 0);
   CHECK(ek_module_get(module, "double", &function) == 0 && function != NULL);
   CHECK(ek_function_call(function, &arg, 1, &ret) == 0 && ret.v.i64 == 42);
   CHECK_ERROR(ek_function_call(function, &arg, 0, &ret), "TypeError", "double: expected one int");

@@ -57,7 +57,7 @@ static void empty_containers_and_bad_sizes(void) {
   CHECK_ERROR(ek_array_new(NULL, -1, &out), "ValueError",
               "make array: the size must be in range, got -1");
   CHECK_ERROR(ek_adt_new(0, NULL, -1, &out), "ValueError",
-              "make ADT: the number of fields is negative");
+              "make ADT: the number of fields must be in range, got -1");
 }
 
 /* cons(n, cons(n - 1, ... nil)): deleted without recursion. */

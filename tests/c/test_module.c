@@ -3,7 +3,7 @@
 
 static ek_object *load(const char *path) {
   ek_object *module = NULL;
-  CHECK(ek_library_load(path, &module) == 0);
+  CHECK(ek_module_load(path, &module) == 0);
   return module;
 }
 
@@ -34,25 +34,149 @@ static void cycles_of_imports_are_refused(const char *path) {
   ek_object_release(top);
 }
 
-static int no_functions(ek_module *module, const char *name, ek_object **out) {
-  (void)module;
-  (void)name;
-  (void)out;
+/* A kind of module as a third party adds one: it gives what it holds under the name "held". */
+typedef struct holder {
+  int destroyed;
+  char saved[64];
+} holder;
+
+static int held_call(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  (void)self;
+  (void)args;
+  *ret = ek_value_int(nargs);
   return 0;
 }
 
-static int no_names(ek_module *module, ek_object **out) {
+static int holder_get(void *self, ek_object *module, const char *name, ek_object **out) {
+  (void)self;
   (void)module;
-  return ek_array_new(NULL, 0, out);
+  if (strcmp(name, "broken") == 0) return ek_error("IndexError", "holder: broken");
+  return strcmp(name, "held") != 0 ? 0 : ek_function_new(NULL, held_call, NULL, out);
 }
 
-static void no_destroy(ek_module *module) { (void)module; }
+static int holder_names(void *self, ek_object **out) {
+  static const char *const names[] = {"held"};
+  (void)self;
+  return ek_array_of_names(names, 1, out);
+}
 
-static const ek_module_kind empty_kind = {"empty", no_functions, no_names, no_destroy};
+static int holder_save(void *self, const char *path) {
+  snprintf(((holder *)self)->saved, sizeof ((holder *)self)->saved, "%s", path);
+  return 0;
+}
+
+static void holder_destroy(void *self) { ((holder *)self)->destroyed++; }
+
+static const ek_module_kind holder_kind = {"holder", holder_get, holder_names, holder_save,
+                                           holder_destroy};
+static const ek_module_kind bare_kind = {"bare", holder_get, NULL, NULL, NULL};
+
+static ek_object *module_of(const ek_module_kind *kind, holder *self) {
+  ek_object *module = NULL;
+  CHECK(ek_module_new(kind, self, &module) == 0);
+  return module;
+}
+
+static ek_value part_of(ek_object *module, int32_t part) {
+  ek_value value = ek_value_none();
+  CHECK(ek_module_part(module, part, &value) == 0);
+  return value;
+}
+
+static int call_global(const char *name, const ek_value *args, int32_t nargs, ek_value *ret) {
+  ek_object *function = ek_registry_get(name);
+  CHECK(function != NULL);
+  int code = ek_function_call(function, args, nargs, ret);
+  ek_object_release(function);
+  return code;
+}
+
+static void a_kind_is_a_table_of_functions(void) {
+  holder self = {0, ""};
+  ek_object *module = module_of(&holder_kind, &self), *out = NULL;
+  CHECK(ek_module_implements(module, "held") == 1 && ek_module_implements(module, "x") == 0);
+  CHECK_ERROR(ek_module_implements(module, "broken"), "IndexError", "holder: broken");
+  ek_value kind = part_of(module, EK_MODULE_KIND), names = part_of(module, EK_MODULE_NAMES);
+  ek_bytes text;
+  CHECK(ek_string_borrow(&kind, &text) && same_text(text, "holder"));
+  CHECK(((ek_array *)(void *)names.v.obj)->size == 1);
+  ek_value_release(&names);
+  ek_value args[2] = {ek_value_object(module), {EK_RAW_STR, 0, {0}}}, ret = ek_value_none();
+  args[1].v.ptr = (void *)(uintptr_t) "there";
+  CHECK(call_global("ek.module.save", args, 2, &ret) == 0 && strcmp(self.saved, "there") == 0);
+  CHECK_ERROR(call_global("ek.module.save", args, 1, &ret), "TypeError",
+              "ek.module.save: a module and a path expected");
+  CHECK_ERROR(ek_module_part(module, 9, &kind), "ValueError", "read module: there is no part 9");
+  CHECK(self.destroyed == 0);
+  ek_object_release(module);
+  CHECK(self.destroyed == 1);
+  module = module_of(&bare_kind, NULL);
+  names = part_of(module, EK_MODULE_NAMES);
+  CHECK(((ek_array *)(void *)names.v.obj)->size == 0);
+  ek_value_release(&names);
+  args[0] = ek_value_object(module);
+  CHECK_ERROR(call_global("ek.module.save", args, 2, &ret), "ValueError",
+              "save module 'there': modules of kind 'bare' cannot be saved");
+  CHECK(out == NULL);
+  ek_object_release(module);
+}
+
+static void imports_are_listed_and_dropped(void) {
+  holder first = {0, ""}, second = {0, ""};
+  ek_object *module = module_of(&holder_kind, &first);
+  ek_object *imported = module_of(&holder_kind, &second);
+  CHECK(ek_module_import(module, imported) == 0);
+  ek_value imports = part_of(module, EK_MODULE_IMPORTS);
+  const ek_array *array = (const ek_array *)(const void *)imports.v.obj;
+  CHECK(array->size == 1 && array->data[0].v.obj == imported);
+  ek_value_release(&imports);
+  ek_object_release(imported);
+  CHECK(second.destroyed == 0);
+  CHECK(ek_module_import(module, NULL) == 0 && second.destroyed == 1);
+  ek_object_release(module);
+}
+
+static int load_held(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  ek_bytes path;
+  ek_object *module;
+  CHECK(nargs == 1 && ek_string_borrow(&args[0], &path));
+  if (same_text(path, "not.held")) {
+    *ret = ek_value_int(1);
+    return 0;
+  }
+  if (ek_module_new(&bare_kind, self, &module) != 0) return -1;
+  *ret = ek_value_object(module);
+  return 0;
+}
+
+static void a_suffix_names_its_loader(void) {
+  ek_object *loader = NULL, *module = NULL;
+  CHECK_ERROR(ek_module_load("some.held", &module), "ValueError",
+              "load module 'some.held': a suffix .so or .eki expected, or one with a registered "
+              "function 'ek.module.load.held'");
+  CHECK_ERROR(ek_module_load("/a.b/some", &module), "ValueError",
+              "load module '/a.b/some': a suffix .so or .eki expected, or one with a registered "
+              "function 'ek.module.load.'");
+  CHECK(ek_function_new(NULL, load_held, NULL, &loader) == 0);
+  CHECK(ek_registry_set("ek.module.load.held", loader, 0) == 0);
+  CHECK(ek_module_load("some.held", &module) == 0 && module->type_index == EK_MODULE);
+  ek_object_release(module);
+  CHECK_ERROR(ek_module_load("not.held", &module), "TypeError",
+              "load module 'not.held': its loader must give a module, got int");
+  CHECK(ek_registry_remove("ek.module.load.held") == 1);
+  ek_object_release(loader);
+}
+
+/* As TVM-FFI's modules: the same type index, another deleter. */
+static void a_module_of_another_runtime_is_refused(void) {
+  ek_object foreign = {EK_REFS_NEW, EK_MODULE, 0, ek_object_plain_deleter}, *out = NULL;
+  CHECK_ERROR(ek_module_get(&foreign, "x", &out), "TypeError",
+              "get function: expected a module made by this runtime, got one of another");
+}
 
 static void a_function_is_found_through_imports(const char *path) {
   ek_object *empty = NULL, *library = load(path), *function = NULL, *names = NULL;
-  CHECK(ek_module_new(&empty_kind, NULL, &empty) == 0);
+  empty = module_of(&bare_kind, NULL);
   CHECK(ek_module_get(empty, "add_one", &function) == 0 && function == NULL);
   CHECK(ek_module_import(empty, library) == 0);
   CHECK(ek_module_get(empty, "add_one", &function) == 0 && function != NULL);
@@ -65,7 +189,7 @@ static void a_function_is_found_through_imports(const char *path) {
 
 static void wrong_files_and_objects_are_refused(void) {
   ek_object *out = NULL;
-  CHECK(ek_library_load("/no/such/library.so", &out) == -1);
+  CHECK(ek_module_load("/no/such/library.so", &out) == -1);
   ek_error_object *error = (ek_error_object *)(void *)ek_error_take();
   CHECK(same_text(error->kind, "OSError"));
   CHECK(strstr(error->message.data, "load library '/no/such/library.so': ") != NULL);
@@ -79,5 +203,9 @@ int main(int argc, char **argv) {
   cycles_of_imports_are_refused(argv[1]);
   a_function_is_found_through_imports(argv[1]);
   wrong_files_and_objects_are_refused();
+  a_kind_is_a_table_of_functions();
+  imports_are_listed_and_dropped();
+  a_suffix_names_its_loader();
+  a_module_of_another_runtime_is_refused();
   return 0;
 }

@@ -13,7 +13,7 @@ static void counting_deleter(void *self, int flags) {
 
 static ek_object *fresh(void) {
   content_deleted = memory_deleted = 0;
-  ek_object *object = ek_object_new(64, EK_OBJECT, counting_deleter);
+  ek_object *object = ek_object_alloc(64, EK_OBJECT, counting_deleter);
   CHECK(object != NULL && object->refs == EK_REFS_NEW && object->type_index == EK_OBJECT);
   return object;
 }
@@ -59,7 +59,7 @@ static void bad_types_are_refused(void) {
   CHECK_ERROR(ek_type_register("test.A", 999), "ValueError",
               "register type 'test.A': parent must be the index of an object type, got 999");
   CHECK_ERROR(ek_type_register("ek.ADT", EK_ARRAY), "ValueError",
-              "register type 'ek.ADT': it has the parent 64 already, got 71");
+              "register type 'ek.ADT': its parent is 'ffi.Object' already, got 'ffi.Array'");
 }
 
 static void share_one_object(void *context) {

@@ -39,8 +39,12 @@ static void names_are_taken_once(void) {
   CHECK_ERROR(ek_registry_set("test.add", other, 0), "ValueError",
               "register function 'test.add': the name is taken");
   CHECK_ERROR(ek_registry_set("", other, 0), "ValueError", "register function: the name is empty");
-  CHECK_ERROR(ek_registry_set("x", NULL, 0), "TypeError",
+  ek_object *array = NULL;
+  CHECK(ek_array_new(NULL, 0, &array) == 0);
+  CHECK_ERROR(ek_registry_set("x", array, 0), "TypeError",
               "register function 'x': expected a function object");
+  ek_object_release(array);
+  CHECK(ek_registry_set("x", NULL, 0) == 0 && ek_registry_remove("x") == 0);
   ek_object *found = ek_registry_get("test.add");
   CHECK(found == function);
   ek_object_release(found);

@@ -108,8 +108,8 @@ def test_functions_are_values() -> None:
         (
             {1},
             TypeError,
-            "argument 1: expected None, a bool, int, float, str, bytes, tuple, list, function, "
-            "NumPy array, DLPack producer or runtime object, got builtins.set",
+            "argument 1: expected None, a bool, int, float, str, bytes, tuple, list, dict, "
+            "function, NumPy array, DLPack producer or runtime object, got builtins.set",
         ),
         ((0, [{1}]), TypeError, "argument 1: argument 1: argument 0: expected None, .*"),
     ],

@@ -60,7 +60,8 @@ def test_functions_of_a_library(library: Path) -> None:
     np.testing.assert_array_equal(array, [0.0, 2.0, 4.0])
     assert "add_one" in module
     assert "missing" not in module
-    assert module.get_function("missing") is None
+    with pytest.raises(AttributeError, match="module: no function named 'missing'"):
+        module.get_function("missing")
     with pytest.raises(AttributeError, match="module: no function named 'missing'"):
         module["missing"]
 

@@ -19,6 +19,11 @@ def stub_names() -> dict[str, set[str]]:
     for node in ast.parse(STUB.read_text()).body:
         if isinstance(node, ast.ClassDef):
             members = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+            members |= {
+                item.target.id
+                for item in node.body
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+            }
             names[node.name] = {name for name in members if not name.startswith("_")}
         elif isinstance(node, ast.FunctionDef):
             names[node.name] = set()
@@ -33,10 +38,11 @@ def test_the_stub_lists_what_the_package_exports() -> None:
 @pytest.mark.parametrize("name", [name for name, members in stub_names().items() if members])
 def test_the_stub_lists_the_members_of_a_class(name: str) -> None:
     cls = getattr(_core, name)
-    base = set(dir(tuple)) if issubclass(cls, tuple) else set()
+    base = {name for plain in (tuple, str) if issubclass(cls, plain) for name in dir(plain)}
     if cls is not _core.Object and issubclass(cls, _core.Object):
         base |= set(dir(_core.Object))
     public = {member for member in dir(cls) if not member.startswith("_")} - base
+    public |= set(getattr(cls, "__annotations__", ()))
     assert public == stub_names()[name]
 
 

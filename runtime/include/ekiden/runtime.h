@@ -22,8 +22,11 @@
 #include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #ifdef __cplusplus
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wpedantic" /* arrays at the end of structs */
 extern "C" {
 #endif
 
@@ -39,6 +42,7 @@ extern "C" {
 ** type keys, never indices, outside it.
 */
 typedef enum ek_type {
+  EK_ANY = -1,             /* no value has it: a field of any type, an argument left out */
   EK_NONE = 0,
   EK_INT = 1,              /* v.i64 */
   EK_BOOL = 2,             /* v.i64, 0 or 1 */
@@ -57,17 +61,18 @@ typedef enum ek_type {
   EK_BYTES = 66,           /* ek_string */
   EK_ERROR = 67,           /* ek_error_object */
   EK_FUNCTION = 68,        /* ek_function */
-  EK_SHAPE = 69,           /* made by others; Ekiden reads it as ek_shape */
+  EK_SHAPE = 69,           /* ek_shape */
   EK_TENSOR = 70,          /* ek_tensor */
   EK_ARRAY = 71,           /* ek_array */
-  EK_MAP = 72,             /* made by others; Ekiden passes it through */
-  EK_MODULE = 73,
+  EK_MAP = 72,             /* ek_map */
+  EK_MODULE = 73,          /* section 10; one made by another runtime is passed through */
   EK_DYNAMIC = 128,
   EK_STORAGE = 128,        /* "ek.Storage": ek_storage */
   EK_ADT = 129,            /* "ek.ADT": ek_adt */
   EK_CLOSURE = 130,        /* "ek.Closure": made by the VM */
   EK_EXECUTABLE = 131,     /* "ek.Executable" */
-  EK_VM = 132              /* "ek.VirtualMachine" */
+  EK_VM = 132,             /* "ek.VirtualMachine" */
+  EK_FIRST_FREE = 133      /* types registered at run time count up from here */
 } ek_type;
 
 /* 2. Objects -----------------------------------------------------------------------------------
@@ -78,6 +83,20 @@ typedef enum ek_type {
 ** when the last weak one goes, EK_DELETE_MEMORY; both bits at once when both go together, which is
 ** the common case. The deleter belongs to the library that made the object, so memory returns to
 ** the allocator it came from. 'refs' is only touched atomically.
+**
+** Who owns whom. An object owns what its fields, items and captured values name, and drops it in
+** its deleter. There is no collector, so nothing may come to own itself. That holds by itself where
+** an object is handed what it owns when it is made: what is older cannot own what is younger. Five
+** places write later, and each keeps the rule in a way of its own:
+**   imports of a module     a module that reaches the importer is refused
+**   fields of an object     whoever sets one to something younger keeps the graph free of cycles;
+**                           a reference back to an owner is a weak one, or an index
+**   the registry            a root: nothing owns it, it lives as long as the process
+**   functions               one of a module owns the module, which never owns its functions
+**   call sites in code      own what they found among global functions until their code goes. A
+**                           global function that owns the code that calls it lives on after it was
+**                           removed: register functions that own less
+** A weak reference (ek_weak_*) keeps the memory of an object and nothing that it owns.
 */
 typedef struct ek_object {
   uint64_t refs;
@@ -90,7 +109,55 @@ typedef struct ek_object {
 #define EK_DELETE_CONTENT 1
 #define EK_DELETE_MEMORY 2
 
-/* Adds one strong reference. NULL is allowed and ignored. The caller must already hold one. */
+#define EK_STRONG_MASK UINT64_C(0xffffffff)
+#define EK_WEAK_ONE (UINT64_C(1) << 32)
+
+/* Weak references, for objects that are not NULL. Whoever takes one holds a strong one meanwhile.
+** ek_weak_lock gives a strong reference, or NULL when the last one has gone: ask anew each time. */
+static inline void ek_weak_retain(ek_object *object) {
+  __atomic_fetch_add(&object->refs, EK_WEAK_ONE, __ATOMIC_RELAXED);
+}
+
+static inline void ek_weak_release(ek_object *object) {
+  uint64_t before = __atomic_fetch_sub(&object->refs, EK_WEAK_ONE, __ATOMIC_RELEASE);
+  if (before >= 2 * EK_WEAK_ONE) return;
+  (void)__atomic_load_n(&object->refs, __ATOMIC_ACQUIRE);
+  object->deleter(object, EK_DELETE_MEMORY);
+}
+
+static inline ek_object *ek_weak_lock(ek_object *object) {
+  uint64_t refs = __atomic_load_n(&object->refs, __ATOMIC_RELAXED);
+  while ((refs & EK_STRONG_MASK) != 0) {
+    if (__atomic_compare_exchange_n(&object->refs, &refs, refs + 1, 1, __ATOMIC_ACQUIRE,
+                                    __ATOMIC_RELAXED)) {
+      return object;
+    }
+  }
+  return NULL;
+}
+
+/* Strong references, for objects that are not NULL. A new one needs no ordering; whoever deletes
+** must see all that happened before each release. That is a load here and no fence: sanitizers do
+** not know fences. */
+static inline void ek_retain(ek_object *object) {
+  __atomic_fetch_add(&object->refs, 1, __ATOMIC_RELAXED);
+}
+
+static inline void ek_release(ek_object *object) {
+  uint64_t before = __atomic_fetch_sub(&object->refs, 1, __ATOMIC_RELEASE);
+  if ((before & EK_STRONG_MASK) != 1) return;
+  (void)__atomic_load_n(&object->refs, __ATOMIC_ACQUIRE);
+  if (before == EK_REFS_NEW) {
+    object->deleter(object, EK_DELETE_CONTENT | EK_DELETE_MEMORY);
+    return;
+  }
+  object->deleter(object, EK_DELETE_CONTENT);
+  ek_weak_release(object);
+}
+
+/* The same as functions, for languages that cannot use the above.
+**
+** Adds one strong reference. NULL is allowed and ignored. The caller must already hold one. */
 EK_API void ek_object_retain(ek_object *object);
 
 /* Drops one strong reference and deletes the object with the last. NULL is allowed and ignored. */
@@ -115,7 +182,18 @@ typedef enum ek_dtype_code {
   EK_DTYPE_OPAQUE = 3,
   EK_DTYPE_BFLOAT = 4,
   EK_DTYPE_COMPLEX = 5,
-  EK_DTYPE_BOOL = 6                        /* 8 bits, 0 or 1 */
+  EK_DTYPE_BOOL = 6,                       /* 8 bits, 0 or 1 */
+  EK_DTYPE_FLOAT8_E3M4 = 7,                /* 8 bits up to E8M0FNU */
+  EK_DTYPE_FLOAT8_E4M3 = 8,
+  EK_DTYPE_FLOAT8_E4M3B11FNUZ = 9,
+  EK_DTYPE_FLOAT8_E4M3FN = 10,
+  EK_DTYPE_FLOAT8_E4M3FNUZ = 11,
+  EK_DTYPE_FLOAT8_E5M2 = 12,
+  EK_DTYPE_FLOAT8_E5M2FNUZ = 13,
+  EK_DTYPE_FLOAT8_E8M0FNU = 14,
+  EK_DTYPE_FLOAT6_E2M3FN = 15,             /* 6 bits */
+  EK_DTYPE_FLOAT6_E3M2FN = 16,
+  EK_DTYPE_FLOAT4_E2M1FN = 17              /* 4 bits */
 } ek_dtype_code;
 
 typedef struct ek_device {                 /* DLPack's DLDevice */
@@ -158,12 +236,12 @@ static inline ek_value ek_value_object(ek_object *object) {
 }
 
 static inline void ek_value_retain(const ek_value *value) {
-  if (value->type_index >= EK_OBJECT) ek_object_retain(value->v.obj);
+  if (value->type_index >= EK_OBJECT) ek_retain(value->v.obj);
 }
 
 /* Releases what the value owns and leaves NONE. */
 static inline void ek_value_release(ek_value *value) {
-  if (value->type_index >= EK_OBJECT) ek_object_release(value->v.obj);
+  if (value->type_index >= EK_OBJECT) ek_release(value->v.obj);
   *value = ek_value_none();
 }
 
@@ -171,8 +249,8 @@ static inline void ek_value_release(ek_value *value) {
 **
 ** The one signature of every function that crosses a boundary: kernels, callbacks, VM entry points.
 ** 'args' are borrowed for the call. '*ret' arrives as NONE and leaves owned; on failure it is NONE.
-** 'self' is the function object for calls through ek_function, and NULL for a bare symbol of a
-** native code image. Returns 0, or -1 with the error in thread-local state.
+** 'self' is the function object for calls through ek_function; a bare symbol of a library or image
+** must not look at it. Returns 0, or -1 with the error in thread-local state.
 */
 typedef int (*ek_packed)(void *self, const ek_value *args, int32_t nargs, ek_value *ret);
 
@@ -194,18 +272,131 @@ static inline int ek_function_call(ek_object *function, const ek_value *args, in
 EK_API int ek_function_new(void *self, ek_packed call, void (*deleter)(void *self),
                            ek_object **out);
 
-/* 5. Types by key ------------------------------------------------------------------------------
+/* 5. Types ---------------------------------------------------------------------------------------
 **
-** Returns the index of 'key', registering it below 'parent' (EK_OBJECT when in doubt) if it is new;
-** -1 when the key is empty, is known with another parent, or when 'parent' is unknown. Keys are
-** copied and never go away. ek_type_index returns -1 without an error when the key is unknown;
-** ek_type_key returns NULL for an unknown index. The returned string lives as long as the
-** process. */
-EK_API int32_t ek_type_register(const char *key, int32_t parent);
-EK_API int32_t ek_type_index(const char *key);
-EK_API const char *ek_type_key(int32_t type_index);
+** A type has a key, a parent (one), and where it was defined, fields and methods. Any language may
+** register and define types, and all see the same: an object made in C++ is read, changed, printed
+** and compared by the names of its fields elsewhere.
+**
+** ek_type_register returns the index of 'key', registering it below 'parent' (EK_OBJECT when in
+** doubt) if it is new; -1 when the key is empty, is known with another parent, or when 'parent' is
+** unknown. With EK_ANY for a parent it only looks the key up: -1 without an error when it is
+** unknown. Keys are copied and never go away.
+*/
+typedef enum ek_field_flag {
+  EK_FIELD_READ_ONLY = 1,                  /* set when the object is made, and never again */
+  EK_FIELD_DEFAULT = 2,                    /* may be left out: 'standard' is used, or for EK_ANY */
+                                           /* what 'create' put there */
+  EK_FIELD_IGNORE = 4,                     /* no part of structural equality and hash */
+  EK_FIELD_UNSIGNED = 8                    /* an EK_INT of 1, 2 or 4 bytes without sign */
+} ek_field_flag;
 
-/* 6. Strings, bytes, arrays, shapes ------------------------------------------------------------ */
+/* One field. How it lies in the object is said by 'type' and 'size':
+**   size 16            an ek_value; 'type' is what it must be, or EK_ANY
+**   EK_INT, EK_BOOL    an integer of 1, 2, 4 or 8 bytes, a bool of 1
+**   EK_FLOAT           a float or a double: 4 or 8 bytes
+**   EK_DTYPE           ek_dtype, 4 bytes; EK_DEVICE: ek_device, 8 bytes
+**   an object type     ek_object *, 8 bytes, NULL for none: of that type or one derived from it;
+**                      not EK_STR or EK_BYTES, whose short values are no objects
+**   any, with get      what 'get' and 'set' make of it
+** 'get' gives an owned value, 'set' takes a borrowed one: 0 or -1. Both may be NULL. */
+typedef struct ek_field {
+  const char *name;
+  const char *doc;                         /* or NULL */
+  int32_t type;
+  int32_t size;
+  int64_t offset;                          /* from the header's first byte */
+  uint64_t flags;                          /* of ek_field_flag */
+  int (*get)(const ek_object *self, const struct ek_field *field, ek_value *out);
+  int (*set)(ek_object *self, const struct ek_field *field, const ek_value *value);
+  ek_value standard;                       /* borrowed by ek_type_define, which retains it */
+} ek_field;
+
+/* A method is a function whose first argument is the object. */
+typedef struct ek_method {
+  const char *name;
+  const char *doc;                         /* or NULL */
+  ek_object *function;                     /* borrowed by ek_type_define, which retains it */
+} ek_method;
+
+/* What a type is made of. 'create' makes an object with its header and fields set up, before the
+** fields are set: for languages with constructors; then 'size' must be given. Without it the
+** runtime makes zeroed objects, and drops what their fields own. With 'size' 0 it also lays the
+** fields out behind those of the parent, each as an ek_value ('offset' and 'size' are ignored). */
+typedef struct ek_type_def {
+  int64_t size;                            /* bytes of an object, header included */
+  int (*create)(ek_object **out);          /* or NULL */
+  const char *doc;                         /* or NULL */
+  const ek_field *fields;                  /* without those of the parent */
+  const ek_method *methods;
+  int32_t n_fields, n_methods;
+} ek_type_def;
+
+/* What is known of a type. Never changes, but ek_type_get gives another one once the type has been
+** defined or was given methods; both stay valid. */
+typedef struct ek_type_info {
+  const char *key;
+  const char *doc;                         /* never NULL */
+  int32_t index;
+  int32_t parent;                          /* -1 for those that are no objects, and for EK_OBJECT */
+  int32_t depth;                           /* 0 for EK_OBJECT */
+  int32_t is_defined;                      /* whether ek_object_new can make one */
+  int64_t size;
+  int (*create)(ek_object **out);
+  const ek_field *fields;                  /* those of the parents first */
+  const ek_method *methods;                /* those of the parents first; a later one hides */
+  int32_t n_fields, n_methods;
+} ek_type_info;
+
+EK_API int32_t ek_type_register(const char *key, int32_t parent);
+
+/* Defines a registered type, once, its parent first. All is copied but functions. A second call may
+** only add methods (size 0, no fields). 0 or -1 (ValueError, TypeError). */
+EK_API int ek_type_define(int32_t type_index, const ek_type_def *def);
+
+/* NULL for an unknown index. */
+EK_API const ek_type_info *ek_type_get(int32_t type_index);
+
+static inline int32_t ek_type_index(const char *key) { return ek_type_register(key, EK_ANY); }
+
+/* The key lives as long as the process; NULL for an unknown index. */
+static inline const char *ek_type_key(int32_t type_index) {
+  const ek_type_info *info = ek_type_get(type_index);
+  return info == NULL ? NULL : info->key;
+}
+
+/* Whether objects of a type are of type 'ancestor' or derived from it. */
+static inline int ek_type_is(int32_t type_index, int32_t ancestor) {
+  while (type_index != ancestor && type_index > EK_OBJECT) {
+    const ek_type_info *info = ek_type_get(type_index);
+    type_index = info == NULL ? -1 : info->parent;
+  }
+  return type_index == ancestor;
+}
+
+/* Makes an object of a defined type. 'values' (borrowed) go to the first fields, in order; one of
+** type EK_ANY and those after the last are left out and must have a default. 0 or -1 (TypeError,
+** ValueError); '*out' owned. */
+EK_API int ek_object_new(int32_t type_index, const ek_value *values, int32_t n, ek_object **out);
+
+/* Read and write a field of an object whose type has it; no lock is taken: one caller at a time
+** while somebody writes. Setting retains 'value', converts int to float, and refuses other types,
+** numbers that do not fit, and read-only fields. 0 or -1; '*out' owned. */
+EK_API int ek_field_get(const ek_object *object, const ek_field *field, ek_value *out);
+EK_API int ek_field_set(ek_object *object, const ek_field *field, const ek_value *value);
+
+/* Structural equality: 1 or 0, or -1 with an error. Numbers and text are equal with their types
+** (small strings and string objects are one type; floats by their bits, so that equal values hash
+** equal); arrays and shapes by their items, maps by their pairs in any order, tensors of the CPU by
+** dtype, shape and elements, objects of one defined type by their fields; everything else, and
+** tensors elsewhere, by identity. Takes no more C stack for deeper values. */
+EK_API int ek_value_equal(const ek_value *a, const ek_value *b);
+
+/* A hash that is equal for equal values, also in another process, but for what is compared by
+** identity. 0 or -1. */
+EK_API int ek_value_hash(const ek_value *value, uint64_t *out);
+
+/* 6. Strings, bytes, arrays, maps, shapes -------------------------------------------------------- */
 
 typedef struct ek_bytes {
   const char *data;
@@ -231,6 +422,18 @@ typedef struct ek_array {                  /* immutable once shared */
   void (*data_deleter)(void *data);        /* NULL when data lies inside the object */
 } ek_array;
 
+/* Immutable. The layout is that of TVM-FFI's maps of few entries, which its code searches from
+** first to last whatever their number; ek_map_get is faster. */
+typedef struct ek_map {
+  ek_object base;
+  ek_value *data;                          /* keys and values alternately, in order of insertion */
+  uint64_t size;                           /* pairs */
+  uint64_t slots;                          /* EK_MAP_IN_ORDER | pairs there is room for */
+  void (*data_deleter)(void *data);        /* NULL when data lies inside the object */
+} ek_map;
+
+#define EK_MAP_IN_ORDER (UINT64_C(1) << 63) /* not set: a table of TVM-FFI's, opaque to Ekiden */
+
 /* A value of an algebraic data type, and tuples (tag 0): what the VM's AllocADT makes. */
 typedef struct ek_adt {
   ek_object base;
@@ -245,11 +448,46 @@ EK_API int ek_string_new(int32_t type, const char *data, size_t size, ek_value *
 
 /* Reads any of the six text and bytes forms. Returns 1 and fills '*out', which points into the
 ** value or its object, or returns 0 when the value is something else. Never touches the error. */
-EK_API int ek_string_borrow(const ek_value *value, ek_bytes *out);
+static inline int ek_string_borrow(const ek_value *value, ek_bytes *out) {
+  switch (value->type_index) {
+    case EK_SMALL_STR:
+    case EK_SMALL_BYTES:
+      out->data = value->v.bytes;
+      out->size = value->small_len;
+      return 1;
+    case EK_STR:
+    case EK_BYTES: *out = ((const ek_string *)(const void *)value->v.obj)->bytes; return 1;
+    case EK_RAW_STR:
+      out->data = (const char *)value->v.ptr;
+      out->size = strlen(out->data);
+      return 1;
+    case EK_BYTE_ARRAY_PTR: *out = *(const ek_bytes *)value->v.ptr; return 1;
+    default: return 0;
+  }
+}
 
-/* Both copy and retain 'items' (borrowed). 0 or -1; '*out' owned. */
-EK_API int ek_array_new(const ek_value *items, int64_t size, ek_object **out);
-EK_API int ek_adt_new(int32_t tag, const ek_value *fields, int32_t size, ek_object **out);
+/* Makes a container from n values (borrowed, retained where they are objects):
+**   EK_ARRAY   the items
+**   EK_ADT     the fields, with 'tag'
+**   EK_MAP     keys and values alternately; of equal keys the last value counts. Keys are text,
+**              bytes, numbers, and objects by identity
+**   EK_SHAPE   ints
+** 'tag' is for EK_ADT alone. Text and bytes that the caller only lends (EK_RAW_STR,
+** EK_BYTE_ARRAY_PTR) are copied; tensors that he only lends are refused. 0 or -1; '*out' owned. */
+EK_API int ek_container_new(int32_t type, int32_t tag, const ek_value *items, int64_t n,
+                            ek_object **out);
+
+static inline int ek_array_new(const ek_value *items, int64_t size, ek_object **out) {
+  return ek_container_new(EK_ARRAY, 0, items, size, out);
+}
+
+static inline int ek_adt_new(int32_t tag, const ek_value *fields, int32_t size, ek_object **out) {
+  return ek_container_new(EK_ADT, tag, fields, size, out);
+}
+
+/* The value of a key: 1 and '*out' borrowed from the map, 0 when there is none, or -1 (TypeError:
+** no map, or one that Ekiden cannot read). */
+EK_API int ek_map_get(const ek_object *map, const ek_value *key, ek_value *out);
 
 /* 7. Errors ------------------------------------------------------------------------------------
 **
@@ -257,7 +495,7 @@ EK_API int ek_adt_new(int32_t tag, const ek_value *fields, int32_t size, ek_obje
 ** per thread; setting another replaces it. Kinds are names a binding maps to its exception classes:
 ** TypeError, ValueError, IndexError, KeyError, MemoryError, RuntimeError, LoadError, OSError,
 ** InternalError. Messages say what was being done, what was expected, what came, and for which
-** thing; lower case, no full stop.
+** thing; lower case, no full stop. The list of kinds is open.
 */
 typedef struct ek_error_object {
   ek_object base;
@@ -284,14 +522,36 @@ EK_API ek_object *ek_error_take(void);
 /* 8. The registry of global functions -----------------------------------------------------------
 **
 ** Names are UTF-8, by convention dotted ("ek.runtime.allocation_count"). Look a name up once and
-** keep the function: lookups take a lock. ek_registry_set fails with ValueError when the name is
-** taken and 'override' is 0; the function is retained. ek_registry_get gives an owned reference, or
-** NULL without an error when the name is unknown. ek_registry_remove returns 1 if the name was
-** there, else 0. ek_registry_names gives an owned array of strings, sorted. */
+** keep the function: lookups take a lock. ek_registry_set retains the function; it fails with
+** ValueError when the name is taken and 'override' is 0. With NULL for a function it removes the
+** name: 1 if it was there, else 0. ek_registry_get gives an owned reference, or NULL without an
+** error when the name is unknown.
+**
+** The runtime registers what is called too rarely to be part of this header:
+**   ek.registry.names()                       array of all names, sorted
+**   ek.module.save(module, path)              by the module's kind
+**   ek.executable.module(executable)          a module that gives its functions by name
+**   ek.runtime.allocation_count()             as ek_pool_stats.system_allocations
+**   ek.runtime.num_threads([n])               as ek_num_threads
+**   ek.runtime.config_threadpool(n, cpus)     n as for ek_num_threads, and the array of processors
+**                                             that thread 1, 2, ... keep to; empty: the default
+**   ek.runtime.pool_trim()                    as ek_pool_get(1)
+** It looks up "ek.module.load.<suffix>"(path): loaders of module files, see ek_module_load. */
 EK_API int ek_registry_set(const char *name, ek_object *function, int override);
 EK_API ek_object *ek_registry_get(const char *name);
-EK_API int ek_registry_remove(const char *name);
-EK_API int ek_registry_names(ek_object **out);
+
+static inline int ek_registry_remove(const char *name) { return ek_registry_set(name, NULL, 1); }
+
+/* An owned array of strings. */
+static inline int ek_registry_names(ek_object **out) {
+  ek_object *function = ek_registry_get("ek.registry.names");
+  ek_value names = ek_value_none();
+  if (function == NULL) return ek_error("KeyError", "list functions: there is no ek.registry.names");
+  int code = ek_function_call(function, NULL, 0, &names);
+  ek_release(function);
+  if (code == 0) *out = names.v.obj;
+  return code;
+}
 
 /* 9. Tensors and storage ------------------------------------------------------------------------
 **
@@ -299,7 +559,8 @@ EK_API int ek_registry_names(ek_object **out);
 ** strides are never NULL for ndim > 0 and never change. Tensors Ekiden allocates are contiguous,
 ** aligned to 64 bytes and have byte_offset 0. A view keeps its owner alive. Contents are shared and
 ** mutable; the runtime does not synchronise access to them. dtype lanes other than 1 are accepted
-** only by DLPack import and export.
+** only by DLPack import and export. Elements of fewer than 8 bits are packed, the first in the
+** lowest bits; the data of a tensor begins with a whole byte.
 */
 typedef struct ek_dltensor {               /* DLPack's DLTensor */
   void *data;
@@ -390,13 +651,21 @@ EK_API int ek_storage_new(size_t size, size_t alignment, ek_device device, ek_ob
 EK_API int ek_tensor_new(const int64_t *shape, int32_t ndim, ek_dtype dtype, ek_device device,
                          ek_object **out);
 
-/* A contiguous tensor over memory of someone else: a slice of a storage, another shape of a tensor,
-** a mapped constant, a foreign buffer. 'owner' is retained and keeps 'data' alive; NULL when the
-** caller promises that data outlives the tensor. For an owner that is a storage, the bytes are
-** checked to lie inside it; for one that is a tensor, READ_ONLY is inherited. 0 or -1; '*out'
-** owned. */
-EK_API int ek_tensor_view(ek_object *owner, void *data, const int64_t *shape, int32_t ndim,
-                          ek_dtype dtype, ek_device device, uint64_t flags, ek_object **out);
+/* A tensor over memory of someone else: a slice of a storage, another shape of a tensor, a mapped
+** constant, a foreign buffer. 'like' says where the data is and how it is laid out; its strides may
+** be NULL for contiguous. 'owner' is retained and keeps the data alive; NULL when the caller
+** promises that it outlives the tensor. For an owner that is a storage, the bytes are checked to
+** lie inside it; for one that is a tensor, READ_ONLY is inherited. 0 or -1; '*out' owned. */
+EK_API int ek_tensor_strided(ek_object *owner, const ek_dltensor *like, uint64_t flags,
+                             ek_object **out);
+
+/* The same, contiguous. */
+static inline int ek_tensor_view(ek_object *owner, void *data, const int64_t *shape, int32_t ndim,
+                                 ek_dtype dtype, ek_device device, uint64_t flags,
+                                 ek_object **out) {
+  ek_dltensor like = {data, device, ndim, dtype, (int64_t *)(uintptr_t)shape, NULL, 0};
+  return ek_tensor_strided(owner, &like, flags, out);
+}
 
 /* Imports a DLPack tensor without copying: an ek_managed_versioned if 'versioned', else an
 ** ek_managed. Takes the producer's tensor over and calls its deleter when the last reference goes,
@@ -408,29 +677,94 @@ EK_API int ek_tensor_from_dlpack(void *managed, int versioned, ek_object **out);
 ** read-only tensor cannot be exported in the legacy form (ValueError). 0 or -1. */
 EK_API int ek_tensor_to_dlpack(ek_object *tensor, int versioned, void **managed);
 
-/* Copies elements between CPU tensors of one shape and dtype, any strides, not overlapping. 0 or
-** -1. */
+/* Copies elements between tensors of one shape and dtype, not overlapping: of any strides on the
+** CPU, contiguous where another device is involved. 0 or -1. */
 EK_API int ek_tensor_copy(const ek_dltensor *from, const ek_dltensor *to);
+
+/* A kind of device other than the CPU, as a table of functions that lives as long as the process.
+** All of them may be called from any thread, and return 0 or -1 with an error set. 'copy' serves
+** every pair in which one is of this kind and the other too or the CPU; it is done when it
+** returns. */
+typedef struct ek_device_table {
+  const char *name;
+  int (*alloc)(ek_device device, size_t size, size_t alignment, void **out);
+  void (*free)(ek_device device, void *data, size_t size);
+  int (*copy)(const void *from, ek_device from_device, void *to, ek_device to_device, size_t size);
+} ek_device_table;
+
+/* From now on storage and tensors of devices of 'type' (2 to 63, DLPack's numbers) can be made and
+** copied. 0 or -1 (ValueError: another table is registered). */
+EK_API int ek_device_register(int32_t type, const ek_device_table *table);
 
 /* 10. Modules ----------------------------------------------------------------------------------
 **
 ** A module gives functions by name, and asks the modules it imports, in order, for those it does
-** not have itself. A function found keeps its module, and so its code, alive. ek_module_get gives
-** an owned function, or NULL in '*out' when there is none of that name: 0 or -1. ek_module_import
-** retains 'imported'; a cycle is a ValueError. ek_module_names gives the names of this module
-** alone, an owned array of strings; empty where the kind cannot list them (shared libraries). */
+** not have itself. A function found keeps its module, and so its code, alive. A kind of module is a
+** table of functions, by whoever wants one; 'self' is the kind's own data. The table outlives its
+** modules. Each entry but 'get' may be NULL. */
+typedef struct ek_module_kind {
+  const char *name;
+  /* An owned function, or NULL in '*out' (which arrives so) when there is none of that name. The
+  ** function must retain 'module' if it needs 'self'. 0 or -1. */
+  int (*get)(void *self, ek_object *module, const char *name, ek_object **out);
+  int (*names)(void *self, ek_object **out);      /* an owned array of strings; 0 or -1 */
+  int (*save)(void *self, const char *path);      /* 0 or -1 */
+  void (*destroy)(void *self);
+} ek_module_kind;
+
+/* 'self' is taken over: destroy(self) runs when the module dies. On failure it is still the
+** caller's. 0 or -1; '*out' owned. */
+EK_API int ek_module_new(const ek_module_kind *kind, void *self, ek_object **out);
+
+/* An owned function, or NULL in '*out' when there is none of that name, here or in what is
+** imported. 0 or -1. */
 EK_API int ek_module_get(ek_object *module, const char *name, ek_object **out);
+
+/* 1 or 0, or -1. */
+static inline int ek_module_implements(ek_object *module, const char *name) {
+  ek_object *found = NULL;
+  if (ek_module_get(module, name, &found) != 0) return -1;
+  ek_object_release(found);
+  return found != NULL;
+}
+
+/* Retains 'imported'; one that reaches 'module' itself is a ValueError. NULL drops all imports. 0
+** or -1. */
 EK_API int ek_module_import(ek_object *module, ek_object *imported);
-EK_API int ek_module_names(ek_object *module, ek_object **out);
 
-/* Opens a shared library whose functions are exported as "__tvm_ffi_<name>" with the signature of
-** ek_packed. The library is never unloaded before the last function from it dies. 0 or -1
-** (OSError). */
-EK_API int ek_library_load(const char *path, ek_object **out);
+/* What can be asked of a module, owned. Names are those of this module alone; empty where the kind
+** cannot list them (shared libraries). 0 or -1. */
+typedef enum ek_module_about {
+  EK_MODULE_KIND = 0,      /* string: the name of its kind */
+  EK_MODULE_NAMES = 1,     /* array of strings */
+  EK_MODULE_IMPORTS = 2    /* array of modules */
+} ek_module_about;
 
-/* Loads a native code image. Everything is verified against 'size' before memory is mapped, so
-** hostile bytes end as a LoadError; the code itself is trusted. 'bytes' are copied. Layout,
-** little-endian:
+EK_API int ek_module_part(ek_object *module, int32_t part, ek_value *out);
+
+static inline int ek_module_names(ek_object *module, ek_object **out) {
+  ek_value names = ek_value_none();
+  int code = ek_module_part(module, EK_MODULE_NAMES, &names);
+  if (code == 0) *out = names.v.obj;
+  return code;
+}
+
+/* The module in a file, by the suffix of its name:
+**   .so    a shared library. Kind "library": functions are its symbols "__tvm_ffi_<name>" with the
+**          signature of ek_packed. A library made by Executable.export_library is of the kind
+**          "executable". A symbol "int __ek_init(void)" is called first, once: there a library
+**          registers its types and functions, and it is never unloaded then; others are unloaded
+**          with the last function from them.
+**   .eki   an executable. Kind "executable": its functions by name, each safe to call from several
+**          threads at once.
+**   else   what the registered function "ek.module.load.<suffix>" makes of the path. Those may
+**          replace the two above.
+** 0 or -1 (OSError, LoadError, ValueError for an unknown suffix). */
+EK_API int ek_module_load(const char *path, ek_object **out);
+
+/* Loads a native code image: a module of kind "image". Everything is verified against 'size' before
+** memory is mapped, so hostile bytes end as a LoadError; the code itself is trusted. 'bytes' are
+** copied. Layout, little-endian:
 **     0  "EKIMG\0\0\1"         16  u64 text size            32  u64 offset of the import table
 **     8  u32 exports           24  u64 offset of exports    40  u64 total size
 **    12  u32 imports           48  zeros up to 4096
@@ -438,42 +772,33 @@ EK_API int ek_library_load(const char *path, ek_object **out);
 ** Export table: per export u32 name length, name, u64 offset in the text. Import table: per import
 ** u32 name length, name. The tables follow the text in this order without gaps but for zeros. In
 ** memory, a table of one 8-byte address per import follows the text on the next 4096-byte boundary,
-** filled from the services below. The text is mapped readable and executable, the table readable. 0
-** or -1. */
+** filled with the address of a service (section 11), or for "packed:<name>" with that of an
+** ek_call_site for the global function <name>. The text is mapped readable and executable, the
+** table readable. 0 or -1. */
 EK_API int ek_image_load(const void *bytes, size_t size, ek_object **out);
 
 /* 11. Services to compiled code -------------------------------------------------------------------
 **
-** What a native code image may import. ek_service returns the address of one by its name, for code
-** generators that place code themselves, or NULL. The table: the four below, memcpy, memmove,
-** memset.
+** What compiled code calls; kernel.h declares it for C. ek_service returns the address of one by
+** its name, or NULL: for code generators that place code themselves, and for languages that cannot
+** use what is inline here. The table: ek_parallel_for, ek_kernel_error, ek_workspace_alloc,
+** ek_workspace_free, ek_call_packed, ek_value_drop, memcpy, memmove, memset.
 */
 typedef void (*ek_address)(void);
 EK_API ek_address ek_service(const char *name);
 
-/* Splits [0, n) into contiguous chunks of at least 'grain' (below 1 counts as 1), at most as many
-** as there are threads, calls body(context, begin, end) for each and returns when all are done: 0,
-** or -1 if any body returned other than 0, with the error of the lowest failing chunk set in the
-** calling thread. Chunk i goes to the same worker each time, unless that one is late: then the
-** caller does it. Runs inline, as one chunk, when n < 2 * grain, when there is one thread, inside
-** another ek_parallel_for, or while another caller has the pool; it then returns what body returns.
-** n <= 0 calls nothing. Bodies run concurrently. */
-int ek_parallel_for(int (*body)(void *context, int64_t begin, int64_t end), void *context,
-                    int64_t n, int64_t grain);
-
-/* ek_error with a ready message. Returns -1. */
-int ek_kernel_error(const char *kind, const char *message);
-
-/* Scratch memory of this thread, aligned to 64 bytes, from a stack of blocks that are kept between
-** calls. Free in reverse order of allocation, on the same thread. NULL without memory or for a
-** negative size, with the error set. ek_workspace_free(NULL) does nothing. */
-void *ek_workspace_alloc(int64_t nbytes);
-void ek_workspace_free(void *memory);
+/* A place in code that calls a function by name. */
+typedef struct ek_call_site {
+  ek_object *function;                     /* NULL until the first call has found it; then owned */
+  const char *name;
+  void *image;                             /* NULL, or the loader's */
+} ek_call_site;
 
 /* Threads that share a parallel loop, the caller included. Initially EKIDEN_NUM_THREADS, else the
 ** number of physical cores this process may use. With n > 0, first sets the number; waits for a
 ** running loop to end, and must not be called inside one. Workers start with the first loop that
-** needs them. */
+** needs them. What EKIDEN_NUM_THREADS says and is no number from 1 to 256 is reported once on
+** standard error, and not used. */
 EK_API int ek_num_threads(int n);
 
 /* 12. Memory -----------------------------------------------------------------------------------
@@ -488,11 +813,12 @@ typedef struct ek_pool_stats {
   uint64_t bytes_free;                     /* of these, kept for reuse by this thread and by all */
 } ek_pool_stats;
 
-EK_API ek_pool_stats ek_pool_get_stats(void);
+/* With 'trim' other than 0 first gives what is kept for reuse back to the system, but for small
+** blocks on the lists of other threads. */
+EK_API ek_pool_stats ek_pool_get(int trim);
 
-/* Gives what is kept for reuse back to the system, but for small blocks on the lists of other
-** threads. */
-EK_API void ek_pool_trim(void);
+static inline ek_pool_stats ek_pool_get_stats(void) { return ek_pool_get(0); }
+static inline void ek_pool_trim(void) { (void)ek_pool_get(1); }
 
 /* 13. Executables and the virtual machine ---------------------------------------------------------
 **
@@ -506,9 +832,8 @@ EK_API void ek_pool_trim(void);
 EK_API int ek_executable_load(const char *path, ek_object **out);
 EK_API int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object **out);
 
-/* What an executable is made of, for bindings and tools. ek_executable_count gives the number of
-** items of a kind (-1 with an error for an unknown kind); ek_executable_item gives one as a value,
-** owned. */
+/* What an executable is made of, for bindings and tools. ek_executable_item gives one item of a kind
+** as a value, owned; with index -1 the number of items as an int. 0 or -1. */
 typedef enum ek_executable_part {
   EK_PART_GLOBAL = 0,      /* string: name of function i */
   EK_PART_PARAMS = 1,      /* array of strings: parameter names of function i */
@@ -520,8 +845,13 @@ typedef enum ek_executable_part {
   EK_PART_FILE = 7         /* one item, bytes: the whole file */
 } ek_executable_part;
 
-EK_API int64_t ek_executable_count(ek_object *executable, int32_t part);
 EK_API int ek_executable_item(ek_object *executable, int32_t part, int64_t index, ek_value *out);
+
+/* -1 with an error for an unknown kind. */
+static inline int64_t ek_executable_count(ek_object *executable, int32_t part) {
+  ek_value count = ek_value_none();
+  return ek_executable_item(executable, part, -1, &count) == 0 ? count.v.i64 : -1;
+}
 
 /* A virtual machine holds the registers and frames of one caller and is reused call after call: one
 ** caller at a time (a second one gets a RuntimeError). It retains the executable. 'function' is an
@@ -531,18 +861,6 @@ EK_API int ek_vm_new(ek_object *executable, ek_object **out);
 EK_API int ek_vm_invoke(ek_object *vm, int32_t function, const ek_value *args, int32_t nargs,
                         ek_value *ret);
 
-/* The instruction set, in order of opcode number, as the library was built with it. The strings are
-** those of vm_opcodes.def, where the operand letters are explained. Lives as long as the
-** process. */
-typedef struct ek_opcode_info {
-  const char *name;
-  const char *mnemonic;
-  const char *format;
-  const char *meaning;
-} ek_opcode_info;
-
-EK_API const ek_opcode_info *ek_opcode_table(size_t *count);
-
 /* The ABI, held by the compiler. --------------------------------------------------------------- */
 static_assert(sizeof(void *) == 8, "pointers have 8 bytes");
 static_assert(sizeof(ek_value) == 16 && offsetof(ek_value, v) == 8, "generated code stores at +8");
@@ -550,11 +868,13 @@ static_assert(sizeof(ek_object) == 24 && offsetof(ek_object, deleter) == 16, "ob
 static_assert(offsetof(ek_function, call) == 24, "function cell follows the header");
 static_assert(offsetof(ek_string, bytes) == 24, "byte array follows the header");
 static_assert(offsetof(ek_array, data) == 24, "sequence cell follows the header");
+static_assert(offsetof(ek_map, data) == 24 && sizeof(ek_map) == 56, "map cell follows the header");
 static_assert(offsetof(ek_error_object, kind) == 24, "error cell follows the header");
 static_assert(offsetof(ek_tensor, dl) == 24 && sizeof(ek_dltensor) == 48, "DLTensor is next");
 static_assert(sizeof(ek_managed) == 64 && sizeof(ek_managed_versioned) == 80, "DLPack");
 
 #ifdef __cplusplus
 }
+#pragma GCC diagnostic pop
 #endif
 #endif /* EKIDEN_RUNTIME_H_ */

@@ -5,16 +5,18 @@ cdef extern from "ekiden/runtime.h" nogil:
     enum:
         EK_NONE, EK_INT, EK_BOOL, EK_FLOAT, EK_OPAQUE_PTR, EK_DTYPE, EK_DEVICE, EK_DLTENSOR_PTR
         EK_RAW_STR, EK_BYTE_ARRAY_PTR, EK_SMALL_STR, EK_SMALL_BYTES
-        EK_OBJECT, EK_STR, EK_BYTES, EK_ERROR, EK_FUNCTION, EK_SHAPE, EK_TENSOR, EK_ARRAY
-        EK_MODULE, EK_ADT, EK_EXECUTABLE, EK_VM
-        EK_DTYPE_INT, EK_DTYPE_UINT, EK_DTYPE_FLOAT, EK_DTYPE_BFLOAT, EK_DTYPE_COMPLEX
-        EK_DTYPE_BOOL
+        EK_OBJECT_RVALUE_REF
+        EK_OBJECT, EK_STR, EK_BYTES, EK_ERROR, EK_FUNCTION, EK_SHAPE, EK_TENSOR, EK_ARRAY, EK_MAP
+        EK_MODULE, EK_DYNAMIC, EK_ADT, EK_EXECUTABLE, EK_VM
+        EK_DTYPE_INT, EK_DTYPE_UINT, EK_DTYPE_FLOAT, EK_DTYPE_OPAQUE, EK_DTYPE_BFLOAT
+        EK_DTYPE_COMPLEX, EK_DTYPE_BOOL
         EK_CPU
         EK_DELETE_CONTENT, EK_DELETE_MEMORY
         EK_MAX_NDIM
         EK_PART_GLOBAL, EK_PART_PARAMS, EK_PART_CONSTANT, EK_PART_PRIMITIVE, EK_PART_CODE
         EK_PART_REGISTERS, EK_PART_METADATA, EK_PART_FILE
-    uint64_t EK_REFS_NEW, EK_DLPACK_READ_ONLY, EK_DLPACK_IS_COPIED
+        EK_MODULE_KIND, EK_MODULE_NAMES, EK_MODULE_IMPORTS
+    uint64_t EK_REFS_NEW, EK_DLPACK_READ_ONLY, EK_DLPACK_IS_COPIED, EK_DLPACK_SUBBYTE_PADDED
 
     ctypedef struct ek_object:
         uint64_t refs
@@ -42,6 +44,10 @@ cdef extern from "ekiden/runtime.h" nogil:
         ek_value_v v
     ctypedef int (*ek_packed)(void *self, const ek_value *args, int32_t nargs,
                               ek_value *ret) noexcept
+    ctypedef struct ek_function:
+        ek_object base
+        ek_packed call
+        void *cpp_call
     ctypedef struct ek_bytes:
         const char *data
         size_t size
@@ -51,6 +57,11 @@ cdef extern from "ekiden/runtime.h" nogil:
     ctypedef struct ek_array:
         ek_value *data
         int64_t size
+    ctypedef struct ek_map:
+        ek_value *data
+        uint64_t size
+        uint64_t slots
+    uint64_t EK_MAP_IN_ORDER
     ctypedef struct ek_adt:
         int32_t tag
         int32_t size
@@ -86,6 +97,9 @@ cdef extern from "ekiden/runtime.h" nogil:
         ek_object base
         ek_dltensor dl
         uint64_t flags
+        ek_object *owner
+        void (*dispose)(void *managed) noexcept
+        void *managed
     ctypedef struct ek_pool_stats:
         uint64_t system_allocations
         uint64_t bytes_held
@@ -100,12 +114,59 @@ cdef extern from "ekiden/runtime.h" nogil:
     int ek_function_new(void *self, ek_packed call, void (*deleter)(void *self) noexcept,
                         ek_object **out)
     int ek_function_call(ek_object *function, const ek_value *args, int32_t nargs, ek_value *ret)
+    int EK_ANY
+    uint64_t EK_FIELD_READ_ONLY, EK_FIELD_DEFAULT, EK_FIELD_IGNORE
+    ctypedef struct ek_field:
+        const char *name
+        const char *doc
+        int32_t type
+        int32_t size
+        int64_t offset
+        uint64_t flags
+        void *get
+        void *set
+        ek_value standard
+    ctypedef struct ek_method:
+        const char *name
+        const char *doc
+        ek_object *function
+    ctypedef struct ek_type_def:
+        int64_t size
+        void *create
+        const char *doc
+        const ek_field *fields
+        const ek_method *methods
+        int32_t n_fields
+        int32_t n_methods
+    ctypedef struct ek_type_info:
+        const char *key
+        const char *doc
+        int32_t index
+        int32_t parent
+        int32_t depth
+        int32_t is_defined
+        int64_t size
+        const ek_field *fields
+        const ek_method *methods
+        int32_t n_fields
+        int32_t n_methods
     int32_t ek_type_register(const char *key, int32_t parent)
+    int ek_type_define(int32_t type_index, const ek_type_def *definition)
+    const ek_type_info *ek_type_get(int32_t type_index)
+    int32_t ek_type_index(const char *key)
     const char *ek_type_key(int32_t type_index)
+    int ek_object_new(int32_t type_index, const ek_value *values, int32_t n, ek_object **out)
+    int ek_field_get(const ek_object *object, const ek_field *field, ek_value *out)
+    int ek_field_set(ek_object *object, const ek_field *field, const ek_value *value)
+    int ek_value_equal(const ek_value *a, const ek_value *b)
+    int ek_value_hash(const ek_value *value, uint64_t *out)
+    void ek_weak_retain(ek_object *object)
+    void ek_weak_release(ek_object *object)
+    ek_object *ek_weak_lock(ek_object *object)
     int ek_string_new(int32_t type, const char *data, size_t size, ek_value *out)
     int ek_string_borrow(const ek_value *value, ek_bytes *out)
-    int ek_array_new(const ek_value *items, int64_t size, ek_object **out)
-    int ek_adt_new(int32_t tag, const ek_value *fields, int32_t size, ek_object **out)
+    int ek_container_new(int32_t type, int32_t tag, const ek_value *items, int64_t n,
+                         ek_object **out)
     int ek_error(const char *kind, const char *format, ...)
     int ek_error_set(ek_object *error)
     ek_object *ek_error_take()
@@ -120,13 +181,22 @@ cdef extern from "ekiden/runtime.h" nogil:
                       ek_object **out)
     int ek_tensor_view(ek_object *owner, void *data, const int64_t *shape, int32_t ndim,
                        ek_dtype dtype, ek_device device, uint64_t flags, ek_object **out)
+    int ek_tensor_strided(ek_object *owner, const ek_dltensor *like, uint64_t flags,
+                          ek_object **out)
     int ek_tensor_from_dlpack(void *managed, int versioned, ek_object **out)
     int ek_tensor_to_dlpack(ek_object *tensor, int versioned, void **managed)
     int ek_tensor_copy(const ek_dltensor *source, const ek_dltensor *to)
+    ctypedef struct ek_module_kind:
+        const char *name
+        int (*get)(void *self, ek_object *module, const char *name, ek_object **out) noexcept
+        int (*names)(void *self, ek_object **out) noexcept
+        int (*save)(void *self, const char *path) noexcept
+        void (*destroy)(void *self) noexcept
+    int ek_module_new(const ek_module_kind *kind, void *self, ek_object **out)
     int ek_module_get(ek_object *module, const char *name, ek_object **out)
     int ek_module_import(ek_object *module, ek_object *imported)
-    int ek_module_names(ek_object *module, ek_object **out)
-    int ek_library_load(const char *path, ek_object **out)
+    int ek_module_part(ek_object *module, int32_t part, ek_value *out)
+    int ek_module_load(const char *path, ek_object **out)
     int ek_image_load(const void *bytes, size_t size, ek_object **out)
     ctypedef void (*ek_address)() noexcept
     ek_address ek_service(const char *name)
@@ -140,3 +210,59 @@ cdef extern from "ekiden/runtime.h" nogil:
     int ek_vm_new(ek_object *executable, ek_object **out)
     int ek_vm_invoke(ek_object *vm, int32_t function, const ek_value *args, int32_t nargs,
                      ek_value *ret)
+
+# What CPython has and Cython does not declare, or declares with a price.
+cdef extern from "Python.h":
+    ctypedef struct PyTypeObject:
+        Py_ssize_t tp_vectorcall_offset
+        unsigned long tp_flags
+        PyObject *tp_dict
+    ctypedef PyObject *(*vectorcallfunc)(PyObject *callable, PyObject *const *args, size_t nargsf,
+                                         PyObject *names) noexcept
+    unsigned long Py_TPFLAGS_HAVE_VECTORCALL
+    size_t PY_VECTORCALL_ARGUMENTS_OFFSET
+    PyObject *Py_None
+    PyObject *Py_True
+    PyTypeObject PyLong_Type, PyFloat_Type, PyBool_Type, PyUnicode_Type, PyTuple_Type
+    PyTypeObject *Py_TYPE(void *object) nogil
+    void Py_INCREF_ "Py_INCREF"(void *object) nogil
+    void Py_DECREF_ "Py_DECREF"(void *object) nogil
+    double PyFloat_AS_DOUBLE_ "PyFloat_AS_DOUBLE"(void *object) nogil
+    long long PyLong_AsLongLongAndOverflow_ "PyLong_AsLongLongAndOverflow"(void *number,
+                                                                         int *overflow)
+    object PyObject_Vectorcall(PyObject *callable, PyObject **args, size_t nargsf, PyObject *names)
+    PyObject *PyDict_GetItem_ "PyDict_GetItem"(dict table, PyObject *key)
+    ctypedef struct PyTupleObject:
+        PyObject **ob_item
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+    int Py_IsInitialized() nogil
+    int PyException_SetTraceback(object exception, object trace) except -1
+    ctypedef struct PyThreadState
+    PyThreadState *PyEval_SaveThread() nogil
+    void PyEval_RestoreThread(PyThreadState *state) nogil
+    PyThreadState *PyThreadState_Current "_PyThreadState_UncheckedGet"() nogil
+
+cdef extern from *:
+    """
+    /* The state that this thread's innermost call into C has let go of, or NULL. */
+    static _Thread_local PyThreadState *released;
+    static inline PyThreadState *get_released(void) { return released; }
+    static inline void set_released(PyThreadState *state) { released = state; }
+    #define EK_REFS(object) __atomic_load_n(&(object)->refs, __ATOMIC_ACQUIRE)
+    """
+    PyThreadState *get_released() nogil
+    void set_released(PyThreadState *state) nogil
+    uint64_t EK_REFS(ek_object *object) nogil
+
+# The C functions by which a library offers its tensors, as DLPack 1.2 defines them.
+ctypedef void (*DLPackFail)(void *context, const char *kind, const char *message) noexcept nogil
+ctypedef struct DLPackExchange:
+    uint32_t major
+    uint32_t minor
+    void *older
+    int (*allocate)(ek_dltensor *prototype, ek_managed_versioned **out, void *context,
+                    DLPackFail fail) noexcept
+    int (*export_tensor)(PyObject *tensor, ek_managed_versioned **out) noexcept
+    int (*import_tensor)(ek_managed_versioned *managed, PyObject **out) noexcept
+    int (*lend)(PyObject *tensor, ek_dltensor *out) noexcept
+    int (*stream)(int device_type, int32_t device_id, void **out) noexcept

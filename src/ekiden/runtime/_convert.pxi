@@ -6,6 +6,8 @@ class ADT(tuple):
     Plain tuples have tag 0 and cross as tuples.
     """
 
+    tag: int
+
     def __new__(cls, tag, fields=()):
         """The value that constructor number `tag` makes of `fields`."""
         self = super().__new__(cls, fields)
@@ -25,6 +27,30 @@ class ADT(tuple):
         return hash((self.tag, tuple(self)))
 
 
+class Shape(tuple):
+    """The lengths of dimensions as a value of its own: crosses as a shape, not as a tuple."""
+
+    def __repr__(self):
+        return f"Shape({list(self)})"
+
+
+# What a call needs beyond its values: what it must settle when the callee has returned. Arguments
+# are borrowed, as the ABI allows: the caller's Python objects live longer than the call.
+ctypedef struct Kept:
+    ek_object *object              # made for this call, which owns a reference
+    PyObject *source               # whose memory the object (a tensor) borrows, or NULL
+
+ctypedef struct Call:
+    ek_value *values
+    Kept *kept
+    int32_t kept_count
+
+ctypedef int (*SetArgument)(Call *call, PyObject *source, ek_value *out) noexcept
+
+cdef enum:
+    INPLACE = 8                    # arguments of a call that need no memory of their own
+
+
 cdef inline void _set_int(ek_value *out, int64_t number) noexcept:
     out.type_index = EK_INT
     out.v.i64 = number
@@ -35,46 +61,60 @@ cdef inline void _set_object(ek_value *out, ek_object *object) noexcept:
     out.v.obj = object
 
 
-cdef int _set_python_int(object source, ek_value *out) except -1:
+cdef inline void _set_made(Call *call, ek_value *out, ek_object *object, PyObject *source) noexcept:
+    """An object made for this call alone."""
+    call.kept[call.kept_count].object = object
+    call.kept[call.kept_count].source = source
+    call.kept_count += 1
+    _set_object(out, object)
+
+
+cdef int _set_python_int(PyObject *source, ek_value *out) except -1:
     cdef int overflow = 0
-    cdef long long number = PyLong_AsLongLongAndOverflow(source, &overflow)
+    cdef long long number = PyLong_AsLongLongAndOverflow_(source, &overflow)
     if overflow:
-        raise OverflowError(f"expected an integer of 64 bits, got {source}")
+        raise OverflowError(f"expected an integer of 64 bits, got {<object>source}")
     _set_int(out, number)
     return 0
 
 
-cdef int _set_text(str source, ek_value *out) except -1:
+cdef int _set_text(Call *call, object source, ek_value *out) except -1:
     cdef Py_ssize_t size = 0
     cdef const char *data = PyUnicode_AsUTF8AndSize(source, &size)
-    return _check(ek_string_new(EK_STR, data, size, out))
+    _check(ek_string_new(EK_STR, data, size, out))
+    if out.type_index >= EK_OBJECT:
+        _set_made(call, out, out.v.obj, NULL)
+    return 0
 
 
-# Fills '*out', which is zeroed. It owns what it refers to, also where C would be content to borrow:
-# one rule, and a reference more costs a few nanoseconds.
-cdef int _to_value(object source, ek_value *out) except -1:
-    cls = type(source)
-    if cls is np.ndarray:
-        _set_object(out, _import_array(_contiguous(<np.ndarray>source)))
-    elif cls is int:
+cdef inline int _set_argument(Call *call, PyObject *source, ek_value *out) except -1:
+    """Fills '*out', which is zeroed, with what an argument refers to while the call lasts."""
+    cdef PyTypeObject *cls = Py_TYPE(source)
+    if cls == _TENSOR_TYPE:
+        out.type_index = EK_TENSOR
+        out.v.obj = (<Object>source).handle
+    elif cls == &PyLong_Type:
         _set_python_int(source, out)
-    elif cls is Tensor or isinstance(source, Object):
-        ek_object_retain((<Object>source).handle)
-        _set_object(out, (<Object>source).handle)
-    elif cls is float:
+    elif cls == _ARRAY_TYPE:
+        _set_made(call, out, _lend_array(_contiguous(<np.ndarray>source)), source)
+    elif cls == &PyFloat_Type:
         out.type_index = EK_FLOAT
-        out.v.f64 = PyFloat_AS_DOUBLE(source)
-    elif source is None:
+        out.v.f64 = PyFloat_AS_DOUBLE_(source)
+    elif source == Py_None:
         pass
-    elif cls is bool:
+    elif cls == &PyBool_Type:
         out.type_index = EK_BOOL
-        out.v.i64 = source is True
-    elif cls is str:
-        _set_text(source, out)
-    elif cls is tuple:
-        _set_fields(0, source, out)
+        out.v.i64 = source == Py_True
+    elif cls == _exchange_type:
+        _set_made(call, out, _lend_exchanged(_exchange, source), source)
+    elif cls == &PyUnicode_Type:
+        _set_text(call, <object>source, out)
+    elif cls == _FUNCTION_TYPE:
+        _set_object(out, (<Object>source).handle)
+    elif cls == &PyTuple_Type:
+        _set_fields(call, 0, <object>source, out)
     else:
-        _to_value_rare(source, out)
+        _set_rare(call, source, out)
     return 0
 
 
@@ -86,107 +126,167 @@ cdef np.ndarray _contiguous(np.ndarray array):
     return array
 
 
-cdef int _to_value_rare(object source, ek_value *out) except -1:
-    cdef ek_object *made = NULL
-    if isinstance(source, ADT):
-        _set_fields(source.tag, tuple(source), out)
-    elif isinstance(source, Device):
-        out.type_index = EK_DEVICE
-        out.v.device.type, out.v.device.id = source
+cdef int _set_rare(Call *call, PyObject *pointer, ek_value *out) except -1:
+    cdef object source = <object>pointer
+    cdef DLPackExchange *exchange
+    if isinstance(source, Object):
+        if (<Object>source).handle == NULL:
+            raise ValueError(f"expected a {cls_name(source)} that is initialised")
+        _set_object(out, (<Object>source).handle)
+        return 0
+    exchange = _exchange_of(Py_TYPE(pointer))
+    if exchange != NULL:
+        _set_made(call, out, _lend_exchanged(exchange, pointer), pointer)
+    elif _is_theirs(source):
+        _set_foreign(call, source, out)
     elif isinstance(source, tuple):
-        _set_fields(0, tuple(source), out)
+        _set_tuple(call, source, out)
     elif isinstance(source, list):
-        _set_items(tuple(source), out)
+        _set_items(call, EK_ARRAY, tuple(source), out)
+    elif isinstance(source, dict):
+        _set_items(call, EK_MAP, tuple([x for pair in source.items() for x in pair]), out)
     elif isinstance(source, (bytes, bytearray, memoryview)):
         data = bytes(source)
         _check(ek_string_new(EK_BYTES, PyBytes_AS_STRING(data), len(data), out))
+        if out.type_index >= EK_OBJECT:
+            _set_made(call, out, out.v.obj, NULL)
+    elif isinstance(source, (numpy.dtype, DataType)) or hasattr(source, "__dlpack_data_type__"):
+        out.type_index = EK_DTYPE
+        out.v.dtype = _dtype_from(source)
     elif isinstance(source, str):
-        _set_text(str(source), out)
+        _set_text(call, source, out)
     elif isinstance(source, (bool, numpy.bool_)):
         out.type_index = EK_BOOL
         out.v.i64 = bool(source)
-    elif isinstance(source, numpy.dtype):
-        out.type_index = EK_DTYPE
-        out.v.dtype = _dtype_from(source)
     elif isinstance(source, (float, numpy.floating)):
         out.type_index = EK_FLOAT
         out.v.f64 = float(source)
     elif isinstance(source, (int, numpy.integer)):
-        _set_python_int(operator.index(source), out)
+        number = operator.index(source)
+        _set_python_int(<PyObject *>number, out)
     elif isinstance(source, np.ndarray):
-        _set_object(out, _import_array(_contiguous(source)))
+        _set_made(call, out, _lend_array(_contiguous(source)), pointer)
+    elif isinstance(source, ctypes.c_void_p):
+        out.type_index = EK_OPAQUE_PTR
+        out.v.ptr = <void *><size_t>(source.value or 0)
+    elif isinstance(source, BaseException):
+        _set_made(call, out, _error_from(source), NULL)
     elif hasattr(source, "__dlpack__"):
-        _set_object(out, _import_dlpack(source))
+        _set_made(call, out, _import_dlpack(source), NULL)
+    elif hasattr(source, "dlpack_device_type"):    # a device of tvm_ffi
+        out.type_index = EK_DEVICE
+        out.v.device.type, out.v.device.id = source.dlpack_device_type(), source.index
     elif callable(source):
-        made = _function_from(source)
-        _set_object(out, made)
+        _set_made(call, out, _function_from(source), NULL)
     else:
-        raise TypeError("expected None, a bool, int, float, str, bytes, tuple, list, function, "
+        raise TypeError("expected None, a bool, int, float, str, bytes, tuple, list, dict, function, "
                         f"NumPy array, DLPack producer or runtime object, got {cls_name(source)}")
     return 0
+
+
+cdef int _set_tuple(Call *call, object source, ek_value *out) except -1:
+    """The subclasses of tuple that mean something else, and all others."""
+    if isinstance(source, Device):
+        out.type_index = EK_DEVICE
+        out.v.device.type, out.v.device.id = source
+        return 0
+    if isinstance(source, Shape) or _is_their_shape(source):
+        return _set_items(call, EK_SHAPE, tuple(source), out)
+    return _set_fields(call, getattr(source, "tag", 0), tuple(source), out)
 
 
 cdef str cls_name(object source):
     return f"{type(source).__module__}.{type(source).__qualname__}"
 
 
-cdef int _set_fields(int32_t tag, tuple fields, ek_value *out) except -1:
+cdef int _set_fields(Call *call, int32_t tag, tuple fields, ek_value *out) except -1:
     cdef Arguments items = Arguments(fields)
     cdef ek_object *made = NULL
-    _check(ek_adt_new(tag, items.values, items.count, &made))
-    _set_object(out, made)
+    _check(ek_container_new(EK_ADT, tag, items.call.values, items.count, &made))
+    _set_made(call, out, made, NULL)
     return 0
 
 
-cdef int _set_items(tuple source, ek_value *out) except -1:
+cdef int _set_items(Call *call, int32_t type, tuple source, ek_value *out) except -1:
+    """An array of items, a map of keys and values alternately, or a shape of ints."""
     cdef Arguments items = Arguments(source)
     cdef ek_object *made = NULL
-    _check(ek_array_new(items.values, items.count, &made))
-    _set_object(out, made)
+    _check(ek_container_new(type, 0, items.call.values, items.count, &made))
+    _set_made(call, out, made, NULL)
+    return 0
+
+
+cdef int _to_value(PyObject *source, ek_value *out) except -1:
+    """Fills '*out', which is zeroed, with a value that owns what it refers to."""
+    cdef Kept kept
+    cdef Call call = Call(out, &kept, 0)
+    _set_argument(&call, source, out)
+    if call.kept_count == 0:
+        ek_value_retain(out)
+    elif kept.source != NULL:
+        _own_memory(<ek_tensor *>kept.object, kept.source)
     return 0
 
 
 @cython.freelist(8)
 @cython.final
 cdef class Arguments:
-    """The values of a tuple, as many as fit in place and else in memory of their own."""
+    """The values of a tuple, in memory of their own where they are many."""
 
-    cdef ek_value inplace[8]
-    cdef ek_value *values
+    cdef ek_value values[INPLACE]
+    cdef Kept kept[INPLACE]
+    cdef Call call
     cdef int32_t count
+    cdef object source             # what the values borrow from
 
     def __cinit__(self, tuple source):
-        self.count = <int32_t>PyTuple_GET_SIZE(source)
-        self.values = self.inplace
-        if self.count > 8:
-            self.values = <ek_value *>malloc(self.count * sizeof(ek_value))
-            if self.values == NULL:
-                self.count = 0
+        cdef Py_ssize_t count = PyTuple_GET_SIZE(source)
+        self.call.values = self.values
+        self.call.kept = self.kept
+        if count > INPLACE:
+            self.call.values = <ek_value *>malloc(count * (sizeof(ek_value) + sizeof(Kept)))
+            if self.call.values == NULL:
                 raise MemoryError
-        memset(self.values, 0, self.count * sizeof(ek_value))
-        _fill_values(source, self.values)
+            self.call.kept = <Kept *>(self.call.values + count)
+        self.source = source
+        self.count = <int32_t>count
+        _fill_call(&self.call, (<PyTupleObject *>source).ob_item, count)
 
     def __dealloc__(self):
-        _release_values(self.values, self.count)
-        if self.values != self.inplace:
-            free(self.values)
+        _settle(&self.call)
+        if self.call.values != self.values:
+            free(self.call.values)
 
 
-cdef int _fill_values(tuple source, ek_value *values) except -1:
-    """One zeroed value per item; an error names the item."""
-    cdef Py_ssize_t i = 0
-    try:
-        for i in range(PyTuple_GET_SIZE(source)):
-            _to_value(<object>PyTuple_GET_ITEM(source, i), &values[i])
-    except (TypeError, ValueError, OverflowError) as error:
-        raise type(error)(f"argument {i}: {error}") from error.__cause__
+cdef inline int _fill_call(Call *call, PyObject **sources, Py_ssize_t count) except -1:
+    """One value per argument. An error names the argument, and leaves nothing to settle."""
+    memset(call.values, 0, count * sizeof(ek_value))
+    call.kept_count = 0
+    cdef Py_ssize_t i
+    for i in range(count):
+        if (<SetArgument>_set_argument)(call, sources[i], &call.values[i]) != 0:
+            _settle(call)
+            _name_argument(i)
     return 0
 
 
-cdef inline void _release_values(ek_value *values, int32_t count) noexcept:
-    for i in range(count):
-        if values[i].type_index >= EK_OBJECT:
-            ek_object_release(values[i].v.obj)
+cdef int _name_argument(Py_ssize_t i) except -1:
+    """Raises the pending exception again, with the number of the argument before its message."""
+    error = _take_exception()
+    if type(error) in (TypeError, ValueError, OverflowError):
+        raise type(error)(f"argument {i}: {error}") from error.__cause__
+    raise error
+
+
+cdef inline void _settle(Call *call) noexcept:
+    """Gives back what the call made. What the callee has kept must own its memory from now on."""
+    cdef ek_object *object
+    while call.kept_count > 0:
+        call.kept_count -= 1
+        object = call.kept[call.kept_count].object
+        if call.kept[call.kept_count].source != NULL and EK_REFS(object) != EK_REFS_NEW:
+            _own_memory(<ek_tensor *>object, call.kept[call.kept_count].source)
+        ek_object_release(object)
 
 
 cdef object _move_out(ek_value *value):
@@ -195,9 +295,11 @@ cdef object _move_out(ek_value *value):
     cdef ek_object *object = value.v.obj
     if index == EK_TENSOR:
         value.type_index = EK_NONE
-        return _wrap(Tensor, object)
+        return _wrap_tensor(object)
     if index == EK_NONE:
         return None
+    if index == EK_INT:
+        return value.v.i64
     try:
         return _to_python(value)
     finally:
@@ -223,43 +325,55 @@ cdef object _to_python(const ek_value *value):
             return text.data[:text.size].decode("utf-8")
         return PyBytes_FromStringAndSize(text.data, text.size)
     if index == EK_DLTENSOR_PTR:
-        return _copy_borrowed(<const ek_dltensor *>value.v.ptr)
+        return _lend(<const ek_dltensor *>value.v.ptr)
     if index == EK_DTYPE:
-        return _dtype_name(value.v.dtype)
+        return DataType(_dtype_name(value.v.dtype))
     if index == EK_DEVICE:
         return Device(value.v.device.type, value.v.device.id)
     if index == EK_OPAQUE_PTR:
-        return <size_t>value.v.ptr
+        return ctypes.c_void_p(<size_t>value.v.ptr)
+    if index == EK_OBJECT_RVALUE_REF:
+        return _object_to_python((<ek_object **>value.v.ptr)[0])
     raise TypeError(f"cannot convert a value of type index {index} to Python")
-
-
-cdef object _copy_borrowed(const ek_dltensor *source):
-    """A tensor of what is only lent for a call."""
-    cdef ek_object *out = NULL
-    _check(ek_tensor_new(source.shape, source.ndim, source.dtype, source.device, &out))
-    made = _wrap(Tensor, out)
-    _check(ek_tensor_copy(source, &(<ek_tensor *>out).dl))
-    return made
 
 
 cdef object _object_to_python(ek_object *object):
     cdef int32_t index = object.type_index
-    cdef ek_shape *shape
+    if index == EK_TENSOR:
+        ek_object_retain(object)
+        return _wrap_tensor(object)
     if index == EK_ADT:
         return _adt_to_python(<ek_adt *>object)
     if index == EK_ARRAY:
-        return [_to_python(&(<ek_array *>object).data[i])
-                for i in range((<ek_array *>object).size)]
+        return _items_to_python(<ek_array *>object)
     if index == EK_SHAPE:
-        shape = <ek_shape *>object
-        return _dims(shape.data, <int>shape.size)
+        return Shape(_dims((<ek_shape *>object).data, <int>(<ek_shape *>object).size))
+    if index == EK_MAP and (<ek_map *>object).slots & EK_MAP_IN_ORDER:
+        return _map_to_python(<ek_map *>object)
     if index == EK_ERROR:
         return _exception_from(object)
     ek_object_retain(object)
-    return _wrap(_CLASSES.get(index, Object), object)
+    return _wrap(_class_of(index), object)
+
+
+cdef dict _map_to_python(ek_map *map):
+    cdef uint64_t i
+    cdef dict result = {}
+    for i in range(map.size):
+        result[_to_python(&map.data[2 * i])] = _to_python(&map.data[2 * i + 1])
+    return result
+
+
+cdef list _items_to_python(ek_array *array):
+    cdef int64_t i
+    cdef list items = []
+    for i in range(array.size):
+        items.append(_to_python(&array.data[i]))
+    return items
 
 
 cdef object _adt_to_python(ek_adt *adt):
+    cdef int32_t i
     cdef tuple fields = PyTuple_New(adt.size)
     cdef object item
     for i in range(adt.size):
@@ -269,4 +383,17 @@ cdef object _adt_to_python(ek_adt *adt):
     return fields if adt.tag == 0 else ADT(adt.tag, fields)
 
 
+cdef PyTypeObject *_TENSOR_TYPE = <PyTypeObject *>Tensor
+cdef PyTypeObject *_ARRAY_TYPE = <PyTypeObject *>np.ndarray
 _CLASSES[EK_TENSOR] = Tensor
+
+
+def convert(value):
+    """What a function of the runtime would get for a value.
+
+    A Python function becomes a PackedFunc, an array a Tensor that shares its memory; lists, tuples,
+    dictionaries and scalars stay what they are. Raises a TypeError for what cannot cross.
+    """
+    cdef ek_value crossed = ek_value_none()
+    _to_value(<PyObject *>value, &crossed)
+    return _move_out(&crossed)

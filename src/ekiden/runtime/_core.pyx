@@ -6,27 +6,31 @@ Split by noun: each file below holds one kind of object and how it crosses.
 cimport cython
 cimport numpy as np
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.float cimport PyFloat_AS_DOUBLE
-from cpython.long cimport PyLong_AsLongLongAndOverflow
+from cpython.exc cimport PyErr_Fetch, PyErr_NormalizeException, PyErr_Occurred
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport (PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New,
                                 PyCapsule_SetName)
-from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_REFCNT, Py_XDECREF
+from cpython.tuple cimport PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
+from cpython.type cimport PyType_Modified
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memset, strlen
 
 import builtins
+import ctypes
 import json
+import math
 import operator
 import os
+import sys
 import traceback
+import types
 from typing import NamedTuple
 
 import ml_dtypes
 import numpy
 
-from ekiden.runtime import errors
+from ekiden.runtime import errors, timing
 
 np.import_array()
 
@@ -35,7 +39,9 @@ include "_error.pxi"
 include "_dtype.pxi"
 include "_object.pxi"
 include "_tensor.pxi"
+include "_dlpack.pxi"
 include "_convert.pxi"
 include "_function.pxi"
 include "_module.pxi"
+include "_foreign.pxi"
 include "_executable.pxi"

@@ -1,26 +1,19 @@
 # Data types and devices. A dtype is a string in NumPy's spelling; "float32x4" has four lanes.
 
-cdef dict _NUMPY_DTYPES = {
-    name: numpy.dtype(name)
-    for name in ("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
-                 "float16 float32 float64 complex64 complex128").split()
-}
-_NUMPY_DTYPES["bfloat16"] = numpy.dtype(ml_dtypes.bfloat16)
-
-# DLPack numbers its 8-bit floats one by one.
-cdef dict _FLOAT8_CODES = {
-    "float8_e3m4": 7, "float8_e4m3": 8, "float8_e4m3b11fnuz": 9, "float8_e4m3fn": 10,
-    "float8_e4m3fnuz": 11, "float8_e5m2": 12, "float8_e5m2fnuz": 13, "float8_e8m0fnu": 14,
-}
-_NUMPY_DTYPES.update(
-    (name, numpy.dtype(getattr(ml_dtypes, name)))
-    for name in _FLOAT8_CODES if hasattr(ml_dtypes, name)
-)
-
 cdef dict _CODES = {
     "int": EK_DTYPE_INT, "uint": EK_DTYPE_UINT, "float": EK_DTYPE_FLOAT,
     "bfloat": EK_DTYPE_BFLOAT, "complex": EK_DTYPE_COMPLEX,
 }
+# DLPack numbers its floats of 8 bits and less one by one.
+cdef dict _SMALL_FLOATS = {
+    "float8_e3m4": 7, "float8_e4m3": 8, "float8_e4m3b11fnuz": 9, "float8_e4m3fn": 10,
+    "float8_e4m3fnuz": 11, "float8_e5m2": 12, "float8_e5m2fnuz": 13, "float8_e8m0fnu": 14,
+    "float6_e2m3fn": 15, "float6_e3m2fn": 16, "float4_e2m1fn": 17,
+}
+cdef str _NUMBERS = ("int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
+                     "complex64 complex128 bfloat16 int1 int2 int4 uint1 uint2 uint4")
+
+cdef dict _NUMPY_DTYPES = {}       # name -> NumPy's dtype; those below 8 bits take a byte there
 cdef dict _DTYPES = {}             # name -> the four bytes of an ek_dtype as an integer
 cdef dict _DTYPE_NAMES = {}        # the inverse
 cdef dict _DTYPE_BY_NUMPY = {}     # type number of NumPy -> the four bytes
@@ -36,19 +29,21 @@ cdef int _register_dtype(str name, int code, int bits) except -1:
     packed.dtype = ek_dtype(code, bits, 1)
     _DTYPES[name] = packed.bits
     _DTYPE_NAMES[packed.bits] = name
-    if name in _NUMPY_DTYPES:
+    home = getattr(ml_dtypes, name, None) or getattr(numpy, name, None)
+    if home is not None:
+        _NUMPY_DTYPES[name] = numpy.dtype(home)
         _DTYPE_BY_NUMPY[_NUMPY_DTYPES[name].num] = packed.bits
     return 0
 
 
 cdef int _register_dtypes() except -1:
-    for name, dtype in _NUMPY_DTYPES.items():
-        if name == "bool":
-            _register_dtype(name, EK_DTYPE_BOOL, 8)
-        elif name in _FLOAT8_CODES:
-            _register_dtype(name, _FLOAT8_CODES[name], 8)
-        else:
-            _register_dtype(name, _CODES[name.rstrip("0123456789")], dtype.itemsize * 8)
+    for name in _NUMBERS.split():
+        kind = name.rstrip("0123456789")
+        _register_dtype(name, _CODES[kind], int(name[len(kind):]))
+    for name, code in _SMALL_FLOATS.items():
+        _register_dtype(name, code, int(name[5]))
+    _register_dtype("bool", EK_DTYPE_BOOL, 8)
+    _register_dtype("handle", EK_DTYPE_OPAQUE, 64)
     for name in ("longlong", "ulonglong"):     # other numbers for the types of 64 bits
         dtype = numpy.dtype(name)
         _DTYPE_BY_NUMPY.setdefault(dtype.num, _DTYPES[dtype.name])
@@ -75,10 +70,54 @@ cdef ek_dtype _dtype_of_array(np.ndarray array) except *:
     return packed.dtype
 
 
+cdef bint _is_packed(ek_dtype dtype) noexcept:
+    """Whether several elements share a byte."""
+    return dtype.bits * dtype.lanes % 8 != 0
+
+
+# Elements of less than a byte follow each other without gaps, low bits first, as DLPack says. NumPy
+# gives each a byte, of which the low bits count.
+
+cdef np.ndarray _pack(np.ndarray array, int bits):
+    """The bytes of an array of small elements."""
+    codes = numpy.ascontiguousarray(array).view(numpy.uint8).reshape(-1, 1)
+    return numpy.packbits(numpy.unpackbits(codes, axis=1, count=bits, bitorder="little"),
+                          bitorder="little")
+
+
+cdef np.ndarray _unpack(np.ndarray data, object dtype, int bits, tuple shape):
+    """The array of packed elements. A copy, and read-only: what is written would not arrive."""
+    single = numpy.unpackbits(data, count=math.prod(shape) * bits, bitorder="little")
+    codes = numpy.packbits(single.reshape(-1, bits), axis=1, bitorder="little")
+    array = codes.view(dtype).reshape(shape)
+    array.flags.writeable = False
+    return array
+
+
 cdef ek_dtype _dtype_from(object name) except *:
-    """The dtype of a name, a NumPy dtype or a NumPy scalar type."""
+    """The dtype of a name, a NumPy dtype or scalar type, or another library's dtype."""
     cdef DTypeBits packed
-    cdef str text = name if type(name) is str else numpy.dtype(name).name
+    bits = _DTYPES.get(name) if type(name) is str else None
+    if bits is None:
+        bits = _dtype_of_other(name)
+    packed.bits = bits
+    return packed.dtype
+
+
+cdef object _dtype_of_other(object name):
+    cdef DTypeBits packed
+    if hasattr(name, "__dlpack_data_type__"):
+        packed.dtype.code, packed.dtype.bits, packed.dtype.lanes = name.__dlpack_data_type__()
+        return packed.bits
+    if isinstance(name, str):
+        return _dtype_of_text(str.__str__(name))
+    if type(name).__module__ == "torch":
+        return _dtype_of_text(str(name).removeprefix("torch."))
+    return _dtype_of_text(numpy.dtype(name).name)
+
+
+cdef object _dtype_of_text(str text):
+    cdef DTypeBits packed
     base, _, lanes = text.partition("x") if "0" <= text[len(text) - 1:] <= "9" else (text, "", "")
     bits = _DTYPES.get(base)
     if bits is None or (lanes and not 1 < int(lanes) < 65536):
@@ -86,7 +125,7 @@ cdef ek_dtype _dtype_from(object name) except *:
     packed.bits = bits
     if lanes:
         packed.dtype.lanes = int(lanes)
-    return packed.dtype
+    return packed.bits
 
 
 cdef str _dtype_name(ek_dtype dtype):
@@ -100,11 +139,108 @@ cdef str _dtype_name(ek_dtype dtype):
     return name if lanes == 1 else f"{name}x{lanes}"
 
 
+class DataType(str):
+    """A data type as a value: its name, such as "float32", "bfloat16" or "int8x4".
+
+    Crosses to other languages as a data type; a plain str crosses as a string.
+    """
+
+    def __new__(cls, name):
+        """The type of a name, a NumPy dtype or a NumPy scalar type; TypeError if there is none."""
+        return super().__new__(cls, _dtype_name(_dtype_from(name)))
+
+    @property
+    def type_code(self):
+        """Kind of number, in DLPack's numbers."""
+        return _dtype_from(self).code
+
+    @property
+    def bits(self):
+        """Bits of one lane."""
+        return _dtype_from(self).bits
+
+    @property
+    def lanes(self):
+        """1, or the length of a short vector."""
+        return _dtype_from(self).lanes
+
+    @property
+    def itemsize(self):
+        """Bytes of one element, rounded up."""
+        return (self.bits * self.lanes + 7) // 8
+
+    @property
+    def numpy_dtype(self):
+        """NumPy's dtype of the elements; TypeError where NumPy has none."""
+        found = _NUMPY_DTYPES.get(str(self))
+        if found is None:
+            raise TypeError(f"numpy has no dtype {str(self)!r}")
+        return found
+
+    def __repr__(self):
+        return f"DataType({str(self)!r})"
+
+    def __str__(self):
+        return str.__str__(self)
+
+
+# DLPack's numbers of devices. Two names may share a number; the first is the one that is printed.
+cdef dict _DEVICE_TYPES = {
+    "cpu": 1, "cuda": 2, "cuda_host": 3, "opencl": 4, "vulkan": 7, "metal": 8, "vpi": 9, "rocm": 10,
+    "rocm_host": 11, "ext_dev": 12, "cuda_managed": 13, "oneapi": 14, "webgpu": 15, "hexagon": 16,
+    "maia": 17, "trn": 18, "llvm": 1, "c": 1, "cl": 4, "gpu": 2, "nvptx": 2,
+}
+cdef dict _DEVICE_NAMES = {}
+for _name, _number in _DEVICE_TYPES.items():
+    _DEVICE_NAMES.setdefault(_number, _name)
+
+
 class Device(NamedTuple):
     """Where data lies, in DLPack's numbers: a kind of device (1 is the host) and which of them."""
 
     type: int
     id: int
+
+    @property
+    def device_type(self):
+        """The kind of device; TVM's name for `type`."""
+        return self.type
+
+    @property
+    def device_id(self):
+        """Which device of its kind; TVM's name for `id`."""
+        return self.id
+
+    @property
+    def exist(self):
+        """Whether this runtime can use the device."""
+        return self.type == EK_CPU
+
+    def sync(self, stream=None):
+        """Wait for what runs on the device. Calls on the host are done when they return."""
+
+    def __str__(self):
+        return f"{_DEVICE_NAMES.get(self.type, self.type)}({self.id})"
+
+
+def device(dev, int index=0):
+    """The device of a name with an optional number ("cpu", "cuda:1"), or of DLPack's number.
+
+    An unknown name is a ValueError that lists the known ones.
+    """
+    if isinstance(dev, Device):
+        return dev
+    if isinstance(dev, int):
+        return Device(dev, index)
+    name, _, number = dev.partition(":")
+    if name not in _DEVICE_TYPES:
+        raise ValueError(f"device: expected one of {', '.join(_DEVICE_TYPES)}, got {dev!r}")
+    return Device(_DEVICE_TYPES[name], int(number) if number else index)
+
+
+def cpu(int dev_id=0):
+    """The host."""
+    return Device(EK_CPU, dev_id)
 
 
 cdef ek_device _host() noexcept nogil:

@@ -4,10 +4,6 @@
 # and comes out as the same exception with its traceback. Every other error becomes the class its
 # kind names, with the C side's backtrace as a note.
 
-cdef extern from "Python.h":
-    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
-    int Py_IsInitialized() nogil
-
 ctypedef struct PythonError:
     ek_error_object error
     PyObject *exception
@@ -24,9 +20,18 @@ cdef void _python_error_delete(void *self, int flags) noexcept nogil:
         free(self)
 
 
-cdef void _keep_backtrace(void *self, const ek_bytes *text, int32_t append) noexcept nogil:
-    # The traceback of the exception says where it came from; there is nothing to add.
-    return
+cdef void _add_backtrace(void *self, const ek_bytes *text, int32_t append) noexcept nogil:
+    """The traceback tells the Python side; what C adds becomes a note of the exception."""
+    cdef PythonError *error = <PythonError *>self
+    with gil:
+        try:
+            (<object>error.exception).add_note(_native_note(text))
+        except BaseException:      # a note is not worth losing the error for
+            pass
+
+
+cdef str _native_note(const ek_bytes *text):
+    return "in native code, most recent call first:\n" + _text(text)
 
 
 cdef void _fill_bytes(ek_bytes *out, bytes text) noexcept:
@@ -34,21 +39,23 @@ cdef void _fill_bytes(ek_bytes *out, bytes text) noexcept:
     out.size = PyBytes_GET_SIZE(text)
 
 
-cdef int _set_error(object exception) except -2:
-    """Leaves the exception as this thread's error; returns -1."""
+cdef ek_object *_error_from(object exception) except NULL:
+    """An error object that carries the exception. The caller owns the reference."""
     cdef PythonError *error = <PythonError *>malloc(sizeof(PythonError))
     if error == NULL:
-        return ek_error(b"MemoryError", b"no memory for the error of a Python function")
+        raise MemoryError
     memset(error, 0, sizeof(PythonError))
-    lines = "".join(reversed(traceback.format_tb(exception.__traceback__)))
-    texts = tuple(
-        text.encode("utf-8", "backslashreplace")
-        for text in (type(exception).__name__, _message(exception), lines)
-    )
     error.error.base.refs = EK_REFS_NEW
     error.error.base.type_index = EK_ERROR
     error.error.base.deleter = _python_error_delete
-    error.error.update_backtrace = _keep_backtrace
+    error.error.update_backtrace = _add_backtrace
+    try:
+        lines = "".join(reversed(traceback.format_tb(exception.__traceback__)))
+        texts = tuple([text.encode("utf-8", "backslashreplace")
+                       for text in (_kind_of(exception), _message(exception), lines)])
+    except BaseException:
+        free(error)
+        raise
     _fill_bytes(&error.error.kind, texts[0])
     _fill_bytes(&error.error.message, texts[1])
     _fill_bytes(&error.error.backtrace, texts[2])
@@ -56,8 +63,34 @@ cdef int _set_error(object exception) except -2:
     Py_INCREF(texts)
     error.exception = <PyObject *>exception
     error.texts = <PyObject *>texts
-    ek_error_set(<ek_object *>error)
-    ek_object_release(<ek_object *>error)
+    return <ek_object *>error
+
+
+cdef object _take_exception():
+    """The pending Python exception, with its traceback; it is no longer pending."""
+    cdef PyObject *cls = NULL
+    cdef PyObject *value = NULL
+    cdef PyObject *trace = NULL
+    PyErr_Fetch(&cls, &value, &trace)
+    PyErr_NormalizeException(&cls, &value, &trace)
+    error = <object>value
+    if trace != NULL:
+        PyException_SetTraceback(error, <object>trace)
+    Py_XDECREF(cls)
+    Py_XDECREF(value)
+    Py_XDECREF(trace)
+    return error
+
+
+cdef int _set_error(object exception) noexcept:
+    """Leaves the exception as this thread's error; returns -1."""
+    cdef ek_object *error
+    try:
+        error = _error_from(exception)
+    except BaseException:
+        return ek_error(b"InternalError", b"a Python function failed, and so did its error")
+    ek_error_set(error)
+    ek_object_release(error)
     return -1
 
 
@@ -72,8 +105,55 @@ cdef str _text(const ek_bytes *bytes):
     return bytes.data[:bytes.size].decode("utf-8", "replace") if bytes.size else ""
 
 
+cdef dict _ERROR_CLASSES = {}      # kind -> class, as users registered them
+cdef dict _ERROR_KINDS = {}        # the inverse
+
+
+def register_error(name_or_cls=None, cls=None):
+    """Make an exception class the one of a kind of native errors; a class decorator.
+
+    `register_error(MyError)` takes the class's name as the kind, `register_error("kind")(MyError)`
+    and `register_error("kind", MyError)` another. Python exceptions of the class are known to other
+    languages by that kind.
+    """
+    if isinstance(name_or_cls, type):
+        return register_error(name_or_cls.__name__, name_or_cls)
+
+    def register(chosen):
+        if not (isinstance(chosen, type) and issubclass(chosen, BaseException)):
+            raise TypeError(f"register_error: expected an exception class, got {chosen!r}")
+        kind = name_or_cls or chosen.__name__
+        _ERROR_CLASSES[kind] = chosen
+        _ERROR_KINDS[chosen] = kind
+        return chosen
+
+    return register if cls is None else register(cls)
+
+
+def kind_of_error(exception):
+    """The kind under which other languages know an exception, and its message."""
+    return _kind_of(exception), _message(exception)
+
+
+def error_from(str kind not None, str message not None):
+    """The exception that an error of another language becomes."""
+    cls = _exception_class(kind)
+    if cls is errors.RunError and kind != "RunError":
+        message = f"{kind}: {message}"
+    try:
+        return cls(message)
+    except TypeError:              # UnicodeDecodeError and its like want more than a message
+        return errors.RunError(f"{kind}: {message}")
+
+
+cdef str _kind_of(object exception):
+    return _ERROR_KINDS.get(type(exception)) or type(exception).__name__
+
+
 cdef object _exception_class(str kind):
-    """The class of Ekiden or of Python that a kind names; RunError for all others."""
+    """The class that is registered for a kind, or of Ekiden, or of Python; else RunError."""
+    if kind in _ERROR_CLASSES:
+        return _ERROR_CLASSES[kind]
     for home in (errors, builtins):
         found = getattr(home, kind, None)
         if isinstance(found, type) and issubclass(found, Exception):
@@ -85,17 +165,9 @@ cdef object _exception_from(ek_object *object):
     cdef ek_error_object *error = <ek_error_object *>object
     if object.deleter == _python_error_delete:
         return <object>(<PythonError *>object).exception
-    kind = _text(&error.kind)
-    cls = _exception_class(kind)
-    message = _text(&error.message)
-    if cls is errors.RunError and kind != "RunError":
-        message = f"{kind}: {message}"
-    try:
-        exception = cls(message)
-    except TypeError:              # UnicodeDecodeError and its like want more than a message
-        exception = errors.RunError(f"{kind}: {message}")
+    exception = error_from(_text(&error.kind), _text(&error.message))
     if error.backtrace.size:
-        exception.add_note("in native code, most recent call first:\n" + _text(&error.backtrace))
+        exception.add_note(_native_note(&error.backtrace))
     if error.cause != NULL and error.cause.type_index == EK_ERROR:
         exception.__cause__ = _exception_from(error.cause)
     return exception

@@ -123,18 +123,8 @@ cdef class VirtualMachine(Object):
         Arguments are tensors, arrays (copied only where they are not contiguous), integers and
         tuples of these. Returns a Tensor, or a tuple for a tuple.
         """
-        cdef ek_value inplace[8]
-        cdef Py_ssize_t count = PyTuple_GET_SIZE(args)
-        cdef int32_t index = self.executable.index(name)
-        args = _run_arguments(args)
-        if count > 8:
-            return _invoke_many(self.handle, index, args)
-        memset(inplace, 0, count * sizeof(ek_value))
-        try:
-            _fill_values(args, inplace)
-            return _invoke(self.handle, index, inplace, <int32_t>count)
-        finally:
-            _release_values(inplace, <int32_t>count)
+        cdef Arguments arguments = Arguments(_run_arguments(args))
+        return _invoke(self.handle, self.executable.index(name), arguments)
 
 
 cdef tuple _run_arguments(tuple args):
@@ -163,17 +153,11 @@ cdef object _readable(object source):
     return source
 
 
-cdef object _invoke(ek_object *vm, int32_t index, const ek_value *values, int32_t count):
+cdef object _invoke(ek_object *vm, int32_t index, Arguments arguments):
     cdef ek_value result = ek_value_none()
     cdef int status
     with nogil:
-        status = ek_vm_invoke(vm, index, values, count, &result)
+        status = ek_vm_invoke(vm, index, arguments.call.values, arguments.count, &result)
     if status != 0:
         _raise_pending()
     return _move_out(&result)
-
-
-cdef object _invoke_many(ek_object *vm, int32_t index, tuple args):
-    cdef Arguments arguments = Arguments(args)
-    return _invoke(vm, index, arguments.values, arguments.count)
-

@@ -1,39 +1,41 @@
 # Modules: what gives functions by name.
 
 cdef class Module(Object):
-    """A collection of functions: a shared library or native code in memory.
+    """A collection of functions: a shared library, native code in memory, an executable.
 
     A function keeps its module alive. `sources` is None, or what `get_source` reads.
     """
 
     cdef public object sources
 
-    def get_function(self, str name not None):
-        """The function of that name, here or in an imported module; None when there is none."""
-        cdef ek_object *found = NULL
-        _check(ek_module_get(self.handle, name.encode(), &found))
-        return None if found == NULL else _wrap(PackedFunc, found)
+    def get_function(self, str name not None, bint query_imports=True):
+        """The function of that name, here or in an imported module; else an AttributeError.
 
-    def __getitem__(self, str name not None):
-        found = self.get_function(name)
+        Imported modules are always asked; `query_imports` is there for programs that say so.
+        """
+        found = _find_function(self, name)
         if found is None:
             raise AttributeError(f"module: no function named {name!r}; there are "
                                  f"{', '.join(self.names()) or 'none that can be listed'}")
         return found
 
+    def __getitem__(self, name):
+        return self.get_function(name)
+
     def __contains__(self, str name not None):
-        return self.get_function(name) is not None
+        return _find_function(self, name) is not None
+
+    def implements_function(self, name, bint query_imports=True):
+        """Whether there is a function of that name, here or in an imported module."""
+        return name in self
 
     @property
     def entry_func(self):
         """The function that calling the module calls: its only one, or the one named `main`."""
         names = self.names()
-        if len(names) == 1:
-            return self[names[0]]
-        return self["main"]
+        return self[names[0] if len(names) == 1 else "main"]
 
     def __call__(self, *arguments):
-        """Call the entry function."""
         return self.entry_func(*arguments)
 
     def get_source(self, str fmt not None=""):
@@ -49,15 +51,107 @@ cdef class Module(Object):
         text = formats[chosen]
         return text() if callable(text) else text
 
-    def names(self):
-        """Names of the functions of this module alone; empty for shared libraries."""
-        cdef ek_object *names = NULL
-        _check(ek_module_names(self.handle, &names))
-        return _take_list(names)
+    @property
+    def kind(self):
+        """The kind of module: "library", "image", "executable" or a third party's."""
+        return _module_part(self, EK_MODULE_KIND)
 
-    def import_module(self, Module other not None):
-        """Look for functions also in another module, after those imported before."""
-        _check(ek_module_import(self.handle, other.handle))
+    @property
+    def format(self):
+        """The kind of module; TVM's name."""
+        return self.kind
+
+    def names(self):
+        """Names of the functions of this module alone; empty where the kind cannot list them."""
+        return _module_part(self, EK_MODULE_NAMES)
+
+    @property
+    def imported_modules(self):
+        """The modules that are asked for functions this one does not have, in order."""
+        return _module_part(self, EK_MODULE_IMPORTS)
+
+    def import_module(self, Module module not None):
+        """Look for functions also in another module, after those imported before.
+
+        A module that reaches this one is a ValueError.
+        """
+        _check(ek_module_import(self.handle, module.handle))
+
+    def clear_imports(self):
+        """Ask no other module any more."""
+        _check(ek_module_import(self.handle, NULL))
+
+    def time_evaluator(self, func_name, dev=None, int number=10, int repeat=1, int min_repeat_ms=0,
+                       int limit_zero_time_iterations=100, int cooldown_interval_ms=0,
+                       int repeats_to_cooldown=1, Py_ssize_t cache_flush_bytes=0, f_preproc=""):
+        """What measures a function of this module; calling it with arguments gives times.
+
+        Runs once to warm up, then `repeat` times `number` calls in a row, without Python's lock;
+        `number` grows until a repeat takes `min_repeat_ms`. Before each repeat as many bytes are
+        written as `cache_flush_bytes`, to empty the caches, and the global function `f_preproc`
+        is called. `dev` must be the host, where calls are done when they return.
+        """
+        if number < 1 or repeat < 1 or repeats_to_cooldown < 1:
+            raise ValueError("time_evaluator: number, repeat and repeats_to_cooldown must be "
+                             f"positive, got {number}, {repeat}, {repeats_to_cooldown}")
+        if dev is not None and device(dev).type != EK_CPU:
+            raise ValueError(f"time_evaluator: expected the host, got {device(dev)}")
+        function = self.get_function(func_name)
+        return timing.Evaluator(
+            lambda args, count: _time_calls(function, args, count, cache_flush_bytes),
+            get_global_func(f_preproc) if f_preproc else None, number, repeat, min_repeat_ms,
+            limit_zero_time_iterations, cooldown_interval_ms, repeats_to_cooldown)
+
+
+cdef object _find_function(Module self, str name):
+    cdef ek_object *found = NULL
+    _check(ek_module_get(self.handle, name.encode(), &found))
+    return None if found == NULL else _wrap(PackedFunc, found)
+
+
+cdef object _module_part(Module self, int32_t part):
+    cdef ek_value value = ek_value_none()
+    _check(ek_module_part(self.handle, part, &value))
+    return _move_out(&value)
+
+
+cdef extern from "<time.h>" nogil:
+    cdef struct timespec:
+        long tv_sec
+        long tv_nsec
+    int CLOCK_MONOTONIC
+    int clock_gettime(int clock, timespec *out)
+
+
+cdef double _now() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <double>now.tv_sec + <double>now.tv_nsec * 1e-9
+
+
+cdef object _time_calls(PackedFunc function, tuple args, int64_t count, Py_ssize_t flush):
+    """Seconds of so many calls, one after the other."""
+    cdef Arguments arguments = Arguments(args)
+    cdef ek_value result = ek_value_none()
+    cdef int status = 0
+    cdef double begin
+    cdef double end
+    cdef int64_t i
+    cdef bytearray dirt = bytearray(flush)
+    cdef char *memory = dirt
+    with nogil:
+        for i in range(0, flush, 64):
+            (<volatile char *>memory)[i] = 1
+        begin = _now()
+        for i in range(count):
+            status = ek_function_call(function.handle, arguments.call.values, arguments.count,
+                                      &result)
+            if status != 0:
+                break
+            ek_value_release(&result)
+        end = _now()
+    _check(status)
+    return end - begin
 
 
 _CLASSES[EK_MODULE] = Module
@@ -74,9 +168,20 @@ def load_image(data):
 
 
 def load_module(path):
-    """The module of a shared library whose functions are exported as `__tvm_ffi_<name>`."""
+    """The module in a file, by the suffix of its name.
+
+    `.so` is a shared library whose functions are exported as `__tvm_ffi_<name>`, or one that
+    `export_library` made; `.eki` an executable; for any other, what the global function
+    `ek.module.load.<suffix>` makes of the path. Raises OSError, LoadError, or ValueError for a
+    suffix that nobody knows.
+    """
     cdef ek_object *out = NULL
-    _check(ek_library_load(os.fsencode(path), &out))
+    cdef bytes name = os.fsencode(path)
+    cdef const char *text = name
+    cdef int status
+    with nogil:
+        status = ek_module_load(text, &out)
+    _check(status)
     return _wrap(Module, out)
 
 

@@ -1,10 +1,5 @@
 # Tensors, and the two ways in and out: NumPy and DLPack.
 
-ctypedef struct ImportedArray:
-    ek_managed_versioned managed
-    int64_t dims[2 * EK_MAX_NDIM]
-
-
 cdef class Tensor(Object):
     """An array of the runtime.
 
@@ -56,12 +51,20 @@ cdef class Tensor(Object):
         return bool(ek_dltensor_is_contiguous(self.dl()))
 
     def numpy(self):
-        """The elements as a NumPy array that shares this tensor's memory."""
+        """The elements as a NumPy array that shares this tensor's memory.
+
+        Elements of less than a byte, which NumPy does not pack, and those on other devices are
+        copied, and the array is read-only.
+        """
+        return _to_numpy(self)
+
+    def asnumpy(self):
+        """TVM's older name of `numpy`."""
         return _to_numpy(self)
 
     def contiguous(self):
         """This tensor if its elements lie in row-major order without gaps, else such a copy."""
-        return self if ek_dltensor_is_contiguous(self.dl()) else tensor(self.numpy().copy())
+        return self if ek_dltensor_is_contiguous(self.dl()) else self.copyto(self.device)
 
     def copy_from(self, source):
         """Copy the elements of a tensor or array of this shape and dtype into this one."""
@@ -74,6 +77,38 @@ cdef class Tensor(Object):
                                     &(<ek_tensor *>self.handle).dl)
         _check(status)
 
+    def copyfrom(self, source_array):
+        """Copy from an array, converted to this dtype; returns this tensor. TVM's name."""
+        if not isinstance(source_array, Tensor):
+            source_array = numpy.asarray(source_array, dtype=_NUMPY_DTYPES.get(self.dtype))
+        self.copy_from(source_array)
+        return self
+
+    def copyto(self, target, mem_scope=None):
+        """Copy the elements to a tensor, or to a new tensor on a device; returns that tensor."""
+        cdef Tensor to
+        if isinstance(target, Device):
+            to = _new_tensor(self.dl().shape, self.dl().ndim, self.dl().dtype, target)
+            (<ek_tensor *>to.handle).flags = 0
+        else:
+            to = target
+        to.copy_from(self)
+        return to
+
+    def view(self, shape):
+        """The elements in another shape, without copying; ValueError if their number differs."""
+        lengths = tuple(shape)
+        if math.prod(lengths) != math.prod(self.shape):
+            raise ValueError(f"view: {self.shape} and {lengths} have different numbers of elements")
+        return _view_bytes(self, lengths, self.dl().dtype)
+
+    def reinterpret(self, dtype, shape):
+        """The bytes of this tensor as elements of another type, without copying.
+
+        ValueError if the number of bytes differs.
+        """
+        return _view_bytes(self, tuple(shape), _dtype_from(dtype))
+
     def __array__(self, dtype=None, copy=None):
         array = _to_numpy(self)
         if dtype is not None and array.dtype != dtype:
@@ -83,13 +118,14 @@ cdef class Tensor(Object):
         return array.copy() if copy else array
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        """Export through DLPack, without copying unless `copy` is True."""
-        if stream is not None:
+        """Export through DLPack; copies only to another device, or if `copy` is True."""
+        if stream is not None and self.dl().device.type == EK_CPU:
             raise BufferError(f"dlpack: data on the host has no stream, got {stream!r}")
-        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
-            raise BufferError(f"dlpack: cannot move data to device {tuple(dl_device)!r}")
-        if copy:
-            return tensor(self.numpy().copy()).__dlpack__(max_version=max_version)
+        target = self.device if dl_device is None else Device(*dl_device)
+        if copy is False and target != self.device:
+            raise BufferError(f"dlpack: a copy is needed to move data to {target}")
+        if copy or target != self.device:
+            return _export_copy(self.copyto(target), max_version)
         versioned = max_version is not None and max_version[0] >= 1
         if self.readonly and not versioned:
             raise BufferError("dlpack: the tensor is read-only; ask for max_version=(1, 0) or a copy")
@@ -107,11 +143,14 @@ cdef class Tensor(Object):
     def __getitem__(self, index):
         return _to_numpy(self)[index]
 
+    def __setitem__(self, index, value):
+        _to_numpy(self)[index] = value.numpy() if isinstance(value, Tensor) else value
+
     def __repr__(self):
         return f"Tensor(shape={self.shape}, dtype={self.dtype!r})"
 
     def __reduce__(self):
-        return tensor, (self.numpy().copy(),)
+        return tensor, (numpy.array(self.numpy()),)
 
     __hash__ = Object.__hash__
 
@@ -119,6 +158,7 @@ cdef class Tensor(Object):
 cdef tuple _dims(const int64_t *dims, int ndim):
     cdef tuple result = PyTuple_New(ndim)
     cdef object item
+    cdef int i
     for i in range(ndim):
         item = dims[i]
         Py_INCREF(item)
@@ -136,14 +176,20 @@ cdef object _to_numpy(Tensor self):
     cdef np.npy_intp strides[EK_MAX_NDIM]
     cdef np.ndarray array
     if dl.device.type != EK_CPU:
-        raise ValueError(f"numpy: the tensor lies on device {self.__dlpack_device__()}")
+        array = _to_numpy(self.copyto(Device(EK_CPU, 0)))
+        np.PyArray_CLEARFLAGS(array, np.NPY_ARRAY_WRITEABLE)
+        return array
     descr = _NUMPY_DTYPES.get(_dtype_name(dl.dtype))
     if descr is None:
         raise TypeError(f"numpy: no such dtype in NumPy: {self.dtype}")
+    if _is_packed(dl.dtype):
+        return _unpack(_packed_bytes(self.contiguous()), descr, dl.dtype.bits, self.shape)
     cdef int flags = 0 if self.readonly else np.NPY_ARRAY_WRITEABLE
     cdef int64_t itemsize = dl.dtype.bits // 8
+    cdef int32_t i
     for i in range(dl.ndim):
         strides[i] = dl.strides[i] * itemsize
+    _hand_out(self)
     Py_INCREF(descr)               # PyArray_NewFromDescr steals it
     array = PyArray_NewFromDescr(
         np.ndarray, <np.dtype>descr, dl.ndim, <np.npy_intp *>dl.shape, strides,
@@ -152,43 +198,128 @@ cdef object _to_numpy(Tensor self):
     return array
 
 
-cdef void _imported_delete(ek_managed_versioned *managed) noexcept nogil:
+cdef Tensor _view_bytes(Tensor self, tuple shape, ek_dtype dtype):
+    cdef int64_t dims[EK_MAX_NDIM]
+    cdef ek_object *out = NULL
+    cdef ek_dltensor *dl = self.dl()
+    cdef Tensor made
+    if not ek_dltensor_is_contiguous(dl):
+        raise ValueError("view: the tensor's elements do not lie in row-major order without "
+                         "gaps; contiguous() makes such a copy")
+    _check(ek_tensor_view(self.handle, ek_dltensor_data(dl), dims, _set_dims(dims, shape),
+                          dtype, dl.device, 0, &out))
+    made = _wrap_tensor(out)
+    if made.nbytes != self.nbytes:
+        raise ValueError(f"reinterpret: expected {self.nbytes} bytes, got {made.nbytes} of "
+                         f"{made.dtype}{list(shape)}")
+    _hand_out(self)
+    return made
+
+
+cdef np.ndarray _packed_bytes(Tensor self):
+    """The bytes of a contiguous tensor of small elements."""
+    cdef np.npy_intp size = ek_dltensor_nbytes(self.dl())
+    array = np.PyArray_SimpleNewFromData(1, &size, np.NPY_UINT8, ek_dltensor_data(self.dl()))
+    np.set_array_base(array, self)
+    return array
+
+
+cdef void _drop_source(void *source) noexcept nogil:
     if Py_IsInitialized():
         with gil:
-            Py_XDECREF(<PyObject *>managed.context)
-    free(managed)
+            Py_XDECREF(<PyObject *>source)
 
 
-cdef ek_object *_import_array(np.ndarray array) except NULL:
-    """A tensor that shares the array's memory; any strides. The caller owns the reference."""
-    cdef ek_dtype dtype = _dtype_of_array(array)
-    cdef int ndim = np.PyArray_NDIM(array)
+cdef inline void _own_memory(ek_tensor *tensor, PyObject *source) noexcept:
+    """From now on the tensor keeps the Python object alive whose memory it shows."""
+    if tensor.dispose == NULL:
+        Py_INCREF_(source)
+        tensor.managed = source
+        tensor.dispose = _drop_source
+
+
+cdef inline Tensor _wrap_tensor(ek_object *handle):
+    """A handle that takes over one reference."""
+    cdef Tensor self = Tensor.__new__(Tensor)
+    self.handle = handle
+    return self
+
+
+cdef ek_object *_view_of(const ek_dltensor *dl, uint64_t flags) except NULL:
+    """A tensor over memory that somebody else keeps alive; any strides."""
     cdef ek_object *out = NULL
-    cdef ImportedArray *imported = <ImportedArray *>malloc(
-        sizeof(ek_managed_versioned) + 2 * ndim * sizeof(int64_t))
-    if imported == NULL:
-        raise MemoryError
-    cdef ek_managed_versioned *managed = &imported.managed
-    cdef int64_t itemsize = np.PyArray_ITEMSIZE(array)
-    for i in range(ndim):
-        imported.dims[i] = np.PyArray_DIMS(array)[i]
-        imported.dims[ndim + i] = np.PyArray_STRIDES(array)[i] // itemsize
-    memset(managed, 0, sizeof(ek_managed_versioned))
-    managed.major = 1              # DLPack 1.0, which knows read-only tensors
-    managed.deleter = _imported_delete
-    managed.flags = 0 if np.PyArray_ISWRITEABLE(array) else EK_DLPACK_READ_ONLY
-    managed.tensor.data = np.PyArray_DATA(array)
-    managed.tensor.device = _host()
-    managed.tensor.ndim = ndim
-    managed.tensor.dtype = dtype
-    managed.tensor.shape = &imported.dims[0]
-    managed.tensor.strides = &imported.dims[ndim]
-    managed.context = <void *>array
-    if ek_tensor_from_dlpack(managed, 1, &out) != 0:
-        free(imported)
-        _raise_pending()
-    Py_INCREF(array)
+    _check(ek_tensor_strided(NULL, dl, flags, &out))
     return out
+
+
+cdef ek_object *_lend_array(np.ndarray array) except NULL:
+    """A tensor that borrows the array's memory; any strides. The caller owns the reference."""
+    cdef int64_t strides[EK_MAX_NDIM]
+    cdef ek_dltensor dl
+    cdef int64_t itemsize = np.PyArray_ITEMSIZE(array)
+    cdef int32_t i
+    dl.ndim = np.PyArray_NDIM(array)
+    dl.dtype = _dtype_of_array(array)
+    dl.data = np.PyArray_DATA(array)
+    dl.device = _host()
+    dl.byte_offset = 0
+    dl.shape = <int64_t *>np.PyArray_DIMS(array)
+    dl.strides = strides
+    for i in range(dl.ndim):
+        strides[i] = np.PyArray_STRIDES(array)[i] // itemsize
+        if strides[i] * itemsize != np.PyArray_STRIDES(array)[i]:
+            raise ValueError(f"expected strides of whole elements, got {(<object>array).strides} bytes")
+    if _is_packed(dl.dtype):
+        raise ValueError(f"expected elements of whole bytes: an array of {(<object>array).dtype} must be "
+                         "packed, which tensor() does")
+    return _view_of(&dl, 0 if np.PyArray_ISWRITEABLE(array) else EK_DLPACK_READ_ONLY)
+
+
+cdef Tensor _tensor_of_array(np.ndarray array):
+    """A tensor that shares the array's memory and keeps it alive; any strides."""
+    cdef ek_object *made = _lend_array(array)
+    _own_memory(<ek_tensor *>made, <PyObject *>array)
+    return _wrap_tensor(made)
+
+
+# A tensor that is lent for a call has no owner, and says here whether its memory was handed out.
+cdef void *_LENT = <void *>1
+cdef void *_HANDED_OUT = <void *>2
+
+
+cdef Tensor _lend(const ek_dltensor *dl):
+    """A tensor over what is there for the length of a call."""
+    cdef ek_object *made = _view_of(dl, 0)
+    (<ek_tensor *>made).managed = _LENT
+    return _wrap_tensor(made)
+
+
+cdef inline void _hand_out(Tensor self) noexcept:
+    """Notes that somebody else has the address of the elements."""
+    cdef ek_tensor *tensor = <ek_tensor *>self.handle
+    if tensor.managed == _LENT:
+        tensor.managed = _HANDED_OUT
+
+
+cdef int _unlend(Tensor self) except -1:
+    """Moves the elements of a lent tensor that was kept into memory of its own."""
+    cdef ek_tensor *tensor = <ek_tensor *>self.handle
+    cdef ek_object *made = NULL
+    cdef ek_dltensor *to
+    if tensor.managed == _HANDED_OUT:
+        raise RuntimeError("a Python function kept an array of a tensor that was lent to it for "
+                           "the call; it must copy what it keeps")
+    _check(ek_tensor_new(tensor.dl.shape, tensor.dl.ndim, tensor.dl.dtype, tensor.dl.device, &made))
+    to = &(<ek_tensor *>made).dl
+    if ek_tensor_copy(&tensor.dl, to) != 0:
+        ek_object_release(made)
+        _raise_pending()
+    memcpy(tensor.dl.strides, to.strides, to.ndim * sizeof(int64_t))
+    tensor.dl.data = to.data
+    tensor.dl.byte_offset = 0
+    tensor.owner = made
+    tensor.managed = NULL
+    return 0
 
 
 cdef inline bint _is_direct(np.ndarray array) noexcept:
@@ -203,75 +334,54 @@ cdef np.ndarray _direct(np.ndarray array):
     return numpy.array(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
-cdef void _capsule_delete(object capsule) noexcept:
-    """Gives an export back that no consumer took."""
-    cdef ek_managed_versioned *versioned
-    cdef ek_managed *legacy
-    if PyCapsule_IsValid(capsule, b"dltensor_versioned"):
-        versioned = <ek_managed_versioned *>PyCapsule_GetPointer(capsule, b"dltensor_versioned")
-        versioned.deleter(versioned)
-    elif PyCapsule_IsValid(capsule, b"dltensor"):
-        legacy = <ek_managed *>PyCapsule_GetPointer(capsule, b"dltensor")
-        legacy.deleter(legacy)
+cdef int _set_dims(int64_t *dims, tuple lengths) except -1:
+    """Writes a shape and returns the number of its dimensions."""
+    cdef int i
+    cdef int ndim = <int>len(lengths)
+    if ndim > EK_MAX_NDIM:
+        raise ValueError(f"empty: expected at most {EK_MAX_NDIM} dimensions, got {ndim}")
+    for i in range(ndim):
+        dims[i] = lengths[i]
+    return ndim
 
 
-cdef object _export(Tensor self, bint versioned):
-    cdef void *managed = NULL
-    _check(ek_tensor_to_dlpack(self.handle, versioned, &managed))
-    return PyCapsule_New(managed, b"dltensor_versioned" if versioned else b"dltensor",
-                         _capsule_delete)
-
-
-cdef ek_object *_import_capsule(object capsule) except NULL:
+cdef Tensor _new_tensor(const int64_t *dims, int ndim, ek_dtype dtype, device):
     cdef ek_object *out = NULL
-    cdef bint versioned = PyCapsule_IsValid(capsule, b"dltensor_versioned")
-    if not versioned and not PyCapsule_IsValid(capsule, b"dltensor"):
-        raise TypeError("from_dlpack: expected a fresh DLPack capsule, "
-                        f"got {type(capsule).__name__}")
-    cdef const char *name = b"dltensor_versioned" if versioned else b"dltensor"
-    _check(ek_tensor_from_dlpack(PyCapsule_GetPointer(capsule, name), versioned, &out))
-    PyCapsule_SetName(capsule, b"used_dltensor_versioned" if versioned else b"used_dltensor")
-    return out
+    cdef ek_device place = _host()
+    if device is not None:
+        place.type, place.id = device
+    _check(ek_tensor_new(dims, ndim, dtype, place, &out))
+    return _wrap_tensor(out)
 
 
-cdef ek_object *_import_dlpack(object producer) except NULL:
-    try:
-        capsule = producer.__dlpack__(max_version=(1, 0))
-    except TypeError:              # producers older than DLPack 1.0 do not know the argument
-        capsule = producer.__dlpack__()
-    return _import_capsule(capsule)
-
-
-def from_dlpack(producer):
-    """A tensor that shares the memory of any object with `__dlpack__`, whatever its strides."""
-    return _wrap(Tensor, _import_dlpack(producer))
+cdef Tensor _packed_tensor(np.ndarray array):
+    """A copy of an array of small elements, which the runtime packs."""
+    cdef int64_t dims[EK_MAX_NDIM]
+    cdef ek_dtype dtype = _dtype_of_array(array)
+    made = _new_tensor(dims, _set_dims(dims, (<object>array).shape), dtype, None)
+    _packed_bytes(made)[:] = _pack(array, dtype.bits)
+    return made
 
 
 def tensor(source):
     """A contiguous tensor of an array, without copying where that is possible.
 
     Accepts a Tensor, a NumPy array, a DLPack producer, and what `numpy.asarray` accepts. Strided
-    arrays, misaligned ones and those in the other byte order are copied.
+    arrays, misaligned ones, those in the other byte order, and those of elements of less than a
+    byte, which the runtime packs, are copied.
     """
-    cdef Tensor made
+    cdef np.ndarray array
     if isinstance(source, Tensor):
         return (<Tensor>source).contiguous()
-    if type(source) is np.ndarray and _is_direct(source):
-        return _wrap(Tensor, _import_array(source))
     if not isinstance(source, np.ndarray) and hasattr(source, "__dlpack__"):
-        made = from_dlpack(source)
-        return made.contiguous()
-    return _wrap(Tensor, _import_array(_direct(numpy.asarray(source))))
+        return from_dlpack(source).contiguous()
+    array = _direct(numpy.asarray(source))
+    if _is_packed(_dtype_of_array(array)):
+        return _packed_tensor(array)
+    return _tensor_of_array(array)
 
 
-def empty(shape, dtype="float32"):
-    """A new tensor whose elements are not set."""
+def empty(shape, dtype="float32", device=None):
+    """A new tensor whose elements are not set, on the host unless a device is given."""
     cdef int64_t dims[EK_MAX_NDIM]
-    cdef ek_object *out = NULL
-    lengths = tuple(shape)
-    if len(lengths) > EK_MAX_NDIM:
-        raise ValueError(f"empty: expected at most {EK_MAX_NDIM} dimensions, got {len(lengths)}")
-    for i, length in enumerate(lengths):
-        dims[i] = operator.index(length)
-    _check(ek_tensor_new(dims, len(lengths), _dtype_from(dtype), _host(), &out))
-    return _wrap(Tensor, out)
+    return _new_tensor(dims, _set_dims(dims, tuple(shape)), _dtype_from(dtype), device)

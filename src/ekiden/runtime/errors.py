@@ -63,6 +63,10 @@ class ScheduleError(CompileError):
     """A schedule primitive refuses because the program would change meaning."""
 
 
+class ExportError(EkidenError):
+    """A shared library could not be made of an executable."""
+
+
 class DifferentiationError(CompileError):
     """A program cannot be differentiated; the message names the operator or expression."""
 

@@ -15,3 +15,17 @@ def include_dir() -> Path:
 def library_path() -> Path:
     """The shared library that C programs link with."""
     return _FOLDER / "libekiden_runtime.so"
+
+
+def static_library_path() -> Path:
+    """The same to link into a library that is to carry the runtime with it; nothing of it is seen
+    outside that library.
+    """
+    return _FOLDER / "libekiden_runtime.a"
+
+
+def cmake_dir() -> Path:
+    """The folder with the CMake package: give it as -Dekiden-runtime_DIR, then
+    `find_package(ekiden-runtime)` has the targets ekiden::runtime and ekiden::runtime_static.
+    """
+    return _FOLDER / "cmake"

@@ -1,0 +1,130 @@
+/* Shared libraries as modules. */
+#include "ek_internal.h"
+
+#include <stdio.h>
+
+static const char symbol_prefix[] = "__tvm_ffi_";
+
+typedef struct library {
+  void *handle;                /* of the system's loader */
+} library;
+
+/* POSIX says that an object pointer from dlsym is a function pointer; C does not know such
+** casts. */
+static ek_packed code_at(void *address) {
+  ek_packed code;
+  static_assert(sizeof code == sizeof address, "code and data pointers have one size");
+  memcpy(&code, &address, sizeof code);
+  return code;
+}
+
+/* Symbols -------------------------------------------------------------------------------------- */
+
+/* A symbol of a library, as the 'self' of a function object. */
+typedef struct library_symbol {
+  ek_packed code;
+  int (*take_error)(void *out);            /* TVM-FFI's, or NULL */
+  ek_object *module;                       /* owned: keeps the code loaded */
+} library_symbol;
+
+static void delete_symbol(void *self) {
+  library_symbol *symbol = self;
+  ek_release(symbol->module);
+  ek_free(symbol);
+}
+
+/* A library built with TVM-FFI leaves its errors with that runtime. They have our layout. */
+static int call_symbol(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  library_symbol *symbol = self;
+  ek_object *error = NULL;
+  int code = symbol->code(NULL, args, nargs, ret);
+  if (code == 0) return 0;
+  symbol->take_error(&error);
+  if (error == NULL) return -1;
+  ek_error_set(error);
+  ek_release(error);
+  return -1;
+}
+
+/* What leaves its errors here is called directly; it does not look at 'self'. */
+static int symbol_function(library *self, ek_object *module, ek_packed code, ek_object **out) {
+  void *take = ek_dl_symbol(self->handle, "TVMFFIErrorMoveFromRaised");
+  if (take == NULL) return ek_function_bind(code, module, out);
+  library_symbol *symbol = ek_alloc_or_error(sizeof *symbol);
+  if (symbol == NULL) return -1;
+  *symbol = (library_symbol){code, NULL, module};
+  memcpy(&symbol->take_error, &take, sizeof take);
+  if (ek_function_new(symbol, call_symbol, delete_symbol, out) == 0) {
+    ek_retain(module);
+    return 0;
+  }
+  ek_free(symbol);
+  return -1;
+}
+
+/* The kind ------------------------------------------------------------------------------------- */
+
+static int library_get(void *self, ek_object *module, const char *name, ek_object **out) {
+  char symbol_name[512];
+  int length = snprintf(symbol_name, sizeof symbol_name, "%s%s", symbol_prefix, name);
+  if (length < 0 || (size_t)length >= sizeof symbol_name) return 0; /* no symbol is that long */
+  void *address = ek_dl_symbol(((library *)self)->handle, symbol_name);
+  return address == NULL ? 0 : symbol_function(self, module, code_at(address), out);
+}
+
+static void library_destroy(void *self) {
+  ek_dl_close(((library *)self)->handle);
+  ek_free(self);
+}
+
+static const ek_module_kind library_kind = {"library", library_get, NULL, NULL, library_destroy};
+
+/* Loading -------------------------------------------------------------------------------------- */
+
+/* A library that registers things must stay, for nobody knows when the last of them is used. */
+static int initialise(const char *path, void *handle) {
+  int (*begin)(void);
+  void *address = ek_dl_symbol(handle, "__ek_init");
+  if (address == NULL) return 0;
+  memcpy(&begin, &address, sizeof begin);
+  if (ek_dl_pin(path) != 0) return ek_error("OSError", "load library '%s': it cannot stay", path);
+  return begin();
+}
+
+/* A library that export_library made: its executable is run here, and not by the runtime inside. */
+static int program_in(const char *path, void *handle, ek_object **out) {
+  const unsigned char *begin = ek_dl_symbol(handle, "__ek_executable");
+  const uint64_t *size = ek_dl_symbol(handle, "__ek_executable_size");
+  ek_object *executable;
+  if (begin == NULL || size == NULL) return 0;
+  if (ek_dl_pin(path) != 0) return ek_error("OSError", "load library '%s': it cannot stay", path);
+  if (ek_executable_from_bytes(begin, (size_t)*size, 0, &executable) != 0) return -1;
+  int code = ek_program_new(executable, out);
+  ek_release(executable);
+  return code;
+}
+
+static int library_module(void *handle, ek_object **out) {
+  library *self = ek_alloc_or_error(sizeof *self);
+  if (self == NULL) return -1;
+  self->handle = handle;
+  if (ek_module_new(&library_kind, self, out) == 0) return 0;
+  ek_free(self);
+  return -1;
+}
+
+int ek_library_load(const char *path, ek_object **out) {
+  const char *reason = NULL;
+  ek_object *module = NULL;
+  void *handle = ek_dl_open(path, &reason);
+  if (handle == NULL) {
+    return ek_error("OSError", "load library '%s': %s", path, reason == NULL ? "" : reason);
+  }
+  int code = initialise(path, handle);
+  if (code == 0) code = program_in(path, handle, &module);
+  if (module != NULL) ek_dl_close(handle); /* pinned */
+  else if (code == 0) code = library_module(handle, &module);
+  if (code == 0) *out = module;
+  else ek_dl_close(handle);
+  return code;
+}

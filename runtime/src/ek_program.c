@@ -1,0 +1,126 @@
+/* Executables as modules: functions by name that several threads may call at once.
+**
+** A virtual machine serves one caller at a time, so the module keeps those that are free: a call
+** takes one, or makes one when there is none, and gives it back. There are as many as there were
+** callers at once. */
+#include "ek_executable.h"
+
+typedef struct spare {
+  struct spare *next;
+  ek_object *vm;               /* owned */
+} spare;
+
+typedef struct program {
+  ek_object *executable;       /* owned */
+  ek_mutex lock;               /* guards 'spares' */
+  spare *spares;
+} program;
+
+/* A function of the program, as the 'self' of a function object. */
+typedef struct program_function {
+  ek_object *module;           /* owned */
+  program *of;
+  int32_t index;
+} program_function;
+
+/* Virtual machines ------------------------------------------------------------------------------ */
+
+static spare *take(program *self) {
+  ek_mutex_lock(&self->lock);
+  spare *free_one = self->spares;
+  if (free_one != NULL) self->spares = free_one->next;
+  ek_mutex_unlock(&self->lock);
+  if (free_one != NULL) return free_one;
+  free_one = ek_alloc_or_error(sizeof *free_one);
+  if (free_one == NULL) return NULL;
+  if (ek_vm_new(self->executable, &free_one->vm) == 0) return free_one;
+  ek_free(free_one);
+  return NULL;
+}
+
+static void give_back(program *self, spare *used) {
+  ek_mutex_lock(&self->lock);
+  used->next = self->spares;
+  self->spares = used;
+  ek_mutex_unlock(&self->lock);
+}
+
+static int call(void *context, const ek_value *args, int32_t nargs, ek_value *ret) {
+  program_function *function = context;
+  spare *used = take(function->of);
+  if (used == NULL) return -1;
+  int code = ek_vm_invoke(used->vm, function->index, args, nargs, ret);
+  give_back(function->of, used);
+  return code;
+}
+
+/* The kind ------------------------------------------------------------------------------------- */
+
+static void delete_function(void *context) {
+  program_function *function = context;
+  ek_release(function->module);
+  ek_free(function);
+}
+
+static int program_get(void *context, ek_object *module, const char *name, ek_object **out) {
+  program *self = context;
+  int32_t index = ek_executable_find((ek_executable *)(void *)self->executable, name);
+  if (index < 0) return 0;
+  program_function *function = ek_alloc_or_error(sizeof *function);
+  if (function == NULL) return -1;
+  *function = (program_function){module, self, index};
+  if (ek_function_new(function, call, delete_function, out) != 0) {
+    ek_free(function);
+    return -1;
+  }
+  ek_retain(module);
+  return 0;
+}
+
+static int program_names(void *context, ek_object **out) {
+  ek_object *executable = ((program *)context)->executable;
+  int64_t n = ek_executable_count(executable, EK_PART_GLOBAL);
+  ek_array *names = ek_array_alloc(n);
+  if (names == NULL) return -1;
+  for (int64_t i = 0; i < n; i++) {
+    if (ek_executable_item(executable, EK_PART_GLOBAL, i, &names->data[i]) == 0) continue;
+    ek_release(&names->base);
+    return -1;
+  }
+  *out = &names->base;
+  return 0;
+}
+
+static int program_save(void *context, const char *path) {
+  return ek_executable_save((ek_executable *)(void *)((program *)context)->executable, path);
+}
+
+static void program_destroy(void *context) {
+  program *self = context;
+  for (spare *next = self->spares; next != NULL;) {
+    spare *gone = next;
+    next = gone->next;
+    ek_release(gone->vm);
+    ek_free(gone);
+  }
+  ek_release(self->executable);
+  ek_free(self);
+}
+
+static const ek_module_kind program_kind = {"executable", program_get, program_names, program_save,
+                                            program_destroy};
+
+int ek_program_new(ek_object *executable, ek_object **out) {
+  if (!ek_is(executable, EK_EXECUTABLE)) {
+    return ek_error("TypeError", "make module: an executable expected");
+  }
+  program *self = ek_alloc_or_error(sizeof *self);
+  if (self == NULL) return -1;
+  *self = (program){executable, EK_MUTEX_INIT, NULL};
+  if (ek_module_new(&program_kind, self, out) != 0) {
+    ek_free(self);
+    return -1;
+  }
+  ek_retain(executable);
+  return 0;
+}

@@ -1,0 +1,346 @@
+/* Types by key: the table of them, and what is defined for each. */
+#include "ek_type.h"
+
+/* The table ------------------------------------------------------------------------------------
+**
+** A row is a pointer to what is known of the type. That is never changed but replaced, and what was
+** replaced stays, so that readers need no lock. */
+
+enum { MAX_TYPES = 4096 };
+
+#define STATIC_TYPE(index, parent, depth, key) [index] = {key, "", index, parent, depth, 0, 0, 0, 0, 0, 0, 0}
+
+/* clang-format off */
+static const ek_type_info static_types[EK_FIRST_FREE] = {
+    STATIC_TYPE(EK_NONE, -1, 0, "None"),
+    STATIC_TYPE(EK_INT, -1, 0, "int"),
+    STATIC_TYPE(EK_BOOL, -1, 0, "bool"),
+    STATIC_TYPE(EK_FLOAT, -1, 0, "float"),
+    STATIC_TYPE(EK_OPAQUE_PTR, -1, 0, "void*"),
+    STATIC_TYPE(EK_DTYPE, -1, 0, "DataType"),
+    STATIC_TYPE(EK_DEVICE, -1, 0, "Device"),
+    STATIC_TYPE(EK_DLTENSOR_PTR, -1, 0, "DLTensor*"),
+    STATIC_TYPE(EK_RAW_STR, -1, 0, "const char*"),
+    STATIC_TYPE(EK_BYTE_ARRAY_PTR, -1, 0, "TVMFFIByteArray*"),
+    STATIC_TYPE(EK_OBJECT_RVALUE_REF, -1, 0, "ObjectRValueRef"),
+    STATIC_TYPE(EK_SMALL_STR, -1, 0, "ffi.SmallStr"),
+    STATIC_TYPE(EK_SMALL_BYTES, -1, 0, "ffi.SmallBytes"),
+    STATIC_TYPE(EK_OBJECT, -1, 0, "ffi.Object"),
+    STATIC_TYPE(EK_STR, EK_OBJECT, 1, "ffi.String"),
+    STATIC_TYPE(EK_BYTES, EK_OBJECT, 1, "ffi.Bytes"),
+    STATIC_TYPE(EK_ERROR, EK_OBJECT, 1, "ffi.Error"),
+    STATIC_TYPE(EK_FUNCTION, EK_OBJECT, 1, "ffi.Function"),
+    STATIC_TYPE(EK_SHAPE, EK_OBJECT, 1, "ffi.Shape"),
+    STATIC_TYPE(EK_TENSOR, EK_OBJECT, 1, "ffi.Tensor"),
+    STATIC_TYPE(EK_ARRAY, EK_OBJECT, 1, "ffi.Array"),
+    STATIC_TYPE(EK_MAP, EK_OBJECT, 1, "ffi.Map"),
+    STATIC_TYPE(EK_MODULE, EK_OBJECT, 1, "ffi.Module"),
+    STATIC_TYPE(EK_STORAGE, EK_OBJECT, 1, "ek.Storage"),
+    STATIC_TYPE(EK_ADT, EK_OBJECT, 1, "ek.ADT"),
+    STATIC_TYPE(EK_CLOSURE, EK_OBJECT, 1, "ek.Closure"),
+    STATIC_TYPE(EK_EXECUTABLE, EK_OBJECT, 1, "ek.Executable"),
+    STATIC_TYPE(EK_VM, EK_OBJECT, 1, "ek.VirtualMachine"),
+};
+/* clang-format on */
+
+static ek_type_info *rows[MAX_TYPES];      /* of types registered at run time, by their index */
+static int32_t row_end = EK_FIRST_FREE;
+static ek_mutex lock = EK_MUTEX_INIT;
+
+const ek_type_info *ek_type_get(int32_t index) {
+  if (index < 0) return NULL;
+  if (index < EK_FIRST_FREE) return static_types[index].key == NULL ? NULL : &static_types[index];
+  if (index >= __atomic_load_n(&row_end, __ATOMIC_ACQUIRE)) return NULL;
+  return __atomic_load_n(&rows[index], __ATOMIC_ACQUIRE);
+}
+
+static const ek_type_info *find(const char *key) {
+  int32_t end = __atomic_load_n(&row_end, __ATOMIC_ACQUIRE);
+  for (int32_t i = 0; i < end; i++) {
+    const ek_type_info *info = ek_type_get(i);
+    if (info != NULL && strcmp(info->key, key) == 0) return info;
+  }
+  return NULL;
+}
+
+const char *ek_value_type_name(const ek_value *value) {
+  switch (value->type_index) {
+    case EK_ANY: return "nothing";
+    case EK_NONE: return "None";
+    case EK_SMALL_STR:
+    case EK_RAW_STR:
+    case EK_STR: return "a string";
+    case EK_SMALL_BYTES:
+    case EK_BYTE_ARRAY_PTR:
+    case EK_BYTES: return "bytes";
+    default: {
+      const char *key = ek_type_key(value->type_index);
+      return key == NULL ? "an unknown type" : key;
+    }
+  }
+}
+
+/* What definitions take stays as long as the process: memory and references, on one list. */
+typedef struct kept {
+  struct kept *next;
+  ek_object *object;           /* owned, or NULL */
+} kept;
+
+static kept *all_kept;
+
+/* Under the lock. */
+static void *keep_block(size_t size) {
+  kept *block = ek_alloc_or_error(sizeof *block + size);
+  if (block == NULL) return NULL;
+  *block = (kept){all_kept, NULL};
+  all_kept = block;
+  return block + 1;
+}
+
+static void *keep_copy(const void *from, size_t size) {
+  void *copy = keep_block(size + 1);
+  if (copy == NULL) return NULL;
+  if (size != 0) memcpy(copy, from, size);
+  ((char *)copy)[size] = '\0';
+  return copy;
+}
+
+static const char *keep_text(const char *text) {
+  return text == NULL ? "" : keep_copy(text, strlen(text));
+}
+
+/* Takes the reference over, also on failure. */
+static int keep_object(ek_object *object) {
+  kept *block = ek_alloc_or_error(sizeof *block);
+  if (block == NULL) {
+    ek_release(object);
+    return -1;
+  }
+  *block = (kept){all_kept, object};
+  all_kept = block;
+  return 0;
+}
+
+void ek_types_clear(void) {
+  while (all_kept != NULL) {
+    kept *gone = all_kept;
+    all_kept = gone->next;
+    ek_object_release(gone->object);
+    ek_free(gone);
+  }
+  row_end = EK_FIRST_FREE;
+}
+
+/* Registering ---------------------------------------------------------------------------------- */
+
+/* Under the lock. */
+static int32_t add(const char *key, const ek_type_info *parent) {
+  if (row_end == MAX_TYPES) {
+    return ek_error("RuntimeError", "register type '%s': at most %d types fit", key, MAX_TYPES);
+  }
+  const char *copy = keep_text(key);
+  ek_type_info *row = copy == NULL ? NULL : keep_block(sizeof *row);
+  if (row == NULL) return -1;
+  *row = (ek_type_info){.key = copy,
+                        .doc = "",
+                        .index = row_end,
+                        .parent = parent->index,
+                        .depth = parent->depth + 1};
+  __atomic_store_n(&rows[row_end], row, __ATOMIC_RELEASE);
+  __atomic_store_n(&row_end, row_end + 1, __ATOMIC_RELEASE);
+  return row->index;
+}
+
+int32_t ek_type_register(const char *key, int32_t parent) {
+  const ek_type_info *row = find(key);
+  if (parent == EK_ANY) return row == NULL ? -1 : row->index;
+  const ek_type_info *above = ek_type_get(parent);
+  if (key[0] == '\0') return ek_error("ValueError", "register type: the key is empty");
+  if (parent < EK_OBJECT || above == NULL) {
+    return ek_error("ValueError", "register type '%s': parent must be the index of an object type, "
+                    "got %d", key, parent);
+  }
+  ek_mutex_lock(&lock);
+  row = find(key);
+  int32_t index = row == NULL ? add(key, above) : row->index;
+  ek_mutex_unlock(&lock);
+  if (row == NULL || row->parent == parent) return index;
+  return ek_error("ValueError", "register type '%s': its parent is '%s' already, got '%s'", key,
+                  row->parent < 0 ? "none" : ek_type_key(row->parent), above->key);
+}
+
+/* Defining ------------------------------------------------------------------------------------- */
+
+static int refuse(const ek_type_info *info, const char *field, const char *why) {
+  return ek_error("ValueError", "define type '%s': field '%s': %s", info->key, field, why);
+}
+
+static bool is_size(int32_t size, int32_t a, int32_t b, int32_t c, int32_t d) {
+  return size == a || size == b || size == c || size == d;
+}
+
+/* Whether a field of this type can have this size. */
+static bool is_layout(const ek_field *field) {
+  if (field->get != NULL || field->size == sizeof(ek_value)) return true;
+  switch (field->type) {
+    case EK_INT: return is_size(field->size, 1, 2, 4, 8);
+    case EK_BOOL: return field->size == 1;
+    case EK_FLOAT: return is_size(field->size, 4, 8, 8, 8);
+    case EK_DTYPE: return field->size == sizeof(ek_dtype);
+    case EK_DEVICE: return field->size == sizeof(ek_device);
+    case EK_STR:
+    case EK_BYTES: return false; /* short ones are no objects */
+    default: return field->type >= EK_OBJECT && field->size == sizeof(ek_object *);
+  }
+}
+
+static int check_field(const ek_type_info *info, const ek_field *field, int64_t size) {
+  const ek_field *same = ek_type_field(info, field->name);
+  if (field->name[0] == '\0') return refuse(info, "", "the name is empty");
+  if (same != NULL) return refuse(info, field->name, "there is one of that name already");
+  if (field->type != EK_ANY && ek_type_get(field->type) == NULL) {
+    return refuse(info, field->name, "its type is unknown");
+  }
+  if (!is_layout(field)) return refuse(info, field->name, "its size does not go with its type");
+  if (field->offset < (int64_t)sizeof(ek_object) || field->size < 0 ||
+      field->offset > size - field->size) {
+    return refuse(info, field->name, "it lies outside the object");
+  }
+  return 0;
+}
+
+/* A field as the table keeps it: with texts of its own. */
+static int keep_field(const ek_field *from, ek_field *to) {
+  *to = *from;
+  to->name = keep_text(from->name);
+  to->doc = keep_text(from->doc);
+  if (to->name == NULL || to->doc == NULL) return -1;
+  bool has_value = (from->flags & EK_FIELD_DEFAULT) != 0 && from->standard.type_index != EK_ANY;
+  if (!has_value) {
+    to->standard = (ek_value){EK_ANY, 0, {0}};
+    return 0;
+  }
+  if (ek_value_own("define type: default of a field", &from->standard, &to->standard) != 0) {
+    return -1;
+  }
+  return to->standard.type_index < EK_OBJECT ? 0 : keep_object(to->standard.v.obj);
+}
+
+static int keep_method(const ek_method *from, ek_method *to) {
+  if (!ek_is(from->function, EK_FUNCTION)) {
+    return ek_error("TypeError", "define type: method '%s': expected a function", from->name);
+  }
+  to->name = keep_text(from->name);
+  to->doc = keep_text(from->doc);
+  to->function = from->function;
+  if (to->name == NULL || to->doc == NULL) return -1;
+  ek_retain(to->function);
+  return keep_object(to->function);
+}
+
+/* The fields of the parent, then those of the definition. */
+static int add_fields(ek_type_info *info, const ek_type_info *parent, const ek_type_def *def) {
+  bool lays_out = def->size == 0;
+  ek_field *fields = keep_block((size_t)(parent->n_fields + def->n_fields) * sizeof *fields);
+  if (fields == NULL) return -1;
+  if (parent->n_fields != 0) {
+    memcpy(fields, parent->fields, (size_t)parent->n_fields * sizeof *fields);
+  }
+  info->fields = fields;
+  info->n_fields = parent->n_fields;
+  info->size = parent->size > 0 ? parent->size : (int64_t)sizeof(ek_object);
+  if (!lays_out && def->size < info->size) {
+    return ek_error("ValueError", "define type '%s': at least the %lld bytes of its parent "
+                    "expected, got %lld", info->key, (long long)info->size, (long long)def->size);
+  }
+  info->size = lays_out ? (info->size + 7) / 8 * 8 : def->size;
+  for (int32_t i = 0; i < def->n_fields; i++) {
+    ek_field field = def->fields[i];
+    if (lays_out) {
+      field.offset = info->size;
+      field.size = sizeof(ek_value);
+      info->size += field.size;
+    }
+    if (check_field(info, &field, info->size) != 0) return -1;
+    if (keep_field(&field, &fields[info->n_fields]) != 0) return -1;
+    info->n_fields++;
+  }
+  return 0;
+}
+
+static int add_methods(ek_type_info *info, const ek_type_info *base, const ek_type_def *def) {
+  ek_method *methods = keep_block((size_t)(base->n_methods + def->n_methods) * sizeof *methods);
+  if (methods == NULL) return -1;
+  if (base->n_methods != 0) {
+    memcpy(methods, base->methods, (size_t)base->n_methods * sizeof *methods);
+  }
+  info->methods = methods;
+  info->n_methods = base->n_methods;
+  for (int32_t i = 0; i < def->n_methods; i++) {
+    if (keep_method(&def->methods[i], &methods[info->n_methods]) != 0) return -1;
+    info->n_methods++;
+  }
+  return 0;
+}
+
+static int fill(ek_type_info *info, const ek_type_info *parent, const ek_type_def *def) {
+  if (info->is_defined) return add_methods(info, info, def);
+  if (def->create == NULL && parent->create != NULL) {
+    return ek_error("TypeError", "define type '%s': objects of its parent '%s' are made by a "
+                    "constructor; give one", info->key, parent->key);
+  }
+  info->create = def->create;
+  info->doc = keep_text(def->doc);
+  if (info->doc == NULL || add_fields(info, parent, def) != 0) return -1;
+  info->is_defined = 1;
+  return add_methods(info, parent, def);
+}
+
+/* Whether a type below this one was defined: its fields begin with those of this one. */
+static const ek_type_info *defined_child(int32_t index) {
+  for (int32_t i = EK_FIRST_FREE; i < row_end; i++) {
+    if (rows[i]->parent == index && rows[i]->is_defined) return rows[i];
+  }
+  return NULL;
+}
+
+static int check_definition(const ek_type_info *old, const ek_type_def *def) {
+  const ek_type_info *child = defined_child(old->index);
+  if (old->is_defined && (def->n_fields != 0 || def->size != 0 || def->create != NULL)) {
+    return ek_error("ValueError", "define type '%s': it is defined already", old->key);
+  }
+  if (!old->is_defined && child != NULL) {
+    return ek_error("ValueError", "define type '%s': '%s', derived from it, is defined already",
+                    old->key, child->key);
+  }
+  if (def->create != NULL && def->size == 0) {
+    return ek_error("ValueError", "define type '%s': a size goes with a constructor", old->key);
+  }
+  return 0;
+}
+
+/* What a failed definition has taken stays taken: it is a mistake of the program's, made once. */
+int ek_type_define(int32_t index, const ek_type_def *def) {
+  if (index < EK_FIRST_FREE || ek_type_get(index) == NULL) {
+    return ek_error("ValueError", "define type: expected the index of a type registered at run "
+                    "time, got %d", index);
+  }
+  ek_mutex_lock(&lock);
+  const ek_type_info *old = rows[index];
+  ek_type_info *info = keep_block(sizeof *info);
+  int code = info == NULL ? -1 : check_definition(old, def);
+  if (code == 0) {
+    *info = *old;
+    code = fill(info, ek_type_get(old->parent), def);
+  }
+  if (code == 0) __atomic_store_n(&rows[index], info, __ATOMIC_RELEASE);
+  ek_mutex_unlock(&lock);
+  return code;
+}
+
+const ek_field *ek_type_field(const ek_type_info *info, const char *name) {
+  for (int32_t i = 0; i < info->n_fields; i++) {
+    if (strcmp(info->fields[i].name, name) == 0) return &info->fields[i];
+  }
+  return NULL;
+}

@@ -1,0 +1,39 @@
+"""Arrays under TVM's names: `ekiden.nd.array`, `nd.empty`, `nd.NDArray`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from ekiden.runtime._core import Device, Tensor, cpu, device, from_dlpack
+from ekiden.runtime._core import empty as _empty
+from ekiden.runtime._core import tensor as _tensor
+
+__all__ = ["NDArray", "array", "cpu", "device", "empty", "from_dlpack"]
+
+NDArray = Tensor
+"""TVM's name of `Tensor`."""
+
+
+def array(
+    arr: Tensor | ArrayLike,
+    device: Device | None = None,
+    mem_scope: str | None = None,
+) -> Tensor:
+    """A new tensor with the elements of an array, on the host unless a device is given.
+
+    Always a copy; `ekiden.tensor` shares the array's memory instead.
+    """
+    return _tensor(arr if isinstance(arr, Tensor) else np.asarray(arr)).copyto(device or cpu())
+
+
+def empty(
+    shape: Sequence[int],
+    dtype: DTypeLike = "float32",
+    device: Device | None = None,
+    mem_scope: str | None = None,
+) -> Tensor:
+    """A new tensor whose elements are not set."""
+    return _empty(shape, dtype, device)

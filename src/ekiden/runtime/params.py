@@ -1,0 +1,195 @@
+"""Named tensors in a file, in the safetensors format: what others call weights or parameters.
+
+The format is a header of JSON and then the elements of one tensor after the other, so reading maps
+the file and copies nothing. The `safetensors` package is not used: its face for NumPy has none of
+the floats of 16 bits and less that are not IEEE's, it copies every tensor, and the deployment
+package would depend on it for these few lines. The tests read and write with it, both ways.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import mmap
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ekiden.runtime._core import DataType, Tensor, empty, tensor
+from ekiden.runtime.errors import LoadError
+
+FORMAT_NAMES = {
+    "bool": "BOOL",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "bfloat16": "BF16",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float6_e2m3fn": "F6_E2M3",
+    "float6_e3m2fn": "F6_E3M2",
+    "float4_e2m1fn": "F4",
+}
+"""Our name of a dtype -> the format's; dtypes that are not here have none."""
+DTYPE_NAMES = {name: dtype for dtype, name in FORMAT_NAMES.items()}
+MAX_HEADER = 100_000_000
+"""Bytes of the longest header; the format's own limit."""
+ALIGNMENT = 64
+"""Where the elements begin in what we write; the format asks for 8."""
+
+Params = Mapping[str, Tensor | ArrayLike]
+_Bytes = NDArray[np.uint8]
+
+
+def save_params(
+    path: str | PathLike[str], params: Params, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors to a safetensors file.
+
+    Raises TypeError for a dtype the format does not have (complex128, and integers of less than a
+    byte).
+    """
+    with open(path, "wb") as file:
+        _write(file, params, metadata)
+
+
+def _write(file: BinaryIO, params: Params, metadata: Mapping[str, str] | None) -> None:
+    tensors = {name: tensor(value) for name, value in params.items()}
+    order = sorted(tensors, key=lambda name: (-DataType(tensors[name].dtype).bits, name))
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    end = 0
+    for name in order:
+        begin, end = end, end + tensors[name].nbytes
+        header[name] = {
+            "dtype": _format_name(name, tensors[name]),
+            "shape": list(tensors[name].shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in order:
+        file.write(_bytes_of(tensors[name]).data)
+
+
+def _format_name(name: str, value: Tensor) -> str:
+    known = FORMAT_NAMES.get(value.dtype)
+    if known is None:
+        raise TypeError(
+            f"save_params: {name!r} must have a dtype of {', '.join(FORMAT_NAMES)}, "
+            f"got {value.dtype}"
+        )
+    return known
+
+
+def _bytes_of(value: Tensor) -> _Bytes:
+    """The elements of a contiguous tensor, as bytes that share its memory."""
+    return cast(_Bytes, value.reinterpret("uint8", (value.nbytes,)).numpy())
+
+
+def load_params(path: str | PathLike[str]) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, which is mapped, not read.
+
+    They may be written; the file stays as it is. A damaged file is a LoadError that says what is
+    wrong and with which tensor; it must not be rewritten in place while it is in use.
+    """
+    with open(path, "rb") as file:
+        if Path(path).stat().st_size == 0:
+            raise LoadError(f"load parameters from {str(path)!r}: the file is empty")
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return _read(np.frombuffer(data, np.uint8), str(path))
+
+
+def _read(data: _Bytes, where: str) -> dict[str, Tensor]:
+    """The tensors in the bytes of a file; they share its memory."""
+    header, elements = _split(data, where)
+    header.pop("__metadata__", None)
+    end = 0
+    result = {}
+    for name, row in sorted(header.items(), key=lambda item: _begin(item[1])):
+        dtype, shape, begin, stop = _check_row(row, f"load parameters from {where!r}: {name!r}")
+        if begin != end or stop > len(elements):
+            raise LoadError(
+                f"load parameters from {where!r}: {name!r} must begin at byte {end} and end by "
+                f"{len(elements)}, got {begin} to {stop}"
+            )
+        end = stop
+        if begin == stop:
+            result[name] = empty(shape, dtype)
+        else:
+            result[name] = tensor(elements[begin:stop]).reinterpret(dtype, shape)
+    if end != len(elements):
+        raise LoadError(
+            f"load parameters from {where!r}: expected {end} bytes of elements, got {len(elements)}"
+        )
+    return result
+
+
+def _split(data: _Bytes, where: str) -> tuple[dict[str, object], _Bytes]:
+    size = int.from_bytes(data[:8].tobytes(), "little")
+    if len(data) < 8 or size > min(len(data) - 8, MAX_HEADER):
+        raise LoadError(
+            f"load parameters from {where!r}: expected a header of at most {len(data) - 8} bytes, "
+            f"got {size}"
+        )
+    try:
+        header = json.loads(data[8 : 8 + size].tobytes().decode())
+    except ValueError as error:
+        raise LoadError(f"load parameters from {where!r}: the header is no JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise LoadError(f"load parameters from {where!r}: the header is no JSON object")
+    return header, data[8 + size :]
+
+
+def _begin(row: object) -> int:
+    """Where a tensor begins; 0 for rows that are refused later."""
+    offsets = row.get("data_offsets") if isinstance(row, dict) else None
+    return offsets[0] if isinstance(offsets, list) and _are_sizes(offsets[:1]) and offsets else 0
+
+
+def _are_sizes(values: object) -> bool:
+    return isinstance(values, list) and all(type(v) is int and 0 <= v < 2**62 for v in values)
+
+
+def _check_row(row: object, what: str) -> tuple[str, list[int], int, int]:
+    """Dtype, shape, begin and end of a tensor in the header, or a LoadError."""
+    if not isinstance(row, dict) or not {"dtype", "shape", "data_offsets"} <= row.keys():
+        raise LoadError(f"{what} must have dtype, shape and data_offsets")
+    shape, offsets, dtype = row["shape"], row["data_offsets"], DTYPE_NAMES.get(row["dtype"])
+    if dtype is None:
+        raise LoadError(f"{what} must have a dtype of {', '.join(DTYPE_NAMES)}, got {row['dtype']}")
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        raise LoadError(f"{what} must have a shape and two offsets of sizes, got {shape} {offsets}")
+    size = (math.prod(shape) * DataType(dtype).bits + 7) // 8
+    if offsets[1] - offsets[0] != size:
+        raise LoadError(f"{what} must take {size} bytes, got {offsets[0]} to {offsets[1]}")
+    return dtype, shape, offsets[0], offsets[1]
+
+
+def save_param_dict(params: Params) -> bytes:
+    """The bytes of the safetensors file of some tensors. TVM's name."""
+    buffer = io.BytesIO()
+    _write(buffer, params, None)
+    return buffer.getvalue()
+
+
+def load_param_dict(data: bytes | bytearray | memoryview) -> dict[str, Tensor]:
+    """The tensors in the bytes of a safetensors file, which they share. TVM's name."""
+    return _read(np.frombuffer(data, np.uint8), "bytes")
