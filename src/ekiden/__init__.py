@@ -68,8 +68,8 @@ _HOMES = {
     "tensor": "ekiden.runtime",
 }
 _FOLDERS = frozenset(
-    "arith backend codegen driver error frontend ir parser relay runtime target te testing tir topi"
-    " transform".split()
+    "arith backend codegen driver error frontend ir parser relay runtime script target te testing tir"
+    " topi transform".split()
 )
 
 

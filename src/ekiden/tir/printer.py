@@ -702,3 +702,4 @@ def module_lines(functions: Mapping[str, PrimFunc]) -> Iterator[str]:
 
 PrimFunc.script_printer = staticmethod(astext)
 Stmt.printer = staticmethod(statement_text)
+PrimExpr.printer = staticmethod(expression_text)
