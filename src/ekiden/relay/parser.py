@@ -578,11 +578,9 @@ class _Parser(TypeParser):
         return Constant(np.array(value, dtype))
 
     def _float(self, value: float, dtype: str, at: int) -> Constant:
-        with np.errstate(all="ignore"):
-            made = np.array(value, to_numpy(dtype))
-        if np.isinf(made) and not math.isinf(value):
+        if not math.isinf(value) and abs(value) > float(np.finfo(dtype).max):
             self.source.fail(at, f"{value} is out of the range of {dtype}")
-        return Constant(made)
+        return Constant(np.array(value, to_numpy(dtype)))
 
     def _braces(self) -> Steps:
         self.expect("{")
