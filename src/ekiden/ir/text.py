@@ -118,7 +118,8 @@ def _node_text(
             return f"{type(value).__name__}({', '.join(map(inner, children(value)))})", _TIGHT
 
 
-PrimExpr.printer = staticmethod(prim_text)
+if PrimExpr.printer is None:  # tir's knows more kinds, and may have come first
+    PrimExpr.printer = staticmethod(prim_text)
 
 
 def shape_text(shape: tuple[PrimExpr, ...], names: Names = _NO_NAMES) -> str:
