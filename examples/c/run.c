@@ -1,8 +1,9 @@
-/* Runs an artifact without Python: one float32 input of a given shape, all elements one.
+/* Runs a compiled model without Python: one float32 input of a given shape, all elements one.
 **
-**   cc -std=c11 run.c -I INCLUDE -L LIB -lekiden_runtime -o run
-**   ./run model.eki 1 3 224 224
+**   cmake -B build -DCMAKE_PREFIX_PATH=WHERE && cmake --build build
+**   build/run model.so 1 3 224 224
 **
+** model.so is what Executable.export_library wrote; model.eki, of Executable.save, does as well.
 ** Prints the shape of the output and its first elements.
 */
 #include <ekiden/runtime.h>
@@ -50,26 +51,30 @@ static int new_ones(const int64_t *shape, int32_t ndim, ek_object **out) {
 int main(int argc, char **argv) {
   int64_t shape[EK_MAX_NDIM];
   int32_t ndim = argc - 2;
-  ek_object *executable = NULL, *vm = NULL, *input = NULL;
+  ek_object *model = NULL, *function = NULL, *input = NULL;
   ek_value result = ek_value_none();
   int status = -1;
   if (argc < 2 || ndim > EK_MAX_NDIM) {
-    fprintf(stderr, "usage: run FILE.eki [DIMENSION ...]\n");
+    fprintf(stderr, "usage: run MODEL [DIMENSION ...]\n");
     return 2;
   }
   for (int32_t i = 0; i < ndim; i++) shape[i] = strtoll(argv[i + 2], NULL, 10);
 
-  if (ek_executable_load(argv[1], &executable) != 0) goto done;
-  if (ek_vm_new(executable, &vm) != 0) goto done;
+  if (ek_module_load(argv[1], &model) != 0) goto done;
+  if (ek_module_get(model, "main", &function) != 0) goto done;
+  if (function == NULL) {
+    ek_error("AttributeError", "the model has no function 'main'");
+    goto done;
+  }
   if (new_ones(shape, ndim, &input) != 0) goto done;
   ek_value argument = ek_value_object(input);
-  if (ek_vm_invoke(vm, 0, &argument, 1, &result) != 0) goto done;
+  if (ek_function_call(function, &argument, 1, &result) != 0) goto done;
   status = print_tensor(&result);
 
 done:
   ek_value_release(&result);
   ek_object_release(input);
-  ek_object_release(vm);
-  ek_object_release(executable);
+  ek_object_release(function);
+  ek_object_release(model);
   return status == 0 ? 0 : fail();
 }

@@ -233,3 +233,12 @@ void ek_dl_close(void *library) { dlclose(library); }
 int ek_dl_pin(const char *path) {
   return dlopen(path, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE) == NULL ? -1 : 0;
 }
+
+void *ek_dl_find(const char *library, const char *name) {
+  void *found = dlsym(RTLD_DEFAULT, name);
+  void *handle = found != NULL ? NULL : dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+  if (handle == NULL) return found;
+  found = dlsym(handle, name);
+  dlclose(handle);
+  return found;
+}

@@ -73,6 +73,9 @@ void *ek_dl_open(const char *path, const char **reason);
 void *ek_dl_symbol(void *library, const char *name);
 void ek_dl_close(void *library);
 
+/* The address of a name in the process, or in a library that is loaded already; NULL if neither. */
+void *ek_dl_find(const char *library, const char *name);
+
 /* Keeps an open library loaded until the process ends. */
 int ek_dl_pin(const char *path);
 

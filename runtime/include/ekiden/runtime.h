@@ -30,8 +30,11 @@
 extern "C" {
 #endif
 
-/* Marks what the shared library exports; everything else in it is hidden. */
+/* Marks what the shared library exports; everything else in it is hidden. The static library, which
+** other libraries are linked with, defines it as hidden. */
+#ifndef EK_API
 #define EK_API __attribute__((visibility("default")))
+#endif
 
 /* 1. Type indices ------------------------------------------------------------------------------
 **

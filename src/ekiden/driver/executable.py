@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ekiden import runtime
 from ekiden.backend.vm.disassemble import disassemble
 from ekiden.driver.files import write_whole
+from ekiden.driver.library import export_library
 from ekiden.driver.machine import check_machine
 from ekiden.runtime.errors import InputError, LoadError
 
@@ -154,6 +155,18 @@ class Executable:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file that `ekiden.load` reads. The file appears whole or not at all."""
         write_whole(path, lambda file: file.write(self.raw.to_bytes()))
+
+    def export_library(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        cc: str | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        """Write one shared library with the model and the runtime inside, for programs in any
+        language; see ekiden.driver.library.export_library.
+        """
+        export_library(self.raw, path, cc=cc, options=options)
 
     def disassemble(self) -> str:
         """The bytecode as text."""

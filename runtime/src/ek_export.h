@@ -1,0 +1,17 @@
+/* What the C file of an exported library calls; src/ekiden/driver/library.py writes that file. */
+#ifndef EK_EXPORT_H_
+#define EK_EXPORT_H_
+
+#include "ek_internal.h"
+
+/* One function of the executable inside a library. The layout is known to the writer. */
+typedef struct ek_export {
+  ek_object *function;         /* NULL until the first call */
+  const char *name;
+  const void *begin;           /* of the executable's bytes */
+  uint64_t size;
+} ek_export;
+
+int ek_export_call(ek_export *program, const ek_value *args, int32_t nargs, ek_value *ret);
+
+#endif /* EK_EXPORT_H_ */
