@@ -62,10 +62,10 @@ Step = Expr | tuple[Callable[[Expr], None], Expr]
 """Work on the stack: an expression to open, or an action on one whose parts are done."""
 
 
-def infer_type(module: IRModule) -> IRModule:
+def infer_type(module: IRModule, annotate: bool = True) -> IRModule:
     """Set the checked type of every expression of the module's Relay functions, and return the
-    module with the types that it leaves out: of results, parameters and type arguments. It is the
-    module itself if there are none.
+    module with the types that it leaves out: type arguments of calls and, to `annotate`, types of
+    parameters and results. It is the module itself if there are none.
 
     Raises TypeInferenceError naming the place, what was expected and what came.
     """
@@ -73,7 +73,7 @@ def infer_type(module: IRModule) -> IRModule:
     for name in _callees_first(module):
         run.function(name)
     run.finish()
-    return fill(module, run.type_args)
+    return fill(module, run.type_args, annotate)
 
 
 def infer_expr_type(expr: Expr, module: IRModule | None = None) -> Type:
