@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import OPS, Op
+from ekiden.ir.op import OPS, Op, OpDef
 from ekiden.ir.prim import PrimExpr, SizeVar, const
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.text import type_text
@@ -468,11 +468,24 @@ class _Inference:
         if self.unifier.has_holes:
             kinds = [self.unifier.resolve(k) for k in kinds]
             if any(map(self.unifier.is_open, kinds)):
+                kinds = self._solve_arguments(expr, definition, kinds)
+            if any(map(self.unifier.is_open, kinds)):
                 return None
         try:
             return definition.relation(kinds, expr.attrs)
         except TypeInferenceError as error:
             raise TypeInferenceError(f"{error}{_place(expr)}", expr.span) from None
+
+    def _solve_arguments(self, expr: Call, definition: OpDef, kinds: list[Type]) -> list[Type]:
+        """The argument types with those that follow from the others and the attributes."""
+        if definition.solve is None:
+            return kinds
+        given = [None if isinstance(k, IncompleteType) else k for k in kinds]
+        found = definition.solve(given, expr.attrs)
+        for name, kind, solved in zip(definition.arguments, kinds, found, strict=True):
+            if isinstance(kind, IncompleteType) and solved is not None:
+                self._agree(kind, solved, expr, f"{definition.name}: {name}")
+        return [self.unifier.resolve(k) for k in kinds]
 
     def _apply(self, expr: Call, callee: FuncType) -> Type:
         name = self._name(expr.op)
