@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from relay_programs import LIST, PROGRAMS
@@ -149,3 +151,103 @@ def test_error_in_an_operator_names_it() -> None:
     with pytest.raises(ValueError, match="broadcast") as caught:
         Interpreter().evaluate(call)
     assert caught.value.__notes__ == ["while interpreting add, at Add 'sum'"]
+
+
+LOOPS = """
+def @loop(%n: int32, %acc: int32) -> int32 {
+  if (%n == 0) { %acc } else { @loop(%n - 1, %acc + 1) }
+}
+def @even(%n: int32) -> bool { if (%n == 0) { True } else { @odd(%n - 1) } }
+def @odd(%n: int32) -> bool { if (%n == 0) { False } else { let %m = %n - 1; @even(%m) } }
+def @deep(%n: int32) -> int32 { if (%n == 0) { 0 } else { 1 + @deep(%n - 1) } }
+"""
+TURNS = 1_000_000 if os.environ.get("EKIDEN_LONG_TESTS") else 20_000
+
+
+def test_a_loop_waits_for_nothing() -> None:
+    machine = Interpreter(parse(LOOPS), depth_limit=3)
+    assert machine.evaluate("loop", np.int32(TURNS), np.int32(0)) == TURNS
+    assert machine.evaluate("odd", np.int32(1001)) == True  # noqa: E712 - an array
+
+
+def test_a_loop_in_a_local_function_and_over_a_list() -> None:
+    module = parse(
+        LIST
+        + """
+        def @main(%n: int32) -> int32 {
+          let %build = fn (%i: int32, %l: List[int32]) -> List[int32] {
+            if (%i == 0) { %l } else { %build(%i - 1, Cons(%i, %l)) }
+          };
+          let %sum = fn (%l: List[int32], %acc: int32) -> int32 {
+            match (%l) { Cons(%x, %rest) => %sum(%rest, %acc + %x), Nil => %acc }
+          };
+          %sum(%build(%n, Nil), 0)
+        }
+        """
+    )
+    assert Interpreter(module, depth_limit=3).evaluate("main", np.int32(2000)) == 2001000
+
+
+def test_a_deep_recursion_runs_up_to_the_limit() -> None:
+    module = parse(LOOPS)
+    assert Interpreter(module).evaluate("deep", np.int32(100_000)) == 100_000
+    with pytest.raises(RunError) as caught:
+        Interpreter(module, depth_limit=100).evaluate("deep", np.int32(100))
+    assert str(caught.value) == (
+        "call of deep: more than 100 calls wait for each other; make it a tail call, or give the"
+        " interpreter a greater depth_limit"
+    )
+
+
+def test_an_endless_recursion_ends_with_an_error() -> None:
+    module = parse("def @f(%n: int32) -> int32 { 1 + @f(%n) }")
+    with pytest.raises(RunError, match="^call of f: more than 5000 calls"):
+        Interpreter(module, depth_limit=5000).evaluate("f", np.int32(0))
+
+
+def test_a_shared_value_is_evaluated_where_it_is_first_needed() -> None:
+    text = """
+        let %r = ref(0);
+        %0 = { ref_write(%r, ref_read(%r) + 1); ref_read(%r) };
+        let %y = if (True) { %0 } else { 5 };
+        let %f = fn (%c: bool) { if (%c) { %y } else { %0 } };
+        (%f(True), %f(False), %0, ref_read(%r))
+    """
+    assert Interpreter().evaluate(parse_expr(text)) == (1, 1, 1, 1)
+
+
+def test_references_are_shared_by_closures_and_data() -> None:
+    module = parse(
+        """
+        type Cell { Cell(ref(int32), fn () -> ()), }
+        def @make(%n: int32) -> Cell {
+          let %r = ref(%n); Cell(%r, fn () -> () { ref_write(%r, ref_read(%r) + 1) })
+        }
+        def @main() -> (int32, int32) {
+          let %a = @make(1);
+          let %b = @make(10);
+          match ((%a, %b)) {
+            (Cell(%r, %next), Cell(%s, _)) => {
+              %next(); %next(); ref_write(%s, ref_read(%r) * 100);
+              (ref_read(%r), ref_read(%s))
+            }
+          }
+        }
+        """
+    )
+    assert Interpreter(module).evaluate("main") == (3, 300)
+
+
+def test_a_function_over_named_dimensions_calls_itself() -> None:
+    """Halve the rows until one is left: each activation has its own n."""
+    module = parse(
+        """
+        def @main(%x: Tensor[(n, 2), float32], %k: int32) -> Tensor[(?, 2), float32] {
+          if (%k == 0) { %x } else {
+            @main(strided_slice(%x, begin=[0], end=[floordiv(n, 2)], axes=[0]), %k - 1)
+          }
+        }
+        """
+    )
+    result = Interpreter(module).evaluate("main", np.zeros((16, 2), np.float32), np.int32(3))
+    assert isinstance(result, np.ndarray) and result.shape == (2, 2)

@@ -111,7 +111,7 @@ NOTHING: Callable[..., tir.Stmt] = lambda ins, outs: tir.Evaluate(const(0))  # n
             "expected tensors, got Var; symbolic sizes are read from the shapes of the arguments",
         ),
         (lambda: te.placeholder((-1,)), "placeholder 'placeholder': a dimension must not be neg"),
-        (lambda: te.placeholder((1.5,)), "a dimension must be an integer, got FloatImm"),
+        (lambda: te.placeholder((1.5,)), "a dimension must be an integer, got 1.5"),
         (lambda: te.placeholder((1,), "float31"), "dtype must be one of bool, int8"),
         (lambda: X[1.5], "tensor 'x'|not iterable"),
         (lambda: te.compute((3,), lambda i: X), "the function must give expressions, got Tensor"),

@@ -7,6 +7,8 @@ Vectors add lanes: "float32x16".
 
 from __future__ import annotations
 
+from functools import cache
+
 import ml_dtypes
 import numpy as np
 
@@ -64,6 +66,7 @@ def is_unsigned(dtype: str) -> bool:
     return element(dtype).startswith("uint")
 
 
+@cache
 def to_numpy(dtype: str) -> np.dtype[np.generic]:
     """The NumPy dtype of a scalar type; ml_dtypes' own for bfloat16."""
     return np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)

@@ -18,7 +18,7 @@ class RelayExpr(Node):
 
     __slots__ = ("_checked_type",)
     span: Span | None
-    printer: ClassVar[Callable[[RelayExpr, bool], str] | None] = None
+    printer: ClassVar[Callable[..., str] | None] = None
     """How an expression becomes text.
 
     Set by `ekiden.relay.printer`, which stands on a higher floor.
@@ -43,10 +43,21 @@ class RelayExpr(Node):
         call = cast(Callable[..., RelayExpr], NODE_TYPES["relay.Call"])
         return call(self, args)
 
-    def astext(self, show_meta_data: bool = True) -> str:
-        """The expression in Relay's text format; `ekiden.relay.parse_expr` reads it back."""
+    def astext(
+        self,
+        show_meta_data: bool = True,
+        annotate: Callable[[RelayExpr], str] | None = None,
+        show_spans: bool = False,
+    ) -> str:
+        """The expression in Relay's text format; `ekiden.relay.parse_expr` reads it back.
+
+        `annotate` gives the comment after each expression in place of its type. `show_spans` adds
+        the place in the text that each came from.
+        """
         printer = RelayExpr.printer
-        return f"{type(self).__name__}(...)" if printer is None else printer(self, show_meta_data)
+        if printer is None:
+            return f"{type(self).__name__}(...)"
+        return printer(self, show_meta_data, annotate, show_spans)
 
     def __str__(self) -> str:
         return self.astext(show_meta_data=False)

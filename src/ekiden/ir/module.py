@@ -19,7 +19,7 @@ class IRModule:
 
     __slots__ = ("_by_name", "attrs", "functions", "type_definitions")
     type_key = "IRModule"
-    printer: ClassVar[Callable[[IRModule, bool], str] | None] = None
+    printer: ClassVar[Callable[..., str] | None] = None
     """How a module becomes text: set by `ekiden.relay.printer`, which stands on a higher floor."""
     wrapper: ClassVar[Callable[[RelayExpr], BaseFunc] | None] = None
     """How an expression becomes a function of its free variables: set by `ekiden.relay`."""
@@ -125,6 +125,10 @@ class IRModule:
         for name, function in other.functions.items():
             self.update_func(name, function)
 
+    def _add(self, var: GlobalVar | GlobalTypeVar | str, val: Node, update: bool = True) -> None:
+        """`module[var] = val` (TVM's programs call it)."""
+        self[var] = val
+
     def update_func(self, var: GlobalVar, func: BaseFunc) -> None:
         """Add or replace one function under its GlobalVar."""
         old = self._by_name.pop(var.name_hint, None)
@@ -160,12 +164,21 @@ class IRModule:
             var = self._by_name.get(var) or GlobalVar(var)
         return self.with_functions({**self.functions, var: function})
 
-    def astext(self, show_meta_data: bool = True) -> str:
-        """The module in Relay's text format; `ekiden.relay.parse` reads it back."""
+    def astext(
+        self,
+        show_meta_data: bool = True,
+        annotate: Callable[[RelayExpr], str] | None = None,
+        show_spans: bool = False,
+    ) -> str:
+        """The module in Relay's text format; `ekiden.relay.parse` reads it back.
+
+        `annotate` gives the comment after each expression in place of its type. `show_spans` adds
+        the place in the text that each came from.
+        """
         printer = IRModule.printer
         if printer is None:
             return f"IRModule({', '.join(self._by_name)})"
-        return printer(self, show_meta_data)
+        return printer(self, show_meta_data, annotate, show_spans)
 
     def __str__(self) -> str:
         return self.astext(show_meta_data=False)

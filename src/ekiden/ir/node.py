@@ -35,6 +35,10 @@ class Node:
             return self
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
+    def same_as(self, other: object) -> bool:
+        """Whether both are one object."""
+        return self is other
+
 
 def binding() -> Any:  # noqa: ANN401
     """Mark a field whose variables are defined here (compared up to renaming)."""

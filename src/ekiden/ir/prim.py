@@ -27,6 +27,16 @@ class PrimExpr(Node):
 
     __slots__ = ()
     dtype: str
+    printer: ClassVar[Callable[[PrimExpr], str] | None] = None
+    """How an expression becomes text for messages; set by `ekiden.ir.text`, then by tir."""
+
+    def astext(self) -> str:
+        """The expression as Python writes it; variables stand by name."""
+        printer = PrimExpr.printer
+        return f"{type(self).__name__}(...)" if printer is None else printer(self)
+
+    def __repr__(self) -> str:
+        return self.astext()
 
     def __add__(self, other: ExprLike) -> PrimExpr:
         return binary(Add, self, other)

@@ -42,6 +42,9 @@ ATOMS = frozenset(
 )
 """Relay nodes whose sharing does not matter."""
 
+_UNIT: Row = ("relay.Tuple", ("(",))
+"""The empty tuple, whose sharing does not matter either."""
+
 _digests: weakref.WeakKeyDictionary[Node, str] = weakref.WeakKeyDictionary()
 
 
@@ -125,7 +128,7 @@ class _Canonical:
         row: Row = (plan.key, *(self._encode(getattr(node, name)) for name in plan.names))
         if plan.is_variable:
             row = (*row, *self._identity(node, plan.key))
-        elif not plan.is_graph:
+        elif not plan.is_graph or row == _UNIT:
             known = self.same.get(row)
             if known is not None:
                 return known

@@ -33,6 +33,7 @@ from ekiden.ir.prim import (
     Sub,
     Var,
 )
+from ekiden.ir.prim_visitor import children, post_order
 from ekiden.ir.type import (
     FuncType,
     GlobalTypeVar,
@@ -70,36 +71,55 @@ _NO_NAMES: Names = {}
 
 def prim_text(value: PrimExpr, names: Names = _NO_NAMES, outer: int = 0) -> str:
     """A scalar expression as text, parenthesised where it binds weaker than `outer`."""
+    done: dict[int, tuple[str, int]] = {}
+    for each in post_order(value):
+        done[id(each)] = _node_text(each, names, done)
+    text, level = done[id(value)]
+    return f"({text})" if level < outer else text
 
-    def inner(each: PrimExpr) -> str:
-        return prim_text(each, names)
+
+_TIGHT = 9
+"""How strongly a name, a number or a call binds."""
+
+
+def _node_text(
+    value: PrimExpr, names: Names, done: Mapping[int, tuple[str, int]]
+) -> tuple[str, int]:
+    """The text of a node whose children have theirs, and how strongly it binds."""
+
+    def inner(each: PrimExpr, outer: int = 0) -> str:
+        text, level = done[id(each)]
+        return f"({text})" if level < outer else text
 
     match value:
         case IntImm(value=number, dtype="bool"):
-            return str(bool(number))
+            return str(bool(number)), _TIGHT
         case IntImm(value=number) | FloatImm(value=number):
-            return str(number)
+            return str(number), _TIGHT
         case Var(name=name):
-            return names.get(value, name)
+            return names.get(value, name), _TIGHT
         case AnyDim():
-            return "?"
+            return "?", _TIGHT
         case BinaryExpr() if type(value) in FUNCTIONS:
-            return f"{FUNCTIONS[type(value)]}({inner(value.a)}, {inner(value.b)})"
+            return f"{FUNCTIONS[type(value)]}({inner(value.a)}, {inner(value.b)})", _TIGHT
         case BinaryExpr():
             level = PRECEDENCE[type(value)]
-            a, b = prim_text(value.a, names, level), prim_text(value.b, names, level + 1)
-            text = f"{a} {value.symbol} {b}"
-            return f"({text})" if level < outer else text
+            a, b = inner(value.a, level), inner(value.b, level + 1)
+            return f"{a} {value.symbol} {b}", level
         case Not(a=a):
-            return f"not({inner(a)})"
+            return f"not({inner(a)})", _TIGHT
         case Select(condition=c, true_value=t, false_value=f):
-            return f"select({inner(c)}, {inner(t)}, {inner(f)})"
+            return f"select({inner(c)}, {inner(t)}, {inner(f)})", _TIGHT
         case Cast(value=cast, dtype=dtype):
-            return f"{dtype}({inner(cast)})"
+            return f"{dtype}({inner(cast)})", _TIGHT
         case Intrinsic(op=op, args=args):
-            return f"{op}({', '.join(map(inner, args))})"
+            return f"{op}({', '.join(map(inner, args))})", _TIGHT
         case _:
-            return repr(value)
+            return f"{type(value).__name__}({', '.join(map(inner, children(value)))})", _TIGHT
+
+
+if PrimExpr.printer is None:  # tir's knows more kinds, and may have come first
+    PrimExpr.printer = staticmethod(prim_text)
 
 
 def shape_text(shape: tuple[PrimExpr, ...], names: Names = _NO_NAMES) -> str:

@@ -6,6 +6,7 @@ Tensors, tuples, functions, type variables, ADT instances, references, holes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar
 from enum import IntEnum
 from typing import ClassVar
 
@@ -40,10 +41,6 @@ class Type(Node):
 
     def __hash__(self) -> int:
         return _hash(self)
-
-    def same_as(self, other: object) -> bool:
-        """Whether both are one object."""
-        return self is other
 
 
 class TypeKind(IntEnum):
@@ -130,9 +127,13 @@ class FuncType(Type):
     arg_types: tuple[Type, ...]
     ret_type: Type
     type_params: tuple[TypeVar, ...] = ()
+    type_constraints: InitVar[Sequence[Type] | None] = None
+    """TVM's: relations belong to operators here, so there are none."""
 
-    def __post_init__(self) -> None:
-        """The parameters may be any sequences."""
+    def __post_init__(self, type_constraints: Sequence[Type] | None) -> None:
+        """The parameters may be any sequences. Raises ValueError for constraints."""
+        if type_constraints:
+            raise ValueError("function type: relations belong to operators, not to function types")
         params = self.type_params
         freeze(self, arg_types=tuple(self.arg_types), type_params=tuple(params or ()))
 

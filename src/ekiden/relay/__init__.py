@@ -27,7 +27,7 @@ from ekiden.ir.type import (
     TypeVar,
     tensor_type,
 )
-from ekiden.relay import analysis, op, transform
+from ekiden.relay import adt, analysis, expr_functor, function, op, transform, ty
 from ekiden.relay.analysis import free_type_vars
 from ekiden.relay.expr import (
     Call,

@@ -3,14 +3,16 @@ constants are folded.
 
 The machine keeps its own stack of steps, so neither a long program nor a deep recursion of the
 program reaches Python's limit. Each activation of a function has a frame that remembers the value
-of every expression, so a shared one is evaluated once.
+of every expression, so a shared one is evaluated once. A call whose value is that of the function
+around it takes the place of that function's activation: a loop written as recursion runs in
+constant space.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Union
+from typing import NoReturn, Union
 
 import numpy as np
 
@@ -72,11 +74,17 @@ class RefValue:
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """The values of one activation; `outer` is where its function was made."""
+    """The values of one activation; `outer` is where its function was made.
+
+    What the function gives becomes the value of expression `result` in the frame `caller`.
+    """
 
     values: dict[Expr, Value] = field(default_factory=dict)
     outer: Frame | None = None
     symbols: Symbols = field(default_factory=dict)
+    caller: Frame | None = None
+    result: Expr | None = None
+    depth: int = 0
 
     def find(self, expr: Expr) -> Value | None:
         """The value of an expression here or in a frame around, None if there is none yet."""
@@ -126,7 +134,8 @@ def evaluate_call(
 
 def bind_attrs(attrs: Attrs, symbols: Mapping[PrimVar, int]) -> Attrs:
     """Attributes with every scalar expression evaluated, to an int or where the field holds none to
-    an IntImm. What comes to 0 stays an IntImm: the number 0 means "copy" in a reshape.
+    an IntImm; themselves if there are none. What comes to 0 stays an IntImm: the number 0 means
+    "copy" in a reshape.
     """
     exact = expression_fields(attrs.type_key)
     old = {f.name: getattr(attrs, f.name) for f in fields_of(attrs)}
@@ -178,18 +187,30 @@ def _bind_dim(
         raise InputError(f"{what}: expected shape {shape}{reason}, got {value.shape}")
 
 
+DEPTH_LIMIT = 1_000_000
+"""How many calls may wait for each other; one takes about 1.5 KB."""
+
+
 class Interpreter:
     """Evaluates expressions over the functions of a module."""
 
-    def __init__(self, module: IRModule | None = None) -> None:
+    def __init__(self, module: IRModule | None = None, depth_limit: int = DEPTH_LIMIT) -> None:
+        """`depth_limit` is how many calls may wait for each other; tail calls wait for nothing."""
         self.module = module or IRModule()
+        self.depth_limit = depth_limit
+        self._closures: dict[Expr, Closure] = {}
+        self._parts: dict[Expr, tuple[Expr, ...]] = {}
+        """What a call needs evaluated, the last first."""
+        self._attrs: dict[Attrs, bool] = {}
+        """Whether attributes hold symbols."""
 
     def evaluate(self, target: Expr | str = "main", *args: object) -> Value:
         """The value of an expression, or of a function (by name, GlobalVar or Function) applied to
         `args`.
 
         Arguments are arrays (or what NumPy makes arrays of), tuples of them, or values that
-        evaluation gave.
+        evaluation gave. Raises RunError for a recursion deeper than the limit, InputError for an
+        argument that does not fit.
         """
         expr = self.module.get_global_var(target) if isinstance(target, str) else target
         value = self._run(expr, Frame())
@@ -210,32 +231,47 @@ class Interpreter:
         return self._run(Call(callee, tuple(params), None), frame)
 
     def _run(self, root: Expr, frame: Frame) -> Value:
-        stack: list[_Step] = [_Step(root, frame)]
-        while stack:
-            step = stack.pop()
-            if step.phase == 0 and (self._is_ready(step.expr, step.frame)):
-                continue
-            try:
-                _RULES[type(step.expr)](self, step, stack)
-            except Exception as error:
-                _note_place(error, step.expr)
-                raise
+        stack: Steps = [(Interpreter._open, root, frame, False)]
+        expr = root
+        try:
+            while stack:
+                step, expr, at, is_tail = stack.pop()
+                step(self, expr, at, is_tail, stack)
+        except Exception as error:
+            _note_place(error, expr)
+            raise
         return self._value(root, frame)
 
-    def _is_ready(self, expr: Expr, frame: Frame) -> bool:
-        return type(expr) in _ATOMS or frame.find(expr) is not None
+    def _open(self, expr: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+        """Evaluate an expression; `is_tail` says that its value is that of the activation."""
+        if type(expr) in _ATOMS or frame.find(expr) is not None:
+            if is_tail:
+                self._finish(expr, frame, True, self._value(expr, frame))
+            return
+        rule = _RULES.get(type(expr))
+        if rule is None:
+            raise RunError(f"{type(expr).__name__}: not an expression that can be interpreted")
+        rule(self, expr, frame, is_tail, stack)
+
+    def _finish(self, expr: Expr, frame: Frame, is_tail: bool, value: Value) -> None:
+        """Remember the value of an expression, or give it to whom the activation answers."""
+        if not is_tail:
+            frame.values[expr] = value
+            return
+        assert frame.caller is not None and frame.result is not None
+        frame.caller.values[frame.result] = value
 
     def _value(self, expr: Expr, frame: Frame) -> Value:
+        found = frame.values.get(expr)
+        if found is not None:
+            return found
         match expr:
             case Constant(data=data):
                 return data
             case Op() | Constructor():
                 return expr
-            case GlobalVar(name_hint=name):
-                function = self.module[expr] if expr in self.module.functions else self.module[name]
-                if not isinstance(function, Function):
-                    raise RunError(f"@{name}: a compiled kernel cannot be interpreted")
-                return Closure(function)
+            case GlobalVar():
+                return self._closures.get(expr) or self._global(expr)
         found = frame.find(expr)
         if found is None:
             raise RunError(
@@ -245,33 +281,65 @@ class Interpreter:
             )
         return found
 
-    def _call(self, step: _Step, stack: list[_Step]) -> None:
-        call, frame = step.expr, step.frame
-        assert isinstance(call, Call)
-        if step.phase == 0:
-            stack.append(step.next())
-            stack.extend(_Step(c, frame) for c in (*reversed(call.args), call.op))
-        elif step.phase == 1:
-            self._enter(call, step, stack)
-        else:
-            assert step.inner is not None
-            frame.values[call] = self._value(step.inner.expr, step.inner.frame)
+    def _global(self, var: GlobalVar) -> Closure:
+        name = var.name_hint
+        function = self.module[var] if var in self.module.functions else self.module[name]
+        if not isinstance(function, Function):
+            raise RunError(f"@{name}: a compiled kernel cannot be interpreted")
+        made = self._closures[var] = Closure(function)
+        return made
 
-    def _enter(self, call: Call, step: _Step, stack: list[_Step]) -> None:
-        callee = self._value(call.op, step.frame)
-        args = tuple(self._value(a, step.frame) for a in call.args)
+    def _call(self, call: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+        assert isinstance(call, Call)
+        parts = self._parts.get(call)
+        if parts is None:
+            parts = tuple(p for p in (*reversed(call.args), call.op) if type(p) not in _ATOMS)
+            self._parts[call] = parts
+        if not parts:
+            self._enter(call, frame, is_tail, stack)
+            return
+        stack.append((Interpreter._enter, call, frame, is_tail))
+        for part in parts:
+            stack.append((Interpreter._open, part, frame, False))
+
+    def _enter(self, call: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+        assert isinstance(call, Call)
+        callee = self._value(call.op, frame)
+        args = tuple([self._value(a, frame) for a in call.args])
         if isinstance(callee, Closure):
-            body = _Step(callee.function.body, self._frame(callee, args, step.frame.symbols))
-            stack += (step.next(body), body)
+            inner = self._frame(callee, args, frame)
+            if is_tail:
+                inner.caller, inner.result, inner.depth = frame.caller, frame.result, frame.depth
+            else:
+                inner.caller, inner.result, inner.depth = frame, call, frame.depth + 1
+                if inner.depth > self.depth_limit:
+                    self._too_deep(call)
+            stack.append((Interpreter._open, callee.function.body, inner, True))
         elif isinstance(callee, Constructor):
-            step.frame.values[call] = ConstructorValue(callee, args)
+            self._finish(call, frame, is_tail, ConstructorValue(callee, args))
         elif isinstance(callee, Op):
-            attrs = bind_attrs(call.attrs, step.frame.symbols) if call.attrs is not None else None
-            step.frame.values[call] = evaluate_call(callee, attrs, args)
+            attrs = self._bind(call.attrs, frame.symbols) if call.attrs is not None else None
+            self._finish(call, frame, is_tail, evaluate_call(callee, attrs, args))
         else:
             raise RunError(f"call: expected a function, got {type(callee).__name__}")
 
-    def _frame(self, closure: Closure, args: tuple[Value, ...], caller: Symbols) -> Frame:
+    def _too_deep(self, call: Call) -> NoReturn:
+        name = getattr(call.op, "name_hint", "a function")
+        raise RunError(
+            f"call of {name}: more than {self.depth_limit} calls wait for each other;"
+            " make it a tail call, or give the interpreter a greater depth_limit"
+        )
+
+    def _bind(self, attrs: Attrs, symbols: Symbols) -> Attrs:
+        has_symbols = self._attrs.get(attrs)
+        if has_symbols is False:
+            return attrs
+        bound = bind_attrs(attrs, symbols)
+        if has_symbols is None:
+            self._attrs[attrs] = bound is not attrs
+        return bound
+
+    def _frame(self, closure: Closure, args: tuple[Value, ...], caller: Frame) -> Frame:
         params = closure.function.params
         if len(params) != len(args):
             raise InputError(f"call: expected {len(params)} arguments, got {len(args)}")
@@ -281,79 +349,80 @@ class Interpreter:
         for p, a in zip(params, args, strict=True):
             if p.type_annotation is not None:
                 bind_symbols(p.type_annotation, a, own, f"%{p.name_hint}")
-        frame.symbols = {**caller, **(outer.symbols if outer is not None else {}), **own}
+        if own or caller.symbols or (outer is not None and outer.symbols):
+            around = outer.symbols if outer is not None else {}
+            frame.symbols = {**caller.symbols, **around, **own}
         return frame
 
-    def _let(self, step: _Step, stack: list[_Step]) -> None:
-        let, frame = step.expr, step.frame
+    def _let(self, let: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
         assert isinstance(let, Let)
-        if step.phase == 0:
-            stack += (step.next(), _Step(let.value, frame))
-        elif step.phase == 1:
-            value = self._value(let.value, frame)
-            frame.values[let.var] = value
-            if let.var.type_annotation is not None:
-                bind_symbols(let.var.type_annotation, value, frame.symbols, f"%{let.var.name_hint}")
-            stack += (step.next(), _Step(let.body, frame))
-        else:
-            frame.values[let] = self._value(let.body, frame)
+        stack.append((Interpreter._let_bound, let, frame, is_tail))
+        _push(stack, (let.value,), frame)
 
-    def _if(self, step: _Step, stack: list[_Step]) -> None:
-        choice, frame = step.expr, step.frame
+    def _let_bound(self, let: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+        assert isinstance(let, Let)
+        value = self._value(let.value, frame)
+        frame.values[let.var] = value
+        if let.var.type_annotation is not None:
+            bind_symbols(let.var.type_annotation, value, frame.symbols, f"%{let.var.name_hint}")
+        _become(let, let.body, frame, is_tail, stack)
+
+    def _if(self, choice: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
         assert isinstance(choice, If)
-        if step.phase == 0:
-            stack += (step.next(), _Step(choice.cond, frame))
-        elif step.phase == 1:
-            branch = (
-                choice.true_branch if bool(self._value(choice.cond, frame)) else choice.false_branch
-            )
-            inner = _Step(branch, frame)
-            stack += (step.next(inner), inner)
-        else:
-            assert step.inner is not None
-            frame.values[choice] = self._value(step.inner.expr, frame)
+        stack.append((Interpreter._branch, choice, frame, is_tail))
+        _push(stack, (choice.cond,), frame)
 
-    def _match(self, step: _Step, stack: list[_Step]) -> None:
-        match, frame = step.expr, step.frame
+    def _branch(self, choice: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+        assert isinstance(choice, If)
+        is_true = bool(self._value(choice.cond, frame))
+        branch = choice.true_branch if is_true else choice.false_branch
+        _become(choice, branch, frame, is_tail, stack)
+
+    def _match(self, match: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
         assert isinstance(match, Match)
-        if step.phase == 0:
-            stack += (step.next(), _Step(match.data, frame))
-        elif step.phase == 1:
-            inner = _Step(_choose(match, self._value(match.data, frame), frame), frame)
-            stack += (step.next(inner), inner)
-        else:
-            assert step.inner is not None
-            frame.values[match] = self._value(step.inner.expr, frame)
+        stack.append((Interpreter._clause, match, frame, is_tail))
+        _push(stack, (match.data,), frame)
 
-    def _function(self, step: _Step, stack: list[_Step]) -> None:
-        assert isinstance(step.expr, Function)
-        step.frame.values[step.expr] = Closure(step.expr, step.frame)
+    def _clause(self, match: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+        assert isinstance(match, Match)
+        chosen = _choose(match, self._value(match.data, frame), frame)
+        _become(match, chosen, frame, is_tail, stack)
 
-    def _simple(self, step: _Step, stack: list[_Step]) -> None:
+    def _function(self, function: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+        assert isinstance(function, Function)
+        self._finish(function, frame, is_tail, Closure(function, frame))
+
+    def _simple(self, expr: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
         """An expression that is a function of the values of its parts."""
-        expr, frame = step.expr, step.frame
-        parts = _PARTS[type(expr)](expr)
-        if step.phase == 0:
-            stack.append(step.next())
-            stack.extend(_Step(p, frame) for p in reversed(parts))
-        else:
-            frame.values[expr] = _combine(expr, tuple(self._value(p, frame) for p in parts))
+        stack.append((Interpreter._combine, expr, frame, is_tail))
+        _push(stack, _PARTS[type(expr)](expr), frame)
+
+    def _combine(self, expr: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+        values = tuple([self._value(p, frame) for p in _PARTS[type(expr)](expr)])
+        self._finish(expr, frame, is_tail, _combine(expr, values))
 
 
-@dataclass(slots=True)
-class _Step:
-    """Evaluate `expr` in `frame`; phases count what has been evaluated, `inner` is the body or
-    branch being waited for.
-    """
+Step = Callable[["Interpreter", Expr, Frame, bool, "Steps"], None]
+Steps = list[tuple[Step, Expr, Frame, bool]]
+"""What is still to do, the next last: (how, with which expression, where, is it a tail)."""
 
-    expr: Expr
-    frame: Frame
-    phase: int = 0
-    inner: _Step | None = None
 
-    def next(self, inner: _Step | None = None) -> _Step:
-        """The same work, one phase further."""
-        return _Step(self.expr, self.frame, self.phase + 1, inner)
+def _push(stack: Steps, parts: Sequence[Expr], frame: Frame) -> None:
+    """Evaluate expressions from the first to the last, unless they are atoms."""
+    for part in reversed(parts):
+        if type(part) not in _ATOMS:
+            stack.append((Interpreter._open, part, frame, False))
+
+
+def _become(expr: Expr, inner: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+    """The value of an expression is that of another, which is evaluated now."""
+    if not is_tail:
+
+        def copy(self: Interpreter, at: Expr, where: Frame, tail: bool, rest: Steps) -> None:
+            where.values[at] = self._value(inner, where)
+
+        stack.append((copy, expr, frame, False))
+    stack.append((Interpreter._open, inner, frame, is_tail))
 
 
 def _combine(expr: Expr, values: tuple[Value, ...]) -> Value:
@@ -437,7 +506,7 @@ _PARTS: dict[type, Callable[..., tuple[Expr, ...]]] = {
     RefRead:      lambda e: (e.ref,),
     RefWrite:     lambda e: (e.ref, e.value),
 }
-_RULES = {
+_RULES: Mapping[type, Step] = {
     Call:     Interpreter._call,
     Let:      Interpreter._let,
     If:       Interpreter._if,

@@ -97,13 +97,12 @@ def parse(
     parser = _Parser(text, init_module, init_meta_table)
     module = parser.read(parser.module)
     try:
-        infer_type(module)  # types are set, but what the text leaves out is not filled in
+        return infer_type(module, annotate=False)  # so that the text can be had back
     except TypeInferenceError as error:
         at = error.span
         if not isinstance(at, Span) or not at.line or at.source_name != src_name:
             raise
         raise TypeInferenceError(f"{error}\n{text.caret(at.line, at.column)}", at) from None
-    return module
 
 
 def fromtext(data: str, source_name: str = "text") -> IRModule:
@@ -578,11 +577,9 @@ class _Parser(TypeParser):
         return Constant(np.array(value, dtype))
 
     def _float(self, value: float, dtype: str, at: int) -> Constant:
-        with np.errstate(all="ignore"):
-            made = np.array(value, to_numpy(dtype))
-        if np.isinf(made) and not math.isinf(value):
+        if not math.isinf(value) and abs(value) > float(np.finfo(dtype).max):
             self.source.fail(at, f"{value} is out of the range of {dtype}")
-        return Constant(made)
+        return Constant(np.array(value, to_numpy(dtype)))
 
     def _braces(self) -> Steps:
         self.expect("{")

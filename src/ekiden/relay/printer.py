@@ -64,23 +64,35 @@ LITERAL_SUFFIX = {
 """dtype of a scalar constant -> what follows its digits."""
 
 
-def astext(value: RelayExpr | IRModule | Type, show_meta_data: bool = True) -> str:
+def astext(
+    value: RelayExpr | IRModule | Type,
+    show_meta_data: bool = True,
+    annotate: Annotate | None = None,
+    show_spans: bool = False,
+) -> str:
     """A module or expression as text; without meta data, constants that are no scalars are only
     referred to.
+
+    `annotate` gives the comment after each expression in place of its type. `show_spans` adds the
+    place in a text that each came from; the node of a model is always shown.
     """
     if isinstance(value, Type):
         return type_text(value)
-    printer = _Printer()
+    printer = _Printer(annotate, show_spans)
+    is_module = isinstance(value, IRModule)
     body = printer.module(value) if isinstance(value, IRModule) else printer.root(value)
     lines = [f'#[version = "{VERSION}"]', *body]
     if show_meta_data and printer.constants:
         lines += ["", "#[metadata]", write_metadata(printer.constants)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + ("\n" if is_module else "")
 
 
 def quote_name(name: str) -> str:
     """A name as it stands after % or @: in quotes unless it is a plain identifier."""
     return name if _PLAIN.fullmatch(name) else json.dumps(name)
+
+
+Annotate = Callable[[RelayExpr], str]
 
 
 class UniqueNames(dict[Node, str]):
@@ -145,7 +157,7 @@ def _operands(expr: Expr) -> tuple[Expr, ...]:
     """The parts that are evaluated where the expression is; of a let, only the value."""
     match expr:
         case Call(op=op, args=args):
-            return (op, *args)
+            return (*args, op)  # so that a function is printed beside its call
         case Tuple(fields=inner):
             return inner
         case TupleGetItem(tuple_value=value) | RefCreate(value=value) | Let(value=value):
@@ -237,7 +249,9 @@ class _Scopes:
 class _Printer:
     """The state of printing one text."""
 
-    def __init__(self) -> None:
+    def __init__(self, annotate: Annotate | None = None, show_spans: bool = False) -> None:
+        self.annotate = annotate
+        self.show_spans = show_spans
         self.type_names = UniqueNames()
         self.constants: list[Constant] = []
         self.constant_index: dict[int, int] = {}
@@ -272,6 +286,8 @@ class _Printer:
     def type_data(self, data: TypeData) -> list[str]:
         """`type List[A] { Cons(A, List[A]), Nil, }`"""
         params = type_params_text(data.type_vars, self.type_names)
+        if not data.constructors:
+            return [f"extern type {data.header.name_hint}{params}"]
         lines = [f"type {data.header.name_hint}{params} {{"]
         for made in data.constructors:
             inputs = ", ".join(map(self.type, made.inputs))
@@ -449,9 +465,12 @@ class _Body:
         self.scopes.block[expr].lines += _statement(f"{name} = ", lines)
 
     def _comment(self, expr: Expr) -> str:
-        known = expr.checked_type_or_none()
+        if self.printer.annotate is not None:
+            return self.printer.annotate(expr)
+        known, span = expr.checked_type_or_none(), expr.span
         parts = [f"ty={self.printer.type(known)}"] if known is not None else []
-        parts += [str(expr.span)] if expr.span is not None and not expr.span.line else []
+        if span is not None and (not span.line or self.printer.show_spans):
+            parts.append(f"span={span}")
         return f"/* {', '.join(parts).replace('*/', '* /')} */" if parts else ""
 
     def of(self, expr: Expr) -> list[str]:

@@ -329,6 +329,8 @@ def _described(value: object) -> str:
         return f"the buffer '{value.name}'"
     if isinstance(value, type) or callable(value):
         return repr(value)
+    if isinstance(value, PrimExpr):
+        return f"the expression '{value}'"
     return f"{type(value).__name__} {value!r}"
 
 

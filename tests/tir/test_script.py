@@ -1,0 +1,422 @@
+"""Loop programs as text: what is printed parses back, and what people write is understood."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ekiden import te, tir
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import Add, PrimExpr, Var, binary, const
+from ekiden.ir.structural import structural_equal
+from ekiden.runtime.errors import ParseError
+from ekiden.script import ir as I
+from ekiden.script import tir as T
+from ekiden.tir import Buffer, BufferStore, For, ForKind, PrimFunc, interpreter
+from ekiden.tir.printer import text_and_lines
+from ekiden.tir.transform import lower
+
+pytestmark = pytest.mark.quick
+
+HEADER = "# from ekiden.script import tir as T\n\n"
+
+
+def parsed(text: str) -> PrimFunc:
+    found = tir.parse(text)
+    assert isinstance(found, PrimFunc)
+    return found
+
+
+def one_line(text: str) -> str:
+    """Long lines are broken in other places than the printer would."""
+    return " ".join(text.split()).replace("( ", "(").replace(", )", ")")
+
+
+# What the language has, in the form in which it is printed.
+TEXTS = {
+    "blocks": """
+@T.prim_func
+def matmul(
+    A: T.Buffer((128, 64), "float32"),
+    B: T.Buffer((64, 32), "float32"),
+    C: T.Buffer((128, 32), "float32"),
+):
+    T.func_attr({"num_outputs": 1})
+    for i, j, k in T.grid(128, 32, 64):
+        with T.block("C"):
+            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+            T.reads(A[vi, vk], B[vk, vj])
+            T.writes(C[vi, vj])
+            with T.init():
+                C[vi, vj] = 0.0
+            C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
+""",
+    "bindings": """
+@T.prim_func
+def f(A: T.Buffer((100,), "float32"), B: T.Buffer((100,), "float32")):
+    for i_0, i_1 in T.grid(7, 16):
+        with T.block("B"):
+            vi = T.axis.spatial(100, i_0 * 16 + i_1)
+            T.where(i_0 * 16 + i_1 < 100)
+            T.reads(A[vi])
+            T.writes(B[vi])
+            T.block_attr({"tiles": (7, 16), "note": 'a"b', "inner": {"x": None, "y": [1]}})
+            B[vi] = A[vi]
+""",
+    "inner regions": """
+@T.prim_func
+def f(A: T.Buffer((32, 16), "float32"), B: T.Buffer((32, 16), "float32")):
+    for i in range(8):
+        with T.block("outer"):
+            vi = T.axis.spatial(8, i)
+            T.reads(A[vi * 4:vi * 4 + 4, 0:16])
+            T.writes(B[vi * 4:vi * 4 + 4, 0:16])
+            for j, k in T.grid(4, 16):
+                with T.block("B"):
+                    vj = T.axis.spatial(32, vi * 4 + j)
+                    vk = T.axis.spatial(16, k)
+                    T.reads(A[vj, vk])
+                    T.writes(B[vj, vk])
+                    B[vj, vk] = A[vj, vk]
+""",
+    "loops": """
+@T.prim_func
+def f(A: T.Buffer((64, 8), "float32")):
+    for i in T.parallel(64, annotations={"grain": 4}):
+        for j in T.vectorized(8):
+            A[i, j] = 1.0
+    for i in T.unroll(2):
+        for j in range(3, 8):
+            A[i, j] = 2.0
+    for i in T.thread_binding(64, thread="blockIdx.x"):
+        for j in T.serial(8, annotations={"pragma": "x"}):
+            for k in T.serial(j, extent=8 - j):
+                A[i, k] = 3.0
+""",
+    "symbols": """
+@T.prim_func
+def f(A_handle: T.handle, B: T.Buffer((4,), "float32")):
+    T.func_attr({"tir.tiled": 1})
+    n = T.int64(is_size_var=True)
+    m = T.int64(is_size_var=True, upper=512)
+    A = T.match_buffer(A_handle, (n, m * 4), "float32", scope="shared",
+        strides=(m * 8, 1), elem_offset=m)
+    for i in range(n):
+        A[i, m - 1] = B[i % 4] * A[i, 0]
+""",
+    "statements": """
+@T.prim_func
+def f(A: T.Buffer((16,), "float32"), N: T.Buffer((), "int32")):
+    assert N[()] > 3, "too few"
+    assert N[()] < 9, ("ValueError", "too many")
+    total = T.alloc_buffer((1,), "float32", scope="register")
+    total[0] = 0.0
+    for i in range(16):
+        x: T.float32 = A[i] * 2.0
+        T.prefetch(A[i + 4], 2)
+        if x > 0.0 and not A[i] == 3.0:
+            total[0] = total[0] + x
+        else:
+            pass
+    with T.LetStmt(total[0] / 4.0) as mean:
+        A[0] = mean
+    with T.alloc_buffer((2, 2), "int32", scope="local") as tile:
+        tile[0, 1] = T.Cast("int32", A[2])
+    T.evaluate(7)
+    A[1] = T.float32("inf")
+""",
+    "expressions": """
+@T.prim_func
+def f(
+    A: T.Buffer((16,), "float32"),
+    J: T.Buffer((16,), "int32"),
+    B: T.Buffer((16,), "bool"),
+    H: T.Buffer((16,), "float16"),
+):
+    for i in range(16):
+        A[i] = T.Select(i < 3 or B[i], T.exp(A[i]),
+            T.max(A[i], 0.0) - T.min(A[i], T.float32("-inf")))
+        A[i] = T.if_then_else(i > 0, A[i - 1], 0.5)
+        J[i] = T.truncdiv(J[i], T.int32(3)) + J[i] // 3 % 2 - (J[i] - (1 - J[i]))
+        J[i] = T.left_shift(J[i], T.int32(2)) * -1
+        B[i] = (A[i] < 1.0) == (J[i] != 4)
+        B[i] = True
+        H[i] = H[i] * 2.0 + T.Cast("float16", A[i]) / (H[i] * H[i])
+        A[i] = T.fma(A[i], 2.0, 1.0)
+        J[T.Add(1, 2)] = T.Sub(T.int32(1), T.int32(2))
+        B[i] = T.isnan(A[i])
+        J[0] = 2147483647
+""",
+    "vectors": """
+@T.prim_func
+def f(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
+    for i in range(4):
+        B[T.Ramp(i * 16, 1, 16)] = A[T.Ramp(i * 16, 1, 16)] * T.Broadcast(2.0, 16)
+        B.vstore([T.Ramp(0, 1, 8)], T.Broadcast(A[0], 8),
+            predicate=T.Ramp(0, 1, 8) < T.Broadcast(5, 8))
+        B[0] = T.VectorReduce("sum", A[T.Ramp(0, 2, 8)])
+""",
+    "private": """
+@T.prim_func(private=True)
+def main(A: T.Buffer((1,), "float32")):
+    A[0] = 1.0
+""",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_text_of_every_construct_comes_back(name: str) -> None:
+    func = parsed(TEXTS[name])
+    text = func.script()
+    assert structural_equal(parsed(text), func)
+    assert parsed(text).script() == text
+    assert one_line(text.removeprefix(HEADER)) == one_line(TEXTS[name])
+
+
+@T.prim_func
+def product(
+    A: T.Buffer((4, 8), "float32"), B: T.Buffer((8, 3), "float32"), C: T.Buffer((4, 3), "float32")
+) -> None:
+    """Read as it stands here."""
+    for i, j, k in T.grid(4, 3, 8):
+        with T.block("C"):
+            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+            with T.init():
+                C[vi, vj] = 0.0
+            C[vi, vj] += A[vi, vk] * B[vk, vj]
+
+
+def test_a_decorated_function_is_the_program() -> None:
+    assert isinstance(product, PrimFunc)
+    assert product.name == "product"
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(4, 8)).astype("float32"), rng.normal(size=(8, 3)).astype("float32")
+    out = np.empty((4, 3), "float32")
+    interpreter.run(lower(product), a, b, out)
+    np.testing.assert_allclose(out, a @ b, rtol=1e-5)
+
+
+def test_it_is_what_te_makes() -> None:
+    a, b = te.placeholder((4, 8), name="A"), te.placeholder((8, 3), name="B")
+    k = te.reduce_axis((0, 8), "k")
+    c = te.compute((4, 3), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="C")
+    made = te.create_prim_func([a, b, c], "product")
+    assert structural_equal(product.with_fields(attrs=made.attrs), made)
+
+
+def test_names_around_the_function_are_seen() -> None:
+    size, scale, twice = 16, 3.0, True
+
+    @T.prim_func
+    def scaled(A: T.Buffer((size,), "float32"), B: T.Buffer((size,), "float32")) -> None:
+        for i in range(size // 2):
+            if twice:
+                B[i] = A[i] * scale * 2.0
+            else:
+                B[i] = A[i]
+
+    assert "B[i] = A[i] * 3.0 * 2.0" in scaled.script()
+    assert "for i in range(8):" in scaled.script()
+
+
+def test_a_program_written_for_tvm() -> None:
+    """Handles, match_buffer with options, T.int32 sizes, a root block, regions as lists."""
+    func = parsed("""
+from tvm.script import tir as T
+
+@T.prim_func
+def main(a: T.handle, b: T.handle) -> None:
+    T.func_attr({"global_symbol": "main", "tir.noalias": True})
+    n = T.int64()
+    A = T.match_buffer(a, [n, 128], dtype="float32", align=64, offset_factor=1)
+    B = T.match_buffer(b, (n, 128), "float32")
+    with T.block("root"):
+        T.reads()
+        T.writes()
+        C = T.alloc_buffer([n, 128], dtype="float32")
+        for i, j in T.grid(n, 128):
+            with T.block("C"):
+                vi = T.axis.S(n, i)
+                vj = T.axis.S(128, j)
+                T.reads([A[vi, vj]])
+                T.writes([C[vi, vj]])
+                C[vi, vj] = A[vi, vj] + T.float32(1)
+        for i in T.serial(n):
+            for j in T.serial(0, 128):
+                with T.block("B"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    B[vi, vj] = T.max(C[vi, vj], T.float32(0))
+""")
+    array = np.random.default_rng(0).normal(size=(5, 128)).astype("float32")
+    out = np.empty_like(array)
+    interpreter.run(lower(func), array, out)
+    np.testing.assert_array_equal(out, np.maximum(array + 1, 0))
+
+
+def test_slices_are_vectors() -> None:
+    func = parsed("""
+@T.prim_func
+def f(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):
+    for i in range(4):
+        B[i * 16:i * 16 + 16] = A[i * 16:i * 16 + 16] * T.Broadcast(2.0, 16)
+""")
+    assert "B[T.Ramp(i * 16, 1, 16)] = A[T.Ramp(i * 16, 1, 16)]" in func.script()
+
+
+def test_modules() -> None:
+    @I.ir_module
+    class Module:
+        @T.prim_func
+        def one(A: T.Buffer((1,), "float32")) -> None:  # type: ignore[no-untyped-def]
+            A[0] = 1.0
+
+        @T.prim_func
+        def two(A: T.Buffer((1,), "float32")) -> None:  # type: ignore[no-untyped-def]
+            A[0] = 2.0
+
+    assert isinstance(Module, IRModule)
+    text = """
+from ekiden.script import ir as I, tir as T
+
+@I.ir_module
+class Module:
+    @T.prim_func
+    def one(A: T.Buffer((1,), "float32")):
+        A[0] = 1.0
+
+    @T.prim_func
+    def two(A: T.Buffer((1,), "float32")):
+        A[0] = 2.0
+"""
+    assert structural_equal(tir.parse(text), Module)
+
+
+def test_where_each_statement_stands() -> None:
+    text, lines = text_and_lines(product)
+    at = {type(s).__name__: text.split("\n")[line - 1].strip() for s, line in lines.items()}
+    assert at["For"] == "for i, j, k in T.grid(4, 3, 8):"
+    assert at["Block"] == 'with T.block("C"):'
+    assert at["BufferStore"].startswith("C[vi, vj] = ")
+
+
+# fmt: off
+HEAD = '@T.prim_func\ndef f(A: T.Buffer((16,), "float32"), B: T.Buffer((16,), "float32")):\n'
+REJECTED = [
+    # the body of f, and the message without its source line
+    ("    A[0] = x", "script:3:12: undefined name 'x'"),
+    ("    A[0, 1] = 1.0", "script:3:5: buffer 'A' has 1 axes, got 2 indices"),
+    ("    A[0] = T.foo(1)", "script:3:12: T has no 'foo'"),
+    ("    A[0] = 'a'", "script:3:12: expected a scalar expression, got str 'a'"),
+    ("    A[0] = A", "script:3:12: expected a scalar expression, got the buffer 'A'"),
+    ("    A[0] = A[0] + T.int32(1)",
+     "script:3:12: operands of '+' must have one dtype, got float32 and int32"),
+    ("    for i in range(4):\n        A[i + 0.5] = 1.0",
+     "script:4:11: expected int64, got the number 0.5"),
+    ("    for i in range(4):\n        A[i / 2] = 1.0",
+     "script:4:11: '/' of integers: write '//' (rounds down) or T.truncdiv"),
+    ("    for i in [1, 2]:\n        A[i] = 1.0",
+     "script:3:14: expected range(...), T.grid(...), T.serial(...), ..."),
+    ("    for i, j in T.grid(4):\n        A[i] = 1.0",
+     "script:3:5: T.grid has 1 extents for 2 variables"),
+    ("    while True:\n        pass", "script:3:5: a prim_func has no such statement: while"),
+    ("    return A", "script:3:5: a prim_func has no such statement: return"),
+    ("    with open('x'):\n        pass",
+     "script:3:5: expected T.block, T.init, T.LetStmt or T.alloc_buffer"),
+    ("    T.where(True)", "script:3:5: T.where stands in a block"),
+    ("    with T.init():\n        pass", "script:3:5: T.init stands in a block"),
+    ("    A[0] = T.exp(1.0, 2.0)", "script:3:12: T.exp takes 1 arguments, got 2"),
+    ("    x = T.grid(4)", "script:3:5: T.grid gives no value"),
+    ("    A[0] = T.grid(4)", "script:3:12: T.grid makes no expression"),
+    ("    A[0] = (1.0", "script:3:12: '(' was never closed"),
+    ("    x: int = 1", "script:3:8: expected a dtype such as T.int64, got <class 'int'>"),
+    ("    A[0] = B[0](1)", "script:3:12: the expression 'B[0]' cannot be called"),
+    ("    for i in range(16):\n        with T.block('b'):\n            vi = T.axis.spatial(16, i)\n"
+     "            T.reads(B[vi])\n            A[vi] = B[vi] + A[vi]",
+     "script:6:13: block 'b' reads buffer 'A', which T.reads does not name"),
+    ("    for i in range(15):\n        with T.block('b'):\n            vi = T.axis.spatial(15, i)\n"
+     "            T.reads(B[vi])\n            A[vi] = B[vi + 1]",
+     "script:6:13: block 'b' reads elements of 'B' outside the region that T.reads gives "
+     "(read past its bounds)"),
+    ("    for i in range(16):\n        with T.block('b'):\n"
+     "            vi = T.axis.remap('X', [i])\n            A[vi] = B[vi]",
+     "script:5:13: an axis is S (spatial), R (reduce) or O (opaque), not 'X'"),
+    ("    for i in range(2, 16):\n        with T.block('b'):\n"
+     "            vi, = T.axis.remap('S', [i])\n            A[vi] = B[vi]",
+     "script:5:13: loop 'i' does not start at 0"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("body", "message"), REJECTED)
+def test_errors_point_at_the_place(body: str, message: str) -> None:
+    with pytest.raises(ParseError) as raised:
+        tir.parse(HEAD + body + "\n")
+    said = str(raised.value).split("\n")
+    assert said[0] == message
+    line, column = map(int, message.split(":")[1:3])
+    assert said[1] == (HEAD + body).split("\n")[line - 1]
+    assert said[2] == " " * (column - 1) + "^"
+
+
+def test_parameters_are_checked() -> None:
+    with pytest.raises(ParseError, match="parameter 'A' needs a type"):
+        tir.parse("@T.prim_func\ndef f(A):\n    pass\n")
+    with pytest.raises(ParseError, match="'A' is a handle without a T.match_buffer"):
+        tir.parse("@T.prim_func\ndef f(A: T.handle):\n    pass\n")
+    with pytest.raises(ParseError, match="'A' must be a T.Buffer or a T.handle, got T.int32"):
+        tir.parse("@T.prim_func\ndef f(A: T.int32):\n    pass\n")
+    with pytest.raises(ParseError, match="the text defines no function"):
+        tir.parse("")
+
+
+def test_a_decorator_tells_the_line_of_the_file() -> None:
+    with pytest.raises(ParseError, match=r"test_script\.py:\d+:20: undefined name 'nothing'"):
+
+        @T.prim_func
+        def wrong(A: T.Buffer((1,), "float32")) -> None:
+            A[0] = nothing  # noqa: F821
+
+
+def test_forms_mean_nothing_outside() -> None:
+    with pytest.raises(TypeError, match="T.grid has a meaning only inside"):
+        T.grid(1, 2)
+
+
+def chain(length: int) -> PrimFunc:
+    """A sum of many terms, leaning to the right (brackets) in one place and to the left in one."""
+    a = Buffer("A", (const(4),))
+    i = Var("i")
+    left: PrimExpr = a[i]
+    right: PrimExpr = a[i]
+    for _ in range(length):
+        left = binary(Add, left, a[0])
+        right = binary(Add, a[0], right)
+    store = BufferStore(a, binary(Add, left, right), (i,))
+    return PrimFunc((a,), For(i, const(0), const(4), ForKind.SERIAL, store), {"global_symbol": "f"})
+
+
+def test_expressions_of_any_depth_print_and_parse() -> None:
+    func = chain(3_000)
+    assert structural_equal(parsed(func.script()), func)
+
+
+def test_shared_parts_are_written_once() -> None:
+    a = Buffer("A", (const(4),))
+    value: PrimExpr = a[0]
+    for _ in range(40):
+        value = value * value + a[1]
+    func = PrimFunc((a,), BufferStore(a, value, (const(0),)), None)
+    text = func.script()
+    assert len(text) < 10_000 and "T.meta_var(" in text
+    assert structural_equal(parsed(text), func)
+
+
+def test_one_variable_bound_twice_is_two_in_the_text() -> None:
+    a = Buffer("A", (const(4),))
+    i = Var("i")
+    loop = For(i, const(0), const(4), ForKind.SERIAL, BufferStore(a, const(1.0), (i,)))
+    func = PrimFunc((a,), tir.seq(loop, loop), {"global_symbol": "f"})
+    apart = tir.distinct(func)
+    assert apart is not func and tir.distinct(apart) is apart
+    assert structural_equal(func, apart)
+    assert structural_equal(parsed(func.script()), func)
