@@ -4,6 +4,7 @@ from ekiden.relay.op.image import upsampling
 from ekiden.relay.op.nn.activation import (
     bias_add,
     dropout,
+    fast_softmax,
     dropout_raw,
     leaky_relu,
     log_softmax,
@@ -53,6 +54,7 @@ __all__ = [
     "conv2d_transpose",
     "dense",
     "dropout",
+    "fast_softmax",
     "dropout_raw",
     "global_avg_pool2d",
     "global_max_pool2d",

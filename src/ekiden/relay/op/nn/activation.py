@@ -207,12 +207,18 @@ def _declare_softmax(
 
 
 _declare_softmax("nn.softmax", _softmax_reference, topi.nn.softmax)
+_declare_softmax("nn.fast_softmax", _softmax_reference, topi.nn.softmax)
 _declare_softmax("nn.log_softmax", _log_softmax_reference, topi.nn.log_softmax)
 
 
 def softmax(data: Expr, axis: int = -1) -> Call:
     """exp(x - max) over its sum along an axis."""
     return call("nn.softmax", data, attrs=SoftmaxAttrs(axis))
+
+
+def fast_softmax(data: Expr, axis: int = -1) -> Call:
+    """softmax, as exact as the fastest exponential is."""
+    return call("nn.fast_softmax", data, attrs=SoftmaxAttrs(axis))
 
 
 def log_softmax(data: Expr, axis: int = -1) -> Call:
