@@ -11,7 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from ekiden import tir
+from ekiden.ir.module import IRModule
 from ekiden.ir.structural import structural_digest
+from ekiden.ir.transform import Pass, PassContext
 from ekiden.tir import transform
 
 
@@ -22,18 +24,25 @@ class RoundTrip:
         self.seen: set[str] = set()
         self.seconds = 0.0
 
-    def __call__(self, func: tir.PrimFunc) -> tir.PrimFunc:
-        started = time.perf_counter()
+    def __call__(self, module: IRModule, context: PassContext) -> IRModule:
+        started = time.process_time()
+        for func in module.functions.values():
+            assert isinstance(func, tir.PrimFunc)
+            self.check(func)
+        self.seconds += time.process_time() - started
+        return module
+
+    def check(self, func: tir.PrimFunc) -> None:
+        """Print and parse a function that was not met before."""
         digest = structural_digest(func)
-        if digest not in self.seen:
-            self.seen.add(digest)
-            text = func.script()
-            back = tir.parse(text)
-            assert isinstance(back, tir.PrimFunc)
-            assert structural_digest(back) == digest, f"{text}\nparses as\n{back.script()}"
-            assert back.script() == text
-        self.seconds += time.perf_counter() - started
-        return func
+        if digest in self.seen:
+            return
+        self.seen.add(digest)
+        text = func.script()
+        back = tir.parse(text)
+        assert isinstance(back, tir.PrimFunc)
+        assert structural_digest(back) == digest, f"{text}\nparses as\n{back.script()}"
+        assert back.script() == text
 
 
 _round_trip = RoundTrip()
@@ -46,13 +55,14 @@ def text_round_trip(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     pipelines = (transform.PASSES, transform.TILED_PASSES)
+    checked = Pass("RoundTrip", _round_trip)
     for passes in pipelines:
-        passes.insert(0, _round_trip)
-        passes.append(_round_trip)
+        passes.insert(0, checked)
+        passes.append(checked)
     yield
     for passes in pipelines:
-        passes.remove(_round_trip)
-        passes.remove(_round_trip)
+        passes.remove(checked)
+        passes.remove(checked)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -60,5 +70,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     count = len(_round_trip.seen)
     if count:
         terminalreporter.write_line(
-            f"{count} loop programs printed and parsed back in {_round_trip.seconds:.1f} s"
+            f"{count} loop programs printed and parsed back ({_round_trip.seconds:.1f} s)"
         )

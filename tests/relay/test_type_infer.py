@@ -264,3 +264,55 @@ def test_a_chain_of_holes_is_solved() -> None:
     text = "let %f0 = fn (%x) { %x };"
     text += "".join(f"let %f{i} = fn (%x) {{ %f{i - 1}(%x) }};" for i in range(1, 2_001))
     assert type_text(infer_expr_type(parse_expr(text + "%f2000(1)"))) == "int32"
+
+
+PARAMETERS = [
+    ("nn.dense(%x, %w, units=5)", (2, 8), "Tensor[(5, 8), float32]"),
+    ("nn.matmul(%x, %w, units=5)", (2, 8), "Tensor[(8, 5), float32]"),
+    ("nn.bias_add(%x, %w)", (2, 8), "Tensor[(8,), float32]"),
+    ("nn.prelu(%x, %w)", (2, 8), "Tensor[(8,), float32]"),
+    (
+        "nn.conv2d(%x, %w, channels=6, kernel_size=[3, 5], groups=2)",
+        (1, 4, 9, 9),
+        "Tensor[(6, 2, 3, 5), float32]",
+    ),
+    (
+        'nn.conv2d(%x, %w, channels=6, kernel_size=[3, 5], data_layout="NHWC",'
+        ' kernel_layout="HWIO")',
+        (1, 9, 9, 4),
+        "Tensor[(3, 5, 4, 6), float32]",
+    ),
+    ("nn.conv1d(%x, %w, channels=6, kernel_size=[3])", (1, 4, 9), "Tensor[(6, 4, 3), float32]"),
+    (
+        "nn.conv2d_transpose(%x, %w, channels=6, kernel_size=[2, 2], groups=2)",
+        (1, 4, 9, 9),
+        "Tensor[(4, 3, 2, 2), float32]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "shape", "expected"), PARAMETERS, ids=[p[0] for p in PARAMETERS])
+def test_a_parameter_has_the_type_that_its_layer_needs(
+    body: str, shape: tuple[int, ...], expected: str
+) -> None:
+    data = type_text(tensor_type(shape))
+    module = InferType()(parse(f"def @main(%x: {data}, %w) {{ {body} }}"))
+    main = module["main"]
+    assert isinstance(main, Function)
+    assert type_text(main.params[1].checked_type) == expected
+    assert main.params[1].type_annotation == main.params[1].checked_type
+
+
+def test_every_vector_of_a_norm_has_the_type_of_its_axis() -> None:
+    text = "def @main(%x: Tensor[(n, 6), float32], %a, %b, %c, %d) {"
+    module = InferType()(
+        parse(text + " nn.layer_norm(nn.batch_norm(%x, %a, %b, %c, %d).0, %a, %b) }")
+    )
+    kind = module["main"].checked_type
+    assert isinstance(kind, FuncType)
+    assert [type_text(t) for t in kind.arg_types[1:]] == ["Tensor[(6,), float32]"] * 4
+
+
+def test_a_weight_without_a_size_stays_unknown() -> None:
+    with pytest.raises(TypeInferenceError, match="^the type of %w: expected enough to infer it"):
+        parse("def @main(%x: Tensor[(2, 8), float32], %w) { nn.dense(%x, %w) }")

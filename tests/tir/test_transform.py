@@ -149,14 +149,6 @@ def test_guards_stay_guards_in_vectors() -> None:
     np.testing.assert_array_equal(out, [0, 0, 0, 1, 2, 3, 4, 5, 6])
 
 
-def test_a_branch_that_differs_between_lanes_is_refused() -> None:
-    a, b = buffers(8)
-    branch = IfThenElse(I < 5, BufferStore(b, a[I], (I,)))
-    func = program(loop(I, 8, branch, ForKind.VECTORIZED), a, b)
-    with pytest.raises(ValueError, match="differs between lanes; use if_then_else"):
-        vectorize_loops(func)
-
-
 def test_unroll() -> None:
     a, b = buffers(2)
     func = program(loop(I, 2, BufferStore(b, a[I], (I,)), ForKind.UNROLLED), a, b)

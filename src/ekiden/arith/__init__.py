@@ -1,6 +1,7 @@
 """Integer analysis: bounds, simplification and proofs over shapes and indices."""
 
 from ekiden.arith.analyzer import Analyzer, prove_equal, simplify
+from ekiden.arith.determine import determines
 from ekiden.arith.evaluate import evaluate, substitute
 from ekiden.arith.iter_map import (
     IterMapLevel,
@@ -25,6 +26,7 @@ __all__ = [
     "IterSplit",
     "IterSum",
     "detect_iter_map",
+    "determines",
     "evaluate",
     "inverse_affine_iter_map",
     "is_bijective",

@@ -287,7 +287,7 @@ class _Detector:
         if not numbers.divides(factor, split.extent):
             if numbers.at_most(split.extent, factor):
                 return IterSplit(split.source, 1, 1, 1) if whole else split
-            if self.level is not IterMapLevel.NO_CHECK:
+            if self.level is not IterMapLevel.NO_CHECK or not self.is_top(split):
                 raise IterMapError(f"{factor!r} does not divide the extent {split.extent!r}")
             above = numbers.simplify((_expr(split.extent) + factor - 1) // factor)
         else:
@@ -296,6 +296,13 @@ class _Detector:
             lower = numbers.times(split.lower_factor, factor)
             return IterSplit(split.source, lower, above, 1)
         return IterSplit(split.source, split.lower_factor, factor, split.scale)
+
+    def is_top(self, split: IterSplit) -> bool:
+        """Whether a digit goes up to the end of its mark."""
+        numbers, whole = self.numbers, split.source.extent
+        if numbers.at_most(whole, numbers.times(split.lower_factor, split.extent)):
+            return True
+        return numbers.equal(self._ceil_div(whole, split.lower_factor), split.extent)
 
     def _last(self, args: Sequence[IterSplit]) -> Size:
         total: Size = 0

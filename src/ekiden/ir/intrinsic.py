@@ -24,6 +24,8 @@ class IntrinsicDef:
     reference: Callable[..., object]
     dtype: str | None = None
     """Of the result; None for that of the last argument."""
+    effects: bool = False
+    """Whether a call does more than give a value: it stays where it is, and runs once."""
 
 
 def _erf(x: object) -> object:
@@ -51,6 +53,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("isinf",        1, np.isinf, "bool"),
     IntrinsicDef("fma",          3, lambda a, b, c: a * b + c),
     IntrinsicDef("if_then_else", 3, np.where),     # evaluates the chosen side alone: guards loads
+    IntrinsicDef("likely",       1, lambda x: x),  # a condition that loop partition makes true
     IntrinsicDef("bitwise_and",  2, np.bitwise_and),
     IntrinsicDef("bitwise_or",   2, np.bitwise_or),
     IntrinsicDef("bitwise_xor",  2, np.bitwise_xor),

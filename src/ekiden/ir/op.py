@@ -41,6 +41,8 @@ Raises TypeInferenceError that says what was expected and what came. Arguments a
 """
 Reference = Callable[..., "Array | tuple[Array, ...]"]
 """(attrs, *arrays) -> array or tuple of arrays: what the operator means, in NumPy."""
+Solve = Callable[["Sequence[Type | None]", "Attrs | None"], "Sequence[Type | None]"]
+"""(argument types, None where unknown, attributes) -> argument types, as far as they follow."""
 Lowering = Callable[..., "Sequence[object]"]
 """(attrs, te inputs, result type) -> te output tensors.
 
@@ -68,6 +70,7 @@ class OpDef:
     name: as in Relay text ("nn.conv2d").
     arguments: names of the inputs. `variadic`: the one input is a tuple (concatenate).
     attrs: the attribute class, or None.
+    solve: what a program may leave out of the argument types, if anything.
     relation / reference / lower: see the types above; lower is None for operators without a kernel
     (vm.*, memory.*). pattern: how it fuses. reshape_only: the result is the first input's bytes
     under another shape (no kernel runs). layout: (attrs, input permutation, rank) -> attrs for the
@@ -81,6 +84,7 @@ class OpDef:
     relation: Relation
     reference: Reference | None = None
     lower: Lowering | None = None
+    solve: Solve | None = None
     pattern: OpPattern = OpPattern.OPAQUE
     variadic: bool = False
     stateful: bool = False

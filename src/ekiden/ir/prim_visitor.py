@@ -159,6 +159,23 @@ def substitute(
     return rewrite(expr, lambda e: values.get(e, e) if isinstance(e, Var) else e, memo)
 
 
+def same(a: PrimExpr, b: PrimExpr) -> bool:
+    """Whether two expressions are written alike over the same variables and buffers."""
+    stack = [(a, b)]
+    seen: set[tuple[int, int]] = set()
+    while stack:
+        x, y = stack.pop()
+        if x is y or (id(x), id(y)) in seen:
+            continue
+        seen.add((id(x), id(y)))
+        inside, other = children(x), children(y)
+        alike = type(x) is type(y) and not isinstance(x, Var) and len(inside) == len(other)
+        if not alike or literals(x) != literals(y):
+            return False
+        stack.extend(zip(inside, other, strict=True))
+    return True
+
+
 def free_vars(*exprs: PrimExpr) -> list[Var]:
     """The variables inside, each once, in order of appearance."""
     return [e for e in post_order(*exprs) if isinstance(e, Var)]

@@ -20,24 +20,28 @@ from ekiden.relay.visitor import ExprMutator, has_holes, post_order
 TypeArgs = Mapping[Call, tuple[Type, ...]]
 
 
-def fill(module: IRModule, type_args: TypeArgs) -> IRModule:
-    """The module with no type left out; itself if none is. Needs checked types."""
+def fill(module: IRModule, type_args: TypeArgs, annotate: bool) -> IRModule:
+    """The module with no type argument left out and, to `annotate`, no type of a parameter or
+    result; itself if none is. Needs checked types.
+    """
     changed: dict[GlobalVar, BaseFunc] = {}
     for name, function in module.functions.items():
         if isinstance(function, Function):
-            filled = _fill_function(function, type_args)
+            filled = _fill_function(function, type_args, annotate)
             if filled is not function:
                 changed[name] = filled
     return module.with_functions({**module.functions, **changed}) if changed else module
 
 
-def _fill_function(function: Function, type_args: TypeArgs) -> Function:
-    missing = _missing(function, type_args)
+def _fill_function(function: Function, type_args: TypeArgs, annotate: bool) -> Function:
+    missing = _missing(function, type_args) if annotate or type_args else []
+    if not annotate:
+        missing = [e for e in missing if isinstance(e, Call)]
     if not missing:
         return function
     if missing == [function] and not any(map(_lacks_type, function.params)):
         return _with_result(function, function)
-    filled = _Filler(function, type_args).visit(function)
+    filled = _Filler(function, type_args, annotate).visit(function)
     assert isinstance(filled, Function)
     return filled
 
@@ -77,9 +81,10 @@ def _with_result(old: Function, new: Function) -> Function:
 class _Filler(ExprMutator):
     """Rebuilds what leaves a type out, and what is above; types stay as they are."""
 
-    def __init__(self, root: Function, type_args: TypeArgs) -> None:
+    def __init__(self, root: Function, type_args: TypeArgs, annotate: bool) -> None:
         super().__init__()
         self.type_args = type_args
+        self.annotate = annotate
         self.params = {
             p for e in post_order(root, into_functions=True) if isinstance(e, Function)
             for p in e.params
@@ -87,14 +92,17 @@ class _Filler(ExprMutator):
 
     def rewrite(self, old: Expr, new: Expr) -> Expr:
         """Fill in one node."""
-        if isinstance(old, Var):
+        if isinstance(old, Call):
+            if old in self.type_args:
+                new = new.with_fields(type_args=self.type_args[old])
+        elif not self.annotate:
+            pass
+        elif isinstance(old, Var):
             if _lacks_type(old) and (old in self.params or old.type_annotation is not None):
                 new = old.with_fields(type_annotation=old.checked_type)
         elif isinstance(old, Function):
             assert isinstance(new, Function)
             return _with_result(old, new)
-        elif isinstance(old, Call) and old in self.type_args:
-            new = new.with_fields(type_args=self.type_args[old])
         if new is not old:
             new.set_checked_type(old.checked_type)
         return new

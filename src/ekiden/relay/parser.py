@@ -97,13 +97,12 @@ def parse(
     parser = _Parser(text, init_module, init_meta_table)
     module = parser.read(parser.module)
     try:
-        infer_type(module)  # types are set, but what the text leaves out is not filled in
+        return infer_type(module, annotate=False)  # so that the text can be had back
     except TypeInferenceError as error:
         at = error.span
         if not isinstance(at, Span) or not at.line or at.source_name != src_name:
             raise
         raise TypeInferenceError(f"{error}\n{text.caret(at.line, at.column)}", at) from None
-    return module
 
 
 def fromtext(data: str, source_name: str = "text") -> IRModule:

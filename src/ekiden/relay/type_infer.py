@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import OPS, Op
+from ekiden.ir.op import OPS, Op, OpDef
 from ekiden.ir.prim import PrimExpr, SizeVar, const
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.text import type_text
@@ -62,10 +62,10 @@ Step = Expr | tuple[Callable[[Expr], None], Expr]
 """Work on the stack: an expression to open, or an action on one whose parts are done."""
 
 
-def infer_type(module: IRModule) -> IRModule:
+def infer_type(module: IRModule, annotate: bool = True) -> IRModule:
     """Set the checked type of every expression of the module's Relay functions, and return the
-    module with the types that it leaves out: of results, parameters and type arguments. It is the
-    module itself if there are none.
+    module with the types that it leaves out: type arguments of calls and, to `annotate`, types of
+    parameters and results. It is the module itself if there are none.
 
     Raises TypeInferenceError naming the place, what was expected and what came.
     """
@@ -73,7 +73,7 @@ def infer_type(module: IRModule) -> IRModule:
     for name in _callees_first(module):
         run.function(name)
     run.finish()
-    return fill(module, run.type_args)
+    return fill(module, run.type_args, annotate)
 
 
 def infer_expr_type(expr: Expr, module: IRModule | None = None) -> Type:
@@ -468,11 +468,24 @@ class _Inference:
         if self.unifier.has_holes:
             kinds = [self.unifier.resolve(k) for k in kinds]
             if any(map(self.unifier.is_open, kinds)):
+                kinds = self._solve_arguments(expr, definition, kinds)
+            if any(map(self.unifier.is_open, kinds)):
                 return None
         try:
             return definition.relation(kinds, expr.attrs)
         except TypeInferenceError as error:
             raise TypeInferenceError(f"{error}{_place(expr)}", expr.span) from None
+
+    def _solve_arguments(self, expr: Call, definition: OpDef, kinds: list[Type]) -> list[Type]:
+        """The argument types with those that follow from the others and the attributes."""
+        if definition.solve is None:
+            return kinds
+        given = [None if isinstance(k, IncompleteType) else k for k in kinds]
+        found = definition.solve(given, expr.attrs)
+        for name, kind, solved in zip(definition.arguments, kinds, found, strict=True):
+            if isinstance(kind, IncompleteType) and solved is not None:
+                self._agree(kind, solved, expr, f"{definition.name}: {name}")
+        return [self.unifier.resolve(k) for k in kinds]
 
     def _apply(self, expr: Call, callee: FuncType) -> Type:
         name = self._name(expr.op)

@@ -12,8 +12,17 @@ from ekiden.tir.expr import (
     broadcast,
     ramp,
 )
+from ekiden.tir.index_map import IndexMap
 from ekiden.tir.printer import astext
-from ekiden.tir.schedule import Schedule, ScheduleError
+from ekiden.tir.schedule import (
+    BlockRV,
+    ExprRV,
+    Instruction,
+    LoopRV,
+    Schedule,
+    ScheduleError,
+    Trace,
+)
 from ekiden.tir.script import from_source as parse
 from ekiden.tir.script import prim_func
 from ekiden.tir.stmt import (
@@ -35,12 +44,14 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
+from ekiden.tir.tensor_intrin import TensorIntrin
 from ekiden.tir.verify import verify
 
 __all__ = [
     "Allocate",
     "AssertStmt",
     "Block",
+    "BlockRV",
     "BlockRealize",
     "Broadcast",
     "Buffer",
@@ -48,12 +59,16 @@ __all__ = [
     "BufferLoad",
     "BufferStore",
     "Evaluate",
+    "ExprRV",
     "For",
     "ForKind",
     "IfThenElse",
+    "IndexMap",
+    "Instruction",
     "IterKind",
     "IterVar",
     "LetStmt",
+    "LoopRV",
     "Prefetch",
     "PrimFunc",
     "Ramp",
@@ -61,6 +76,8 @@ __all__ = [
     "ScheduleError",
     "SeqStmt",
     "Stmt",
+    "TensorIntrin",
+    "Trace",
     "VectorReduce",
     "astext",
     "broadcast",

@@ -131,7 +131,8 @@ class _Names:
         self._names: dict[object, str] = {}
         self._used: set[str] = set()
         self._counts: dict[str, int] = {}
-        self._frames: list[list[object]] = [[]]
+        """Hint -> a number from which to look for a free name."""
+        self._frames: list[list[tuple[object, str, int]]] = [[]]
 
     def of(self, thing: Var | Buffer) -> str:
         """The name; a new one in this scope where it has none."""
@@ -142,15 +143,15 @@ class _Names:
         clean = "".join(c if c.isalnum() or c == "_" else "_" for c in hint)
         if not clean or clean[0].isdigit() or clean in _RESERVED or not clean.isidentifier():
             clean = f"v_{clean}" if clean.isascii() else "v"
-        count = self._counts.get(clean, 0)
-        name = f"{clean}_{count}" if count else clean
-        while name in self._used:
-            count += 1
-            name = f"{clean}_{count}"
-        self._counts[clean] = count + 1
+        name, number = clean, 0
+        if name in self._used:
+            number = self._counts.get(clean, 1)
+            while (name := f"{clean}_{number}") in self._used:
+                number += 1
+            self._counts[clean] = number + 1
         self._names[thing] = name
         self._used.add(name)
-        self._frames[-1].append(thing)
+        self._frames[-1].append((thing, clean, number))
         return name
 
     def enter(self) -> None:
@@ -159,12 +160,10 @@ class _Names:
 
     def leave(self) -> None:
         """End it: its names are free again."""
-        for thing in reversed(self._frames.pop()):
-            name = self._names.pop(thing)
-            self._used.discard(name)
-            base, _, number = name.rpartition("_")
-            clean = base if number.isdigit() and base in self._counts else name
-            self._counts[clean] = self._counts.get(clean, 1) - 1
+        for thing, clean, number in reversed(self._frames.pop()):
+            self._used.discard(self._names.pop(thing))
+            if number:
+                self._counts[clean] = min(self._counts[clean], number)
 
 
 class _Expressions:

@@ -14,7 +14,7 @@ from ekiden.arith import Analyzer
 from ekiden.ir import dtype as dt
 from ekiden.ir import range as ranges
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
-from ekiden.ir.prim_visitor import post_order, substitute
+from ekiden.ir.prim_visitor import post_order, same, substitute
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import Allocate, Block, BlockRealize, BufferStore, For, IfThenElse, Stmt
 from ekiden.tir.visitor import expressions, sub_statements
@@ -141,7 +141,7 @@ def _box(buffer: Buffer, touched: Sequence[Access]) -> tuple[ranges.Range, ...]:
     is_point = len(first.indices) == len(buffer.shape) and all(
         a.extents is None
         and not a.loops
-        and all(i is j for i, j in zip(a.indices, first.indices, strict=True))
+        and all(same(i, j) for i, j in zip(a.indices, first.indices, strict=True))
         for a in touched
     )
     if is_point:

@@ -166,9 +166,12 @@ class StatementEmitter(ExpressionEmitter):
             return self.branching(IfThenElse(s.predicate, s.with_fields(predicate=None)))
         value = self.value(stored_value(s))
         if s.buffer.scope == "register" and s.buffer not in self.pointers:
+            key = self.register_key(s.buffer, s.indices[0])
             if s.predicate is not None:
-                raise DemoteRegisterError(s.buffer)
-            self.registers[self.register_key(s.buffer, s.indices[0])] = value
+                lanes, old = dt.lanes(s.predicate.dtype), self.registers.get(key, "poison")
+                mask = self.value(s.predicate)
+                value = self.b.select(mask, s.value.dtype, value, old, lanes)
+            self.registers[key] = value
             return None
         kept = memory_dtype(s.value.dtype)
         if kept != s.value.dtype:

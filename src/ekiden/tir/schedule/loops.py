@@ -1,163 +1,418 @@
-"""Primitives on loops: each is a function from a PrimFunc to a PrimFunc that means the same."""
+"""Primitives on loops: each is a function from a Program to a PrimFunc that means the same.
+
+What each does, before and after, is told by the method of `Schedule` of the same name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from ekiden.arith import simplify
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
+from ekiden.arith import Analyzer
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.tir.schedule.tree import find_loop, fresh, reduce_variables, replace, require
-from ekiden.tir.stmt import BlockRealize, For, ForKind, PrimFunc, Stmt
-from ekiden.tir.visitor import sequence, substitute, walk
+from ekiden.tir.schedule.check import check_concurrent, check_permutable
+from ekiden.tir.schedule.program import (
+    Program,
+    bound_analyzer,
+    rebind,
+    refuse,
+    serial,
+    wrap,
+)
+from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, ForKind, IterVar, PrimFunc, Stmt
+from ekiden.tir.visitor import StmtMutator, sequence, sub_statements, substitute
 
 TAIL = "_tail"
-"""What is appended to the names of blocks in the rest that a split leaves."""
+"""What is appended to the names of blocks in the rest that a split into exact loops leaves."""
 
 
-def split(func: PrimFunc, loop: Var, factors: Sequence[int | None]) -> tuple[PrimFunc, list[Var]]:
-    """for i in n: s   ->   for o in n // f: for j in f: s[o*f + j];  for t in n % f: s[(n // f)*f +
-    t]
+def _require_plain(step: str, loop: For) -> None:
+    """A loop that runs in a special way was decided about already."""
+    name = loop.loop_var.name
+    if loop.kind is not ForKind.SERIAL:
+        refuse(f"{step} {name!r}: the loop is already {loop.kind.value}", loop)
+    if loop.annotations:
+        refuse(f"{step} {name!r}: the loop has annotations {sorted(loop.annotations)}", loop)
 
-    One factor, the first, may be None: as many as it takes. The rest, if there may be one, is a
-    copy of its own.
-    """
-    old = find_loop(func, loop)
-    require(
-        None not in factors[1:],
-        f"split {loop.name!r}: only the first factor may be None, got {list(factors)}",
-    )
-    inner = [f for f in factors[1:] if f is not None]
-    require(
-        all(f > 0 for f in inner),
-        f"split {loop.name!r}: factors must be positive, got {list(factors)}",
-    )
-    step = 1
-    for factor in inner:
-        step *= factor
-    first = factors[0]
-    outer = simplify(old.extent // step) if first is None else const(first)
-    if first is not None:
-        whole = is_const(simplify(old.extent - first * step), 0)
-        require(
-            whole,
-            f"split {loop.name!r}: {list(factors)} must multiply to the extent, or begin with None",
+
+def _factors(
+    old: For, factors: Sequence[int | PrimExpr | None], analyzer: Analyzer
+) -> tuple[list[PrimExpr], bool]:
+    """The extents of the new loops, and whether they may be more than the loop's."""
+    name = old.loop_var.name
+    shown = [f.value if isinstance(f, IntImm) else f for f in factors]
+    if len(factors) == 0:
+        refuse(f"split {name!r}: expected at least one factor", old)
+    if sum(f is None for f in factors) > 1:
+        refuse(f"split {name!r}: only one factor may be None, got {shown}", old)
+    sizes = [None if f is None else convert(f, "int64") for f in factors]
+    product: PrimExpr = const(1)
+    for each in sizes:
+        if each is not None:
+            if not analyzer.can_prove(each > 0):
+                refuse(f"split {name!r}: factors must be positive, got {shown}", old)
+            product = product * each
+    extent = old.extent
+    if None in sizes:
+        rest = analyzer.simplify((extent + product - 1) // product)
+        exact = is_const(analyzer.simplify(extent % product), 0)
+        if exact:
+            rest = analyzer.simplify(extent // product)
+        return [rest if f is None else f for f in sizes], not exact
+    product = analyzer.simplify(product)
+    kept = [f for f in sizes if f is not None]
+    if analyzer.can_prove_equal(product, extent):
+        return kept, False
+    if not analyzer.can_prove(product >= extent):
+        refuse(
+            f"split {name!r}: factors {shown} multiply to less than the extent "
+            f"{extent.value if isinstance(extent, IntImm) else 'of the loop'}",
+            old,
         )
-    variables = [Var(f"{loop.name}_{n}") for n in range(len(factors))]
-    index: PrimExpr = const(0)
-    for var, factor in zip(variables, [1, *inner], strict=True):
-        index = index * factor + var
-    main = substitute(old.body, {loop: old.min + index})
-    for var, extent in reversed(list(zip(variables, [outer, *map(const, inner)], strict=True))):
-        main = For(var, const(0), extent, ForKind.SERIAL, main)
-    return replace(func, old, sequence(main, _rest(old, outer * step))), variables
+    return kept, True
 
 
-def _rest(old: For, done: PrimExpr) -> Stmt:
-    left = simplify(old.extent - done)
-    if is_const(left, 0):
-        return sequence()
-    tail = fresh(old, TAIL)
-    assert isinstance(tail, For)
-    body = substitute(tail.body, {tail.loop_var: tail.min + done + tail.loop_var})
-    return tail.with_fields(min=const(0), extent=left, body=body)
+def split(
+    program: Program,
+    loop: For,
+    factors: Sequence[int | PrimExpr | None],
+    preserve_unit_iters: bool = True,
+    disable_predication: bool = False,
+    tail: str = "predicate",
+) -> tuple[PrimFunc, list[Var]]:
+    """See `Schedule.split`."""
+    _require_plain("split", loop)
+    if tail not in ("predicate", "loop"):
+        refuse(f"split {loop.loop_var.name!r}: tail is 'predicate' or 'loop', got {tail!r}", loop)
+    above = program.loops_above(loop)
+    analyzer = bound_analyzer(above)
+    factors = list(factors)
+    if tail == "loop":
+        return _split_exactly(program, loop, factors, analyzer)
+    extents, may_exceed = _factors(loop, factors, analyzer)
+    variables = [Var(f"{loop.loop_var.name}_{n}", loop.loop_var.dtype) for n in range(len(extents))]
+    loops = [serial(v, e) for v, e in zip(variables, extents, strict=True)]
+    for each in loops:
+        analyzer.bind(each.loop_var, each.min, each.extent)
+    index = _mixed_radix(variables, extents, preserve_unit_iters)
+    body = rebind(loop.body, {loop.loop_var: loop.min + index}, _simplifier(analyzer))
+    if may_exceed and not disable_predication:
+        condition = index < loop.extent
+        if not analyzer.can_prove(condition):
+            body = _guarded(loop, body, condition)
+    return program.replace(loop, wrap(loops, body)), variables
 
 
-def fuse(func: PrimFunc, loops: Sequence[Var]) -> tuple[PrimFunc, Var]:
-    """for i in n: for j in m: s   ->   for f in n*m: s[i := f // m, j := f % m]"""
-    require(len(loops) > 0, "fuse: expected at least one loop")
-    nest = [find_loop(func, v) for v in loops]
+def _simplifier(analyzer: Analyzer) -> Callable[[PrimExpr], PrimExpr]:
+    """How bindings are simplified after loops changed, each expression once."""
+    from_memo: dict[int, PrimExpr] = {}
+
+    def change(e: PrimExpr) -> PrimExpr:
+        found = from_memo.get(id(e))
+        if found is None:
+            found = from_memo[id(e)] = analyzer.simplify(e)
+        return found
+
+    return change
+
+
+def _mixed_radix(
+    variables: Sequence[Var], extents: Sequence[PrimExpr], keep_units: bool
+) -> PrimExpr:
+    index: PrimExpr = const(0, variables[0].dtype)
+    for var, extent in zip(variables, extents, strict=True):
+        unit = is_const(extent, 1) and not keep_units
+        index = index * extent + (const(0, var.dtype) if unit else var)
+    return index
+
+
+class _Guard(StmtMutator):
+    """A condition on every block, not on those inside other blocks."""
+
+    def __init__(self, condition: PrimExpr) -> None:
+        self._condition = condition
+
+    def visit_realize(self, stmt: BlockRealize) -> Stmt:
+        return stmt.with_fields(predicate=logical_and(stmt.predicate, self._condition))
+
+
+def _guarded(loop: For, body: Stmt, condition: PrimExpr) -> Stmt:
+    stack = [loop.body]
+    while stack:
+        s = stack.pop()
+        if isinstance(s, BufferStore):
+            refuse(
+                f"split {loop.loop_var.name!r}: the loop holds a store outside blocks, which "
+                "cannot be given a condition",
+                s,
+            )
+        if not isinstance(s, BlockRealize):
+            stack.extend(sub_statements(s))
+    return _Guard(condition).visit(body)
+
+
+def _split_exactly(
+    program: Program, loop: For, factors: Sequence[int | PrimExpr | None], analyzer: Analyzer
+) -> tuple[PrimFunc, list[Var]]:
+    """Whole tiles, then a copy of the body for the rest."""
+    name = loop.loop_var.name
+    if len(factors) == 0 or factors[0] is not None or None in factors[1:]:
+        refuse(f"split {name!r}: with tail='loop' the first factor alone must be None", loop)
+    inner = [convert(f, "int64") for f in factors[1:] if f is not None]
+    step: PrimExpr = const(1)
+    for each in inner:
+        if not analyzer.can_prove(each > 0):
+            refuse(f"split {name!r}: factors must be positive", loop)
+        step = step * each
+    outer = analyzer.simplify(loop.extent // step)
+    variables = [Var(f"{name}_{n}", loop.loop_var.dtype) for n in range(len(factors))]
+    loops = [serial(v, e) for v, e in zip(variables, [outer, *inner], strict=True)]
+    index = _mixed_radix(variables, [outer, *inner], True)
+    main = rebind(loop.body, {loop.loop_var: loop.min + index})
+    rest = analyzer.simplify(loop.extent % step)
+    statements = [wrap(loops, main)]
+    if not is_const(rest, 0):
+        copied = fresh(loop, TAIL)
+        assert isinstance(copied, For)
+        at = copied.min + analyzer.simplify(outer * step) + copied.loop_var
+        body = rebind(copied.body, {copied.loop_var: at})
+        statements.append(copied.with_fields(min=const(0), extent=rest, body=body))
+    return program.replace(loop, sequence(*statements)), variables
+
+
+def fresh(root: Stmt, suffix: str) -> Stmt:
+    """A copy with loop and iterator variables of its own and blocks renamed by a suffix."""
+
+    class _Fresh(StmtMutator):
+        def visit_for(self, stmt: For) -> Stmt:
+            new = Var(stmt.loop_var.name, stmt.loop_var.dtype)
+            body = substitute(self.visit(stmt.body), {stmt.loop_var: new})
+            return stmt.with_fields(loop_var=new, body=body)
+
+        def visit_block(self, stmt: Block) -> Stmt:
+            names = {i.var: Var(i.var.name, i.var.dtype) for i in stmt.iter_vars}
+            iters = tuple(IterVar(names[i.var], i.extent, i.kind) for i in stmt.iter_vars)
+            values: dict[Var, PrimExpr] = dict(names)
+            init = None if stmt.init is None else substitute(self.visit(stmt.init), values)
+            body = substitute(self.visit(stmt.body), values)
+            return stmt.with_fields(name=stmt.name + suffix, iter_vars=iters, body=body, init=init)
+
+    return _Fresh().visit(root)
+
+
+def fuse(
+    program: Program, *nest: For, preserve_unit_iters: bool = True
+) -> tuple[PrimFunc, list[Var]]:
+    """See `Schedule.fuse`."""
+    if not nest:
+        refuse("fuse: expected at least one loop")
     for outer, inner in pairwise(nest):
-        require(
-            outer.body is inner,
-            f"fuse: {inner.loop_var.name!r} must be alone inside {outer.loop_var.name!r}",
-        )
-    fused = Var("_".join(v.name for v in loops))
+        if outer.body is not inner:
+            refuse(
+                f"fuse: {inner.loop_var.name!r} must be alone inside {outer.loop_var.name!r}",
+                outer,
+            )
+    for each in nest:
+        _require_plain("fuse", each)
+        if not is_const(each.min, 0):
+            refuse(f"fuse: loop {each.loop_var.name!r} must start at 0", each)
+    _require_independent("fuse", nest)
+    analyzer = bound_analyzer(program.loops_above(nest[0]))
+    fused = Var("_".join([*(s.loop_var.name for s in nest), "fused"]), nest[0].loop_var.dtype)
     total: PrimExpr = const(1)
     for each in nest:
-        require(is_const(each.min, 0), f"fuse: loop {each.loop_var.name!r} must start at 0")
         total = total * each.extent
+    total = analyzer.simplify(total)
+    analyzer.bind(fused, 0, total)
     rest: PrimExpr = fused
     values: dict[Var, PrimExpr] = {}
-    for each in reversed(nest[1:]):
-        values[each.loop_var] = rest % each.extent
-        rest = rest // each.extent
-    values[nest[0].loop_var] = rest
-    body = substitute(nest[-1].body, values)
-    return replace(
-        func, nest[0], For(fused, const(0), simplify(total), ForKind.SERIAL, body)
-    ), fused
+    first = next((n for n, s in enumerate(nest) if not is_const(s.extent, 1)), 0)
+    for n in reversed(range(len(nest))):
+        each = nest[n]
+        if is_const(each.extent, 1) and not (preserve_unit_iters and len(nest) == 1):
+            values[each.loop_var] = const(0, fused.dtype)
+        elif n == first:
+            values[each.loop_var] = rest
+        else:
+            values[each.loop_var] = rest % each.extent
+            rest = rest // each.extent
+    change = _simplifier(analyzer)
+    body = rebind(nest[-1].body, values, change)
+    return program.replace(nest[0], serial(fused, total, body)), [fused]
 
 
-def reorder(func: PrimFunc, loops: Sequence[Var]) -> PrimFunc:
-    """The loops, which lie in one nest, in the given order; others between them stay where they
-    are.
-    """
-    wanted = [find_loop(func, v) for v in loops]
-    outermost = next(s for s in walk(func.body) if any(s is w for w in wanted))
-    nest = _chain(outermost, len(wanted), wanted)
-    order = iter(wanted)
-    slots = [next(order) if any(s is w for w in wanted) else s for s in nest]
+def _require_independent(step: str, nest: Sequence[For]) -> None:
+    """The range of no loop depends on another of them that comes before it."""
     defined: set[Var] = set()
-    inside = {s.loop_var for s in nest}
-    for each in slots:
-        early = [v for v in free_vars(each.min, each.extent) if v in inside and v not in defined]
-        require(
-            not early,
-            f"reorder: the range of {each.loop_var.name!r} depends on {[v.name for v in early]}",
-        )
+    for each in nest:
+        for v in free_vars(each.min, each.extent):
+            if v in defined:
+                refuse(f"{step}: the range of {each.loop_var.name!r} depends on {v.name!r}", each)
         defined.add(each.loop_var)
-    body = nest[-1].body
-    for each in reversed(slots):
-        body = each.with_fields(body=body)
-    return replace(func, outermost, body)
 
 
-def _chain(outermost: Stmt, count: int, wanted: Sequence[For]) -> list[For]:
-    """The loops from the outermost wanted one down to the last, each alone in the one before."""
-    nest: list[For] = []
-    s = outermost
-    while isinstance(s, For) and count:
-        nest.append(s)
-        count -= any(s is w for w in wanted)
-        s = s.body
-    names = [w.loop_var.name for w in wanted]
-    require(
-        count == 0, f"reorder: loops {names} must lie in one nest with nothing else between them"
+def reorder(program: Program, *wanted: For) -> PrimFunc:
+    """See `Schedule.reorder`."""
+    names = [s.loop_var.name for s in wanted]
+    if len(set(wanted)) != len(wanted):
+        refuse(f"reorder: {names} names a loop twice")
+    if len(wanted) < 2:
+        return program.func
+    depth = {s: len(program.path(s)) for s in wanted}
+    ordered = sorted(wanted, key=lambda s: depth[s])
+    nest = program.chain(ordered[0], ordered[-1])
+    if nest is None or any(s not in nest for s in wanted):
+        refuse(
+            f"reorder: loops {names} must lie in one nest with nothing else between them",
+            ordered[0],
+        )
+    order = iter(wanted)
+    slots = [next(order) if s in depth else s for s in nest]
+    if slots == nest:
+        return program.func
+    inside = {s.loop_var for s in nest}
+    defined: set[Var] = set()
+    for each in slots:
+        for v in free_vars(each.min, each.extent):
+            if v in inside and v not in defined:
+                refuse(f"reorder: the range of {each.loop_var.name!r} depends on {v.name!r}", each)
+        defined.add(each.loop_var)
+    for each in nest:
+        if each.kind in (ForKind.PARALLEL, ForKind.VECTORIZED, ForKind.THREAD_BINDING):
+            refuse(f"reorder: loop {each.loop_var.name!r} is already {each.kind.value}", each)
+    check_permutable("reorder", program, nest)
+    return program.replace(nest[0], wrap(slots, nest[-1].body))
+
+
+def reorder_block_iter_var(
+    program: Program, realize: BlockRealize, new_order: Sequence[int]
+) -> PrimFunc:
+    """See `Schedule.reorder_block_iter_var`."""
+    block = realize.block
+    order = [int(n) for n in new_order]
+    if sorted(order) != list(range(len(block.iter_vars))):
+        refuse(
+            f"reorder_block_iter_var {block.name!r}: {order} is no order of "
+            f"{len(block.iter_vars)} iterators",
+            realize,
+        )
+    new = realize.with_fields(
+        iter_values=tuple(realize.iter_values[n] for n in order),
+        block=block.with_fields(iter_vars=tuple(block.iter_vars[n] for n in order)),
     )
-    return nest
+    return program.replace(realize, new)
 
 
-def _blocks(loop: For) -> list[BlockRealize]:
-    return [s for s in walk(loop) if isinstance(s, BlockRealize)]
+def add_unit_loop(program: Program, place: For | BlockRealize) -> tuple[PrimFunc, list[Var]]:
+    """See `Schedule.add_unit_loop`."""
+    var = Var("u")
+    return program.replace(place, serial(var, const(1), place)), [var]
 
 
 def set_kind(
-    func: PrimFunc, loop: Var, kind: ForKind, annotations: Mapping[str, object] | None = None
+    program: Program,
+    loop: For,
+    kind: ForKind,
+    step: str,
+    annotations: Mapping[str, object] | None = None,
 ) -> PrimFunc:
-    """Run a loop in parallel, as vectors or unrolled.
-
-    A loop that a reduction runs over may only be unrolled.
-    """
-    old = find_loop(func, loop)
-    if kind in (ForKind.PARALLEL, ForKind.VECTORIZED):
-        for realize in _blocks(old):
-            reduced = free_vars(*reduce_variables(realize))
-            carried = loop in reduced
-            require(
-                not carried,
-                f"{kind.value} {loop.name!r}: block {realize.block.name!r} reduces over it",
-            )
+    """Run a loop in parallel, as vectors, on a thread axis or unrolled."""
+    _require_plain_kind(step, loop)
     if kind is ForKind.UNROLLED:
-        require(
-            isinstance(old.extent, IntImm), f"unroll {loop.name!r}: the extent must be a constant"
+        if not isinstance(loop.extent, IntImm):
+            refuse(f"unroll {loop.loop_var.name!r}: the extent must be a constant", loop)
+    else:
+        check_concurrent(step, program, loop)
+    notes = {**(loop.annotations or {}), **(annotations or {})} or None
+    return program.replace(loop, loop.with_fields(kind=kind, annotations=notes))
+
+
+def _require_plain_kind(step: str, loop: For) -> None:
+    if loop.kind is not ForKind.SERIAL:
+        refuse(f"{step} {loop.loop_var.name!r}: the loop is already {loop.kind.value}", loop)
+
+
+def parallel(program: Program, loop: For, grain: int = 1) -> PrimFunc:
+    """See `Schedule.parallel`."""
+    if grain < 1:
+        refuse(f"parallel {loop.loop_var.name!r}: grain must be at least 1, got {grain}", loop)
+    return set_kind(program, loop, ForKind.PARALLEL, "parallel", {"grain": grain})
+
+
+def vectorize(program: Program, loop: For, lanes: int | None = None) -> PrimFunc:
+    """See `Schedule.vectorize`."""
+    if lanes is not None and lanes < 1:
+        refuse(f"vectorize {loop.loop_var.name!r}: lanes must be at least 1, got {lanes}", loop)
+    if lanes is None:
+        lanes = _whole_vector(loop)
+    notes = None if lanes is None else {"lanes": lanes}
+    return set_kind(program, loop, ForKind.VECTORIZED, "vectorize", notes)
+
+
+def _whole_vector(loop: For) -> int | None:
+    """A loop of a few steps that are a power of two is one vector, as in TVM."""
+    if isinstance(loop.extent, IntImm):
+        n = loop.extent.value
+        if 1 < n <= 64 and n & (n - 1) == 0:
+            return int(n)
+    return None
+
+
+def unroll(program: Program, loop: For) -> PrimFunc:
+    """See `Schedule.unroll`."""
+    return set_kind(program, loop, ForKind.UNROLLED, "unroll")
+
+
+THREADS = tuple(f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx") for axis in "xyz")
+VIRTUAL = ("vthread", "vthread.x", "vthread.y", "vthread.z")
+
+
+def bind(program: Program, loop: For, thread_axis: str) -> PrimFunc:
+    """See `Schedule.bind`."""
+    name = loop.loop_var.name
+    if thread_axis not in THREADS + VIRTUAL:
+        refuse(
+            f"bind {name!r}: expected one of {', '.join(THREADS + VIRTUAL)}, got {thread_axis!r}",
+            loop,
         )
-    notes = {**(old.annotations or {}), **(annotations or {})} or None
-    return replace(func, old, old.with_fields(kind=kind, annotations=notes))
+    for each in (*program.loops_above(loop), *_loops_in(loop.body)):
+        if (each.annotations or {}).get("thread") == thread_axis and thread_axis in THREADS:
+            refuse(
+                f"bind {name!r}: loop {each.loop_var.name!r} in the same nest is bound to "
+                f"{thread_axis!r}",
+                each,
+            )
+    return set_kind(
+        program, loop, ForKind.THREAD_BINDING, f"bind to {thread_axis}", {"thread": thread_axis}
+    )
 
 
-def annotate_loop(func: PrimFunc, loop: Var, key: str, value: object) -> PrimFunc:
-    """Set one annotation of a loop."""
-    old = find_loop(func, loop)
-    return replace(func, old, old.with_fields(annotations={**(old.annotations or {}), key: value}))
+def _loops_in(root: Stmt) -> list[For]:
+    found: list[For] = []
+    stack = [root]
+    while stack:
+        s = stack.pop()
+        if isinstance(s, For):
+            found.append(s)
+        stack.extend(sub_statements(s))
+    return found
+
+
+def annotate(
+    program: Program, place: For | BlockRealize, ann_key: str, ann_val: object
+) -> PrimFunc:
+    """See `Schedule.annotate`."""
+    target = place.block if isinstance(place, BlockRealize) else place
+    notes = {**(target.annotations or {}), ann_key: ann_val}
+    return program.replace(target, target.with_fields(annotations=notes))
+
+
+def unannotate(program: Program, place: For | BlockRealize, ann_key: str) -> PrimFunc:
+    """See `Schedule.unannotate`."""
+    target = place.block if isinstance(place, BlockRealize) else place
+    notes = dict(target.annotations or {})
+    if ann_key not in notes:
+        refuse(f"unannotate: there is no {ann_key!r}; there are {sorted(notes)}", place)
+    del notes[ann_key]
+    return program.replace(target, target.with_fields(annotations=notes or None))

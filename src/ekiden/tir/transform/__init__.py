@@ -5,59 +5,71 @@ a vector of offsets for vector accesses); operands agree in dtype; indices of re
 constants.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
-from ekiden.target import Target
-from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transform.compact_buffers import compact_buffers
 from ekiden.tir.transform.flatten_buffers import flat_index, flatten_buffers
+from ekiden.tir.transform.hoist_conditions import hoist_conditions
 from ekiden.tir.transform.hoist_invariants import hoist_invariants
+from ekiden.tir.transform.inject_double_buffer import inject_double_buffer
+from ekiden.tir.transform.inject_virtual_threads import inject_virtual_threads
+from ekiden.tir.transform.loop_partition import loop_partition
 from ekiden.tir.transform.lower_blocks import lower_blocks
+from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
+from ekiden.tir.transform.pipeline import (
+    PASSES,
+    TILED_PASSES,
+    CompactBufferAllocation,
+    FlattenBuffer,
+    HoistExpression,
+    HoistIfThenElse,
+    InjectDoubleBuffer,
+    InjectVirtualThread,
+    LoopPartition,
+    LowerIntrin,
+    LowerOpaqueBlock,
+    RemoveNoOp,
+    Simplify,
+    StorageRewrite,
+    UnrollLoop,
+    VectorizeLoop,
+    lower,
+)
+from ekiden.tir.transform.remove_no_op import remove_no_op
 from ekiden.tir.transform.simplify import simplify
+from ekiden.tir.transform.storage_rewrite import storage_rewrite
 from ekiden.tir.transform.unroll_loops import unroll_loops
 from ekiden.tir.transform.vectorize_loops import vectorize_loops
-
-PASSES: list[Callable[[PrimFunc], PrimFunc]] = [
-    lower_blocks,
-    compact_buffers,
-    unroll_loops,  # before vectors: a loop over registers leaves constant indices
-    flatten_buffers,  # simplifies everything on the way
-    vectorize_loops,  # and this what it makes
-    hoist_invariants,  # last: simplifying would undo its grouping
-]
-
-
-TILED_PASSES: list[Callable[[PrimFunc], PrimFunc]] = [
-    flatten_buffers,
-]
-"""For functions with the attribute "tir.tiled": register tiles are written unrolled and in vectors,
-with their addresses grouped; hoisting would only raise the number of live values (2 % slower, twice
-the compile time).
-"""
-
-
-def lower(func: PrimFunc, target: Target | None = None) -> PrimFunc:
-    """Run PASSES (or TILED_PASSES) in order.
-
-    `target` is for passes that need its facts; none does yet.
-    """
-    for each in TILED_PASSES if (func.attrs or {}).get("tir.tiled") else PASSES:
-        func = each(func)
-    return func
-
 
 __all__ = [
     "PASSES",
     "TILED_PASSES",
+    "CompactBufferAllocation",
+    "FlattenBuffer",
+    "HoistExpression",
+    "HoistIfThenElse",
+    "InjectDoubleBuffer",
+    "InjectVirtualThread",
+    "LoopPartition",
+    "LowerIntrin",
+    "LowerOpaqueBlock",
+    "RemoveNoOp",
+    "Simplify",
+    "StorageRewrite",
+    "UnrollLoop",
+    "VectorizeLoop",
     "compact_buffers",
     "flat_index",
     "flatten_buffers",
+    "hoist_conditions",
     "hoist_invariants",
+    "inject_double_buffer",
+    "inject_virtual_threads",
+    "loop_partition",
     "lower",
     "lower_blocks",
+    "lower_intrinsics",
+    "remove_no_op",
     "simplify",
+    "storage_rewrite",
     "unroll_loops",
     "vectorize_loops",
 ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ekiden.arith import simplify
-from ekiden.ir.prim import EQ, PrimExpr, Var, binary, const, is_const, logical_and
+from ekiden.ir.prim import EQ, Intrinsic, PrimExpr, Var, binary, const, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.tir.stmt import BlockRealize, For, ForKind, IfThenElse, IterKind, PrimFunc, Stmt
+from ekiden.tir.transform.inject_double_buffer import MARK
 from ekiden.tir.visitor import StmtMutator, sequence, substitute
 
 
@@ -15,14 +16,18 @@ class _LowerBlocks(StmtMutator):
         """Where all loops from here to a block reduce, its init goes before them; it then runs even
         if they are empty.
         """
+        filled = _only_block(stmt)
+        if filled is not None and _is_double_buffered(filled):
+            plain = filled.with_fields(block=filled.block.with_fields(annotations=None))
+            return _filling(self.visit(_replace_inner(stmt, plain)))
         realize = _reducing_nest(stmt)
         if realize is None:
             return super().visit_for(stmt)
         block = realize.block.with_fields(init=None)
         loops = super().visit_for(_replace_inner(stmt, realize.with_fields(block=block)))
         assert realize.block.init is not None
-        init = substitute(realize.block.init, _spatial_values(realize))
-        return sequence(_guarded(init, _without_reduction(realize)), loops)
+        init = substitute(self.visit(realize.block.init), _spatial_values(realize))
+        return sequence(_guarded(init, _marked(realize.predicate)), loops)
 
     def visit_realize(self, stmt: BlockRealize) -> Stmt:
         """for ..: block(vi = e): init; body  ->  for ..: if first: init[vi := e]; body[vi := e]"""
@@ -33,17 +38,36 @@ class _LowerBlocks(StmtMutator):
             for each, value in zip(stmt.block.iter_vars, stmt.iter_values, strict=True):
                 if each.kind is IterKind.REDUCE:
                     first = logical_and(first, binary(EQ, value, 0))
-            body = sequence(_guarded(substitute(stmt.block.init, values), first), body)
-        return _guarded(body, stmt.predicate)
+            init = substitute(self.visit(stmt.block.init), values)
+            body = sequence(_guarded(init, first), body)
+        if _is_double_buffered(stmt):
+            body = _filling(body)
+        return _guarded(body, _marked(stmt.predicate))
 
 
 def _guarded(body: Stmt, condition: PrimExpr) -> Stmt:
     return body if is_const(condition, True) else IfThenElse(condition, body)
 
 
-def _without_reduction(realize: BlockRealize) -> PrimExpr:
-    """The predicate, which for a nest of whole reduction loops does not depend on them."""
-    return realize.predicate
+def _marked(predicate: PrimExpr) -> PrimExpr:
+    """A predicate cuts off what a split leaves over: loop_partition makes it true where it can."""
+    return predicate if is_const(predicate) else Intrinsic("likely", (predicate,), "bool")
+
+
+def _is_double_buffered(realize: BlockRealize) -> bool:
+    return (realize.block.annotations or {}).get("double_buffer_scope") is not None
+
+
+def _filling(body: Stmt) -> Stmt:
+    """The mark that inject_double_buffer looks for."""
+    return For(Var("fill"), const(0), const(1), ForKind.SERIAL, body, {MARK: True})
+
+
+def _only_block(stmt: Stmt) -> BlockRealize | None:
+    """The block at the end of a chain of loops."""
+    while isinstance(stmt, For):
+        stmt = stmt.body
+    return stmt if isinstance(stmt, BlockRealize) else None
 
 
 def _spatial_values(realize: BlockRealize) -> dict[Var, PrimExpr]:

@@ -16,6 +16,7 @@ from ekiden.ir.prim import (
     IntImm,
     Intrinsic,
     Mul,
+    Not,
     PrimExpr,
     Sub,
     Var,
@@ -24,6 +25,7 @@ from ekiden.ir.prim import (
     logical_and,
 )
 from ekiden.ir.prim_visitor import children, pending, rebuild
+from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import (
     Allocate,
@@ -52,6 +54,7 @@ class Vectorizer(StmtMutator):
     def __init__(self, var: Var, base: PrimExpr, lanes: int, mask: PrimExpr | None = None) -> None:
         self._lanes = lanes
         self._mask = mask
+        self._has_branched = False
         self._memo: dict[int, PrimExpr] = {}
         self._alive: list[PrimExpr] = []
         self._values: dict[Var, PrimExpr] = {var: ramp(base, 1, lanes)}
@@ -120,8 +123,15 @@ class Vectorizer(StmtMutator):
         """
         value, indices = self.expr(stmt.value), self.exprs(stmt.indices)
         if stmt.buffer in self._buffers:
-            return BufferStore(self.buffer(stmt.buffer), broadcast(value, self._lanes), indices)
+            kept = self._mask if self._has_branched else None
+            wide = broadcast(value, self._lanes)
+            return BufferStore(self.buffer(stmt.buffer), wide, indices, kept)
         lanes = dt.lanes(indices[-1].dtype)
+        if lanes == 1 and self._has_branched:
+            raise ScheduleError(
+                f"vectorize: the store to {stmt.buffer.name!r} is under a condition that differs "
+                "between lanes, and to one element"
+            )
         predicate = self._mask if lanes > 1 else None
         if stmt.predicate is not None:
             given = broadcast(self.expr(stmt.predicate), lanes)
@@ -142,9 +152,21 @@ class Vectorizer(StmtMutator):
         condition = self.expr(stmt.condition)
         if dt.lanes(condition.dtype) == 1:
             return super().visit_if(stmt)
-        raise ValueError(
-            f"vectorize: the branch on {stmt.condition!r} differs between lanes; use if_then_else"
-        )
+        if isinstance(condition, Intrinsic) and condition.op == "likely":
+            condition = condition.args[0]
+        then = self._under(condition, stmt.then_case)
+        if stmt.else_case is None:
+            return then
+        return sequence(then, self._under(Not(condition, condition.dtype), stmt.else_case))
+
+    def _under(self, condition: PrimExpr, side: Stmt) -> Stmt:
+        """A statement in the lanes for which a condition holds."""
+        outer = self._mask, self._memo, self._has_branched
+        self._mask = condition if self._mask is None else logical_and(self._mask, condition)
+        self._memo, self._has_branched = {}, True
+        new = self.visit(side)
+        self._mask, self._memo, self._has_branched = outer
+        return new
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
         """float32[n] in the loop -> float32x16[n]"""

@@ -22,6 +22,7 @@ from ekiden.relay.op._declare import (
     rank_is,
     tensors,
 )
+from ekiden.relay.op.nn._solve import vectors_along
 from ekiden.te import Tensor
 from ekiden.topi.shape import normalize_axis
 
@@ -113,6 +114,7 @@ register_op(
         arguments=("data", "alpha"),
         attrs=PReluAttrs,
         relation=_per_channel("nn.prelu", PReluAttrs),
+        solve=vectors_along(),
         reference=lambda attrs, data, alpha: np.where(
             data > 0, data, data * along(alpha, attrs.axis, data.ndim)
         ),
@@ -135,6 +137,7 @@ register_op(
         arguments=("data", "bias"),
         attrs=BiasAddAttrs,
         relation=_per_channel("nn.bias_add", BiasAddAttrs),
+        solve=vectors_along(),
         reference=lambda attrs, data, bias: data + along(bias, attrs.axis, data.ndim),
         lower=lambda attrs, inputs, out: [
             topi.nn.bias_add(inputs[0], inputs[1], attrs.axis % inputs[0].ndim)

@@ -1,0 +1,164 @@
+"""Whether index expressions tell iterations apart: the question behind every loop that changes its
+order or runs in parallel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from ekiden.arith.iter_map import (
+    IterMapError,
+    IterMapLevel,
+    IterMark,
+    IterSplit,
+    IterSum,
+    Size,
+    _Detector,
+)
+from ekiden.ir.prim import IntImm, PrimExpr, Var
+from ekiden.ir.range import Range
+
+
+class _Injection(_Detector):
+    """Unlike an iteration map, indices may step, leave gaps and use a digit twice."""
+
+    def __init__(self, iters: Mapping[Var, Range]) -> None:
+        super().__init__(iters, IterMapLevel.NO_CHECK, trivial=True)
+
+    def readable(self, a: IterSum) -> list[IterSplit]:
+        """The digits that the value of a sum shows.
+
+        By rising scale, a digit is shown if its step is longer than all below it together and all
+        above it are longer than it. Digits that overlap form a group: none of them is shown, but
+        those around the group are. Raises IterMapError if nothing can be said.
+        """
+        # -s * d and s * (extent - 1 - d) differ by a constant: a falling digit is as good.
+        rising = (
+            IterSplit(s.source, s.lower_factor, s.extent, -s.scale)
+            if isinstance(s.scale, int) and s.scale < 0
+            else s
+            for s in a.args
+        )
+        a = IterSum(tuple(rising), 0)
+        shown: list[IterSplit] = []
+        total: Size = 0
+        for group in self._groups(a):
+            step = math.gcd(*(s.scale for s in group if isinstance(s.scale, int)))
+            least = group[0].scale if len(group) == 1 else step
+            if not self.numbers.at_most(self.numbers.simplify(total + 1), least):
+                raise IterMapError("the parts of an index overlap")
+            if len(group) == 1:
+                shown.append(group[0])
+            for s in group:
+                total = self.numbers.simplify(total + (s.extent - 1) * s.scale)
+        return shown
+
+    def _groups(self, a: IterSum) -> list[list[IterSplit]]:
+        """The digits by rising scale, those that overlap together."""
+        if not all(isinstance(s.scale, int) for s in a.args):
+            return [[s] for s in self._by_symbols(a)]
+        groups: list[list[IterSplit]] = []
+        total: Size = 1
+        for split in sorted(a.args, key=lambda s: s.scale if isinstance(s.scale, int) else 0):
+            if not self.numbers.at_most(1, split.scale):
+                raise IterMapError("an index falls where an iterator rises")
+            if groups and not self.numbers.at_most(total, split.scale):
+                groups[-1].append(split)
+            else:
+                groups.append([split])
+            total = self.numbers.simplify(total + (split.extent - 1) * split.scale)
+        return groups
+
+    def _by_symbols(self, a: IterSum) -> list[IterSplit]:
+        left, found = list(a.args), []
+        while left:
+            lowest = [s for s in left if all(self._is_below(s, o) for o in left if o is not s)]
+            if not lowest:
+                raise IterMapError("the parts of an index overlap")
+            found.append(lowest[0])
+            left.remove(lowest[0])
+        return found
+
+    def _is_below(self, a: IterSplit, b: IterSplit) -> bool:
+        if isinstance(a.scale, int) and isinstance(b.scale, int):
+            return a.scale < b.scale
+        return self.numbers.at_most(self.numbers.times(a.scale, a.extent), b.scale)
+
+    def require(self, indices: Sequence[PrimExpr], wanted: Collection[Var]) -> None:
+        """Raises IterMapError unless equal indices have equal wanted iterators."""
+        used: dict[IterMark, list[IterSplit]] = {}
+        for each in indices:
+            for split in self.readable(self.parse(each)):
+                used.setdefault(split.source, []).append(split)
+        known: set[Var] = set()
+        # A fused mark comes before the marks it is made of: its digits are added to theirs.
+        while used:
+            mark = self._outermost(used)
+            whole = self._missing(used.pop(mark), mark)
+            if isinstance(mark.source, Var):
+                if whole is None:
+                    known.add(mark.source)
+                elif mark.source in wanted:
+                    raise IterMapError(whole)
+            elif whole is None:
+                for split in mark.source.args:
+                    used.setdefault(split.source, []).append(split)
+        for var in wanted:
+            if var not in known:
+                raise IterMapError(f"no index tells the steps of {var.name!r} apart")
+
+    def _outermost(self, used: Mapping[IterMark, object]) -> IterMark:
+        inside = {s.source for m in used if isinstance(m.source, IterSum) for s in m.source.args}
+        return next((m for m in used if m not in inside), next(iter(used)))
+
+    def _missing(self, splits: Sequence[IterSplit], mark: IterMark) -> str | None:
+        """Which part of a mark no digit shows; None if all of it is known."""
+        name = repr(mark.source.name) if isinstance(mark.source, Var) else "a fused loop"
+        left = [s for s in splits if s.extent != 1]
+        reached: Size = 1
+        top = False
+        while left and not top:
+            following = [s for s in left if self.numbers.at_most(s.lower_factor, reached)]
+            if not following:
+                return f"a part of {name} is in no index"
+            left.remove(following[0])
+            joined = self.numbers.equal(following[0].lower_factor, reached)
+            end = self.numbers.times(following[0].lower_factor, following[0].extent)
+            top = self.is_top(following[0])
+            reached = end if joined or self.numbers.at_most(reached, end) else reached
+        if top or self.numbers.at_most(mark.extent, reached):
+            return None
+        return f"a part of {name} is in no index"
+
+
+def determines(
+    indices: Sequence[PrimExpr], iters: Mapping[Var, Range], wanted: Collection[Var]
+) -> str | None:
+    """Why two iterations that differ in a wanted iterator may have equal indices; None if they
+    never do. The other iterators are anything in their ranges.
+    """
+    varying = [v for v in wanted if not _is_one(iters[v])]
+    if not varying:
+        return None
+    plain = {e for e in indices if isinstance(e, Var)}
+    if plain.issuperset(varying):
+        return None
+    others = [e for e in indices if not isinstance(e, IntImm)]
+    fault = ""
+    for simplify in (False, True):
+        detector = _Injection(iters)
+        try:
+            detector.require(
+                [detector.numbers.analyzer.simplify(e) for e in others] if simplify else others,
+                varying,
+            )
+        except IterMapError as error:
+            fault = fault or str(error)
+        else:
+            return None
+    return fault
+
+
+def _is_one(domain: Range) -> bool:
+    return isinstance(domain.extent, IntImm) and domain.extent.value <= 1

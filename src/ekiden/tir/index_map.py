@@ -1,0 +1,147 @@
+"""Index maps: how the elements of a buffer, or the points of a block, are laid out anew."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+
+from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map, inverse_affine_iter_map
+from ekiden.ir.node import Node, binding, node
+from ekiden.ir.prim import ExprLike, PrimExpr, Var, const, convert, is_const
+from ekiden.ir.prim_visitor import substitute
+from ekiden.ir.range import Range
+from ekiden.runtime.errors import ScheduleError
+
+
+@node("tir.IndexMap")
+class IndexMap(Node):
+    """`final_indices` as functions of `initial_indices`: (i, j) -> (i // 16, j, i % 16)."""
+
+    initial_indices: tuple[Var, ...] = binding()
+    final_indices: tuple[PrimExpr, ...]
+
+    @staticmethod
+    def from_func(
+        mapping: Callable[..., ExprLike | Sequence[ExprLike]], ndim: int | None = None
+    ) -> IndexMap:
+        """The map that a Python function of indices writes down; `ndim` for `lambda *i: ...`.
+
+        Raises ScheduleError when the number of indices is not known.
+        """
+        names: list[str] = []
+        for p in inspect.signature(mapping).parameters.values():
+            if p.kind is p.VAR_POSITIONAL:
+                if ndim is None:
+                    raise ScheduleError("IndexMap: give ndim for a function of *indices")
+                names.extend(f"i{n}" for n in range(len(names), ndim))
+            else:
+                names.append(p.name)
+        if ndim is not None and len(names) != ndim:
+            raise ScheduleError(
+                f"IndexMap: expected a function of {ndim} indices, got one of {len(names)}"
+            )
+        variables = tuple(Var(n) for n in names)
+        result = mapping(*variables)
+        many = (result,) if isinstance(result, (PrimExpr, int)) else tuple(result)  # type: ignore[arg-type]
+        return IndexMap(variables, tuple(convert(e, "int64") for e in many))
+
+    def map_indices(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+        """Where an element goes."""
+        values = dict(zip(self.initial_indices, indices, strict=True))
+        analyzer = Analyzer()
+        return tuple(analyzer.simplify(substitute(e, values)) for e in self.final_indices)
+
+    def map_shape(self, shape: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+        """The smallest box, from 0, that holds every element of a box.
+
+        Raises ScheduleError if an index may be negative or has no known end.
+        """
+        analyzer = Analyzer()
+        for var, dim in zip(self.initial_indices, shape, strict=True):
+            analyzer.bind(var, 0, dim)
+        last = {v: d - 1 for v, d in zip(self.initial_indices, shape, strict=True)}
+        found: list[PrimExpr] = []
+        for e in self.final_indices:
+            low, high = analyzer.const_int_bound(e)
+            if low < 0:
+                raise ScheduleError("IndexMap: an index may be negative")
+            if high != float("inf"):
+                found.append(const(int(high) + 1))
+            else:
+                found.append(_symbolic_extent(e, self, shape, last, analyzer))
+        return tuple(found)
+
+    def sums(self, shape: Sequence[PrimExpr], level: IterMapLevel) -> object:
+        """The map over a box as digits: an IterMapResult."""
+        iters = {v: Range(d) for v, d in zip(self.initial_indices, shape, strict=True)}
+        return detect_iter_map(self.final_indices, iters, check_level=level)
+
+    def is_equivalent_to(self, other: IndexMap) -> bool:
+        """Whether two maps put everything in the same place."""
+        if len(self.initial_indices) != len(other.initial_indices) or len(
+            self.final_indices
+        ) != len(other.final_indices):
+            return False
+        mapped = other.map_indices(self.initial_indices)
+        analyzer = Analyzer()
+        return all(
+            analyzer.can_prove_equal(a, b) for a, b in zip(self.final_indices, mapped, strict=True)
+        )
+
+    def inverse(self, shape: Sequence[ExprLike]) -> IndexMap:
+        """The map back, for a box of a shape that is filled exactly.
+
+        Raises ScheduleError if the map is no bijection.
+        """
+        sizes = [convert(d, "int64") for d in shape]
+        iters = {v: Range(d) for v, d in zip(self.initial_indices, sizes, strict=True)}
+        made = detect_iter_map(self.final_indices, iters, check_level=IterMapLevel.BIJECTIVE)
+        if made.errors:
+            raise ScheduleError(f"IndexMap: the map has no inverse: {made.errors[0]}")
+        variables = tuple(Var(f"axis{n}") for n in range(len(self.final_indices)))
+        values = inverse_affine_iter_map(made.indices, list(variables))
+        return IndexMap(variables, tuple(values.get(v, const(0)) for v in self.initial_indices))
+
+    def __str__(self) -> str:
+        return index_map_text(self)
+
+
+def _symbolic_extent(
+    e: PrimExpr,
+    index_map: IndexMap,
+    shape: Sequence[PrimExpr],
+    last: dict[Var, PrimExpr],
+    analyzer: Analyzer,
+) -> PrimExpr:
+    iters = {v: Range(d) for v, d in zip(index_map.initial_indices, shape, strict=True)}
+    made = detect_iter_map([e], iters, check_level=IterMapLevel.NO_CHECK)
+    if made.errors:
+        raise ScheduleError(f"IndexMap: an index has no known end: {made.errors[0]}")
+    total: PrimExpr = convert(made.indices[0].base) + 1
+    for split in made.indices[0].args:
+        total = total + (convert(split.extent) - 1) * split.scale
+    return analyzer.simplify(total)
+
+
+def index_map_text(index_map: IndexMap) -> str:
+    """The map as a Python lambda."""
+    names = {v: v.name for v in index_map.initial_indices}
+    params = ", ".join(names.values())
+    body = ", ".join(expr_text(e, names) for e in index_map.final_indices)
+    comma = "," if len(index_map.final_indices) == 1 else ""
+    return f"lambda {params}: ({body}{comma})"
+
+
+def expr_text(e: PrimExpr, names: dict[Var, str]) -> str:
+    """An index expression as Python. Raises ScheduleError for a variable without a name."""
+    if isinstance(e, Var):
+        if e not in names:
+            raise ScheduleError(f"an expression of {e.name!r} cannot be written as Python")
+        return names[e]
+    if is_const(e):
+        return str(e.value)  # type: ignore[attr-defined]
+    symbol = getattr(e, "symbol", None)
+    if symbol is None:
+        raise ScheduleError(f"{type(e).__name__} cannot be written as Python here")
+    a, b = expr_text(e.a, names), expr_text(e.b, names)  # type: ignore[attr-defined]
+    return f"{symbol}({a}, {b})" if symbol in ("min", "max") else f"({a} {symbol} {b})"

@@ -1,0 +1,348 @@
+"""The steps on blocks and buffers, as methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ekiden.ir.prim import ExprLike
+from ekiden.tir.expr import Buffer
+from ekiden.tir.index_map import IndexMap
+from ekiden.tir.schedule import (
+    cache,
+    inline,
+    layout,
+    move,
+    reduction,
+    rolling,
+    sampling,
+    tensor,
+)
+from ekiden.tir.schedule.core import BlockLike, LoopLike, Steps
+from ekiden.tir.schedule.trace import BlockRV, LoopRV
+
+Which = int | str | Buffer
+Mapping_ = IndexMap | Callable[..., ExprLike | Sequence[ExprLike]]
+
+
+def _block_handle(made: Sequence[object]) -> BlockRV:
+    assert isinstance(made[0], BlockRV), "a step that makes a block gives its handle"
+    return made[0]
+
+
+class BlockSteps(Steps):
+    """Steps on blocks. What every one of them refuses leaves the schedule as it was."""
+
+    # Where blocks are computed.
+
+    def compute_inline(self, block: BlockLike) -> None:
+        """Put a block's expression where its elements are read.
+
+            b[i] = f(i); c[i] = g(b[i])   ->   c[i] = g(f(i))
+
+        Proved: one store at distinct iterators, the only writer, what it reads is not written
+        again. Refused otherwise, for reductions and for outputs of the function.
+        """
+        self._run("compute_inline", inline.compute_inline, (self._block(block),))
+
+    def reverse_compute_inline(self, block: BlockLike) -> None:
+        """Put a block's expression into its only producer.
+
+            b[i] = f(i); c[i] = g(b[i])   ->   c[i] = g(f(i)), in the loops of b
+
+        Proved: the producer is plain, writes all of its buffer, and nobody else reads that; the
+        block reads each element of it once (at a bijection of its iterators).
+        """
+        self._run("reverse_compute_inline", inline.reverse_compute_inline, (self._block(block),))
+
+    def compute_at(
+        self,
+        block: BlockLike,
+        loop: LoopLike,
+        preserve_unit_loops: bool = False,
+        index: int = -1,
+    ) -> None:
+        """Compute, in each step of a loop, the part of a block's buffers that the step reads.
+
+            for i: b[i] = f(i)                      for j:
+            for j: c[j] = b[j] + b[j + 1]     ->        for ax in range(2): b[j + ax] = f(j + ax)
+                                                        c[j] = b[j] + b[j + 1]
+
+        `index` is the place among the statements of the loop: -1 just before the first reader, -2
+        at the start. Proved: the block is complete or a reduction, the only writer, no output; all
+        its readers are in the loop, what it reads is final. Parts that steps share are computed
+        again in each (see `rolling_buffer`).
+        """
+        if self._elsewhere(block, loop):
+            return
+        given = (self._block(block), self._loop(loop))
+        attrs = {"preserve_unit_loops": preserve_unit_loops, "index": index}
+        self._run("compute_at", move.compute_at, given, attrs, moves=True)
+
+    def reverse_compute_at(
+        self,
+        block: BlockLike,
+        loop: LoopLike,
+        preserve_unit_loops: bool = False,
+        index: int = -1,
+    ) -> None:
+        """Compute, in each step of a loop, the part of a block that what the step wrote allows.
+
+            for i, j: b[i, j] = f(i, j)             for i:
+            for i, j: c[i, j] = g(b[i, j])    ->        for j: b[i, j] = f(i, j)
+                                                        for j: c[i, j] = g(b[i, j])
+
+        Proved: what a step writes is final (no reduction over the loop or one around it) and a box;
+        the block reads it at its own iterators; over all steps it runs for every point (a
+        reduction: once); its other inputs are there before the loop.
+        """
+        if self._elsewhere(block, loop):
+            return
+        given = (self._block(block), self._loop(loop))
+        attrs = {"preserve_unit_loops": preserve_unit_loops, "index": index}
+        self._run("reverse_compute_at", move.reverse_compute_at, given, attrs, moves=True)
+
+    def _elsewhere(self, block: BlockLike, loop: LoopLike) -> bool:
+        """Handle the places of sample_compute_location that are no loop."""
+        if not isinstance(loop, LoopRV) or loop not in self._values:
+            return False
+        place = self._values[loop][1]
+        if place == sampling.INLINE:
+            self.compute_inline(block)
+        return place in (sampling.INLINE, sampling.ROOT) and isinstance(place, int)
+
+    # Copies.
+
+    def cache_read(
+        self,
+        block: BlockLike,
+        read_buffer_index: Which,
+        storage_scope: str,
+        consumer_blocks: Sequence[BlockLike] | None = None,
+    ) -> BlockRV:
+        """Copy what is read of a buffer to a new one first; gives the copying block.
+
+            c[i] = a[i] * 2   ->   a_local[i] = a[i]; c[i] = a_local[i] * 2
+
+        All readers use the copy, or only `consumer_blocks`. Proved: the buffer is not written after
+        the copy is made.
+        """
+        attrs = self._copying("read_buffer_index", read_buffer_index, storage_scope)
+        if consumer_blocks is not None:
+            attrs["consumer_blocks"] = [self._block(b) for b in consumer_blocks]
+        given = (self._block(block),)
+        return _block_handle(self._run("cache_read", cache.cache_read, given, attrs, moves=True))
+
+    def cache_write(
+        self,
+        block: BlockLike,
+        write_buffer_index: Which,
+        storage_scope: str,
+        consumer_blocks: Sequence[BlockLike] | None = None,
+    ) -> BlockRV:
+        """Write a block's result to a new buffer first; gives the block that copies it back.
+
+            c[i] = f(i)   ->   c_local[i] = f(i); c[i] = c_local[i]
+
+        Readers of the old buffer keep it, except `consumer_blocks`. Proved: the block is the only
+        writer, and the copy takes just what it has written.
+        """
+        attrs = self._copying("write_buffer_index", write_buffer_index, storage_scope)
+        if consumer_blocks is not None:
+            attrs["consumer_blocks"] = [self._block(b) for b in consumer_blocks]
+        given = (self._block(block),)
+        return _block_handle(self._run("cache_write", cache.cache_write, given, attrs, moves=True))
+
+    def _copying(self, key: str, which: Which, scope: str) -> dict[str, object]:
+        return {key: which.name if isinstance(which, Buffer) else which, "storage_scope": scope}
+
+    def reindex(self, block: BlockLike, buffer: tuple[str, int] | Which) -> BlockRV:
+        """Copy what a block reads (or writes) to a buffer indexed by its iterators alone.
+
+            c[i] += a[i + k] * w[k]
+            -> reindex("c", ("read", 0))
+            a_reindex[i, k] = a[i + k]; c[i] += a_reindex[i, k] * w[k]
+
+        `buffer` is ("read" | "write", number), a name or a buffer. Proved: one pattern of indices,
+        not under a condition.
+        """
+        side = buffer.name if isinstance(buffer, Buffer) else buffer
+        attrs = {"buffer": list(side) if isinstance(side, tuple) else side}
+        given = (self._block(block),)
+        return _block_handle(self._run("reindex", cache.reindex, given, attrs, moves=True))
+
+    def set_scope(self, block: BlockLike, buffer_index: Which, storage_scope: str) -> None:
+        """Move an intermediate that a block writes to another scope.
+
+        b = alloc(n)   ->   b = alloc(n, scope="local")
+        """
+        self._run(
+            "set_scope",
+            cache.set_scope,
+            (self._block(block),),
+            self._copying("buffer_index", buffer_index, storage_scope),
+        )
+
+    def storage_align(
+        self, block: BlockLike, buffer_index: Which, axis: int, factor: int, offset: int
+    ) -> None:
+        """Keep an intermediate so that the stride of an axis is k * factor + offset elements.
+
+        b[32, 32]   ->   storage_align("b", 0, axis=0, factor=32, offset=1)   ->   stride 33
+        """
+        which = buffer_index.name if isinstance(buffer_index, Buffer) else buffer_index
+        attrs = {"buffer_index": which, "axis": axis, "factor": factor, "offset": offset}
+        self._run("storage_align", cache.storage_align, (self._block(block),), attrs)
+
+    def rolling_buffer(self, block: BlockLike, write_buffer_index: Which) -> None:
+        """Keep the window of a buffer that a loop's step needs, and make only what is new in it.
+
+            for j:                                       for j:
+                for ax in 3: b[j + ax] = f(j + ax)  ->       for ax in 3: if j == 0 or ax == 2:
+                c[j] = b[j] + b[j + 1] + b[j + 2]                b[(j + ax) % 3] = f(j + ax)
+                                                             c[j] = b[j % 3] + b[(j + 1) % 3] + ...
+
+        For blocks that `compute_at` computes again and again. Proved: the window moves along one
+        axis by a constant pace less than its size, in a serial loop around all uses.
+        """
+        which = write_buffer_index
+        attrs = {"write_buffer_index": which.name if isinstance(which, Buffer) else which}
+        given = (self._block(block),)
+        self._run("rolling_buffer", rolling.rolling_buffer, given, attrs, moves=True)
+
+    # Reductions.
+
+    def decompose_reduction(self, block: BlockLike, loop: LoopLike) -> BlockRV:
+        """The init of a reduction in a nest of its own before a loop; gives its block.
+
+            for i: for k: c[i] = 0 at first; c[i] += a[i, k]
+            -> decompose_reduction(c, i)
+            for i: c[i] = 0
+            for i: for k: c[i] += a[i, k]
+
+        Proved: all loops of the sum are in the loop, and each step runs once.
+        """
+        given = (self._block(block), self._loop(loop))
+        step = reduction.decompose_reduction
+        return _block_handle(self._run("decompose_reduction", step, given, moves=True))
+
+    def merge_reduction(self, init: BlockLike, update: BlockLike) -> None:
+        """Take an init back into its sum: the inverse of decompose_reduction.
+
+            for i: c[i] = 0
+            for i: for k: c[i] += a[i, k]   ->   for i: for k: c[i] = 0 at first; c[i] += a[i, k]
+
+        Proved: the init sets a constant in just what is summed, and nothing uses it between.
+        """
+        given = (self._block(init), self._block(update))
+        self._run("merge_reduction", reduction.merge_reduction, given)
+
+    def rfactor(self, loop: LoopLike, factor_axis: int) -> BlockRV:
+        """A sum over a loop as a sum for each of its steps, and the sum of those; gives the first.
+
+            for i: for k0, k1: c[i] += a[i, k0 * 4 + k1]
+            -> rfactor(k1, 0)
+            for i: for k0, k1: c_rf[k1, i] += a[i, k0 * 4 + k1]
+            for i: for k1: c[i] += c_rf[k1, i]
+
+        `factor_axis` is where the new buffer has the loop as an axis. Proved: the operator's order
+        does not matter, the loop is reduced alone.
+        """
+        given = (self._loop(loop),)
+        attrs = {"factor_axis": factor_axis}
+        return _block_handle(self._run("rfactor", reduction.rfactor, given, attrs, moves=True))
+
+    # Layouts.
+
+    def transform_layout(
+        self,
+        block: BlockLike,
+        buffer: tuple[str, int] | Which,
+        index_map: Mapping_,
+        pad_value: float | None = None,
+        *,
+        assume_injective_transform: bool = False,
+    ) -> None:
+        """Lay a buffer out anew, wherever it is used.
+
+            b[i, j]   ->   transform_layout(b, ("write", 0), lambda i, j: (i // 16, j, i % 16))
+            b[i // 16, j, i % 16]
+
+        An argument changes its shape: the function takes and gives the new layout. Proved: no two
+        elements share a place; of an argument, that there is no padding.
+        """
+        side = buffer.name if isinstance(buffer, Buffer) else buffer
+        handle = self._block(block)
+        attrs: dict[str, object] = {
+            "buffer": list(side) if isinstance(side, tuple) else side,
+            "index_map": _index_map(index_map),
+        }
+        if pad_value is not None:
+            attrs["pad_value"] = pad_value
+        if assume_injective_transform:
+            attrs["assume_injective_transform"] = True
+        self._run("transform_layout", layout.transform_layout, (handle,), attrs)
+
+    def transform_block_layout(self, block: BlockLike, index_map: Mapping_) -> None:
+        """New iterators and loops for a block, as functions of the old ones.
+
+            for i, j: b[i, j] = f(i, j)
+            -> transform_block_layout(b, lambda i, j: (i * 8 + j,))
+            for ax0: b[ax0 // 8, ax0 % 8] = f(ax0 // 8, ax0 % 8)
+
+        Proved: the map is a bijection that does not mix spatial and reduced iterators.
+        """
+        attrs = {"index_map": _index_map(index_map)}
+        given = (self._block(block),)
+        self._run("transform_block_layout", layout.transform_block_layout, given, attrs)
+
+    def pad_einsum(self, block: BlockLike, padding: Sequence[int]) -> None:
+        """Round the extents of a sum of products up to multiples, with zeros around its inputs.
+
+            for i, j, k in grid(127, 127, 127): c[i, j] += a[i, k] * b[k, j]
+            -> pad_einsum(c, [32, 32, 32])
+            a_pad = a or 0; b_pad = b or 0
+            for i, j, k in grid(128, 128, 128): c_pad[i, j] += a_pad[i, k] * b_pad[k, j]
+            c = c_pad[:127, :127]
+
+        Proved: what is added is a product of elements at plain iterators, each padded with 0.
+        """
+        attrs = {"padding": [int(p) for p in padding]}
+        self._run("pad_einsum", layout.pad_einsum, (self._block(block),), attrs)
+
+    # Tensors.
+
+    def blockize(self, target: LoopLike, preserve_unit_iters: bool = True) -> BlockRV:
+        """The block and the loops inside a loop as one block; gives it.
+
+            for i_0, i_1 in grid(4, 8): block(vi = i_0 * 8 + i_1)
+            -> blockize(i_1)
+            for i_0: block_o(vio = i_0): for i_1: block(vi = vio * 8 + i_1)
+
+        The init of a sum moves to the new block. Proved: each iterator parts into a multiple
+        outside and a range inside.
+        """
+        attrs = {"preserve_unit_iters": preserve_unit_iters}
+        given = (self._loop(target),)
+        return _block_handle(self._run("blockize", tensor.blockize, given, attrs))
+
+    def tensorize(
+        self,
+        block_or_loop: BlockLike | LoopLike,
+        tensor_intrin: str,
+        preserve_unit_iters: bool = True,
+    ) -> None:
+        """Put an instruction where a program does what its description says.
+
+            for i in range(16): c[i0 + i] += a[i0 + i] * b[i0 + i]   ->   the implementation, over
+            the parts of c, a and b that begin at i0
+
+        The intrinsic is one of `tir.TensorIntrin`. A loop is blockized first. Proved: the loops,
+        the values and the accesses are those of the description.
+        """
+        given = (self._place_of(block_or_loop),)
+        attrs = {"tensor_intrin": tensor_intrin, "preserve_unit_iters": preserve_unit_iters}
+        self._run("tensorize", tensor.tensorize, given, attrs)
+
+
+def _index_map(given: Mapping_) -> IndexMap:
+    return given if isinstance(given, IndexMap) else IndexMap.from_func(given)

@@ -1,0 +1,616 @@
+"""What primitives prove: what kind of computation a block is, and that the steps of a loop do not
+touch each other's elements.
+
+    complete    every iterator is spatial, each point writes elements of its own, nothing that is
+                written is read: any order, and any number of times, gives the same
+    reduction   an init, and an update `c = op(c, x)` by an operator whose order does not matter
+    update      such an update whose init is another block
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from ekiden.arith import Analyzer, IterMapLevel, IterSum, detect_iter_map, determines
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import (
+    GE,
+    LT,
+    Add,
+    And,
+    BinaryExpr,
+    FloorDiv,
+    IntImm,
+    Max,
+    Min,
+    Mul,
+    Or,
+    PrimExpr,
+    Var,
+    const,
+    convert,
+    is_const,
+)
+from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
+from ekiden.ir.prim_visitor import substitute as substitute_expr
+from ekiden.ir.range import Range
+from ekiden.ir.structural import structural_key
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.regions import Access, accesses, all_accesses, region
+from ekiden.tir.regions import Range as Box
+from ekiden.tir.schedule.program import (
+    Program,
+    bound_analyzer,
+    conditions,
+    loops_between,
+    outer_blocks,
+    ranges_of,
+    read,
+    refuse,
+    written,
+)
+from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, IfThenElse, IterKind, Stmt
+from ekiden.tir.visitor import sub_statements
+
+COMPLETE, REDUCTION, UPDATE, OPAQUE = "complete", "reduction", "update", "opaque"
+REDUCERS: tuple[type[BinaryExpr], ...] = (Add, Mul, Min, Max, And, Or)
+"""Operators whose order and grouping do not matter (up to rounding)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKind:
+    """What a block is, and for an opaque one why it is nothing better."""
+
+    kind: str
+    reason: str = ""
+
+
+_KINDS: WeakKeyDictionary[Block, BlockKind] = WeakKeyDictionary()
+
+
+def kind_of(block: Block) -> BlockKind:
+    """Whether a block is complete, a reduction, an update or opaque."""
+    found = _KINDS.get(block)
+    if found is None:
+        found = _KINDS[block] = _classify(block)
+    return found
+
+
+def spatial(block: Block) -> list[Var]:
+    """The iterators that are not reduced."""
+    return [i.var for i in block.iter_vars if i.kind is IterKind.SPATIAL]
+
+
+def _classify(block: Block) -> BlockKind:
+    if not written(block):
+        return BlockKind(OPAQUE, "it writes no buffer")
+    fault = _parts_fault(block) or _own_elements(block)
+    if fault is not None:
+        return BlockKind(OPAQUE, fault)
+    own = set(written(block))
+    sums = own & set(read(block))
+    reduced = any(i.kind is IterKind.REDUCE for i in block.iter_vars)
+    if not sums and block.init is None:
+        if reduced:
+            return BlockKind(OPAQUE, "it has reduction iterators and no sum")
+        return BlockKind(COMPLETE)
+    if not reduced and block.init is None:
+        return BlockKind(OPAQUE, f"it reads {next(iter(sums)).name!r}, which it writes")
+    fault = _sum_fault(block)
+    if fault is not None:
+        return BlockKind(OPAQUE, fault)
+    return BlockKind(UPDATE if block.init is None else REDUCTION)
+
+
+def _parts_fault(block: Block) -> str | None:
+    """Whether a block touches more than one element at a time."""
+    for buffer, access in all_accesses(block.body):
+        if access.extents is not None:
+            return f"it hands a part of {buffer.name!r} to a call"
+        if any(dt.lanes(i.dtype) > 1 for i in access.indices):
+            return f"it accesses {buffer.name!r} in vectors"
+    return None
+
+
+def _own_elements(block: Block) -> str | None:
+    """Why two spatial points may write one element; None if they never do."""
+    wanted = {i.var for i in block.iter_vars if i.kind is IterKind.SPATIAL}
+    wanted -= {i.var for i in block.iter_vars if is_const(i.extent, 1)}
+    for buffer in written(block):
+        stores = [a for a in accesses(block.body, buffer) if a.is_store]
+        for access in stores:
+            if wanted <= {i for i in access.indices if isinstance(i, Var)}:
+                continue
+            iters = {i.var: Range(i.extent) for i in block.iter_vars}
+            iters |= ranges_of(access.loops)
+            fault = determines(access.indices, iters, wanted)
+            if fault is not None:
+                return f"its points may write one element of {buffer.name!r}: {fault}"
+    return None
+
+
+def _stores(block: Block) -> list[tuple[BufferStore, tuple[For, ...]]]:
+    """Every store of the body with the loops around it."""
+    found: list[tuple[BufferStore, tuple[For, ...]]] = []
+    stack: list[tuple[Stmt, tuple[For, ...]]] = [(block.body, ())]
+    while stack:
+        s, loops = stack.pop()
+        if isinstance(s, BufferStore):
+            found.append((s, loops))
+        inside = (*loops, s) if isinstance(s, For) else loops
+        stack.extend((each, inside) for each in reversed(sub_statements(s)))
+    return found
+
+
+def _sum_fault(block: Block) -> str | None:
+    """Why a block is no sum `c = op(c, x)`; None if it is one."""
+    if (block.annotations or {}).get("commutative"):
+        return None
+    nested = [s.block for s in outer_blocks(block.body)]
+    if nested:
+        faults = [_nested_fault(inner) for inner in nested]
+        return next((f for f in faults if f is not None), None)
+    for store, _ in _stores(block):
+        operands = update_of(store)
+        if operands is None:
+            return (
+                f"its update of {store.buffer.name!r} is no sum, product, minimum or maximum with "
+                "the element itself"
+            )
+        if any(
+            isinstance(e, BufferLoad) and e.buffer in written(block)
+            for e in post_order(operands[1])
+        ):
+            return f"it reads {store.buffer.name!r} elsewhere too"
+    return None
+
+
+def _nested_fault(inner: Block) -> str | None:
+    kind = kind_of(inner)
+    return None if kind.kind in (REDUCTION, UPDATE) else f"block {inner.name!r} in it is no sum"
+
+
+def update_of(store: BufferStore) -> tuple[type[BinaryExpr], PrimExpr] | None:
+    """(op, x) if a store is `c[i] = op(c[i], x)`."""
+    value = store.value
+    if not isinstance(value, REDUCERS):
+        return None
+    for own, other in ((value.a, value.b), (value.b, value.a)):
+        if (
+            isinstance(own, BufferLoad)
+            and own.buffer is store.buffer
+            and all(same_expr(a, b) for a, b in zip(own.indices, store.indices, strict=True))
+        ):
+            return type(value), other
+    return None
+
+
+def same_expr(a: PrimExpr, b: PrimExpr) -> bool:
+    """Whether two expressions are the same, node by node."""
+    return a is b or structural_key(a) == structural_key(b)
+
+
+def require_kind(step: str, realize: BlockRealize, *kinds: str) -> str:
+    """The kind of a block. Refuses if it is none of those."""
+    found = kind_of(realize.block)
+    if found.kind not in kinds:
+        expected = " or ".join(f"a {k} block" for k in kinds)
+        reason = f": {found.reason}" if found.reason else ""
+        refuse(
+            f"{step} {realize.block.name!r}: expected {expected}, got one that is {found.kind}"
+            f"{reason}",
+            realize,
+        )
+    return found.kind
+
+
+def reduce_values(realize: BlockRealize) -> list[PrimExpr]:
+    """What the reduction iterators of a block are bound to."""
+    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    return [v for i, v in pairs if i.kind is IterKind.REDUCE]
+
+
+def spatial_values(realize: BlockRealize) -> list[PrimExpr]:
+    """What the spatial iterators of a block are bound to."""
+    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    return [v for i, v in pairs if i.kind is IterKind.SPATIAL]
+
+
+def reduce_loops(realize: BlockRealize, loops: Iterable[For]) -> list[For]:
+    """Those of the loops that the reduction iterators of a block depend on."""
+    used = set(free_vars(*reduce_values(realize)))
+    return [s for s in loops if s.loop_var in used]
+
+
+# Predicates.
+
+
+def domain_guards(realize: BlockRealize) -> tuple[list[PrimExpr], list[PrimExpr]]:
+    """The conditions of a block's predicate that only say that an iterator is inside its domain,
+    and the others.
+    """
+    if is_const(realize.predicate):
+        return [], conditions(realize.predicate)
+    analyzer = Analyzer()
+    guards: list[PrimExpr] = []
+    others: list[PrimExpr] = []
+    pairs = list(zip(realize.block.iter_vars, realize.iter_values, strict=True))
+    for each in conditions(realize.predicate):
+        inside = any(_is_guard(each, v, i.extent, analyzer) for i, v in pairs)
+        (guards if inside else others).append(each)
+    return guards, others
+
+
+def _is_guard(e: PrimExpr, value: PrimExpr, extent: PrimExpr, analyzer: Analyzer) -> bool:
+    """Whether a condition is `value < extent` or `0 <= value`, perhaps with terms moved."""
+    if isinstance(e, LT):
+        return analyzer.can_prove_equal(e.b - e.a, extent - value)
+    if isinstance(e, GE):
+        return analyzer.can_prove_equal(e.a - e.b, value)
+    return False
+
+
+def require_outermost(step: str, program: Program, realize: BlockRealize) -> None:
+    """Refuses a block inside another, whose buffers the blocks around it may touch as well."""
+    at: Stmt | None = program.parent(realize)
+    while at is not None:
+        if isinstance(at, Block):
+            refuse(f"{step} {realize.block.name!r}: it is inside block {at.name!r}", realize)
+        at = program.parent(at)
+
+
+def require_no_conditions(step: str, realize: BlockRealize) -> None:
+    """Refuses a block that runs only under a condition of its own."""
+    others = domain_guards(realize)[1]
+    if others:
+        names = ", ".join(sorted({v.name for e in others for v in free_vars(e)}))
+        refuse(f"{step} {realize.block.name!r}: it runs only under a condition on {names}", realize)
+
+
+# Steps of a loop.
+
+
+def check_permutable(step: str, program: Program, chain: Sequence[For]) -> None:
+    """Refuses unless the steps of a chain of loops may run in any order that keeps each loop's
+    range.
+    """
+    leaves = program.leaves(chain[-1].body)
+    _require_leaves_only(step, chain[-1])
+    for each in leaves:
+        kind = require_kind(step, each, COMPLETE, REDUCTION, UPDATE)
+        if kind == REDUCTION and reduce_loops(each, chain):
+            _check_reduction_order(step, program, each, chain)
+    if len(leaves) > 1:
+        _check_shared_buffers(step, program, chain, leaves)
+
+
+def _require_leaves_only(step: str, loop: For) -> None:
+    """Stores outside blocks have no iterators to reason with."""
+    stack = [loop.body]
+    while stack:
+        s = stack.pop()
+        if isinstance(s, BlockRealize):
+            continue
+        if isinstance(s, BufferStore):
+            refuse(
+                f"{step}: loop {loop.loop_var.name!r} holds a store to {s.buffer.name!r} outside "
+                "blocks",
+                s,
+            )
+        stack.extend(sub_statements(s))
+
+
+def _check_reduction_order(
+    step: str, program: Program, realize: BlockRealize, chain: Sequence[For]
+) -> None:
+    """The first step of each point's sum, which runs its init, must stay the first."""
+    name = realize.block.name
+    loops = loops_between(chain[0], realize, program)
+    reduced = {s.loop_var for s in reduce_loops(realize, loops)}
+    both = [v.name for v in free_vars(*spatial_values(realize)) if v in reduced]
+    if both:
+        refuse(f"{step}: loop {both[0]!r} is both spatial and reduced in block {name!r}", realize)
+    for each in conditions(realize.predicate):
+        used = {v for v in free_vars(each) if v in program.loops}
+        if used & reduced and not used <= reduced:
+            refuse(
+                f"{step}: the condition of block {name!r} mixes reduced and other loops", realize
+            )
+    values = [v for v in realize.iter_values if not is_const(v)]
+    wanted = {s.loop_var for s in loops if not is_const(s.extent, 1)}
+    fault = determines(values, ranges_of(loops), wanted)
+    if fault is not None:
+        refuse(
+            f"{step}: block {name!r} is not known to run once for each step of its loops: {fault}",
+            realize,
+        )
+    start: dict[Var, PrimExpr] = {s.loop_var: s.min for s in loops}
+    analyzer = Analyzer()
+    for value in reduce_values(realize):
+        first = analyzer.simplify(substitute_expr(value, start))
+        if not is_const(first, 0) and not analyzer.can_prove(first > 0):
+            refuse(f"{step}: the sum of block {name!r} does not begin with its first step", realize)
+
+
+def _check_shared_buffers(
+    step: str, program: Program, chain: Sequence[For], leaves: Sequence[BlockRealize]
+) -> None:
+    """Buffers that one block under the chain writes and another touches: each step must write what
+    it reads before it reads it.
+    """
+    for buffer in dict.fromkeys(b for leaf in leaves for b in written(leaf.block)):
+        touching = [x for x in leaves if buffer in written(x.block) or buffer in read(x.block)]
+        if len(touching) > 1:
+            fault = _stale(program, chain, buffer, touching)
+            if fault is not None and not _apart(program, chain, buffer):
+                refuse(
+                    f"{step}: blocks {touching[0].block.name!r} and {touching[-1].block.name!r} "
+                    f"share {buffer.name!r} across steps of {chain[-1].loop_var.name!r}: {fault}",
+                    touching[-1],
+                )
+
+
+def _stale(
+    program: Program, chain: Sequence[For], buffer: Buffer, touching: Sequence[BlockRealize]
+) -> str | None:
+    """Why a step may see what another step wrote; None if it makes all it reads."""
+    makers = [x for x in touching if buffer in written(x.block)]
+    kinds = [kind_of(x.block).kind for x in makers]
+    if kinds not in ([COMPLETE], [REDUCTION], [COMPLETE, UPDATE]):
+        return f"it is written by {[x.block.name for x in makers]}"
+    if touching[0] is not makers[0]:
+        return f"block {touching[0].block.name!r} reads it before it is written"
+    carried = [s.loop_var.name for s in reduce_loops(makers[-1], chain)]
+    if carried:
+        return f"the sum of {makers[-1].block.name!r} runs over {carried}"
+    return not_covered(program, chain[-1], buffer, makers[0])
+
+
+def not_covered(program: Program, loop: For, buffer: Buffer, maker: BlockRealize) -> str | None:
+    """Why a step of a loop may read an element of a buffer that the maker, in the same step, has
+    not written; None if it cannot.
+    """
+    outer = [*program.loops_above(loop), loop]
+    given = exact_box(program, loop, buffer, maker)
+    if isinstance(given, str):
+        return given
+    needed = region(buffer, accesses(loop.body, buffer), outer)
+    analyzer = bound_analyzer(outer)
+    for axis, (a, b, dim) in enumerate(zip(given, needed, buffer.shape, strict=True)):
+        starts = analyzer.can_prove(a.low <= b.low) or analyzer.can_prove(a.low <= 0)
+        ends = reaches(a.low, a.extent, b.low + b.extent, analyzer)
+        if not starts or not (ends or reaches(a.low, a.extent, dim, analyzer)):
+            return (
+                f"block {maker.block.name!r} is not known to write all that is read (axis {axis})"
+            )
+    return None
+
+
+def exact_box(program: Program, loop: For, buffer: Buffer, maker: BlockRealize) -> list[Box] | str:
+    """What a block writes of a buffer in one step of a loop, neither more nor less; or why that is
+    not known.
+    """
+    return box_of(program, loop.body, buffer, maker)
+
+
+def box_of(program: Program, root: Stmt, buffer: Buffer, maker: BlockRealize) -> list[Box] | str:
+    """What a block inside a statement writes of a buffer each time the statement runs; or why that
+    is not known.
+    """
+    name = maker.block.name
+    update = maker.with_fields(block=maker.block.with_fields(init=None))
+    stores = [a for a in accesses(update, buffer) if a.is_store]
+    if len(stores) != 1:
+        return f"block {name!r} writes {buffer.name!r} in {len(stores)} places"
+    (store,) = stores
+    if store.conditional or _is_conditional(program, maker, root) or domain_guards(maker)[1]:
+        return f"block {name!r} writes {buffer.name!r} under a condition"
+    if not _guards_end_of_buffer(maker, buffer):
+        return f"block {name!r} does not run for all its iterators"
+    ranges = ranges_of((*loops_between(root, maker, program), *store.loops))
+    made = detect_iter_map(store.indices, ranges, check_level=IterMapLevel.SURJECTIVE)
+    if made.errors:
+        return f"what block {name!r} writes of {buffer.name!r} is no box: {made.errors[0]}"
+    return [Box(convert(total.base), reached(total)) for total in made.indices]
+
+
+def reached(total: IterSum) -> PrimExpr:
+    """How many values a dense sum of digits has."""
+    size: PrimExpr = const(1)
+    for split in total.args:
+        size = size * split.extent
+    return size
+
+
+def reaches(low: PrimExpr, size: PrimExpr, end: PrimExpr, analyzer: Analyzer) -> bool:
+    """Whether low + size >= end is known, also where size is of tiles rounded up:
+    (n + 5) // 6 * 6 >= n.
+    """
+    total = analyzer.simplify(low + size - end)
+    if analyzer.can_prove(total >= 0):
+        return True
+    for e in post_order(total):
+        if not isinstance(e, FloorDiv) or not isinstance(e.b, IntImm) or e.b.value <= 0:
+            continue
+        tiles = Var("tiles")
+        given = _replaced(total, e, tiles)
+        count, step = analyzer.coefficient(given, tiles), int(e.b.value)
+        if count is not None and count > 0 and count % step == 0:
+            least = substitute_expr(given, {tiles: const(0)}) + (e.a - (step - 1)) * (count // step)
+            return analyzer.can_prove(least >= 0)
+    return False
+
+
+def _replaced(e: PrimExpr, old: PrimExpr, new: PrimExpr) -> PrimExpr:
+    return rewrite(e, lambda x: new if x is old else x)
+
+
+def _is_conditional(program: Program, s: Stmt, root: Stmt) -> bool:
+    """Whether a branch lies between a statement and one around it."""
+    at: Stmt | None = s
+    while at is not None:
+        if isinstance(at, IfThenElse):
+            return True
+        if at is root:
+            return False
+        at = program.parent(at)
+    return False
+
+
+def _guards_end_of_buffer(maker: BlockRealize, buffer: Buffer) -> bool:
+    """Whether the points that a block's predicate cuts off have no elements in the buffer."""
+    if not domain_guards(maker)[0]:
+        return True
+    stores = [s for s, _ in _stores(maker.block) if s.buffer is buffer]
+    analyzer = Analyzer()
+    sizes = {i.var: i.extent for i in maker.block.iter_vars if i.kind is IterKind.SPATIAL}
+    return all(
+        isinstance(i, Var) and i in sizes and analyzer.can_prove_equal(sizes[i], dim)
+        for s in stores
+        for i, dim in zip(s.indices, buffer.shape, strict=True)
+        if not is_const(i)
+    )
+
+
+def _apart(program: Program, chain: Sequence[For], buffer: Buffer) -> bool:
+    """Whether the steps of a chain of loops touch elements of their own."""
+    return steps_disjoint(program, chain[-1], buffer, {s.loop_var for s in chain}, chain) is None
+
+
+def steps_disjoint(
+    program: Program, loop: For, buffer: Buffer, wanted: set[Var], chain: Sequence[For]
+) -> str | None:
+    """Why two steps of the wanted loops may touch one element of a buffer; None if they cannot."""
+    touched = accesses(loop.body, buffer)
+    outer = [*program.loops_above(loop), loop]
+    own = ranges_of(s for s in outer if s.loop_var in wanted)
+    wanted = {v for v in wanted if not is_const(own[v].extent, 1)}
+    if not wanted:
+        return None
+    first = touched[0]
+    if all(_same_place(first, each) for each in touched):
+        return determines(first.indices, own | ranges_of(first.loops), wanted)
+    box = region(buffer, touched, outer)
+    corners: list[PrimExpr] = []
+    for axis, each in enumerate(box):
+        if is_const(each.extent, 1):
+            corners.append(each.low)
+            continue
+        inside = Var(f"x{axis}")
+        own[inside] = Range(each.extent)
+        corners.append(each.low + inside)
+    return determines(corners, own, wanted)
+
+
+def _same_place(a: Access, b: Access) -> bool:
+    """Whether two accesses run over the same elements in the same way, whatever their loops are
+    called.
+    """
+    if len(a.loops) != len(b.loops):
+        return False
+    if a.indices == b.indices and a.loops == b.loops:
+        return True
+    names: dict[Var, PrimExpr] = {}
+    for x, y in zip(a.loops, b.loops, strict=True):
+        names[y.loop_var] = x.loop_var
+        if not same_expr(x.extent, y.extent) or not same_expr(x.min, y.min):
+            return False
+    return all(
+        same_expr(x, substitute_expr(y, names)) for x, y in zip(a.indices, b.indices, strict=True)
+    )
+
+
+def check_concurrent(step: str, program: Program, loop: For) -> None:
+    """Refuses unless the steps of a loop may run at the same time."""
+    _require_leaves_only(step, loop)
+    if is_const(loop.extent, 1):
+        return
+    leaves = program.leaves(loop.body)
+    var = loop.loop_var
+    for each in leaves:
+        require_kind(step, each, COMPLETE, REDUCTION, UPDATE)
+        if var in free_vars(*reduce_values(each)):
+            refuse(f"{step} {var.name!r}: block {each.block.name!r} reduces over it", each)
+    for buffer in dict.fromkeys(b for leaf in leaves for b in written(leaf.block)):
+        fault = steps_disjoint(program, loop, buffer, {var}, [loop])
+        if fault is None:
+            continue
+        private = _not_private(program, loop, buffer, leaves)
+        if private is not None:
+            maker = next(x for x in leaves if buffer in written(x.block))
+            refuse(
+                f"{step} {var.name!r}: two steps may write one element of {buffer.name!r}: {fault}"
+                f" ({private})",
+                maker,
+            )
+
+
+def _not_private(
+    program: Program, loop: For, buffer: Buffer, leaves: Sequence[BlockRealize]
+) -> str | None:
+    """Why a buffer cannot be one of each step's own; None if it can."""
+    if program.is_param(buffer):
+        return "it is an argument"
+    touching = [x for x in leaves if buffer in written(x.block) or buffer in read(x.block)]
+    if len(touching) < len({id(x) for x in program.writers(buffer) + program.readers(buffer)}):
+        return f"it is used outside loop {loop.loop_var.name!r} too"
+    return _stale(program, [loop], buffer, touching)
+
+
+def require_final_inputs(step: str, program: Program, realize: BlockRealize) -> None:
+    """Refuses unless everything a block reads was written before it: then its values do not depend
+    on when it runs after that.
+    """
+    for buffer in read(realize.block):
+        if buffer in written(realize.block):
+            continue
+        for writer in program.writers(buffer):
+            if writer is not realize and not program.before(writer, realize):
+                refuse(
+                    f"{step} {realize.block.name!r}: block {writer.block.name!r} writes "
+                    f"{buffer.name!r}, which it reads, again later",
+                    writer,
+                )
+
+
+def require_sole_writer(step: str, program: Program, realize: BlockRealize, buffer: Buffer) -> None:
+    """A part of a buffer's elements (the rest of a split, an init) may be written by another block:
+    then refuse.
+    """
+    names = [x.block.name for x in program.writers(buffer)]
+    if len(names) != 1:
+        refuse(
+            f"{step} {realize.block.name!r}: {buffer.name!r} is written by all of {names}", realize
+        )
+
+
+def sole_output(step: str, realize: BlockRealize) -> Buffer:
+    """The one buffer a block writes. Refuses if there are several."""
+    buffers = written(realize.block)
+    if len(buffers) != 1:
+        refuse(
+            f"{step} {realize.block.name!r}: expected one written buffer, got {len(buffers)}",
+            realize,
+        )
+    return buffers[0]
+
+
+def single_store(step: str, realize: BlockRealize) -> BufferStore:
+    """The one store a block consists of. Refuses if it is anything else."""
+    body = realize.block.body
+    if not isinstance(body, BufferStore) or body.predicate is not None:
+        refuse(
+            f"{step} {realize.block.name!r}: expected a single store, got {type(body).__name__}",
+            realize,
+        )
+    return body
+
+
+def distinct_variables(step: str, name: str, indices: Sequence[PrimExpr]) -> list[Var]:
+    """Indices that are different iterators. Refuses if they are anything else."""
+    found = [i for i in indices if isinstance(i, Var)]
+    if len(set(found)) != len(indices):
+        refuse(f"{step} {name!r}: its elements must be indexed by distinct iterators")
+    return found

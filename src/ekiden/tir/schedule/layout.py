@@ -1,0 +1,357 @@
+"""Primitives that lay things out anew: transform_layout, transform_block_layout, pad_einsum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.arith import (
+    Analyzer,
+    IterMapLevel,
+    detect_iter_map,
+    determines,
+    inverse_affine_iter_map,
+)
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.prim import LT, PrimExpr, Var, const, convert, is_const, logical_and
+from ekiden.ir.prim_visitor import free_vars, post_order
+from ekiden.ir.range import Range
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.index_map import IndexMap
+from ekiden.tir.schedule.cache import pick_side
+from ekiden.tir.schedule.check import (
+    COMPLETE,
+    REDUCTION,
+    UPDATE,
+    check_permutable,
+    reached,
+    require_kind,
+    require_no_conditions,
+    require_outermost,
+    require_sole_writer,
+    single_store,
+    update_of,
+)
+from ekiden.tir.schedule.inline import partial_domain
+from ekiden.tir.schedule.move import moved_nest
+from ekiden.tir.schedule.program import (
+    Indices,
+    Program,
+    allocated,
+    loops_between,
+    refuse,
+    replace_accesses,
+    replace_buffer,
+    serial,
+)
+from ekiden.tir.stmt import (
+    Allocate,
+    Block,
+    BlockRealize,
+    BufferStore,
+    For,
+    ForKind,
+    IterKind,
+    IterVar,
+    PrimFunc,
+    Stmt,
+)
+from ekiden.tir.visitor import StmtMutator, sequence
+from ekiden.tir.visitor import substitute as substitute_stmt
+
+
+class _Relaid(StmtMutator):
+    """Accesses of a buffer moved, their indices simplified under the iterators of each block."""
+
+    def __init__(self, old: Buffer, new: Buffer, index_map: IndexMap) -> None:
+        self._old, self._new, self._map = old, new, index_map
+
+    def visit_block(self, stmt: Block) -> Stmt:
+        analyzer = Analyzer()
+        for each in stmt.iter_vars:
+            analyzer.bind(each.var, 0, each.extent)
+
+        def move(indices: Indices) -> Indices:
+            return tuple(analyzer.simplify(i) for i in self._map.map_indices(indices))
+
+        return replace_accesses(stmt, self._old, self._new, move)
+
+    def visit_allocate(self, stmt: Allocate) -> Stmt:
+        buffer = self._new if stmt.buffer is self._old else stmt.buffer
+        return stmt.with_fields(buffer=buffer, body=self.visit(stmt.body))
+
+
+def transform_layout(
+    program: Program,
+    realize: BlockRealize,
+    buffer: tuple[str, int] | str | Buffer,
+    index_map: IndexMap,
+    pad_value: PrimExpr | float | None = None,
+    assume_injective_transform: bool = False,
+) -> PrimFunc:
+    """See `Schedule.transform_layout`."""
+    del assume_injective_transform
+    step, name = "transform_layout", realize.block.name
+    old, _ = pick_side(step, realize, buffer)
+    if len(index_map.initial_indices) != len(old.shape):
+        refuse(
+            f"{step} {name!r}: {old.name!r} has {len(old.shape)} axes, the map takes "
+            f"{len(index_map.initial_indices)} indices",
+            realize,
+        )
+    if old.strides:
+        refuse(f"{step} {name!r}: {old.name!r} has strides", realize)
+    iters = {v: Range(d) for v, d in zip(index_map.initial_indices, old.shape, strict=True)}
+    fault = determines(index_map.final_indices, iters, list(iters))
+    if fault is not None:
+        refuse(
+            f"{step} {name!r}: two elements of {old.name!r} would share a place: {fault}", realize
+        )
+    exact = detect_iter_map(index_map.final_indices, iters, check_level=IterMapLevel.BIJECTIVE)
+    is_whole = not exact.errors and all(is_const(convert(t.base), 0) for t in exact.indices)
+    if not is_whole:
+        if pad_value is not None:
+            refuse(
+                f"{step} {name!r}: no block reads the padding of {old.name!r}, so that it needs no "
+                "pad_value",
+                realize,
+            )
+        if program.is_param(old):
+            refuse(
+                f"{step} {name!r}: {old.name!r} is an argument, which cannot be padded: "
+                f"{exact.errors[0] if exact.errors else 'it does not begin at 0'}",
+                realize,
+            )
+    shape = tuple(reached(t) for t in exact.indices) if is_whole else index_map.map_shape(old.shape)
+    new = old.with_fields(shape=tuple(Analyzer().simplify(d) for d in shape))
+    params = tuple(new if p is old else p for p in program.func.params)
+    if program.is_param(old):
+        _require_bound(step, name, params, realize)
+    body = _Relaid(old, new, index_map).visit(program.func.body)
+    return program.func.with_fields(params=params, body=body)
+
+
+def _require_bound(step: str, name: str, params: Sequence[Buffer], realize: BlockRealize) -> None:
+    """Every symbolic size is still a dimension of an argument."""
+    known = {d for b in params for d in b.shape if isinstance(d, Var)}
+    for each in (v for b in params for d in b.shape for v in free_vars(d)):
+        if each not in known:
+            refuse(f"{step} {name!r}: no argument would have the size {each.name!r}", realize)
+
+
+def transform_block_layout(
+    program: Program, realize: BlockRealize, index_map: IndexMap
+) -> PrimFunc:
+    """See `Schedule.transform_block_layout`."""
+    step, block = "transform_block_layout", realize.block
+    name = block.name
+    require_kind(step, realize, COMPLETE, REDUCTION, UPDATE)
+    loops, nest = _own_loops(step, program, realize)
+    if len(index_map.initial_indices) != len(block.iter_vars):
+        refuse(
+            f"{step} {name!r}: the block has {len(block.iter_vars)} iterators, the map takes "
+            f"{len(index_map.initial_indices)} indices",
+            realize,
+        )
+    final = index_map.map_indices([i.var for i in block.iter_vars])
+    iters = {i.var: Range(i.extent) for i in block.iter_vars}
+    made = detect_iter_map(final, iters, check_level=IterMapLevel.BIJECTIVE)
+    if made.errors:
+        refuse(f"{step} {name!r}: the map is no bijection: {made.errors[0]}", realize)
+    kinds = {i.var: i.kind for i in block.iter_vars}
+    new_iters: list[IterVar] = []
+    new_loops: list[For] = []
+    for n, (total, e) in enumerate(zip(made.indices, final, strict=True)):
+        used = {kinds[v] for v in free_vars(e) if v in kinds}
+        if len(used) > 1:
+            refuse(f"{step} {name!r}: index {n} would be both spatial and reduced", realize)
+        if not is_const(convert(total.base), 0):
+            refuse(f"{step} {name!r}: index {n} does not begin at 0", realize)
+        extent = Analyzer().simplify(reached(total))
+        kind = used.pop() if used else IterKind.SPATIAL
+        new_iters.append(IterVar(Var(f"v{n}"), extent, kind))
+        new_loops.append(serial(Var(f"ax{n}"), extent))
+    if loops:
+        check_permutable(step, program, loops)
+    values = dict(inverse_affine_iter_map(made.indices, [i.var for i in new_iters]))
+    for each in block.iter_vars:
+        values.setdefault(each.var, const(0, each.var.dtype))
+    new = block.with_fields(
+        iter_vars=tuple(new_iters),
+        body=substitute_stmt(block.body, values),
+        init=None if block.init is None else substitute_stmt(block.init, values),
+    )
+    body: Stmt = BlockRealize(tuple(s.loop_var for s in new_loops), const(True), new)
+    for loop in reversed(new_loops):
+        body = loop.with_fields(body=body)
+    return program.replace(nest, body)
+
+
+def _own_loops(step: str, program: Program, realize: BlockRealize) -> tuple[list[For], Stmt]:
+    """The plain loops that the iterators of a block are bound to one by one."""
+    name = realize.block.name
+    nest = program.nest(realize)
+    loops = loops_between(nest, realize, program)
+    bound = [v for v in realize.iter_values if not is_const(v, 0)]
+    analyzer = Analyzer()
+    same = len(bound) == len(loops) and {id(v) for v in bound} == {id(s.loop_var) for s in loops}
+    if not same:
+        refuse(f"{step} {name!r}: its iterators must be loops of its own, one each", realize)
+    if not is_const(realize.predicate):
+        refuse(f"{step} {name!r}: it runs only under a condition", realize)
+    sizes = {id(s.loop_var): s for s in loops}
+    for each, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+        loop = sizes.get(id(value))
+        if loop is None:
+            continue
+        plain = loop.kind is ForKind.SERIAL and not loop.annotations
+        whole = is_const(loop.min, 0) and analyzer.can_prove_equal(loop.extent, each.extent)
+        if not whole or not plain:
+            refuse(
+                f"{step} {name!r}: loop {loop.loop_var.name!r} must be a plain one over the whole "
+                "iterator",
+                loop,
+            )
+    return loops, nest
+
+
+def pad_einsum(program: Program, realize: BlockRealize, padding: Sequence[int]) -> PrimFunc:
+    """See `Schedule.pad_einsum`."""
+    step, block = "pad_einsum", realize.block
+    require_outermost(step, program, realize)
+    name = block.name
+    require_kind(step, realize, REDUCTION)
+    store = single_store(step, realize)
+    _, nest = _own_loops(step, program, realize)
+    if program.loops_above(nest):
+        refuse(f"{step} {name!r}: it is inside other loops", realize)
+    require_no_conditions(step, realize)
+    require_sole_writer(step, program, realize, store.buffer)
+    fault = partial_domain(program, realize)
+    if fault is not None:
+        refuse(f"{step} {name!r}: it is not known to run for all its iterators: {fault}", realize)
+    factors = [int(f) for f in padding]
+    if len(factors) != len(block.iter_vars) or any(f < 1 for f in factors):
+        refuse(
+            f"{step} {name!r}: expected {len(block.iter_vars)} positive factors, got {factors}",
+            realize,
+        )
+    analyzer = Analyzer()
+    sizes: dict[Var, PrimExpr] = {}
+    for each, factor in zip(block.iter_vars, factors, strict=True):
+        sizes[each.var] = analyzer.simplify((each.extent + factor - 1) // factor * factor)
+    loads = _einsum_loads(step, realize, store, sizes)
+    func = program.func
+    before: list[Stmt] = []
+    new_block = block.with_fields(
+        iter_vars=tuple(i.with_fields(extent=sizes[i.var]) for i in block.iter_vars)
+    )
+    for old, indices in loads.items():
+        padded = Buffer(
+            program.fresh_buffer(f"{old.name}_pad"), tuple(sizes[v] for v in indices), old.dtype
+        )
+        if _same_shape(padded, old):
+            continue
+        before.append(_pad_nest(program, old, padded))
+        new_block = _retargeted(new_block, old, padded)
+        func = allocated(func, padded)
+    out = store.buffer
+    result = Buffer(
+        program.fresh_buffer(f"{out.name}_pad"),
+        tuple(sizes[v] for v in store.indices if isinstance(v, Var)),
+        out.dtype,
+    )
+    after: list[Stmt] = []
+    if not _same_shape(result, out):
+        new_block = _retargeted(new_block, out, result)
+        func = allocated(func, result)
+        after.append(_unpad_nest(program, out, result))
+    moved = moved_nest(realize.with_fields(block=new_block), {}, ())
+    return Program(func).replace(nest, sequence(*before, moved, *after))
+
+
+def _same_shape(a: Buffer, b: Buffer) -> bool:
+    analyzer = Analyzer()
+    return all(analyzer.can_prove_equal(x, y) for x, y in zip(a.shape, b.shape, strict=True))
+
+
+def _retargeted(block: Block, old: Buffer, new: Buffer) -> Block:
+    made = replace_buffer(block, old, new)
+    assert isinstance(made, Block)
+    return made
+
+
+def _einsum_loads(
+    step: str, realize: BlockRealize, store: BufferStore, sizes: dict[Var, PrimExpr]
+) -> dict[Buffer, tuple[Var, ...]]:
+    """What the sum reads, each at iterators alone; that padding adds nothing to it."""
+    name = realize.block.name
+    update = update_of(store)
+    init = realize.block.init
+    zero = isinstance(init, BufferStore) and is_const(init.value, 0)
+    if update is None or update[0].symbol != "+" or not zero:
+        refuse(f"{step} {name!r}: expected a sum from 0", realize)
+    factors = _factors(update[1])
+    found: dict[Buffer, tuple[Var, ...]] = {}
+    for each in factors:
+        variables = tuple(i for i in each.indices if isinstance(i, Var))
+        if len(set(variables)) != len(each.indices) or found.get(each.buffer, variables) != (
+            variables
+        ):
+            refuse(
+                f"{step} {name!r}: {each.buffer.name!r} must be read at distinct iterators alone",
+                realize,
+            )
+        found[each.buffer] = variables
+    if not found or not all(isinstance(i, Var) for i in store.indices):
+        refuse(f"{step} {name!r}: the sum must be of products of elements", realize)
+    analyzer = Analyzer()
+    for i in realize.block.iter_vars:
+        grows = not analyzer.can_prove_equal(sizes[i.var], i.extent)
+        if i.kind is not IterKind.REDUCE or not grows:
+            continue
+        without = [b.name for b, v in found.items() if i.var not in v]
+        if len(without) == len(found) or (without and not dt.is_int(store.buffer.dtype)):
+            refuse(
+                f"{step} {name!r}: padding {i.var.name!r} would add {without} times 0, which is "
+                "not 0 for an infinity",
+                realize,
+            )
+    return found
+
+
+def _factors(value: PrimExpr) -> list[BufferLoad]:
+    """The elements that a product is made of (through casts); none if it is something else."""
+    allowed = {"BufferLoad", "Mul", "Cast", "Var"}
+    order = post_order(value)
+    inside_indices = {
+        id(x) for e in order if isinstance(e, BufferLoad) for i in e.indices for x in post_order(i)
+    }
+    if any(type(e).__name__ not in allowed for e in order if id(e) not in inside_indices):
+        return []
+    if any(isinstance(e, Var) for e in order if id(e) not in inside_indices):
+        return []
+    return [e for e in order if isinstance(e, BufferLoad)]
+
+
+def _pad_nest(program: Program, old: Buffer, padded: Buffer) -> Stmt:
+    """padded[v] = old[v] where there is one, else 0."""
+    iters = tuple(IterVar(Var(f"v{n}"), d, IterKind.SPATIAL) for n, d in enumerate(padded.shape))
+    at = tuple(i.var for i in iters)
+    analyzer = Analyzer()
+    inside: PrimExpr = const(True)
+    for v, small, large in zip(at, old.shape, padded.shape, strict=True):
+        if not analyzer.can_prove_equal(small, large):
+            inside = logical_and(inside, LT(v, small, "bool"))
+    value = if_then_else(inside, BufferLoad(old, at, old.dtype), const(0, old.dtype))
+    block = Block(program.fresh_block(padded.name), iters, BufferStore(padded, value, at))
+    return moved_nest(BlockRealize(at, const(True), block), {}, ())
+
+
+def _unpad_nest(program: Program, out: Buffer, padded: Buffer) -> Stmt:
+    """out[v] = padded[v]"""
+    iters = tuple(IterVar(Var(f"v{n}"), d, IterKind.SPATIAL) for n, d in enumerate(out.shape))
+    at = tuple(i.var for i in iters)
+    body = BufferStore(out, BufferLoad(padded, at, out.dtype), at)
+    block = Block(program.fresh_block(padded.name), iters, body)
+    return moved_nest(BlockRealize(at, const(True), block), {}, ())

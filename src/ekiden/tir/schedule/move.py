@@ -1,0 +1,416 @@
+"""Primitives that move a block to a step of another's loop: compute_at and reverse_compute_at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ekiden.arith import IterMapLevel, detect_iter_map, determines
+from ekiden.ir.prim import PrimExpr, Var, const, convert, is_const, logical_and
+from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.tir.expr import Buffer
+from ekiden.tir.regions import Access, Range, accesses, region
+from ekiden.tir.schedule.check import (
+    COMPLETE,
+    REDUCTION,
+    UPDATE,
+    exact_box,
+    kind_of,
+    reached,
+    reaches,
+    reduce_loops,
+    require_final_inputs,
+    require_kind,
+    require_no_conditions,
+    require_outermost,
+    require_sole_writer,
+    same_expr,
+)
+from ekiden.tir.schedule.program import (
+    Program,
+    bound_analyzer,
+    ranges_of,
+    read,
+    refuse,
+    serial,
+    written,
+)
+from ekiden.tir.stmt import BlockRealize, BufferStore, For, IfThenElse, IterKind, PrimFunc, Stmt
+from ekiden.tir.visitor import NOTHING, sequence, walk
+
+
+def moved_nest(
+    realize: BlockRealize,
+    ranges: Mapping[Var, Range],
+    outer: Sequence[For],
+    preserve_unit_loops: bool = False,
+) -> Stmt:
+    """The block in loops of its own over the ranges its iterators need."""
+    analyzer = bound_analyzer(outer)
+    loops: list[For] = []
+    values: list[PrimExpr] = []
+    predicate: PrimExpr = const(True)
+    for n, each in enumerate(realize.block.iter_vars):
+        needed = ranges.get(each.var, Range(const(0), each.extent))
+        value = needed.low
+        if preserve_unit_loops or not is_const(needed.extent, 1):
+            loop = serial(Var(f"ax{n}", each.var.dtype), needed.extent)
+            analyzer.bind(loop.loop_var, 0, needed.extent)
+            loops.append(loop)
+            value = value + loop.loop_var
+        value = analyzer.simplify(value)
+        for inside in (value >= 0, value < each.extent):
+            if not analyzer.can_prove(inside):
+                predicate = logical_and(predicate, inside)
+        values.append(value)
+    nest: Stmt = BlockRealize(tuple(values), predicate, realize.block)
+    for loop in reversed(loops):
+        nest = loop.with_fields(body=nest)
+    return nest
+
+
+def _required(
+    realize: BlockRealize, indices: Sequence[PrimExpr], needed: Sequence[Range]
+) -> dict[Var, Range]:
+    """What the iterators must run over to make a part of the written buffer: all of it where an
+    index is more than an iterator.
+    """
+    known: dict[Var, Range] = {}
+    variables = {i.var for i in realize.block.iter_vars if i.kind is IterKind.SPATIAL}
+    for index, each in zip(indices, needed, strict=True):
+        inside = [v for v in free_vars(index) if v in variables]
+        if len(inside) == 1 and inside[0] not in known:
+            offset = substitute(index, {inside[0]: const(0)})
+            if same_expr(index, inside[0]) or (
+                is_const(offset) and same_expr(index, inside[0] + offset)
+            ):
+                known[inside[0]] = Range(each.low - offset, each.extent)
+    return known
+
+
+def _output_indices(realize: BlockRealize, buffer: Buffer) -> tuple[PrimExpr, ...]:
+    stores = [s for s in walk(realize.block.body) if isinstance(s, BufferStore)]
+    own = [s for s in stores if s.buffer is buffer]
+    variables = {i.var for i in realize.block.iter_vars}
+    if len(own) != 1 or not set(free_vars(*own[0].indices)) <= variables:
+        return ()
+    return own[0].indices
+
+
+def compute_at(
+    program: Program,
+    realize: BlockRealize,
+    loop: For,
+    preserve_unit_loops: bool = False,
+    index: int = -1,
+) -> PrimFunc:
+    """See `Schedule.compute_at`."""
+    step, name = "compute_at", realize.block.name
+    require_outermost(step, program, realize)
+    if program.is_inside(realize, loop):
+        refuse(f"{step} {name!r}: it is in loop {loop.loop_var.name!r} already", realize)
+    for buffer in written(realize.block):
+        if program.is_param(buffer):
+            refuse(f"{step} {name!r}: {buffer.name!r} is an output", realize)
+        require_sole_writer(step, program, realize, buffer)
+    require_kind(step, realize, COMPLETE, REDUCTION)
+    require_no_conditions(step, realize)
+    require_final_inputs(step, program, realize)
+    consumers = _consumers(step, program, realize, loop)
+    outer = [*program.loops_above(loop), loop]
+    ranges = _needed_ranges(realize, loop, outer)
+    nest = moved_nest(realize, ranges, outer, preserve_unit_loops)
+    below = _place_before(step, program, realize, loop, consumers, index)
+    without = Program(program.replace(program.nest(realize), NOTHING))
+    return without.replace(loop.body, sequence(*below[0], nest, *below[1]))
+
+
+def _consumers(step: str, program: Program, realize: BlockRealize, loop: For) -> list[BlockRealize]:
+    name = realize.block.name
+    found: list[BlockRealize] = []
+    for buffer in written(realize.block):
+        for reader in program.readers(buffer):
+            if reader is realize:
+                continue
+            if not program.is_inside(reader, loop):
+                refuse(
+                    f"{step} {name!r}: block {reader.block.name!r}, outside loop "
+                    f"{loop.loop_var.name!r}, reads {buffer.name!r} too",
+                    reader,
+                )
+            found.append(reader)
+    if not found:
+        names = [b.name for b in written(realize.block)]
+        refuse(f"{step} {name!r}: loop {loop.loop_var.name!r} does not read {names}", loop)
+    if not program.before(realize, loop):
+        refuse(f"{step} {name!r}: the block does not come before the loop", realize)
+    return found
+
+
+def _needed_ranges(realize: BlockRealize, loop: For, outer: Sequence[For]) -> dict[Var, Range]:
+    ranges: dict[Var, Range] | None = None
+    for buffer in written(realize.block):
+        touched = accesses(loop.body, buffer)
+        if not touched:
+            return {}
+        indices = _output_indices(realize, buffer)
+        if not indices and buffer.shape:
+            return {}
+        one = _required(realize, indices, region(buffer, touched, outer))
+        if ranges is not None and not _same_ranges(ranges, one):
+            return {}
+        ranges = one
+    return ranges or {}
+
+
+def _same_ranges(a: Mapping[Var, Range], b: Mapping[Var, Range]) -> bool:
+    return a.keys() == b.keys() and all(
+        same_expr(a[v].low, b[v].low) and same_expr(a[v].extent, b[v].extent) for v in a
+    )
+
+
+def _place_before(
+    step: str,
+    program: Program,
+    realize: BlockRealize,
+    loop: For,
+    consumers: Sequence[BlockRealize],
+    index: int,
+) -> tuple[list[Stmt], list[Stmt]]:
+    """The statements of a step before and after the moved block: it goes after what it reads and
+    before what reads it.
+    """
+    statements = _statements(loop.body)
+    first = min(
+        n for n, s in enumerate(statements) if any(program.is_inside(c, s) for c in consumers)
+    )
+    at = _chosen(step, realize, index, 0, first, last=first)
+    return list(statements[:at]), list(statements[at:])
+
+
+def _statements(body: Stmt) -> tuple[Stmt, ...]:
+    seq = getattr(body, "seq", None)
+    return (body,) if seq is None else tuple(seq)
+
+
+def _chosen(step: str, realize: BlockRealize, index: int, low: int, high: int, last: int) -> int:
+    """The position asked for: -1 the last possible, -2 the first possible, or a number."""
+    if index == -1:
+        return last
+    if index == -2:
+        return low
+    if not low <= index <= high:
+        refuse(
+            f"{step} {realize.block.name!r}: index must be from {low} to {high}, -1 or -2, got "
+            f"{index}",
+            realize,
+        )
+    return index
+
+
+def reverse_compute_at(
+    program: Program,
+    realize: BlockRealize,
+    loop: For,
+    preserve_unit_loops: bool = False,
+    index: int = -1,
+) -> PrimFunc:
+    """See `Schedule.reverse_compute_at`."""
+    step, name = "reverse_compute_at", realize.block.name
+    require_outermost(step, program, realize)
+    if program.is_inside(realize, loop):
+        refuse(f"{step} {name!r}: it is in loop {loop.loop_var.name!r} already", realize)
+    kind = require_kind(step, realize, COMPLETE, REDUCTION)
+    require_no_conditions(step, realize)
+    for buffer in written(realize.block):
+        require_sole_writer(step, program, realize, buffer)
+    if not program.before(loop, realize):
+        refuse(f"{step} {name!r}: the block does not come after the loop", realize)
+    source = _source(step, program, realize, loop)
+    _require_between(step, program, realize, loop, source)
+    outer = [*program.loops_above(loop), loop]
+    _require_finished(step, program, realize, loop, source, outer)
+    ranges = _given_ranges(step, program, realize, loop, source, outer)
+    nest = moved_nest(realize, ranges, outer, preserve_unit_loops)
+    _require_every_point(step, program, realize, nest, outer, kind)
+    statements = _statements(loop.body)
+    last = max(
+        n
+        for n, s in enumerate(statements)
+        if any(program.is_inside(w, s) for w in program.writers(source))
+    )
+    at = _chosen(step, realize, index, last + 1, len(statements), last=len(statements))
+    without = Program(program.replace(program.nest(realize), NOTHING))
+    return without.replace(loop.body, sequence(*statements[:at], nest, *statements[at:]))
+
+
+def _source(step: str, program: Program, realize: BlockRealize, loop: For) -> Buffer:
+    """The buffer between the loop and the block."""
+    name = realize.block.name
+    made = [
+        b
+        for b in read(realize.block)
+        if b not in written(realize.block)
+        and any(program.is_inside(w, loop) for w in program.writers(b))
+    ]
+    if len(made) != 1:
+        refuse(
+            f"{step} {name!r}: loop {loop.loop_var.name!r} must write one of its inputs, it writes "
+            f"{[b.name for b in made]}",
+            realize,
+        )
+    for writer in program.writers(made[0]):
+        if not program.is_inside(writer, loop):
+            refuse(
+                f"{step} {name!r}: {made[0].name!r} is written by {writer.block.name!r} outside "
+                f"loop {loop.loop_var.name!r} too",
+                writer,
+            )
+    return made[0]
+
+
+def _require_between(
+    step: str, program: Program, realize: BlockRealize, loop: For, source: Buffer
+) -> None:
+    """The block's other inputs are there before the loop; nothing touches what it writes before
+    it does.
+    """
+    name = realize.block.name
+    for buffer in read(realize.block):
+        if buffer is source or buffer in written(realize.block):
+            continue
+        for writer in program.writers(buffer):
+            if not program.before(writer, loop):
+                refuse(
+                    f"{step} {name!r}: {buffer.name!r}, which it reads, is written after the loop "
+                    "began",
+                    writer,
+                )
+    for buffer in written(realize.block):
+        for reader in program.readers(buffer):
+            if reader is not realize and not program.before(realize, reader):
+                refuse(
+                    f"{step} {name!r}: block {reader.block.name!r} reads {buffer.name!r} before it",
+                    reader,
+                )
+    if buffers_rewritten(program, realize, source):
+        refuse(f"{step} {name!r}: {source.name!r} is written after the block", realize)
+
+
+def buffers_rewritten(program: Program, realize: BlockRealize, source: Buffer) -> bool:
+    """Whether a block's input is written at or after it."""
+    return any(not program.before(w, realize) for w in program.writers(source))
+
+
+def _require_finished(
+    step: str,
+    program: Program,
+    realize: BlockRealize,
+    loop: For,
+    source: Buffer,
+    outer: Sequence[For],
+) -> None:
+    """What a step wrote must be final: no reduction over the loop itself or one around it, no
+    second step that writes the element otherwise.
+    """
+    for writer in program.writers(source):
+        if reduce_loops(writer, outer):
+            refuse(
+                f"{step} {realize.block.name!r}: block {writer.block.name!r} is not finished in a "
+                f"step of {loop.loop_var.name!r}",
+                writer,
+            )
+        at = program.parent(writer)
+        while at is not None and at is not loop:
+            if isinstance(at, IfThenElse):
+                refuse(
+                    f"{step} {realize.block.name!r}: block {writer.block.name!r} is under a branch",
+                    writer,
+                )
+            at = program.parent(at)
+
+
+def _given_ranges(
+    step: str,
+    program: Program,
+    realize: BlockRealize,
+    loop: For,
+    source: Buffer,
+    outer: Sequence[For],
+) -> dict[Var, Range]:
+    """What the block's iterators may run over once a step has written its part of the source."""
+    name = realize.block.name
+    reads = [a for a in accesses(realize.block.body, source) if not a.is_store]
+    if not reads or any(not _same_access(reads[0], a) for a in reads) or reads[0].loops:
+        refuse(f"{step} {name!r}: it must read {source.name!r} at its own iterators", realize)
+    writers = program.writers(source)
+    kinds = [kind_of(w.block).kind for w in writers]
+    if kinds not in ([COMPLETE], [REDUCTION], [COMPLETE, UPDATE]):
+        names = [w.block.name for w in writers]
+        refuse(f"{step} {name!r}: {source.name!r} is written by all of {names}", writers[0])
+    given = exact_box(program, loop, source, writers[-1])
+    if isinstance(given, str):
+        refuse(f"{step} {name!r}: {given}", writers[-1])
+    variables = {i.var for i in realize.block.iter_vars}
+    ranges: dict[Var, Range] = {}
+    for index, each in zip(reads[0].indices, given, strict=True):
+        if is_const(index):
+            continue
+        if not isinstance(index, Var) or index not in variables or index in ranges:
+            refuse(f"{step} {name!r}: it must read {source.name!r} at its own iterators", realize)
+        ranges[index] = each
+    return ranges
+
+
+def _same_access(a: Access, b: Access) -> bool:
+    return all(same_expr(x, y) for x, y in zip(a.indices, b.indices, strict=True))
+
+
+def _require_every_point(
+    step: str,
+    program: Program,
+    realize: BlockRealize,
+    nest: Stmt,
+    outer: Sequence[For],
+    kind: str,
+) -> None:
+    """The moved block must run for every value of its iterators (a sum: once)."""
+    name = realize.block.name
+    loops = list(outer)
+    at = nest
+    while isinstance(at, For):
+        loops.append(at)
+        at = at.body
+    assert isinstance(at, BlockRealize)
+    values = [v for v in at.iter_values if not is_const(v)]
+    ranges = ranges_of(loops)
+    found = detect_iter_map(values, ranges, check_level=IterMapLevel.SURJECTIVE)
+    if found.errors:
+        refuse(
+            f"{step} {name!r}: it is not known to run for every point: {found.errors[0]}", realize
+        )
+    analyzer = bound_analyzer(())
+    sums = iter(found.indices)
+    for each, value in zip(at.block.iter_vars, at.iter_values, strict=True):
+        low, size = value, const(1)
+        if not is_const(value):
+            total = next(sums)
+            low, size = convert(total.base), reached(total)
+        if not analyzer.can_prove(low <= 0) or not reaches(low, size, each.extent, analyzer):
+            refuse(f"{step} {name!r}: it would run for a part of {each.var.name!r} only", realize)
+    if kind == REDUCTION:
+        wanted = {s.loop_var for s in loops if not is_const(s.extent, 1)}
+        fault = determines(values, ranges, wanted)
+        if fault is not None:
+            refuse(f"{step} {name!r}: its sum would take in some steps twice: {fault}", realize)
+        spatial = set(
+            free_vars(
+                *(
+                    v
+                    for i, v in zip(at.block.iter_vars, at.iter_values, strict=True)
+                    if i.kind is IterKind.SPATIAL
+                )
+            )
+        )
+        both = [s.loop_var.name for s in reduce_loops(at, loops) if s.loop_var in spatial]
+        if both:
+            refuse(f"{step} {name!r}: loop {both[0]!r} would be spatial and reduced", realize)

@@ -1,0 +1,443 @@
+"""A function with its loops and blocks found, and the edits that all primitives are made of.
+
+Loops are named by their variable, blocks by their name: both are unique in a program and survive
+what happens to the rest of it. An edit copies the path from the root to the place and shares
+everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NoReturn
+from weakref import WeakKeyDictionary
+
+from ekiden.arith import Analyzer
+from ekiden.ir.prim import And, IntImm, PrimExpr, Var, const, is_const, logical_and
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.prim_visitor import substitute as substitute_expr
+from ekiden.ir.range import Range
+from ekiden.runtime.errors import ScheduleError
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import (
+    Allocate,
+    Block,
+    BlockRealize,
+    BufferStore,
+    For,
+    ForKind,
+    IfThenElse,
+    LetStmt,
+    PrimFunc,
+    SeqStmt,
+    Stmt,
+)
+from ekiden.tir.visitor import (
+    NOTHING,
+    ExprRewriter,
+    StmtMutator,
+    all_expressions,
+    buffers_read,
+    buffers_written,
+    is_nothing,
+    sequence,
+    sub_statements,
+    walk,
+)
+
+TRUE = const(True)
+
+
+class RefusedError(ScheduleError):
+    """A primitive refuses at a place of the program, whose line the schedule adds."""
+
+    def __init__(self, message: str, place: Stmt | None = None) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+def refuse(message: str, place: Stmt | None = None) -> NoReturn:
+    """Raise RefusedError."""
+    raise RefusedError(message, place)
+
+
+class Program:
+    """What one step of a schedule looks things up in."""
+
+    __slots__ = ("_parents", "blocks", "func", "loops")
+
+    def __init__(self, func: PrimFunc) -> None:
+        self.func = func
+        self.loops: dict[Var, For] = {}
+        self.blocks: dict[str, BlockRealize] = {}
+        self._parents: dict[int, Stmt] = {}
+        stack: list[Stmt] = [func.body]
+        while stack:
+            s = stack.pop()
+            if isinstance(s, For):
+                self.loops[s.loop_var] = s
+            elif isinstance(s, BlockRealize):
+                if s.block.name in self.blocks:
+                    raise ScheduleError(
+                        f"block {s.block.name!r}: there are two of the name; names tell blocks "
+                        "apart in a schedule"
+                    )
+                self.blocks[s.block.name] = s
+            inner = sub_statements(s)
+            for each in inner:
+                self._parents[id(each)] = s
+            stack.extend(reversed(inner))
+
+    def parent(self, s: Stmt) -> Stmt | None:
+        """The statement directly around one; None for the body of the function."""
+        return self._parents.get(id(s))
+
+    def path(self, s: Stmt) -> list[Stmt]:
+        """The statements from the body of the function down to one."""
+        trail = [s]
+        above = self.parent(s)
+        while above is not None:
+            trail.append(above)
+            above = self.parent(above)
+        trail.reverse()
+        return trail
+
+    def loops_above(self, s: Stmt) -> list[For]:
+        """The loops around a statement, outermost first, up to the block it is in."""
+        found: list[For] = []
+        above = self.parent(s)
+        while above is not None and not isinstance(above, Block):
+            if isinstance(above, For):
+                found.append(above)
+            above = self.parent(above)
+        found.reverse()
+        return found
+
+    def scope(self, s: Stmt) -> Stmt:
+        """The body of the block around a statement, or of the function."""
+        inner = s
+        above = self.parent(s)
+        while above is not None and not isinstance(above, Block):
+            inner, above = above, self.parent(above)
+        return inner
+
+    def nest(self, s: Stmt) -> Stmt:
+        """The outermost loop around a statement with nothing else in it, or the statement."""
+        above = self.parent(s)
+        while isinstance(above, For):
+            s, above = above, self.parent(above)
+        return s
+
+    def chain(self, first: For, last: For) -> list[For] | None:
+        """The loops from one down to another if each is alone in the one before."""
+        found = [first]
+        while found[-1] is not last:
+            inner = found[-1].body
+            if not isinstance(inner, For):
+                return None
+            found.append(inner)
+        return found
+
+    def position(self, s: Stmt) -> int:
+        """Where a statement stands in program order."""
+        for n, each in enumerate(walk(self.func.body)):
+            if each is s:
+                return n
+        raise AssertionError("the statement must be in the program")
+
+    def before(self, a: Stmt, b: Stmt) -> bool:
+        """Whether a stands before b, and neither is inside the other."""
+        x, y = self.path(a), self.path(b)
+        for n, (p, q) in enumerate(zip(x, y, strict=False)):
+            if p is not q:
+                around = x[n - 1]
+                order = sub_statements(around)
+                return _index(order, p) < _index(order, q)
+        return False
+
+    def is_inside(self, inner: Stmt, outer: Stmt) -> bool:
+        """Whether one statement is within another, or is it."""
+        at: Stmt | None = inner
+        while at is not None:
+            if at is outer:
+                return True
+            at = self.parent(at)
+        return False
+
+    def replace(self, old: Stmt, new: Stmt) -> PrimFunc:
+        """The function with one statement in the place of another; what is left empty vanishes."""
+        above = self.parent(old)
+        while above is not None:
+            old, new, above = above, _with_child(above, old, new), self.parent(above)
+        return self.func.with_fields(body=new)
+
+    # Buffers.
+
+    def writers(self, buffer: Buffer) -> list[BlockRealize]:
+        """The blocks, those inside other blocks left out, that write a buffer."""
+        return [b for b in self.leaves() if buffer in written(b.block)]
+
+    def readers(self, buffer: Buffer) -> list[BlockRealize]:
+        """The blocks, those inside other blocks left out, that read a buffer."""
+        return [b for b in self.leaves() if buffer in read(b.block)]
+
+    def leaves(self, root: Stmt | None = None) -> list[BlockRealize]:
+        """The blocks under a statement (the function's body) in program order, not those inside
+        other blocks.
+        """
+        return list(outer_blocks(self.func.body if root is None else root))
+
+    def is_param(self, buffer: Buffer) -> bool:
+        """Whether a buffer is an argument of the function."""
+        return any(buffer is p for p in self.func.params)
+
+    def is_output(self, buffer: Buffer) -> bool:
+        """Whether a buffer is an argument that is written."""
+        return self.is_param(buffer)
+
+    def fresh_block(self, hint: str) -> str:
+        """A block name that is not taken: the hint, or numbered."""
+        if hint not in self.blocks:
+            return hint
+        n = 1
+        while f"{hint}_{n}" in self.blocks:
+            n += 1
+        return f"{hint}_{n}"
+
+    def fresh_buffer(self, hint: str) -> str:
+        """A buffer name that is not taken."""
+        names = {b.name for b in self.func.params}
+        names |= {s.buffer.name for s in walk(self.func.body) if isinstance(s, Allocate)}
+        if hint not in names:
+            return hint
+        n = 1
+        while f"{hint}_{n}" in names:
+            n += 1
+        return f"{hint}_{n}"
+
+
+def _index(order: Sequence[Stmt], s: Stmt) -> int:
+    return next(n for n, each in enumerate(order) if each is s)
+
+
+def _with_child(above: Stmt, old: Stmt, new: Stmt) -> Stmt:
+    """A statement with one of those directly inside it replaced."""
+    match above:
+        case SeqStmt():
+            return sequence(*(new if s is old else s for s in above.seq))
+        case For() | LetStmt() | Allocate():
+            return new if is_nothing(new) else above.with_fields(body=new)
+        case BlockRealize():
+            return above.with_fields(block=new)
+        case Block():
+            return above.with_fields(init=new) if old is above.init else above.with_fields(body=new)
+        case IfThenElse():
+            part = "then_case" if old is above.then_case else "else_case"
+            return above.with_fields(**{part: new})
+        case _:
+            raise AssertionError(f"{type(above).__name__} has nothing inside")
+
+
+def outer_blocks(root: Stmt) -> Iterator[BlockRealize]:
+    """The blocks under a statement, not those inside other blocks."""
+    stack = [root]
+    while stack:
+        s = stack.pop()
+        if isinstance(s, BlockRealize):
+            yield s
+        else:
+            stack.extend(reversed(sub_statements(s)))
+
+
+# What a block touches, found once per block.
+
+_READ: WeakKeyDictionary[Block, tuple[Buffer, ...]] = WeakKeyDictionary()
+_WRITTEN: WeakKeyDictionary[Block, tuple[Buffer, ...]] = WeakKeyDictionary()
+_FREE: WeakKeyDictionary[Block, frozenset[Var]] = WeakKeyDictionary()
+
+
+def written(block: Block) -> tuple[Buffer, ...]:
+    """The buffers a block stores to, in order."""
+    found = _WRITTEN.get(block)
+    if found is None:
+        found = _WRITTEN[block] = tuple(buffers_written(block.body))
+    return found
+
+
+def read(block: Block) -> tuple[Buffer, ...]:
+    """The buffers a block loads from, in order of appearance (its own sums among them)."""
+    found = _READ.get(block)
+    if found is None:
+        found = _READ[block] = tuple(buffers_read(block))
+    return found
+
+
+def inputs(block: Block) -> tuple[Buffer, ...]:
+    """The buffers a block reads and does not write: what TVM numbers as its reads."""
+    own = written(block)
+    return tuple(b for b in read(block) if b not in own)
+
+
+def free_in(block: Block) -> frozenset[Var]:
+    """The variables a block uses that none of its own iterators or loops define."""
+    found = _FREE.get(block)
+    if found is None:
+        used = {e for e in all_expressions(block) if isinstance(e, Var)}
+        own = {i.var for s in walk(block) if isinstance(s, Block) for i in s.iter_vars}
+        own |= {s.loop_var for s in walk(block) if isinstance(s, For)}
+        own |= {s.var for s in walk(block) if isinstance(s, LetStmt)}
+        found = _FREE[block] = frozenset(used - own)
+    return found
+
+
+# Substitution.
+
+
+class _Bindings(StmtMutator):
+    """Variables replaced in loops and bindings; blocks are opened only where they use one."""
+
+    def __init__(
+        self, values: Mapping[Var, PrimExpr], change: Callable[[PrimExpr], PrimExpr] | None
+    ) -> None:
+        self._values = dict(values)
+        self._change = change
+        self._inside = ExprRewriter(lambda e: self._values.get(e, e) if isinstance(e, Var) else e)
+
+    def expr(self, expr: PrimExpr) -> PrimExpr:
+        if isinstance(expr, IntImm):
+            return expr
+        new = substitute_expr(expr, self._values)
+        return new if new is expr or self._change is None else self._change(new)
+
+    def visit_block(self, stmt: Block) -> Stmt:
+        if free_in(stmt).isdisjoint(self._values):
+            return stmt
+        return self._inside.visit_block(stmt)
+
+
+def rebind(
+    stmt: Stmt,
+    values: Mapping[Var, PrimExpr],
+    change: Callable[[PrimExpr], PrimExpr] | None = None,
+) -> Stmt:
+    """The statement with loop variables replaced; `change` is applied to what that made."""
+    return _Bindings(values, change).visit(stmt)
+
+
+def replace_buffer(root: Stmt, old: Buffer, new: Buffer) -> Stmt:
+    """The statement with one buffer in the place of another, at the same indices."""
+    return replace_accesses(root, old, new, lambda indices: indices)
+
+
+Indices = tuple[PrimExpr, ...]
+
+
+class _Accesses(ExprRewriter):
+    def __init__(self, old: Buffer, new: Buffer, move: Callable[[Indices], Indices]) -> None:
+        super().__init__(self._load)
+        self._old, self._new, self._move = old, new, move
+
+    def _load(self, e: PrimExpr) -> PrimExpr:
+        if isinstance(e, BufferLoad) and e.buffer is self._old:
+            return BufferLoad(self._new, self._move(e.indices), e.dtype)
+        return e
+
+    def buffer(self, buffer: Buffer) -> Buffer:
+        return self._new if buffer is self._old else buffer
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        new = super().visit_store(stmt)
+        if stmt.buffer is self._old:
+            assert isinstance(new, BufferStore)
+            return new.with_fields(indices=self._move(new.indices))
+        return new
+
+
+def replace_accesses(
+    root: Stmt, old: Buffer, new: Buffer, move: Callable[[Indices], Indices]
+) -> Stmt:
+    """The statement with accesses of one buffer made accesses of another at moved indices."""
+    return _Accesses(old, new, move).visit(root)
+
+
+def allocated(func: PrimFunc, buffer: Buffer) -> PrimFunc:
+    """The function with a buffer that lives in all of it."""
+    return func.with_fields(body=Allocate(buffer, func.body))
+
+
+def unallocated(func: PrimFunc, buffer: Buffer) -> PrimFunc:
+    """The function without the Allocate of a buffer."""
+    for s in walk(func.body):
+        if isinstance(s, Allocate) and s.buffer is buffer:
+            return Program(func).replace(s, s.body)
+    return func
+
+
+# Loops and conditions.
+
+
+def bound_analyzer(loops: Iterable[For]) -> Analyzer:
+    """An analyzer that knows the ranges of loops."""
+    analyzer = Analyzer()
+    for each in loops:
+        analyzer.bind(each.loop_var, each.min, each.extent)
+    return analyzer
+
+
+def ranges_of(loops: Iterable[For]) -> dict[Var, Range]:
+    """The range of each loop, as iteration maps take them."""
+    return {s.loop_var: Range.from_min_extent(s.min, s.extent) for s in loops}
+
+
+def conditions(predicate: PrimExpr) -> list[PrimExpr]:
+    """The parts of a conjunction."""
+    if is_const(predicate):
+        return [] if predicate.value else [predicate]  # type: ignore[attr-defined]
+    found: list[PrimExpr] = []
+    stack = [predicate]
+    while stack:
+        e = stack.pop()
+        if isinstance(e, And):
+            stack.extend((e.b, e.a))
+        else:
+            found.append(e)
+    return found
+
+
+def conjunction(parts: Iterable[PrimExpr]) -> PrimExpr:
+    """All of them."""
+    total: PrimExpr = TRUE
+    for each in parts:
+        total = logical_and(total, each)
+    return total
+
+
+def loops_between(root: Stmt, leaf: Stmt, program: Program) -> list[For]:
+    """The loops inside `root` (and itself) around a statement, outermost first."""
+    found: list[For] = []
+    at: Stmt | None = leaf
+    while at is not None:
+        if isinstance(at, For):
+            found.append(at)
+        if at is root:
+            break
+        at = program.parent(at)
+    found.reverse()
+    return found
+
+
+def wrap(loops: Sequence[For], body: Stmt) -> Stmt:
+    """A body inside loops, given outermost first."""
+    for each in reversed(loops):
+        body = each.with_fields(body=body)
+    return body
+
+
+def serial(var: Var, extent: PrimExpr, body: Stmt = NOTHING) -> For:
+    """A plain loop from 0."""
+    return For(var, const(0), extent, ForKind.SERIAL, body)
+
+
+def uses(e: PrimExpr, variables: Iterable[Var]) -> bool:
+    """Whether an expression depends on any of the variables."""
+    wanted = set(variables)
+    return any(v in wanted for v in free_vars(e))

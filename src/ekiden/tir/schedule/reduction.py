@@ -1,0 +1,391 @@
+"""Primitives on sums (any commutative reduction): decompose, merge, factorize."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.arith import determines
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.prim import PrimExpr, Var, binary, is_const
+from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.schedule.check import (
+    COMPLETE,
+    REDUCTION,
+    UPDATE,
+    box_of,
+    reduce_loops,
+    require_kind,
+    require_outermost,
+    require_sole_writer,
+    single_store,
+    spatial_values,
+    update_of,
+)
+from ekiden.tir.schedule.program import (
+    Program,
+    allocated,
+    bound_analyzer,
+    conditions,
+    conjunction,
+    loops_between,
+    ranges_of,
+    read,
+    rebind,
+    refuse,
+    serial,
+    uses,
+    wrap,
+)
+from ekiden.tir.stmt import (
+    Block,
+    BlockRealize,
+    BufferStore,
+    For,
+    ForKind,
+    IterKind,
+    IterVar,
+    PrimFunc,
+    Stmt,
+)
+from ekiden.tir.visitor import NOTHING, sequence
+from ekiden.tir.visitor import substitute as substitute_stmt
+
+
+def _spatial_conditions(step: str, realize: BlockRealize, reduced: set[Var]) -> PrimExpr:
+    """The part of a predicate that reduced loops have no part in."""
+    kept: list[PrimExpr] = []
+    for each in conditions(realize.predicate):
+        used = set(free_vars(each))
+        if not used & reduced:
+            kept.append(each)
+        elif used - reduced:
+            refuse(
+                f"{step} {realize.block.name!r}: its condition mixes reduced and other loops",
+                realize,
+            )
+    return conjunction(kept)
+
+
+def decompose_reduction(
+    program: Program, realize: BlockRealize, loop: For
+) -> tuple[PrimFunc, list[str]]:
+    """See `Schedule.decompose_reduction`."""
+    step, block = "decompose_reduction", realize.block
+    name = block.name
+    if block.init is None:
+        refuse(f"{step} {name!r}: the block is not a reduction", realize)
+    require_outermost(step, program, realize)
+    require_kind(step, realize, REDUCTION)
+    if not program.is_inside(realize, loop):
+        refuse(f"{step} {name!r}: the block is not in loop {loop.loop_var.name!r}", loop)
+    above = program.loops_above(loop)
+    outside = [s.loop_var.name for s in reduce_loops(realize, above)]
+    if outside:
+        refuse(f"{step} {name!r}: loops {outside} outside {loop.loop_var.name!r} reduce too", loop)
+    inner = loops_between(loop, realize, program)
+    reduced = {s.loop_var for s in reduce_loops(realize, inner)}
+    spatial_vars = set(free_vars(*spatial_values(realize)))
+    both = [v.name for v in reduced & spatial_vars]
+    if both:
+        refuse(f"{step} {name!r}: loop {both[0]!r} is both spatial and reduced", realize)
+    predicate = _spatial_conditions(step, realize, reduced)
+    # Each point is set once, then summed once.
+    wanted = {s.loop_var for s in inner if not is_const(s.extent, 1)}
+    fault = determines(
+        [v for v in realize.iter_values if not is_const(v)], ranges_of(inner), wanted
+    )
+    if fault is not None:
+        refuse(
+            f"{step} {name!r}: it is not known to run once for each step of its loops: {fault}",
+            realize,
+        )
+    made, nest = _init_nest(program, realize, inner, spatial_vars, predicate)
+    update = Program(program.replace(block, block.with_fields(init=None)))
+    place = update.loops[loop.loop_var]
+    return update.replace(place, sequence(nest, place)), [made]
+
+
+def _init_nest(
+    program: Program,
+    realize: BlockRealize,
+    inner: Sequence[For],
+    spatial_vars: set[Var],
+    predicate: PrimExpr,
+) -> tuple[str, Stmt]:
+    """The init as a block of its own in the spatial loops."""
+    block = realize.block
+    assert block.init is not None
+    kept = [s for s in inner if s.loop_var in spatial_vars]
+    renamed: dict[Var, PrimExpr] = {
+        s.loop_var: Var(f"{s.loop_var.name}_init", s.loop_var.dtype) for s in kept
+    }
+    pairs = [
+        (i, v)
+        for i, v in zip(block.iter_vars, realize.iter_values, strict=True)
+        if i.kind is IterKind.SPATIAL
+    ]
+    iters: dict[Var, PrimExpr] = {i.var: Var(f"{i.var.name}_init", i.var.dtype) for i, _ in pairs}
+    made = program.fresh_block(f"{block.name}_init")
+    new = Block(
+        made,
+        tuple(IterVar(_var(iters[i.var]), i.extent, i.kind) for i, _ in pairs),
+        substitute_stmt(block.init, iters),
+    )
+    nest: Stmt = BlockRealize(
+        tuple(substitute(v, renamed) for _, v in pairs), substitute(predicate, renamed), new
+    )
+    for each in reversed(kept):
+        # A vector of sums begins as a vector; other kinds are decided for the sum alone.
+        kind = each.kind if each.kind in (ForKind.VECTORIZED, ForKind.UNROLLED) else ForKind.SERIAL
+        notes = None if kind is ForKind.SERIAL else each.annotations
+        nest = For(_var(renamed[each.loop_var]), each.min, each.extent, kind, nest, notes)
+    return made, nest
+
+
+def _var(e: PrimExpr) -> Var:
+    assert isinstance(e, Var)
+    return e
+
+
+def merge_reduction(program: Program, init: BlockRealize, update: BlockRealize) -> PrimFunc:
+    """See `Schedule.merge_reduction`."""
+    step, name = "merge_reduction", update.block.name
+    require_outermost(step, program, init)
+    require_outermost(step, program, update)
+    require_kind(step, init, COMPLETE)
+    require_kind(step, update, UPDATE)
+    start, store = single_store(step, init), single_store(step, update)
+    buffer = store.buffer
+    if start.buffer is not buffer:
+        refuse(
+            f"{step} {name!r}: block {init.block.name!r} writes {start.buffer.name!r}, the sum "
+            f"{buffer.name!r}",
+            init,
+        )
+    if free_vars(start.value) or any(read(init.block)):
+        refuse(f"{step} {name!r}: block {init.block.name!r} does not set a constant", init)
+    if not program.before(init, update):
+        refuse(f"{step} {name!r}: block {init.block.name!r} does not come before it", init)
+    around, first, second = _meeting(program, init, update)
+    for each in program.writers(buffer) + program.readers(buffer):
+        if each not in (init, update) and not program.before(update, each):
+            refuse(f"{step} {name!r}: block {each.block.name!r} uses {buffer.name!r} before", each)
+    shared = [s.loop_var.name for s in reduce_loops(update, around)]
+    if shared:
+        refuse(f"{step} {name!r}: loops {shared}, which reduce, are around both blocks", update)
+    _require_same_part(step, program, (init, first), (update, second), buffer)
+    loops = loops_between(second, update, program)
+    _require_once(step, update, loops)
+    body = start.with_fields(indices=store.indices)
+    block = update.block.with_fields(init=body)
+    func = program.replace(update.block, block)
+    after = Program(func)
+    return after.replace(after.nest(after.blocks[init.block.name]), NOTHING)
+
+
+def _meeting(program: Program, a: Stmt, b: Stmt) -> tuple[list[For], Stmt, Stmt]:
+    """The loops around both of two statements, and the statements below them that hold each."""
+    x, y = program.path(a), program.path(b)
+    n = next(n for n, (p, q) in enumerate(zip(x, y, strict=False)) if p is not q)
+    return [s for s in x[:n] if isinstance(s, For)], x[n], y[n]
+
+
+def _require_same_part(
+    step: str,
+    program: Program,
+    init: tuple[BlockRealize, Stmt],
+    update: tuple[BlockRealize, Stmt],
+    buffer: Buffer,
+) -> None:
+    """The init sets exactly what the update sums up."""
+    name = update[0].block.name
+    boxes = [box_of(program, root, buffer, realize) for realize, root in (init, update)]
+    for each, (realize, _) in zip(boxes, (init, update), strict=True):
+        if isinstance(each, str):
+            refuse(f"{step} {name!r}: {each}", realize)
+    analyzer = bound_analyzer(program.loops_above(init[0]))
+    for axis, (a, b) in enumerate(zip(*boxes, strict=True)):
+        same = analyzer.can_prove_equal(a.low, b.low)
+        if not same or not analyzer.can_prove_equal(a.extent, b.extent):
+            refuse(
+                f"{step} {name!r}: block {init[0].block.name!r} does not set what it sums up "
+                f"(axis {axis} of {buffer.name!r})",
+                init[0],
+            )
+
+
+def _require_once(step: str, update: BlockRealize, loops: Sequence[For]) -> None:
+    """The first step of each sum is where all its reduction iterators are 0."""
+    name = update.block.name
+    reduced = {s.loop_var for s in reduce_loops(update, loops)}
+    both = [v.name for v in free_vars(*spatial_values(update)) if v in reduced]
+    if both:
+        refuse(f"{step} {name!r}: loop {both[0]!r} is both spatial and reduced", update)
+    wanted = {s.loop_var for s in loops if not is_const(s.extent, 1)}
+    values = [v for v in update.iter_values if not is_const(v)]
+    fault = determines(values, ranges_of(loops), wanted)
+    if fault is not None:
+        refuse(
+            f"{step} {name!r}: it is not known to run once for each step of its loops: {fault}",
+            update,
+        )
+    analyzer = bound_analyzer(loops)
+    start: dict[Var, PrimExpr] = {s.loop_var: s.min for s in loops}
+    for i, v in zip(update.block.iter_vars, update.iter_values, strict=True):
+        if i.kind is IterKind.REDUCE and not is_const(analyzer.simplify(substitute(v, start)), 0):
+            refuse(f"{step} {name!r}: its sum does not begin at 0", update)
+
+
+def rfactor(program: Program, loop: For, factor_axis: int) -> tuple[PrimFunc, list[str]]:
+    """See `Schedule.rfactor`."""
+    step, var = "rfactor", loop.loop_var
+    blocks = program.leaves(loop)
+    if len(blocks) != 1:
+        names = [b.block.name for b in blocks]
+        refuse(f"{step} {var.name!r}: expected one block in the loop, got {names}", loop)
+    realize = blocks[0]
+    name = realize.block.name
+    require_outermost(step, program, realize)
+    require_kind(step, realize, REDUCTION)
+    store = single_store(step, realize)
+    require_sole_writer(step, program, realize, store.buffer)
+    nest = program.nest(realize)
+    loops = loops_between(nest, realize, program)
+    if var in free_vars(*spatial_values(realize)):
+        refuse(f"{step} {var.name!r}: block {name!r} is spatial in it", realize)
+    if loop not in reduce_loops(realize, loops):
+        refuse(f"{step} {var.name!r}: block {name!r} does not reduce over it", realize)
+    reduced = reduce_loops(realize, loops)
+    if reduce_loops(realize, program.loops_above(nest)):
+        refuse(f"{step} {var.name!r}: block {name!r} reduces over loops further out", realize)
+    spatial_vars = set(free_vars(*spatial_values(realize)))
+    for each in reduced:
+        if each.loop_var in spatial_vars:
+            refuse(f"{step}: loop {each.loop_var.name!r} is both spatial and reduced", realize)
+        if not is_const(each.min, 0):
+            refuse(f"{step}: loop {each.loop_var.name!r} must start at 0", each)
+    _require_once(step, realize, loops)
+    rank = len(store.buffer.shape)
+    if not -rank - 1 <= factor_axis <= rank:
+        refuse(
+            f"{step} {var.name!r}: factor_axis must be from {-rank - 1} to {rank}, got "
+            f"{factor_axis}",
+            loop,
+        )
+    axis = factor_axis % (rank + 1)
+    shape = (*store.buffer.shape[:axis], loop.extent, *store.buffer.shape[axis:])
+    partial = Buffer(program.fresh_buffer(f"{store.buffer.name}_rf"), shape, store.buffer.dtype)
+    parts = _Parts(step, program, realize, store, loop, reduced, partial, axis)
+    others = [s for s in loops if s not in reduced]
+    first = wrap(loops, parts.factored())
+    second = _fresh_loops(others, loop, parts.combined())
+    func = program.replace(nest, sequence(first, second))
+    return allocated(func, partial), [parts.made]
+
+
+def _fresh_loops(spatial: Sequence[For], loop: For, body: Stmt) -> Stmt:
+    """The spatial loops and the factored one, with variables of their own."""
+    loops = [*spatial, loop]
+    names: dict[Var, PrimExpr] = {s.loop_var: Var(s.loop_var.name, s.loop_var.dtype) for s in loops}
+    body = rebind(body, names)
+    for each in reversed(loops):
+        new = _var(names[each.loop_var])
+        low, extent = substitute(each.min, names), substitute(each.extent, names)
+        body = serial(new, extent, body).with_fields(min=low)
+    return body
+
+
+class _Parts:
+    """The two blocks that a factored sum becomes."""
+
+    def __init__(
+        self,
+        step: str,
+        program: Program,
+        realize: BlockRealize,
+        store: BufferStore,
+        loop: For,
+        reduced: Sequence[For],
+        partial: Buffer,
+        axis: int,
+    ) -> None:
+        self.realize, self.store, self.loop = realize, store, loop
+        self.reduced, self.partial, self.axis = reduced, partial, axis
+        self.made = program.fresh_block(f"{realize.block.name}_rf")
+        update = update_of(store)
+        if update is None:
+            refuse(
+                f"{step} {loop.loop_var.name!r}: block {realize.block.name!r} is not a sum, "
+                "product, minimum or maximum of one value",
+                realize,
+            )
+        self.op, self.value = update
+        init = realize.block.init
+        assert isinstance(init, BufferStore)
+        self.identity = init.value
+        names = {s.loop_var for s in reduced}
+        self.inside = [c for c in conditions(realize.predicate) if uses(c, names)]
+        self.outside = [c for c in conditions(realize.predicate) if not uses(c, names)]
+        for each in self.inside:
+            if set(free_vars(each)) - names:
+                refuse(
+                    f"{step}: the condition of block {realize.block.name!r} mixes reduced and "
+                    "other loops",
+                    realize,
+                )
+
+    def _at(self, indices: Sequence[PrimExpr], inserted: PrimExpr) -> tuple[PrimExpr, ...]:
+        return (*indices[: self.axis], inserted, *indices[self.axis :])
+
+    def factored(self) -> BlockRealize:
+        """Sums over the other reduced loops, one for each step of the factored one."""
+        block = self.realize.block
+        spatial = [
+            (i, v)
+            for i, v in zip(block.iter_vars, self.realize.iter_values, strict=True)
+            if i.kind is IterKind.SPATIAL
+        ]
+        names: dict[Var, PrimExpr] = {i.var: Var(i.var.name, i.var.dtype) for i, _ in spatial}
+        loops = {s.loop_var: Var(f"v{s.loop_var.name}", s.loop_var.dtype) for s in self.reduced}
+        values: dict[Var, PrimExpr] = dict(names)
+        as_iters: dict[Var, PrimExpr] = dict(loops)
+        for i, v in zip(block.iter_vars, self.realize.iter_values, strict=True):
+            if i.kind is IterKind.REDUCE:
+                values[i.var] = substitute(v, as_iters)
+        factor = loops[self.loop.loop_var]
+        iters = [IterVar(_var(names[i.var]), i.extent, i.kind) for i, _ in spatial]
+        iters.append(IterVar(factor, self.loop.extent, IterKind.SPATIAL))
+        rest = [s for s in self.reduced if s is not self.loop]
+        iters.extend(IterVar(loops[s.loop_var], s.extent, IterKind.REDUCE) for s in rest)
+        indices = tuple(substitute(i, values) for i in self.store.indices)
+        at = self._at(indices, factor)
+        value = substitute(self.value, values)
+        if self.inside:
+            condition = substitute(conjunction(self.inside), as_iters)
+            value = if_then_else(condition, value, self.identity)
+        init: Stmt | None = BufferStore(self.partial, self.identity, at)
+        if rest:
+            value = binary(self.op, BufferLoad(self.partial, at, self.partial.dtype), value)
+        else:
+            init = None
+        bound = (*(v for _, v in spatial), self.loop.loop_var, *(s.loop_var for s in rest))
+        made = Block(self.made, tuple(iters), BufferStore(self.partial, value, at), init)
+        return BlockRealize(bound, conjunction(self.outside), made)
+
+    def combined(self) -> BlockRealize:
+        """The sum over the steps of the factored loop."""
+        block = self.realize.block
+        pairs = [
+            (i, v)
+            for i, v in zip(block.iter_vars, self.realize.iter_values, strict=True)
+            if i.kind is IterKind.SPATIAL
+        ]
+        factor = Var(f"v{self.loop.loop_var.name}", self.loop.loop_var.dtype)
+        iters = (*(i for i, _ in pairs), IterVar(factor, self.loop.extent, IterKind.REDUCE))
+        value = BufferLoad(self.partial, self._at(self.store.indices, factor), self.partial.dtype)
+        own = BufferLoad(self.store.buffer, self.store.indices, self.partial.dtype)
+        body = self.store.with_fields(value=binary(self.op, own, value))
+        new = block.with_fields(iter_vars=iters, body=body)
+        bound = (*(v for _, v in pairs), self.loop.loop_var)
+        return BlockRealize(bound, conjunction(self.outside), new)

@@ -1,0 +1,127 @@
+"""rolling_buffer: keep of a buffer only the window that a loop's step needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.prim import EQ, IntImm, PrimExpr, Var, binary, logical_and
+from ekiden.ir.prim import Or as OrExpr
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.tir.expr import Buffer
+from ekiden.tir.regions import Range, accesses, region
+from ekiden.tir.schedule.cache import pick_buffer
+from ekiden.tir.schedule.check import (
+    COMPLETE,
+    REDUCTION,
+    exact_box,
+    require_kind,
+    require_no_conditions,
+    require_outermost,
+    require_sole_writer,
+)
+from ekiden.tir.schedule.program import (
+    Indices,
+    Program,
+    bound_analyzer,
+    refuse,
+    replace_accesses,
+    written,
+)
+from ekiden.tir.stmt import BlockRealize, BufferStore, For, ForKind, PrimFunc
+from ekiden.tir.visitor import walk
+
+
+def rolling_buffer(
+    program: Program, realize: BlockRealize, write_buffer_index: int | str | Buffer = 0
+) -> PrimFunc:
+    """See `Schedule.rolling_buffer`."""
+    step, name = "rolling_buffer", realize.block.name
+    require_outermost(step, program, realize)
+    buffer = pick_buffer(step, realize, write_buffer_index, written(realize.block), "writes")
+    if program.is_param(buffer):
+        refuse(f"{step} {name!r}: {buffer.name!r} is an argument", realize)
+    require_kind(step, realize, COMPLETE, REDUCTION)
+    require_sole_writer(step, program, realize, buffer)
+    require_no_conditions(step, realize)
+    loop = _common_loop(step, program, realize, buffer)
+    outer = [*program.loops_above(loop), loop]
+    needed = region(buffer, accesses(loop.body, buffer), outer)
+    axis, pace = _rolling_axis(step, realize, loop, needed, outer)
+    window = needed[axis].extent
+    assert isinstance(window, IntImm)
+    made = exact_box(program, loop, buffer, realize)
+    if isinstance(made, str):
+        refuse(f"{step} {name!r}: {made}", realize)
+    analyzer = bound_analyzer(outer)
+    for a, b in zip(made, needed, strict=True):
+        same = analyzer.can_prove_equal(a.low, b.low)
+        if not same or not analyzer.can_prove_equal(a.extent, b.extent):
+            refuse(f"{step} {name!r}: a step does not write just what it reads", realize)
+    index = _rolled_iterator(step, realize, buffer, axis)
+    fresh = index >= needed[axis].low + (window.value - pace)
+    first = binary(EQ, loop.loop_var, loop.min)
+    predicate = logical_and(realize.predicate, binary(OrExpr, first, fresh))
+    func = program.replace(realize, realize.with_fields(predicate=predicate))
+    shape = tuple(window if n == axis else d for n, d in enumerate(buffer.shape))
+    new = buffer.with_fields(shape=shape)
+
+    def roll(indices: Indices) -> Indices:
+        return tuple(i % window if n == axis else i for n, i in enumerate(indices))
+
+    return func.with_fields(body=replace_accesses(func.body, buffer, new, roll))
+
+
+def _common_loop(step: str, program: Program, realize: BlockRealize, buffer: Buffer) -> For:
+    """The innermost loop around everything that uses the buffer, which runs in order."""
+    name = realize.block.name
+    users = [*program.readers(buffer), realize]
+    around = [
+        s for s in program.loops_above(realize) if all(program.is_inside(u, s) for u in users)
+    ]
+    if not around:
+        refuse(f"{step} {name!r}: it is in no loop with those that read {buffer.name!r}", realize)
+    loop = around[-1]
+    if loop.kind is not ForKind.SERIAL:
+        refuse(f"{step} {name!r}: loop {loop.loop_var.name!r} is {loop.kind.value}", loop)
+    return loop
+
+
+def _rolling_axis(
+    step: str, realize: BlockRealize, loop: For, needed: Sequence[Range], outer: Sequence[For]
+) -> tuple[int, int]:
+    """The axis along which the window moves with the loop, and by how much each step."""
+    name, var = realize.block.name, loop.loop_var
+    moving = [n for n, r in enumerate(needed) if var in free_vars(r.low)]
+    if len(moving) != 1:
+        refuse(
+            f"{step} {name!r}: what a step of {var.name!r} needs must move along one axis, it "
+            f"moves along {moving}",
+            realize,
+        )
+    (axis,) = moving
+    pace = bound_analyzer(outer).coefficient(needed[axis].low, var)
+    window = needed[axis].extent
+    if pace is None or not isinstance(window, IntImm):
+        refuse(f"{step} {name!r}: the window of axis {axis} has no constant size and pace", realize)
+    if not 0 < pace < window.value:
+        refuse(
+            f"{step} {name!r}: windows of {window.value} that move by {pace} do not overlap",
+            realize,
+        )
+    if any(var in free_vars(r.extent) for r in needed):
+        refuse(f"{step} {name!r}: the window changes its size", realize)
+    return axis, pace
+
+
+def _rolled_iterator(step: str, realize: BlockRealize, buffer: Buffer, axis: int) -> PrimExpr:
+    """What the iterator along the rolled axis is bound to."""
+    values = dict(zip((i.var for i in realize.block.iter_vars), realize.iter_values, strict=True))
+    for s in walk(realize.block.body):
+        if isinstance(s, BufferStore) and s.buffer is buffer:
+            index = s.indices[axis]
+            if isinstance(index, Var) and index in values:
+                return values[index]
+    refuse(
+        f"{step} {realize.block.name!r}: axis {axis} of {buffer.name!r} must be one iterator",
+        realize,
+    )

@@ -1,0 +1,135 @@
+"""Decisions drawn at random: tiles, categories, places to compute at."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ekiden.ir.prim import IntImm, Var
+from ekiden.runtime.errors import ScheduleError
+from ekiden.tir.schedule.inline import compute_inline
+from ekiden.tir.schedule.move import compute_at
+from ekiden.tir.schedule.program import Program, RefusedError, refuse, written
+from ekiden.tir.stmt import BlockRealize, For
+
+ROOT, INLINE = -1, -2
+"""Places that are no loop: where the block is, and in its readers."""
+
+
+def perfect_tile(
+    loop: For,
+    n: int,
+    max_innermost_factor: int,
+    decision: Sequence[int] | None,
+    source: random.Random,
+) -> list[int]:
+    """n factors whose product is the extent, the last at most `max_innermost_factor`."""
+    name = loop.loop_var.name
+    if not isinstance(loop.extent, IntImm) or loop.extent.value < 1:
+        refuse(f"sample_perfect_tile {name!r}: the extent must be a positive constant", loop)
+    extent = int(loop.extent.value)
+    if n < 1:
+        refuse(f"sample_perfect_tile {name!r}: expected at least one factor, got {n}", loop)
+    if decision is not None:
+        return _repaired(extent, n, [int(d) for d in decision], name, loop)
+    return _sampled(extent, n, max_innermost_factor, source)
+
+
+def _repaired(extent: int, n: int, decision: list[int], name: str, loop: For) -> list[int]:
+    """A decision for this extent: a replay on another size keeps the inner factors that divide."""
+    if len(decision) != n or any(d < 1 for d in decision):
+        refuse(f"sample_perfect_tile {name!r}: expected {n} positive factors, got {decision}", loop)
+    factors: list[int] = []
+    left = extent
+    for each in reversed(decision[1:]):
+        factor = each if left % each == 0 else 1
+        factors.append(factor)
+        left //= factor
+    return [left, *reversed(factors)]
+
+
+def _divisors(n: int) -> list[int]:
+    small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})
+
+
+def _sampled(extent: int, n: int, limit: int, source: random.Random) -> list[int]:
+    """Each prime factor goes to a random place; the last takes no more than the limit."""
+    if n == 1:
+        return [extent]
+    last = source.choice([d for d in _divisors(extent) if d <= max(limit, 1)])
+    factors = [1] * (n - 1) + [last]
+    left, prime = extent // last, 2
+    while left > 1:
+        while left % prime == 0:
+            factors[source.randrange(n - 1)] *= prime
+            left //= prime
+        prime += 1 if prime * prime <= left else max(left - prime, 1)
+    return factors
+
+
+def categorical(
+    candidates: Sequence[int],
+    probs: Sequence[float],
+    decision: int | None,
+    source: random.Random,
+) -> tuple[int, int]:
+    """(which, its value)."""
+    if len(candidates) != len(probs) or not candidates:
+        raise ScheduleError(
+            f"sample_categorical: expected as many probabilities as candidates, got {len(probs)} "
+            f"for {len(candidates)}"
+        )
+    if decision is None:
+        decision = source.choices(range(len(candidates)), list(probs))[0]
+    if not 0 <= decision < len(candidates):
+        raise ScheduleError(
+            f"sample_categorical: there is no candidate {decision} of {len(candidates)}"
+        )
+    return decision, candidates[decision]
+
+
+def compute_locations(program: Program, realize: BlockRealize) -> list[Var | int]:
+    """Where a block can be computed: where it is, in its readers, or at a loop of its reader."""
+    found: list[Var | int] = [ROOT]
+    if _possible(partial(compute_inline, program, realize)):
+        found.append(INLINE)
+    readers = [r for b in written(realize.block) for r in program.readers(b) if r is not realize]
+    if not readers:
+        return found
+    found.extend(
+        loop.loop_var
+        for loop in program.loops_above(readers[0])
+        if _possible(partial(compute_at, program, realize, loop))
+    )
+    return found
+
+
+def _possible(step: Callable[[], object]) -> bool:
+    try:
+        step()
+    except RefusedError:
+        return False
+    return True
+
+
+def compute_location(
+    program: Program, realize: BlockRealize, decision: int | None, source: random.Random
+) -> tuple[int, Var | int]:
+    """(which loop of the first reader, from outside, or ROOT or INLINE; the loop)."""
+    places = compute_locations(program, realize)
+    numbered: dict[int, Var | int] = {}
+    readers = [r for b in written(realize.block) for r in program.readers(b) if r is not realize]
+    order = [s.loop_var for s in program.loops_above(readers[0])] if readers else []
+    for place in places:
+        numbered[place if isinstance(place, int) else order.index(place)] = place
+    if decision is None:
+        decision = source.choice(sorted(numbered))
+    if decision not in numbered:
+        refuse(
+            f"sample_compute_location {realize.block.name!r}: place {decision} is not one of "
+            f"{sorted(numbered)}",
+            realize,
+        )
+    return decision, numbered[decision]

@@ -1,0 +1,391 @@
+"""Primitives that take a part of a program as one: blockize, and tensorize, which puts an
+instruction in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
+from ekiden.ir.prim_visitor import children, free_vars, literals, substitute
+from ekiden.tir.expr import Buffer, BufferLoad, Ramp, broadcast
+from ekiden.tir.schedule.check import (
+    COMPLETE,
+    REDUCTION,
+    UPDATE,
+    domain_guards,
+    reached,
+    require_kind,
+)
+from ekiden.tir.schedule.program import (
+    Program,
+    bound_analyzer,
+    conjunction,
+    loops_between,
+    ranges_of,
+    refuse,
+    serial,
+    uses,
+)
+from ekiden.tir.stmt import (
+    Block,
+    BlockRealize,
+    BufferStore,
+    For,
+    IterKind,
+    IterVar,
+    PrimFunc,
+    SeqStmt,
+    Stmt,
+)
+from ekiden.tir.tensor_intrin import TensorIntrin
+from ekiden.tir.visitor import ExprRewriter, StmtMutator
+from ekiden.tir.visitor import substitute as substitute_stmt
+
+
+def blockize(
+    program: Program, loop: For, preserve_unit_iters: bool = True
+) -> tuple[PrimFunc, list[str]]:
+    """See `Schedule.blockize`."""
+    step = "blockize"
+    blocks = program.leaves(loop)
+    if len(blocks) != 1:
+        names = [b.block.name for b in blocks]
+        refuse(f"{step} {loop.loop_var.name!r}: expected one block in the loop, got {names}", loop)
+    realize = blocks[0]
+    inner = loops_between(loop, realize, program)
+    if program.chain(loop, inner[-1]) is None or inner[-1].body is not realize:
+        refuse(f"{step} {loop.loop_var.name!r}: the loop must hold loops and a block alone", loop)
+    require_kind(step, realize, COMPLETE, REDUCTION, UPDATE)
+    divided = [
+        _divided(step, program, realize, i, v, inner)
+        for i, v in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    ]
+    kept = [d for d in divided if preserve_unit_iters or not is_const(d.outer.extent, 1)]
+    dropped: dict[Var, PrimExpr] = {
+        d.outer.var: const(0, d.outer.var.dtype) for d in divided if d not in kept
+    }
+    values = tuple(substitute(d.inner_value, dropped) for d in divided)
+    outside, inside = _conditions(step, program, realize, divided, inner)
+    block = realize.block
+    init = None
+    if block.init is not None:
+        init = _outer_init(program, realize, divided, inner, values)
+        block = block.with_fields(init=None)
+    body: Stmt = BlockRealize(values, substitute(inside, dropped), block)
+    for each in reversed(inner):
+        body = each.with_fields(body=body)
+    made = program.fresh_block(f"{block.name}_o")
+    outer = Block(made, tuple(d.outer for d in kept), body, init)
+    whole = BlockRealize(tuple(d.outer_value for d in kept), outside, outer)
+    return program.replace(loop, whole), [made]
+
+
+class _Divided:
+    """An iterator as outer * size + inner."""
+
+    __slots__ = ("inner_value", "outer", "outer_value")
+
+    def __init__(self, outer: IterVar, outer_value: PrimExpr, inner_value: PrimExpr) -> None:
+        self.outer, self.outer_value, self.inner_value = outer, outer_value, inner_value
+
+
+def _divided(
+    step: str,
+    program: Program,
+    realize: BlockRealize,
+    each: IterVar,
+    value: PrimExpr,
+    inner: Sequence[For],
+) -> _Divided:
+    name = realize.block.name
+    inside = {s.loop_var for s in inner}
+    zeros: dict[Var, PrimExpr] = {s.loop_var: s.min for s in inner}
+    analyzer = bound_analyzer([*program.loops_above(inner[0]), *inner])
+    outer_part = analyzer.simplify(substitute(value, zeros))
+    inner_part = analyzer.simplify(value - outer_part)
+    if any(v not in inside for v in free_vars(inner_part)):
+        refuse(
+            f"{step}: {each.var.name!r} of block {name!r} does not part into loops outside and "
+            "inside",
+            realize,
+        )
+    var = Var(f"{each.var.name}o", each.var.dtype)
+    if is_const(inner_part, 0):
+        return _Divided(IterVar(var, each.extent, each.kind), outer_part, var)
+    made = detect_iter_map([inner_part], ranges_of(inner), check_level=IterMapLevel.SURJECTIVE)
+    if made.errors or not is_const(convert(made.indices[0].base), 0):
+        refuse(
+            f"{step}: what {each.var.name!r} of block {name!r} runs over inside has gaps", realize
+        )
+    size = analyzer.simplify(reached(made.indices[0]))
+    outer_value = analyzer.simplify(outer_part // size)
+    if not analyzer.can_prove_equal(outer_value * size, outer_part):
+        refuse(
+            f"{step}: {each.var.name!r} of block {name!r} begins at no multiple of what is inside",
+            realize,
+        )
+    whole = is_const(analyzer.simplify(each.extent % size), 0)
+    extent = Analyzer().simplify(each.extent // size if whole else (each.extent + size - 1) // size)
+    return _Divided(IterVar(var, extent, each.kind), outer_value, var * size + inner_part)
+
+
+def _conditions(
+    step: str,
+    program: Program,
+    realize: BlockRealize,
+    divided: Sequence[_Divided],
+    inner: Sequence[For],
+) -> tuple[PrimExpr, PrimExpr]:
+    """The predicate of the outer block and that of the one inside."""
+    variables = {s.loop_var for s in inner}
+    guards, others = domain_guards(realize)
+    outside = [c for c in (*guards, *others) if not uses(c, variables)]
+    if any(uses(c, variables) for c in others):
+        refuse(
+            f"{step}: block {realize.block.name!r} runs only under a condition on the loops inside",
+            realize,
+        )
+    inside: list[PrimExpr] = []
+    if len(outside) < len(guards) + len(others):
+        around = bound_analyzer(program.loops_above(inner[0]))
+        analyzer = bound_analyzer(inner)
+        for each in divided:
+            analyzer.bind(each.outer.var, 0, each.outer.extent)
+        for each, i in zip(divided, realize.block.iter_vars, strict=True):
+            # The outer iterator stays in its domain, and the one inside in what is left of it.
+            if not around.can_prove(each.outer_value < each.outer.extent):
+                outside.append(each.outer_value < each.outer.extent)
+            within = each.inner_value < i.extent
+            if not analyzer.can_prove(within):
+                inside.append(within)
+    return conjunction(outside), conjunction(inside)
+
+
+def _outer_init(
+    program: Program,
+    realize: BlockRealize,
+    divided: Sequence[_Divided],
+    inner: Sequence[For],
+    values: Sequence[PrimExpr],
+) -> Stmt:
+    """The init of all points inside, in loops of their own."""
+    block = realize.block
+    assert block.init is not None
+    spatial = [
+        (i, v) for i, v in zip(block.iter_vars, values, strict=True) if i.kind is IterKind.SPATIAL
+    ]
+    used = set(free_vars(*(v for _, v in spatial)))
+    kept = [s for s in inner if s.loop_var in used]
+    names: dict[Var, PrimExpr] = {
+        s.loop_var: Var(f"{s.loop_var.name}_init", s.loop_var.dtype) for s in kept
+    }
+    iters = {i.var: Var(f"{i.var.name}_init", i.var.dtype) for i, _ in spatial}
+    as_exprs: dict[Var, PrimExpr] = dict(iters)
+    new = Block(
+        program.fresh_block(f"{block.name}_init"),
+        tuple(IterVar(iters[i.var], i.extent, i.kind) for i, _ in spatial),
+        substitute_stmt(block.init, as_exprs),
+    )
+    analyzer = bound_analyzer(inner)
+    for each in divided:
+        analyzer.bind(each.outer.var, 0, each.outer.extent)
+    condition = conjunction(
+        substitute(v < i.extent, names) for i, v in spatial if not analyzer.can_prove(v < i.extent)
+    )
+    nest: Stmt = BlockRealize(tuple(substitute(v, names) for _, v in spatial), condition, new)
+    for loop in reversed(kept):
+        var = names[loop.loop_var]
+        assert isinstance(var, Var)
+        nest = serial(var, loop.extent, nest).with_fields(min=loop.min)
+    return nest
+
+
+# Tensor intrinsics.
+
+
+class _MismatchError(Exception):
+    """A program is not what an intrinsic describes; the message says where."""
+
+
+class _Match:
+    """Which loops and which parts of buffers of a program a description stands for."""
+
+    def __init__(self, inside: set[Var]) -> None:
+        self.variables: dict[Var, PrimExpr] = {}
+        self.inside = inside
+        """Variables of the matched part: offsets of buffers may not depend on them."""
+        self.buffers: dict[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]] = {}
+        self.analyzer = Analyzer()
+
+    def stmt(self, desc: Stmt, given: Stmt) -> None:
+        """Match statements; blocks are opened, their iterators being their bindings."""
+        desc, given = _opened(desc), _opened(given)
+        if isinstance(desc, For) and is_const(desc.extent, 1) and not isinstance(given, For):
+            self.stmt(substitute_stmt(desc.body, {desc.loop_var: desc.min}), given)
+            return
+        match desc, given:
+            case For(), For():
+                if not self.analyzer.can_prove_equal(desc.extent, given.extent):
+                    raise _MismatchError(
+                        f"loop {given.loop_var.name!r} has {_size(given.extent)} steps, expected "
+                        f"{_size(desc.extent)}"
+                    )
+                self.variables[desc.loop_var] = given.loop_var
+                self.inside.add(given.loop_var)
+                self.analyzer.bind(given.loop_var, given.min, given.extent)
+                self.stmt(desc.body, given.body)
+            case BufferStore(), BufferStore():
+                self.access(desc.buffer, desc.indices, given.buffer, given.indices)
+                self.expr(desc.value, given.value)
+            case SeqStmt(), SeqStmt() if len(desc.seq) == len(given.seq):
+                for a, b in zip(desc.seq, given.seq, strict=True):
+                    self.stmt(a, b)
+            case _:
+                raise _MismatchError(
+                    f"expected a {type(desc).__name__}, got a {type(given).__name__}"
+                )
+
+    def expr(self, desc: PrimExpr, given: PrimExpr) -> None:
+        """Match expressions node by node."""
+        stack = [(desc, given)]
+        while stack:
+            a, b = stack.pop()
+            if isinstance(a, Var):
+                if not self.analyzer.can_prove_equal(self.variables.get(a, a), b):
+                    raise _MismatchError(f"another variable stands for {a.name!r}")
+                continue
+            if type(a) is not type(b) or a.dtype != b.dtype:
+                raise _MismatchError(
+                    f"expected {type(a).__name__} of {a.dtype}, got {type(b).__name__} of {b.dtype}"
+                )
+            if isinstance(a, BufferLoad):
+                assert isinstance(b, BufferLoad)
+                self.access(a.buffer, a.indices, b.buffer, b.indices)
+                continue
+            if literals(a) != literals(b):
+                raise _MismatchError(f"expected {literals(a)}, got {literals(b)}")
+            stack.extend(zip(children(a), children(b), strict=True))
+
+    def access(
+        self,
+        desc: Buffer,
+        desc_indices: Sequence[PrimExpr],
+        given: Buffer,
+        indices: Sequence[PrimExpr],
+    ) -> None:
+        """Match elements: the last axes are the description's, from an offset."""
+        if desc.dtype != given.dtype:
+            raise _MismatchError(f"{given.name!r} is of {given.dtype}, expected {desc.dtype}")
+        lead = len(indices) - len(desc_indices)
+        if lead < 0:
+            raise _MismatchError(
+                f"{given.name!r} has {len(indices)} axes, {len(desc_indices)} expected"
+            )
+        offsets: list[PrimExpr] = list(indices[:lead])
+        for a, b in zip(desc_indices, indices[lead:], strict=True):
+            offsets.append(self.analyzer.simplify(b - substitute(a, self.variables)))
+        for n, offset in enumerate(offsets):
+            if any(v in self.inside for v in free_vars(offset)):
+                raise _MismatchError(f"axis {n} of {given.name!r} does not run as described")
+        known = self.buffers.setdefault(desc, (given, tuple(offsets)))
+        same = known[0] is given and all(
+            self.analyzer.can_prove_equal(x, y) for x, y in zip(known[1], offsets, strict=True)
+        )
+        if not same:
+            raise _MismatchError(f"{desc.name!r} stands for two parts of buffers")
+
+
+def _size(e: PrimExpr) -> object:
+    return e.value if isinstance(e, IntImm) else "a symbolic number of"
+
+
+def _opened(s: Stmt) -> Stmt:
+    """What is in a block, its iterators being what they are bound to."""
+    while isinstance(s, BlockRealize):
+        values = dict(zip((i.var for i in s.block.iter_vars), s.iter_values, strict=True))
+        s = substitute_stmt(s.block.body, values)
+    return s
+
+
+class _Placed(ExprRewriter):
+    """An implementation over the parts of buffers that its parameters stand for."""
+
+    def __init__(self, parts: Mapping[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]]) -> None:
+        super().__init__(self._load)
+        self._parts = parts
+
+    def _load(self, e: PrimExpr) -> PrimExpr:
+        if isinstance(e, BufferLoad) and e.buffer in self._parts:
+            target, indices = self._moved(e.buffer, e.indices)
+            return BufferLoad(target, indices, e.dtype)
+        return e
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        new = super().visit_store(stmt)
+        assert isinstance(new, BufferStore)
+        if stmt.buffer not in self._parts:
+            return new
+        target, indices = self._moved(stmt.buffer, new.indices)
+        return new.with_fields(buffer=target, indices=indices)
+
+    def _moved(
+        self, buffer: Buffer, indices: Sequence[PrimExpr]
+    ) -> tuple[Buffer, tuple[PrimExpr, ...]]:
+        target, offsets = self._parts[buffer]
+        lead = len(offsets) - len(indices)
+        moved = (_plus(i, o) for i, o in zip(indices, offsets[lead:], strict=True))
+        return target, (*offsets[:lead], *moved)
+
+
+def _plus(index: PrimExpr, offset: PrimExpr) -> PrimExpr:
+    if isinstance(index, Ramp):
+        return Ramp(index.base + offset, index.stride, index.lanes, index.dtype)
+    lanes = getattr(index, "lanes", 1)
+    return index + (offset if lanes == 1 else broadcast(offset, lanes))
+
+
+def tensorize(
+    program: Program,
+    place: BlockRealize | For,
+    tensor_intrin: str,
+    preserve_unit_iters: bool = True,
+) -> PrimFunc:
+    """See `Schedule.tensorize`."""
+    intrin = TensorIntrin.get(tensor_intrin)
+    step = f"tensorize with {tensor_intrin!r}"
+    if isinstance(place, For):
+        func, made = blockize(program, place, preserve_unit_iters)
+        program = Program(func)
+        place = program.blocks[made[0]]
+    block = place.block
+    match = _Match(set())
+    for each in block.iter_vars:
+        match.analyzer.bind(each.var, 0, each.extent)
+    try:
+        match.stmt(intrin.desc.body, block.body)
+    except _MismatchError as fault:
+        refuse(f"{step}: block {block.name!r} is not what it describes: {fault}", place)
+    missing = [b.name for b in intrin.desc.params if b not in match.buffers]
+    if missing:
+        refuse(f"{step}: the description does not use {missing}", place)
+    parts = {
+        new: match.buffers[old]
+        for old, new in zip(intrin.desc.params, intrin.impl.params, strict=True)
+    }
+    body = _Placed(parts).visit(_own_names(intrin.impl.body))
+    new = block.with_fields(body=body)
+    return program.replace(block, new)
+
+
+def _own_names(body: Stmt) -> Stmt:
+    """A copy of an implementation with loop variables of its own."""
+
+    class _Fresh(StmtMutator):
+        def visit_for(self, stmt: For) -> Stmt:
+            new = Var(stmt.loop_var.name, stmt.loop_var.dtype)
+            inner = substitute_stmt(self.visit(stmt.body), {stmt.loop_var: new})
+            return stmt.with_fields(loop_var=new, body=inner)
+
+    return _Fresh().visit(body)

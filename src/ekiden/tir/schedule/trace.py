@@ -1,0 +1,381 @@
+"""Traces: the steps of a schedule as data, which replays, prints as Python and saves as JSON.
+
+    Instruction   what was done: kind, inputs (handles and numbers), attributes, outputs (handles)
+    Trace         instructions in order, and the decision of each that samples
+A handle is a random variable, as in TVM: it stands for whatever the instruction that made it gives
+when it is replayed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from ekiden.ir.json import load_json, save_json
+from ekiden.ir.prim import IntImm, PrimExpr, Var
+from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.runtime.errors import ScheduleError
+from ekiden.tir.index_map import IndexMap, expr_text, index_map_text
+
+
+class BlockRV:
+    """A block of the program being scheduled."""
+
+    __slots__ = ("__weakref__",)
+
+    def __repr__(self) -> str:
+        return f"BlockRV({id(self):#x})"
+
+
+class LoopRV:
+    """A loop of the program being scheduled."""
+
+    __slots__ = ("__weakref__",)
+
+    def __repr__(self) -> str:
+        return f"LoopRV({id(self):#x})"
+
+
+class ExprRV(Var):
+    """A sampled number: an integer expression whose value the schedule knows (`Schedule.get`)."""
+
+    __slots__ = ()
+
+
+Handle: TypeAlias = BlockRV | LoopRV | ExprRV
+Input: TypeAlias = object
+"""A handle, an expression of ExprRVs, an int, None, or a list of those."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instruction:
+    """One step of a schedule."""
+
+    kind: str
+    inputs: tuple[Input, ...]
+    attrs: Mapping[str, object]
+    outputs: tuple[Handle, ...]
+
+
+QUERIES = frozenset(
+    {
+        "get_block",
+        "get_loops",
+        "get_child_blocks",
+        "get_producers",
+        "get_consumers",
+        "get_output_blocks",
+    }
+)
+"""Steps that change nothing."""
+SAMPLING = frozenset({"sample_perfect_tile", "sample_categorical", "sample_compute_location"})
+"""Steps that decide something."""
+SINGLE = frozenset(
+    {
+        "get_block",
+        "fuse",
+        "add_unit_loop",
+        "cache_read",
+        "cache_write",
+        "reindex",
+        "decompose_reduction",
+        "rfactor",
+        "blockize",
+        "sample_categorical",
+        "sample_compute_location",
+    }
+)
+"""Steps that give one handle, not a list."""
+
+
+class Replays(Protocol):
+    """What a trace is applied to: a Schedule."""
+
+    def replay(
+        self,
+        instruction: Instruction,
+        inputs: Sequence[Input],
+        attrs: Mapping[str, object],
+        decision: object,
+    ) -> Sequence[Handle]:
+        """Do a step with handles of its own; gives its outputs."""
+
+
+def map_input(value: Input, change: Callable[[Handle], Input]) -> Input:
+    """An input with its handles replaced."""
+    if isinstance(value, (BlockRV, LoopRV, ExprRV)):
+        return change(value)
+    if isinstance(value, PrimExpr):
+        values: dict[Var, PrimExpr] = {}
+        for v in free_vars(value):
+            if isinstance(v, ExprRV):
+                new = change(v)
+                values[v] = new if isinstance(new, PrimExpr) else IntImm(int(new))  # type: ignore[call-overload]
+        return substitute(value, values)
+    if isinstance(value, (list, tuple)):
+        return [map_input(v, change) for v in value]
+    return value
+
+
+def handles_in(value: Input) -> Iterable[Handle]:
+    """The handles in an input."""
+    if isinstance(value, (BlockRV, LoopRV, ExprRV)):
+        yield value
+    elif isinstance(value, PrimExpr):
+        yield from (v for v in free_vars(value) if isinstance(v, ExprRV))
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from handles_in(each)
+
+
+@dataclass(slots=True)
+class Trace:
+    """The steps of a schedule."""
+
+    insts: list[Instruction] = field(default_factory=list)
+    decisions: dict[Instruction, object] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.insts)
+
+    def append(self, inst: Instruction, decision: object = None) -> None:
+        """Add a step."""
+        self.insts.append(inst)
+        if decision is not None:
+            self.decisions[inst] = decision
+
+    def pop(self) -> Instruction | None:
+        """Take the last step away."""
+        if not self.insts:
+            return None
+        inst = self.insts.pop()
+        self.decisions.pop(inst, None)
+        return inst
+
+    def get_decision(self, inst: Instruction) -> object:
+        """What a sampling step decided; None for others."""
+        return self.decisions.get(inst)
+
+    def copy(self) -> Trace:
+        """A trace that can be changed apart from this one."""
+        return Trace(list(self.insts), dict(self.decisions))
+
+    def with_decision(
+        self, inst: Instruction, decision: object, remove_postproc: bool = True
+    ) -> Trace:
+        """The trace with another decision of one of its sampling steps.
+
+        Raises ScheduleError for a step that decides nothing or is not in the trace.
+        """
+        del remove_postproc
+        if inst not in self.insts:
+            raise ScheduleError(f"with_decision: the step {inst.kind!r} is not of this trace")
+        if inst.kind not in SAMPLING:
+            raise ScheduleError(f"with_decision: the step {inst.kind!r} decides nothing")
+        return Trace(list(self.insts), {**self.decisions, inst: decision})
+
+    def simplified(self, remove_postproc: bool = True) -> Trace:
+        """The trace without the steps that have no effect: queries and samples nothing uses."""
+        del remove_postproc
+        used: set[Handle] = set()
+        kept: list[Instruction] = []
+        for inst in reversed(self.insts):
+            pure = inst.kind in QUERIES or inst.kind in SAMPLING
+            if pure and used.isdisjoint(inst.outputs):
+                continue
+            kept.append(inst)
+            for each in (*inst.inputs, *inst.attrs.values()):
+                used.update(handles_in(each))
+        kept.reverse()
+        return Trace(kept, {i: self.decisions[i] for i in kept if i in self.decisions})
+
+    def apply_to_schedule(
+        self,
+        sch: Replays,
+        remove_postproc: bool = True,
+        decision_provider: Callable[
+            [Instruction, list[Input], Mapping[str, object], object], object
+        ]
+        | None = None,
+    ) -> None:
+        """Do the steps again, on a schedule of the same program or another.
+
+        `decision_provider(inst, inputs, attrs, decision)` may give other decisions. Raises
+        ScheduleError where a step is refused there.
+        """
+        del remove_postproc
+        known: dict[Handle, Handle] = {}
+        for inst in self.insts:
+            inputs = [map_input(v, lambda h: known.get(h, h)) for v in inst.inputs]
+            attrs = {k: map_input(v, lambda h: known.get(h, h)) for k, v in inst.attrs.items()}
+            decision = self.decisions.get(inst)
+            if decision_provider is not None and inst.kind in SAMPLING:
+                decision = decision_provider(inst, inputs, attrs, decision)
+            known.update(zip(inst.outputs, sch.replay(inst, inputs, attrs, decision), strict=False))
+
+    # Text.
+
+    def _names(self) -> dict[Handle, str]:
+        names: dict[Handle, str] = {}
+        for inst in self.insts:
+            for each in inst.outputs:
+                letter = (
+                    "b" if isinstance(each, BlockRV) else "l" if isinstance(each, LoopRV) else "v"
+                )
+                names[each] = f"{letter}{len(names)}"
+        return names
+
+    def as_python(self, remove_postproc: bool = True) -> list[str]:
+        """The steps as lines of Python over a schedule `sch`."""
+        del remove_postproc
+        names = self._names()
+        return [self._line(inst, names) for inst in self.insts]
+
+    def _line(self, inst: Instruction, names: Mapping[Handle, str]) -> str:
+        parts = [_python(v, names) for v in inst.inputs]
+        parts += [f"{key}={_python(v, names)}" for key, v in inst.attrs.items()]
+        if inst in self.decisions:
+            parts.append(f"decision={_python(self.decisions[inst], names)}")
+        call = f"sch.{inst.kind}({', '.join(parts)})"
+        made = [names[h] for h in inst.outputs]
+        if not made:
+            return call
+        single = inst.kind in SINGLE
+        return (
+            f"{made[0] if single else ', '.join(made) + (',' if len(made) == 1 else '')} = {call}"
+        )
+
+    def __str__(self) -> str:
+        lines = ["# from ekiden import tir", "def apply_trace(sch: tir.Schedule) -> None:"]
+        lines += [f"  {line}" for line in self.as_python()]
+        return "\n".join(lines if self.insts else [*lines, "  pass"])
+
+    def show(self) -> None:
+        """Print the trace."""
+        print(self)
+
+    # JSON.
+
+    def as_json(self, remove_postproc: bool = True) -> list[object]:
+        """[[[kind, inputs, attrs, outputs], ...], [[step, decision], ...]], of plain JSON values.
+
+        Handles are {"rv": name}; index maps and expressions are saved nodes.
+        """
+        del remove_postproc
+        names = self._names()
+        insts = [
+            [
+                inst.kind,
+                [_encode(v, names) for v in inst.inputs],
+                {key: _encode(v, names) for key, v in inst.attrs.items()},
+                [names[h] for h in inst.outputs],
+            ]
+            for inst in self.insts
+        ]
+        decisions = [
+            [n, _encode(self.decisions[inst], names)]
+            for n, inst in enumerate(self.insts)
+            if inst in self.decisions
+        ]
+        return [insts, decisions]
+
+    @staticmethod
+    def from_json(json_obj: object) -> Trace:
+        """What `as_json` gave, or the text of it. Raises ScheduleError for anything else."""
+        try:
+            return _load(json.loads(json_obj) if isinstance(json_obj, (str, bytes)) else json_obj)
+        except (ValueError, KeyError, TypeError, IndexError, AssertionError) as error:
+            raise ScheduleError(f"not a saved trace: {type(error).__name__}: {error}") from error
+
+    @staticmethod
+    def apply_json_to_schedule(json_obj: object, sch: Replays) -> None:
+        """Do the steps of a saved trace on a schedule."""
+        Trace.from_json(json_obj).apply_to_schedule(sch)
+
+
+def _python(value: object, names: Mapping[Handle, str]) -> str:
+    match value:
+        case BlockRV() | LoopRV() | ExprRV():
+            return names[value]
+        case IntImm():
+            return repr(value.value)
+        case IndexMap():
+            return index_map_text(value)
+        case PrimExpr():
+            return expr_text(value, {v: names[v] for v in free_vars(value) if v in names})  # type: ignore[index]
+        case list():
+            return f"[{', '.join(_python(v, names) for v in value)}]"
+        case tuple():
+            inside = ", ".join(_python(v, names) for v in value)
+            return f"({inside},)" if len(value) == 1 else f"({inside})"
+        case Mapping():
+            inside = ", ".join(f"{k!r}: {_python(v, names)}" for k, v in value.items())
+            return f"{{{inside}}}"
+    return repr(value)
+
+
+def _encode(value: object, names: Mapping[Handle, str]) -> object:
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case BlockRV() | LoopRV() | ExprRV():
+            return {"rv": names[value]}
+        case IntImm() if value.dtype == "int64":
+            return int(value.value)
+        case IndexMap():
+            return {"node": json.loads(save_json(value))}
+        case PrimExpr():
+            inside = [v for v in free_vars(value) if isinstance(v, ExprRV)]
+            plain: dict[Var, PrimExpr] = {v: Var(names[v]) for v in inside}
+            return {"expr": json.loads(save_json(substitute(value, plain)))}
+        case list() | tuple():
+            return [_encode(v, names) for v in value]
+        case Mapping():
+            return {"map": {str(k): _encode(v, names) for k, v in value.items()}}
+    raise ScheduleError(f"a trace cannot save a {type(value).__name__}: {value!r}")
+
+
+def _load(document: object) -> Trace:
+    assert isinstance(document, (list, tuple))
+    insts, decisions = document
+    trace = Trace()
+    known: dict[str, Handle] = {}
+    makers: dict[str, Callable[[], Handle]] = {
+        "b": BlockRV,
+        "l": LoopRV,
+        "v": lambda: ExprRV("v", "int64"),
+    }
+    for kind, inputs, attrs, outputs in insts:
+        taken = tuple(_decode(v, known) for v in inputs)
+        notes = {str(k): _decode(v, known) for k, v in attrs.items()}
+        made = tuple(makers[name[0]]() for name in outputs)
+        known.update(zip(outputs, made, strict=True))
+        trace.insts.append(Instruction(str(kind), taken, notes, made))
+    for n, decision in decisions:
+        trace.decisions[trace.insts[n]] = _decode(decision, known)
+    return trace
+
+
+def _decode(value: object, known: Mapping[str, Handle]) -> object:
+    if isinstance(value, list):
+        return [_decode(v, known) for v in value]
+    if not isinstance(value, dict):
+        return value
+    ((key, inside),) = value.items()
+    match key:
+        case "rv":
+            return known[inside]
+        case "node":
+            return load_json(json.dumps(inside))
+        case "map":
+            return {k: _decode(v, known) for k, v in inside.items()}
+        case "expr":
+            expr = load_json(json.dumps(inside))
+            assert isinstance(expr, PrimExpr)
+            values: dict[Var, PrimExpr] = {
+                v: h for v in free_vars(expr) if isinstance(h := known[v.name], ExprRV)
+            }
+            return substitute(expr, values)
+    raise ValueError(f"unexpected {key!r}")

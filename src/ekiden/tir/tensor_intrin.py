@@ -1,0 +1,67 @@
+"""Tensor intrinsics: what an instruction computes, and how it is written.
+
+    desc   for i in 16: block: C[i] = C[i] + A[i] * B[i]      the meaning, as a loop program
+    impl   C[0:16] = vpdpbusd(C[0:16], A[0:16], B[0:16])      the same over the same buffers
+`Schedule.tensorize` finds the first in a program and puts the second in its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ekiden.ir.prim import IntImm
+from ekiden.runtime.errors import ScheduleError
+from ekiden.tir.stmt import PrimFunc
+
+
+@dataclass(frozen=True, slots=True)
+class TensorIntrin:
+    """A description and an implementation over equal parameters."""
+
+    name: str
+    desc: PrimFunc
+    impl: PrimFunc
+
+    _table: ClassVar[dict[str, TensorIntrin]] = {}
+
+    @staticmethod
+    def register(name: str, desc: PrimFunc, impl: PrimFunc, override: bool = False) -> TensorIntrin:
+        """Declare an intrinsic; the buffers of both functions agree in number, shape and dtype.
+
+        Raises ValueError when they don't, or when the name is taken and not to be overridden.
+        """
+        if name in TensorIntrin._table and not override:
+            raise ValueError(f"TensorIntrin.register {name!r}: the name is taken")
+        if len(desc.params) != len(impl.params):
+            raise ValueError(
+                f"TensorIntrin.register {name!r}: expected as many buffers in both functions, "
+                f"got {len(desc.params)} and {len(impl.params)}"
+            )
+        for a, b in zip(desc.params, impl.params, strict=True):
+            if a.dtype != b.dtype or _sizes(a.shape) != _sizes(b.shape):
+                raise ValueError(
+                    f"TensorIntrin.register {name!r}: buffer {a.name!r} is {a.dtype}"
+                    f"{_sizes(a.shape)} in the description and {b.dtype}{_sizes(b.shape)} in the "
+                    "implementation"
+                )
+        made = TensorIntrin._table[name] = TensorIntrin(name, desc, impl)
+        return made
+
+    @staticmethod
+    def get(name: str) -> TensorIntrin:
+        """The intrinsic of a name. Raises ScheduleError listing the names there are."""
+        found = TensorIntrin._table.get(name)
+        if found is None:
+            raise ScheduleError(
+                f"tensor intrinsic {name!r}: there is none; there are {sorted(TensorIntrin._table)}"
+            )
+        return found
+
+
+def _sizes(shape: tuple[object, ...]) -> list[object]:
+    """The constant sizes of a shape; a symbol is only itself."""
+    return [d.value if isinstance(d, IntImm) else d for d in shape]
+
+
+__all__ = ["TensorIntrin"]

@@ -1,0 +1,110 @@
+"""Interleave virtual threads: what each of them does at one place stands together there.
+
+    for v in thread_binding(2, "vthread"):        t = alloc((2, 8))
+        t = alloc((8,))                     ->    for i in 8: t[0, i] = a[0, i]; t[1, i] = a[1, i]
+        for i in 8: t[i] = a[v, i]                for i in 8: b[0, i] = t[0, i]; b[1, i] = t[1, i]
+        for i in 8: b[v, i] = t[i]
+
+Threads do not depend on each other, so the order in which their statements run is free. On a
+device the interleaved accesses hide each other's latency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.runtime.errors import ScheduleError
+from ekiden.tir.distinct import distinct
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    For,
+    ForKind,
+    IfThenElse,
+    LetStmt,
+    Prefetch,
+    PrimFunc,
+    SeqStmt,
+    Stmt,
+)
+from ekiden.tir.visitor import ExprRewriter, StmtMutator, sequence, substitute, walk
+
+
+def is_virtual(stmt: Stmt) -> bool:
+    """Whether a statement is a loop over virtual threads."""
+    if not isinstance(stmt, For) or stmt.kind is not ForKind.THREAD_BINDING:
+        return False
+    return str((stmt.annotations or {}).get("thread", "")).startswith("vthread")
+
+
+class _PerThread(ExprRewriter):
+    """A buffer of one thread becomes that of all: t[i] -> t[v, i]"""
+
+    def __init__(self, old: Buffer, new: Buffer, thread: Var) -> None:
+        super().__init__(self._load)
+        self._old, self._new, self._thread = old, new, thread
+
+    def _moved(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+        return (self._thread, *indices)
+
+    def _load(self, e: PrimExpr) -> PrimExpr:
+        if isinstance(e, BufferLoad) and e.buffer is self._old:
+            return e.with_fields(buffer=self._new, indices=self._moved(e.indices))
+        return e
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        new = super().visit_store(stmt)
+        assert isinstance(new, BufferStore)
+        if stmt.buffer is not self._old:
+            return new
+        return new.with_fields(buffer=self._new, indices=self._moved(new.indices))
+
+    def visit_prefetch(self, stmt: Prefetch) -> Stmt:
+        new = super().visit_prefetch(stmt)
+        assert isinstance(new, Prefetch)
+        if stmt.buffer is not self._old:
+            return new
+        return new.with_fields(buffer=self._new, indices=self._moved(new.indices))
+
+
+class _Inject(StmtMutator):
+    def visit_for(self, stmt: For) -> Stmt:
+        """Virtual threads inside each other become all their combinations."""
+        new = super().visit_for(stmt)
+        if not is_virtual(new):
+            return new
+        assert isinstance(new, For)
+        if not isinstance(new.extent, IntImm):
+            raise ScheduleError(
+                f"virtual threads of {new.loop_var.name!r}: their number must be a constant, got "
+                f"{new.extent!r}"
+            )
+        return _spread(new.body, new.loop_var, new.min, new.extent.value)
+
+
+def _spread(s: Stmt, thread: Var, first: PrimExpr, count: int) -> Stmt:
+    """The statement for every thread, as deep inside as control flow that they share allows."""
+    match s:
+        case SeqStmt():
+            return sequence(*(_spread(each, thread, first, count) for each in s.seq))
+        case For() if thread not in free_vars(s.min, s.extent) and s.kind is ForKind.SERIAL:
+            return s.with_fields(body=_spread(s.body, thread, first, count))
+        case IfThenElse() if s.else_case is None and thread not in free_vars(s.condition):
+            return s.with_fields(then_case=_spread(s.then_case, thread, first, count))
+        case Allocate() if not s.buffer.strides:
+            wide = s.buffer.with_fields(shape=(const(count), *s.buffer.shape))
+            body = _PerThread(s.buffer, wide, thread).visit(s.body)
+            return Allocate(wide, _spread(body, thread, first, count))
+        case LetStmt() if thread not in free_vars(s.value):
+            return s.with_fields(body=_spread(s.body, thread, first, count))
+    return sequence(*(substitute(s, {thread: first + n}) for n in range(count)))
+
+
+def inject_virtual_threads(func: PrimFunc) -> PrimFunc:
+    """The function without loops over virtual threads. Blocks must have been lowered."""
+    if not any(is_virtual(s) for s in walk(func.body)):
+        return func
+    return distinct(func.with_fields(body=_Inject().visit(func.body)))

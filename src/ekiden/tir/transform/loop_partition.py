@@ -1,0 +1,342 @@
+"""Cut loops where a condition changes, so that it is gone from the part that does the work.
+
+What a split leaves over is marked `likely` by lower_blocks. Such conditions, and extents that are
+minima, are linear in the loops around them. Of a loop that decides one, the steps for which it
+holds whatever the loops inside do become a loop without it:
+
+    for i in range((n + 3) // 4):                for i in range(n // 4):
+        for j in range(4):                           for j in range(4): s
+            if likely(i*4 + j < n): s      ->    if n % 4 > 0:
+                                                     for j in range(n % 4): s
+
+Where the last part has few possible sizes and its loops are to be written out, there is a copy for
+each, so that registers stay registers: `if n % 4 == 3: .. elif n % 4 == 2: .. elif ..`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ekiden.arith import Analyzer
+from ekiden.ir.prim import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    And,
+    IntImm,
+    Intrinsic,
+    Min,
+    PrimExpr,
+    Var,
+    binary,
+    const,
+    is_const,
+    logical_and,
+    maximum,
+    minimum,
+)
+from ekiden.ir.prim_visitor import free_vars, post_order
+from ekiden.ir.prim_visitor import substitute as substitute_expr
+from ekiden.tir.distinct import distinct
+from ekiden.tir.expr import BufferLoad
+from ekiden.tir.stmt import For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt
+from ekiden.tir.visitor import NOTHING, StmtMutator, is_nothing, sequence, substitute, walk
+
+MOST_COPIES = 8
+"""Values of a rest for which there is a copy each."""
+Decisions = Mapping[PrimExpr, PrimExpr]
+"""What stands in the place of a condition or of the extent of a loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """With s the step of a loop: `node` is decided for every step of the loops inside iff
+    s * scale + low > 0, and the other way for every one iff s * scale + high <= 0.
+    """
+
+    node: PrimExpr
+    scale: int
+    low: PrimExpr
+    high: PrimExpr
+    inner: PrimExpr
+    """A condition is `inner < s * scale + high`; inner is >= 0 and depends on loops inside only."""
+
+
+def _likely(e: PrimExpr) -> PrimExpr | None:
+    return e.args[0] if isinstance(e, Intrinsic) and e.op == "likely" else None
+
+
+def _conjuncts(e: PrimExpr) -> Iterator[PrimExpr]:
+    stack = [e]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, And):
+            stack += [each.b, each.a]
+        else:
+            yield each
+
+
+def _candidates(root: Stmt) -> Iterator[PrimExpr]:
+    """Conditions marked likely, and extents that are minima."""
+    for s in walk(root):
+        if isinstance(s, IfThenElse) and (marked := _likely(s.condition)) is not None:
+            yield from _conjuncts(marked)
+        elif isinstance(s, For) and isinstance(s.extent, Min):
+            yield s.extent
+
+
+def _positive_when(e: PrimExpr) -> PrimExpr | None:
+    """An expression that is > 0 iff a comparison holds, or a minimum is its constant side."""
+    match e:
+        case LT(a=a, b=b) if a.dtype == "int64":
+            return b - a
+        case LE(a=a, b=b) if a.dtype == "int64":
+            return b - a + 1
+        case GT(a=a, b=b) if a.dtype == "int64":
+            return a - b
+        case GE(a=a, b=b) if a.dtype == "int64":
+            return a - b + 1
+        case Min(a=IntImm() as size, b=rest) | Min(a=rest, b=IntImm() as size):
+            return rest - (size - 1)
+    return None
+
+
+class _Decide(StmtMutator):
+    """Puts decisions in the place of conditions and extents."""
+
+    def __init__(self, decisions: Decisions) -> None:
+        self._decisions = decisions
+
+    def visit_if(self, stmt: IfThenElse) -> Stmt:
+        marked = _likely(stmt.condition)
+        if marked is None:
+            return super().visit_if(stmt)
+        assert stmt.else_case is None
+        left: PrimExpr = const(True)
+        for each in _conjuncts(marked):
+            left = logical_and(left, self._decisions.get(each, each))
+        if is_const(left, 0):
+            return NOTHING
+        inside = self.visit(stmt.then_case)
+        if is_const(left):
+            return inside
+        same = left is marked or all(
+            a is b for a, b in zip(_conjuncts(left), _conjuncts(marked), strict=False)
+        )
+        condition = stmt.condition if same and left.dtype else Intrinsic("likely", (left,), "bool")
+        return stmt.with_fields(condition=condition, then_case=inside)
+
+    def visit_for(self, stmt: For) -> Stmt:
+        body = self.visit(stmt.body)
+        if is_nothing(body):
+            return NOTHING
+        extent = self._decisions.get(stmt.extent, stmt.extent)
+        return stmt.with_fields(extent=extent, body=body)
+
+
+class _Partition(StmtMutator):
+    def __init__(self) -> None:
+        self._analyzer = Analyzer()
+        self.has_cut = False
+
+    def visit_for(self, stmt: For) -> Stmt:
+        """Partition a loop, then the loops inside each part."""
+        self._analyzer.bind(stmt.loop_var, stmt.min, stmt.extent)
+        if stmt.kind is ForKind.THREAD_BINDING or not is_const(stmt.min, 0):
+            return super().visit_for(stmt)
+        bounds = self._bounds(stmt)
+        return self._cut(stmt, bounds) if bounds else super().visit_for(stmt)
+
+    # what a loop decides
+
+    def _bounds(self, loop: For) -> list[_Bound]:
+        inside = {s.loop_var: s for s in walk(loop.body) if isinstance(s, For)}
+        hidden = {s.var for s in walk(loop.body) if isinstance(s, LetStmt)}
+        for each in inside.values():  # copies of a loop share its variable: what is here counts
+            self._analyzer.bind(each.loop_var, each.min, each.extent)
+        found = dict.fromkeys(_candidates(loop.body))
+        made = (self._bound(node, loop, inside, hidden) for node in found)
+        return [b for b in made if b is not None]
+
+    def _bound(
+        self, node: PrimExpr, loop: For, inside: Mapping[Var, For], hidden: set[Var]
+    ) -> _Bound | None:
+        difference = _positive_when(node)
+        if difference is None or any(isinstance(e, BufferLoad) for e in post_order(difference)):
+            return None
+        used = free_vars(difference)
+        if loop.loop_var not in used or not hidden.isdisjoint(used):
+            return None
+        scale = self._analyzer.coefficient(difference, loop.loop_var)
+        low = high = start = substitute_expr(difference, {loop.loop_var: const(0)})
+        for var in used:
+            if var not in inside:
+                continue
+            ends = self._ends(difference, var, inside[var])
+            if ends is None:
+                return None
+            low, high = substitute_expr(low, {var: ends[0]}), substitute_expr(high, {var: ends[1]})
+        simplify = self._analyzer.simplify
+        if isinstance(node, Min):  # as if it were var < rest for a var below the constant side
+            size = node.a if isinstance(node.a, IntImm) else node.b
+            high = low + (size - 1)
+        inner = simplify(high - start)
+        return _Bound(node, scale, simplify(low), simplify(high), inner) if scale else None
+
+    def _ends(self, difference: PrimExpr, var: Var, loop: For) -> tuple[PrimExpr, PrimExpr] | None:
+        """The values of an inner variable at which the difference is smallest and largest."""
+        scale = self._analyzer.coefficient(difference, var)
+        if scale is None or not isinstance(loop.min, IntImm):
+            return None
+        extent = loop.extent
+        if isinstance(extent, Min):
+            extent = extent.a if isinstance(extent.a, IntImm) else extent.b
+        if not isinstance(extent, IntImm):
+            return None
+        first, last = loop.min, loop.min + (extent.value - 1)
+        return (first, last) if scale >= 0 else (last, first)
+
+    # cutting
+
+    def _cut(self, loop: For, bounds: Sequence[_Bound]) -> Stmt:
+        """[0, begin) and [end, extent) with the conditions, [begin, end) without."""
+        factor = self._left_over(loop, bounds)
+        begin, end = self._decided_steps(loop, bounds, factor)
+        written_out = loop.kind in (ForKind.UNROLLED, ForKind.VECTORIZED)
+        if written_out and not (is_const(begin) and is_const(end)):
+            return super().visit_for(loop)
+        self.has_cut = True
+        main = self._part(loop, begin, end, {b.node: _decided(b) for b in bounds})
+        before = self._part(loop, const(0), begin, self._never(bounds, begin - 1, above=True))
+        return sequence(before, main, self._after(loop, end, bounds, factor))
+
+    def _decided_steps(
+        self, loop: For, bounds: Sequence[_Bound], factor: int | None
+    ) -> tuple[PrimExpr, PrimExpr]:
+        """The first step for which all bounds hold, and the one after the last."""
+        simplify = self._analyzer.simplify
+        if factor is not None:
+            return const(0), simplify(bounds[0].high // factor)
+        begin: PrimExpr = const(0)
+        end = loop.extent
+        for each in bounds:
+            if each.scale > 0:
+                begin = self._larger(begin, -each.low // each.scale + 1)
+            else:
+                end = self._smaller(end, (each.low - 1) // -each.scale + 1)
+        begin = simplify(self._smaller(begin, loop.extent))
+        return begin, simplify(self._larger(end, begin))
+
+    def _smaller(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        if self._analyzer.can_prove(a <= b):
+            return a
+        return b if self._analyzer.can_prove(b <= a) else minimum(a, b)
+
+    def _larger(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        if self._analyzer.can_prove(a >= b):
+            return a
+        return b if self._analyzer.can_prove(b >= a) else maximum(a, b)
+
+    def _never(self, bounds: Sequence[_Bound], step: PrimExpr, above: bool) -> Decisions:
+        """The conditions that hold for no step beyond one: `above` those that grow with steps."""
+        return {
+            b.node: const(False)
+            for b in bounds
+            if (b.scale > 0) == above
+            and not isinstance(b.node, Min)
+            and self._analyzer.can_prove(step * b.scale + b.high <= 0)
+        }
+
+    def _part(self, loop: For, begin: PrimExpr, end: PrimExpr, decisions: Decisions) -> Stmt:
+        """The steps [begin, end), counted from 0, and what is inside them partitioned."""
+        extent = self._analyzer.simplify(end - begin)
+        if self._analyzer.can_prove(extent <= 0):
+            return NOTHING
+        body = _Decide(decisions).visit(loop.body)
+        if is_const(extent, 1):
+            return self.visit(substitute(body, {loop.loop_var: begin}))
+        if is_nothing(body):
+            return NOTHING
+        self._analyzer.bind(loop.loop_var, const(0), extent)
+        if not is_const(begin, 0):
+            body = substitute(body, {loop.loop_var: loop.loop_var + begin})
+        body = self.visit(body)
+        return NOTHING if is_nothing(body) else loop.with_fields(extent=extent, body=body)
+
+    def _after(
+        self, loop: For, end: PrimExpr, bounds: Sequence[_Bound], factor: int | None
+    ) -> Stmt:
+        if self._analyzer.can_prove_equal(end, loop.extent):
+            return NOTHING
+        if factor is None:
+            return self._part(loop, end, loop.extent, self._never(bounds, end, above=False))
+        rest = self._analyzer.simplify(bounds[0].high % factor)
+        if is_const(rest):
+            return self._last_step(loop, end, bounds, rest)
+        if factor > MOST_COPIES or not _writes_out(loop.body):
+            return IfThenElse(rest > 0, self._last_step(loop, end, bounds, rest))
+        chain: Stmt | None = None
+        for value in range(1, factor):
+            one = self._last_step(loop, end, bounds, const(value))
+            chain = IfThenElse(binary(EQ, rest, const(value)), one, chain)
+        return chain or NOTHING
+
+    def _left_over(self, loop: For, bounds: Sequence[_Bound]) -> int | None:
+        """The factor of the split that the bounds come from, if all come from one: then at most one
+        step is left, of high % factor elements.
+        """
+        first = bounds[0]
+        factor = -first.scale
+        prove_equal = self._analyzer.can_prove_equal
+        if factor < 1 or not prove_equal(first.high - first.low, const(factor - 1)):
+            return None
+        if not prove_equal(loop.extent, (first.high + (factor - 1)) // factor):
+            return None
+        alike = all(
+            b.scale == first.scale
+            and prove_equal(b.low, first.low)
+            and prove_equal(b.high, first.high)
+            for b in bounds
+        )
+        return factor if alike else None
+
+    def _last_step(
+        self, loop: For, step: PrimExpr, bounds: Sequence[_Bound], rest: PrimExpr
+    ) -> Stmt:
+        """The step after the last whole one, which has `rest` elements."""
+        decisions: dict[PrimExpr, PrimExpr] = {
+            b.node: rest if isinstance(b.node, Min) else b.inner < rest for b in bounds
+        }
+        body = _Decide(decisions).visit(loop.body)
+        return self.visit(substitute(body, {loop.loop_var: step}))
+
+
+def _decided(bound: _Bound) -> PrimExpr:
+    """What a node is in the part where its bound holds."""
+    if isinstance(bound.node, Min):
+        return bound.node.a if isinstance(bound.node.a, IntImm) else bound.node.b
+    return const(True)
+
+
+def _writes_out(body: Stmt) -> bool:
+    return any(isinstance(s, For) and s.kind is ForKind.UNROLLED for s in walk(body))
+
+
+class _Unmark(StmtMutator):
+    def visit_if(self, stmt: IfThenElse) -> Stmt:
+        """if likely(c): s  ->  if c: s"""
+        marked = _likely(stmt.condition)
+        return super().visit_if(stmt if marked is None else stmt.with_fields(condition=marked))
+
+
+def loop_partition(func: PrimFunc) -> PrimFunc:
+    """The function without conditions marked likely in the parts of loops that decide them."""
+    if next(_candidates(func.body), None) is None:
+        return func
+    partition = _Partition()
+    body = _Unmark().visit(partition.visit(func.body))
+    new = func.with_fields(body=body)
+    return distinct(new) if partition.has_cut else new

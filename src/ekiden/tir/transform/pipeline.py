@@ -1,0 +1,96 @@
+"""The passes from a scheduled function to what code generators take, in order.
+
+Each is a function over a PrimFunc in a file of its own, and a Pass over a module by TVM's name:
+`tir.transform.Simplify()(module)`. Instruments of the PassContext see every one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext, function_pass_over, register_pass
+from ekiden.target import Target
+from ekiden.tir.stmt import PrimFunc
+from ekiden.tir.transform.compact_buffers import compact_buffers
+from ekiden.tir.transform.flatten_buffers import flatten_buffers
+from ekiden.tir.transform.hoist_conditions import hoist_conditions
+from ekiden.tir.transform.hoist_invariants import hoist_invariants
+from ekiden.tir.transform.inject_double_buffer import inject_double_buffer
+from ekiden.tir.transform.inject_virtual_threads import inject_virtual_threads
+from ekiden.tir.transform.loop_partition import loop_partition
+from ekiden.tir.transform.lower_blocks import lower_blocks
+from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
+from ekiden.tir.transform.remove_no_op import remove_no_op
+from ekiden.tir.transform.simplify import simplify
+from ekiden.tir.transform.storage_rewrite import storage_rewrite
+from ekiden.tir.transform.unroll_loops import unroll_loops
+from ekiden.tir.transform.vectorize_loops import vectorize_loops
+
+_function_pass = function_pass_over(PrimFunc)
+
+
+def _factory(name: str, function: Callable[[PrimFunc], PrimFunc]) -> Callable[[], Pass]:
+    """What makes the pass of a function, by TVM's name."""
+
+    def run(func: PrimFunc, module: IRModule, context: PassContext) -> PrimFunc:
+        return function(func)
+
+    made: Pass = _function_pass(run, opt_level=0, name=f"tir.{name}")
+    register_pass(made.name, lambda: made)
+    return lambda: made
+
+
+# fmt: off
+LowerOpaqueBlock        = _factory("LowerOpaqueBlock",        lower_blocks)
+CompactBufferAllocation = _factory("CompactBufferAllocation", compact_buffers)
+LoopPartition           = _factory("LoopPartition",           loop_partition)
+InjectVirtualThread     = _factory("InjectVirtualThread",     inject_virtual_threads)
+InjectDoubleBuffer      = _factory("InjectDoubleBuffer",      inject_double_buffer)
+HoistIfThenElse         = _factory("HoistIfThenElse",         hoist_conditions)
+UnrollLoop              = _factory("UnrollLoop",              unroll_loops)
+FlattenBuffer           = _factory("FlattenBuffer",           flatten_buffers)
+VectorizeLoop           = _factory("VectorizeLoop",           vectorize_loops)
+StorageRewrite          = _factory("StorageRewrite",          storage_rewrite)
+LowerIntrin             = _factory("LowerIntrin",             lower_intrinsics)
+HoistExpression         = _factory("HoistExpression",         hoist_invariants)
+RemoveNoOp              = _factory("RemoveNoOp",              remove_no_op)
+Simplify                = _factory("Simplify",                simplify)
+
+PASSES: list[Pass] = [
+    LowerOpaqueBlock(),
+    CompactBufferAllocation(),
+    LoopPartition(),        # while what a split left over is still marked, and loops are loops
+    InjectVirtualThread(),
+    InjectDoubleBuffer(),   # after buffers are inside the loops whose steps they serve
+    HoistIfThenElse(),
+    UnrollLoop(),           # before vectors: a loop over registers leaves constant indices
+    FlattenBuffer(),        # simplifies everything on the way
+    VectorizeLoop(),        # and this what it makes
+    StorageRewrite(),       # indices are flat: memory of one shape serves any other
+    LowerIntrin(),
+    HoistExpression(),      # last: simplifying would undo its grouping
+    RemoveNoOp(),           # but for names that nothing uses in the end
+]
+TILED_PASSES: list[Pass] = [
+    FlattenBuffer(),
+    LowerIntrin(),
+]
+# fmt: on
+"""For functions with the attribute "tir.tiled": register tiles are written unrolled and in vectors,
+with their addresses grouped; hoisting would only raise the number of live values (2 % slower, twice
+the compile time).
+"""
+
+
+def lower(func: PrimFunc, target: Target | None = None) -> PrimFunc:
+    """Run PASSES (or TILED_PASSES) in order, under the current PassContext.
+
+    `target` is for passes that need its facts; none does yet.
+    """
+    module = IRModule({func.name: func})
+    for each in TILED_PASSES if (func.attrs or {}).get("tir.tiled") else PASSES:
+        module = each(module)
+    lowered = module[func.name]
+    assert isinstance(lowered, PrimFunc)
+    return lowered

@@ -1,0 +1,82 @@
+"""Drop what has no effect: variables and buffers nobody reads, loops and branches with nothing in
+them, values evaluated for nothing.
+
+    t = alloc(4); x = i * 2              ->   b[i] = 1.0
+    b[i] = 1.0;  for j in 8: pass
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.intrinsic import INTRINSICS
+from ekiden.ir.prim import Intrinsic, PrimExpr, Var
+from ekiden.ir.prim_visitor import post_order
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    Evaluate,
+    For,
+    IfThenElse,
+    LetStmt,
+    Prefetch,
+    PrimFunc,
+    Stmt,
+)
+from ekiden.tir.visitor import NOTHING, StmtMutator, expressions, is_nothing
+
+
+def has_effects(value: PrimExpr) -> bool:
+    """Whether evaluating an expression does more than give its value."""
+    return any(isinstance(e, Intrinsic) and INTRINSICS[e.op].effects for e in post_order(value))
+
+
+class _Remove(StmtMutator):
+    """Goes through statements from the last to the first, so that a use is seen before what it
+    uses.
+    """
+
+    def __init__(self) -> None:
+        self._read: set[Var | Buffer] = set()
+
+    def visit(self, stmt: Stmt) -> Stmt:
+        new = super().visit(stmt)
+        for e in post_order(*expressions(new)):
+            if isinstance(e, Var):
+                self._read.add(e)
+            elif isinstance(e, (BufferLoad, BufferAddress)):
+                self._read.add(e.buffer)
+        if isinstance(new, (BufferStore, Prefetch)):
+            self._read.add(new.buffer)
+        return new
+
+    def visit_let(self, stmt: LetStmt) -> Stmt:
+        body = self.visit(stmt.body)
+        if is_nothing(body) or (stmt.var not in self._read and not has_effects(stmt.value)):
+            return body
+        return stmt.with_fields(body=body)
+
+    def visit_allocate(self, stmt: Allocate) -> Stmt:
+        body = self.visit(stmt.body)
+        if is_nothing(body) or stmt.buffer not in self._read:
+            return body
+        return stmt.with_fields(body=body)
+
+    def visit_for(self, stmt: For) -> Stmt:
+        body = self.visit(stmt.body)
+        return NOTHING if is_nothing(body) else stmt.with_fields(body=body)
+
+    def visit_if(self, stmt: IfThenElse) -> Stmt:
+        then = self.visit(stmt.then_case)
+        other = None if stmt.else_case is None else self.visit(stmt.else_case)
+        other = None if other is None or is_nothing(other) else other
+        if is_nothing(then) and other is None and not has_effects(stmt.condition):
+            return NOTHING
+        return stmt.with_fields(then_case=then, else_case=other)
+
+    def visit_evaluate(self, stmt: Evaluate) -> Stmt:
+        return stmt if has_effects(stmt.value) else NOTHING
+
+
+def remove_no_op(func: PrimFunc) -> PrimFunc:
+    """The function without statements that have no effect. Blocks must have been lowered."""
+    return func.with_fields(body=_Remove().visit(func.body))

@@ -1,0 +1,432 @@
+"""Passes of the lowering pipeline: text in, text out, and the same meaning when interpreted."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ekiden import te, tir
+from ekiden.ir.instrument import PassPrintingInstrument, PassTimingInstrument
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import SizeVar
+from ekiden.ir.transform import PassContext, get_pass
+from ekiden.runtime.errors import ScheduleError
+from ekiden.tir import PrimFunc, transform
+from ekiden.tir.interpreter import run
+
+pytestmark = pytest.mark.quick
+
+HEAD = "from ekiden.script import tir as T\n@T.prim_func\ndef f("
+
+
+def parse(params: str, body: str) -> PrimFunc:
+    """A function over buffers written `a: (2, 8), b: (8,)`, all float32."""
+    typed = params.replace(": (", ": T.Buffer((").replace(")", '), "float32")')
+    func = tir.parse(f"{HEAD}{typed}):\n{indented(body)}")
+    assert isinstance(func, PrimFunc)
+    return func
+
+
+def indented(body: str) -> str:
+    return "\n".join(f"    {line}" for line in body.strip("\n").splitlines()) + "\n"
+
+
+def body_of(func: PrimFunc) -> str:
+    """The text of the body alone."""
+    lines = func.script().split("):\n", 1)[1].splitlines()
+    return "\n".join(line[4:] for line in lines).strip()
+
+
+def check(func: PrimFunc, change: Callable[[PrimFunc], PrimFunc], after: str) -> PrimFunc:
+    """The pass makes this text, and the program still means the same."""
+    new = change(func)
+    assert body_of(new) == after.strip()
+    same_meaning(func, new)
+    return new
+
+
+def same_meaning(one: PrimFunc, two: PrimFunc) -> None:
+    """Equal results on random arrays."""
+    random = np.random.default_rng(0)
+    shapes = [tuple(int(str(d)) for d in b.shape) for b in one.params]
+    arrays = [random.standard_normal(s).astype("float32") for s in shapes]
+    results = [[a.copy() for a in arrays] for _ in range(2)]
+    for func, given in zip((one, two), results, strict=True):
+        run(transform.lower(func), *given)
+    for first, second in zip(*results, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_virtual_threads_are_interleaved() -> None:
+    func = parse(
+        "a: (2, 8), b: (2, 8)",
+        """
+for v in T.thread_binding(2, thread="vthread.x"):
+    t = T.alloc_buffer((8,), "float32", scope="local")
+    for i in range(8):
+        t[i] = a[v, i]
+    for i in range(8):
+        b[v, i] = t[i] * 2.0
+""",
+    )
+    check(
+        func,
+        transform.inject_virtual_threads,
+        """
+t = T.alloc_buffer((2, 8), "float32", scope="local")
+for i in range(8):
+    t[0, i] = a[0, i]
+    t[1, i] = a[1, i]
+for i in range(8):
+    b[0, i] = t[0, i] * 2.0
+    b[1, i] = t[1, i] * 2.0
+""",
+    )
+
+
+def test_virtual_threads_under_a_bound_of_their_own_are_repeated() -> None:
+    func = parse(
+        "a: (4,), b: (4,)",
+        """
+for v in T.thread_binding(2, thread="vthread"):
+    for i in range(v + 1):
+        b[v * 2 + i] = a[v * 2 + i]
+""",
+    )
+    new = transform.inject_virtual_threads(func)
+    same_meaning(func, new)
+    assert body_of(new).count("for i in range(") == 2
+
+
+def test_a_buffer_is_filled_a_step_ahead() -> None:
+    func = parse(
+        "a: (6, 8), b: (6, 8)",
+        """
+for i in range(6):
+    t = T.alloc_buffer((8,), "float32", scope="local")
+    for fill in T.serial(1, annotations={"double_buffer": True}):
+        for j in range(8):
+            t[j] = a[i, j]
+    for j in range(8):
+        b[i, j] = t[j] * 2.0
+""",
+    )
+    check(
+        func,
+        transform.inject_double_buffer,
+        """
+t = T.alloc_buffer((2, 8), "float32", scope="local")
+for j in range(8):
+    t[0, j] = a[0, j]
+for i in range(6):
+    if i + 1 < 6:
+        for j in range(8):
+            t[(i + 1) % 2, j] = a[i + 1, j]
+    for j in range(8):
+        b[i, j] = t[i % 2, j] * 2.0
+""",
+    )
+
+
+def test_what_reads_the_result_of_the_step_before_is_not_filled_ahead() -> None:
+    func = parse(
+        "b: (7, 8)",
+        """
+for i in range(6):
+    t = T.alloc_buffer((8,), "float32", scope="local")
+    for fill in T.serial(1, annotations={"double_buffer": True}):
+        for j in range(8):
+            t[j] = b[i, j]
+    for j in range(8):
+        b[i + 1, j] = t[j] * 2.0
+""",
+    )
+    new = transform.inject_double_buffer(func)
+    same_meaning(func, new)
+    assert "(2, 8)" not in body_of(new) and "double_buffer" not in body_of(new)
+
+
+def test_an_annotated_block_becomes_a_double_buffer() -> None:
+    x = te.placeholder((6, 8), name="x")
+    t = te.compute((6, 8), lambda i, j: x[i, j] + 1.0, name="t")
+    y = te.compute((6, 8), lambda i, j: t[i, j] * t[i, 7 - j], name="y")
+    schedule = tir.Schedule(te.create_prim_func([x, y]))
+    block = schedule.get_block("t")
+    schedule.compute_at(block, schedule.get_loops(schedule.get_block("y"))[0])
+    schedule.annotate(block, "double_buffer_scope", 0)
+    func = schedule.mod["main"]
+    assert isinstance(func, PrimFunc)
+    with PassContext(disabled_pass=["tir.InjectDoubleBuffer"]):
+        plain = transform.lower(func)
+    doubled = transform.lower(func)
+    assert "T.alloc_buffer((2, 1, 8)" in doubled.script()
+    same_meaning(plain, doubled)
+
+
+def test_buffers_of_other_times_share_memory() -> None:
+    func = parse(
+        "a: (8,), b: (8,)",
+        """
+t = T.alloc_buffer((8,), "float32")
+u = T.alloc_buffer((8,), "float32")
+w = T.alloc_buffer((4,), "float32")
+for i in range(8):
+    t[i] = a[i]
+for i in range(8):
+    u[i] = t[i]
+for i in range(4):
+    w[i] = u[i]
+for i in range(4):
+    b[i] = w[i]
+""",
+    )
+    check(
+        func,
+        transform.storage_rewrite,
+        """
+t = T.alloc_buffer((8,), "float32")
+u = T.alloc_buffer((8,), "float32")
+for i in range(8):
+    t[i] = a[i]
+for i in range(8):
+    u[i] = t[i]
+for i in range(4):
+    t[i] = u[i]
+for i in range(4):
+    b[i] = t[i]
+""",
+    )
+
+
+def test_a_larger_buffer_or_another_type_keeps_its_memory() -> None:
+    func = parse(
+        "a: (8,), b: (8,)",
+        """
+t = T.alloc_buffer((4,), "float32")
+u = T.alloc_buffer((8,), "float32")
+w = T.alloc_buffer((4,), "float64")
+for i in range(4):
+    t[i] = a[i]
+for i in range(4):
+    b[i] = t[i]
+for i in range(8):
+    u[i] = a[i]
+for i in range(8):
+    b[i] = u[i]
+for i in range(4):
+    w[i] = T.float64(1)
+""",
+    )
+    assert transform.storage_rewrite(func).script() == func.script()
+
+
+def test_a_condition_is_asked_before_the_loops_it_does_not_change_in() -> None:
+    func = parse(
+        "a: (8,), b: (8,)",
+        """
+for i in range(8):
+    for j in range(8):
+        if i < 4:
+            b[j] = a[j]
+        else:
+            b[j] = 0.0
+""",
+    )
+    check(
+        func,
+        transform.hoist_conditions,
+        """
+for i in range(8):
+    if i < 4:
+        for j in range(8):
+            b[j] = a[j]
+    else:
+        for j in range(8):
+            b[j] = 0.0
+""",
+    )
+
+
+def test_a_condition_that_reads_memory_stays() -> None:
+    func = parse(
+        "a: (8,), b: (8,)",
+        """
+for j in range(8):
+    if b[0] < 4.0:
+        b[j] = a[j]
+""",
+    )
+    assert transform.hoist_conditions(func).script() == func.script()
+
+
+def test_what_has_no_effect_goes() -> None:
+    func = parse(
+        "a: (8,), b: (24,)",
+        """
+t = T.alloc_buffer((8,), "float32")
+for i in range(8):
+    x: T.int64 = i * 2
+    y: T.int64 = i * 3
+    if i < 3:
+        T.evaluate(0)
+    b[y] = a[i]
+""",
+    )
+    check(
+        func,
+        transform.remove_no_op,
+        """
+for i in range(8):
+    y: T.int64 = i * 3
+    b[y] = a[i]
+""",
+    )
+
+
+def test_a_branch_that_differs_between_lanes_becomes_masks() -> None:
+    func = parse(
+        "a: (16,), b: (16,)",
+        """
+for i in T.vectorized(8):
+    if i < 5:
+        b[i] = a[i]
+    else:
+        b[i + 8] = a[i] + 1.0
+""",
+    )
+    new = transform.vectorize_loops(func)
+    assert body_of(new).count("predicate=") == 2
+    a, b = np.arange(16, dtype="float32"), np.zeros(16, "float32")
+    run(transform.lower(func), a, b)
+    np.testing.assert_array_equal(b, [0, 1, 2, 3, 4, *[0] * 8, 6, 7, 8])
+
+
+def test_a_store_to_one_element_cannot_differ_between_lanes() -> None:
+    func = parse(
+        "a: (16,), b: (16,)",
+        """
+for i in T.vectorized(8):
+    if i < 5:
+        b[0] = 1.0
+""",
+    )
+    with pytest.raises(ScheduleError) as caught:
+        transform.vectorize_loops(func)
+    assert str(caught.value) == (
+        "vectorize: the store to 'b' is under a condition that differs between lanes, and to one "
+        "element"
+    )
+
+
+def test_intrinsics_that_generators_do_not_know_are_written_out() -> None:
+    func = parse(
+        "a: (8,), b: (8,)", "for i in range(8):\n    if T.likely(i < 5):\n        b[i] = a[i]"
+    )
+    assert "likely" not in transform.lower_intrinsics(func).script()
+    same_meaning(func, transform.lower_intrinsics(func))
+
+
+# loop partition
+
+
+def split_rows(
+    rows: SizeVar | int, factor: int, change: Callable[[tir.Schedule, object], None]
+) -> PrimFunc:
+    """c[i, j] = a[i, j] + 1 over rows split by a factor; `change` gets the inner loop."""
+    a = te.placeholder((rows, 5), name="a")
+    c = te.compute((rows, 5), lambda i, j: a[i, j] + 1.0, name="c")
+    schedule = tir.Schedule(te.create_prim_func([a, c]))
+    outer, _ = schedule.get_loops(schedule.get_block("c"))
+    _, inner = schedule.split(outer, [None, factor])
+    change(schedule, inner)
+    func = schedule.mod["main"]
+    assert isinstance(func, PrimFunc)
+    return func
+
+
+def test_the_rest_of_a_split_is_a_part_of_its_own() -> None:
+    func = split_rows(10, 4, lambda s, loop: None)
+    parted = transform.loop_partition(transform.lower_blocks(func))
+    assert body_of(parted).split("\n", 1)[1] == (
+        "for i_0, i_1, j in T.grid(2, 4, 5):\n"
+        "    c[i_0 * 4 + i_1, j] = a[i_0 * 4 + i_1, j] + 1.0\n"
+        "for i_1, j in T.grid(2, 5):\n"
+        "    c[8 + i_1, j] = a[8 + i_1, j] + 1.0"
+    )
+
+
+def test_an_unrolled_rest_of_unknown_size_has_a_copy_for_each_size() -> None:
+    func = split_rows(SizeVar("m"), 4, lambda s, loop: s.unroll(loop))  # type: ignore[arg-type]
+    text = body_of(transform.loop_partition(transform.lower_blocks(func)))
+    assert "for i_0 in range(m // 4):" in text
+    assert [f"if m % 4 == {n}:" in text for n in (1, 2, 3)] == [True] * 3
+    assert [f"in T.unroll({n}):" in text for n in (2, 3, 4)] == [True] * 3
+    assert "likely" not in text and "< m" not in text
+
+
+@pytest.mark.parametrize("kind", ["serial", "unroll", "vectorize", "parallel"])
+@pytest.mark.parametrize("rows", [SizeVar("m"), 10, 13, 16, 3, 1])
+def test_partitions_mean_the_same(kind: str, rows: SizeVar | int) -> None:
+    def change(schedule: tir.Schedule, loop: object) -> None:
+        if kind != "serial":
+            getattr(schedule, kind)(loop)
+
+    func = split_rows(rows, 4, change)
+    lowered = transform.lower(func)
+    for size in range(14) if isinstance(rows, SizeVar) else [rows]:
+        a = np.random.default_rng(size).standard_normal((size, 5)).astype("float32")
+        c = np.zeros_like(a)
+        run(lowered, a, c)
+        np.testing.assert_array_equal(c, a + 1)
+
+
+def test_conditions_from_below_cut_off_the_first_steps() -> None:
+    func = parse(
+        "a: (8,), b: (8,)",
+        """
+for i in range(8):
+    if T.likely(i >= 2 and i < 7):
+        b[i] = a[i - 2]
+""",
+    )
+    check(
+        func,
+        transform.loop_partition,
+        """
+for i in range(5):
+    b[i + 2] = a[i + 2 - 2]
+""",
+    )
+
+
+# the pipeline
+
+
+def module() -> IRModule:
+    return IRModule({"f": split_rows(10, 4, lambda s, loop: s.vectorize(loop))})  # type: ignore[arg-type]
+
+
+def test_passes_have_the_names_of_tvm() -> None:
+    names = [each.name for each in transform.PASSES if each.name.startswith("tir.")]
+    assert names == [get_pass(name).name for name in names]
+    new = transform.Simplify()(transform.LowerOpaqueBlock()(module()))
+    assert "T.block" not in new["f"].script()  # type: ignore[attr-defined]
+
+
+def test_instruments_see_every_pass() -> None:
+    timing, shown = PassTimingInstrument(), io.StringIO()
+    func = module()["f"]
+    assert isinstance(func, PrimFunc)
+    with PassContext(instruments=[timing, PassPrintingInstrument(file=shown)]):
+        transform.lower(func)
+    assert {each.name for each in transform.PASSES} == set(timing.seconds)
+
+
+def test_a_pass_can_be_left_out() -> None:
+    func = module()["f"]
+    assert isinstance(func, PrimFunc)
+    with PassContext(disabled_pass=["tir.VectorizeLoop"]):
+        assert "T.vectorized" in transform.lower(func).script()
