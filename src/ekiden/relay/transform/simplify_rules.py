@@ -128,7 +128,7 @@ class _Equation:
             return found[self._names[tree.id]][0]
         if isinstance(tree, ast.Call):
             args = [self._expression(a, found) for a in tree.args]
-            return _folded(Call(op.get(ast.unparse(tree.func)), args))
+            return _folded(Call(op.get(ast.unparse(tree.func)), tuple(args)))
         some = next(iter(self._names.values()))
         kind = found[some][0].checked_type
         assert isinstance(kind, TensorType)
