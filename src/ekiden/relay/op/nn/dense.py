@@ -25,6 +25,7 @@ from ekiden.relay.op._declare import (
     tensors,
 )
 from ekiden.relay.op.broadcast import broadcast_types
+from ekiden.relay.op.nn._solve import matrix
 from ekiden.topi.nn.weights import KINDS, pack_weight, pack_weight_shape, unpack_dense_weight
 from ekiden.topi.shape import as_dim
 
@@ -67,8 +68,11 @@ register_op(
         arguments=("data", "weight"),
         attrs=DenseAttrs,
         relation=_dense_relation,
+        solve=matrix,
         reference=lambda attrs, data, weight: _product(attrs.out_dtype, data, weight.T),
-        lower=lambda attrs, inputs, out: [topi.nn.dense(inputs[0], inputs[1], attrs.out_dtype)],
+        lower=lambda attrs, inputs, out: [
+            topi.nn.dense(inputs[0], inputs[1], None, attrs.out_dtype)
+        ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
     )
 )
@@ -116,10 +120,15 @@ register_op(
         arguments=("tensor_a", "tensor_b"),
         attrs=MatmulAttrs,
         relation=_matmul_relation,
+        solve=matrix,
         reference=_matmul_reference,
         lower=lambda attrs, inputs, out: [
             topi.nn.matmul(
-                inputs[0], inputs[1], attrs.transpose_a, attrs.transpose_b, attrs.out_dtype
+                inputs[0],
+                inputs[1],
+                out_dtype=attrs.out_dtype,
+                transpose_a=attrs.transpose_a,
+                transpose_b=attrs.transpose_b,
             )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
@@ -176,7 +185,11 @@ register_op(
         reference=_matmul_reference,
         lower=lambda attrs, inputs, out: [
             topi.nn.batch_matmul(
-                inputs[0], inputs[1], attrs.transpose_a, attrs.transpose_b, attrs.out_dtype
+                inputs[0],
+                inputs[1],
+                out_dtype=attrs.out_dtype,
+                transpose_a=attrs.transpose_a,
+                transpose_b=attrs.transpose_b,
             )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
