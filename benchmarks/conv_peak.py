@@ -17,7 +17,7 @@ from matmul_peak import CHAINS, STEPS, Kernel, build, peak_loop, seconds
 from ekiden import te
 from ekiden.runtime import Tensor, num_threads, tensor
 from ekiden.target import Target
-from ekiden.topi.nn import conv2d
+from ekiden.topi.nn import conv
 from ekiden.topi.rule import schedule
 
 # fmt: off
@@ -60,7 +60,7 @@ def convolution(
     weight = te.placeholder((-(-o // tile), k, k, c, tile), name="weight")
     layout = f"OHWI{tile}o"
     padding = (pad, pad, pad, pad)
-    anchor = conv2d(data, weight, (stride, stride), padding, (1, 1), 1, o, "NHWC", layout)
+    anchor = conv(data, weight, stride, padding, 1, 1, "NHWC", layout, channels=o)
     func = schedule([data, weight], [anchor], target, "conv")
     scheduled = (time.thread_time() - start) * 1e3
     kernel, spent = build(func, target)

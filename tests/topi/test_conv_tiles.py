@@ -14,7 +14,7 @@ from ekiden.ir.prim import SizeVar, maximum
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
-from ekiden.topi.nn import conv2d
+from ekiden.topi.nn import conv
 from ekiden.topi.nn.weights import pack_weight
 from ekiden.topi.rule import schedule
 
@@ -78,7 +78,7 @@ def make(
         te.placeholder(shape, name="data"),
         te.placeholder(packed.shape, name="weight"),
     )
-    result = conv2d(data, parameter, strides, padding, dilation, groups, out, "NHWC", layout)
+    result = conv(data, parameter, strides, padding, dilation, groups, "NHWC", layout, channels=out)
     if relu:
         anchor = result
         result = te.compute(anchor.shape, lambda *i: maximum(anchor[i], 0.0), tag="elemwise")

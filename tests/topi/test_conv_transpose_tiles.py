@@ -11,7 +11,7 @@ from ekiden.ir.prim import PrimExpr, SizeVar, maximum
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
-from ekiden.topi.nn import conv2d_transpose
+from ekiden.topi.nn import conv_transpose
 from ekiden.topi.rule import conv2d_transpose as rule
 from ekiden.topi.rule import schedule
 
@@ -40,7 +40,7 @@ def test_windows_that_do_not_overlap(
     weight = te.placeholder((c, channels, stride, stride), name="weight")
     bias = te.placeholder((1, 1, 1, channels), name="bias")
     pair = (stride, stride)
-    result = conv2d_transpose(data, weight, pair, (0, 0, 0, 0), (0, 0), (1, 1), 1, "NHWC", "IOHW")
+    result = conv_transpose(data, weight, pair, (0, 0, 0, 0), (0, 0), (1, 1), 1, "NHWC", "IOHW")
     assert rule.accepts(result)
 
     def relu(b: PrimExpr, y: PrimExpr, x: PrimExpr, o: PrimExpr) -> PrimExpr:
@@ -62,5 +62,5 @@ def test_windows_that_do_not_overlap(
 def test_overlapping_windows_are_left_to_the_default_rule() -> None:
     data = te.placeholder((1, 4, 4, 8), name="data")
     weight = te.placeholder((8, 8, 3, 3), name="weight")
-    result = conv2d_transpose(data, weight, (2, 2), (1, 1, 1, 1), (1, 1), (1, 1), 1, "NHWC", "IOHW")
+    result = conv_transpose(data, weight, (2, 2), (1, 1, 1, 1), (1, 1), (1, 1), 1, "NHWC", "IOHW")
     assert not rule.accepts(result)

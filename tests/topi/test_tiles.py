@@ -44,7 +44,7 @@ def random(*shape: int) -> np.ndarray:
 def product_kernel(a: Sequence[Dim], b: Sequence[Dim], ta: bool, tb: bool) -> Callable[..., object]:
     left, right = te.placeholder(tuple(a), name="a"), te.placeholder(tuple(b), name="b")
     op = batch_matmul if len(b) == 3 else matmul
-    return compiled(scheduled([left, right], op(left, right, ta, tb)))
+    return compiled(scheduled([left, right], op(left, right, transpose_a=ta, transpose_b=tb)))
 
 
 def swap(x: np.ndarray, transposed: bool) -> np.ndarray:
@@ -123,7 +123,7 @@ def test_epilogue_of_batch_matmul() -> None:
     s = SizeVar("s")
     a, b = te.placeholder((2, s, 8), name="a"), te.placeholder((2, s, 8), name="b")
     mask = te.placeholder((s,), name="mask")
-    scores = batch_matmul(a, b, False, True)
+    scores = batch_matmul(a, b)
     out = te.compute(scores.shape, lambda i, j, k: scores[i, j, k] * 0.5 + mask[k], tag="broadcast")
     kernel = compiled(scheduled([a, b, mask], out))
     for rows in (3, 70):

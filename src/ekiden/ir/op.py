@@ -92,6 +92,7 @@ class OpDef:
     data_dependent: bool = False
     fields: Callable[[Attrs | None], int] | None = None
     description: str = ""
+    result: str = ""
 
 
 OPS: dict[str, OpDef] = {}

@@ -27,7 +27,17 @@ from ekiden.ir.type import (
     TypeVar,
     tensor_type,
 )
-from ekiden.relay import adt, analysis, expr_functor, function, op, transform, ty
+from ekiden.relay import (
+    adt,
+    analysis,
+    base,
+    build_module,
+    expr_functor,
+    function,
+    op,
+    transform,
+    ty,
+)
 from ekiden.relay.analysis import free_type_vars
 from ekiden.relay.expr import (
     Call,
@@ -57,6 +67,7 @@ from ekiden.relay.expr import (
     var,
 )
 from ekiden.relay.expr_functor import ExprFunctor, ExprMutator, ExprVisitor
+from ekiden.relay.html import to_html
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.loops import while_loop
 from ekiden.relay.param_dict import load_param_dict, save_param_dict
@@ -90,6 +101,7 @@ _HIGHER = {
     "backend": "ekiden.relay.backend",
     "testing": "ekiden.relay.testing",
     "dataflow_pattern": "ekiden.relay.dataflow_pattern",
+    "script": "ekiden.relay.reader:script",
 }
 """Name -> the module it is, or the module and the name in it."""
 
@@ -164,8 +176,10 @@ __all__ = [
     "all_vars",
     "analysis",
     "astext",
+    "base",
     "bind",
     "bound_vars",
+    "build_module",
     "const",
     "expr_functor",
     "free_type_vars",
@@ -183,6 +197,7 @@ __all__ = [
     "save_param_dict",
     "scalar_type",
     "tensor_type",
+    "to_html",
     "transform",
     "ty",
     "var",

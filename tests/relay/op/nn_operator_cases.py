@@ -340,9 +340,10 @@ def activations() -> Iterator[Case]:
         ((4, 1000), 1),
     ):
         share = partial(_shares, axis=axis)
-        yield case(
-            lambda v, a=axis: op.nn.softmax(v, a), normal(*shape), expected=share, tolerance=1e-5
-        )
+        for softmax in (op.nn.softmax, op.nn.fast_softmax):
+            yield case(
+                lambda v, f=softmax, a=axis: f(v, a), normal(*shape), expected=share, tolerance=1e-5
+            )
         yield case(
             lambda v, a=axis: op.nn.log_softmax(v, a),
             normal(*shape),

@@ -75,7 +75,8 @@ def integers(low: int, high: int, *shape: int, dtype: str = "int64") -> Array:
 
 def elementwise() -> Iterator[Case]:
     """Unary operators over shapes, and dtypes where they take all."""
-    floating = (op.exp, op.tanh, op.erf, op.sigmoid, op.sin, op.cos)
+    fast = (op.fast_exp, op.fast_tanh, op.fast_erf)
+    floating = (op.exp, op.tanh, op.erf, op.sigmoid, op.sin, op.cos, *fast)
     above_zero = (op.log, op.sqrt, op.rsqrt)
     any_dtype = (op.abs, op.negative, op.sign, op.floor, op.ceil, op.round, op.copy, op.nn.relu)
     for shape in SHAPES:

@@ -32,12 +32,13 @@ from ekiden.ir.prim import (
     PrimExpr,
     Select,
     SizeVar,
+    StringImm,
     Sub,
     Var,
 )
 from ekiden.ir.prim_visitor import children
 from ekiden.runtime.errors import InternalError
-from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce
+from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 
 LONGEST = 96
 """An expression longer than this is given a name."""
@@ -64,6 +65,7 @@ class ExpressionWriter:
         self.names: dict[Var | Buffer, str] = {}
         self.positive: set[Var] = set()
         self._taken: dict[str, int] = {}
+        self._used: set[str] = set()
         self._memo: list[dict[PrimExpr, str]] = [{}]
 
     # names and lines
@@ -76,9 +78,14 @@ class ExpressionWriter:
         """A C identifier not used before in this function."""
         clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in hint) or "v"
         clean = f"_{clean}" if clean[0].isdigit() else clean
-        count = self._taken.get(clean, 1 if clean in KEYWORDS else 0)
-        self._taken[clean] = count + 1
-        return f"{clean}_{count}" if count else clean
+        count = self._taken.get(clean, 0)
+        name = clean
+        while name in self._used or name in KEYWORDS:
+            count += 1
+            name = f"{clean}_{count}"
+        self._taken[clean] = count
+        self._used.add(name)
+        return name
 
     def define(self, thing: Var | Buffer) -> str:
         """The name of something that begins to exist here."""
@@ -162,6 +169,8 @@ class ExpressionWriter:
             return e.args[:1]
         if isinstance(e, (Var, IntImm, FloatImm, VectorReduce)):
             return ()
+        if isinstance(e, Intrinsic) and e.op == "call_packed":
+            return tuple(a for a in e.args if not isinstance(a, (StringImm, BufferAddress)))
         return children(e)
 
     def _named(self, e: PrimExpr, text: str) -> str:
@@ -189,6 +198,8 @@ class ExpressionWriter:
                 return f"({condition} ? {yes} : {no})"
             case Intrinsic(op="if_then_else"):
                 return self._guarded(e)
+            case Intrinsic(op="call_packed"):
+                return self.call_packed(e)
             case Intrinsic():
                 return self.intrinsic(e)
             case Ramp():
@@ -236,10 +247,29 @@ class ExpressionWriter:
 
     def intrinsic(self, e: Intrinsic) -> str:
         """A call of a function of <math.h> or of a helper."""
+        if e.op == "reinterpret":
+            return self.reinterpreted(e)
         argument, given = dt.element(e.args[0].dtype), [_stripped(self.of(a)) for a in e.args]
         if e.op in _MATH and argument in ("float32", "float64"):
             return f"{math_name(_MATH[e.op], argument)}({', '.join(given)})"
         return self.helpers.intrinsic(e.op, dt.element(e.dtype), argument, given)
+
+    def reinterpreted(self, e: Intrinsic) -> str:
+        """The bits of one lane as another type; of neighbours in memory, several as one."""
+        value, target = e.args[0], dt.element(e.dtype)
+        if dt.lanes(value.dtype) == dt.lanes(e.dtype):
+            return self.helpers.reinterpret(dt.element(value.dtype), target, self.of(value))
+        index = value.indices[0] if isinstance(value, BufferLoad) else None
+        if not isinstance(value, BufferLoad) or not isinstance(index, Ramp):
+            raise InternalError(f"c: lanes can only be taken together from memory: {e!r}")
+        step = dt.lanes(value.dtype) // dt.lanes(e.dtype)
+        lane = f" + lane * {step}" if dt.lanes(e.dtype) > 1 else ""
+        place = f"&{self.name(value.buffer)}[{self.text(index.base)}{lane}]"
+        return self.helpers.load(target, place)
+
+    def call_packed(self, e: Intrinsic) -> str:
+        """A call that may fail: only where statements are."""
+        raise InternalError(f"c: {e!r} has no place here")
 
     # conditionals
 

@@ -2,7 +2,8 @@
 its TVM name."""
 
 from ekiden.ir.op import get
-from ekiden.relay.op import image, nn
+from ekiden.relay.op import image, memory, nn, vm
+from ekiden.relay.op._document import attach
 from ekiden.relay.op.broadcast import (
     add,
     bitwise_and,
@@ -47,6 +48,9 @@ from ekiden.relay.op.elementwise import (
     cos,
     erf,
     exp,
+    fast_erf,
+    fast_exp,
+    fast_tanh,
     floor,
     isinf,
     isnan,
@@ -101,6 +105,9 @@ __all__ = [
     "erf",
     "exp",
     "expand_dims",
+    "fast_erf",
+    "fast_exp",
+    "fast_tanh",
     "floor",
     "floor_divide",
     "floor_mod",
@@ -124,6 +131,7 @@ __all__ = [
     "max",
     "maximum",
     "mean",
+    "memory",
     "min",
     "minimum",
     "mod",
@@ -158,7 +166,12 @@ __all__ = [
     "tanh",
     "tile",
     "transpose",
+    "vm",
     "where",
     "zeros",
     "zeros_like",
 ]
+
+attach("", globals())
+for _family in (image, memory, nn, vm):
+    attach(_family.__name__.rpartition(".")[2] + ".", vars(_family))

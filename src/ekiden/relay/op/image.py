@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
@@ -16,6 +15,7 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attrs_of, call, fail, rank_is, tensors
 from ekiden.te import Tensor
+from ekiden.topi.image.resize import Sampling, resize
 from ekiden.topi.layout import spatial
 from ekiden.topi.shape import Dim, Dims, Shape, as_attr, as_dim, as_ints, known, tidy
 
@@ -146,16 +146,14 @@ def _resize_reference(attrs: Resize2DAttrs, data: Array) -> Array:
 
 def resize_lower(attrs: Resize2DAttrs, data: Tensor, out: TensorType) -> Tensor:
     """The computation of a resize."""
-    sampling = topi.image.Sampling(
+    sampling = Sampling(
         attrs.method,
         attrs.coordinate_transformation_mode,
         attrs.rounding_method,
         attrs.cubic_alpha,
         attrs.cubic_exclude,
     )
-    return topi.image.resize2d(
-        data, out.shape, spatial(attrs.layout), sampling, attrs.scales, out.dtype
-    )
+    return resize(data, out.shape, spatial(attrs.layout), sampling, attrs.scales, out.dtype)
 
 
 register_op(
@@ -167,6 +165,7 @@ register_op(
         reference=_resize_reference,
         lower=lambda attrs, inputs, out: [resize_lower(attrs, inputs[0], out)],
         pattern=OpPattern.INJECTIVE,
+        result="data with the extents `size` along H and W of its layout; `out_dtype`, if given",
     )
 )
 
@@ -264,6 +263,7 @@ register_op(
             resize_lower(upsampling_as_resize(attrs, inputs[0].shape), inputs[0], out)
         ],
         pattern=OpPattern.INJECTIVE,
+        result="data with H and W times the scales, rounded",
     )
 )
 

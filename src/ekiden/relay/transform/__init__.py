@@ -12,24 +12,40 @@ from ekiden.ir.transform import (
 )
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.alter_op_layout import AlterOpLayout
+from ekiden.relay.transform.canonicalize_cast import CanonicalizeCast
+from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
+from ekiden.relay.transform.combine_parallel import (
+    BatchingOps,
+    CombineParallelBatchMatmul,
+    CombineParallelConv2D,
+    CombineParallelDense,
+)
 from ekiden.relay.transform.convert_layout import ConvertLayout
 from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
+from ekiden.relay.transform.defuse_ops import DefuseOps
+from ekiden.relay.transform.div_to_mul import DivToMul
 from ekiden.relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
 from ekiden.relay.transform.eta_expand import EtaExpand
+from ekiden.relay.transform.fast_math import FastMath
 from ekiden.relay.transform.fold_constant import FoldConstant
+from ekiden.relay.transform.fold_explicit_padding import FoldExplicitPadding
 from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
 from ekiden.relay.transform.fuse_ops import FuseOps
 from ekiden.relay.transform.gradient import FirstOrderGradient, gradient
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import Inline
 from ekiden.relay.transform.lambda_lift import LambdaLift
+from ekiden.relay.transform.legalize import Legalize, register_legalize
 from ekiden.relay.transform.manifest_alloc import ManifestAlloc
 from ekiden.relay.transform.manifest_lifetimes import ManifestLifetimes
 from ekiden.relay.transform.memory_plan import MemoryPlan
 from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
+from ekiden.relay.transform.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.simplify_inference import SimplifyInference
 from ekiden.relay.transform.to_a_normal_form import ToANormalForm
+from ekiden.relay.transform.to_basic_block_normal_form import ToBasicBlockNormalForm
 from ekiden.relay.transform.to_graph_normal_form import ToGraphNormalForm
+from ekiden.relay.transform.to_mixed_precision import ToMixedPrecision
 
 function_pass = function_pass_over(Function)
 """Decorator: (relay.Function, module, context) -> relay.Function becomes a pass."""
@@ -48,6 +64,20 @@ for _factory in (
     ManifestLifetimes,
     MemoryPlan,
     SimplifyInference,
+    CanonicalizeCast,
+    CanonicalizeOps,
+    BatchingOps,
+    CombineParallelBatchMatmul,
+    CombineParallelConv2D,
+    CombineParallelDense,
+    DefuseOps,
+    DivToMul,
+    FastMath,
+    FoldExplicitPadding,
+    Legalize,
+    SimplifyExpr,
+    ToBasicBlockNormalForm,
+    ToMixedPrecision,
     ToANormalForm,
     ToGraphNormalForm,
     RemoveUnusedFunctions,
@@ -58,17 +88,28 @@ for _factory in (
 
 __all__ = [
     "AlterOpLayout",
+    "BatchingOps",
+    "CanonicalizeCast",
+    "CanonicalizeOps",
+    "CombineParallelBatchMatmul",
+    "CombineParallelConv2D",
+    "CombineParallelDense",
     "ConvertLayout",
     "DeadCodeElimination",
+    "DefuseOps",
+    "DivToMul",
     "EliminateCommonSubexpr",
     "EtaExpand",
+    "FastMath",
     "FirstOrderGradient",
     "FoldConstant",
+    "FoldExplicitPadding",
     "FoldScaleAxis",
     "FuseOps",
     "InferType",
     "Inline",
     "LambdaLift",
+    "Legalize",
     "ManifestAlloc",
     "ManifestLifetimes",
     "MemoryPlan",
@@ -78,10 +119,14 @@ __all__ = [
     "PassInstrument",
     "RemoveUnusedFunctions",
     "Sequential",
+    "SimplifyExpr",
     "SimplifyInference",
     "ToANormalForm",
+    "ToBasicBlockNormalForm",
     "ToGraphNormalForm",
+    "ToMixedPrecision",
     "function_pass",
     "gradient",
     "module_pass",
+    "register_legalize",
 ]

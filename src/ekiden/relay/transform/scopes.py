@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.type import TupleType
+from ekiden.ir.type import TupleType, tensor_type
 from ekiden.relay.expr import (
     Call,
     Constant,
@@ -200,12 +200,14 @@ def with_children(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayE
 
 
 def infer_here(expr: RelayExpr) -> RelayExpr:
-    """Set the checked type of an operator call, tuple or projection from its operands' types, if it
-    has none.
+    """Set the checked type of a constant, and of an operator call, tuple or projection from its
+    operands' types, if it has none.
     """
     if expr.checked_type_or_none() is not None:
         return expr
     match expr:
+        case Constant(data=data):
+            expr.set_checked_type(tensor_type(data.shape, str(data.dtype)))
         case Call(op=Op() as op, args=args):
             for arg in args:
                 if isinstance(arg, Tuple):

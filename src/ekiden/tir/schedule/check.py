@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from ekiden.arith import Analyzer, IterMapLevel, IterSum, detect_iter_map, determines
+from ekiden.arith import Analyzer, IterSum, determines, image_box
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import (
     GE,
@@ -30,7 +30,6 @@ from ekiden.ir.prim import (
     PrimExpr,
     Var,
     const,
-    convert,
     is_const,
 )
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
@@ -38,10 +37,11 @@ from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
 from ekiden.ir.structural import structural_key
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.regions import Access, accesses, all_accesses, region
+from ekiden.tir.regions import Access, all_accesses, region
 from ekiden.tir.regions import Range as Box
 from ekiden.tir.schedule.program import (
     Program,
+    accesses,
     bound_analyzer,
     conditions,
     loops_between,
@@ -147,7 +147,7 @@ def _stores(block: Block) -> list[tuple[BufferStore, tuple[For, ...]]]:
 def _sum_fault(block: Block) -> str | None:
     """Why a block is no sum `c = op(c, x)`; None if it is one."""
     if (block.annotations or {}).get("commutative"):
-        return None
+        return _elsewhere(block)
     nested = [s.block for s in outer_blocks(block.body)]
     if nested:
         faults = [_nested_fault(inner) for inner in nested]
@@ -164,6 +164,17 @@ def _sum_fault(block: Block) -> str | None:
             for e in post_order(operands[1])
         ):
             return f"it reads {store.buffer.name!r} elsewhere too"
+    return None
+
+
+def _elsewhere(block: Block) -> str | None:
+    """Which of the buffers it writes a block reads at another element than it writes."""
+    for buffer in written(block):
+        touched = accesses(block.body, buffer)
+        for each in touched:
+            pairs = zip(each.indices, touched[-1].indices, strict=True)
+            if not all(same_expr(a, b) for a, b in pairs):
+                return f"it reads {buffer.name!r} elsewhere too"
     return None
 
 
@@ -196,14 +207,17 @@ def require_kind(step: str, realize: BlockRealize, *kinds: str) -> str:
     """The kind of a block. Refuses if it is none of those."""
     found = kind_of(realize.block)
     if found.kind not in kinds:
-        expected = " or ".join(f"a {k} block" for k in kinds)
         reason = f": {found.reason}" if found.reason else ""
         refuse(
-            f"{step} {realize.block.name!r}: expected {expected}, got one that is {found.kind}"
-            f"{reason}",
+            f"{step} {realize.block.name!r}: expected {' or '.join(map(_article, kinds))} block, "
+            f"got {_article(found.kind)} one{reason}",
             realize,
         )
     return found.kind
+
+
+def _article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def reduce_values(realize: BlockRealize) -> list[PrimExpr]:
@@ -410,10 +424,10 @@ def box_of(program: Program, root: Stmt, buffer: Buffer, maker: BlockRealize) ->
     if not _guards_end_of_buffer(maker, buffer):
         return f"block {name!r} does not run for all its iterators"
     ranges = ranges_of((*loops_between(root, maker, program), *store.loops))
-    made = detect_iter_map(store.indices, ranges, check_level=IterMapLevel.SURJECTIVE)
-    if made.errors:
-        return f"what block {name!r} writes of {buffer.name!r} is no box: {made.errors[0]}"
-    return [Box(convert(total.base), reached(total)) for total in made.indices]
+    made = image_box(store.indices, ranges)
+    if isinstance(made, str):
+        return f"what block {name!r} writes of {buffer.name!r} is no box: {made}"
+    return [Box(low, size) for low, size in made]
 
 
 def reached(total: IterSum) -> PrimExpr:
@@ -522,8 +536,8 @@ def _same_place(a: Access, b: Access) -> bool:
     )
 
 
-def check_concurrent(step: str, program: Program, loop: For) -> None:
-    """Refuses unless the steps of a loop may run at the same time."""
+def check_concurrent(step: str, program: Program, loop: For, lanes: bool = False) -> None:
+    """Refuses unless the steps of a loop may run at the same time; as lanes of vectors, if so."""
     _require_leaves_only(step, loop)
     if is_const(loop.extent, 1):
         return
@@ -538,6 +552,8 @@ def check_concurrent(step: str, program: Program, loop: For) -> None:
         if fault is None:
             continue
         private = _not_private(program, loop, buffer, leaves)
+        if private is None and lanes:
+            private = _not_lanewise(program, loop, buffer)
         if private is not None:
             maker = next(x for x in leaves if buffer in written(x.block))
             refuse(
@@ -545,6 +561,19 @@ def check_concurrent(step: str, program: Program, loop: For) -> None:
                 f" ({private})",
                 maker,
             )
+
+
+def _not_lanewise(program: Program, loop: For, buffer: Buffer) -> str | None:
+    """Why a step's own buffer cannot be a vector with a lane for each step; None if it can."""
+    outer = [*program.loops_above(loop), loop]
+    touched = accesses(loop.body, buffer)
+    box = region(buffer, touched, outer)
+    analyzer = bound_analyzer(outer)
+    for access in touched:
+        for index, each in zip(access.indices, box, strict=True):
+            if loop.loop_var in free_vars(analyzer.simplify(index - each.low)):
+                return "its steps use different places of a buffer of their own"
+    return None
 
 
 def _not_private(

@@ -6,8 +6,11 @@ outside -> base + j.
 
 from __future__ import annotations
 
+import math
+
+from ekiden.arith import Analyzer
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.intrinsic import INTRINSICS, if_then_else
 from ekiden.ir.prim import (
     Add,
     BinaryExpr,
@@ -15,13 +18,14 @@ from ekiden.ir.prim import (
     FloorDiv,
     FloorMod,
     IntImm,
+    Intrinsic,
     PrimExpr,
     Sub,
     Var,
     const,
 )
 from ekiden.ir.prim_visitor import children, pending, post_order, rebuild
-from ekiden.tir.expr import Broadcast, BufferLoad, Ramp, broadcast
+from ekiden.tir.expr import Broadcast, BufferAddress, BufferLoad, Ramp, broadcast
 from ekiden.tir.stmt import Allocate, For, IfThenElse, LetStmt, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, buffers_written, guarded_nodes, walk
 
@@ -80,6 +84,8 @@ class _Regroup(StmtMutator):
             e.buffer in self._variant or e.buffer.scope == "register"
         ):
             return False
+        if isinstance(e, BufferAddress) or (isinstance(e, Intrinsic) and _has_effects(e)):
+            return False
         return all(self._invariant[id(c)] for c in children(e))
 
     def _place(self, e: PrimExpr, guarded: set[int]) -> PrimExpr:
@@ -133,6 +139,11 @@ class _Regroup(StmtMutator):
         return self._totals[key]
 
 
+def _has_effects(e: Intrinsic) -> bool:
+    row = INTRINSICS.get(e.op)
+    return row is not None and row.effects
+
+
 def _plus(total: PrimExpr | None, term: PrimExpr, sign: int) -> PrimExpr:
     if total is None:
         return term if sign > 0 else -term
@@ -163,7 +174,7 @@ def _is_safe(e: PrimExpr) -> bool:
 
 
 def _worth_naming(e: PrimExpr) -> bool:
-    if isinstance(e, (Var, IntImm, FloatImm)) or e.dtype.startswith("bool"):
+    if isinstance(e, (Var, IntImm, FloatImm)) or e.dtype.startswith(("bool", "handle")):
         return False
     if isinstance(e, Broadcast):
         return not isinstance(e.value, (IntImm, FloatImm))
@@ -179,23 +190,49 @@ def _steps(loop: For) -> bool:
     return isinstance(loop.extent, IntImm) and loop.extent.value > 0
 
 
-def _hoisted(value: PrimExpr, loop: For) -> PrimExpr:
-    """The value; 0 where the loop takes no step and what it is read from may be empty."""
+def _hoisted(value: PrimExpr, loop: For, analyzer: Analyzer) -> PrimExpr:
+    """The value; 0 where the loop takes no step, if something might be read out of range then."""
     loads = [e for e in post_order(value) if isinstance(e, BufferLoad)]
-    known = all(isinstance(d, IntImm) for e in loads for d in e.buffer.shape)
-    if known or _steps(loop):
+    if _steps(loop) or all(_is_inside(e, analyzer) for e in loads):
         return value
     zero = broadcast(const(0, dt.element(value.dtype)), dt.lanes(value.dtype))
     return if_then_else(loop.extent > 0, value, zero)
 
 
+def _is_inside(load: BufferLoad, analyzer: Analyzer) -> bool:
+    """Whether an element is in its buffer wherever the loops around are."""
+    size = 1
+    for extent in load.buffer.shape:
+        if not isinstance(extent, IntImm):
+            return False
+        size *= extent.value
+    index, last = load.indices[0], 0
+    if isinstance(index, Ramp) and isinstance(index.stride, IntImm) and index.stride.value > 0:
+        index, last = index.base, (index.lanes - 1) * index.stride.value
+    if dt.lanes(index.dtype) > 1:
+        return False
+    low, high = analyzer.const_int_bound(index)
+    return low >= 0 and high + last < size
+
+
 class _Hoist(StmtMutator):
+    def __init__(self) -> None:
+        self._analyzer = Analyzer()
+
+    def visit_let(self, stmt: LetStmt) -> Stmt:
+        if stmt.var.dtype == "int64":
+            low, high = self._analyzer.const_int_bound(stmt.value)
+            if not math.isinf(low) and not math.isinf(high):
+                self._analyzer.bind(stmt.var, const(int(low)), const(int(high - low) + 1))
+        return super().visit_let(stmt)
+
     def visit_for(self, stmt: For) -> Stmt:
+        self._analyzer.bind(stmt.loop_var, stmt.min, stmt.extent)
         regroup = _Regroup(stmt)
         body = regroup.visit(stmt.body)
         new: Stmt = stmt.with_fields(body=self.visit(body))
         for value, var in reversed(regroup.named.items()):
-            new = LetStmt(var, _hoisted(value, stmt), new)
+            new = LetStmt(var, _hoisted(value, stmt, self._analyzer), new)
         return new
 
 

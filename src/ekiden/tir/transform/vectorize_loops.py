@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.prim import (
     LT,
     Add,
@@ -18,6 +19,7 @@ from ekiden.ir.prim import (
     Mul,
     Not,
     PrimExpr,
+    Select,
     Sub,
     Var,
     binary,
@@ -80,6 +82,8 @@ class Vectorizer(StmtMutator):
             return self._values.get(e, e)
         if isinstance(e, BufferLoad):
             return self._load(e, new)
+        if isinstance(e, Intrinsic) and e.op in INTRINSICS and INTRINSICS[e.op].effects:
+            raise ScheduleError(f"vectorize: a call of {e.op!r} cannot be one of vectors: {e!r}")
         if not any(dt.lanes(c.dtype) > 1 for c in new) or isinstance(
             e, (Broadcast, Ramp, VectorReduce)
         ):
@@ -123,9 +127,11 @@ class Vectorizer(StmtMutator):
         """
         value, indices = self.expr(stmt.value), self.exprs(stmt.indices)
         if stmt.buffer in self._buffers:
-            kept = self._mask if self._has_branched else None
-            wide = broadcast(value, self._lanes)
-            return BufferStore(self.buffer(stmt.buffer), wide, indices, kept)
+            buffer, wide = self.buffer(stmt.buffer), broadcast(value, self._lanes)
+            if self._has_branched and self._mask is not None:
+                old = BufferLoad(buffer, indices, wide.dtype)
+                wide = Select(self._mask, wide, old, wide.dtype)
+            return BufferStore(buffer, wide, indices)
         lanes = dt.lanes(indices[-1].dtype)
         if lanes == 1 and self._has_branched:
             raise ScheduleError(

@@ -1,39 +1,36 @@
-"""Neural-network computations: dense, convolution, pooling, normalisation, activations."""
+"""Neural-network computations: dense, convolution, pooling, normalisation, activations, losses."""
 
-from ekiden.topi.elementwise import bias_add, leaky_relu, prelu, relu
-from ekiden.topi.nn.conv import conv1d, conv2d, conv2d_transpose
-from ekiden.topi.nn.dense import batch_matmul, dense, dense_pack, matmul, pack_weight
-from ekiden.topi.nn.norm import batch_norm, group_norm, instance_norm, layer_norm, lrn
-from ekiden.topi.nn.pad import pad
-from ekiden.topi.nn.pool import Window, adaptive_avg_pool, avg_pool, max_pool
-from ekiden.topi.nn.softmax import log_softmax, softmax
-from ekiden.topi.nn.winograd import winograd_conv2d, winograd_weight
+from ekiden.topi.nn import activation as _activation
+from ekiden.topi.nn import conv as _conv
+from ekiden.topi.nn import conv_layouts as _conv_layouts
+from ekiden.topi.nn import deformable as _deformable
+from ekiden.topi.nn import dense as _dense
+from ekiden.topi.nn import loss as _loss
+from ekiden.topi.nn import lstm as _lstm
+from ekiden.topi.nn import norm as _norm
+from ekiden.topi.nn import pad as _pad
+from ekiden.topi.nn import pool as _pool
+from ekiden.topi.nn import softmax as _softmax
+from ekiden.topi.nn import space as _space
+from ekiden.topi.nn import upsample as _upsample
+from ekiden.topi.nn import winograd as _winograd
+from ekiden.topi.nn.activation import *  # noqa: F403
+from ekiden.topi.nn.conv import *  # noqa: F403
+from ekiden.topi.nn.conv_layouts import *  # noqa: F403
+from ekiden.topi.nn.deformable import *  # noqa: F403
+from ekiden.topi.nn.dense import *  # noqa: F403
+from ekiden.topi.nn.loss import *  # noqa: F403
+from ekiden.topi.nn.lstm import *  # noqa: F403
+from ekiden.topi.nn.norm import *  # noqa: F403
+from ekiden.topi.nn.pad import *  # noqa: F403
+from ekiden.topi.nn.pool import *  # noqa: F403
+from ekiden.topi.nn.softmax import *  # noqa: F403
+from ekiden.topi.nn.space import *  # noqa: F403
+from ekiden.topi.nn.upsample import *  # noqa: F403
+from ekiden.topi.nn.winograd import *  # noqa: F403
 
-__all__ = [
-    "Window",
-    "adaptive_avg_pool",
-    "avg_pool",
-    "batch_matmul",
-    "batch_norm",
-    "bias_add",
-    "conv1d",
-    "conv2d",
-    "conv2d_transpose",
-    "dense",
-    "dense_pack",
-    "group_norm",
-    "instance_norm",
-    "layer_norm",
-    "leaky_relu",
-    "log_softmax",
-    "lrn",
-    "matmul",
-    "max_pool",
-    "pack_weight",
-    "pad",
-    "prelu",
-    "relu",
-    "softmax",
-    "winograd_conv2d",
-    "winograd_weight",
-]
+_FAMILIES = (
+    _activation, _conv, _conv_layouts, _deformable, _dense, _loss, _lstm, _norm, _pad, _pool,
+    _softmax, _space, _upsample, _winograd,
+)  # fmt: skip
+__all__ = [name for family in _FAMILIES for name in family.__all__]

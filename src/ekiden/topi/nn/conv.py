@@ -1,5 +1,5 @@
-"""Convolutions as sums over windows. Padding is a guard on the load, so that no padded copy is
-made."""
+"""Convolutions as sums over windows, over one to three axes. Padding is a guard on the load, so
+that no padded copy is made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ekiden.ir.prim import EQ, PrimExpr, Var, binary, cast, const, logical_and
 from ekiden.te import Tensor
 from ekiden.topi.layout import packed_tile, permute
 from ekiden.topi.nn.weights import conv_weight_shape
-from ekiden.topi.shape import as_dim, known, tidy, transposed_extent, window_extent
+from ekiden.topi.shape import as_dim, as_ints, known, tidy, transposed_extent, window_extent
+
+Padding = int | Sequence[int] | str
 
 
 def _tag(data_layout: str, kernel_layout: str, groups: int) -> str:
@@ -58,139 +60,182 @@ def inside(index: PrimExpr, size: PrimExpr, before: bool, after: bool) -> list[P
     return ([index >= 0] if before else []) + ([index < size] if after else [])
 
 
-def conv2d(
-    data: Tensor,
-    weight: Tensor,
-    strides: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+def letters(layout: str) -> str:
+    """The spatial axes of a data layout: "HW" of "NHWC"."""
+    return "".join(each for each in "DHW" if each in layout)
+
+
+def default_kernel_layout(data_layout: str, transposed: bool = False) -> str:
+    """The weight layout that goes with a data layout: OIHW with NCHW, HWIO with the others."""
+    spatial, pair = letters(data_layout), "IO" if transposed else "OI"
+    return pair + spatial if data_layout.startswith("NC") else spatial + pair[::-1]
+
+
+def ntuple(value: int | Sequence[int], rank: int, what: str) -> tuple[int, ...]:
+    """One number per spatial axis. Raises ValueError for another number of them."""
+    many = (value,) * rank if isinstance(value, int) else tuple(value)
+    if len(many) != rank:
+        raise ValueError(f"{what} must be a number or {rank} of them, got {value!r}")
+    return many
+
+
+def pads(padding: Padding, kernel: Sequence[PrimExpr], dilation: Sequence[int]) -> tuple[int, ...]:
+    """Padding before every spatial axis, then after every one.
+
+    A number, one per axis (both sides), two per axis, "VALID" (none) or "SAME" (as much as keeps
+    the extent at stride 1, for windows of known size).
+    """
+    rank = len(kernel)
+    if padding == "VALID":
+        return (0,) * (2 * rank)
+    if padding == "SAME":
+        reach = [(k - 1) * d for k, d in zip(as_ints(kernel), dilation, strict=True)]
+        before = [(r + 1) // 2 for r in reach]
+        return (*before, *(r - b for r, b in zip(reach, before, strict=True)))
+    if isinstance(padding, str):
+        raise ValueError(f"padding must be numbers, 'SAME' or 'VALID', got {padding!r}")
+    many = (padding,) * rank if isinstance(padding, int) else tuple(padding)
+    if len(many) == rank:
+        many = many * 2
+    if len(many) != 2 * rank:
+        raise ValueError(f"padding must be 1, {rank} or {2 * rank} numbers, got {padding!r}")
+    return many
+
+
+def conv(
+    inp: Tensor,
+    filt: Tensor,
+    stride: int | Sequence[int] = 1,
+    padding: Padding = 0,
+    dilation: int | Sequence[int] = 1,
     groups: int = 1,
-    channels: int | None = None,
     data_layout: str = "NCHW",
-    kernel_layout: str = "OIHW",
+    kernel_layout: str = "",
+    out_dtype: str | None = None,
+    channels: int | None = None,
     out_layout: str = "",
-    out_dtype: str = "",
 ) -> Tensor:
-    """The convolution; its tag names the layouts that have kernels of their own."""
-    n, _, h, w = permute(data.shape, data_layout, "NCHW")
-    out, per_group, kh, kw = conv_weight_shape(weight.shape, kernel_layout, channels, groups)
-    top, left, bottom, right = padding
-    rows = window_extent(h, kh, strides[0], top, bottom, dilation[0])
-    columns = window_extent(w, kw, strides[1], left, right, dilation[1])
-    result, dtype = out_layout or data_layout, out_dtype or data.dtype
-    axes = [te.reduce_axis((0, d), name) for d, name in ((kh, "ky"), (kw, "kx"), (per_group, "ci"))]
-    ky, kx, ci = axes
+    """The convolution over the spatial axes (one to three) of `data_layout`.
+
+        data[n, c, y, x], weight[o, c / groups, ky, kx]
+        out[n, o, y, x] = sum data[n, group(o) + c, y * stride + ky * dilation - pad, ...] * weight
+
+    Its tag names the layouts that have kernels of their own. `channels` is the number of results,
+    where the weight is packed.
+    """
+    axes_of = letters(data_layout)
+    rank, plain = len(axes_of), f"NC{axes_of}"
+    layout = kernel_layout or default_kernel_layout(data_layout)
+    n, _, *sizes = permute(inp.shape, data_layout, plain)
+    if rank == 2:
+        out, per_group, *kernel = conv_weight_shape(filt.shape, layout, channels, groups)
+    else:
+        out, per_group, *kernel = permute(filt.shape, layout, f"OI{axes_of}")
+    strides, steps = ntuple(stride, rank, "stride"), ntuple(dilation, rank, "dilation")
+    around = pads(padding, kernel, steps)
+    before, after = around[:rank], around[rank:]
+    extents = [
+        window_extent(*each)
+        for each in zip(sizes, kernel, strides, before, after, steps, strict=True)
+    ]
+    result, dtype = out_layout or data_layout, out_dtype or inp.dtype
+    taps = [te.reduce_axis((0, d), f"k{a.lower()}") for d, a in zip(kernel, axes_of, strict=True)]
+    ci = te.reduce_axis((0, per_group), "ci")
     out_per_group = tidy(out // groups)
 
     def body(*i: Var) -> PrimExpr:
-        b, o, y, x = permute(i, result, "NCHW")
-        iy, ix = y * strides[0] + ky * dilation[0] - top, x * strides[1] + kx * dilation[1] - left
+        b, o, *positions = permute(i, result, plain)
+        at = [
+            p * s + k * d - f
+            for p, s, k, d, f in zip(positions, strides, taps, steps, before, strict=True)
+        ]
+        conditions = []
+        for index, size, first, last in zip(at, sizes, before, after, strict=True):
+            conditions += inside(index, size, first > 0, last > 0)
         channel = ci if groups == 1 else (o // out_per_group) * per_group + ci
-        conditions = inside(iy, h, top > 0, bottom > 0) + inside(ix, w, left > 0, right > 0)
-        indices = permute((b, channel, iy, ix), "NCHW", data_layout)
-        value = guarded(data, indices, conditions, const(0, data.dtype))
-        factor = _weight_element(weight, kernel_layout, o, ci, (ky, kx), out_per_group)
-        return te.sum(cast(value, dtype) * cast(factor, dtype), axes)
+        indices = permute((b, channel, *at), plain, data_layout)
+        value = guarded(inp, indices, conditions, const(0, inp.dtype))
+        if rank == 2:
+            factor = _weight_element(filt, layout, o, ci, taps, out_per_group)
+        else:
+            factor = filt[permute((o, ci, *taps), f"OI{axes_of}", layout)]
+        return te.sum(cast(value, dtype) * cast(factor, dtype), (*taps, ci))
 
     attrs = {
-        "inputs": (data, weight), "strides": tuple(strides), "padding": tuple(padding),
-        "dilation": tuple(dilation),
-        "groups": groups, "channels": known(out), "kernel_size": (known(kh), known(kw)),
-        "tile": packed_tile(kernel_layout), "data_layout": data_layout,
-        "kernel_layout": kernel_layout,
+        "inputs": (inp, filt), "strides": strides, "padding": around, "dilation": steps,
+        "groups": groups, "channels": known(out), "kernel_size": tuple(map(known, kernel)),
+        "tile": packed_tile(layout), "data_layout": data_layout, "kernel_layout": layout,
         "out_layout": result,
     }  # fmt: skip
-    shape = permute((n, out, rows, columns), "NCHW", result)
-    return te.compute(
-        shape, body, name="conv2d", tag=_tag(data_layout, kernel_layout, groups), attrs=attrs
-    )
+    tag = _tag(data_layout, layout, groups) if rank == 2 else f"conv{rank}d"
+    shape = permute((n, out, *extents), plain, result)
+    return te.compute(shape, body, name=f"conv{rank}d", tag=tag, attrs=attrs)
 
 
-def conv1d(
-    data: Tensor,
-    weight: Tensor,
-    stride: int,
-    padding: Sequence[int],
-    dilation: int,
-    groups: int = 1,
-    data_layout: str = "NCW",
-    kernel_layout: str = "OIW",
-    out_layout: str = "",
-    out_dtype: str = "",
-) -> Tensor:
-    """The convolution over one axis."""
-    n, _, w = permute(data.shape, data_layout, "NCW")
-    out, per_group, kw = permute(weight.shape, kernel_layout, "OIW")
-    left, right = padding
-    columns = window_extent(w, kw, stride, left, right, dilation)
-    result, dtype = out_layout or data_layout, out_dtype or data.dtype
-    axes = [te.reduce_axis((0, kw), "kx"), te.reduce_axis((0, per_group), "ci")]
-    kx, ci = axes
-    out_per_group = tidy(out // groups)
-
-    def body(*i: Var) -> PrimExpr:
-        b, o, x = permute(i, result, "NCW")
-        ix = x * stride + kx * dilation - left
-        channel = ci if groups == 1 else (o // out_per_group) * per_group + ci
-        indices = permute((b, channel, ix), "NCW", data_layout)
-        value = guarded(data, indices, inside(ix, w, left > 0, right > 0), const(0, data.dtype))
-        factor = weight[permute((o, ci, kx), "OIW", kernel_layout)]
-        return te.sum(cast(value, dtype) * cast(factor, dtype), axes)
-
-    return te.compute(permute((n, out, columns), "NCW", result), body, name="conv1d", tag="conv1d")
-
-
-def conv2d_transpose(
-    data: Tensor,
-    weight: Tensor,
-    strides: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    dilation: Sequence[int],
+def conv_transpose(
+    inp: Tensor,
+    filt: Tensor,
+    stride: int | Sequence[int] = 1,
+    padding: Padding = 0,
+    output_padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
     groups: int = 1,
     data_layout: str = "NCHW",
-    kernel_layout: str = "IOHW",
+    kernel_layout: str = "",
+    out_dtype: str | None = None,
     out_layout: str = "",
-    out_dtype: str = "",
 ) -> Tensor:
-    """The transposed convolution, gathered: each result pixel sums the taps that reach it."""
-    n, c, h, w = permute(data.shape, data_layout, "NCHW")
-    _, out_per_group, kh, kw = permute(weight.shape, kernel_layout, "IOHW")
-    top, left, bottom, right = padding
-    rows = transposed_extent(h, kh, strides[0], top, bottom, dilation[0], output_padding[0])
-    columns = transposed_extent(w, kw, strides[1], left, right, dilation[1], output_padding[1])
-    per_group = tidy(c // groups)
-    result, dtype = out_layout or data_layout, out_dtype or data.dtype
-    taps = [_tap_count(k, s, d) for k, s, d in zip((kh, kw), strides, dilation, strict=True)]
-    axes = [
-        te.reduce_axis((0, d), name)
-        for d, name in zip((*taps, per_group), ("ky", "kx", "ci"), strict=True)
+    """The transposed convolution over one to three axes, gathered: each result sums the taps that
+    reach it. The weight is [in channels, out channels / groups, window].
+    """
+    axes_of = letters(data_layout)
+    rank, plain, weight_plain = len(axes_of), f"NC{axes_of}", f"IO{axes_of}"
+    layout = kernel_layout or default_kernel_layout(data_layout, True)
+    n, c, *sizes = permute(inp.shape, data_layout, plain)
+    _, out_per_group, *kernel = permute(filt.shape, layout, weight_plain)
+    strides, steps = ntuple(stride, rank, "stride"), ntuple(dilation, rank, "dilation")
+    around, extra = pads(padding, kernel, steps), ntuple(output_padding, rank, "output_padding")
+    before, after = around[:rank], around[rank:]
+    extents = [
+        transposed_extent(*each)
+        for each in zip(sizes, kernel, strides, before, after, steps, extra, strict=True)
     ]
-    jy, jx, ci = axes
+    per_group = tidy(c // groups)
+    result, dtype = out_layout or data_layout, out_dtype or inp.dtype
+    counts = [_tap_count(k, s, d) for k, s, d in zip(kernel, strides, steps, strict=True)]
+    taps = [te.reduce_axis((0, d), f"k{a.lower()}") for d, a in zip(counts, axes_of, strict=True)]
+    ci = te.reduce_axis((0, per_group), "ci")
 
     def body(*i: Var) -> PrimExpr:
-        b, o, y, x = permute(i, result, "NCHW")
-        ky, iy, reaches_y = _tap(y + top, jy, kh, h, strides[0], dilation[0])
-        kx, ix, reaches_x = _tap(x + left, jx, kw, w, strides[1], dilation[1])
+        b, o, *positions = permute(i, result, plain)
+        windows: list[PrimExpr] = []
+        places: list[PrimExpr] = []
+        conditions: list[PrimExpr] = []
+        for axis in range(rank):
+            window, at, reaches = _tap(
+                positions[axis] + before[axis], taps[axis], kernel[axis], sizes[axis],
+                strides[axis], steps[axis],
+            )  # fmt: skip
+            windows.append(window)
+            places.append(at)
+            conditions += reaches
         channel = ci if groups == 1 else (o // out_per_group) * per_group + ci
         within = o if groups == 1 else o % out_per_group
-        conditions = reaches_y + reaches_x
         together = conditions[0]
         for each in conditions[1:]:
             together = logical_and(together, each)
-        value = data[permute((b, channel, iy, ix), "NCHW", data_layout)]
-        factor = weight[permute((channel, within, ky, kx), "IOHW", kernel_layout)]
-        return te.sum(
-            if_then_else(together, cast(value, dtype) * cast(factor, dtype), const(0, dtype)), axes
-        )
+        value = inp[permute((b, channel, *places), plain, data_layout)]
+        factor = filt[permute((channel, within, *windows), weight_plain, layout)]
+        product = cast(value, dtype) * cast(factor, dtype)
+        return te.sum(if_then_else(together, product, const(0, dtype)), (*taps, ci))
 
-    shape = permute((n, out_per_group * groups, rows, columns), "NCHW", result)
+    shape = permute((n, out_per_group * groups, *extents), plain, result)
     attrs = {
-        "inputs": (data, weight), "strides": tuple(strides), "padding": tuple(padding),
-        "dilation": tuple(dilation),
-        "groups": groups, "data_layout": data_layout, "kernel_layout": kernel_layout,
+        "inputs": (inp, filt), "strides": strides, "padding": around, "dilation": steps,
+        "groups": groups, "data_layout": data_layout, "kernel_layout": layout,
     }  # fmt: skip
-    return te.compute(shape, body, name="conv2d_transpose", tag="conv2d_transpose", attrs=attrs)
+    name = f"conv{rank}d_transpose"
+    return te.compute(shape, body, name=name, tag=name, attrs=attrs)
 
 
 def _tap_count(kernel: PrimExpr, stride: int, dilation: int) -> PrimExpr:
@@ -219,3 +264,6 @@ def _tap(
 def _divides(stride: int, kernel: PrimExpr) -> bool:
     number = known(kernel)
     return number is not None and number % stride == 0
+
+
+__all__ = ["conv", "conv_transpose"]

@@ -18,17 +18,32 @@ def _swapped(indices: Sequence[PrimExpr], transposed: bool) -> tuple[PrimExpr, .
     return (*indices[:-2], indices[-1], indices[-2]) if transposed else tuple(indices)
 
 
-def dense(data: Tensor, weight: Tensor, out_dtype: str = "") -> Tensor:
-    """data[..., k] times the transpose of weight[n, k]."""
+def _with_bias(product: Tensor, bias: Tensor | None) -> Tensor:
+    """A vector added along the last axis, if there is one."""
+    if bias is None:
+        return product
+    return te.compute(
+        product.shape,
+        lambda *i: product[i] + cast(bias[i[-1]], product.dtype),
+        name="bias_add",
+        tag="broadcast",
+    )
+
+
+def dense(
+    data: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: str | None = None
+) -> Tensor:
+    """data[..., k] times the transpose of weight[n, k], plus bias[n]."""
     dtype = out_dtype or data.dtype
     k = te.reduce_axis((0, weight.shape[1]), "k")
-    return te.compute(
+    product = te.compute(
         (*data.shape[:-1], weight.shape[0]),
         lambda *i: te.sum(cast(data[(*i[:-1], k)], dtype) * cast(weight[i[-1], k], dtype), k),
         name="dense",
         tag="dense",
         attrs={"inputs": (data, weight)},
     )
+    return _with_bias(product, bias)
 
 
 def dense_pack(data: Tensor, weight: Tensor, units: int, tile: int, out_dtype: str = "") -> Tensor:
@@ -47,9 +62,15 @@ def dense_pack(data: Tensor, weight: Tensor, units: int, tile: int, out_dtype: s
 
 
 def matmul(
-    a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool, out_dtype: str = ""
+    tensor_a: Tensor,
+    tensor_b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: str | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
 ) -> Tensor:
-    """a[..., m, k] times the matrix b[k, n]."""
+    """a[..., m, k] times the matrix b[k, n], plus bias[n]; either may be stored transposed."""
+    a, b = tensor_a, tensor_b
     dtype = out_dtype or a.dtype
     columns, depth = b.shape if transpose_b else b.shape[::-1]
     k = te.reduce_axis((0, depth), "k")
@@ -60,16 +81,28 @@ def matmul(
         return te.sum(cast(left, dtype) * cast(b[_swapped((k, i[-1]), transpose_b)], dtype), k)
 
     attrs = {"inputs": (a, b), "transpose_a": transpose_a, "transpose_b": transpose_b}
-    return te.compute((*rows, columns), body, name="matmul", tag="matmul", attrs=attrs)
+    product = te.compute((*rows, columns), body, name="matmul", tag="matmul", attrs=attrs)
+    return _with_bias(product, bias)
 
 
 def batch_matmul(
-    a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool, out_dtype: str = ""
+    tensor_a: Tensor,
+    tensor_b: Tensor,
+    oshape: Sequence[PrimExpr] | None = None,
+    out_dtype: str | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = True,
 ) -> Tensor:
-    """A matrix product per batch; a batch of 1 broadcasts."""
+    """A matrix product per batch; a batch of 1 broadcasts. The second matrices are [n, k] by
+    default. (`oshape` is TVM's; the shape follows from the inputs.)
+
+    Raises ValueError when the batches do not broadcast.
+    """
+    a, b = tensor_a, tensor_b
     dtype = out_dtype or a.dtype
     batch = broadcast_shape(a.shape[:1], b.shape[:1])
-    assert batch is not None, "checked by the relation"
+    if batch is None:
+        raise ValueError(f"batch_matmul: batches {a.shape[0]} and {b.shape[0]} do not broadcast")
     rows, depth = (a.shape[2], a.shape[1]) if transpose_a else a.shape[1:]
     columns = b.shape[1] if transpose_b else b.shape[2]
     k = te.reduce_axis((0, depth), "k")
@@ -100,3 +133,6 @@ def pack_weight(weight: Tensor, kind: str, tile: int, groups: int) -> Tensor:
         return if_then_else(within < per_group, load, const(0, weight.dtype))
 
     return te.compute(shape, body, name="pack_weight", tag="injective")
+
+
+__all__ = ["batch_matmul", "dense", "dense_pack", "matmul", "pack_weight"]

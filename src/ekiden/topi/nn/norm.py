@@ -6,26 +6,65 @@ from collections.abc import Callable, Sequence
 
 from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import PrimExpr, Var, cast, const
+from ekiden.ir.prim import PrimExpr, Var, cast, const, maximum
 from ekiden.te import Tensor
+from ekiden.topi.elementwise import elementwise
 from ekiden.topi.nn.conv import guarded, inside
-from ekiden.topi.reduce import accumulator, reduce, reduce_axes, source_indices
-from ekiden.topi.shape import as_dim, product, replaced, tidy
+from ekiden.topi.reduce import accumulator, reduce, reduce_axes, source_indices, variance
+from ekiden.topi.reduce import mean as reduce_mean
+from ekiden.topi.shape import (
+    as_dim,
+    normalize_axes,
+    normalize_axis,
+    product,
+    replaced,
+    tidy,
+)
 
 
 def batch_norm(
-    data: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, axis: int, epsilon: float,
-    center: bool, scale: bool
-) -> Tensor:  # fmt: skip
-    """(data - mean) / sqrt(var + epsilon) * gamma + beta, along the channels of `axis`."""
+    data: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    moving_mean: Tensor,
+    moving_var: Tensor,
+    axis: int | None = None,
+    epsilon: float | None = None,
+    center: bool | None = None,
+    scale: bool | None = None,
+    training: bool | None = None,
+    momentum: float | None = None,
+) -> list[Tensor]:
+    """[(data - mean) / sqrt(var + epsilon) * gamma + beta, mean, var], per channel of `axis`.
+
+    The defaults are axis 1, epsilon 1e-5, center (beta counts), scale (gamma counts), not training.
+    In training the statistics are those of the data, and the moving ones take them in with
+    `momentum` (0.1).
+    """
+    at = normalize_axis(1 if axis is None else axis, data.ndim, "batch_norm")
+    small = 1e-5 if epsilon is None else epsilon
+    mean, var = moving_mean, moving_var
+    news = [elementwise(t, lambda v: v, "copy") for t in (moving_mean, moving_var)]
+    if training:
+        axes = [n for n in range(data.ndim) if n != at]
+        share = 0.1 if momentum is None else momentum
+        mean, var = reduce_mean(data, axes), variance(data, axes)
+        pairs = ((moving_mean, mean), (moving_var, var))
+        news = [_blend(old, new, share) for old, new in pairs]
 
     def body(*i: Var) -> PrimExpr:
-        c = i[axis]
-        factor = call_intrin("rsqrt", var[c] + const(epsilon, var.dtype))
-        value = (data[i] - mean[c]) * (factor * gamma[c] if scale else factor)
-        return value + beta[c] if center else value
+        c = i[at]
+        factor = call_intrin("rsqrt", var[c] + const(small, var.dtype))
+        value = (data[i] - mean[c]) * (factor if scale is False else factor * gamma[c])
+        return value if center is False else value + beta[c]
 
-    return te.compute(data.shape, body, name="batch_norm", tag="elemwise")
+    return [te.compute(data.shape, body, name="batch_norm", tag="elemwise"), *news]
+
+
+def _blend(old: Tensor, new: Tensor, share: float) -> Tensor:
+    return te.compute(
+        old.shape, lambda c: old[c] * (1 - share) + new[c] * share, name="moving", tag="elemwise"
+    )
 
 
 def _moments(
@@ -68,52 +107,82 @@ def normalize(
 
 
 def affine(
-    gamma: Tensor,
-    beta: Tensor,
-    center: bool,
-    scale: bool,
-    channel: Callable[[Sequence[PrimExpr]], PrimExpr],
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    parameters: Callable[[Sequence[PrimExpr]], Sequence[PrimExpr]],
 ) -> Callable[[PrimExpr, Sequence[PrimExpr]], PrimExpr]:
-    """`value * gamma + beta` at the channel of an element."""
+    """`value * gamma + beta` at the parameters of an element, where they are given."""
 
     def apply(value: PrimExpr, indices: Sequence[PrimExpr]) -> PrimExpr:
-        c = channel(indices)
-        scaled = value * cast(gamma[c], value.dtype) if scale else value
-        return scaled + cast(beta[c], value.dtype) if center else scaled
+        at = parameters(indices)
+        scaled = value if gamma is None else value * cast(gamma[at], value.dtype)
+        return scaled if beta is None else scaled + cast(beta[at], value.dtype)
 
     return apply
 
 
+Axes = int | Sequence[int]
+
+
 def layer_norm(
-    data: Tensor, gamma: Tensor, beta: Tensor, axis: int, epsilon: float, center: bool, scale: bool
+    data: Tensor, gamma: Tensor | None, beta: Tensor | None, axis: Axes, epsilon: float = 1e-5
 ) -> Tensor:
-    """Rows along `axis` normalised."""
-    return normalize(
-        data, (axis,), epsilon, affine(gamma, beta, center, scale, lambda i: i[axis]), "layer_norm"
+    """Rows along `axis` with mean 0 and variance 1, times gamma, plus beta, which have their
+    axes (None: 1 and 0).
+    """
+    axes = normalize_axes(axis, data.ndim, "layer_norm")
+    own = affine(gamma, beta, lambda i: [i[a] for a in axes])
+    return normalize(data, axes, epsilon, own, "layer_norm")
+
+
+def rms_norm(data: Tensor, weight: Tensor, axis: Axes, epsilon: float = 1e-5) -> Tensor:
+    """data / sqrt(mean of squares + epsilon) * weight, along `axis`, whose axes the weight has."""
+    axes = normalize_axes(axis, data.ndim, "rms_norm")
+    wide = accumulator(data.dtype)
+    count = cast(product([data.shape[a] for a in axes]), wide)
+    squares = reduce(
+        data, axes, True, te.sum, "row_squares", lambda v: cast(v, wide) * cast(v, wide)
     )
+
+    def body(*i: Var) -> PrimExpr:
+        row = [as_dim(0) if n in axes else index for n, index in enumerate(i)]
+        factor = call_intrin("rsqrt", squares[row] / count + const(epsilon, wide))
+        own = cast(weight[[i[a] for a in axes]], wide)
+        return cast(cast(data[i], wide) * factor * own, data.dtype)
+
+    return te.compute(data.shape, body, name="rms_norm", tag="layer_norm", attrs={"axes": axes})
 
 
 def instance_norm(
-    data: Tensor, gamma: Tensor, beta: Tensor, axis: int, epsilon: float, center: bool, scale: bool
+    data: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    axis: Axes,
+    epsilon: float = 1e-5,
+    channel_axis: int = 1,
 ) -> Tensor:
-    """Each channel of each sample normalised."""
-    axes = tuple(i for i in range(1, data.ndim) if i != axis)
-    return normalize(
-        data, axes, epsilon, affine(gamma, beta, center, scale, lambda i: i[axis]), "instance_norm"
-    )
+    """Each channel of each sample normalised over the axes `axis` (all but the first and the
+    channels), then times gamma, plus beta of its channel.
+    """
+    axes = normalize_axes(axis, data.ndim, "instance_norm")
+    at = normalize_axis(channel_axis, data.ndim, "instance_norm")
+    return normalize(data, axes, epsilon, affine(gamma, beta, lambda i: [i[at]]), "instance_norm")
 
 
 def group_norm(
     data: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
     num_groups: int,
-    axis: int,
-    epsilon: float,
-    center: bool,
-    scale: bool,
+    channel_axis: int,
+    axes: Sequence[int],
+    epsilon: float = 1e-5,
 ) -> Tensor:
-    """Each group of channels of each sample normalised."""
+    """Groups of neighbouring channels of each sample normalised over themselves and `axes`, then
+    times gamma, plus beta of each channel.
+    """
+    axis = normalize_axis(channel_axis, data.ndim, "group_norm")
+    others = normalize_axes(axes, data.ndim, "group_norm")
     per_group = tidy(data.shape[axis] // num_groups)
     grouped_shape = (*data.shape[:axis], as_dim(num_groups), per_group, *data.shape[axis + 1 :])
     grouped = te.compute(
@@ -122,9 +191,9 @@ def group_norm(
         name="grouped",
         tag="injective",
     )
-    axes = tuple(i for i in range(1, grouped.ndim) if i != axis)
-    apply = affine(gamma, beta, center, scale, lambda i: i[axis] * per_group + i[axis + 1])
-    normal = normalize(grouped, axes, epsilon, apply, "group_norm")
+    inner = tuple(sorted({axis + 1, *(a if a < axis else a + 1 for a in others if a != axis)}))
+    apply = affine(gamma, beta, lambda i: [i[axis] * per_group + i[axis + 1]])
+    normal = normalize(grouped, inner, epsilon, apply, "group_norm")
     return te.compute(
         data.shape,
         lambda *i: normal[(*i[:axis], i[axis] // per_group, i[axis] % per_group, *i[axis + 1 :])],
@@ -133,15 +202,39 @@ def group_norm(
     )
 
 
-def lrn(data: Tensor, size: int, axis: int, bias: float, alpha: float, beta: float) -> Tensor:
+def l2_normalize(data: Tensor, eps: float, axis: Axes | None = None) -> Tensor:
+    """data / sqrt(max(sum of squares along `axis`, eps))."""
+    axes = normalize_axes(axis, data.ndim, "l2_normalize")
+    wide = accumulator(data.dtype)
+    squares = reduce(
+        data, axes, True, te.sum, "row_squares", lambda v: cast(v, wide) * cast(v, wide)
+    )
+
+    def body(*i: Var) -> PrimExpr:
+        row = [as_dim(0) if n in axes else index for n, index in enumerate(i)]
+        length = call_intrin("sqrt", maximum(squares[row], const(eps, wide)))
+        return cast(cast(data[i], wide) / length, data.dtype)
+
+    return te.compute(data.shape, body, name="l2_normalize", tag="layer_norm", attrs={"axes": axes})
+
+
+def lrn(
+    data: Tensor,
+    size: int,
+    axis: int = 1,
+    alpha: float = 0.0001,
+    beta: float = 0.75,
+    bias: float = 2,
+) -> Tensor:
     """x / (bias + alpha / size * sum of squares over `size` channels) ** beta."""
+    at = normalize_axis(axis, data.ndim, "lrn")
     before = (size - 1) // 2
-    extent, zero = data.shape[axis], const(0, data.dtype)
+    extent, zero = data.shape[at], const(0, data.dtype)
 
     def square(i: Sequence[PrimExpr], offset: int) -> PrimExpr:
-        at = i[axis] + offset
-        conditions = inside(at, extent, offset < 0, offset > 0)
-        value = guarded(data, replaced(i, axis, at), conditions, zero)
+        place = i[at] + offset
+        conditions = inside(place, extent, offset < 0, offset > 0)
+        value = guarded(data, replaced(i, at, place), conditions, zero)
         return value * value
 
     def body(*i: Var) -> PrimExpr:
@@ -154,6 +247,25 @@ def lrn(data: Tensor, size: int, axis: int, bias: float, alpha: float, beta: flo
     return te.compute(data.shape, body, name="lrn", tag="elemwise")
 
 
+def scale_shift_nchw(Input: Tensor, Scale: Tensor, Shift: Tensor) -> Tensor:  # noqa: N803
+    """[N, C, H, W] times a factor plus an offset per channel."""
+    return _scale_shift(Input, Scale, Shift, 1)
+
+
+def scale_shift_nhwc(Input: Tensor, Scale: Tensor, Shift: Tensor) -> Tensor:  # noqa: N803
+    """[N, H, W, C] times a factor plus an offset per channel."""
+    return _scale_shift(Input, Scale, Shift, 3)
+
+
+def _scale_shift(data: Tensor, scale: Tensor, shift: Tensor, axis: int) -> Tensor:
+    return te.compute(
+        data.shape,
+        lambda *i: data[i] * scale[i[axis]] + shift[i[axis]],
+        name="scale_shift",
+        tag="broadcast",
+    )
+
+
 def _power(base: PrimExpr, exponent: float) -> PrimExpr:
     """base ** exponent, by square roots for the exponents in use."""
     root = call_intrin("sqrt", base)
@@ -162,3 +274,9 @@ def _power(base: PrimExpr, exponent: float) -> PrimExpr:
     if exponent in (0.5, 1.0):
         return root if exponent == 0.5 else base
     return call_intrin("pow", base, const(exponent, base.dtype))
+
+
+__all__ = [
+    "batch_norm", "group_norm", "instance_norm", "l2_normalize", "layer_norm", "lrn", "rms_norm",
+    "scale_shift_nchw", "scale_shift_nhwc",
+]  # fmt: skip

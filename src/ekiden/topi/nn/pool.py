@@ -9,11 +9,24 @@ from itertools import product
 
 from ekiden import te
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import PrimExpr, Var, cast, const, maximum, minimum
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, logical_and, maximum, minimum
 from ekiden.te import Tensor
-from ekiden.topi.nn.conv import guarded, inside
-from ekiden.topi.reduce import accumulator
-from ekiden.topi.shape import Shape, as_dim, ceil_div, known, tidy
+from ekiden.topi.layout import spatial
+from ekiden.topi.nn.conv import Padding, guarded, inside, ntuple, pads
+from ekiden.topi.reduce import Reducer, accumulator, max, mean, reduce_axes
+from ekiden.topi.shape import (
+    Dim,
+    Shape,
+    as_dim,
+    as_shape,
+    ceil_div,
+    known,
+    replaced,
+    tidy,
+    window_extent,
+    window_extent_ceil,
+)
 
 
 class Window:
@@ -155,19 +168,35 @@ def _mean(total: PrimExpr, count: PrimExpr, dtype: str) -> PrimExpr:
     return cast(total / cast(count, total.dtype), dtype)
 
 
-def adaptive_avg_pool(data: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor:
-    """The mean over windows that divide the data into `shape`; windows differ by at most one in
-    extent."""
+def _bins(
+    data: Tensor, shape: Shape, axes: Sequence[int]
+) -> tuple[list[te.ReduceAxis], Callable[[Sequence[PrimExpr], int], tuple[PrimExpr, PrimExpr]]]:
+    """Windows that divide axes into `shape` and differ by at most one in extent: reduction
+    variables over the longest, and (begin, end) on the n-th axis.
+    """
     sizes = [data.shape[a] for a in axes]
     longest = [
         tidy(ceil_div(s, known(shape[a]) or 1) + 1) for s, a in zip(sizes, axes, strict=True)
     ]
     taps = [te.reduce_axis((0, d), f"k{n}") for n, d in enumerate(longest)]
-    wide = accumulator(data.dtype)
 
     def bounds(i: Sequence[PrimExpr], n: int) -> tuple[PrimExpr, PrimExpr]:
         index, extent = i[axes[n]], shape[axes[n]]
         return index * sizes[n] // extent, ((index + 1) * sizes[n] + extent - 1) // extent
+
+    return taps, bounds
+
+
+def _binned(
+    data: Tensor,
+    shape: Shape,
+    axes: Sequence[int],
+    otherwise: PrimExpr,
+    reducer: Reducer,
+    name: str,
+) -> Tensor:
+    """`reducer` of the elements of each bin."""
+    taps, bounds = _bins(data, shape, axes)
 
     def body(*i: Var) -> PrimExpr:
         at, conditions = list[PrimExpr](i), []
@@ -175,14 +204,233 @@ def adaptive_avg_pool(data: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor
             begin, end = bounds(i, n)
             at[axis] = begin + taps[n]
             conditions.append(at[axis] < end)
-        return te.sum(cast(guarded(data, at, conditions, const(0, data.dtype)), wide), taps)
+        value = guarded(data, at, conditions, cast(otherwise, data.dtype))
+        return reducer(cast(value, otherwise.dtype), taps)
 
-    def mean(*i: Var) -> PrimExpr:
+    return te.compute(shape, body, name=name, tag="pool", attrs={"axes": tuple(axes)})
+
+
+def adaptive_avg_pool(data: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor:
+    """The mean over windows that divide the data into `shape`; windows differ by at most one in
+    extent."""
+    wide = accumulator(data.dtype)
+    _, bounds = _bins(data, shape, axes)
+
+    def mean_of(*i: Var) -> PrimExpr:
         count: PrimExpr = const(1, "int64")
         for n in range(len(axes)):
             begin, end = bounds(i, n)
             count = count * (end - begin)
         return cast(total[i] / cast(count, wide), data.dtype)
 
-    total = te.compute(shape, body, name="adaptive_sum", tag="pool", attrs={"axes": tuple(axes)})
-    return te.compute(shape, mean, name="adaptive_avg_pool", tag="elemwise")
+    total = _binned(data, shape, axes, const(0, wide), te.sum, "adaptive_sum")
+    return te.compute(shape, mean_of, name="adaptive_avg_pool", tag="elemwise")
+
+
+def adaptive_max_pool(data: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor:
+    """As `adaptive_avg_pool`, the maximum."""
+    lowest = te.identity("max", data.dtype)
+    return _binned(data, shape, axes, lowest, te.max, "adaptive_max_pool")
+
+
+Ints = int | Sequence[int]
+
+
+def _check_kind(name: str, pool_type: str) -> None:
+    if pool_type not in ("max", "avg"):
+        raise ValueError(f"{name}: pool_type must be 'max' or 'avg', got {pool_type!r}")
+
+
+def _pool(
+    name: str,
+    data: Tensor,
+    kernel: Ints,
+    stride: Ints,
+    dilation: Ints,
+    padding: Padding,
+    pool_type: str,
+    ceil_mode: bool,
+    layout: str,
+    count_include_pad: bool,
+) -> Tensor:
+    """Pooling over the spatial axes of a layout."""
+    _check_kind(name, pool_type)
+    axes = spatial(layout)
+    rank = len(axes)
+    sizes, strides = ntuple(kernel, rank, "kernel"), ntuple(stride, rank, "stride")
+    steps = ntuple(dilation, rank, "dilation")
+    around = pads(padding, [as_dim(k) for k in sizes], steps)
+    extent = window_extent_ceil if ceil_mode else window_extent
+    shape: Shape = data.shape
+    for n, at in enumerate(axes):
+        count = extent(shape[at], sizes[n], strides[n], around[n], around[n + rank], steps[n])
+        shape = replaced(shape, at, count)
+    window = Window(data, shape, axes, sizes, strides, steps, around, ceil_mode)
+    return max_pool(window) if pool_type == "max" else avg_pool(window, count_include_pad)
+
+
+def pool1d(
+    data: Tensor,
+    kernel: Ints,
+    stride: Ints,
+    dilation: Ints,
+    padding: Padding,
+    pool_type: str,
+    ceil_mode: bool = False,
+    layout: str = "NCW",
+    count_include_pad: bool = True,
+) -> Tensor:
+    """The maximum ("max") or mean ("avg") of windows over one axis.
+
+    ceil_mode rounds their number up, without windows that would begin in the padding after;
+    padding counts in a mean only where asked for.
+    """
+    return _pool("pool1d", data, kernel, stride, dilation, padding, pool_type, ceil_mode, layout,
+                 count_include_pad)  # fmt: skip
+
+
+def pool2d(
+    data: Tensor,
+    kernel: Ints,
+    stride: Ints,
+    dilation: Ints,
+    padding: Padding,
+    pool_type: str,
+    ceil_mode: bool = False,
+    layout: str = "NCHW",
+    count_include_pad: bool = True,
+) -> Tensor:
+    """As `pool1d`, over two axes."""
+    return _pool("pool2d", data, kernel, stride, dilation, padding, pool_type, ceil_mode, layout,
+                 count_include_pad)  # fmt: skip
+
+
+def pool3d(
+    data: Tensor,
+    kernel: Ints,
+    stride: Ints,
+    dilation: Ints,
+    padding: Padding,
+    pool_type: str,
+    ceil_mode: bool = False,
+    layout: str = "NCDHW",
+    count_include_pad: bool = True,
+) -> Tensor:
+    """As `pool1d`, over three axes."""
+    return _pool("pool3d", data, kernel, stride, dilation, padding, pool_type, ceil_mode, layout,
+                 count_include_pad)  # fmt: skip
+
+
+def global_pool(data: Tensor, pool_type: str, layout: str = "NCHW") -> Tensor:
+    """The maximum or mean over all spatial axes, which become 1."""
+    _check_kind("global_pool", pool_type)
+    return (max if pool_type == "max" else mean)(data, spatial(layout), True)
+
+
+def _adaptive(
+    name: str, data: Tensor, output_size: Dim | Sequence[Dim], pool_type: str, layout: str
+) -> Tensor:
+    _check_kind(name, pool_type)
+    axes = spatial(layout)
+    many = (output_size,) * len(axes) if isinstance(output_size, Dim) else output_size
+    shape: Shape = data.shape
+    for at, extent in zip(axes, as_shape(many), strict=True):
+        shape = replaced(shape, at, extent)
+    return (adaptive_max_pool if pool_type == "max" else adaptive_avg_pool)(data, shape, axes)
+
+
+def adaptive_pool(
+    data: Tensor, output_size: Dim | Sequence[Dim], pool_type: str, layout: str = "NCHW"
+) -> Tensor:
+    """The maximum or mean of windows that divide two axes into `output_size`."""
+    return _adaptive("adaptive_pool", data, output_size, pool_type, layout)
+
+
+def adaptive_pool1d(
+    data: Tensor, output_size: Dim | Sequence[Dim], pool_type: str, layout: str = "NCW"
+) -> Tensor:
+    """As `adaptive_pool`, over one axis."""
+    return _adaptive("adaptive_pool1d", data, output_size, pool_type, layout)
+
+
+def adaptive_pool3d(
+    data: Tensor, output_size: Dim | Sequence[Dim], pool_type: str, layout: str = "NCDHW"
+) -> Tensor:
+    """As `adaptive_pool`, over three axes."""
+    return _adaptive("adaptive_pool3d", data, output_size, pool_type, layout)
+
+
+def pool_grad(
+    grads: Tensor,
+    data: Tensor,
+    kernel: Ints,
+    stride: Ints,
+    padding: Padding,
+    pool_type: str,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    layout: str = "NCHW",
+) -> Tensor:
+    """The gradient of pool2d with respect to its data, given that of its result.
+
+    Each element sums the gradients of the windows that it is the (first) maximum of, or its share
+    of theirs.
+    """
+    _check_kind("pool_grad", pool_type)
+    axes, rank = spatial(layout), len(spatial(layout))
+    sizes, strides = ntuple(kernel, rank, "kernel"), ntuple(stride, rank, "stride")
+    around = pads(padding, [as_dim(k) for k in sizes], (1,) * rank)
+    window = Window(data, grads.shape, axes, sizes, strides, (1,) * rank, around, ceil_mode)
+    covering = [
+        te.reduce_axis((0, ceil_div(as_dim(k), s)), f"w{n}")
+        for n, (k, s) in enumerate(zip(sizes, strides, strict=True))
+    ]
+    first = _first_maximum(window) if pool_type == "max" else None
+    zero = const(0, grads.dtype)
+
+    def body(*i: Var) -> PrimExpr:
+        at, conditions, taps = list[PrimExpr](i), [], []
+        for n, axis in enumerate(axes):
+            # Window w covers this element if its tap (position - w * stride) is in [0, kernel).
+            position = i[axis] + around[n]
+            at[axis] = position // strides[n] - covering[n]
+            tap = position - at[axis] * strides[n]
+            taps.append(tap)
+            conditions += [at[axis] >= 0, at[axis] < grads.shape[axis], tap < sizes[n]]
+        inside_all = functools.reduce(logical_and, conditions)
+        if first is None:
+            count = window.count(at, count_include_pad)
+            share = cast(grads[at] / cast(count, grads.dtype), grads.dtype)
+            return te.sum(if_then_else(inside_all, share, zero), covering)
+        flat: PrimExpr = as_dim(0)
+        for size, tap in zip(sizes, taps, strict=True):
+            flat = flat * size + tap
+        chosen = if_then_else(
+            inside_all, Select(first[at].equal(flat), grads[at], zero, zero.dtype), zero
+        )
+        return te.sum(chosen, covering)
+
+    return te.compute(data.shape, body, name="pool_grad", tag="pool_grad")
+
+
+def _first_maximum(window: Window) -> Tensor:
+    """The flat tap at which each window has its maximum first."""
+    lowest = te.identity("max", window.data.dtype)
+    highest = max_pool(window)
+    taps = reduce_axes(as_shape(window.pool_size), range(len(window.pool_size)))
+    count = functools.reduce(operator.mul, window.pool_size)
+
+    def body(*i: Var) -> PrimExpr:
+        flat: PrimExpr = as_dim(0)
+        for size, tap in zip(window.pool_size, taps, strict=True):
+            flat = flat * size + tap
+        same = window.load(i, taps, lowest).equal(highest[i])
+        return te.min(Select(same, flat, as_dim(count), "int64"), taps)
+
+    return te.compute(window.shape, body, name="first_maximum", tag="reduce")
+
+
+__all__ = [
+    "adaptive_pool", "adaptive_pool1d", "adaptive_pool3d", "global_pool", "pool1d", "pool2d",
+    "pool3d", "pool_grad",
+]  # fmt: skip

@@ -9,11 +9,12 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, cast
 from ekiden.te import Tensor
 from ekiden.topi.reduce import accumulator, reduce
-from ekiden.topi.shape import as_dim
+from ekiden.topi.shape import as_dim, normalize_axis
 
 
-def softmax(data: Tensor, axis: int) -> Tensor:
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """exp(x - max) over its sum along an axis."""
+    data, axis = x, normalize_axis(axis, x.ndim, "softmax")
     wide = accumulator(data.dtype)
     highest = reduce(data, (axis,), True, te.max, "softmax_max")
     exponential = te.compute(
@@ -32,8 +33,9 @@ def softmax(data: Tensor, axis: int) -> Tensor:
     )
 
 
-def log_softmax(data: Tensor, axis: int) -> Tensor:
+def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     """x - max - log(sum(exp(x - max))) along an axis."""
+    data, axis = x, normalize_axis(axis, x.ndim, "log_softmax")
     wide = accumulator(data.dtype)
     highest = reduce(data, (axis,), True, te.max, "softmax_max")
     k = te.reduce_axis((0, data.shape[axis]), "k")
@@ -54,3 +56,9 @@ def log_softmax(data: Tensor, axis: int) -> Tensor:
 
 def _row(indices: Sequence[PrimExpr], axis: int) -> tuple[PrimExpr, ...]:
     return (*indices[:axis], as_dim(0), *indices[axis + 1 :])
+
+
+fast_softmax = softmax
+"""TVM's with an approximate exponential: ours is a polynomial anyway."""
+
+__all__ = ["fast_softmax", "log_softmax", "softmax"]

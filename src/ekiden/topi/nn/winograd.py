@@ -160,3 +160,6 @@ def winograd_conv2d(
     shape = (n, rows, tidy(width + (left + right - TAPS + 1)), as_dim(channels))
     attrs = {"inputs": (data, weight), "m": m, "channels": channels, "padding": padding}
     return te.compute(shape, body, name="winograd", tag="winograd_conv2d", attrs=attrs)
+
+
+__all__ = ["winograd_conv2d", "winograd_weight"]

@@ -34,6 +34,7 @@ register_op(
         reference=lambda attrs, data: np.maximum(data, np.zeros((), data.dtype)),
         lower=lambda attrs, inputs, out: [topi.nn.relu(inputs[0])],
         pattern=OpPattern.ELEMWISE,
+        result="the type of data",
     )
 )
 
@@ -63,6 +64,7 @@ register_op(
         reference=_leaky_relu_reference,
         lower=lambda attrs, inputs, out: [topi.nn.leaky_relu(inputs[0], attrs.alpha)],
         pattern=OpPattern.ELEMWISE,
+        result="the type of data",
     )
 )
 
@@ -122,6 +124,7 @@ register_op(
             topi.nn.prelu(inputs[0], inputs[1], attrs.axis % inputs[0].ndim)
         ],
         pattern=OpPattern.BROADCAST,
+        result="the type of data",
     )
 )
 
@@ -143,6 +146,7 @@ register_op(
             topi.nn.bias_add(inputs[0], inputs[1], attrs.axis % inputs[0].ndim)
         ],
         pattern=OpPattern.BROADCAST,
+        result="the type of data",
     )
 )
 
@@ -205,17 +209,24 @@ def _declare_softmax(
             reference=reference,
             lower=lambda attrs, inputs, out: [compute(inputs[0], attrs.axis % inputs[0].ndim)],
             pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+            result="the type of data",
         )
     )
 
 
 _declare_softmax("nn.softmax", _softmax_reference, topi.nn.softmax)
+_declare_softmax("nn.fast_softmax", _softmax_reference, topi.nn.softmax)
 _declare_softmax("nn.log_softmax", _log_softmax_reference, topi.nn.log_softmax)
 
 
 def softmax(data: Expr, axis: int = -1) -> Call:
     """exp(x - max) over its sum along an axis."""
     return call("nn.softmax", data, attrs=SoftmaxAttrs(axis))
+
+
+def fast_softmax(data: Expr, axis: int = -1) -> Call:
+    """softmax, as exact as the fastest exponential is."""
+    return call("nn.fast_softmax", data, attrs=SoftmaxAttrs(axis))
 
 
 def log_softmax(data: Expr, axis: int = -1) -> Call:
@@ -247,6 +258,7 @@ register_op(
             topi.constant(1, inputs[0].shape, inputs[0].dtype),
         ],
         pattern=OpPattern.OPAQUE,
+        result="(the type of data, the type of the mask)",
         fields=lambda attrs: 2,
     )
 )

@@ -25,6 +25,7 @@ from ekiden.relay.op._declare import (
     rank_is,
     tensors,
 )
+from ekiden.relay.op.nn._solve import window, window_transposed
 from ekiden.te import Tensor
 from ekiden.topi.layout import permute, transform_array
 from ekiden.topi.nn.weights import conv_weight_shape, unpack_conv_weight
@@ -178,10 +179,10 @@ def _conv2d_reference(attrs: Conv2DAttrs, data: Array, weight: Array) -> Array:
 def _conv2d_lower(attrs: Conv2DAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
     data, weight = inputs
     return [
-        topi.nn.conv2d(
+        topi.nn.conv(
             data, weight, attrs.strides, attrs.padding, attrs.dilation, attrs.groups,
-            attrs.channels,
-            attrs.data_layout, attrs.kernel_layout, attrs.out_layout, attrs.out_dtype,
+            attrs.data_layout, attrs.kernel_layout, attrs.out_dtype, attrs.channels,
+            attrs.out_layout,
         )
     ]  # fmt: skip
 
@@ -192,9 +193,12 @@ register_op(
         arguments=("data", "weight"),
         attrs=Conv2DAttrs,
         relation=_conv2d_relation,
+        solve=window,
         reference=_conv2d_reference,
         lower=_conv2d_lower,
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(n, channels, h, w) in `out_layout`, each of h and w (extent + padding - "
+        "dilation * (kernel - 1) - 1) // stride + 1; `out_dtype`, if given",
     )
 )
 
@@ -258,22 +262,24 @@ register_op(
         arguments=("data", "weight"),
         attrs=Conv1DAttrs,
         relation=_conv1d_relation,
+        solve=window,
         reference=_conv1d_reference,
         lower=lambda attrs, inputs, out: [
-            topi.nn.conv1d(
+            topi.nn.conv(
                 inputs[0],
                 inputs[1],
-                attrs.strides[0],
+                attrs.strides,
                 attrs.padding,
-                attrs.dilation[0],
+                attrs.dilation,
                 attrs.groups,
                 attrs.data_layout,
                 attrs.kernel_layout,
-                attrs.out_layout,
                 attrs.out_dtype,
+                out_layout=attrs.out_layout,
             )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(n, channels, w), w as in nn.conv2d",
     )
 )
 
@@ -374,10 +380,9 @@ def _transpose_lower(
 ) -> list[Tensor]:
     data, weight = inputs
     return [
-        topi.nn.conv2d_transpose(
+        topi.nn.conv_transpose(
             data, weight, attrs.strides, attrs.padding, attrs.output_padding, attrs.dilation,
-            attrs.groups,
-            attrs.data_layout, attrs.kernel_layout, attrs.out_layout, attrs.out_dtype,
+            attrs.groups, attrs.data_layout, attrs.kernel_layout, attrs.out_dtype, attrs.out_layout,
         )
     ]  # fmt: skip
 
@@ -388,9 +393,12 @@ register_op(
         arguments=("data", "weight"),
         attrs=Conv2DTransposeAttrs,
         relation=_transpose_relation,
+        solve=window_transposed,
         reference=_transpose_reference,
         lower=_transpose_lower,
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(n, channels, h, w), each of h and w (extent - 1) * stride - padding + dilation "
+        "* (kernel - 1) + output_padding + 1",
     )
 )
 

@@ -25,6 +25,7 @@ from ekiden.relay.op._declare import (
     tensors,
 )
 from ekiden.relay.op.broadcast import broadcast_types
+from ekiden.relay.op.nn._solve import matrix
 from ekiden.topi.nn.weights import KINDS, pack_weight, pack_weight_shape, unpack_dense_weight
 from ekiden.topi.shape import as_dim
 
@@ -67,9 +68,13 @@ register_op(
         arguments=("data", "weight"),
         attrs=DenseAttrs,
         relation=_dense_relation,
+        solve=matrix,
         reference=lambda attrs, data, weight: _product(attrs.out_dtype, data, weight.T),
-        lower=lambda attrs, inputs, out: [topi.nn.dense(inputs[0], inputs[1], attrs.out_dtype)],
+        lower=lambda attrs, inputs, out: [
+            topi.nn.dense(inputs[0], inputs[1], None, attrs.out_dtype)
+        ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(..., units): data's shape with its last dimension replaced by the rows of weight",
     )
 )
 
@@ -116,13 +121,19 @@ register_op(
         arguments=("tensor_a", "tensor_b"),
         attrs=MatmulAttrs,
         relation=_matmul_relation,
+        solve=matrix,
         reference=_matmul_reference,
         lower=lambda attrs, inputs, out: [
             topi.nn.matmul(
-                inputs[0], inputs[1], attrs.transpose_a, attrs.transpose_b, attrs.out_dtype
+                inputs[0],
+                inputs[1],
+                out_dtype=attrs.out_dtype,
+                transpose_a=attrs.transpose_a,
+                transpose_b=attrs.transpose_b,
             )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(..., m, n) of tensor_a[..., m, k] and tensor_b[k, n], after the transpositions",
     )
 )
 
@@ -176,10 +187,16 @@ register_op(
         reference=_matmul_reference,
         lower=lambda attrs, inputs, out: [
             topi.nn.batch_matmul(
-                inputs[0], inputs[1], attrs.transpose_a, attrs.transpose_b, attrs.out_dtype
+                inputs[0],
+                inputs[1],
+                out_dtype=attrs.out_dtype,
+                transpose_a=attrs.transpose_a,
+                transpose_b=attrs.transpose_b,
             )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(batch, m, n) of [batch, m, k] and [batch, k, n], after the transpositions; a "
+        "batch of 1 broadcasts",
     )
 )
 
@@ -244,6 +261,7 @@ register_op(
             topi.nn.dense_pack(inputs[0], inputs[1], attrs.units, attrs.tile, attrs.out_dtype)
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(..., units)",
     )
 )
 
@@ -287,6 +305,7 @@ register_op(
             topi.nn.pack_weight(inputs[0], attrs.kind, attrs.tile, attrs.groups)
         ],
         pattern=OpPattern.INJECTIVE,
+        result="the shape of the packed weight: tiles of `tile` results, the last one padded",
     )
 )
 

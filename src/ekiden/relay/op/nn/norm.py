@@ -22,7 +22,9 @@ from ekiden.relay.op._declare import (
     rank_is,
     tensors,
 )
+from ekiden.relay.op.nn._solve import vectors_along
 from ekiden.relay.op.nn.activation import along
+from ekiden.te import Tensor
 from ekiden.topi.shape import known, normalize_axis
 
 
@@ -83,29 +85,24 @@ def _batch_norm_reference(
     return out.astype(data.dtype), mean, var
 
 
+def _batch_norm_lower(attrs: BatchNormAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
+    data, gamma, beta, mean, var = inputs
+    return topi.nn.batch_norm(
+        data, gamma, beta, mean, var, attrs.axis, attrs.epsilon, attrs.center, attrs.scale
+    )
+
+
 register_op(
     OpDef(
         name="nn.batch_norm",
         arguments=("data", "gamma", "beta", "moving_mean", "moving_var"),
         attrs=BatchNormAttrs,
         relation=_batch_norm_relation,
+        solve=vectors_along(),
         reference=_batch_norm_reference,
-        lower=lambda attrs, inputs, out: [
-            topi.nn.batch_norm(
-                inputs[0],
-                inputs[1],
-                inputs[2],
-                inputs[3],
-                inputs[4],
-                attrs.axis % inputs[0].ndim,
-                attrs.epsilon,
-                attrs.center,
-                attrs.scale,
-            ),
-            topi.copy(inputs[3]),
-            topi.copy(inputs[4]),
-        ],
+        lower=_batch_norm_lower,
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(the type of data, the type of moving_mean, the type of moving_var)",
         fields=lambda attrs: 3,
     )
 )
@@ -118,6 +115,18 @@ def batch_norm(
     """In inference, a tuple: the normalised data and the two moving statistics unchanged."""
     attrs = BatchNormAttrs(axis, epsilon, center, scale)
     return call("nn.batch_norm", data, gamma, beta, moving_mean, moving_var, attrs=attrs)
+
+
+def _others(axis: int, rank: int) -> list[int]:
+    """The axes but the first and that of the channels."""
+    return [n for n in range(1, rank) if n != axis % rank]
+
+
+def _parameters(
+    attrs: LayerNormAttrs | InstanceNormAttrs | GroupNormAttrs, inputs: Sequence[Tensor]
+) -> tuple[Tensor | None, Tensor | None]:
+    """(gamma, beta), None where they do not count."""
+    return (inputs[1] if attrs.scale else None), (inputs[2] if attrs.center else None)
 
 
 @node("relay.attrs.LayerNormAttrs")
@@ -146,19 +155,13 @@ register_op(
         arguments=("data", "gamma", "beta"),
         attrs=LayerNormAttrs,
         relation=_layer_norm_relation,
+        solve=vectors_along(-1),
         reference=_layer_norm_reference,
         lower=lambda attrs, inputs, out: [
-            topi.nn.layer_norm(
-                inputs[0],
-                inputs[1],
-                inputs[2],
-                attrs.axis % inputs[0].ndim,
-                attrs.epsilon,
-                attrs.center,
-                attrs.scale,
-            )
+            topi.nn.layer_norm(inputs[0], *_parameters(attrs, inputs), attrs.axis, attrs.epsilon)
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="the type of data",
     )
 )
 
@@ -210,19 +213,19 @@ register_op(
         arguments=("data", "gamma", "beta"),
         attrs=InstanceNormAttrs,
         relation=_instance_norm_relation,
+        solve=vectors_along(),
         reference=_instance_norm_reference,
         lower=lambda attrs, inputs, out: [
             topi.nn.instance_norm(
                 inputs[0],
-                inputs[1],
-                inputs[2],
-                attrs.axis % inputs[0].ndim,
+                *_parameters(attrs, inputs),
+                _others(attrs.axis, inputs[0].ndim),
                 attrs.epsilon,
-                attrs.center,
-                attrs.scale,
+                attrs.axis,
             )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="the type of data",
     )
 )
 
@@ -281,20 +284,20 @@ register_op(
         arguments=("data", "gamma", "beta"),
         attrs=GroupNormAttrs,
         relation=_group_norm_relation,
+        solve=vectors_along(),
         reference=_group_norm_reference,
         lower=lambda attrs, inputs, out: [
             topi.nn.group_norm(
                 inputs[0],
-                inputs[1],
-                inputs[2],
+                *_parameters(attrs, inputs),
                 attrs.num_groups,
-                attrs.axis % inputs[0].ndim,
+                attrs.axis,
+                _others(attrs.axis, inputs[0].ndim),
                 attrs.epsilon,
-                attrs.center,
-                attrs.scale,
             )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="the type of data",
     )
 )
 
@@ -348,16 +351,10 @@ register_op(
         relation=_lrn_relation,
         reference=_lrn_reference,
         lower=lambda attrs, inputs, out: [
-            topi.nn.lrn(
-                inputs[0],
-                attrs.size,
-                attrs.axis % inputs[0].ndim,
-                attrs.bias,
-                attrs.alpha,
-                attrs.beta,
-            )
+            topi.nn.lrn(inputs[0], attrs.size, attrs.axis, attrs.alpha, attrs.beta, attrs.bias)
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="the type of data",
     )
 )
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op._declare import attrs_of, call, fail, one_dtype, rank_is, tensors
+from ekiden.topi.nn.pad import pad_by_mode
 from ekiden.topi.shape import Dim, as_attr, as_ints, as_shape, is_any, tidy
 
 
@@ -59,11 +59,12 @@ register_op(
         relation=_pad_relation,
         reference=_pad_reference,
         lower=lambda attrs, inputs, out: [
-            topi.nn.pad(
+            pad_by_mode(
                 inputs[0], inputs[1], [as_shape(p) for p in attrs.pad_width], attrs.pad_mode
             )
         ],
         pattern=OpPattern.INJECTIVE,
+        result="data's shape with both pads added to each dimension",
     )
 )
 

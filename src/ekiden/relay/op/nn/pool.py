@@ -19,6 +19,7 @@ from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_is, ten
 from ekiden.relay.op.nn.conv import Ints, pads, pair
 from ekiden.te import Tensor, identity
 from ekiden.topi.layout import parse, spatial
+from ekiden.topi.nn.pool import adaptive_avg_pool
 from ekiden.topi.shape import Shape, as_dim, as_ints, window_extent, window_extent_ceil
 
 
@@ -176,21 +177,22 @@ def _avg_reference(name: str) -> Callable[[AvgPoolAttrs, Array], Array]:
     return reference
 
 
-def window(attrs: PoolAttrs, data: Tensor, out: TensorType) -> topi.nn.Window:
-    """The windows of a pooling, for topi."""
-    return topi.nn.Window(
-        data, out.shape, spatial(attrs.layout), attrs.pool_size, attrs.strides, attrs.dilation,
-        attrs.padding,
-        attrs.ceil_mode,
-    )  # fmt: skip
+def _pool(attrs: PoolAttrs, data: Tensor, kind: str, count_include_pad: bool) -> list[Tensor]:
+    compute = topi.nn.pool1d if len(attrs.pool_size) == 1 else topi.nn.pool2d
+    return [
+        compute(
+            data, attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding, kind,
+            attrs.ceil_mode, attrs.layout, count_include_pad,
+        )
+    ]  # fmt: skip
 
 
 def _max_lower(attrs: MaxPoolAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
-    return [topi.nn.max_pool(window(attrs, inputs[0], out))]
+    return _pool(attrs, inputs[0], "max", True)
 
 
 def _avg_lower(attrs: AvgPoolAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
-    return [topi.nn.avg_pool(window(attrs, inputs[0], out), attrs.count_include_pad)]
+    return _pool(attrs, inputs[0], "avg", attrs.count_include_pad)
 
 
 def _declare(
@@ -205,6 +207,8 @@ def _declare(
             reference=reference,
             lower=lower,
             pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+            result="data with each pooled extent (extent + padding - dilation * (pool - 1) - 1)"
+            " // stride + 1, rounded up with `ceil_mode`",
         )
     )
 
@@ -332,6 +336,7 @@ def _declare_global(
             reference=_global_reference(function),
             lower=lambda attrs, inputs, out: [compute(inputs[0], spatial(attrs.layout), True)],
             pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+            result="data with 1 along H and W",
         )
     )
 
@@ -384,9 +389,10 @@ register_op(
         relation=_adaptive_relation,
         reference=_adaptive_reference,
         lower=lambda attrs, inputs, out: [
-            topi.nn.adaptive_avg_pool(inputs[0], out.shape, spatial(attrs.layout))
+            adaptive_avg_pool(inputs[0], out.shape, spatial(attrs.layout))
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="data with `output_size` along H and W",
     )
 )
 

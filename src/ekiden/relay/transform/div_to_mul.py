@@ -1,0 +1,26 @@
+"""Divide by a constant as a multiplication by its inverse. Results may differ by one rounding.
+
+divide(%x, 4f)   ->   multiply(%x, 0.25f)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.transform import Pass
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.transform.calls import call_pass
+
+
+def _divide(call: Call) -> RelayExpr | None:
+    data, by = call.args
+    if not isinstance(by, Constant) or by.data.dtype.kind != "f" or not np.all(by.data):
+        return None
+    return op.multiply(data, Constant(np.reciprocal(by.data)))
+
+
+def DivToMul() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return call_pass("DivToMul", 0, {"divide": _divide})

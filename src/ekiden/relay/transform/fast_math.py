@@ -1,0 +1,32 @@
+"""Use the faster, less exact form of functions that have one.
+
+exp(%x)   ->   fast_exp(%x)          likewise erf, tanh and nn.softmax
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import get
+from ekiden.ir.transform import Pass
+from ekiden.relay.expr import Call
+from ekiden.relay.transform.calls import Rewrite, call_pass
+
+FAST = {
+    "exp": "fast_exp",
+    "erf": "fast_erf",
+    "tanh": "fast_tanh",
+    "nn.softmax": "nn.fast_softmax",
+}
+"""Operator -> its fast form, which takes the same arguments and attributes."""
+
+
+def _fast(name: str) -> Rewrite:
+    def rewrite(call: Call) -> RelayExpr:
+        return Call(get(name), call.args, call.attrs, span=call.span)
+
+    return rewrite
+
+
+def FastMath() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return call_pass("FastMath", 4, {n: _fast(f) for n, f in FAST.items()})

@@ -1,0 +1,78 @@
+"""Simplify by the rules of algebra (simplify_rules.py), inner expressions first, until none fits.
+
+    divide(exp(%x), sqrt(%y))                        ->   multiply(exp(%x), rsqrt(%y))
+    transpose(transpose(%x, axes=[1, 0]), axes=[1, 0])   ->   %x
+
+A rule applies only where the result keeps its type. `SimplifyExpr(exact=True)` leaves out the rules
+that may change how floating-point results are rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.structural import structural_equal
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.relay.dataflow_pattern import find_match
+from ekiden.relay.expr import Call, Tuple, TupleGetItem
+from ekiden.relay.transform.calls import typed
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.simplify_rules import RULES, Rule
+from ekiden.runtime.errors import TypeInferenceError
+
+MAX_STEPS = 100
+"""Rules applied to one expression one after the other, before giving up on more."""
+
+
+def simplify_expr(root: RelayExpr, rules: Sequence[Rule] = RULES) -> RelayExpr:
+    """The simplified expression. Needs checked types."""
+    by_name: dict[str, list[Rule]] = {}
+    for rule in rules:
+        by_name.setdefault(rule.root, []).append(rule)
+
+    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        for _ in range(MAX_STEPS):
+            made = _one_step(new, by_name)
+            if made is None:
+                break
+            new = made
+        return new
+
+    return rewrite_graph(root, rewrite)
+
+
+def _one_step(expr: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr | None:
+    """What the first rule that fits makes of an expression."""
+    if isinstance(expr, TupleGetItem) and isinstance(expr.tuple_value, Tuple):
+        return expr.tuple_value.fields[expr.index]
+    if not isinstance(expr, Call) or not isinstance(expr.op, Op):
+        return None
+    for rule in by_name.get(expr.op.name, ()):
+        found = find_match(rule.pattern, expr)
+        if found is None:
+            continue
+        made = rule.make(found)
+        if made is not None and _has_type_of(made, expr):
+            return made
+    return None
+
+
+def _has_type_of(made: RelayExpr, expr: RelayExpr) -> bool:
+    try:
+        return structural_equal(typed(made).checked_type, expr.checked_type)
+    except TypeInferenceError:
+        return False
+
+
+def SimplifyExpr(exact: bool = False) -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    rules = [rule for rule in RULES if rule.is_exact or not exact]
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        return map_functions(module, on_body(lambda body: simplify_expr(body, rules)))
+
+    return Pass("SimplifyExpr", transform, 0, (InferType(),))

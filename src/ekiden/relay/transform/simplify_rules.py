@@ -1,0 +1,318 @@
+"""The rules of SimplifyExpr, as data.
+
+EQUATIONS are read as they stand: a name is any expression (the same in both places), a name that
+starts with `c` a constant, a number a constant all of whose elements are that number. What an
+equation cannot say (attributes, shapes) is a function in SHAPED, with its equation beside it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ekiden.arith import prove_equal
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import OPS, Op
+from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.dataflow_pattern import (
+    DFPattern,
+    is_constant,
+    is_op,
+    is_tuple,
+    wildcard,
+)
+from ekiden.relay.dataflow_pattern.matcher import NodeMap
+from ekiden.relay.expr import Call, Constant, const
+from ekiden.relay.op.slice import StridedSliceAttrs, sliced
+from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
+
+Make = Callable[[NodeMap], RelayExpr | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule: calls of `root` that match `pattern` become what `make` gives, None to leave them.
+
+    is_exact: the result is the same to the last bit.
+    """
+
+    equation: str
+    root: str
+    pattern: DFPattern
+    make: Make
+    is_exact: bool
+
+
+# fmt: off
+EXACT = (
+    "add(x, 0) = x",
+    "subtract(x, 0) = x",
+    "multiply(x, 1) = x",
+    "divide(x, 1) = x",
+    "power(x, 1) = x",
+    "negative(negative(x)) = x",
+    "subtract(x, negative(y)) = add(x, y)",
+    "add(x, negative(y)) = subtract(x, y)",
+    "abs(abs(x)) = abs(x)",
+    "abs(negative(x)) = abs(x)",
+    "maximum(x, x) = x",
+    "minimum(x, x) = x",
+    "nn.relu(nn.relu(x)) = nn.relu(x)",
+    "logical_not(logical_not(x)) = x",
+    "logical_and(x, x) = x",
+    "logical_or(x, x) = x",
+    "where(x, y, y) = y",
+    "floor(floor(x)) = floor(x)",
+    "ceil(ceil(x)) = ceil(x)",
+    "round(round(x)) = round(x)",
+    "copy(x) = x",
+    "add(x, x) = multiply(x, 2)",
+)
+"""Equations that hold to the last bit."""
+
+ROUNDED = (
+    "divide(1, sqrt(x)) = rsqrt(x)",
+    "divide(x, sqrt(y)) = multiply(x, rsqrt(y))",
+    "power(x, 0.5) = sqrt(x)",
+    "power(x, -0.5) = rsqrt(x)",
+    "power(x, 2) = multiply(x, x)",
+    "divide(1, add(1, exp(negative(x)))) = sigmoid(x)",
+    "add(add(x, c1), c2) = add(x, add(c1, c2))",
+    "add(subtract(x, c1), c2) = add(x, subtract(c2, c1))",
+    "multiply(multiply(x, c1), c2) = multiply(x, multiply(c1, c2))",
+    "multiply(add(x, c1), c2) = add(multiply(x, c2), multiply(c1, c2))",
+    "add(add(multiply(x, x), multiply(multiply(x, y), 2)), multiply(y, y))"
+    " = multiply(add(x, y), add(x, y))",
+    "log(exp(x)) = x",
+)
+"""Equations between real numbers: floating-point results may be rounded otherwise."""
+# fmt: on
+
+
+class _Equation:
+    """One side of an equation as a pattern, the other as an expression over what it matched."""
+
+    def __init__(self, text: str) -> None:
+        left, right = text.split(" = ")
+        self._names: dict[str, DFPattern] = {}
+        self._numbers: list[tuple[DFPattern, float]] = []
+        self._right = ast.parse(right, mode="eval").body
+        tree = ast.parse(left, mode="eval").body
+        assert isinstance(tree, ast.Call)
+        self.root = ast.unparse(tree.func)
+        self.pattern = self._pattern(tree)
+
+    def _pattern(self, tree: ast.expr) -> DFPattern:
+        if isinstance(tree, ast.Call):
+            return is_op(ast.unparse(tree.func))(*map(self._pattern, tree.args))
+        if isinstance(tree, ast.Name):
+            fresh = is_constant() if tree.id.startswith("c") else wildcard()
+            return self._names.setdefault(tree.id, fresh)
+        number = is_constant()
+        self._numbers.append((number, float(ast.literal_eval(tree))))
+        return number
+
+    def make(self, found: NodeMap) -> RelayExpr | None:
+        """The other side, unless a constant is not the number it should be."""
+        if not all(_is_filled(found[p][0], value) for p, value in self._numbers):
+            return None
+        return self._expression(self._right, found)
+
+    def _expression(self, tree: ast.expr, found: NodeMap) -> RelayExpr:
+        if isinstance(tree, ast.Name):
+            return found[self._names[tree.id]][0]
+        if isinstance(tree, ast.Call):
+            args = [self._expression(a, found) for a in tree.args]
+            return _folded(Call(op.get(ast.unparse(tree.func)), tuple(args)))
+        some = next(iter(self._names.values()))
+        kind = found[some][0].checked_type
+        assert isinstance(kind, TensorType)
+        return const(ast.literal_eval(tree), kind.dtype)
+
+
+def _folded(call: Call) -> RelayExpr:
+    """A call of constants is computed."""
+    assert isinstance(call.op, Op)
+    reference = call.op.definition.reference
+    values = [a.data for a in call.args if isinstance(a, Constant)]
+    if reference is None or len(values) < len(call.args):
+        return call
+    return Constant(np.asarray(reference(call.attrs, *values)))
+
+
+def _is_filled(expr: RelayExpr, value: float) -> bool:
+    return isinstance(expr, Constant) and expr.data.size > 0 and bool(np.all(expr.data == value))
+
+
+def _shape(expr: RelayExpr) -> tuple[PrimExpr, ...]:
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType)
+    return kind.shape
+
+
+def _dtype(expr: RelayExpr) -> str:
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType)
+    return kind.dtype
+
+
+def _same_shape(a: RelayExpr, b: RelayExpr) -> bool:
+    one, other = _shape(a), _shape(b)
+    return len(one) == len(other) and all(map(prove_equal, one, other))
+
+
+class _Of:
+    """What a shaped rule gets: the call, the call inside it if the rule has one, its argument."""
+
+    def __init__(self, outer: RelayExpr, inner: RelayExpr, x: RelayExpr) -> None:
+        assert isinstance(outer, Call)
+        self.outer, self.inner, self.x = outer, inner, x
+
+    def inner_call(self) -> Call:
+        """The call inside."""
+        assert isinstance(self.inner, Call)
+        return self.inner
+
+
+def _holds(dtype: str, other: str) -> bool:
+    """Whether every value of `other` is one of `dtype`."""
+    return np.can_cast(other, dtype, "safe")
+
+
+def _casts(m: _Of) -> RelayExpr | None:
+    through, source, target = _dtype(m.inner), _dtype(m.x), _dtype(m.outer)
+    return op.cast(m.x, target) if _holds(through, source) else None
+
+
+def _transposes(m: _Of) -> RelayExpr:
+    rank = len(_shape(m.x))
+    inner, outer = m.inner_call().attrs, m.outer.attrs
+    assert isinstance(inner, TransposeAttrs) and isinstance(outer, TransposeAttrs)
+    first = transposed_axes(inner, rank)
+    return op.transpose(m.x, [first[i] for i in transposed_axes(outer, rank)])
+
+
+def _no_transpose(m: _Of) -> RelayExpr | None:
+    assert isinstance(m.outer.attrs, TransposeAttrs)
+    axes = transposed_axes(m.outer.attrs, len(_shape(m.x)))
+    return m.x if list(axes) == sorted(axes) else None
+
+
+def _clips(m: _Of) -> RelayExpr:
+    inner, outer = m.inner_call().attrs, m.outer.attrs
+    low, high = (getattr(outer, n) for n in ("a_min", "a_max"))
+    inner_low, inner_high = (getattr(inner, n) for n in ("a_min", "a_max"))
+    return op.clip(m.x, min(max(inner_low, low), high), max(min(inner_high, high), low))
+
+
+def _whole_slice(m: _Of) -> RelayExpr | None:
+    attrs = m.outer.attrs
+    assert isinstance(attrs, StridedSliceAttrs)
+    ranges = sliced(attrs, _shape(m.x))
+    is_whole = all(
+        step == 1 and isinstance(begin, IntImm) and begin.value == 0 for begin, step, _ in ranges
+    )
+    return m.x if is_whole and _same_shape(m.outer, m.x) else None
+
+
+def _filled(value: int) -> Callable[[_Of], RelayExpr | None]:
+    def make(m: _Of) -> RelayExpr | None:
+        sizes = [d.value if isinstance(d, IntImm) else None for d in _shape(m.x)]
+        if None in sizes:
+            return None
+        return (op.zeros if value == 0 else op.ones)(
+            [s for s in sizes if s is not None], _dtype(m.x)
+        )
+
+    return make
+
+
+def _reshaped(m: _Of) -> RelayExpr:
+    return op.reshape(m.x, _shape(m.outer), allowzero=True)
+
+
+def _if_same_type(m: _Of) -> RelayExpr | None:
+    return m.x if _same_shape(m.outer, m.x) and _dtype(m.outer) == _dtype(m.x) else None
+
+
+# fmt: off
+SHAPED: tuple[tuple[str, Callable[[_Of], RelayExpr | None]], ...] = (
+    ("cast(x, dtype of x) = x",                             _if_same_type),
+    ("cast(cast(x, wider), dtype) = cast(x, dtype)",        _casts),
+    ("reshape(x, shape of x) = x",                          _if_same_type),
+    ("reshape(reshape(x, s), t) = reshape(x, t)",           _reshaped),
+    ("reshape(squeeze(x), t) = reshape(x, t)",              _reshaped),
+    ("reshape(expand_dims(x), t) = reshape(x, t)",          _reshaped),
+    ("squeeze(expand_dims(x)) = x",                         _if_same_type),
+    ("squeeze(x, nothing) = x",                             _if_same_type),
+    ("broadcast_to(x, shape of x) = x",                     _if_same_type),
+    ("transpose(x, identity) = x",                          _no_transpose),
+    ("transpose(transpose(x, p), q) = transpose(x, p q)",   _transposes),
+    ("clip(clip(x, a, b), c, d) = clip(x, max(a, c), min(b, d))", _clips),
+    ("strided_slice(x, all of x) = x",                      _whole_slice),
+    ("nn.pad(x, nothing) = x",                              _if_same_type),
+    ("tile(x, once) = x",                                   _if_same_type),
+    ("repeat(x, once) = x",                                 _if_same_type),
+    ("layout_transform(x, same layout) = x",
+        lambda m: m.x if getattr(m.outer.attrs, "src_layout", 0)
+        == getattr(m.outer.attrs, "dst_layout", 1) else None),
+    ("reverse(reverse(x, axis), axis) = x",
+        lambda m: m.x if getattr(m.outer.attrs, "axis", 0)
+        == getattr(m.inner_call().attrs, "axis", 1) else None),
+    ("zeros_like(x) = zeros(shape of x)",                   _filled(0)),
+    ("ones_like(x) = ones(shape of x)",                     _filled(1)),
+)
+"""Rules about attributes and shapes: (equation, what stands for the call).
+
+The operators on the left of the equation say what is matched: one call, or one in the other.
+"""
+# fmt: on
+
+
+def _from_equation(text: str, is_exact: bool) -> Rule:
+    equation = _Equation(text)
+    return Rule(text, equation.root, equation.pattern, equation.make, is_exact)
+
+
+def _from_shaped(text: str, make: Callable[[_Of], RelayExpr | None]) -> Rule:
+    outer, _, rest = text.partition("(")
+    inner, bracket, _ = rest.partition("(")
+    x = wildcard()
+    is_nested = bool(bracket) and inner.replace("_", "").replace(".", "").isalnum()
+    below: DFPattern = _call_of(inner, x) if is_nested else x
+    whole = _call_of(outer, below)
+
+    def from_match(found: NodeMap) -> RelayExpr | None:
+        return make(_Of(found[whole][0], found[below][0], found[x][0]))
+
+    return Rule(text, outer, whole, from_match, is_exact=True)
+
+
+def _call_of(name: str, first: DFPattern) -> DFPattern:
+    """Calls of an operator whose first argument matches; the others are left open."""
+    rest = len(OPS[name].arguments) - 1
+    return is_op(name)(first, *(wildcard() for _ in range(rest)))
+
+
+def _single_concatenate() -> Rule:
+    x = wildcard()
+
+    def make(found: NodeMap) -> RelayExpr:
+        return found[x][0]
+
+    pattern = is_op("concatenate")(is_tuple([x]))
+    return Rule("concatenate((x,)) = x", "concatenate", pattern, make, is_exact=True)
+
+
+RULES: tuple[Rule, ...] = (
+    *(_from_equation(text, True) for text in EXACT),
+    *(_from_shaped(text, make) for text, make in SHAPED),
+    _single_concatenate(),
+    *(_from_equation(text, False) for text in ROUNDED),
+)
+"""All rules; for each operator they are tried in this order."""

@@ -1,0 +1,200 @@
+"""Compute in a smaller floating-point type where it pays, and stay exact where it matters.
+
+    nn.softmax(nn.dense(%x, %w))
+->  nn.softmax(cast(cast(nn.dense(cast(%x, "float16"), cast(%w, "float16"), out_dtype="float32"),
+                         "float16"), "float32"))
+
+Three colours decide: operators of ALWAYS take the smaller type (their sums stay in float32), those
+of FOLLOW take it when all that is computed for them has it, and all others never do (or, with
+missing_op_mode 0, always). Casts of one value are made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.transform import Pass, PassContext, register_option
+from ekiden.ir.type import TensorType, TupleType
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
+from ekiden.relay.transform.calls import typed
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.scopes import (
+    bodies,
+    evaluation_order,
+    is_atom,
+    map_functions,
+    with_children,
+)
+from ekiden.relay.visitor import children, rebuild
+from ekiden.runtime.errors import PassError
+
+KEEP_OUTPUT = register_option(
+    "relay.ToMixedPrecision.keep_orig_output_dtype",
+    bool,
+    False,
+    "whether results of functions keep their dtype",
+)
+
+ALWAYS = frozenset(
+    "nn.conv1d nn.conv2d nn.conv3d nn.conv1d_transpose nn.conv2d_transpose nn.conv3d_transpose "
+    "nn.dense nn.matmul nn.batch_matmul".split()
+)
+"""Operators worth a cast."""
+
+FOLLOW = frozenset(
+    "add subtract multiply divide minimum maximum negative abs copy where clip sqrt sigmoid tanh "
+    "nn.relu nn.leaky_relu nn.prelu nn.bias_add nn.dropout nn.pad nn.max_pool1d nn.max_pool2d "
+    "nn.max_pool3d nn.global_max_pool2d nn.batch_norm nn.upsampling nn.batch_flatten reshape "
+    "squeeze expand_dims transpose concatenate stack split strided_slice take gather gather_nd "
+    "tile repeat reverse broadcast_to layout_transform image.resize2d zeros_like ones_like max min "
+    "nn.avg_pool2d nn.depth_to_space nn.space_to_depth greater greater_equal less less_equal "
+    "equal not_equal rsqrt ceil floor round sign".split()
+)
+"""Operators that take the smaller type when their inputs have it."""
+
+NEVER = frozenset(
+    "exp power log nn.softmax nn.log_softmax erf arange sum mean prod variance nn.layer_norm "
+    "nn.group_norm nn.instance_norm nn.l2_normalize nn.global_avg_pool2d nn.adaptive_avg_pool2d "
+    "nn.cross_entropy nn.cross_entropy_with_logits cumsum cast".split()
+)
+"""Operators that stay as they are whatever flows in."""
+
+WIDE = "float32"
+
+
+class _Mixer:
+    """Rewrites one function body; remembers the casts it has made."""
+
+    def __init__(self, small: str, missing_op_mode: int) -> None:
+        self.small = small
+        self.mode = missing_op_mode
+        self.new: dict[RelayExpr, RelayExpr] = {}
+        self._casts: dict[tuple[RelayExpr, str], RelayExpr] = {}
+        self.missing: dict[str, None] = {}
+
+    def run(self, root: RelayExpr) -> RelayExpr:
+        """The rewritten expression."""
+        for expr in evaluation_order(root):
+            self.new[expr] = self._rewrite(expr)
+        return self.new[root]
+
+    def _rewrite(self, expr: RelayExpr) -> RelayExpr:
+        if is_atom(expr) or isinstance(expr, Constant):
+            return expr
+        if isinstance(expr, Call) and isinstance(expr.op, Op):
+            return self._call(expr, [self.new.get(a, a) for a in expr.args])
+        if isinstance(expr, (Tuple, TupleGetItem)):
+            below = children(expr)
+            return typed(rebuild(expr, [self.new.get(c, c) for c in below]))
+        inside = set(bodies(expr))
+        wide = {
+            c: self.cast_like(self.new.get(c, c), c)
+            for c in children(expr)
+            if not is_atom(c) or c in inside
+        }
+        return with_children(expr, wide)
+
+    def cast_like(self, value: RelayExpr, original: RelayExpr) -> RelayExpr:
+        """A value with the type that the original expression had."""
+        kind, have = original.checked_type, value.checked_type
+        if isinstance(kind, TensorType) and isinstance(have, TensorType):
+            return value if kind.dtype == have.dtype else self._cast(value, kind.dtype)
+        if isinstance(kind, TupleType) and isinstance(have, TupleType) and kind != have:
+            fields = []
+            for i, field in enumerate(kind.fields):
+                part = value.fields[i] if isinstance(value, Tuple) else typed(TupleGetItem(value, i))
+                same = part.checked_type == field
+                assert isinstance(field, TensorType), "tuples of tensors alone are cast"
+                fields.append(part if same else self._cast(part, field.dtype))
+            return typed(Tuple(tuple(fields)))
+        return value
+
+    def _cast(self, value: RelayExpr, dtype: str) -> RelayExpr:
+        key = (value, dtype)
+        if key not in self._casts:
+            self._casts[key] = typed(op.cast(value, dtype))
+        return self._casts[key]
+
+    def _call(self, call: Call, args: Sequence[RelayExpr]) -> RelayExpr:
+        assert isinstance(call.op, Op)
+        name = call.op.name
+        if self._is_small(name, args):
+            return self._small_call(call, [self._to(a, self.small) for a in args])
+        wide = [self.cast_like(a, old) for a, old in zip(args, call.args, strict=True)]
+        return typed(_over(call, wide))
+
+    def _is_small(self, name: str, args: Sequence[RelayExpr]) -> bool:
+        if name in ALWAYS:
+            return True
+        if name in NEVER:
+            return False
+        if name not in FOLLOW:
+            self.missing[name] = None
+            if self.mode == 2:
+                raise PassError(f"ToMixedPrecision: operator {name!r} has no colour")
+            return self.mode == 0
+        leaves = [d for a in args if not isinstance(a, (Constant, Var)) for d in _dtypes(a)]
+        floats = [d for d in leaves if "float" in d]
+        return bool(floats) and all(d == self.small for d in floats)
+
+    def _to(self, value: RelayExpr, dtype: str) -> RelayExpr:
+        """A float32 tensor, or the float32 fields of a tuple, in another type."""
+        kind = value.checked_type
+        if isinstance(kind, TensorType):
+            return self._cast(value, dtype) if kind.dtype == WIDE else value
+        if isinstance(kind, TupleType) and isinstance(value, Tuple):
+            return typed(Tuple(tuple(self._to(f, dtype) for f in value.fields)))
+        return value
+
+    def _small_call(self, call: Call, args: Sequence[RelayExpr]) -> RelayExpr:
+        assert isinstance(call.op, Op)
+        if call.op.name not in ALWAYS or not hasattr(call.attrs, "out_dtype"):
+            return typed(_over(call, args))
+        assert call.attrs is not None
+        attrs = call.attrs.with_fields(out_dtype=WIDE)
+        wide = typed(Call(call.op, tuple(args), attrs, span=call.span))
+        return self._cast(wide, self.small)
+
+
+def _dtypes(expr: RelayExpr) -> list[str]:
+    kind = expr.checked_type
+    fields = kind.fields if isinstance(kind, TupleType) else [kind]
+    return [f.dtype for f in fields if isinstance(f, TensorType)]
+
+
+def _over(call: Call, args: Sequence[RelayExpr]) -> Call:
+    """The call over other arguments, its type to be found anew where one has changed."""
+    if all(new is old for new, old in zip(args, call.args, strict=True)):
+        return call
+    return Call(call.op, tuple(args), call.attrs, call.type_args, span=call.span)
+
+
+def ToMixedPrecision(  # noqa: N802
+    mixed_precision_type: str = "float16", missing_op_mode: int = 1
+) -> Pass:
+    """The pass described at the top of this file.
+
+    missing_op_mode: operators of no colour take the smaller type (0), keep theirs (1), or raise
+    PassError (2).
+    """
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        keeps = bool(context.option(KEEP_OUTPUT))
+
+        def one(function: Function) -> Function:
+            mixer = _Mixer(mixed_precision_type, missing_op_mode)
+            body = mixer.run(function.body)
+            if keeps:
+                body = mixer.cast_like(body, function.body)
+            return Function(
+                function.params, body, None, function.type_params, function.attrs,
+                span=function.span,
+            )  # fmt: skip
+
+        return InferType()(map_functions(module, one))
+
+    return Pass("ToMixedPrecision", transform, 0, (InferType(),))

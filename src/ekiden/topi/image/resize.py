@@ -1,0 +1,308 @@
+"""Resizing of images: each result pixel is a weighted sum of a few pixels of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ekiden import te
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import (
+    EQ,
+    Or,
+    PrimExpr,
+    Select,
+    Var,
+    binary,
+    cast,
+    const,
+    logical_and,
+    maximum,
+    minimum,
+)
+from ekiden.te import Tensor
+from ekiden.topi.layout import spatial
+from ekiden.topi.shape import Dim, Shape, as_dim, known, replaced
+
+FLOAT = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How result pixels map to data pixels (see relay's Resize2DAttrs)."""
+
+    method: str
+    mode: str
+    rounding: str
+    cubic_alpha: float
+    cubic_exclude: bool
+
+
+def resize(
+    data: Tensor,
+    shape: Shape,
+    axes: Sequence[int],
+    sampling: Sampling,
+    scales: Sequence[float] | None,
+    out_dtype: str,
+    region: Sequence[tuple[float, float]] | None = None,
+    extrapolation: float = 0.0,
+) -> Tensor:
+    """`data` resized to `shape` along one to three axes.
+
+    scales: result per data extent where that is not the quotient of the extents. region: (begin,
+    end) of each axis in [0, 1], for the mode "tf_crop_and_resize"; places outside the data get the
+    extrapolation value.
+    """
+
+    def body(*i: Var) -> PrimExpr:
+        taps, outside = [], []
+        for n, a in enumerate(axes):
+            scale = None if scales is None else scales[n]
+            part = None if region is None else region[n]
+            x = _coordinate(sampling.mode, i[a], data.shape[a], shape[a], scale, part)
+            taps.append(_taps(sampling, x, data.shape[a]))
+            if part is not None:
+                last = cast(data.shape[a] - 1, FLOAT)
+                outside.append(binary(Or, x < 0.0, x > last))
+        total = _weighted(data, list(i), list(zip(axes, taps, strict=True)))
+        for each in outside:
+            total = Select(each, const(extrapolation, total.dtype), total, total.dtype)
+        return _finish(total, out_dtype)
+
+    return te.compute(shape, body, name=f"resize{len(axes)}d", tag="injective")
+
+
+def _weighted(
+    data: Tensor,
+    at: list[PrimExpr],
+    taps: Sequence[tuple[int, Sequence[tuple[PrimExpr, PrimExpr | None]]]],
+) -> PrimExpr:
+    """The sum over the taps of every axis, the innermost axis first."""
+    if not taps:
+        return data[at]
+    (axis, places), *rest = taps
+    total: PrimExpr | None = None
+    for place, weight in places:
+        at[axis] = place
+        total = _plus(total, _times(_weighted(data, at, rest), weight))
+    assert total is not None
+    return total
+
+
+def _plus(a: PrimExpr | None, b: PrimExpr) -> PrimExpr:
+    return b if a is None else a + b
+
+
+def _times(value: PrimExpr, weight: PrimExpr | None) -> PrimExpr:
+    return value if weight is None else cast(value, FLOAT) * weight
+
+
+def _finish(value: PrimExpr, dtype: str) -> PrimExpr:
+    if dt.is_float(value.dtype) and not dt.is_float(dtype):
+        value = call_intrin("round", value)
+    return cast(value, dtype)
+
+
+def _coordinate(
+    mode: str,
+    index: PrimExpr,
+    size: PrimExpr,
+    extent: PrimExpr,
+    scale: float | None,
+    region: tuple[float, float] | None = None,
+) -> PrimExpr:
+    """Where a result pixel lies in the data."""
+    x, half = cast(index, FLOAT), const(0.5, FLOAT)
+    if mode == "tf_crop_and_resize" and region is not None:
+        last, steps = cast(size - 1, FLOAT), cast(maximum(extent - 1, 1), FLOAT)
+        begin, end = region
+        one = (begin + end) * 0.5 * last
+        many = begin * last + x * ((end - begin) * last / steps)
+        return Select(binary(EQ, extent, 1), one, many, FLOAT)
+    if mode == "align_corners":
+        return x * cast(size - 1, FLOAT) / cast(maximum(extent - 1, 1), FLOAT)
+    factor = _scale(size, extent, scale)
+    if mode == "asymmetric":
+        return x / factor
+    middle = (x + half) / factor
+    if mode == "tf_half_pixel_for_nn":
+        return middle
+    if mode == "pytorch_half_pixel":
+        return Select(binary(EQ, extent, 1), const(0.0, FLOAT), middle - half, FLOAT)
+    return middle - half
+
+
+def _scale(size: PrimExpr, extent: PrimExpr, scale: float | None) -> PrimExpr:
+    """Result per data extent, in float32."""
+    numbers = known(size), known(extent)
+    if scale is None and numbers[0] and numbers[1] is not None:
+        scale = numbers[1] / numbers[0]
+    return (
+        cast(extent, FLOAT) / cast(size, FLOAT)
+        if scale is None
+        else const(float(np.float32(scale)), FLOAT)
+    )
+
+
+def _nearest(x: PrimExpr, rounding: str) -> PrimExpr:
+    half = const(0.5, FLOAT)
+    if rounding in ("", "round", "round_prefer_floor"):
+        return call_intrin("ceil", x - half)
+    if rounding == "round_prefer_ceil":
+        return call_intrin("floor", x + half)
+    return call_intrin(rounding, x)
+
+
+def _clamped(x: PrimExpr, size: PrimExpr) -> PrimExpr:
+    return maximum(minimum(cast(x, "int64"), size - 1), 0)
+
+
+def _taps(
+    sampling: Sampling, x: PrimExpr, size: PrimExpr
+) -> list[tuple[PrimExpr, PrimExpr | None]]:
+    """(index, weight) of the data pixels of one axis that a result at place x sums; no weight is
+    1."""
+    if sampling.method == "nearest_neighbor":
+        return [(_clamped(_nearest(x, sampling.rounding), size), None)]
+    base = call_intrin("floor", x)
+    fraction = x - base
+    if sampling.method == "linear":
+        weights = [const(1.0, FLOAT) - fraction, fraction]
+        return [(_clamped(base + float(n), size), w) for n, w in enumerate(weights)]
+    weights = [_cubic(fraction, n, sampling.cubic_alpha) for n in range(-1, 3)]
+    places = [cast(base, "int64") + n for n in range(-1, 3)]
+    if sampling.cubic_exclude:
+        weights = _without_outside(weights, places, size)
+    return [(_clamped(at, size), w) for at, w in zip(places, weights, strict=True)]
+
+
+def _cubic(fraction: PrimExpr, offset: int, alpha: float) -> PrimExpr:
+    """The cubic convolution kernel at the distance |fraction - offset|."""
+    d = fraction - float(offset) if offset <= 0 else const(float(offset), FLOAT) - fraction
+    if offset in (0, 1):
+        return (d * (alpha + 2) - (alpha + 3)) * d * d + 1.0
+    return ((d - 5.0) * d + 8.0) * d * alpha - 4 * alpha
+
+
+def _without_outside(
+    weights: Sequence[PrimExpr], places: Sequence[PrimExpr], size: PrimExpr
+) -> list[PrimExpr]:
+    """Weights of pixels outside the data become 0, the others sum to 1."""
+    kept = [
+        Select(logical_and(at >= 0, at < size), w, const(0.0, FLOAT), FLOAT)
+        for at, w in zip(places, weights, strict=True)
+    ]
+    total = kept[0] + kept[1] + kept[2] + kept[3]
+    return [w / total for w in kept]
+
+
+METHODS = {"nearest_neighbor": "nearest_neighbor", "linear": "linear", "cubic": "cubic",
+           "bilinear": "linear", "bicubic": "cubic"}  # fmt: skip
+
+
+def _resized(
+    data: Tensor,
+    roi: Sequence[float] | None,
+    size: Dim | Sequence[Dim],
+    layout: str,
+    method: str,
+    mode: str,
+    rounding: str,
+    alpha: float,
+    exclude: bool | int,
+    extrapolation: float | None,
+    out_dtype: str | None,
+    rank: int,
+) -> Tensor:
+    name = f"resize{rank}d"
+    axes = spatial(layout)
+    sizes = (size,) * rank if isinstance(size, Dim) else tuple(size)
+    if len(axes) != rank or len(sizes) != rank:
+        raise ValueError(f"{name}: expected {rank} spatial axes, got {layout!r} and size {size}")
+    if method not in METHODS:
+        raise ValueError(f"{name}: method must be one of {', '.join(METHODS)}, got {method!r}")
+    region = None
+    if mode == "tf_crop_and_resize":
+        if roi is None or len(roi) != 2 * rank:
+            raise ValueError(
+                f"{name}: tf_crop_and_resize needs {2 * rank} numbers in roi, got {roi}"
+            )
+        region = list(zip(roi[:rank], roi[rank:], strict=True))
+    shape = data.shape
+    for at, extent in zip(axes, sizes, strict=True):
+        shape = replaced(shape, at, as_dim(extent))
+    sampling = Sampling(METHODS[method], mode, rounding, alpha, bool(exclude))
+    dtype = out_dtype or data.dtype
+    return resize(data, shape, axes, sampling, None, dtype, region, extrapolation or 0.0)
+
+
+def resize1d(
+    data: Tensor,
+    roi: Sequence[float] | None,
+    size: Dim | Sequence[Dim],
+    layout: str = "NCW",
+    method: str = "linear",
+    coordinate_transformation_mode: str = "half_pixel",
+    rounding_method: str = "",
+    bicubic_alpha: float = -0.5,
+    bicubic_exclude: bool | int = 0,
+    extrapolation_value: float | None = 0.0,
+    out_dtype: str | None = None,
+    output_shape: Sequence[Dim] | None = None,
+) -> Tensor:
+    """Signals resized along one axis to `size`, which may be symbolic.
+
+    method: "nearest_neighbor", "linear" or "cubic"; the coordinate modes and roundings are those of
+    relay's Resize2DAttrs, with "tf_crop_and_resize", which reads the part `roi` (begins, then ends,
+    in [0, 1]) and gives the extrapolation value outside. (`output_shape` is TVM's.)
+    """
+    return _resized(data, roi, size, layout, method, coordinate_transformation_mode,
+                    rounding_method, bicubic_alpha, bicubic_exclude, extrapolation_value, out_dtype,
+                    1)  # fmt: skip
+
+
+def resize2d(
+    data: Tensor,
+    roi: Sequence[float] | None,
+    size: Dim | Sequence[Dim],
+    layout: str = "NCHW",
+    method: str = "linear",
+    coordinate_transformation_mode: str = "half_pixel",
+    rounding_method: str = "",
+    bicubic_alpha: float = -0.5,
+    bicubic_exclude: bool | int = 0,
+    extrapolation_value: float | None = 0.0,
+    out_dtype: str | None = None,
+    output_shape: Sequence[Dim] | None = None,
+) -> Tensor:
+    """Images resized along two axes; see `resize1d`."""
+    return _resized(data, roi, size, layout, method, coordinate_transformation_mode,
+                    rounding_method, bicubic_alpha, bicubic_exclude, extrapolation_value, out_dtype,
+                    2)  # fmt: skip
+
+
+def resize3d(
+    data: Tensor,
+    roi: Sequence[float] | None,
+    size: Dim | Sequence[Dim],
+    layout: str = "NCDHW",
+    method: str = "linear",
+    coordinate_transformation_mode: str = "half_pixel",
+    rounding_method: str = "",
+    bicubic_alpha: float = -0.5,
+    bicubic_exclude: bool | int = 0,
+    extrapolation_value: float | None = 0.0,
+    out_dtype: str | None = None,
+    output_shape: Sequence[Dim] | None = None,
+) -> Tensor:
+    """Volumes resized along three axes; see `resize1d`."""
+    return _resized(data, roi, size, layout, method, coordinate_transformation_mode,
+                    rounding_method, bicubic_alpha, bicubic_exclude, extrapolation_value, out_dtype,
+                    3)  # fmt: skip
+
+
+__all__ = ["resize1d", "resize2d", "resize3d"]

@@ -1,0 +1,285 @@
+"""Images sampled at places that are data; dilation by a structuring element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ekiden import te
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import EQ, Or, PrimExpr, Select, Var, binary, cast, const
+from ekiden.te import Tensor
+from ekiden.topi.index import from_either_end
+from ekiden.topi.layout import permute
+from ekiden.topi.nn.conv import Padding, guarded, ntuple, pads
+from ekiden.topi.shape import Dim, as_shape, window_extent
+
+FLOAT = "float32"
+METHODS = ("nearest", "bilinear", "bicubic")
+PADDING = ("zeros", "border", "reflection")
+
+
+def crop_and_resize(
+    data: Tensor,
+    boxes: Tensor,
+    box_indices: Tensor,
+    crop_size: Sequence[Dim],
+    layout: str = "NCHW",
+    method: str = "bilinear",
+    extrapolation_value: float | None = None,
+    out_dtype: str | None = None,
+) -> Tensor:
+    """The parts `boxes` [n, (y1, x1, y2, x2)] of images box_indices[n], resized to `crop_size`.
+
+    Coordinates are in [0, 1] from the first to the last pixel; places outside the image get the
+    extrapolation value. TensorFlow's crop_and_resize.
+    """
+    methods = ("bilinear", "nearest_neighbor")
+    if method not in methods:
+        raise ValueError(
+            f"crop_and_resize: method must be one of {', '.join(methods)}, got {method!r}"
+        )
+    _, c, h, w = permute(data.shape, layout, "NCHW")
+    height, width = as_shape(crop_size)
+    dtype, fill = out_dtype or data.dtype, const(extrapolation_value or 0.0, FLOAT)
+
+    def place(
+        low: PrimExpr, high: PrimExpr, index: Var, extent: PrimExpr, size: PrimExpr
+    ) -> PrimExpr:
+        last = cast(size - 1, FLOAT)
+        steps = cast(te.max(extent - 1, 1), FLOAT)
+        many = low * last + cast(index, FLOAT) * ((high - low) * last / steps)
+        return Select(binary(EQ, extent, 1), (low + high) * 0.5 * last, many, FLOAT)
+
+    def body(*i: Var) -> PrimExpr:
+        n, channel, y, x = permute(i, layout, "NCHW")
+        y1, x1, y2, x2 = (cast(boxes[n, k], FLOAT) for k in range(4))
+        row, column = place(y1, y2, y, height, h), place(x1, x2, x, width, w)
+        outside = row < 0.0
+        for each in (row > cast(h - 1, FLOAT), column < 0.0, column > cast(w - 1, FLOAT)):
+            outside = binary(Or, outside, each)
+        image = from_either_end(box_indices[n], data.shape[layout.index("N")])
+
+        def pixel(iy: PrimExpr, ix: PrimExpr) -> PrimExpr:
+            at = (image, channel, _kept(iy, h), _kept(ix, w))
+            return cast(data[permute(at, "NCHW", layout)], FLOAT)
+
+        if method == "bilinear":
+            value = _bilinear(pixel, row, column)
+        else:
+            value = pixel(call_intrin("round", row), call_intrin("round", column))
+        return cast(Select(outside, fill, value, FLOAT), dtype)
+
+    shape = permute((boxes.shape[0], c, height, width), "NCHW", layout)
+    return te.compute(shape, body, name="crop_and_resize", tag="injective")
+
+
+def _kept(place: PrimExpr, size: PrimExpr) -> PrimExpr:
+    """A rounded coordinate as an index within the image."""
+    return te.max(te.min(cast(place, "int64"), size - 1), 0)
+
+
+Pixel = Callable[[PrimExpr, PrimExpr], PrimExpr]
+
+
+def _bilinear(pixel: Pixel, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+    top, left = call_intrin("floor", y), call_intrin("floor", x)
+    dy, dx = y - top, x - left
+    upper = pixel(top, left) * (1.0 - dx) + pixel(top, left + 1.0) * dx
+    lower = pixel(top + 1.0, left) * (1.0 - dx) + pixel(top + 1.0, left + 1.0) * dx
+    return upper * (1.0 - dy) + lower * dy
+
+
+def affine_grid(data: Tensor, target_shape: Sequence[Dim]) -> Tensor:
+    """Sampling places [N, (x, y), H, W] of images under affine maps [N, 2, 3], whose coordinates
+    run from -1 to 1 over the target.
+    """
+    height, width = as_shape(target_shape)
+
+    def unit(index: Var, extent: PrimExpr) -> PrimExpr:
+        steps = cast(te.max(extent - 1, 1), FLOAT)
+        return cast(index, FLOAT) * (2.0 / steps) - 1.0
+
+    def body(n: Var, d: Var, y: Var, x: Var) -> PrimExpr:
+        row = [cast(data[n, d, k], FLOAT) for k in range(3)]
+        return cast(row[0] * unit(x, width) + row[1] * unit(y, height) + row[2], data.dtype)
+
+    return te.compute((data.shape[0], 2, height, width), body, name="affine_grid", tag="injective")
+
+
+def grid_sample(
+    data: Tensor,
+    grid: Tensor,
+    method: str = "bilinear",
+    layout: str = "NCHW",
+    padding_mode: str = "zeros",
+    align_corners: bool = True,
+) -> Tensor:
+    """Images (or volumes, layout NCDHW) sampled at grid[n, (x, y[, z]), ...], in [-1, 1].
+
+    Corners are the centres of the outer pixels (`align_corners`) or their outer edges. Places
+    outside are 0, the nearest pixel ("border") or reflected. ONNX GridSample has the coordinates
+    last.
+    """
+    if method not in METHODS or padding_mode not in PADDING:
+        raise ValueError(
+            f"grid_sample: expected a method of {', '.join(METHODS)} and a padding mode of"
+            f" {', '.join(PADDING)}, got {method!r} and {padding_mode!r}"
+        )
+    if layout not in ("NCHW", "NCDHW") or (method == "bicubic" and layout != "NCHW"):
+        raise ValueError(f"grid_sample: no {method} sampling for layout {layout!r}")
+    sizes = data.shape[2:]
+    rank = len(sizes)
+
+    def coordinate(value: PrimExpr, size: PrimExpr) -> PrimExpr:
+        extent = cast(size, FLOAT)
+        if align_corners:
+            return (value + 1.0) * (extent - 1.0) * 0.5
+        return ((value + 1.0) * extent - 1.0) * 0.5
+
+    def moved(x: PrimExpr, size: PrimExpr) -> PrimExpr:
+        """Coordinates outside brought to the border, or reflected at it."""
+        last = cast(size - 1, FLOAT)
+        if padding_mode == "zeros":
+            return x
+        if padding_mode == "reflection":
+            low, span = (0.0, last) if align_corners else (-0.5, cast(size, FLOAT))
+            x = _reflected(x, low, span)
+        return te.max(te.min(x, last), 0.0)
+
+    def body(*i: Var) -> PrimExpr:
+        n, channel, *rest = i
+        found = [cast(grid[(n, rank - 1 - d, *rest)], FLOAT) for d in range(rank)]
+        at = [coordinate(v, s) for v, s in zip(found, sizes, strict=True)]
+        if method != "bicubic":
+            at = [moved(v, s) for v, s in zip(at, sizes, strict=True)]
+
+        def pixel(*places: PrimExpr) -> PrimExpr:
+            if method == "bicubic":
+                places = tuple(moved(p, s) for p, s in zip(places, sizes, strict=True))
+            # A coordinate far outside would not fit an integer.
+            index = [cast(te.max(te.min(p, cast(s, FLOAT)), -1.0), "int64")
+                     for p, s in zip(places, sizes, strict=True)]  # fmt: skip
+            inside = [c for k, s in zip(index, sizes, strict=True) for c in (k >= 0, k < s)]
+            return cast(guarded(data, (n, channel, *index), inside, const(0, data.dtype)), FLOAT)
+
+        if method == "nearest":
+            value = pixel(*(call_intrin("round", v) for v in at))
+        elif method == "bilinear":
+            value = _linear(pixel, [], at)
+        else:
+            value = _bicubic(pixel, at[0], at[1])
+        return cast(value, data.dtype)
+
+    shape = (*data.shape[:2], *grid.shape[2:])
+    return te.compute(shape, body, name="grid_sample", tag="injective")
+
+
+def _reflected(x: PrimExpr, low: float, span: PrimExpr) -> PrimExpr:
+    """Back and forth between low and low + span."""
+    safe = te.max(span, const(1e-30, FLOAT))
+    distance = call_intrin("abs", x - low)
+    turns = call_intrin("floor", distance / safe)
+    rest = distance - turns * safe
+    even = binary(EQ, turns - call_intrin("floor", turns * 0.5) * 2.0, 0.0)
+    return Select(even, rest, safe - rest, FLOAT) + low
+
+
+def _linear(
+    pixel: Callable[..., PrimExpr], done: Sequence[PrimExpr], rest: Sequence[PrimExpr]
+) -> PrimExpr:
+    """Linear interpolation along every coordinate in turn."""
+    if not rest:
+        return pixel(*done)
+    base = call_intrin("floor", rest[0])
+    fraction = rest[0] - base
+    low = _linear(pixel, [*done, base], rest[1:])
+    high = _linear(pixel, [*done, base + 1.0], rest[1:])
+    return low * (1.0 - fraction) + high * fraction
+
+
+CUBIC_ALPHA = -0.75
+"""Of the convolution kernel: PyTorch's and ONNX's."""
+
+
+def _bicubic(pixel: Pixel, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+    top, left = call_intrin("floor", y), call_intrin("floor", x)
+    rows, columns = (_cubic_weights(v - base) for v, base in ((y, top), (x, left)))
+    total: PrimExpr = const(0.0, FLOAT)
+    for n, wy in enumerate(rows):
+        for m, wx in enumerate(columns):
+            total = total + pixel(top + float(n - 1), left + float(m - 1)) * (wy * wx)
+    return total
+
+
+def _cubic_weights(fraction: PrimExpr) -> list[PrimExpr]:
+    a = CUBIC_ALPHA
+    distances = [fraction + 1.0, fraction, 1.0 - fraction, 2.0 - fraction]
+    return [
+        ((d * a - 5 * a) * d + 8 * a) * d - 4 * a
+        if n in (0, 3)
+        else (d * (a + 2) - (a + 3)) * d * d + 1.0
+        for n, d in enumerate(distances)
+    ]
+
+
+def _dilation2d(
+    data: Tensor,
+    weight: Tensor,
+    stride: int | Sequence[int],
+    padding: Padding,
+    dilations: int | Sequence[int],
+    layout: str,
+    kernel_layout: str,
+    out_dtype: str | None,
+) -> Tensor:
+    n, c, h, w = permute(data.shape, layout, "NCHW")
+    _, kh, kw = permute(weight.shape, kernel_layout, "IHW")
+    (sy, sx), (dy, dx) = ntuple(stride, 2, "stride"), ntuple(dilations, 2, "dilations")
+    top, left, bottom, right = pads(padding, (kh, kw), (dy, dx))
+    rows = window_extent(h, kh, sy, top, bottom, dy)
+    columns = window_extent(w, kw, sx, left, right, dx)
+    ky, kx = te.reduce_axis((0, kh), "ky"), te.reduce_axis((0, kw), "kx")
+    dtype = out_dtype or data.dtype
+    lowest = te.identity("max", dtype)
+
+    def body(*i: Var) -> PrimExpr:
+        b, channel, y, x = permute(i, layout, "NCHW")
+        iy, ix = y * sy + ky * dy - top, x * sx + kx * dx - left
+        at = permute((b, channel, iy, ix), "NCHW", layout)
+        inside = [iy >= 0, iy < h, ix >= 0, ix < w]
+        value = cast(guarded(data, at, inside, te.identity("max", data.dtype)), dtype)
+        factor = cast(weight[permute((channel, ky, kx), "IHW", kernel_layout)], dtype)
+        outside = binary(EQ, value, lowest)
+        return te.max(Select(outside, lowest, value + factor, dtype), (ky, kx))
+
+    shape = permute((n, c, rows, columns), "NCHW", layout)
+    return te.compute(shape, body, name="dilation2d", tag="dilation2d")
+
+
+def dilation2d_nchw(
+    input: Tensor,
+    filter: Tensor,
+    stride: int | Sequence[int],
+    padding: Padding,
+    dilations: int | Sequence[int],
+    out_dtype: str | None = None,
+) -> Tensor:
+    """The maximum over windows of data plus filter, channel by channel: [N, C, H, W] and
+    [C, KH, KW]. Padding never wins.
+    """
+    return _dilation2d(input, filter, stride, padding, dilations, "NCHW", "IHW", out_dtype)
+
+
+def dilation2d_nhwc(
+    input: Tensor,
+    filter: Tensor,
+    stride: int | Sequence[int],
+    padding: Padding,
+    dilations: int | Sequence[int],
+    out_dtype: str | None = None,
+) -> Tensor:
+    """As `dilation2d_nchw`, for [N, H, W, C] and [KH, KW, C]."""
+    return _dilation2d(input, filter, stride, padding, dilations, "NHWC", "HWI", out_dtype)
+
+
+__all__ = ["affine_grid", "crop_and_resize", "dilation2d_nchw", "dilation2d_nhwc", "grid_sample"]

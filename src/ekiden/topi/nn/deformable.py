@@ -1,0 +1,173 @@
+"""Convolutions that sample between pixels, and correlation of two images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
+from ekiden.te import Tensor
+from ekiden.topi.layout import permute
+from ekiden.topi.nn.conv import Padding, guarded, ntuple, pads
+from ekiden.topi.shape import as_dim, tidy, window_extent
+
+Ints = int | Sequence[int]
+
+
+def bilinear(
+    data: Tensor, at: Sequence[PrimExpr], rows: int, columns: int, y: PrimExpr, x: PrimExpr
+) -> PrimExpr:
+    """The data at a place between four pixels of its axes `rows` and `columns`; 0 outside."""
+    top, left = call_intrin("floor", y), call_intrin("floor", x)
+    total: PrimExpr = const(0.0, y.dtype)
+    for dy in (0, 1):
+        for dx in (0, 1):
+            row, column = top + float(dy), left + float(dx)
+            weight = (1.0 - call_intrin("abs", y - row)) * (1.0 - call_intrin("abs", x - column))
+            place = list(at)
+            place[rows], place[columns] = cast(row, "int64"), cast(column, "int64")
+            conditions = [
+                place[rows] >= 0, place[rows] < data.shape[rows],
+                place[columns] >= 0, place[columns] < data.shape[columns],
+            ]  # fmt: skip
+            value = guarded(data, place, conditions, const(0, data.dtype))
+            total = total + cast(value, y.dtype) * weight
+    return total
+
+
+def _deformable(
+    data: Tensor,
+    offset: Tensor,
+    kernel: Tensor,
+    strides: Ints,
+    padding: Padding,
+    dilation: Ints,
+    deformable_groups: int,
+    groups: int,
+    out_dtype: str | None,
+    layout: str,
+    kernel_layout: str,
+) -> Tensor:
+    n, c, _, _ = permute(data.shape, layout, "NCHW")
+    out, per_group, kh, kw = permute(kernel.shape, kernel_layout, "OIHW")
+    sy, sx = ntuple(strides, 2, "strides")
+    dy, dx = ntuple(dilation, 2, "dilation")
+    top, left, _, _ = pads(padding, (kh, kw), (dy, dx))
+    _, _, rows, columns = permute(offset.shape, layout, "NCHW")
+    dtype = out_dtype or data.dtype
+    y_axis, x_axis = layout.index("H"), layout.index("W")
+    sampled_shape = (n, c, kh, kw, rows, columns)
+    each = tidy(c // deformable_groups)
+
+    def sample(b: Var, ci: Var, ky: Var, kx: Var, y: Var, x: Var) -> PrimExpr:
+        """The window's pixels, moved by the offsets: [2 * taps of each deformable group]."""
+        tap = (ci // each * kh * kw + ky * kw + kx) * 2
+        move_y, move_x = (offset[permute((b, tap + n, y, x), "NCHW", layout)] for n in (0, 1))
+        row = cast(y * sy + ky * dy - top, "float32") + cast(move_y, "float32")
+        column = cast(x * sx + kx * dx - left, "float32") + cast(move_x, "float32")
+        at = permute((b, ci, as_dim(0), as_dim(0)), "NCHW", layout)
+        return cast(bilinear(data, at, y_axis, x_axis, row, column), data.dtype)
+
+    sampled = te.compute(sampled_shape, sample, name="deformed", tag="deformable_sample")
+    taps = [te.reduce_axis((0, d), a) for d, a in ((kh, "kh"), (kw, "kw"), (per_group, "ci"))]
+    ky, kx, ci = taps
+    per_out = tidy(out // groups)
+
+    def body(*i: Var) -> PrimExpr:
+        b, o, y, x = permute(i, layout, "NCHW")
+        channel = ci if groups == 1 else o // per_out * per_group + ci
+        factor = kernel[permute((o, ci, ky, kx), "OIHW", kernel_layout)]
+        return te.sum(cast(sampled[b, channel, ky, kx, y, x], dtype) * cast(factor, dtype), taps)
+
+    shape = permute((n, out, rows, columns), "NCHW", layout)
+    return te.compute(shape, body, name="deformable_conv2d", tag="deformable_conv2d")
+
+
+def deformable_conv2d_nchw(
+    data: Tensor,
+    offset: Tensor,
+    kernel: Tensor,
+    strides: Ints,
+    padding: Padding,
+    dilation: Ints,
+    deformable_groups: int,
+    groups: int,
+    out_dtype: str | None = None,
+) -> Tensor:
+    """A convolution whose taps are moved by offsets and sampled bilinearly (Dai et al. 2017).
+
+    data [N, C, H, W], offset [N, deformable_groups * KH * KW * (y, x), OH, OW],
+    kernel [O, C / groups, KH, KW].
+    """
+    return _deformable(
+        data, offset, kernel, strides, padding, dilation, deformable_groups, groups, out_dtype,
+        "NCHW", "OIHW",
+    )  # fmt: skip
+
+
+def deformable_conv2d_nhwc(
+    data: Tensor,
+    offset: Tensor,
+    kernel: Tensor,
+    strides: Ints,
+    padding: Padding,
+    dilation: Ints,
+    deformable_groups: int,
+    groups: int,
+    out_dtype: str | None = None,
+) -> Tensor:
+    """As `deformable_conv2d_nchw`, channels last everywhere: kernel [KH, KW, C / groups, O]."""
+    return _deformable(
+        data, offset, kernel, strides, padding, dilation, deformable_groups, groups, out_dtype,
+        "NHWC", "HWIO",
+    )  # fmt: skip
+
+
+def correlation_nchw(
+    data1: Tensor,
+    data2: Tensor,
+    kernel_size: int,
+    max_displacement: int,
+    stride1: int,
+    stride2: int,
+    padding: Ints,
+    is_multiply: bool,
+) -> Tensor:
+    """How patches of one image match those of another displaced by up to `max_displacement`:
+    channels of the result are displacements, `stride2` apart (FlowNet's correlation layer).
+
+    Means over a patch and its channels of products, or of absolute differences.
+    """
+    top, left, bottom, right = pads(padding, (as_dim(kernel_size),) * 2, (1, 1))
+    n, c, h, w = data1.shape
+    radius = (kernel_size - 1) // 2
+    border = max_displacement + radius
+    rows = window_extent(h, 2 * border + 1, stride1, top, bottom)
+    columns = window_extent(w, 2 * border + 1, stride1, left, right)
+    reach = max_displacement // stride2
+    side = 2 * reach + 1
+    taps = [
+        te.reduce_axis((0, d), a) for d, a in ((c, "c"), (kernel_size, "ky"), (kernel_size, "kx"))
+    ]
+    channel, ky, kx = taps
+
+    def load(data: Tensor, b: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+        conditions = [y >= 0, y < h, x >= 0, x < w]
+        return guarded(data, (b, channel, y, x), conditions, const(0, data.dtype))
+
+    def body(b: Var, d: Var, i: Var, j: Var) -> PrimExpr:
+        y = i * stride1 + max_displacement + ky - top
+        x = j * stride1 + max_displacement + kx - left
+        a = load(data1, b, y, x)
+        moved = load(data2, b, y + (d // side - reach) * stride2, x + (d % side - reach) * stride2)
+        difference = a - moved
+        apart = Select(difference < 0.0, -difference, difference, a.dtype)
+        return te.sum(a * moved if is_multiply else apart, taps)
+
+    total = te.compute((n, side * side, rows, columns), body, name="matches", tag="correlation")
+    count = cast(c * (kernel_size * kernel_size), data1.dtype)
+    return te.compute(total.shape, lambda *i: total[i] / count, name="correlation", tag="elemwise")
+
+
+__all__ = ["correlation_nchw", "deformable_conv2d_nchw", "deformable_conv2d_nhwc"]

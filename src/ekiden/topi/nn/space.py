@@ -1,0 +1,168 @@
+"""Blocks of pixels as channels or batches, and back; flattening, dilation, shifting buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.prim import EQ, PrimExpr, Var, binary, const, logical_and
+from ekiden.te import Tensor
+from ekiden.topi.layout import permute
+from ekiden.topi.nn.conv import guarded
+from ekiden.topi.shape import (
+    Dim,
+    as_dim,
+    as_shape,
+    normalize_axis,
+    product,
+    replaced,
+    tidy,
+)
+from ekiden.topi.transform import unravel
+
+ORDERS = ("DCR", "CRD")
+
+
+def depth_to_space(
+    data: Tensor, block_size: int, layout: str = "NCHW", mode: str = "DCR"
+) -> Tensor:
+    """Channels as blocks of pixels: C / block**2 channels of block times the height and width.
+
+    mode "DCR": the block's row and column come first in the channels, "CRD": last. ONNX
+    DepthToSpace.
+    """
+    if mode not in ORDERS:
+        raise ValueError(f"depth_to_space: mode must be one of {', '.join(ORDERS)}, got {mode!r}")
+    n, c, h, w = permute(data.shape, layout, "NCHW")
+    channels = tidy(c // (block_size * block_size))
+
+    def body(*i: Var) -> PrimExpr:
+        b, o, y, x = permute(i, layout, "NCHW")
+        inner = (y % block_size) * block_size + x % block_size
+        source = inner * channels + o if mode == "DCR" else o * (block_size * block_size) + inner
+        return data[permute((b, source, y // block_size, x // block_size), "NCHW", layout)]
+
+    shape = permute((n, channels, tidy(h * block_size), tidy(w * block_size)), "NCHW", layout)
+    return te.compute(shape, body, name="depth_to_space", tag="injective")
+
+
+def space_to_depth(data: Tensor, block_size: int, layout: str = "NCHW") -> Tensor:
+    """Blocks of pixels as channels, the block's row and column first. ONNX SpaceToDepth."""
+    n, c, h, w = permute(data.shape, layout, "NCHW")
+
+    def body(*i: Var) -> PrimExpr:
+        b, o, y, x = permute(i, layout, "NCHW")
+        inner, channel = o // c, o % c
+        row, column = y * block_size + inner // block_size, x * block_size + inner % block_size
+        return data[permute((b, channel, row, column), "NCHW", layout)]
+
+    counts = (tidy(c * block_size * block_size), tidy(h // block_size), tidy(w // block_size))
+    return te.compute(
+        permute((n, *counts), "NCHW", layout), body, name="space_to_depth", tag="injective"
+    )
+
+
+def space_to_batch_nd(
+    data: Tensor,
+    block_shape: Sequence[int],
+    pad_before: Sequence[Dim],
+    pad_after: Sequence[Dim],
+    pad_value: float = 0.0,
+) -> Tensor:
+    """The axes after the batch, padded, cut into blocks whose positions become batches."""
+    rank = len(block_shape)
+    first, last = as_shape(pad_before), as_shape(pad_after)
+    sizes = [
+        tidy((d + a + b) // block)
+        for d, a, b, block in zip(data.shape[1:], first, last, block_shape, strict=False)
+    ]
+    blocks = product(as_shape(block_shape))
+    batch = data.shape[0]
+
+    def body(*i: Var) -> PrimExpr:
+        inner = unravel(i[0] // batch, as_shape(block_shape))
+        at = [i[1 + n] * block_shape[n] + inner[n] - first[n] for n in range(rank)]
+        conditions = [c for n, p in enumerate(at) for c in (p >= 0, p < data.shape[1 + n])]
+        index = (i[0] % batch, *at, *i[1 + rank :])
+        return guarded(data, index, conditions, const(pad_value, data.dtype))
+
+    shape = (tidy(batch * blocks), *sizes, *data.shape[1 + rank :])
+    return te.compute(shape, body, name="space_to_batch_nd", tag="injective")
+
+
+def batch_to_space_nd(
+    data: Tensor,
+    block_shape: Sequence[int],
+    crop_begin_list: Sequence[Dim],
+    crop_end_list: Sequence[Dim],
+) -> Tensor:
+    """Batches as positions in blocks of the axes after the batch, then cropped."""
+    rank = len(block_shape)
+    first, last = as_shape(crop_begin_list), as_shape(crop_end_list)
+    blocks = product(as_shape(block_shape))
+    batch = tidy(data.shape[0] // blocks)
+    sizes = [
+        tidy(d * block - a - b)
+        for d, a, b, block in zip(data.shape[1:], first, last, block_shape, strict=False)
+    ]
+
+    def body(*i: Var) -> PrimExpr:
+        at = [i[1 + n] + first[n] for n in range(rank)]
+        inner: PrimExpr = as_dim(0)
+        for n, block in enumerate(block_shape):
+            inner = inner * block + at[n] % block
+        outer = [p // b for p, b in zip(at, block_shape, strict=True)]
+        return data[(inner * batch + i[0], *outer, *i[1 + rank :])]
+
+    shape = (batch, *sizes, *data.shape[1 + rank :])
+    return te.compute(shape, body, name="batch_to_space_nd", tag="injective")
+
+
+def flatten(data: Tensor) -> Tensor:
+    """Two axes: the first, and all others in one."""
+    shape = (data.shape[0], product(data.shape[1:]))
+    return te.compute(
+        shape, lambda i, j: data[(i, *unravel(j, data.shape[1:]))], name="flatten", tag="injective"
+    )
+
+
+def dilate(
+    data: Tensor,
+    strides: Sequence[int],
+    dilation_value: float = 0.0,
+    name: str = "DilatedInput",
+) -> Tensor:
+    """Elements `strides` apart, a value between them."""
+    if len(strides) != data.ndim:
+        raise ValueError(f"dilate: expected {data.ndim} strides, got {tuple(strides)}")
+    shape = [tidy((d - 1) * s + 1) for d, s in zip(data.shape, strides, strict=True)]
+
+    def body(*i: Var) -> PrimExpr:
+        exact: PrimExpr = const(True)
+        for index, step in zip(i, strides, strict=True):
+            if step != 1:
+                exact = logical_and(exact, binary(EQ, index % step, 0))
+        at = [index // step for index, step in zip(i, strides, strict=True)]
+        return if_then_else(exact, data[at], const(dilation_value, data.dtype))
+
+    return te.compute(shape, body, name=name, tag="injective")
+
+
+def fifo_buffer(data: Tensor, buffer: Tensor, axis: int) -> Tensor:
+    """The buffer moved along an axis by the extent of `data`, which fills its end."""
+    at = normalize_axis(axis, buffer.ndim, "fifo_buffer")
+    size, extent = buffer.shape[at], data.shape[at]
+
+    def body(*i: Var) -> PrimExpr:
+        old = buffer[replaced(i, at, i[at] + extent)]
+        new = data[replaced(i, at, i[at] + extent - size)]
+        return if_then_else(i[at] + extent < size, old, new)
+
+    return te.compute(buffer.shape, body, name="fifo_buffer", tag="injective")
+
+
+__all__ = [
+    "batch_to_space_nd", "depth_to_space", "dilate", "fifo_buffer", "flatten", "space_to_batch_nd",
+    "space_to_depth",
+]  # fmt: skip

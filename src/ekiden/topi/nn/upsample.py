@@ -1,0 +1,72 @@
+"""Images and volumes enlarged by factors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.prim import PrimExpr
+from ekiden.te import Tensor
+from ekiden.topi.image.resize import resize2d, resize3d
+from ekiden.topi.layout import spatial
+from ekiden.topi.shape import Dim, as_dim, known, tidy
+
+
+def _scaled(extent: PrimExpr, factor: float) -> PrimExpr:
+    """An extent times a factor, rounded. Raises ValueError for a symbol times no integer."""
+    number = known(extent)
+    if number is not None:
+        return as_dim(round(number * factor))
+    if factor != int(factor):
+        raise ValueError(f"upsampling: a symbolic extent needs an integer factor, got {factor}")
+    return tidy(extent * int(factor))
+
+
+def upsampling(
+    data: Tensor,
+    scale_h: float,
+    scale_w: float,
+    layout: str = "NCHW",
+    method: str = "nearest_neighbor",
+    align_corners: bool = False,
+    output_shape: Sequence[Dim] | None = None,
+) -> Tensor:
+    """Images enlarged by factors; method "nearest_neighbor", "bilinear" or "bicubic".
+
+    `output_shape` says the result's shape where the factors do not.
+    """
+    axes = spatial(layout)
+    extents = [data.shape[a] for a in axes]
+    size: list[Dim] = (
+        [*(output_shape[a] for a in axes)]
+        if output_shape is not None
+        else [_scaled(d, f) for d, f in zip(extents, (scale_h, scale_w), strict=True)]
+    )
+    mode = "align_corners" if align_corners else "asymmetric"
+    rounding = "floor" if method == "nearest_neighbor" and not align_corners else ""
+    return resize2d(data, None, size, layout, method, mode, rounding)
+
+
+def upsampling3d(
+    data: Tensor,
+    scale_d: float,
+    scale_h: float,
+    scale_w: float,
+    layout: str = "NCDHW",
+    method: str = "nearest_neighbor",
+    coordinate_transformation_mode: str = "half_pixel",
+    output_shape: Sequence[Dim] | None = None,
+) -> Tensor:
+    """Volumes enlarged by factors; method "nearest_neighbor" or "trilinear"."""
+    axes, factors = spatial(layout), (scale_d, scale_h, scale_w)
+    size: list[Dim] = (
+        [*(output_shape[a] for a in axes)]
+        if output_shape is not None
+        else [_scaled(data.shape[a], f) for a, f in zip(axes, factors, strict=True)]
+    )
+    kind = "linear" if method == "trilinear" else method
+    mode = coordinate_transformation_mode
+    rounding = "floor" if kind == "nearest_neighbor" and mode == "asymmetric" else ""
+    return resize3d(data, None, size, layout, kind, mode, rounding)
+
+
+__all__ = ["upsampling", "upsampling3d"]

@@ -1,0 +1,159 @@
+"""SimplifyExpr: each rule of its tables, and what must be left alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pass_checks import assert_same_meaning, calls, check, program
+
+from ekiden.relay.transform import SimplifyExpr
+from ekiden.relay.transform.simplify_rules import EXACT, ROUNDED, RULES, SHAPED
+
+pytestmark = pytest.mark.quick
+
+X = "%x: Tensor[(2, 3), float32], %y: Tensor[(2, 3), float32]"
+T = "Tensor[(2, 3), float32]"
+
+# (equation of the rule, program before, program after)
+CASES = [
+    ("add(x, 0) = x", "exp(add(%x, 0f))", "exp(%x)"),
+    ("add(x, 0) = x", "add(0f, %x)", "%x"),
+    ("subtract(x, 0) = x", "subtract(%x, 0f)", "%x"),
+    ("multiply(x, 1) = x", "multiply(1f, %x)", "%x"),
+    ("divide(x, 1) = x", "divide(%x, 1f)", "%x"),
+    ("power(x, 1) = x", "power(%x, 1f)", "%x"),
+    ("negative(negative(x)) = x", "negative(negative(%x))", "%x"),
+    ("subtract(x, negative(y)) = add(x, y)", "subtract(%x, negative(%y))", "add(%x, %y)"),
+    ("add(x, negative(y)) = subtract(x, y)", "add(negative(%y), %x)", "subtract(%x, %y)"),
+    ("abs(abs(x)) = abs(x)", "abs(abs(%x))", "abs(%x)"),
+    ("abs(negative(x)) = abs(x)", "abs(negative(%x))", "abs(%x)"),
+    ("maximum(x, x) = x", "maximum(%x, %x)", "%x"),
+    ("minimum(x, x) = x", "minimum(%x, %x)", "%x"),
+    ("nn.relu(nn.relu(x)) = nn.relu(x)", "nn.relu(nn.relu(%x))", "nn.relu(%x)"),
+    ("logical_not(logical_not(x)) = x", "logical_not(logical_not(less(%x, %y)))", "less(%x, %y)"),
+    ("logical_and(x, x) = x", "%0 = less(%x, %y); logical_and(%0, %0)", "less(%x, %y)"),
+    ("logical_or(x, x) = x", "%0 = less(%x, %y); logical_or(%0, %0)", "less(%x, %y)"),
+    ("where(x, y, y) = y", "where(less(%x, 0f), %y, %y)", "%y"),
+    ("floor(floor(x)) = floor(x)", "floor(floor(%x))", "floor(%x)"),
+    ("ceil(ceil(x)) = ceil(x)", "ceil(ceil(%x))", "ceil(%x)"),
+    ("round(round(x)) = round(x)", "round(round(%x))", "round(%x)"),
+    ("copy(x) = x", "copy(%x)", "%x"),
+    ("add(x, x) = multiply(x, 2)", "add(%x, %x)", "multiply(%x, 2f)"),
+    ("divide(1, sqrt(x)) = rsqrt(x)", "divide(1f, sqrt(%x))", "rsqrt(%x)"),
+    ("divide(x, sqrt(y)) = multiply(x, rsqrt(y))", "divide(%x, sqrt(%y))",
+     "multiply(%x, rsqrt(%y))"),
+    ("power(x, 0.5) = sqrt(x)", "power(%x, 0.5f)", "sqrt(%x)"),
+    ("power(x, -0.5) = rsqrt(x)", "power(%x, -0.5f)", "rsqrt(%x)"),
+    ("power(x, 2) = multiply(x, x)", "power(%x, 2f)", "multiply(%x, %x)"),
+    ("divide(1, add(1, exp(negative(x)))) = sigmoid(x)",
+     "divide(1f, add(1f, exp(negative(%x))))", "sigmoid(%x)"),
+    ("add(add(x, c1), c2) = add(x, add(c1, c2))", "add(add(%x, 1f), 2f)", "add(%x, 3f)"),
+    ("add(subtract(x, c1), c2) = add(x, subtract(c2, c1))", "add(subtract(%x, 1f), 3f)",
+     "add(%x, 2f)"),
+    ("multiply(multiply(x, c1), c2) = multiply(x, multiply(c1, c2))",
+     "multiply(multiply(%x, 3f), 2f)", "multiply(%x, 6f)"),
+    ("multiply(add(x, c1), c2) = add(multiply(x, c2), multiply(c1, c2))",
+     "multiply(add(%x, 3f), 2f)", "add(multiply(%x, 2f), 6f)"),
+    ("add(add(multiply(x, x), multiply(multiply(x, y), 2)), multiply(y, y))"
+     " = multiply(add(x, y), add(x, y))",
+     "add(add(multiply(%x, %x), multiply(multiply(%x, %y), 2f)), multiply(%y, %y))",
+     "multiply(add(%x, %y), add(%x, %y))"),
+    ("log(exp(x)) = x", "log(exp(%x))", "%x"),
+    ("cast(x, dtype of x) = x", 'cast(%x, dtype="float32")', "%x"),
+    ("cast(cast(x, wider), dtype) = cast(x, dtype)",
+     'cast(cast(%x, dtype="float64"), dtype="int32")', 'cast(%x, dtype="int32")'),
+    ("reshape(x, shape of x) = x", "exp(reshape(%x, newshape=[2, 3]))", "exp(%x)"),
+    ("reshape(reshape(x, s), t) = reshape(x, t)",
+     "reshape(reshape(%x, newshape=[6]), newshape=[3, 2])",
+     "reshape(%x, newshape=[3, 2], allowzero=True)"),
+    ("reshape(squeeze(x), t) = reshape(x, t)",
+     "reshape(squeeze(expand_dims(exp(%x), axis=0), axis=[0]), newshape=[3, 2])",
+     "reshape(exp(%x), newshape=[3, 2])"),
+    ("reshape(expand_dims(x), t) = reshape(x, t)",
+     "reshape(expand_dims(%x, axis=1), newshape=[3, 2])",
+     "reshape(%x, newshape=[3, 2], allowzero=True)"),
+    ("squeeze(expand_dims(x)) = x", "squeeze(expand_dims(%x, axis=0), axis=[0])", "%x"),
+    ("squeeze(x, nothing) = x", "squeeze(%x)", "%x"),
+    ("broadcast_to(x, shape of x) = x", "broadcast_to(%x, shape=[2, 3])", "%x"),
+    ("transpose(x, identity) = x", "transpose(%x, axes=[0, 1])", "%x"),
+    ("transpose(transpose(x, p), q) = transpose(x, p q)",
+     "transpose(transpose(expand_dims(exp(%x), axis=0), axes=[2, 0, 1]), axes=[1, 0, 2])",
+     "transpose(expand_dims(exp(%x), axis=0), axes=[0, 2, 1])"),
+    ("clip(clip(x, a, b), c, d) = clip(x, max(a, c), min(b, d))",
+     "clip(clip(%x, a_min=0f, a_max=6f), a_min=-1f, a_max=4f)", "clip(%x, a_min=0f, a_max=4f)"),
+    ("strided_slice(x, all of x) = x", "strided_slice(%x, begin=[0, 0], end=[2, 3])", "%x"),
+    ("nn.pad(x, nothing) = x", "nn.pad(%x, 0f, pad_width=[[0, 0], [0, 0]])", "%x"),
+    ("tile(x, once) = x", "tile(%x, reps=[1, 1])", "%x"),
+    ("repeat(x, once) = x", "repeat(%x, repeats=1, axis=0)", "%x"),
+    ("layout_transform(x, same layout) = x",
+     'layout_transform(%x, src_layout="NC", dst_layout="NC")', "%x"),
+    ("reverse(reverse(x, axis), axis) = x", "reverse(reverse(%x, axis=[1]), axis=[1])", "%x"),
+    ("zeros_like(x) = zeros(shape of x)", "zeros_like(%x)",
+     'zeros(shape=[2, 3], dtype="float32")'),
+    ("ones_like(x) = ones(shape of x)", "ones_like(%x)", 'ones(shape=[2, 3], dtype="float32")'),
+    ("concatenate((x,)) = x", "concatenate((%x,), axis=0)", "%x"),
+]  # fmt: skip
+
+
+def _main(body: str) -> str:
+    return f"def @main({X}) {{ {body} }}"
+
+
+@pytest.mark.parametrize("equation, before, after", CASES)
+def test_rule(equation: str, before: str, after: str) -> None:
+    check(SimplifyExpr(), _main(before), _main(after))
+
+
+def test_every_rule_is_tested() -> None:
+    assert {rule.equation for rule in RULES} == {equation for equation, _, _ in CASES}
+    assert len(RULES) == len(EXACT) + len(ROUNDED) + len(SHAPED) + 1
+
+
+@pytest.mark.parametrize("equation, before, after", CASES)
+def test_a_rule_keeps_the_meaning(equation: str, before: str, after: str) -> None:
+    module = program(_main(before))
+    rng = np.random.default_rng(0)
+    args = [rng.uniform(0.5, 2, (2, 3)).astype(np.float32) for _ in "xy"]
+    exact = equation in EXACT or equation not in ROUNDED
+    assert_same_meaning(module, SimplifyExpr()(module), args, rtol=0 if exact else 1e-5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "add(%x, zeros(shape=[4, 2, 3], dtype=\"float32\"))",  # the zeros give the result its shape
+        "add(%x, meta)",
+        "multiply(%x, 2f)",
+        'cast(cast(%x, dtype="int32"), dtype="float32")',
+        'cast(cast(%x, dtype="float16"), dtype="float32")',
+        "transpose(%x, axes=[1, 0])",
+        "strided_slice(%x, begin=[1, 0], end=[2, 3])",
+        "reverse(reverse(%x, axis=[0]), axis=[1])",
+        "where(less(%x, 0f), %x, %y)",
+    ],
+)  # fmt: skip
+def test_what_no_rule_fits_is_kept(body: str) -> None:
+    text = _main(body.replace("meta", "broadcast_to(0f, shape=[4, 2, 3])"))
+    module = program(text)
+    assert SimplifyExpr()(module)["main"] is module["main"]
+
+
+def test_exact_leaves_rounding_alone() -> None:
+    text = _main("add(add(divide(%x, sqrt(add(%y, 0f))), 1f), 2f)")
+    assert calls(SimplifyExpr(exact=True)(program(text))) == ["sqrt", "divide", "add", "add"]
+    assert calls(SimplifyExpr()(program(text))) == ["rsqrt", "multiply", "add"]
+
+
+def test_rules_work_into_each_other() -> None:
+    check(
+        SimplifyExpr(),
+        _main("negative(add(negative(multiply(transpose(transpose(%x)), 1f)), 0f))"),
+        _main("%x"),
+    )
+
+
+def test_a_long_chain() -> None:
+    body = "%x"
+    text = "\n".join(f"%{i} = add({f'%{i - 1}' if i else body}, 1f);" for i in range(2000))
+    made = SimplifyExpr()(program(_main(text + "%1999")))
+    assert calls(made) == ["add"]

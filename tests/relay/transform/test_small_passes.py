@@ -1,0 +1,323 @@
+"""Passes of a few lines: canonicalise, combine, defuse, legalise, mixed precision and others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pass_checks import Array, assert_same_meaning, calls, check, evaluate, main_of, program
+
+from ekiden.ir.structural import structural_equal
+from ekiden.ir.transform import PassContext
+from ekiden.relay import op
+from ekiden.relay.analysis import check_basic_block_normal_form, verify
+from ekiden.relay.expr import Call, Let
+from ekiden.relay.transform import (
+    BatchingOps,
+    CanonicalizeCast,
+    CanonicalizeOps,
+    CombineParallelBatchMatmul,
+    CombineParallelConv2D,
+    CombineParallelDense,
+    DefuseOps,
+    DivToMul,
+    FastMath,
+    FoldExplicitPadding,
+    FuseOps,
+    InferType,
+    Legalize,
+    ToBasicBlockNormalForm,
+    ToMixedPrecision,
+    register_legalize,
+)
+from ekiden.relay.transform.legalize import LEGALIZATIONS
+from ekiden.runtime.errors import PassError
+
+pytestmark = pytest.mark.quick
+
+X = "%x: Tensor[(2, 3), float32]"
+IMAGE = "%x: Tensor[(1, 4, 6, 6), float32]"
+
+
+def random(*shapes: tuple[int, ...]) -> list[Array]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+# Canonical forms.
+
+
+def test_bias_add_becomes_an_addition() -> None:
+    check(
+        CanonicalizeOps(),
+        f"def @main({IMAGE}, %b: Tensor[(4,), float32]) {{ nn.bias_add(%x, %b) }}",
+        f"""def @main({IMAGE}, %b: Tensor[(4,), float32]) {{
+              add(%x, expand_dims(%b, axis=1, num_newaxis=2)) }}""",
+    )
+    check(
+        CanonicalizeOps(),
+        f"def @main({X}, %b: Tensor[(3,), float32]) {{ nn.bias_add(%x, %b, axis=-1) }}",
+        f"def @main({X}, %b: Tensor[(3,), float32]) {{ add(%x, %b) }}",
+    )
+
+
+def test_each_user_of_a_widening_cast_gets_its_own() -> None:
+    text = """def @main(%x: Tensor[(2, 3), int8]) {
+      %0 = cast(%x, dtype="int32"); (add(%0, 1), multiply(%0, 2)) }"""
+    made = CanonicalizeCast()(program(text))
+    verify(made)
+    assert calls(made).count("cast") == 2
+    assert_same_meaning(program(text), made, [np.ones((2, 3), np.int8)])
+    text = f"""def @main({X}) {{ %0 = cast(%x, dtype="float16");
+               (exp(%0), tanh(%0)) }}"""
+    assert calls(CanonicalizeCast()(program(text))).count("cast") == 1
+
+
+def test_division_by_a_constant() -> None:
+    check(
+        DivToMul(),
+        f"def @main({X}) {{ divide(%x, 4f) }}",
+        f"def @main({X}) {{ multiply(%x, 0.25f) }}",
+    )
+    for body in ("divide(%x, 0f)", "divide(1f, %x)"):
+        text = f"def @main({X}) {{ {body} }}"
+        check(DivToMul(), text, text)
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        (
+            "nn.conv2d(nn.pad(%x, 0f, pad_width=[[0, 0], [0, 0], [1, 2], [0, 3]]), %w)",
+            "nn.conv2d(%x, %w, padding=[1, 0, 2, 3])",
+        ),
+        (
+            "nn.conv2d(nn.pad(%x, 0f, pad_width=[[0, 0], [0, 0], [1, 1], [1, 1]]), %w, "
+            "padding=[1, 1, 1, 1])",
+            "nn.conv2d(%x, %w, padding=[2, 2, 2, 2])",
+        ),
+        (
+            "nn.avg_pool2d(nn.pad(%x, 0f, pad_width=[[0, 0], [0, 0], [1, 1], [1, 1]]), "
+            "pool_size=[2, 2], count_include_pad=True)",
+            "nn.avg_pool2d(%x, pool_size=[2, 2], padding=[1, 1, 1, 1], count_include_pad=True)",
+        ),
+        (
+            "nn.max_pool2d(nn.pad(%x, -3.4028234663852886e38f, "
+            "pad_width=[[0, 0], [0, 0], [1, 1], [1, 1]]), pool_size=[2, 2])",
+            "nn.max_pool2d(%x, pool_size=[2, 2], padding=[1, 1, 1, 1])",
+        ),
+    ],
+)
+def test_padding_moves_into_what_reads_it(before: str, after: str) -> None:
+    head = f"def @main({IMAGE}, %w: Tensor[(2, 4, 3, 3), float32])"
+    check(FoldExplicitPadding(), f"{head} {{ {before} }}", f"{head} {{ {after} }}")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "nn.conv2d(nn.pad(%x, 1f, pad_width=[[0, 0], [0, 0], [1, 1], [1, 1]]), %w)",
+        "nn.conv2d(nn.pad(%x, 0f, pad_width=[[1, 0], [0, 0], [1, 1], [1, 1]]), %w)",
+        "nn.max_pool2d(nn.pad(%x, 0f, pad_width=[[0, 0], [0, 0], [1, 1], [1, 1]]))",
+        "nn.avg_pool2d(nn.pad(%x, 0f, pad_width=[[0, 0], [0, 0], [1, 1], [1, 1]]))",
+        "nn.conv2d(nn.pad(%x, 0f, pad_width=[[0, 0], [0, 0], [-1, 1], [1, 1]]), %w)",
+    ],
+)
+def test_padding_that_cannot_move_stays(body: str) -> None:
+    text = f"def @main({IMAGE}, %w: Tensor[(2, 4, 3, 3), float32]) {{ {body} }}"
+    check(FoldExplicitPadding(), text, text)
+
+
+def test_fast_forms_are_used_at_level_4() -> None:
+    text = f"def @main({X}) {{ nn.softmax(tanh(exp(%x))) }}"
+    assert calls(FastMath()(program(text))) == ["exp", "tanh", "nn.softmax"]
+    with PassContext(opt_level=4):
+        made = FastMath()(program(text))
+    assert calls(made) == ["fast_exp", "fast_tanh", "nn.fast_softmax"]
+    assert_same_meaning(program(text), made, random((2, 3)), rtol=1e-3)
+
+
+# Fusion undone, legalisation, basic blocks.
+
+
+def test_defusing_undoes_fusing() -> None:
+    text = f"""def @main({X}) {{ %0 = exp(tanh(%x)); let %s = sum(%0, axis=[1], keepdims=True);
+               divide(%0, %s) }}"""
+    fused = FuseOps()(program(text))
+    assert structural_equal(DefuseOps()(fused), program(text))
+
+
+def test_legalisation_is_a_table_of_the_user() -> None:
+    @register_legalize("floor_mod", table="test")
+    def by_division(attrs: object, inputs: tuple, types: tuple) -> Call | None:
+        if types[2].dtype != "float32":
+            return None
+        a, b = inputs
+        return op.subtract(a, op.multiply(op.floor(op.divide(a, b)), b))
+
+    try:
+        text = f"def @main({X}, %n: int32) {{ (floor_mod(%x, 2f), floor_mod(%n, 2)) }}"
+        made = Legalize("test")(program(text))
+        assert calls(made) == ["divide", "floor", "multiply", "subtract", "floor_mod"]
+        assert_same_meaning(program(text), made, [*random((2, 3)), np.int32(3)])
+        assert Legalize("no such table")(program(text)) is not None
+    finally:
+        del LEGALIZATIONS["test"]
+    with pytest.raises(KeyError, match="no operator 'nothing'"):
+        register_legalize("nothing", by_division)
+
+
+def test_what_branches_share_is_bound_around_them() -> None:
+    text = f"""def @main({X}) {{ %0 = exp(%x);
+      if (greater(sum(%x), 0f)) {{ add(%0, %0) }} else {{ tanh(%0) }} }}"""
+    check(
+        ToBasicBlockNormalForm(),
+        text,
+        f"""def @main({X}) {{ let %v = exp(%x);
+          if (greater(sum(%x), 0f)) {{ add(%v, %v) }} else {{ tanh(%v) }} }}""",
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "%0 = exp(%x); add(%0, %0)",
+        "%0 = exp(%x); if (%c) { if (%c) { %0 } else { add(%0, %0) } } else { %0 }",
+        "if (%c) { %0 = exp(%x); if (%c) { %0 } else { add(%0, %0) } } else { %x }",
+        "%0 = exp(%x); let %f = fn (%y: Tensor[(2, 3), float32]) { add(%0, %y) }; %f(%f(%0))",
+        "%0 = if (%c) { exp(%x) } else { %x }; if (%c) { add(%0, %0) } else { %0 }",
+    ],
+)
+def test_basic_block_normal_form_keeps_the_meaning(body: str) -> None:
+    text = f"def @main({X}, %c: bool) {{ {body} }}"
+    made = ToBasicBlockNormalForm()(program(text))
+    verify(made)
+    assert check_basic_block_normal_form(main_of(made))
+    for flag in (True, False):
+        assert_same_meaning(program(text), made, [*random((2, 3)), np.bool_(flag)])
+
+
+# Combined operators.
+
+DENSE = f"""def @main({X}, %u: Tensor[(4, 3), float32], %v: Tensor[(4, 3), float32],
+                      %w: Tensor[(4, 3), float32]) {{
+  (nn.relu(nn.dense(%x, %u)), nn.dense(%x, %v), tanh(nn.dense(%x, %w))) }}"""
+
+
+def test_dense_side_by_side_is_one_batch() -> None:
+    with PassContext(opt_level=4):
+        made = CombineParallelDense()(program(DENSE))
+    verify(made)
+    assert "nn.dense" not in calls(made) and calls(made).count("nn.batch_matmul") == 1
+    assert_same_meaning(program(DENSE), made, random((2, 3), (4, 3), (4, 3), (4, 3)))
+
+
+def test_dense_side_by_side_is_one_wide_product() -> None:
+    text = DENSE.replace("%v: Tensor[(4", "%v: Tensor[(5")
+    with PassContext(opt_level=4):
+        made = CombineParallelDense(to_batch=False)(program(text))
+        assert calls(CombineParallelDense()(program(text))).count("nn.dense") == 3
+        assert calls(CombineParallelDense(4, to_batch=False)(program(text))).count("nn.dense") == 3
+    verify(made)
+    assert calls(made).count("nn.dense") == 1
+    assert_same_meaning(program(text), made, random((2, 3), (4, 3), (5, 3), (4, 3)))
+
+
+def test_convolutions_side_by_side() -> None:
+    text = f"""def @main({IMAGE}, %u: Tensor[(2, 4, 3, 3), float32],
+        %v: Tensor[(3, 4, 3, 3), float32], %w: Tensor[(2, 4, 1, 1), float32]) {{
+      (nn.conv2d(%x, %u, padding=[1, 1, 1, 1]),
+       nn.relu(nn.conv2d(%x, %v, padding=[1, 1, 1, 1], channels=3)), nn.conv2d(%x, %w)) }}"""
+    with PassContext(opt_level=4):
+        made = CombineParallelConv2D(2)(program(text))
+    verify(made)
+    assert calls(made).count("nn.conv2d") == 2  # the 1 x 1 stays alone
+    args = random((1, 4, 6, 6), (2, 4, 3, 3), (3, 4, 3, 3), (2, 4, 1, 1))
+    assert_same_meaning(program(text), made, args)
+
+
+@pytest.mark.parametrize("flag, shapes", [("True", [(2, 5, 3), (2, 4, 3)]),
+                                          ("False", [(2, 3, 5), (2, 3, 4)])])  # fmt: skip
+def test_batch_matmul_side_by_side(flag: str, shapes: list[tuple[int, ...]]) -> None:
+    params = ", ".join(f"%w{i}: Tensor[{s}, float32]" for i, s in enumerate(shapes))
+    text = f"""def @main(%x: Tensor[(2, 4, 3), float32], {params}) {{
+      (nn.batch_matmul(%x, %w0, transpose_b={flag}), nn.batch_matmul(%x, %w1, transpose_b={flag}))
+    }}"""
+    with PassContext(opt_level=4):
+        made = CombineParallelBatchMatmul(2)(program(text))
+    verify(made)
+    assert calls(made).count("nn.batch_matmul") == 1
+    assert_same_meaning(program(text), made, random((2, 4, 3), *shapes))
+
+
+def test_what_depends_on_another_is_not_combined() -> None:
+    text = f"""def @main({X}, %w: Tensor[(3, 3), float32]) {{
+      %0 = nn.dense(%x, %w); %1 = nn.dense(%x, transpose(nn.dense(%w, %w))); add(%0, %1) }}"""
+    with PassContext(opt_level=4):
+        made = BatchingOps()(program(text))
+    assert structural_equal(made, program(text))
+
+
+# Mixed precision.
+
+NETWORK = f"""def @main({X}, %w: Tensor[(4, 3), float32], %b: Tensor[(4,), float32]) {{
+  %0 = nn.relu(nn.bias_add(nn.dense(%x, %w), %b, axis=-1));
+  (nn.softmax(%0), multiply(%0, 2f)) }}"""
+
+
+@pytest.mark.parametrize("small", ["float16", "bfloat16"])
+def test_products_take_the_smaller_type(small: str) -> None:
+    check(
+        ToMixedPrecision(small),
+        NETWORK,
+        f"""def @main({X}, %w: Tensor[(4, 3), float32], %b: Tensor[(4,), float32]) {{
+          %0 = nn.dense(cast(%x, dtype="{small}"), cast(%w, dtype="{small}"), out_dtype="float32");
+          %1 = nn.relu(nn.bias_add(cast(%0, dtype="{small}"), cast(%b, dtype="{small}"), axis=-1));
+          (nn.softmax(cast(%1, dtype="float32")), multiply(%1, cast(2f, dtype="{small}"))) }}""",
+    )
+
+
+def test_mixed_precision_stays_close() -> None:
+    module = program(NETWORK)
+    args = random((2, 3), (4, 3), (4,))
+    made = ToMixedPrecision()(module)
+    for exact, got in zip(evaluate(module, args), evaluate(made, args), strict=True):
+        np.testing.assert_allclose(got.astype(np.float32), exact, rtol=1e-2, atol=1e-2)
+    assert evaluate(made, args)[1].dtype == np.float16
+
+
+def test_results_keep_their_type_where_asked_for() -> None:
+    with PassContext(config={"relay.ToMixedPrecision.keep_orig_output_dtype": True}):
+        made = ToMixedPrecision()(program(NETWORK))
+    assert [a.dtype for a in evaluate(made, random((2, 3), (4, 3), (4,)))] == [np.float32] * 2
+
+
+def test_branches_keep_their_types() -> None:
+    text = f"""def @main({X}, %w: Tensor[(3, 3), float32]) {{
+      %0 = nn.dense(%x, %w);
+      if (greater(sum(%0), 0f)) {{ (%0, exp(%0)) }} else {{ (exp(%0), %0) }} }}"""
+    made = ToMixedPrecision()(program(text))
+    verify(made)
+    args = random((2, 3), (3, 3))
+    for exact, got in zip(evaluate(program(text), args), evaluate(made, args), strict=True):
+        np.testing.assert_allclose(got, exact, rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("mode, expected", [(0, "float16"), (1, "float32")])
+def test_operators_without_a_colour(mode: int, expected: str) -> None:
+    text = f"def @main({X}) {{ cos(%x) }}"
+    made = InferType()(ToMixedPrecision("float16", mode)(program(text)))
+    assert evaluate(made, random((2, 3)))[0].dtype == expected
+    with pytest.raises(PassError, match="operator 'cos' has no colour"):
+        ToMixedPrecision("float16", 2)(program(text))
+
+
+def test_integers_are_left_alone() -> None:
+    text = "def @main(%x: Tensor[(2, 3), int32]) { add(multiply(%x, %x), 1) }"
+    check(ToMixedPrecision(), text, text)
+
+
+def test_a_let_is_kept() -> None:
+    text = f"def @main({X}) {{ let %a = exp(%x); add(%a, %x) }}"
+    made = ToMixedPrecision()(program(text))
+    assert isinstance(main_of(made).body, Let)
+    assert_same_meaning(program(text), made, random((2, 3)))
