@@ -12,6 +12,7 @@ from ekiden.ir.transform import (
 )
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.alter_op_layout import AlterOpLayout
+from ekiden.relay.transform.annotate_target import AnnotateTarget
 from ekiden.relay.transform.canonicalize_cast import CanonicalizeCast
 from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
 from ekiden.relay.transform.combine_parallel import (
@@ -39,6 +40,9 @@ from ekiden.relay.transform.legalize import Legalize, register_legalize
 from ekiden.relay.transform.manifest_alloc import ManifestAlloc
 from ekiden.relay.transform.manifest_lifetimes import ManifestLifetimes
 from ekiden.relay.transform.memory_plan import MemoryPlan
+from ekiden.relay.transform.merge_compiler_regions import MergeCompilerRegions
+from ekiden.relay.transform.merge_composite import MergeComposite
+from ekiden.relay.transform.partition_graph import PartitionGraph
 from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.transform.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.simplify_inference import SimplifyInference
@@ -78,6 +82,8 @@ for _factory in (
     SimplifyExpr,
     ToBasicBlockNormalForm,
     ToMixedPrecision,
+    MergeCompilerRegions,
+    PartitionGraph,
     ToANormalForm,
     ToGraphNormalForm,
     RemoveUnusedFunctions,
@@ -88,6 +94,7 @@ for _factory in (
 
 __all__ = [
     "AlterOpLayout",
+    "AnnotateTarget",
     "BatchingOps",
     "CanonicalizeCast",
     "CanonicalizeOps",
@@ -113,6 +120,9 @@ __all__ = [
     "ManifestAlloc",
     "ManifestLifetimes",
     "MemoryPlan",
+    "MergeCompilerRegions",
+    "MergeComposite",
+    "PartitionGraph",
     "Pass",
     "PassContext",
     "PassInfo",
