@@ -13,8 +13,31 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ekiden.codegen.build import build
     from ekiden.driver import Executable, compile, load
+    from ekiden.error import TVMError
+    from ekiden.ir.json import load_json, save_json
     from ekiden.ir.module import IRModule
-    from ekiden.runtime import Tensor, VirtualMachine, from_dlpack, tensor
+    from ekiden.ir.structural import structural_equal, structural_hash
+    from ekiden.runtime import (
+        DataType,
+        Object,
+        PackedFunc,
+        Tensor,
+        VirtualMachine,
+        convert,
+        cpu,
+        device,
+        from_dlpack,
+        get_global_func,
+        list_global_func_names,
+        load_params,
+        nd,
+        register_error,
+        register_func,
+        register_object,
+        remove_global_func,
+        save_params,
+        tensor,
+    )
     from ekiden.runtime.errors import (
         CompileError,
         EkidenError,
@@ -33,6 +56,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CompileError",
+    "DataType",
     "EkidenError",
     "Executable",
     "IRModule",
@@ -40,9 +64,12 @@ __all__ = [
     "InputError",
     "InternalError",
     "LoadError",
+    "Object",
+    "PackedFunc",
     "ParseError",
     "RunError",
     "ScheduleError",
+    "TVMError",
     "Tensor",
     "TypeInferenceError",
     "UnsupportedError",
@@ -50,8 +77,24 @@ __all__ = [
     "__version__",
     "build",
     "compile",
+    "convert",
+    "cpu",
+    "device",
     "from_dlpack",
+    "get_global_func",
+    "list_global_func_names",
     "load",
+    "load_json",
+    "load_params",
+    "nd",
+    "register_error",
+    "register_func",
+    "register_object",
+    "remove_global_func",
+    "save_json",
+    "save_params",
+    "structural_equal",
+    "structural_hash",
     "tensor",
 ]
 
@@ -66,6 +109,26 @@ _HOMES = {
     "VirtualMachine": "ekiden.runtime",
     "from_dlpack": "ekiden.runtime",
     "tensor": "ekiden.runtime",
+    "Object": "ekiden.runtime",
+    "TVMError": "ekiden.error",
+    "PackedFunc": "ekiden.runtime",
+    "DataType": "ekiden.runtime",
+    "convert": "ekiden.runtime",
+    "cpu": "ekiden.runtime",
+    "device": "ekiden.runtime",
+    "get_global_func": "ekiden.runtime",
+    "list_global_func_names": "ekiden.runtime",
+    "load_json": "ekiden.ir.json",
+    "save_json": "ekiden.ir.json",
+    "load_params": "ekiden.runtime",
+    "save_params": "ekiden.runtime",
+    "nd": "ekiden.runtime",
+    "register_error": "ekiden.runtime",
+    "register_func": "ekiden.runtime",
+    "register_object": "ekiden.runtime",
+    "remove_global_func": "ekiden.runtime",
+    "structural_equal": "ekiden.ir.structural",
+    "structural_hash": "ekiden.ir.structural",
 }
 _FOLDERS = frozenset(
     "arith backend codegen driver error frontend ir parser relay runtime script target te testing tir"

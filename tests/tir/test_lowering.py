@@ -430,3 +430,34 @@ def test_a_pass_can_be_left_out() -> None:
     assert isinstance(func, PrimFunc)
     with PassContext(disabled_pass=["tir.VectorizeLoop"]):
         assert "T.vectorized" in transform.lower(func).script()
+
+
+def test_a_tile_cut_by_the_edge_stays_in_registers() -> None:
+    rows = SizeVar("m")
+    a, b = te.placeholder((rows, 8), name="a"), te.placeholder((8, 32), name="b")
+    k = te.reduce_axis((0, 8), "k")
+    c = te.compute((rows, 32), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="c")
+    schedule = tir.Schedule(te.create_prim_func([a, b, c]))
+    block = schedule.get_block("c")
+    copy = schedule.cache_write(block, 0, "register")
+    i, j, k_loop = schedule.get_loops(block)
+    i0, i1 = schedule.split(i, [None, 4])
+    j0, j1 = schedule.split(j, [None, 16])
+    schedule.reorder(i0, j0, k_loop, i1, j1)
+    schedule.reverse_compute_at(copy, j0)
+    schedule.unroll(i1)
+    schedule.vectorize(j1)
+    rest = schedule.get_loops(copy)
+    schedule.unroll(rest[-2])
+    schedule.vectorize(rest[-1])
+    schedule.decompose_reduction(block, k_loop)
+    func = schedule.mod["main"]
+    assert isinstance(func, PrimFunc)
+    lowered = transform.lower(func)
+    assert 'T.alloc_buffer((4, 16), "float32", scope="register")' in lowered.script()
+    for size in (0, 1, 3, 4, 7, 12):
+        x = np.random.default_rng(size).standard_normal((size, 8)).astype("float32")
+        y = np.random.default_rng(1).standard_normal((8, 32)).astype("float32")
+        out = np.zeros((size, 32), "float32")
+        run(lowered, x, y, out)
+        np.testing.assert_allclose(out, x @ y, rtol=1e-4, atol=1e-5)

@@ -19,7 +19,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.relay.expr import Constructor, Expr, Function, Var, const
 from ekiden.relay.interpreter import Closure, ConstructorValue, Interpreter, RefValue
-from ekiden.relay.transform import InferType
+from ekiden.relay.transform import InferType, RemoveUnusedFunctions
 from ekiden.relay.visitor import bind, closed, free_vars
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.target import Target
@@ -87,7 +87,7 @@ class VMExecutor(Executor):
 
     def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
         assert isinstance(main, Function)
-        executable: Executable = compile(module, self.target)
+        executable: Executable = compile(RemoveUnusedFunctions()(module), self.target)
 
         def run(*args: object, **named: object) -> Result:
             given = _arrange(main, args, named)

@@ -24,6 +24,9 @@ class RelayExpr(Node):
     Set by `ekiden.relay.printer`, which stands on a higher floor.
     """
 
+    html_printer: ClassVar[Callable[[RelayExpr], str] | None] = None
+    """How an expression becomes HTML: set by `ekiden.relay.html`."""
+
     @property
     def checked_type(self) -> Type:
         """The inferred type; raises ValueError before inference."""
@@ -66,6 +69,10 @@ class RelayExpr(Node):
         return self.astext(
             show_meta_data=False
         )  # the dataclass's own would print a shared node once per path
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows."""
+        return None if RelayExpr.html_printer is None else RelayExpr.html_printer(self)
 
     def set_checked_type(self, found: Type) -> None:
         """For type inference alone."""

@@ -21,6 +21,8 @@ class IRModule:
     type_key = "IRModule"
     printer: ClassVar[Callable[..., str] | None] = None
     """How a module becomes text: set by `ekiden.relay.printer`, which stands on a higher floor."""
+    html_printer: ClassVar[Callable[[IRModule], str] | None] = None
+    """How it becomes HTML: set by `ekiden.relay.html`."""
     wrapper: ClassVar[Callable[[RelayExpr], BaseFunc] | None] = None
     """How an expression becomes a function of its free variables: set by `ekiden.relay`."""
     library: ClassVar[Callable[[IRModule, str], None] | None] = None
@@ -182,3 +184,7 @@ class IRModule:
 
     def __str__(self) -> str:
         return self.astext(show_meta_data=False)
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows."""
+        return None if IRModule.html_printer is None else IRModule.html_printer(self)

@@ -18,9 +18,11 @@ from typing import Literal
 
 import numpy as np
 
+from ekiden import runtime
 from ekiden.ir.expr import BaseFunc, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node, fields_of
+from ekiden.runtime import Object
 
 Row = tuple[object, ...]
 FreeVars = Literal["identity", "order"]
@@ -158,9 +160,27 @@ class _Canonical:
             return ("{", *((str(k), self._encode(value[k])) for k in sorted(value, key=str)))
         if isinstance(value, (np.ndarray, np.generic)):
             return _array_row(np.asarray(value))
+        if isinstance(value, Object):
+            return _Meaning(value)
         raise TypeError(
             f"structural equality: a {type(value).__name__} has no structure: {value!r}"
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Meaning:
+    """An object of the runtime, which compares by what it means."""
+
+    value: Object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Meaning) and runtime.structural_equal(self.value, other.value)
+
+    def __hash__(self) -> int:
+        return runtime.structural_hash(self.value)
+
+    def __repr__(self) -> str:
+        return f"{self.value.type_key}:{hash(self)}"
 
 
 def _array_row(value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Row:

@@ -57,6 +57,7 @@ from ekiden.relay.expr import (
     var,
 )
 from ekiden.relay.expr_functor import ExprFunctor, ExprMutator, ExprVisitor
+from ekiden.relay.html import to_html
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.loops import while_loop
 from ekiden.relay.param_dict import load_param_dict, save_param_dict
@@ -90,6 +91,7 @@ _HIGHER = {
     "backend": "ekiden.relay.backend",
     "testing": "ekiden.relay.testing",
     "dataflow_pattern": "ekiden.relay.dataflow_pattern",
+    "script": "ekiden.relay.reader:script",
 }
 """Name -> the module it is, or the module and the name in it."""
 
@@ -183,6 +185,7 @@ __all__ = [
     "save_param_dict",
     "scalar_type",
     "tensor_type",
+    "to_html",
     "transform",
     "ty",
     "var",

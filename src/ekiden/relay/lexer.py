@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ekiden.runtime.errors import ParseError
+from ekiden.ir.span import Span
+from ekiden.runtime.errors import ParseError, TypeInferenceError
 
 PUNCTUATION = "=> -> == != <= >= ( ) { } [ ] , ; : = . + - * / < > ?".split()
 
@@ -68,6 +69,13 @@ class Source:
         """A line of the text, and below it a caret that points at a column."""
         shown = self.text.split("\n")[line - 1]
         return shown + "\n" + "".join(c if c == "\t" else " " for c in shown[: column - 1]) + "^"
+
+    def shown(self, error: TypeInferenceError) -> TypeInferenceError:
+        """A type error with the line of this text that it names, if it names one."""
+        at = error.span
+        if not isinstance(at, Span) or not at.line or at.source_name != self.name:
+            return error
+        return TypeInferenceError(f"{error}\n{self.caret(at.line, at.column)}", at)
 
 
 def tokenize(source: Source) -> tuple[list[Token], str]:

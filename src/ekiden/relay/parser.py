@@ -99,10 +99,7 @@ def parse(
     try:
         return infer_type(module, annotate=False)  # so that the text can be had back
     except TypeInferenceError as error:
-        at = error.span
-        if not isinstance(at, Span) or not at.line or at.source_name != src_name:
-            raise
-        raise TypeInferenceError(f"{error}\n{text.caret(at.line, at.column)}", at) from None
+        raise text.shown(error) from None
 
 
 def fromtext(data: str, source_name: str = "text") -> IRModule:

@@ -4,6 +4,7 @@ This is the deployment package: it loads and runs what Ekiden compiled, and impo
 compiler nor anything the compiler needs.
 """
 
+from ekiden.runtime import ndarray as nd
 from ekiden.runtime._core import (
     ADT,
     DataType,
@@ -85,6 +86,7 @@ __all__ = [
     "load_param_dict",
     "load_params",
     "make_node",
+    "nd",
     "num_threads",
     "object_class",
     "pool_stats",

@@ -236,6 +236,7 @@ cdef extern from "Python.h":
         PyObject **ob_item
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
     int Py_IsInitialized() nogil
+    void Py_LeaveRecursiveCall()
     int PyException_SetTraceback(object exception, object trace) except -1
     ctypedef struct PyThreadState
     PyThreadState *PyEval_SaveThread() nogil
@@ -244,12 +245,17 @@ cdef extern from "Python.h":
 
 cdef extern from *:
     """
+    /* Values inside values: beyond Python's limit a RecursionError. */
+    static inline int enter_recursion(void) {
+      return Py_EnterRecursiveCall(" while converting a value") ? -1 : 0;
+    }
     /* The state that this thread's innermost call into C has let go of, or NULL. */
     static _Thread_local PyThreadState *released;
     static inline PyThreadState *get_released(void) { return released; }
     static inline void set_released(PyThreadState *state) { released = state; }
     #define EK_REFS(object) __atomic_load_n(&(object)->refs, __ATOMIC_ACQUIRE)
     """
+    int enter_recursion() except -1
     PyThreadState *get_released() nogil
     void set_released(PyThreadState *state) nogil
     uint64_t EK_REFS(ek_object *object) nogil

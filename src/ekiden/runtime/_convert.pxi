@@ -112,7 +112,7 @@ cdef inline int _set_argument(Call *call, PyObject *source, ek_value *out) excep
     elif cls == _FUNCTION_TYPE:
         _set_object(out, (<Object>source).handle)
     elif cls == &PyTuple_Type:
-        _set_fields(call, 0, <object>source, out)
+        _set_fields(call, <object>source, out)
     else:
         _set_rare(call, source, out)
     return 0
@@ -134,11 +134,16 @@ cdef int _set_rare(Call *call, PyObject *pointer, ek_value *out) except -1:
             raise ValueError(f"expected a {cls_name(source)} that is initialised")
         _set_object(out, (<Object>source).handle)
         return 0
+    if type(source) is list:
+        _set_items(call, EK_ARRAY, tuple(source), out)
+        return 0
     exchange = _exchange_of(Py_TYPE(pointer))
     if exchange != NULL:
         _set_made(call, out, _lend_exchanged(exchange, pointer), pointer)
     elif _is_theirs(source):
         _set_foreign(call, source, out)
+    elif hasattr(type(source), "type_key"):
+        _set_made(call, out, _opaque_from(source), NULL)
     elif isinstance(source, tuple):
         _set_tuple(call, source, out)
     elif isinstance(source, list):
@@ -192,17 +197,27 @@ cdef int _set_tuple(Call *call, object source, ek_value *out) except -1:
         return 0
     if isinstance(source, Shape) or _is_their_shape(source):
         return _set_items(call, EK_SHAPE, tuple(source), out)
-    return _set_fields(call, getattr(source, "tag", 0), tuple(source), out)
+    return _set_fields(call, source, out)
 
 
 cdef str cls_name(object source):
     return f"{type(source).__module__}.{type(source).__qualname__}"
 
 
-cdef int _set_fields(Call *call, int32_t tag, tuple fields, ek_value *out) except -1:
-    cdef Arguments items = Arguments(fields)
+cdef int _set_fields(Call *call, object source, ek_value *out) except -1:
+    """A tuple, or a value of an algebraic data type."""
+    cdef Arguments items
+    cdef Object deep
     cdef ek_object *made = NULL
-    _check(ek_container_new(EK_ADT, tag, items.call.values, items.count, &made))
+    for field in source:
+        if _is_adt(field):
+            deep = _deep_adt(source)
+            ek_object_retain(deep.handle)
+            _set_made(call, out, deep.handle, NULL)
+            return 0
+    items = Arguments(tuple(source))
+    _check(ek_container_new(EK_ADT, getattr(source, "tag", 0), items.call.values, items.count,
+                            &made))
     _set_made(call, out, made, NULL)
     return 0
 
@@ -250,7 +265,11 @@ cdef class Arguments:
             self.call.kept = <Kept *>(self.call.values + count)
         self.source = source
         self.count = <int32_t>count
-        _fill_call(&self.call, (<PyTupleObject *>source).ob_item, count)
+        enter_recursion()
+        try:
+            _fill_call(&self.call, (<PyTupleObject *>source).ob_item, count)
+        finally:
+            Py_LeaveRecursiveCall()
 
     def __dealloc__(self):
         _settle(&self.call)
@@ -352,6 +371,8 @@ cdef object _object_to_python(ek_object *object):
         return _map_to_python(<ek_map *>object)
     if index == EK_ERROR:
         return _exception_from(object)
+    if index == _OPAQUE_TYPE:
+        return <object>(<OpaqueObject *>object).source
     ek_object_retain(object)
     return _wrap(_class_of(index), object)
 
@@ -359,28 +380,102 @@ cdef object _object_to_python(ek_object *object):
 cdef dict _map_to_python(ek_map *map):
     cdef uint64_t i
     cdef dict result = {}
-    for i in range(map.size):
-        result[_to_python(&map.data[2 * i])] = _to_python(&map.data[2 * i + 1])
+    enter_recursion()
+    try:
+        for i in range(map.size):
+            result[_to_python(&map.data[2 * i])] = _to_python(&map.data[2 * i + 1])
+    finally:
+        Py_LeaveRecursiveCall()
     return result
 
 
 cdef list _items_to_python(ek_array *array):
     cdef int64_t i
     cdef list items = []
-    for i in range(array.size):
-        items.append(_to_python(&array.data[i]))
+    enter_recursion()
+    try:
+        for i in range(array.size):
+            items.append(_to_python(&array.data[i]))
+    finally:
+        Py_LeaveRecursiveCall()
     return items
 
 
 cdef object _adt_to_python(ek_adt *adt):
-    cdef int32_t i
     cdef tuple fields = PyTuple_New(adt.size)
     cdef object item
+    cdef int32_t i
     for i in range(adt.size):
+        if adt.fields[i].type_index == EK_ADT:
+            return _deep_adt_to_python(adt)
         item = _to_python(&adt.fields[i])
         Py_INCREF(item)
         PyTuple_SET_ITEM(fields, i, item)
     return fields if adt.tag == 0 else ADT(adt.tag, fields)
+
+
+# A list of a million cells is a chain of a million ADTs: these two keep stacks of their own.
+
+cdef object _deep_adt_to_python(ek_adt *root):
+    cdef dict made = {}            # address -> tuple; the root keeps all addresses alive
+    cdef list stack = [<size_t>root]
+    cdef ek_adt *at
+    while stack:
+        at = <ek_adt *><size_t>stack[len(stack) - 1]
+        missing = _missing_fields(at, made)
+        if missing:
+            stack.extend(missing)
+            continue
+        stack.pop()
+        fields = tuple(_flat_fields(at, made))
+        made[<size_t>at] = fields if at.tag == 0 else ADT(at.tag, fields)
+    return made[<size_t>root]
+
+
+cdef list _missing_fields(ek_adt *at, dict made):
+    """Addresses of the ADTs in an ADT that have not been made yet."""
+    cdef int32_t i
+    cdef list missing = []
+    for i in range(at.size):
+        if at.fields[i].type_index == EK_ADT and <size_t>at.fields[i].v.obj not in made:
+            missing.append(<size_t>at.fields[i].v.obj)
+    return missing
+
+
+cdef list _flat_fields(ek_adt *at, dict made):
+    cdef int32_t i
+    cdef list fields = []
+    for i in range(at.size):
+        if at.fields[i].type_index == EK_ADT:
+            fields.append(made[<size_t>at.fields[i].v.obj])
+        else:
+            fields.append(_to_python(&at.fields[i]))
+    return fields
+
+
+cdef inline bint _is_adt(object value) noexcept:
+    cls = type(value)
+    return cls is tuple or cls is ADT
+
+
+cdef Object _deep_adt(object root):
+    """The object of a tuple with tuples inside."""
+    cdef dict made = {}            # id of a tuple -> its object; the root keeps all ids alive
+    cdef list stack = [root]
+    cdef Arguments items
+    cdef ek_object *out
+    while stack:
+        at = stack[len(stack) - 1]
+        missing = [field for field in at if _is_adt(field) and id(field) not in made]
+        if missing:
+            stack.extend(missing)
+            continue
+        stack.pop()
+        items = Arguments(tuple([made[id(field)] if _is_adt(field) else field for field in at]))
+        _check(ek_container_new(EK_ADT, getattr(at, "tag", 0), items.call.values, items.count,
+                                &out))
+        made[id(at)] = _wrap(Object, out)
+    return made[id(root)]
 
 
 cdef PyTypeObject *_TENSOR_TYPE = <PyTypeObject *>Tensor
@@ -388,11 +483,44 @@ cdef PyTypeObject *_ARRAY_TYPE = <PyTypeObject *>np.ndarray
 _CLASSES[EK_TENSOR] = Tensor
 
 
+# Nodes of the compiler are Python objects alone: other languages hold them without looking inside,
+# and Python gets the same object back.
+
+ctypedef struct OpaqueObject:
+    ek_object base
+    PyObject *source
+
+cdef int32_t _OPAQUE_TYPE = ek_type_register(b"ek.PythonObject", EK_OBJECT)
+
+
+cdef void _delete_opaque(void *self, int flags) noexcept nogil:
+    if flags & EK_DELETE_CONTENT and Py_IsInitialized():
+        with gil:
+            Py_XDECREF((<OpaqueObject *>self).source)
+    if flags & EK_DELETE_MEMORY:
+        free(self)
+
+
+cdef ek_object *_opaque_from(object source) except NULL:
+    """An object that holds a Python object. The caller owns the reference."""
+    cdef OpaqueObject *made = <OpaqueObject *>malloc(sizeof(OpaqueObject))
+    if made == NULL:
+        raise MemoryError
+    memset(made, 0, sizeof(OpaqueObject))
+    made.base.refs = EK_REFS_NEW
+    made.base.type_index = _OPAQUE_TYPE
+    made.base.deleter = _delete_opaque
+    Py_INCREF(source)
+    made.source = <PyObject *>source
+    return &made.base
+
+
 def convert(value):
     """What a function of the runtime would get for a value.
 
     A Python function becomes a PackedFunc, an array a Tensor that shares its memory; lists, tuples,
-    dictionaries and scalars stay what they are. Raises a TypeError for what cannot cross.
+    dictionaries, scalars and nodes of the compiler stay what they are. Raises a TypeError for what
+    cannot cross.
     """
     cdef ek_value crossed = ek_value_none()
     _to_value(<PyObject *>value, &crossed)

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ekiden.arith import Analyzer
+from ekiden.arith import Analyzer, prove_equal
 from ekiden.ir import dtype as dt
 from ekiden.ir import range as ranges
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const
+from ekiden.ir.prim import LT, And, IntImm, Intrinsic, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import post_order, same, substitute
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import Allocate, Block, BlockRealize, BufferStore, For, IfThenElse, Stmt
@@ -34,7 +34,8 @@ class Access:
     and there.
 
     A call that gets the buffer's address touches `extents` elements from the indices on; no
-    indices mean all of the buffer.
+    indices mean all of the buffer. `conditional`: it may not happen, for another reason than that
+    its element would lie outside the buffer.
     """
 
     indices: tuple[PrimExpr, ...]
@@ -63,28 +64,64 @@ def all_accesses(root: Stmt) -> Iterator[tuple[Buffer, Access]]:
     """Every access of every buffer, in program order; iterators of blocks inside are replaced by
     what they are bound to.
     """
-    stack: list[tuple[Stmt, tuple[For, ...], dict[Var, PrimExpr], bool]] = [(root, (), {}, False)]
+    stack: list[tuple[Stmt, tuple[For, ...], dict[Var, PrimExpr], tuple[PrimExpr, ...]]] = [
+        (root, (), {}, ())
+    ]
     while stack:
-        s, loops, values, conditional = stack.pop()
+        s, loops, values, conditions = stack.pop()
         for e in post_order(*expressions(s)):
             match e:
                 case BufferLoad():
                     at = tuple(substitute(i, values) for i in e.indices)
-                    yield e.buffer, Access(at, loops, False, conditional)
+                    yield e.buffer, Access(at, loops, False, _cuts(conditions, e.buffer, at))
                 case BufferAddress():
                     for is_store in (False, True):
                         if "rw"[is_store] in e.access:
-                            yield e.buffer, _handed(e, loops, values, is_store, conditional)
+                            yield e.buffer, _handed(e, loops, values, is_store, bool(conditions))
         if isinstance(s, BufferStore):
             at = tuple(substitute(i, values) for i in s.indices)
-            yield s.buffer, Access(at, loops, True, conditional)
+            yield s.buffer, Access(at, loops, True, _cuts(conditions, s.buffer, at))
         if isinstance(s, For):
             loops = (*loops, s)
         if isinstance(s, BlockRealize):
             given = (substitute(v, values) for v in s.iter_values)
             values = values | {i.var: v for i, v in zip(s.block.iter_vars, given, strict=True)}
-        inner = conditional or isinstance(s, IfThenElse)
-        stack.extend((each, loops, values, inner) for each in reversed(sub_statements(s)))
+        for n, each in reversed(list(enumerate(sub_statements(s)))):
+            inner = conditions
+            if isinstance(s, IfThenElse):
+                asked = _conjuncts(substitute(s.condition, values))
+                inner = (*conditions, *(asked if n == 0 else (s.condition,)))
+            stack.append((each, loops, values, inner))
+
+
+def _conjuncts(condition: PrimExpr) -> tuple[PrimExpr, ...]:
+    """What must hold for a condition to hold."""
+    if isinstance(condition, Intrinsic) and condition.op == "likely":
+        condition = condition.args[0]
+    found: list[PrimExpr] = []
+    stack = [condition]
+    while stack:
+        e = stack.pop()
+        if isinstance(e, And):
+            stack += [e.b, e.a]
+        else:
+            found.append(e)
+    return tuple(found)
+
+
+def _cuts(conditions: Sequence[PrimExpr], buffer: Buffer, indices: Sequence[PrimExpr]) -> bool:
+    """Whether conditions keep an access from happening whose element is in the buffer."""
+    return not all(_is_bound(c, buffer, indices) for c in conditions)
+
+
+def _is_bound(condition: PrimExpr, buffer: Buffer, indices: Sequence[PrimExpr]) -> bool:
+    """`index < extent` of one axis."""
+    if not isinstance(condition, LT) or len(indices) != len(buffer.shape):
+        return False
+    return any(
+        prove_equal(condition.a, i) and prove_equal(condition.b, d)
+        for i, d in zip(indices, buffer.shape, strict=True)
+    )
 
 
 def _handed(

@@ -1,0 +1,127 @@
+"""Python functions as Relay programs.
+
+    @relay.script
+    def power(x: "Tensor[(n,), float32]", k: "int32") -> "Tensor[(n,), float32]":
+        y = relay.ones_like(x)
+        while k > 0:
+            y, k = y * x, k - 1
+        return y
+
+    power.module      # an IRModule with @power
+    power.function    # its relay.Function
+
+The text of the function is read, not run. Parameters are Relay variables, and so is what is
+computed from them; everything else is Python's, at the time of decoration: operators such as
+`relay.nn.relu` are called, numbers become constants where they meet Relay values, an `if` on a
+Python value is decided. An assignment is a `let`; `if`, `while`, `for ... in range(...)`, `match`
+on constructors, inner functions, `lambda` and calls of the function itself become what Relay has
+for them.
+
+A type is Relay text in quotes (none are needed under `from __future__ import annotations`), a
+relay type, or int, float, bool for scalars of int32, float32 and bool. What cannot be said raises
+ParseError, a wrong type TypeInferenceError; both show the line.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import textwrap
+from collections.abc import Callable
+from contextlib import suppress
+from types import FunctionType
+from typing import overload
+
+from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.type import FuncType
+from ekiden.relay.expr import Call, Function
+from ekiden.relay.lexer import Source
+from ekiden.relay.reader.place import Place
+from ekiden.relay.reader.statements import Body
+from ekiden.relay.type_infer import infer_type
+from ekiden.runtime.errors import TypeInferenceError
+
+
+class Script:
+    """A Python function read as Relay. Inside another one it is called like any function."""
+
+    def __init__(self, function: FunctionType, base: IRModule) -> None:
+        """Reads the source of `function`, which may call the functions of `base`."""
+        self.name = function.__name__
+        self.__doc__ = function.__doc__
+        place = _place_of(function)
+        tree = place.tree
+        self.global_var = GlobalVar(self.name)
+        body = Body(place, _names_around(function), base, self)
+        params, ret_type = body.signature(tree)
+        kinds = [p.type_annotation for p in params]
+        if ret_type is not None and all(k is not None for k in kinds):
+            known = tuple(k for k in kinds if k is not None)
+            self.global_var.set_checked_type(FuncType(known, ret_type))
+        made = body.function(tree, params, ret_type)
+        module = IRModule(dict(base.functions.items()), base.type_definitions, base.attrs)
+        for other in body.used:
+            module.update(other.module)
+        module[self.global_var] = made
+        try:
+            self.module: IRModule = infer_type(module)
+        except TypeInferenceError as error:
+            raise place.source.shown(error) from None
+
+    @property
+    def function(self) -> Function:
+        """The function in Relay."""
+        found = self.module[self.global_var.name_hint]
+        assert isinstance(found, Function)
+        return found
+
+    def __call__(self, *args: RelayExpr) -> Call:
+        """A call of the function in a module that has it."""
+        return Call(self.global_var, args)
+
+    def __repr__(self) -> str:
+        return self.module.astext(show_meta_data=False)
+
+
+def _place_of(function: FunctionType) -> Place:
+    lines, first = inspect.getsourcelines(function)
+    text = "".join(lines)
+    indent = len(text) - len(text.lstrip())
+    tree = ast.parse(textwrap.dedent(text)).body[0]
+    assert isinstance(tree, ast.FunctionDef), "a decorator stands before a function"
+    name = inspect.getsourcefile(function) or "<python>"
+    try:
+        with open(name, encoding="utf-8") as file:
+            source = Source(file.read(), name)
+    except OSError:  # a notebook's cell, whose lines Python keeps elsewhere
+        source, first = Source(text, name), 1
+    return Place(tree, source, first - 1, indent)
+
+
+def _names_around(function: FunctionType) -> dict[str, object]:
+    """What the names of a function mean that it does not set itself."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    names = {**vars(builtins), **function.__globals__}
+    for name, cell in cells:
+        with suppress(ValueError):  # the function's own name, which is not set yet
+            names[name] = cell.cell_contents
+    return names
+
+
+@overload
+def script(function: FunctionType) -> Script: ...
+@overload
+def script(function: IRModule | None = None) -> Callable[[FunctionType], Script]: ...
+def script(
+    function: FunctionType | IRModule | None = None,
+) -> Script | Callable[[FunctionType], Script]:
+    """Decorator: `@script`, or `@script(module)` for a function that uses what a module defines."""
+    if isinstance(function, IRModule) or function is None:
+        base = function if function is not None else IRModule()
+        return lambda each: Script(each, base)
+    return Script(function, IRModule())
+
+
+__all__ = ["Script", "script"]

@@ -1,0 +1,334 @@
+"""Python expressions to Relay values.
+
+The value of an expression is a Relay expression as soon as a Relay value takes part in it, and
+Python's own value until then.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Expr, Function, If, Let, Tuple, Var, const
+from ekiden.relay.lexer import Source, tokenize
+from ekiden.relay.reader.place import Place
+from ekiden.relay.type_infer import infer_expr_type
+from ekiden.relay.type_parser import TypeParser
+from ekiden.runtime.errors import EkidenError, ParseError, TypeInferenceError
+
+if TYPE_CHECKING:
+    from ekiden.relay.reader import Script
+
+BINARY: dict[type[ast.operator], Callable[[object, object], object]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+COMPARE: dict[type[ast.cmpop], Callable[..., object]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+SCALARS: dict[object, str] = {int: "int32", float: "float32", bool: "bool"}
+"""Python's types as annotations."""
+
+
+class Missing:
+    """What a name is that only some of the ways here have set."""
+
+
+class Scope:
+    """The names in sight and the lets that were made; inner scopes see the outer ones."""
+
+    def __init__(self, names: dict[str, object]) -> None:
+        self.names = names
+        self.lets: list[tuple[Var, Expr, ast.AST]] = []
+
+    def inner(self) -> Scope:
+        """A scope for a branch or a body, whose lets are its own."""
+        return Scope(dict(self.names))
+
+
+class Expressions:
+    """The value of each Python expression in a scope."""
+
+    def __init__(
+        self, place: Place, around: dict[str, object], base: IRModule, script: Script
+    ) -> None:
+        self.place = place
+        self.around = around
+        self.base = base
+        self.script = script
+        self.used: list[Script] = []
+        """Other scripts that this one calls."""
+        self._types = TypeParser(Source(""), [])
+
+    def fail(self, node: ast.AST, message: str) -> NoReturn:
+        """Raise ParseError at a node."""
+        self.place.fail(node, message)
+
+    # Values
+
+    def value(self, node: ast.expr, scope: Scope) -> object:
+        """The value of an expression. Raises ParseError for a kind that has no meaning here."""
+        rule = _RULES.get(type(node))
+        if rule is None:
+            kind = type(node).__name__
+            self.fail(node, f"a Python expression of kind {kind} has no meaning in Relay")
+        return self._at(node, rule(self, node, scope))
+
+    def expr(self, node: ast.expr, scope: Scope) -> Expr:
+        """The value as a Relay expression."""
+        return self.lift(self.value(node, scope), node)
+
+    def lift(self, value: object, node: ast.AST) -> Expr:
+        """A value as a Relay expression: numbers and arrays become constants, tuples tuples."""
+        match value:
+            case RelayExpr():
+                return value
+            case bool() | int() | float() | np.ndarray() | np.generic():
+                return const(value)
+            case tuple() | list():
+                return Tuple(tuple(self.lift(each, node) for each in value))
+        if value is self.script:
+            return self.script.global_var
+        if hasattr(value, "astuple"):
+            return self.lift(value.astuple(), node)
+        self.fail(node, f"expected a Relay value, got {value!r}")
+
+    def _at(self, node: ast.expr, value: object) -> object:
+        """A call that a node made, with the place of the node."""
+        if isinstance(value, Call) and value.span is None:
+            return value.with_fields(span=self.place.span(node))
+        return value
+
+    def type_of(self, expr: Expr) -> Type | None:
+        """The type of an expression, None where it depends on what is not known yet."""
+        try:
+            return infer_expr_type(expr, self.base)
+        except TypeInferenceError:
+            return None
+
+    def annotation(self, node: ast.expr | None) -> Type | None:
+        """The type that an annotation says."""
+        if node is None:
+            return None
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        found: object
+        if isinstance(node, ast.Constant):
+            found = node.value
+        elif names.issubset(self.around):
+            found = self.value(node, Scope({}))
+        else:  # Relay text without quotes, under `from __future__ import annotations`
+            found = ast.unparse(node)
+        if isinstance(found, Type):
+            return found
+        if found in SCALARS:
+            return TensorType((), SCALARS[found])
+        if not isinstance(found, str):
+            self.fail(node, f"expected a type, got {found!r}")
+        return self._parsed_type(found, node)
+
+    def _parsed_type(self, text: str, node: ast.AST) -> Type:
+        source = Source(text, "annotation")
+        reader = TypeParser(source, tokenize(source)[0])
+        reader.symbols = self._types.symbols  # one name is one dimension in the whole function
+        reader.global_types = {t.name_hint: t for t in self.base.type_definitions}
+        try:
+            found = reader.type()
+        except ParseError as error:
+            self.fail(node, str(error).split("\n")[0].split(": ", 1)[1])
+        if reader.token.kind != "end":
+            self.fail(node, f"expected one type, got {text!r}")
+        return found
+
+    # One rule per kind of expression
+
+    def _constant(self, node: ast.Constant, scope: Scope) -> object:
+        return node.value
+
+    def _name(self, node: ast.Name, scope: Scope) -> object:
+        if node.id in scope.names:
+            found = scope.names[node.id]
+            if isinstance(found, Missing):
+                self.fail(node, f"{node.id!r} is not set on every way to this place")
+            return found
+        if node.id == self.script.name:
+            return self.script.global_var
+        if node.id not in self.around:
+            self.fail(node, f"{node.id!r} is not defined")
+        return self.around[node.id]
+
+    def _attribute(self, node: ast.Attribute, scope: Scope) -> object:
+        owner = self.value(node.value, scope)
+        try:
+            found: object = getattr(owner, node.attr)
+        except AttributeError as error:
+            self.fail(node, str(error))
+        return found
+
+    def _display(self, node: ast.Tuple | ast.List, scope: Scope) -> object:
+        return tuple(self.value(each, scope) for each in node.elts)
+
+    def _subscript(self, node: ast.Subscript, scope: Scope) -> object:
+        owner, index = self.value(node.value, scope), self.value(node.slice, scope)
+        try:
+            return owner[index]  # type: ignore[index]
+        except (TypeError, IndexError, KeyError) as error:
+            self.fail(node, str(error))
+
+    def _binary(self, node: ast.BinOp, scope: Scope) -> object:
+        a, b = self.value(node.left, scope), self.value(node.right, scope)
+        if isinstance(node.op, ast.MatMult):
+            return op.nn.matmul(self.lift(a, node.left), self.lift(b, node.right))
+        apply = BINARY.get(type(node.op))
+        if apply is None:
+            self.fail(node, f"the operator {type(node.op).__name__} has no meaning in Relay")
+        return self._applied(node, apply, a, b)
+
+    def _applied(
+        self, node: ast.expr, apply: Callable[[object, object], object], a: object, b: object
+    ) -> object:
+        """Python's operator on two values. A number beside a value of a type that is not known yet
+        is of int32 or float32.
+        """
+        try:
+            return apply(self._number(a, b), self._number(b, a))
+        except (TypeError, ArithmeticError) as error:
+            self.fail(node, str(error))
+
+    def _number(self, value: object, beside: object) -> object:
+        if isinstance(value, (int, float)) and isinstance(beside, RelayExpr):
+            return const(value) if self.type_of(beside) is None else value
+        return value
+
+    def _unary(self, node: ast.UnaryOp, scope: Scope) -> object:
+        inside = self.value(node.operand, scope)
+        match node.op:
+            case ast.Not():
+                return op.logical_not(inside) if isinstance(inside, RelayExpr) else not inside
+            case ast.USub():
+                return self._applied(node, lambda a, _: operator.neg(a), inside, None)  # type: ignore[arg-type]
+            case ast.UAdd():
+                return inside
+        self.fail(node, f"the operator {type(node.op).__name__} has no meaning in Relay")
+
+    def _compare(self, node: ast.Compare, scope: Scope) -> object:
+        """`a < b < c` is `a < b and b < c`."""
+        values = [self.value(each, scope) for each in (node.left, *node.comparators)]
+        made: object = True
+        for kind, a, b in zip(node.ops, values, values[1:], strict=False):
+            found = self._compared(node, kind, a, b)
+            made = found if made is True else self._both(made, found, node)
+        return made
+
+    def _compared(self, node: ast.Compare, kind: ast.cmpop, a: object, b: object) -> object:
+        apply = COMPARE.get(type(kind))
+        if apply is None:
+            self.fail(node, f"the comparison {type(kind).__name__} has no meaning in Relay")
+        is_relay = isinstance(a, RelayExpr) or isinstance(b, RelayExpr)
+        if not is_relay or not isinstance(kind, (ast.Eq, ast.NotEq)):
+            return self._applied(node, apply, a, b)
+        # the operators of a pair find the dtype of a number: a + b has what a == b needs
+        pair = self._applied(node, operator.add, a, b)
+        assert isinstance(pair, Call)
+        return (op.equal if isinstance(kind, ast.Eq) else op.not_equal)(*pair.args)
+
+    def _both(self, a: object, b: object, node: ast.AST) -> object:
+        if not isinstance(a, RelayExpr):
+            return b if a else a
+        return If(a, self.lift(b, node), const(False))
+
+    def _either(self, a: object, b: object, node: ast.AST) -> object:
+        if not isinstance(a, RelayExpr):
+            return a if a else b
+        return If(a, const(True), self.lift(b, node))
+
+    def _boolean(self, node: ast.BoolOp, scope: Scope) -> object:
+        """`and` and `or` evaluate their right side only where it matters."""
+        join = self._both if isinstance(node.op, ast.And) else self._either
+        made = self.value(node.values[-1], scope)
+        for each in reversed(node.values[:-1]):
+            made = join(self.value(each, scope), made, node)
+        return made
+
+    def _choice(self, node: ast.IfExp, scope: Scope) -> object:
+        cond = self.value(node.test, scope)
+        if not isinstance(cond, RelayExpr):
+            return self.value(node.body if cond else node.orelse, scope)
+        span = self.place.span(node)
+        return If(cond, self.expr(node.body, scope), self.expr(node.orelse, scope), span)
+
+    def _call(self, node: ast.Call, scope: Scope) -> object:
+        callee = self.value(node.func, scope)
+        args: list[object] = []
+        for each in node.args:
+            if isinstance(each, ast.Starred):
+                self.fail(each, "a star before an argument has no meaning in Relay")
+            args.append(self.value(each, scope))
+        named = {k.arg: self.value(k.value, scope) for k in node.keywords if k.arg is not None}
+        if isinstance(callee, type(self.script)):
+            self.used.append(callee)
+            callee = callee.global_var
+        if isinstance(callee, RelayExpr):
+            if named:
+                self.fail(node, "a call of a Relay function takes arguments by position")
+            return Call(callee, tuple(self.lift(a, node) for a in args))
+        return self._python_call(node, callee, args, named)
+
+    def _python_call(
+        self, node: ast.Call, callee: object, args: list[object], named: dict[str, object]
+    ) -> object:
+        if not callable(callee):
+            self.fail(node, f"expected a function, got {callee!r}")
+        try:
+            return callee(*args, **named)
+        except EkidenError:
+            raise
+        except Exception as error:  # whatever a user's function raises is told with its line
+            self.fail(node, f"{type(error).__name__}: {error}")
+
+    def _lambda(self, node: ast.Lambda, scope: Scope) -> object:
+        inner = scope.inner()
+        params = tuple(Var(a.arg) for a in node.args.args)
+        inner.names.update((p.name_hint, p) for p in params)
+        body = self.close(inner, self.expr(node.body, inner))
+        return Function(params, body, span=self.place.span(node))
+
+    def close(self, scope: Scope, result: Expr) -> Expr:
+        """The result after the lets of its scope."""
+        for name, value, node in reversed(scope.lets):
+            result = Let(name, value, result, span=self.place.span(node))
+        return result
+
+
+_RULES: dict[type[ast.expr], Callable[..., object]] = {
+    ast.Constant: Expressions._constant,
+    ast.Name: Expressions._name,
+    ast.Attribute: Expressions._attribute,
+    ast.Tuple: Expressions._display,
+    ast.List: Expressions._display,
+    ast.Subscript: Expressions._subscript,
+    ast.BinOp: Expressions._binary,
+    ast.UnaryOp: Expressions._unary,
+    ast.Compare: Expressions._compare,
+    ast.BoolOp: Expressions._boolean,
+    ast.IfExp: Expressions._choice,
+    ast.Call: Expressions._call,
+    ast.Lambda: Expressions._lambda,
+}

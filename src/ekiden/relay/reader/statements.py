@@ -1,0 +1,393 @@
+"""Python statements to lets, choices and functions that call themselves."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.type import FuncType, TupleType, Type
+from ekiden.relay.expr import (
+    Call,
+    Clause,
+    Constructor,
+    Expr,
+    Function,
+    If,
+    Match,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    PatternVar,
+    PatternWildcard,
+    Tuple,
+    TupleGetItem,
+    Var,
+    const,
+)
+from ekiden.relay.reader.expressions import Expressions, Missing, Scope
+
+Statements = Sequence[ast.stmt]
+
+
+class Body(Expressions):
+    """The statements of a function, one after the other."""
+
+    # Functions
+
+    def signature(self, tree: ast.FunctionDef) -> tuple[tuple[Var, ...], Type | None]:
+        """Parameters and the type of the result. Raises ParseError for other than plain ones."""
+        given = tree.args
+        extra = [*given.kwonlyargs, *given.posonlyargs, *given.defaults]
+        if extra or given.vararg is not None or given.kwarg is not None:
+            self.fail(tree, f"{tree.name}: expected plain parameters without defaults")
+        params = tuple(
+            Var(a.arg, self.annotation(a.annotation), self.place.span(a)) for a in given.args
+        )
+        return params, self.annotation(tree.returns)
+
+    def function(
+        self,
+        tree: ast.FunctionDef,
+        params: tuple[Var, ...],
+        ret_type: Type | None,
+        outer: Scope | None = None,
+    ) -> Function:
+        """A function in Relay."""
+        scope = outer.inner() if outer is not None else Scope({})
+        scope.names.update((p.name_hint, p) for p in params)
+        result = self.block(tree.body, scope)
+        if result is None:
+            self.fail(tree, f"{tree.name}: not every way through the function returns a value")
+        body = self.close(scope, result)
+        return Function(params, body, ret_type, span=self.place.span(tree))
+
+    # Blocks
+
+    def block(self, statements: Statements, scope: Scope) -> Expr | None:
+        """Run statements; what they return, or None where they come to their end."""
+        for number, each in enumerate(statements):
+            rest = statements[number + 1 :]
+            match each:
+                case ast.Return(value=value):
+                    if value is None:
+                        return Tuple(())
+                    return self.expr(value, scope)
+                case ast.If() | ast.Match() if _may_return([each]):
+                    return self._final_choice(each, rest, scope)
+                case ast.If():
+                    found = self._choose(each, scope)
+                    if found is not None:
+                        return found
+                case ast.Match():
+                    self._match(each, scope)
+                case ast.While():
+                    self._while(each, each.test, each.body, scope)
+                case ast.For():
+                    self._for(each, scope)
+                case _:
+                    self._simple(each, scope)
+        return None
+
+    def _simple(self, node: ast.stmt, scope: Scope) -> None:
+        match node:
+            case ast.Assign(targets=[target], value=value):
+                self._assign(target, self.value(value, scope), node, scope)
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                self.bind(
+                    name, self.expr(value, scope), node, scope, self.annotation(node.annotation)
+                )
+            case ast.AugAssign(target=ast.Name() as target):
+                left = ast.copy_location(ast.Name(target.id, ast.Load()), target)
+                made = ast.copy_location(ast.BinOp(left, node.op, node.value), node)
+                self._assign(target, self.value(made, scope), node, scope)
+            case ast.Expr(value=ast.Constant()) | ast.Pass():
+                return
+            case ast.Expr(value=value):
+                found = self.value(value, scope)
+                if isinstance(found, RelayExpr):
+                    scope.lets.append((Var("_"), found, node))
+            case ast.FunctionDef():
+                self._inner_function(node, scope)
+            case _:
+                kind = type(node).__name__
+                self.fail(node, f"a Python statement of kind {kind} has no meaning in Relay")
+
+    def _inner_function(self, tree: ast.FunctionDef, scope: Scope) -> None:
+        params, ret_type = self.signature(tree)
+        known = tuple(p.type_annotation for p in params if p.type_annotation is not None)
+        is_typed = ret_type is not None and len(known) == len(params)
+        kind = FuncType(known, ret_type) if is_typed and ret_type is not None else None
+        name = Var(tree.name, kind, self.place.span(tree))
+        seen = scope.inner()
+        seen.names[tree.name] = name
+        scope.lets.append((name, self.function(tree, params, ret_type, seen), tree))
+        scope.names[tree.name] = name
+
+    def bind(
+        self, name: str, value: Expr, node: ast.AST, scope: Scope, kind: Type | None = None
+    ) -> Var:
+        """A let of a new variable of that name."""
+        made = Var(name, kind if kind is not None else self.type_of(value), self.place.span(node))
+        scope.lets.append((made, value, node))
+        scope.names[name] = made
+        return made
+
+    def _assign(self, target: ast.expr, value: object, node: ast.AST, scope: Scope) -> None:
+        """Relay values are bound by lets; Python's stay what they are until they are needed."""
+        match target:
+            case ast.Name(id=name):
+                if isinstance(value, Var) or not isinstance(value, RelayExpr):
+                    scope.names[name] = value
+                else:
+                    self.bind(name, value, node, scope)
+            case ast.Tuple(elts=targets) | ast.List(elts=targets):
+                for each, part in zip(
+                    targets, self._parts(value, len(targets), node, scope), strict=True
+                ):
+                    self._assign(each, part, node, scope)
+            case _:
+                self.fail(target, "expected a name, or names, to assign to")
+
+    def _parts(self, value: object, count: int, node: ast.AST, scope: Scope) -> Sequence[object]:
+        if isinstance(value, Tuple):
+            value = value.fields
+        if isinstance(value, RelayExpr):
+            whole = value if isinstance(value, Var) else self.bind("parts", value, node, scope)
+            del_name = scope.names.pop("parts", None)
+            assert del_name is None or isinstance(del_name, Var)
+            return [TupleGetItem(whole, i) for i in range(count)]
+        parts = list(value) if hasattr(value, "__iter__") else []
+        if len(parts) != count:
+            self.fail(node, f"expected {count} values, got {value!r}")
+        return parts
+
+    # Choices
+
+    def _final_choice(
+        self, node: ast.If | ast.Match, rest: Statements, scope: Scope
+    ) -> Expr | None:
+        """A choice that may return: what follows it belongs to each branch that does not."""
+        if isinstance(node, ast.Match):
+            return self._final_match(node, rest, scope)
+        cond = self.value(node.test, scope)
+        if not isinstance(cond, RelayExpr):
+            return self.block([*(node.body if cond else node.orelse), *rest], scope)
+        sides = [
+            self._side([*branch, *rest], scope.inner(), node) for branch in (node.body, node.orelse)
+        ]
+        return If(cond, sides[0], sides[1], self.place.span(node))
+
+    def _side(self, statements: Statements, scope: Scope, node: ast.AST) -> Expr:
+        found = self.block(statements, scope)
+        if found is None:
+            self.fail(node, "not every way from here returns a value")
+        return self.close(scope, found)
+
+    def _choose(self, node: ast.If, scope: Scope) -> Expr | None:
+        """A choice after which the program goes on."""
+        cond = self.value(node.test, scope)
+        if not isinstance(cond, RelayExpr):
+            return self.block(node.body if cond else node.orelse, scope)
+        inner = [scope.inner(), scope.inner()]
+        for side, branch in zip(inner, (node.body, node.orelse), strict=True):
+            self.block(branch, side)
+        self._join(
+            node, inner, scope, lambda sides: If(cond, sides[0], sides[1], self.place.span(node))
+        )
+        return None
+
+    def _join(self, node: ast.AST, inner: list[Scope], scope: Scope, choose: object) -> None:
+        """Names that branches have set go on as the fields of the choice's result."""
+        assert callable(choose)
+        changed = {n for s in inner for n, v in s.names.items() if v is not scope.names.get(n)}
+        joined = sorted(n for n in changed if all(n in s.names for s in inner))
+        joined = [n for n in joined if not any(isinstance(s.names[n], Missing) for s in inner)]
+        for name in changed.difference(joined):
+            scope.names[name] = Missing()
+        values = [[self.lift(s.names[n], node) for n in joined] for s in inner]
+        has_effects = any(s.lets for s in inner)
+        if not joined and not has_effects:
+            return
+        ends = [v[0] if len(joined) == 1 else Tuple(tuple(v)) for v in values]
+        made = choose([self.close(s, end) for s, end in zip(inner, ends, strict=True)])
+        self._spread(joined, made, node, scope)
+
+    def _spread(self, names: list[str], value: Expr, node: ast.AST, scope: Scope) -> None:
+        """Bind names to the fields of a value, or one name to the value itself."""
+        if len(names) == 1:
+            self.bind(names[0], value, node, scope)
+            return
+        whole = Var("_" if not names else "all", self.type_of(value))
+        scope.lets.append((whole, value, node))
+        for number, name in enumerate(names):
+            self.bind(name, TupleGetItem(whole, number), node, scope)
+
+    # Matching
+
+    def _match(self, node: ast.Match, scope: Scope) -> None:
+        data = self.expr(node.subject, scope)
+        inner = [scope.inner() for _ in node.cases]
+        patterns = [self._case(c, s) for c, s in zip(node.cases, inner, strict=True)]
+        for side, case in zip(inner, node.cases, strict=True):
+            self.block(case.body, side)
+        bound = [{v.name_hint for v in _pattern_vars(p)} for p in patterns]
+        for side, names in zip(inner, bound, strict=True):
+            for name in names:
+                side.names[name] = scope.names.get(name, Missing())
+        self._join(node, inner, scope, lambda sides: self._matched(node, data, patterns, sides))
+
+    def _final_match(self, node: ast.Match, rest: Statements, scope: Scope) -> Expr:
+        data = self.expr(node.subject, scope)
+        inner = [scope.inner() for _ in node.cases]
+        patterns = [self._case(c, s) for c, s in zip(node.cases, inner, strict=True)]
+        sides = [
+            self._side([*case.body, *rest], side, node)
+            for case, side in zip(node.cases, inner, strict=True)
+        ]
+        return self._matched(node, data, patterns, sides)
+
+    def _matched(
+        self, node: ast.Match, data: Expr, patterns: list[Pattern], sides: list[Expr]
+    ) -> Match:
+        clauses = [Clause(p, s) for p, s in zip(patterns, sides, strict=True)]
+        return Match(data, tuple(clauses), complete=True, span=self.place.span(node))
+
+    def _case(self, case: ast.match_case, scope: Scope) -> Pattern:
+        if case.guard is not None:
+            self.fail(case.guard, "a guard of a case has no meaning in Relay")
+        return self._pattern(case.pattern, scope)
+
+    def _pattern(self, node: ast.pattern, scope: Scope) -> Pattern:
+        match node:
+            case ast.MatchAs(name=None):
+                return PatternWildcard()
+            case ast.MatchAs(pattern=None, name=str(name)):
+                made = Var(name, None, self.place.span(node))
+                scope.names[name] = made
+                return PatternVar(made)
+            case ast.MatchSequence(patterns=inner):
+                return PatternTuple(tuple(self._pattern(p, scope) for p in inner))
+            case ast.MatchClass(cls=cls, patterns=inner, kwd_attrs=[]):
+                found = self.value(cls, scope)
+                if not isinstance(found, Constructor):
+                    self.fail(node, f"expected a constructor, got {found!r}")
+                return PatternConstructor(found, tuple(self._pattern(p, scope) for p in inner))
+        self.fail(node, "expected a constructor, a tuple, a name or _ as a pattern")
+
+    # Loops
+
+    def _while(self, node: ast.stmt, test: ast.expr, body: Statements, scope: Scope) -> None:
+        """`while` as a function of the variables that it changes, which calls itself."""
+        for each in (n for s in body for n in ast.walk(s)):
+            if isinstance(each, (ast.Return, ast.Break, ast.Continue)):
+                kind = type(each).__name__.lower()
+                self.fail(each, f"{kind} inside a loop has no meaning in Relay")
+        assigned = _assigned(body)
+        names = sorted(
+            n for n in assigned if n in scope.names and not isinstance(scope.names[n], Missing)
+        )
+        first = [self.lift(scope.names[n], node) for n in names]
+        kinds = [self._loop_type(n, v) for n, v in zip(names, first, strict=True)]
+        params = tuple(Var(n, k) for n, k in zip(names, kinds, strict=True))
+        inner = scope.inner()
+        inner.names.update(zip(names, params, strict=True))
+        cond = self.expr(test, inner)
+        again = inner.inner()
+        self.block(body, again)
+        known = tuple(k for k in kinds if k is not None)
+        ret = known[0] if len(known) == 1 else TupleType(known)
+        is_typed = len(known) == len(kinds)
+        loop_type = FuncType(known, ret) if is_typed else None
+        loop = Var("while", loop_type, self.place.span(node))
+        ends = [self.lift(again.names[n], node) for n in names]
+        step = self.close(again, Call(loop, tuple(ends), span=self.place.span(node)))
+        done: Expr = params[0] if len(params) == 1 else Tuple(params)
+        whole = self.close(inner, If(cond, step, done, self.place.span(node)))
+        made = Function(params, whole, ret if is_typed else None, span=self.place.span(node))
+        scope.lets.append((loop, made, node))
+        self._spread(names, Call(loop, tuple(first), span=self.place.span(node)), node, scope)
+        for name in assigned.difference(names):
+            scope.names[name] = Missing()
+
+    def _loop_type(self, name: str, value: Expr) -> Type | None:
+        return value.type_annotation if isinstance(value, Var) else self.type_of(value)
+
+    def _for(self, node: ast.For, scope: Scope) -> None:
+        """`for i in range(a, b, c)` as a while over a counter of int32."""
+        match node:
+            case ast.For(
+                target=ast.Name(id=name),
+                iter=ast.Call(func=ast.Name(id="range"), args=args),
+                orelse=[],
+            ) if 1 <= len(args) <= 3:
+                bounds = [self.value(a, scope) for a in args]
+            case _:
+                self.fail(node, "expected a loop of the form 'for name in range(...)'")
+        start, stop = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
+        step = bounds[2] if len(bounds) == 3 else 1
+        if not isinstance(step, int) or step == 0:
+            self.fail(node, f"range: expected a step that is a number other than 0, got {step!r}")
+        counter, end = _unused(f"_{name}", scope), _unused(f"_{name}_end", scope)
+        scope.names[counter] = self._counter(start, node)
+        scope.names[end] = self._counter(stop, node)
+        before = ast.copy_location(ast.Name(counter, ast.Load()), node)
+        ast.fix_missing_locations(before)
+        test = ast.Compare(
+            before, [ast.Lt() if step > 0 else ast.Gt()], [ast.Name(end, ast.Load())]
+        )
+        set_name = ast.Assign([ast.Name(name, ast.Store())], before)
+        add = ast.BinOp(before, ast.Add(), ast.Constant(step))
+        count = ast.Assign([ast.Name(counter, ast.Store())], add)
+        for made in (test, set_name, count):
+            ast.copy_location(made, node)
+            ast.fix_missing_locations(made)
+        self._while(node, test, [set_name, *node.body, count], scope)
+        del scope.names[counter], scope.names[end]
+
+    def _counter(self, value: object, node: ast.AST) -> Expr:
+        return const(value, "int32") if isinstance(value, int) else self.lift(value, node)
+
+
+def _unused(name: str, scope: Scope) -> str:
+    while name in scope.names:
+        name = f"_{name}"
+    return name
+
+
+def _may_return(statements: Statements) -> bool:
+    """Whether a return stands in statements, inner functions left out."""
+    stack: list[ast.AST] = list(statements)
+    while stack:
+        at = stack.pop()
+        if isinstance(at, ast.Return):
+            return True
+        if not isinstance(at, (ast.FunctionDef, ast.Lambda)):
+            stack.extend(ast.iter_child_nodes(at))
+    return False
+
+
+def _assigned(statements: Statements) -> set[str]:
+    """The names that statements set, inner functions left out."""
+    found: set[str] = set()
+    stack: list[ast.AST] = list(statements)
+    while stack:
+        at = stack.pop()
+        if isinstance(at, ast.FunctionDef):
+            found.add(at.name)
+            continue
+        if isinstance(at, ast.Name) and isinstance(at.ctx, ast.Store):
+            found.add(at.id)
+        if isinstance(at, ast.For) and isinstance(at.target, ast.Name):
+            found.add(at.target.id)
+        stack.extend(ast.iter_child_nodes(at))
+    return found
+
+
+def _pattern_vars(pattern: Pattern) -> list[Var]:
+    match pattern:
+        case PatternVar(var=var):
+            return [var]
+        case PatternConstructor(patterns=inner) | PatternTuple(patterns=inner):
+            return [v for p in inner for v in _pattern_vars(p)]
+    return []

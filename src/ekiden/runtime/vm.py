@@ -1,0 +1,118 @@
+"""The virtual machine with TVM's face: inputs that are set once, outputs that are asked for.
+
+machine = VirtualMachine(executable, ekiden.cpu())
+y = machine.invoke("main", x)
+machine.set_input("main", x)
+machine.run()
+y, = machine.get_outputs()
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import cast
+
+from ekiden.runtime._core import Executable, Tensor, tensor
+from ekiden.runtime._core import VirtualMachine as Machine
+from ekiden.runtime.errors import InputError
+
+
+class VirtualMachine:
+    """Runs an executable, or what `ekiden.compile` and `relay.vm.compile` give."""
+
+    def __init__(self, exe: object, device: object = None) -> None:
+        """`device` is the one that the executable was compiled for."""
+        raw = getattr(exe, "raw", exe)
+        if not isinstance(raw, Executable):
+            raise TypeError(f"VirtualMachine: expected an executable, got {type(exe).__name__}")
+        self.module = raw
+        self._machine = Machine(raw)
+        self._inputs: dict[str, dict[int, object]] = {}
+        self._outputs: object = None
+
+    def invoke(self, func_name: str, *args: object, **kwargs: object) -> object:
+        """Call a function with arrays, tensors, numbers or tuples of them, by position or name."""
+        if kwargs:
+            self.set_input(func_name, *args, **kwargs)
+            return self._call(func_name, self._collected(func_name))
+        return self._call(func_name, [_argument(a) for a in args])
+
+    def run(self, *args: object, **kwargs: object) -> object:
+        """Call `main`, with what `set_input` set where no arguments are given."""
+        if args or kwargs:
+            return self.invoke("main", *args, **kwargs)
+        return self.invoke_stateful("main")
+
+    def invoke_stateful(self, func_name: str) -> object:
+        """Call a function with what `set_input` set."""
+        return self._call(func_name, self._collected(func_name))
+
+    def set_input(self, func_name: str, *args: object, **kwargs: object) -> None:
+        """Set all inputs of a function, by position or name. Raises InputError."""
+        given = {i: _argument(a) for i, a in enumerate(args)}
+        for name, value in kwargs.items():
+            given[self._index(name, func_name)] = _argument(value)
+        self._inputs[func_name] = given
+
+    def set_one_input(self, func_name: str, name_or_index: str | int, value: object) -> None:
+        """Set one input of a function. Raises InputError for a name that there is not."""
+        is_name = isinstance(name_or_index, str)
+        at = self._index(str(name_or_index), func_name) if is_name else int(name_or_index)
+        self._inputs.setdefault(func_name, {})[at] = _argument(value)
+
+    def get_input_index(self, input_name: str, func_name: str = "main") -> int:
+        """The position of an input, -1 for a name that there is not."""
+        names = self._names(func_name)
+        return names.index(input_name) if input_name in names else -1
+
+    def get_outputs(self) -> list[object]:
+        """What the last call gave, as a list."""
+        found = self._outputs
+        return list(found) if isinstance(found, tuple) else [found]
+
+    def benchmark(
+        self, *args: object, func_name: str = "main", repeat: int = 5, number: int = 5
+    ) -> list[float]:
+        """Seconds of a call, the mean of `number` calls, `repeat` times; one call before them."""
+        given = [_argument(a) for a in args]
+        self._machine.invoke(func_name, *given)
+        seconds = []
+        for _ in range(repeat):
+            start = time.perf_counter()
+            for _ in range(number):
+                self._machine.invoke(func_name, *given)
+            seconds.append((time.perf_counter() - start) / number)
+        return seconds
+
+    def _call(self, func_name: str, args: Sequence[object]) -> object:
+        self._outputs = self._machine.invoke(func_name, *args)
+        return self._outputs
+
+    def _names(self, func_name: str) -> list[str]:
+        described = self.module.metadata.get(func_name)
+        inputs = described.get("inputs", []) if isinstance(described, dict) else []
+        return [str(each["name"]) for each in cast(list[dict[str, object]], inputs)]
+
+    def _index(self, name: str, func_name: str) -> int:
+        names = self._names(func_name)
+        if name not in names:
+            raise InputError(f"{func_name}: no input is named '{name}'; there are {names}")
+        return names.index(name)
+
+    def _collected(self, func_name: str) -> list[object]:
+        given = self._inputs.get(func_name, {})
+        count = len(self._names(func_name)) or len(given)
+        missing = [i for i in range(count) if i not in given]
+        if missing:
+            raise InputError(f"{func_name}: input {missing[0]} is not set")
+        return [given[i] for i in range(count)]
+
+
+def _argument(value: object) -> object:
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_argument, value)) if type(value) in (tuple, list) else value
+    return value if isinstance(value, Tensor) else tensor(value)  # type: ignore[arg-type]
+
+
+__all__ = ["Executable", "VirtualMachine"]

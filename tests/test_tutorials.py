@@ -1,0 +1,47 @@
+"""The tutorials run: the code of each page is one program, with small sizes here."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+PAGES = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.md"))
+
+
+def code_of(page: Path) -> str:
+    """The Python blocks of a page, each on the lines it has there."""
+    lines: list[str] = []
+    inside = False
+    for line in page.read_text(encoding="utf-8").splitlines():
+        fence = re.fullmatch(r"```(\w*)", line)
+        if fence is not None:
+            inside = not inside and fence.group(1) == "python"
+            lines.append("")
+        else:
+            lines.append(line if inside else "")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_the_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EKIDEN_TUTORIAL_SIZE", "192")
+    picture = tmp_path / "page.svg"
+    if _has_matplotlib():
+        monkeypatch.setenv("EKIDEN_TUTORIAL_PLOT", str(picture))
+    names: dict[str, object] = {"__name__": "tutorial"}
+    exec(compile(code_of(page), str(page), "exec"), names)
+    shown = capsys.readouterr().out
+    steps = re.findall(r"^(\d) .* of the peak$", shown, re.MULTILINE)
+    assert steps == [str(n) for n in range(len(steps))] and len(steps) >= 5
+    assert not _has_matplotlib() or "<svg" in picture.read_text(encoding="utf-8")
+    for picture_name in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / picture_name).exists()
+
+
+def _has_matplotlib() -> bool:
+    return find_spec("matplotlib") is not None
