@@ -42,6 +42,7 @@ from ekiden.relay.transform.manifest_lifetimes import ManifestLifetimes
 from ekiden.relay.transform.memory_plan import MemoryPlan
 from ekiden.relay.transform.merge_compiler_regions import MergeCompilerRegions
 from ekiden.relay.transform.merge_composite import MergeComposite
+from ekiden.relay.transform.partial_evaluate import PartialEvaluate
 from ekiden.relay.transform.partition_graph import PartitionGraph
 from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.transform.simplify_expr import SimplifyExpr
@@ -84,6 +85,7 @@ for _factory in (
     ToMixedPrecision,
     MergeCompilerRegions,
     PartitionGraph,
+    PartialEvaluate,
     ToANormalForm,
     ToGraphNormalForm,
     RemoveUnusedFunctions,
@@ -122,6 +124,7 @@ __all__ = [
     "MemoryPlan",
     "MergeCompilerRegions",
     "MergeComposite",
+    "PartialEvaluate",
     "PartitionGraph",
     "Pass",
     "PassContext",
