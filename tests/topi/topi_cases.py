@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ekiden import te, topi
+from ekiden.codegen.c import compile_text, emit_all
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.prim import SizeVar
 from ekiden.runtime import load_image
@@ -129,6 +130,14 @@ def _llvm(cases: Sequence[Case]) -> list[Runner]:
     target = Target.host()
     funcs = _scheduled(cases, target)
     image = load_image(link([compile_object(funcs, target)], [f.name for f in funcs]))
+    return [image[f.name] for f in funcs]
+
+
+def _c(cases: Sequence[Case]) -> list[Runner]:
+    target = Target.parse("c")
+    funcs = [topi.rule.schedule(*e.tensors(), target, f"k{n}") for n, e in enumerate(cases)]
+    text = emit_all([lower(f, target) for f in funcs], target)
+    image = load_image(link([compile_text(text, target)], [f.name for f in funcs]))
     return [image[f.name] for f in funcs]
 
 

@@ -270,6 +270,9 @@ class _Detector:
         if a.base != 0:
             raise IterMapError(f"an offset of {a.base!r} is not a multiple of the divisor {c!r}")
         digits = self.ordered(a)
+        # A divisor is positive, so steps must be: floor(-i / 2) is no digit of i.
+        if isinstance(digits[0].scale, int) and digits[0].scale < 0:
+            raise IterMapError(f"the divided index steps by {digits[0].scale!r}")
         border = max((n for n, s in enumerate(digits) if numbers.divides(s.scale, c)), default=-1)
         border = min(border, 0) if self.whole else border
         if border < 0:

@@ -104,6 +104,7 @@ class OpDef:
     data_dependent: bool = False
     fields: Callable[[Attrs | None], int] | None = None
     description: str = ""
+    result: str = ""
 
 
 OP_ATTRS: dict[str, dict[str, object]] = {}

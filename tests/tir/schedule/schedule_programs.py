@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ekiden import te, tir
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import PrimExpr, SizeVar, const, logical_and, maximum
+from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, const, logical_and, maximum
 from ekiden.runtime.errors import ScheduleError
 from ekiden.te import Tensor
 
@@ -313,13 +313,30 @@ class Steps:
     def unroll(self) -> None:
         self.sch.unroll(self.loop())
 
+    def neighbour(self, block: str, readers: bool) -> tir.LoopRV:
+        """A loop of a block that reads what another makes, or makes what it reads."""
+        near = self.sch.get_consumers(block) if readers else self.sch.get_producers(block)
+        loops = self.sch.get_loops(self.source.choice(near)) if near else []
+        if not loops:
+            raise ScheduleError("no neighbour")
+        return self.source.choice(loops)
+
     def compute_at(self) -> None:
-        self.sch.compute_at(
-            self.block(), self.loop(), self.source.random() < 0.3, self.source.choice([-1, -1, -2])
-        )
+        block = self.block()
+        keep, place = self.source.random() < 0.3, self.source.choice([-1, -1, -2])
+        self.sch.compute_at(block, self.neighbour(block, readers=True), keep, place)
 
     def reverse_compute_at(self) -> None:
-        self.sch.reverse_compute_at(self.block(), self.loop(), self.source.random() < 0.3)
+        block = self.block()
+        self.sch.reverse_compute_at(
+            block, self.neighbour(block, readers=False), self.source.random() < 0.3
+        )
+
+    def roll(self) -> None:
+        """compute_at, and what is then computed again and again kept."""
+        block = self.block()
+        self.sch.compute_at(block, self.neighbour(block, readers=True))
+        self.sch.rolling_buffer(block, 0)
 
     def compute_inline(self) -> None:
         self.sch.compute_inline(self.block())
@@ -334,7 +351,10 @@ class Steps:
         self.sch.cache_write(self.block(), 0, self.scope())
 
     def scope(self) -> str:
-        return self.source.choice(["global", "global", "local"])
+        """A stack buffer needs a constant size."""
+        sizes = [d for b in self.sch.func.params for d in b.shape]
+        fixed = all(isinstance(d, IntImm) for d in sizes)
+        return self.source.choice(["global", "global", "local" if fixed else "global"])
 
     def reindex(self) -> None:
         side = self.source.choice([("read", 0), ("read", 1), ("write", 0)])
@@ -409,8 +429,12 @@ class Steps:
 
 
 KINDS = tuple(
-    name for name in vars(Steps) if name not in ("block", "loop", "scope") and name[0] != "_"
+    name
+    for name in vars(Steps)
+    if name not in ("block", "loop", "scope", "neighbour") and name[0] != "_"
 )
+COMPOSED = ("tile", "roll", "sampled_split", "sampled_place")
+"""Kinds of several steps, the first of which may be done when a later one is refused."""
 WEIGHTS = {
     "split": 5,
     "reorder": 4,
@@ -421,7 +445,7 @@ WEIGHTS = {
     "cache_write": 3,
     "cache_read": 3,
     "rfactor": 3,
-    "rolling_buffer": 3,
+    "roll": 4,
     "blockize": 2,
     "vectorize": 3,
     "parallel": 3,
@@ -444,7 +468,7 @@ def random_steps(
         try:
             getattr(steps, kind)()
         except ScheduleError:
-            assert kind in ("tile", "sampled_split", "sampled_place") or sch.func is before, kind
+            assert kind in COMPOSED or sch.func is before, kind
             refused[kind] = refused.get(kind, 0) + 1
         else:
             accepted[kind] = accepted.get(kind, 0) + 1

@@ -15,7 +15,7 @@ from ekiden.target import Target
 FLAGS = (
     "-std=c11", "-O2", "-ftree-vectorize", "-fPIC", "-fwrapv", "-ffp-contract=off",
     "-fno-math-errno", "-fno-stack-protector", "-fno-asynchronous-unwind-tables",
-    "-fno-builtin-printf", "-fcf-protection=none", "-w",
+    "-fcf-protection=none", "-w", "-Werror=implicit-function-declaration",
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ HEAD = """\
 #include <stddef.h>
 #include <string.h>
 
-#include <ekiden/runtime.h>
+#include <ekiden/kernel.h>
 """
 ARGUMENT = """\
 static const ek_dltensor *ek_argument(const ek_value *value) {

@@ -64,6 +64,7 @@ class ExpressionWriter:
         self.names: dict[Var | Buffer, str] = {}
         self.positive: set[Var] = set()
         self._taken: dict[str, int] = {}
+        self._used: set[str] = set()
         self._memo: list[dict[PrimExpr, str]] = [{}]
 
     # names and lines
@@ -76,9 +77,14 @@ class ExpressionWriter:
         """A C identifier not used before in this function."""
         clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in hint) or "v"
         clean = f"_{clean}" if clean[0].isdigit() else clean
-        count = self._taken.get(clean, 1 if clean in KEYWORDS else 0)
-        self._taken[clean] = count + 1
-        return f"{clean}_{count}" if count else clean
+        count = self._taken.get(clean, 0)
+        name = clean
+        while name in self._used or name in KEYWORDS:
+            count += 1
+            name = f"{clean}_{count}"
+        self._taken[clean] = count
+        self._used.add(name)
+        return name
 
     def define(self, thing: Var | Buffer) -> str:
         """The name of something that begins to exist here."""

@@ -14,7 +14,7 @@ from ekiden.codegen.c.types import c_type, memory_type
 from ekiden.codegen.common import stored_value
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
-from ekiden.ir.prim_visitor import post_order
+from ekiden.ir.prim_visitor import post_order, same
 from ekiden.runtime.errors import InternalError
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce
 from ekiden.tir.stmt import (
@@ -314,8 +314,9 @@ def _captured(loop: For) -> list[Var | Buffer]:
 def _reads_others(s: BufferStore, value: PrimExpr) -> bool:
     """Whether the value of a lane may be read from where another lane is stored."""
     for e in post_order(value, *s.indices):
-        if isinstance(e, BufferLoad) and e.buffer is s.buffer and e.indices[0] is not s.indices[0]:
-            return True
+        if isinstance(e, BufferLoad) and e.buffer is s.buffer:
+            if not same(e.indices[0], s.indices[0]):
+                return True
     return False
 
 

@@ -2,7 +2,8 @@
 its TVM name."""
 
 from ekiden.ir.op import get
-from ekiden.relay.op import image, nn
+from ekiden.relay.op import image, memory, nn, vm
+from ekiden.relay.op._document import attach
 from ekiden.relay.op.broadcast import (
     add,
     bitwise_and,
@@ -130,6 +131,7 @@ __all__ = [
     "max",
     "maximum",
     "mean",
+    "memory",
     "min",
     "minimum",
     "mod",
@@ -164,7 +166,12 @@ __all__ = [
     "tanh",
     "tile",
     "transpose",
+    "vm",
     "where",
     "zeros",
     "zeros_like",
 ]
+
+attach("", globals())
+for _family in (image, memory, nn, vm):
+    attach(_family.__name__.rpartition(".")[2] + ".", vars(_family))

@@ -45,6 +45,33 @@ def _reference(function: Callable[..., Array], dtype: str | None) -> Callable[..
     return reference
 
 
+_MEANINGS = {
+    "add": "lhs + rhs",
+    "subtract": "lhs - rhs",
+    "multiply": "lhs * rhs",
+    "divide": "lhs / rhs; integers truncate towards zero and give 0 when divided by it",
+    "power": "lhs to the power rhs",
+    "maximum": "The larger of lhs and rhs",
+    "minimum": "The smaller of lhs and rhs",
+    "mod": "The remainder of lhs / rhs with the sign of lhs",
+    "floor_divide": "lhs / rhs rounded down",
+    "floor_mod": "The remainder of lhs / rhs with the sign of rhs",
+    "bitwise_and": "The bits set in both lhs and rhs",
+    "bitwise_or": "The bits set in lhs or rhs",
+    "bitwise_xor": "The bits set in one of lhs and rhs",
+    "equal": "lhs == rhs",
+    "not_equal": "lhs != rhs",
+    "less": "lhs < rhs",
+    "less_equal": "lhs <= rhs",
+    "greater": "lhs > rhs",
+    "greater_equal": "lhs >= rhs",
+    "logical_and": "Whether both lhs and rhs are not 0",
+    "logical_or": "Whether lhs or rhs is not 0",
+    "logical_xor": "Whether one of lhs and rhs is not 0",
+}
+"""What precedes "elementwise" in descriptions."""
+
+
 def binary(
     name: str,
     function: Callable[..., Array],
@@ -60,6 +87,7 @@ def binary(
             reference=_reference(function, dtype),
             lower=lambda attrs, inputs, out: [compute(inputs[0], inputs[1])],
             pattern=OpPattern.BROADCAST,
+            result=f"the shape both broadcast to, with {dtype or 'their dtype'}",
         )
     )
 
@@ -67,7 +95,7 @@ def binary(
         return call(name, lhs, rhs)
 
     construct.__name__ = construct.__qualname__ = name
-    construct.__doc__ = f"`{name}` of two tensors, broadcast against each other."
+    construct.__doc__ = f"{_MEANINGS.get(name, f'`{name}`')}, elementwise; both broadcast."
     return construct
 
 
@@ -118,6 +146,7 @@ register_op(
         reference=lambda attrs, condition, x, y: np.where(condition != 0, x, y),
         lower=lambda attrs, inputs, out: [topi.where(*inputs)],
         pattern=OpPattern.BROADCAST,
+        result="the shape that all three broadcast to, with the dtype of x and y",
     )
 )
 

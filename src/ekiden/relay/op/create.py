@@ -50,6 +50,7 @@ register_op(
         reference=_full_reference,
         lower=lambda attrs, inputs, out: [topi.full(out.shape, out.dtype, inputs[0])],
         pattern=OpPattern.ELEMWISE,
+        result="`shape`, with `dtype` or that of fill_value",
     )
 )
 
@@ -77,6 +78,7 @@ def _fill(name: str, value: int) -> Callable[..., Call]:
             reference=reference,
             lower=lambda attrs, inputs, out: [topi.constant(value, out.shape, out.dtype, name)],
             pattern=OpPattern.ELEMWISE,
+            result="`shape`, with `dtype`",
         )
     )
 
@@ -97,6 +99,7 @@ def _fill_like(name: str, value: int) -> Callable[[Expr], Call]:
             reference=lambda attrs, data: np.full_like(data, value),
             lower=lambda attrs, inputs, out: [topi.constant(value, out.shape, out.dtype, name)],
             pattern=OpPattern.ELEMWISE,
+            result="the type of data",
         )
     )
 
@@ -171,6 +174,7 @@ register_op(
             sequence(attrs.start, attrs.step, out.shape[0], out.dtype)
         ],
         pattern=OpPattern.INJECTIVE,
+        result="(max(0, ceil((stop - start) / step)),)",
     )
 )
 
@@ -216,6 +220,7 @@ register_op(
         reference=lambda attrs, data: np.array(data.shape, to_numpy(attrs.dtype)),
         lower=lambda attrs, inputs, out: [topi.shape(inputs[0], attrs.dtype)],
         pattern=OpPattern.OPAQUE,
+        result="(rank of data,), of `dtype`",
     )
 )
 
@@ -246,6 +251,7 @@ register_op(
         reference=lambda attrs, data: np.array(data.size, to_numpy(attrs.dtype)),
         lower=lambda attrs, inputs, out: [topi.ndarray_size(inputs[0], attrs.dtype)],
         pattern=OpPattern.OPAQUE,
+        result="a scalar of `dtype`",
     )
 )
 

@@ -52,6 +52,33 @@ def _as_bool(function: Callable[..., Array]) -> Callable[..., Array]:
     return lambda attrs, data: np.asarray(function(data), dtype=bool)
 
 
+_MEANINGS = {
+    "exp": "e to the power",
+    "log": "The natural logarithm",
+    "sqrt": "The square root",
+    "rsqrt": "1 over the square root",
+    "tanh": "The hyperbolic tangent",
+    "fast_exp": "e to the power, to a relative error of 4e-5,",
+    "fast_tanh": "The hyperbolic tangent, as a quotient of polynomials,",
+    "fast_erf": "The error function, as a quotient of polynomials,",
+    "erf": "The error function",
+    "sigmoid": "1 / (1 + exp(-x))",
+    "sin": "The sine",
+    "cos": "The cosine",
+    "abs": "The absolute value",
+    "negative": "The negative",
+    "sign": "-1, 0 or 1, the sign",
+    "floor": "The largest whole number not above",
+    "ceil": "The smallest whole number not below",
+    "round": "The nearest whole number, the even one of two,",
+    "copy": "A copy",
+    "logical_not": "Whether the element is 0 or False,",
+    "isnan": "Whether the element is not a number,",
+    "isinf": "Whether the element is infinite,",
+}
+"""What precedes "of each element" in descriptions."""
+
+
 def unary(
     name: str,
     function: Callable[..., Array],
@@ -68,6 +95,7 @@ def unary(
             reference=result(function),
             lower=lambda attrs, inputs, out: [compute(inputs[0])],
             pattern=OpPattern.ELEMWISE,
+            result="data's shape, bool" if relation is _bool_relation else "the type of data",
         )
     )
 
@@ -75,7 +103,7 @@ def unary(
         return call(name, data)
 
     construct.__name__ = construct.__qualname__ = name
-    construct.__doc__ = f"`{name}` of each element."
+    construct.__doc__ = f"{_MEANINGS.get(name, f'`{name}`')} of each element."
     return construct
 
 
@@ -143,6 +171,7 @@ register_op(
         reference=_cast_reference,
         lower=lambda attrs, inputs, out: [topi.cast(inputs[0], attrs.dtype)],
         pattern=OpPattern.ELEMWISE,
+        result="data's shape, with `dtype`",
     )
 )
 
@@ -177,6 +206,7 @@ register_op(
         reference=_clip_reference,
         lower=lambda attrs, inputs, out: [topi.clip(inputs[0], attrs.a_min, attrs.a_max)],
         pattern=OpPattern.ELEMWISE,
+        result="the type of data",
     )
 )
 

@@ -165,6 +165,7 @@ register_op(
         reference=_resize_reference,
         lower=lambda attrs, inputs, out: [resize_lower(attrs, inputs[0], out)],
         pattern=OpPattern.INJECTIVE,
+        result="data with the extents `size` along H and W of its layout; `out_dtype`, if given",
     )
 )
 
@@ -262,6 +263,7 @@ register_op(
             resize_lower(upsampling_as_resize(attrs, inputs[0].shape), inputs[0], out)
         ],
         pattern=OpPattern.INJECTIVE,
+        result="data with H and W times the scales, rounded",
     )
 )
 

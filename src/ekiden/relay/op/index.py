@@ -80,6 +80,8 @@ register_op(
         reference=_take_reference,
         lower=_take_lower,
         pattern=OpPattern.INJECTIVE,
+        result="data's shape with `axis` replaced by the shape of indices; the shape of indices "
+        "without an axis",
     )
 )
 
@@ -130,6 +132,7 @@ register_op(
             topi.gather(inputs[0], attrs.axis % inputs[0].ndim, inputs[1])
         ],
         pattern=OpPattern.INJECTIVE,
+        result="the shape of indices",
     )
 )
 
@@ -190,6 +193,7 @@ register_op(
         reference=_gather_nd_reference,
         lower=_gather_nd_lower,
         pattern=OpPattern.INJECTIVE,
+        result="(*indices.shape[1:], *data.shape[indices.shape[0]:])",
     )
 )
 
@@ -250,6 +254,7 @@ register_op(
             )
         ],
         pattern=OpPattern.INJECTIVE,
+        result="the shape of indices with `depth` inserted at `axis`",
     )
 )
 

@@ -83,6 +83,7 @@ register_op(
         reference=lambda attrs, *data: np.concatenate(data, attrs.axis),
         lower=lambda attrs, inputs, out: [topi.concatenate(inputs, attrs.axis % inputs[0].ndim)],
         pattern=OpPattern.INJECTIVE,
+        result="the shape of the first, with the extents along `axis` added up",
         variadic=True,
     )
 )
@@ -128,6 +129,7 @@ register_op(
         reference=lambda attrs, *data: np.stack(data, attrs.axis),
         lower=lambda attrs, inputs, out: [topi.stack(inputs, attrs.axis % (inputs[0].ndim + 1))],
         pattern=OpPattern.INJECTIVE,
+        result="the shape of one, with their number inserted at `axis`",
         variadic=True,
     )
 )
@@ -181,6 +183,7 @@ register_op(
         reference=_split_reference,
         lower=_split_lower,
         pattern=OpPattern.INJECTIVE,
+        result="a tuple of tensors that share data's extent along `axis`",
         fields=_split_count,
     )
 )

@@ -52,6 +52,7 @@ register_op(
         arguments=(),
         attrs=AllocStorageAttrs,
         relation=_storage_relation,
+        result="a storage",
         stateful=True,
         description="A buffer of bytes.",
     )
@@ -62,6 +63,7 @@ register_op(
         arguments=("storage",),
         attrs=AllocTensorAttrs,
         relation=_tensor_relation,
+        result="a tensor of `shape` and `dtype`",
         stateful=True,
         description="A view of a storage as a tensor.",
     )
@@ -71,6 +73,7 @@ register_op(
         name="memory.kill",
         arguments=("value",),
         relation=unit_relation,
+        result="the empty tuple",
         stateful=True,
         description="Forget a variable, so that its storage can be reused.",
     )

@@ -96,6 +96,17 @@ def _arg_reference(name: str, function: Callable[..., Array]) -> Callable[..., A
     return reference
 
 
+_MEANINGS = {
+    "sum": "sum",
+    "mean": "mean",
+    "max": "largest element",
+    "min": "smallest element",
+    "prod": "product",
+    "all": "conjunction (whether all are true)",
+    "any": "disjunction (whether one is true)",
+}
+
+
 def reduction(
     name: str,
     function: Callable[..., Array],
@@ -114,6 +125,7 @@ def reduction(
                 compute(inputs[0], reduced_axes(name, attrs, inputs[0].ndim), attrs.keepdims)
             ],
             pattern=OpPattern.COMM_REDUCE,
+            result="data's shape without the reduced axes (1 with `keepdims`)",
         )
     )
 
@@ -126,7 +138,7 @@ def reduction(
         return call(name, data, attrs=ReduceAttrs(axes_attr(axis), keepdims, exclude))
 
     construct.__name__ = construct.__qualname__ = name
-    construct.__doc__ = f"`{name}` over `axis` (all axes by default)."
+    construct.__doc__ = f"The {_MEANINGS.get(name, name)} over `axis` (all axes by default)."
     return construct
 
 
@@ -150,6 +162,7 @@ def arg_reduction(
                 )
             ],
             pattern=OpPattern.COMM_REDUCE,
+            result="data's shape without the reduced axes (1 with `keepdims`), int32",
         )
     )
 

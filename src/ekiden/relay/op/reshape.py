@@ -38,7 +38,11 @@ class ReshapeAttrs(Attrs):
 
 
 def _declare(
-    name: str, attrs: type[Attrs] | None, relation: Relation, reference: Callable[..., Array]
+    name: str,
+    attrs: type[Attrs] | None,
+    relation: Relation,
+    reference: Callable[..., Array],
+    result: str,
 ) -> None:
     register_op(
         OpDef(
@@ -49,6 +53,7 @@ def _declare(
             reference=reference,
             lower=lambda attrs, inputs, out: [topi.reshape(inputs[0], out.shape)],
             pattern=OpPattern.INJECTIVE,
+            result=result,
             reshape_only=True,
         )
     )
@@ -69,7 +74,13 @@ def _reshape_reference(attrs: ReshapeAttrs, data: Array) -> Array:
     )
 
 
-_declare("reshape", ReshapeAttrs, _reshape_relation, _reshape_reference)
+_declare(
+    "reshape",
+    ReshapeAttrs,
+    _reshape_relation,
+    _reshape_reference,
+    "`newshape`, its -1 computed from the number of elements",
+)
 
 
 def reshape(data: Expr, newshape: Sequence[Dim] | Dim, allowzero: bool = False) -> Call:
@@ -104,7 +115,13 @@ def _expand_dims_reference(attrs: ExpandDimsAttrs, data: Array) -> Array:
     return data.reshape(data.shape[:at] + (1,) * attrs.num_newaxis + data.shape[at:])
 
 
-_declare("expand_dims", ExpandDimsAttrs, _expand_dims_relation, _expand_dims_reference)
+_declare(
+    "expand_dims",
+    ExpandDimsAttrs,
+    _expand_dims_relation,
+    _expand_dims_reference,
+    "data's shape with `num_newaxis` dimensions of 1 at `axis`",
+)
 
 
 def expand_dims(data: Expr, axis: int, num_newaxis: int = 1) -> Call:
@@ -135,7 +152,13 @@ def _squeeze_reference(attrs: SqueezeAttrs, data: Array) -> Array:
     return data.squeeze(attrs.axis)
 
 
-_declare("squeeze", SqueezeAttrs, _squeeze_relation, _squeeze_reference)
+_declare(
+    "squeeze",
+    SqueezeAttrs,
+    _squeeze_relation,
+    _squeeze_reference,
+    "data's shape without the dimensions of 1 (at `axis`, if given)",
+)
 
 
 def squeeze(data: Expr, axis: int | Sequence[int] | None = None) -> Call:
@@ -153,7 +176,13 @@ def _batch_flatten_reference(attrs: None, data: Array) -> Array:
     return data.reshape(data.shape[0], as_ints((product(as_shape(data.shape[1:])),))[0])
 
 
-_declare("nn.batch_flatten", None, _batch_flatten_relation, _batch_flatten_reference)
+_declare(
+    "nn.batch_flatten",
+    None,
+    _batch_flatten_relation,
+    _batch_flatten_reference,
+    "(n, product of the other dimensions)",
+)
 
 
 def batch_flatten(data: Expr) -> Call:

@@ -58,6 +58,7 @@ register_op(
         reference=_cumsum_reference,
         lower=_cumsum_lower,
         pattern=OpPattern.OPAQUE,
+        result="the type of data, with `dtype`, if given",
     )
 )
 

@@ -73,6 +73,7 @@ register_op(
             topi.transpose(inputs[0], transposed_axes(attrs, inputs[0].ndim))
         ],
         pattern=OpPattern.INJECTIVE,
+        result="data's dimensions in the order `axes`",
     )
 )
 
@@ -110,6 +111,7 @@ register_op(
         reference=lambda attrs, data: np.array(np.broadcast_to(data, as_ints(attrs.shape))),
         lower=lambda attrs, inputs, out: [topi.broadcast_to(inputs[0], as_shape(attrs.shape))],
         pattern=OpPattern.BROADCAST,
+        result="`shape`",
     )
 )
 
@@ -148,6 +150,7 @@ register_op(
         reference=lambda attrs, data: np.tile(data, as_ints(attrs.reps)),
         lower=lambda attrs, inputs, out: [topi.tile(inputs[0], attrs.reps)],
         pattern=OpPattern.INJECTIVE,
+        result="each dimension times its number of copies",
     )
 )
 
@@ -186,6 +189,7 @@ register_op(
             topi.repeat(inputs[0], attrs.repeats, attrs.axis % inputs[0].ndim)
         ],
         pattern=OpPattern.INJECTIVE,
+        result="`axis` times `repeats`",
     )
 )
 
@@ -219,6 +223,7 @@ register_op(
         reference=lambda attrs, data: np.ascontiguousarray(np.flip(data, attrs.axis)),
         lower=lambda attrs, inputs, out: [topi.flip(inputs[0], attrs.axis)],
         pattern=OpPattern.INJECTIVE,
+        result="the type of data",
     )
 )
 
@@ -256,6 +261,7 @@ register_op(
             topi.layout_transform(inputs[0], attrs.src_layout, attrs.dst_layout)
         ],
         pattern=OpPattern.INJECTIVE,
+        result="data's shape in the new layout",
     )
 )
 

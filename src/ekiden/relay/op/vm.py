@@ -42,6 +42,7 @@ register_op(
         name="vm.invoke_tvm_op",
         arguments=("func", "inputs", "outputs"),
         relation=unit_relation,
+        result="the empty tuple",
         stateful=True,
         description="Call a kernel with its inputs and the tensors it writes.",
     )
@@ -52,6 +53,7 @@ register_op(
         arguments=("data",),
         attrs=ReshapeTensorAttrs,
         relation=_reshape_relation,
+        result="`shape`",
         reference=_reshape_reference,
         description="The same bytes under another shape.",
     )
@@ -61,6 +63,7 @@ register_op(
         name="vm.shape_of",
         arguments=("data",),
         relation=_shape_of_relation,
+        result="(rank of data,), int64",
         reference=lambda attrs, data: np.array(data.shape, np.int64),
         description="The shape of a tensor as an int64 vector on the host.",
     )

@@ -15,10 +15,9 @@ constant ones.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right, insort
 from collections.abc import Hashable
 from dataclasses import dataclass
-
-import numpy as np
 
 from ekiden.arith import simplify
 from ekiden.ir.expr import RelayExpr
@@ -102,25 +101,66 @@ def _round_up(size: PrimExpr) -> PrimExpr:
     return simplify((size + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT)
 
 
+class _Timeline:
+    """Requests that have a place, found by the positions at which they are alive.
+
+    A segment tree over the positions finds those alive at the first one asked for, a sorted list
+    those that begin later: a search costs the logarithm of their number, and what it finds.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.size = max(length, 1)
+        self.nodes: dict[int, list[_Request]] = {}
+        self.begins: list[tuple[int, int]] = []
+        self.placed: list[_Request] = []
+
+    def add(self, request: _Request) -> None:
+        """Remember a request."""
+        insort(self.begins, (request.first, len(self.placed)))
+        self.placed.append(request)
+        low, high = request.first + self.size, request.last + self.size
+        while low <= high:
+            if low % 2:
+                self.nodes.setdefault(low, []).append(request)
+            if not high % 2:
+                self.nodes.setdefault(high, []).append(request)
+            low, high = (low + 1) // 2, (high - 1) // 2
+
+    def rivals(self, request: _Request) -> list[_Request]:
+        """The requests that are alive at some position together with one."""
+        found: list[_Request] = []
+        at = request.first + self.size
+        while at:
+            found += self.nodes.get(at, ())
+            at //= 2
+        start = bisect_right(self.begins, (request.first, len(self.placed)))
+        end = bisect_right(self.begins, (request.last, len(self.placed)))
+        return found + [self.placed[n] for _, n in self.begins[start:end]]
+
+
 def _place_constant(requests: list[_Request]) -> int:
     """Offsets for constant sizes, largest first, each at the lowest free place; gives the bytes
     needed in all.
     """
-    count = len(requests)
-    first, last, begin, end = np.zeros((4, count), np.int64)
-    order = sorted(requests, key=lambda r: (-_value(r.size), r.first))
-    for n, request in enumerate(order):
-        alive_together = (first[:n] <= request.last) & (last[:n] >= request.first)
-        rivals = np.flatnonzero(alive_together)
-        offset = 0
-        for rival in rivals[np.argsort(begin[rivals], kind="stable")]:
-            if offset + _value(request.size) <= begin[rival]:
+    timeline = _Timeline(max((r.last for r in requests), default=0) + 1)
+    total = 0
+    for request in sorted(requests, key=lambda r: (-_value(r.size), r.first)):
+        size, offset = _value(request.size), 0
+        for begin, end in sorted(_bytes(rival) for rival in timeline.rivals(request)):
+            if offset + size <= begin:
                 break
-            offset = max(offset, int(end[rival]))
+            offset = max(offset, end)
         request.offset = const(offset)
-        first[n], last[n] = request.first, request.last
-        begin[n], end[n] = offset, offset + _value(request.size)
-    return int(end.max(initial=0))
+        timeline.add(request)
+        total = max(total, offset + size)
+    return total
+
+
+def _bytes(request: _Request) -> tuple[int, int]:
+    """The first byte of a request that has a place, and the one after the last."""
+    assert request.offset is not None
+    begin = _value(request.offset)
+    return begin, begin + _value(request.size)
 
 
 def _value(expr: PrimExpr) -> int:

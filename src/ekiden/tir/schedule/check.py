@@ -196,14 +196,17 @@ def require_kind(step: str, realize: BlockRealize, *kinds: str) -> str:
     """The kind of a block. Refuses if it is none of those."""
     found = kind_of(realize.block)
     if found.kind not in kinds:
-        expected = " or ".join(f"a {k} block" for k in kinds)
         reason = f": {found.reason}" if found.reason else ""
         refuse(
-            f"{step} {realize.block.name!r}: expected {expected}, got one that is {found.kind}"
-            f"{reason}",
+            f"{step} {realize.block.name!r}: expected {' or '.join(map(_article, kinds))} block, "
+            f"got {_article(found.kind)} one{reason}",
             realize,
         )
     return found.kind
+
+
+def _article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def reduce_values(realize: BlockRealize) -> list[PrimExpr]:
@@ -522,8 +525,8 @@ def _same_place(a: Access, b: Access) -> bool:
     )
 
 
-def check_concurrent(step: str, program: Program, loop: For) -> None:
-    """Refuses unless the steps of a loop may run at the same time."""
+def check_concurrent(step: str, program: Program, loop: For, lanes: bool = False) -> None:
+    """Refuses unless the steps of a loop may run at the same time; as lanes of vectors, if so."""
     _require_leaves_only(step, loop)
     if is_const(loop.extent, 1):
         return
@@ -538,6 +541,8 @@ def check_concurrent(step: str, program: Program, loop: For) -> None:
         if fault is None:
             continue
         private = _not_private(program, loop, buffer, leaves)
+        if private is None and lanes:
+            private = _not_lanewise(program, loop, buffer)
         if private is not None:
             maker = next(x for x in leaves if buffer in written(x.block))
             refuse(
@@ -545,6 +550,19 @@ def check_concurrent(step: str, program: Program, loop: For) -> None:
                 f" ({private})",
                 maker,
             )
+
+
+def _not_lanewise(program: Program, loop: For, buffer: Buffer) -> str | None:
+    """Why a step's own buffer cannot be a vector with a lane for each step; None if it can."""
+    outer = [*program.loops_above(loop), loop]
+    touched = accesses(loop.body, buffer)
+    box = region(buffer, touched, outer)
+    analyzer = bound_analyzer(outer)
+    for access in touched:
+        for index, each in zip(access.indices, box, strict=True):
+            if loop.loop_var in free_vars(analyzer.simplify(index - each.low)):
+                return "its steps use different places of a buffer of their own"
+    return None
 
 
 def _not_private(

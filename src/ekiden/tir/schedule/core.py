@@ -367,7 +367,8 @@ def _recheck(kind: str, program: Program) -> None:
     """The steps of loops that run at the same time must still not meet."""
     for loop in program.loops.values():
         if loop.kind in CONCURRENT:
-            check_concurrent(f"{kind}: {loop.kind.value}", program, loop)
+            lanes = loop.kind is ForKind.VECTORIZED
+            check_concurrent(f"{kind}: {loop.kind.value}", program, loop, lanes)
 
 
 def line_of(program: Program, place: Stmt) -> str | None:

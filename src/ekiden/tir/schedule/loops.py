@@ -323,7 +323,7 @@ def set_kind(
         if not isinstance(loop.extent, IntImm):
             refuse(f"unroll {loop.loop_var.name!r}: the extent must be a constant", loop)
     else:
-        check_concurrent(step, program, loop)
+        check_concurrent(step, program, loop, lanes=kind is ForKind.VECTORIZED)
     notes = {**(loop.annotations or {}), **(annotations or {})} or None
     return program.replace(loop, loop.with_fields(kind=kind, annotations=notes))
 
@@ -344,6 +344,13 @@ def vectorize(program: Program, loop: For, lanes: int | None = None) -> PrimFunc
     """See `Schedule.vectorize`."""
     if lanes is not None and lanes < 1:
         refuse(f"vectorize {loop.loop_var.name!r}: lanes must be at least 1, got {lanes}", loop)
+    for each in (*program.loops_above(loop), *_loops_in(loop.body)):
+        if each.kind is ForKind.VECTORIZED:
+            refuse(
+                f"vectorize {loop.loop_var.name!r}: loop {each.loop_var.name!r} of the same nest is "
+                "vectorized already",
+                each,
+            )
     if lanes is None:
         lanes = _whole_vector(loop)
     notes = None if lanes is None else {"lanes": lanes}

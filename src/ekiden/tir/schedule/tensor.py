@@ -355,6 +355,7 @@ def tensorize(
     """See `Schedule.tensorize`."""
     intrin = TensorIntrin.get(tensor_intrin)
     step = f"tensorize with {tensor_intrin!r}"
+    asked = place
     if isinstance(place, For):
         func, made = blockize(program, place, preserve_unit_iters)
         program = Program(func)
@@ -366,10 +367,10 @@ def tensorize(
     try:
         match.stmt(intrin.desc.body, block.body)
     except _MismatchError as fault:
-        refuse(f"{step}: block {block.name!r} is not what it describes: {fault}", place)
+        refuse(f"{step}: block {block.name!r} is not what it describes: {fault}", asked)
     missing = [b.name for b in intrin.desc.params if b not in match.buffers]
     if missing:
-        refuse(f"{step}: the description does not use {missing}", place)
+        refuse(f"{step}: the description does not use {missing}", asked)
     parts = {
         new: match.buffers[old]
         for old, new in zip(intrin.desc.params, intrin.impl.params, strict=True)

@@ -6,6 +6,9 @@ outside -> base + j.
 
 from __future__ import annotations
 
+import math
+
+from ekiden.arith import Analyzer
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import (
@@ -179,23 +182,49 @@ def _steps(loop: For) -> bool:
     return isinstance(loop.extent, IntImm) and loop.extent.value > 0
 
 
-def _hoisted(value: PrimExpr, loop: For) -> PrimExpr:
-    """The value; 0 where the loop takes no step and what it is read from may be empty."""
+def _hoisted(value: PrimExpr, loop: For, analyzer: Analyzer) -> PrimExpr:
+    """The value; 0 where the loop takes no step, if something might be read out of range then."""
     loads = [e for e in post_order(value) if isinstance(e, BufferLoad)]
-    known = all(isinstance(d, IntImm) for e in loads for d in e.buffer.shape)
-    if known or _steps(loop):
+    if _steps(loop) or all(_is_inside(e, analyzer) for e in loads):
         return value
     zero = broadcast(const(0, dt.element(value.dtype)), dt.lanes(value.dtype))
     return if_then_else(loop.extent > 0, value, zero)
 
 
+def _is_inside(load: BufferLoad, analyzer: Analyzer) -> bool:
+    """Whether an element is in its buffer wherever the loops around are."""
+    size = 1
+    for extent in load.buffer.shape:
+        if not isinstance(extent, IntImm):
+            return False
+        size *= extent.value
+    index, last = load.indices[0], 0
+    if isinstance(index, Ramp) and isinstance(index.stride, IntImm) and index.stride.value > 0:
+        index, last = index.base, (index.lanes - 1) * index.stride.value
+    if dt.lanes(index.dtype) > 1:
+        return False
+    low, high = analyzer.const_int_bound(index)
+    return low >= 0 and high + last < size
+
+
 class _Hoist(StmtMutator):
+    def __init__(self) -> None:
+        self._analyzer = Analyzer()
+
+    def visit_let(self, stmt: LetStmt) -> Stmt:
+        if stmt.var.dtype == "int64":
+            low, high = self._analyzer.const_int_bound(stmt.value)
+            if not math.isinf(low) and not math.isinf(high):
+                self._analyzer.bind(stmt.var, const(int(low)), const(int(high - low) + 1))
+        return super().visit_let(stmt)
+
     def visit_for(self, stmt: For) -> Stmt:
+        self._analyzer.bind(stmt.loop_var, stmt.min, stmt.extent)
         regroup = _Regroup(stmt)
         body = regroup.visit(stmt.body)
         new: Stmt = stmt.with_fields(body=self.visit(body))
         for value, var in reversed(regroup.named.items()):
-            new = LetStmt(var, _hoisted(value, stmt), new)
+            new = LetStmt(var, _hoisted(value, stmt, self._analyzer), new)
         return new
 
 

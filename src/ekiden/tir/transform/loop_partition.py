@@ -140,11 +140,14 @@ class _Decide(StmtMutator):
 class _Partition(StmtMutator):
     def __init__(self) -> None:
         self._analyzer = Analyzer()
+        self._lanes: set[Var] = set()
         self.has_cut = False
 
     def visit_for(self, stmt: For) -> Stmt:
         """Partition a loop, then the loops inside each part."""
         self._analyzer.bind(stmt.loop_var, stmt.min, stmt.extent)
+        if stmt.kind is ForKind.VECTORIZED:
+            self._lanes.add(stmt.loop_var)
         if stmt.kind is ForKind.THREAD_BINDING or not is_const(stmt.min, 0):
             return super().visit_for(stmt)
         bounds = self._bounds(stmt)
@@ -170,6 +173,8 @@ class _Partition(StmtMutator):
         used = free_vars(difference)
         if loop.loop_var not in used or not hidden.isdisjoint(used):
             return None
+        if not self._lanes.isdisjoint({*used} - {loop.loop_var}):
+            return None  # it differs between lanes: a mask, not the bound of a loop
         scale = self._analyzer.coefficient(difference, loop.loop_var)
         low = high = start = substitute_expr(difference, {loop.loop_var: const(0)})
         for var in used:

@@ -18,6 +18,7 @@ from ekiden.ir.prim import (
     Mul,
     Not,
     PrimExpr,
+    Select,
     Sub,
     Var,
     binary,
@@ -123,9 +124,11 @@ class Vectorizer(StmtMutator):
         """
         value, indices = self.expr(stmt.value), self.exprs(stmt.indices)
         if stmt.buffer in self._buffers:
-            kept = self._mask if self._has_branched else None
-            wide = broadcast(value, self._lanes)
-            return BufferStore(self.buffer(stmt.buffer), wide, indices, kept)
+            buffer, wide = self.buffer(stmt.buffer), broadcast(value, self._lanes)
+            if self._has_branched and self._mask is not None:
+                old = BufferLoad(buffer, indices, wide.dtype)
+                wide = Select(self._mask, wide, old, wide.dtype)
+            return BufferStore(buffer, wide, indices)
         lanes = dt.lanes(indices[-1].dtype)
         if lanes == 1 and self._has_branched:
             raise ScheduleError(

@@ -105,7 +105,7 @@ class Accesses:
 
     def _hide(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferLoad):
-            return self._opaque.setdefault(id(e), Var("loaded"))
+            return self._opaque.setdefault(id(e), Var("loaded", e.dtype))
         return e
 
 

@@ -34,6 +34,7 @@ register_op(
         reference=lambda attrs, data: np.maximum(data, np.zeros((), data.dtype)),
         lower=lambda attrs, inputs, out: [topi.nn.relu(inputs[0])],
         pattern=OpPattern.ELEMWISE,
+        result="the type of data",
     )
 )
 
@@ -63,6 +64,7 @@ register_op(
         reference=_leaky_relu_reference,
         lower=lambda attrs, inputs, out: [topi.nn.leaky_relu(inputs[0], attrs.alpha)],
         pattern=OpPattern.ELEMWISE,
+        result="the type of data",
     )
 )
 
@@ -122,6 +124,7 @@ register_op(
             topi.nn.prelu(inputs[0], inputs[1], attrs.axis % inputs[0].ndim)
         ],
         pattern=OpPattern.BROADCAST,
+        result="the type of data",
     )
 )
 
@@ -143,6 +146,7 @@ register_op(
             topi.nn.bias_add(inputs[0], inputs[1], attrs.axis % inputs[0].ndim)
         ],
         pattern=OpPattern.BROADCAST,
+        result="the type of data",
     )
 )
 
@@ -205,6 +209,7 @@ def _declare_softmax(
             reference=reference,
             lower=lambda attrs, inputs, out: [compute(inputs[0], attrs.axis % inputs[0].ndim)],
             pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+            result="the type of data",
         )
     )
 
@@ -253,6 +258,7 @@ register_op(
             topi.constant(1, inputs[0].shape, inputs[0].dtype),
         ],
         pattern=OpPattern.OPAQUE,
+        result="(the type of data, the type of the mask)",
         fields=lambda attrs: 2,
     )
 )

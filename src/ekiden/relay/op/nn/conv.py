@@ -197,6 +197,8 @@ register_op(
         reference=_conv2d_reference,
         lower=_conv2d_lower,
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(n, channels, h, w) in `out_layout`, each of h and w (extent + padding - "
+        "dilation * (kernel - 1) - 1) // stride + 1; `out_dtype`, if given",
     )
 )
 
@@ -277,6 +279,7 @@ register_op(
             )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(n, channels, w), w as in nn.conv2d",
     )
 )
 
@@ -394,6 +397,8 @@ register_op(
         reference=_transpose_reference,
         lower=_transpose_lower,
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(n, channels, h, w), each of h and w (extent - 1) * stride - padding + dilation "
+        "* (kernel - 1) + output_padding + 1",
     )
 )
 

@@ -74,6 +74,7 @@ register_op(
             topi.nn.dense(inputs[0], inputs[1], None, attrs.out_dtype)
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(..., units): data's shape with its last dimension replaced by the rows of weight",
     )
 )
 
@@ -132,6 +133,7 @@ register_op(
             )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(..., m, n) of tensor_a[..., m, k] and tensor_b[k, n], after the transpositions",
     )
 )
 
@@ -193,6 +195,8 @@ register_op(
             )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(batch, m, n) of [batch, m, k] and [batch, k, n], after the transpositions; a "
+        "batch of 1 broadcasts",
     )
 )
 
@@ -257,6 +261,7 @@ register_op(
             topi.nn.dense_pack(inputs[0], inputs[1], attrs.units, attrs.tile, attrs.out_dtype)
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(..., units)",
     )
 )
 
@@ -300,6 +305,7 @@ register_op(
             topi.nn.pack_weight(inputs[0], attrs.kind, attrs.tile, attrs.groups)
         ],
         pattern=OpPattern.INJECTIVE,
+        result="the shape of the packed weight: tiles of `tile` results, the last one padded",
     )
 )
 

@@ -102,6 +102,7 @@ register_op(
         reference=_batch_norm_reference,
         lower=_batch_norm_lower,
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(the type of data, the type of moving_mean, the type of moving_var)",
         fields=lambda attrs: 3,
     )
 )
@@ -160,6 +161,7 @@ register_op(
             topi.nn.layer_norm(inputs[0], *_parameters(attrs, inputs), attrs.axis, attrs.epsilon)
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="the type of data",
     )
 )
 
@@ -223,6 +225,7 @@ register_op(
             )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="the type of data",
     )
 )
 
@@ -294,6 +297,7 @@ register_op(
             )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="the type of data",
     )
 )
 
@@ -350,6 +354,7 @@ register_op(
             topi.nn.lrn(inputs[0], attrs.size, attrs.axis, attrs.alpha, attrs.beta, attrs.bias)
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="the type of data",
     )
 )
 

@@ -64,6 +64,7 @@ register_op(
             )
         ],
         pattern=OpPattern.INJECTIVE,
+        result="data's shape with both pads added to each dimension",
     )
 )
 

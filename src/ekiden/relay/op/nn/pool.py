@@ -207,6 +207,8 @@ def _declare(
             reference=reference,
             lower=lower,
             pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+            result="data with each pooled extent (extent + padding - dilation * (pool - 1) - 1)"
+            " // stride + 1, rounded up with `ceil_mode`",
         )
     )
 
@@ -334,6 +336,7 @@ def _declare_global(
             reference=_global_reference(function),
             lower=lambda attrs, inputs, out: [compute(inputs[0], spatial(attrs.layout), True)],
             pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+            result="data with 1 along H and W",
         )
     )
 
@@ -389,6 +392,7 @@ register_op(
             adaptive_avg_pool(inputs[0], out.shape, spatial(attrs.layout))
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="data with `output_size` along H and W",
     )
 )
 

@@ -81,6 +81,7 @@ register_op(
             topi.nn.winograd_weight(inputs[0], attrs.tile_size, attrs.tile)
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="the shape of the transformed weight",
         description="A 3x3 weight (OIHW) as the products of Winograd's method take it.",
     )
 )
@@ -99,6 +100,7 @@ register_op(
             )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(n, h, w, channels), as nn.conv2d",
         description="A 3x3 convolution of NHWC data without strides, by Winograd's method.",
     )
 )

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Write docs/operators.md from the declarations of the operators.
+
+scripts/generate_operators.py           write the page
+scripts/generate_operators.py --check   write nothing; fail if the page is out of date
+"""
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.op import OPS, OpDef
+from ekiden.relay.op._document import fields, signature
+
+PAGE = Path(__file__).resolve().parent.parent / "docs/operators.md"
+HEAD = """# Operators
+
+Generated from the declarations in `src/ekiden/relay/op` by `scripts/generate_operators.py`.
+Do not edit.
+
+A call in Relay text is `name(arguments, attribute=value, ...)`; in Python, the function of that
+name in `ekiden.relay.op` (`relay.op.nn.dense(data, weight, units=10)`). An attribute without a
+default is required. *Result* says what the type relation gives, *Fusion* how the operator joins
+others in one kernel.
+"""
+
+
+def field_docs(kind: type[Attrs]) -> dict[str, str]:
+    """The strings written under the fields of an attribute class."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, after in zip(body.body, body.body[1:], strict=False):
+        is_field = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if is_field and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            found[field.target.id] = " ".join(str(after.value.value).split())
+    return found
+
+
+def attributes(definition: OpDef) -> Iterator[str]:
+    """The table of the attributes."""
+    kind = definition.attrs
+    if kind is None:
+        return
+    docs = field_docs(kind)
+    yield f"Attributes (`{kind.type_key}`): " + " ".join((inspect.getdoc(kind) or "").split())
+    yield ""
+    yield "| attribute | type | default | meaning |" if docs else "| attribute | type | default |"
+    yield "|---|---|---|---|" if docs else "|---|---|---|"
+    for name, type_name, default in fields(definition):
+        shown = "" if default == "required" else f"`{default}`"
+        row = f"| `{name}` | `{type_name.replace('|', 'or')}` | {shown} |"
+        yield f"{row} {docs.get(name, '')} |" if docs else row
+    yield ""
+
+
+def section(definition: OpDef) -> Iterator[str]:
+    """What the page says about one operator."""
+    yield f"### `{signature(definition)}`"
+    yield ""
+    yield definition.description
+    yield ""
+    yield f"*Result*: {definition.result}."
+    facts = [f"*Fusion*: {definition.pattern.name}"]
+    if definition.reshape_only:
+        facts.append("a view: no kernel runs")
+    if definition.data_dependent:
+        facts.append("the result's shape depends on the data")
+    if definition.stateful:
+        facts.append("has an effect")
+    if definition.lower is None:
+        facts.append("has no kernel")
+    if definition.reference is None:
+        facts.append("is not interpreted")
+    yield "; ".join(facts) + "."
+    yield ""
+    yield from attributes(definition)
+
+
+def page() -> str:
+    """The whole page: families in order of their names, operators too."""
+    families: dict[str, list[OpDef]] = {}
+    for name in sorted(OPS):
+        families.setdefault(name.rpartition(".")[0], []).append(OPS[name])
+    lines = [HEAD]
+    for family in sorted(families):
+        lines += [f"## {family or 'Tensors'}", ""]
+        lines += [line for definition in families[family] for line in section(definition)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> int:
+    """Write or check the page."""
+    text = page()
+    if "--check" not in sys.argv:
+        PAGE.write_text(text)
+        return 0
+    if PAGE.exists() and PAGE.read_text() == text:
+        return 0
+    print(f"{PAGE.name} is out of date: run scripts/generate_operators.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

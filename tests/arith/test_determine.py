@@ -1,0 +1,102 @@
+"""What `determines` claims is true of every iteration: checked by trying them all."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ekiden.arith import determines, evaluate
+from ekiden.ir.prim import PrimExpr, SizeVar, Var, const
+from ekiden.ir.range import Range
+
+X, Y, Z = Var("i"), Var("j"), Var("k")
+N, M = SizeVar("n"), SizeVar("m")
+
+
+def ranges(**extents: int | PrimExpr) -> dict[Var, Range]:
+    """The ranges of i, j and k."""
+    names = {"i": X, "j": Y, "k": Z}
+    return {names[name]: Range(extent) for name, extent in extents.items()}
+
+
+@pytest.mark.parametrize(
+    ("indices", "iters"),
+    [
+        ([X * 4 + Y], ranges(i=3, j=4)),
+        ([X // 4, X % 4], ranges(i=12)),
+        ([X // 5, X % 5], ranges(i=12)),
+        ([(X * 8 + Y) // 3, (X * 8 + Y) % 3], ranges(i=3, j=8)),
+        ([X, X], ranges(i=3)),
+        ([Y + X * 7 + 3], ranges(i=3, j=5)),
+        ([9 - X], ranges(i=9)),
+        ([X * N + Y], ranges(i=M, j=N)),
+        ([X // M, X % M], ranges(i=N * M)),
+        ([X // 4, Y, X % 4], ranges(i=N, j=M)),
+    ],
+)
+def test_determined(indices: list[PrimExpr], iters: dict[Var, Range]) -> None:
+    assert determines(indices, iters, list(iters)) is None
+
+
+@pytest.mark.parametrize(
+    ("indices", "iters", "reason"),
+    [
+        ([X * 4 + Y], ranges(i=3, j=6), "no index tells the steps of 'i' apart"),
+        ([X // 4], ranges(i=12), "a part of 'i' is in no index"),
+        ([X], ranges(i=3, j=2), "no index tells the steps of 'j' apart"),
+        ([X * X], ranges(i=3), "a product of iterators is not a sum of digits"),
+        ([X + Y], ranges(i=N, j=N), "no index tells the steps of 'i' apart"),
+    ],
+)
+def test_not_determined(indices: list[PrimExpr], iters: dict[Var, Range], reason: str) -> None:
+    assert determines(indices, iters, list(iters)) == reason
+
+
+def test_only_what_is_wanted() -> None:
+    iters = ranges(i=N, j=5, k=4)
+    assert determines([X * 8 + Y + Z], iters, [X]) is None
+    assert determines([X * 8 + Y + Z], iters, [X, Y]) is not None
+    assert determines([const(0)], ranges(i=1, j=N), [X]) is None
+
+
+EXTENTS = (1, 2, 3, 4, 6)
+
+
+@st.composite
+def index_exprs(draw: st.DrawFn) -> PrimExpr:
+    """A sum of scaled iterators, divided and taken modulo now and then."""
+    expr: PrimExpr = const(draw(st.integers(0, 3)))
+    for var in draw(st.lists(st.sampled_from([X, Y, Z]), min_size=1, max_size=3)):
+        expr = expr + var * draw(st.sampled_from([1, 1, 2, 3, 4, 6, 8, 12, -1]))
+    match draw(st.integers(0, 5)):
+        case 0:
+            expr = expr // draw(st.sampled_from([2, 3, 4]))
+        case 1:
+            expr = expr % draw(st.sampled_from([2, 3, 4, 6]))
+        case 2:
+            inner = expr // draw(st.sampled_from([2, 3]))
+            expr = inner % draw(st.sampled_from([2, 4])) + draw(st.sampled_from([X, Y, Z])) * 4
+    return expr
+
+
+@given(
+    st.lists(index_exprs(), min_size=1, max_size=3),
+    st.tuples(*[st.sampled_from(EXTENTS)] * 3),
+    st.sets(st.sampled_from([X, Y, Z]), min_size=1),
+)
+@settings(max_examples=250, deadline=None)
+def test_claims_hold_everywhere(
+    indices: list[PrimExpr], extents: tuple[int, int, int], wanted: set[Var]
+) -> None:
+    iters = dict(zip((X, Y, Z), map(Range, extents), strict=True))
+    if determines(indices, iters, wanted) is not None:
+        return
+    seen: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for point in itertools.product(*map(range, extents)):
+        values = dict(zip((X, Y, Z), point, strict=True))
+        at = tuple(evaluate(e, values) for e in indices)
+        mine = tuple(values[v] for v in (X, Y, Z) if v in wanted)
+        assert seen.setdefault(at, mine) == mine, (at, mine, seen[at])

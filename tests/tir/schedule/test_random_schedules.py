@@ -1,0 +1,77 @@
+"""Random tensor programs under random accepted steps equal NumPy.
+
+150 programs here; `EKIDEN_RANDOM_SCHEDULES=3000 pytest tests/tir/schedule/test_random_schedules.py`
+is the long run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+from schedule_programs import KINDS, TensorProgram, random_program, random_steps
+
+import ekiden
+from ekiden import tir
+from ekiden.tir.interpreter import run
+from ekiden.tir.transform import lower
+
+COUNT = int(os.environ.get("EKIDEN_RANDOM_SCHEDULES", "150"))
+GROUP = 25
+NATIVE_EVERY = 5
+"""One program of so many is compiled and run natively as well."""
+
+
+def scheduled(seed: int) -> tuple[TensorProgram, tir.Schedule, dict[str, int]]:
+    """A program under random steps, and how many of each kind were accepted."""
+    source = random.Random(seed)
+    program = random_program(source)
+    sch = tir.Schedule(program.func, seed=seed, error_render_level="fast")
+    accepted, _ = random_steps(sch, source, source.randint(4, 24))
+    return program, sch, accepted
+
+
+@pytest.mark.parametrize("group", range((COUNT + GROUP - 1) // GROUP))
+def test_random_schedules_mean_the_same(group: int) -> None:
+    accepted: dict[str, int] = {}
+    for seed in range(group * GROUP, min((group + 1) * GROUP, COUNT)):
+        program, sch, done = scheduled(seed)
+        for kind, count in done.items():
+            accepted[kind] = accepted.get(kind, 0) + count
+        arguments, expected = program.arguments(seed)
+        run(tir.verify(lower(sch.func)), *arguments)
+        check(arguments, expected, f"seed {seed}")
+        if seed % NATIVE_EVERY == 0:
+            arguments, expected = program.arguments(seed + 1)
+            ekiden.build(sch.func)["main"](*arguments)
+            check(arguments, expected, f"native, seed {seed}")
+    assert sum(accepted.values()) > 3 * GROUP, accepted
+    assert len(accepted) > len(KINDS) // 2, accepted
+
+
+def check(arguments: list[object], expected: list[object], what: str) -> None:
+    """The outputs, which are the last arguments, are as expected, to the bit."""
+    for got, wanted in zip(arguments[-len(expected) :], expected, strict=True):
+        np.testing.assert_array_equal(got, wanted, err_msg=what)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_traces_of_random_schedules_replay(seed: int) -> None:
+    program, sch, _ = scheduled(seed)
+    text = str(sch.func)
+    replayed = tir.Schedule(program.func)
+    sch.trace.apply_to_schedule(replayed)
+    assert str(replayed.func) == text
+    from_json = tir.Schedule(program.func)
+    tir.Trace.apply_json_to_schedule(sch.trace.as_json(), from_json)
+    assert str(from_json.func) == text
+    short = tir.Schedule(program.func)
+    sch.trace.simplified().apply_to_schedule(short)
+    assert str(short.func) == text
+    as_python: dict[str, object] = {}
+    exec(str(sch.trace), as_python)
+    written = tir.Schedule(program.func)
+    as_python["apply_trace"](written)  # type: ignore[operator]
+    assert str(written.func) == text

@@ -1,0 +1,41 @@
+"""What would change the meaning of a program is refused, with the reason and the place."""
+
+from __future__ import annotations
+
+import pytest
+from refused_schedules import CASES, Refused
+
+from ekiden.tir import Schedule, ScheduleError
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_refused_schedule(case: Refused) -> None:
+    sch = Schedule(case.program)
+    with pytest.raises(ScheduleError) as error:
+        case.steps(sch)
+    assert str(error.value) == case.message
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_refusal_changes_nothing(case: Refused) -> None:
+    """The program is that before the refused step, and the trace replays to it."""
+    sch = Schedule(case.program)
+    with pytest.raises(ScheduleError):
+        case.steps(sch)
+    again = Schedule(case.program)
+    sch.trace.apply_to_schedule(again)
+    assert str(again.func) == str(sch.func)
+
+
+def test_there_are_many() -> None:
+    assert len(CASES) >= 80
+    assert len({case.message for case in CASES}) >= 80
+
+
+def test_the_place_can_be_left_out() -> None:
+    sch = Schedule(CASES[0].program, error_render_level="fast")
+    with pytest.raises(ScheduleError) as error:
+        CASES[0].steps(sch)
+    assert str(error.value) == CASES[0].message.split("\n")[0]
