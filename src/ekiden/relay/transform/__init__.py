@@ -23,6 +23,7 @@ from ekiden.relay.transform.combine_parallel import (
 )
 from ekiden.relay.transform.convert_layout import ConvertLayout
 from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
+from ekiden.relay.transform.defunctionalization import Defunctionalization, Defunctionalize
 from ekiden.relay.transform.defuse_ops import DefuseOps
 from ekiden.relay.transform.div_to_mul import DivToMul
 from ekiden.relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
@@ -86,6 +87,7 @@ for _factory in (
     MergeCompilerRegions,
     PartitionGraph,
     PartialEvaluate,
+    Defunctionalize,
     ToANormalForm,
     ToGraphNormalForm,
     RemoveUnusedFunctions,
@@ -105,6 +107,8 @@ __all__ = [
     "CombineParallelDense",
     "ConvertLayout",
     "DeadCodeElimination",
+    "Defunctionalization",
+    "Defunctionalize",
     "DefuseOps",
     "DivToMul",
     "EliminateCommonSubexpr",
