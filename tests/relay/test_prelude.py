@@ -83,7 +83,7 @@ CASES = [
     (f"@zip({LIST}, Cons(4, Cons(5, Nil)))", [(1, 4), (2, 5)]),
     (f"@rev({LIST})", [3, 2, 1]),
     (f"@map_accumr({STEP}, 1, {LIST})", (7, [6, 8, 3])),
-    (f"@map_accuml({STEP}, 1, {LIST})", (7, [1, 4, 12])),
+    (f"@map_accuml({STEP}, 1, {LIST})", (7, [12, 4, 1])),
     (
         "@unfoldr(fn (%n: int32) -> Option[(int32, int32)]"
         " { if (%n > 0) { Some((%n - 1, %n)) } else { None } }, 3)",

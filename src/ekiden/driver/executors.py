@@ -17,6 +17,7 @@ from ekiden.driver.executable import Executable
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
+from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.expr import Constructor, Expr, Function, Var, const
 from ekiden.relay.interpreter import Closure, ConstructorValue, Interpreter, RefValue
 from ekiden.relay.transform import InferType, RemoveUnusedFunctions
@@ -116,20 +117,8 @@ def create_executor(
         raise CompileError(f"create_executor: no kind {kind!r}; there are {', '.join(EXECUTORS)}")
     module = mod if mod is not None else IRModule()
     if params:
-        module = bind_params(module, params)
+        module = bind_params_in_module(module, params)
     return EXECUTORS[kind](module, Target.parse(target))
-
-
-def bind_params(module: IRModule, params: Mapping[str, object]) -> IRModule:
-    """The module whose `main` has constants for the parameters of those names."""
-    main = module["main"]
-    assert isinstance(main, Function)
-    values: dict[Var, Expr] = {
-        p: const(params[p.name_hint]) for p in main.params if p.name_hint in params
-    }
-    bound = bind(main, values)
-    assert isinstance(bound, Function)
-    return module.with_function("main", bound)
 
 
 def _arrange(main: Function, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
@@ -220,4 +209,4 @@ def _rebuild(root: ConstructorValue, convert: Callable[[object], object]) -> obj
     return made[id(root)]
 
 
-__all__ = ["EXECUTORS", "DebugExecutor", "Executor", "VMExecutor", "bind_params", "create_executor"]
+__all__ = ["EXECUTORS", "DebugExecutor", "Executor", "VMExecutor", "create_executor"]

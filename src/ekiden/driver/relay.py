@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from ekiden.backend.vm.pipeline import optimize as optimize_module
 from ekiden.driver.build import compile
 from ekiden.driver.executable import Executable
-from ekiden.driver.executors import bind_params
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
+from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.transform import InferType
 from ekiden.target import Target
 
@@ -18,7 +18,7 @@ Params = Mapping[str, object]
 
 def _module(ir_mod: IRModule | BaseFunc, params: Params | None) -> IRModule:
     module = ir_mod if isinstance(ir_mod, IRModule) else IRModule.from_expr(ir_mod)
-    return bind_params(module, params) if params else module
+    return bind_params_in_module(module, params) if params else module
 
 
 def build(

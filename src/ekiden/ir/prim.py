@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import ClassVar, Union
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.node import Node, ignored, node
+from ekiden.ir.node import Node, freeze, ignored, node
 
 ExprLike = Union["PrimExpr", int, float, bool]
 
@@ -128,6 +128,12 @@ class IntImm(PrimExpr):
     value: int
     dtype: str = "int64"
 
+    def __post_init__(self) -> None:
+        """TVM's order of arguments is taken too: IntImm("int32", 1)."""
+        first: object = self.value
+        if isinstance(first, str):
+            freeze(self, value=int(self.dtype), dtype=first)
+
     def __int__(self) -> int:
         return self.value
 
@@ -141,6 +147,12 @@ class FloatImm(PrimExpr):
 
     value: float
     dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """TVM's order of arguments is taken too: FloatImm("float32", 1)."""
+        first: object = self.value
+        if isinstance(first, str):
+            freeze(self, value=float(self.dtype), dtype=first)
 
 
 @node("ir.StringImm")

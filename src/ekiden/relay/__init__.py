@@ -27,7 +27,17 @@ from ekiden.ir.type import (
     TypeVar,
     tensor_type,
 )
-from ekiden.relay import adt, analysis, expr_functor, function, op, transform, ty
+from ekiden.relay import (
+    adt,
+    analysis,
+    base,
+    build_module,
+    expr_functor,
+    function,
+    op,
+    transform,
+    ty,
+)
 from ekiden.relay.analysis import free_type_vars
 from ekiden.relay.expr import (
     Call,
@@ -166,8 +176,10 @@ __all__ = [
     "all_vars",
     "analysis",
     "astext",
+    "base",
     "bind",
     "bound_vars",
+    "build_module",
     "const",
     "expr_functor",
     "free_type_vars",

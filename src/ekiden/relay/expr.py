@@ -20,6 +20,7 @@ from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.node import Node, binding, freeze, ignored, node
 from ekiden.ir.op import OPS, Array, Op, get
+from ekiden.ir.prim import PrimExpr
 from ekiden.ir.span import Span
 from ekiden.ir.type import GlobalTypeVar, TensorType, TupleType, Type, TypeVar, tensor_type
 from ekiden.runtime.errors import TypeInferenceError
@@ -294,6 +295,9 @@ class Function(BaseFunc):
             freeze(self, params=tuple(self.params))
         if type(self.type_params) is not tuple:
             freeze(self, type_params=tuple(self.type_params or ()))
+        if self.attrs and any(isinstance(v, PrimExpr) for v in self.attrs.values()):
+            plain = {k: getattr(v, "value", v) for k, v in self.attrs.items()}
+            freeze(self, attrs=plain)
 
     def attr(self, key: str) -> object:
         """An attribute of the function, None if it has none of that key."""

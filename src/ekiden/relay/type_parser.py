@@ -320,9 +320,14 @@ def _is_dtype(name: str) -> bool:
     return scalar in SCALAR_BITS and (not lanes or lanes.isdigit())
 
 
+_DTYPES = {"int": "int32", "uint": "uint32", "float": "float32", "uint1": "bool"}
+"""dtype as TVM's text may have it -> its own name."""
+
+
 def _dtype(name: str) -> str:
-    """A dtype under its own name: TVM writes vectors of bool as `uint1x4`."""
-    return name.replace("uint1", "bool") if name.partition("x")[0] == "uint1" else name
+    """A dtype under its own name."""
+    scalar, lanes, count = name.partition("x")
+    return f"{_DTYPES.get(scalar, scalar)}{lanes}{count}"
 
 
 def _apply(name: str, args: list[PrimExpr]) -> PrimExpr:

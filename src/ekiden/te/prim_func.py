@@ -76,7 +76,10 @@ def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
     domains = zip(reduced, op.reduce_axis, strict=True)
     iters = (*op.axis, *(IterVar(v, r.extent, IterKind.REDUCE) for v, r in domains))
     plain: dict[Var, PrimExpr] = dict(zip(op.reduce_axis, reduced, strict=True))
-    block = Block(op.name, iters, substitute(update, plain), init)
+    # Schedules know the operators of the built-in reducers; of others the reducer gives its word.
+    own = isinstance(first, Reduce) and not first.kind
+    notes = {"commutative": 1} if own else None
+    block = Block(op.name, iters, substitute(update, plain), init, notes)
     loops = tuple(Var(i.var.name) for i in iters)
     nest: Stmt = BlockRealize(loops, const(True), block)
     for var, each in zip(reversed(loops), reversed(iters), strict=True):

@@ -1,5 +1,7 @@
 """Loop programs: statements over buffers (PrimFunc), schedule primitives, lowering passes."""
 
+from ekiden.ir.prim import AnyDim as Any
+from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, SizeVar, Var
 from ekiden.tir import ir_builder
 from ekiden.tir.distinct import distinct
 from ekiden.tir.expr import (
@@ -49,6 +51,7 @@ from ekiden.tir.verify import verify
 
 __all__ = [
     "Allocate",
+    "Any",
     "AssertStmt",
     "Block",
     "BlockRV",
@@ -60,24 +63,29 @@ __all__ = [
     "BufferStore",
     "Evaluate",
     "ExprRV",
+    "FloatImm",
     "For",
     "ForKind",
     "IfThenElse",
     "IndexMap",
     "Instruction",
+    "IntImm",
     "IterKind",
     "IterVar",
     "LetStmt",
     "LoopRV",
     "Prefetch",
+    "PrimExpr",
     "PrimFunc",
     "Ramp",
     "Schedule",
     "ScheduleError",
     "SeqStmt",
+    "SizeVar",
     "Stmt",
     "TensorIntrin",
     "Trace",
+    "Var",
     "VectorReduce",
     "astext",
     "broadcast",

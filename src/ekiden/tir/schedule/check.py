@@ -147,7 +147,7 @@ def _stores(block: Block) -> list[tuple[BufferStore, tuple[For, ...]]]:
 def _sum_fault(block: Block) -> str | None:
     """Why a block is no sum `c = op(c, x)`; None if it is one."""
     if (block.annotations or {}).get("commutative"):
-        return None
+        return _elsewhere(block)
     nested = [s.block for s in outer_blocks(block.body)]
     if nested:
         faults = [_nested_fault(inner) for inner in nested]
@@ -164,6 +164,17 @@ def _sum_fault(block: Block) -> str | None:
             for e in post_order(operands[1])
         ):
             return f"it reads {store.buffer.name!r} elsewhere too"
+    return None
+
+
+def _elsewhere(block: Block) -> str | None:
+    """Which of the buffers it writes a block reads at another element than it writes."""
+    for buffer in written(block):
+        touched = accesses(block.body, buffer)
+        for each in touched:
+            pairs = zip(each.indices, touched[-1].indices, strict=True)
+            if not all(same_expr(a, b) for a, b in pairs):
+                return f"it reads {buffer.name!r} elsewhere too"
     return None
 
 

@@ -1,0 +1,7 @@
+"""Places and printing under the module that TVM has them in."""
+
+from ekiden.ir.span import SourceName, Span
+from ekiden.relay.printer import astext
+from ekiden.relay.printer import astext as pretty_print
+
+__all__ = ["SourceName", "Span", "astext", "pretty_print"]

@@ -1,0 +1,39 @@
+"""Constants in the place of parameters, at TVM's place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ekiden.ir.module import IRModule
+from ekiden.relay.expr import Constant, Function, Var, const
+from ekiden.relay.visitor import bind
+from ekiden.runtime.errors import CompileError
+
+
+def bind_params_by_name(func: Function, params: Mapping[str, object]) -> Function:
+    """The function with constants for the parameters of those names; others stay parameters. Raises
+    CompileError for a name that two parameters have.
+    """
+    by_name: dict[str, Var] = {}
+    for each in func.params:
+        if each.name_hint in params and each.name_hint in by_name:
+            raise CompileError(f"bind: two parameters are named {each.name_hint!r}")
+        by_name[each.name_hint] = each
+    values = {by_name[n]: _constant(v) for n, v in params.items() if n in by_name}
+    bound = bind(func, values)
+    assert isinstance(bound, Function)
+    return bound
+
+
+def _constant(value: object) -> Constant:
+    return value if isinstance(value, Constant) else const(value)
+
+
+def bind_params_in_module(mod: IRModule, params: Mapping[str, object]) -> IRModule:
+    """The module whose `main` has constants for the parameters of those names."""
+    main = mod["main"]
+    assert isinstance(main, Function)
+    return mod.with_function("main", bind_params_by_name(main, params))
+
+
+__all__ = ["bind_params_by_name", "bind_params_in_module"]
