@@ -9,6 +9,7 @@
 #include "ek_platform.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -82,8 +83,11 @@ __attribute__((target("pclmul,sse4.1"))) static uint32_t by_folding(uint32_t sta
   return by_table(by_table(0, rest, sizeof rest), at, size);
 }
 
+/* Asked of the processor: the compiler's own question needs a library that not all of them have. */
 static bool can_fold(void) {
-  return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+  unsigned a, b, c = 0, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return false;
+  return (c & bit_PCLMUL) != 0 && (c & bit_SSE4_1) != 0;
 }
 #else
 static uint32_t by_folding(uint32_t state, const unsigned char *at, size_t size) {

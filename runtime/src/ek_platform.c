@@ -28,6 +28,8 @@ void ek_call_once(ek_once *flag, void (*once)(void)) { pthread_once(flag, once);
 void ek_thread_join(ek_thread thread) { pthread_join(thread, NULL); }
 void ek_thread_yield(void) { sched_yield(); }
 
+long ek_process_id(void) { return (long)getpid(); }
+
 void ek_on_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void)) {
   pthread_atfork(before, in_parent, in_child);
 }
@@ -38,7 +40,8 @@ typedef struct start {
   int cpu;
 } start;
 
-void ek_thread_stay(int cpu) {
+/* Where it is refused, the thread floats. */
+static void stay_on(int cpu) {
 #if defined(__linux__)
   cpu_set_t set;
   if (cpu < 0 || cpu >= CPU_SETSIZE) return;
@@ -53,7 +56,7 @@ void ek_thread_stay(int cpu) {
 static void *thread_main(void *argument) {
   start begin = *(start *)argument;
   free(argument);
-  ek_thread_stay(begin.cpu);
+  stay_on(begin.cpu);
   begin.run(begin.context);
   return NULL;
 }

@@ -25,7 +25,6 @@ void ek_call_once(ek_once *flag, void (*once)(void));
 /* Threads. 'cpu' is one to stay on, or -1 for any. */
 typedef pthread_t ek_thread;
 int ek_thread_start(ek_thread *thread, void (*run)(void *context), void *context, int cpu);
-void ek_thread_stay(int cpu); /* the calling one; where it is refused, it floats */
 void ek_thread_join(ek_thread thread);
 void ek_thread_yield(void);
 
@@ -35,6 +34,8 @@ void ek_thread_on_exit(void (*run)(void));
 /* From now on, calls 'before' in the forking thread before every fork, and after it 'in_parent'
 ** there and 'in_child' in the child, where only the forking thread lives. Each may be NULL. */
 void ek_on_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));
+
+long ek_process_id(void);
 
 /* Tells the core that this is a spin loop. */
 static inline void ek_pause(void) {

@@ -64,7 +64,7 @@ static int32_t worker_count;   /* threads that run */
 static int32_t idle_spins;     /* pauses before a worker parks */
 static bool is_started;
 static uint32_t callers;       /* threads inside ek_parallel_for, those that run inline too */
-static int own_cpus[MAX_THREADS]; /* what threads 1, 2, ... were told to keep to */
+static int own_cpus[MAX_THREADS]; /* what workers 1, 2, ... were told to keep to */
 static int own_cpu_count;
 static unsigned char *slots;
 static size_t slots_actual;
@@ -148,7 +148,7 @@ static void start_workers(void) {
   int cores = ek_physical_cpus(cpus, MAX_THREADS);
   bool pinned = cores == thread_count;
   if (own_cpu_count != 0) {
-    for (int32_t i = 0; i <= wanted; i++) cpus[i] = own_cpus[i % own_cpu_count];
+    for (int32_t i = 0; i < wanted; i++) cpus[i + 1] = own_cpus[i % own_cpu_count];
     pinned = true;
   }
   idle_spins = thread_count <= cores ? SPINS : SPINS_CROWDED;
@@ -298,7 +298,6 @@ int ek_pool_config(int threads, const int *cpus, int n) {
   own_cpu_count = n;
   if (n != 0) memcpy(own_cpus, cpus, (size_t)n * sizeof *cpus);
   resize(threads);
-  if (n != 0) ek_thread_stay(cpus[0]);
   __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
   return 0;
 }

@@ -47,11 +47,18 @@ typedef struct function {
   int32_t n_words;
 } function;
 
-/* int64 vectors are constants enough here. */
+/* Vectors: of int64, or of 'size' elements of 'bits' bits in 'data'. */
 typedef struct constant {
-  const int64_t *data;
+  const void *data;
   int64_t size;
+  int bits;                    /* 0 for int64 */
 } constant;
+
+static inline int bits_of(const constant *c) { return c->bits == 0 ? 64 : c->bits; }
+
+static inline uint64_t nbytes_of(const constant *c) {
+  return ((uint64_t)c->size * (uint64_t)bits_of(c) + 7) / 8;
+}
 
 typedef struct program {
   function functions[MAX_FUNCTIONS];
@@ -98,19 +105,17 @@ static inline bytes constants_section(const program *p, size_t start) {
   uint64_t at = start + (4 + n * 32 + 63) / 64 * 64;
   add_number(&section, n, 4);
   for (uint64_t i = 0; i < n; i++) {
-    uint64_t size = (uint64_t)p->constants[i].size;
-    add_number(&section, EK_DTYPE_INT | 64 << 8 | 1 << 16, 4);
+    const constant *c = &p->constants[i];
+    add_number(&section, EK_DTYPE_INT | (uint64_t)bits_of(c) << 8 | 1 << 16, 4);
     add_number(&section, 1, 4);
-    add_number(&section, size, 8);
-    add_number(&section, size * 8, 8);
+    add_number(&section, (uint64_t)c->size, 8);
+    add_number(&section, nbytes_of(c), 8);
     add_number(&section, at, 8);
-    at += (size * 8 + 63) / 64 * 64;
+    at += (nbytes_of(c) + 63) / 64 * 64;
   }
   for (uint64_t i = 0; i < n; i++) {
     pad(&section);
-    for (int64_t k = 0; k < p->constants[i].size; k++) {
-      add_number(&section, (uint64_t)p->constants[i].data[k], 8);
-    }
+    add(&section, p->constants[i].data, nbytes_of(&p->constants[i]));
   }
   return section;
 }

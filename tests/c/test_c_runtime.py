@@ -1,4 +1,8 @@
-"""The C tests: each built with the system's compiler, plain and under sanitizers, and run."""
+"""The C tests: each built with the system's compiler, plain and under sanitizers, and run.
+
+`scripts/check_c` runs them alone. Two of them take longer when asked: EKIDEN_SOAK is the number of
+rounds of objects (20,000), EKIDEN_FUZZ that of damaged files (1,000).
+"""
 
 import importlib.util
 import os
@@ -31,7 +35,10 @@ INCLUDES = [f"-I{RUNTIME / 'include'}", f"-I{RUNTIME / 'src'}", f"-I{HERE}"]
 COMPUTED_GOTO = {"ek_vm.c"}
 """Files that use an extension of the compilers, and so cannot be pedantic."""
 TESTS = sorted(p.stem for p in HERE.glob("test_*.c"))
+SOAK = int(os.environ.get("EKIDEN_SOAK", "20000"))
+FUZZ = int(os.environ.get("EKIDEN_FUZZ", "1000"))
 TIMEOUT = 120
+LONG = TIMEOUT + SOAK // 1000 + FUZZ // 10
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ BUILDS = {
     "hard": Build((*ADDRESS, "-DEK_HARD_TEST", "-DEK_VM_SWITCH")),
     "thread": Build(
         ("-O1", "-g", "-fsanitize=thread"),
-        ("test_pool", "test_object", "test_registry", "test_alloc"),
+        ("test_pool", "test_object", "test_registry", "test_alloc", "test_module", "soak"),
     ),
 }
 
@@ -79,7 +86,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """A folder of all test programs and library.so in one build."""
     build = BUILDS[request.param]
     folder = tmp_path_factory.mktemp(request.param)
-    wanted = TESTS if build.only is None else build.only
+    wanted = [*TESTS, "soak", "fuzz_load"] if build.only is None else build.only
     runtime = sorted((RUNTIME / "src").glob("*.c"))
     sources = [*runtime, HERE / "library.c", *(HERE / f"{t}.c" for t in wanted)]
     with ThreadPoolExecutor(2) as pool:
@@ -91,19 +98,73 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
+def run(program: Path, *arguments: object, timeout: int = TIMEOUT) -> str:
+    """What a test program prints; it must end well."""
+    result = subprocess.run(
+        [program, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=program.parent,
+        env={
+            **os.environ,
+            "EKIDEN_NUM_THREADS": "2",
+            "ASAN_OPTIONS": "allocator_may_return_null=1",
+        },
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
 @pytest.mark.parametrize("test", TESTS)
 def test_c(built: Path, test: str) -> None:
     if not (built / test).exists():
         pytest.skip("this build runs the tests of threads alone")
-    result = subprocess.run(
-        [built / test, built / "library.so"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        env={**os.environ, "EKIDEN_NUM_THREADS": "2"},
+    print(run(built / test, built / "library.so"), end="")
+
+
+@pytest.mark.timeout(LONG)
+def test_calls_from_four_threads_and_flat_memory(built: Path) -> None:
+    """Ten million calls, each with a callback, where threads are watched."""
+    calls = 10_000_000 if built.name.startswith("thread") else 100_000
+    print(run(built / "soak", calls, SOAK, timeout=LONG), end="")
+
+
+@pytest.mark.timeout(LONG)
+def test_damaged_files_are_harmless(built: Path) -> None:
+    if not (built / "fuzz_load").exists():
+        pytest.skip("damage is looked for where addresses are watched")
+    print(run(built / "fuzz_load", FUZZ, 1, timeout=LONG), end="")
+
+
+def test_blocks_in_use_at_exit_are_told_of_in_the_hard_build(built: Path, tmp_path: Path) -> None:
+    if not built.name.startswith("hard"):
+        pytest.skip("only that build counts")
+    source = tmp_path / "leak.c"
+    source.write_text(
+        '#include "check.h"\n'
+        "static ek_object *kept;\n"
+        "int main(void) { return ek_array_new(NULL, 0, &kept); }\n"
     )
-    assert result.returncode == 0, result.stdout + result.stderr
-    print(result.stdout, end="")
+    flags = BUILDS["hard"].flags
+    compile_file(source, tmp_path / "leak.o", flags)
+    link([*built.glob("ek_*.o"), tmp_path / "leak.o"], tmp_path / "leak", flags)
+    result = subprocess.run([tmp_path / "leak"], capture_output=True, text=True, check=False)
+    assert result.returncode == 3
+    assert result.stderr == "ekiden: 1 blocks are in use at exit\n"
+
+
+@pytest.mark.parametrize("text", ["many", "0", "-2", "4 threads", "1000"])
+def test_a_number_of_threads_that_is_none_is_told_of(text: str) -> None:
+    program = "from ekiden import runtime; runtime.num_threads(); runtime.num_threads()"
+    environment = {**os.environ, "EKIDEN_NUM_THREADS": text}
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=True
+    )
+    start = f"ekiden: EKIDEN_NUM_THREADS: a number from 1 to 256 expected, got '{text}'; using "
+    assert result.stderr.startswith(start)
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 #include "image.h"
 #include "program.h"
 
+#include <unistd.h>
+
 enum {
 #define EK_OPCODE(name, text, format, operands, meaning) name = EK_OP_##name,
 #include "vm_opcodes.def"
@@ -278,6 +280,51 @@ static void image_functions_are_linked(const program *p) {
   ek_object_release(vm);
 }
 
+static void constants_of_four_bits_are_packed(void) {
+  static const unsigned char packed[] = {0x21, 0x43, 0x05};
+  program p = {.functions = {{"main", 0, 1, WORDS(LoadConst, 0, 0, Ret, 0)}},
+               .constants = {{packed, 5, 4}}};
+  ek_object *vm = machine_of(&p);
+  ek_value result = ek_value_none();
+  CHECK(ek_vm_invoke(vm, 0, NULL, 0, &result) == 0);
+  const ek_dltensor *tensor = ek_value_tensor(&result);
+  CHECK(tensor->dtype.bits == 4 && tensor->shape[0] == 5 && ek_dltensor_nbytes(tensor) == 3);
+  CHECK(memcmp(ek_dltensor_data(tensor), packed, 3) == 0);
+  ek_value_release(&result);
+  ek_object_release(vm);
+}
+
+static void an_executable_file_is_a_module(const program *p) {
+  char path[] = "/tmp/ekiden-module-XXXXXX", name[64], copy[64];
+  int file = mkstemp(path);
+  bytes content = program_file(p);
+  ek_object *module = NULL, *found = NULL, *save = NULL;
+  CHECK(file >= 0 && close(file) == 0);
+  snprintf(name, sizeof name, "%s.eki", path);
+  snprintf(copy, sizeof copy, "%s.copy.eki", path);
+  FILE *out = fopen(name, "wb");
+  CHECK(fwrite(content.data, 1, content.size, out) == content.size && fclose(out) == 0);
+  CHECK(ek_module_load(name, &module) == 0);
+  CHECK(ek_module_get(module, "main", &found) == 0 && found != NULL);
+  ek_object_release(found);
+  ek_value args[2] = {ek_value_object(module), {EK_RAW_STR, 0, {0}}}, ret = ek_value_none();
+  args[1].v.ptr = copy;
+  save = ek_registry_get("ek.module.save");
+  CHECK(ek_function_call(save, args, 2, &ret) == 0);
+  ek_object_release(module);
+  CHECK(ek_module_load(copy, &module) == 0 && ek_module_implements(module, "main") == 1);
+  args[0] = ek_value_object(module);
+  args[1].v.ptr = (void *)(uintptr_t) "/no/such/folder/x.eki";
+  CHECK_ERROR(ek_function_call(save, args, 2, &ret), "OSError",
+              "save '/no/such/folder/x.eki': No such file or directory");
+  ek_object_release(save);
+  ek_object_release(module);
+  free(content.data);
+  remove(name);
+  remove(copy);
+  remove(path);
+}
+
 static void names_must_differ(void) {
   program p = {.functions = {{"main", 0, 0, WORDS(Fatal)}, {"main", 0, 0, WORDS(Fatal)}}};
   ek_object *executable;
@@ -406,6 +453,8 @@ int main(void) {
   mended_damage_is_harmless(&file);
   image_functions_are_linked(&p);
   names_must_differ();
+  constants_of_four_bits_are_packed();
+  an_executable_file_is_a_module(&p);
   text_must_be_utf8();
   bytecode_is_verified();
   control_cannot_run_off_the_end();

@@ -66,6 +66,51 @@ static int modules(void) {
   return code;
 }
 
+/* A type may be defined once: what fails half way leaves the next try to define the rest. */
+static int types(void) {
+  static int tries;
+  char key[32];
+  ek_field fields[2] = {{"left", "a", EK_ANY, 0, 0, EK_FIELD_DEFAULT, NULL, NULL, {0, 0, {0}}},
+                        {"text", NULL, EK_STR, 0, 0, 0, NULL, NULL, {0, 0, {0}}}};
+  ek_value values[2] = {ek_value_none()};
+  ek_object *object = NULL;
+  snprintf(key, sizeof key, "hard.Type%d", tries++);
+  ek_type_def def = {0, NULL, "a type", fields, NULL, 2, 0};
+  int32_t index = ek_type_register(key, EK_OBJECT);
+  int code = index < 0 ? -1 : ek_type_define(index, &def);
+  values[1] = (ek_value){EK_RAW_STR, 0, {0}};
+  values[1].v.ptr = key;
+  if (code == 0) code = ek_object_new(index, values, 2, &object);
+  ek_object_release(object);
+  return code;
+}
+
+static int maps(void) {
+  ek_value items[40], hash_of;
+  uint64_t hash;
+  char keys[40][16];
+  ek_object *map = NULL, *other = NULL, *shape = NULL;
+  for (int i = 0; i < 40; i++) {
+    snprintf(keys[i], sizeof keys[i], "a long key %d", i % 4);
+    items[i] = (ek_value){EK_RAW_STR, 0, {0}};
+    items[i].v.ptr = keys[i];
+  }
+  int code = ek_container_new(EK_MAP, 0, items, 40, &map);
+  if (code == 0) code = ek_container_new(EK_MAP, 0, items, 40, &other);
+  hash_of = map == NULL ? ek_value_none() : ek_value_object(map);
+  if (code == 0) code = ek_value_hash(&hash_of, &hash);
+  if (code == 0) {
+    ek_value b = ek_value_object(other);
+    code = ek_value_equal(&hash_of, &b) == 1 ? 0 : -1;
+  }
+  items[0] = ek_value_int(3);
+  if (code == 0) code = ek_container_new(EK_SHAPE, 0, items, 1, &shape);
+  ek_object_release(shape);
+  ek_object_release(map);
+  ek_object_release(other);
+  return code;
+}
+
 static int workspace(void) {
   void *small = ek_workspace_alloc(100);
   if (small == NULL) return -1;
@@ -87,6 +132,21 @@ static void a_loop_needs_no_memory(void) {
   ek_hard_fail_at(1);
   CHECK(ek_parallel_for(loop_body, &sum, 100, 1) == 0 && sum == 100);
   ek_num_threads(1);
+}
+
+/* Types stay: what each try has left is not counted. */
+static void survive_staying(const char *name, int (*scenario)(void)) {
+  int64_t n = 0;
+  for (int code = -1; code != 0;) {
+    CHECK(n < 1000);
+    ek_hard_fail_at(++n);
+    code = scenario();
+    ek_hard_fail_at(0);
+    ek_object *error = ek_error_take();
+    CHECK(code == 0 || error != NULL);
+    ek_object_release(error);
+  }
+  printf("%s: survives each of %lld failures\n", name, (long long)n - 1);
 }
 
 static void survive(const char *name, int (*scenario)(void)) {
@@ -116,6 +176,8 @@ int main(void) {
   survive("tensors", tensors);
   survive("functions", functions);
   survive("modules", modules);
+  survive("maps", maps);
+  survive_staying("types", types);
   survive("workspace", workspace);
   a_loop_needs_no_memory();
   return 0;

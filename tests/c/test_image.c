@@ -134,6 +134,112 @@ static void a_name_may_stand_once(void) {
               "load code image: export table: 'answer' stands there twice");
 }
 
+/* x86-64. "call" calls ek_call_packed(site, args, nargs, ret): only the first argument is another. */
+static image_bytes calling_image(const char *import) {
+  static const unsigned char code[13] = {0x48, 0x8b, 0x3d, 0xf9, 0x0f, 0, 0, /* mov rdi, [rip+4089] */
+                                         0xff, 0x25, 0xfb, 0x0f, 0, 0};      /* jmp [rip+4091] */
+  image_bytes image = {{'E', 'K', 'I', 'M', 'G', 0, 0, 1}, 4096 + 16};
+  memcpy(image.bytes + 4096, code, sizeof code);
+  put_name(&image, "call");
+  put(&image, 0, 8);
+  size_t imports = image.size;
+  put_name(&image, import);
+  put_name(&image, "ek_call_packed");
+  put_at(&image, 8, 1, 4);
+  put_at(&image, 12, 2, 4);
+  put_at(&image, 16, 16, 8);
+  put_at(&image, 24, 4096 + 16, 8);
+  put_at(&image, 32, imports, 8);
+  put_at(&image, 40, image.size, 8);
+  return image;
+}
+
+#if defined(__x86_64__)
+static int constant(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  (void)args;
+  *ret = ek_value_int(*(const int64_t *)self + nargs);
+  return 0;
+}
+
+static void set_global(const char *name, int64_t *number) {
+  ek_object *function = NULL;
+  CHECK(ek_function_new(number, constant, NULL, &function) == 0);
+  CHECK(ek_registry_set(name, function, 1) == 0);
+  ek_object_release(function);
+}
+
+static int64_t call_with_one(ek_object *function) {
+  ek_value arg = ek_value_none(), ret = ek_value_none();
+  CHECK(ek_function_call(function, &arg, 1, &ret) == 0);
+  return ret.v.i64;
+}
+
+/* What a call site has found it keeps: for as long as the code is there, and no longer. */
+static void calls_by_name_are_found_once(void) {
+  static int64_t ten = 10, twenty = 20;
+  image_bytes image = calling_image("packed:test.by_name");
+  ek_object *module = NULL, *function = NULL, *found;
+  ek_value ret = ek_value_none();
+  CHECK(ek_image_load(image.bytes, image.size, &module) == 0);
+  CHECK(ek_module_get(module, "call", &function) == 0);
+  CHECK_ERROR(ek_function_call(function, NULL, 0, &ret), "KeyError",
+              "call 'test.by_name': there is no global function of that name");
+  set_global("test.by_name", &ten);
+  CHECK(call_with_one(function) == 11);
+  found = ek_registry_get("test.by_name");
+  CHECK((found->refs & EK_STRONG_MASK) == 3);
+  set_global("test.by_name", &twenty);
+  CHECK(call_with_one(function) == 11 && (found->refs & EK_STRONG_MASK) == 2);
+  ek_object_release(function);
+  ek_object_release(module);
+  CHECK((found->refs & EK_STRONG_MASK) == 1);
+  ek_object_release(found);
+  ek_registry_remove("test.by_name");
+}
+
+static void calls_by_name_look_in_imports_first(void) {
+  static int64_t ten = 10;
+  image_bytes image = calling_image("packed:answer"), answer = make_image();
+  ek_object *module = NULL, *imported = NULL, *function = NULL;
+  set_global("answer", &ten);
+  CHECK(ek_image_load(image.bytes, image.size, &module) == 0);
+  CHECK(ek_image_load(answer.bytes, answer.size, &imported) == 0);
+  CHECK(ek_module_import(module, imported) == 0);
+  CHECK(ek_module_get(module, "call", &function) == 0 && call_with_one(function) == 42);
+  ek_object_release(function);
+  ek_object_release(imported);
+  ek_object_release(module);
+  ek_registry_remove("answer");
+}
+#endif
+
+static void profilers_are_told_the_names(void) {
+  image_bytes image = make_image();
+  ek_object *module = NULL;
+  char path[64], line[128];
+  unsigned long long start, size;
+  int lines = 0;
+  snprintf(path, sizeof path, "/tmp/perf-%ld.map", ek_process_id());
+  CHECK(setenv("EKIDEN_PERF_MAP", "1", 1) == 0);
+  CHECK(ek_image_load(image.bytes, image.size, &module) == 0);
+  CHECK(unsetenv("EKIDEN_PERF_MAP") == 0);
+  ek_object_release(module);
+  FILE *file = fopen(path, "r");
+  CHECK(file != NULL);
+  for (char name[32]; fgets(line, sizeof line, file) != NULL; lines++) {
+    CHECK(sscanf(line, "%llx %llx %31s", &start, &size, name) == 3);
+    CHECK(start != 0 && size == (strcmp(name, "fail") == 0 ? TEXT_SIZE - 32 : 32));
+  }
+  CHECK(lines == 2 && fclose(file) == 0 && remove(path) == 0);
+}
+
+static void imports_of_calls_have_names(void) {
+  image_bytes image = calling_image("packed:");
+  ek_object *module = NULL;
+  CHECK_ERROR(ek_image_load(image.bytes, image.size, &module), "LoadError",
+              "load code image: import table: there is no service 'packed:'");
+}
+
 int main(void) {
   functions_are_found_and_keep_the_code();
   names_are_listed_sorted();
@@ -142,5 +248,11 @@ int main(void) {
   damaged_bytes_do_no_harm();
   errors_name_the_section();
   a_name_may_stand_once();
+  profilers_are_told_the_names();
+  imports_of_calls_have_names();
+#if defined(__x86_64__)
+  calls_by_name_are_found_once();
+  calls_by_name_look_in_imports_first();
+#endif
   return 0;
 }

@@ -2,6 +2,7 @@
 ** believe. */
 #include "check.h"
 
+#include <sched.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -121,6 +122,80 @@ static void several_callers_share_it(void) {
   for (int i = 0; i < 3; i++) CHECK(calls[i] >= 300 && calls[i] <= 900);
 }
 
+/* Another model's loop, which goes on until it is told to end. */
+static uint32_t other_is_inside, other_may_end;
+
+static int stay_inside(void *context, int64_t begin, int64_t end) {
+  (void)context;
+  (void)begin;
+  (void)end;
+  __atomic_store_n(&other_is_inside, 1, __ATOMIC_SEQ_CST);
+  while (!__atomic_load_n(&other_may_end, __ATOMIC_SEQ_CST)) ek_thread_yield();
+  return 0;
+}
+
+static void other_model(void *context) {
+  CHECK(ek_parallel_for(stay_inside, context, N, 1) == 0);
+}
+
+static int start_other(void *context, int64_t begin, int64_t end) {
+  (void)end;
+  if (begin != 0) return 0;
+  CHECK(ek_thread_start(context, other_model, NULL, -1) == 0);
+  while (!__atomic_load_n(&other_is_inside, __ATOMIC_SEQ_CST)) ek_thread_yield();
+  return 0;
+}
+
+/* While another caller's loop runs on its own thread, ours leaves one thread out for it. */
+static void two_models_share_the_cores(void) {
+  ek_thread other;
+  ek_num_threads(4);
+  CHECK(ek_parallel_for(start_other, &other, N, 1) == 0);
+  for (int i = 0; i < 50; i++) CHECK(run(N, 1).calls == 3);
+  __atomic_store_n(&other_may_end, 1, __ATOMIC_SEQ_CST);
+  ek_thread_join(other);
+  CHECK(run(N, 1).calls == 4);
+}
+
+/* How many processors each chunk may run on. The caller lets the worker come first. */
+static int count_processors(void *context, int64_t begin, int64_t end) {
+  struct timespec pause = {0, 1000000};
+  cpu_set_t set;
+  (void)end;
+  if (begin == 0) nanosleep(&pause, NULL);
+  CHECK(sched_getaffinity(0, sizeof set, &set) == 0);
+  ((int *)context)[begin] = CPU_COUNT(&set);
+  return 0;
+}
+
+static int config(int64_t threads, const int64_t *cpus, int64_t n) {
+  ek_value items[4], args[2] = {ek_value_int(threads)}, ret = ek_value_none();
+  ek_object *array = NULL, *function = ek_registry_get("ek.runtime.config_threadpool");
+  for (int64_t i = 0; i < n; i++) items[i] = ek_value_int(cpus[i]);
+  CHECK(ek_array_new(items, n, &array) == 0);
+  args[1] = ek_value_object(array);
+  int code = ek_function_call(function, args, 2, &ret);
+  ek_object_release(array);
+  ek_object_release(function);
+  return code;
+}
+
+static void workers_keep_to_the_processors_given(void) {
+  int allowed[2] = {0, 0};
+  int64_t here = sched_getcpu(), wrong = -1;
+  CHECK(config(2, &here, 1) == 0 && ek_num_threads(0) == 2);
+  for (int i = 0; i < 100 && allowed[1] != 1; i++) { /* the caller may do both chunks */
+    CHECK(ek_parallel_for(count_processors, allowed, 2, 1) == 0);
+  }
+  CHECK(allowed[1] == 1);
+  CHECK_ERROR(config(2, &wrong, 1), "ValueError",
+              "ek.runtime.config_threadpool: processor 0: a number >= 0 expected, got int");
+  CHECK_ERROR(config(-1, NULL, 0), "ValueError",
+              "ek.runtime.config_threadpool: at most 256 processors and no negative number of "
+              "threads expected");
+  CHECK(config(3, NULL, 0) == 0 && run(N, 1).calls == 3);
+}
+
 static void parked_workers_wake(void) {
   struct timespec pause = {0, 5000000};
   ek_num_threads(3);
@@ -187,6 +262,8 @@ int main(void) {
   the_first_failing_chunk_is_reported();
   the_number_is_fixed_inside_a_loop();
   several_callers_share_it();
+  two_models_share_the_cores();
+  workers_keep_to_the_processors_given();
   parked_workers_wake();
   if (can_fork) a_forked_child_starts_its_own_workers();
   print_the_cost_of_a_loop();

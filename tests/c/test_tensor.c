@@ -132,6 +132,151 @@ static void copies_check_both_sides(void) {
   CHECK_ERROR(ek_tensor_copy(&from, &to), "TypeError", "copy tensor: the dtypes differ");
 }
 
+/* Strided views ---------------------------------------------------------------------------------- */
+
+static ek_object *strided(ek_object *owner, const ek_dltensor *from, int64_t n, int64_t stride,
+                          uint64_t offset) {
+  ek_dltensor like = {from->data, from->device, 1, from->dtype, &n, &stride, offset};
+  ek_object *view = NULL;
+  return ek_tensor_strided(owner, &like, 0, &view) == 0 ? view : NULL;
+}
+
+static void views_have_strides(void) {
+  const int64_t six[1] = {6}, three[1] = {3};
+  ek_object *whole = NULL, *part = NULL;
+  CHECK(ek_tensor_new(six, 1, float32, cpu, &whole) == 0);
+  CHECK(ek_tensor_new(three, 1, float32, cpu, &part) == 0);
+  float *data = as_tensor(whole)->dl.data, *to = as_tensor(part)->dl.data;
+  for (int i = 0; i < 6; i++) data[i] = (float)i;
+  ek_object *storage = as_tensor(whole)->owner;
+  ek_object *odd = strided(storage, &as_tensor(whole)->dl, 3, 2, 4);
+  ek_object *backwards = strided(storage, &as_tensor(whole)->dl, 3, -1, 20);
+  CHECK(odd != NULL && backwards != NULL && as_tensor(odd)->dl.strides[0] == 2);
+  CHECK(ek_tensor_copy(&as_tensor(odd)->dl, &as_tensor(part)->dl) == 0);
+  CHECK(to[0] == 1 && to[1] == 3 && to[2] == 5);
+  CHECK(ek_tensor_copy(&as_tensor(backwards)->dl, &as_tensor(part)->dl) == 0);
+  CHECK(to[0] == 5 && to[1] == 4 && to[2] == 3);
+  ek_object_release(odd);
+  ek_object_release(backwards);
+  CHECK(strided(storage, &as_tensor(whole)->dl, 3, INT64_MAX / 2, 0) == NULL);
+  drop_error();
+  CHECK(strided(storage, &as_tensor(whole)->dl, 100, -1, 0) == NULL);
+  drop_error();
+  CHECK(strided(storage, &as_tensor(whole)->dl, 2, 100000, 0) == NULL);
+  drop_error();
+  ek_object_release(part);
+  ek_object_release(whole);
+}
+
+/* Elements of fewer than 8 bits ------------------------------------------------------------------ */
+
+static unsigned element_of(const ek_dltensor *tensor, int64_t index) {
+  int64_t bits = tensor->dtype.bits, value = 0;
+  const unsigned char *data = ek_dltensor_data(tensor);
+  for (int64_t i = 0, at = index * bits; i < bits; i++, at++) {
+    value |= (int64_t)(data[at / 8] >> (at % 8) & 1) << i;
+  }
+  return (unsigned)value;
+}
+
+static void set_element(const ek_dltensor *tensor, int64_t index, unsigned value) {
+  int64_t bits = tensor->dtype.bits;
+  unsigned char *data = ek_dltensor_data(tensor);
+  for (int64_t i = 0, at = index * bits; i < bits; i++, at++) {
+    unsigned char mask = (unsigned char)(1u << (at % 8));
+    data[at / 8] = (unsigned char)((data[at / 8] & ~mask) | ((value >> i & 1) ? mask : 0));
+  }
+}
+
+static void small_elements_are_packed(void) {
+  static const ek_dtype dtypes[] = {{EK_DTYPE_INT, 4, 1},
+                                    {EK_DTYPE_UINT, 1, 1},
+                                    {EK_DTYPE_UINT, 2, 1},
+                                    {EK_DTYPE_FLOAT6_E2M3FN, 6, 1},
+                                    {EK_DTYPE_FLOAT4_E2M1FN, 4, 1}};
+  const int64_t shape[2] = {3, 5};
+  for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; d++) {
+    ek_object *from = NULL, *to = NULL, *view = NULL;
+    unsigned mask = (1u << dtypes[d].bits) - 1;
+    const int64_t turned[2] = {5, 3};
+    int64_t strides[2] = {1, 5};
+    CHECK(ek_tensor_new(shape, 2, dtypes[d], cpu, &from) == 0);
+    CHECK(ek_tensor_new(turned, 2, dtypes[d], cpu, &to) == 0);
+    const ek_dltensor *a = &as_tensor(from)->dl, *b = &as_tensor(to)->dl;
+    CHECK(ek_dltensor_nbytes(a) == (15 * (size_t)dtypes[d].bits + 7) / 8);
+    for (int64_t i = 0; i < 15; i++) set_element(a, i, (unsigned)(7 * i + 3) & mask);
+    ek_dltensor like = {a->data, cpu, 2, dtypes[d], (int64_t *)(uintptr_t)turned, strides, 0};
+    CHECK(ek_tensor_strided(from, &like, 0, &view) == 0);
+    CHECK(ek_tensor_copy(&as_tensor(view)->dl, b) == 0);
+    for (int64_t i = 0; i < 15; i++) CHECK(element_of(b, i) == element_of(a, i % 3 * 5 + i / 3));
+    ek_object_release(view);
+    ek_object_release(to);
+    ek_object_release(from);
+  }
+}
+
+/* Another kind of device: memory of the host with a header that the host does not look for. */
+static int64_t allocated, copies;
+
+static int device_alloc(ek_device device, size_t size, size_t alignment, void **out) {
+  (void)alignment;
+  if (device.id == 9) return ek_error("MemoryError", "device 9 is full");
+  allocated += (int64_t)size;
+  *out = malloc(size + 1);
+  return 0;
+}
+
+static void device_free(ek_device device, void *data, size_t size) {
+  (void)device;
+  allocated -= (int64_t)size;
+  free(data);
+}
+
+static int device_copy(const void *from, ek_device from_device, void *to, ek_device to_device,
+                       size_t size) {
+  CHECK(from_device.type == 12 || to_device.type == 12);
+  copies++;
+  memcpy(to, from, size);
+  return 0;
+}
+
+static void copies_go_through_the_table_of_the_device(void) {
+  static const ek_device_table table = {"test", device_alloc, device_free, device_copy};
+  static const ek_device_table other = {"other", device_alloc, device_free, device_copy};
+  const ek_device device = {12, 0}, full = {12, 9}, unknown = {13, 0};
+  const int64_t shape[1] = {4};
+  ek_object *here = NULL, *there = NULL, *back = NULL;
+  CHECK_ERROR(ek_tensor_new(shape, 1, float32, device, &there), "ValueError",
+              "allocate storage: expected the CPU (device type 1) or a registered device, got "
+              "device type 12");
+  CHECK(ek_device_register(12, &table) == 0 && ek_device_register(12, &table) == 0);
+  CHECK_ERROR(ek_device_register(12, &other), "ValueError",
+              "register device: type 12 is 'test' already, got 'other'");
+  CHECK_ERROR(ek_device_register(1, &table), "ValueError",
+              "register device: a type from 2 to 63 expected, got 1");
+  CHECK(ek_tensor_new(shape, 1, float32, cpu, &here) == 0);
+  CHECK(ek_tensor_new(shape, 1, float32, device, &there) == 0 && allocated == 16);
+  CHECK(ek_tensor_new(shape, 1, float32, cpu, &back) == 0);
+  float *data = as_tensor(here)->dl.data;
+  for (int i = 0; i < 4; i++) data[i] = (float)i;
+  CHECK(ek_tensor_copy(&as_tensor(here)->dl, &as_tensor(there)->dl) == 0);
+  CHECK(ek_tensor_copy(&as_tensor(there)->dl, &as_tensor(back)->dl) == 0 && copies == 2);
+  CHECK(memcmp(as_tensor(back)->dl.data, data, 16) == 0);
+  ek_dltensor foreign = as_tensor(there)->dl, turned = as_tensor(here)->dl;
+  int64_t two = 2;
+  foreign.device = unknown;
+  turned.strides = &two;
+  CHECK(ek_tensor_copy(&foreign, &as_tensor(there)->dl) == -1);
+  drop_error();
+  CHECK_ERROR(ek_tensor_copy(&turned, &as_tensor(there)->dl), "ValueError",
+              "copy tensor: contiguous tensors expected between devices, got strides");
+  ek_object_release(here);
+  ek_object_release(there);
+  ek_object_release(back);
+  CHECK(allocated == 0);
+  CHECK_ERROR(ek_tensor_new(shape, 1, float32, full, &there), "MemoryError", "device 9 is full");
+}
+
 int main(void) {
   storage_is_aligned();
   bad_storage_is_refused();
@@ -143,5 +288,8 @@ int main(void) {
   strided_copies_follow_the_strides();
   a_broadcast_dimension_is_copied_out();
   copies_check_both_sides();
+  views_have_strides();
+  small_elements_are_packed();
+  copies_go_through_the_table_of_the_device();
   return 0;
 }

@@ -40,7 +40,7 @@ def _main(module: IRModule) -> Function:
 def exp(module: IRModule, context: PassContext) -> IRModule:
     """%x -> exp(%x)"""
     main = _main(module)
-    return module.update("main", main.with_fields(body=op.exp(main.body)))
+    return module.with_function("main", main.with_fields(body=op.exp(main.body)))
 
 
 @module_pass(name="Same")
@@ -52,7 +52,7 @@ def same(module: IRModule, context: PassContext) -> IRModule:
 @module_pass(name="Break")
 def break_it(module: IRModule, context: PassContext) -> IRModule:
     """Uses a variable that nothing binds."""
-    return module.update("main", Function((), var("lost", shape=()), None))
+    return module.with_function("main", Function((), var("lost", shape=()), None))
 
 
 def _run(*passes: Pass, instrument: PassInstrument) -> IRModule:
@@ -82,7 +82,7 @@ def test_a_function_pass_sees_each_relay_function_once() -> None:
 
     module = parse("def @main(%x: float32) { %x } def @other(%y: float32) { %y }")
     skipped = _main(module).with_fields(attrs={"SkipOptimization": 1})
-    made = look(module.update("main", skipped))
+    made = look(module.with_function("main", skipped))
     assert len(seen) == 1
     assert made["main"] is skipped and "exp(%y)" in str(made["other"])
 

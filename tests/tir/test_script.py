@@ -411,6 +411,17 @@ def test_shared_parts_are_written_once() -> None:
     assert structural_equal(parsed(text), func)
 
 
+def test_a_part_that_statements_share_is_named_once() -> None:
+    a = Buffer("A", (const(4),))
+    long: PrimExpr = a[0]
+    for n in range(40):
+        long = long + a[n % 4]
+    twice = BufferStore(a, long * long, (const(0),))
+    func = PrimFunc((a,), tir.seq(twice, twice, BufferStore(a, long, (const(1),))), None)
+    assert func.script().count("T.meta_var(") == 1
+    assert structural_equal(parsed(func.script()), func)
+
+
 def test_one_variable_bound_twice_is_two_in_the_text() -> None:
     a = Buffer("A", (const(4),))
     i = Var("i")

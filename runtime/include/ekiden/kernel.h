@@ -25,7 +25,11 @@ int ek_call_packed(ek_call_site *site, const ek_value *args, int32_t nargs, ek_v
 void ek_value_drop(ek_value *value);
 
 /* Declares a call site: 'ek_call_packed(&variable, ...)' calls the function 'name', a literal. */
+#ifdef __clang__
 #define EK_CALL_SITE(variable, name) extern ek_call_site variable __asm__("packed:" name)
+#else                                      /* GCC hands the label to the assembler as it is */
+#define EK_CALL_SITE(variable, name) extern ek_call_site variable __asm__("\"packed:" name "\"")
+#endif
 
 #else
 

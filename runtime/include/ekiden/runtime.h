@@ -536,8 +536,10 @@ EK_API ek_object *ek_error_take(void);
 **   ek.executable.module(executable)          a module that gives its functions by name
 **   ek.runtime.allocation_count()             as ek_pool_stats.system_allocations
 **   ek.runtime.num_threads([n])               as ek_num_threads
-**   ek.runtime.config_threadpool(n, cpus)     n as for ek_num_threads, and the array of processors
-**                                             that thread 1, 2, ... keep to; empty: the default
+**   ek.runtime.config_threadpool(n, cpus)     n as for ek_num_threads, and an array: the processors
+**                                             that workers 1, 2, ... keep to, from the first again
+**                                             when it ends; empty: as at first. Callers go where
+**                                             they like
 **   ek.runtime.pool_trim()                    as ek_pool_get(1)
 ** It looks up "ek.module.load.<suffix>"(path): loaders of module files, see ek_module_load. */
 EK_API int ek_registry_set(const char *name, ek_object *function, int override);

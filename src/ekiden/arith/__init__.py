@@ -1,7 +1,7 @@
 """Integer analysis: bounds, simplification and proofs over shapes and indices."""
 
 from ekiden.arith.analyzer import Analyzer, prove_equal, simplify
-from ekiden.arith.determine import determines
+from ekiden.arith.determine import determines, image_box
 from ekiden.arith.evaluate import evaluate, substitute
 from ekiden.arith.iter_map import (
     IterMapLevel,
@@ -28,6 +28,7 @@ __all__ = [
     "detect_iter_map",
     "determines",
     "evaluate",
+    "image_box",
     "inverse_affine_iter_map",
     "is_bijective",
     "iter_map_simplify",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple, TypeAlias
 
-from ekiden.arith import poly
+from ekiden.arith import poly, rewrite
+from ekiden.arith.int_set import IntervalSet, eval_set, interval
 from ekiden.arith.poly import ONE, Key, Monomial, Poly
 from ekiden.ir import prim
 from ekiden.ir.prim import (
@@ -39,10 +41,27 @@ from ekiden.ir.prim import (
     const,
 )
 from ekiden.ir.prim_visitor import children, literals, pending, post_order, rebuild
+from ekiden.ir.prim_visitor import rewrite as prim_rewrite
+from ekiden.ir.range import Range
 
 Bound: TypeAlias = float
 """An int, or an infinity."""
 Interval: TypeAlias = tuple[Bound, Bound]
+
+
+class ConstIntBound(NamedTuple):
+    """The lowest and the highest value; infinite where not known."""
+
+    min_value: Bound
+    max_value: Bound
+
+
+class ModularSet(NamedTuple):
+    """Values of the form coeff * something + base; coeff 0 for the number base."""
+
+    coeff: int
+    base: int
+
 
 EVERYTHING: Interval = (-math.inf, math.inf)
 _DEPTH = 6
@@ -84,29 +103,166 @@ class Analyzer:
         self._memo: dict[int, Poly] = {}
         self._alive: list[PrimExpr] = []
         self._terms: dict[tuple[Monomial, int], PrimExpr] = {}
+        self._rewritten: dict[object, Poly] = {}
+        """What rules made of nodes, by the key the node would have as an atom."""
+        self._rewriting = 0
+        self._values: dict[int, Poly] = {}
+        """What variables were bound to."""
+        self._bound_vars: list[Var] = []
+        self._facts: list[Poly] = []
+        """What is known to be >= 0 in the scope."""
+        self._true: dict[Key, int] = {}
+        """Conditions that are no comparisons, known to be 1 or 0 in the scope."""
 
-    def bind(self, var: Var, minimum: prim.ExprLike, extent: prim.ExprLike) -> None:
-        """Say that minimum <= var < minimum + extent.
+    def bind(
+        self, var: Var, minimum: prim.ExprLike | Range, extent: prim.ExprLike | None = None
+    ) -> None:
+        """Say that minimum <= var < minimum + extent, or that var is in a Range, or (TVM's form)
+        that var is an expression.
 
         Earlier results about the variable are forgotten.
         """
+        if isinstance(minimum, Range):
+            minimum, extent = minimum.min, minimum.extent
+        if extent is None:
+            self._forget()
+            self._values[id(var)] = self._poly(prim.convert(minimum, var.dtype))
+            self._bound_vars.append(var)
+            return
         low = self._poly(prim.convert(minimum, "int64"))
         high = poly.add(poly.add(low, self._poly(prim.convert(extent, "int64"))), poly.constant(-1))
         if ("var", id(var)) in self._numbers:
-            self._memo.clear()
-            self._alive.clear()
+            self._forget()
         number = self._variable(var)
         self._ranges[number] = (low, high)
         self._atoms[number].bound = (self._bound(low)[0], self._bound(high)[1])
 
-    def simplify(self, expr: PrimExpr) -> PrimExpr:
-        """An equal expression in normal form: equal linear expressions get the same form."""
-        if isinstance(expr, (Var, IntImm)):
+    def _forget(self) -> None:
+        """Drop what was found out about expressions; atoms keep their numbers."""
+        self._memo = {}
+        self._alive = []
+        self._rewritten = {}
+
+    def update(self, var: Var, bound: ConstIntBound, override: bool = False) -> None:
+        """Say what values a variable has. TVM: `Analyzer.update` with a ConstIntBound."""
+        self._forget()
+        atom = self._atoms[self._variable(var)]
+        low, high = EVERYTHING if override else atom.bound
+        atom.bound = max(low, bound[0]), min(high, bound[1])
+
+    @contextmanager
+    def constraint_scope(self, constraint: PrimExpr) -> Iterator[None]:
+        """Inside the `with`, a condition is known to hold.
+
+        Comparisons of integers join the proofs and the bounds of variables; any other condition is
+        true where it is met again.
+        """
+        saved = (self._memo, self._alive, self._rewritten, self._facts, self._true, self._terms)
+        numbers, count = dict(self._numbers), len(self._atoms)
+        bounds = [a.bound for a in self._atoms]
+        self._forget()
+        self._facts, self._true = list(self._facts), dict(self._true)
+        self._terms = dict(self._terms)
+        try:
+            self._assume(constraint)
+            yield
+        finally:
+            memo, alive, rewritten, self._facts, self._true, self._terms = saved
+            self._memo, self._alive, self._rewritten = memo, alive, rewritten
+            self._numbers = numbers
+            del self._atoms[count:]
+            for atom, bound in zip(self._atoms, bounds, strict=True):
+                atom.bound = bound
+
+    def _assume(self, constraint: PrimExpr) -> None:
+        """Take in a condition, conjunct by conjunct."""
+        pending = [self.simplify(constraint), constraint]
+        while pending:
+            e = pending.pop()
+            match e:
+                case And():
+                    pending += [e.a, e.b]
+                case Not(a=prim.Or() as inner):
+                    pending += [Not(inner.a), Not(inner.b)]
+                case Not(a=inner) if type(inner) in _OPPOSITE:
+                    assert isinstance(inner, BinaryExpr)
+                    pending.append(_OPPOSITE[type(inner)](inner.a, inner.b, "bool"))
+                case BinaryExpr() if type(e) in _OPPOSITE and _is_number(e.a):
+                    self._assume_comparison(e)
+                case Not(a=inner):
+                    self._assume_truth(inner, 0)
+                case _ if not isinstance(e, IntImm):
+                    self._assume_truth(e, 1)
+
+    def _assume_truth(self, condition: PrimExpr, value: int) -> None:
+        p = self._poly(condition)
+        if len(p) == 1 and poly.constant_of(p) is None:
+            self._true[poly.key(p)] = value
+        self._forget()
+
+    def _assume_comparison(self, e: BinaryExpr) -> None:
+        difference = poly.add(self._poly(e.a), self._poly(e.b), -1)
+        below = poly.add({}, difference, -1)
+        match e:
+            case LT() | LE():
+                known = [poly.add(below, poly.constant(-int(isinstance(e, LT))))]
+            case GT() | GE():
+                known = [poly.add(difference, poly.constant(-int(isinstance(e, GT))))]
+            case EQ():
+                known = [difference, below]
+            case _:
+                self._assume_truth(e, 1)
+                return
+        for p in known:
+            self._facts.append(p)
+            self._tighten(p)
+        self._forget()
+
+    def _tighten(self, p: Poly) -> None:
+        """Narrow the bound of the atom in `scale * atom + offset >= 0`."""
+        for monomial, scale in p.items():
+            if len(monomial) != 1:
+                continue
+            atom = self._atoms[monomial[0]]
+            rest = self._bound({m: c for m, c in p.items() if m != monomial})[1]
+            if math.isinf(rest):
+                continue
+            low, high = atom.bound
+            if scale > 0:
+                atom.bound = max(low, -(int(rest) // scale)), high
+            else:
+                atom.bound = low, min(high, int(rest) // -scale)
+
+    def rewrite_simplify(self, expr: PrimExpr) -> PrimExpr:
+        """The expression with the rules of `arith.rules` applied node by node, sums left alone."""
+
+        def change(e: PrimExpr) -> PrimExpr:
+            for _ in range(_DEPTH):
+                changed = rewrite.apply(e, self.can_prove)
+                if changed is None:
+                    break
+                e = changed
+            return e
+
+        return prim_rewrite(expr, change)
+
+    def canonical_simplify(self, expr: PrimExpr) -> PrimExpr:
+        """The canonical form; `simplify` by TVM's name for its last step."""
+        return self.simplify(expr)
+
+    def simplify(self, expr: PrimExpr, steps: int = 1) -> PrimExpr:
+        """An equal expression in normal form: equal linear expressions get the same form.
+
+        One step reaches it; `steps` is TVM's.
+        """
+        del steps
+        if isinstance(expr, IntImm) or (isinstance(expr, Var) and not self._values):
             return expr
         return self._emit(self._poly(expr), expr.dtype)
 
-    def can_prove(self, condition: PrimExpr) -> bool:
-        """Whether a bool is known to be true."""
+    def can_prove(self, condition: PrimExpr, strength: int = 0) -> bool:
+        """Whether a bool is known to be true; `strength` is TVM's, every proof is tried."""
+        del strength
         return poly.constant_of(self._poly(condition)) == 1
 
     def can_prove_equal(self, a: PrimExpr, b: PrimExpr) -> bool:
@@ -114,16 +270,38 @@ class Analyzer:
         difference = poly.add(self._poly(a), self._poly(b), -1)
         return not difference and not any(isinstance(e, AnyDim) for e in post_order(a, b))
 
-    def const_int_bound(self, expr: PrimExpr) -> Interval:
-        """(lowest, highest) possible value, infinite where not known."""
-        return self._bound(self._poly(expr))
+    def can_prove_greater_equal(self, expr: PrimExpr, lower_bound: int) -> bool:
+        """Whether the value is known to be at least a number."""
+        return self._nonnegative(poly.add(self._poly(expr), poly.constant(lower_bound), -1))
 
-    def modular_set(self, expr: PrimExpr) -> tuple[int, int]:
+    def can_prove_less(self, expr: PrimExpr, upper_bound: int) -> bool:
+        """Whether the value is known to be below a number."""
+        return self._nonnegative(poly.add(poly.constant(upper_bound - 1), self._poly(expr), -1))
+
+    def const_int_bound(self, expr: PrimExpr) -> ConstIntBound:
+        """(lowest, highest) possible value, infinite where not known."""
+        return ConstIntBound(*self._bound(self._poly(expr)))
+
+    def modular_set(self, expr: PrimExpr) -> ModularSet:
         """(coeff, base): the value is always coeff * something + base; coeff 0 for a constant."""
         p = self._poly(expr)
         coeff = poly.content(p)
         base = p.get(ONE, 0)
-        return (coeff, base % coeff) if coeff else (0, base)
+        return ModularSet(coeff, base % coeff) if coeff else ModularSet(0, base)
+
+    def int_set(
+        self, expr: PrimExpr, dom_map: Mapping[Var, IntervalSet] | None = None
+    ) -> IntervalSet:
+        """The interval of values while the variables of `dom_map` run over theirs; without it, the
+        constant bounds.
+        """
+        if dom_map is not None:
+            return eval_set(expr, dom_map, self.simplify)
+        low, high = self._bound(self._poly(expr))
+        return interval(
+            None if math.isinf(low) else const(int(low), expr.dtype),
+            None if math.isinf(high) else const(int(high), expr.dtype),
+        )
 
     def coefficient(self, expr: PrimExpr, var: Var) -> int | None:
         """c if expr is c * var + (something without var), c a number; else None."""
@@ -178,7 +356,15 @@ class Analyzer:
         if isinstance(expr, IntImm):
             return poly.constant(int(expr.value))
         if isinstance(expr, Var):
-            return {(self._variable(expr),): 1}
+            found = self._values.get(id(expr))
+            return {(self._variable(expr),): 1} if found is None else found
+        made = self._by_kind(expr)
+        if self._true and expr.dtype == "bool":
+            known = self._true.get(poly.key(made))
+            return made if known is None else poly.constant(known)
+        return made
+
+    def _by_kind(self, expr: PrimExpr) -> Poly:
         rule = _RULES.get(type(expr))
         if rule is not None and _is_index(expr):
             return rule(self, expr)
@@ -201,8 +387,8 @@ class Analyzer:
             self._atoms.append(_Atom(make(), bound, order))
         return found
 
-    def _opaque(self, expr: PrimExpr) -> Poly:
-        """A node of another kind, over simplified children."""
+    def _opaque(self, expr: PrimExpr, bound: Interval | None = None) -> Poly:
+        """A node of another kind, over simplified children, or what a rule makes of it."""
         inside = children(expr)
         polys = [self._memo[id(c)] for c in inside]
         literal = tuple(
@@ -222,16 +408,30 @@ class Analyzer:
                 expr, [self._emit(p, c.dtype) for p, c in zip(polys, inside, strict=True)]
             )
 
-        if key not in self._numbers:
-            made = make()
-            if isinstance(made, IntImm):
-                return poly.constant(int(made.value))
-            return {
-                (
-                    self._number(key, lambda: made, _natural_bound(expr), (1, type(expr).__name__)),
-                ): 1
-            }
-        return {(self._numbers[key],): 1}
+        if key in self._numbers:
+            return {(self._numbers[key],): 1}
+        if key in self._rewritten:
+            return self._rewritten[key]
+        made = make()
+        if isinstance(made, IntImm):
+            return poly.constant(int(made.value))
+        changed = self._rewrite(key, made)
+        if changed is not None:
+            return changed
+        natural = _natural_bound(expr) if bound is None else bound
+        return {(self._number(key, lambda: made, natural, (1, type(expr).__name__)),): 1}
+
+    def _rewrite(self, key: object, made: PrimExpr) -> Poly | None:
+        """The normal form of what a rule makes of a node, remembered; None if no rule fits."""
+        if self._rewriting == _DEPTH:
+            return None
+        changed = rewrite.apply(made, self.can_prove)
+        if changed is None:
+            return None
+        self._rewriting += 1
+        found = self._rewritten[key] = self._poly(changed)
+        self._rewriting -= 1
+        return found
 
     def _emit(self, p: Poly, dtype: str) -> PrimExpr:
         atoms = self._atoms
@@ -285,7 +485,13 @@ class Analyzer:
         """
         if self._bound(p)[0] >= 0:
             return True
-        if depth == 0 or not self._ranges:
+        if depth == 0:
+            return False
+        for fact in self._facts:
+            left = _without_fact(p, fact)
+            if left is not None and self._nonnegative(left, depth - 2):
+                return True
+        if not self._ranges:
             return False
         inside = {a for m in p for a in m if a in self._ranges}
         for atom in sorted(inside, reverse=True):
@@ -460,8 +666,13 @@ class Analyzer:
             return {}
         numerator = poly.key(p)
         key = (kind, numerator, divisor if divisor is not None else poly.key(d))
+        if key in self._rewritten:
+            return self._rewritten[key]
         if key not in self._numbers:
             made = kind(self._emit(p, dtype), self._emit(d, dtype), dtype)
+            changed = self._rewrite(key, made)
+            if changed is not None:
+                return changed
             number = self._number(
                 key, lambda: made, self._quotient_bound(kind, p, d), (1, kind.__name__)
             )
@@ -493,14 +704,16 @@ class Analyzer:
         (low, high), (low2, high2) = self._bound(first), self._bound(second)
         pick = max if isinstance(e, Max) else min
         key = (type(e), poly.key(first), poly.key(second))
-        kind, dtype = type(e), e.dtype
-        number = self._number(
-            key,
-            lambda: kind(self._emit(first, dtype), self._emit(second, dtype), dtype),
-            (pick(low, low2), pick(high, high2)),
-            (1, kind.__name__),
-        )
-        return {(number,): 1}
+        if key in self._rewritten:
+            return self._rewritten[key]
+        if key not in self._numbers:
+            made = type(e)(self._emit(first, e.dtype), self._emit(second, e.dtype), e.dtype)
+            changed = self._rewrite(key, made)
+            if changed is not None:
+                return changed
+            bound = (pick(low, low2), pick(high, high2))
+            self._number(key, lambda: made, bound, (1, type(e).__name__))
+        return {(self._numbers[key],): 1}
 
     def _compare(self, e: PrimExpr) -> Poly:
         assert isinstance(e, BinaryExpr)
@@ -527,12 +740,10 @@ class Analyzer:
         value = poly.constant_of(condition)
         if value is not None or yes == no:
             return no if value == 0 else yes
-        made = self._opaque(e)
-        (monomial,) = made
-        if len(monomial) == 1 and _is_number(e):
-            (low, high), (low2, high2) = self._bound(yes), self._bound(no)
-            self._atoms[monomial[0]].bound = (min(low, low2), max(high, high2))
-        return made
+        if not _is_number(e):
+            return self._opaque(e)
+        (low, high), (low2, high2) = self._bound(yes), self._bound(no)
+        return self._opaque(e, (min(low, low2), max(high, high2)))
 
     def _guard(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Intrinsic)
@@ -550,6 +761,15 @@ class Analyzer:
         return all(abs(b) < 2**31 for b in self._bound(p)) and not any(
             self._atoms[a].expr.dtype != "int64" for m in p for a in m
         )
+
+
+def _without_fact(p: Poly, fact: Poly) -> Poly | None:
+    """p - scale * fact for the scale > 0 that removes a term of it; None if there is none."""
+    for monomial, coefficient in fact.items():
+        have = p.get(monomial, 0)
+        if monomial and have and have * coefficient > 0 and have % coefficient == 0:
+            return poly.add(p, fact, -(have // coefficient))
+    return None
 
 
 def _floor(value: Bound, divisor: Bound) -> Bound:
@@ -579,6 +799,9 @@ def _natural_bound(expr: PrimExpr) -> Interval:
     return (0, math.inf) if isinstance(expr, AnyDim) else EVERYTHING
 
 
+_OPPOSITE: dict[type[PrimExpr], type[BinaryExpr]] = {
+    LT: GE, GE: LT, LE: GT, GT: LE, EQ: NE, NE: EQ,
+}  # fmt: skip
 _RULES: dict[type[PrimExpr], Callable[[Analyzer, PrimExpr], Poly]] = {
     Add: Analyzer._add,
     Sub: Analyzer._sub,

@@ -15,8 +15,9 @@ from ekiden.arith.iter_map import (
     IterSum,
     Size,
     _Detector,
+    detect_iter_map,
 )
-from ekiden.ir.prim import IntImm, PrimExpr, Var
+from ekiden.ir.prim import IntImm, PrimExpr, Var, convert
 from ekiden.ir.range import Range
 
 
@@ -84,6 +85,22 @@ class _Injection(_Detector):
         if isinstance(a.scale, int) and isinstance(b.scale, int):
             return a.scale < b.scale
         return self.numbers.at_most(self.numbers.times(a.scale, a.extent), b.scale)
+
+    def filled(self, a: IterSum) -> Size | None:
+        """How many numbers, without gaps, a sum of independent digits gives; None with gaps."""
+        reach: Size = 1
+        left = list(a.args)
+        while left:
+            fitting = [
+                s
+                for s in left
+                if self.numbers.at_most(1, s.scale) and self.numbers.at_most(s.scale, reach)
+            ]
+            if not fitting:
+                return None
+            left.remove(fitting[0])
+            reach = self.numbers.simplify(reach + (fitting[0].extent - 1) * fitting[0].scale)
+        return reach
 
     def require(self, indices: Sequence[PrimExpr], wanted: Collection[Var]) -> None:
         """Raises IterMapError unless equal indices have equal wanted iterators."""
@@ -158,6 +175,42 @@ def determines(
         else:
             return None
     return fault
+
+
+def image_box(
+    indices: Sequence[PrimExpr], iters: Mapping[Var, Range]
+) -> list[tuple[PrimExpr, PrimExpr]] | str:
+    """(low, size) along each axis of the box that the indices fill, or why they fill none.
+
+    An iteration map that is onto fills one; so do windows that overlap: i * 2 + j, j < 3.
+    """
+    exact = detect_iter_map(indices, iters, check_level=IterMapLevel.SURJECTIVE)
+    if not exact.errors:
+        return [(convert(t.base), _product(t)) for t in exact.indices]
+    detector = _Injection(iters)
+    used: set[IterMark] = set()
+    box: list[tuple[PrimExpr, PrimExpr]] = []
+    try:
+        for each in indices:
+            total = detector.parse(each)
+            marks = {s.source for s in total.args}
+            if not used.isdisjoint(marks) or len(marks) < len(total.args):
+                return exact.errors[0]
+            used |= marks
+            size = detector.filled(total)
+            if size is None:
+                return exact.errors[0]
+            box.append((convert(total.base), convert(size)))
+    except IterMapError as error:
+        return str(error)
+    return box
+
+
+def _product(total: IterSum) -> PrimExpr:
+    size = convert(1)
+    for split in total.args:
+        size = size * split.extent
+    return size
 
 
 def _is_one(domain: Range) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import ExprLike, Intrinsic, PrimExpr, convert, is_const
+from ekiden.runtime import get_global_func
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,15 @@ class IntrinsicDef:
     """Of the result; None for that of the last argument."""
     effects: bool = False
     """Whether a call does more than give a value: it stays where it is, and runs once."""
+
+
+ANY = -1
+"""The arity of intrinsics that take any number of arguments."""
+
+
+def _call_packed(name: str, *args: object) -> object:
+    result = get_global_func(name)(*args)
+    return 0 if result is None else result
 
 
 def _erf(x: object) -> object:
@@ -53,6 +63,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("isinf",        1, np.isinf, "bool"),
     IntrinsicDef("fma",          3, lambda a, b, c: a * b + c),
     IntrinsicDef("if_then_else", 3, np.where),     # evaluates the chosen side alone: guards loads
+    IntrinsicDef("call_packed",  ANY, _call_packed, "int32", effects=True),
     IntrinsicDef("likely",       1, lambda x: x),  # a condition that loop partition makes true
     IntrinsicDef("bitwise_and",  2, np.bitwise_and),
     IntrinsicDef("bitwise_or",   2, np.bitwise_or),
@@ -76,7 +87,7 @@ def call_intrin(op: str, *args: ExprLike, dtype: str | None = None) -> PrimExpr:
     The result dtype defaults to that of the last argument (bool for isnan and isinf).
     """
     row = INTRINSICS[op]
-    if len(args) != row.arity:
+    if len(args) != row.arity and row.arity != ANY:
         raise TypeError(f"intrinsic {op!r}: expected {row.arity} arguments, got {len(args)}")
     values = tuple(convert(a) for a in args)
     if op == "if_then_else" and is_const(values[0]):

@@ -27,10 +27,11 @@ from ekiden.ir.prim import (
     Not,
     PrimExpr,
     Select,
+    StringImm,
     Var,
 )
 from ekiden.ir.prim_visitor import children, post_order
-from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce
+from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -131,7 +132,9 @@ class _Source:
                 self.statement(s.body, depth)
             case BufferStore():
                 self.store(s, depth)
-            case Evaluate() | Prefetch():
+            case Evaluate():
+                self.put(depth, self.text(s.value))
+            case Prefetch():
                 self.put(depth, "pass")
             case AssertStmt():
                 self.put(depth, f"assert {self.text(s.condition)}, {s.message!r}")
@@ -213,8 +216,21 @@ class _Source:
                 return f"rt.load({self.name(e.buffer)}, {x[0]}, {e.buffer.name!r})"
             case Intrinsic():
                 return self.intrinsic(e, x)
+            case StringImm():
+                return repr(e.value)
+            case BufferAddress():
+                return self.address(e, x)
             case _:
                 raise TypeError(f"interpreter: {type(e).__name__} has no meaning here")
+
+    def address(self, e: BufferAddress, x: list[str]) -> str:
+        """A view of a buffer, or of a region of it."""
+        shape = ", ".join(self.text(d) for d in e.buffer.shape)
+        whole = f"{self.name(e.buffer)}.reshape(({shape},))"
+        if not e.extents:
+            return whole
+        view = self.constant(_region)
+        return f"{view}({whole}, {x[0]}, ({', '.join(x[len(e.indices) :])},))"
 
     def intrinsic(self, e: Intrinsic, x: list[str]) -> str:
         if e.op != "if_then_else":
@@ -264,6 +280,12 @@ class _Masked:
         name = self._source.name(e.buffer)
         where = self._source.constant(_masked_load)
         return f"{where}({name}, {index}, {mask}, {e.buffer.name!r})"
+
+
+def _region(array: Array, offset: int, extents: tuple[int, ...]) -> Array:
+    """The region of some extents that begins at a flat offset."""
+    begin = np.unravel_index(int(offset), array.shape)
+    return array[tuple(slice(b, b + int(n)) for b, n in zip(begin, extents, strict=True))]
 
 
 def _masked_load(array: Array, index: Array, mask: Array, name: str) -> Array:

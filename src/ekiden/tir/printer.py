@@ -138,6 +138,10 @@ class _Names:
         """The name; a new one in this scope where it has none."""
         return self._names.get(thing) or self.make(thing, thing.name)
 
+    def known(self, thing: object) -> str | None:
+        """The name it has in this scope."""
+        return self._names.get(thing)
+
     def make(self, thing: object, hint: str) -> str:
         """A name like the hint, made an identifier and numbered when it is taken."""
         clean = "".join(c if c.isalnum() or c == "_" else "_" for c in hint)
@@ -184,6 +188,10 @@ class _Expressions:
         shared = _used_twice(order) if len(order) > 30 else frozenset()
         done: dict[int, _Text] = {}
         for each in order:
+            known = self.names.known(each)
+            if known is not None:
+                done[id(each)] = _Text(known)
+                continue
             found = self._node(each, done)
             size = len(found.text)
             if each is not e and (

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from ekiden import te, tir
-from ekiden.ir.prim import SizeVar, maximum
-from ekiden.tir import LoopRV, PrimFunc, Schedule
+from ekiden.ir.prim import Select, SizeVar, const, maximum
+from ekiden.script import tir as T
+from ekiden.tir import LoopRV, PrimFunc, Schedule, TensorIntrin
 from ekiden.tir.interpreter import run
 from ekiden.tir.transform import lower
 
@@ -127,3 +128,149 @@ def test_compute_at_of_a_window_reads_only_what_exists() -> None:
     array, out = np.arange(20, dtype="float32"), np.zeros(18, "float32")
     run(tir.verify(lower(sch.func)), array, out)
     np.testing.assert_allclose(out, np.convolve(array * 2, np.ones(3), "valid"))
+
+
+def conv(sch_rows: int = 12) -> PrimFunc:
+    """Two stages of windows over rows."""
+    x = te.placeholder((sch_rows, 8), name="x")
+    y = te.compute((sch_rows, 8), lambda i, j: x[i, j] * 2.0, name="y")
+    k = te.reduce_axis((0, 3), "k")
+    z = te.compute((sch_rows - 2, 8), lambda i, j: te.sum(y[i + k, j], k), name="z")
+    return te.create_prim_func([x, z], "conv")
+
+
+def check_conv(func: PrimFunc, rows: int = 12) -> None:
+    """Compare with NumPy."""
+    x = np.arange(rows * 8, dtype="float32").reshape(rows, 8)
+    out = np.full((rows - 2, 8), 7, "float32")
+    run(tir.verify(lower(func)), x, out)
+    np.testing.assert_array_equal(out, sum(2 * x[n : n + rows - 2] for n in range(3)))
+
+
+@pytest.mark.parametrize("tile", [1, 2])
+def test_rolling_buffer_keeps_a_window(tile: int) -> None:
+    sch = Schedule(conv())
+    outer, _ = sch.split(sch.get_loops("z")[0], [None, tile])
+    sch.compute_at("y", outer)
+    sch.rolling_buffer("y", 0)
+    check_conv(sch.func)
+    text = str(sch.func)
+    assert f'y = T.alloc_buffer(({tile + 2}, 8), "float32")' in text
+    assert f"% {tile + 2}" in text
+    assert "i_0 == 0 or" in text
+
+
+def test_unannotate() -> None:
+    sch = Schedule(product())
+    before = str(sch.func)
+    sch.annotate("c", "note", 1)
+    sch.unannotate("c", "note")
+    assert str(sch.func) == before
+
+
+def test_reads_under_tiles_of_tiles() -> None:
+    """compute_at under two levels of tiles, the reader's last tile cut short."""
+    sch = Schedule(product())
+    sch.compute_inline("d")
+    i0, j0, _, _ = sch.tile(*sch.get_loops("e"), 2, 8)
+    sch.compute_at("c", j0)
+    sch.parallel(i0)
+    check(sch.func)
+
+
+def test_a_reducer_of_two_outputs() -> None:
+    """The largest element and its number."""
+    x, n = te.placeholder((4, 6), name="x"), te.placeholder((4, 6), "int64", name="n")
+    largest = te.comm_reducer(
+        lambda a, b: (Select(a[1] >= b[1], a[0], b[0], "int64"), maximum(a[1], b[1])),
+        lambda t0, t1: (const(-1, t0), te.min_value(t1)),
+        name="argmax",
+    )
+    k = te.reduce_axis((0, 6), "k")
+    first, second = te.compute((4,), lambda i: largest((n[i, k], x[i, k]), axis=k), name="top")
+    sch = Schedule(te.create_prim_func([x, n, first, second]))
+    i, k0 = sch.get_loops("top")
+    outer, inner = sch.split(k0, [None, 4])
+    sch.reorder(outer, inner, i)
+    sch.decompose_reduction("top", outer)
+    sch.parallel(sch.get_loops("top_init")[0])
+    data = np.random.default_rng(0).permutation(24).astype("float32").reshape(4, 6)
+    numbers = np.broadcast_to(np.arange(6), (4, 6)).copy()
+    where, values = np.zeros(4, "int64"), np.zeros(4, "float32")
+    run(tir.verify(lower(sch.func)), data, numbers, where, values)
+    np.testing.assert_array_equal(where, data.argmax(1))
+    np.testing.assert_array_equal(values, data.max(1))
+
+
+@T.prim_func
+def dot4(
+    a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32"), c: T.Buffer((1,), "float32")
+) -> None:
+    for k in range(4):
+        with T.block("dot"):
+            v = T.axis.reduce(4, k)
+            c[0] = c[0] + a[v] * b[v]
+
+
+@T.prim_func
+def dot4_by_pairs(
+    a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32"), c: T.Buffer((1,), "float32")
+) -> None:
+    c[0] = (a[0] * b[0] + a[2] * b[2]) + (a[1] * b[1] + a[3] * b[3]) + c[0]
+
+
+def test_tensorize() -> None:
+    TensorIntrin.register("test.dot4", dot4, dot4_by_pairs, override=True)
+    a, b = te.placeholder((5, 8), name="a"), te.placeholder((3, 8), name="b")
+    k = te.reduce_axis((0, 8), "k")
+    c = te.compute((5, 3), lambda i, j: te.sum(a[i, k] * b[j, k], k), name="c")
+    sch = Schedule(te.create_prim_func([a, b, c]))
+    outer, inner = sch.split(sch.get_loops("c")[2], [None, 4])
+    sch.decompose_reduction("c", outer)
+    sch.tensorize(inner, "test.dot4")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(5, 8)).astype("float32"), rng.normal(size=(3, 8)).astype("float32")
+    out = np.zeros((5, 3), "float32")
+    run(tir.verify(lower(sch.func)), x, y, out)
+    np.testing.assert_allclose(out, x @ y.T, rtol=1e-5, atol=1e-6)
+    assert "for k_1 in" not in str(sch.func)
+
+
+def test_layouts_of_arguments_change_the_function() -> None:
+    sch = Schedule(product(m=16))
+    sch.transform_layout("c", ("read", 1), lambda k, j: (j // 8, k, j % 8))
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(5, 7)).astype("float32"), rng.normal(size=(7, 16)).astype("float32")
+    packed = b.reshape(7, 2, 8).transpose(1, 0, 2).copy()
+    out = np.zeros((5, 16), "float32")
+    run(tir.verify(lower(sch.func)), a, packed, out)
+    np.testing.assert_allclose(out, np.maximum(a @ b, 0) + 1, rtol=1e-4, atol=1e-5)
+
+
+def test_bound_loops_have_their_axis() -> None:
+    sch = Schedule(product())
+    i, j, _ = loops(sch)
+    sch.bind(i, "blockIdx.x")
+    sch.bind(j, "threadIdx.x")
+    bound = sch.get(j)
+    assert isinstance(bound, tir.For)
+    assert bound.kind is tir.ForKind.THREAD_BINDING
+    assert bound.annotations == {"thread": "threadIdx.x"}
+
+
+def test_questions() -> None:
+    sch = Schedule(product())
+    block = sch.get_block("d")
+    names = [
+        [sch.get(b).name for b in found]  # type: ignore[union-attr]
+        for found in (
+            sch.get_producers(block),
+            sch.get_consumers(block),
+            sch.get_output_blocks(),
+            sch.get_child_blocks(sch.get_loops(block)[0]),
+        )
+    ]
+    assert names == [["c"], ["e"], ["e"], ["d"]]
+    outer = sch.blockize(sch.get_loops(block)[1])
+    assert [sch.get(b).name for b in sch.get_child_blocks(outer)] == ["d"]  # type: ignore[union-attr]
+    assert [sch.get(x).loop_var.name for x in sch.get_loops(block)] == ["j"]  # type: ignore[union-attr]

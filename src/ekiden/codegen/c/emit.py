@@ -52,7 +52,8 @@ def emit_all(funcs: Sequence[PrimFunc], target: Target) -> str:
     helpers = Helpers()
     parts = [text for func in funcs for text in _function(func, helpers)]
     head = HEAD.format(target=target)
-    return "\n\n".join([head, ARGUMENT, *helpers.texts.values(), *parts]) + "\n"
+    sites = [f"EK_CALL_SITE({v}, {quoted(name)});" for name, v in helpers.sites.items()]
+    return "\n\n".join([head, *sites, ARGUMENT, *helpers.texts.values(), *parts]) + "\n"
 
 
 def _function(func: PrimFunc, helpers: Helpers) -> list[str]:

@@ -32,12 +32,13 @@ from ekiden.ir.prim import (
     PrimExpr,
     Select,
     SizeVar,
+    StringImm,
     Sub,
     Var,
 )
 from ekiden.ir.prim_visitor import children
 from ekiden.runtime.errors import InternalError
-from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce
+from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 
 LONGEST = 96
 """An expression longer than this is given a name."""
@@ -168,6 +169,8 @@ class ExpressionWriter:
             return e.args[:1]
         if isinstance(e, (Var, IntImm, FloatImm, VectorReduce)):
             return ()
+        if isinstance(e, Intrinsic) and e.op == "call_packed":
+            return tuple(a for a in e.args if not isinstance(a, (StringImm, BufferAddress)))
         return children(e)
 
     def _named(self, e: PrimExpr, text: str) -> str:
@@ -195,6 +198,8 @@ class ExpressionWriter:
                 return f"({condition} ? {yes} : {no})"
             case Intrinsic(op="if_then_else"):
                 return self._guarded(e)
+            case Intrinsic(op="call_packed"):
+                return self.call_packed(e)
             case Intrinsic():
                 return self.intrinsic(e)
             case Ramp():
@@ -246,6 +251,10 @@ class ExpressionWriter:
         if e.op in _MATH and argument in ("float32", "float64"):
             return f"{math_name(_MATH[e.op], argument)}({', '.join(given)})"
         return self.helpers.intrinsic(e.op, dt.element(e.dtype), argument, given)
+
+    def call_packed(self, e: Intrinsic) -> str:
+        """A call that may fail: only where statements are."""
+        raise InternalError(f"c: {e!r} has no place here")
 
     # conditionals
 

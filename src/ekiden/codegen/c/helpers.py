@@ -180,7 +180,12 @@ class Helpers:
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
+        self.sites: dict[str, str] = {}
         self._module = Module()
+
+    def site(self, name: str) -> str:
+        """The call site of a function that the runtime knows by name."""
+        return self.sites.setdefault(name, f"site{len(self.sites)}")
 
     def binary(self, kind: type[BinaryExpr], dtype: str, x: str, y: str) -> str:
         """A call that computes any two-operand node, on operands of `dtype`."""

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from ekiden.codegen.c.expression import ExpressionWriter
 from ekiden.codegen.c.helpers import Helpers
 from ekiden.codegen.c.types import c_type, memory_type
-from ekiden.codegen.common import stored_value
+from ekiden.codegen.common import dtype_word, stored_value
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
+from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, StringImm, Var, const, is_const
 from ekiden.ir.prim_visitor import post_order, same
 from ekiden.runtime.errors import InternalError
-from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, VectorReduce
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -69,6 +69,7 @@ class StatementWriter(ExpressionWriter):
             case Evaluate():
                 if not isinstance(s.value, IntImm):
                     self.put(f"(void){self.text(s.value)};")
+                    self.forget()
             case AssertStmt():
                 self.check(f"!({self.text(s.condition)})", s.kind, s.message)
             case Prefetch():
@@ -90,6 +91,60 @@ class StatementWriter(ExpressionWriter):
         self.put(f"if ({wrong}) {{")
         self.fail(f"ek_kernel_error({quoted(kind)}, {quoted(message)})")
         self.put("}")
+
+    def call_packed(self, e: Intrinsic) -> str:
+        """ek_call_packed over values and tensors on the stack; the result is a variable."""
+        name = e.args[0]
+        assert isinstance(name, StringImm), e
+        values = ", ".join(self.packed_value(a) for a in e.args[1:])
+        count, result = len(e.args) - 1, self.unique("result")
+        arguments = "NULL"
+        if count:
+            arguments = self.unique("arguments")
+            self.put(f"const ek_value {arguments}[{count}] = {{{values}}};")
+        self.put(f"ek_value {result} = ek_value_none();")
+        site = self.helpers.site(name.value)
+        self.put(f"if (ek_call_packed(&{site}, {arguments}, {count}, &{result}) != 0) {{")
+        self.fail()
+        self.put("}")
+        value, kind = self.unique("value"), c_type(e.dtype)
+        sides = f"({kind}){result}.v.f64 : ({kind}){result}.v.i64"
+        self.put(f"const {kind} {value} = {result}.type_index == EK_FLOAT ? {sides};")
+        self.put(f"ek_value_drop(&{result});")
+        return value
+
+    def packed_value(self, a: PrimExpr) -> str:
+        """An argument as an initializer of ek_value."""
+        if isinstance(a, StringImm):
+            return f"{{EK_RAW_STR, 0, {{.ptr = {quoted(a.value)}}}}}"
+        if isinstance(a, BufferAddress):
+            return f"{{EK_DLTENSOR_PTR, 0, {{.ptr = &{self.tensor(a)}}}}}"
+        if dt.is_float(a.dtype):
+            return f"{{EK_FLOAT, 0, {{.f64 = {self.text(a)}}}}}"
+        kind = "EK_BOOL" if a.dtype == "bool" else "EK_INT"
+        return f"{{{kind}, 0, {{.i64 = {self.text(a)}}}}}"
+
+    def tensor(self, a: BufferAddress) -> str:
+        """The name of a tensor over a buffer or a region of it."""
+        buffer = a.buffer
+        extents = a.extents or buffer.shape
+        shape, strides = self.unique("shape"), self.unique("strides")
+        steps: list[PrimExpr] = [const(1)]
+        for extent in reversed(buffer.shape[1:]):
+            steps.insert(0, extent * steps[0])
+        sizes = ", ".join(self.text(e) for e in extents) or "0"
+        given = ", ".join(self.text(e) for e in buffer.strides or steps)
+        rank, made = len(extents), self.unique("tensor")
+        self.put(f"int64_t {shape}[] = {{{sizes}}};")
+        self.put(f"int64_t {strides}[] = {{{given}}};")
+        offset = f" + {self.text(a.indices[0])}" if a.indices else ""
+        word = dtype_word(buffer.dtype)
+        dtype = f"{{{word & 255}, {word >> 8 & 255}, 1}}"
+        self.put(
+            f"const ek_dltensor {made} = {{(void *)({self.name(buffer)}{offset}), {{EK_CPU, 0}}, "
+            f"{rank}, {dtype}, {shape}, {strides}, 0}};"
+        )
+        return made
 
     # variables and buffers
 
@@ -306,7 +361,7 @@ def _captured(loop: For) -> list[Var | Buffer]:
         for e in post_order(*roots):
             if isinstance(e, Var):
                 used[e] = None
-            elif isinstance(e, BufferLoad):
+            elif isinstance(e, (BufferLoad, BufferAddress)):
                 used[e.buffer] = None
     return [each for each in used if each not in inside]
 
@@ -314,9 +369,9 @@ def _captured(loop: For) -> list[Var | Buffer]:
 def _reads_others(s: BufferStore, value: PrimExpr) -> bool:
     """Whether the value of a lane may be read from where another lane is stored."""
     for e in post_order(value, *s.indices):
-        if isinstance(e, BufferLoad) and e.buffer is s.buffer:
-            if not same(e.indices[0], s.indices[0]):
-                return True
+        own = isinstance(e, BufferLoad) and e.buffer is s.buffer
+        if own and isinstance(e, BufferLoad) and not same(e.indices[0], s.indices[0]):
+            return True
     return False
 
 

@@ -27,11 +27,12 @@ from ekiden.ir.prim import (
     Not,
     PrimExpr,
     Select,
+    StringImm,
     Sub,
     Var,
 )
 from ekiden.runtime.errors import InternalError
-from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce
+from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 
 
 class DemoteRegisterError(Exception):
@@ -146,6 +147,8 @@ class ExpressionEmitter:
                 return (e.value,)
             case Intrinsic(op="if_then_else"):
                 return (e.args[0],)
+            case Intrinsic(op="call_packed"):
+                return tuple(a for a in e.args if not isinstance(a, (StringImm, BufferAddress)))
             case Intrinsic():
                 return e.args
             case Select():
@@ -187,6 +190,8 @@ class ExpressionEmitter:
                 return reduce_lanes(b, e.kind, e.value.dtype, self.value(e.value))
             case Intrinsic(op="if_then_else"):
                 return self.guarded(e)
+            case Intrinsic(op="call_packed"):
+                return self.call_packed(e)
             case Intrinsic():
                 operands = [self.value(a) for a in e.args]
                 return emit_intrinsic(b, e.op, e.dtype, e.args[0].dtype, operands)
@@ -227,6 +232,10 @@ class ExpressionEmitter:
         """Division of non-negative integers, with 0 in place of a division by zero."""
         unsigned = dt.with_lanes("u" + dt.element(e.dtype).lstrip("u"), dt.lanes(e.dtype))
         return emit_binary(self.b, type(e), unsigned, self.value(e.a), self.value(e.b))
+
+    def call_packed(self, e: Intrinsic) -> Operand:
+        """A call of a function of the runtime, which may fail: only where statements are."""
+        raise InternalError(f"llvm: {e!r} has no place here")
 
     # guarded values
 

@@ -11,12 +11,8 @@ from ekiden.codegen.common import stored_value
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.debug import FunctionLines
-from ekiden.codegen.llvm.expression import (
-    DemoteRegisterError,
-    ExpressionEmitter,
-    RegisterKey,
-    as_ramp,
-)
+from ekiden.codegen.llvm.expression import DemoteRegisterError, RegisterKey, as_ramp
+from ekiden.codegen.llvm.packed_call import PackedCallEmitter
 from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var, const, is_const
@@ -37,7 +33,7 @@ from ekiden.tir.stmt import (
 )
 
 
-class StatementEmitter(ExpressionEmitter):
+class StatementEmitter(PackedCallEmitter):
     """Emits statements into one function that returns int: 0, or -1 with an error set."""
 
     def __init__(self, module: Module, name: str, demoted: frozenset[Buffer]) -> None:

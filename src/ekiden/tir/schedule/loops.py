@@ -411,8 +411,13 @@ def annotate(
 ) -> PrimFunc:
     """See `Schedule.annotate`."""
     target = place.block if isinstance(place, BlockRealize) else place
-    notes = {**(target.annotations or {}), ann_key: ann_val}
+    notes = {**(target.annotations or {}), ann_key: _frozen(ann_val)}
     return program.replace(target, target.with_fields(annotations=notes))
+
+
+def _frozen(value: object) -> object:
+    """Lists as tuples: nodes are values."""
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
 def unannotate(program: Program, place: For | BlockRealize, ann_key: str) -> PrimFunc:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, const
 from ekiden.ir.prim_visitor import rewrite
-from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import BufferStore, Prefetch, PrimFunc, Stmt
 from ekiden.tir.transform.simplify import Simplifier
 
@@ -43,6 +43,8 @@ class _Flatten(Simplifier):
 
     def _flatten(self, expr: PrimExpr) -> PrimExpr:
         if isinstance(expr, BufferLoad) and len(expr.indices) != 1:
+            return expr.with_fields(indices=(flat_index(expr.buffer, expr.indices),))
+        if isinstance(expr, BufferAddress) and len(expr.indices) > 1:
             return expr.with_fields(indices=(flat_index(expr.buffer, expr.indices),))
         return expr
 

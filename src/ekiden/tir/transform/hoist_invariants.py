@@ -10,7 +10,7 @@ import math
 
 from ekiden.arith import Analyzer
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.intrinsic import INTRINSICS, if_then_else
 from ekiden.ir.prim import (
     Add,
     BinaryExpr,
@@ -18,13 +18,14 @@ from ekiden.ir.prim import (
     FloorDiv,
     FloorMod,
     IntImm,
+    Intrinsic,
     PrimExpr,
     Sub,
     Var,
     const,
 )
 from ekiden.ir.prim_visitor import children, pending, post_order, rebuild
-from ekiden.tir.expr import Broadcast, BufferLoad, Ramp, broadcast
+from ekiden.tir.expr import Broadcast, BufferAddress, BufferLoad, Ramp, broadcast
 from ekiden.tir.stmt import Allocate, For, IfThenElse, LetStmt, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, buffers_written, guarded_nodes, walk
 
@@ -83,6 +84,8 @@ class _Regroup(StmtMutator):
             e.buffer in self._variant or e.buffer.scope == "register"
         ):
             return False
+        if isinstance(e, BufferAddress) or (isinstance(e, Intrinsic) and _has_effects(e)):
+            return False
         return all(self._invariant[id(c)] for c in children(e))
 
     def _place(self, e: PrimExpr, guarded: set[int]) -> PrimExpr:
@@ -136,6 +139,11 @@ class _Regroup(StmtMutator):
         return self._totals[key]
 
 
+def _has_effects(e: Intrinsic) -> bool:
+    row = INTRINSICS.get(e.op)
+    return row is not None and row.effects
+
+
 def _plus(total: PrimExpr | None, term: PrimExpr, sign: int) -> PrimExpr:
     if total is None:
         return term if sign > 0 else -term
@@ -166,7 +174,7 @@ def _is_safe(e: PrimExpr) -> bool:
 
 
 def _worth_naming(e: PrimExpr) -> bool:
-    if isinstance(e, (Var, IntImm, FloatImm)) or e.dtype.startswith("bool"):
+    if isinstance(e, (Var, IntImm, FloatImm)) or e.dtype.startswith(("bool", "handle")):
         return False
     if isinstance(e, Broadcast):
         return not isinstance(e.value, (IntImm, FloatImm))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.prim import (
     LT,
     Add,
@@ -81,6 +82,8 @@ class Vectorizer(StmtMutator):
             return self._values.get(e, e)
         if isinstance(e, BufferLoad):
             return self._load(e, new)
+        if isinstance(e, Intrinsic) and e.op in INTRINSICS and INTRINSICS[e.op].effects:
+            raise ScheduleError(f"vectorize: a call of {e.op!r} cannot be one of vectors: {e!r}")
         if not any(dt.lanes(c.dtype) > 1 for c in new) or isinstance(
             e, (Broadcast, Ramp, VectorReduce)
         ):

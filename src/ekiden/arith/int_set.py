@@ -1,0 +1,254 @@
+"""Sets of integers as intervals with symbolic ends. Names follow TVM's `arith.IntSet`.
+
+An end that is None is infinite. Sets are boxes: a set that is not an interval is widened to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ekiden.ir import prim
+from ekiden.ir.prim import (
+    Add,
+    BinaryExpr,
+    Cast,
+    ExprLike,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Intrinsic,
+    Max,
+    Min,
+    Mul,
+    PrimExpr,
+    Select,
+    Sub,
+    Var,
+    binary,
+    const,
+    convert,
+    maximum,
+    minimum,
+)
+from ekiden.ir.prim_visitor import children, post_order, same
+from ekiden.ir.range import Range
+
+Simplify: TypeAlias = Callable[[PrimExpr], PrimExpr]
+End: TypeAlias = PrimExpr | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntervalSet:
+    """The integers from `min_value` to `max_value`, both inside; None is infinite."""
+
+    min_value: End
+    max_value: End
+    empty: bool = False
+
+    def is_nothing(self) -> bool:
+        """Whether it is known to be empty."""
+        return self.empty
+
+    def is_everything(self) -> bool:
+        """Whether nothing is known."""
+        return not self.empty and self.min_value is None and self.max_value is None
+
+    def is_single_point(self) -> bool:
+        """Whether it is one value."""
+        low, high = self.min_value, self.max_value
+        return not self.empty and low is not None and high is not None and _equal(low, high)
+
+    def point(self) -> PrimExpr:
+        """That value. Raises ValueError if there are others."""
+        if not self.is_single_point() or self.min_value is None:
+            raise ValueError(f"int_set: expected a single point, got {self}")
+        return self.min_value
+
+    def __str__(self) -> str:
+        if self.empty:
+            return "{}"
+        low = "-inf" if self.min_value is None else self.min_value
+        high = "inf" if self.max_value is None else self.max_value
+        return f"[{low}, {high}]"
+
+
+NOTHING = IntervalSet(None, None, True)
+EVERYTHING = IntervalSet(None, None)
+
+
+def _equal(a: PrimExpr, b: PrimExpr) -> bool:
+    return same(a, b)
+
+
+def interval(low: ExprLike | None, high: ExprLike | None) -> IntervalSet:
+    """[low, high]; empty if both are numbers the wrong way round."""
+    first, last = (None if v is None else convert(v) for v in (low, high))
+    if isinstance(first, IntImm) and isinstance(last, IntImm) and first.value > last.value:
+        return NOTHING
+    return IntervalSet(first, last)
+
+
+def single_point(value: ExprLike) -> IntervalSet:
+    """{value}"""
+    point = convert(value)
+    return IntervalSet(point, point)
+
+
+def vector(base: ExprLike, extent: ExprLike) -> IntervalSet:
+    """[base, base + extent)"""
+    return interval(base, convert(base) + extent - 1)
+
+
+def from_range(domain: Range) -> IntervalSet:
+    """The integers of a Range."""
+    return vector(domain.min, domain.extent)
+
+
+def _ends(pick: Callable[[ExprLike, ExprLike], PrimExpr], ends: Iterable[End]) -> End:
+    total: End = None
+    for n, each in enumerate(ends):
+        if each is None:
+            return None
+        total = each if n == 0 or total is None else pick(total, each)
+    return total
+
+
+def union(sets: Iterable[IntervalSet]) -> IntervalSet:
+    """The smallest interval that holds all of them."""
+    kept = [s for s in sets if not s.empty]
+    if not kept:
+        return NOTHING
+    return IntervalSet(
+        _ends(minimum, (s.min_value for s in kept)), _ends(maximum, (s.max_value for s in kept))
+    )
+
+
+def intersect(sets: Iterable[IntervalSet]) -> IntervalSet:
+    """What is in all of them."""
+    kept = list(sets)
+    if any(s.empty for s in kept):
+        return NOTHING
+    low = _ends(maximum, (s.min_value for s in kept if s.min_value is not None))
+    high = _ends(minimum, (s.max_value for s in kept if s.max_value is not None))
+    return interval(low, high)
+
+
+def eval_set(
+    expr: PrimExpr,
+    dom_map: Mapping[Var, IntervalSet | Range],
+    simplify: Simplify = lambda e: e,
+) -> IntervalSet:
+    """The interval of an expression while the variables of `dom_map` run over theirs; the others
+    stay in the ends. Everything where an operation says nothing.
+    """
+    known = {v: from_range(d) if isinstance(d, Range) else d for v, d in dom_map.items()}
+    done: dict[int, IntervalSet] = {}
+    for each in post_order(expr):
+        inside = [done[id(c)] for c in children(each)]
+        done[id(each)] = _node(each, inside, known)
+    found = done[id(expr)]
+    if found.empty:
+        return found
+    return interval(
+        None if found.min_value is None else simplify(found.min_value),
+        None if found.max_value is None else simplify(found.max_value),
+    )
+
+
+def _node(e: PrimExpr, inside: list[IntervalSet], known: Mapping[Var, IntervalSet]) -> IntervalSet:
+    if isinstance(e, Var):
+        return known.get(e, single_point(e))
+    if any(s.empty for s in inside):
+        return NOTHING
+    if all(s.is_single_point() for s in inside) and not _moves(e, known):
+        return single_point(e)
+    match e:
+        case Add():
+            return IntervalSet(*(_sum(Add, inside[0], inside[1], n) for n in (0, 1)))
+        case Sub():
+            return IntervalSet(*(_sum(Sub, inside[0], inside[1], n) for n in (0, 1)))
+        case Mul():
+            return _product(inside[0], inside[1])
+        case FloorDiv():
+            return _quotient(inside[0], inside[1])
+        case FloorMod():
+            return _remainder(inside[0], inside[1])
+        case Min() | Max():
+            return _extreme(e, inside[0], inside[1])
+        case Select() | Intrinsic(op="if_then_else"):
+            return union(inside[1:])
+        case Cast() if e.dtype in ("int32", "int64"):
+            return IntervalSet(
+                *(None if v is None else prim.cast(v, e.dtype) for v in _both(inside[0]))
+            )
+    return EVERYTHING
+
+
+def _moves(e: PrimExpr, known: Mapping[Var, IntervalSet]) -> bool:
+    """Whether a variable with a domain is inside."""
+    return any(isinstance(v, Var) and v in known for v in post_order(e))
+
+
+def _both(s: IntervalSet) -> tuple[End, End]:
+    return s.min_value, s.max_value
+
+
+def _sum(kind: type[BinaryExpr], a: IntervalSet, b: IntervalSet, end: int) -> End:
+    other = 1 - end if kind is Sub else end
+    x, y = _both(a)[end], _both(b)[other]
+    return None if x is None or y is None else binary(kind, x, y)
+
+
+def _number(s: IntervalSet) -> int | None:
+    low = s.min_value
+    return low.value if s.is_single_point() and isinstance(low, IntImm) else None
+
+
+def _product(a: IntervalSet, b: IntervalSet) -> IntervalSet:
+    scale = _number(b)
+    if scale is None:
+        a, b, scale = b, a, _number(a)
+    if scale is None:
+        return EVERYTHING
+    if scale == 0 and b.min_value is not None:
+        return single_point(const(0, b.min_value.dtype))
+    ends = [None if v is None else v * scale for v in _both(a)]
+    return IntervalSet(*(ends if scale > 0 else ends[::-1]))
+
+
+def _quotient(a: IntervalSet, b: IntervalSet) -> IntervalSet:
+    divisor = _number(b)
+    if divisor is None or divisor == 0:
+        return EVERYTHING
+    ends = [None if v is None else v // divisor for v in _both(a)]
+    return IntervalSet(*(ends if divisor > 0 else ends[::-1]))
+
+
+def _remainder(a: IntervalSet, b: IntervalSet) -> IntervalSet:
+    divisor = _number(b)
+    if divisor is None or divisor <= 0:
+        return EVERYTHING
+    low, high = _both(a)
+    if isinstance(low, IntImm) and isinstance(high, IntImm):
+        start = low.value // divisor
+        if high.value // divisor == start:
+            return interval(low.value - start * divisor, high.value - start * divisor)
+    dtype = next((v.dtype for v in (low, high) if v is not None), "int64")
+    return interval(const(0, dtype), const(divisor - 1, dtype))
+
+
+def _extreme(e: PrimExpr, a: IntervalSet, b: IntervalSet) -> IntervalSet:
+    """min: no end below is needed to know the upper one; max the other way."""
+    low = isinstance(e, Min)
+    pick = minimum if low else maximum
+    ends: list[End] = []
+    for n in (0, 1):
+        x, y = _both(a)[n], _both(b)[n]
+        open_end = n == (0 if low else 1)
+        if x is None or y is None:
+            ends.append(None if open_end or (x is None and y is None) else (y if x is None else x))
+        else:
+            ends.append(pick(x, y))
+    return IntervalSet(*ends)

@@ -1,0 +1,228 @@
+"""Applying the table of rules: patterns are compiled once, and looked up by the kind of node."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeAlias
+
+from ekiden.arith.rules import REWRITES, Rule
+from ekiden.ir import prim
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import BinaryExpr, IntImm, Intrinsic, Not, PrimExpr, Select, binary, const
+from ekiden.ir.prim_visitor import children, same
+
+Match: TypeAlias = dict[str, PrimExpr]
+Prove: TypeAlias = Callable[[PrimExpr], bool]
+
+_OPERATORS: dict[type[ast.AST], type[BinaryExpr]] = {
+    ast.Add: prim.Add,
+    ast.Sub: prim.Sub,
+    ast.Mult: prim.Mul,
+    ast.FloorDiv: prim.FloorDiv,
+    ast.Mod: prim.FloorMod,
+    ast.And: prim.And,
+    ast.Or: prim.Or,
+    ast.Eq: prim.EQ,
+    ast.NotEq: prim.NE,
+    ast.Lt: prim.LT,
+    ast.LtE: prim.LE,
+    ast.Gt: prim.GT,
+    ast.GtE: prim.GE,
+}
+_FUNCTIONS: dict[str, type[BinaryExpr]] = {
+    "min": prim.Min,
+    "max": prim.Max,
+    "truncdiv": prim.Div,
+}
+_COMMUTE = (prim.Add, prim.Mul, prim.Min, prim.Max, prim.And, prim.Or, prim.EQ, prim.NE)
+_NUMBERS, _CONDITIONS, _CONSTANTS = frozenset("xyz"), frozenset("pq"), ("c1", "c2", "c3")
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A node of the left side: a name, a number, or a kind of node over patterns.
+
+    `head` is a class, the name of an intrinsic, a name, or a number.
+    """
+
+    head: type[PrimExpr] | str | int
+    parts: tuple[Pattern, ...] = ()
+    is_name: bool = False
+
+
+def _pattern(node: ast.expr) -> Pattern:
+    match node:
+        case ast.Name(id=name):
+            return Pattern(name, is_name=True)
+        case ast.Constant(value=bool() | int() as number):
+            return Pattern(int(number))
+        case ast.BinOp(left=a, op=op, right=b):
+            return Pattern(_OPERATORS[type(op)], (_pattern(a), _pattern(b)))
+        case ast.Compare(left=a, ops=[op], comparators=[b]):
+            return Pattern(_OPERATORS[type(op)], (_pattern(a), _pattern(b)))
+        case ast.BoolOp(op=op, values=[a, b]):
+            return Pattern(_OPERATORS[type(op)], (_pattern(a), _pattern(b)))
+        case ast.UnaryOp(op=ast.Not(), operand=a):
+            return Pattern(Not, (_pattern(a),))
+        case ast.Call(func=ast.Name(id="select"), args=args):
+            return Pattern(Select, tuple(map(_pattern, args)))
+        case ast.Call(func=ast.Name(id=name), args=args):
+            return Pattern(_FUNCTIONS.get(name, name), tuple(map(_pattern, args)))
+    raise ValueError(f"no pattern: {ast.unparse(node)}")
+
+
+def _orders(p: Pattern) -> list[Pattern]:
+    """The pattern with operands that commute in every order."""
+    choices = [_orders(each) for each in p.parts]
+    found = [Pattern(p.head, parts, p.is_name) for parts in itertools.product(*choices)]
+    if p.head in _COMMUTE and p.parts[0] != p.parts[1]:
+        found += [Pattern(f.head, f.parts[::-1], False) for f in list(found)]
+    return found
+
+
+def _accepts(name: str, e: PrimExpr) -> bool:
+    if name in _CONSTANTS:
+        return isinstance(e, IntImm)
+    if name in _NUMBERS:
+        return e.dtype in ("int64", "int32")
+    return name not in _CONDITIONS or e.dtype == "bool"
+
+
+def _match(p: Pattern, e: PrimExpr, found: Match) -> bool:
+    """Whether an expression has the form of a pattern; names are filled in."""
+    head = p.head
+    if p.is_name:
+        assert isinstance(head, str)
+        known = found.get(head)
+        if known is not None:
+            return same(known, e)
+        found[head] = e
+        return _accepts(head, e)
+    if isinstance(head, int):
+        return isinstance(e, IntImm) and int(e.value) == head
+    is_kind = e.op == head if isinstance(e, Intrinsic) else type(e) is head
+    inside = children(e)
+    return is_kind and all(
+        _match(part, child, found) for part, child in zip(p.parts, inside, strict=True)
+    )
+
+
+Builder: TypeAlias = Callable[[Mapping[str, PrimExpr], str], PrimExpr]
+"""An expression from what the names stand for; numbers get the dtype."""
+
+
+def build(node: ast.expr, names: Mapping[str, PrimExpr], dtype: str) -> PrimExpr:
+    """The right side, or a condition, with names filled in; numbers fold."""
+
+    def inner(each: ast.expr) -> PrimExpr:
+        return build(each, names, dtype)
+
+    match node:
+        case ast.Name(id=name):
+            return names[name]
+        case ast.Constant(value=bool() as truth):
+            return const(truth, "bool")
+        case ast.Constant(value=int() as number):
+            return const(number, dtype)
+        case ast.UnaryOp(op=ast.USub(), operand=a):
+            return binary(prim.Sub, 0, inner(a))
+        case ast.UnaryOp(op=ast.Not(), operand=a):
+            value = inner(a)
+            return const(not value.value, "bool") if isinstance(value, IntImm) else Not(value)
+        case ast.BinOp(left=a, op=ast.Pow(), right=b):
+            return _power(inner(a), inner(b), dtype)
+        case ast.BinOp(left=a, op=op, right=b):
+            return binary(_OPERATORS[type(op)], inner(a), inner(b))
+        case ast.Compare(left=a, ops=[op], comparators=[b]):
+            return binary(_OPERATORS[type(op)], inner(a), inner(b))
+        case ast.BoolOp(op=op, values=[a, b]):
+            return binary(_OPERATORS[type(op)], inner(a), inner(b))
+        case ast.Call(func=ast.Name(id="select"), args=args):
+            condition, yes, no = map(inner, args)
+            return Select(condition, yes, no, yes.dtype)
+        case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
+            return binary(_FUNCTIONS[name], inner(args[0]), inner(args[1]))
+        case ast.Call(func=ast.Name(id=name), args=args):
+            return call_intrin(name, *map(inner, args))
+    raise ValueError(f"no expression: {ast.unparse(node)}")
+
+
+def _power(a: PrimExpr, b: PrimExpr, dtype: str) -> PrimExpr:
+    assert isinstance(a, IntImm) and isinstance(b, IntImm)
+    return const(a.value**b.value, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A rule ready to be tried."""
+
+    pattern: Pattern
+    right: ast.expr
+    conditions: tuple[ast.expr, ...]
+    rule: Rule
+
+
+def _conditions(text: str) -> tuple[ast.expr, ...]:
+    body = ast.parse(text, mode="eval").body
+    if isinstance(body, ast.Constant):
+        return ()
+    return tuple(body.values) if isinstance(body, ast.BoolOp) else (body,)
+
+
+def parsed(text: str) -> ast.expr:
+    """A side of a rule as Python's tree."""
+    return ast.parse(text, mode="eval").body
+
+
+@cache
+def compiled() -> dict[object, list[Compiled]]:
+    """Every rule in every order of its operands, by the kind of its root."""
+    table: dict[object, list[Compiled]] = {}
+    for rule in REWRITES:
+        right, conditions = parsed(rule.right), _conditions(rule.condition)
+        for pattern in _orders(_pattern(parsed(rule.left))):
+            made = Compiled(pattern, right, conditions, rule)
+            table.setdefault(pattern.head, []).append(made)
+    return table
+
+
+def _shape(p: Pattern) -> object:
+    return None if p.is_name or isinstance(p.head, int) else p.head
+
+
+def apply(e: PrimExpr, prove: Prove) -> PrimExpr | None:
+    """What the first rule that fits makes of a node, or None."""
+    key = e.op if isinstance(e, Intrinsic) else type(e)
+    for each in compiled().get(key, ()):
+        found: Match = {}
+        if not _match(each.pattern, e, found):
+            continue
+        dtype = next((v.dtype for n, v in found.items() if n in _NUMBERS), "int64")
+        if all(_holds(c, found, dtype, prove) for c in each.conditions):
+            return build(each.right, found, e.dtype if e.dtype != "bool" else dtype)
+    return None
+
+
+def _holds(condition: ast.expr, names: Match, dtype: str, prove: Prove) -> bool:
+    if _divides_by_zero(condition, names):
+        return False
+    value = build(condition, names, dtype)
+    return bool(value.value) if isinstance(value, IntImm) else prove(value)
+
+
+def _divides_by_zero(condition: ast.expr, names: Match) -> bool:
+    return any(
+        isinstance(n, ast.BinOp)
+        and isinstance(n.op, (ast.Mod, ast.FloorDiv))
+        and isinstance(n.right, ast.Name)
+        and isinstance(d := names[n.right.id], IntImm)
+        and d.value == 0
+        for n in ast.walk(condition)
+    )
+
+
+__all__ = ["apply", "build", "compiled", "parsed"]

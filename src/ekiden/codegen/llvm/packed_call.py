@@ -1,0 +1,123 @@
+"""Calls of functions that the runtime knows by name.
+
+Arguments travel as 16-byte values on the stack, buffers as tensors over them. The function is found
+at the first call, through a call site that the loader of images makes; see runtime.h, sections 4,
+10 and 11.
+"""
+
+from __future__ import annotations
+
+from ekiden.codegen.common import dtype_word
+from ekiden.codegen.llvm.builder import Module, Operand
+from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.expression import ExpressionEmitter
+from ekiden.codegen.llvm.image import CALL_SITE
+from ekiden.codegen.llvm.types import memory_type
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, const
+from ekiden.runtime.errors import InternalError
+from ekiden.tir.expr import BufferAddress
+
+INT, BOOL, FLOAT, OPAQUE, DLTENSOR, RAW_STR = 1, 2, 3, 4, 7, 8
+"""Type indices of runtime.h."""
+CPU = 1
+
+
+class PackedCallEmitter(ExpressionEmitter):
+    """Emits `call_packed`; a subclass says what happens when a call fails."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        self.module = module
+
+    def fail_unless(self, condition: Operand, before_return: str = "") -> None:
+        """Leave the function unless the condition holds."""
+        raise NotImplementedError
+
+    def call_packed(self, e: Intrinsic) -> Operand:
+        """The result of a call; -1 of the callee is -1 of the kernel."""
+        name, b = e.args[0], self.b
+        if not isinstance(name, StringImm):
+            raise InternalError(f"llvm: call_packed: expected a name first, got {name!r}")
+        values = [self.packed_value(a) for a in e.args[1:]]
+        arguments = self.words(2 * len(values))
+        for n, (kind, payload) in enumerate(values):
+            self.put(arguments, 2 * n, f"i64 {kind}")
+            self.put(arguments, 2 * n + 1, payload)
+        result = self.words(2)
+        self.put(result, 0, "i64 0")
+        self.put(result, 1, "i64 0")
+        site = f'@"{CALL_SITE}{name.value}"'
+        self.module.declarations.setdefault(site, f"{site} = external global i8")
+        self.module.declare("ek_call_packed", "i32", ["ptr", "ptr", "i32", "ptr"])
+        given = f"ptr {site}, ptr {arguments}, i32 {len(values)}, ptr {result}"
+        status = b.value(f"call i32 @ek_call_packed({given})")
+        b.touch_memory()
+        self.fail_unless(b.value(f"icmp eq i32 {status}, 0"))
+        return self.result(result, e.dtype)
+
+    def words(self, count: int) -> Operand:
+        """Words on the stack."""
+        name = f"%{self.b.fresh('words')}"
+        self.b.entry.append(f"  {name} = alloca [{max(count, 1)} x i64], align 16")
+        return name
+
+    def put(self, base: Operand, slot: int, value: str) -> None:
+        """Store a typed operand in a word."""
+        place = self.b.pure(f"getelementptr i64, ptr {base}, i64 {slot}")
+        self.b.effect(f"store {value}, ptr {place}, align 8")
+
+    def packed_value(self, a: PrimExpr) -> tuple[int, str]:
+        """(type index, typed payload) of an argument."""
+        if isinstance(a, StringImm):
+            return RAW_STR, f"ptr {self.module.string(a.value)}"
+        if isinstance(a, BufferAddress):
+            return DLTENSOR, f"ptr {self.tensor(a)}"
+        if dt.lanes(a.dtype) > 1:
+            raise InternalError(f"llvm: call_packed: an argument is a vector: {a!r}")
+        if a.dtype == "handle":
+            return OPAQUE, f"ptr {self.value(a)}"
+        if dt.is_float(a.dtype):
+            return FLOAT, f"double {emit_cast(self.b, self.value(a), a.dtype, 'float64')}"
+        kind = BOOL if a.dtype == "bool" else INT
+        return kind, f"i64 {emit_cast(self.b, self.value(a), a.dtype, 'int64')}"
+
+    def tensor(self, a: BufferAddress) -> Operand:
+        """A DLTensor over a buffer or a region of it."""
+        buffer, b = a.buffer, self.b
+        data = self.pointer(buffer)
+        if a.indices:
+            at = self.value(a.indices[0])
+            data = b.pure(f"getelementptr {memory_type(buffer.dtype)}, ptr {data}, i64 {at}")
+        extents = a.extents or buffer.shape
+        shape, strides = self.words(len(extents)), self.words(len(extents))
+        step: PrimExpr = const(1)
+        for axis in reversed(range(len(extents))):
+            self.put(shape, axis, f"i64 {self.value(extents[axis])}")
+            given = buffer.strides[axis] if buffer.strides else step
+            self.put(strides, axis, f"i64 {self.value(given)}")
+            step = step * buffer.shape[axis]
+        made = self.words(6)
+        self.put(made, 0, f"ptr {data}")
+        self.put(made, 1, f"i64 {CPU}")
+        self.put(made, 2, f"i64 {len(extents) | dtype_word(buffer.dtype) << 32}")
+        self.put(made, 3, f"ptr {shape}")
+        self.put(made, 4, f"ptr {strides}")
+        self.put(made, 5, "i64 0")
+        return made
+
+    def result(self, slot: Operand, dtype: str) -> Operand:
+        """The value a call has left, whose object, if it is one, is dropped."""
+        b = self.b
+        kind = b.value(f"load i32, ptr {slot}, align 8")
+        payload = b.pure(f"getelementptr i64, ptr {slot}, i64 1")
+        whole = b.value(f"load i64, ptr {payload}, align 8")
+        number = b.value(f"load double, ptr {payload}, align 8")
+        self.module.declare("ek_value_drop", "void", ["ptr"])
+        b.effect(f"call void @ek_value_drop(ptr {slot})")
+        is_float = b.value(f"icmp eq i32 {kind}, {FLOAT}")
+        if dt.is_float(dtype):
+            value = b.select(is_float, "float64", number, emit_cast(b, whole, "int64", "float64"))
+            return emit_cast(b, value, "float64", dtype)
+        value = b.select(is_float, "int64", emit_cast(b, number, "float64", "int64"), whole)
+        return emit_cast(b, value, "int64", dtype)

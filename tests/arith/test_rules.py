@@ -1,0 +1,96 @@
+"""Every rule of the tables is true, and the simplifier applies it."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+
+from ekiden.arith import Analyzer
+from ekiden.arith.rewrite import build, parsed
+from ekiden.arith.rules import CANONICAL, REWRITES, Rule
+from ekiden.ir.prim import IntImm, Not, PrimExpr, Var, const
+
+z3 = pytest.importorskip("z3")
+sys.path.insert(0, str(Path(__file__).parent))
+from z3_model import Model  # noqa: E402
+
+pytestmark = pytest.mark.quick
+
+NAMES = {n: Var(n, "bool" if n in "pq" else "int64") for n in "x y z v u t p q".split()}
+CONSTANTS = {n: Var(n) for n in ("c1", "c2", "c3")}
+
+
+def powers(text: str) -> str:
+    """2 ** c1 has no term; c1 = 3 stands for all."""
+    return text.replace("2 ** c1", "8")
+
+
+def expression(text: str, names: dict[str, PrimExpr]) -> PrimExpr:
+    return build(parsed(powers(text)), names, "int64")
+
+
+PAIRS = list(itertools.product((4, -4, 3, 1, 2), (3, 7, 8, 12, 2, -8)))
+"""Numbers tried for (c1, c2)."""
+
+
+class Bools(Model):
+    """p and q are z3 bools."""
+
+    def variable(self, var: Var) -> z3.ExprRef:
+        if var.dtype == "bool":
+            self.names.setdefault(var, z3.Bool(var.name))
+            return self.names[var]
+        return super().variable(var)
+
+
+@pytest.mark.parametrize("rule", [*REWRITES, *CANONICAL], ids=lambda r: f"{r.left} -> {r.right}")
+def test_the_equation_holds(rule: Rule) -> None:
+    names: dict[str, PrimExpr] = {**NAMES, **CONSTANTS}
+    if "shift" in rule.left:
+        names["c1"] = const(3)
+    model = Bools({}, overflow=False)
+    left, defined = model.term(expression(rule.left, names))
+    right, still = model.term(expression(rule.right, names))
+    condition, sensible = model.term(expression(rule.condition, names))
+    wrong = z3.And(defined, sensible, condition, z3.Not(z3.And(still, left == right)))
+    answer = refuted(wrong)
+    if answer == z3.unknown:  # too hard for all numbers at once
+        some = [z3.simplify(z3.substitute(wrong, *chosen(model, *pair))) for pair in PAIRS]
+        assert all(refuted(each) == z3.unsat for each in some)
+    else:
+        assert answer == z3.unsat
+
+
+def refuted(wrong: z3.BoolRef) -> z3.CheckSatResult:
+    solver = z3.Solver()
+    solver.set("timeout", 500)
+    solver.add(wrong)
+    return solver.check()
+
+
+def chosen(model: Model, c1: int, c2: int) -> list[tuple[z3.ExprRef, z3.ExprRef]]:
+    """Numbers for the constants of a rule."""
+    values = {CONSTANTS["c1"]: c1, CONSTANTS["c2"]: c2}
+    return [(model.variable(v), z3.IntVal(n)) for v, n in values.items()]
+
+
+@pytest.mark.parametrize("rule", [*REWRITES, *CANONICAL], ids=lambda r: f"{r.left} -> {r.right}")
+def test_the_simplifier_knows_it(rule: Rule) -> None:
+    """Both sides get one form, for numbers that satisfy the condition."""
+    for c1, c2 in PAIRS:
+        names: dict[str, PrimExpr] = {**NAMES, "c1": const(c1), "c2": const(c2)}
+        condition = build(parsed(rule.condition), names, "int64")
+        if isinstance(condition, IntImm) and not condition.value:
+            continue
+        analyzer = Analyzer()
+        with analyzer.constraint_scope(condition):
+            if analyzer.can_prove(Not(condition)):
+                continue
+            left = build(parsed(rule.left), names, "int64")
+            right = build(parsed(rule.right), names, "int64")
+            assert str(analyzer.simplify(left)) == str(analyzer.simplify(right))
+            return
+    raise AssertionError("no numbers satisfy the condition")
