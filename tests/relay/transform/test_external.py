@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from pass_checks import Array, assert_same_meaning, calls, main_of, program
+from pass_checks import Array, assert_same_meaning, calls, evaluate, main_of, program
 
+import ekiden
+from ekiden.backend.external import register_external
 from ekiden.ir.op import OP_ATTRS, register_op_attr
-from ekiden.ir.transform import Sequential
-from ekiden.relay import IRModule
+from ekiden.ir.transform import PassContext, Sequential
+from ekiden.relay import Interpreter, IRModule
 from ekiden.relay.analysis import verify
 from ekiden.relay.dataflow_pattern import is_op, wildcard
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform import (
     AnnotateTarget,
+    DefuseOps,
     InferType,
+    Inline,
     MergeCompilerRegions,
     MergeComposite,
     PartitionGraph,
 )
+from ekiden.runtime.errors import CompileError
 
 pytestmark = pytest.mark.quick
 
@@ -145,6 +150,46 @@ def test_constants_are_bound_or_handed_in() -> None:
 def test_nothing_to_take_changes_nothing() -> None:
     module = program(f"def @main({X}) {{ nn.relu(%x) }}")
     assert PARTITION(module)["main"] is module["main"]
+
+
+def _interpreted(function: Function) -> Callable[..., None]:
+    """A code generator that interprets: it stands for one of another company."""
+    module = IRModule({"main": function.with_fields(attrs=None)})
+
+    def kernel(*tensors: object) -> None:
+        arrays = [ekiden.runtime.tensor(t).numpy() for t in tensors]
+        count = len(function.params)
+        result = Interpreter(InferType()(module)).evaluate("main", *arrays[:count])
+        results = result if isinstance(result, tuple) else (result,)
+        for out, value in zip(arrays[count:], results, strict=True):
+            np.copyto(out, value)
+
+    return kernel
+
+
+def test_external_functions_run_in_the_virtual_machine() -> None:
+    text = f"def @main({X}) {{ %0 = exp(%x); %1 = tanh(%0); (nn.relu(%0), nn.relu(%1)) }}"
+    made = PARTITION(program(text))
+    register_external("test", _interpreted)
+    exe = ekiden.compile(made)
+    assert "tvmgen_default_test_main_0" in exe.disassemble()
+    args = random((2, 3))
+    for got, expected in zip(exe(*args), evaluate(program(text), args), strict=True):
+        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5)
+
+
+def test_an_external_compiler_without_code_generator_is_named() -> None:
+    register_op_attr("exp", "target.other", lambda call: True)
+    made = Sequential([AnnotateTarget("other"), PartitionGraph()])(
+        program(f"def @main({X}) {{ exp(%x) }}")
+    )
+    with pytest.raises(CompileError, match="'tvmgen_default_other_main_0' is for the external "):
+        ekiden.compile(made)
+    with PassContext(opt_level=3):
+        inlined = Sequential([Inline(), DefuseOps()])(made)
+    np.testing.assert_allclose(
+        ekiden.compile(inlined)(*random((2, 3))).numpy(), np.exp(random((2, 3))[0]), rtol=1e-5
+    )
 
 
 DENSE = is_op("nn.dense")(wildcard(), wildcard())

@@ -37,6 +37,7 @@ for _name, _what in (
             arguments=("data",),
             attrs=CompilerAttrs,
             relation=_same,
+            result="the type of data",
             reference=_identity,
             description=_what,
         )
