@@ -64,7 +64,7 @@ def test_unknown_import_is_refused() -> None:
     body = "%y = call float @expf(float %x)\n ret float %y\n"
     text = f"declare float @expf(float)\ndefine float @f(float %x) {{\n {body}}}\n"
     with pytest.raises(
-        InternalError, match=r"^image: compiled code calls expf; there are ek_kernel_error, "
+        InternalError, match=r"^image: compiled code calls expf; there are ek_call_packed, "
     ):
         link([compile_text(text, TARGET)], ["f"])
 

@@ -33,6 +33,17 @@ ANY = -1
 """The arity of intrinsics that take any number of arguments."""
 
 
+def _dot4(total: object, a: object, b: object) -> object:
+    """Per lane, the sum of the products of the four bytes of two words and a number."""
+    left = np.asarray(a, np.int32)[..., None].view(np.uint8).astype(np.int32)
+    right = np.asarray(b, np.int32)[..., None].view(np.int8).astype(np.int32)
+    return np.asarray(total, np.int32) + (left * right).sum(-1, dtype=np.int32)
+
+
+def _not_here(x: object) -> object:
+    raise TypeError("reinterpret: the result depends on its dtype")
+
+
 def _call_packed(name: str, *args: object) -> object:
     result = get_global_func(name)(*args)
     return 0 if result is None else result
@@ -63,6 +74,8 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("isinf",        1, np.isinf, "bool"),
     IntrinsicDef("fma",          3, lambda a, b, c: a * b + c),
     IntrinsicDef("if_then_else", 3, np.where),     # evaluates the chosen side alone: guards loads
+    IntrinsicDef("dot4_u8s8",    3, _dot4),           # acc + 4 products of bytes in words a, b
+    IntrinsicDef("reinterpret",  1, _not_here),       # the bits as another type; the dtype is given
     IntrinsicDef("call_packed",  ANY, _call_packed, "int32", effects=True),
     IntrinsicDef("likely",       1, lambda x: x),  # a condition that loop partition makes true
     IntrinsicDef("bitwise_and",  2, np.bitwise_and),

@@ -7,48 +7,34 @@ u64 number of arrays   one array per name (`ekiden.ir.nd_format`)
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 
-import numpy as np
-
-from ekiden.ir.nd_format import array_from_bytes, array_to_bytes
-from ekiden.ir.op import Array
-from ekiden.relay.expr import const
+from ekiden import runtime
+from ekiden.ir.nd_format import array_from_bytes
+from ekiden.runtime import Tensor, save_param_dict
 from ekiden.runtime.errors import LoadError
 
 MAGIC = 0xF7E58D4F05049CB7
 
 
-def save_param_dict(params: Mapping[str, object]) -> bytearray:
-    """Arrays or tensors by name as bytes."""
-    made = bytearray(struct.pack("<QQQ", MAGIC, 0, len(params)))
-    for name in params:
-        text = name.encode()
-        made += struct.pack("<Q", len(text)) + text
-    made += struct.pack("<Q", len(params))
-    for value in params.values():
-        made += array_to_bytes(const(value).data.numpy())  # type: ignore[attr-defined]
-    return made
-
-
-def load_param_dict(param_bytes: bytes | bytearray) -> dict[str, Array]:
-    """The arrays by name that bytes hold. Raises LoadError for bytes of any other form."""
+def load_param_dict(param_bytes: bytes | bytearray) -> dict[str, Tensor]:
+    """The tensors by name that bytes hold. Raises LoadError for bytes of any other form."""
     data = bytes(param_bytes)
+    if data[:8] != MAGIC.to_bytes(8, "little"):
+        return runtime.load_param_dict(data)
     try:
-        magic, _, count = struct.unpack_from("<QQQ", data)
-        if magic != MAGIC:
-            raise LoadError(f"parameters: expected {MAGIC:#x} at the start, got {magic:#x}")
+        _, _, count = struct.unpack_from("<QQQ", data)
         names, at = _read_names(data, count)
         (arrays,) = struct.unpack_from("<Q", data, at)
         if arrays != count:
             raise LoadError(f"parameters: {count} names, {arrays} arrays")
-        found: dict[str, Array] = {}
+        found: dict[str, Tensor] = {}
         at += 8
         for name in names:
-            found[name], at = array_from_bytes(data, at)
+            array, at = array_from_bytes(data, at)
+            found[name] = runtime.tensor(array)
     except (struct.error, UnicodeDecodeError) as error:
         raise LoadError(f"parameters: {error}") from error
-    return {name: np.asarray(array) for name, array in found.items()}
+    return found
 
 
 def _read_names(data: bytes, count: int) -> tuple[list[str], int]:

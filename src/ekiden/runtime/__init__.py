@@ -5,6 +5,7 @@ compiler nor anything the compiler needs.
 """
 
 from ekiden.runtime import ndarray as nd
+from ekiden.runtime import vm
 from ekiden.runtime._core import (
     ADT,
     DataType,
@@ -103,4 +104,5 @@ __all__ = [
     "structural_hash",
     "tensor",
     "trim_pools",
+    "vm",
 ]

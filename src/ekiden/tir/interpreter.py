@@ -78,6 +78,11 @@ class _Runtime:
         return np.asarray(np.trunc(np.asarray(a, np.float64) / np.asarray(b))).astype(kind)[()]
 
     @staticmethod
+    def view(value: Array, dtype: str) -> Array:
+        lanes = np.atleast_1d(np.asarray(value)).view(dt.to_numpy(dt.element(dtype)))
+        return lanes if dt.lanes(dtype) > 1 else np.asarray(lanes[0])[()]
+
+    @staticmethod
     def cast(value: Array, dtype: str) -> Array:
         return np.asarray(value).astype(dt.to_numpy(dt.element(dtype)))[()]
 
@@ -233,6 +238,8 @@ class _Source:
         return f"{view}({whole}, {x[0]}, ({', '.join(x[len(e.indices) :])},))"
 
     def intrinsic(self, e: Intrinsic, x: list[str]) -> str:
+        if e.op == "reinterpret":
+            return f"rt.view({x[0]}, {e.dtype!r})"
         if e.op != "if_then_else":
             return (
                 f"rt.cast({self.constant(INTRINSICS[e.op].reference)}({', '.join(x)}), {e.dtype!r})"

@@ -21,34 +21,41 @@ from ekiden.topi import (
     elementwise,
     image,
     index,
+    linalg,
     nn,
+    random,
     reduce,
     rule,
     scan,
     scattering,
+    signal,
     slice,
     sorting,
+    sparse,
     transcendental,
     transform,
+    vision,
 )
 from ekiden.topi.broadcast import *  # noqa: F403
 from ekiden.topi.create import *  # noqa: F403
 from ekiden.topi.elementwise import *  # noqa: F403
 from ekiden.topi.index import *  # noqa: F403
+from ekiden.topi.linalg import *  # noqa: F403
 from ekiden.topi.reduce import *  # noqa: F403
 from ekiden.topi.scan import *  # noqa: F403
 from ekiden.topi.scattering import *  # noqa: F403
+from ekiden.topi.signal import *  # noqa: F403
 from ekiden.topi.slice import *  # noqa: F403
 from ekiden.topi.sorting import *  # noqa: F403
 from ekiden.topi.transcendental import *  # noqa: F403
 from ekiden.topi.transform import *  # noqa: F403
 
 _FAMILIES = (
-    broadcast, create, elementwise, index, reduce, scan, scattering, slice, sorting,
+    broadcast, create, elementwise, index, linalg, reduce, scan, scattering, signal, slice, sorting,
     transcendental, transform,
 )  # fmt: skip
 """Modules whose names are those of this one."""
-_NAMESPACES = {"image": image, "nn": nn}
+_NAMESPACES = {"image": image, "nn": nn, "random": random, "sparse": sparse, "vision": vision}
 """Modules that users name: topi.nn.conv2d."""
 
 
@@ -65,5 +72,5 @@ _tensor.OPERATORS.update({n: operators()[n] for n in (
     "less", "less_equal", "greater", "greater_equal",
 )})  # fmt: skip
 
-__all__ = ["image", "nn", "operators", "rule"]
+__all__ = ["operators", "rule", *_NAMESPACES]
 __all__ += [name for family in _FAMILIES for name in family.__all__]

@@ -247,10 +247,25 @@ class ExpressionWriter:
 
     def intrinsic(self, e: Intrinsic) -> str:
         """A call of a function of <math.h> or of a helper."""
+        if e.op == "reinterpret":
+            return self.reinterpreted(e)
         argument, given = dt.element(e.args[0].dtype), [_stripped(self.of(a)) for a in e.args]
         if e.op in _MATH and argument in ("float32", "float64"):
             return f"{math_name(_MATH[e.op], argument)}({', '.join(given)})"
         return self.helpers.intrinsic(e.op, dt.element(e.dtype), argument, given)
+
+    def reinterpreted(self, e: Intrinsic) -> str:
+        """The bits of one lane as another type; of neighbours in memory, several as one."""
+        value, target = e.args[0], dt.element(e.dtype)
+        if dt.lanes(value.dtype) == dt.lanes(e.dtype):
+            return self.helpers.reinterpret(dt.element(value.dtype), target, self.of(value))
+        index = value.indices[0] if isinstance(value, BufferLoad) else None
+        if not isinstance(value, BufferLoad) or not isinstance(index, Ramp):
+            raise InternalError(f"c: lanes can only be taken together from memory: {e!r}")
+        step = dt.lanes(value.dtype) // dt.lanes(e.dtype)
+        lane = f" + lane * {step}" if dt.lanes(e.dtype) > 1 else ""
+        place = f"&{self.name(value.buffer)}[{self.text(index.base)}{lane}]"
+        return self.helpers.load(target, place)
 
     def call_packed(self, e: Intrinsic) -> str:
         """A call that may fail: only where statements are."""

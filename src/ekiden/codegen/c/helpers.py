@@ -207,6 +207,22 @@ class Helpers:
         self._define(name, kinds, dtype, lambda b, o: emit_intrinsic(b, op, dtype, argument, o))
         return f"{name}({', '.join(xs)})"
 
+    def reinterpret(self, source: str, target: str, x: str) -> str:
+        """A call that gives the bits of a value as another type."""
+        name = f"ek_bits_{source}_as_{target}"
+        self._define(name, [source], target, lambda b, o: b.convert("bitcast", source, target, *o))
+        return f"{name}({x})"
+
+    def load(self, dtype: str, place: str) -> str:
+        """A call that reads a value from bytes of any alignment."""
+        name, kind = f"ek_load_{dtype}", c_type(dtype)
+        self.texts.setdefault(
+            name,
+            f"static inline {kind} {name}(const void *place) {{\n  {kind} value;\n"
+            "  memcpy(&value, place, sizeof value);\n  return value;\n}",
+        )
+        return f"{name}({place})"
+
     def _define(
         self,
         name: str,

@@ -19,6 +19,8 @@ def emit_intrinsic(
     b: Builder, name: str, dtype: str, argument: str, operands: Sequence[Operand]
 ) -> Operand:
     """The call `name(operands)`, with arguments of type `argument` and a result of type `dtype`."""
+    if name == "reinterpret":
+        return b.convert("bitcast", argument, dtype, operands[0])
     if name in FLOAT:
         return _in_float(b, FLOAT[name], dtype, argument, operands)
     if name in TESTS:
@@ -131,6 +133,23 @@ def _bitwise(opcode: str) -> Callable[..., Operand]:
     return lambda b, dtype, x, y: b.binary(opcode, dtype, x, y)
 
 
+def _dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
+    """total + the products of the four bytes of x, unsigned, with those of y, signed."""
+    lanes, target = dt.lanes(dtype), b.module.target
+    if target is not None and "avx512vnni" in target.features and lanes == 16:
+        name, words, bytes_ = "llvm.x86.avx512.vpdpbusd.512", "<16 x i32>", "<64 x i8>"
+        b.module.declare(name, words, [words, bytes_, bytes_])
+        a, c = (b.convert("bitcast", dtype, "int8x64", o) for o in (x, y))
+        return b.pure(f"call {words} @{name}({words} {total}, {bytes_} {a}, {bytes_} {c})")
+    for byte in range(4):
+        left = b.binary("lshr", dtype, x, b.const(8 * byte, dtype))
+        left = b.binary("and", dtype, left, b.const(255, dtype))
+        right = b.binary("shl", dtype, y, b.const(24 - 8 * byte, dtype))
+        right = b.binary("ashr", dtype, right, b.const(24, dtype))
+        total = b.binary("add", dtype, total, b.binary("mul", dtype, left, right))
+    return total
+
+
 def _left_shift(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
     return _shifted(b, "shl", dtype, x, y)
 
@@ -165,6 +184,6 @@ FLOAT: dict[str, Callable[..., Operand]] = {
 TESTS = ("isnan", "isinf")
 INTEGER: dict[str, Callable[..., Operand]] = {
     "bitwise_and": _bitwise("and"), "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"),
-    "left_shift": _left_shift, "right_shift": _right_shift,
+    "dot4_u8s8": _dot4, "left_shift": _left_shift, "right_shift": _right_shift,
 }
 # fmt: on

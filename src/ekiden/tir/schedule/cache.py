@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.regions import Access, Range, accesses, region
+from ekiden.tir.regions import Access, Range, region
 from ekiden.tir.schedule.check import (
     COMPLETE,
     REDUCTION,
@@ -26,6 +26,7 @@ from ekiden.tir.schedule.inline import partial_domain
 from ekiden.tir.schedule.move import moved_nest
 from ekiden.tir.schedule.program import (
     Program,
+    accesses,
     allocated,
     inputs,
     read,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from ekiden.arith import Analyzer, IterMapLevel, IterSum, detect_iter_map, determines
+from ekiden.arith import Analyzer, IterSum, determines, image_box
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import (
     GE,
@@ -30,7 +30,6 @@ from ekiden.ir.prim import (
     PrimExpr,
     Var,
     const,
-    convert,
     is_const,
 )
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
@@ -38,10 +37,11 @@ from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
 from ekiden.ir.structural import structural_key
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.regions import Access, accesses, all_accesses, region
+from ekiden.tir.regions import Access, all_accesses, region
 from ekiden.tir.regions import Range as Box
 from ekiden.tir.schedule.program import (
     Program,
+    accesses,
     bound_analyzer,
     conditions,
     loops_between,
@@ -424,10 +424,10 @@ def box_of(program: Program, root: Stmt, buffer: Buffer, maker: BlockRealize) ->
     if not _guards_end_of_buffer(maker, buffer):
         return f"block {name!r} does not run for all its iterators"
     ranges = ranges_of((*loops_between(root, maker, program), *store.loops))
-    made = detect_iter_map(store.indices, ranges, check_level=IterMapLevel.SURJECTIVE)
-    if made.errors:
-        return f"what block {name!r} writes of {buffer.name!r} is no box: {made.errors[0]}"
-    return [Box(convert(total.base), reached(total)) for total in made.indices]
+    made = image_box(store.indices, ranges)
+    if isinstance(made, str):
+        return f"what block {name!r} writes of {buffer.name!r} is no box: {made}"
+    return [Box(low, size) for low, size in made]
 
 
 def reached(total: IterSum) -> PrimExpr:

@@ -8,7 +8,7 @@ from ekiden.arith import IterMapLevel, detect_iter_map, determines
 from ekiden.ir.prim import PrimExpr, Var, const, convert, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer
-from ekiden.tir.regions import Access, Range, accesses, region
+from ekiden.tir.regions import Access, Range, region
 from ekiden.tir.schedule.check import (
     COMPLETE,
     REDUCTION,
@@ -27,6 +27,7 @@ from ekiden.tir.schedule.check import (
 )
 from ekiden.tir.schedule.program import (
     Program,
+    accesses,
     bound_analyzer,
     ranges_of,
     read,

@@ -17,7 +17,9 @@ from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
 from ekiden.runtime.errors import ScheduleError
+from ekiden.tir import regions
 from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.regions import Access
 from ekiden.tir.stmt import (
     Allocate,
     Block,
@@ -268,6 +270,31 @@ def read(block: Block) -> tuple[Buffer, ...]:
     found = _READ.get(block)
     if found is None:
         found = _READ[block] = tuple(buffers_read(block))
+    return found
+
+
+def accesses(root: Stmt, buffer: Buffer) -> list[Access]:
+    """As `regions.accesses`; blocks that do not touch the buffer are not looked into."""
+    found: list[Access] = []
+    stack: list[tuple[Stmt, tuple[For, ...], bool]] = [(root, (), False)]
+    while stack:
+        s, loops, conditional = stack.pop()
+        if isinstance(s, BlockRealize):
+            if buffer not in read(s.block) and buffer not in written(s.block):
+                continue
+            for a in regions.accesses(s, buffer):
+                loops_in = (*loops, *a.loops)
+                under = conditional or a.conditional
+                found.append(Access(a.indices, loops_in, a.is_store, under, a.extents))
+        elif not isinstance(s, (For, SeqStmt, Allocate, IfThenElse)):
+            found.extend(
+                Access(a.indices, (*loops, *a.loops), a.is_store, conditional, a.extents)
+                for a in regions.accesses(s, buffer)
+            )
+        else:
+            inside = (*loops, s) if isinstance(s, For) else loops
+            under = conditional or isinstance(s, IfThenElse)
+            stack.extend((each, inside, under) for each in reversed(sub_statements(s)))
     return found
 
 

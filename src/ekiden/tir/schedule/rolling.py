@@ -8,7 +8,7 @@ from ekiden.ir.prim import EQ, IntImm, PrimExpr, Var, binary, logical_and
 from ekiden.ir.prim import Or as OrExpr
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.tir.expr import Buffer
-from ekiden.tir.regions import Range, accesses, region
+from ekiden.tir.regions import Range, region
 from ekiden.tir.schedule.cache import pick_buffer
 from ekiden.tir.schedule.check import (
     COMPLETE,
@@ -22,6 +22,7 @@ from ekiden.tir.schedule.check import (
 from ekiden.tir.schedule.program import (
     Indices,
     Program,
+    accesses,
     bound_analyzer,
     refuse,
     replace_accesses,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ekiden.arith import Analyzer, simplify
+from ekiden.ir.dtype import lanes
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var, const, convert, is_const
 from ekiden.ir.range import Range
@@ -591,7 +592,8 @@ class _Handle:
 def _is_outside(inner: Sequence[Range], outer: Sequence[Range], analyzer: Analyzer) -> bool:
     """Whether a box is known not to lie in another."""
     for a, b in zip(inner, outer, strict=True):
-        if a.min is b.min and a.extent is b.extent:
+        same = a.min is b.min and a.extent is b.extent
+        if same or lanes(a.min.dtype) > 1 or lanes(b.min.dtype) > 1:
             continue
         if isinstance(a.min, IntImm) and isinstance(b.min, IntImm) and a.min.value < b.min.value:
             return True

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ekiden.ir import dtype as dt
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, const
 from ekiden.ir.prim_visitor import rewrite
-from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, Ramp, broadcast
 from ekiden.tir.stmt import BufferStore, Prefetch, PrimFunc, Stmt
 from ekiden.tir.transform.simplify import Simplifier
 
@@ -22,11 +23,20 @@ def flat_index(buffer: Buffer, indices: Sequence[PrimExpr]) -> PrimExpr:
     total: PrimExpr = const(0)
     if buffer.strides:
         for index, stride in zip(indices, buffer.strides, strict=True):
-            total = total + index * stride
+            total = _plus(total, index * broadcast(stride, dt.lanes(index.dtype)))
         return total
     for index, extent in zip(indices, buffer.shape, strict=True):
-        total = total * extent + index
+        total = _plus(total * broadcast(extent, dt.lanes(total.dtype)), index)
     return total
+
+
+def _plus(total: PrimExpr, index: PrimExpr) -> PrimExpr:
+    """A sum in which either side may be a vector."""
+    if dt.lanes(total.dtype) > dt.lanes(index.dtype):
+        total, index = index, total
+    if isinstance(index, Ramp) and dt.lanes(total.dtype) == 1:
+        return index.with_fields(base=total + index.base)
+    return broadcast(total, dt.lanes(index.dtype)) + index
 
 
 class _Flatten(Simplifier):

@@ -1,0 +1,201 @@
+"""Random numbers from a counter: Threefry-4x64 with 20 rounds (Salmon et al. 2011).
+
+A generator is 10 words of uint64: a key (4), a counter (4), and two that are not used. Generating
+advances the counter; splitting gives two generators whose keys are enciphered from the old one, so
+that their numbers are independent. Equal generators give equal numbers everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import PrimExpr, Var, cast, const
+from ekiden.te import Tensor
+from ekiden.tir.expr import Buffer
+from ekiden.tir.ir_builder import IRBuilder
+from ekiden.tir.stmt import Stmt
+from ekiden.topi.broadcast import Operand
+from ekiden.topi.scan import cumsum
+from ekiden.topi.shape import Dim, as_dim, as_shape, product
+from ekiden.topi.transform import unravel
+
+WORD = "uint64"
+WORDS = 10
+"""Words of a generator."""
+ROTATIONS = ((14, 16), (52, 57), (23, 40), (5, 37), (25, 33), (46, 12), (58, 22), (32, 32))
+PARITY = 0x1BD11BDAA9FC1A22
+ROUNDS = 20
+
+
+def _rotated(x: PrimExpr, by: int) -> PrimExpr:
+    left = call_intrin("left_shift", x, const(by, WORD))
+    return call_intrin("bitwise_or", left, call_intrin("right_shift", x, const(64 - by, WORD)))
+
+
+def threefry(ib: IRBuilder, key: Sequence[PrimExpr], counter: Sequence[PrimExpr]) -> list[PrimExpr]:
+    """Four enciphered words."""
+    last: PrimExpr = const(PARITY, WORD)
+    for each in key:
+        last = call_intrin("bitwise_xor", last, each)
+    keys: list[PrimExpr] = [*key, ib.let("parity", last)]
+    x: list[PrimExpr] = [ib.let("x", c + k) for c, k in zip(counter, key, strict=True)]
+    for r in range(ROUNDS):
+        first, second = ROTATIONS[r % 8]
+        pairs = ((0, 1, first), (2, 3, second)) if r % 2 == 0 else ((0, 3, first), (2, 1, second))
+        for a, b, by in pairs:
+            x[a] = ib.let("x", x[a] + x[b])
+            x[b] = ib.let("x", call_intrin("bitwise_xor", _rotated(x[b], by), x[a]))
+        if r % 4 == 3:
+            turn = r // 4 + 1
+            x = [ib.let("x", w + keys[(turn + n) % 5]) for n, w in enumerate(x)]
+            x[3] = ib.let("x", x[3] + const(turn, WORD))
+    return x
+
+
+def _check(name: str, gen: Tensor) -> None:
+    if gen.dtype != WORD or gen.ndim != 1:
+        raise ValueError(f"{name}: a generator is {WORDS} words of {WORD}, got {gen.dtype}")
+
+
+def threefry_key(seed: int) -> list[int]:
+    """The words of a new generator."""
+    return [seed % 2**64, *[0] * (WORDS - 1)]
+
+
+def threefry_generate(gen: Tensor, out_shape: Sequence[Dim]) -> tuple[Tensor, Tensor]:
+    """(the generator afterwards, random words of uint64 in `out_shape`)."""
+    _check("threefry_generate", gen)
+    shape = as_shape(out_shape)
+    count = product(shape)
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        old, new, words = ib.buffer_ptr(ins[0]), *map(ib.buffer_ptr, outs)
+        blocks = ib.let("blocks", (count + 3) // 4)
+        with ib.for_range(0, WORDS, "n") as n:
+            new[n] = old[n]
+        new[4] = old[4] + cast(blocks, WORD)
+        with ib.if_scope(new[4] < old[4]):  # the counter's lowest word ran over
+            new[5] = old[5] + const(1, WORD)
+        with ib.for_range(0, blocks, "block", kind="parallel") as block:
+            low = ib.let("low", old[4] + cast(block, WORD))
+            carried = cast(low < old[4], WORD)
+            key = [ib.let("key", old[n]) for n in range(4)]
+            found = threefry(ib, key, [low, old[5] + carried, old[6], old[7]])
+            for lane, word in enumerate(found):
+                at = block * 4 + lane
+                with ib.if_scope(at < count):
+                    words[unravel(at, shape)] = word
+        return ib.get()
+
+    found = te.extern_op([(as_dim(WORDS),), shape], [gen], build, [WORD, WORD], name="threefry")
+    return found[0], found[1]
+
+
+def threefry_split(gen: Tensor) -> tuple[Tensor, Tensor]:
+    """Two generators that are independent of each other, and of what `gen` would generate."""
+    _check("threefry_split", gen)
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        old = ib.buffer_ptr(ins[0])
+        for side, buffer in enumerate(outs):
+            new = ib.buffer_ptr(buffer)
+            counter = [old[n] for n in range(4, 7)]
+            marked = call_intrin("bitwise_xor", old[7], const(2**63 + side, WORD))
+            key = threefry(ib, [old[n] for n in range(4)], [*counter, marked])
+            for n in range(WORDS):
+                new[n] = key[n] if n < 4 else const(0, WORD)
+        return ib.get()
+
+    shape = (as_dim(WORDS),)
+    found = te.extern_op([shape, shape], [gen], build, [WORD, WORD], name="threefry_split")
+    return found[0], found[1]
+
+
+MANTISSA = {"float16": 10, "float32": 23, "float64": 52}
+
+
+def _unit(word: PrimExpr, dtype: str) -> PrimExpr:
+    """A number in [0, 1) from the highest bits of a word."""
+    bits = MANTISSA[dtype]
+    wide = "float64" if dtype == "float64" else "float32"
+    high = call_intrin("right_shift", word, const(64 - bits, WORD))
+    return cast(cast(cast(high, "int64"), wide) * const(2.0**-bits, wide), dtype)
+
+
+def uniform(
+    gen: Tensor, low: Operand, high: Operand, out_shape: Sequence[Dim], out_dtype: str = "float32"
+) -> tuple[Tensor, Tensor]:
+    """(the generator afterwards, numbers in [low, high)), for bounds of rank 0.
+
+    Raises ValueError for a dtype that is no float with a known mantissa.
+    """
+    if out_dtype not in MANTISSA:
+        raise ValueError(
+            f"uniform: out_dtype must be one of {', '.join(MANTISSA)}, got {out_dtype!r}"
+        )
+    new, words = threefry_generate(gen, out_shape)
+    begin, end = (_scalar(v, out_dtype) for v in (low, high))
+    values = te.compute(
+        words.shape,
+        lambda *i: begin + _unit(words[i], out_dtype) * (end - begin),
+        name="uniform",
+        tag="elemwise",
+    )
+    return new, values
+
+
+def _scalar(value: Operand, dtype: str) -> PrimExpr:
+    if isinstance(value, Tensor):
+        return cast(value[()], dtype)
+    return const(value, dtype) if isinstance(value, (int, float)) else cast(value, dtype)
+
+
+def normal(
+    gen: Tensor, mean: Operand, scale: Operand, out_shape: Sequence[Dim], out_dtype: str = "float32"
+) -> tuple[Tensor, Tensor]:
+    """(the generator afterwards, normally distributed numbers), by Box and Muller's transform."""
+    shape = as_shape(out_shape)
+    new, pairs = threefry_generate(gen, (2, *shape))
+    middle, deviation = (_scalar(v, out_dtype) for v in (mean, scale))
+    wide = "float64" if out_dtype == "float64" else "float32"
+
+    def body(*i: Var) -> PrimExpr:
+        first, second = (_unit(pairs[(n, *i)], wide) for n in (0, 1))
+        radius = call_intrin("sqrt", call_intrin("log", 1.0 - first) * -2.0)
+        wave = call_intrin("cos", second * 6.283185307179586)
+        return middle + cast(radius * wave, out_dtype) * deviation
+
+    return new, te.compute(shape, body, name="normal", tag="elemwise")
+
+
+def multinomial(gen: Tensor, probs: Tensor, num_samples: Dim) -> tuple[Tensor, Tensor]:
+    """(the generator afterwards, indices [..., num_samples] int32 drawn with replacement by the
+    weights in the last axis of `probs`), which need not sum to 1.
+    """
+    if not dt.is_float(probs.dtype):
+        raise ValueError(f"multinomial: weights must be floating point, got {probs.dtype}")
+    sums = cumsum(probs, axis=-1)
+    size, shape = probs.shape[-1], (*probs.shape[:-1], as_dim(num_samples))
+    new, draws = uniform(gen, 0.0, 1.0, shape)
+    k = te.reduce_axis((0, size), "k")
+
+    def body(*i: Var) -> PrimExpr:
+        wanted = cast(draws[i], probs.dtype) * sums[(*i[:-1], size - 1)]
+        passed = sums[(*i[:-1], k)] <= wanted
+        return te.sum(cast(passed, "int32"), k)
+
+    drawn = te.compute(shape, body, name="multinomial_count", tag="reduce")
+    last = cast(size - 1, "int32")
+    return new, te.compute(
+        shape, lambda *i: te.min(drawn[i], last), name="multinomial", tag="elemwise"
+    )
+
+
+__all__ = [
+    "multinomial", "normal", "threefry_generate", "threefry_split", "uniform",
+]  # fmt: skip

@@ -1,0 +1,83 @@
+"""Fourier transforms, as sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
+from ekiden.te import Tensor
+from ekiden.topi.shape import Dim, as_dim, as_shape, tidy
+
+
+def _angle(step: PrimExpr, extent: PrimExpr, dtype: str, sign: float) -> PrimExpr:
+    """sign * 2 pi * step / extent, with the step taken modulo the extent first, so that it stays
+    exact.
+    """
+    turn = cast(step % te.max(extent, 1), dtype) / cast(extent, dtype)
+    return turn * (sign * 2 * math.pi)
+
+
+def dft(re_data: Tensor, im_data: Tensor, inverse: bool) -> list[Tensor]:
+    """[real, imaginary] parts of the discrete Fourier transform along the last axis.
+
+    The inverse divides by the extent. A direct sum: quadratic in the extent.
+    """
+    size, dtype = re_data.shape[-1], re_data.dtype
+    sign = 1.0 if inverse else -1.0
+
+    def part(imaginary: bool) -> Tensor:
+        k = te.reduce_axis((0, size), "k")
+
+        def body(*i: Var) -> PrimExpr:
+            angle = _angle(i[-1] * k, size, dtype, sign)
+            c, s = call_intrin("cos", angle), call_intrin("sin", angle)
+            re, im = re_data[(*i[:-1], k)], im_data[(*i[:-1], k)]
+            return te.sum(re * s + im * c if imaginary else re * c - im * s, k)
+
+        total = te.compute(re_data.shape, body, name="dft", tag="dft")
+        if not inverse:
+            return total
+        count = cast(size, dtype)
+        return te.compute(total.shape, lambda *i: total[i] / count, name="idft", tag="elemwise")
+
+    return [part(False), part(True)]
+
+
+def stft(
+    data: Tensor,
+    n_fft: int,
+    hop_length: int,
+    win_length: int,
+    window: Tensor,
+    normalized: bool,
+    onesided: bool,
+    output_shape: Sequence[Dim] | None = None,
+) -> Tensor:
+    """Short-time Fourier transforms of signals [batch, time]: [batch, frequency, frame, (re, im)].
+
+    Frames of `n_fft` samples, `hop_length` apart, times the window (of `win_length`, centred);
+    `normalized` divides by sqrt(n_fft); `onesided` leaves out the mirrored frequencies. A direct
+    sum. PyTorch's stft without centring.
+    """
+    batch, length = data.shape
+    frames = tidy((length - n_fft) // hop_length + 1)
+    bins = n_fft // 2 + 1 if onesided else n_fft
+    shape = as_shape(output_shape) if output_shape else (batch, as_dim(bins), frames, as_dim(2))
+    pad, dtype = (n_fft - win_length) // 2, data.dtype
+    scale = 1 / math.sqrt(n_fft) if normalized else 1.0
+    k = te.reduce_axis((0, win_length), "k")
+
+    def body(b: Var, f: Var, frame: Var, part: Var) -> PrimExpr:
+        at = k + pad
+        angle = _angle(f * at, as_dim(n_fft), dtype, -1.0)
+        wave = Select(part.equal(0), call_intrin("cos", angle), call_intrin("sin", angle), dtype)
+        value = data[b, frame * hop_length + at] * cast(window[k], dtype)
+        return te.sum(value * wave * const(scale, dtype), k)
+
+    return te.compute(shape, body, name="stft", tag="stft")
+
+
+__all__ = ["dft", "stft"]

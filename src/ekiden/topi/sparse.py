@@ -1,0 +1,284 @@
+"""Products with matrices of few elements, in compressed rows (CSR) or blocks of them (BSR).
+
+A matrix is (data, indices, indptr): row i has data[indptr[i]:indptr[i + 1]] at the columns
+indices[...]. Also the shapes and empty rows of tensors given by coordinates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
+from ekiden.te import Tensor
+from ekiden.tir.expr import Buffer
+from ekiden.tir.ir_builder import IRBuilder
+from ekiden.tir.stmt import Stmt
+from ekiden.topi.index import from_either_end
+from ekiden.topi.shape import Dim, as_dim, as_shape, known, product, tidy
+
+
+def _rows(
+    sparse: tuple[Tensor, Tensor, Tensor],
+    dense: Tensor,
+    extra: Tensor | None,
+    shape: Sequence[PrimExpr],
+    name: str,
+    transposed: bool,
+) -> Tensor:
+    """out[row, column] = sum over a row's elements of data * dense[index, column] (+ extra)."""
+    data, indices, indptr = sparse
+    rows, columns = (1, 0) if transposed else (0, 1)
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        values, places, starts, factor = map(ib.buffer_ptr, ins[:4])
+        out = ib.buffer_ptr(outs[0])
+        with ib.for_range(0, shape[rows], "row", kind="parallel") as row:
+            begin = ib.let("begin", te.max(cast(starts[row], "int64"), 0))
+            end = ib.let("end", te.min(cast(starts[row + 1], "int64"), data.shape[0]))
+            with ib.for_range(0, shape[columns], "column") as column:
+                at = (column, row) if transposed else (row, column)
+                total = ib.allocate(data.dtype, 1, "total", "local")
+                total[0] = const(0, data.dtype) if extra is None else ib.buffer_ptr(ins[4])[at]
+                with ib.for_range(begin, te.max(begin, end), "k") as k:
+                    where = from_either_end(places[k], dense.shape[1 if transposed else 0])
+                    load = factor[(column, where) if transposed else (where, column)]
+                    ib.increase(total, 0, values[k] * load)
+                out[at] = total[0]
+        return ib.get()
+
+    inputs = [data, indices, indptr, dense, *([] if extra is None else [extra])]
+    return te.extern_op([shape], inputs, build, [data.dtype], name=name)[0]
+
+
+def csrmm(a: tuple[Tensor, Tensor, Tensor], b: Tensor, c: Tensor | None = None) -> Tensor:
+    """A sparse matrix times a dense one [k, n], plus c [m, n]."""
+    rows = tidy(a[2].shape[0] - 1)
+    return _rows(a, b, c, (rows, b.shape[1]), "csrmm", False)
+
+
+def csrmv(a: tuple[Tensor, Tensor, Tensor], x: Tensor, y: Tensor | None = None) -> Tensor:
+    """A sparse matrix times a column [k, 1], plus y [m, 1]."""
+    return csrmm(a, x, y)
+
+
+def sparse_dense(
+    dense_data: Tensor, sparse_data: Tensor, sparse_indices: Tensor, sparse_indptr: Tensor,
+    sparse_lhs: bool = False,
+) -> Tensor:  # fmt: skip
+    """dense [m, k] times the transpose of a sparse weight [n, k], in compressed rows or in blocks
+    (data of rank 3: [blocks, r, c]).
+
+    sparse_lhs: the sparse matrix [m, k] times the transpose of a dense [n, k].
+    """
+    if sparse_data.ndim == 3:
+        if sparse_lhs:
+            raise ValueError("sparse_dense: blocks are for a sparse weight, not for sparse_lhs")
+        return _block_dense(dense_data, sparse_data, sparse_indices, sparse_indptr)
+    sparse = (sparse_data, sparse_indices, sparse_indptr)
+    rows = tidy(sparse_indptr.shape[0] - 1)
+    if sparse_lhs:
+        turned = te.compute(
+            dense_data.shape[::-1], lambda i, j: dense_data[j, i], name="turned", tag="injective"
+        )
+        return _rows(sparse, turned, None, (rows, dense_data.shape[0]), "sparse_dense", False)
+    return _rows(sparse, dense_data, None, (dense_data.shape[0], rows), "sparse_dense", True)
+
+
+def _block_dense(x: Tensor, data: Tensor, indices: Tensor, indptr: Tensor) -> Tensor:
+    _, high, wide = data.shape
+    blocks = tidy(indptr.shape[0] - 1)
+    shape = (x.shape[0], tidy(blocks * high))
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        factor, values, places, starts = map(ib.buffer_ptr, ins)
+        out = ib.buffer_ptr(outs[0])
+        with ib.for_range(0, blocks, "block", kind="parallel") as block:
+            begin = ib.let("begin", te.max(cast(starts[block], "int64"), 0))
+            end = ib.let("end", te.min(cast(starts[block + 1], "int64"), data.shape[0]))
+            with ib.for_range(0, shape[0], "row") as row, ib.for_range(0, high, "r") as r:
+                total = ib.allocate(data.dtype, 1, "total", "local")
+                total[0] = const(0, data.dtype)
+                with ib.for_range(begin, te.max(begin, end), "k") as k:
+                    count = te.max(x.shape[1] // wide, 1)
+                    first = ib.let("first", from_either_end(places[k], count) * wide)
+                    with ib.for_range(0, wide, "c") as c:
+                        ib.increase(total, 0, values[k, r, c] * factor[row, first + c])
+                out[row, block * high + r] = total[0]
+        return ib.get()
+
+    return te.extern_op([shape], [x, data, indices, indptr], build, [data.dtype], name="bsr_dense")[
+        0
+    ]
+
+
+def sparse_transpose(
+    sparse_data: Tensor, sparse_indices: Tensor, sparse_indptr: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(data, indices, indptr) of the transpose of a square matrix in compressed rows."""
+    size = tidy(sparse_indptr.shape[0] - 1)
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        data, places, starts = map(ib.buffer_ptr, ins)
+        out, rows, ends = map(ib.buffer_ptr, outs)
+        count = sparse_data.shape[0]
+        with ib.for_range(0, size + 1, "n") as n:
+            ends[n] = 0
+        with ib.for_range(0, count, "k") as k:
+            ib.increase(ends, from_either_end(places[k], size) + 1)
+        with ib.for_range(0, size, "n") as n:
+            ends[n + 1] = ends[n] + ends[n + 1]
+        cursor = ib.allocate("int64", size, "cursor")
+        with ib.for_range(0, size, "n") as n:
+            cursor[n] = ends[n]
+        with ib.for_range(0, size, "row") as row:
+            begin, end = (cast(starts[row + n], "int64") for n in (0, 1))
+            with ib.for_range(begin, te.max(begin, te.min(end, count)), "k") as k:
+                column = ib.let("column", from_either_end(places[k], size))
+                slot = ib.let("slot", cursor[column])
+                out[slot] = data[k]
+                rows[slot] = row
+                cursor[column] = slot + 1
+        return ib.get()
+
+    found = te.extern_op(
+        [t.shape for t in (sparse_data, sparse_indices, sparse_indptr)],
+        [sparse_data, sparse_indices, sparse_indptr],
+        build,
+        [t.dtype for t in (sparse_data, sparse_indices, sparse_indptr)],
+        name="sparse_transpose",
+    )
+    return found[0], found[1], found[2]
+
+
+def sparse_add(
+    dense_data: Tensor, sparse_data: Tensor, sparse_indices: Tensor, sparse_indptr: Tensor
+) -> Tensor:
+    """A dense matrix plus a sparse one in compressed rows."""
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        dense, values, places, starts = map(ib.buffer_ptr, ins)
+        out = ib.buffer_ptr(outs[0])
+        rows, columns = dense_data.shape
+        with ib.for_range(0, rows, "row", kind="parallel") as row:
+            with ib.for_range(0, columns, "column") as column:
+                out[row, column] = dense[row, column]
+            begin, end = (cast(starts[row + n], "int64") for n in (0, 1))
+            with ib.for_range(begin, te.max(begin, te.min(end, sparse_data.shape[0])), "k") as k:
+                ib.increase(out, (row, from_either_end(places[k], columns)), values[k])
+        return ib.get()
+
+    inputs = [dense_data, sparse_data, sparse_indices, sparse_indptr]
+    return te.extern_op([dense_data.shape], inputs, build, [dense_data.dtype], name="sparse_add")[0]
+
+
+def sparse_reshape(
+    sparse_indices: Tensor,
+    prev_shape: Tensor | Sequence[Dim],
+    new_shape: Sequence[Dim],
+) -> tuple[Tensor, Tensor]:
+    """(the coordinates [n, rank] of elements after a reshape, the new shape with -1 resolved).
+
+    prev_shape: numbers, or a vector of known length.
+    """
+    if isinstance(prev_shape, Tensor):
+        rank = known(prev_shape.shape[0])
+        if rank is None:
+            raise ValueError("sparse_reshape: the rank of the previous shape must be known")
+        old: tuple[PrimExpr, ...] = tuple(cast(prev_shape[n], "int64") for n in range(rank))
+    else:
+        old = as_shape(prev_shape)
+    wanted = as_shape(new_shape)
+    total = product(old)
+    rest = product([d for d in wanted if known(d) != -1])
+    new = [total // te.max(rest, 1) if known(d) == -1 else d for d in wanted]
+
+    def pick(values: Sequence[PrimExpr], index: PrimExpr) -> PrimExpr:
+        found = values[-1]
+        for n in range(len(values) - 2, -1, -1):
+            found = Select(index.equal(n), values[n], found, "int64")
+        return found
+
+    def place(i: Var, axis: Var) -> PrimExpr:
+        flat: PrimExpr = as_dim(0)
+        for n, extent in enumerate(old):
+            flat = flat * extent + cast(sparse_indices[i, n], "int64")
+        strides = [product(new[n + 1 :]) for n in range(len(new))]
+        along = [flat // te.max(s, 1) % te.max(d, 1) for s, d in zip(strides, new, strict=True)]
+        return cast(pick(along, axis), sparse_indices.dtype)
+
+    count = len(new)
+    places = te.compute(
+        (sparse_indices.shape[0], count), place, name="sparse_reshape", tag="injective"
+    )
+    dtype = sparse_indices.dtype
+    shape = te.compute(
+        (count,), lambda n: cast(pick(new, n), dtype), name="new_shape", tag="injective"
+    )
+    return places, shape
+
+
+def sparse_fill_empty_rows(
+    sparse_indices: Tensor, sparse_values: Tensor, dense_shape: Sequence[Dim], default_value: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Coordinates with an element in every row: (indices, values, which rows were empty, how many
+    elements there are), the first two padded to elements + rows with -1 and 0.
+
+    sparse_indices [n, rank] in order of rows. A row without elements gets the default value in its
+    first column.
+    """
+    count, rank = sparse_indices.shape
+    rows = as_dim(dense_shape[0])
+    axes = known(rank)
+    if axes is None:
+        raise ValueError("sparse_fill_empty_rows: the rank of the coordinates must be known")
+    size = tidy(count + rows)
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        places, values, fill = map(ib.buffer_ptr, ins)
+        new_places, new_values, empty, number = map(ib.buffer_ptr, outs)
+        with ib.for_range(0, size, "n") as n:
+            new_values[n] = 0
+            for d in range(axes):
+                new_places[n, d] = -1
+        state = ib.allocate("int64", 2, "state", "local")  # next input, next output
+        state[0] = 0
+        state[1] = 0
+        with ib.for_range(0, rows, "row") as row:
+            start, first = ib.let("start", state[1]), ib.let("first", state[0])
+            with ib.for_range(first, count, "k") as k:
+                here = cast(places[k, 0], "int64")
+                with ib.if_scope(te.all(k.equal(state[0]), here <= row)):
+                    for d in range(axes):
+                        new_places[state[1], d] = places[k, d]
+                    new_values[state[1]] = values[k]
+                    ib.increase(state, 1)
+                    ib.increase(state, 0)
+            with ib.if_scope(start.equal(state[1])):
+                new_places[start, 0] = row
+                for d in range(1, axes):
+                    new_places[start, d] = 0
+                new_values[start] = fill[()]
+                empty[row] = const(True)
+                state[1] = start + 1
+            with ib.else_scope():
+                empty[row] = const(False)
+        number[0] = state[1]
+        return ib.get()
+
+    shapes = [[size, rank], [size], [rows], [as_dim(1)]]
+    dtypes = [sparse_indices.dtype, sparse_values.dtype, "bool", "int32"]
+    inputs = [sparse_indices, sparse_values, default_value]
+    found = te.extern_op(shapes, inputs, build, dtypes, name="sparse_fill_empty_rows")
+    return found[0], found[1], found[2], found[3]
+
+
+__all__ = [
+    "csrmm", "csrmv", "sparse_add", "sparse_dense", "sparse_fill_empty_rows", "sparse_reshape",
+    "sparse_transpose",
+]  # fmt: skip

@@ -1,0 +1,287 @@
+"""Anchor boxes of single-shot detectors and region proposal networks, and boxes made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
+from ekiden.te import Tensor
+from ekiden.tir.expr import Buffer
+from ekiden.tir.ir_builder import IRBuilder
+from ekiden.tir.stmt import Stmt
+from ekiden.topi.shape import as_dim, tidy
+from ekiden.topi.sorting import sort_extern
+from ekiden.topi.vision.nms import non_max_suppression, overlap
+
+
+def _choose(index: PrimExpr, values: Sequence[float], dtype: str) -> PrimExpr:
+    """values[index], for numbers known now."""
+    found = const(values[-1], dtype)
+    for n in range(len(values) - 2, -1, -1):
+        found = Select(index.equal(n), const(values[n], dtype), found, dtype)
+    return found
+
+
+def multibox_prior(
+    data: Tensor,
+    sizes: Sequence[float] = (1,),
+    ratios: Sequence[float] = (1,),
+    steps: Sequence[float] = (-1, -1),
+    offsets: Sequence[float] = (0.5, 0.5),
+    clip: bool = False,
+) -> Tensor:
+    """Boxes (left, top, right, bottom) around every pixel of [N, C, H, W]: [1, H * W * k, 4], in
+    shares of the image.
+
+    k = sizes + ratios - 1: every size with the first ratio, then the first size with the others
+    (SSD's anchors). steps: distance of pixels, below 0 the inverse of their number.
+    """
+    height, width = data.shape[2:]
+    dtype, many = data.dtype, len(sizes) + len(ratios) - 1
+    first = [(s, ratios[0]) for s in sizes] + [(sizes[0], r) for r in ratios[1:]]
+    halves = [(s * math.sqrt(r) / 2, s / math.sqrt(r) / 2) for s, r in first]
+
+    def body(_: Var, n: Var, side: Var) -> PrimExpr:
+        pixel, kind = n // many, n % many
+        y, x = cast(pixel // width, dtype), cast(pixel % width, dtype)
+        step_y = 1.0 / cast(height, dtype) if steps[0] <= 0 else const(steps[0], dtype)
+        step_x = 1.0 / cast(width, dtype) if steps[1] <= 0 else const(steps[1], dtype)
+        middle = Select(
+            (side % 2).equal(0), (x + offsets[1]) * step_x, (y + offsets[0]) * step_y, dtype
+        )
+        # A share of the height for both: squares stay squares in images that are not.
+        shape = cast(height, dtype) / cast(width, dtype)
+        half_x = _choose(kind, [w for w, _ in halves], dtype) * shape
+        half = Select(
+            (side % 2).equal(0), half_x, _choose(kind, [h for _, h in halves], dtype), dtype
+        )
+        value = middle + Select(side < 2, -half, half, dtype)
+        return te.max(te.min(value, 1.0), 0.0) if clip else value
+
+    shape = (1, tidy(height * width * many), 4)
+    return te.compute(shape, body, name="multibox_prior", tag="injective")
+
+
+def multibox_transform_loc(
+    cls_prob: Tensor,
+    loc_pred: Tensor,
+    anchor: Tensor,
+    clip: bool = True,
+    threshold: float = 0.01,
+    variances: Sequence[float] = (0.1, 0.1, 0.2, 0.2),
+    keep_background: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """(rows of class, score, box [batch, n, 6], those that count first; how many [batch]).
+
+    cls_prob [batch, classes, n] (class 0 is the background), loc_pred [batch, n * 4] moves of the
+    anchors [1, n, 4] in terms of the variances. A box counts when its best class has at least the
+    threshold.
+    """
+    batch, classes, count = cls_prob.shape
+    dtype = cls_prob.dtype
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        probability, moves, anchors = map(ib.buffer_ptr, ins)
+        rows, valid = map(ib.buffer_ptr, outs)
+        with ib.for_range(0, batch, "b", kind="parallel") as b:
+            number = ib.allocate("int64", 1, "number", "local")
+            number[0] = 0
+            with ib.for_range(0, count, "n") as n:
+                for field in range(6):
+                    rows[b, n, field] = -1.0
+            with ib.for_range(0, count, "n") as n:
+                best = ib.allocate("int64", 1, "best", "local")
+                score = ib.allocate(dtype, 1, "score", "local")
+                best[0] = 0
+                score[0] = -1.0
+                with ib.for_range(0 if keep_background else 1, classes, "c") as c:
+                    value = ib.let("value", probability[b, c, n])
+                    with ib.if_scope(value > score[0]):
+                        score[0] = value
+                        best[0] = c
+                enough = score[0] >= threshold
+                keep = enough if keep_background else te.all(best[0] > 0, enough)
+                with ib.if_scope(keep):
+                    slot = ib.let("slot", number[0])
+                    box = _decoded(
+                        [anchors[0, n, k] for k in range(4)],
+                        [moves[b, n * 4 + k] for k in range(4)],
+                        variances,
+                    )
+                    rows[b, slot, 0] = cast(best[0] - (0 if keep_background else 1), dtype)
+                    rows[b, slot, 1] = score[0]
+                    for k, edge in enumerate(box):
+                        rows[b, slot, 2 + k] = te.max(te.min(edge, 1.0), 0.0) if clip else edge
+                    number[0] = slot + 1
+            valid[b] = number[0]
+        return ib.get()
+
+    shapes = [(batch, count, as_dim(6)), (batch,)]
+    found = te.extern_op(
+        shapes, [cls_prob, loc_pred, anchor], build, [dtype, "int32"], name="multibox_transform"
+    )
+    return found[0], found[1]
+
+
+def _decoded(
+    anchor: Sequence[PrimExpr], move: Sequence[PrimExpr], variances: Sequence[float]
+) -> list[PrimExpr]:
+    """An anchor (left, top, right, bottom) moved and stretched."""
+    wide, high = anchor[2] - anchor[0], anchor[3] - anchor[1]
+    x = move[0] * variances[0] * wide + (anchor[0] + anchor[2]) * 0.5
+    y = move[1] * variances[1] * high + (anchor[1] + anchor[3]) * 0.5
+    half_x = call_intrin("exp", move[2] * variances[2]) * wide * 0.5
+    half_y = call_intrin("exp", move[3] * variances[3]) * high * 0.5
+    return [x - half_x, y - half_y, x + half_x, y + half_y]
+
+
+def multibox_detection(
+    cls_prob: Tensor,
+    loc_pred: Tensor,
+    anchor: Tensor,
+    clip: bool = True,
+    threshold: float = 0.01,
+    nms_threshold: float = 0.5,
+    force_suppress: bool = False,
+    variances: Sequence[float] = (0.1, 0.1, 0.2, 0.2),
+    nms_topk: int = -1,
+) -> Tensor:
+    """The boxes of `multibox_transform_loc` after non-maximum suppression: [batch, n, 6], others
+    -1."""
+    rows, valid = multibox_transform_loc(cls_prob, loc_pred, anchor, clip, threshold, variances)
+    places = te.compute(
+        rows.shape[:2], lambda b, n: cast(n, "int32"), name="places", tag="injective"
+    )
+    found = non_max_suppression(
+        rows, valid, places, -1, nms_threshold, force_suppress, nms_topk, return_indices=False
+    )
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _base_anchors(
+    scales: Sequence[float], ratios: Sequence[float], stride: int
+) -> list[tuple[float, float, float, float]]:
+    """Anchors around the first pixel: every ratio with every scale, sides rounded, as Faster R-CNN
+    makes them.
+    """
+    found = []
+    middle = (stride - 1) / 2
+    for ratio in ratios:
+        side = round(math.sqrt(stride * stride / ratio))
+        other = round(side * ratio)
+        for scale in scales:
+            wide, high = (side * scale - 1) / 2, (other * scale - 1) / 2
+            found.append((middle - wide, middle - high, middle + wide, middle + high))
+    return found
+
+
+def proposal(
+    cls_prob: Tensor,
+    bbox_pred: Tensor,
+    im_info: Tensor,
+    scales: Sequence[float],
+    ratios: Sequence[float],
+    feature_stride: int,
+    threshold: float,
+    rpn_pre_nms_top_n: int,
+    rpn_post_nms_top_n: int,
+    rpn_min_size: int,
+    iou_loss: bool,
+) -> Tensor:
+    """Regions [batch * rpn_post_nms_top_n, (batch, left, top, right, bottom)] for the second stage
+    of a detector.
+
+    cls_prob [batch, 2 * anchors, H, W], bbox_pred [batch, 4 * anchors, H, W], im_info [batch,
+    (height, width, scale)]. Boxes below the minimal size score -1. Where fewer stay, the first are
+    repeated.
+    """
+    batch, _, height, width = cls_prob.shape
+    anchors = _base_anchors(scales, ratios, feature_stride)
+    kinds = len(anchors)
+    count = tidy(height * width * kinds)
+
+    def box(b: PrimExpr, n: PrimExpr) -> tuple[list[PrimExpr], PrimExpr]:
+        kind, pixel = n % kinds, n // kinds
+        y, x = pixel // width, pixel % width
+        shift = [cast(p * feature_stride, "float32") for p in (x, y, x, y)]
+        corner = [
+            _choose(kind, [a[side] for a in anchors], "float32") + shift[side] for side in range(4)
+        ]
+        move = [bbox_pred[b, kind * 4 + k, y, x] for k in range(4)]
+        limits = [im_info[b, 1] - 1.0, im_info[b, 0] - 1.0]
+        if iou_loss:
+            moved = [c + m for c, m in zip(corner, move, strict=True)]
+        else:
+            moved = _stretched(corner, move)
+        inside = [te.max(te.min(v, limits[side % 2]), 0.0) for side, v in enumerate(moved)]
+        least = im_info[b, 2] * float(rpn_min_size)
+        wide, high = (inside[2 + k] - inside[k] + 1.0 for k in (0, 1))
+        small = te.any(wide < least, high < least)
+        score = Select(small, const(-1.0), cls_prob[b, kinds + kind, y, x], "float32")
+        return inside, score
+
+    def field(b: Var, n: Var, k: Var) -> PrimExpr:
+        corners, score = box(b, n)
+        found = score
+        for side in range(4):
+            found = Select(k.equal(side + 1), corners[side], found, "float32")
+        return found
+
+    rows = te.compute((batch, count, 5), field, name="proposals", tag="proposals")
+    scores = te.compute((batch, count), lambda b, n: rows[b, n, 0], name="scores", tag="injective")
+    (order,) = sort_extern(scores, 1, False, count, [("indices", "int32")], None, "proposal_order")
+    before = count if rpn_pre_nms_top_n <= 0 else te.min(count, as_dim(rpn_pre_nms_top_n))
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        source, rank = map(ib.buffer_ptr, ins)
+        out = ib.buffer_ptr(outs[0])
+        with ib.for_range(0, batch, "b", kind="parallel") as b:
+            kept = ib.allocate("int64", rpn_post_nms_top_n, "kept")
+            number = ib.allocate("int64", 1, "number", "local")
+            number[0] = 0
+            with ib.for_range(0, before, "n") as n, ib.if_scope(number[0] < rpn_post_nms_top_n):
+                one = ib.let("one", cast(rank[b, n], "int64"))
+                stays = ib.allocate("int32", 1, "stays", "local")
+                stays[0] = 1
+                already = ib.let("already", number[0])
+                with ib.for_range(0, already, "k") as k:
+
+                    def corner(which: PrimExpr, side: int) -> PrimExpr:
+                        edge = source[b, which, side + 1]
+                        return edge + 1.0 if side > 1 else edge  # pixels have an extent
+
+                    with ib.if_scope(overlap(corner, one, kept[k]) > threshold):
+                        stays[0] = 0
+                with ib.if_scope(stays[0].equal(1)):
+                    slot = ib.let("slot", number[0])
+                    kept[slot] = one
+                    number[0] = slot + 1
+            with ib.for_range(0, rpn_post_nms_top_n, "n") as n:
+                which = ib.let("which", kept[n % te.max(number[0], 1)])
+                row = b * rpn_post_nms_top_n + n
+                out[row, 0] = cast(b, "float32")
+                for side in range(1, 5):
+                    out[row, side] = source[b, which, side]
+        return ib.get()
+
+    shape = (tidy(batch * rpn_post_nms_top_n), as_dim(5))
+    return te.extern_op([shape], [rows, order], build, ["float32"], name="proposal")[0]
+
+
+def _stretched(corner: Sequence[PrimExpr], move: Sequence[PrimExpr]) -> list[PrimExpr]:
+    """A box of whole pixels moved by shares of its extents and stretched by exponentials."""
+    wide, high = (corner[2 + k] - corner[k] + 1.0 for k in (0, 1))
+    x = corner[0] + (wide - 1.0) * 0.5 + move[0] * wide
+    y = corner[1] + (high - 1.0) * 0.5 + move[1] * high
+    half_x = (call_intrin("exp", move[2]) * wide - 1.0) * 0.5
+    half_y = (call_intrin("exp", move[3]) * high - 1.0) * 0.5
+    return [x - half_x, y - half_y, x + half_x, y + half_y]
+
+
+__all__ = ["multibox_detection", "multibox_prior", "multibox_transform_loc", "proposal"]

@@ -1,0 +1,366 @@
+"""Non-maximum suppression: of boxes that overlap, the one with the highest score stays.
+
+Results are padded: the number of boxes that stay is data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ekiden import te
+from ekiden.ir.prim import GE, PrimExpr, Select, binary, cast, const, logical_and
+from ekiden.te import Tensor
+from ekiden.tir.expr import Buffer
+from ekiden.tir.ir_builder import BufferVar, IRBuilder
+from ekiden.tir.stmt import Stmt
+from ekiden.topi.shape import as_dim, tidy
+from ekiden.topi.sorting import sort_extern
+
+Corner = Callable[[PrimExpr, int], PrimExpr]
+"""(box, n) -> a coordinate of the box."""
+
+
+def overlap(corner: Corner, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """Intersection over union of two boxes, 0 where the union is empty.
+
+    Corners may come in any order.
+    """
+
+    def side(box: PrimExpr, axis: int) -> tuple[PrimExpr, PrimExpr]:
+        first, second = corner(box, axis), corner(box, axis + 2)
+        return te.min(first, second), te.max(first, second)
+
+    shared: PrimExpr = const(1.0, corner(a, 0).dtype)
+    areas = [shared, shared]
+    for axis in (0, 1):
+        (low_a, high_a), (low_b, high_b) = side(a, axis), side(b, axis)
+        shared = shared * te.max(te.min(high_a, high_b) - te.max(low_a, low_b), 0.0)
+        areas = [areas[0] * (high_a - low_a), areas[1] * (high_b - low_b)]
+    union = areas[0] + areas[1] - shared
+    positive = union > 0.0
+    return Select(positive, shared / Select(positive, union, shared * 0.0 + 1.0, union.dtype),
+                  shared * 0.0, union.dtype)  # fmt: skip
+
+
+def get_valid_counts(
+    data: Tensor, score_threshold: float | Tensor = 0, id_index: int = 0, score_index: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(how many boxes of each batch have a score above the threshold and a class, the boxes with
+    those first, where they were).
+
+    data [batch, n, fields]; a class below 0 marks no box (id_index < 0: there are no classes). The
+    rest of the rows are -1.
+    """
+    batch, count, fields = data.shape
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        source = ib.buffer_ptr(ins[0])
+        valid, boxes, places = map(ib.buffer_ptr, outs)
+        limit = (
+            ib.buffer_ptr(ins[1])[()]
+            if isinstance(score_threshold, Tensor)
+            else const(score_threshold, data.dtype)
+        )
+        with ib.for_range(0, batch, "b", kind="parallel") as b:
+            found = ib.allocate("int64", 1, "found", "local")
+            found[0] = 0
+            with ib.for_range(0, count, "n") as n:
+                keep = source[b, n, score_index] > limit
+                if id_index >= 0:
+                    keep = logical_and(keep, binary(GE, source[b, n, id_index], 0.0))
+                with ib.if_scope(keep):
+                    slot = ib.let("slot", found[0])
+                    with ib.for_range(0, fields, "f") as f:
+                        boxes[b, slot, f] = source[b, n, f]
+                    places[b, slot] = n
+                    found[0] = slot + 1
+            kept = ib.let("kept", found[0])
+            with ib.for_range(kept, count, "rest") as rest:
+                with ib.for_range(0, fields, "f") as f:
+                    boxes[b, rest, f] = -1
+                places[b, rest] = -1
+            valid[b] = kept
+        return ib.get()
+
+    inputs = [data, *([score_threshold] if isinstance(score_threshold, Tensor) else [])]
+    found = te.extern_op(
+        [(batch,), data.shape, (batch, count)],
+        inputs,
+        build,
+        ["int32", data.dtype, "int32"],
+        name="get_valid_counts",
+    )
+    return found[0], found[1], found[2]
+
+
+def _limit(value: int | Tensor, ib: IRBuilder, buffer: Buffer | None, size: PrimExpr) -> PrimExpr:
+    """A bound that may be data; below 0 it is `size`."""
+    if buffer is not None and isinstance(value, Tensor):
+        given = cast(ib.buffer_ptr(buffer)[(as_dim(0),) * value.ndim], "int64")
+        return Select(given < 0, size, given, "int64")
+    return size if isinstance(value, Tensor) or value < 0 else te.min(size, as_dim(value))
+
+
+def non_max_suppression(
+    data: Tensor,
+    valid_count: Tensor,
+    indices: Tensor,
+    max_output_size: int | Tensor = -1,
+    iou_threshold: float | Tensor = 0.5,
+    force_suppress: bool = False,
+    top_k: int = -1,
+    coord_start: int = 2,
+    score_index: int = 1,
+    id_index: int = 0,
+    return_indices: bool = True,
+    invalid_to_bottom: bool = False,
+) -> list[Tensor] | Tensor:
+    """The boxes of each batch that stay, from highest score: [positions, number of them], or
+    (return_indices False) the boxes themselves, others -1.
+
+    data [batch, n, fields] as get_valid_counts gives it, with its counts and positions; of the
+    first `top_k` by score, a box goes when its overlap with one that stays, of the same class (or
+    any: force_suppress), exceeds the threshold. At most `max_output_size` stay (below 0: all). In
+    the boxes, those that go leave gaps (invalid_to_bottom: the others move up).
+    """
+    batch, count, fields = data.shape
+    scores = te.compute(
+        (batch, count), lambda b, n: data[b, n, score_index], name="scores", tag="injective"
+    )
+    (order,) = sort_extern(
+        scores, 1, False, count, [("indices", "int32")], valid_count, "nms_order"
+    )
+    bounds = [t for t in (max_output_size, iou_threshold) if isinstance(t, Tensor)]
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        source, valid, where, rank = map(ib.buffer_ptr, ins[:4])
+        given = dict(zip(map(id, bounds), ins[4:], strict=True))
+        most = _limit(max_output_size, ib, given.get(id(max_output_size)), count)
+        threshold = (
+            ib.buffer_ptr(given[id(iou_threshold)])[()]
+            if isinstance(iou_threshold, Tensor)
+            else const(iou_threshold, data.dtype)
+        )
+        with ib.for_range(0, batch, "b", kind="parallel") as b:
+            kept = ib.allocate("int64", count, "kept")
+            number = ib.allocate("int64", 1, "number", "local")
+            number[0] = 0
+            boxes = te.max(te.min(cast(valid[b], "int64"), count), 0)
+            boxes = ib.let("boxes", boxes if top_k < 0 else te.min(boxes, as_dim(top_k)))
+            if return_indices:
+                places, found = map(ib.buffer_ptr, outs)
+                with ib.for_range(0, count, "n") as n:
+                    places[b, n] = -1
+            else:
+                out = ib.buffer_ptr(outs[0])
+                with ib.for_range(0, count, "n") as n, ib.for_range(0, fields, "f") as f:
+                    out[b, n, f] = -1
+
+            def corner(box: PrimExpr, n: int) -> PrimExpr:
+                return source[b, box, coord_start + n]
+
+            with ib.for_range(0, boxes, "n") as n, ib.if_scope(number[0] < most):
+                box = ib.let("box", cast(rank[b, n], "int64"))
+                stays = ib.allocate("int32", 1, "stays", "local")
+                stays[0] = 1
+                already = ib.let("already", number[0])
+                with ib.for_range(0, already, "k") as k:
+                    other = ib.let("other", kept[k])
+                    beats = overlap(corner, box, other) > threshold
+                    if not force_suppress and id_index >= 0:
+                        same = source[b, box, id_index].equal(source[b, other, id_index])
+                        beats = logical_and(beats, same)
+                    with ib.if_scope(beats):
+                        stays[0] = 0
+                with ib.if_scope(stays[0].equal(1)):
+                    slot = ib.let("slot", number[0])
+                    kept[slot] = box
+                    number[0] = slot + 1
+                    if return_indices:
+                        places[b, slot] = where[b, box]
+                    else:
+                        row = slot if invalid_to_bottom else n
+                        with ib.for_range(0, fields, "f") as f:
+                            out[b, row, f] = source[b, box, f]
+            if return_indices:
+                found[b, 0] = number[0]
+        return ib.get()
+
+    shapes = [(batch, count), (batch, as_dim(1))] if return_indices else [data.shape]
+    dtypes = ["int32", "int32"] if return_indices else [data.dtype]
+    result = te.extern_op(
+        shapes, [data, valid_count, indices, order, *bounds], build, dtypes, name="nms"
+    )
+    return list(result) if return_indices else result[0]
+
+
+def all_class_non_max_suppression(
+    boxes: Tensor,
+    scores: Tensor,
+    max_output_boxes_per_class: int | Tensor,
+    iou_threshold: float | Tensor,
+    score_threshold: float | Tensor,
+    output_format: str = "onnx",
+) -> list[Tensor]:
+    """Per class, the boxes with the highest scores that do not overlap.
+
+    boxes [batch, n, 4], scores [batch, classes, n]. output_format "onnx": [(batch, class, box)
+    int64 padded with 0, number of rows (1,) int64]; "tensorflow": [(class, box) [batch, classes *
+    n, 2] int64, scores, number [batch] int64], in order of score. ONNX NonMaxSuppression.
+    """
+    if output_format not in ("onnx", "tensorflow"):
+        raise ValueError(
+            f"all_class_non_max_suppression: output_format must be onnx or tensorflow, got"
+            f" {output_format!r}"
+        )
+    batch, classes, count = scores.shape
+    rows = tidy(batch * classes)
+    (order,) = sort_extern(scores, 2, False, count, [("indices", "int32")], None, "nms_order")
+    bounds = [
+        t
+        for t in (max_output_boxes_per_class, iou_threshold, score_threshold)
+        if isinstance(t, Tensor)
+    ]
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        corners, value, rank = map(ib.buffer_ptr, ins[:3])
+        selected, number = map(ib.buffer_ptr, outs)
+        given = dict(zip(map(id, bounds), ins[3:], strict=True))
+        most = _limit(
+            max_output_boxes_per_class, ib, given.get(id(max_output_boxes_per_class)), count
+        )
+
+        def threshold(t: float | Tensor) -> PrimExpr:
+            if not isinstance(t, Tensor):
+                return const(t, scores.dtype)
+            return cast(ib.buffer_ptr(given[id(t)])[(as_dim(0),) * t.ndim], scores.dtype)
+
+        with ib.for_range(0, rows, "row", kind="parallel") as row:
+            b, c = row // classes, row % classes
+            _select(
+                ib,
+                lambda n: cast(rank[b, c, n], "int64"),
+                lambda box: value[b, c, box] > threshold(score_threshold),
+                lambda box, n: corners[b, box, n],
+                lambda slot, box: selected.__setitem__((row, slot), box),
+                (number, row),
+                (count, most, threshold(iou_threshold)),
+            )
+        return ib.get()
+
+    chosen = te.extern_op(
+        [(rows, count), (rows,)],
+        [boxes, scores, order, *bounds],
+        build,
+        ["int32", "int32"],
+        name="all_class_nms",
+    )
+    if output_format == "onnx":
+        return _as_onnx(chosen[0], chosen[1], classes)
+    return _as_tensorflow(chosen[0], chosen[1], scores)
+
+
+def _select(
+    ib: IRBuilder,
+    ranked: Callable[[PrimExpr], PrimExpr],
+    eligible: Callable[[PrimExpr], PrimExpr],
+    corner: Corner,
+    keep: Callable[[PrimExpr, PrimExpr], None],
+    number: tuple[BufferVar, PrimExpr],
+    limits: tuple[PrimExpr, PrimExpr, PrimExpr],
+) -> None:
+    """The boxes of one row, from the first in rank; limits: (boxes, at most, overlap)."""
+    count, most, threshold = limits
+    kept = ib.allocate("int64", count, "kept")
+    found = ib.allocate("int64", 1, "found", "local")
+    found[0] = 0
+    with ib.for_range(0, count, "n") as n, ib.if_scope(found[0] < most):
+        box = ib.let("box", ranked(n))
+        with ib.if_scope(eligible(box)):
+            stays = ib.allocate("int32", 1, "stays", "local")
+            stays[0] = 1
+            already = ib.let("already", found[0])
+            with ib.for_range(0, already, "k") as k:
+                shared = ib.let("shared", overlap(corner, box, kept[k]))
+                with ib.if_scope(shared > threshold):
+                    stays[0] = 0
+            with ib.if_scope(stays[0].equal(1)):
+                slot = ib.let("slot", found[0])
+                kept[slot] = box
+                keep(slot, box)
+                found[0] = slot + 1
+    number[0][number[1]] = found[0]
+
+
+def _as_onnx(chosen: Tensor, number: Tensor, classes: PrimExpr) -> list[Tensor]:
+    rows, count = chosen.shape
+    size = tidy(rows * count)
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        picked, many = map(ib.buffer_ptr, ins)
+        out, total = map(ib.buffer_ptr, outs)
+        with ib.for_range(0, size, "n") as n:
+            for field in range(3):
+                out[n, field] = 0
+        total[0] = 0
+        with ib.for_range(0, rows, "row") as row:
+            here = ib.let("here", cast(many[row], "int64"))
+            with ib.for_range(0, here, "k") as k:
+                slot = ib.let("slot", total[0])
+                for field, value in enumerate((row // classes, row % classes, picked[row, k])):
+                    out[slot, field] = value
+                total[0] = slot + 1
+        return ib.get()
+
+    shapes = [(size, as_dim(3)), (as_dim(1),)]
+    return list(te.extern_op(shapes, [chosen, number], build, ["int64", "int64"], name="nms_rows"))
+
+
+def _as_tensorflow(chosen: Tensor, number: Tensor, scores: Tensor) -> list[Tensor]:
+    batch, classes, count = scores.shape
+    size = tidy(classes * count)
+
+    def gather(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        picked, many, value = map(ib.buffer_ptr, ins)
+        pairs, found, total = map(ib.buffer_ptr, outs)
+        with ib.for_range(0, batch, "b", kind="parallel") as b:
+            with ib.for_range(0, size, "n") as n:
+                found[b, n] = te.min_value(scores.dtype)
+                for field in range(2):
+                    pairs[b, n, field] = 0
+            total[b] = 0
+            with ib.for_range(0, classes, "c") as c:
+                row = ib.let("row", b * classes + c)
+                with ib.for_range(0, cast(many[row], "int64"), "k") as k:
+                    slot = ib.let("slot", total[b])
+                    box = cast(picked[row, k], "int64")
+                    pairs[b, slot, 0] = c
+                    pairs[b, slot, 1] = box
+                    found[b, slot] = value[b, c, box]
+                    total[b] = slot + 1
+        return ib.get()
+
+    shapes = [(batch, size, as_dim(2)), (batch, size), (batch,)]
+    pairs, found, total = te.extern_op(
+        shapes, [chosen, number, scores], gather, ["int64", scores.dtype, "int64"], name="nms_pairs"
+    )
+    (order,) = sort_extern(found, 1, False, size, [("indices", "int64")], None, "nms_rank")
+    sorted_pairs = te.compute(
+        pairs.shape, lambda b, n, f: pairs[b, order[b, n], f], name="selected", tag="injective"
+    )
+    zero = const(0, scores.dtype)
+    sorted_scores = te.compute(
+        found.shape,
+        lambda b, n: Select(n < total[b], found[b, order[b, n]], zero, scores.dtype),
+        name="selected_scores",
+        tag="injective",
+    )
+    return [sorted_pairs, sorted_scores, total]
+
+
+__all__ = ["all_class_non_max_suppression", "get_valid_counts", "non_max_suppression"]

@@ -1,0 +1,224 @@
+"""Regions of feature maps, pooled to one size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ekiden import te
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, logical_and
+from ekiden.te import Tensor
+from ekiden.tir.expr import Buffer
+from ekiden.tir.ir_builder import IRBuilder
+from ekiden.tir.stmt import Stmt
+from ekiden.topi.index import from_either_end
+from ekiden.topi.layout import permute
+from ekiden.topi.shape import as_dim, product, tidy
+from ekiden.topi.transform import unravel
+
+FLOAT = "float32"
+
+
+def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _ceiled(value: PrimExpr) -> PrimExpr:
+    return cast(call_intrin("ceil", value), "int64")
+
+
+def _roi_align(
+    data: Tensor,
+    rois: Tensor,
+    pooled_size: int | Sequence[int],
+    spatial_scale: float,
+    mode: str,
+    sample_ratio: int,
+    layout: str,
+    aligned: bool,
+) -> Tensor:
+    modes = ("avg", "max")
+    if mode not in modes:
+        raise ValueError(f"roi_align: mode must be avg or max, got {mode!r}")
+    _, channels, height, width = permute(data.shape, layout, "NCHW")
+    high, wide = _pair(pooled_size)
+    dtype = data.dtype
+    bins = (rois.shape[0], channels, as_dim(high), as_dim(wide))
+    shape = permute(bins, "NCHW", layout)
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        pixels, boxes, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1]), ib.buffer_ptr(outs[0])
+        with ib.for_range(0, product(outs[0].shape), "n", kind="parallel") as n:
+            place = unravel(n, outs[0].shape)
+            box, channel, row, column = permute(place, layout, "NCHW")
+            image = ib.let("image", from_either_end(boxes[box, 0], data.shape[0]))
+            move = 0.5 if aligned else 0.0
+            edges = [
+                ib.let("edge", cast(boxes[box, k], FLOAT) * spatial_scale - move)
+                for k in range(1, 5)
+            ]
+            extents = [edges[2] - edges[0], edges[3] - edges[1]]
+            if not aligned:
+                extents = [te.max(e, 1.0) for e in extents]
+            bin_x, bin_y = ib.let("bin", extents[0] / wide), ib.let("bin", extents[1] / high)
+            rows = const(sample_ratio) if sample_ratio > 0 else ib.let("rows", _ceiled(bin_y))
+            columns = const(sample_ratio) if sample_ratio > 0 else ib.let("columns", _ceiled(bin_x))
+            total = ib.allocate(FLOAT, 1, "total", "local")
+            total[0] = te.min_value(FLOAT) if mode == "max" else const(0.0, FLOAT)
+            with ib.for_range(0, rows, "iy") as iy, ib.for_range(0, columns, "ix") as ix:
+                y = edges[1] + bin_y * (
+                    cast(row, FLOAT) + (cast(iy, FLOAT) + 0.5) / cast(rows, FLOAT)
+                )
+                x = edges[0] + bin_x * (
+                    cast(column, FLOAT) + (cast(ix, FLOAT) + 0.5) / cast(columns, FLOAT)
+                )
+                inside = _near(y, height)
+                inside = logical_and(inside, _near(x, width))
+                with ib.if_scope(inside):
+                    found = _between(
+                        lambda a, b: cast(
+                            pixels[permute((image, channel, a, b), "NCHW", layout)], FLOAT
+                        ),
+                        ib.let("y", te.max(te.min(y, cast(height - 1, FLOAT)), 0.0)),
+                        ib.let("x", te.max(te.min(x, cast(width - 1, FLOAT)), 0.0)),
+                        height,
+                        width,
+                    )
+                    total[0] = te.max(total[0], found) if mode == "max" else total[0] + found
+                if mode == "max":
+                    with ib.else_scope():
+                        total[0] = te.max(total[0], 0.0)
+            count = te.max(cast(rows * columns, FLOAT), 1.0)
+            out[place] = total[0] if mode == "max" else total[0] / count
+        return ib.get()
+
+    return te.extern_op([shape], [data, rois], build, [dtype], name="roi_align")[0]
+
+
+def _near(place: PrimExpr, size: PrimExpr) -> PrimExpr:
+    """Whether a place is within one pixel of the data."""
+    return logical_and(place >= -1.0, place <= cast(size, FLOAT))
+
+
+def _between(
+    pixel: Callable[[PrimExpr, PrimExpr], PrimExpr],
+    y: PrimExpr,
+    x: PrimExpr,
+    height: PrimExpr,
+    width: PrimExpr,
+) -> PrimExpr:
+    """Bilinear interpolation at a place within the data."""
+    top, left = cast(call_intrin("floor", y), "int64"), cast(call_intrin("floor", x), "int64")
+    bottom, right = te.min(top + 1, height - 1), te.min(left + 1, width - 1)
+    dy, dx = y - cast(top, FLOAT), x - cast(left, FLOAT)
+    upper = pixel(top, left) * (1.0 - dx) + pixel(top, right) * dx
+    lower = pixel(bottom, left) * (1.0 - dx) + pixel(bottom, right) * dx
+    return upper * (1.0 - dy) + lower * dy
+
+
+def roi_align_nchw(
+    data: Tensor,
+    rois: Tensor,
+    pooled_size: int | Sequence[int],
+    spatial_scale: float,
+    mode: str = "avg",
+    sample_ratio: int = -1,
+    aligned: bool = False,
+) -> Tensor:
+    """Regions [n, (image, left, top, right, bottom)] of [N, C, H, W] as [n, C, ...pooled_size].
+
+    Each bin is the mean (or maximum) of samples between pixels, `sample_ratio` a side, below 1 as
+    many as it has pixels. `aligned` moves the region by half a pixel (Mask R-CNN; ONNX's
+    half_pixel).
+    """
+    return _roi_align(data, rois, pooled_size, spatial_scale, mode, sample_ratio, "NCHW", aligned)
+
+
+def roi_align_nhwc(
+    data: Tensor,
+    rois: Tensor,
+    pooled_size: int | Sequence[int],
+    spatial_scale: float,
+    mode: str = "avg",
+    sample_ratio: int = -1,
+    aligned: bool = False,
+) -> Tensor:
+    """As `roi_align_nchw`, channels last."""
+    return _roi_align(data, rois, pooled_size, spatial_scale, mode, sample_ratio, "NHWC", aligned)
+
+
+def roi_pool_nchw(
+    data: Tensor, rois: Tensor, pooled_size: int | Sequence[int], spatial_scale: float
+) -> Tensor:
+    """The maximum of every bin of regions [n, (image, left, top, right, bottom)] rounded to whole
+    pixels; 0 for a bin without pixels (Fast R-CNN).
+    """
+    _, channels, height, width = data.shape
+    high, wide = _pair(pooled_size)
+    shape = (rois.shape[0], channels, high, wide)
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        pixels, boxes, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1]), ib.buffer_ptr(outs[0])
+        with ib.for_range(0, product(outs[0].shape), "n", kind="parallel") as n:
+            box, channel, row, column = place = unravel(n, outs[0].shape)
+            image = ib.let("image", from_either_end(boxes[box, 0], data.shape[0]))
+            edges = [
+                ib.let("edge", _rounded(cast(boxes[box, k], FLOAT) * spatial_scale))
+                for k in range(1, 5)
+            ]
+            spans = []
+            for start, end, index, bins, size in (
+                (edges[1], edges[3], row, high, height),
+                (edges[0], edges[2], column, wide, width),
+            ):
+                extent = cast(te.max(end - start + 1, 1), FLOAT) / bins
+                low = start + cast(call_intrin("floor", cast(index, FLOAT) * extent), "int64")
+                top = start + _ceiled((cast(index, FLOAT) + 1.0) * extent)
+                spans.append([ib.let("edge", te.max(te.min(v, size), 0)) for v in (low, top)])
+            total = ib.allocate(data.dtype, 1, "total", "local")
+            (y0, y1), (x0, x1) = spans
+            empty = te.any(y0 >= y1, x0 >= x1)
+            lowest = te.min_value(data.dtype)
+            total[0] = Select(empty, const(0, data.dtype), lowest, data.dtype)
+            rows, columns = (y0, te.max(y0, y1)), (x0, te.max(x0, x1))
+            with ib.for_range(*rows, "y") as y, ib.for_range(*columns, "x") as x:
+                total[0] = te.max(total[0], pixels[image, channel, y, x])
+            out[place] = total[0]
+        return ib.get()
+
+    return te.extern_op([shape], [data, rois], build, [data.dtype], name="roi_pool")[0]
+
+
+def _rounded(value: PrimExpr) -> PrimExpr:
+    """To the nearest integer, halves away from zero."""
+    up = call_intrin("floor", value + 0.5)
+    down = call_intrin("ceil", value - 0.5)
+    return cast(Select(value < 0.0, down, up, FLOAT), "int64")
+
+
+def reorg(data: Tensor, stride: int) -> Tensor:
+    """[N, C, H, W] with pixels `stride` apart as channels, stride**2 times as many (YOLO's reorg
+    layer, in Darknet's order).
+    """
+    n, c, h, w = data.shape
+    inner = tidy(c // (stride * stride))
+
+    def body(b: Var, k: Var, y: Var, x: Var) -> PrimExpr:
+        # Darknet reads the same memory as [C / stride**2, H * stride, W * stride].
+        offset, row = k // inner, (k % inner) * h * stride + y * stride
+        flat = (row + offset // stride) * w * stride + x * stride + offset % stride
+        return data[(b, *unravel(flat, data.shape[1:]))]
+
+    whole = te.compute(data.shape, body, name="reorg_flat", tag="injective")
+    shape = (n, tidy(c * stride * stride), tidy(h // stride), tidy(w // stride))
+
+    def view(b: Var, k: Var, y: Var, x: Var) -> PrimExpr:
+        flat = (k * shape[2] + y) * shape[3] + x
+        return whole[(b, *unravel(flat, data.shape[1:]))]
+
+    return te.compute(shape, view, name="reorg", tag="injective")
+
+
+__all__ = ["reorg", "roi_align_nchw", "roi_align_nhwc", "roi_pool_nchw"]

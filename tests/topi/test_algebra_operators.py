@@ -1,0 +1,312 @@
+"""Sums of products, transforms, random numbers and sparse matrices, against NumPy."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import test_detection_operators
+import test_elementwise_operators
+import test_movement_operators
+import test_network_operators
+from topi_cases import BACKENDS, Array, Case, case, check, every_backend, integers, normal
+
+from ekiden import te, topi
+
+
+def products() -> Iterator[Case]:
+    """Matrices, dots and Einstein's sums."""
+    for a, b in (
+        ((3, 7), (7, 5)),
+        ((2, 3, 7), (7, 5)),
+        ((2, 1, 3, 7), (4, 7, 5)),
+        ((0, 7), (7, 5)),
+    ):
+        x, y = normal(*a), normal(*b)
+        yield case("matmul", x, y, expected=np.matmul)
+    x, y = normal(7, 3), normal(5, 7)
+    yield case("matmul", x, y, transp_a=True, transp_b=True, expected=x.T @ y.T)
+    small = integers(-9, 9, 3, 7, dtype="int8"), integers(-9, 9, 7, 2, dtype="int8")
+    yield case("matmul", *small, expected=lambda a, b: (a.astype("int32") @ b).astype("int8"))
+    x, y = normal(3, 4, 5), normal(4, 5, 6)
+    yield case("tensordot", x, y, expected=np.tensordot)
+    yield case(
+        "tensordot",
+        x,
+        y,
+        axes=([2, 1], [1, 0]),
+        expected=lambda x, y: np.tensordot(x, y, ([2, 1], [1, 0])),
+    )
+    yield case("tensordot", normal(3), normal(4), axes=0, expected=np.multiply.outer)
+    for text, shapes in (
+        ("ij,jk->ik", ((3, 4), (4, 5))),
+        ("ij,jk", ((3, 4), (4, 5))),
+        ("ii->i", ((4, 4),)),
+        ("ii", ((4, 4),)),
+        ("ij->ji", ((3, 4),)),
+        ("...ij,...jk->...ik", ((2, 3, 4), (1, 4, 5))),
+        ("bi,ij,bj->b", ((2, 3), (3, 4), (2, 4))),
+        ("i,i,i->", ((5,), (5,), (5,))),
+        ("...a->...", ((2, 3, 4),)),
+        ("b i , i o -> b o", ((2, 3), (3, 4))),
+    ):
+        arrays = [normal(*s) for s in shapes]
+        yield case("einsum", *arrays, build=lambda *t, e=text: topi.einsum(e, *t),
+                   expected=np.asarray(np.einsum(text, *arrays)))  # fmt: skip
+
+
+def transforms() -> Iterator[Case]:
+    """Fourier transforms."""
+    re, im = normal(2, 12), normal(2, 12)
+    for inverse in (False, True):
+        found = (np.fft.ifft if inverse else np.fft.fft)(re + 1j * im)
+        wanted = found.real.astype("float32"), found.imag.astype("float32")
+        yield case("dft", re, im, inverse=inverse, expected=wanted, tolerance=1e-4)
+    signal = normal(2, 40)
+    for normalized, onesided, length in ((False, True, 8), (True, False, 6)):
+        window = np.hanning(length).astype("float32")
+        wide = np.pad(window, (8 - length) // 2)
+        frames = np.lib.stride_tricks.sliding_window_view(signal, 8, 1)[:, ::3] * wide
+        found = np.fft.fft(frames)[..., : 5 if onesided else 8] / (np.sqrt(8) if normalized else 1)
+        parts = np.stack([found.real, found.imag], -1).swapaxes(1, 2).astype("float32")
+        yield case(
+            "stft",
+            signal,
+            window,
+            symbolic=(40,),
+            expected=parts,
+            tolerance=1e-4,
+            build=lambda x, w, n=normalized, o=onesided, s=length: topi.stft(x, 8, 3, s, w, n, o),
+        )
+
+
+MASK = 2**64 - 1
+
+
+def threefry(key: list[int], counter: list[int]) -> list[int]:
+    """Threefry-4x64-20 in Python's integers."""
+    rotations = ((14, 16), (52, 57), (23, 40), (5, 37), (25, 33), (46, 12), (58, 22), (32, 32))
+    parity = 0x1BD11BDAA9FC1A22
+    for word in key:
+        parity ^= word
+    keys = [*key, parity]
+    x = [(c + k) & MASK for c, k in zip(counter, key, strict=True)]
+    for r in range(20):
+        pairs = ((0, 1), (2, 3)) if r % 2 == 0 else ((0, 3), (2, 1))
+        for (a, b), by in zip(pairs, rotations[r % 8], strict=True):
+            x[a] = (x[a] + x[b]) & MASK
+            x[b] = (((x[b] << by) | (x[b] >> (64 - by))) & MASK) ^ x[a]
+        if r % 4 == 3:
+            x = [(w + keys[(r // 4 + 1 + n) % 5]) & MASK for n, w in enumerate(x)]
+            x[3] = (x[3] + r // 4 + 1) & MASK
+    return x
+
+
+def generator(*words: int) -> Array:
+    """The state of a random generator."""
+    return np.array([*words, *[0] * (10 - len(words))], "uint64")
+
+
+def randoms() -> Iterator[Case]:
+    """Random words, and numbers made of them."""
+    for gen in (generator(), generator(1, 2, 3, 4, 5), generator(7, 0, 0, 0, MASK)):
+        key, start = [int(w) for w in gen[:4]], [int(w) for w in gen[4:8]]
+        words: list[int] = []
+        for block in range(3):
+            low = start[0] + block
+            words += threefry(key, [low & MASK, (start[1] + (low > MASK)) & MASK, *start[2:]])
+        new = gen.copy()
+        with np.errstate(over="ignore"):
+            new[4] += np.uint64(3)
+        new[5] += np.uint64(start[0] + 3 > MASK)
+        bits = np.array(words[:10], "uint64").reshape(2, 5)
+        yield case(
+            "random.threefry_generate", gen, out_shape=(2, 5), symbolic=False, expected=(new, bits)
+        )
+        halves = [
+            np.array(threefry(key, [*start[:3], start[3] ^ (2**63 + side)]) + [0] * 6, "uint64")
+            for side in (0, 1)
+        ]
+        yield case("random.threefry_split", gen, symbolic=False, expected=halves)
+        unit = (bits >> np.uint64(41)).astype("float32") * np.float32(2**-23)
+        yield case("random.uniform", gen, low=-1.0, high=2.0, out_shape=(2, 5), symbolic=False,
+                   expected=(new, unit * 3 - 1))  # fmt: skip
+        double = (bits >> np.uint64(12)).astype("float64") * 2.0**-52
+        yield case(
+            "random.uniform",
+            gen,
+            np.asarray(1.0),
+            np.asarray(3.0),
+            out_shape=(2, 5),
+            out_dtype="float64",
+            symbolic=False,
+            expected=(new, double * 2 + 1),
+        )
+        wave = np.sqrt(-2 * np.log(1 - unit[0])) * np.cos(unit[1] * np.float32(2 * np.pi))
+        yield case("random.normal", gen, mean=3.0, scale=2.0, out_shape=(5,), symbolic=False,
+                   expected=(new, (wave * 2 + 3).astype("float32")), tolerance=1e-4)  # fmt: skip
+    gen, weights = generator(3), np.array([[1, 0, 3], [0, 2, 0]], "float32")
+    draws = (
+        np.array(threefry([3, 0, 0, 0], [0] * 4) + threefry([3, 0, 0, 0], [1, 0, 0, 0]), "uint64")
+        >> np.uint64(41)
+    ).astype("float32") * 2.0**-23
+    sums = weights.cumsum(1)
+    found = (
+        (sums[:, None] <= (draws.reshape(2, 4) * sums[:, -1:])[..., None])
+        .sum(-1)
+        .clip(0, 2)
+        .astype("int32")
+    )
+    new = generator(3, 0, 0, 0, 2)
+    yield case(
+        "random.multinomial", gen, weights, num_samples=4, symbolic=False, expected=(new, found)
+    )
+
+
+def compressed(dense: Array) -> tuple[Array, Array, Array]:
+    """A matrix in compressed rows."""
+    rows, columns = np.nonzero(dense)
+    starts = np.concatenate([[0], np.cumsum((dense != 0).sum(1))])
+    return dense[rows, columns], columns.astype("int32"), starts.astype("int32")
+
+
+def sparse() -> Iterator[Case]:
+    """Matrices of few elements."""
+    matrix = normal(5, 7) * integers(0, 2, 5, 7)
+    matrix[2] = 0
+    matrix = matrix.astype("float32")
+    rows = compressed(matrix)
+    x, bias = normal(7, 4), normal(5, 4)
+    yield case("sparse.csrmm", *rows, x, symbolic=False, expected=matrix @ x,
+               build=lambda d, i, p, b: topi.sparse.csrmm((d, i, p), b))  # fmt: skip
+    yield case("sparse.csrmm", *rows, x, bias, symbolic=False, expected=matrix @ x + bias,
+               build=lambda d, i, p, b, c: topi.sparse.csrmm((d, i, p), b, c))  # fmt: skip
+    yield case("sparse.csrmv", *rows, x[:, :1], symbolic=False, expected=matrix @ x[:, :1],
+               build=lambda d, i, p, b: topi.sparse.csrmv((d, i, p), b))  # fmt: skip
+    left = normal(3, 7)
+    yield case("sparse.sparse_dense", left, *rows, symbolic=(3,), expected=left @ matrix.T)
+    yield case(
+        "sparse.sparse_dense",
+        left,
+        *rows,
+        sparse_lhs=True,
+        symbolic=False,
+        expected=matrix @ left.T,
+    )
+    blocks = np.zeros((4, 9), "float32")
+    data = normal(3, 2, 3)
+    for value, (r, c) in zip(data, ((0, 1), (0, 2), (1, 0)), strict=True):
+        blocks[2 * r : 2 * r + 2, 3 * c : 3 * c + 3] = value
+    places, starts = np.array([1, 2, 0], "int32"), np.array([0, 2, 3], "int32")
+    wide = normal(2, 9)
+    yield case(
+        "sparse.sparse_dense", wide, data, places, starts, symbolic=False, expected=wide @ blocks.T
+    )
+    square = matrix[:, :5].copy()
+    yield case(
+        "sparse.sparse_transpose",
+        *compressed(square),
+        symbolic=False,
+        expected=compressed(square.T.copy()),
+    )
+    yield case(
+        "sparse.sparse_add", normal(5, 7), *rows, symbolic=False, expected=lambda d, *_: d + matrix
+    )
+    at = np.stack(np.nonzero(matrix), 1)
+    flat = np.ravel_multi_index(tuple(at.T), (5, 7))
+    again = np.stack(np.unravel_index(flat, (7, 1, 5)), 1)
+    yield case("sparse.sparse_reshape", at, prev_shape=(5, 7), new_shape=(7, 1, -1), symbolic=False,
+               expected=(again, np.array([7, 1, 5])))  # fmt: skip
+    yield case("sparse.sparse_reshape", at, np.array([5, 7]), new_shape=(7, 1, -1), symbolic=False,
+               expected=(again, np.array([7, 1, 5])))  # fmt: skip
+    coordinates, values = np.array([[0, 3], [2, 0], [2, 4]]), np.array([1, 2, 3], "float32")
+    filled = np.full((7, 2), -1)
+    filled[:5] = [[0, 3], [1, 0], [2, 0], [2, 4], [3, 0]]
+    full = np.array([1, 9, 2, 3, 9, 0, 0], "float32")
+    yield case(
+        "sparse.sparse_fill_empty_rows",
+        coordinates,
+        values,
+        np.asarray(9, "float32"),
+        symbolic=False,
+        build=lambda i, v, d: topi.sparse.sparse_fill_empty_rows(i, v, (4, 5), d),
+        expected=(filled, full, np.array([False, True, False, True]), np.array([5], "int32")),
+    )
+
+
+CASES: dict[str, list[Case]] = {
+    f.__name__: list(f()) for f in (products, transforms, randoms, sparse)
+}
+
+
+@every_backend
+@pytest.mark.parametrize("family", CASES)
+def test_against_numpy(family: str, backend: str) -> None:
+    check(CASES[family], backend)
+
+
+def test_every_operator_has_a_case() -> None:
+    """Nothing is exported that nothing checks."""
+    own = ("winograd_conv2d", "winograd_weight")  # see test_winograd.py
+    modules = (
+        test_elementwise_operators, test_movement_operators, test_network_operators,
+        test_detection_operators,
+    )  # fmt: skip
+    families = [CASES, *(m.CASES for m in modules)]
+    named = {c.name for f in families for c in itertools.chain.from_iterable(f.values())}
+    assert {n for n in topi.operators() if not n.endswith(own)} <= named
+
+
+def test_known_answer_of_threefry() -> None:
+    """From the reference implementation's test vectors (Random123: threefry4x64, 20 rounds)."""
+    words = np.empty(4, "uint64")
+    zero = generator()
+    each = case(
+        "random.threefry_generate", zero, out_shape=(4,), symbolic=False, expected=(zero, words)
+    )
+    BACKENDS["llvm"]([each])[0](zero, np.empty_like(zero), words)
+    assert [f"{int(w):016x}" for w in words] == [
+        "09218ebde6c85537", "55941f5266d86105", "4bd25e16282434dc", "ee29ec846bd2e40b",
+    ]  # fmt: skip
+
+
+def test_random_numbers_are_spread() -> None:
+    gen, out = generator(11), np.empty(20000, "float32")
+    for name, mean, deviation in (("uniform", 0.5, 12**-0.5), ("normal", 0.0, 1.0)):
+        each = case(
+            f"random.{name}",
+            gen,
+            build=lambda g, n=name: topi.operators()[f"random.{n}"](g, 0.0, 1.0, (20000,)),
+            symbolic=False,
+            expected=(gen, out),
+        )
+        BACKENDS["llvm"]([each])[0](gen, np.empty_like(gen), out)
+        assert abs(out.mean() - mean) < 0.02
+        assert abs(out.std() - deviation) < 0.02
+
+
+def test_misuse() -> None:
+    a, b = te.placeholder((3, 4)), te.placeholder((5, 6))
+    for make, message in (
+        (lambda: topi.matmul(a, b), "matmul: 4 columns and 5 rows do not match"),
+        (lambda: topi.tensordot(a, b, ([0], [0, 1])), "expected as many axes on both sides"),
+        (lambda: topi.einsum("ij,jk->ik", a), "names 2 operands, got 1"),
+        (lambda: topi.einsum("ijk->i", a), "'ijk' does not name the 2 axes of an operand"),
+        (lambda: topi.einsum("ij,jk->ik", a, b), "axis 'j' has extents 4 and 5"),
+        (lambda: topi.einsum("ij->ik", a), "no operand has the axis 'k' of the result"),
+        (lambda: topi.random.threefry_split(a), "a generator is 10 words of uint64, got float32"),
+        (
+            lambda: topi.random.uniform(te.placeholder((10,), "uint64"), 0, 1, (3,), "int8"),
+            "out_dtype must be one of",
+        ),
+        (
+            lambda: topi.random.multinomial(
+                te.placeholder((10,), "uint64"), te.placeholder((3,), "int8"), 2
+            ),
+            "must be floating point",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
