@@ -172,3 +172,7 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+attach("", globals())
+for _family in (image, memory, nn, vm):
+    attach(_family.__name__.rpartition(".")[2] + ".", vars(_family))
