@@ -47,6 +47,7 @@ from ekiden.runtime._core import (
     tensor,
     trim_pools,
 )
+from ekiden.runtime._core import Shape as ShapeTuple
 from ekiden.runtime.graph_json import load_json, save_json
 from ekiden.runtime.params import load_param_dict, load_params, save_param_dict, save_params
 from ekiden.runtime.paths import cmake_dir, include_dir, library_path, static_library_path
@@ -62,6 +63,7 @@ __all__ = [
     "Object",
     "PackedFunc",
     "Shape",
+    "ShapeTuple",
     "Tensor",
     "VirtualMachine",
     "WeakRef",

@@ -117,14 +117,15 @@ cdef object _dtype_of_other(object name):
 
 
 cdef object _dtype_of_text(str text):
+    """The four bytes of a type's name, with the length of a vector behind the last x."""
     cdef DTypeBits packed
-    base, _, lanes = text.partition("x") if "0" <= text[len(text) - 1:] <= "9" else (text, "", "")
-    bits = _DTYPES.get(base)
-    if bits is None or (lanes and not 1 < int(lanes) < 65536):
+    if text in _DTYPES:
+        return _DTYPES[text]
+    base, _, lanes = text.rpartition("x")
+    if base not in _DTYPES or not lanes.isdecimal() or not 1 < int(lanes) < 65536:
         raise TypeError(f"dtype: expected one of {', '.join(sorted(_DTYPES))}, got {text!r}")
-    packed.bits = bits
-    if lanes:
-        packed.dtype.lanes = int(lanes)
+    packed.bits = _DTYPES[base]
+    packed.dtype.lanes = int(lanes)
     return packed.bits
 
 

@@ -39,6 +39,23 @@ cdef void _fill_bytes(ek_bytes *out, bytes text) noexcept:
     out.size = PyBytes_GET_SIZE(text)
 
 
+cdef enum:
+    TRACE_DEPTH = 20               # innermost frames that other languages see
+
+
+def _backtrace(exception):
+    lines = traceback.format_tb(exception.__traceback__, limit=-TRACE_DEPTH)
+    return "".join(reversed(lines))
+
+
+cdef bytes _safely(function, exception):
+    """A text about an exception; none where making it fails, as at the limit of recursion."""
+    try:
+        return function(exception).encode("utf-8", "backslashreplace")
+    except BaseException:
+        return b""
+
+
 cdef ek_object *_error_from(object exception) except NULL:
     """An error object that carries the exception. The caller owns the reference."""
     cdef PythonError *error = <PythonError *>malloc(sizeof(PythonError))
@@ -49,13 +66,8 @@ cdef ek_object *_error_from(object exception) except NULL:
     error.error.base.type_index = EK_ERROR
     error.error.base.deleter = _python_error_delete
     error.error.update_backtrace = _add_backtrace
-    try:
-        lines = "".join(reversed(traceback.format_tb(exception.__traceback__)))
-        texts = tuple([text.encode("utf-8", "backslashreplace")
-                       for text in (_kind_of(exception), _message(exception), lines)])
-    except BaseException:
-        free(error)
-        raise
+    texts = (_kind_of(exception).encode(), _safely(_message, exception),
+             _safely(_backtrace, exception))
     _fill_bytes(&error.error.kind, texts[0])
     _fill_bytes(&error.error.message, texts[1])
     _fill_bytes(&error.error.backtrace, texts[2])
@@ -94,7 +106,7 @@ cdef int _set_error(object exception) noexcept:
     return -1
 
 
-cdef str _message(object exception):
+def _message(exception):
     """What the exception says; KeyError alone would quote it."""
     if isinstance(exception, KeyError) and len(exception.args) == 1:
         return str(exception.args[0])

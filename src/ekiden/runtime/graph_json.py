@@ -20,9 +20,8 @@ import base64
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +48,7 @@ Fields = list[tuple[str, object]]
 Decode = Callable[[object, type[Enum] | None], object]
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """How the objects of some classes become nodes."""
 
     classes: tuple[type, ...]
@@ -207,6 +205,7 @@ class _Reader:
         self.document = document
         self.arrays = [_read_array(*record) for record in document["arrays"]]
         self.nodes: list[object] = []
+        self.tensors: dict[int, Tensor] = {}
 
     def read(self) -> object:
         """The root."""
@@ -219,6 +218,12 @@ class _Reader:
             if family.has_key(key):
                 return family.make(key, fields, self._decode)
         raise LoadError(f"no node type {key!r}")
+
+    def _tensor(self, number: int) -> Tensor:
+        """The tensor of an array, which can be written and is one wherever it is referred to."""
+        if number not in self.tensors:
+            self.tensors[number] = tensor(self.arrays[number].copy())
+        return self.tensors[number]
 
     def _decode(self, value: object, enum: type[Enum] | None = None) -> object:
         if isinstance(value, list):
@@ -246,7 +251,7 @@ class _Reader:
             case _ if key in _SCALARS:
                 return _SCALARS[key](inside)
             case "tensor":
-                return tensor(self.arrays[inside].copy())
+                return self._tensor(inside)
         raise LoadError(f"unexpected {key!r}")
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from statistics import fmean, median, pstdev
+from typing import NamedTuple
+
+import numpy as np
 
 GROWTH = 1.618
 """By how much the number of calls grows at least while a repeat is too short; TVM's constant."""
 
 
-@dataclass(frozen=True)
-class BenchmarkResult:
+class BenchmarkResult(NamedTuple):
     """Seconds of one call, as measured by each repeat."""
 
     results: tuple[float, ...]
@@ -20,12 +20,12 @@ class BenchmarkResult:
     @property
     def mean(self) -> float:
         """The mean of the repeats."""
-        return fmean(self.results)
+        return float(np.mean(self.results))
 
     @property
     def median(self) -> float:
         """The median of the repeats, the figure to quote: interruptions do not move it."""
-        return median(self.results)
+        return float(np.median(self.results))
 
     @property
     def min(self) -> float:
@@ -40,7 +40,7 @@ class BenchmarkResult:
     @property
     def std(self) -> float:
         """The standard deviation of the repeats."""
-        return pstdev(self.results)
+        return float(np.std(self.results))
 
     def __str__(self) -> str:
         names = ("mean", "median", "max", "min", "std")
@@ -49,8 +49,7 @@ class BenchmarkResult:
         return f"Execution time summary:\n{heads}\n{values}"
 
 
-@dataclass(frozen=True)
-class Evaluator:
+class Evaluator(NamedTuple):
     """Measures a function with the arguments it is called with. `Module.time_evaluator` makes it.
 
     Calls once to warm up, then `repeat` times `number` calls in a row. `number` grows until a

@@ -51,8 +51,18 @@ from ekiden.tir.schedule.program import (
     refuse,
     written,
 )
-from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, IfThenElse, IterKind, Stmt
-from ekiden.tir.visitor import sub_statements
+from ekiden.tir.stmt import (
+    Allocate,
+    Block,
+    BlockRealize,
+    BufferStore,
+    For,
+    IfThenElse,
+    IterKind,
+    SeqStmt,
+    Stmt,
+)
+from ekiden.tir.visitor import is_nothing, sub_statements
 
 COMPLETE, REDUCTION, UPDATE, OPAQUE = "complete", "reduction", "update", "opaque"
 REDUCERS: tuple[type[BinaryExpr], ...] = (Add, Mul, Min, Max, And, Or)
@@ -301,16 +311,16 @@ def check_permutable(step: str, program: Program, chain: Sequence[For]) -> None:
 
 
 def _require_leaves_only(step: str, loop: For) -> None:
-    """Stores outside blocks have no iterators to reason with."""
+    """Statements outside blocks have no iterators to reason with."""
     stack = [loop.body]
     while stack:
         s = stack.pop()
-        if isinstance(s, BlockRealize):
+        if isinstance(s, BlockRealize) or is_nothing(s):
             continue
-        if isinstance(s, BufferStore):
+        if not isinstance(s, (For, SeqStmt, Allocate, IfThenElse)):
             refuse(
-                f"{step}: loop {loop.loop_var.name!r} holds a store to {s.buffer.name!r} outside "
-                "blocks",
+                f"{step}: loop {loop.loop_var.name!r} holds a statement outside blocks, of which "
+                "nothing is known",
                 s,
             )
         stack.extend(sub_statements(s))
@@ -589,19 +599,45 @@ def _not_private(
 
 
 def require_final_inputs(step: str, program: Program, realize: BlockRealize) -> None:
-    """Refuses unless everything a block reads was written before it: then its values do not depend
-    on when it runs after that.
+    """Refuses unless everything a block reads was written before it, for good: then its values do
+    not depend on when it runs after that.
     """
+    name = realize.block.name
     for buffer in read(realize.block):
         if buffer in written(realize.block):
             continue
         for writer in program.writers(buffer):
             if writer is not realize and not program.before(writer, realize):
                 refuse(
-                    f"{step} {realize.block.name!r}: block {writer.block.name!r} writes "
-                    f"{buffer.name!r}, which it reads, again later",
+                    f"{step} {name!r}: block {writer.block.name!r} writes {buffer.name!r}, which "
+                    "it reads, again later",
                     writer,
                 )
+    changing = first_changing(program, realize.block)
+    if changing is not None:
+        refuse(
+            f"{step} {name!r}: what it reads depends on block {changing.block.name!r}, whose "
+            "elements change from step to step",
+            changing,
+        )
+
+
+def first_changing(program: Program, block: Block) -> BlockRealize | None:
+    """A block, among those that what a block reads comes from, that writes an element more than
+    once with different values (a rolling buffer); None if there is none.
+    """
+    seen: set[Buffer] = set(written(block))
+    pending = [b for b in read(block) if b not in seen]
+    while pending:
+        buffer = pending.pop()
+        if buffer in seen:
+            continue
+        seen.add(buffer)
+        for writer in program.writers(buffer):
+            if kind_of(writer.block).kind == OPAQUE:
+                return writer
+            pending.extend(read(writer.block))
+    return None
 
 
 def require_sole_writer(step: str, program: Program, realize: BlockRealize, buffer: Buffer) -> None:

@@ -12,6 +12,7 @@ from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.schedule.check import (
     COMPLETE,
     distinct_variables,
+    first_changing,
     reached,
     reaches,
     require_final_inputs,
@@ -164,6 +165,13 @@ def _require_early(
     before it does.
     """
     name = consumer.block.name
+    changing = first_changing(program, consumer.block)
+    if changing is not None:
+        refuse(
+            f"{step} {name!r}: what it reads depends on block {changing.block.name!r}, whose "
+            "elements change from step to step",
+            changing,
+        )
     if not program.before(producer, consumer):
         refuse(f"{step} {name!r}: its producer does not come before it", consumer)
     for other in read(consumer.block):

@@ -14,6 +14,7 @@ from ekiden.tir.schedule.check import (
     REDUCTION,
     UPDATE,
     exact_box,
+    first_changing,
     kind_of,
     reached,
     reaches,
@@ -226,6 +227,13 @@ def reverse_compute_at(
         require_sole_writer(step, program, realize, buffer)
     if not program.before(loop, realize):
         refuse(f"{step} {name!r}: the block does not come after the loop", realize)
+    changing = first_changing(program, realize.block)
+    if changing is not None:
+        refuse(
+            f"{step} {name!r}: what it reads depends on block {changing.block.name!r}, whose "
+            "elements change from step to step",
+            changing,
+        )
     source = _source(step, program, realize, loop)
     _require_between(step, program, realize, loop, source)
     outer = [*program.loops_above(loop), loop]

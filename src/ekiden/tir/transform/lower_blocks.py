@@ -90,10 +90,12 @@ def _reducing_nest(stmt: For) -> BlockRealize | None:
 
 def _starts_at_zero(realize: BlockRealize, loops: dict[Var, PrimExpr]) -> bool:
     """Whether the first step of the loops is the first of the reduction, which the rest of a split
-    loop's is not.
+    loop's is not, and no other is: a loop that nothing depends on repeats the whole sum.
     """
     pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
     reduced = [v for i, v in pairs if i.kind is IterKind.REDUCE]
+    if not loops.keys() <= set(free_vars(*reduced)):
+        return False
     return all(is_const(simplify(substitute_expr(v, loops)), 0) for v in reduced)
 
 

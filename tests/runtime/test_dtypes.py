@@ -1,0 +1,248 @@
+"""Data types: all that NumPy, ml_dtypes and DLPack share, in and out without copying."""
+
+import ctypes
+import gc
+import weakref
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ekiden import runtime
+
+pytestmark = pytest.mark.quick
+
+WHOLE = (
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 "
+    "complex128 bfloat16 float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz "
+    "float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+).split()
+PACKED = "int1 int2 int4 uint1 uint2 uint4 float4_e2m1fn float6_e2m3fn float6_e3m2fn".split()
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    return np.dtype(getattr(ml_dtypes, name, None) or name)
+
+
+def all_codes(name: str, count: int) -> np.ndarray:
+    """An array whose elements run through the bit patterns of a small type."""
+    bits = runtime.DataType(name).bits
+    return (np.arange(count) % 2**bits).astype("uint8").view(numpy_dtype(name))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_array_is_shared(name: str) -> None:
+    array = np.zeros((3, 4), numpy_dtype(name))
+    for tensor in (runtime.tensor(array), runtime.from_dlpack(array)):
+        assert (tensor.dtype, tensor.nbytes) == (name, array.nbytes)
+        assert tensor.numpy().dtype == array.dtype
+        assert np.shares_memory(tensor.numpy(), array)
+    assert runtime.empty((2,), name).numpy().dtype == array.dtype
+
+
+@pytest.mark.parametrize("name", [n for n in WHOLE if n not in dir(ml_dtypes)])
+def test_numpy_takes_its_own_types_through_dlpack(name: str) -> None:
+    tensor = runtime.tensor(np.ones((2, 3), name))
+    array = np.from_dlpack(tensor)
+    assert array.dtype == np.dtype(name)
+    assert np.shares_memory(array, tensor.numpy())
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("count", [0, 1, 3, 64, 65])
+def test_elements_of_less_than_a_byte_are_packed(name: str, count: int) -> None:
+    array = all_codes(name, count)
+    bits = runtime.DataType(name).bits
+    tensor = runtime.tensor(array)
+    assert tensor.nbytes == (count * bits + 7) // 8
+    back = tensor.numpy()
+    assert back.dtype == array.dtype
+    np.testing.assert_array_equal(back.view("uint8"), array.view("uint8"))
+    if count:
+        assert not back.flags.writeable, "what is written into the copy would be lost"
+    packed = runtime.convert(lambda x: x)(tensor)  # type: ignore[operator]
+    np.testing.assert_array_equal(packed.numpy().view("uint8"), array.view("uint8"))
+
+
+def test_packed_elements_lie_low_bits_first() -> None:
+    tensor = runtime.tensor(np.array([1, 2, 3, 4, 5]).astype(ml_dtypes.uint4))
+    bytes_ = tensor.reinterpret("uint8", (3,)).numpy()
+    np.testing.assert_array_equal(bytes_, [0x21, 0x43, 0x05])
+
+
+def test_a_call_refuses_what_it_would_have_to_pack() -> None:
+    with pytest.raises(ValueError, match=r"an array of int4 must be packed, which tensor\(\) does"):
+        runtime.convert(lambda x: x)(np.zeros(3, ml_dtypes.int4))  # type: ignore[operator]
+
+
+def test_a_dtype_is_a_value() -> None:
+    dtype = runtime.DataType("bfloat16")
+    assert (dtype.type_code, dtype.bits, dtype.lanes, dtype.itemsize) == (4, 16, 1, 2)
+    vector = runtime.DataType("int8x4")
+    assert (vector.bits, vector.lanes, vector.itemsize) == (8, 4, 4)
+    assert runtime.DataType(np.float32) == "float32"
+    assert repr(vector) == "DataType('int8x4')"
+    back = runtime.convert(lambda x: x)(vector)  # type: ignore[operator]
+    assert type(back) is runtime.DataType
+    assert back == vector
+    with pytest.raises(TypeError, match="dtype: expected one of"):
+        runtime.DataType("float33")
+
+
+def test_devices() -> None:
+    assert runtime.cpu() == runtime.device("cpu") == runtime.device("llvm") == runtime.Device(1, 0)
+    cuda = runtime.device("cuda:3")
+    assert (cuda.device_type, cuda.device_id, cuda.exist, str(cuda)) == (2, 3, False, "cuda(3)")
+    assert runtime.device("cuda", 3) == runtime.device(2, 3) == cuda
+    assert runtime.cpu().exist
+    runtime.cpu().sync()
+    with pytest.raises(ValueError, match="device: expected one of cpu, cuda, .* got 'tpu'"):
+        runtime.device("tpu")
+
+
+def test_views_share_memory() -> None:
+    tensor = runtime.tensor(np.arange(6.0))
+    view = tensor.view((2, 3))
+    view[1, 2] = 9
+    assert tensor.numpy()[5] == 9
+    assert tensor.reinterpret("int64", (6,)).numpy()[0] == 0
+    with pytest.raises(ValueError, match=r"view: \(6,\) and \(4,\) have different numbers"):
+        tensor.view((4,))
+    with pytest.raises(ValueError, match="reinterpret: expected 48 bytes, got 24"):
+        tensor.reinterpret("float32", (6,))
+    with pytest.raises(ValueError, match="do not lie in row-major order"):
+        runtime.from_dlpack(np.zeros((3, 4)).T).view((12,))
+
+
+def test_strided_and_read_only_tensors() -> None:
+    array = np.arange(12, dtype="float32").reshape(3, 4)
+    strided = runtime.from_dlpack(array[:, ::2])
+    assert strided.strides == (4, 2)
+    np.testing.assert_array_equal(strided.contiguous().numpy(), array[:, ::2])
+    copied = strided.copyto(runtime.cpu())
+    assert copied.is_contiguous
+    array.flags.writeable = False
+    assert runtime.from_dlpack(array).readonly
+    writable = runtime.from_dlpack(array).copyto(runtime.cpu())
+    assert not writable.readonly
+    with pytest.raises(ValueError, match="read-only"):
+        runtime.from_dlpack(array)[0, 0] = 1
+
+
+def test_names_of_tvm() -> None:
+    array = np.arange(4, dtype="float32")
+    tensor = runtime.nd.array(array)
+    array[0] = 5
+    assert tensor.asnumpy()[0] == 0, "nd.array copies"
+    target = runtime.nd.empty((4,), "float32", runtime.cpu(0))
+    assert tensor.copyto(target) is target
+    target.copyfrom([4, 3, 2, 1])
+    target[:2] = runtime.nd.array([9, 8])
+    np.testing.assert_array_equal(target.numpy(), [9, 8, 2, 1])
+    assert isinstance(target, runtime.nd.NDArray)
+    assert target.device == runtime.cpu(0)
+    assert target.same_as(target)
+    with pytest.raises(ValueError, match="shape"):
+        tensor.copyto(runtime.nd.empty((5,)))
+    with pytest.raises(ValueError, match="device type 2"):
+        runtime.nd.empty((4,), device=runtime.device("cuda"))
+
+
+class Padded:
+    """A producer that gives uint4 elements a byte each, as DLPack allows if it says so."""
+
+    def __init__(self, codes: np.ndarray) -> None:
+        self.tensor = runtime.tensor(codes)
+
+    def __dlpack__(self, **options: object) -> object:
+        capsule = self.tensor.__dlpack__(max_version=(1, 0))
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        address = pointer(capsule, b"dltensor_versioned")
+        ctypes.c_uint64.from_address(address + 24).value |= 4  # flags: padded below a byte
+        ctypes.c_uint8.from_address(address + 53).value = 4  # bits of the dtype
+        return capsule
+
+
+def test_padded_elements_are_packed_on_the_way_in() -> None:
+    tensor = runtime.from_dlpack(Padded(np.array([1, 2, 15], "uint8")))  # type: ignore[arg-type]
+    assert (tensor.dtype, tensor.nbytes) == ("uint4", 2)
+    np.testing.assert_array_equal(tensor.numpy().astype("int32"), [1, 2, 15])
+
+
+def test_from_dlpack_copies_when_asked() -> None:
+    array = np.arange(3.0)
+    assert not np.shares_memory(runtime.from_dlpack(array, copy=True).numpy(), array)
+    assert np.shares_memory(runtime.from_dlpack(array, copy=False).numpy(), array)
+    with pytest.raises(BufferError, match=r"a copy is needed to move data to cuda\(0\)"):
+        runtime.from_dlpack(array, device=runtime.device("cuda"), copy=False)
+
+
+def test_a_copy_through_dlpack_says_so() -> None:
+    tensor = runtime.tensor(np.arange(3.0))
+    array = np.from_dlpack(tensor, copy=True)
+    array[0] = 7
+    assert tensor.numpy()[0] == 0
+    with pytest.raises(BufferError, match="data on the host has no stream"):
+        tensor.__dlpack__(stream=1)
+    with pytest.raises(BufferError, match="a copy is needed"):
+        tensor.__dlpack__(dl_device=(2, 0), copy=False)
+
+
+class TestTorch:
+    """PyTorch, through the C functions that its tensors offer and ours do."""
+
+    torch = pytest.importorskip("torch")
+
+    def test_in_shares_memory_and_keeps_it(self) -> None:
+        source = self.torch.arange(6, dtype=self.torch.float32).reshape(2, 3)
+        tensor = runtime.from_dlpack(source)
+        source[0, 0] = 9
+        assert (tensor.shape, tensor.dtype, tensor.numpy()[0, 0]) == ((2, 3), "float32", 9)
+        watch = weakref.ref(source)
+        del source
+        gc.collect()
+        assert tensor.numpy()[0, 0] == 9
+        assert watch() is not None
+        del tensor
+        gc.collect()
+        assert watch() is None
+
+    def test_strides_and_zero_sizes(self) -> None:
+        tensor = runtime.from_dlpack(self.torch.arange(12).reshape(3, 4).T[::2])
+        np.testing.assert_array_equal(tensor.numpy(), np.arange(12).reshape(3, 4).T[::2])
+        assert runtime.from_dlpack(self.torch.zeros((0, 3))).shape == (0, 3)
+        assert runtime.from_dlpack(self.torch.tensor(2.5)).numpy() == 2.5
+
+    @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64"])
+    def test_small_and_complex_types(self, name: str) -> None:
+        source = self.torch.zeros(3, dtype=getattr(self.torch, name))
+        assert runtime.from_dlpack(source).dtype == name
+        assert runtime.DataType(source.dtype) == name
+
+    def test_out_shares_memory(self) -> None:
+        tensor = runtime.tensor(np.arange(4, dtype="float32"))
+        taken = self.torch.from_dlpack(tensor)
+        taken[1] = 8
+        assert tensor.numpy()[1] == 8
+        del tensor
+        gc.collect()
+        assert taken.tolist() == [0, 8, 2, 3]
+
+    def test_arguments_are_lent_and_what_is_kept_lives(self) -> None:
+        kept = []
+        source = self.torch.ones(3)
+        keep = runtime.convert(lambda tensor: kept.append(tensor))
+        keep(source)  # type: ignore[operator]
+        watch = weakref.ref(source)
+        del source
+        gc.collect()
+        assert kept[0].numpy().tolist() == [1, 1, 1]
+        kept.clear()
+        gc.collect()
+        assert watch() is None
+
+    def test_parameters_and_subclasses(self) -> None:
+        parameter = self.torch.nn.Parameter(self.torch.ones(2))
+        shape = runtime.convert(lambda tensor: runtime.Shape(tensor.shape))
+        assert shape(parameter) == (2,)  # type: ignore[operator]

@@ -1,0 +1,33 @@
+"""The deployment package imports nothing of the compiler, and little else."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.quick
+
+COMPILER = "arith backend codegen driver frontend ir relay target te tir topi tune".split()
+OTHERS = "llvmlite onnx onnxruntime torch tvm_ffi z3 rich platformdirs filelock safetensors".split()
+
+
+def modules_after(statement: str) -> set[str]:
+    program = f"import sys\n{statement}\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_the_runtime_imports_neither_compiler_nor_formats() -> None:
+    loaded = modules_after("import ekiden.runtime")
+    assert "ekiden.runtime._core" in loaded
+    assert not loaded & {f"ekiden.{folder}" for folder in COMPILER}
+    assert not {name.partition(".")[0] for name in loaded} & set(OTHERS)
+
+
+def test_the_runtime_adds_little_to_numpy() -> None:
+    """What it imports beyond NumPy and ml_dtypes is its own and small parts of the library."""
+    base = modules_after("import numpy, ml_dtypes")
+    added = modules_after("import ekiden.runtime") - base
+    assert len({name for name in added if not name.startswith("ekiden")}) < 40
