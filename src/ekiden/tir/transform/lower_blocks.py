@@ -7,11 +7,15 @@ from ekiden.ir.prim import EQ, Intrinsic, PrimExpr, Var, binary, const, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.tir.stmt import BlockRealize, For, ForKind, IfThenElse, IterKind, PrimFunc, Stmt
+from ekiden.tir.transform.align_storage import KEY, Rule, alignments_of
 from ekiden.tir.transform.inject_double_buffer import MARK
 from ekiden.tir.visitor import StmtMutator, sequence, substitute
 
 
 class _LowerBlocks(StmtMutator):
+    def __init__(self) -> None:
+        self.aligned: dict[str, tuple[Rule, ...]] = {}
+
     def visit_for(self, stmt: For) -> Stmt:
         """Where all loops from here to a block reduce, its init goes before them; it then runs even
         if they are empty.
@@ -31,6 +35,7 @@ class _LowerBlocks(StmtMutator):
 
     def visit_realize(self, stmt: BlockRealize) -> Stmt:
         """for ..: block(vi = e): init; body  ->  for ..: if first: init[vi := e]; body[vi := e]"""
+        self.aligned |= alignments_of(stmt.block)
         values = {i.var: v for i, v in zip(stmt.block.iter_vars, stmt.iter_values, strict=True)}
         body = substitute(self.visit(stmt.block.body), values)
         if stmt.block.init is not None:
@@ -111,5 +116,8 @@ def _replace_inner(stmt: Stmt, inner: Stmt) -> For:
 
 
 def lower_blocks(func: PrimFunc) -> PrimFunc:
-    """The function without blocks."""
-    return func.with_fields(body=_LowerBlocks().visit(func.body))
+    """The function without blocks; the strides they ask for are an attribute of it."""
+    lowering = _LowerBlocks()
+    body = lowering.visit(func.body)
+    attrs = {**(func.attrs or {}), KEY: lowering.aligned} if lowering.aligned else func.attrs
+    return func.with_fields(body=body, attrs=attrs)
