@@ -10,19 +10,17 @@ from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.schedule.check import (
-    COMPLETE,
     distinct_variables,
     first_changing,
     reached,
     reaches,
     require_final_inputs,
-    require_kind,
     require_no_conditions,
     require_outermost,
     require_sole_writer,
-    same_expr,
     single_store,
 )
+from ekiden.tir.schedule.kinds import COMPLETE, require_kind, same_expr
 from ekiden.tir.schedule.program import (
     Program,
     ranges_of,

@@ -10,20 +10,22 @@ from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer
 from ekiden.tir.regions import Access, Range, region
 from ekiden.tir.schedule.check import (
-    COMPLETE,
-    REDUCTION,
-    UPDATE,
     exact_box,
     first_changing,
-    kind_of,
     reached,
     reaches,
-    reduce_loops,
     require_final_inputs,
-    require_kind,
     require_no_conditions,
     require_outermost,
     require_sole_writer,
+)
+from ekiden.tir.schedule.kinds import (
+    COMPLETE,
+    REDUCTION,
+    UPDATE,
+    kind_of,
+    reduce_loops,
+    require_kind,
     same_expr,
 )
 from ekiden.tir.schedule.program import (
