@@ -1,8 +1,9 @@
 """Integer analysis: bounds, simplification and proofs over shapes and indices."""
 
-from ekiden.arith.analyzer import Analyzer, prove_equal, simplify
+from ekiden.arith.analyzer import Analyzer, ConstIntBound, ModularSet, prove_equal, simplify
 from ekiden.arith.determine import determines, image_box
 from ekiden.arith.evaluate import evaluate, substitute
+from ekiden.arith.int_set import IntervalSet, eval_set
 from ekiden.arith.iter_map import (
     IterMapLevel,
     IterMapResult,
@@ -17,16 +18,30 @@ from ekiden.arith.iter_map import (
     normalize_to_iter_sum,
     subspace_divide,
 )
+from ekiden.arith.linear import (
+    IntGroupBounds,
+    deduce_bound,
+    detect_linear_equation,
+    solve_inequalities_to_range,
+    solve_linear_inequalities,
+)
 
 __all__ = [
     "Analyzer",
+    "ConstIntBound",
+    "IntGroupBounds",
+    "IntervalSet",
     "IterMapLevel",
     "IterMapResult",
     "IterMark",
     "IterSplit",
     "IterSum",
+    "ModularSet",
+    "deduce_bound",
     "detect_iter_map",
+    "detect_linear_equation",
     "determines",
+    "eval_set",
     "evaluate",
     "image_box",
     "inverse_affine_iter_map",
@@ -36,6 +51,8 @@ __all__ = [
     "normalize_to_iter_sum",
     "prove_equal",
     "simplify",
+    "solve_inequalities_to_range",
+    "solve_linear_inequalities",
     "subspace_divide",
     "substitute",
 ]

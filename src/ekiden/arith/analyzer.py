@@ -123,7 +123,8 @@ class Analyzer:
         Earlier results about the variable are forgotten.
         """
         if isinstance(minimum, Range):
-            minimum, extent = minimum.min, minimum.extent
+            domain = minimum
+            minimum, extent = domain.min, domain.extent
         if extent is None:
             self._forget()
             self._values[id(var)] = self._poly(prim.convert(minimum, var.dtype))
@@ -357,8 +358,9 @@ class Analyzer:
             return poly.constant(int(expr.value))
         if isinstance(expr, Var):
             found = self._values.get(id(expr))
-            return {(self._variable(expr),): 1} if found is None else found
-        made = self._by_kind(expr)
+            made: Poly = {(self._variable(expr),): 1} if found is None else found
+        else:
+            made = self._by_kind(expr)
         if self._true and expr.dtype == "bool":
             known = self._true.get(poly.key(made))
             return made if known is None else poly.constant(known)
@@ -527,7 +529,9 @@ class Analyzer:
         if kind in (EQ, NE):
             if low > 0 or high < 0 or not p or self._never_zero(p):
                 return (kind is EQ) == (not p)
-            return None
+            if low == high == 0:
+                return kind is EQ
+            return self._decide_by_facts(p, kind is EQ) if self._facts else None
         if kind in (GT, GE):
             p, kind = {m: -c for m, c in p.items()}, LT if kind is GT else LE
         if self._nonnegative(poly.add(poly.constant(-1 if kind is LT else 0), p, -1)):
@@ -537,6 +541,16 @@ class Analyzer:
             if self._nonnegative(poly.add(p, poly.constant(0 if kind is LT else -1)))
             else None
         )
+
+    def _decide_by_facts(self, p: Poly, wants_zero: bool) -> bool | None:
+        """Whether p is 0 (or, with `wants_zero` false, is not), if the scope's facts say it."""
+        below = poly.add({}, p, -1)
+        if self._nonnegative(p) and self._nonnegative(below):
+            return wants_zero
+        one = poly.constant(-1)
+        if self._nonnegative(poly.add(p, one)) or self._nonnegative(poly.add(below, one)):
+            return not wants_zero
+        return None
 
     def _never_zero(self, p: Poly) -> bool:
         coeff = poly.content(p)

@@ -5,7 +5,7 @@ An end that is None is infinite. Sets are boxes: a set that is not an interval i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -106,6 +106,10 @@ def from_range(domain: Range) -> IntervalSet:
     return vector(domain.min, domain.extent)
 
 
+def _of(ends: Sequence[End]) -> IntervalSet:
+    return IntervalSet(ends[0], ends[1])
+
+
 def _ends(pick: Callable[[ExprLike, ExprLike], PrimExpr], ends: Iterable[End]) -> End:
     total: End = None
     for n, each in enumerate(ends):
@@ -166,9 +170,9 @@ def _node(e: PrimExpr, inside: list[IntervalSet], known: Mapping[Var, IntervalSe
         return single_point(e)
     match e:
         case Add():
-            return IntervalSet(*(_sum(Add, inside[0], inside[1], n) for n in (0, 1)))
+            return _of([_sum(Add, inside[0], inside[1], n) for n in (0, 1)])
         case Sub():
-            return IntervalSet(*(_sum(Sub, inside[0], inside[1], n) for n in (0, 1)))
+            return _of([_sum(Sub, inside[0], inside[1], n) for n in (0, 1)])
         case Mul():
             return _product(inside[0], inside[1])
         case FloorDiv():
@@ -180,9 +184,7 @@ def _node(e: PrimExpr, inside: list[IntervalSet], known: Mapping[Var, IntervalSe
         case Select() | Intrinsic(op="if_then_else"):
             return union(inside[1:])
         case Cast() if e.dtype in ("int32", "int64"):
-            return IntervalSet(
-                *(None if v is None else prim.cast(v, e.dtype) for v in _both(inside[0]))
-            )
+            return _of([None if v is None else prim.cast(v, e.dtype) for v in _both(inside[0])])
     return EVERYTHING
 
 
@@ -215,7 +217,7 @@ def _product(a: IntervalSet, b: IntervalSet) -> IntervalSet:
     if scale == 0 and b.min_value is not None:
         return single_point(const(0, b.min_value.dtype))
     ends = [None if v is None else v * scale for v in _both(a)]
-    return IntervalSet(*(ends if scale > 0 else ends[::-1]))
+    return _of(ends if scale > 0 else ends[::-1])
 
 
 def _quotient(a: IntervalSet, b: IntervalSet) -> IntervalSet:
@@ -223,7 +225,7 @@ def _quotient(a: IntervalSet, b: IntervalSet) -> IntervalSet:
     if divisor is None or divisor == 0:
         return EVERYTHING
     ends = [None if v is None else v // divisor for v in _both(a)]
-    return IntervalSet(*(ends if divisor > 0 else ends[::-1]))
+    return _of(ends if divisor > 0 else ends[::-1])
 
 
 def _remainder(a: IntervalSet, b: IntervalSet) -> IntervalSet:
@@ -251,4 +253,4 @@ def _extreme(e: PrimExpr, a: IntervalSet, b: IntervalSet) -> IntervalSet:
             ends.append(None if open_end or (x is None and y is None) else (y if x is None else x))
         else:
             ends.append(pick(x, y))
-    return IntervalSet(*ends)
+    return _of(ends)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy.typing as npt
 
@@ -17,6 +17,8 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.node import ignored, node
 from ekiden.ir.span import Span
 from ekiden.ir.type import Type
+
+_V = TypeVar("_V")
 
 Array = npt.NDArray[Any]
 """A NumPy array; its dtype is known at run time alone."""
@@ -62,6 +64,16 @@ class Op(RelayExpr):
         """The declaration of this operator."""
         return OPS[self.name]
 
+    def get_attr(self, attr_name: str) -> object:
+        """An attribute given by `register_op_attr`, or TOpPattern; None if there is none."""
+        if attr_name == "TOpPattern":
+            return self.definition.pattern
+        return OP_ATTRS.get(attr_name, {}).get(self.name)
+
+    def set_attr(self, attr_name: str, value: object) -> None:
+        """Give the operator an attribute, in place of one of that name."""
+        register_op_attr(self.name, attr_name, value)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpDef:
@@ -95,6 +107,8 @@ class OpDef:
     result: str = ""
 
 
+OP_ATTRS: dict[str, dict[str, object]] = {}
+"""What users attach to operators: attribute name -> operator name -> value."""
 OPS: dict[str, OpDef] = {}
 _OP_NODES: dict[str, Op] = {}
 
@@ -116,3 +130,19 @@ def get(name: str) -> Op:
             f"no operator {name!r}" + (f"; did you mean {', '.join(near)}?" if near else "")
         )
     return _OP_NODES[name]
+
+
+def register_op_attr(
+    op_name: str, attr_key: str, value: object = None, level: int = 10
+) -> Callable[[_V], _V] | object:
+    """Attach a value to an operator; without one, a decorator (TVM's ir.register_op_attr).
+
+    `level` is TVM's: the latest value counts. Raises KeyError when there is no such operator.
+    """
+
+    def register(given: _V) -> _V:
+        get(op_name)
+        OP_ATTRS.setdefault(attr_key, {})[op_name] = given
+        return given
+
+    return register if value is None else register(value)

@@ -75,6 +75,7 @@ INFIX: dict[str, tuple[int, str]] = {
     "==": (7, "equal"),     "!=": (7, "not_equal"),
 }
 """Operator -> how tightly it binds, and the Relay operator it means. All associate to the left."""
+_DEVICE = "virtual_device"
 FLOATS = {"f": "float32", "f16": "float16", "f32": "float32", "f64": "float64"}
 # fmt: on
 assert operators is not None  # imported so that every operator is registered
@@ -247,9 +248,13 @@ class _Parser(TypeParser):
             text = self.token.text if self.token.kind == "mark" else ""
             depth += (text == "{") - (text == "}")
             self.advance()
-            if text == "}" and depth == 0:
+            if text == "}" and depth == 0 and not self._is_note():
                 return
         self.source.fail(start.at, f"{start.text!r} has no body that ends with '}}'")
+
+    def _is_note(self) -> bool:
+        """Whether the bracket just taken ends TVM's note of a device behind a parameter."""
+        return self.next_is(":") or self.next_is(",") or self.next_is(")")
 
     def _type_data(self) -> TypeData:
         is_extern = self.take("extern")
@@ -310,11 +315,25 @@ class _Parser(TypeParser):
                 params.append(self.bind())
             else:
                 key = self._key()
-                attrs[key] = self.value()
+                if key == _DEVICE:
+                    self._skip_device()
+                else:
+                    attrs[key] = self.value()
             if not self.next_is(")"):
                 self.expect(",")
-        attrs.pop("virtual_device", None)  # TVM's note of a device; here a target says it
         return tuple(params), attrs
+
+    def _skip_device(self) -> None:
+        """TVM's note of a device, `VirtualDevice(device_type=1, ...)` or meta data: here a target
+        says it.
+        """
+        depth = 0
+        while self.token.kind != "end":
+            text = self.token.text if self.token.kind == "mark" else ""
+            if depth == 0 and text in (",", ")", "}"):
+                return
+            depth += (text in ("(", "[", "{")) - (text in (")", "]", "}"))
+            self.advance()
 
     def _key(self) -> str:
         if self.token.kind not in ("name", "string"):
@@ -326,9 +345,9 @@ class _Parser(TypeParser):
     def new_var(self) -> Var:
         """`%x` or `%x: type`, not yet in sight."""
         name = self.expect_kind("local", "a variable")
-        if self.take("{"):  # TVM's note of a device
+        if self.take("{"):
             self._key()
-            self.value()
+            self._skip_device()
             self.expect("}")
         annotation = self.type() if self.take(":") else None
         if isinstance(annotation, IncompleteType):

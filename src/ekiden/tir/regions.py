@@ -57,12 +57,12 @@ def accesses(root: Stmt, buffer: Buffer) -> list[Access]:
     """Every access of a buffer inside a statement in program order (a store's loads before the
     store).
     """
-    return [access for each, access in all_accesses(root) if each is buffer]
+    return [access for _, access in all_accesses(root, buffer)]
 
 
-def all_accesses(root: Stmt) -> Iterator[tuple[Buffer, Access]]:
-    """Every access of every buffer, in program order; iterators of blocks inside are replaced by
-    what they are bound to.
+def all_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffer, Access]]:
+    """Every access of every buffer, or of one, in program order; iterators of blocks inside are
+    replaced by what they are bound to.
     """
     stack: list[tuple[Stmt, tuple[For, ...], dict[Var, PrimExpr], tuple[PrimExpr, ...]]] = [
         (root, (), {}, ())
@@ -71,6 +71,8 @@ def all_accesses(root: Stmt) -> Iterator[tuple[Buffer, Access]]:
         s, loops, values, conditions = stack.pop()
         for e in post_order(*expressions(s)):
             match e:
+                case BufferLoad() | BufferAddress() if only is not None and e.buffer is not only:
+                    continue
                 case BufferLoad():
                     at = tuple(substitute(i, values) for i in e.indices)
                     yield e.buffer, Access(at, loops, False, _cuts(conditions, e.buffer, at))
@@ -78,7 +80,7 @@ def all_accesses(root: Stmt) -> Iterator[tuple[Buffer, Access]]:
                     for is_store in (False, True):
                         if "rw"[is_store] in e.access:
                             yield e.buffer, _handed(e, loops, values, is_store, bool(conditions))
-        if isinstance(s, BufferStore):
+        if isinstance(s, BufferStore) and (only is None or s.buffer is only):
             at = tuple(substitute(i, values) for i in s.indices)
             yield s.buffer, Access(at, loops, True, _cuts(conditions, s.buffer, at))
         if isinstance(s, For):

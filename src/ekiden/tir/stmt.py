@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import ClassVar
 
-from ekiden.ir.expr import BaseFunc
+from ekiden.ir.expr import BaseFunc, RelayExpr
 from ekiden.ir.node import Node, binding, ignored, node
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.span import Span
@@ -191,9 +191,17 @@ class PrimFunc(BaseFunc):
     script_printer: ClassVar[Callable[[PrimFunc], str]]
     """How a function becomes text: set by `ekiden.tir.printer`, which imports this."""
 
-    def astext(self, show_meta_data: bool = True) -> str:
-        """The function as Python text; `ekiden.tir.parse` reads it back."""
-        del show_meta_data
+    def astext(
+        self,
+        show_meta_data: bool = True,
+        annotate: Callable[[RelayExpr], str] | None = None,
+        show_spans: bool = False,
+    ) -> str:
+        """The function as Python text; `ekiden.tir.parse` reads it back.
+
+        The arguments are those of Relay's text, and have no meaning here.
+        """
+        del show_meta_data, annotate, show_spans
         return type(self).script_printer(self)
 
     def script(self) -> str:

@@ -255,7 +255,6 @@ STEPS: dict[str, tuple[PrimFunc, Callable[[Schedule], object]]] = {
             s.blockize(at(s, "d", 2)),
         ),
     ),
-    "tensorize_unknown": (product(), lambda s: s.tensorize(at(s, "c", 2), "no.such")),
     "tensorize_extent": (product(), lambda s: s.tensorize(at(s, "c", 2), "test.dot8")),
     "tensorize_operation": (product(), lambda s: s.tensorize(at(s, "d", 1), "test.dot8")),
     "rolling_argument": (product(), lambda s: s.rolling_buffer("e", 0)),

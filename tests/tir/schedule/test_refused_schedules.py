@@ -39,3 +39,10 @@ def test_the_place_can_be_left_out() -> None:
     with pytest.raises(ScheduleError) as error:
         CASES[0].steps(sch)
     assert str(error.value) == CASES[0].message.split("\n")[0]
+
+
+def test_an_unknown_intrinsic_names_those_there_are() -> None:
+    sch = Schedule(CASES[0].program)
+    message = "tensor intrinsic 'no.such': there is none; there are .*'test.dot8'"
+    with pytest.raises(ScheduleError, match=message):
+        sch.tensorize(sch.get_loops("c")[2], "no.such")

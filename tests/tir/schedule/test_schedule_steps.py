@@ -274,3 +274,14 @@ def test_questions() -> None:
     outer = sch.blockize(sch.get_loops(block)[1])
     assert [sch.get(b).name for b in sch.get_child_blocks(outer)] == ["d"]  # type: ignore[union-attr]
     assert [sch.get(x).loop_var.name for x in sch.get_loops(block)] == ["j"]  # type: ignore[union-attr]
+
+
+def test_storage_align_sets_strides() -> None:
+    sch = Schedule(product(m=16))
+    sch.storage_align("c", 0, 0, factor=16, offset=1)
+    sch.storage_align("d", 0, -2, factor=32, offset=0)
+    check(sch.func, m=16)
+    text = str(lower(sch.func))
+    assert 'c = T.alloc_buffer((85,), "float32")' in text  # 5 rows of 17
+    assert 'd = T.alloc_buffer((160,), "float32")' in text  # 5 rows of 32
+    assert "buffer_dim_align" not in text

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ekiden.backend.external import build_external, is_external
 from ekiden.backend.kernels.build import build_kernels
 from ekiden.backend.kernels.lower import Constraint, shape_function
 from ekiden.backend.vm.dims import Dims, dims_of, is_static, sources, values
@@ -404,10 +405,14 @@ def compile_module(
     dims = {name: dims_of(f.body, _constraints(module, name)) for name, f in functions.items()}
     shapes = {n: _shape_kernel(n, f, dims[n]) for n, f in functions.items() if dims[n].exprs}
     fused = primitive_functions(module)
+    symbols = {f: build_external(f) for f in fused if is_external(f)}
+    fused = [f for f in fused if f not in symbols]
     kernels = build_kernels(fused, list(shapes.values()), target, progress)
-    names = list(dict.fromkeys([*kernels.names, *(s.name for s in shapes.values())]))
+    own = dict(zip(fused, kernels.names, strict=True))
+    called = [*kernels.names, *(s.name for s in shapes.values()), *symbols.values()]
+    names = list(dict.fromkeys(called))
     program = _Program({n: i for i, n in enumerate(functions)}, closures)
-    program.primitives = {f: names.index(n) for f, n in zip(fused, kernels.names, strict=True)}
+    program.primitives = {f: names.index(n) for f, n in {**own, **symbols}.items()}
     program.shape_functions = {n: names.index(s.name) for n, s in shapes.items()}
     compiled = [_FunctionCompiler(program, n, f, dims[n]).compile() for n, f in functions.items()]
     return write_executable(compiled, program.constants, names, kernels.image, metadata)

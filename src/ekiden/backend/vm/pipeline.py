@@ -13,6 +13,7 @@ def pipeline(target: Target) -> Sequential:
     return Sequential(
         (
             transform.InferType(),
+            transform.Inline(),  # also what external compilers make, as functions in place
             transform.SimplifyInference(),
             transform.FoldConstant(),
             transform.EliminateCommonSubexpr(),

@@ -2,7 +2,7 @@
 its TVM name."""
 
 from ekiden.ir.op import get
-from ekiden.relay.op import image, memory, nn, vm
+from ekiden.relay.op import image, memory, nn, op, vm
 from ekiden.relay.op._document import attach
 from ekiden.relay.op.broadcast import (
     add,
@@ -143,6 +143,7 @@ __all__ = [
     "one_hot",
     "ones",
     "ones_like",
+    "op",
     "power",
     "prod",
     "register_gradient",

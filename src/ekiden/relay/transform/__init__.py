@@ -12,6 +12,7 @@ from ekiden.ir.transform import (
 )
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.alter_op_layout import AlterOpLayout
+from ekiden.relay.transform.annotate_target import AnnotateTarget
 from ekiden.relay.transform.canonicalize_cast import CanonicalizeCast
 from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
 from ekiden.relay.transform.combine_parallel import (
@@ -22,6 +23,7 @@ from ekiden.relay.transform.combine_parallel import (
 )
 from ekiden.relay.transform.convert_layout import ConvertLayout
 from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
+from ekiden.relay.transform.defunctionalization import Defunctionalization, Defunctionalize
 from ekiden.relay.transform.defuse_ops import DefuseOps
 from ekiden.relay.transform.div_to_mul import DivToMul
 from ekiden.relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
@@ -39,6 +41,10 @@ from ekiden.relay.transform.legalize import Legalize, register_legalize
 from ekiden.relay.transform.manifest_alloc import ManifestAlloc
 from ekiden.relay.transform.manifest_lifetimes import ManifestLifetimes
 from ekiden.relay.transform.memory_plan import MemoryPlan
+from ekiden.relay.transform.merge_compiler_regions import MergeCompilerRegions
+from ekiden.relay.transform.merge_composite import MergeComposite
+from ekiden.relay.transform.partial_evaluate import PartialEvaluate
+from ekiden.relay.transform.partition_graph import PartitionGraph
 from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.transform.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.simplify_inference import SimplifyInference
@@ -78,6 +84,10 @@ for _factory in (
     SimplifyExpr,
     ToBasicBlockNormalForm,
     ToMixedPrecision,
+    MergeCompilerRegions,
+    PartitionGraph,
+    PartialEvaluate,
+    Defunctionalize,
     ToANormalForm,
     ToGraphNormalForm,
     RemoveUnusedFunctions,
@@ -88,6 +98,7 @@ for _factory in (
 
 __all__ = [
     "AlterOpLayout",
+    "AnnotateTarget",
     "BatchingOps",
     "CanonicalizeCast",
     "CanonicalizeOps",
@@ -96,6 +107,8 @@ __all__ = [
     "CombineParallelDense",
     "ConvertLayout",
     "DeadCodeElimination",
+    "Defunctionalization",
+    "Defunctionalize",
     "DefuseOps",
     "DivToMul",
     "EliminateCommonSubexpr",
@@ -113,6 +126,10 @@ __all__ = [
     "ManifestAlloc",
     "ManifestLifetimes",
     "MemoryPlan",
+    "MergeCompilerRegions",
+    "MergeComposite",
+    "PartialEvaluate",
+    "PartitionGraph",
     "Pass",
     "PassContext",
     "PassInfo",

@@ -39,15 +39,20 @@ def is_pure(value: RelayExpr) -> bool:
     return not any(map(has_effect, evaluation_order(value)))
 
 
-def _drop_unused(chain: Chain, is_function_body: bool) -> Chain:
-    assert chain.result is not None
-    used = {e for e in evaluation_order(chain.result) if isinstance(e, Var)}
+def drop_unused_bindings(bindings: list[Binding], result: RelayExpr) -> list[Binding]:
+    """The bindings that a result needs or that have an effect, in order."""
+    used = {e for e in evaluation_order(result) if isinstance(e, Var)}
     kept: list[Binding] = []
-    for variable, value in reversed(chain.bindings):
+    for variable, value in reversed(bindings):
         if variable in used or not is_pure(value):
             kept.append((variable, value))
             used |= {e for e in evaluation_order(value) if isinstance(e, Var)}
-    return Chain(kept[::-1], chain.result)
+    return kept[::-1]
+
+
+def _drop_unused(chain: Chain, is_function_body: bool) -> Chain:
+    assert chain.result is not None
+    return Chain(drop_unused_bindings(chain.bindings, chain.result), chain.result)
 
 
 @module_pass(name="DeadCodeElimination", opt_level=1)

@@ -3,9 +3,10 @@
     def @twice(%y, Inline=1) { add(%y, %y) }    def @main(%x) { @twice(nn.relu(%x)) }
 ->  def @main(%x) { %0 = nn.relu(%x); add(%0, %0) }
 
-Functions with the attribute Inline are inlined, unless they are recursive, polymorphic or for an
-external compiler; one that nothing refers to any more goes away. An argument that is more than a
-name stays evaluated once: as a shared value where it is pure, bound by a let where it is not.
+Functions with the attribute Inline are inlined, unless they are recursive or polymorphic; one that
+nothing refers to any more goes away. An argument that is more than a name stays evaluated once: as
+a shared value where it is pure, bound by a let where it is not. A function for an external compiler
+stays whole and is called in place.
 """
 
 from __future__ import annotations
@@ -34,13 +35,9 @@ def inline(module: IRModule, wanted: Callable[[GlobalVar, Function], bool]) -> I
         if not isinstance(function, Function):
             continue
         done[name] = function = function.with_fields(body=_with_bodies(function.body, inlined))
-        if name not in recursive and _can_inline(function) and wanted(name, function):
+        if name not in recursive and not function.type_params and wanted(name, function):
             inlined[name] = function
     return _without_unused(module.with_functions(done), set(inlined))
-
-
-def _can_inline(function: Function) -> bool:
-    return not function.type_params and function.attr("Compiler") is None
 
 
 def _with_bodies(body: RelayExpr, functions: Mapping[GlobalVar, Function]) -> RelayExpr:
@@ -51,7 +48,12 @@ def _with_bodies(body: RelayExpr, functions: Mapping[GlobalVar, Function]) -> Re
             return fresh_copy(functions[old])
         if isinstance(old, Call) and isinstance(old.op, GlobalVar) and old.op in functions:
             assert isinstance(new, Call)
-            return apply(functions[old.op], new)
+            callee = functions[old.op]
+            if callee.attr("Compiler") is None:
+                return apply(callee, new)
+            made = new.with_fields(op=callee)
+            made.set_checked_type(old.checked_type)
+            return made
         return new
 
     return rewrite_graph(body, rewrite)
@@ -84,6 +86,8 @@ def _without_unused(module: IRModule, names: set[GlobalVar]) -> IRModule:
 
 @module_pass(name="Inline", opt_level=1)
 def _inline(module: IRModule, context: PassContext) -> IRModule:
+    if not any(isinstance(f, Function) and f.attr("Inline") for f in module.functions.values()):
+        return module
     return inline(module, lambda name, function: bool(function.attr("Inline")))
 
 

@@ -106,7 +106,9 @@ class _Mixer:
         if isinstance(kind, TupleType) and isinstance(have, TupleType) and kind != have:
             fields = []
             for i, field in enumerate(kind.fields):
-                part = value.fields[i] if isinstance(value, Tuple) else typed(TupleGetItem(value, i))
+                part = (
+                    value.fields[i] if isinstance(value, Tuple) else typed(TupleGetItem(value, i))
+                )
                 same = part.checked_type == field
                 assert isinstance(field, TensorType), "tuples of tensors alone are cast"
                 fields.append(part if same else self._cast(part, field.dtype))

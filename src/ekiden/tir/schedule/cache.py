@@ -8,21 +8,23 @@ from collections.abc import Sequence
 
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
-from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.expr import SCOPES, Buffer, BufferLoad
 from ekiden.tir.regions import Access, Range, region
 from ekiden.tir.schedule.check import (
-    COMPLETE,
-    REDUCTION,
-    UPDATE,
     box_of,
-    reduce_loops,
-    require_kind,
     require_no_conditions,
     require_outermost,
     require_sole_writer,
-    same_expr,
 )
 from ekiden.tir.schedule.inline import partial_domain
+from ekiden.tir.schedule.kinds import (
+    COMPLETE,
+    REDUCTION,
+    UPDATE,
+    reduce_loops,
+    require_kind,
+    same_expr,
+)
 from ekiden.tir.schedule.move import moved_nest
 from ekiden.tir.schedule.program import (
     Program,
@@ -49,9 +51,6 @@ from ekiden.tir.stmt import (
     Stmt,
 )
 from ekiden.tir.visitor import guarded_nodes, sequence, walk
-
-SCOPES = ("global", "local", "register", "shared", "shared.dyn", "warp")
-"""Where buffers can be."""
 
 
 def pick_buffer(

@@ -10,18 +10,17 @@ from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.schedule.check import (
-    COMPLETE,
     distinct_variables,
+    first_changing,
     reached,
     reaches,
     require_final_inputs,
-    require_kind,
     require_no_conditions,
     require_outermost,
     require_sole_writer,
-    same_expr,
     single_store,
 )
+from ekiden.tir.schedule.kinds import COMPLETE, require_kind, same_expr
 from ekiden.tir.schedule.program import (
     Program,
     ranges_of,
@@ -164,6 +163,13 @@ def _require_early(
     before it does.
     """
     name = consumer.block.name
+    changing = first_changing(program, consumer.block)
+    if changing is not None:
+        refuse(
+            f"{step} {name!r}: what it reads depends on block {changing.block.name!r}, whose "
+            "elements change from step to step",
+            changing,
+        )
     if not program.before(producer, consumer):
         refuse(f"{step} {name!r}: its producer does not come before it", consumer)
     for other in read(consumer.block):

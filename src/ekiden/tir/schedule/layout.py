@@ -20,19 +20,15 @@ from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.index_map import IndexMap
 from ekiden.tir.schedule.cache import pick_side
 from ekiden.tir.schedule.check import (
-    COMPLETE,
-    REDUCTION,
-    UPDATE,
     check_permutable,
     reached,
-    require_kind,
     require_no_conditions,
     require_outermost,
     require_sole_writer,
     single_store,
-    update_of,
 )
 from ekiden.tir.schedule.inline import partial_domain
+from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, require_kind, update_of
 from ekiden.tir.schedule.move import moved_nest
 from ekiden.tir.schedule.program import (
     Indices,

@@ -344,11 +344,11 @@ def vectorize(program: Program, loop: For, lanes: int | None = None) -> PrimFunc
     """See `Schedule.vectorize`."""
     if lanes is not None and lanes < 1:
         refuse(f"vectorize {loop.loop_var.name!r}: lanes must be at least 1, got {lanes}", loop)
-    for each in (*program.loops_above(loop), *_loops_in(loop.body)):
+    for each in _same_nest(program, loop):
         if each.kind is ForKind.VECTORIZED:
             refuse(
-                f"vectorize {loop.loop_var.name!r}: loop {each.loop_var.name!r} of the same nest is "
-                "vectorized already",
+                f"vectorize {loop.loop_var.name!r}: loop {each.loop_var.name!r} of the same nest "
+                "is vectorized already",
                 each,
             )
     if lanes is None:
@@ -383,7 +383,7 @@ def bind(program: Program, loop: For, thread_axis: str) -> PrimFunc:
             f"bind {name!r}: expected one of {', '.join(THREADS + VIRTUAL)}, got {thread_axis!r}",
             loop,
         )
-    for each in (*program.loops_above(loop), *_loops_in(loop.body)):
+    for each in _same_nest(program, loop):
         if (each.annotations or {}).get("thread") == thread_axis and thread_axis in THREADS:
             refuse(
                 f"bind {name!r}: loop {each.loop_var.name!r} in the same nest is bound to "
@@ -393,6 +393,12 @@ def bind(program: Program, loop: For, thread_axis: str) -> PrimFunc:
     return set_kind(
         program, loop, ForKind.THREAD_BINDING, f"bind to {thread_axis}", {"thread": thread_axis}
     )
+
+
+def _same_nest(program: Program, loop: For) -> list[For]:
+    """The loops around a loop, also those around blocks that it is in, and inside it."""
+    around = [s for s in program.path(loop) if isinstance(s, For) and s is not loop]
+    return [*around, *_loops_in(loop.body)]
 
 
 def _loops_in(root: Stmt) -> list[For]:

@@ -10,19 +10,22 @@ from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer
 from ekiden.tir.regions import Access, Range, region
 from ekiden.tir.schedule.check import (
-    COMPLETE,
-    REDUCTION,
-    UPDATE,
     exact_box,
-    kind_of,
+    first_changing,
     reached,
     reaches,
-    reduce_loops,
     require_final_inputs,
-    require_kind,
     require_no_conditions,
     require_outermost,
     require_sole_writer,
+)
+from ekiden.tir.schedule.kinds import (
+    COMPLETE,
+    REDUCTION,
+    UPDATE,
+    kind_of,
+    reduce_loops,
+    require_kind,
     same_expr,
 )
 from ekiden.tir.schedule.program import (
@@ -226,6 +229,13 @@ def reverse_compute_at(
         require_sole_writer(step, program, realize, buffer)
     if not program.before(loop, realize):
         refuse(f"{step} {name!r}: the block does not come after the loop", realize)
+    changing = first_changing(program, realize.block)
+    if changing is not None:
+        refuse(
+            f"{step} {name!r}: what it reads depends on block {changing.block.name!r}, whose "
+            "elements change from step to step",
+            changing,
+        )
     source = _source(step, program, realize, loop)
     _require_between(step, program, realize, loop, source)
     outer = [*program.loops_above(loop), loop]

@@ -13,12 +13,12 @@ from weakref import WeakKeyDictionary
 
 from ekiden.arith import Analyzer
 from ekiden.ir.prim import And, IntImm, PrimExpr, Var, const, is_const, logical_and
-from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir import regions
-from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.regions import Access
 from ekiden.tir.stmt import (
     Allocate,
@@ -40,6 +40,7 @@ from ekiden.tir.visitor import (
     all_expressions,
     buffers_read,
     buffers_written,
+    expressions,
     is_nothing,
     sequence,
     sub_statements,
@@ -65,13 +66,14 @@ def refuse(message: str, place: Stmt | None = None) -> NoReturn:
 class Program:
     """What one step of a schedule looks things up in."""
 
-    __slots__ = ("_parents", "blocks", "func", "loops")
+    __slots__ = ("_outside", "_parents", "blocks", "func", "loops")
 
     def __init__(self, func: PrimFunc) -> None:
         self.func = func
         self.loops: dict[Var, For] = {}
         self.blocks: dict[str, BlockRealize] = {}
         self._parents: dict[int, Stmt] = {}
+        self._outside: dict[Buffer, Stmt] | None = None
         stack: list[Stmt] = [func.body]
         while stack:
             s = stack.pop()
@@ -175,12 +177,26 @@ class Program:
     # Buffers.
 
     def writers(self, buffer: Buffer) -> list[BlockRealize]:
-        """The blocks, those inside other blocks left out, that write a buffer."""
+        """The blocks, those inside other blocks left out, that write a buffer.
+
+        Refuses a buffer that statements outside blocks touch: nothing is known of those.
+        """
+        self._require_in_blocks(buffer)
         return [b for b in self.leaves() if buffer in written(b.block)]
 
     def readers(self, buffer: Buffer) -> list[BlockRealize]:
-        """The blocks, those inside other blocks left out, that read a buffer."""
+        """The blocks, those inside other blocks left out, that read a buffer; refuses as
+        `writers`.
+        """
+        self._require_in_blocks(buffer)
         return [b for b in self.leaves() if buffer in read(b.block)]
+
+    def _require_in_blocks(self, buffer: Buffer) -> None:
+        if self._outside is None:
+            self._outside = dict(_outside_blocks(self.func.body))
+        place = self._outside.get(buffer)
+        if place is not None:
+            refuse(f"{buffer.name!r} is used by statements that are in no block", place)
 
     def leaves(self, root: Stmt | None = None) -> list[BlockRealize]:
         """The blocks under a statement (the function's body) in program order, not those inside
@@ -237,6 +253,22 @@ def _with_child(above: Stmt, old: Stmt, new: Stmt) -> Stmt:
             return above.with_fields(**{part: new})
         case _:
             raise AssertionError(f"{type(above).__name__} has nothing inside")
+
+
+def _outside_blocks(root: Stmt) -> Iterator[tuple[Buffer, Stmt]]:
+    """The buffers that statements outside blocks touch, and where."""
+    stack = [root]
+    while stack:
+        s = stack.pop()
+        if isinstance(s, BlockRealize):
+            continue
+        inner = sub_statements(s)
+        if isinstance(s, BufferStore):
+            yield s.buffer, s
+        for e in post_order(*expressions(s)):
+            if isinstance(e, (BufferLoad, BufferAddress)):
+                yield e.buffer, s
+        stack.extend(inner)
 
 
 def outer_blocks(root: Stmt) -> Iterator[BlockRealize]:

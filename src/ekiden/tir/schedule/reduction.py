@@ -9,16 +9,13 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, binary, is_const
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.schedule.check import (
+from ekiden.tir.schedule.check import box_of, require_outermost, require_sole_writer, single_store
+from ekiden.tir.schedule.kinds import (
     COMPLETE,
     REDUCTION,
     UPDATE,
-    box_of,
     reduce_loops,
     require_kind,
-    require_outermost,
-    require_sole_writer,
-    single_store,
     spatial_values,
     update_of,
 )

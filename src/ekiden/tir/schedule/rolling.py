@@ -11,14 +11,12 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.regions import Range, region
 from ekiden.tir.schedule.cache import pick_buffer
 from ekiden.tir.schedule.check import (
-    COMPLETE,
-    REDUCTION,
     exact_box,
-    require_kind,
     require_no_conditions,
     require_outermost,
     require_sole_writer,
 )
+from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, require_kind
 from ekiden.tir.schedule.program import (
     Indices,
     Program,

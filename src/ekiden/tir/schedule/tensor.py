@@ -10,14 +10,8 @@ from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
 from ekiden.ir.prim_visitor import children, free_vars, literals, substitute
 from ekiden.tir.expr import Buffer, BufferLoad, Ramp, broadcast
-from ekiden.tir.schedule.check import (
-    COMPLETE,
-    REDUCTION,
-    UPDATE,
-    domain_guards,
-    reached,
-    require_kind,
-)
+from ekiden.tir.schedule.check import domain_guards, reached
+from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, require_kind
 from ekiden.tir.schedule.program import (
     Program,
     bound_analyzer,

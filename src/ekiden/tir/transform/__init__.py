@@ -5,6 +5,7 @@ a vector of offsets for vector accesses); operands agree in dtype; indices of re
 constants.
 """
 
+from ekiden.tir.transform.align_storage import align_storage
 from ekiden.tir.transform.compact_buffers import compact_buffers
 from ekiden.tir.transform.flatten_buffers import flat_index, flatten_buffers
 from ekiden.tir.transform.hoist_conditions import hoist_conditions
@@ -17,6 +18,7 @@ from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
 from ekiden.tir.transform.pipeline import (
     PASSES,
     TILED_PASSES,
+    AlignStorage,
     CompactBufferAllocation,
     FlattenBuffer,
     HoistExpression,
@@ -42,6 +44,7 @@ from ekiden.tir.transform.vectorize_loops import vectorize_loops
 __all__ = [
     "PASSES",
     "TILED_PASSES",
+    "AlignStorage",
     "CompactBufferAllocation",
     "FlattenBuffer",
     "HoistExpression",
@@ -56,6 +59,7 @@ __all__ = [
     "StorageRewrite",
     "UnrollLoop",
     "VectorizeLoop",
+    "align_storage",
     "compact_buffers",
     "flat_index",
     "flatten_buffers",

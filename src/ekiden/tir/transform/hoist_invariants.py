@@ -7,6 +7,7 @@ outside -> base + j.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ekiden.arith import Analyzer
 from ekiden.ir import dtype as dt
@@ -190,10 +191,13 @@ def _steps(loop: For) -> bool:
     return isinstance(loop.extent, IntImm) and loop.extent.value > 0
 
 
-def _hoisted(value: PrimExpr, loop: For, analyzer: Analyzer) -> PrimExpr:
+def _hoisted(value: PrimExpr, loop: For, scope: Sequence[For | LetStmt]) -> PrimExpr:
     """The value; 0 where the loop takes no step, if something might be read out of range then."""
     loads = [e for e in post_order(value) if isinstance(e, BufferLoad)]
-    if _steps(loop) or all(_is_inside(e, analyzer) for e in loads):
+    if not loads or _steps(loop):
+        return value
+    analyzer = _analyzer(scope)
+    if all(_is_inside(e, analyzer) for e in loads):
         return value
     zero = broadcast(const(0, dt.element(value.dtype)), dt.lanes(value.dtype))
     return if_then_else(loop.extent > 0, value, zero)
@@ -217,23 +221,36 @@ def _is_inside(load: BufferLoad, analyzer: Analyzer) -> bool:
 
 class _Hoist(StmtMutator):
     def __init__(self) -> None:
-        self._analyzer = Analyzer()
+        self._scope: list[For | LetStmt] = []
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
-        if stmt.var.dtype == "int64":
-            low, high = self._analyzer.const_int_bound(stmt.value)
-            if not math.isinf(low) and not math.isinf(high):
-                self._analyzer.bind(stmt.var, const(int(low)), const(int(high - low) + 1))
-        return super().visit_let(stmt)
+        self._scope.append(stmt)
+        new = super().visit_let(stmt)
+        self._scope.pop()
+        return new
 
     def visit_for(self, stmt: For) -> Stmt:
-        self._analyzer.bind(stmt.loop_var, stmt.min, stmt.extent)
         regroup = _Regroup(stmt)
         body = regroup.visit(stmt.body)
+        self._scope.append(stmt)
         new: Stmt = stmt.with_fields(body=self.visit(body))
+        self._scope.pop()
         for value, var in reversed(regroup.named.items()):
-            new = LetStmt(var, _hoisted(value, stmt, self._analyzer), new)
+            new = LetStmt(var, _hoisted(value, stmt, self._scope), new)
         return new
+
+
+def _analyzer(scope: Sequence[For | LetStmt]) -> Analyzer:
+    """What is known of the variables of some loops and lets."""
+    analyzer = Analyzer()
+    for each in scope:
+        if isinstance(each, For):
+            analyzer.bind(each.loop_var, each.min, each.extent)
+        elif each.var.dtype == "int64":
+            low, high = analyzer.const_int_bound(each.value)
+            if not math.isinf(low) and not math.isinf(high):
+                analyzer.bind(each.var, const(int(low)), const(int(high - low) + 1))
+    return analyzer
 
 
 def hoist_invariants(func: PrimFunc) -> PrimFunc:

@@ -156,11 +156,15 @@ class _Partition(StmtMutator):
     # what a loop decides
 
     def _bounds(self, loop: For) -> list[_Bound]:
+        if next(_candidates(loop.body), None) is None:
+            return []
         inside = {s.loop_var: s for s in walk(loop.body) if isinstance(s, For)}
         hidden = {s.var for s in walk(loop.body) if isinstance(s, LetStmt)}
         for each in inside.values():  # copies of a loop share its variable: what is here counts
             self._analyzer.bind(each.loop_var, each.min, each.extent)
         found = dict.fromkeys(_candidates(loop.body))
+        if loop.kind is ForKind.PARALLEL:  # chunks of work: a short last one is as good
+            found = dict.fromkeys(e for e in found if not isinstance(e, Min))
         made = (self._bound(node, loop, inside, hidden) for node in found)
         return [b for b in made if b is not None]
 
@@ -214,9 +218,30 @@ class _Partition(StmtMutator):
         if written_out and not (is_const(begin) and is_const(end)):
             return super().visit_for(loop)
         self.has_cut = True
+        if loop.kind is ForKind.PARALLEL:
+            return self._branches(loop, begin, end, bounds, factor)
         main = self._part(loop, begin, end, {b.node: _decided(b) for b in bounds})
         before = self._part(loop, const(0), begin, self._never(bounds, begin - 1, above=True))
         return sequence(before, main, self._after(loop, end, bounds, factor))
+
+    def _branches(
+        self,
+        loop: For,
+        begin: PrimExpr,
+        end: PrimExpr,
+        bounds: Sequence[_Bound],
+        factor: int | None,
+    ) -> Stmt:
+        """A parallel loop stays one, so that what is left over runs beside the rest."""
+        step = loop.loop_var
+        whole = self.visit(_Decide({b.node: _decided(b) for b in bounds}).visit(loop.body))
+        if factor is None:
+            rest = self.visit(loop.body)
+        else:
+            size = self._analyzer.simplify(bounds[0].high % factor)
+            rest = self._sizes(loop, step, bounds, factor, size) or NOTHING
+        inside = logical_and(step >= begin if not is_const(begin, 0) else const(True), step < end)
+        return loop.with_fields(body=IfThenElse(inside, whole, rest))
 
     def _decided_steps(
         self, loop: For, bounds: Sequence[_Bound], factor: int | None
@@ -279,15 +304,21 @@ class _Partition(StmtMutator):
         if factor is None:
             return self._part(loop, end, loop.extent, self._never(bounds, end, above=False))
         rest = self._analyzer.simplify(bounds[0].high % factor)
-        if is_const(rest):
-            return self._last_step(loop, end, bounds, rest)
-        if factor > MOST_COPIES or not _writes_out(loop.body):
+        if not is_const(rest) and (factor > MOST_COPIES or not _writes_out(loop.body)):
             return IfThenElse(rest > 0, self._last_step(loop, end, bounds, rest))
+        return self._sizes(loop, end, bounds, factor, rest) or NOTHING
+
+    def _sizes(
+        self, loop: For, step: PrimExpr, bounds: Sequence[_Bound], factor: int, rest: PrimExpr
+    ) -> Stmt | None:
+        """The last step, in a copy for each size that it may have if its loops are written out."""
+        if is_const(rest) or factor > MOST_COPIES or not _writes_out(loop.body):
+            return self._last_step(loop, step, bounds, rest)
         chain: Stmt | None = None
         for value in range(1, factor):
-            one = self._last_step(loop, end, bounds, const(value))
+            one = self._last_step(loop, step, bounds, const(value))
             chain = IfThenElse(binary(EQ, rest, const(value)), one, chain)
-        return chain or NOTHING
+        return chain
 
     def _left_over(self, loop: For, bounds: Sequence[_Bound]) -> int | None:
         """The factor of the split that the bounds come from, if all come from one: then at most one

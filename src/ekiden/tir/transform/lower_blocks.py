@@ -7,11 +7,15 @@ from ekiden.ir.prim import EQ, Intrinsic, PrimExpr, Var, binary, const, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.tir.stmt import BlockRealize, For, ForKind, IfThenElse, IterKind, PrimFunc, Stmt
+from ekiden.tir.transform.align_storage import KEY, Rule, alignments_of
 from ekiden.tir.transform.inject_double_buffer import MARK
 from ekiden.tir.visitor import StmtMutator, sequence, substitute
 
 
 class _LowerBlocks(StmtMutator):
+    def __init__(self) -> None:
+        self.aligned: dict[str, tuple[Rule, ...]] = {}
+
     def visit_for(self, stmt: For) -> Stmt:
         """Where all loops from here to a block reduce, its init goes before them; it then runs even
         if they are empty.
@@ -31,6 +35,7 @@ class _LowerBlocks(StmtMutator):
 
     def visit_realize(self, stmt: BlockRealize) -> Stmt:
         """for ..: block(vi = e): init; body  ->  for ..: if first: init[vi := e]; body[vi := e]"""
+        self.aligned |= alignments_of(stmt.block)
         values = {i.var: v for i, v in zip(stmt.block.iter_vars, stmt.iter_values, strict=True)}
         body = substitute(self.visit(stmt.block.body), values)
         if stmt.block.init is not None:
@@ -90,10 +95,12 @@ def _reducing_nest(stmt: For) -> BlockRealize | None:
 
 def _starts_at_zero(realize: BlockRealize, loops: dict[Var, PrimExpr]) -> bool:
     """Whether the first step of the loops is the first of the reduction, which the rest of a split
-    loop's is not.
+    loop's is not, and no other is: a loop that nothing depends on repeats the whole sum.
     """
     pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
     reduced = [v for i, v in pairs if i.kind is IterKind.REDUCE]
+    if not loops.keys() <= set(free_vars(*reduced)):
+        return False
     return all(is_const(simplify(substitute_expr(v, loops)), 0) for v in reduced)
 
 
@@ -109,5 +116,8 @@ def _replace_inner(stmt: Stmt, inner: Stmt) -> For:
 
 
 def lower_blocks(func: PrimFunc) -> PrimFunc:
-    """The function without blocks."""
-    return func.with_fields(body=_LowerBlocks().visit(func.body))
+    """The function without blocks; the strides they ask for are an attribute of it."""
+    lowering = _LowerBlocks()
+    body = lowering.visit(func.body)
+    attrs = {**(func.attrs or {}), KEY: lowering.aligned} if lowering.aligned else func.attrs
+    return func.with_fields(body=body, attrs=attrs)

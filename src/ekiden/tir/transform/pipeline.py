@@ -12,6 +12,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, function_pass_over, register_pass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
+from ekiden.tir.transform.align_storage import align_storage
 from ekiden.tir.transform.compact_buffers import compact_buffers
 from ekiden.tir.transform.flatten_buffers import flatten_buffers
 from ekiden.tir.transform.hoist_conditions import hoist_conditions
@@ -44,6 +45,7 @@ def _factory(name: str, function: Callable[[PrimFunc], PrimFunc]) -> Callable[[]
 # fmt: off
 LowerOpaqueBlock        = _factory("LowerOpaqueBlock",        lower_blocks)
 CompactBufferAllocation = _factory("CompactBufferAllocation", compact_buffers)
+AlignStorage            = _factory("AlignStorage",            align_storage)
 LoopPartition           = _factory("LoopPartition",           loop_partition)
 InjectVirtualThread     = _factory("InjectVirtualThread",     inject_virtual_threads)
 InjectDoubleBuffer      = _factory("InjectDoubleBuffer",      inject_double_buffer)
@@ -60,13 +62,14 @@ Simplify                = _factory("Simplify",                simplify)
 PASSES: list[Pass] = [
     LowerOpaqueBlock(),
     CompactBufferAllocation(),
+    AlignStorage(),         # once buffers have their shapes
     LoopPartition(),        # while what a split left over is still marked, and loops are loops
     InjectVirtualThread(),
     InjectDoubleBuffer(),   # after buffers are inside the loops whose steps they serve
     HoistIfThenElse(),
-    UnrollLoop(),           # before vectors: a loop over registers leaves constant indices
     FlattenBuffer(),        # simplifies everything on the way
     VectorizeLoop(),        # and this what it makes
+    UnrollLoop(),           # after what is done once for all copies; constants fold into indices
     StorageRewrite(),       # indices are flat: memory of one shape serves any other
     LowerIntrin(),
     HoistExpression(),      # last: simplifying would undo its grouping

@@ -1,0 +1,306 @@
+"""Linear forms, bounds deduced from conditions, and systems of linear inequalities.
+
+Names follow TVM's arith: detect_linear_equation, deduce_bound, solve_linear_inequalities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ekiden.arith.analyzer import Analyzer
+from ekiden.arith.int_set import EVERYTHING, NOTHING, End, IntervalSet, eval_set, interval
+from ekiden.ir.prim import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    Add,
+    And,
+    IntImm,
+    Mul,
+    PrimExpr,
+    Sub,
+    Var,
+    binary,
+    const,
+    maximum,
+    minimum,
+)
+from ekiden.ir.prim_visitor import children, post_order
+from ekiden.ir.range import Range
+
+
+@dataclass(frozen=True, slots=True)
+class LinearForm:
+    """coefficients[v] * v + ... + base; no variable asked for is in base."""
+
+    coefficients: Mapping[Var, int]
+    base: PrimExpr
+
+    def plus(self, other: LinearForm, scale: int = 1) -> LinearForm:
+        """self + scale * other."""
+        found = dict(self.coefficients)
+        for var, each in other.coefficients.items():
+            found[var] = found.get(var, 0) + scale * each
+        base = binary(Add, self.base, other.base * scale)
+        return LinearForm({v: c for v, c in found.items() if c}, base)
+
+    def times(self, scale: int) -> LinearForm:
+        """scale * self."""
+        return LinearForm({v: c * scale for v, c in self.coefficients.items()}, self.base * scale)
+
+
+def linear_form(expr: PrimExpr, variables: Sequence[Var]) -> LinearForm | None:
+    """The expression as a linear form over variables; None if it is not linear in them."""
+    wanted = set(variables)
+    done: dict[int, LinearForm | None] = {}
+    for each in post_order(expr):
+        done[id(each)] = _form(each, [done[id(c)] for c in children(each)], wanted)
+    return done[id(expr)]
+
+
+def _form(e: PrimExpr, inside: list[LinearForm | None], wanted: set[Var]) -> LinearForm | None:
+    if isinstance(e, Var) and e in wanted:
+        return LinearForm({e: 1}, const(0, e.dtype))
+    known = [f for f in inside if f is not None]
+    if len(known) < len(inside):
+        return None
+    if not any(f.coefficients for f in known):
+        return LinearForm({}, e)
+    match e:
+        case Add():
+            return known[0].plus(known[1])
+        case Sub():
+            return known[0].plus(known[1], -1)
+        case Mul(a=IntImm(value=scale)):
+            return known[1].times(scale)
+        case Mul(b=IntImm(value=scale)):
+            return known[0].times(scale)
+    return None
+
+
+def detect_linear_equation(expr: PrimExpr, variables: Sequence[Var]) -> list[PrimExpr]:
+    """[c0, c1, ..., base] with expr = c0 * variables[0] + ... + base; empty if it is not linear."""
+    form = linear_form(expr, variables)
+    if form is None:
+        return []
+    scales = [const(form.coefficients.get(v, 0), v.dtype) for v in variables]
+    return [*scales, Analyzer().simplify(form.base)]
+
+
+def conjuncts(condition: PrimExpr) -> list[PrimExpr]:
+    """The conditions that `and` ties together, in order."""
+    found: list[PrimExpr] = []
+    pending = [condition]
+    while pending:
+        e = pending.pop()
+        if isinstance(e, And):
+            pending += [e.b, e.a]
+        else:
+            found.append(e)
+    return found
+
+
+def nonnegative_forms(condition: PrimExpr, variables: Sequence[Var]) -> list[LinearForm] | None:
+    """Linear forms that are >= 0 exactly where a comparison of integers holds; None for others."""
+    if not isinstance(condition, (LT, LE, GT, GE, EQ)):
+        return None
+    a, b = linear_form(condition.a, variables), linear_form(condition.b, variables)
+    if a is None or b is None:
+        return None
+    minus_one = LinearForm({}, const(-1, condition.a.dtype))
+    match condition:
+        case LT():
+            return [b.plus(a, -1).plus(minus_one)]
+        case LE():
+            return [b.plus(a, -1)]
+        case GT():
+            return [a.plus(b, -1).plus(minus_one)]
+        case GE():
+            return [a.plus(b, -1)]
+        case _:
+            return [a.plus(b, -1), b.plus(a, -1)]
+
+
+def ceil_div(value: PrimExpr, divisor: int) -> PrimExpr:
+    """The quotient rounded up, for a divisor > 0."""
+    return value if divisor == 1 else (value + (divisor - 1)) // divisor
+
+
+def deduce_bound(
+    var: Var,
+    condition: PrimExpr,
+    hint_map: Mapping[Var, IntervalSet | Range],
+    relax_map: Mapping[Var, IntervalSet | Range],
+) -> IntervalSet:
+    """The values of `var` for which a condition holds whatever the variables of `relax_map` are.
+
+    The condition is a conjunction of comparisons linear in `var` with numbers as factors; parts
+    that are not give everything, a contradiction of numbers nothing. `hint_map` says what else is
+    known of variables.
+    """
+    analyzer = Analyzer()
+    for each, domain in hint_map.items():
+        if isinstance(domain, Range):
+            analyzer.bind(each, domain)
+    low: End = None
+    high: End = None
+    for part in conjuncts(condition):
+        for form in nonnegative_forms(part, [var]) or ():
+            scale = form.coefficients.get(var, 0)
+            rest = eval_set(form.base, relax_map, analyzer.simplify).min_value
+            if scale == 0 and rest is not None and analyzer.can_prove(rest < 0):
+                return NOTHING
+            if rest is None or scale == 0:
+                continue
+            if scale > 0:
+                least = analyzer.simplify(ceil_div(binary(Sub, 0, rest), scale))
+                low = least if low is None else analyzer.simplify(maximum(low, least))
+            else:
+                most = analyzer.simplify(rest // -scale)
+                high = most if high is None else analyzer.simplify(minimum(high, most))
+    return EVERYTHING if low is None and high is None else interval(low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class IntGroupBounds:
+    """lower <= coef * var <= upper for each lower and upper, and coef * var == equal."""
+
+    coef: int
+    lower: tuple[PrimExpr, ...]
+    equal: tuple[PrimExpr, ...]
+    upper: tuple[PrimExpr, ...]
+
+    def find_best_range(self, analyzer: Analyzer | None = None) -> Range | None:
+        """The range of the variable, from its tightest ends; None if an end is missing."""
+        solver = Analyzer() if analyzer is None else analyzer
+        lows, highs = [*self.equal, *self.lower], [*self.equal, *self.upper]
+        if not lows or not highs:
+            return None
+        low = solver.simplify(_tightest([ceil_div(e, self.coef) for e in lows], True))
+        high = solver.simplify(_tightest([e // self.coef for e in highs], False))
+        return Range.from_min_extent(low, solver.simplify(high - low + 1))
+
+
+def _tightest(values: Sequence[PrimExpr], is_lower: bool) -> PrimExpr:
+    total = values[0]
+    for each in values[1:]:
+        total = maximum(total, each) if is_lower else minimum(total, each)
+    return total
+
+
+@dataclass(slots=True)
+class Solution:
+    """Bounds of each variable in terms of the variables after it, and what is left to hold."""
+
+    bounds: dict[Var, IntGroupBounds] = field(default_factory=dict)
+    relations: list[PrimExpr] = field(default_factory=list)
+
+
+def solve_linear_inequalities(
+    variables: Sequence[Var],
+    inequalities: Sequence[PrimExpr],
+    ranges: Mapping[Var, Range] | None = None,
+) -> Solution:
+    """Bounds of variables from a system of linear inequalities (Fourier-Motzkin elimination).
+
+    Variables are eliminated in order: the bounds of one may name those after it. Every solution of
+    the system is within the bounds; over whole numbers they may hold a little more. What is not
+    linear, and what remains without the variables, is in `relations`.
+    """
+    analyzer = Analyzer()
+    solution = Solution()
+    system: list[LinearForm] = []
+    for var, domain in (ranges or {}).items():
+        analyzer.bind(var, domain)
+        system += nonnegative_forms(var >= domain.min, variables) or ()
+        system += nonnegative_forms(var < domain.min + domain.extent, variables) or ()
+    for each in (part for e in inequalities for part in conjuncts(e)):
+        forms = nonnegative_forms(each, variables)
+        if forms is None:
+            solution.relations.append(each)
+        else:
+            system += forms
+    for var in variables:
+        system = _eliminate(var, system, solution, analyzer)
+    for form in system:
+        remains = analyzer.simplify(binary(GE, form.base, 0))
+        if not (isinstance(remains, IntImm) and remains.value):
+            solution.relations.append(remains)
+    return solution
+
+
+def _eliminate(
+    var: Var, system: Sequence[LinearForm], solution: Solution, analyzer: Analyzer
+) -> list[LinearForm]:
+    """Note the bounds of a variable; the system without it."""
+    positive = [f for f in system if f.coefficients.get(var, 0) > 0]
+    negative = [f for f in system if f.coefficients.get(var, 0) < 0]
+    coef = math.lcm(*(abs(f.coefficients[var]) for f in (*positive, *negative)), 1)
+    lower = [_end(f, var, coef, -1, analyzer) for f in positive]
+    upper = [_end(f, var, coef, 1, analyzer) for f in negative]
+    solution.bounds[var] = _group(coef, lower, upper)
+    left = [f for f in system if var not in f.coefficients]
+    for above in positive:
+        for below in negative:
+            a, b = above.coefficients[var], -below.coefficients[var]
+            common = math.gcd(a, b)
+            left.append(_reduced(above.times(b // common).plus(below, a // common), analyzer))
+    return left
+
+
+def _end(form: LinearForm, var: Var, coef: int, sign: int, analyzer: Analyzer) -> PrimExpr:
+    """What coef * var is at least (sign -1) or at most (sign 1)."""
+    scale = coef // abs(form.coefficients[var]) * sign
+    total = form.base * scale
+    for other, each in form.coefficients.items():
+        if other is not var:
+            total = total + other * (each * scale)
+    return analyzer.simplify(total)
+
+
+def _group(coef: int, lower: Sequence[PrimExpr], upper: Sequence[PrimExpr]) -> IntGroupBounds:
+    texts = {str(e) for e in lower} & {str(e) for e in upper}
+    equal = {str(e): e for e in lower if str(e) in texts}
+    return IntGroupBounds(
+        coef,
+        tuple({str(e): e for e in lower if str(e) not in texts}.values()),
+        tuple(equal.values()),
+        tuple({str(e): e for e in upper if str(e) not in texts}.values()),
+    )
+
+
+def _reduced(form: LinearForm, analyzer: Analyzer) -> LinearForm:
+    """Divided by the common divisor of its numbers: over whole numbers, rounded to the tighter."""
+    base = analyzer.simplify(form.base)
+    common = math.gcd(*form.coefficients.values())
+    if common <= 1 or not isinstance(base, IntImm):
+        return LinearForm(form.coefficients, base)
+    scales = {v: c // common for v, c in form.coefficients.items()}
+    return LinearForm(scales, const(base.value // common, base.dtype))
+
+
+def solve_inequalities_to_range(
+    variables: Sequence[Var],
+    inequalities: Sequence[PrimExpr],
+    ranges: Mapping[Var, Range] | None = None,
+) -> tuple[dict[Var, Range], list[PrimExpr]]:
+    """The range of each variable where both ends are known, and the conditions that are left."""
+    solution = solve_linear_inequalities(variables, inequalities, ranges)
+    found = {v: b.find_best_range() for v, b in solution.bounds.items()}
+    return {v: r for v, r in found.items() if r is not None}, solution.relations
+
+
+__all__ = [
+    "IntGroupBounds",
+    "LinearForm",
+    "Solution",
+    "deduce_bound",
+    "detect_linear_equation",
+    "linear_form",
+    "solve_inequalities_to_range",
+    "solve_linear_inequalities",
+]

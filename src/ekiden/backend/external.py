@@ -1,0 +1,52 @@
+"""External compilers: who makes the kernels of functions that PartitionGraph cut out for them.
+
+    def for_test(function):                  # a relay.Function with global_symbol
+        def kernel(*tensors): ...            # the inputs, then the tensors it writes
+        return kernel
+
+    register_external("test", for_test)
+
+Nothing here is used unless a module has such functions: they are made by a user who annotates and
+partitions, never by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ekiden.relay.expr import Function
+from ekiden.runtime import register_func
+from ekiden.runtime.errors import CompileError
+
+Codegen = Callable[[Function], Callable[..., object]]
+"""Makes of a function what computes it: called with its inputs and the tensors it writes."""
+
+_CODEGENS: dict[str, Codegen] = {}
+
+
+def register_external(compiler: str, codegen: Codegen) -> None:
+    """Name the code generator of an external compiler; a later one takes its place."""
+    _CODEGENS[compiler] = codegen
+
+
+def is_external(function: Function) -> bool:
+    """Whether a function is for an external compiler."""
+    return function.attr("Compiler") is not None
+
+
+def build_external(function: Function) -> str:
+    """Have a function compiled; gives the name of the global function that computes it.
+
+    Raises CompileError when no code generator is registered for its compiler.
+    """
+    compiler, symbol = str(function.attr("Compiler")), str(function.attr("global_symbol"))
+    if compiler not in _CODEGENS:
+        known = ", ".join(sorted(_CODEGENS)) or "none is"
+        raise CompileError(
+            f"function {symbol!r} is for the external compiler {compiler!r}, which has no code "
+            f"generator (registered: {known}); register one with backend.external."
+            "register_external, or bring the function back with relay.transform.Inline() and "
+            "DefuseOps()"
+        )
+    register_func(symbol, _CODEGENS[compiler](function), override=True)
+    return symbol

@@ -1,0 +1,128 @@
+"""Put each marked region into a global function for its external compiler.
+
+    end(nn.relu(begin(%x, "test")), "test")
+->  def @tvmgen_default_test_main_0(%test_0_i0, Compiler="test", Primitive=1, Inline=1,
+                                    global_symbol="tvmgen_default_test_main_0") { nn.relu(..) }
+    and   @tvmgen_default_test_main_0(%x)
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
+from ekiden.relay.transform.compiler_regions import (
+    Region,
+    data_of,
+    find_regions,
+    is_mark,
+    unmarked,
+)
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.scopes import bodies, evaluation_order, operands, with_children
+from ekiden.relay.visitor import children
+
+
+class _Partitioner:
+    """Partitions one function; `made` are the functions cut out."""
+
+    def __init__(self, mod_name: str, function: str, bind_constants: bool) -> None:
+        self.mod_name, self.function = mod_name, function
+        self.bind_constants = bind_constants
+        self.made: dict[GlobalVar, Function] = {}
+
+    def run(self, root: RelayExpr) -> RelayExpr:
+        """`root` with calls in place of its regions, each made once all it reads is."""
+        region_of = find_regions(root)
+        used_outside = _outputs(evaluation_order(root), root, region_of)
+        new: dict[RelayExpr, RelayExpr] = {}
+        stack: list[tuple[RelayExpr, bool]] = [(unmarked(root), False)]
+        while stack:
+            expr, ready = stack.pop()
+            if expr in new:
+                continue
+            region = region_of.get(expr)
+            members = [expr] if region is None else list(region.members)
+            if not ready:
+                stack.append((expr, True))
+                below = [unmarked(c) for m in members for c in (*operands(m), *bodies(m))]
+                outside = (c for c in below if region is None or region_of.get(c) is not region)
+                stack.extend((c, False) for c in outside)
+            elif region is not None:
+                self._cut(region, [m for m in members if m in used_outside], new)
+            else:
+                new[expr] = with_children(
+                    expr, {c: new.get(unmarked(c), c) for c in children(expr)}
+                )
+        return new[unmarked(root)]
+
+    def _cut(
+        self, region: Region, outputs: list[RelayExpr], new: dict[RelayExpr, RelayExpr]
+    ) -> None:
+        """Make the function of a region, and say what stands for its results."""
+        number = len(self.made)
+        name = f"tvmgen_{self.mod_name}_{region.target}_{self.function}_{number}"
+        params: dict[RelayExpr, Var] = {}
+        inner: dict[RelayExpr, RelayExpr] = {}
+        for member in region.members:
+            for child in data_of(member):
+                source = unmarked(child)
+                if source in region.members:
+                    inner[child] = inner[source]
+                elif self.bind_constants and isinstance(source, Constant):
+                    inner[child] = source
+                else:
+                    inner[child] = self._parameter(source, params, region.target, number)
+            inner[member] = with_children(member, inner)
+        body = inner[outputs[0]] if len(outputs) == 1 else Tuple(tuple(inner[o] for o in outputs))
+        attrs = {"Compiler": region.target, "Primitive": 1, "Inline": 1, "global_symbol": name}
+        var = GlobalVar(name)
+        self.made[var] = Function(tuple(params.values()), body, None, attrs=attrs)
+        call = Call(var, tuple(new.get(a, a) for a in params))
+        for i, output in enumerate(outputs):
+            new[output] = call if len(outputs) == 1 else TupleGetItem(call, i)
+
+    @staticmethod
+    def _parameter(
+        source: RelayExpr, params: dict[RelayExpr, Var], target: str, number: int
+    ) -> Var:
+        if source not in params:
+            params[source] = Var(f"{target}_{number}_i{len(params)}", source.checked_type)
+        return params[source]
+
+
+def _outputs(
+    order: list[RelayExpr], root: RelayExpr, region_of: dict[RelayExpr, Region]
+) -> set[RelayExpr]:
+    """The members of regions that something else uses."""
+    found = {unmarked(root)}
+    for expr in order:
+        if not is_mark(expr):
+            mine = region_of.get(expr)
+            found.update(
+                unmarked(c)
+                for c in children(expr)
+                if mine is None or region_of.get(unmarked(c)) is not mine
+            )
+    return found
+
+
+def PartitionGraph(mod_name: str = "default", bind_constants: bool = True) -> Pass:  # noqa: N802
+    """The pass described at the top of this file.
+
+    bind_constants: constants move into the functions instead of being handed to them.
+    """
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        functions = {}
+        for var, function in module.functions.items():
+            if not isinstance(function, Function) or function.attr("Compiler") is not None:
+                functions[var] = function
+                continue
+            partitioner = _Partitioner(mod_name, var.name_hint, bind_constants)
+            functions[var] = function.with_fields(body=partitioner.run(function.body))
+            functions.update(partitioner.made)
+        return InferType()(module.with_functions(functions))
+
+    return Pass("PartitionGraph", transform, 0, (InferType(),))

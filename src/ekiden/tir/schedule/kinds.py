@@ -1,0 +1,234 @@
+"""What kind of computation a block is: the ground of every proof.
+
+complete    every iterator is spatial, each point writes elements of its own, nothing that is
+            written is read: any order, and any number of times, gives the same
+reduction   an init, and an update `c = op(c, x)` by an operator whose order does not matter
+update      such an update whose init is another block
+opaque      anything else: nearly every primitive refuses it, saying why it is nothing better
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from ekiden.arith import determines
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import (
+    Add,
+    And,
+    BinaryExpr,
+    Max,
+    Min,
+    Mul,
+    Or,
+    PrimExpr,
+    Var,
+    is_const,
+)
+from ekiden.ir.prim_visitor import free_vars, post_order
+from ekiden.ir.range import Range
+from ekiden.ir.structural import structural_key
+from ekiden.tir.expr import BufferLoad
+from ekiden.tir.regions import all_accesses
+from ekiden.tir.schedule.program import (
+    accesses,
+    outer_blocks,
+    ranges_of,
+    read,
+    refuse,
+    written,
+)
+from ekiden.tir.stmt import (
+    Block,
+    BlockRealize,
+    BufferStore,
+    For,
+    IterKind,
+    Stmt,
+)
+from ekiden.tir.visitor import sub_statements
+
+COMPLETE, REDUCTION, UPDATE, OPAQUE = "complete", "reduction", "update", "opaque"
+REDUCERS: tuple[type[BinaryExpr], ...] = (Add, Mul, Min, Max, And, Or)
+"""Operators whose order and grouping do not matter (up to rounding)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKind:
+    """What a block is, and for an opaque one why it is nothing better."""
+
+    kind: str
+    reason: str = ""
+
+
+_KINDS: WeakKeyDictionary[Block, BlockKind] = WeakKeyDictionary()
+
+
+def kind_of(block: Block) -> BlockKind:
+    """Whether a block is complete, a reduction, an update or opaque."""
+    found = _KINDS.get(block)
+    if found is None:
+        found = _KINDS[block] = _classify(block)
+    return found
+
+
+def spatial(block: Block) -> list[Var]:
+    """The iterators that are not reduced."""
+    return [i.var for i in block.iter_vars if i.kind is IterKind.SPATIAL]
+
+
+def _classify(block: Block) -> BlockKind:
+    if not written(block):
+        return BlockKind(OPAQUE, "it writes no buffer")
+    fault = _parts_fault(block) or _own_elements(block)
+    if fault is not None:
+        return BlockKind(OPAQUE, fault)
+    own = set(written(block))
+    sums = own & set(read(block))
+    reduced = any(i.kind is IterKind.REDUCE for i in block.iter_vars)
+    if not sums and block.init is None:
+        if reduced:
+            return BlockKind(OPAQUE, "it has reduction iterators and no sum")
+        return BlockKind(COMPLETE)
+    if not reduced and block.init is None:
+        return BlockKind(OPAQUE, f"it reads {next(iter(sums)).name!r}, which it writes")
+    fault = _sum_fault(block)
+    if fault is not None:
+        return BlockKind(OPAQUE, fault)
+    return BlockKind(UPDATE if block.init is None else REDUCTION)
+
+
+def _parts_fault(block: Block) -> str | None:
+    """Whether a block touches more than one element at a time."""
+    for buffer, access in all_accesses(block.body):
+        if access.extents is not None:
+            return f"it hands a part of {buffer.name!r} to a call"
+        if any(dt.lanes(i.dtype) > 1 for i in access.indices):
+            return f"it accesses {buffer.name!r} in vectors"
+    return None
+
+
+def _own_elements(block: Block) -> str | None:
+    """Why two spatial points may write one element; None if they never do."""
+    wanted = {i.var for i in block.iter_vars if i.kind is IterKind.SPATIAL}
+    wanted -= {i.var for i in block.iter_vars if is_const(i.extent, 1)}
+    for buffer in written(block):
+        stores = [a for a in accesses(block.body, buffer) if a.is_store]
+        for access in stores:
+            if wanted <= {i for i in access.indices if isinstance(i, Var)}:
+                continue
+            iters = {i.var: Range(i.extent) for i in block.iter_vars}
+            iters |= ranges_of(access.loops)
+            fault = determines(access.indices, iters, wanted)
+            if fault is not None:
+                return f"its points may write one element of {buffer.name!r}: {fault}"
+    return None
+
+
+def stores_of(block: Block) -> list[tuple[BufferStore, tuple[For, ...]]]:
+    """Every store of the body with the loops around it."""
+    found: list[tuple[BufferStore, tuple[For, ...]]] = []
+    stack: list[tuple[Stmt, tuple[For, ...]]] = [(block.body, ())]
+    while stack:
+        s, loops = stack.pop()
+        if isinstance(s, BufferStore):
+            found.append((s, loops))
+        inside = (*loops, s) if isinstance(s, For) else loops
+        stack.extend((each, inside) for each in reversed(sub_statements(s)))
+    return found
+
+
+def _sum_fault(block: Block) -> str | None:
+    """Why a block is no sum `c = op(c, x)`; None if it is one."""
+    if (block.annotations or {}).get("commutative"):
+        return _elsewhere(block)
+    nested = [s.block for s in outer_blocks(block.body)]
+    if nested:
+        faults = [_nested_fault(inner) for inner in nested]
+        return next((f for f in faults if f is not None), None)
+    for store, _ in stores_of(block):
+        operands = update_of(store)
+        if operands is None:
+            return (
+                f"its update of {store.buffer.name!r} is no sum, product, minimum or maximum with "
+                "the element itself"
+            )
+        if any(
+            isinstance(e, BufferLoad) and e.buffer in written(block)
+            for e in post_order(operands[1])
+        ):
+            return f"it reads {store.buffer.name!r} elsewhere too"
+    return None
+
+
+def _elsewhere(block: Block) -> str | None:
+    """Which of the buffers it writes a block reads at another element than it writes."""
+    for buffer in written(block):
+        touched = accesses(block.body, buffer)
+        for each in touched:
+            pairs = zip(each.indices, touched[-1].indices, strict=True)
+            if not all(same_expr(a, b) for a, b in pairs):
+                return f"it reads {buffer.name!r} elsewhere too"
+    return None
+
+
+def _nested_fault(inner: Block) -> str | None:
+    kind = kind_of(inner)
+    return None if kind.kind in (REDUCTION, UPDATE) else f"block {inner.name!r} in it is no sum"
+
+
+def update_of(store: BufferStore) -> tuple[type[BinaryExpr], PrimExpr] | None:
+    """(op, x) if a store is `c[i] = op(c[i], x)`."""
+    value = store.value
+    if not isinstance(value, REDUCERS):
+        return None
+    for own, other in ((value.a, value.b), (value.b, value.a)):
+        if (
+            isinstance(own, BufferLoad)
+            and own.buffer is store.buffer
+            and all(same_expr(a, b) for a, b in zip(own.indices, store.indices, strict=True))
+        ):
+            return type(value), other
+    return None
+
+
+def same_expr(a: PrimExpr, b: PrimExpr) -> bool:
+    """Whether two expressions are the same, node by node."""
+    return a is b or structural_key(a) == structural_key(b)
+
+
+def require_kind(step: str, realize: BlockRealize, *kinds: str) -> str:
+    """The kind of a block. Refuses if it is none of those."""
+    found = kind_of(realize.block)
+    if found.kind not in kinds:
+        reason = f": {found.reason}" if found.reason else ""
+        refuse(
+            f"{step} {realize.block.name!r}: expected {' or '.join(map(_article, kinds))} block, "
+            f"got {_article(found.kind)} one{reason}",
+            realize,
+        )
+    return found.kind
+
+
+def _article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+def reduce_values(realize: BlockRealize) -> list[PrimExpr]:
+    """What the reduction iterators of a block are bound to."""
+    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    return [v for i, v in pairs if i.kind is IterKind.REDUCE]
+
+
+def spatial_values(realize: BlockRealize) -> list[PrimExpr]:
+    """What the spatial iterators of a block are bound to."""
+    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    return [v for i, v in pairs if i.kind is IterKind.SPATIAL]
+
+
+def reduce_loops(realize: BlockRealize, loops: Iterable[For]) -> list[For]:
+    """Those of the loops that the reduction iterators of a block depend on."""
+    used = set(free_vars(*reduce_values(realize)))
+    return [s for s in loops if s.loop_var in used]

@@ -1,0 +1,107 @@
+"""Keep the axes of intermediates apart as `Schedule.storage_align` asked.
+
+align b, axis 0, factor 32, offset 1:
+b = alloc(32, 32); .. b[i, j] ..   ->   b = alloc(1056); .. b[i * 33 + j] ..
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from ekiden.arith import simplify
+from ekiden.ir.prim import PrimExpr, const
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
+from ekiden.tir.stmt import Allocate, Block, BufferStore, PrimFunc, Stmt
+from ekiden.tir.visitor import (
+    ExprRewriter,
+    StmtMutator,
+    all_expressions,
+    buffers_written,
+)
+
+KEY = "buffer_dim_align"
+"""Of a block: ((number of the buffer written, axis, factor, offset), ...); of a function in
+lowering: the same by the buffer's name.
+"""
+Rule: TypeAlias = tuple[int, int, int]
+"""Axis, factor, offset."""
+
+
+def alignments_of(block: Block) -> dict[str, tuple[Rule, ...]]:
+    """What a block asks of buffers, by their names."""
+    found: dict[str, tuple[Rule, ...]] = {}
+    given = (block.annotations or {}).get(KEY)
+    if isinstance(given, (list, tuple)):
+        written = buffers_written(block.body)
+        for number, axis, factor, offset in given:
+            name = written[number].name
+            found[name] = (*found.get(name, ()), (axis, factor, offset))
+    return found
+
+
+class _Strided(ExprRewriter):
+    """Accesses by strides."""
+
+    def __init__(self, old: Buffer, new: Buffer, strides: Sequence[PrimExpr]) -> None:
+        super().__init__(self._load)
+        self._old, self._new, self._strides = old, new, strides
+
+    def _flat(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+        total: PrimExpr = const(0)
+        for index, stride in zip(indices, self._strides, strict=True):
+            total = total + index * stride
+        return (total,)
+
+    def _load(self, e: PrimExpr) -> PrimExpr:
+        if isinstance(e, BufferLoad) and e.buffer is self._old:
+            return BufferLoad(self._new, self._flat(e.indices), e.dtype)
+        return e
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        new = super().visit_store(stmt)
+        if stmt.buffer is self._old:
+            assert isinstance(new, BufferStore)
+            return new.with_fields(buffer=self._new, indices=self._flat(new.indices))
+        return new
+
+
+class _Align(StmtMutator):
+    def __init__(self, rules: Mapping[str, tuple[Rule, ...]]) -> None:
+        self._rules = rules
+
+    def visit_allocate(self, stmt: Allocate) -> Stmt:
+        body = self.visit(stmt.body)
+        old = stmt.buffer
+        rules = self._rules.get(old.name)
+        if rules is None or old.strides or len(old.shape) < 2 or _is_handed(body, old):
+            return stmt.with_fields(body=body)
+        strides = _strides(old, rules)
+        new = old.with_fields(shape=(simplify(strides[0] * old.shape[0]),))
+        return Allocate(new, _Strided(old, new, strides).visit(body))
+
+
+def _is_handed(body: Stmt, buffer: Buffer) -> bool:
+    """Whether a call gets the buffer, which it takes to be without gaps."""
+    return any(isinstance(e, BufferAddress) and e.buffer is buffer for e in all_expressions(body))
+
+
+def _strides(buffer: Buffer, rules: Sequence[Rule]) -> list[PrimExpr]:
+    """Row-major strides, each rounded up to k * factor + offset where that is asked."""
+    strides: list[PrimExpr] = [const(1)]
+    for axis in reversed(range(len(buffer.shape) - 1)):
+        stride = strides[0] * buffer.shape[axis + 1]
+        for wanted, factor, offset in rules:
+            if wanted == axis:
+                stride = stride + (const(offset) - stride) % factor
+        strides.insert(0, simplify(stride))
+    return strides
+
+
+def align_storage(func: PrimFunc) -> PrimFunc:
+    """The function with the strides that were asked for."""
+    attrs = dict(func.attrs or {})
+    rules = attrs.pop(KEY, None)
+    if not isinstance(rules, Mapping):
+        return func
+    return func.with_fields(attrs=attrs, body=_Align(rules).visit(func.body))

@@ -1,0 +1,245 @@
+"""What is assumed, sets, deduced bounds and systems of inequalities, checked by enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from ekiden.arith import (
+    Analyzer,
+    ConstIntBound,
+    deduce_bound,
+    detect_linear_equation,
+    eval_set,
+    evaluate,
+    solve_inequalities_to_range,
+    solve_linear_inequalities,
+)
+from ekiden.arith.int_set import IntervalSet, intersect, interval, single_point, union, vector
+from ekiden.ir.prim import (
+    EQ,
+    NE,
+    And,
+    Not,
+    Or,
+    PrimExpr,
+    SizeVar,
+    Var,
+    binary,
+    const,
+    logical_and,
+    maximum,
+    minimum,
+)
+from ekiden.ir.range import Range
+
+pytestmark = pytest.mark.quick
+
+X, Y, Z = Var("x"), Var("y"), Var("z")
+N = SizeVar("n")
+P = Var("p", "bool")
+
+
+def test_a_condition_holds_inside_its_scope_alone() -> None:
+    analyzer = Analyzer()
+    bound = maximum(X, 3)
+    assert analyzer.simplify(bound) is not X
+    with analyzer.constraint_scope(X > 5):
+        assert analyzer.simplify(bound) is X
+        assert analyzer.can_prove(X >= 6)
+        assert analyzer.const_int_bound(X).min_value == 6
+        with analyzer.constraint_scope(X <= 6):
+            assert analyzer.can_prove((X % 4).equal(2))
+        assert str(analyzer.simplify(X % 4)) == "x % 4"
+    assert not analyzer.can_prove(X >= 6)
+    assert str(analyzer.simplify(bound)) == "T.max(x, 3)"
+
+
+@pytest.mark.parametrize(
+    ("known", "claim"),
+    [
+        (X < Y, X <= Y - 1),
+        (X < Y, maximum(X, Y).equal(Y)),
+        (And(X < Y, Y < Z, "bool"), X < Z),
+        (And(X <= Y, Y <= X, "bool"), X <= Y),
+        (binary(EQ, X, Y + 2), X > Y),
+        (binary(NE, X, 3), binary(NE, X, 3)),
+        (Not(Or(X < 0, X >= N, "bool")), And(X >= 0, X < N, "bool")),
+        (Not(X < 4), X >= 4),
+        (And(X >= 0, X < 16, "bool"), X // 16 < 1),
+        (P, P),
+        (X * 4 + Y < 10, X * 4 + Y < 12),
+        (X * 4 + Y < N, X * 4 + Y + 1 <= N),
+    ],
+)
+def test_what_follows(known: PrimExpr, claim: PrimExpr) -> None:
+    analyzer = Analyzer()
+    assert not analyzer.can_prove(claim)
+    with analyzer.constraint_scope(known):
+        assert analyzer.can_prove(claim)
+    assert not analyzer.can_prove(claim)
+
+
+def test_a_condition_known_false_is_folded() -> None:
+    analyzer = Analyzer()
+    with analyzer.constraint_scope(Not(P)):
+        assert str(analyzer.simplify(Or(P, X < 3, "bool"))) == "x < 3"
+
+
+def test_variables_can_be_bound_in_tvms_ways() -> None:
+    analyzer = Analyzer()
+    analyzer.bind(X, Range(2, 6))
+    assert analyzer.const_int_bound(X * 2) == ConstIntBound(4, 10)
+    analyzer.bind(Y, X + 1)
+    assert str(analyzer.simplify(Y - X)) == "1"
+    analyzer.update(Z, ConstIntBound(0, 7))
+    assert analyzer.can_prove(Z // 8 <= 0)
+    assert analyzer.can_prove_greater_equal(X, 2)
+    assert analyzer.can_prove_less(X, 6)
+    assert not analyzer.can_prove_less(X, 5)
+    assert analyzer.modular_set(X * 4 + 3) == (4, 3)
+
+
+def test_three_ways_to_simplify() -> None:
+    analyzer = Analyzer()
+    mixed = minimum(minimum(X, Y), X) + X - X
+    assert str(analyzer.rewrite_simplify(mixed)) == "T.min(x, y) + x - x"
+    assert str(analyzer.canonical_simplify(mixed)) == "T.min(x, y)"
+    assert str(analyzer.simplify(mixed, steps=3)) == "T.min(x, y)"
+
+
+def test_sets() -> None:
+    assert str(vector(X, 4)) == "[x, x + 4 - 1]"
+    assert str(interval(3, 1)) == "{}"
+    assert single_point(3).is_single_point()
+    assert str(union([interval(0, 3), interval(2, 9)])) == "[0, 9]"
+    assert str(intersect([interval(0, 3), interval(2, 9)])) == "[2, 3]"
+    assert intersect([interval(0, 1), interval(2, 9)]).is_nothing()
+    assert eval_set(X * Y, {X: interval(0, 3)}).is_everything()
+    with pytest.raises(ValueError, match="expected a single point"):
+        interval(0, 3).point()
+
+
+def test_symbolic_ends() -> None:
+    found = Analyzer().int_set(Y + X * 2, {X: vector(0, N)})
+    assert str(found) == "[y, n * 2 + y - 2]"
+    assert str(Analyzer().int_set(X % 8)) == "[0, 7]"
+
+
+def random_expression(rng: random.Random, depth: int) -> PrimExpr:
+    if depth == 0:
+        return rng.choice([X, Y, const(rng.randint(-5, 9))])
+    a, b = random_expression(rng, depth - 1), random_expression(rng, depth - 1)
+    scale = rng.choice([-3, -1, 2, 4])
+    return rng.choice(
+        [a + b, a - b, a * scale, a // abs(scale), a % abs(scale * 2), minimum(a, b), maximum(a, b)]
+    )
+
+
+def test_sets_hold_every_value() -> None:
+    rng = random.Random(3)
+    domains = {X: interval(-2, 5), Y: interval(1, 4)}
+    for _ in range(120):
+        expr = random_expression(rng, 3)
+        found = eval_set(expr, domains)
+        values = [evaluate(expr, {X: x, Y: y}) for x in range(-2, 6) for y in range(1, 5)]
+        if found.min_value is not None:
+            assert evaluate(found.min_value, {}) <= min(values)
+        if found.max_value is not None:
+            assert evaluate(found.max_value, {}) >= max(values)
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        (X * 4 + Y < 10, "[-inf, 1]"),
+        (X * 4 - Y >= 10, "[4, inf]"),
+        (binary(EQ, X, const(3)), "[3, 3]"),
+        (And(X > 2, X <= 7, "bool"), "[3, 7]"),
+        (X + N < 10, "[-inf, n * -1 + 9]"),
+        (X * X < 10, "[-inf, inf]"),
+        (Y < -1, "{}"),
+    ],
+)
+def test_deduced_bounds(condition: PrimExpr, expected: str) -> None:
+    """y runs over [0, 5]."""
+    assert str(deduce_bound(X, condition, {}, {Y: interval(0, 5)})) == expected
+
+
+def test_deduced_bounds_hold_for_all_of_the_rest() -> None:
+    rng = random.Random(5)
+    for _ in range(40):
+        a, b, c = rng.choice([-3, -1, 1, 2, 4]), rng.randint(-3, 3), rng.randint(-9, 9)
+        left = X * a + Y * b
+        condition = rng.choice([left < c, left <= c, left > c, left >= c])
+        found = deduce_bound(X, condition, {}, {Y: interval(-2, 3)})
+        good = [
+            x
+            for x in range(-20, 21)
+            if all(evaluate(condition, {X: x, Y: y}) for y in range(-2, 4))
+        ]
+        assert good == [x for x in range(-20, 21) if inside(found, x)]
+
+
+def inside(found: IntervalSet, value: int) -> bool:
+    low, high = found.min_value, found.max_value
+    return (low is None or evaluate(low, {}) <= value) and (
+        high is None or value <= evaluate(high, {})
+    )
+
+
+def test_linear_equations() -> None:
+    assert list(map(str, detect_linear_equation(X * 3 + (Y - X) * 2 + N, [X, Y]))) == [
+        "1",
+        "2",
+        "n",
+    ]
+    assert detect_linear_equation(X * Y, [X, Y]) == []
+    assert detect_linear_equation(X // 2, [X]) == []
+
+
+def test_inequalities_bound_the_later_by_the_earlier() -> None:
+    found = solve_linear_inequalities([X, Y], [X + Y < N, X >= 0, Y >= X * 2])
+    x = found.bounds[X]
+    assert (x.coef, list(map(str, x.lower)), list(map(str, x.upper))) == (
+        2,
+        ["0"],
+        ["n * 2 - y * 2 - 2", "y"],
+    )
+    y = found.bounds[Y]
+    assert list(map(str, y.lower)) == ["0"]
+    assert found.relations != []
+
+
+def test_ranges_of_a_system() -> None:
+    ranges, left = solve_inequalities_to_range(
+        [X, Y], [X + Y <= 10, X * 2 >= 3, Y > 3], {X: Range(0, 100)}
+    )
+    assert str(ranges[Y].min) == "4"
+    assert str(ranges[Y].extent) == "5"
+    assert left == []
+
+
+def test_every_solution_is_within_the_bounds() -> None:
+    rng = random.Random(11)
+    box = range(-3, 4)
+    for _ in range(25):
+        system = [
+            X * rng.randint(-3, 3) + Y * rng.randint(-3, 3) + Z * rng.randint(-2, 2)
+            <= rng.randint(-4, 9)
+            for _ in range(3)
+        ]
+        limits = [logical_and(v >= -3, v <= 3) for v in (X, Y, Z)]
+        found = solve_linear_inequalities([X, Y, Z], [*system, *limits])
+        for values in itertools.product(box, repeat=3):
+            at = dict(zip((X, Y, Z), values, strict=True))
+            if not all(evaluate(e, at) for e in system):
+                continue
+            assert all(evaluate(e, at) for e in found.relations)
+            for var, bound in found.bounds.items():
+                scaled = bound.coef * at[var]
+                assert all(evaluate(e, at) <= scaled for e in bound.lower)
+                assert all(evaluate(e, at) >= scaled for e in bound.upper)
+                assert all(evaluate(e, at) == scaled for e in bound.equal)

@@ -1,0 +1,98 @@
+"""Networks of `relay.testing`, and what importers give: built, printed, read back, run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ekiden import relay
+from ekiden.ir import assert_structural_equal
+from ekiden.relay import testing
+from ekiden.relay.testing import init
+
+SMALL = {
+    "mlp": (testing.mlp, (2,), {}),
+    "resnet": (testing.resnet, (1, 10, 8, (3, 16, 16)), {}),
+    "resnet of bottlenecks": (testing.resnet, (1, 10, 50, (3, 64, 64)), {}),
+    "mobilenet": (testing.mobilenet, (1, 10, (3, 32, 32)), {}),
+    "dqn": (testing.dqn, (1,), {}),
+    "squeezenet 1.0": (testing.squeezenet, (1, 10, "1.0", (3, 64, 64)), {}),
+    "squeezenet 1.1": (testing.squeezenet, (1, 10, "1.1", (3, 64, 64)), {}),
+    "densenet": (testing.densenet, (121, 10, 1, (3, 32, 32)), {}),
+    "lstm": (testing.lstm, (1, 4), {}),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_network_reads_back(name: str) -> None:
+    home, args, named = SMALL[name]
+    module, params = home.get_workload(*args, **named)
+    assert_structural_equal(relay.parse(module.astext()), module)
+    names = {p.name_hint for p in module["main"].params}
+    assert names - set(params) == {"data"}
+    assert all(p.numpy().dtype == "float32" for p in params.values())
+
+
+@pytest.mark.parametrize("name", ["mlp", "dqn", "lstm"])
+def test_network_runs_alike_in_both_executors(name: str) -> None:
+    home, args, _ = SMALL[name]
+    module, params = home.get_workload(*args)
+    (data,) = (p for p in module["main"].params if p.name_hint == "data")
+    x = np.random.default_rng(1).standard_normal(data.type_annotation.concrete_shape)
+    results = [
+        relay.create_executor(kind, module, params=params).evaluate()(data=x.astype("float32"))
+        for kind in ("debug", "vm")
+    ]
+    np.testing.assert_allclose(results[0].numpy(), results[1].numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_vgg_has_its_layers() -> None:
+    net = testing.vgg.get_net(1, num_layers=16, batch_norm=True)
+    counts = testing.count_ops(net)
+    assert counts["nn.conv2d"] == 13 and counts["nn.dense"] == 3 and counts["nn.batch_norm"] == 13
+
+
+REFUSED = [
+    (
+        lambda: testing.resnet.get_net(1, num_layers=19),
+        "resnet: no network of 19 layers; there are",
+    ),
+    (
+        lambda: testing.resnet.get_net(1, 10, 9, (3, 28, 28)),
+        "small images take 6n \\+ 2 layers, got 9",
+    ),
+    (lambda: testing.vgg.get_net(1, num_layers=12), "vgg: no network of 12 layers"),
+    (lambda: testing.densenet.get_net(122), "densenet: no network of 122 layers"),
+    (
+        lambda: testing.squeezenet.get_net(1, version="2"),
+        "squeezenet: no version '2'; there are 1.0",
+    ),
+    (lambda: init.Xavier("normal"), "Xavier: no such kind: 'normal', 'avg'"),
+    (lambda: init.Xavier()("w_weight", np.zeros(3)), "Xavier: 'w_weight' must have 2 dimensions"),
+    (lambda: init.Xavier()("w", np.zeros(3)), "expected a name that ends with weight, bias"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED, ids=[m for _, m in REFUSED])
+def test_refused(make: object, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_parameters_come_from_the_seed() -> None:
+    first, second = (testing.mlp.get_workload(1)[1]["fc1_weight"].numpy() for _ in range(2))
+    np.testing.assert_equal(first, second)
+    bound = np.sqrt(3 / ((784 + 128) / 2))
+    assert np.abs(first).max() <= bound and np.abs(first).max() > 0.9 * bound
+    net = testing.mlp.get_net(1)
+    params = testing.create_workload(net, init.Constant())[1]
+    np.testing.assert_allclose(params["fc2_weight"].numpy(), 1 / (64 * 128))
+
+
+def test_helpers() -> None:
+    x = relay.var("x", shape=(2,))
+    assert testing.run_infer_type(relay.exp(x)).checked_type == relay.TensorType((2,))
+    typed = testing.run_opt_pass(relay.Function([x], x), relay.transform.InferType())
+    assert isinstance(typed, relay.Function) and typed.ret_type == relay.TensorType((2,))
+    assert testing.rand("float16", 2, 3).numpy().shape == (2, 3)

@@ -1,0 +1,231 @@
+"""Code for external compilers: composite functions, annotation, regions, partition, running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from pass_checks import Array, assert_same_meaning, calls, evaluate, main_of, program
+
+import ekiden
+from ekiden.backend.external import register_external
+from ekiden.ir.op import OP_ATTRS, register_op_attr
+from ekiden.ir.transform import PassContext, Sequential
+from ekiden.relay import Interpreter, IRModule
+from ekiden.relay.analysis import verify
+from ekiden.relay.dataflow_pattern import is_op, wildcard
+from ekiden.relay.expr import Call, Function
+from ekiden.relay.transform import (
+    AnnotateTarget,
+    DefuseOps,
+    InferType,
+    Inline,
+    MergeCompilerRegions,
+    MergeComposite,
+    PartitionGraph,
+)
+from ekiden.runtime.errors import CompileError
+
+pytestmark = pytest.mark.quick
+
+X = "%x: Tensor[(2, 3), float32]"
+
+
+@pytest.fixture(autouse=True)
+def test_target() -> Iterator[None]:
+    """A compiler "test" that takes some operators; additions of two results alone."""
+    for name in ("exp", "tanh", "multiply", "nn.dense"):
+        register_op_attr(name, "target.test", lambda call: True)
+
+    @register_op_attr("add", "target.test")
+    def add(call: Call) -> bool:
+        return all(isinstance(a, Call) for a in call.args)
+
+    yield
+    for table in ("target.test", "target.other"):
+        OP_ATTRS.pop(table, None)
+
+
+PARTITION = Sequential([AnnotateTarget("test"), MergeCompilerRegions(), PartitionGraph()])
+
+
+def random(*shapes: tuple[int, ...]) -> list[Array]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def external(module: IRModule) -> dict[str, list[str]]:
+    """The operators of each function for an external compiler."""
+    return {
+        g.name_hint: calls(IRModule({"main": f}))
+        for g, f in module.functions.items()
+        if isinstance(f, Function) and f.attr("Compiler")
+    }
+
+
+def partitioned(body: str, params: str = X) -> IRModule:
+    before = program(f"def @main({params}) {{ {body} }}")
+    made = PARTITION(before)
+    verify(made)
+    args = random(*[(2, 3)] * len(main_of(before).params))
+    assert_same_meaning(before, made, args)
+    return made
+
+
+def test_each_operator_is_marked() -> None:
+    made = AnnotateTarget("test")(program(f"def @main({X}) {{ nn.relu(exp(%x)) }}"))
+    begin, end = "annotation.compiler_begin", "annotation.compiler_end"
+    assert calls(made) == [begin, "exp", end, "nn.relu"]
+
+
+def test_a_predicate_looks_at_the_call() -> None:
+    made = AnnotateTarget("test")(program(f"def @main({X}) {{ add(%x, %x) }}"))
+    assert calls(made) == ["add"]
+
+
+def test_the_first_target_that_takes_an_operator_has_it() -> None:
+    register_op_attr("exp", "target.other", lambda call: True)
+    module = program(f"def @main({X}) {{ tanh(exp(%x)) }}")
+    made = PartitionGraph()(AnnotateTarget(["other", "test"])(module))
+    assert external(made) == {
+        "tvmgen_default_other_main_0": ["exp"],
+        "tvmgen_default_test_main_1": ["tanh"],
+    }
+
+
+def test_a_chain_is_one_region() -> None:
+    made = partitioned("nn.relu(tanh(exp(%x)))")
+    assert external(made) == {"tvmgen_default_test_main_0": ["exp", "tanh"]}
+    assert calls(made) == ["nn.relu"]
+
+
+def test_without_merging_each_operator_is_a_region() -> None:
+    module = program(f"def @main({X}) {{ tanh(exp(%x)) }}")
+    made = PartitionGraph("m")(AnnotateTarget("test")(module))
+    assert external(made) == {"tvmgen_m_test_main_0": ["exp"], "tvmgen_m_test_main_1": ["tanh"]}
+    assert_same_meaning(module, made, random((2, 3)))
+
+
+def test_a_diamond_is_one_region() -> None:
+    made = partitioned("%0 = exp(%x); add(tanh(%0), multiply(%0, %x))")
+    assert list(external(made).values()) == [["exp", "tanh", "multiply", "add"]]
+
+
+def test_a_region_may_not_wait_for_itself() -> None:
+    """relu, which is not taken, lies between exp and the addition."""
+    made = partitioned("%0 = exp(%x); add(%0, nn.relu(%0))")
+    assert sorted(external(made).values()) == [["add"], ["exp"]]
+
+
+def test_regions_on_both_sides_of_another() -> None:
+    made = partitioned("%0 = exp(%x); %1 = tanh(%x); add(multiply(%0, %1), nn.relu(%1))")
+    found = external(made).values()
+    assert sorted(o for ops in found for o in ops) == ["add", "exp", "multiply", "tanh"]
+    assert calls(made) == ["nn.relu"]
+
+
+def test_a_region_with_several_results_gives_a_tuple() -> None:
+    made = partitioned("%0 = exp(%x); %1 = tanh(%0); (nn.relu(%0), nn.relu(%1))")
+    assert list(external(made).values()) == [["exp", "tanh"]]
+
+
+def test_tuples_join_a_region() -> None:
+    made = partitioned("%0 = (exp(%x), tanh(%x)); multiply(%0.0, %0.1)")
+    assert list(external(made).values()) == [["exp", "tanh", "multiply"]]
+
+
+def test_constants_are_bound_or_handed_in() -> None:
+    module = program(f"def @main({X}) {{ multiply(%x, 2f) }}")
+    bound = PARTITION(module)
+    handed = Sequential([AnnotateTarget("test"), PartitionGraph(bind_constants=False)])(module)
+    for made, count in ((bound, 1), (handed, 2)):
+        (function,) = (f for g, f in made.functions.items() if g.name_hint != "main")
+        assert isinstance(function, Function) and len(function.params) == count
+        assert function.attr("Primitive") == 1 and function.attr("Compiler") == "test"
+        assert function.attr("global_symbol") == "tvmgen_default_test_main_0"
+        assert_same_meaning(module, made, random((2, 3)))
+
+
+def test_nothing_to_take_changes_nothing() -> None:
+    module = program(f"def @main({X}) {{ nn.relu(%x) }}")
+    assert PARTITION(module)["main"] is module["main"]
+
+
+def _interpreted(function: Function) -> Callable[..., None]:
+    """A code generator that interprets: it stands for one of another company."""
+    module = IRModule({"main": function.with_fields(attrs=None)})
+
+    def kernel(*tensors: object) -> None:
+        arrays = [ekiden.runtime.tensor(t).numpy() for t in tensors]
+        count = len(function.params)
+        result = Interpreter(InferType()(module)).evaluate("main", *arrays[:count])
+        results = result if isinstance(result, tuple) else (result,)
+        for out, value in zip(arrays[count:], results, strict=True):
+            np.copyto(out, value)
+
+    return kernel
+
+
+def test_external_functions_run_in_the_virtual_machine() -> None:
+    text = f"def @main({X}) {{ %0 = exp(%x); %1 = tanh(%0); (nn.relu(%0), nn.relu(%1)) }}"
+    made = PARTITION(program(text))
+    register_external("test", _interpreted)
+    exe = ekiden.compile(made)
+    assert "tvmgen_default_test_main_0" in exe.disassemble()
+    args = random((2, 3))
+    for got, expected in zip(exe(*args), evaluate(program(text), args), strict=True):
+        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5)
+
+
+def test_an_external_compiler_without_code_generator_is_named() -> None:
+    register_op_attr("exp", "target.other", lambda call: True)
+    made = Sequential([AnnotateTarget("other"), PartitionGraph()])(
+        program(f"def @main({X}) {{ exp(%x) }}")
+    )
+    with pytest.raises(CompileError, match="'tvmgen_default_other_main_0' is for the external "):
+        ekiden.compile(made)
+    with PassContext(opt_level=3):
+        inlined = Sequential([Inline(), DefuseOps()])(made)
+    np.testing.assert_allclose(
+        ekiden.compile(inlined)(*random((2, 3))).numpy(), np.exp(random((2, 3))[0]), rtol=1e-5
+    )
+
+
+DENSE = is_op("nn.dense")(wildcard(), wildcard())
+BIAS = is_op("nn.bias_add")(DENSE, wildcard())
+TEXT = f"""def @main({X}, %w: Tensor[(4, 3), float32], %b: Tensor[(4,), float32]) {{
+  nn.relu(nn.bias_add(nn.dense(%x, %w), %b)) }}"""
+
+
+def composite(module: IRModule) -> list[object]:
+    function = main_of(module)
+    found = []
+    at = function.body
+    while isinstance(at, Call):
+        if isinstance(at.op, Function):
+            found.append(at.op.attr("Composite"))
+        at = at.args[0]
+    return found
+
+
+def test_composite_functions_are_cut_out_in_order() -> None:
+    table = [("test.dense_bias_relu", is_op("nn.relu")(BIAS)), ("test.dense", DENSE)]
+    made = MergeComposite(table)(program(TEXT))
+    verify(made)
+    assert composite(made) == ["test.dense_bias_relu"]
+    assert composite(MergeComposite(table[1:])(program(TEXT))) == ["test.dense"]
+    assert_same_meaning(program(TEXT), made, random((2, 3), (4, 3), (4,)))
+
+
+def test_a_check_can_refuse_a_match() -> None:
+    table = [("test.dense", DENSE, lambda call: False)]
+    assert composite(MergeComposite(table)(program(TEXT))) == []
+
+
+def test_a_composite_function_goes_to_its_compiler() -> None:
+    made = MergeComposite([("test.dense_bias", BIAS)])(program(TEXT))
+    made = PARTITION(made)
+    verify(made)
+    assert external(made) == {"tvmgen_default_test_main_0": ["nn.dense", "nn.bias_add"]}
+    assert_same_meaning(program(TEXT), InferType()(made), random((2, 3), (4, 3), (4,)))
