@@ -77,6 +77,7 @@ static void check_at_exit(void) {
   ek_pool_config(0, NULL, 0);
   ek_registry_clear();
   ek_types_clear();
+  ek_libraries_clear();
   ek_object_release(ek_error_take());
   ek_workspace_drop();
   if (ek_hard_live() == 0) return;

@@ -105,6 +105,7 @@ int ek_value_own(const char *doing, const ek_value *value, ek_value *out);
 
 /* Forgets every type and function that was registered: when the process ends. */
 void ek_types_clear(void);
+void ek_libraries_clear(void);
 void ek_registry_clear(void);
 
 /* ek_array.c ----------------------------------------------------------------------------------- */

@@ -81,14 +81,55 @@ static const ek_module_kind library_kind = {"library", library_get, NULL, NULL, 
 
 /* Loading -------------------------------------------------------------------------------------- */
 
-/* A library that registers things must stay, for nobody knows when the last of them is used. */
-static int initialise(const char *path, void *handle) {
+/* Libraries whose __ek_init has run. They stay loaded, so a handle is never another's later. */
+typedef struct initialised {
+  struct initialised *next;
+  void *handle;
+} initialised;
+
+static initialised *all_initialised;
+static ek_mutex init_lock;
+static ek_once init_once = EK_ONCE_INIT;
+
+/* Initialising a library may load others. */
+static void make_init_lock(void) { ek_mutex_make_recursive(&init_lock); }
+
+/* A library that registers things must stay, for nobody knows when the last of them is used. Under
+** the lock. */
+static int run_init(const char *path, void *handle, void *address) {
   int (*begin)(void);
+  memcpy(&begin, &address, sizeof begin);
+  for (initialised *known = all_initialised; known != NULL; known = known->next) {
+    if (known->handle == handle) return 0;
+  }
+  if (ek_dl_pin(path) != 0) return ek_error("OSError", "load library '%s': it cannot stay", path);
+  initialised *added = ek_alloc_or_error(sizeof *added);
+  if (added == NULL) return -1;
+  if (begin() != 0) {
+    ek_free(added);
+    return -1;
+  }
+  *added = (initialised){all_initialised, handle};
+  all_initialised = added;
+  return 0;
+}
+
+static int initialise(const char *path, void *handle) {
   void *address = ek_dl_symbol(handle, "__ek_init");
   if (address == NULL) return 0;
-  memcpy(&begin, &address, sizeof begin);
-  if (ek_dl_pin(path) != 0) return ek_error("OSError", "load library '%s': it cannot stay", path);
-  return begin();
+  ek_call_once(&init_once, make_init_lock);
+  ek_mutex_lock(&init_lock);
+  int code = run_init(path, handle, address);
+  ek_mutex_unlock(&init_lock);
+  return code;
+}
+
+void ek_libraries_clear(void) {
+  while (all_initialised != NULL) {
+    initialised *gone = all_initialised;
+    all_initialised = gone->next;
+    ek_free(gone);
+  }
 }
 
 /* A library that export_library made: its executable is run here, and not by the runtime inside. */
@@ -113,8 +154,14 @@ static int library_module(void *handle, ek_object **out) {
   return -1;
 }
 
-int ek_library_load(const char *path, ek_object **out) {
-  const char *reason = NULL;
+int ek_library_load(const char *given, ek_object **out) {
+  char here[4096];
+  const char *reason = NULL, *path = given;
+  /* The system looks for a bare name in its own folders, and not where we are. */
+  if (strchr(given, '/') == NULL && ek_file_exists(given)) {
+    int length = snprintf(here, sizeof here, "./%s", given);
+    if (length > 0 && (size_t)length < sizeof here) path = here;
+  }
   ek_object *module = NULL;
   void *handle = ek_dl_open(path, &reason);
   if (handle == NULL) {

@@ -24,6 +24,15 @@
 
 void ek_mutex_lock(ek_mutex *mutex) { pthread_mutex_lock(mutex); }
 void ek_mutex_unlock(ek_mutex *mutex) { pthread_mutex_unlock(mutex); }
+
+void ek_mutex_make_recursive(ek_mutex *mutex) {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_RECURSIVE);
+  pthread_mutex_init(mutex, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+}
+
 void ek_call_once(ek_once *flag, void (*once)(void)) { pthread_once(flag, once); }
 void ek_thread_join(ek_thread thread) { pthread_join(thread, NULL); }
 void ek_thread_yield(void) { sched_yield(); }
@@ -196,6 +205,8 @@ void *ek_system_alloc(size_t size, size_t alignment) {
 void ek_system_free(void *memory) { free(memory); }
 
 /* Files and libraries -------------------------------------------------------------------------- */
+
+bool ek_file_exists(const char *path) { return access(path, F_OK) == 0; }
 
 const void *ek_file_map(const char *path, size_t *size) {
   static const char empty[1] = {0};

@@ -17,6 +17,9 @@ typedef pthread_mutex_t ek_mutex;
 void ek_mutex_lock(ek_mutex *mutex);
 void ek_mutex_unlock(ek_mutex *mutex);
 
+/* Makes one that its holder may lock again. */
+void ek_mutex_make_recursive(ek_mutex *mutex);
+
 /* Runs 'once' exactly one time in the process, before any caller returns. */
 typedef pthread_once_t ek_once;
 #define EK_ONCE_INIT PTHREAD_ONCE_INIT
@@ -64,6 +67,8 @@ void ek_pages_unmap(void *pages, size_t size);
 ** pages. */
 void *ek_system_alloc(size_t size, size_t alignment);
 void ek_system_free(void *memory);
+
+bool ek_file_exists(const char *path);
 
 /* A file, read-only in memory. An empty file maps as '*size' 0 and a pointer that is not NULL. */
 const void *ek_file_map(const char *path, size_t *size);

@@ -186,7 +186,7 @@ def cmake(*arguments: object) -> None:
 
 def build_example(language: str, build: Path, found_by: str) -> Path:
     """The program of an example, built afresh over an installed package."""
-    if shutil.which("cmake") is None or shutil.which("c++") is None:
+    if shutil.which("c++") is None or shutil.which("cmake") is None:
         pytest.skip("needs cmake and a C++ compiler")
     cmake("-S", ROOT / "examples" / language, "-B", build, found_by)
     cmake("--build", build)
@@ -213,6 +213,20 @@ def test_an_example_prints_the_right_numbers(exported: Path, tmp_path: Path, lan
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 1
     assert "dimension 1 must be 8" in done.stderr
+
+
+@pytest.mark.parametrize("compiler, source", [("cc", "c/run.c"), ("c++", "cpp/run.cpp")])
+def test_an_example_builds_by_one_command(
+    exported: Path, tmp_path: Path, compiler: str, source: str
+) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip("needs a C++ compiler")
+    shared, program = runtime.library_path().resolve(), tmp_path / "run"
+    command = [compiler, str(ROOT / "examples" / source), f"-I{runtime.include_dir()}"]
+    command += [str(shared), f"-Wl,-rpath,{shared.parent}", "-o", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert done.returncode == 0, done.stderr
+    expect_right_numbers(program, exported, "one.so")
 
 
 def test_the_runtime_installs_without_python(exported: Path, tmp_path: Path) -> None:

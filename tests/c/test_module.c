@@ -1,6 +1,8 @@
 /* Modules: shared libraries and imports. The first argument is the path of library.c, built. */
 #include "check.h"
 
+#include <unistd.h>
+
 static ek_object *load(const char *path) {
   ek_object *module = NULL;
   CHECK(ek_module_load(path, &module) == 0);
@@ -16,6 +18,26 @@ static void a_library_gives_functions_that_outlive_it(const char *path) {
   CHECK(ek_function_call(function, &arg, 1, &ret) == 0 && ret.v.i64 == 21);
   CHECK(ek_function_call(function, &arg, 0, &ret) == -1);
   ek_object_release(function);
+}
+
+static void a_library_is_initialised_once(const char *path) {
+  ek_object *first = load(path), *second = load(path), *function = NULL;
+  ek_value ret = ek_value_none();
+  CHECK(ek_module_get(second, "times_initialised", &function) == 0 && function != NULL);
+  CHECK(ek_function_call(function, NULL, 0, &ret) == 0 && ret.v.i64 == 1);
+  ek_object_release(function);
+  ek_object_release(second);
+  ek_object_release(first);
+}
+
+static void a_bare_name_is_a_file_of_this_folder(const char *path) {
+  char folder[512];
+  const char *name = strrchr(path, '/') + 1;
+  CHECK((size_t)(name - path) < sizeof folder);
+  memcpy(folder, path, (size_t)(name - path));
+  folder[name - path] = '\0';
+  CHECK(chdir(folder) == 0);
+  ek_object_release(load(name));
 }
 
 static void cycles_of_imports_are_refused(const char *path) {
@@ -200,6 +222,7 @@ static void wrong_files_and_objects_are_refused(void) {
 int main(int argc, char **argv) {
   CHECK(argc == 2);
   a_library_gives_functions_that_outlive_it(argv[1]);
+  a_library_is_initialised_once(argv[1]);
   cycles_of_imports_are_refused(argv[1]);
   a_function_is_found_through_imports(argv[1]);
   wrong_files_and_objects_are_refused();
@@ -207,5 +230,6 @@ int main(int argc, char **argv) {
   imports_are_listed_and_dropped();
   a_suffix_names_its_loader();
   a_module_of_another_runtime_is_refused();
+  a_bare_name_is_a_file_of_this_folder(argv[1]);
   return 0;
 }

@@ -2,7 +2,10 @@
 
 import ctypes
 import gc
+import shutil
+import subprocess
 import weakref
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -246,3 +249,58 @@ class TestTorch:
         parameter = self.torch.nn.Parameter(self.torch.ones(2))
         shape = runtime.convert(lambda tensor: runtime.Shape(tensor.shape))
         assert shape(parameter) == (2,)  # type: ignore[operator]
+
+
+DEVICE = r"""
+#include <ekiden/runtime.h>
+#include <stdlib.h>
+
+/* A device whose memory is the host's, with every bit turned: what the host reads is nonsense. */
+static int alloc(ek_device device, size_t size, size_t alignment, void **out) {
+  (void)device, (void)alignment;
+  *out = malloc(size + 1);
+  return *out == NULL ? ek_error("MemoryError", "no memory") : 0;
+}
+
+static void release(ek_device device, void *data, size_t size) {
+  (void)device, (void)size;
+  free(data);
+}
+
+static int copy(const void *from, ek_device from_device, void *to, ek_device to_device,
+                size_t size) {
+  char turn = (from_device.type == 12) == (to_device.type == 12) ? 0 : (char)0xff;
+  for (size_t i = 0; i < size; i++) ((char *)to)[i] = ((const char *)from)[i] ^ turn;
+  return 0;
+}
+
+static const ek_device_table table = {"turned", alloc, release, copy};
+
+EK_API int __ek_init(void) { return ek_device_register(12, &table); }
+"""
+
+
+def test_tensors_move_between_devices(tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler: install gcc or clang")
+    (tmp_path / "device.c").write_text(DEVICE)
+    output = tmp_path / "device.so"
+    command = [compiler, "-shared", "-fPIC", f"-I{runtime.include_dir()}"]
+    command += [str(tmp_path / "device.c"), str(runtime.library_path()), "-o", str(output)]
+    subprocess.run(command, check=True)
+    runtime.load_module(output)
+    device = runtime.device("ext_dev", 1)
+    array = np.arange(6, dtype="int32").reshape(2, 3)
+    there = runtime.nd.array(array, device)
+    assert there.device == device
+    np.testing.assert_array_equal(there.numpy(), array)
+    assert not there.numpy().flags.writeable
+    np.testing.assert_array_equal(there.copyto(runtime.device("ext_dev", 2)).numpy(), array)
+    back = runtime.empty((2, 3), "int32")
+    there.copyto(back)
+    np.testing.assert_array_equal(back.numpy(), array)
+    moved = runtime.from_dlpack(back, device=device)
+    assert moved.device == device
+    assert there.__dlpack_device__() == (12, 1)
+    np.testing.assert_array_equal(np.from_dlpack(there, device="cpu"), array)

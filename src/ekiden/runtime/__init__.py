@@ -4,7 +4,7 @@ This is the deployment package: it loads and runs what Ekiden compiled, and impo
 compiler nor anything the compiler needs.
 """
 
-from ekiden.runtime import ndarray as nd
+from ekiden.runtime import ndarray as nd  # noqa: F401
 from ekiden.runtime import vm
 from ekiden.runtime._core import (
     ADT,
@@ -89,7 +89,6 @@ __all__ = [
     "load_param_dict",
     "load_params",
     "make_node",
-    "nd",
     "num_threads",
     "object_class",
     "pool_stats",

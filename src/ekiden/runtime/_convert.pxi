@@ -314,7 +314,7 @@ cdef object _move_out(ek_value *value):
     cdef ek_object *object = value.v.obj
     if index == EK_TENSOR:
         value.type_index = EK_NONE
-        return _wrap_tensor(object)
+        return _wrap_any_tensor(object)
     if index == EK_NONE:
         return None
     if index == EK_INT:
@@ -360,7 +360,7 @@ cdef object _object_to_python(ek_object *object):
     cdef int32_t index = object.type_index
     if index == EK_TENSOR:
         ek_object_retain(object)
-        return _wrap_tensor(object)
+        return _wrap_any_tensor(object)
     if index == EK_ADT:
         return _adt_to_python(<ek_adt *>object)
     if index == EK_ARRAY:

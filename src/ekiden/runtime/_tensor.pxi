@@ -245,6 +245,23 @@ cdef inline Tensor _wrap_tensor(ek_object *handle):
     return self
 
 
+# A tensor that another runtime made has a DLTensor where ours has it, but nothing of ours behind it.
+ctypedef void (*Deleter)(void *self, int flags) noexcept
+cdef Deleter _OWN_TENSOR = NULL
+
+
+cdef inline Tensor _wrap_any_tensor(ek_object *handle):
+    """A handle that takes over one reference, to a tensor of ours or over one of others."""
+    cdef ek_value adopted
+    if handle.deleter == _OWN_TENSOR:
+        return _wrap_tensor(handle)
+    try:
+        _check(_adopt_tensor(handle, &adopted))
+    finally:
+        ek_object_release(handle)
+    return _wrap_tensor(adopted.v.obj)
+
+
 cdef ek_object *_view_of(const ek_dltensor *dl, uint64_t flags) except NULL:
     """A tensor over memory that somebody else keeps alive; any strides."""
     cdef ek_object *out = NULL
@@ -385,3 +402,6 @@ def empty(shape, dtype="float32", device=None):
     """A new tensor whose elements are not set, on the host unless a device is given."""
     cdef int64_t dims[EK_MAX_NDIM]
     return _new_tensor(dims, _set_dims(dims, tuple(shape)), _dtype_from(dtype), device)
+
+
+_OWN_TENSOR = (<Tensor>empty(())).handle.deleter
