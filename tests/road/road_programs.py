@@ -21,16 +21,18 @@ _T = TypeVar("_T")
 
 
 def flatten(value: object) -> list[Array]:
-    """The tensors of a result in order; a constructor's tag stands before its fields."""
+    """The tensors of a result in order; a constructor's tag stands before its fields, unless it is
+    0, the tag of tuples.
+    """
     found: list[Array] = []
     work = [value]
     while work:
         at = work.pop()
         if isinstance(at, ConstructorValue):
-            found.append(np.asarray(at.tag))
+            found += [np.asarray(at.tag)] if at.tag else []
             work.extend(reversed(at.fields))
         elif isinstance(at, tuple):
-            if isinstance(at, ekiden.runtime.ADT):
+            if isinstance(at, ekiden.runtime.ADT) and at.tag:
                 found.append(np.asarray(at.tag))
             work.extend(reversed(at))
         else:
@@ -204,32 +206,3 @@ def slices(b: Builder, x: relay.Expr) -> relay.Expr:
 
 STEPS = (unary, binary, binary, reduction, transpose, reshape, concatenate, softmax, dense, image,
          slices)  # fmt: skip
-
-
-def wrap(b: Builder, body: relay.Expr) -> relay.IRModule:
-    """Put a value into random surroundings: none, a let, a choice, a tuple, a call, a closure."""
-    kind = relay.infer_expr_type(body)
-    form = b.draw(st.integers(0, 5))
-    if not all(isinstance(d, (IntImm, SizeVar)) for d in shape_of(body)):
-        form = min(form, 3)  # a function finds its symbols in the shapes of its own parameters
-    result = relay.var("result", kind)
-    if form == 1:
-        body = relay.Let(result, body, op.add(result, op.tanh(result)))
-    elif form == 2:
-        test = relay.var("test", relay.tensor_type((), "bool"))
-        b.params.append(test)
-        body = relay.If(test, op.tanh(body), op.negative(body))
-    elif form == 3:
-        pair = relay.Tuple((op.tanh(body), body))
-        body = relay.Tuple((relay.TupleGetItem(pair, 1), relay.TupleGetItem(pair, 0)))
-    elif form == 4:
-        helper = relay.Function((result,), op.sin(result), kind)
-        name = relay.GlobalVar("helper")
-        main = relay.Function(tuple(b.params), relay.Call(name, (body,)), None)
-        return relay.IRModule({name: helper, relay.GlobalVar("main"): main})
-    elif form == 5 and b.params:
-        seen = b.params[0]
-        inner = relay.Function((result,), relay.Tuple((op.cos(result), op.tanh(seen))), None)
-        named = relay.var("f")
-        body = relay.Let(named, inner, relay.Call(named, (body,)))
-    return relay.IRModule.from_expr(relay.Function(tuple(b.params), body, None))

@@ -4,54 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, settings
-from hypothesis import strategies as st
-from road_programs import Array, Builder, agree, check, normal, wrap
+from road_programs import check, normal
 
 import ekiden
 from ekiden import relay
 from ekiden.ir.prim import SizeVar
 from ekiden.relay import op
-from ekiden.relay.interpreter import Interpreter
 
 VECTOR = relay.tensor_type((5,))
 SCALAR = relay.tensor_type(())
 COUNT = relay.tensor_type((), "int32")
-
-
-def arguments(b: Builder, seed: int) -> list[Array]:
-    """Arguments for a program's parameters, a truth value for each test of a choice."""
-    arrays = b.arrays(seed)
-    return [
-        np.asarray(seed % 2 == 1) if p.name_hint == "test" else a
-        for p, a in zip(b.params, arrays, strict=True)
-    ]
-
-
-@settings(
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[Phase.generate],  # shrinking would compile for minutes
-    suppress_health_check=list(HealthCheck),
-)
-@given(st.data())
-@pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value")
-def test_random_programs_over_numbers_and_symbols(data: st.DataObject) -> None:
-    b = Builder(data.draw)
-    b.param()
-    for _ in range(data.draw(st.integers(1, 7))):
-        made = b.step()
-    module = wrap(b, made)
-    note(module.astext(show_meta_data=False))
-    exe = ekiden.compile(module)
-    for seed in range(3):
-        args = arguments(b, seed)
-        note(f"shapes {[a.shape for a in args]}")
-        agree(exe(*args), Interpreter(module).evaluate("main", *args))
-        for symbol in b.symbols:
-            b.symbols[symbol] = (b.symbols[symbol] * 3 + 1) % 7
 
 
 def function(params: list[relay.Var], body: relay.Expr) -> relay.Function:

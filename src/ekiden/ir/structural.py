@@ -45,6 +45,9 @@ ATOMS = frozenset(
 _UNIT: Row = ("relay.Tuple", ("(",))
 """The empty tuple, whose sharing does not matter either."""
 
+INFERRED = {"relay.Call": "type_args"}
+"""Node types -> the field that a program may leave out, because inference finds it."""
+
 _digests: weakref.WeakKeyDictionary[Node, str] = weakref.WeakKeyDictionary()
 
 
@@ -54,6 +57,7 @@ class _Plan:
 
     key: str
     names: tuple[str, ...]
+    inferred: str
     binding: tuple[str, ...]
     is_variable: bool
     is_graph: bool
@@ -73,7 +77,9 @@ def _plan_of(node: Node) -> _Plan:
         ]
         binding = tuple(f.name for f in kept if f.metadata.get("binding"))
         graph = isinstance(node, RelayExpr) and key not in ATOMS
-        found = _Plan(key, tuple(f.name for f in kept), binding, key in VARIABLES, graph)
+        inferred = INFERRED.get(key, "")
+        names = tuple(f.name for f in kept if f.name != inferred)
+        found = _Plan(key, names, inferred, binding, key in VARIABLES, graph)
         _plans[type(node)] = found
     return found
 
@@ -102,6 +108,8 @@ class _Canonical:
     same: dict[Row, int] = field(default_factory=dict)
     """Row -> its number, for nodes whose sharing does not matter."""
     bound: set[Node] = field(default_factory=set)
+    inferred: list[object] = field(default_factory=list)
+    """The values of fields that inference finds, which no row holds, in the order of their rows."""
 
     def write(self, root: object) -> Row:
         """The row of `root`, a node or a container, after the rows of everything in it."""
@@ -126,6 +134,8 @@ class _Canonical:
 
     def _number(self, node: Node, plan: _Plan) -> int:
         row: Row = (plan.key, *(self._encode(getattr(node, name)) for name in plan.names))
+        if plan.inferred:
+            self.inferred.append(getattr(node, plan.inferred))
         if plan.is_variable:
             row = (*row, *self._identity(node, plan.key))
         elif not plan.is_graph or row == _UNIT:
@@ -205,23 +215,29 @@ def _open_module(value: object) -> object:
     return {"functions": functions, "types": types, "attrs": value.attrs}
 
 
-def _rows(value: object, free: FreeVars) -> list[Row]:
-    root = _open_module(value)
-    form = _Canonical(free, map_sizes=free == "order" or isinstance(value, (IRModule, BaseFunc)))
-    last = form.write(root)
-    return [*form.rows, last]
+def _form(value: object, free: FreeVars) -> _Canonical:
+    """The rows of a value, the last one its own."""
+    map_sizes = free == "order" or isinstance(value, (IRModule, BaseFunc))
+    form = _Canonical(free, map_sizes)
+    form.rows.append(form.write(_open_module(value)))
+    return form
 
 
 def structural_equal(a: object, b: object, map_free_vars: bool = False) -> bool:
     """Whether two nodes, modules, arrays, tuples or mappings mean the same.
 
     Free variables must be the same objects unless `map_free_vars`. Named dimensions are free in a
-    type or an expression, but bound in a function or module.
+    type or an expression, but bound in a function or module. A call that leaves out its type
+    arguments means the same as with those that inference finds.
     """
     if a is b:
         return True
     free: FreeVars = "order" if map_free_vars else "identity"
-    return _rows(a, free) == _rows(b, free)
+    mine, other = _form(a, free), _form(b, free)
+    if mine.rows != other.rows:
+        return False
+    written = [p for p in zip(mine.inferred, other.inferred, strict=True) if all(p)]
+    return all(mine.write(x) == other.write(y) for x, y in written) and mine.rows == other.rows
 
 
 def structural_digest(a: object) -> str:
@@ -229,7 +245,7 @@ def structural_digest(a: object) -> str:
     if isinstance(a, BaseFunc) and (known := _digests.get(a)) is not None:
         return known
     state = hashlib.blake2b(digest_size=16)
-    for row in _rows(a, "order"):
+    for row in _form(a, "order").rows:
         state.update(repr(row).encode())
     found = state.hexdigest()
     if isinstance(a, BaseFunc):
@@ -237,18 +253,18 @@ def structural_digest(a: object) -> str:
     return found
 
 
-def structural_hash(a: object) -> int:
-    """The first 64 bits of `structural_digest`."""
+def structural_hash(a: object, map_free_vars: bool = False) -> int:
+    """The first 64 bits of `structural_digest`, where free variables are always mapped."""
     return int(structural_digest(a)[:16], 16)
 
 
 def structural_key(a: object) -> Hashable:
-    """A key for dictionaries: equal for two things exactly when they are `structural_equal`. Free
-    variables are themselves; the digests of `n` and `m` are the same.
+    """A key for dictionaries: equal for two things exactly when they are `structural_equal`, type
+    arguments left alone. Free variables are themselves; the digests of `n` and `m` are the same.
 
     It holds as long as the variables inside are alive.
     """
-    return tuple(_rows(a, "identity"))
+    return tuple(_form(a, "identity").rows)
 
 
 __all__ = ["structural_digest", "structural_equal", "structural_hash", "structural_key"]

@@ -1,9 +1,13 @@
 """ToANormalForm: every intermediate value gets a name, in the scope where it is needed."""
 
+import numpy as np
 import pytest
-from pass_checks import check
+from pass_checks import assert_same_meaning, check
 
+from ekiden.relay import Function, If, IRModule, Let, Var, op, post_order, var
+from ekiden.relay.analysis import verify
 from ekiden.relay.transform import ToANormalForm
+from ekiden.relay.transform.scopes import operands
 
 pytestmark = pytest.mark.quick
 
@@ -113,3 +117,19 @@ def test_clauses_of_a_match_are_scopes() -> None:
             None_ => { let %c = tanh(%x); %c } };
           %r }""",
     )
+
+
+def test_a_let_that_is_shared_is_the_body_of_one_further_in() -> None:
+    """%0 = { let %b = exp(%x); %b }; %0 + (if (%c) { let %a = negative(%x); %0 } else { %x })"""
+    x, c = var("x", shape=(2,)), var("c", shape=(), dtype="bool")
+    a, b = Var("a"), Var("b")
+    shared = Let(b, op.exp(x), b)
+    branch = If(c, Let(a, op.negative(x), shared), x)
+    module = IRModule.from_expr(Function((x, c), op.add(shared, branch), None))
+    made = ToANormalForm()(module)
+    verify(made)
+    values = np.ones(2, np.float32), np.asarray(True)
+    assert_same_meaning(module, made, values)
+    lets = [e for e in post_order(made["main"], into_functions=True) if isinstance(e, Let)]
+    assert not any(isinstance(e.value, Let) for e in lets)
+    assert not any(isinstance(p, Let) for e in lets for p in operands(e.value))

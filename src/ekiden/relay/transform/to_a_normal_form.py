@@ -47,9 +47,20 @@ def _name_all(scopes: list[Scope]) -> Names:
             if not isinstance(expr, Let):
                 names[expr] = given.get(expr) or _fresh(len(names), expr)
         lets.extend(own)
-    for let in reversed(lets):  # inner ones first: the value of a let is that of its body
-        names[let] = names.get(let.body, let.body)
+    for let in lets:
+        _name_let(let, names)
     return names
+
+
+def _name_let(let: Let, names: Names) -> None:
+    """The value of a `Let` is that of its body; one that is shared may stand further out."""
+    chain: list[Let] = []
+    at: RelayExpr = let
+    while isinstance(at, Let) and at not in names:
+        chain.append(at)
+        at = at.body
+    name = names.get(at, at)
+    names.update((each, name) for each in chain)
 
 
 def _fresh(number: int, expr: RelayExpr) -> Var:

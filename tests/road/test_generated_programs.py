@@ -1,0 +1,71 @@
+"""Generated programs mean the same in every form: as text, as JSON, interpreted and compiled.
+
+EKIDEN_LONG_TESTS=1 makes 2,000 of them instead of 100.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from generated_programs import Program, programs
+from hypothesis import HealthCheck, Phase, given, note, settings
+from road_programs import agree
+
+import ekiden
+from ekiden.ir.json import load_json, save_json
+from ekiden.ir.structural import structural_digest, structural_equal
+from ekiden.relay import IRModule, parse
+from ekiden.relay.analysis import find_errors
+from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.transform import InferType
+
+is_long = bool(os.environ.get("EKIDEN_LONG_TESTS"))
+generated = settings(
+    max_examples=2000 if is_long else 100,
+    deadline=None,
+    derandomize=not is_long,
+    database=None,
+    phases=[Phase.generate],  # shrinking would compile for minutes
+    suppress_health_check=list(HealthCheck),
+)
+quiet = pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value")
+
+
+@pytest.mark.timeout(7200 if is_long else 300)
+@generated
+@given(programs())
+@quiet
+def test_text_and_json_of_a_program_read_back(program: Program) -> None:
+    for module in (program.module, InferType()(program.module)):
+        note(module.astext())
+        assert find_errors(module) == []
+        parsed, loaded = parse(module.astext()), load_json(save_json(module))
+        assert isinstance(loaded, IRModule)
+        assert structural_equal(parsed, module)
+        assert structural_equal(loaded, module)
+        assert structural_digest(parsed) == structural_digest(module) == structural_digest(loaded)
+        args = program.arguments(1)
+        agree(
+            Interpreter(parsed).evaluate("main", *args), Interpreter(module).evaluate("main", *args)
+        )
+
+
+@pytest.mark.timeout(7200 if is_long else 300)
+@generated
+@given(programs(has_references=False))
+@quiet
+def test_a_compiled_program_is_what_the_interpreter_says(program: Program) -> None:
+    note(program.module.astext(show_meta_data=False))
+    exe = ekiden.compile(program.module)
+    for seed in range(3):
+        args = program.arguments(seed)
+        note(f"shapes {[a.shape for a in args]}")
+        agree(exe(*args), Interpreter(program.module).evaluate("main", *args))
+
+
+@settings(generated, max_examples=60)
+@given(programs(depth=2), programs(depth=2))
+def test_programs_that_differ_have_different_digests(a: Program, b: Program) -> None:
+    equal = structural_equal(a.module, b.module)
+    assert equal == (structural_digest(a.module) == structural_digest(b.module))
