@@ -70,13 +70,22 @@ class _Regroup(StmtMutator):
         if isinstance(expr, (IntImm, FloatImm, Var)):
             return expr
         self._alive.append(expr)
-        for each in pending((expr,), self._invariant):
-            self._invariant[id(each)] = self._is_invariant(each)
         order = pending((expr,), self._memo)
-        guarded = {id(e) for e in order} if self._conditional else guarded_nodes(expr, order)
+        guarded = self._guarded(expr, order)
         for each in order:
+            self._invariant[id(each)] = self._is_invariant(each)
             self._memo[id(each)] = self._place(each, guarded)
         return self._root(expr, id(expr) in guarded)
+
+    def _guarded(self, root: PrimExpr, order: list[PrimExpr]) -> set[int]:
+        """Ids of the nodes, among those of `order` and their children, that may not be evaluated;
+        the children may have been met before, where they were.
+        """
+        near = [root, *order, *(c for e in order for c in children(e))]
+        if self._conditional:
+            return {id(e) for e in near}
+        has_guard = any(isinstance(e, Intrinsic) and e.op == "if_then_else" for e in order)
+        return guarded_nodes(root, near) if has_guard else set()
 
     def _is_invariant(self, e: PrimExpr) -> bool:
         if isinstance(e, Var):

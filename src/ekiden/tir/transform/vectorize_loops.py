@@ -61,6 +61,7 @@ class Vectorizer(StmtMutator):
         self._alive: list[PrimExpr] = []
         self._values: dict[Var, PrimExpr] = {var: ramp(base, 1, lanes)}
         self._buffers: dict[Buffer, Buffer] = {}
+        self._merged: set[Buffer] = set()
 
     def define(self, var: Var, value: PrimExpr) -> None:
         """Say what another scalar variable is in vectors."""
@@ -129,6 +130,7 @@ class Vectorizer(StmtMutator):
         if stmt.buffer in self._buffers:
             buffer, wide = self.buffer(stmt.buffer), broadcast(value, self._lanes)
             if self._has_branched and self._mask is not None:
+                self._merged.add(buffer)
                 old = BufferLoad(buffer, indices, wide.dtype)
                 wide = Select(self._mask, wide, old, wide.dtype)
             return BufferStore(buffer, wide, indices)
@@ -178,7 +180,20 @@ class Vectorizer(StmtMutator):
         """float32[n] in the loop -> float32x16[n]"""
         old = stmt.buffer
         self._buffers[old] = old.with_fields(dtype=dt.with_lanes(old.dtype, self._lanes))
-        return Allocate(self._buffers[old], self.visit(stmt.body))
+        wide = self._buffers[old]
+        body = self.visit(stmt.body)
+        return Allocate(wide, sequence(_cleared(wide), body) if wide in self._merged else body)
+
+
+def _cleared(buffer: Buffer) -> Stmt:
+    """Zeros in a buffer some of whose lanes may never be stored, but are merged with others."""
+    n = Var("n")
+    size: PrimExpr = const(1)
+    for extent in buffer.shape:
+        size = size * extent
+    zero = broadcast(const(0, dt.element(buffer.dtype)), dt.lanes(buffer.dtype))
+    kind = ForKind.UNROLLED if buffer.scope == "register" else ForKind.SERIAL
+    return For(n, const(0), size, kind, BufferStore(buffer, zero, (n,)))
 
 
 def _affine(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
