@@ -131,8 +131,8 @@ _HOMES = {
     "structural_hash": "ekiden.ir.structural",
 }
 _FOLDERS = frozenset(
-    "arith backend codegen driver error frontend ir parser relay runtime script target te testing tir"
-    " topi transform".split()
+    "arith backend codegen driver error frontend instrument ir parser relay runtime script target"
+    " te testing tir topi transform".split()
 )
 
 

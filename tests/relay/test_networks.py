@@ -96,3 +96,21 @@ def test_helpers() -> None:
     typed = testing.run_opt_pass(relay.Function([x], x), relay.transform.InferType())
     assert isinstance(typed, relay.Function) and typed.ret_type == relay.TensorType((2,))
     assert testing.rand("float16", 2, 3).numpy().shape == (2, 3)
+
+
+def test_gradients_are_compared_with_differences() -> None:
+    x = relay.var("x", shape=(2,), dtype="float64")
+    testing.check_grad(relay.Function([x], relay.exp(x) * x))
+    y = relay.var("y", shape=(), dtype="float64")
+    far = [np.array(0.3), np.array(0.7)]
+    testing.check_grad(relay.Function([y, relay.var("z", "float64")], y * y), far, far[:1])
+    with pytest.raises(AssertionError):
+        testing.check_grad(relay.Function([y], relay.abs(y)), [np.array(1e-9)], eps=1e-3)
+
+
+def test_spans_of_the_printed_text() -> None:
+    module = relay.parse("def @main(%x: float32) { add(%x, 1f) }")
+    body = relay.transform.AnnotateSpans()(module)["main"].body
+    assert (body.span.line, body.span.column) == (3, 3)
+    assert (body.args[1].span.line, body.args[1].span.column) == (3, 11)
+    assert relay.transform.InferTypeLocal(body) == relay.scalar_type("float32")

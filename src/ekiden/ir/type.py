@@ -60,6 +60,10 @@ class TypeKind(IntEnum):
     TypeData = 6
 
 
+_DTYPES = {"uint1": "bool", "int": "int32", "uint": "uint32", "float": "float32"}
+"""TVM's other names of dtypes."""
+
+
 @node("relay.TensorType")
 class TensorType(Type):
     """A tensor.
@@ -75,6 +79,8 @@ class TensorType(Type):
         shape = self.shape
         if type(shape) is not tuple or any(not isinstance(d, PrimExpr) for d in shape):
             freeze(self, shape=tuple(convert(d, "int64") for d in shape))
+        if self.dtype in _DTYPES:
+            freeze(self, dtype=_DTYPES[self.dtype])
 
     @property
     def concrete_shape(self) -> tuple[int, ...]:

@@ -193,6 +193,11 @@ class Var(ExprWithOp):
     type_annotation: Type | None = None
     span: Span | None = ignored(default=None)
 
+    @property
+    def vid(self) -> Var:
+        """What tells variables apart (TVM's name): the variable itself."""
+        return self
+
 
 @node("relay.Constant")
 class Constant(ExprWithOp):
@@ -478,11 +483,15 @@ def var(
     return Var(name_hint, type_annotation, span)
 
 
-def const(value: object, dtype: str | None = None, span: Span | None = None) -> Constant:
+def const(
+    value: object, dtype: str | TensorType | None = None, span: Span | None = None
+) -> Constant:
     """A constant from a Python number, nested lists, an array or a tensor.
 
     Python floats become float32 and ints int32, as in TVM; an array keeps its dtype.
     """
+    if isinstance(dtype, TensorType):
+        dtype = dtype.dtype
     if hasattr(value, "numpy"):  # a tensor of the runtime or of PyTorch
         value = value.numpy()
     if isinstance(value, (np.ndarray, np.generic)):

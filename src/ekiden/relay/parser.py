@@ -590,12 +590,12 @@ class _Parser(TypeParser):
         dtype = f"int{suffix}" if suffix else "int32" if fits else "int64"
         if not -(2 ** (SCALAR_BITS[dtype] - 1)) <= value < 2 ** (SCALAR_BITS[dtype] - 1):
             self.source.fail(start, f"{value} is out of the range of {dtype}")
-        return Constant(np.array(value, dtype))
+        return Constant(np.array(value, dtype), self.span(start))
 
     def _float(self, value: float, dtype: str, at: int) -> Constant:
         if not math.isinf(value) and abs(value) > float(np.finfo(dtype).max):
             self.source.fail(at, f"{value} is out of the range of {dtype}")
-        return Constant(np.array(value, to_numpy(dtype)))
+        return Constant(np.array(value, to_numpy(dtype)), self.span(at))
 
     def _braces(self) -> Steps:
         self.expect("{")

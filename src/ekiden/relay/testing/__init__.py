@@ -25,9 +25,10 @@ from ekiden.relay.testing import (
     squeezenet,
     vgg,
 )
+from ekiden.relay.testing.gradient import check_grad
 from ekiden.relay.testing.init import create_workload
 from ekiden.relay.testing.nat import count, make_nat_expr, make_nat_value
-from ekiden.relay.transform import InferType
+from ekiden.relay.transform import InferType, gradient
 
 
 def run_opt_pass(expr: Expr, opt_pass: Pass, import_prelude: bool = False) -> Expr:
@@ -56,11 +57,13 @@ def count_ops(expr: Expr) -> Counter[str]:
 
 __all__ = [
     "Prelude",
+    "check_grad",
     "count",
     "count_ops",
     "create_workload",
     "densenet",
     "dqn",
+    "gradient",
     "init",
     "layers",
     "lstm",

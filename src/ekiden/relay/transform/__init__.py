@@ -12,6 +12,7 @@ from ekiden.ir.transform import (
 )
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.alter_op_layout import AlterOpLayout
+from ekiden.relay.transform.annotate_spans import AnnotateSpans
 from ekiden.relay.transform.annotate_target import AnnotateTarget
 from ekiden.relay.transform.canonicalize_cast import CanonicalizeCast
 from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
@@ -52,11 +53,15 @@ from ekiden.relay.transform.to_a_normal_form import ToANormalForm
 from ekiden.relay.transform.to_basic_block_normal_form import ToBasicBlockNormalForm
 from ekiden.relay.transform.to_graph_normal_form import ToGraphNormalForm
 from ekiden.relay.transform.to_mixed_precision import ToMixedPrecision
+from ekiden.relay.type_infer import infer_expr_type
 
+InferTypeLocal = infer_expr_type
+"""The type of one expression (TVM's name)."""
 function_pass = function_pass_over(Function)
 """Decorator: (relay.Function, module, context) -> relay.Function becomes a pass."""
 
 for _factory in (
+    AnnotateSpans,
     ConvertLayout,
     DeadCodeElimination,
     EliminateCommonSubexpr,
@@ -98,6 +103,7 @@ for _factory in (
 
 __all__ = [
     "AlterOpLayout",
+    "AnnotateSpans",
     "AnnotateTarget",
     "BatchingOps",
     "CanonicalizeCast",
@@ -120,6 +126,7 @@ __all__ = [
     "FoldScaleAxis",
     "FuseOps",
     "InferType",
+    "InferTypeLocal",
     "Inline",
     "LambdaLift",
     "Legalize",

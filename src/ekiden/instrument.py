@@ -1,0 +1,27 @@
+"""Instruments of passes, under the name that programs of TVM have: `tvm.instrument`."""
+
+from ekiden.ir.instrument import (
+    DumpIR,
+    PassInstrument,
+    PassPrintingInstrument,
+    PassTimingInstrument,
+    PrintAfterAll,
+    PrintBeforeAll,
+    StopAfter,
+    Verify,
+    find_breaking_pass,
+    pass_instrument,
+)
+
+__all__ = [
+    "DumpIR",
+    "PassInstrument",
+    "PassPrintingInstrument",
+    "PassTimingInstrument",
+    "PrintAfterAll",
+    "PrintBeforeAll",
+    "StopAfter",
+    "Verify",
+    "find_breaking_pass",
+    "pass_instrument",
+]
