@@ -13,6 +13,7 @@ from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.prim import (
     LT,
     Add,
+    And,
     BinaryExpr,
     IntImm,
     Intrinsic,
@@ -112,8 +113,10 @@ class Vectorizer(StmtMutator):
             wide = self._buffers[e.buffer]
             return BufferLoad(wide, tuple(new), wide.dtype)
         lanes = dt.lanes(new[-1].dtype) if new else 1
-        if lanes == 1:
+        if lanes == 1 and not (self._has_branched and new):
             return rebuild(e, new)
+        if lanes == 1:  # one element for all lanes, if any of them is there
+            lanes, new = self._lanes, [*new[:-1], broadcast(new[-1], self._lanes)]
         dtype = dt.with_lanes(e.dtype, lanes)
         load = BufferLoad(e.buffer, tuple(new), dtype)
         if self._mask is None:
@@ -156,12 +159,19 @@ class Vectorizer(StmtMutator):
         return LetStmt(wide, value, self.visit(stmt.body))
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
-        """A condition that differs between lanes becomes the mask of both sides."""
+        """A condition that differs between lanes becomes the mask of both sides; the part of it
+        that does not stays a branch.
+        """
         condition = self.expr(stmt.condition)
         if dt.lanes(condition.dtype) == 1:
             return super().visit_if(stmt)
+        if stmt.else_case is None and isinstance(stmt.condition, And):
+            inner = stmt.with_fields(condition=stmt.condition.b)
+            return self.visit_if(stmt.with_fields(condition=stmt.condition.a, then_case=inner))
         if isinstance(condition, Intrinsic) and condition.op == "likely":
-            condition = condition.args[0]
+            marked = stmt.condition
+            assert isinstance(marked, Intrinsic)
+            return self.visit_if(stmt.with_fields(condition=marked.args[0]))
         then = self._under(condition, stmt.then_case)
         if stmt.else_case is None:
             return then
