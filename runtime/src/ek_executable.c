@@ -451,13 +451,16 @@ int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object
 
 /* Linking -------------------------------------------------------------------------------------- */
 
-static int link_primitive(ek_bytes name, ek_object *image, ek_object **out) {
+static int link_primitive(ek_executable *e, ek_bytes name, ek_object *image, ek_object **out) {
   char *key = ek_alloc_or_error(name.size + 1);
   if (key == NULL) return -1;
   memcpy(key, name.data, name.size);
   key[name.size] = '\0';
   int status = image == NULL ? 0 : ek_module_get(image, key, out);
-  if (status == 0 && *out == NULL) *out = ek_registry_get(key);
+  if (status == 0 && *out == NULL) {
+    *out = ek_registry_get(key);
+    e->calls_out = true;
+  }
   if (status == 0 && *out == NULL) {
     status = ek_error("LoadError",
                       "link executable: primitive '%s' is neither in its native code "
@@ -477,7 +480,7 @@ static int link_all(ek_executable *e) {
   int status = linked == NULL ? -1 : 0;
   if (linked != NULL) memset(linked, 0, size);
   for (int32_t i = 0; i < e->n_primitives && status == 0; i++) {
-    status = link_primitive(e->primitives[i], image, &linked[i]);
+    status = link_primitive(e, e->primitives[i], image, &linked[i]);
   }
   ek_object_release(image);
   if (status == 0) {

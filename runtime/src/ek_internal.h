@@ -142,6 +142,7 @@ ek_tensor *ek_tensor_alloc(const int64_t *shape, int32_t ndim, ek_dtype dtype, e
 
 /* Whether this copy of the runtime made the object: what lies behind its DLTensor is ours. */
 bool ek_tensor_is_own(const ek_object *object);
+bool ek_storage_is_own(const ek_object *object);
 
 /* ek_device.c ---------------------------------------------------------------------------------- */
 

@@ -94,6 +94,8 @@ int ek_shape_nbytes(const int64_t *shape, int32_t ndim, ek_dtype dtype, size_t *
   return 0;
 }
 
+bool ek_storage_is_own(const ek_object *object) { return object->deleter == storage_deleter; }
+
 bool ek_tensor_is_own(const ek_object *object) { return object->deleter == tensor_deleter; }
 
 ek_tensor *ek_tensor_alloc(const int64_t *shape, int32_t ndim, ek_dtype dtype, ek_device device) {
@@ -164,7 +166,8 @@ static int check_strided(const ek_storage *storage, const ek_dltensor *like, siz
 int ek_tensor_strided(ek_object *owner, const ek_dltensor *like, uint64_t flags, ek_object **out) {
   size_t size;
   if (ek_shape_nbytes(like->shape, like->ndim, like->dtype, &size) != 0) return -1;
-  if (ek_is(owner, EK_STORAGE) && check_strided((ek_storage *)(void *)owner, like, size) != 0) {
+  bool is_storage = owner != NULL && ek_storage_is_own(owner);
+  if (is_storage && check_strided((ek_storage *)(void *)owner, like, size) != 0) {
     return -1;
   }
   ek_tensor *tensor = ek_tensor_alloc(like->shape, like->ndim, like->dtype, like->device);

@@ -249,7 +249,9 @@ static int32_t flatten(ek_vm *vm, const ek_value *value, int32_t count, int32_t 
 static int expect_writable(const ek_value *outputs, const ek_value *end) {
   for (; outputs < end; outputs++) {
     if (outputs->type_index != EK_TENSOR) continue;
-    if (((ek_tensor *)(void *)outputs->v.obj)->flags & EK_DLPACK_READ_ONLY) {
+    const ek_object *object = outputs->v.obj;
+    if (ek_tensor_is_own(object) &&
+        ((const ek_tensor *)(const void *)object)->flags & EK_DLPACK_READ_ONLY) {
       return ek_error("RunError", "InvokePacked: an output is a tensor that is read-only");
     }
   }
@@ -540,6 +542,7 @@ static void vm_deleter(void *self, int flags) {
     ek_free(vm->registers); /* all NONE outside a run */
     ek_free(vm->frames);
     ek_free(vm->args);
+    ek_lent_free(&vm->lent);
     ek_release(&vm->executable->base);
   }
   if (flags & EK_DELETE_MEMORY) ek_free(self);
@@ -571,11 +574,21 @@ int ek_vm_new(ek_object *executable, ek_object **out) {
   return 0;
 }
 
+/* Whether elements lie where loads of them may be made. */
+static bool is_aligned(const ek_dltensor *tensor) {
+  uintptr_t size = tensor->dtype.bits / 8;
+  return size == 0 || (uintptr_t)ek_dltensor_data(tensor) % size == 0;
+}
+
 /* A tensor as a register can hold it: contiguous, owned, and ours. */
-static int own_tensor(const ek_value *value, const ek_dltensor *tensor, ek_value *to) {
+static int own_tensor(ek_vm *vm, const ek_value *value, const ek_dltensor *tensor, ek_value *to) {
   ek_object *copy;
   bool is_lent = value->type_index == EK_DLTENSOR_PTR;
-  if (is_lent || !ek_dltensor_is_contiguous(tensor)) {
+  bool can_stay = ek_dltensor_is_contiguous(tensor) && is_aligned(tensor);
+  if (is_lent && can_stay && tensor->device.type == EK_CPU && !vm->executable->calls_out) {
+    return ek_lent_add(&vm->lent, tensor, to);
+  }
+  if (is_lent || !can_stay) {
     if (copy_tensor(tensor, &copy) != 0) return -1;
   } else if (!ek_tensor_is_own(value->v.obj)) {
     if (ek_tensor_strided(value->v.obj, tensor, 0, &copy) != 0) return -1;
@@ -589,12 +602,12 @@ static int own_tensor(const ek_value *value, const ek_dltensor *tensor, ek_value
 
 enum { MAX_NESTING = 64 };
 
-static int own_argument(const ek_vm_function *f, int32_t index, const ek_value *value, int depth,
-                        ek_value *to);
+static int own_argument(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_value *value,
+                        int depth, ek_value *to);
 
 /* An array of arguments as a tuple: other languages know arrays. */
-static int own_array(const ek_vm_function *f, int32_t index, const ek_array *array, int depth,
-                     ek_value *to) {
+static int own_array(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_array *array,
+                     int depth, ek_value *to) {
   ek_object *tuple;
   if (depth == MAX_NESTING) {
     return ek_error("TypeError", "call '%.*s': argument %d: arrays are nested more than %d deep",
@@ -604,7 +617,7 @@ static int own_array(const ek_vm_function *f, int32_t index, const ek_array *arr
   if (items == NULL) return -1;
   int code = 0;
   for (int64_t i = 0; code == 0 && i < array->size; i++) {
-    code = own_argument(f, index, &array->data[i], depth + 1, &items->data[i]);
+    code = own_argument(vm, f, index, &array->data[i], depth + 1, &items->data[i]);
   }
   if (code == 0) code = ek_container_new(EK_ADT, 0, items->data, items->size, &tuple);
   ek_release(&items->base);
@@ -613,12 +626,14 @@ static int own_array(const ek_vm_function *f, int32_t index, const ek_array *arr
 }
 
 /* An argument as a register can hold it. */
-static int own_argument(const ek_vm_function *f, int32_t index, const ek_value *value, int depth,
-                        ek_value *to) {
+static int own_argument(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_value *value,
+                        int depth, ek_value *to) {
   const ek_dltensor *tensor = ek_value_tensor(value);
   int32_t type = value->type_index;
-  if (tensor != NULL) return own_tensor(value, tensor, to);
-  if (type == EK_ARRAY) return own_array(f, index, (ek_array *)(void *)value->v.obj, depth, to);
+  if (tensor != NULL) return own_tensor(vm, value, tensor, to);
+  if (type == EK_ARRAY) {
+    return own_array(vm, f, index, (ek_array *)(void *)value->v.obj, depth, to);
+  }
   bool is_number = type >= EK_INT && type <= EK_FLOAT;
   if (is_number || type >= EK_OBJECT) {
     *to = *value;
@@ -635,21 +650,24 @@ static int call(ek_vm *vm, const ek_vm_function *f, const ek_value *args, int32_
   window w = {NULL, 0, 0};
   if (enter(vm, &w, f, NULL, 0) != 0) return -1;
   for (int32_t i = 0; i < nargs; i++) {
-    if (own_argument(f, i, &args[i], 0, &vm->registers[w.base + (size_t)i]) == 0) continue;
+    if (own_argument(vm, f, i, &args[i], 0, &vm->registers[w.base + (size_t)i]) == 0) continue;
     leave(vm, &w);
+    (void)ek_lent_end(&vm->lent, ret);
     return -1;
   }
-  return run(vm, w, ret);
+  int status = run(vm, w, ret);
+  if (vm->lent.count != 0 && ek_lent_end(&vm->lent, ret) != 0) return -1;
+  return status;
 }
 
 /* Reserves what a value made of tensors holds: the tensor, those it is a view of, their storage. */
 static void reserve_like(const ek_value *value) {
   const ek_object *at = value->type_index == EK_TENSOR ? value->v.obj : NULL;
-  while (at != NULL && at->type_index == EK_TENSOR) {
+  while (at != NULL && at->type_index == EK_TENSOR && ek_tensor_is_own(at)) {
     ek_alloc_reserve(at);
     at = ((const ek_tensor *)(const void *)at)->owner;
   }
-  if (at == NULL || at->type_index != EK_STORAGE) return;
+  if (at == NULL || !ek_storage_is_own(at)) return;
   ek_alloc_reserve(at);
   ek_buffer_reserve(((const ek_storage *)(const void *)at)->size);
 }

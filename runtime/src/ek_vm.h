@@ -3,6 +3,7 @@
 #define EK_VM_H_
 
 #include "ek_executable.h"
+#include "ek_lend.h"
 
 /* A function with some of its parameters bound. Captured values lie in an ADT, which knows how to
 ** die in chains of any length. */
@@ -35,6 +36,7 @@ typedef struct ek_vm {
   int32_t frame_capacity;
   ek_value *args;                          /* borrowed values of the call being made */
   int32_t args_capacity;
+  ek_lent lent;                            /* by the caller, during a call */
   uint32_t is_running;                     /* atomic */
   bool has_run;                            /* once, at least */
 } ek_vm;

@@ -4,6 +4,8 @@
 
 #include "program.h"
 
+#include "ek_vm.h"
+
 enum {
 #define EK_OPCODE(name, text, format, operands, meaning) name = EK_OP_##name,
 #include "vm_opcodes.def"
@@ -359,6 +361,60 @@ static void arguments_are_made_contiguous(void) {
   ek_object_release(vm);
 }
 
+static ek_value lent(ek_dltensor *tensor) {
+  ek_value value = {EK_DLTENSOR_PTR, 0, {0}};
+  value.v.ptr = tensor;
+  return value;
+}
+
+static void check_copied(const ek_value *value, const int64_t *data) {
+  const ek_dltensor *tensor = ek_value_tensor(value);
+  CHECK(tensor != NULL && tensor->data != data && memcmp(tensor->data, data, 32) == 0);
+}
+
+/* What a program gives back of that is a copy, however deep it lies: the caller frees the rest. */
+static void what_is_lent_does_not_leave(void) {
+  static const int64_t flat[] = {4};
+  program p = {
+      .functions = {{"main", 1, 1, WORDS(Ret, 0)},
+                    {"nested", 2, 3,
+                     WORDS(AllocADT, 2, 1, 2, 0, 1, AllocADT, 2, 0, 2, 2, 0, Ret, 2)},
+                    {"view", 1, 3, WORDS(LoadConst, 1, 0, ReshapeTensor, 2, 0, 1, 0, 1, Ret, 2)},
+                    {"closure", 1, 2, WORDS(AllocClosure, 1, 0, 1, 0, Ret, 1)},
+                    {"shape", 1, 2, WORDS(ShapeOf, 1, 0, Ret, 1)},
+                    {"fails", 1, 1, WORDS(Fatal)}},
+      .constants = {{flat, 1}}};
+  ek_object *vm = machine_of(&p);
+  int64_t data[] = {1, 2, 3, 4}, other[] = {5, 6, 7, 8}, shape[] = {2, 2};
+  ek_dltensor one = {data, {EK_CPU, 0}, 2, {EK_DTYPE_INT, 64, 1}, shape, NULL, 0}, two = one;
+  two.data = other;
+  ek_value args[2] = {lent(&one), lent(&two)}, result = ek_value_none();
+  for (int repeat = 0; repeat < 3; repeat++) {
+    CHECK(ek_vm_invoke(vm, 0, args, 1, &result) == 0);
+    check_copied(&result, data);
+    ek_value_release(&result);
+    CHECK(ek_vm_invoke(vm, 1, args, 2, &result) == 0);
+    const ek_adt *outer = (const ek_adt *)(const void *)result.v.obj;
+    const ek_adt *inner = (const ek_adt *)(const void *)outer->fields[0].v.obj;
+    check_copied(&outer->fields[1], data);
+    check_copied(&inner->fields[0], data);
+    check_copied(&inner->fields[1], other);
+    ek_value_release(&result);
+    CHECK(ek_vm_invoke(vm, 2, args, 1, &result) == 0);
+    CHECK(ek_value_tensor(&result)->ndim == 1);
+    check_copied(&result, data);
+    ek_value_release(&result);
+    CHECK(ek_vm_invoke(vm, 3, args, 1, &result) == 0 && result.type_index == EK_CLOSURE);
+    check_copied(&((ek_closure *)(void *)result.v.obj)->captured->fields[0], data);
+    ek_value_release(&result);
+    CHECK(ek_vm_invoke(vm, 4, args, 1, &result) == 0);
+    ek_value_release(&result);
+    CHECK_ERROR(ek_vm_invoke(vm, 5, args, 1, &result), "RunError",
+                "Fatal: no pattern of a match fits the value");
+  }
+  ek_object_release(vm);
+}
+
 static ek_object *running;
 
 static int call_again(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
@@ -443,6 +499,7 @@ int main(void) {
   wrong_values_are_errors();
   calls_check_their_arguments();
   arguments_are_made_contiguous();
+  what_is_lent_does_not_leave();
   one_caller_at_a_time();
   unknown_primitives_are_found_when_linking();
   speed();
