@@ -5,7 +5,7 @@ compiler nor anything the compiler needs.
 """
 
 from ekiden.runtime import ndarray as nd  # noqa: F401
-from ekiden.runtime import vm
+from ekiden.runtime import vm  # noqa: F401
 from ekiden.runtime._core import (
     ADT,
     DataType,
@@ -105,5 +105,4 @@ __all__ = [
     "structural_hash",
     "tensor",
     "trim_pools",
-    "vm",
 ]
