@@ -1,6 +1,8 @@
 """The passes over Relay: one file, one pass, one name."""
 
 from ekiden.ir.transform import (
+    FunctionPass,
+    ModulePass,
     Pass,
     PassContext,
     PassInfo,
@@ -137,6 +139,8 @@ __all__ = [
     "MergeComposite",
     "PartialEvaluate",
     "PartitionGraph",
+    "FunctionPass",
+    "ModulePass",
     "Pass",
     "PassContext",
     "PassInfo",
