@@ -92,9 +92,12 @@ def packed(
     weight = transform_array(w, "OIHW", "HWOI") if depthwise else _pack_loops(w, kind, 4, groups)
     yield case(
         lambda a, b: op.nn.conv2d(a, b, **geometry, data_layout="NHWC", kernel_layout=layout),  # type: ignore[arg-type]
-        rows, weight, expected=lambda a, b: transform_array(expected, "NCHW", "NHWC"),
-        tolerance=2e-5, symbolic=(9, 8),
-    )  # fmt: skip
+        rows,
+        weight,
+        expected=lambda a, b: transform_array(expected, "NCHW", "NHWC"),
+        tolerance=2e-5,
+        symbolic=(9, 8),
+    )
     if not depthwise:
         yield case(
             lambda b: op.nn.contrib_pack_weight(b, kind, 4, groups),

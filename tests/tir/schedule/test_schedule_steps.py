@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -285,3 +287,42 @@ def test_storage_align_sets_strides() -> None:
     assert 'c = T.alloc_buffer((85,), "float32")' in text  # 5 rows of 17
     assert 'd = T.alloc_buffer((160,), "float32")' in text  # 5 rows of 32
     assert "buffer_dim_align" not in text
+
+
+@T.prim_func
+def product_of_int32(a: T.Buffer((8, 8), "float32"), b_: T.handle, c_: T.handle) -> None:
+    n = T.int32()
+    b = T.match_buffer(b_, (n, 8), "float32")
+    c = T.match_buffer(c_, (8, n), "float32")
+    for i0, i1, i2 in T.grid(8, n, 8):
+        with T.block("c"):
+            i, j, k = T.axis.remap("SSR", [i0, i1, i2])
+            with T.init():
+                c[i, j] = T.float32(0)
+            c[i, j] = c[i, j] + a[i, k] * b[j, k]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda s: s.pad_einsum("c", [4, 4, 4]),
+        lambda s: s.cache_write("c", 0, "local"),
+        lambda s: s.cache_read("c", 1, "local"),
+        lambda s: s.split(s.get_loops("c")[1], [None, 4]),
+        lambda s: s.rfactor(s.split(s.get_loops("c")[2], [None, 4])[1], 0),
+        lambda s: s.reindex("c", ("write", 0)),
+    ],
+)
+def test_sizes_of_int32_stay_so(step: Callable[[Schedule], object]) -> None:
+    sch = Schedule(product_of_int32)
+    step(sch)
+    text = str(sch.func)
+    assert "Cast" not in text
+    assert "int64" not in text
+    assert "T.serial" not in text
+
+
+def test_a_sum_without_its_init_has_tvms_name_too() -> None:
+    sch = Schedule(product())
+    sch.decompose_reduction("c", loops(sch)[2])
+    assert sch.get(sch.get_block("c_update")) is sch.get(sch.get_block("c"))

@@ -259,3 +259,8 @@ register_op(
 def ndarray_size(data: Expr, dtype: str = "int64") -> Call:
     """How many elements `data` has, as a scalar."""
     return call("ndarray_size", data, attrs=NdarraySizeAttrs(dtype))
+
+
+__all__ = [
+    "arange", "full", "ndarray_size", "ones", "ones_like", "shape_of", "zeros", "zeros_like",
+]  # fmt: skip

@@ -13,7 +13,9 @@ from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op import image_sampling
 from ekiden.relay.op._declare import attrs_of, call, fail, rank_is, tensors
+from ekiden.relay.op.image_sampling import *  # noqa: F403
 from ekiden.te import Tensor
 from ekiden.topi.image.resize import Sampling, resize
 from ekiden.topi.layout import spatial
@@ -279,3 +281,6 @@ def upsampling(
     """Images enlarged by factors."""
     attrs = UpSamplingAttrs(float(scale_h), float(scale_w), layout, method, align_corners)
     return call("nn.upsampling", data, attrs=attrs)
+
+
+__all__ = ["resize2d", *image_sampling.__all__]

@@ -32,6 +32,7 @@ from ekiden.tir.schedule.program import (
     Program,
     accesses,
     bound_analyzer,
+    indexed,
     ranges_of,
     read,
     refuse,
@@ -55,13 +56,12 @@ def moved_nest(
     predicate: PrimExpr = const(True)
     for n, each in enumerate(realize.block.iter_vars):
         needed = ranges.get(each.var, Range(const(0), each.extent))
-        value = needed.low
+        value = indexed(analyzer.simplify(needed.low), each.var.dtype)
         if preserve_unit_loops or not is_const(needed.extent, 1):
             loop = serial(Var(f"ax{n}", each.var.dtype), needed.extent)
             analyzer.bind(loop.loop_var, 0, needed.extent)
             loops.append(loop)
             value = value + loop.loop_var
-        value = analyzer.simplify(value)
         for inside in (value >= 0, value < each.extent):
             if not analyzer.can_prove(inside):
                 predicate = logical_and(predicate, inside)
