@@ -10,6 +10,7 @@ from ekiden.relay.op import (
     image,
     memory,
     nn,
+    op,
     random,
     vision,
     vm,
