@@ -10,6 +10,7 @@ from ekiden.relay.op import (
     image,
     memory,
     nn,
+    op,
     random,
     vision,
     vm,
@@ -60,5 +61,5 @@ attach("", globals())
 for _family in _NAMESPACES:
     attach(_family.__name__.rpartition(".")[2] + ".", vars(_family))
 
-__all__ = ["get", "image", "memory", "nn", "random", "register_gradient", "vision", "vm"]
+__all__ = ["get", "image", "memory", "nn", "op", "random", "register_gradient", "vision", "vm"]
 __all__ += [name for family in _FAMILIES for name in family.__all__]
