@@ -52,7 +52,9 @@ def _with_bodies(body: RelayExpr, functions: Mapping[GlobalVar, Function]) -> Re
             if callee.attr("Compiler") is None:
                 return apply(callee, new)
             made = new.with_fields(op=callee)
-            made.set_checked_type(old.checked_type)
+            known = old.checked_type_or_none()
+            if known is not None:
+                made.set_checked_type(known)
             return made
         return new
 
