@@ -1,8 +1,8 @@
 # Errors: from C to Python and back.
 #
-# A Python exception that crosses C travels inside an error object of ours, recognised by its deleter,
-# and comes out as the same exception with its traceback. Every other error becomes the class its
-# kind names, with the C side's backtrace as a note.
+# A Python exception that crosses C travels inside an error object of ours, recognised by its
+# deleter, and comes out as the same exception with its traceback. Every other error becomes the
+# class its kind names, with the C side's backtrace as a note.
 
 ctypedef struct PythonError:
     ek_error_object error
