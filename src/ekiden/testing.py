@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ekiden.runtime import Device, cpu
+
 _T = TypeVar("_T")
 
 
@@ -33,6 +35,21 @@ def main() -> None:
     sys.exit(pytest.main([sys.argv[0], *sys.argv[1:]]))
 
 
+def enabled_targets() -> list[tuple[str, Device]]:
+    """The targets there are, each with its device."""
+    return [("llvm", cpu())]
+
+
+def parametrize_targets(*args: object) -> Callable[..., object]:
+    """Decorator: run a test with `target` and `dev` of each of the targets named, or of all."""
+    mark: Callable[..., object] = import_module("pytest").mark.parametrize(
+        "target, dev", enabled_targets()
+    )
+    if len(args) == 1 and callable(args[0]):
+        return mark(args[0])  # type: ignore[return-value]
+    return mark
+
+
 def uses_gpu(function: Callable[..., _T]) -> Callable[..., _T]:
     """The function: tests run on every target there is."""
     return function
@@ -43,4 +60,11 @@ def requires_llvm(function: Callable[..., _T]) -> Callable[..., _T]:
     return function
 
 
-__all__ = ["assert_allclose", "main", "requires_llvm", "uses_gpu"]
+__all__ = [
+    "assert_allclose",
+    "enabled_targets",
+    "main",
+    "parametrize_targets",
+    "requires_llvm",
+    "uses_gpu",
+]

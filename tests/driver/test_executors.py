@@ -161,8 +161,16 @@ def test_frontend_gives_a_module_and_parameters() -> None:
     helper = onnx.helper
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"])], "g", [value("x", 1, [2])], [value("y", 1, [2])]
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        "g",
+        [value("x", 1, ["n"])],
+        [value("y", 1, ["n"])],
+        [onnx.numpy_helper.from_array(np.ones(1, "float32"), "w")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     module, params = relay.frontend.from_onnx(model, {"x": (3,)})
     assert params == {} and "Tensor[(3,), float32]" in str(module)
+    open_module, weights = relay.frontend.from_onnx(model, freeze_params=False)
+    assert [p.name_hint for p in open_module["main"].params] == ["x", "w"]
+    run = relay.build_module.create_executor("debug", open_module, params=weights).evaluate()
+    np.testing.assert_equal(run(ONES).numpy(), ONES + 1)

@@ -232,3 +232,46 @@ def test_equal_attributes_of_different_symbols_are_not_one() -> None:
     both = (op.reshape(x, (n, m), True), op.reshape(x, (m, n), True))
     soft = tuple(op.nn.softmax(each) for each in both)
     check(function([a, b, x], relay.Tuple((a, b, *soft))), (normal(2), normal(3), normal(6)))
+
+
+SYMBOLS = {
+    "a captured tensor shows a symbol inside an expression": """
+        def @main(%x: Tensor[(n, 2), float32]) {
+          let %y = concatenate((%x, %x));
+          let %f = fn (%z: float32) { nn.softmax(cumsum(%y, axis=0)) * %z };
+          %f(1f)
+        }""",
+    "a parameter shows a symbol inside an expression": """
+        def @g(%y: Tensor[(n * 2 + 1, 2), float32]) -> Tensor[(n * 2 + 1, 2), float32] {
+          cumsum(cumsum(%y, axis=0), axis=0)
+        }
+        def @main(%x: Tensor[(n, 2), float32]) {
+          @g(concatenate((%x, %x, zeros(shape=[1, 2], dtype="float32"))))
+        }""",
+    "a parameter that is a tuple shows symbols": """
+        def @g(%p: (Tensor[(n, 2), float32], (int32, Tensor[(m, 2), float32]))) {
+          (cumsum(cumsum(%p.0, axis=0), axis=0), cumsum(cumsum(%p.1.1, axis=0), axis=0))
+        }
+        def @main(%x: Tensor[(n, 2), float32]) { @g((%x, (1, concatenate((%x, %x))))) }""",
+    "an expression of two symbols, one of which is known": """
+        def @g(%y: Tensor[(n * 2 + m, 2), float32], %z: Tensor[(m, 2), float32]) {
+          (cumsum(cumsum(%y, axis=0), axis=0), cumsum(full(2f, shape=[n]), axis=0), %z)
+        }
+        def @main(%x: Tensor[(n, 2), float32]) {
+          let %z = concatenate((%x, %x, %x));
+          @g(concatenate((%x, %x, %z)), %z)
+        }""",
+    "no parameter and nothing captured shows the symbol": """
+        def @main(%x: Tensor[(n, 2), float32]) {
+          let %f = fn (%z: float32) {
+            let %g = fn (%y: float32) { cumsum(cumsum(full(%y, shape=[n, 3]), axis=0), axis=0) };
+            %g(%z)
+          };
+          %f(sum(%x))
+        }""",
+}
+
+
+@pytest.mark.parametrize("text", SYMBOLS.values(), ids=SYMBOLS)
+def test_a_function_finds_its_symbols(text: str) -> None:
+    check(relay.parse(text), *((normal(n, 2),) for n in (0, 1, 5)))

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from ekiden import te, tir
+from ekiden.codegen.build import build
+from ekiden.codegen.cache import KernelCache
 from ekiden.ir.instrument import PassPrintingInstrument, PassTimingInstrument
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
@@ -461,3 +463,65 @@ def test_a_tile_cut_by_the_edge_stays_in_registers() -> None:
         out = np.zeros((size, 32), "float32")
         run(lowered, x, y, out)
         np.testing.assert_allclose(out, x @ y, rtol=1e-4, atol=1e-5)
+
+
+# host and device
+
+
+def thread_copy(rows: SizeVar | int) -> PrimFunc:
+    """Two stages over thread axes with a buffer between them, and a loop of the host."""
+    a = te.placeholder((rows, 8), name="a")
+    t = te.compute((rows, 8), lambda i, j: a[i, j] + 1.0, name="t")
+    c = te.compute((rows, 8), lambda i, j: t[i, 7 - j] * 2.0, name="c")
+    schedule = tir.Schedule(te.create_prim_func([a, c]))
+    for block in ("t", "c"):
+        i, j = schedule.get_loops(schedule.get_block(block))
+        schedule.bind(i, "blockIdx.x")
+        schedule.bind(j, "threadIdx.x")
+    func = schedule.mod["main"]
+    assert isinstance(func, PrimFunc)
+    return func
+
+
+def test_device_regions_become_functions() -> None:
+    lowered = transform.LowerOpaqueBlock()(IRModule({"main": thread_copy(SizeVar("n"))}))
+    split = transform.SplitHostDevice()(lowered)
+    assert sorted(g.name_hint for g in split) == ["main", "main_kernel", "main_kernel_1"]
+    host, kernel = split["main"], split["main_kernel"]
+    assert isinstance(host, PrimFunc) and isinstance(kernel, PrimFunc)
+    assert "thread" not in body_of(host) and host.script().count("call_function") == 2
+    assert [b.name for b in kernel.params] == ["a", "t"]
+    assert kernel.attrs is not None and kernel.attrs["tir.is_device"]
+    assert kernel.attrs["tir.thread_axes"] == ("blockIdx.x", "threadIdx.x")
+
+
+@pytest.mark.parametrize("backend", ["interpreter", "llvm", "c"])
+@pytest.mark.parametrize("rows", [SizeVar("n"), 3])
+def test_a_split_program_means_the_same(backend: str, rows: SizeVar | int) -> None:
+    module = transform.SplitHostDevice()(
+        transform.LowerOpaqueBlock()(IRModule({"main": thread_copy(rows)}))
+    )
+    a = np.arange(24, dtype="float32").reshape(3, 8)
+    c = np.zeros_like(a)
+    if backend == "interpreter":
+        lowered = {g.name_hint: transform.lower(f) for g, f in module.functions.items()}  # type: ignore[arg-type]
+        run(lowered["main"], a, c, functions=lowered)
+    else:
+        build(module, backend, cache=KernelCache(None))["main"](a, c)
+    np.testing.assert_array_equal(c, (a[:, ::-1] + 1) * 2)
+
+
+def test_a_device_that_needs_what_no_buffer_has_is_refused() -> None:
+    func = parse(
+        "a: (8,), b: (8,)",
+        """
+for i in range(8):
+    for j in T.thread_binding(1, thread="threadIdx.x"):
+        b[i + j] = a[i]
+""",
+    )
+    with pytest.raises(ScheduleError) as caught:
+        transform.split_host_device(IRModule({"f": func}))
+    assert str(caught.value) == (
+        "split 'f' at 'j': the device would need i, which no buffer has as a size"
+    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 from ekiden import te, tir
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import SizeVar, Var, const
-from ekiden.runtime.errors import InternalError
 from ekiden.tir import (
     Allocate,
     Buffer,
@@ -206,33 +203,6 @@ def test_compact_keeps_what_is_carried_between_steps() -> None:
     read = BufferStore(b, middle[I] + if_then_else(I > 0, middle[I - 1], const(0.0)), (I,))
     func = program(Allocate(middle, loop(I, 5, seq(write, read))), a, b)
     assert "alloc_buffer((5,)" in body_text(compact_buffers(func)).splitlines()[0]
-
-
-def _store(a: Buffer, b: Buffer) -> Stmt:
-    return BufferStore(b, a[I], (I,))
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (_store, "a variable is used before it is defined: 'i'"),
-        (lambda a, b: Allocate(a, seq(_store(a, b))), "a variable is used before it is defined"),
-        (
-            lambda a, b: BufferStore(Buffer("c", (const(1),)), a[0], (const(0),)),
-            "a buffer is not allocated: 'c'",
-        ),
-        (lambda a, b: loop(I, 8, _store(a, b), ForKind.VECTORIZED), "a loop is still vectorized"),
-        (
-            lambda a, b: BufferStore(b, const(1, "int32"), (const(0),)),
-            "expected an element of float32, got int32",
-        ),
-        (lambda a, b: loop(I, 2, loop(I, 2, _store(a, b))), "a variable is defined twice"),
-    ],
-)
-def test_verify_refuses(body: Callable[[Buffer, Buffer], Stmt], message: str) -> None:
-    a, b = buffers(8)
-    with pytest.raises(InternalError, match=message):
-        tir.verify(program(body(a, b), a, b))
 
 
 @given(st.integers(1, 40), st.sampled_from([1, 2, 4, 8, 16]), st.integers(0, 5), st.integers(1, 3))

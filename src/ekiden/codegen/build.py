@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ekiden.codegen import c, llvm
@@ -11,7 +12,6 @@ from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.debug_library import build_library
 from ekiden.codegen.parallel import Progress, Task, compile_tasks
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import Var
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime import Module, environment, load_image
 from ekiden.runtime.errors import CompileError
@@ -87,7 +87,7 @@ def _named(func: PrimFunc, name: str) -> PrimFunc:
 
 def _key(func: PrimFunc, target: Target, generator: Generator) -> str:
     """The cache key; names are part of it where messages show them."""
-    dims = [v.name for b in func.params for v in free_vars(*b.shape) if isinstance(v, Var)]
+    dims = [v.name for b in func.params for v in free_vars(*b.shape)]
     names = [func.name, *(b.name for b in func.params), *dims]
     return kernel_key(func, target, generator.version(), *names)
 
@@ -132,10 +132,15 @@ def build(
             lowered, folder, lambda path, lines: generator.debug(lowered, chosen, path, lines)
         )
     module.sources = {
-        kind: lambda show=show: show([lower(f, chosen) for f in funcs], chosen)
-        for kind, show in generator.sources.items()
+        kind: partial(_source, show, funcs, chosen) for kind, show in generator.sources.items()
     }
     return module
+
+
+def _source(
+    show: Callable[[Sequence[PrimFunc], Target], str], funcs: Sequence[PrimFunc], target: Target
+) -> str:
+    return show([lower(f, target) for f in funcs], target)
 
 
 def _task(func: PrimFunc, target: Target, generator: Generator) -> Task:

@@ -8,19 +8,27 @@ import onnx
 
 from ekiden.frontend.onnx import from_onnx as import_onnx
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Array
+from ekiden.runtime import Tensor, tensor
 
 Dim = int | str
 
 
 def from_onnx(
-    model: onnx.ModelProto | str | bytes, shape: Mapping[str, Sequence[Dim]] | None = None
-) -> tuple[IRModule, dict[str, Array]]:
-    """A module, and no parameters: the weights are constants in it (TVM's `freeze_params=True`).
+    model: onnx.ModelProto | str | bytes,
+    shape: Mapping[str, Sequence[Dim]] | None = None,
+    opset: int | None = None,
+    freeze_params: bool = True,
+) -> tuple[IRModule, dict[str, Tensor]]:
+    """A module, and no parameters: the weights are constants in it. With `freeze_params=False` they
+    are parameters of `main` by their names in the model, and their values are given beside it.
 
-    `shape` replaces the declared shapes of inputs by name.
+    `shape` replaces the declared shapes of inputs by name, `opset` the version that the model
+    states.
     """
-    return import_onnx(model, shape), {}
+    module = import_onnx(model, shape, opset, freeze_params)
+    params = module.attrs.pop("params", {})
+    assert isinstance(params, Mapping)
+    return module, {name: tensor(value) for name, value in params.items()}
 
 
 __all__ = ["from_onnx"]

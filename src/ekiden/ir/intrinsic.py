@@ -41,7 +41,7 @@ def _dot4(total: object, a: object, b: object) -> object:
 
 
 def _not_here(x: object) -> object:
-    raise TypeError("reinterpret: the result depends on its dtype")
+    raise TypeError("this intrinsic has no meaning without what is around it")
 
 
 def _call_packed(name: str, *args: object) -> object:
@@ -77,6 +77,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("dot4_u8s8",    3, _dot4),           # acc + 4 products of bytes in words a, b
     IntrinsicDef("reinterpret",  1, _not_here),       # the bits as another type; the dtype is given
     IntrinsicDef("call_packed",  ANY, _call_packed, "int32", effects=True),
+    IntrinsicDef("call_function", ANY, _not_here, "int32", effects=True),  # of the same module
     IntrinsicDef("likely",       1, lambda x: x),  # a condition that loop partition makes true
     IntrinsicDef("bitwise_and",  2, np.bitwise_and),
     IntrinsicDef("bitwise_or",   2, np.bitwise_or),

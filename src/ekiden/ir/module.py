@@ -166,6 +166,10 @@ class IRModule:
             var = self._by_name.get(var) or GlobalVar(var)
         return self.with_functions({**self.functions, var: function})
 
+    def same_as(self, other: object) -> bool:
+        """Whether both are one object."""
+        return self is other
+
     def astext(
         self,
         show_meta_data: bool = True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import Constant, Function, Var, const
@@ -34,6 +35,21 @@ def bind_params_in_module(mod: IRModule, params: Mapping[str, object]) -> IRModu
     main = mod["main"]
     assert isinstance(main, Function)
     return mod.with_function("main", bind_params_by_name(main, params))
+
+
+_HIGHER = {
+    "build": "ekiden.driver.relay",
+    "optimize": "ekiden.driver.relay",
+    "create_executor": "ekiden.driver.executors",
+}
+
+
+def __getattr__(name: str) -> object:
+    """What compiles stands on a higher floor and is loaded when it is first used."""
+    if name not in _HIGHER:
+        raise AttributeError(f"module 'ekiden.relay.build_module' has no attribute {name!r}")
+    found: object = getattr(import_module(_HIGHER[name]), name)
+    return found
 
 
 __all__ = ["bind_params_by_name", "bind_params_in_module"]

@@ -10,6 +10,7 @@
     │   ├── TypeInferenceError     types do not agree
     │   ├── ParseError       Relay text cannot be parsed (carries line and column)
     │   ├── ScheduleError    a schedule primitive refuses
+    │   ├── VerifyError      a loop program is not well formed
     │   ├── DifferentiationError   a program has no gradient
     │   └── PassError        a pass or its context is used wrongly
     └── InternalError        Ekiden broke one of its own rules; please report it
@@ -69,6 +70,10 @@ class ExportError(EkidenError):
 
 class DifferentiationError(CompileError):
     """A program cannot be differentiated; the message names the operator or expression."""
+
+
+class VerifyError(CompileError):
+    """A loop program is not well formed; the message names the line of its text."""
 
 
 class PassError(CompileError):

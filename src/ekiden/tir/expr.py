@@ -8,6 +8,9 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.node import Node, node
 from ekiden.ir.prim import ExprLike, PrimExpr, Var, convert
 
+SCOPES = ("global", "local", "register", "shared", "shared.dyn", "warp")
+"""Where a buffer may be."""
+
 
 @node("tir.Buffer")
 class Buffer(Node):
@@ -123,6 +126,7 @@ def broadcast(value: PrimExpr, lanes: int) -> PrimExpr:
 
 
 __all__ = [
+    "SCOPES",
     "Broadcast",
     "Buffer",
     "BufferAddress",

@@ -7,7 +7,7 @@ lowered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -98,11 +98,17 @@ def _check(array: Array, index: Array, name: str) -> None:
 class _Source:
     """Writes statements as Python lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Mapping[str, PrimFunc]) -> None:
+        self.functions = functions
         self.lines: list[str] = []
         self.depth = 0
         self.names: dict[object, str] = {}
         self.values: dict[str, object] = {"np": np, "rt": _Runtime, "reduce": _REDUCE}
+
+    def called(self, name: str, *arrays: Array) -> int:
+        """Run another function of the module."""
+        run(self.functions[name], *arrays, functions=self.functions)
+        return 0
 
     def name(self, thing: Var | Buffer) -> str:
         if thing not in self.names:
@@ -238,6 +244,8 @@ class _Source:
         return f"{view}({whole}, {x[0]}, ({', '.join(x[len(e.indices) :])},))"
 
     def intrinsic(self, e: Intrinsic, x: list[str]) -> str:
+        if e.op == "call_function":
+            return f"{self.constant(self.called)}({', '.join(x)})"
         if e.op == "reinterpret":
             return f"rt.view({x[0]}, {e.dtype!r})"
         if e.op != "if_then_else":
@@ -312,12 +320,13 @@ def _bind(func: PrimFunc, arrays: Sequence[Array]) -> dict[Var, int]:
     return found
 
 
-def run(func: PrimFunc, *arrays: Array) -> None:
+def run(func: PrimFunc, *arrays: Array, functions: Mapping[str, PrimFunc] | None = None) -> None:
     """Run a lowered function on contiguous arrays, outputs last; outputs are written in place.
 
-    Raises IndexError where the program would access memory outside a buffer.
+    `functions` are those it may call by name, lowered too. Raises IndexError where the program
+    would access memory outside a buffer.
     """
-    source = _Source()
+    source = _Source(functions or {})
     sizes = _bind(func, arrays)
     for var, size in sizes.items():
         source.values[source.name(var)] = size

@@ -132,7 +132,8 @@ class _Names:
         self._used: set[str] = set()
         self._counts: dict[str, int] = {}
         """Hint -> a number from which to look for a free name."""
-        self._frames: list[list[tuple[object, str, int]]] = [[]]
+        self._frames: list[list[tuple[object, str, int, str | None]]] = [[]]
+        """What each scope named: (thing, hint, number, the name it had outside)."""
 
     def of(self, thing: Var | Buffer) -> str:
         """The name; a new one in this scope where it has none."""
@@ -153,9 +154,9 @@ class _Names:
             while (name := f"{clean}_{number}") in self._used:
                 number += 1
             self._counts[clean] = number + 1
+        self._frames[-1].append((thing, clean, number, self._names.get(thing)))
         self._names[thing] = name
         self._used.add(name)
-        self._frames[-1].append((thing, clean, number))
         return name
 
     def enter(self) -> None:
@@ -164,8 +165,10 @@ class _Names:
 
     def leave(self) -> None:
         """End it: its names are free again."""
-        for thing, clean, number in reversed(self._frames.pop()):
+        for thing, clean, number, outside in reversed(self._frames.pop()):
             self._used.discard(self._names.pop(thing))
+            if outside is not None:
+                self._names[thing] = outside
             if number:
                 self._counts[clean] = min(self._counts[clean], number)
 
@@ -552,7 +555,7 @@ class _Printer:
             self.put("with T.init():", indent)
 
     def _axes(self, s: BlockRealize, indent: int) -> None:
-        pairs = list(zip(s.block.iter_vars, s.iter_values, strict=True))
+        pairs = list(zip(s.block.iter_vars, s.iter_values, strict=False))  # verify's to refuse
         at = 0
         while at < len(pairs):
             end = at

@@ -16,7 +16,15 @@ from ekiden.ir import range as ranges
 from ekiden.ir.prim import LT, And, IntImm, Intrinsic, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import post_order, same, substitute
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
-from ekiden.tir.stmt import Allocate, Block, BlockRealize, BufferStore, For, IfThenElse, Stmt
+from ekiden.tir.stmt import (
+    Allocate,
+    Block,
+    BlockRealize,
+    BufferStore,
+    For,
+    IfThenElse,
+    Stmt,
+)
 from ekiden.tir.visitor import expressions, sub_statements
 
 
@@ -87,7 +95,7 @@ def all_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffe
             loops = (*loops, s)
         if isinstance(s, BlockRealize):
             given = (substitute(v, values) for v in s.iter_values)
-            values = values | {i.var: v for i, v in zip(s.block.iter_vars, given, strict=True)}
+            values = values | {i.var: v for i, v in zip(s.block.iter_vars, given, strict=False)}
         for n, each in reversed(list(enumerate(sub_statements(s)))):
             inner = conditions
             if isinstance(s, IfThenElse):

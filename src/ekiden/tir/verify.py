@@ -1,104 +1,338 @@
-"""What is legal in a lowered PrimFunc, as rows of (what, check): see `verify`."""
+"""What a well-formed loop program is: see `verify`.
+
+Definitions and types are checked node by node; bounds, uninitialised reads and races only where
+they can be proved wrong: what is not flagged is not thereby right.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ekiden.arith import Analyzer
+from ekiden.arith.linear import LinearForm, linear_form
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import BinaryExpr, Cast, Intrinsic, PrimExpr, Select, Var
-from ekiden.ir.prim_visitor import children, free_vars, post_order
-from ekiden.runtime.errors import InternalError
-from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp
+from ekiden.ir.intrinsic import INTRINSICS
+from ekiden.ir.prim import (
+    COMPARISONS,
+    And,
+    BinaryExpr,
+    Cast,
+    IntImm,
+    Intrinsic,
+    Not,
+    Or,
+    PrimExpr,
+    Select,
+    Var,
+    const,
+    is_const,
+)
+from ekiden.ir.prim_visitor import children, free_vars, post_order, same, substitute
+from ekiden.runtime.errors import VerifyError
+from ekiden.tir.expr import SCOPES, Broadcast, Buffer, BufferAddress, BufferLoad, Ramp
+from ekiden.tir.printer import text_and_lines
 from ekiden.tir.stmt import (
     Allocate,
+    AssertStmt,
     Block,
     BlockRealize,
     BufferStore,
     For,
     ForKind,
+    IfThenElse,
     LetStmt,
+    Prefetch,
     PrimFunc,
+    SeqStmt,
     Stmt,
 )
-from ekiden.tir.visitor import expressions, sub_statements
+from ekiden.tir.visitor import expressions, guarded_nodes, sub_statements
+
+_SIMULTANEOUS = (ForKind.PARALLEL, ForKind.VECTORIZED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leave:
+    """The end of a statement that defines something."""
+
+    stmt: Stmt
+    defined: tuple[Var | Buffer, ...]
 
 
 class _Verifier:
-    """Walks with the names that are defined."""
+    """Walks in program order, with the names that are defined and what was written so far."""
 
     def __init__(self, func: PrimFunc, lowered: bool) -> None:
-        self.name = func.name
+        self.func = func
         self.lowered = lowered
-        self.variables: set[Var] = {v for b in func.params for v in free_vars(*b.shape)}
-        self.buffers: set[Buffer] = set(func.params)
+        self.defined: set[Var | Buffer] = {*func.params}
+        self.defined.update(v for b in func.params for v in free_vars(*b.sizes()))
+        outputs = (func.attrs or {}).get("num_outputs", 0)
+        count = outputs if isinstance(outputs, int) else 0
+        self.unwritten: set[Buffer] = set(func.params[len(func.params) - count :])
+        """Buffers whose elements have no value yet."""
+        self.around: list[For | Block] = []
+        self.conditions = 0
         self.checked: set[int] = set()
+        self.domains: dict[Var, tuple[PrimExpr, PrimExpr]] = {}
+        """(start, extent) of loops."""
+        self.values: dict[Var, PrimExpr] = {}
+        """What lets and block iterators stand for, over loops."""
+        self.at: Stmt = func.body
 
-    def fail(self, what: str, thing: object) -> InternalError:
-        return InternalError(f"verify {self.name!r}: {what}: {thing!r}")
+    def fail(self, what: str, stmt: Stmt | None = None) -> NoReturn:
+        """Raise VerifyError naming the function, the line of its text, and the loop or block."""
+        where = self.at if stmt is None else stmt
+        line = text_and_lines(self.func)[1].get(where)
+        place = "" if line is None else f" line {line}"
+        inside = ""
+        if self.around:
+            last = self.around[-1]
+            named = (
+                f"loop '{last.loop_var.name}'" if isinstance(last, For) else f"block '{last.name}'"
+            )
+            inside = f" in {named}"
+        raise VerifyError(f"verify '{self.func.name}'{place}{inside}: {what}")
+
+    # The walk.
+
+    def run(self) -> None:
+        """Check the whole function."""
+        for buffer in self.func.params:
+            if buffer.scope != "global":
+                self.fail(f"parameter '{buffer.name}' must be in global memory, not {buffer.scope}")
+        stack: list[Stmt | _Leave] = [self.func.body]
+        while stack:
+            task = stack.pop()
+            if isinstance(task, _Leave):
+                self.leave(task)
+                continue
+            self.at = task
+            self.statement(task)
+            defined = self.definitions(task)
+            if defined or isinstance(task, (For, Block, BlockRealize, IfThenElse)):
+                stack.append(self.enter(task, defined))
+            stack.extend(reversed(sub_statements(task)))
+
+    def enter(self, s: Stmt, defined: tuple[Var | Buffer, ...]) -> _Leave:
+        """Take in what a statement defines."""
+        for each in defined:
+            if each in self.defined:
+                self.fail(f"{_noun(each)} '{each.name}' is defined twice")
+        self.defined.update(defined)
+        if isinstance(s, (For, Block)):
+            self.around.append(s)
+        match s:
+            case For():
+                self.domains[s.loop_var] = (s.min, s.extent)
+                if s.kind in _SIMULTANEOUS:
+                    self.races(s)
+            case LetStmt():
+                self.values.update(_let(s, self.values))
+            case BlockRealize():
+                self.values.update(_bindings(s, self.values))
+                self.conditions += _is_conditional(s)
+            case Allocate():
+                self.unwritten.add(s.buffer)
+            case IfThenElse():
+                self.conditions += 1
+        return _Leave(s, defined)
+
+    def leave(self, end: _Leave) -> None:
+        """Forget it."""
+        self.defined.difference_update(end.defined)
+        if end.defined:
+            self.checked.clear()
+        if isinstance(end.stmt, (For, Block)):
+            self.around.pop()
+        self.conditions -= _is_conditional(end.stmt)
+
+    def definitions(self, s: Stmt) -> tuple[Var | Buffer, ...]:
+        """What a statement defines for its inside."""
+        match s:
+            case For():
+                return (s.loop_var,)
+            case LetStmt():
+                return (s.var,)
+            case Allocate():
+                return (s.buffer,)
+            case Block():
+                return tuple(i.var for i in s.iter_vars)
+            case _:
+                return ()
+
+    # Statements.
 
     def statement(self, s: Stmt) -> None:
-        """Check a statement and what is inside, with its definitions in scope."""
+        """Check a statement, what is inside left aside."""
         for each in expressions(s):
             self.expression(each)
         if self.lowered:
             self.is_lowered(s)
         match s:
-            case For(loop_var=var) | LetStmt(var=var):
-                self.within({var}, set(), s)
-            case Allocate():
-                self.within(set(), {s.buffer}, s)
-            case Block():
-                self.within({i.var for i in s.iter_vars}, set(), s)
+            case For():
+                self.loop(s)
+            case LetStmt() if s.var.dtype != s.value.dtype:
+                self.fail(f"'{s.var.name}' is {s.var.dtype}, its value {s.value.dtype}")
+            case Allocate() if s.buffer.scope not in SCOPES:
+                known = ", ".join(SCOPES)
+                self.fail(f"buffer '{s.buffer.name}' is in '{s.buffer.scope}'; scopes are {known}")
             case BufferStore():
                 self.store(s)
-            case _:
-                for inner in sub_statements(s):
-                    self.statement(inner)
+            case Prefetch() if s.buffer not in self.defined:
+                self.fail(f"buffer '{s.buffer.name}' is not allocated")
+            case IfThenElse() | AssertStmt() if s.condition.dtype != "bool":
+                self.fail(f"a condition must be bool, got {s.condition.dtype}")
+            case SeqStmt() if len(s.seq) < 2 or any(isinstance(i, SeqStmt) for i in s.seq):
+                self.fail("a sequence must have two statements or more, none a sequence")
+            case BlockRealize():
+                self.realize(s)
 
-    def within(self, variables: set[Var], buffers: set[Buffer], s: Stmt) -> None:
-        """Check the inside of a statement that defines something."""
-        if variables & self.variables:
-            raise self.fail("a variable is defined twice", s)
-        self.variables |= variables
-        self.buffers |= buffers
-        for inner in sub_statements(s):
-            self.statement(inner)
-        self.variables -= variables
-        self.buffers -= buffers
-        self.checked.clear()
+    def loop(self, s: For) -> None:
+        """Bounds are integers of the variable's type."""
+        kinds = {s.loop_var.dtype, s.min.dtype, s.extent.dtype}
+        if len(kinds) > 1 or not dt.is_int(s.loop_var.dtype):
+            found = f"{s.loop_var.dtype} from {s.min.dtype}, {s.extent.dtype} long"
+            self.fail(f"loop '{s.loop_var.name}' must run over integers of one dtype, got {found}")
+
+    def realize(self, s: BlockRealize) -> None:
+        """Iterators are bound once each, by values of their dtype."""
+        block = s.block
+        if len(s.iter_values) != len(block.iter_vars):
+            self.fail(
+                f"block '{block.name}' has {len(block.iter_vars)} iterators, "
+                f"{len(s.iter_values)} values"
+            )
+        for each, value in zip(block.iter_vars, s.iter_values, strict=True):
+            if each.var.dtype != value.dtype:
+                self.fail(
+                    f"block '{block.name}': iterator '{each.var.name}' is {each.var.dtype}, "
+                    f"its value {value.dtype}"
+                )
+        if s.predicate.dtype != "bool":
+            self.fail(f"block '{block.name}': its predicate must be bool, got {s.predicate.dtype}")
 
     def is_lowered(self, s: Stmt) -> None:
         """No blocks, no vectorized or unrolled loops."""
         if isinstance(s, (Block, BlockRealize)):
-            raise self.fail("a block is left", s)
+            name = s.name if isinstance(s, Block) else s.block.name
+            self.fail(f"block '{name}' is left in a lowered program")
         if isinstance(s, For) and s.kind in (ForKind.VECTORIZED, ForKind.UNROLLED):
-            raise self.fail(f"a loop is still {s.kind.value}", s.loop_var)
+            self.fail(f"loop '{s.loop_var.name}' is still {s.kind.value} in a lowered program")
 
     def store(self, s: BufferStore) -> None:
         """The value has the buffer's element type, in as many lanes as the index has."""
-        self.access(s.buffer, s.indices, s.value.dtype, s)
-        if s.predicate is not None and dt.element(s.predicate.dtype) != "bool":
-            raise self.fail("the predicate of a store must be bool", s.predicate.dtype)
+        self.access(s.buffer, s.indices, s.value.dtype, "store to")
+        if s.predicate is None:
+            self.bounds(s.buffer, s.indices)
+        elif dt.element(s.predicate.dtype) != "bool":
+            self.fail(f"the predicate of a store must be bool, got {s.predicate.dtype}")
+        self.unwritten.discard(s.buffer)
+
+    # Accesses.
 
     def access(
-        self, buffer: Buffer, indices: tuple[PrimExpr, ...], dtype: str, where: object
+        self, buffer: Buffer, indices: Sequence[PrimExpr], dtype: str, verb: str = "load of"
     ) -> None:
         """Buffers are allocated before they are used, with one flat index once lowered."""
-        if buffer not in self.buffers:
-            raise self.fail("a buffer is not allocated", buffer.name)
-        rank = max(len(buffer.shape), 1)
-        if len(indices) != 1 and (self.lowered or len(indices) != rank):
-            raise self.fail(
-                f"buffer {buffer.name!r} has {rank} axes, the access {len(indices)} indices", where
+        if buffer not in self.defined:
+            self.fail(f"buffer '{buffer.name}' is not allocated")
+        rank = len(buffer.shape)
+        if len(indices) != max(rank, self.lowered) and len(indices) != 1:
+            self.fail(
+                f"buffer '{buffer.name}' has {rank} axes, the {verb} it {len(indices)} indices"
             )
+        for each in indices:
+            if not dt.is_int(each.dtype):
+                self.fail(f"buffer '{buffer.name}': an index must be an integer, got {each.dtype}")
         lanes = max((dt.lanes(i.dtype) for i in indices), default=1)
         expected = dt.with_lanes(dt.element(buffer.dtype), lanes * dt.lanes(buffer.dtype))
         if dtype != expected:
-            raise self.fail(
-                f"buffer {buffer.name!r}: expected an element of {expected}, got {dtype}", where
-            )
+            self.fail(f"buffer '{buffer.name}' has elements of {expected}, the {verb} it {dtype}")
+
+    def load(self, e: BufferLoad | BufferAddress, is_guarded: bool) -> None:
+        """Something was written before, and the place exists."""
+        writes_first = isinstance(e, BufferAddress) and "w" in e.access
+        if e.buffer in self.unwritten and not (writes_first or is_guarded or self.conditions):
+            self.fail(f"buffer '{e.buffer.name}' is read before anything is written to it")
+        if isinstance(e, BufferAddress):
+            if "w" in e.access:
+                self.unwritten.discard(e.buffer)
+        elif not is_guarded:
+            self.bounds(e.buffer, e.indices)
+
+    def bounds(self, buffer: Buffer, indices: Sequence[PrimExpr]) -> None:
+        """Every index is not known to leave its axis; under a condition nothing is claimed."""
+        if self.conditions or buffer.strides or buffer.elem_offset is not None:
+            return
+        shape = buffer.shape
+        if len(indices) == 1:
+            shape = (_product(shape),)  # a flat index
+        if len(indices) != len(shape):
+            return
+        for axis, (index, size) in enumerate(zip(indices, shape, strict=True)):
+            ends = self.ends(substitute(index, self.values))
+            if ends is None or (isinstance(index, Ramp) and len(shape) > 1):
+                continue  # a vector may go on in the next row
+            low, high = ends
+            analyzer = Analyzer()
+            if analyzer.can_prove(low < 0) or analyzer.can_prove(high >= size):
+                reach = f"{analyzer.simplify(low)}..{analyzer.simplify(high)}"
+                self.fail(
+                    f"buffer '{buffer.name}': index {index} of axis {axis} reaches {reach}, "
+                    f"the axis has {size} elements"
+                )
+
+    def ends(self, index: PrimExpr) -> tuple[PrimExpr, PrimExpr] | None:
+        """The lowest and the highest value of an index, both reached; None if that is not known."""
+        low = high = index
+        if isinstance(index, Ramp):
+            low, high = index.base, index.base + index.stride * (index.lanes - 1)
+            if not (isinstance(index.stride, IntImm) and index.stride.value >= 0):
+                return None
+        if dt.lanes(low.dtype) > 1:
+            return None
+        looped = [v for v in free_vars(low) if v in self.domains]
+        if not all(self.is_full(v) for v in looped) or self.is_cut(looped):
+            return None
+        found = self.end(low, looped, False), self.end(high, looped, True)
+        return None if found[0] is None or found[1] is None else (found[0], found[1])
+
+    def is_full(self, var: Var) -> bool:
+        """Whether a loop runs over its whole range whatever the others do."""
+        low, extent = self.domains[var]
+        outer = free_vars(low, extent)
+        return not is_const(extent, 0) and not any(v in self.domains for v in outer)
+
+    def is_cut(self, looped: Sequence[Var]) -> bool:
+        """Whether a loop around here may have no step for some values of these variables."""
+        extents = [s.extent for s in self.around if isinstance(s, For)]
+        return bool(set(looped) & set(free_vars(*extents)))
+
+    def end(self, index: PrimExpr, looped: Sequence[Var], upper: bool) -> PrimExpr | None:
+        form = linear_form(index, looped)
+        if form is None:
+            return None
+        total = form.base
+        for var, scale in form.coefficients.items():
+            low, extent = self.domains[var]
+            last = low + extent - 1
+            total = total + (last if (scale > 0) == upper else low) * scale
+        return total
+
+    # Expressions.
 
     def expression(self, root: PrimExpr) -> None:
         """Check each node once per scope."""
-        for e in post_order(root):
+        order = post_order(root)
+        guarded = guarded_nodes(root, order)
+        for e in order:
+            if isinstance(e, (BufferLoad, BufferAddress)):
+                if e.buffer not in self.defined:
+                    self.fail(f"buffer '{e.buffer.name}' is not allocated")
+                self.load(e, id(e) in guarded)
             if id(e) not in self.checked:
                 self.checked.add(id(e))
                 self.node(e)
@@ -106,32 +340,210 @@ class _Verifier:
     def node(self, e: PrimExpr) -> None:
         """Definitions and dtypes of one node."""
         match e:
-            case Var() if e not in self.variables:
-                raise self.fail("a variable is used before it is defined", e.name)
+            case Var() if e not in self.defined:
+                self.fail(f"variable '{e.name}' is used before it is defined")
             case BufferLoad():
-                self.access(e.buffer, e.indices, e.dtype, e)
-            case BinaryExpr() if e.a.dtype != e.b.dtype:
-                raise self.fail(f"operands of {e.symbol!r} differ: {e.a.dtype} and {e.b.dtype}", e)
-            case Select() if e.true_value.dtype != e.dtype or e.false_value.dtype != e.dtype:
-                raise self.fail(f"sides of a select must be {e.dtype}", e)
-            case Intrinsic(op="if_then_else") if (
-                e.args[1].dtype != e.dtype or e.args[2].dtype != e.dtype
-            ):
-                raise self.fail(f"sides of if_then_else must be {e.dtype}", e)
+                self.access(e.buffer, e.indices, e.dtype)
+            case BinaryExpr():
+                self.operands(e)
+            case Not() if dt.element(e.a.dtype) != "bool":
+                self.fail(f"'not' takes a bool, got {e.a.dtype}")
+            case Select():
+                self.sides("a select", e.condition, e.true_value, e.false_value, e.dtype)
+            case Intrinsic(op="if_then_else"):
+                self.sides("if_then_else", e.args[0], e.args[1], e.args[2], e.dtype)
+            case Intrinsic(op=op) if op not in INTRINSICS:
+                self.fail(f"there is no intrinsic '{op}'")
+            case Intrinsic(op=op) if 0 <= INTRINSICS[op].arity != len(e.args):
+                self.fail(f"'{op}' takes {INTRINSICS[op].arity} arguments, got {len(e.args)}")
             case Cast() if dt.lanes(e.value.dtype) != dt.lanes(e.dtype):
-                raise self.fail("a cast must keep the lanes", e)
+                self.fail(f"a cast must keep the lanes, got {e.value.dtype} to {e.dtype}")
             case Ramp() | Broadcast() if dt.lanes(e.dtype) != e.lanes or any(
                 dt.lanes(c.dtype) != 1 for c in children(e)
             ):
-                raise self.fail("lanes disagree", e)
+                self.fail(f"lanes disagree in {e}")
+
+    def operands(self, e: BinaryExpr) -> None:
+        """Both of one dtype, which is the result's but for comparisons."""
+        if e.a.dtype != e.b.dtype:
+            self.fail(f"operands of '{e.symbol}' differ: {e.a.dtype} and {e.b.dtype}")
+        if isinstance(e, (And, Or)) and dt.element(e.a.dtype) != "bool":
+            self.fail(f"'{e.symbol}' takes bools, got {e.a.dtype}")
+        expected = dt.with_lanes("bool", dt.lanes(e.a.dtype))
+        if e.dtype != (expected if isinstance(e, (*COMPARISONS, And, Or)) else e.a.dtype):
+            self.fail(f"'{e.symbol}' of {e.a.dtype} is no {e.dtype}")
+
+    def sides(
+        self, what: str, condition: PrimExpr, yes: PrimExpr, no: PrimExpr, dtype: str
+    ) -> None:
+        """A bool chooses between values of the result's dtype."""
+        if dt.element(condition.dtype) != "bool":
+            self.fail(f"the condition of {what} must be bool, got {condition.dtype}")
+        for each in (yes, no):
+            if each.dtype != dtype:
+                self.fail(f"sides of {what} must be {dtype}, got {each.dtype}")
+
+    # Races.
+
+    def races(self, loop: For) -> None:
+        """Steps of a loop that run together do not store to one element."""
+        if is_const(loop.extent, 1) or is_const(loop.extent, 0):
+            return
+        stores: dict[Buffer, list[_Touch]] = {}
+        touched: dict[Buffer, list[_Touch]] = {}
+        for touch in _touches(loop.body, self.values):
+            touched.setdefault(touch.buffer, []).append(touch)
+            if touch.is_store:
+                stores.setdefault(touch.buffer, []).append(touch)
+        for buffer, many in stores.items():
+            for store in many:
+                self.race(loop, store, touched[buffer])
+
+    def race(self, loop: For, store: _Touch, touched: Sequence[_Touch]) -> None:
+        """Two steps that are known to meet in an element."""
+        var, kind = loop.loop_var, loop.kind.value
+        ranges = {f.loop_var: f for f in store.loops}
+        if var in free_vars(*(b for f in store.loops for b in (f.min, f.extent))):
+            return  # what is inside runs over other places in other steps
+        moving = [i for i in store.indices if var in free_vars(i)]
+        if not moving:
+            place = store.place()
+            self.fail(f"every step of the {kind} loop '{var.name}' stores to the same {place}")
+        if len(moving) > 1 or not isinstance(loop.extent, IntImm):
+            return
+        form = linear_form(moving[0], [var, *ranges])
+        scale = 0 if form is None else form.coefficients.get(var, 0)
+        if form is None or scale == 0:
+            return
+        for inner, step in form.coefficients.items():
+            if inner is var or scale % step or inner not in ranges:
+                continue
+            size = ranges[inner].extent
+            apart = abs(scale // step)
+            alone = sum(inner in free_vars(i) for i in store.indices) == 1
+            if isinstance(size, IntImm) and size.value > apart and alone:
+                self.fail(
+                    f"steps of the {kind} loop '{var.name}' store to the same "
+                    f"{store.place()}: '{inner.name}' reaches into the next"
+                )
+        for other in touched:
+            self.meet(loop, store, other, form)
+
+    def meet(self, loop: For, store: _Touch, other: _Touch, form: LinearForm) -> None:
+        """A store and another access whose indices are a number of steps apart."""
+        var = loop.loop_var
+        scale = form.coefficients[var]
+        assert isinstance(loop.extent, IntImm)
+        if len(store.indices) != len(other.indices):
+            return
+        for a, b in zip(store.indices, other.indices, strict=True):
+            if var not in free_vars(a):
+                if not same(a, b):
+                    return
+                continue
+            second = linear_form(b, [var, *(f.loop_var for f in store.loops)])
+            if second is None or second.coefficients != form.coefficients:
+                return
+            apart = Analyzer().simplify(second.base - form.base)
+            if not isinstance(apart, IntImm) or apart.value % scale:
+                return
+            steps = abs(apart.value // scale)
+            if 0 < steps < loop.extent.value:
+                verb = "stores to" if other.is_store else "reads"
+                self.fail(
+                    f"a step of the {loop.kind.value} loop '{var.name}' {verb} "
+                    f"{other.place()}, to which another step stores"
+                )
+
+
+def _product(shape: Sequence[PrimExpr]) -> PrimExpr:
+    total: PrimExpr = const(1)
+    for each in shape:
+        total = total * each
+    return total
+
+
+def _noun(thing: Var | Buffer) -> str:
+    return "buffer" if isinstance(thing, Buffer) else "variable"
+
+
+@dataclass(frozen=True, slots=True)
+class _Touch:
+    """A load or store that happens in every step, over the variables of loops alone."""
+
+    buffer: Buffer
+    indices: tuple[PrimExpr, ...]
+    is_store: bool
+    loops: tuple[For, ...]
+
+    def place(self) -> str:
+        """`A[i, j]`"""
+        return f"{self.buffer.name}[{', '.join(map(str, self.indices))}]"
+
+
+def _touches(body: Stmt, values: Mapping[Var, PrimExpr]) -> list[_Touch]:
+    """Accesses under no condition, of buffers that are allocated outside."""
+    found: list[_Touch] = []
+    own: set[Buffer] = set()
+    stack: list[tuple[Stmt, tuple[For, ...], Mapping[Var, PrimExpr]]] = [(body, (), values)]
+    while stack:
+        s, loops, known = stack.pop()
+        if _is_conditional(s):
+            continue
+        for root in expressions(s):
+            order = post_order(root)
+            guarded = guarded_nodes(root, order)
+            found += [
+                _Touch(e.buffer, _substituted(e.indices, known), False, loops)
+                for e in order
+                if isinstance(e, BufferLoad) and id(e) not in guarded
+            ]
+        match s:
+            case BufferStore(predicate=None):
+                found.append(_Touch(s.buffer, _substituted(s.indices, known), True, loops))
+            case Allocate():
+                own.add(s.buffer)
+            case For():
+                loops = (*loops, s)
+            case LetStmt():
+                known = {**known, **_let(s, known)}
+            case BlockRealize():
+                known = {**known, **_bindings(s, known)}
+        stack.extend((each, loops, known) for each in reversed(sub_statements(s)))
+    return [t for t in found if t.buffer not in own]
+
+
+def _substituted(
+    indices: Sequence[PrimExpr], known: Mapping[Var, PrimExpr]
+) -> tuple[PrimExpr, ...]:
+    return tuple(substitute(i, dict(known)) for i in indices)
+
+
+def _let(s: LetStmt, known: Mapping[Var, PrimExpr]) -> dict[Var, PrimExpr]:
+    return {s.var: substitute(s.value, dict(known))} if s.var.dtype in ("int64", "int32") else {}
+
+
+def _bindings(s: BlockRealize, known: Mapping[Var, PrimExpr]) -> dict[Var, PrimExpr]:
+    pairs = zip(s.block.iter_vars, s.iter_values, strict=True)
+    return {i.var: substitute(value, dict(known)) for i, value in pairs}
+
+
+def _is_conditional(s: Stmt) -> bool:
+    """Whether what is inside may not run."""
+    return isinstance(s, IfThenElse) or (
+        isinstance(s, BlockRealize) and not is_const(s.predicate, 1)
+    )
 
 
 def verify(func: PrimFunc, lowered: bool = True) -> PrimFunc:
-    """The function itself, if it is well formed: what is used is defined, dtypes and lanes agree,
-    ranks match.
+    """The function itself, if it is well formed; else VerifyError names the first fault, the
+    function, the loop or block, and the line of `func.script()`.
 
-    With `lowered`, also that it has the form code generators take. Raises InternalError naming the
-    first fault.
+    What is used is defined; dtypes, lanes and ranks agree; scopes exist. Provably wrong are: an
+    index that leaves its axis, a buffer (allocated, or one of the `num_outputs` last parameters)
+    read before anything was written, and two steps of a parallel or vectorized loop that meet in
+    an element one of them stores to. With `lowered`, also that it has the form code generators
+    take.
     """
-    _Verifier(func, lowered).statement(func.body)
+    _Verifier(func, lowered).run()
     return func

@@ -81,3 +81,14 @@ def test_closures_keep_their_meaning(text: str, args: list[np.ndarray]) -> None:
     assert_same_meaning(before, after, values)
     inside = [e for e in evaluation_order(main_of(after).body) if isinstance(e, Function)]
     assert not inside
+
+
+def test_what_shows_a_named_dimension_is_captured() -> None:
+    check(
+        LambdaLift(),
+        """def @main(%x: Tensor[(n, 2), float32]) {
+          let %f = fn (%y: float32) { full(%y, shape=[n]) }; %f(1f) }""",
+        """def @main(%x: Tensor[(n, 2), float32]) { let %f = @lifted_f(%x); %f(1f) }
+        def @lifted_f(%x: Tensor[(n, 2), float32], Closure=1) {
+          fn (%y: float32, Closure=1) { full(%y, shape=[n]) } }""",
+    )

@@ -22,7 +22,6 @@ from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import IntImm, PrimExpr
-from ekiden.ir.type import TensorType
 from ekiden.relay.expr import (
     Call,
     Clause,
@@ -129,9 +128,17 @@ class _FunctionCompiler:
             dtype="int64",
             shape=shape,
         )
-        args = (*sources(self.function, self.dims), self.dims_register)
+        found = sources(self.function, self.dims).tensors
+        args = (*(self._part(each.path) for each in found), self.dims_register)
         index = self.program.shape_functions[self.name]
         self._emit("InvokePacked", packed_index=index, output_size=1, args=args)
+
+    def _part(self, path: tuple[int, ...]) -> int:
+        """The register of a parameter, or of a field inside it."""
+        register, *fields = path
+        for index in fields:
+            register = self._into("GetField", object=register, index=index)
+        return register
 
     def _chain(self, body: RelayExpr) -> int:
         """The bindings of a let-chain, then the register of its result."""
@@ -373,9 +380,9 @@ def primitive_functions(module: IRModule) -> list[Function]:
 
 
 def _shape_kernel(name: str, function: Function, dims: Dims) -> PrimFunc:
-    kinds = [function.params[i].checked_type for i in sources(function, dims)]
-    tensors = [k for k in kinds if isinstance(k, TensorType)]
-    return shape_function(tensors, dims.exprs, dims.constraints, f"shape_func_{name}")
+    found = sources(function, dims)
+    kinds = [each.kind for each in found.tensors]
+    return shape_function(kinds, found.exprs, found.constraints, f"shape_func_{name}")
 
 
 def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:

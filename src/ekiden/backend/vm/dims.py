@@ -5,13 +5,15 @@ once at entry.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
+from ekiden.arith import prove_equal, simplify, substitute
 from ekiden.backend.kernels.lower import Constraint
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const
+from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, Var, const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.structural import structural_key
-from ekiden.ir.type import TensorType
+from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.vm import ReshapeTensorAttrs
@@ -63,25 +65,99 @@ def dims_of(body: RelayExpr, constraints: Sequence[Constraint] = ()) -> Dims:
     return dims
 
 
-def sources(function: Function, dims: Dims) -> list[int]:
-    """Positions of the parameters whose shapes give the symbols that dims and their constraints
-    need.
-
-    Raises CompileError naming a symbol that no parameter has as a dimension.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor from whose shape symbols are read: the number of a parameter, then of the fields of
+    the tuples it is in.
     """
-    needed = {v for e in [*dims.exprs, *(c for c, _ in dims.constraints)] for v in free_vars(e)}
-    found: list[int] = []
-    for position, param in enumerate(function.params):
-        kind = param.checked_type
-        given = (
-            {d for d in kind.shape if isinstance(d, Var)} if isinstance(kind, TensorType) else set()
-        )
-        if needed & given:
-            found.append(position)
+
+    path: tuple[int, ...]
+    kind: TensorType
+    """Its type, with a name of its own for each dimension that is neither a name nor a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where a function reads what its dims and their constraints need."""
+
+    tensors: tuple[Source, ...]
+    exprs: tuple[PrimExpr, ...]
+    """The expressions of the dims, in the symbols that the tensors have as dimensions."""
+    constraints: tuple[Constraint, ...]
+
+
+def sources(function: Function, dims: Dims) -> Sources:
+    """The parameters whose shapes give the symbols that dims and their constraints need. A symbol
+    that stands in a dimension like `n * 2 + 1` alone is computed from it.
+
+    Raises CompileError naming a symbol that no parameter shows.
+    """
+    tensors = [t for n, p in enumerate(function.params) for t in _tensors((n,), p.checked_type)]
+    shown: dict[Var, PrimExpr] = {}
+    found = [Source(path, _with_names(kind, shown)) for path, kind in tensors]
+    plain = {d for t in found for d in t.kind.shape if isinstance(d, Var) and d not in shown}
+    solved = _solve(shown, plain)
+    exprs = tuple(substitute(e, solved) for e in dims.exprs)
+    constraints = tuple((substitute(c, solved), where) for c, where in dims.constraints)
+    needed = {v for e in (*exprs, *(c for c, _ in constraints)) for v in free_vars(e)}
+    used: list[Source] = []
+    for each in found:
+        given = needed & {d for d in each.kind.shape if isinstance(d, Var)}
+        if given:
+            used.append(each)
             needed -= given
     if needed:
         names = ", ".join(sorted(v.name for v in needed))
         raise CompileError(
             f"allocating memory: no parameter of the function has the dimension {names}"
         )
-    return found
+    return Sources(tuple(used), exprs, constraints)
+
+
+def _tensors(path: tuple[int, ...], kind: Type) -> list[tuple[tuple[int, ...], TensorType]]:
+    """The tensors in a parameter, through tuples."""
+    if isinstance(kind, TensorType):
+        return [(path, kind)]
+    if isinstance(kind, TupleType):
+        return [t for n, field in enumerate(kind.fields) for t in _tensors((*path, n), field)]
+    return []
+
+
+def _with_names(kind: TensorType, shown: dict[Var, PrimExpr]) -> TensorType:
+    """A type whose compound dimensions are new symbols; `shown` says what each stands for."""
+    shape: list[PrimExpr] = []
+    for dim in kind.shape:
+        if not isinstance(dim, (IntImm, Var)):
+            name = SizeVar(f"dim{len(shown)}")
+            shown[name] = dim
+            dim = name
+        shape.append(dim)
+    return TensorType(tuple(shape), kind.dtype)
+
+
+def _solve(shown: dict[Var, PrimExpr], known: set[Var]) -> dict[Var, PrimExpr]:
+    """Symbols, by what compound dimensions are: n = dim0 // 2 where dim0 is n * 2."""
+    solved: dict[Var, PrimExpr] = {}
+    waiting = [(name, dim) for name, dim in shown.items() if not isinstance(dim, AnyDim)]
+    while waiting:
+        later = []
+        for name, dim in waiting:
+            open_ = [v for v in free_vars(dim) if v not in known and v not in solved]
+            value = _inverse(name, dim, open_[0]) if len(open_) == 1 else None
+            if value is not None:
+                solved[open_[0]] = simplify(substitute(value, solved))
+            elif open_:
+                later.append((name, dim))
+        if len(later) == len(waiting):
+            break
+        waiting = later
+    return solved
+
+
+def _inverse(name: Var, dim: PrimExpr, symbol: Var) -> PrimExpr | None:
+    """What a symbol is where `dim`, linear in it, is `name`; None if it is not linear."""
+    base = simplify(substitute(dim, {symbol: const(0)}))
+    slope = simplify(substitute(dim, {symbol: const(1)}) - base)
+    if not isinstance(slope, IntImm) or slope.value == 0:
+        return None
+    return (name - base) // slope if prove_equal(dim, symbol * slope + base) else None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.codegen.c.helpers import Helpers
-from ekiden.codegen.c.statement import StatementWriter, quoted
+from ekiden.codegen.c.helpers import Helpers, asm_label, c_symbol, quoted
+from ekiden.codegen.c.statement import StatementWriter
 from ekiden.codegen.c.types import memory_type
 from ekiden.codegen.common import argument_label, dimensions, dtype_word
 from ekiden.ir.prim import SizeVar, Var
@@ -53,12 +53,12 @@ def emit_all(funcs: Sequence[PrimFunc], target: Target) -> str:
     parts = [text for func in funcs for text in _function(func, helpers)]
     head = HEAD.format(target=target)
     sites = [f"EK_CALL_SITE({v}, {quoted(name)});" for name, v in helpers.sites.items()]
+    sites += helpers.prototypes.values()
     return "\n\n".join([head, *sites, ARGUMENT, *helpers.texts.values(), *parts]) + "\n"
 
 
 def _function(func: PrimFunc, helpers: Helpers) -> list[str]:
-    symbol = "".join(c if c.isalnum() and c.isascii() else "_" for c in func.name)
-    symbol = f"ek_{symbol}" if symbol[0].isdigit() or symbol == "main" else symbol
+    symbol = c_symbol(func.name)
     loops: list[str] = []
     writer = StatementWriter(helpers, symbol, loops)
     sizes = [row.extent for row in dimensions(func) if row.binds]
@@ -96,15 +96,10 @@ def _entry(func: PrimFunc, symbol: str) -> str:
         for b, t in zip(func.params, tensors, strict=True)
     ]
     w.put(f"return {symbol}_compute({', '.join([*pointers, *sizes])});")
-    label = "" if symbol == func.name else f" __asm__({_label(func.name)})"
+    label = "" if symbol == func.name else f" __asm__({asm_label(func.name)})"
     signature = f"int {symbol}(void *self, const ek_value *args, int32_t nargs, ek_value *ret)"
     body = "\n".join(w.lines)
     return f"{signature}{label};\n{signature} {{\n{body}\n}}"
-
-
-def _label(name: str) -> str:
-    """A name that is no C identifier, as assemblers take it."""
-    return quoted(name if name.replace(".", "_").isidentifier() else f'"{name}"')
 
 
 def _tensor(w: StatementWriter, func: PrimFunc, i: int, buffer: Buffer) -> str:

@@ -169,7 +169,7 @@ class ExpressionWriter:
             return e.args[:1]
         if isinstance(e, (Var, IntImm, FloatImm, VectorReduce)):
             return ()
-        if isinstance(e, Intrinsic) and e.op == "call_packed":
+        if isinstance(e, Intrinsic) and e.op in ("call_packed", "call_function"):
             return tuple(a for a in e.args if not isinstance(a, (StringImm, BufferAddress)))
         return children(e)
 
@@ -198,7 +198,7 @@ class ExpressionWriter:
                 return f"({condition} ? {yes} : {no})"
             case Intrinsic(op="if_then_else"):
                 return self._guarded(e)
-            case Intrinsic(op="call_packed"):
+            case Intrinsic(op="call_packed" | "call_function"):
                 return self.call_packed(e)
             case Intrinsic():
                 return self.intrinsic(e)

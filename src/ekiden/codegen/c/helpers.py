@@ -73,6 +73,27 @@ def _integer(dtype: str, unsigned: bool) -> str:
     return f"{'u' if unsigned else ''}int{bits}_t"
 
 
+def quoted(text: str) -> str:
+    """A string literal."""
+    plain = all(32 <= ord(c) < 127 and c not in '"\\' for c in text)
+    return f'"{text}"' if plain else f'"{"".join(map(_escaped, text.encode()))}"'
+
+
+def _escaped(byte: int) -> str:
+    return chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}"
+
+
+def c_symbol(name: str) -> str:
+    """A C identifier for the symbol of a function."""
+    clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
+    return f"ek_{clean}" if clean[0].isdigit() or clean == "main" else clean
+
+
+def asm_label(name: str) -> str:
+    """A name that is no C identifier, as assemblers take it."""
+    return quoted(name if name.replace(".", "_").isidentifier() else f'"{name}"')
+
+
 class HelperBuilder(Builder):
     """Writes the lines of one helper function. Operands are names behind a percent sign, as LLVM's
     are, or constants.
@@ -181,11 +202,20 @@ class Helpers:
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
         self.sites: dict[str, str] = {}
+        self.prototypes: dict[str, str] = {}
         self._module = Module()
 
     def site(self, name: str) -> str:
         """The call site of a function that the runtime knows by name."""
         return self.sites.setdefault(name, f"site{len(self.sites)}")
+
+    def function(self, name: str) -> str:
+        """The C name of a function of the same module."""
+        symbol = c_symbol(name)
+        label = "" if symbol == name else f" __asm__({asm_label(name)})"
+        arguments = "void *self, const ek_value *args, int32_t nargs, ek_value *ret"
+        self.prototypes[name] = f"int {symbol}({arguments}){label};"
+        return symbol
 
     def binary(self, kind: type[BinaryExpr], dtype: str, x: str, y: str) -> str:
         """A call that computes any two-operand node, on operands of `dtype`."""

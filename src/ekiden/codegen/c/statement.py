@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.codegen.c.expression import ExpressionWriter
-from ekiden.codegen.c.helpers import Helpers
+from ekiden.codegen.c.helpers import Helpers, quoted
 from ekiden.codegen.c.types import c_type, memory_type
 from ekiden.codegen.common import dtype_word, stored_value
 from ekiden.ir import dtype as dt
@@ -31,16 +31,6 @@ from ekiden.tir.stmt import (
     Stmt,
 )
 from ekiden.tir.visitor import expressions, guarded_nodes, walk
-
-
-def quoted(text: str) -> str:
-    """A string literal."""
-    plain = all(32 <= ord(c) < 127 and c not in '"\\' for c in text)
-    return f'"{text}"' if plain else f'"{"".join(map(_escaped, text.encode()))}"'
-
-
-def _escaped(byte: int) -> str:
-    return chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}"
 
 
 class StatementWriter(ExpressionWriter):
@@ -103,8 +93,10 @@ class StatementWriter(ExpressionWriter):
             arguments = self.unique("arguments")
             self.put(f"const ek_value {arguments}[{count}] = {{{values}}};")
         self.put(f"ek_value {result} = ek_value_none();")
-        site = self.helpers.site(name.value)
-        self.put(f"if (ek_call_packed(&{site}, {arguments}, {count}, &{result}) != 0) {{")
+        callee = f"ek_call_packed(&{self.helpers.site(name.value)}"
+        if e.op == "call_function":
+            callee = f"{self.helpers.function(name.value)}(NULL"
+        self.put(f"if ({callee}, {arguments}, {count}, &{result}) != 0) {{")
         self.fail()
         self.put("}")
         value, kind = self.unique("value"), c_type(e.dtype)
@@ -375,4 +367,4 @@ def _reads_others(s: BufferStore, value: PrimExpr) -> bool:
     return False
 
 
-__all__ = ["StatementWriter", "quoted"]
+__all__ = ["StatementWriter"]

@@ -32,6 +32,7 @@ class Module:
         self.strings: dict[bytes, str] = {}
         self.tables: dict[tuple[float, ...], str] = {}
         self.functions: list[str] = []
+        self.defined: set[str] = set()
         self._names: dict[str, int] = {}
 
     def declare(self, name: str, result: str, arguments: Sequence[str]) -> None:
@@ -63,9 +64,8 @@ class Module:
             f" [{', '.join('double ' + constant(v, 'float64') for v in values)}]"
             for values, name in self.tables.items()
         ]
-        return "\n".join(
-            [*head, *strings, *tables, *self.functions, *self.declarations.values(), ""]
-        )
+        declared = [text for name, text in self.declarations.items() if name not in self.defined]
+        return "\n".join([*head, *strings, *tables, *self.functions, *declared, ""])
 
 
 def _escape(data: bytes) -> str:

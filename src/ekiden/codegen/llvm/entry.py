@@ -38,6 +38,7 @@ class EntryEmitter(StatementEmitter):
             self.dimension(each, self.field(shapes[each.index], 8 * each.axis, "i64"))
         self.statement(func.body)
         self.b.effect("ret i32 0")
+        self.module.defined.add(f'"{self.name}"')
         self.module.functions.append(function_text(f'"{self.name}"', PARAMETERS, self))
 
     def field(self, base: Operand, offset: int, kind: str) -> Operand:

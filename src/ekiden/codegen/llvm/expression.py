@@ -147,7 +147,7 @@ class ExpressionEmitter:
                 return (e.value,)
             case Intrinsic(op="if_then_else"):
                 return (e.args[0],)
-            case Intrinsic(op="call_packed"):
+            case Intrinsic(op="call_packed" | "call_function"):
                 return tuple(a for a in e.args if not isinstance(a, (StringImm, BufferAddress)))
             case Intrinsic():
                 return e.args
@@ -190,7 +190,7 @@ class ExpressionEmitter:
                 return reduce_lanes(b, e.kind, e.value.dtype, self.value(e.value))
             case Intrinsic(op="if_then_else"):
                 return self.guarded(e)
-            case Intrinsic(op="call_packed"):
+            case Intrinsic(op="call_packed" | "call_function"):
                 return self.call_packed(e)
             case Intrinsic():
                 operands = [self.value(a) for a in e.args]

@@ -47,14 +47,24 @@ class PackedCallEmitter(ExpressionEmitter):
         result = self.words(2)
         self.put(result, 0, "i64 0")
         self.put(result, 1, "i64 0")
-        site = f'@"{CALL_SITE}{name.value}"'
-        self.module.declarations.setdefault(site, f"{site} = external global i8")
-        self.module.declare("ek_call_packed", "i32", ["ptr", "ptr", "i32", "ptr"])
-        given = f"ptr {site}, ptr {arguments}, i32 {len(values)}, ptr {result}"
-        status = b.value(f"call i32 @ek_call_packed({given})")
+        given = f"ptr {arguments}, i32 {len(values)}, ptr {result}"
+        status = b.value(f"call i32 {self.callee(e.op, name.value)}, {given})")
         b.touch_memory()
         self.fail_unless(b.value(f"icmp eq i32 {status}, 0"))
         return self.result(result, e.dtype)
+
+    def callee(self, op: str, name: str) -> str:
+        """The function called and its first argument: the call site, or nothing for a function of
+        the same module.
+        """
+        types = ["ptr", "ptr", "i32", "ptr"]
+        if op == "call_function":
+            self.module.declare(f'"{name}"', "i32", types)
+            return f'@"{name}"(ptr null'
+        site = f'@"{CALL_SITE}{name}"'
+        self.module.declarations.setdefault(site, f"{site} = external global i8")
+        self.module.declare("ek_call_packed", "i32", types)
+        return f"@ek_call_packed(ptr {site}"
 
     def words(self, count: int) -> Operand:
         """Words on the stack."""

@@ -3,6 +3,8 @@
     let %f = fn (%y) { add(%y, %x) }; %f(%z)
 ->  def @lifted_f(%x) { fn (%y, Closure=1) { add(%y, %x) } }   and   let %f = @lifted_f(%x); %f(%z)
 
+What shows a named dimension that the function uses is captured too.
+
 A function that captures nothing becomes a plain global; one that captures becomes a global over
 what it captures, marked Closure, that gives the function. A function that calls itself through its
 let variable calls the global again. Inner functions are lifted before outer ones.
@@ -10,13 +12,19 @@ let variable calls the global again. Inner functions are lifted before outer one
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
+from ekiden.ir.prim import IntImm
+from ekiden.ir.prim import Var as PrimVar
+from ekiden.ir.prim_visitor import free_vars as dim_vars
 from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Function, Let, Var
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import evaluation_order, is_atom, map_functions, with_children
-from ekiden.relay.visitor import bind, free_vars
+from ekiden.relay.visitor import bind, free_vars, post_order, type_post_order
 
 
 class _Lifter:
@@ -30,10 +38,11 @@ class _Lifter:
         """`root` with every function value inside replaced."""
         new: dict[RelayExpr, RelayExpr] = {}
         own_names = self._let_names(root.body)
+        around = _params_around(root)
         for expr in evaluation_order(root.body):
             rebuilt = with_children(expr, new)
             if isinstance(rebuilt, Function) and not is_atom(rebuilt):
-                rebuilt = self._lift_one(rebuilt, own_names.get(expr))
+                rebuilt = self._lift_one(rebuilt, own_names.get(expr), around[expr])
             new[expr] = rebuilt
         return root.with_fields(body=new[root.body])
 
@@ -53,8 +62,11 @@ class _Lifter:
         self.taken.add(name)
         return GlobalVar(name)
 
-    def _lift_one(self, function: Function, own_name: Var | None) -> RelayExpr:
+    def _lift_one(
+        self, function: Function, own_name: Var | None, around: Sequence[Var]
+    ) -> RelayExpr:
         captured = [v for v in free_vars(function) if v is not own_name]
+        captured += _witnesses(function, captured, around)
         name = self._fresh(own_name.name_hint if own_name else "fn")
         fresh = {v: Var(v.name_hint, v.checked_type) for v in captured}
         within: dict[Var, RelayExpr] = dict(fresh)
@@ -68,6 +80,40 @@ class _Lifter:
         else:
             self.lifted[name] = inner
         return _closure(name, tuple(captured))
+
+
+def _params_around(root: Function) -> dict[RelayExpr, list[Var]]:
+    """Function inside root -> the parameters of the functions around it."""
+    around: dict[RelayExpr, list[Var]] = {}
+    for outer in (root, *_functions(root.body)):
+        for inner in _functions(outer.body):
+            around.setdefault(inner, []).extend(outer.params)
+    return around
+
+
+def _functions(body: RelayExpr) -> list[Function]:
+    return [e for e in evaluation_order(body) if isinstance(e, Function) and not is_atom(e)]
+
+
+def _witnesses(function: Function, captured: Sequence[Var], around: Sequence[Var]) -> list[Var]:
+    """Parameters around a function that show the named dimensions it uses and is not given."""
+    given = _symbols(v.checked_type for v in (*function.params, *captured))
+    inside = post_order(function.body, into_functions=True)
+    missing = _symbols(e.checked_type_or_none() for e in inside) - given
+    found: list[Var] = []
+    for param in around:
+        shown = _symbols((param.checked_type,))
+        if missing & shown and param not in captured:
+            found.append(param)
+            missing -= shown
+    return found
+
+
+def _symbols(kinds: Iterable[Type | None]) -> set[PrimVar]:
+    """The named dimensions in types."""
+    tensors = (t for k in kinds if k is not None for t in type_post_order(k))
+    shapes = (t.shape for t in tensors if isinstance(t, TensorType))
+    return {v for s in shapes for d in s if not isinstance(d, IntImm) for v in dim_vars(d)}
 
 
 def _closure(name: GlobalVar, captured: tuple[Var, ...]) -> RelayExpr:

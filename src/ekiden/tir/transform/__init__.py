@@ -30,6 +30,7 @@ from ekiden.tir.transform.pipeline import (
     LowerOpaqueBlock,
     RemoveNoOp,
     Simplify,
+    SplitHostDevice,
     StorageRewrite,
     UnrollLoop,
     VectorizeLoop,
@@ -37,6 +38,7 @@ from ekiden.tir.transform.pipeline import (
 )
 from ekiden.tir.transform.remove_no_op import remove_no_op
 from ekiden.tir.transform.simplify import simplify
+from ekiden.tir.transform.split_host_device import split_host_device
 from ekiden.tir.transform.storage_rewrite import storage_rewrite
 from ekiden.tir.transform.unroll_loops import unroll_loops
 from ekiden.tir.transform.vectorize_loops import vectorize_loops
@@ -56,6 +58,7 @@ __all__ = [
     "LowerOpaqueBlock",
     "RemoveNoOp",
     "Simplify",
+    "SplitHostDevice",
     "StorageRewrite",
     "UnrollLoop",
     "VectorizeLoop",
@@ -73,6 +76,7 @@ __all__ = [
     "lower_intrinsics",
     "remove_no_op",
     "simplify",
+    "split_host_device",
     "storage_rewrite",
     "unroll_loops",
     "vectorize_loops",

@@ -219,9 +219,11 @@ def _is_inside(load: BufferLoad, analyzer: Analyzer) -> bool:
         if not isinstance(extent, IntImm):
             return False
         size *= extent.value
-    index, last = load.indices[0], 0
+    index: PrimExpr = load.indices[0]
+    last = 0
     if isinstance(index, Ramp) and isinstance(index.stride, IntImm) and index.stride.value > 0:
-        index, last = index.base, (index.lanes - 1) * index.stride.value
+        last = (index.lanes - 1) * index.stride.value
+        index = index.base
     if dt.lanes(index.dtype) > 1:
         return False
     low, high = analyzer.const_int_bound(index)

@@ -24,6 +24,7 @@ from ekiden.tir.transform.lower_blocks import lower_blocks
 from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
 from ekiden.tir.transform.remove_no_op import remove_no_op
 from ekiden.tir.transform.simplify import simplify
+from ekiden.tir.transform.split_host_device import split_host_device
 from ekiden.tir.transform.storage_rewrite import storage_rewrite
 from ekiden.tir.transform.unroll_loops import unroll_loops
 from ekiden.tir.transform.vectorize_loops import vectorize_loops
@@ -38,6 +39,13 @@ def _factory(name: str, function: Callable[[PrimFunc], PrimFunc]) -> Callable[[]
         return function(func)
 
     made: Pass = _function_pass(run, opt_level=0, name=f"tir.{name}")
+    register_pass(made.name, lambda: made)
+    return lambda: made
+
+
+def _module_factory(name: str, change: Callable[[IRModule], IRModule]) -> Callable[[], Pass]:
+    """What makes the pass of a function over modules, by TVM's name."""
+    made = Pass(f"tir.{name}", lambda module, context: change(module))
     register_pass(made.name, lambda: made)
     return lambda: made
 
@@ -58,6 +66,8 @@ LowerIntrin             = _factory("LowerIntrin",             lower_intrinsics)
 HoistExpression         = _factory("HoistExpression",         hoist_invariants)
 RemoveNoOp              = _factory("RemoveNoOp",              remove_no_op)
 Simplify                = _factory("Simplify",                simplify)
+
+SplitHostDevice         = _module_factory("SplitHostDevice",  split_host_device)
 
 PASSES: list[Pass] = [
     LowerOpaqueBlock(),

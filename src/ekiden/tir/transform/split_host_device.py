@@ -1,0 +1,112 @@
+"""Cut functions in two: what runs on threads of a device, and the host that starts it.
+
+    def f(a, b):                                        def f(a, b):
+        for i in thread_binding(8, "blockIdx.x"):   ->      call_function("f_kernel", a, b)
+            b[i] = a[i]                                 def f_kernel(a, b):
+                                                            for i in thread_binding(8, ..): ..
+
+Each outermost loop over a thread axis becomes a function of its own, with the attributes of a
+device function: `tir.is_device`, and `tir.thread_axes`. Buffers that it uses are its parameters;
+sizes come with their shapes. On a processor thread loops run as loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.expr import BaseFunc
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import Intrinsic, StringImm, Var
+from ekiden.ir.prim_visitor import free_vars, post_order
+from ekiden.runtime.errors import ScheduleError
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    Evaluate,
+    For,
+    ForKind,
+    LetStmt,
+    Prefetch,
+    PrimFunc,
+    Stmt,
+)
+from ekiden.tir.transform.inject_virtual_threads import is_virtual
+from ekiden.tir.visitor import StmtMutator, expressions, walk
+
+
+def is_device_loop(stmt: Stmt) -> bool:
+    """Whether a statement is a loop over threads of a device."""
+    is_thread = isinstance(stmt, For) and stmt.kind is ForKind.THREAD_BINDING
+    return is_thread and not is_virtual(stmt)
+
+
+def _used(region: Stmt) -> tuple[list[Buffer], list[Var]]:
+    """The buffers and variables from outside that a statement uses, in order of appearance."""
+    inside: set[Buffer | Var] = set()
+    used: dict[Buffer | Var, None] = {}
+    for s in walk(region):
+        match s:
+            case For():
+                inside.add(s.loop_var)
+            case LetStmt():
+                inside.add(s.var)
+            case Allocate():
+                inside.add(s.buffer)
+            case BufferStore() | Prefetch():
+                used[s.buffer] = None
+        for e in post_order(*expressions(s)):
+            if isinstance(e, Var):
+                used[e] = None
+            elif isinstance(e, (BufferLoad, BufferAddress)):
+                used[e.buffer] = None
+    outside = [each for each in used if each not in inside]
+    return (
+        [b for b in outside if isinstance(b, Buffer)],
+        [v for v in outside if isinstance(v, Var)],
+    )
+
+
+class _Split(StmtMutator):
+    def __init__(self, func: PrimFunc) -> None:
+        self._func = func
+        self.kernels: dict[str, PrimFunc] = {}
+
+    def visit_for(self, stmt: For) -> Stmt:
+        """The outermost thread loop becomes a call."""
+        if not is_device_loop(stmt):
+            return super().visit_for(stmt)
+        buffers, variables = _used(stmt)
+        buffers = self._in_order(buffers)
+        missing = set(variables) - set(free_vars(*(d for b in buffers for d in b.shape)))
+        if missing:
+            raise ScheduleError(
+                f"split {self._func.name!r} at {stmt.loop_var.name!r}: the device would need "
+                f"{', '.join(sorted(v.name for v in missing))}, which no buffer has as a size"
+            )
+        count = len(self.kernels)
+        name = f"{self._func.name}_kernel{'' if count == 0 else f'_{count}'}"
+        threads = [s for s in walk(stmt) if isinstance(s, For) and is_device_loop(s)]
+        axes = tuple(dict.fromkeys(str((s.annotations or {})["thread"]) for s in threads))
+        attrs = {"global_symbol": name, "tir.is_device": True, "tir.thread_axes": axes}
+        self.kernels[name] = PrimFunc(tuple(buffers), stmt, attrs)
+        given = (BufferAddress(b) for b in buffers)
+        return Evaluate(Intrinsic("call_function", (StringImm(name), *given), "int32"))
+
+    def _in_order(self, buffers: Sequence[Buffer]) -> list[Buffer]:
+        """Parameters of the function in their order, then buffers of its own."""
+        own = [b for b in self._func.params if b in buffers]
+        return own + [b for b in buffers if b not in own]
+
+
+def split_host_device(module: IRModule) -> IRModule:
+    """The module with device regions in functions of their own. Blocks must have been lowered."""
+    made: dict[str, BaseFunc] = {}
+    for name, func in module.functions.items():
+        if not isinstance(func, PrimFunc) or (func.attrs or {}).get("tir.is_device"):
+            made[name.name_hint] = func
+            continue
+        split = _Split(func)
+        made[name.name_hint] = func.with_fields(body=split.visit(func.body))
+        made.update(split.kernels)
+    return IRModule(dict(made.items()), module.type_definitions, module.attrs)
