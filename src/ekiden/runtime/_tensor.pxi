@@ -150,6 +150,9 @@ cdef class Tensor(Object):
     def __repr__(self):
         return f"Tensor(shape={self.shape}, dtype={self.dtype!r})"
 
+    def __str__(self):
+        return str(self.numpy())
+
     def __reduce__(self):
         return tensor, (numpy.array(self.numpy()),)
 
