@@ -23,7 +23,6 @@ import math
 import operator
 import os
 import sys
-import traceback
 import types
 from typing import NamedTuple
 
