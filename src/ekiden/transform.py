@@ -1,6 +1,8 @@
 """Passes of modules and the context they run under, at TVM's place."""
 
 from ekiden.ir.transform import (
+    FunctionPass,
+    ModulePass,
     Pass,
     PassContext,
     PassInfo,
@@ -9,4 +11,4 @@ from ekiden.ir.transform import (
     module_pass,
 )
 
-__all__ = ["Pass", "PassContext", "PassInfo", "PassInstrument", "Sequential", "module_pass"]
+__all__ = ["FunctionPass", "ModulePass", "Pass", "PassContext", "PassInfo", "PassInstrument", "Sequential", "module_pass"]

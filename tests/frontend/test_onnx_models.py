@@ -18,10 +18,13 @@ import onnxruntime
 import pytest
 
 from ekiden.frontend.onnx import from_onnx
+from ekiden.ir.module import IRModule
 from ekiden.ir.prim import PrimExpr, Select
 from ekiden.ir.prim_visitor import post_order as prim_post_order
+from ekiden.ir.structural import structural_equal
 from ekiden.ir.type import TensorType, TupleType
-from ekiden.relay.expr import Call, Function
+from ekiden.relay import parse
+from ekiden.relay.expr import Call, Constant, Function
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.visitor import post_order
 
@@ -140,3 +143,18 @@ def test_agrees_with_onnx_runtime(name: str, case: str) -> None:
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         scale = max(1.0, float(np.abs(theirs).max()))
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * scale)
+
+
+def size_of(module: IRModule) -> int:
+    """Bytes of the constants of main."""
+    every = post_order(module["main"], into_functions=True)
+    return sum(e.data.nbytes for e in every if isinstance(e, Constant))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_text_of_the_model_reads_back(name: str) -> None:
+    """Models above 32 MB are printed and read with EKIDEN_LONG_TESTS=1 alone."""
+    module = from_onnx(str(path_of(name)))
+    if size_of(module) > 32 << 20 and not os.environ.get("EKIDEN_LONG_TESTS"):
+        pytest.skip("a large model: set EKIDEN_LONG_TESTS=1")
+    assert structural_equal(parse(module.astext()), module)

@@ -16,8 +16,6 @@ from ekiden.relay import parse_expr
 from ekiden.relay.param_dict import MAGIC
 from ekiden.runtime.errors import LoadError, TypeInferenceError
 
-pytestmark = pytest.mark.quick
-
 
 def same(expr: relay.Expr, text: str) -> bool:
     return structural_equal(expr, parse_expr(text), map_free_vars=True)

@@ -18,6 +18,7 @@ _HOMES = {
     "Span": "span",
     "SourceName": "span",
     "Op": "op",
+    "register_op_attr": "op",
     "IRModule": "module",
     "RelayExpr": "expr",
     "BaseFunc": "expr",

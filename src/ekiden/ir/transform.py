@@ -22,6 +22,8 @@ from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, regist
 from ekiden.runtime.errors import EkidenError, PassError
 
 __all__ = [
+    "FunctionPass",
+    "ModulePass",
     "Pass",
     "PassContext",
     "PassInfo",
@@ -56,8 +58,8 @@ def get_pass(name: str) -> Pass:
 class Pass:
     """A named module transformation.
 
-    Calling it runs it under the current context, the passes it requires first, with instruments
-    around. Raises PassError when it is called with, or gives, something that is no module.
+    Calling it runs it, whatever the opt level, under the current context: the passes it requires
+    first, with instruments around. Raises PassError when it is called with, or gives, something that is no module.
     """
 
     name: str
@@ -73,11 +75,9 @@ class Pass:
         return PassInfo(self.name, self.opt_level, names, self.is_sequence)
 
     def __call__(self, module: IRModule) -> IRModule:
-        """Run the pass; the module itself where the context leaves it out."""
+        """Run the pass; gives the module itself where an instrument leaves it out."""
         _expect_module(module, self.name, "got")
         context, info = PassContext.current(), self.info
-        if not self.is_sequence and not context.enables(info):
-            return module
         if not context.notify(lambda each: each.should_run(module, info)):
             return module
         for needed in self.required:
@@ -105,10 +105,22 @@ def _expect_module(value: object, name: str, verb: str) -> None:
         )
 
 
+class ModulePass(Pass):
+    """A pass made by `module_pass`."""
+
+    __slots__ = ()
+
+
+class FunctionPass(Pass):
+    """A pass made by a `function_pass`."""
+
+    __slots__ = ()
+
+
 class Sequential(Pass):
     """Passes one after the other, itself a pass; members may be given by their registered names.
 
-    The context decides of each member whether it runs; the sequence always does.
+    The context decides of each member whether it runs, by its opt level and its lists.
     """
 
     __slots__ = ("passes",)
@@ -125,7 +137,8 @@ class Sequential(Pass):
 
         def run_all(module: IRModule, context: PassContext) -> IRModule:
             for each in members:
-                module = each(module)
+                if each.is_sequence or context.enables(each.info):
+                    module = each(module)
             return module
 
         Pass.__init__(self, name, run_all, opt_level, tuple(required), is_sequence=True)
@@ -136,6 +149,7 @@ PassFunction = Callable[..., object]
 
 
 def _decorator(
+    kind: type[Pass],
     make: Callable[[Callable[..., object]], Transform],
     method: str,
     function: PassFunction | type | None,
@@ -149,7 +163,7 @@ def _decorator(
     """
 
     def one(run: Callable[..., object], label: str) -> Pass:
-        return Pass(name or label, make(run), opt_level, tuple(required or ()))
+        return kind(name or label, make(run), opt_level, tuple(required or ()))
 
     def decorate(decorated: PassFunction | type) -> object:
         if not inspect.isclass(decorated):
@@ -198,7 +212,7 @@ def module_pass(
     def make(run: Callable[..., object]) -> Transform:
         return run  # type: ignore[return-value]
 
-    return _decorator(make, "transform_module", pass_func, opt_level, name, required)
+    return _decorator(ModulePass, make, "transform_module", pass_func, opt_level, name, required)
 
 
 def _attribute(function: BaseFunc, key: str) -> object:
@@ -236,6 +250,6 @@ def function_pass_over(kind: type[BaseFunc]) -> Callable[..., Pass]:
         required: Sequence[Pass | str] | None = None,
     ) -> object:
         """Decorator: a function (function, module, context) -> function becomes a Pass."""
-        return _decorator(make, "transform_function", pass_func, opt_level, name, required)
+        return _decorator(FunctionPass, make, "transform_function", pass_func, opt_level, name, required)
 
     return function_pass  # type: ignore[return-value]

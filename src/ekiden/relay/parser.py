@@ -16,21 +16,20 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import numpy as np
 
-from ekiden.ir.attrs import Attrs, expression_fields, field_classes
 from ekiden.ir.dtype import SCALAR_BITS, to_numpy
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.ir.node import NODE_TYPES, Node
-from ekiden.ir.op import OPS, Op, get
-from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.ir.node import Node
+from ekiden.ir.op import OPS, get
 from ekiden.ir.span import Span
 from ekiden.ir.type import GlobalTypeVar, IncompleteType
 from ekiden.relay import op as operators
+from ekiden.relay.attr_reader import read_attrs
 from ekiden.relay.expr import (
     Call,
     Clause,
@@ -471,52 +470,10 @@ class _Parser(TypeParser):
         return Call(
             callee,
             tuple(args),
-            self._attrs(callee, attrs, at),
+            read_attrs(self.source, callee, attrs, at),
             tuple(type_args),
             span=self.span(at),
         )
-
-    def _attrs(
-        self, callee: Expr, given: Mapping[str, tuple[object, int]], at: int
-    ) -> Attrs | None:
-        values = dict(given)
-        kind = OPS[callee.name].attrs if isinstance(callee, Op) else None
-        if "attrs_type_key" in values:
-            key, place = values.pop("attrs_type_key")
-            found = NODE_TYPES.get(str(key))
-            if found is None or not issubclass(found, Attrs):
-                self.source.fail(place, f"no attribute class {key!r}")
-            kind = found
-        if kind is None:
-            if values:
-                self.source.fail(next(iter(values.values()))[1], "this call takes no attributes")
-            return None
-        return self._make_attrs(kind, values, at)
-
-    def _make_attrs(
-        self, kind: type[Attrs], values: Mapping[str, tuple[object, int]], at: int
-    ) -> Attrs:
-        known = list(getattr(kind, "__dataclass_fields__", ()))
-        for name, (_, place) in values.items():
-            if name not in known:
-                self.source.fail(
-                    place, f"{kind.__name__} has no attribute {name!r}; it has {', '.join(known)}"
-                )
-        classes = field_classes(kind.type_key)
-        for name, (value, place) in values.items():
-            if not _fits(value, classes[name]):
-                self.source.fail(place, f"{kind.__name__}: {name} cannot be {value!r}")
-        prims = expression_fields(kind.type_key)
-        made = {
-            name: _to_prim(value) if name in prims else value for name, (value, _) in values.items()
-        }
-        try:
-            return kind(**made)
-        except TypeError as error:
-            missing = str(error).partition("required positional argument")[2].lstrip("s: ")
-            self.source.fail(
-                at, f"{kind.__name__}: the call lacks {missing}" if missing else str(error)
-            )
 
     def _name(self, token: Token) -> Expr:
         """The value a name of an expression has."""
@@ -705,25 +662,6 @@ _KEYWORDS: dict[str, Callable[[_Parser, Token], Steps]] = {
     "ref_write": _Parser._reference,
     "meta": _Parser._meta,
 }
-
-
-def _fits(value: object, classes: frozenset[object]) -> bool:
-    """Whether a field of these classes may hold a value."""
-    match value:
-        case tuple():
-            return tuple in classes or all(_fits(v, classes) for v in value)
-        case PrimExpr():
-            return PrimExpr in classes
-        case int() if not isinstance(value, bool):
-            return not classes.isdisjoint((int, float, PrimExpr))
-    return type(value) in classes or object in classes
-
-
-def _to_prim(value: object) -> object:
-    """The numbers in an attribute's value as int64 constants."""
-    if isinstance(value, tuple):
-        return tuple(map(_to_prim, value))
-    return IntImm(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _read_metadata(source: Source, text: str) -> Entries:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, fields
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
@@ -49,7 +49,8 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.metadata import write_metadata
-from ekiden.relay.visitor import ATOMS, free_vars
+from ekiden.relay.print_scopes import Block, Scopes
+from ekiden.relay.visitor import free_vars
 
 VERSION = "0.0.5"
 _PLAIN = re.compile(r"[A-Za-z_]\w*(?:/\w+)*(?:\.[A-Za-z_]\w*(?:/\w+)*)*", re.ASCII)
@@ -122,128 +123,6 @@ class UniqueNames(dict[Node, str]):
             candidate = f"{name}_{self._taken[name]}"
         self._taken[candidate] = 0
         return candidate
-
-
-@dataclass(slots=True, eq=False)
-class _Block:
-    """A place for bindings: a function body, a branch, the right side of a clause, a let that is
-    not in tail position.
-    """
-
-    result: Expr
-    parent: _Block | None = None
-    depth: int = 0
-    lines: list[str] = field(default_factory=list)
-
-
-Event = tuple[Expr, bool]
-"""An expression whose parts come before, or (with True) the moment a let binds its variable."""
-
-
-def _bodies(expr: Expr) -> tuple[Expr, ...]:
-    """The parts of an expression that are blocks of their own."""
-    match expr:
-        case Function(body=body):
-            return (body,)
-        case If(true_branch=yes, false_branch=no):
-            return (yes, no)
-        case Match(clauses=clauses):
-            return tuple(c.rhs for c in clauses)
-        case _:
-            return ()
-
-
-def _operands(expr: Expr) -> tuple[Expr, ...]:
-    """The parts that are evaluated where the expression is; of a let, only the value."""
-    match expr:
-        case Call(op=op, args=args):
-            return (*args, op)  # so that a function is printed beside its call
-        case Tuple(fields=inner):
-            return inner
-        case TupleGetItem(tuple_value=value) | RefCreate(value=value) | Let(value=value):
-            return (value,)
-        case If(cond=cond):
-            return (cond,)
-        case Match(data=data):
-            return (data,)
-        case RefRead(ref=ref):
-            return (ref,)
-        case RefWrite(ref=ref, value=value):
-            return (ref, value)
-        case _:
-            return ()
-
-
-def _events(root: Expr) -> list[Event]:
-    """Everything below root in the order of the text, atoms left out."""
-    order: list[Event] = []
-    done: set[Expr] = set()
-    stack: list[tuple[Expr, str]] = [(root, "open")]
-    while stack:
-        expr, what = stack.pop()
-        if what != "open":
-            order.append((expr, what == "bind"))
-        elif expr not in done and not isinstance(expr, ATOMS):
-            done.add(expr)
-            stack.append((expr, "close"))
-            if isinstance(expr, Let):
-                stack += ((expr.body, "open"), (expr, "bind"), (expr.value, "open"))
-            else:
-                stack.extend((e, "open") for e in reversed((*_operands(expr), *_bodies(expr))))
-    return order
-
-
-def _common(a: _Block | None, b: _Block) -> _Block:
-    if a is None:
-        return b
-    while a is not b:
-        if a.depth < b.depth:
-            a, b = b, a
-        assert a.parent is not None
-        a = a.parent
-    return a
-
-
-class _Scopes:
-    """Where each expression below a root is bound, how often it is used, and the blocks."""
-
-    def __init__(self, root: Expr) -> None:
-        self.events = _events(root)
-        self.top = _Block(root)
-        self.block: dict[Expr, _Block] = {root: self.top}
-        self.inner: dict[tuple[Expr, int], _Block] = {}
-        self.uses: dict[Expr, int] = {root: 1}
-        self.tail_lets: set[Expr] = set()
-        self.results: set[Expr] = {root}
-        for expr, is_binding in reversed(self.events):
-            if not is_binding:
-                self._place_parts(expr)
-
-    def _place(self, expr: Expr, block: _Block) -> None:
-        self.block[expr] = _common(self.block.get(expr), block)
-        self.uses[expr] = self.uses.get(expr, 0) + 1
-
-    def _place_parts(self, expr: Expr) -> None:
-        block = self.block[expr]
-        if isinstance(expr, Let):
-            block = self._open_let(expr, block)
-        for operand in _operands(expr):
-            self._place(operand, block)
-        for index, body in enumerate(_bodies(expr)):
-            inner = self.inner[expr, index] = _Block(body, block, block.depth + 1)
-            self.results.add(body)
-            self._place(body, inner)
-
-    def _open_let(self, let: Let, block: _Block) -> _Block:
-        """A let that is the one result of its block continues it; another one is a block."""
-        if let is block.result and self.uses[let] == 1:
-            self.tail_lets.add(let)
-            block.result = let.body
-        else:
-            block = self.inner[let, 0] = _Block(let.body, block, block.depth + 1)
-        self.results.add(let.body)
-        self._place(let.body, block)
-        return block
 
 
 class _Printer:
@@ -416,7 +295,7 @@ class _Body:
 
     def __init__(self, printer: _Printer, root: Expr) -> None:
         self.printer = printer
-        self.scopes = _Scopes(root)
+        self.scopes = Scopes(root)
         self.text: dict[Expr, list[str]] = {}
         self.count = 0
         self.in_place = self._find_in_place()
@@ -482,7 +361,7 @@ class _Body:
         """The same for an operand, which is always one line."""
         return "\n".join(self.of(expr))
 
-    def inside(self, block: _Block) -> list[str]:
+    def inside(self, block: Block) -> list[str]:
         """The lines of a finished block."""
         return [*block.lines, *self.of(block.result)]
 

@@ -7,6 +7,7 @@ so that inference after a pass costs what the pass changed.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
@@ -69,11 +70,34 @@ def infer_type(module: IRModule, annotate: bool = True) -> IRModule:
 
     Raises TypeInferenceError naming the place, what was expected and what came.
     """
+    if annotate and _is_inferred(module):
+        return module
     run = _Inference(module)
     for name in _callees_first(module):
         run.function(name)
     run.finish()
-    return fill(module, run.type_args, annotate)
+    filled = fill(module, run.type_args, annotate)
+    if annotate:
+        together = len(filled.functions), object()
+        _inferred.update((f, (g, together)) for g, f in filled.functions.items())
+    return filled
+
+
+_inferred: weakref.WeakKeyDictionary[BaseFunc, tuple[GlobalVar, object]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Function -> its name and a mark of those that were inferred together, with nothing left out."""
+
+
+def _is_inferred(module: IRModule) -> bool:
+    """Whether exactly these functions, under these names, were inferred together before."""
+    marks = [_inferred.get(f, (None, None)) for f in module.functions.values()]
+    named = all(g is name for g, (name, _) in zip(module.functions, marks, strict=True))
+    together = {mark for _, mark in marks}
+    if not named or len(together) != 1:
+        return False
+    mark = together.pop()
+    return isinstance(mark, tuple) and mark[0] == len(marks)
 
 
 def infer_expr_type(expr: Expr, module: IRModule | None = None) -> Type:

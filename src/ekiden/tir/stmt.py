@@ -164,6 +164,11 @@ class Block(Stmt):
     init: Stmt | None = None
     annotations: Mapping[str, object] | None = None
 
+    @property
+    def name_hint(self) -> str:
+        """`name`, by TVM's name."""
+        return self.name
+
 
 @node("tir.BlockRealize")
 class BlockRealize(Stmt):
@@ -212,6 +217,19 @@ class PrimFunc(BaseFunc):
     def name(self) -> str:
         """The symbol under which it is compiled."""
         return str((self.attrs or {}).get("global_symbol", "main"))
+
+    def with_attr(
+        self, attr_key_or_dict: str | Mapping[str, object], attr_value: object = None
+    ) -> PrimFunc:
+        """A copy with one attribute set, or all of a mapping."""
+        key = attr_key_or_dict
+        new = {key: attr_value} if isinstance(key, str) else dict(key)
+        return self.with_fields(attrs={**(self.attrs or {}), **new})
+
+    def without_attr(self, attr_key: str) -> PrimFunc:
+        """A copy without an attribute."""
+        left = {k: v for k, v in (self.attrs or {}).items() if k != attr_key}
+        return self.with_fields(attrs=left or None)
 
 
 def seq(*statements: Stmt) -> Stmt:

@@ -92,9 +92,12 @@ def packed(
     weight = transform_array(w, "OIHW", "HWOI") if depthwise else _pack_loops(w, kind, 4, groups)
     yield case(
         lambda a, b: op.nn.conv2d(a, b, **geometry, data_layout="NHWC", kernel_layout=layout),  # type: ignore[arg-type]
-        rows, weight, expected=lambda a, b: transform_array(expected, "NCHW", "NHWC"),
-        tolerance=2e-5, symbolic=(9, 8),
-    )  # fmt: skip
+        rows,
+        weight,
+        expected=lambda a, b: transform_array(expected, "NCHW", "NHWC"),
+        tolerance=2e-5,
+        symbolic=(9, 8),
+    )
     if not depthwise:
         yield case(
             lambda b: op.nn.contrib_pack_weight(b, kind, 4, groups),
@@ -452,17 +455,19 @@ def resizing() -> Iterator[Case]:
         modes, ("nearest_neighbor", "linear", "cubic"), ((8, 12), (3, 5), (1, 1), (7, 6))
     ):
         yield case(
-            lambda v, m=mode, k=method, s=size: op.image.resize2d(v, s, "NCHW", k, m),
+            lambda v, m=mode, k=method, s=size: op.image.resize2d(v, s, None, "NCHW", k, m),
             x,
             tolerance=1e-4,
             symbolic=False,
         )
     for rounding in ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil"):
         yield case(
-            lambda v,
-            r=rounding: op.image.resize2d(v, (7, 9), "NHWC", "nearest_neighbor", "asymmetric", r),
-            normal(1, 4, 6, 3), symbolic=False,
-        )  # fmt: skip
+            lambda v, r=rounding: op.image.resize2d(
+                v, (7, 9), None, "NHWC", "nearest_neighbor", "asymmetric", r
+            ),
+            normal(1, 4, 6, 3),
+            symbolic=False,
+        )
     yield case(
         lambda v: op.image.resize2d(
             v, (5, 5), method="cubic", cubic_alpha=-0.75, cubic_exclude=True
@@ -471,6 +476,14 @@ def resizing() -> Iterator[Case]:
         tolerance=1e-4,
     )
     yield case(lambda v: op.image.resize2d(v, (10, 15), scales=(2.6, 2.6)), x, tolerance=1e-4)
+    for extents in ((4, 3), (1, 5)):
+        yield case(
+            lambda v, s=extents: op.image.resize2d(
+                v, s, (0.25, -0.5, 0.75, 0.5), extrapolation_value=2.5,
+                coordinate_transformation_mode="tf_crop_and_resize",
+            ),
+            x, tolerance=1e-4,
+        )  # fmt: skip
     yield case(
         lambda v: op.nn.upsampling(v, 2, 3), x, expected=lambda v: v.repeat(2, 2).repeat(3, 3)
     )

@@ -3,6 +3,7 @@ against both."""
 
 from __future__ import annotations
 
+import inventory_cases
 import pytest
 from operator_cases import Case
 from operator_checks import (
@@ -28,7 +29,8 @@ every_case = pytest.mark.parametrize("case", CASES, ids=[c.label for c in CASES]
 
 def test_every_operator_with_a_kernel_has_a_case() -> None:
     """Nothing is declared that nothing tests."""
-    assert {n for n, d in OPS.items() if d.lower is not None} <= {c.name for c in CASES}
+    tested = {c.name for c in (*CASES, *inventory_cases.CASES)}
+    assert {n for n, d in OPS.items() if d.lower is not None} <= tested
 
 
 @every_case

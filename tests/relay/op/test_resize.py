@@ -42,7 +42,7 @@ def resize_onnx(x: Array, size: tuple[int, int], method: str, mode: str, roundin
 
 def reference(x: Array, size: tuple[int, int], method: str, mode: str, rounding: str) -> Array:
     """Ekiden's reference."""
-    call = image.resize2d(var("x"), size, "NCHW", method, mode, rounding, cubic_alpha=-0.75)
+    call = image.resize2d(var("x"), size, None, "NCHW", method, mode, rounding, cubic_alpha=-0.75)
     found = OPS["image.resize2d"].reference
     assert found is not None
     return np.asarray(found(call.attrs, x))

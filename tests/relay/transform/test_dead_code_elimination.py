@@ -1,7 +1,7 @@
 """DeadCodeElimination: what has no use and no effect goes."""
 
 import pytest
-from pass_checks import check
+from pass_checks import check, program
 
 from ekiden.relay.transform import DeadCodeElimination
 
@@ -61,3 +61,24 @@ def test_an_unused_function_value_goes_whatever_it_would_do() -> None:
           let %f = fn (%y: float32) -> float32 { let %r = ref(%y); ref_read(%r) }; %x }""",
         "def @main(%x: float32) { %x }",
     )
+
+
+def test_values_used_once_can_take_the_place_of_their_names() -> None:
+    check(
+        DeadCodeElimination(inline_once=True),
+        "def @main(%x: float32) { let %a = exp(%x); let %b = tanh(%a); let %c = add(%b, %b); %c }",
+        "def @main(%x: float32) { let %b = tanh(exp(%x)); add(%b, %b) }",
+    )
+
+
+def test_a_value_used_once_inside_a_function_stays_outside() -> None:
+    text = """def @main(%x: float32) { let %a = exp(%x);
+      let %f = fn (%y: float32) { add(%y, %a) }; let %b = %f(%x); %f(%b) }"""
+    made = DeadCodeElimination(inline_once=True)(program(text))
+    assert "let %a" in str(made)
+
+
+def test_effects_can_be_ignored() -> None:
+    text = "def @main(%x: float32) { let %r = ref(%x); let %u = ref_write(%r, exp(%x)); %x }"
+    check(DeadCodeElimination(), text, text)
+    check(DeadCodeElimination(ignore_impurity=True), text, "def @main(%x: float32) { %x }")

@@ -92,7 +92,6 @@ STEPS: dict[str, tuple[PrimFunc, Callable[[Schedule], object]]] = {
     "parallel_prefix": (scan, lambda s: s.parallel(at(s, "prefix", 0))),
     "parallel_same_element": (scan, lambda s: s.parallel(at(s, "same", 0))),
     "parallel_grain": (product(), lambda s: s.parallel(at(s, "c", 0), 0)),
-    "parallel_again": (product(), lambda s: (s.parallel(at(s, "c", 0)), s.parallel(at(s, "c", 0)))),
     "parallel_fused_reduction": (
         product(),
         lambda s: s.parallel(s.fuse(at(s, "c", 1), at(s, "c", 2))),
@@ -112,10 +111,6 @@ STEPS: dict[str, tuple[PrimFunc, Callable[[Schedule], object]]] = {
         lambda s: (s.vectorize(at(s, "d", 1)), s.vectorize(at(s, "d", 0))),
     ),
     "unroll_symbolic": (symbolic(), lambda s: s.unroll(at(s, "c", 0))),
-    "unroll_vectorized": (
-        product(),
-        lambda s: (s.vectorize(at(s, "d", 1)), s.unroll(at(s, "d", 1))),
-    ),
     "bind_axis": (product(), lambda s: s.bind(at(s, "c", 0), "threadIdx.w")),
     "bind_reduced": (product(), lambda s: s.bind(at(s, "c", 2), "threadIdx.x")),
     "bind_twice": (

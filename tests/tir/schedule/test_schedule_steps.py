@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from ekiden import te, tir
 from ekiden.ir.prim import Select, SizeVar, const, maximum
 from ekiden.script import tir as T
-from ekiden.tir import LoopRV, PrimFunc, Schedule, TensorIntrin
+from ekiden.tir import LoopRV, PrimFunc, Schedule, ScheduleError, TensorIntrin
 from ekiden.tir.interpreter import run
 from ekiden.tir.transform import lower
 
@@ -285,3 +287,91 @@ def test_storage_align_sets_strides() -> None:
     assert 'c = T.alloc_buffer((85,), "float32")' in text  # 5 rows of 17
     assert 'd = T.alloc_buffer((160,), "float32")' in text  # 5 rows of 32
     assert "buffer_dim_align" not in text
+
+
+@T.prim_func
+def product_of_int32(a: T.Buffer((8, 8), "float32"), b_: T.handle, c_: T.handle) -> None:
+    n = T.int32()
+    b = T.match_buffer(b_, (n, 8), "float32")
+    c = T.match_buffer(c_, (8, n), "float32")
+    for i0, i1, i2 in T.grid(8, n, 8):
+        with T.block("c"):
+            i, j, k = T.axis.remap("SSR", [i0, i1, i2])
+            with T.init():
+                c[i, j] = T.float32(0)
+            c[i, j] = c[i, j] + a[i, k] * b[j, k]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda s: s.pad_einsum("c", [4, 4, 4]),
+        lambda s: s.cache_write("c", 0, "local"),
+        lambda s: s.cache_read("c", 1, "local"),
+        lambda s: s.split(s.get_loops("c")[1], [None, 4]),
+        lambda s: s.rfactor(s.split(s.get_loops("c")[2], [None, 4])[1], 0),
+        lambda s: s.reindex("c", ("write", 0)),
+    ],
+)
+def test_sizes_of_int32_stay_so(step: Callable[[Schedule], object]) -> None:
+    sch = Schedule(product_of_int32)
+    step(sch)
+    text = str(sch.func)
+    assert "Cast" not in text
+    assert "int64" not in text
+    assert "T.serial" not in text
+
+
+def test_a_sum_without_its_init_has_tvms_name_too() -> None:
+    sch = Schedule(product())
+    sch.decompose_reduction("c", loops(sch)[2])
+    assert sch.get(sch.get_block("c_update")) is sch.get(sch.get_block("c"))
+
+
+def packing(packs: bool) -> PrimFunc:
+    """Twice x, channels in groups of 16 (or out of them)."""
+    flat, packed = (2, 64, 5), (2, 4, 5, 16)
+    x = te.placeholder(flat if packs else packed, name="x")
+    if packs:
+        b = te.compute(flat, lambda n, c, h: x[n, c, h] * 2.0, name="b")
+        out = te.compute(packed, lambda n, c, h, d: b[n, c * 16 + d, h], name="out")
+    else:
+        b = te.compute(packed, lambda n, c, h, d: x[n, c, h, d] * 2.0, name="b")
+        out = te.compute(flat, lambda n, c, h: b[n, c // 16, h, c % 16], name="out")
+    return te.create_prim_func([x, out])
+
+
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("tile", [4, 16, 32])
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_layouts_change_in_each_step(packs: bool, tile: int, depth: int) -> None:
+    sch = Schedule(packing(packs))
+    n, c, *rest = sch.get_loops("b")
+    sch.reverse_compute_at("out", [n, *sch.split(c, [None, tile]), *rest][depth])
+    x = np.arange(640, dtype="float32").reshape((2, 64, 5) if packs else (2, 4, 5, 16))
+    out = np.zeros((2, 4, 5, 16) if packs else (2, 64, 5), "float32")
+    run(tir.verify(lower(sch.func)), x, out)
+    if packs:
+        expected = 2 * x.reshape(2, 4, 16, 5).transpose(0, 1, 3, 2)
+    else:
+        expected = 2 * x.transpose(0, 1, 3, 2).reshape(2, 64, 5)
+    np.testing.assert_array_equal(out, expected)
+
+
+@T.prim_func
+def one_element(x: T.Buffer((8,), "float32"), out: T.Buffer((1,), "float32")) -> None:
+    b = T.alloc_buffer((8,), "float32")
+    for i in range(8):
+        with T.block("b"):
+            v = T.axis.spatial(8, i)
+            b[v] = x[v]
+    for i in range(1):
+        with T.block("out"):
+            v = T.axis.spatial(1, i)
+            out[v] = b[3]
+
+
+def test_an_element_of_another_step_is_not_there_yet() -> None:
+    sch = Schedule(one_element)
+    with pytest.raises(ScheduleError, match="read just what a step of 'i' has written"):
+        sch.reverse_compute_at("out", sch.get_loops("b")[0])

@@ -243,7 +243,7 @@ def parallel(s: Schedule) -> None:
             with T.init():
                 s[i_1] = 0.0
             s[i_1] = s[i_1] + a[i_1, k_1]
-    for i in T.vectorized(4, annotations={"lanes": 4}):
+    for i in T.vectorized(4):
         with T.block("r"):
             i_1 = T.axis.spatial(4, i)
             r[i_1] = T.max(s[i_1], 0.0)
@@ -332,7 +332,7 @@ def compute_at(s: Schedule) -> None:
     for i in range(4):
         for ax0, ax1 in T.grid(1, 6):
             with T.block("s"):
-                i_1 = T.axis.spatial(4, ax0 + i)
+                i_1 = T.axis.spatial(4, i + ax0)
                 k = T.axis.reduce(6, ax1)
                 with T.init():
                     s[i_1] = 0.0
@@ -618,7 +618,7 @@ def pad_einsum(s: Schedule) -> None:
             for k in range(6):
                 with T.block("s"):
                     i_1 = T.axis.spatial(4, io)
-                    k_1 = T.axis.reduce(6, ko * 6 + k)
+                    k_1 = T.axis.reduce(6, k)
                     s[i_1] = s[i_1] + a[i_1, k_1]
     for i in range(4):
         with T.block("r"):

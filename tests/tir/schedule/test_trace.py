@@ -44,7 +44,8 @@ def test_a_trace_prints_as_python() -> None:
     copy = sch.cache_read(block, 1, "local")
     sch.compute_at(copy, i)
     assert str(sch.trace).splitlines() == [
-        "# from ekiden import tir",
+        "from ekiden import tir",
+        "",
         "def apply_trace(sch: tir.Schedule) -> None:",
         "  b0 = sch.get_block(name='c', func_name='main')",
         "  l1, l2, l3 = sch.get_loops(b0)",

@@ -54,7 +54,7 @@ def match(pattern: p.DFPattern, expr: RelayExpr) -> bool:
     return find_match(pattern, expr) is not None
 
 
-p._MATCH.append(match)
+p.DFPattern.matcher = match
 
 
 def find_match(pattern: p.DFPattern, expr: RelayExpr, users: Users | None = None) -> NodeMap | None:
@@ -195,9 +195,15 @@ def _has_attributes(expr: RelayExpr, wanted: Mapping[str, object]) -> bool:
         rest = {k: v for k, v in wanted.items() if k != "TOpPattern"}
         kind = expr.op.definition.pattern if isinstance(expr.op, Op) else None
         return wanted.get("TOpPattern", kind) == kind and all(
-            hasattr(attrs, key) and _same(getattr(attrs, key), value) for key, value in rest.items()
+            _has_attribute(attrs, key, value) for key, value in rest.items()
         )
     return False
+
+
+def _has_attribute(attrs: object, key: str, value: object) -> bool:
+    if isinstance(attrs, Mapping):
+        return key in attrs and _same(attrs[key], value)
+    return hasattr(attrs, key) and _same(getattr(attrs, key), value)
 
 
 def _same(have: object, wanted: object) -> bool:
@@ -234,7 +240,7 @@ _TESTS: dict[type[p.DFPattern], Callable[..., bool]] = {
                                q.fields is None or m.all_match(q.fields, e.fields)),
     p.TupleGetItemPattern: lambda m, q, e: isinstance(e, TupleGetItem) and (
                                q.index in (None, e.index)
-                               and m.matches(q.tuple_value, e.tuple_value)),
+                               and m.matches(q.tuple, e.tuple_value)),
     p.IfPattern:           lambda m, q, e: isinstance(e, If) and m.all_match(
                                (q.cond, q.true_branch, q.false_branch),
                                (e.cond, e.true_branch, e.false_branch)),

@@ -16,7 +16,7 @@ from ekiden.relay.dataflow_pattern import pattern as p
 from ekiden.relay.dataflow_pattern.matcher import NodeMap, Users, find_match, users_below
 from ekiden.relay.expr import Call, Constant, Constructor, Function, Tuple, TupleGetItem, Var
 from ekiden.relay.transform.scopes import with_children
-from ekiden.relay.visitor import children, post_order
+from ekiden.relay.visitor import binders, children, post_order
 
 OPEN = (p.WildcardPattern, p.VarPattern)
 """What these match stays outside of the function and becomes an argument."""
@@ -53,33 +53,44 @@ def partition(
     return new[expr]
 
 
+p.DFPattern.partitioner = partition
+
+
 def _find_groups(
     pattern: p.DFPattern, root: RelayExpr, check: Callable[[RelayExpr], bool] | None
 ) -> dict[RelayExpr, Group]:
     users = users_below(root)
-    taken: set[RelayExpr] = set()
+    taken = _partitioned_before(root)
     groups: dict[RelayExpr, Group] = {}
     for expr in reversed(post_order(root, into_functions=True)):
         found = None if expr in taken else find_match(pattern, expr, users)
         if found is None:
             continue
         members = _members(expr, found)
-        is_free = taken.isdisjoint(members) and _is_closed(expr, members, users)
+        own = [m for m in members if not isinstance(m, Constant)]  # constants may be in several
+        is_free = taken.isdisjoint(own) and _is_closed(expr, members, users)
         if is_free and (check is None or check(expr)):
-            taken.update(members)
+            taken.update(own)
             groups[expr] = Group(expr, members)
     return groups
 
 
+def _partitioned_before(root: RelayExpr) -> set[RelayExpr]:
+    """What is inside of functions that partitioning has made."""
+    functions = [e for e in post_order(root, into_functions=True) if isinstance(e, Function)]
+    return {
+        inner
+        for function in functions
+        if function.attr("PartitionedFromPattern") is not None
+        for inner in post_order(function.body, into_functions=True)
+    }
+
+
 def _members(root: RelayExpr, found: NodeMap) -> dict[RelayExpr, None]:
     """What moves into the function: all that a closed pattern matched, and operators never do."""
-    outside = {e for q, exprs in found.items() if isinstance(q, OPEN) for e in exprs}
-    closed = {e for q, exprs in found.items() if not isinstance(q, OPEN) for e in exprs}
-    inside = {
-        e
-        for e in (closed - outside) | {root}
-        if not isinstance(e, (Op, GlobalVar, Constructor, Var))
-    }
+    paths = {q.path for q in found if isinstance(q, p.DominatorPattern)}
+    closed = {e for q in found if not isinstance(q, OPEN) or q in paths for e in found[q]}
+    inside = {e for e in closed | {root} if not isinstance(e, (Op, GlobalVar, Constructor, Var))}
     order: dict[RelayExpr, None] = {}
     stack: list[tuple[RelayExpr, bool]] = [(root, False)]
     while stack:
@@ -105,12 +116,11 @@ def _is_closed(root: RelayExpr, members: Mapping[RelayExpr, None], users: Users)
 def _extract(
     group: Group, attrs: Mapping[str, object], new: Mapping[RelayExpr, RelayExpr]
 ) -> RelayExpr:
-    params: dict[RelayExpr, Var] = {}
+    params = {
+        leaf: Var(f"FunctionVar_{i}", _known_type(leaf)) for i, leaf in enumerate(_leaves(group))
+    }
     inner: dict[RelayExpr, RelayExpr] = {}
     for member in group.members:
-        for child in children(member):
-            if child not in group.members and child not in params and needs_parameter(child):
-                params[child] = Var(f"FunctionVar_{len(params)}", _known_type(child))
         inner[member] = with_children(member, {**params, **inner})
     name = "".join(f"{_label(member)}_" for member in group.members if _label(member))
     function = Function(
@@ -124,6 +134,23 @@ def _extract(
     if known is not None:
         call.set_checked_type(known)
     return call
+
+
+def _leaves(group: Group) -> list[RelayExpr]:
+    """What a group uses of outside, in the order in which it is read."""
+    found: dict[RelayExpr, None] = {}
+    seen: set[RelayExpr] = {v for member in group.members for v in binders(member)}
+    stack = [group.root]
+    while stack:
+        expr = stack.pop()
+        if expr in seen:
+            continue
+        seen.add(expr)
+        if expr in group.members:
+            stack.extend(reversed(children(expr)))
+        elif needs_parameter(expr):
+            found[expr] = None
+    return list(found)
 
 
 def _known_type(expr: RelayExpr) -> Type | None:
@@ -141,7 +168,7 @@ def _label(expr: RelayExpr) -> str:
         case Call(op=Op(name=name)):
             return name
         case Call():
-            return "call"
+            return "FunctionCall"
         case Tuple():
             return "Tuple"
         case TupleGetItem(index=index):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import get
@@ -24,9 +25,11 @@ class DFPattern:
 
     __slots__ = ()
 
-    def __call__(self, *args: DFPattern) -> CallPattern:
-        """Calls of this with these arguments; with no argument, of no argument."""
-        return CallPattern(self, args)
+    def __call__(self, *args: DFPattern | None) -> CallPattern:
+        """Calls of this with these arguments; `(None)`: with any."""
+        if len(args) == 1 and args[0] is None:
+            return CallPattern(self, None)
+        return CallPattern(self, tuple(a for a in args if a is not None))
 
     def __or__(self, other: DFPattern) -> AltPattern:
         return AltPattern(self, other)
@@ -71,11 +74,21 @@ class DFPattern:
 
     def match(self, expr: RelayExpr) -> bool:
         """Whether an expression matches."""
-        return _MATCH[0](self, expr)
+        return DFPattern.matcher(self, expr)
 
+    def partition(
+        self,
+        expr: RelayExpr,
+        attrs: Mapping[str, object] | None = None,
+        check: Callable[[RelayExpr], bool] = lambda expr: True,
+    ) -> RelayExpr:
+        """The expression with every match in a function of its own; see `partition`."""
+        return DFPattern.partitioner(self, expr, attrs, check)
 
-_MATCH: list[Callable[[DFPattern, RelayExpr], bool]] = []
-"""The matcher, which stands in its own file: set there."""
+    matcher: ClassVar[Callable[[DFPattern, RelayExpr], bool]]
+    """Set by matcher.py, which stands on this file."""
+    partitioner: ClassVar[Callable[..., RelayExpr]]
+    """Set by partition.py."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -132,7 +145,7 @@ class TuplePattern(DFPattern):
 class TupleGetItemPattern(DFPattern):
     """A projection; `index` None: any."""
 
-    tuple_value: DFPattern
+    tuple: DFPattern
     index: int | None = None
 
 

@@ -1,178 +1,65 @@
 """The operators of Relay: each is declared once (see ekiden.ir.op) and called by the function of
-its TVM name."""
+its TVM name. Each family is a module, whose `__all__` is the one list of its names."""
 
 from ekiden.ir.op import get
-from ekiden.relay.op import image, memory, nn, op, vm
+from ekiden.relay.op import algebra as _algebra
+from ekiden.relay.op import broadcast as _broadcast
+from ekiden.relay.op import create as _create
+from ekiden.relay.op import elementwise as _elementwise
+from ekiden.relay.op import (
+    image,
+    memory,
+    nn,
+    op,
+    random,
+    vision,
+    vm,
+)
+from ekiden.relay.op import index as _index
+from ekiden.relay.op import join as _join
+from ekiden.relay.op import placing as _placing
+from ekiden.relay.op import reduce as _reduce
+from ekiden.relay.op import reshape as _reshape
+from ekiden.relay.op import scan as _scan
+from ekiden.relay.op import slice as _slice
+from ekiden.relay.op import sorting as _sorting
+from ekiden.relay.op import transform as _transform
 from ekiden.relay.op._document import attach
-from ekiden.relay.op.broadcast import (
-    add,
-    bitwise_and,
-    bitwise_or,
-    bitwise_xor,
-    divide,
-    equal,
-    floor_divide,
-    floor_mod,
-    greater,
-    greater_equal,
-    less,
-    less_equal,
-    logical_and,
-    logical_or,
-    logical_xor,
-    maximum,
-    minimum,
-    mod,
-    multiply,
-    not_equal,
-    power,
-    subtract,
-    where,
-)
-from ekiden.relay.op.create import (
-    arange,
-    full,
-    ndarray_size,
-    ones,
-    ones_like,
-    shape_of,
-    zeros,
-    zeros_like,
-)
-from ekiden.relay.op.elementwise import (
-    abs,
-    cast,
-    ceil,
-    clip,
-    copy,
-    cos,
-    erf,
-    exp,
-    fast_erf,
-    fast_exp,
-    fast_tanh,
-    floor,
-    isinf,
-    isnan,
-    log,
-    logical_not,
-    negative,
-    round,
-    rsqrt,
-    sigmoid,
-    sign,
-    sin,
-    sqrt,
-    tanh,
-)
+from ekiden.relay.op.algebra import *  # noqa: F403
+from ekiden.relay.op.broadcast import *  # noqa: F403
+from ekiden.relay.op.create import *  # noqa: F403
+from ekiden.relay.op.elementwise import *  # noqa: F403
 from ekiden.relay.op.gradient import register_gradient
-from ekiden.relay.op.index import gather, gather_nd, one_hot, take
-from ekiden.relay.op.join import concatenate, split, stack
-from ekiden.relay.op.reduce import all, any, argmax, argmin, max, mean, min, prod, sum
-from ekiden.relay.op.reshape import expand_dims, reshape, squeeze
-from ekiden.relay.op.scan import cumsum
-from ekiden.relay.op.slice import strided_slice
-from ekiden.relay.op.transform import (
-    broadcast_to,
-    layout_transform,
-    repeat,
-    reverse,
-    tile,
-    transpose,
-)
+from ekiden.relay.op.index import *  # noqa: F403
+from ekiden.relay.op.join import *  # noqa: F403
+from ekiden.relay.op.placing import *  # noqa: F403
+from ekiden.relay.op.reduce import *  # noqa: F403
+from ekiden.relay.op.reshape import *  # noqa: F403
+from ekiden.relay.op.scan import *  # noqa: F403
+from ekiden.relay.op.slice import *  # noqa: F403
+from ekiden.relay.op.sorting import *  # noqa: F403
+from ekiden.relay.op.transform import *  # noqa: F403
 
-__all__ = [
-    "abs",
-    "add",
-    "all",
-    "any",
-    "arange",
-    "argmax",
-    "argmin",
-    "bitwise_and",
-    "bitwise_or",
-    "bitwise_xor",
-    "broadcast_to",
-    "cast",
-    "ceil",
-    "clip",
-    "concatenate",
-    "copy",
-    "cos",
-    "cumsum",
-    "divide",
-    "equal",
-    "erf",
-    "exp",
-    "expand_dims",
-    "fast_erf",
-    "fast_exp",
-    "fast_tanh",
-    "floor",
-    "floor_divide",
-    "floor_mod",
-    "full",
-    "gather",
-    "gather_nd",
-    "get",
-    "greater",
-    "greater_equal",
-    "image",
-    "isinf",
-    "isnan",
-    "layout_transform",
-    "less",
-    "less_equal",
-    "log",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "max",
-    "maximum",
-    "mean",
-    "memory",
-    "min",
-    "minimum",
-    "mod",
-    "multiply",
-    "ndarray_size",
-    "negative",
-    "nn",
-    "not_equal",
-    "one_hot",
-    "ones",
-    "ones_like",
-    "op",
-    "power",
-    "prod",
-    "register_gradient",
-    "repeat",
-    "reshape",
-    "reverse",
-    "round",
-    "rsqrt",
-    "shape_of",
-    "sigmoid",
-    "sign",
-    "sin",
-    "split",
-    "sqrt",
-    "squeeze",
-    "stack",
-    "strided_slice",
-    "subtract",
-    "sum",
-    "take",
-    "tanh",
-    "tile",
-    "transpose",
-    "vm",
-    "where",
-    "zeros",
-    "zeros_like",
-]
+_FAMILIES = (
+    _algebra,
+    _broadcast,
+    _create,
+    _elementwise,
+    _index,
+    _join,
+    _placing,
+    _reduce,
+    _reshape,
+    _scan,
+    _slice,
+    _sorting,
+    _transform,
+)
+_NAMESPACES = (image, memory, nn, random, vision, vm)
 
 attach("", globals())
-for _family in (image, memory, nn, vm):
+for _family in _NAMESPACES:
     attach(_family.__name__.rpartition(".")[2] + ".", vars(_family))
+
+__all__ = ["get", "image", "memory", "nn", "op", "random", "register_gradient", "vision", "vm"]
+__all__ += [name for family in _FAMILIES for name in family.__all__]

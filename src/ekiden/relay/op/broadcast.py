@@ -107,6 +107,14 @@ def _divide(a: Array, b: Array) -> Array:
     return np.asarray(np.where(b == 0, 0, np.where((a < 0) == (b < 0), quotient, -quotient)))
 
 
+def _trunc_divide(a: Array, b: Array) -> Array:
+    """The quotient without its fraction; 0 for integers by 0."""
+    if a.dtype.kind == "f":
+        return np.asarray(np.trunc(a.astype(np.float64) / b))
+    quotient = np.abs(a) // np.where(b == 0, 1, np.abs(b))
+    return np.where(b == 0, 0, np.where((a < 0) == (b < 0), quotient, -quotient))
+
+
 # fmt: off
 add           = binary("add",           np.add,            topi.add)
 subtract      = binary("subtract",      np.subtract,       topi.subtract)
@@ -118,6 +126,10 @@ minimum       = binary("minimum",       np.minimum,        topi.minimum)
 mod           = binary("mod",           np.fmod,           topi.mod)
 floor_divide  = binary("floor_divide",  np.floor_divide,   topi.floor_divide)
 floor_mod     = binary("floor_mod",     np.mod,            topi.floor_mod)
+trunc_divide  = binary("trunc_divide",  _trunc_divide,     topi.trunc_divide)
+trunc_mod     = binary("trunc_mod",     np.fmod,           topi.trunc_mod)
+left_shift    = binary("left_shift",    np.left_shift,     topi.left_shift)
+right_shift   = binary("right_shift",   np.right_shift,    topi.right_shift)
 bitwise_and   = binary("bitwise_and",   np.bitwise_and,    topi.bitwise_and)
 bitwise_or    = binary("bitwise_or",    np.bitwise_or,     topi.bitwise_or)
 bitwise_xor   = binary("bitwise_xor",   np.bitwise_xor,    topi.bitwise_xor)
@@ -154,3 +166,11 @@ register_op(
 def where(condition: Expr, x: Expr, y: Expr) -> Call:
     """Elements of `x` where the condition is not 0, of `y` elsewhere; all three broadcast."""
     return call("where", condition, x, y)
+
+
+__all__ = [
+    "add", "bitwise_and", "bitwise_or", "bitwise_xor", "divide", "equal", "floor_divide",
+    "floor_mod", "greater", "greater_equal", "left_shift", "less", "less_equal", "logical_and",
+    "logical_or", "logical_xor", "maximum", "minimum", "mod", "multiply", "not_equal", "power",
+    "right_shift", "subtract", "trunc_divide", "trunc_mod", "where",
+]  # fmt: skip

@@ -225,7 +225,7 @@ register_op(
 )
 
 
-def shape_of(data: Expr, dtype: str = "int64") -> Call:
+def shape_of(data: Expr, dtype: str = "int32") -> Call:
     """The dimensions of `data` as a vector."""
     return call("shape_of", data, attrs=ShapeOfAttrs(dtype))
 
@@ -256,6 +256,11 @@ register_op(
 )
 
 
-def ndarray_size(data: Expr, dtype: str = "int64") -> Call:
+def ndarray_size(data: Expr, dtype: str = "int32") -> Call:
     """How many elements `data` has, as a scalar."""
     return call("ndarray_size", data, attrs=NdarraySizeAttrs(dtype))
+
+
+__all__ = [
+    "arange", "full", "ndarray_size", "ones", "ones_like", "shape_of", "zeros", "zeros_like",
+]  # fmt: skip

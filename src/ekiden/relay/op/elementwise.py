@@ -128,6 +128,17 @@ tanh        = unary("tanh",        np.tanh,      topi.tanh, _float_relation)
 fast_exp    = unary("fast_exp",    np.exp,       topi.fast_exp, _float_relation)
 fast_tanh   = unary("fast_tanh",   np.tanh,      topi.fast_tanh, _float_relation)
 fast_erf    = unary("fast_erf",    _erf,         topi.fast_erf, _float_relation)
+tan         = unary("tan",         np.tan,       topi.tan, _float_relation)
+asin        = unary("asin",        np.arcsin,    topi.asin, _float_relation)
+acos        = unary("acos",        np.arccos,    topi.acos, _float_relation)
+atan        = unary("atan",        np.arctan,    topi.atan, _float_relation)
+sinh        = unary("sinh",        np.sinh,      topi.sinh, _float_relation)
+cosh        = unary("cosh",        np.cosh,      topi.cosh, _float_relation)
+asinh       = unary("asinh",       np.arcsinh,   topi.asinh, _float_relation)
+acosh       = unary("acosh",       np.arccosh,   topi.acosh, _float_relation)
+atanh       = unary("atanh",       np.arctanh,   topi.atanh, _float_relation)
+log2        = unary("log2",        np.log2,      topi.log2, _float_relation)
+log10       = unary("log10",       np.log10,     topi.log10, _float_relation)
 erf         = unary("erf",         _erf,         topi.erf, _float_relation)
 sigmoid     = unary("sigmoid",     _sigmoid,     topi.sigmoid, _float_relation)
 sin         = unary("sin",         np.sin,       topi.sin, _float_relation)
@@ -138,9 +149,12 @@ sign        = unary("sign",        np.sign,      topi.sign)
 floor       = unary("floor",       np.floor,     topi.floor)
 ceil        = unary("ceil",        np.ceil,      topi.ceil)
 round       = unary("round",       np.round,     topi.round)
+trunc       = unary("trunc",       np.trunc,     topi.trunc)
+bitwise_not = unary("bitwise_not", np.invert,    topi.bitwise_not)
 copy        = unary("copy",        np.array,     topi.copy)
 logical_not = unary("logical_not", np.logical_not,topi.logical_not, _bool_relation, _as_bool)
 isnan       = unary("isnan",       np.isnan,     topi.isnan, _bool_relation, _as_bool)
+isfinite    = unary("isfinite",    np.isfinite,  topi.isfinite, _bool_relation, _as_bool)
 isinf       = unary("isinf",       np.isinf,     topi.isinf, _bool_relation, _as_bool)
 # fmt: on
 
@@ -214,3 +228,45 @@ register_op(
 def clip(a: Expr, a_min: float, a_max: float) -> Call:
     """Elements below `a_min` become a_min, above `a_max` a_max."""
     return call("clip", a, attrs=ClipAttrs(float(a_min), float(a_max)))
+
+
+__all__ = [
+    "abs",
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "bitwise_not",
+    "cast",
+    "ceil",
+    "clip",
+    "copy",
+    "cos",
+    "cosh",
+    "erf",
+    "exp",
+    "fast_erf",
+    "fast_exp",
+    "fast_tanh",
+    "floor",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "log",
+    "log2",
+    "log10",
+    "logical_not",
+    "negative",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "trunc",
+]  # fmt: skip

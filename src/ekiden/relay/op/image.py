@@ -13,7 +13,9 @@ from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op import image_sampling
 from ekiden.relay.op._declare import attrs_of, call, fail, rank_is, tensors
+from ekiden.relay.op.image_sampling import *  # noqa: F403
 from ekiden.te import Tensor
 from ekiden.topi.image.resize import Sampling, resize
 from ekiden.topi.layout import spatial
@@ -26,6 +28,7 @@ COORDINATES = (
     "asymmetric",
     "pytorch_half_pixel",
     "tf_half_pixel_for_nn",
+    "tf_crop_and_resize",
 )
 ROUNDING = ("", "round", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
@@ -36,6 +39,8 @@ class Resize2DAttrs(Attrs):
 
     scales: result per data extent where that is not the quotient of the extents (ONNX gives the
     factor itself). rounding_method "" and "round" round halves down, as ONNX's default does.
+    roi: the part that "tf_crop_and_resize" reads, begins, then ends, in [0, 1]; what it shows
+    outside of the data is the extrapolation value.
     """
 
     size: Dims = ()
@@ -47,6 +52,8 @@ class Resize2DAttrs(Attrs):
     cubic_exclude: bool = False
     scales: tuple[float, ...] | None = None
     out_dtype: str = ""
+    roi: tuple[float, ...] = ()
+    extrapolation_value: float = 0.0
 
 
 def resized_shape(shape: Shape, layout: str, size: Dims) -> Shape:
@@ -74,14 +81,23 @@ def _resize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
             )
     if len(wanted.size) != 2:
         fail("image.resize2d", f"size must be (height, width), got {wanted.size}")
+    if wanted.coordinate_transformation_mode == "tf_crop_and_resize" and len(wanted.roi) != 4:
+        fail("image.resize2d", f"tf_crop_and_resize needs 4 numbers in roi, got {wanted.roi}")
     return TensorType(
         resized_shape(data.shape, wanted.layout, wanted.size), wanted.out_dtype or data.dtype
     )
 
 
-def _coordinates(mode: str, size: int, extent: int, scale: float) -> Array:
+def _coordinates(
+    mode: str, size: int, extent: int, scale: float, region: tuple[float, ...]
+) -> Array:
     """Where each result pixel lies in the data, in float32 as the kernels compute it."""
     x, factor, half = np.arange(extent, dtype=np.float32), np.float32(scale), np.float32(0.5)
+    if mode == "tf_crop_and_resize":
+        begin, end = (np.float32(edge) * np.float32(size - 1) for edge in region)
+        if extent == 1:
+            return np.full(1, (begin + end) * half, np.float32)
+        return np.asarray(begin + x * ((end - begin) / np.float32(extent - 1)))
     if mode == "align_corners":
         return np.asarray(x * np.float32(size - 1) / np.float32(max(extent - 1, 1)))
     if mode == "asymmetric":
@@ -109,9 +125,9 @@ def _cubic(distance: Array, alpha: float) -> Array:
     return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
 
 
-def _taps(attrs: Resize2DAttrs, size: int, extent: int, scale: float) -> Array:
-    """The matrix [extent, size] that resizes one axis."""
-    x = _coordinates(attrs.coordinate_transformation_mode, size, extent, scale)
+def _taps(attrs: Resize2DAttrs, x: Array, size: int) -> Array:
+    """The matrix [extent, size] that resizes one axis, for the places x of the result's pixels."""
+    extent = len(x)
     matrix = np.zeros((extent, size))
     rows = np.arange(extent)
     if attrs.method == "nearest_neighbor":
@@ -138,8 +154,12 @@ def _resize_reference(attrs: Resize2DAttrs, data: Array) -> Array:
     for i, (extent, at) in enumerate(zip(as_ints(attrs.size), spatial(attrs.layout), strict=True)):
         size = data.shape[at]
         scale = attrs.scales[i] if attrs.scales is not None else extent / max(size, 1)
-        matrix = _taps(attrs, size, extent, scale)
-        found = np.moveaxis(np.tensordot(found, matrix, (at, 1)), -1, at)
+        mode = attrs.coordinate_transformation_mode
+        x = _coordinates(mode, size, extent, scale, attrs.roi[i::2])
+        found = np.moveaxis(np.tensordot(found, _taps(attrs, x, size), (at, 1)), -1, at)
+        if mode == "tf_crop_and_resize":
+            outside = np.expand_dims(((x < 0) | (x > size - 1)), tuple(range(1, data.ndim - at)))
+            found = np.where(outside, attrs.extrapolation_value, found)
     dtype = to_numpy(attrs.out_dtype or str(data.dtype))
     return (np.rint(found) if dtype.kind in "iu" else found).astype(dtype)
 
@@ -153,7 +173,12 @@ def resize_lower(attrs: Resize2DAttrs, data: Tensor, out: TensorType) -> Tensor:
         attrs.cubic_alpha,
         attrs.cubic_exclude,
     )
-    return resize(data, out.shape, spatial(attrs.layout), sampling, attrs.scales, out.dtype)
+    crop = attrs.coordinate_transformation_mode == "tf_crop_and_resize"
+    region = [(attrs.roi[n], attrs.roi[n + 2]) for n in range(2)] if crop else None
+    return resize(
+        data, out.shape, spatial(attrs.layout), sampling, attrs.scales, out.dtype, region,
+        attrs.extrapolation_value,
+    )  # fmt: skip
 
 
 register_op(
@@ -173,12 +198,14 @@ register_op(
 def resize2d(
     data: Expr,
     size: Sequence[Dim] | Dim,
+    roi: Sequence[float] | None = None,
     layout: str = "NCHW",
     method: str = "linear",
     coordinate_transformation_mode: str = "half_pixel",
     rounding_method: str = "",
     cubic_alpha: float = -0.5,
-    cubic_exclude: bool = False,
+    cubic_exclude: bool | int = False,
+    extrapolation_value: float = 0.0,
     out_dtype: str = "",
     scales: Sequence[float] | None = None,
 ) -> Call:
@@ -186,8 +213,9 @@ def resize2d(
     extents = size if isinstance(size, Sequence) else (size, size)
     attrs = Resize2DAttrs(
         as_attr(extents), layout, method, coordinate_transformation_mode, rounding_method,
-        cubic_alpha, cubic_exclude,
-        None if scales is None else tuple(float(s) for s in scales), out_dtype,
+        cubic_alpha, bool(cubic_exclude),
+        None if scales is None else tuple(float(s) for s in scales), out_dtype, tuple(roi or ()),
+        extrapolation_value,
     )  # fmt: skip
     return call("image.resize2d", data, attrs=attrs)
 
@@ -279,3 +307,6 @@ def upsampling(
     """Images enlarged by factors."""
     attrs = UpSamplingAttrs(float(scale_h), float(scale_w), layout, method, align_corners)
     return call("nn.upsampling", data, attrs=attrs)
+
+
+__all__ = ["resize2d", *image_sampling.__all__]

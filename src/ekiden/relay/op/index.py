@@ -270,3 +270,8 @@ def one_hot(
     """`on_value` (a scalar) where the position along a new axis is the index, `off_value`
     elsewhere."""
     return call("one_hot", indices, on_value, off_value, attrs=OneHotAttrs(depth, axis, dtype))
+
+
+__all__ = [
+    "gather", "gather_nd", "one_hot", "take",
+]  # fmt: skip

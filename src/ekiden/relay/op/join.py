@@ -195,3 +195,6 @@ def split(data: Expr, indices_or_sections: int | Sequence[Dim], axis: int = 0) -
     return call(
         "split", data, attrs=SplitAttrs(cuts if isinstance(cuts, int) else as_attr(cuts), axis)
     )
+
+
+__all__ = ["concatenate", "split", "stack"]

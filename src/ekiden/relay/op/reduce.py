@@ -207,3 +207,7 @@ any    = reduction("any",  np.any, topi.any, "bool")
 argmax = arg_reduction("argmax", np.argmax, topi.argmax)
 argmin = arg_reduction("argmin", np.argmin, topi.argmin)
 # fmt: on
+
+__all__ = [
+    "all", "any", "argmax", "argmin", "max", "mean", "min", "prod", "sum",
+]  # fmt: skip

@@ -188,3 +188,6 @@ _declare(
 def batch_flatten(data: Expr) -> Call:
     """All axes but the first as one."""
     return call("nn.batch_flatten", data)
+
+
+__all__ = ["expand_dims", "reshape", "squeeze"]

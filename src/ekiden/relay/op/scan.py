@@ -1,15 +1,15 @@
-"""Running sums."""
+"""Running sums and products."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Relation, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
@@ -19,50 +19,75 @@ from ekiden.topi.shape import normalize_axis, product
 
 @node("relay.attrs.CumsumAttrs")
 class ScanAttrs(Attrs):
-    """The axis (None: over the flattened data), the dtype to add in, and whether to leave out the
-    element itself."""
+    """The axis (None: over the flattened data), the dtype to compute in, and whether to leave out
+    the element itself."""
 
     axis: int | None = None
     dtype: str = ""
     exclusive: bool = False
 
 
-def _cumsum_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("cumsum", types, 1)
-    wanted = attrs_of(ScanAttrs, attrs)
-    dtype = wanted.dtype or data.dtype
-    if wanted.axis is None:
-        return TensorType((product(data.shape),), dtype)
-    attempt("cumsum", normalize_axis, wanted.axis, len(data.shape), "cumsum")
-    return TensorType(data.shape, dtype)
+def _relation(name: str) -> Relation:
+    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        (data,) = tensors(name, types, 1)
+        wanted = attrs_of(ScanAttrs, attrs)
+        dtype = wanted.dtype or data.dtype
+        if wanted.axis is None:
+            return TensorType((product(data.shape),), dtype)
+        attempt(name, normalize_axis, wanted.axis, len(data.shape), name)
+        return TensorType(data.shape, dtype)
+
+    return relation
 
 
-def _cumsum_reference(attrs: ScanAttrs, data: Array) -> Array:
-    summed = np.cumsum(data, attrs.axis, dtype=attrs.dtype or data.dtype)
-    flat = data.reshape(summed.shape).astype(summed.dtype)
-    return np.asarray(summed - flat if attrs.exclusive else summed)
+def _reference(
+    function: Callable[..., Array], identity: int
+) -> Callable[[ScanAttrs, Array], Array]:
+    def reference(attrs: ScanAttrs, data: Array) -> Array:
+        found = function(data, attrs.axis, dtype=attrs.dtype or data.dtype)
+        if not attrs.exclusive:
+            return np.asarray(found)
+        axis = attrs.axis or 0
+        before = found.take(range(max(found.shape[axis] - 1, 0)), axis)
+        first = np.full_like(found.take(range(min(found.shape[axis], 1)), axis), identity)
+        return np.concatenate([first, before], axis)
+
+    return reference
 
 
-def _cumsum_lower(attrs: ScanAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
-    data, axis = inputs[0], 0 if attrs.axis is None else attrs.axis % inputs[0].ndim
-    flat = topi.reshape(data, out.shape) if attrs.axis is None and data.ndim != 1 else data
-    return [topi.cumsum(flat, axis, out.dtype, attrs.exclusive)]
-
-
-register_op(
-    OpDef(
-        name="cumsum",
-        arguments=("data",),
-        attrs=ScanAttrs,
-        relation=_cumsum_relation,
-        reference=_cumsum_reference,
-        lower=_cumsum_lower,
-        pattern=OpPattern.OPAQUE,
-        result="the type of data, with `dtype`, if given",
+def _declare(
+    name: str, function: Callable[..., Array], identity: int, compute: Callable[..., Tensor]
+) -> None:
+    register_op(
+        OpDef(
+            name=name,
+            arguments=("data",),
+            attrs=ScanAttrs,
+            relation=_relation(name),
+            reference=_reference(function, identity),
+            lower=lambda attrs, inputs, out: [
+                compute(inputs[0], attrs.axis, out.dtype, attrs.exclusive)
+            ],
+            pattern=OpPattern.OPAQUE,
+            result="data's shape (flat where `axis` is None), with `dtype`",
+        )
     )
-)
+
+
+_declare("cumsum", np.cumsum, 0, topi.cumsum)
+_declare("cumprod", np.cumprod, 1, topi.cumprod)
 
 
 def cumsum(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool = False) -> Call:
-    """Running sums along an axis."""
+    """Running sums along an axis (None: of the flattened data); `exclusive` leaves out the element
+    itself."""
     return call("cumsum", data, attrs=ScanAttrs(axis, dtype, exclusive))
+
+
+def cumprod(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool = False) -> Call:
+    """Running products along an axis (None: of the flattened data); `exclusive` leaves out the
+    element itself."""
+    return call("cumprod", data, attrs=ScanAttrs(axis, dtype, exclusive))
+
+
+__all__ = ["cumprod", "cumsum"]

@@ -90,3 +90,6 @@ def strided_slice(
     chosen = None if axes is None else tuple(axes)
     attrs = StridedSliceAttrs(as_attr(begin), as_attr(end), steps, slice_mode, chosen)
     return call("strided_slice", data, attrs=attrs)
+
+
+__all__ = ["strided_slice"]

@@ -269,3 +269,8 @@ register_op(
 def layout_transform(data: Expr, src_layout: str, dst_layout: str) -> Call:
     """`data` from one layout to another; an inner factor must divide its axis."""
     return call("layout_transform", data, attrs=LayoutTransformAttrs(src_layout, dst_layout))
+
+
+__all__ = [
+    "broadcast_to", "layout_transform", "repeat", "reverse", "tile", "transpose",
+]  # fmt: skip

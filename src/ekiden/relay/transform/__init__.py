@@ -1,6 +1,8 @@
 """The passes over Relay: one file, one pass, one name."""
 
 from ekiden.ir.transform import (
+    FunctionPass,
+    ModulePass,
     Pass,
     PassContext,
     PassInfo,
@@ -124,6 +126,7 @@ __all__ = [
     "FoldConstant",
     "FoldExplicitPadding",
     "FoldScaleAxis",
+    "FunctionPass",
     "FuseOps",
     "InferType",
     "InferTypeLocal",
@@ -135,6 +138,7 @@ __all__ = [
     "MemoryPlan",
     "MergeCompilerRegions",
     "MergeComposite",
+    "ModulePass",
     "PartialEvaluate",
     "PartitionGraph",
     "Pass",

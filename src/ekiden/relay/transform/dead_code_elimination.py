@@ -5,13 +5,24 @@ let %a = nn.relu(%x); let %b = nn.tanh(%x); %b   ->   let %b = nn.tanh(%x); %b
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Constructor, Function, RefCreate, RefRead, RefWrite, Var
 from ekiden.relay.transform.chains import Binding, Chain, map_chains
-from ekiden.relay.transform.scopes import evaluation_order, is_atom, map_functions, on_body
+from ekiden.relay.transform.scopes import (
+    bodies,
+    evaluation_order,
+    is_atom,
+    map_functions,
+    on_body,
+    operands,
+    rewrite_graph,
+)
+from ekiden.relay.visitor import free_vars
 
 
 def _is_pure_call(call: Call) -> bool:
@@ -39,27 +50,60 @@ def is_pure(value: RelayExpr) -> bool:
     return not any(map(has_effect, evaluation_order(value)))
 
 
-def drop_unused_bindings(bindings: list[Binding], result: RelayExpr) -> list[Binding]:
+def drop_unused_bindings(
+    bindings: list[Binding], result: RelayExpr, ignore_impurity: bool = False
+) -> list[Binding]:
     """The bindings that a result needs or that have an effect, in order."""
     used = {e for e in evaluation_order(result) if isinstance(e, Var)}
     kept: list[Binding] = []
     for variable, value in reversed(bindings):
-        if variable in used or not is_pure(value):
+        if variable in used or not (ignore_impurity or is_pure(value)):
             kept.append((variable, value))
             used |= {e for e in evaluation_order(value) if isinstance(e, Var)}
     return kept[::-1]
 
 
-def _drop_unused(chain: Chain, is_function_body: bool) -> Chain:
+def _inline_once(chain: Chain) -> Chain:
+    """A chain with the pure values that are used once in place of their names, where no function
+    value captures them.
+    """
     assert chain.result is not None
-    return Chain(drop_unused_bindings(chain.bindings, chain.result), chain.result)
+    uses: Counter[RelayExpr] = Counter()
+    captured: set[Var] = set()
+    for root in (chain.result, *(value for _, value in chain.bindings)):
+        for expr in evaluation_order(root):
+            uses.update(operands(expr))
+            if bodies(expr):
+                captured |= set(free_vars(expr))
+    uses.update([chain.result])
+    new: dict[RelayExpr, RelayExpr] = {}
+    kept: list[Binding] = []
+    for variable, value in chain.bindings:
+        placed = rewrite_graph(value, lambda old, made: new.get(old, made))
+        once = uses[variable] == 1 and variable not in captured
+        if once and is_pure(value) and not isinstance(value, Function):
+            new[variable] = placed
+        else:
+            kept.append((variable, placed))
+    return Chain(kept, rewrite_graph(chain.result, lambda old, made: new.get(old, made)))
 
 
-@module_pass(name="DeadCodeElimination", opt_level=1)
-def _dead_code_elimination(module: IRModule, context: PassContext) -> IRModule:
-    return map_functions(module, on_body(lambda body: map_chains(body, _drop_unused)))
+def DeadCodeElimination(  # noqa: N802
+    inline_once: bool = False, ignore_impurity: bool = False
+) -> Pass:
+    """The pass described at the top of this file.
 
+    inline_once: also put pure values that are used once in place of their names. ignore_impurity:
+    drop what is not used whatever its effect.
+    """
 
-def DeadCodeElimination() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
-    return _dead_code_elimination
+    def drop(chain: Chain, is_function_body: bool) -> Chain:
+        assert chain.result is not None
+        kept = drop_unused_bindings(chain.bindings, chain.result, ignore_impurity)
+        left = Chain(kept, chain.result)
+        return _inline_once(left) if inline_once else left
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        return map_functions(module, on_body(lambda body: map_chains(body, drop)))
+
+    return Pass("DeadCodeElimination", transform, 1)

@@ -28,13 +28,13 @@ from ekiden.tir.schedule.kinds import (
     OPAQUE,
     REDUCTION,
     UPDATE,
-    stores_of,
     kind_of,
     reduce_loops,
     reduce_values,
     require_kind,
     same_expr,
     spatial_values,
+    stores_of,
 )
 from ekiden.tir.schedule.program import (
     Program,

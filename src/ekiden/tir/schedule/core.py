@@ -246,6 +246,9 @@ class Steps:
         """The handle of a block given by handle or name."""
         if isinstance(block, BlockRV):
             return block
+        if block not in self._program.blocks and block.endswith("_update"):
+            # What TVM calls a sum whose init is a block of its own; here it keeps its name.
+            block = block.removesuffix("_update")
         known = self._handles.get((self._working, block))
         if isinstance(known, BlockRV) and block in self._program.blocks:
             return known
@@ -384,8 +387,9 @@ def line_of(program: Program, place: Stmt) -> str | None:
 
 
 def _programs(mod: PrimFunc | IRModule) -> dict[str, Program]:
+    """The functions by name; one alone is "main", as in TVM."""
     if isinstance(mod, PrimFunc):
-        return {mod.name: Program(mod)}
+        return {"main": Program(mod)}
     found = {g.name_hint: Program(f) for g, f in mod.functions.items() if isinstance(f, PrimFunc)}
     if not found:
         raise ScheduleError("Schedule: the module has no PrimFunc")

@@ -165,8 +165,8 @@ def transform_block_layout(
             refuse(f"{step} {name!r}: index {n} does not begin at 0", realize)
         extent = Analyzer().simplify(reached(total))
         kind = used.pop() if used else IterKind.SPATIAL
-        new_iters.append(IterVar(Var(f"v{n}"), extent, kind))
-        new_loops.append(serial(Var(f"ax{n}"), extent))
+        new_iters.append(IterVar(Var(f"v{n}", extent.dtype), extent, kind))
+        new_loops.append(serial(Var(f"ax{n}", extent.dtype), extent))
     if loops:
         check_permutable(step, program, loops)
     values = dict(inverse_affine_iter_map(made.indices, [i.var for i in new_iters]))
@@ -332,7 +332,9 @@ def _factors(value: PrimExpr) -> list[BufferLoad]:
 
 def _pad_nest(program: Program, old: Buffer, padded: Buffer) -> Stmt:
     """padded[v] = old[v] where there is one, else 0."""
-    iters = tuple(IterVar(Var(f"v{n}"), d, IterKind.SPATIAL) for n, d in enumerate(padded.shape))
+    iters = tuple(
+        IterVar(Var(f"v{n}", d.dtype), d, IterKind.SPATIAL) for n, d in enumerate(padded.shape)
+    )
     at = tuple(i.var for i in iters)
     analyzer = Analyzer()
     inside: PrimExpr = const(True)
@@ -346,7 +348,9 @@ def _pad_nest(program: Program, old: Buffer, padded: Buffer) -> Stmt:
 
 def _unpad_nest(program: Program, out: Buffer, padded: Buffer) -> Stmt:
     """out[v] = padded[v]"""
-    iters = tuple(IterVar(Var(f"v{n}"), d, IterKind.SPATIAL) for n, d in enumerate(out.shape))
+    iters = tuple(
+        IterVar(Var(f"v{n}", d.dtype), d, IterKind.SPATIAL) for n, d in enumerate(out.shape)
+    )
     at = tuple(i.var for i in iters)
     body = BufferStore(out, BufferLoad(padded, at, out.dtype), at)
     block = Block(program.fresh_block(padded.name), iters, body)

@@ -132,7 +132,7 @@ class LoopSteps(Steps):
 
             for i in range(n): s   ->   for i in vectorized(n): s
 
-        Without `lanes`, a loop of 2, 4, ... 64 steps is one vector and others run 16 at a time.
+        Without `lanes`, 16 steps at a time.
         Proved as for `parallel`.
         """
         attrs = {} if lanes is None else {"lanes": lanes}

@@ -15,6 +15,7 @@ from ekiden.tir.schedule.check import check_concurrent, check_permutable
 from ekiden.tir.schedule.program import (
     Program,
     bound_analyzer,
+    indexed,
     rebind,
     refuse,
     serial,
@@ -23,6 +24,8 @@ from ekiden.tir.schedule.program import (
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, ForKind, IterVar, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, sequence, sub_statements, substitute
 
+OF_KINDS = ("grain", "lanes", "thread")
+"""Annotations that belong to a kind of loop."""
 TAIL = "_tail"
 """What is appended to the names of blocks in the rest that a split into exact loops leaves."""
 
@@ -46,8 +49,9 @@ def _factors(
         refuse(f"split {name!r}: expected at least one factor", old)
     if sum(f is None for f in factors) > 1:
         refuse(f"split {name!r}: only one factor may be None, got {shown}", old)
-    sizes = [None if f is None else convert(f, "int64") for f in factors]
-    product: PrimExpr = const(1)
+    dtype = old.loop_var.dtype
+    sizes = [None if f is None else indexed(convert(f, dtype), dtype) for f in factors]
+    product: PrimExpr = const(1, dtype)
     for each in sizes:
         if each is not None:
             if not analyzer.can_prove(each > 0):
@@ -159,8 +163,9 @@ def _split_exactly(
     name = loop.loop_var.name
     if len(factors) == 0 or factors[0] is not None or None in factors[1:]:
         refuse(f"split {name!r}: with tail='loop' the first factor alone must be None", loop)
-    inner = [convert(f, "int64") for f in factors[1:] if f is not None]
-    step: PrimExpr = const(1)
+    dtype = loop.loop_var.dtype
+    inner = [indexed(convert(f, dtype), dtype) for f in factors[1:] if f is not None]
+    step: PrimExpr = const(1, dtype)
     for each in inner:
         if not analyzer.can_prove(each > 0):
             refuse(f"split {name!r}: factors must be positive", loop)
@@ -220,7 +225,7 @@ def fuse(
     _require_independent("fuse", nest)
     analyzer = bound_analyzer(program.loops_above(nest[0]))
     fused = Var("_".join([*(s.loop_var.name for s in nest), "fused"]), nest[0].loop_var.dtype)
-    total: PrimExpr = const(1)
+    total: PrimExpr = const(1, fused.dtype)
     for each in nest:
         total = total * each.extent
     total = analyzer.simplify(total)
@@ -318,26 +323,23 @@ def set_kind(
     annotations: Mapping[str, object] | None = None,
 ) -> PrimFunc:
     """Run a loop in parallel, as vectors, on a thread axis or unrolled."""
-    _require_plain_kind(step, loop)
     if kind is ForKind.UNROLLED:
         if not isinstance(loop.extent, IntImm):
             refuse(f"unroll {loop.loop_var.name!r}: the extent must be a constant", loop)
     else:
         check_concurrent(step, program, loop, lanes=kind is ForKind.VECTORIZED)
-    notes = {**(loop.annotations or {}), **(annotations or {})} or None
+    # What an earlier kind needed goes with it.
+    kept = {k: v for k, v in (loop.annotations or {}).items() if k not in OF_KINDS}
+    notes = {**kept, **(annotations or {})} or None
     return program.replace(loop, loop.with_fields(kind=kind, annotations=notes))
-
-
-def _require_plain_kind(step: str, loop: For) -> None:
-    if loop.kind is not ForKind.SERIAL:
-        refuse(f"{step} {loop.loop_var.name!r}: the loop is already {loop.kind.value}", loop)
 
 
 def parallel(program: Program, loop: For, grain: int = 1) -> PrimFunc:
     """See `Schedule.parallel`."""
     if grain < 1:
         refuse(f"parallel {loop.loop_var.name!r}: grain must be at least 1, got {grain}", loop)
-    return set_kind(program, loop, ForKind.PARALLEL, "parallel", {"grain": grain})
+    notes = None if grain == 1 else {"grain": grain}
+    return set_kind(program, loop, ForKind.PARALLEL, "parallel", notes)
 
 
 def vectorize(program: Program, loop: For, lanes: int | None = None) -> PrimFunc:
@@ -351,19 +353,8 @@ def vectorize(program: Program, loop: For, lanes: int | None = None) -> PrimFunc
                 "is vectorized already",
                 each,
             )
-    if lanes is None:
-        lanes = _whole_vector(loop)
     notes = None if lanes is None else {"lanes": lanes}
     return set_kind(program, loop, ForKind.VECTORIZED, "vectorize", notes)
-
-
-def _whole_vector(loop: For) -> int | None:
-    """A loop of a few steps that are a power of two is one vector, as in TVM."""
-    if isinstance(loop.extent, IntImm):
-        n = loop.extent.value
-        if 1 < n <= 64 and n & (n - 1) == 0:
-            return int(n)
-    return None
 
 
 def unroll(program: Program, loop: For) -> PrimFunc:

@@ -32,12 +32,14 @@ from ekiden.tir.schedule.program import (
     Program,
     accesses,
     bound_analyzer,
+    indexed,
     ranges_of,
     read,
     refuse,
     serial,
     written,
 )
+from ekiden.tir.schedule.ranges import iterator_ranges
 from ekiden.tir.stmt import BlockRealize, BufferStore, For, IfThenElse, IterKind, PrimFunc, Stmt
 from ekiden.tir.visitor import NOTHING, sequence, walk
 
@@ -55,13 +57,12 @@ def moved_nest(
     predicate: PrimExpr = const(True)
     for n, each in enumerate(realize.block.iter_vars):
         needed = ranges.get(each.var, Range(const(0), each.extent))
-        value = needed.low
+        value = indexed(analyzer.simplify(needed.low), each.var.dtype)
         if preserve_unit_loops or not is_const(needed.extent, 1):
             loop = serial(Var(f"ax{n}", each.var.dtype), needed.extent)
             analyzer.bind(loop.loop_var, 0, needed.extent)
             loops.append(loop)
             value = value + loop.loop_var
-        value = analyzer.simplify(value)
         for inside in (value >= 0, value < each.extent):
             if not analyzer.can_prove(inside):
                 predicate = logical_and(predicate, inside)
@@ -361,15 +362,37 @@ def _given_ranges(
     given = exact_box(program, loop, source, writers[-1])
     if isinstance(given, str):
         refuse(f"{step} {name!r}: {given}", writers[-1])
-    variables = {i.var for i in realize.block.iter_vars}
-    ranges: dict[Var, Range] = {}
-    for index, each in zip(reads[0].indices, given, strict=True):
-        if is_const(index):
-            continue
-        if not isinstance(index, Var) or index not in variables or index in ranges:
-            refuse(f"{step} {name!r}: it must read {source.name!r} at its own iterators", realize)
-        ranges[index] = each
+    analyzer = bound_analyzer(outer)
+    ranges = iterator_ranges(realize.block.iter_vars, reads[0].indices, given, analyzer)
+    if ranges is None or not _reads_within(realize, reads[0].indices, given, ranges, outer):
+        refuse(
+            f"{step} {name!r}: no ranges of its iterators are known to read just what a step of "
+            f"{loop.loop_var.name!r} has written of {source.name!r}",
+            realize,
+        )
     return ranges
+
+
+def _reads_within(
+    realize: BlockRealize,
+    indices: Sequence[PrimExpr],
+    box: Sequence[Range],
+    ranges: Mapping[Var, Range],
+    outer: Sequence[For],
+) -> bool:
+    """Whether indices stay in a box when the iterators run over ranges."""
+    analyzer = bound_analyzer(outer)
+    values: dict[Var, PrimExpr] = {}
+    for each in realize.block.iter_vars:
+        needed = ranges.get(each.var, Range(const(0), each.extent))
+        inside = Var(each.var.name, each.var.dtype)
+        analyzer.bind(inside, 0, needed.extent)
+        values[each.var] = needed.low + inside
+    for index, part in zip(indices, box, strict=True):
+        offset = analyzer.simplify(substitute(index, values) - part.low)
+        if not analyzer.can_prove(offset >= 0) or not analyzer.can_prove(offset < part.extent):
+            return False
+    return True
 
 
 def _same_access(a: Access, b: Access) -> bool:

@@ -12,8 +12,8 @@ from typing import NoReturn
 from weakref import WeakKeyDictionary
 
 from ekiden.arith import Analyzer
-from ekiden.ir.prim import And, IntImm, PrimExpr, Var, const, is_const, logical_and
-from ekiden.ir.prim_visitor import free_vars, post_order
+from ekiden.ir.prim import And, Cast, IntImm, PrimExpr, Var, cast, const, is_const, logical_and
+from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
 from ekiden.runtime.errors import ScheduleError
@@ -491,9 +491,26 @@ def wrap(loops: Sequence[For], body: Stmt) -> Stmt:
     return body
 
 
+def indexed(e: PrimExpr, dtype: str) -> PrimExpr:
+    """A size or an index as an expression of one integer dtype: where analysis widened it, it is
+    taken back.
+    """
+
+    def change(x: PrimExpr) -> PrimExpr:
+        if isinstance(x, Cast) and x.dtype in ("int32", "int64"):
+            return x.value if x.value.dtype == dtype else x
+        if isinstance(x, IntImm) and x.dtype in ("int32", "int64"):
+            return const(x.value, dtype)
+        return x
+
+    if e.dtype == dtype and not any(isinstance(x, Cast) for x in post_order(e)):
+        return e
+    return cast(rewrite(e, change), dtype)
+
+
 def serial(var: Var, extent: PrimExpr, body: Stmt = NOTHING) -> For:
     """A plain loop from 0."""
-    return For(var, const(0), extent, ForKind.SERIAL, body)
+    return For(var, const(0, var.dtype), indexed(extent, var.dtype), ForKind.SERIAL, body)
 
 
 def uses(e: PrimExpr, variables: Iterable[Var]) -> bool:

@@ -122,7 +122,8 @@ def _divided(
         )
     whole = is_const(analyzer.simplify(each.extent % size), 0)
     extent = Analyzer().simplify(each.extent // size if whole else (each.extent + size - 1) // size)
-    return _Divided(IterVar(var, extent, each.kind), outer_value, var * size + inner_part)
+    inner_value = inner_part if is_const(extent, 1) else var * size + inner_part
+    return _Divided(IterVar(var, extent, each.kind), outer_value, inner_value)
 
 
 def _conditions(

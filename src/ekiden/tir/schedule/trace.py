@@ -248,7 +248,7 @@ class Trace:
         )
 
     def __str__(self) -> str:
-        lines = ["# from ekiden import tir", "def apply_trace(sch: tir.Schedule) -> None:"]
+        lines = ["from ekiden import tir", "", "def apply_trace(sch: tir.Schedule) -> None:"]
         lines += [f"  {line}" for line in self.as_python()]
         return "\n".join(lines if self.insts else [*lines, "  pass"])
 

@@ -1,75 +1,26 @@
 """Neural-network operators."""
 
 from ekiden.relay.op.image import upsampling
-from ekiden.relay.op.nn.activation import (
-    bias_add,
-    dropout,
-    dropout_raw,
-    fast_softmax,
-    leaky_relu,
-    log_softmax,
-    prelu,
-    relu,
-    softmax,
-)
-from ekiden.relay.op.nn.conv import conv1d, conv2d, conv2d_transpose
-from ekiden.relay.op.nn.dense import (
-    batch_matmul,
-    contrib_dense_pack,
-    contrib_pack_weight,
-    dense,
-    matmul,
-)
-from ekiden.relay.op.nn.norm import batch_norm, group_norm, instance_norm, layer_norm, lrn
-from ekiden.relay.op.nn.pad import pad
-from ekiden.relay.op.nn.pool import (
-    adaptive_avg_pool2d,
-    avg_pool1d,
-    avg_pool2d,
-    global_avg_pool2d,
-    global_max_pool2d,
-    max_pool1d,
-    max_pool2d,
-)
-from ekiden.relay.op.nn.winograd import (
-    contrib_conv2d_winograd_weight_transform,
-    contrib_conv2d_winograd_without_weight_transform,
-)
+from ekiden.relay.op.nn import activation as _activation
+from ekiden.relay.op.nn import conv as _conv
+from ekiden.relay.op.nn import dense as _dense
+from ekiden.relay.op.nn import norm as _norm
+from ekiden.relay.op.nn import pad as _pad
+from ekiden.relay.op.nn import pool as _pool
+from ekiden.relay.op.nn import space as _space
+from ekiden.relay.op.nn import volume as _volume
+from ekiden.relay.op.nn import winograd as _winograd
+from ekiden.relay.op.nn.activation import *  # noqa: F403
+from ekiden.relay.op.nn.conv import *  # noqa: F403
+from ekiden.relay.op.nn.dense import *  # noqa: F403
+from ekiden.relay.op.nn.norm import *  # noqa: F403
+from ekiden.relay.op.nn.pad import *  # noqa: F403
+from ekiden.relay.op.nn.pool import *  # noqa: F403
+from ekiden.relay.op.nn.space import *  # noqa: F403
+from ekiden.relay.op.nn.volume import *  # noqa: F403
+from ekiden.relay.op.nn.winograd import *  # noqa: F403
 from ekiden.relay.op.reshape import batch_flatten
 
-__all__ = [
-    "adaptive_avg_pool2d",
-    "avg_pool1d",
-    "avg_pool2d",
-    "batch_flatten",
-    "batch_matmul",
-    "batch_norm",
-    "bias_add",
-    "contrib_conv2d_winograd_weight_transform",
-    "contrib_conv2d_winograd_without_weight_transform",
-    "contrib_dense_pack",
-    "contrib_pack_weight",
-    "conv1d",
-    "conv2d",
-    "conv2d_transpose",
-    "dense",
-    "dropout",
-    "dropout_raw",
-    "fast_softmax",
-    "global_avg_pool2d",
-    "global_max_pool2d",
-    "group_norm",
-    "instance_norm",
-    "layer_norm",
-    "leaky_relu",
-    "log_softmax",
-    "lrn",
-    "matmul",
-    "max_pool1d",
-    "max_pool2d",
-    "pad",
-    "prelu",
-    "relu",
-    "softmax",
-    "upsampling",
-]
+_FAMILIES = (_activation, _conv, _dense, _norm, _pad, _pool, _space, _volume, _winograd)
+__all__ = ["batch_flatten", "upsampling"]
+__all__ += [name for family in _FAMILIES for name in family.__all__]

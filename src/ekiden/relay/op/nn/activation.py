@@ -272,3 +272,9 @@ def dropout_raw(data: Expr, rate: float = 0.5) -> Call:
 def dropout(data: Expr, rate: float = 0.5) -> Expr:
     """In inference, the data."""
     return TupleGetItem(dropout_raw(data, rate), 0)
+
+
+__all__ = [
+    "bias_add", "dropout", "dropout_raw", "fast_softmax", "leaky_relu", "log_softmax", "prelu",
+    "relu", "softmax",
+]  # fmt: skip

@@ -426,3 +426,6 @@ def conv2d_transpose(
         out_dtype,
     )  # fmt: skip
     return call("nn.conv2d_transpose", data, weight, attrs=attrs)
+
+
+__all__ = ["conv1d", "conv2d", "conv2d_transpose"]

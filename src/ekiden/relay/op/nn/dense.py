@@ -314,3 +314,8 @@ def contrib_pack_weight(weight: Expr, kind: str, tile: int, groups: int = 1) -> 
     """A weight ([N, K] or OIHW) in the layout of the packed kernels; meant to be folded when it is
     constant."""
     return call("nn.contrib_pack_weight", weight, attrs=PackWeightAttrs(kind, tile, groups))
+
+
+__all__ = [
+    "batch_matmul", "contrib_dense_pack", "contrib_pack_weight", "dense", "matmul",
+]  # fmt: skip

@@ -370,3 +370,8 @@ def lrn(
     """Local response normalisation: x / (bias + alpha / size * sum of squares of `size` channels)
     ** beta."""
     return call("nn.lrn", data, attrs=LRNAttrs(size, axis, bias, alpha, beta))
+
+
+__all__ = [
+    "batch_norm", "group_norm", "instance_norm", "layer_norm", "lrn",
+]  # fmt: skip

@@ -82,3 +82,6 @@ def pad(
     return call(
         "nn.pad", data, value, attrs=PadAttrs(tuple(as_attr(p) for p in pad_width), pad_mode)
     )
+
+
+__all__ = ["pad"]

@@ -403,3 +403,9 @@ def adaptive_avg_pool2d(
     """The mean over windows that divide the data into `output_size`."""
     size = None if output_size is None else pair(output_size)
     return call("nn.adaptive_avg_pool2d", data, attrs=AdaptivePool2DAttrs(size, layout, out_layout))
+
+
+__all__ = [
+    "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d", "global_avg_pool2d", "global_max_pool2d",
+    "max_pool1d", "max_pool2d",
+]  # fmt: skip

@@ -116,3 +116,9 @@ def contrib_conv2d_winograd_without_weight_transform(
 ) -> Call:
     """A 3x3 convolution of NHWC data with a transformed weight."""
     return call(_CONV, data, weight, attrs=WinogradAttrs(tile_size, channels, padding))
+
+
+__all__ = [
+    "contrib_conv2d_winograd_weight_transform",
+    "contrib_conv2d_winograd_without_weight_transform",
+]

@@ -1,0 +1,75 @@
+"""The attributes of a call, from the values that stand in a text to the class they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ekiden.ir.attrs import Attrs, expression_fields, field_classes
+from ekiden.ir.node import NODE_TYPES
+from ekiden.ir.op import OPS, Op
+from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.relay.expr import Expr
+from ekiden.relay.lexer import Source
+
+Given = Mapping[str, tuple[object, int]]
+"""Name -> value and where it stands."""
+
+
+def read_attrs(source: Source, callee: Expr, given: Given, at: int) -> Attrs | None:
+    """The attributes of a call of `callee`: of the class its operator declares, or of the one that
+    `attrs_type_key` names. Raises ParseError.
+    """
+    values = dict(given)
+    kind = OPS[callee.name].attrs if isinstance(callee, Op) else None
+    if "attrs_type_key" in values:
+        key, place = values.pop("attrs_type_key")
+        found = NODE_TYPES.get(str(key))
+        if found is None or not issubclass(found, Attrs):
+            source.fail(place, f"no attribute class {key!r}")
+        kind = found
+    if kind is None:
+        if values:
+            source.fail(next(iter(values.values()))[1], "this call takes no attributes")
+        return None
+    return _make(source, kind, values, at)
+
+
+def _make(source: Source, kind: type[Attrs], values: Given, at: int) -> Attrs:
+    known = list(getattr(kind, "__dataclass_fields__", ()))
+    classes = field_classes(kind.type_key)
+    prims = expression_fields(kind.type_key)
+    made: dict[str, object] = {}
+    for name, (value, place) in values.items():
+        if name not in known:
+            what = f"{kind.__name__} has no attribute {name!r}; it has {', '.join(known)}"
+            source.fail(place, what)
+        if not _fits(value, classes[name]):
+            source.fail(place, f"{kind.__name__}: {name} cannot be {value!r}")
+        made[name] = _to_prim(value) if name in prims else value
+    try:
+        return kind(**made)
+    except TypeError as error:
+        missing = str(error).partition("required positional argument")[2].lstrip("s: ")
+        source.fail(at, f"{kind.__name__}: the call lacks {missing}" if missing else str(error))
+
+
+def _fits(value: object, classes: frozenset[object]) -> bool:
+    """Whether a field of these classes may hold a value."""
+    match value:
+        case tuple():
+            return tuple in classes or all(_fits(v, classes) for v in value)
+        case PrimExpr():
+            return PrimExpr in classes
+        case int() if not isinstance(value, bool):
+            return not classes.isdisjoint((int, float, PrimExpr))
+    return type(value) in classes or object in classes
+
+
+def _to_prim(value: object) -> object:
+    """The numbers in an attribute's value as int64 constants."""
+    if isinstance(value, tuple):
+        return tuple(map(_to_prim, value))
+    return IntImm(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+__all__ = ["read_attrs"]

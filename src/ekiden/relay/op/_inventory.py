@@ -1,0 +1,110 @@
+"""Operators that are one computation of topi: the declaration says which, the rest follows from it.
+
+The type relation runs the computation on placeholders of the argument types, so shapes are stated
+once. The reference runs its plain loop program in the interpreter of tir, unless a shorter one in
+NumPy is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ekiden import te
+from ekiden.arith import evaluate
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import to_numpy
+from ekiden.ir.op import Array, OpDef, OpPattern, Reference, Relation, Solve, register_op
+from ekiden.ir.prim import AnyDim, PrimExpr
+from ekiden.ir.prim_visitor import post_order
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.op._declare import fail, tensor_fields, tensors
+from ekiden.te import Tensor
+from ekiden.tir import interpreter
+from ekiden.tir.transform import lower
+
+Compute = Callable[..., "Tensor | Sequence[Tensor]"]
+"""(attributes, *tensors) -> a tensor, or several for a tuple. ValueError is a type error."""
+
+
+def declare(
+    name: str,
+    arguments: Sequence[str],
+    compute: Compute,
+    result: str,
+    attrs: type[Attrs] | None = None,
+    pattern: OpPattern = OpPattern.OPAQUE,
+    reference: Callable[..., Any] | None = None,
+    variadic: bool = False,
+    fields: int | Callable[[Attrs | None], int] | None = None,
+    solve: Solve | None = None,
+) -> None:
+    """Declare the operator `name` of topi's computation; `fields` is the number of results of a
+    tuple. See OpDef for the rest.
+    """
+    register_op(
+        OpDef(
+            name=name,
+            arguments=tuple(arguments),
+            attrs=attrs,
+            relation=_relation(name, None if variadic else len(arguments), compute),
+            reference=_interpreted(compute) if reference is None else _numpy(reference),
+            lower=lambda attrs, inputs, out: _many(compute(attrs, *inputs)),
+            pattern=pattern,
+            variadic=variadic,
+            fields=(lambda attrs: fields) if isinstance(fields, int) else fields,
+            solve=solve,
+            result=result,
+        )
+    )
+
+
+def _many(found: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    return [found] if isinstance(found, Tensor) else list(found)
+
+
+def _known(dim: PrimExpr) -> PrimExpr:
+    """A dimension; one that unknown ones went into is unknown."""
+    return AnyDim() if any(isinstance(e, AnyDim) for e in post_order(dim)) else dim
+
+
+def _relation(name: str, count: int | None, compute: Compute) -> Relation:
+    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        given = tensor_fields(name, types) if count is None else tensors(name, types, count)
+        inputs = [te.placeholder(t.shape, t.dtype, f"x{n}") for n, t in enumerate(given)]
+        try:
+            found = compute(attrs, *inputs)
+        except (ValueError, TypeError, IndexError) as error:
+            fail(name, str(error).removeprefix(f"{name.rpartition('.')[2]}: "))
+        types_of = [TensorType(tuple(map(_known, t.shape)), t.dtype) for t in _many(found)]
+        return types_of[0] if isinstance(found, Tensor) else TupleType(tuple(types_of))
+
+    return relation
+
+
+def _numpy(function: Callable[..., Any]) -> Reference:
+    """A function of (attributes, *arrays), whose warnings about special values are expected."""
+
+    def reference(attrs: Attrs | None, *arrays: Array) -> Array | tuple[Array, ...]:
+        with np.errstate(all="ignore"):
+            found = function(attrs, *arrays)
+        if isinstance(found, (tuple, list)):
+            return tuple(np.asarray(f) for f in found)
+        return np.asarray(found)
+
+    return reference
+
+
+def _interpreted(compute: Compute) -> Reference:
+    def reference(attrs: Attrs | None, *arrays: Array) -> Array | tuple[Array, ...]:
+        inputs = [te.placeholder(a.shape, str(a.dtype), f"x{n}") for n, a in enumerate(arrays)]
+        found = compute(attrs, *inputs)
+        outputs = _many(found)
+        results = [np.empty([evaluate(d, {}) for d in t.shape], to_numpy(t.dtype)) for t in outputs]
+        func = lower(te.create_prim_func([*inputs, *outputs]))
+        interpreter.run(func, *(np.array(a, order="C") for a in arrays), *results)
+        return results[0] if isinstance(found, Tensor) else tuple(results)
+
+    return reference

@@ -1,0 +1,336 @@
+"""Sums of products, matrices, Fourier transforms, and results in the shape of another tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpPattern
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import call
+from ekiden.relay.op._inventory import declare
+from ekiden.relay.op.join import as_tuple
+from ekiden.relay.op.reduce import axes_attr
+from ekiden.topi.broadcast import broadcast_to as repeated
+from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape
+
+
+@node("relay.attrs.EinsumAttrs")
+class EinsumAttrs(Attrs):
+    """The labels of axes: "ij,jk->ik"."""
+
+    equation: str = ""
+
+
+@node("relay.attrs.DFTAttrs")
+class DFTAttrs(Attrs):
+    """Whether to transform back."""
+
+    inverse: bool = False
+
+
+@node("relay.attrs.StftAttrs")
+class StftAttrs(Attrs):
+    """The length of a frame, the distance of frames, the length of the window, whether to divide by
+    the root of the first, and to leave out the mirrored frequencies."""
+
+    n_fft: int = 1
+    hop_length: int = 1
+    win_length: int = 1
+    normalized: bool = False
+    onesided: bool = True
+
+
+@node("relay.attrs.TriluAttrs")
+class TriluAttrs(Attrs):
+    """Whether to keep what is above the diagonal, or below."""
+
+    upper: bool = True
+
+
+@node("relay.attrs.MatrixSetDiagAttrs")
+class MatrixSetDiagAttrs(Attrs):
+    """The first and last diagonal, and whether shorter ones stand right or left in their row: above
+    and below the main diagonal."""
+
+    k1: int = 0
+    k2: int = 0
+    super_diag_right_align: bool = True
+    sub_diag_right_align: bool = False
+
+
+@node("relay.attrs.MeshgridAttrs")
+class MeshgridAttrs(Attrs):
+    """Whether the first axis is that of the first vector ("ij") or of the second ("xy")."""
+
+    indexing: str = "ij"
+
+
+@node("relay.attrs.VarianceAttrs")
+class VarianceAttrs(Attrs):
+    """The axes (None: all), whether they stay with extent 1, and whether to divide by one less."""
+
+    axis: tuple[int, ...] | None = None
+    keepdims: bool = False
+    unbiased: bool = False
+
+
+@node("relay.attrs.SliceLikeAttrs")
+class SliceLikeAttrs(Attrs):
+    """The axes to cut; None: all."""
+
+    axes: tuple[int, ...] | None = None
+
+
+@node("relay.attrs.CollapseSumAttrs")
+class CollapseSumAttrs(Attrs):
+    """The shape to sum to."""
+
+    shape: Dims = ()
+
+
+@node("relay.attrs.FixedPointMultiplyAttrs")
+class FixedPointMultiplyAttrs(Attrs):
+    """A fraction in Q31 and a power of two to multiply by."""
+
+    multiplier: int = 0
+    shift: int = 0
+
+
+def _einsum(attrs: EinsumAttrs, *arrays: Array) -> Array:
+    return np.asarray(np.einsum(attrs.equation, *arrays)).astype(arrays[0].dtype, copy=False)
+
+
+def _dft(attrs: DFTAttrs, re: Array, im: Array) -> tuple[Array, ...]:
+    found = (np.fft.ifft if attrs.inverse else np.fft.fft)(re + 1j * im)
+    return found.real.astype(re.dtype), found.imag.astype(re.dtype)
+
+
+def _diagonals(attrs: MatrixSetDiagAttrs) -> str:
+    right = (attrs.super_diag_right_align, attrs.sub_diag_right_align)
+    return "_".join("RIGHT" if each else "LEFT" for each in right)
+
+
+def _meshgrid(attrs: MeshgridAttrs, *vectors: Array) -> tuple[Array, ...]:
+    return tuple(map(np.array, np.meshgrid(*vectors, indexing=attrs.indexing)))  # type: ignore[call-overload]
+
+
+def _collapsed(data: Array, shape: Sequence[int]) -> Array:
+    extra = data.ndim - len(shape)
+    axes = (*range(extra), *(extra + n for n, d in enumerate(shape) if d == 1))
+    return np.asarray(data.sum(axes).reshape(shape)).astype(data.dtype)
+
+
+declare("einsum", ("data",), lambda attrs, *x: topi.einsum(attrs.equation, *x),
+        "the axes the equation names, with the operands' dtype", EinsumAttrs, reference=_einsum,
+        variadic=True)  # fmt: skip
+declare(
+    "dft",
+    ("re_data", "im_data"),
+    lambda attrs, re_data, im_data: topi.dft(re_data, im_data, attrs.inverse),
+    "a tuple of two of the type of re_data",
+    DFTAttrs,
+    reference=_dft,
+    fields=2,
+)
+declare(
+    "stft",
+    ("data", "window"),
+    lambda attrs, data, window: topi.stft(
+        data,
+        attrs.n_fft,
+        attrs.hop_length,
+        attrs.win_length,
+        window,
+        attrs.normalized,
+        attrs.onesided,
+    ),
+    "(batch, frequencies, frames, 2), with the dtype of data",
+    StftAttrs,
+)
+declare("trilu", ("data", "k"), lambda attrs, data, k: topi.trilu(data, k, attrs.upper),
+        "the type of data", TriluAttrs, OpPattern.INJECTIVE,
+        lambda attrs, data, k: (np.triu if attrs.upper else np.tril)(data, int(k)))  # fmt: skip
+declare(
+    "matrix_set_diag",
+    ("input", "diagonal"),
+    lambda attrs, data, diagonal: topi.matrix_set_diag(
+        data, diagonal, (attrs.k1, attrs.k2), _diagonals(attrs)
+    ),
+    "the type of input",
+    MatrixSetDiagAttrs,
+    OpPattern.INJECTIVE,
+)
+declare("invert_permutation", ("data",), lambda attrs, data: topi.invert_permutation(data),
+        "the type of data",
+        reference=lambda attrs, data: np.argsort(data).astype(data.dtype))  # fmt: skip
+declare(
+    "unravel_index",
+    ("data", "shape"),
+    lambda attrs, data, shape: topi.unravel_index(data, shape),
+    "an axis of coordinates, then the axes of data",
+    pattern=OpPattern.INJECTIVE,
+    reference=lambda attrs, data, shape: np.stack(
+        np.unravel_index(data, tuple(map(int, shape)))
+    ).astype(data.dtype),
+)
+declare("meshgrid", ("data",), lambda attrs, *x: topi.meshgrid(x, attrs.indexing),
+        "a tuple of a grid for each vector", MeshgridAttrs, OpPattern.INJECTIVE, _meshgrid,
+        variadic=True)  # fmt: skip
+declare(
+    "variance",
+    ("data",),
+    lambda attrs, data: topi.variance(data, attrs.axis, attrs.keepdims, attrs.unbiased),
+    "data's shape without `axis` (with 1 there: `keepdims`)",
+    VarianceAttrs,
+    OpPattern.COMM_REDUCE,
+    lambda attrs, data: np.var(
+        data, axis=attrs.axis, keepdims=attrs.keepdims, ddof=int(attrs.unbiased)
+    ).astype(data.dtype),
+)
+declare("full_like", ("data", "fill_value"), lambda attrs, data, fill: topi.full_like(data, fill),
+        "the type of data", pattern=OpPattern.BROADCAST,
+        reference=lambda attrs, data, fill: np.full_like(data, fill))  # fmt: skip
+declare("slice_like", ("data", "shape_like"),
+        lambda attrs, data, like: topi.slice_like(data, like, attrs.axes),
+        "data's shape, with the extents of shape_like along the axes", SliceLikeAttrs,
+        OpPattern.INJECTIVE)  # fmt: skip
+declare(
+    "broadcast_to_like",
+    ("data", "broadcast_type"),
+    lambda attrs, data, like: repeated(data, like.shape),
+    "the shape of broadcast_type, with the dtype of data",
+    pattern=OpPattern.BROADCAST,
+    reference=lambda attrs, data, like: np.array(np.broadcast_to(data, like.shape)),
+)
+declare("collapse_sum_like", ("data", "collapse_type"),
+        lambda attrs, data, like: topi.collapse_sum(data, like.shape),
+        "the shape of collapse_type, with the dtype of data", pattern=OpPattern.COMM_REDUCE,
+        reference=lambda attrs, data, like: _collapsed(data, like.shape))  # fmt: skip
+declare("collapse_sum_to", ("data",),
+        lambda attrs, data: topi.collapse_sum(data, as_shape(attrs.shape)),
+        "`shape`, with the dtype of data", CollapseSumAttrs, OpPattern.COMM_REDUCE,
+        lambda attrs, data: _collapsed(data, as_ints(attrs.shape)))  # fmt: skip
+declare(
+    "fixed_point_multiply",
+    ("data",),
+    lambda attrs, data: topi.fixed_point_multiply(data, attrs.multiplier, attrs.shift),
+    "the type of data",
+    FixedPointMultiplyAttrs,
+    OpPattern.ELEMWISE,
+    lambda attrs, data: np.floor(
+        data.astype(np.float64) * attrs.multiplier * 2.0 ** (attrs.shift - 31) + 0.5
+    ).astype(np.int32),
+)
+
+
+def einsum(data: Sequence[Expr] | Expr, equation: str) -> Call:
+    """Einstein's sum over the axes that the equation names: "ij,jk->ik"."""
+    return call("einsum", as_tuple(data), attrs=EinsumAttrs(equation))
+
+
+def dft(re_data: Expr, im_data: Expr, inverse: bool = False) -> Call:
+    """The real and imaginary parts of the Fourier transform along the last axis."""
+    return call("dft", re_data, im_data, attrs=DFTAttrs(inverse))
+
+
+def stft(
+    data: Expr,
+    n_fft: int,
+    hop_length: int,
+    win_length: int,
+    window: Expr,
+    normalized: bool = False,
+    onesided: bool = True,
+) -> Call:
+    """Fourier transforms of windowed frames of signals [batch, time]."""
+    attrs = StftAttrs(n_fft, hop_length, win_length, normalized, onesided)
+    return call("stft", data, window, attrs=attrs)
+
+
+def trilu(data: Expr, k: Expr, upper: bool = True) -> Call:
+    """What is above (or below) the k-th diagonal of matrices, and it; 0 elsewhere."""
+    return call("trilu", data, k, attrs=TriluAttrs(upper))
+
+
+def matrix_set_diag(
+    data: Expr, diagonal: Expr, k: int | Sequence[int] = 0, align: str = "RIGHT_LEFT"
+) -> Call:
+    """Matrices with their diagonals from k[0] to k[1] replaced."""
+    low, high = (k, k) if isinstance(k, int) else (k[0], k[-1])
+    above, below = (each == "RIGHT" for each in align.split("_"))
+    return call(
+        "matrix_set_diag", data, diagonal, attrs=MatrixSetDiagAttrs(low, high, above, below)
+    )
+
+
+def invert_permutation(data: Expr) -> Call:
+    """The positions of 0, 1, 2, ... in a vector that permutes them."""
+    return call("invert_permutation", data)
+
+
+def unravel_index(indices: Expr, shape: Expr) -> Call:
+    """Flat positions as coordinates in a shape that is data."""
+    return call("unravel_index", indices, shape)
+
+
+def meshgrid(data: Sequence[Expr] | Expr, indexing: str = "ij") -> Call:
+    """A tuple of the coordinates of a grid, from those of its axes."""
+    return call("meshgrid", as_tuple(data), attrs=MeshgridAttrs(indexing))
+
+
+def variance(
+    data: Expr,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    exclude: bool = False,
+    unbiased: bool = False,
+    with_mean: Expr | None = None,
+) -> Call:
+    """The mean of squared distances from the mean over `axis`. (`with_mean` is TVM's; the mean is
+    made anyway.) Raises ValueError for `exclude`: name the axes."""
+    if exclude:
+        raise ValueError("variance: name the axes to reduce instead of those to keep")
+    return call("variance", data, attrs=VarianceAttrs(axes_attr(axis), keepdims, unbiased))
+
+
+def full_like(data: Expr, fill_value: Expr) -> Call:
+    """A scalar in every element of the shape of `data`."""
+    return call("full_like", data, fill_value)
+
+
+def slice_like(data: Expr, shape_like: Expr, axes: Sequence[int] | None = None) -> Call:
+    """The leading part of `data` with the extents of another tensor."""
+    attrs = SliceLikeAttrs(tuple(axes) if axes else None)
+    return call("slice_like", data, shape_like, attrs=attrs)
+
+
+def broadcast_to_like(data: Expr, broadcast_type: Expr) -> Call:
+    """`data` repeated to the shape of another tensor."""
+    return call("broadcast_to_like", data, broadcast_type)
+
+
+def collapse_sum_like(data: Expr, collapse_type: Expr) -> Call:
+    """The sum over the axes along which another tensor broadcasts to `data`."""
+    return call("collapse_sum_like", data, collapse_type)
+
+
+def collapse_sum_to(data: Expr, shape: Sequence[Dim]) -> Call:
+    """The sum over the axes along which a shape broadcasts to that of `data`."""
+    return call("collapse_sum_to", data, attrs=CollapseSumAttrs(as_attr(shape)))
+
+
+def fixed_point_multiply(data: Expr, multiplier: int, shift: int) -> Call:
+    """int32 times multiplier * 2**(shift - 31), rounded half up."""
+    return call("fixed_point_multiply", data, attrs=FixedPointMultiplyAttrs(multiplier, shift))
+
+
+__all__ = [
+    "broadcast_to_like", "collapse_sum_like", "collapse_sum_to", "dft", "einsum",
+    "fixed_point_multiply", "full_like", "invert_permutation", "matrix_set_diag", "meshgrid",
+    "slice_like", "stft", "trilu", "unravel_index", "variance",
+]  # fmt: skip

@@ -1,0 +1,250 @@
+"""Image operators beside resizing in two axes: signals and volumes, places that are data,
+morphology."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import OpPattern
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import call
+from ekiden.relay.op._inventory import declare
+from ekiden.te import Tensor
+from ekiden.topi.shape import Dim, Dims, as_attr
+
+Sizes = Dim | Sequence[Dim]
+
+
+@node("relay.attrs.Resize1DAttrs")
+class Resize1DAttrs(Attrs):
+    """As Resize2DAttrs, with the part `roi` that the mode "tf_crop_and_resize" reads."""
+
+    size: Dims = ()
+    roi: tuple[float, ...] = ()
+    layout: str = "NCW"
+    method: str = "linear"
+    coordinate_transformation_mode: str = "half_pixel"
+    rounding_method: str = ""
+    cubic_alpha: float = -0.5
+    cubic_exclude: int = 0
+    extrapolation_value: float = 0.0
+    out_dtype: str = ""
+
+
+@node("relay.attrs.Resize3DAttrs")
+class Resize3DAttrs(Attrs):
+    """As Resize1DAttrs, over three axes."""
+
+    size: Dims = ()
+    roi: tuple[float, ...] = ()
+    layout: str = "NCDHW"
+    method: str = "linear"
+    coordinate_transformation_mode: str = "half_pixel"
+    rounding_method: str = ""
+    cubic_alpha: float = -0.5
+    cubic_exclude: int = 0
+    extrapolation_value: float = 0.0
+    out_dtype: str = ""
+
+
+@node("relay.attrs.CropAndResizeAttrs")
+class CropAndResizeAttrs(Attrs):
+    """The extents of the result, layout, method and value outside."""
+
+    crop_size: Dims = ()
+    layout: str = "NCHW"
+    method: str = "bilinear"
+    extrapolation_value: float = 0.0
+    out_dtype: str = ""
+
+
+@node("relay.attrs.GridSampleAttrs")
+class GridSampleAttrs(Attrs):
+    """Method, layout, what is outside, and whether corners are the centres of pixels."""
+
+    method: str = "bilinear"
+    layout: str = "NCHW"
+    padding_mode: str = "zeros"
+    align_corners: bool = True
+
+
+@node("relay.attrs.AffineGridAttrs")
+class AffineGridAttrs(Attrs):
+    """Height and width of the grid."""
+
+    target_shape: Dims = ()
+
+
+@node("relay.attrs.Dilation2DAttrs")
+class Dilation2DAttrs(Attrs):
+    """Geometry and layouts; padding is (top, left, bottom, right)."""
+
+    strides: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+    dilations: tuple[int, ...] = (1, 1)
+    data_layout: str = "NCHW"
+    kernel_layout: str = "IHW"
+    out_dtype: str = ""
+
+
+def _resize(attrs: Resize1DAttrs | Resize3DAttrs, data: Tensor) -> Tensor:
+    resize = topi.image.resize1d if isinstance(attrs, Resize1DAttrs) else topi.image.resize3d
+    return resize(
+        data, attrs.roi or None, attrs.size, attrs.layout, attrs.method,
+        attrs.coordinate_transformation_mode, attrs.rounding_method, attrs.cubic_alpha,
+        attrs.cubic_exclude, attrs.extrapolation_value, attrs.out_dtype or None,
+    )  # fmt: skip
+
+
+_RESIZED = "data's shape with `size` on the spatial axes"
+declare("image.resize1d", ("data",), _resize, _RESIZED, Resize1DAttrs, OpPattern.INJECTIVE)
+declare("image.resize3d", ("data",), _resize, _RESIZED, Resize3DAttrs, OpPattern.INJECTIVE)
+declare(
+    "image.crop_and_resize",
+    ("data", "boxes", "box_indices"),
+    lambda attrs, data, boxes, box_indices: topi.image.crop_and_resize(
+        data,
+        boxes,
+        box_indices,
+        attrs.crop_size,
+        attrs.layout,
+        attrs.method,
+        attrs.extrapolation_value,
+        attrs.out_dtype,
+    ),
+    "an image of `crop_size` per box",
+    CropAndResizeAttrs,
+    OpPattern.INJECTIVE,
+)
+declare(
+    "image.grid_sample",
+    ("data", "grid"),
+    lambda attrs, data, grid: topi.image.grid_sample(
+        data, grid, attrs.method, attrs.layout, attrs.padding_mode, attrs.align_corners
+    ),
+    "batch and channels of data, spatial axes of grid",
+    GridSampleAttrs,
+    OpPattern.INJECTIVE,
+)
+declare(
+    "image.affine_grid",
+    ("data",),
+    lambda attrs, data: topi.image.affine_grid(data, attrs.target_shape),
+    "(batch, 2, *target_shape)",
+    AffineGridAttrs,
+    OpPattern.INJECTIVE,
+)
+declare(
+    "image.dilation2d",
+    ("data", "weight"),
+    lambda attrs, data, weight: (
+        topi.image.dilation2d_nchw if attrs.data_layout == "NCHW" else topi.image.dilation2d_nhwc
+    )(data, weight, attrs.strides, attrs.padding, attrs.dilations, attrs.out_dtype),
+    "data's shape with the number of windows on the spatial axes",
+    Dilation2DAttrs,
+)
+
+
+def _extents(size: Sizes, rank: int) -> Dims:
+    return as_attr((size,) * rank if isinstance(size, Dim) else size)
+
+
+def resize1d(
+    data: Expr,
+    size: Sizes,
+    roi: Sequence[float] | None = None,
+    layout: str = "NCW",
+    method: str = "linear",
+    coordinate_transformation_mode: str = "half_pixel",
+    rounding_method: str = "",
+    cubic_alpha: float = -0.5,
+    cubic_exclude: int = 0,
+    extrapolation_value: float = 0.0,
+    out_dtype: str = "",
+) -> Call:
+    """Signals resized along one axis."""
+    attrs = Resize1DAttrs(
+        _extents(size, 1), tuple(roi or ()), layout, method, coordinate_transformation_mode,
+        rounding_method, cubic_alpha, cubic_exclude, extrapolation_value, out_dtype,
+    )  # fmt: skip
+    return call("image.resize1d", data, attrs=attrs)
+
+
+def resize3d(
+    data: Expr,
+    size: Sizes,
+    roi: Sequence[float] | None = None,
+    layout: str = "NCDHW",
+    method: str = "linear",
+    coordinate_transformation_mode: str = "half_pixel",
+    rounding_method: str = "",
+    cubic_alpha: float = -0.5,
+    cubic_exclude: int = 0,
+    extrapolation_value: float = 0.0,
+    out_dtype: str = "",
+) -> Call:
+    """Volumes resized along three axes."""
+    attrs = Resize3DAttrs(
+        _extents(size, 3), tuple(roi or ()), layout, method, coordinate_transformation_mode,
+        rounding_method, cubic_alpha, cubic_exclude, extrapolation_value, out_dtype,
+    )  # fmt: skip
+    return call("image.resize3d", data, attrs=attrs)
+
+
+def crop_and_resize(
+    data: Expr,
+    boxes: Expr,
+    box_indices: Expr,
+    crop_size: Sequence[Dim],
+    layout: str = "NCHW",
+    method: str = "bilinear",
+    extrapolation_value: float = 0.0,
+    out_dtype: str = "",
+) -> Call:
+    """Parts of images, given by boxes in [0, 1], at one size."""
+    attrs = CropAndResizeAttrs(as_attr(crop_size), layout, method, extrapolation_value, out_dtype)
+    return call("image.crop_and_resize", data, boxes, box_indices, attrs=attrs)
+
+
+def grid_sample(
+    data: Expr,
+    grid: Expr,
+    method: str = "bilinear",
+    layout: str = "NCHW",
+    padding_mode: str = "zeros",
+    align_corners: bool = True,
+) -> Call:
+    """Images sampled at places in [-1, 1]."""
+    attrs = GridSampleAttrs(method, layout, padding_mode, align_corners)
+    return call("image.grid_sample", data, grid, attrs=attrs)
+
+
+def affine_grid(data: Expr, target_shape: Sequence[Dim]) -> Call:
+    """The places that affine maps [batch, 2, 3] sample."""
+    return call("image.affine_grid", data, attrs=AffineGridAttrs(as_attr(target_shape)))
+
+
+def dilation2d(
+    data: Expr,
+    weight: Expr,
+    strides: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilations: Sequence[int] = (1, 1),
+    data_layout: str = "NCHW",
+    kernel_layout: str = "IHW",
+    out_dtype: str = "",
+) -> Call:
+    """The maximum over windows of data plus weight."""
+    sides = tuple(padding) * (2 if len(padding) == 2 else 1)
+    attrs = Dilation2DAttrs(
+        tuple(strides), sides, tuple(dilations), data_layout, kernel_layout, out_dtype
+    )
+    return call("image.dilation2d", data, weight, attrs=attrs)
+
+
+__all__ = [
+    "affine_grid", "crop_and_resize", "dilation2d", "grid_sample", "resize1d", "resize3d",
+]  # fmt: skip

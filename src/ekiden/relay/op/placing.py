@@ -1,0 +1,185 @@
+"""Operators that write at positions which are data, and choose at them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpPattern
+from ekiden.relay.expr import Call, Expr, const
+from ekiden.relay.op._declare import call
+from ekiden.relay.op._inventory import declare
+from ekiden.relay.op.join import as_tuple
+from ekiden.topi.shape import Dim, Dims, as_attr, as_shape
+
+
+@node("relay.attrs.ScatterElementsAttrs")
+class ScatterElementsAttrs(Attrs):
+    """The axis that positions are along, and how an element takes in an update ("update", "add",
+    "mul", "mean", "min", "max")."""
+
+    axis: int = 0
+    reduction: str = "update"
+
+
+@node("relay.attrs.ScatterNDAttrs")
+class ScatterNDAttrs(Attrs):
+    """How an element takes in an update ("update", "add", "mul", "min", "max")."""
+
+    mode: str = "update"
+
+
+@node("relay.attrs.SparseToDenseAttrs")
+class SparseToDenseAttrs(Attrs):
+    """The shape of the result."""
+
+    output_shape: Dims = ()
+
+
+@node("relay.attrs.SequenceMaskAttrs")
+class SequenceMaskAttrs(Attrs):
+    """What replaces elements beyond a length, and the axis of the sequence (0 or 1)."""
+
+    mask_value: float = 0.0
+    axis: int = 0
+
+
+@node("relay.attrs.ReverseSequenceAttrs")
+class ReverseSequenceAttrs(Attrs):
+    """The axes of the sequence and of the batch."""
+
+    seq_axis: int = 1
+    batch_axis: int = 0
+
+
+declare(
+    "scatter_elements",
+    ("data", "indices", "updates"),
+    lambda attrs, data, indices, updates: topi.scatter_elements(
+        data, indices, updates, attrs.axis, attrs.reduction
+    ),
+    "the type of data",
+    ScatterElementsAttrs,
+)
+declare(
+    "scatter_nd",
+    ("data", "indices", "updates"),
+    lambda attrs, data, indices, updates: topi.scatter_nd(data, indices, updates, attrs.mode),
+    "the type of data",
+    ScatterNDAttrs,
+)
+declare(
+    "sparse_to_dense",
+    ("sparse_indices", "sparse_values", "default_value"),
+    lambda attrs, places, values, default: topi.sparse_to_dense(
+        places, as_shape(attrs.output_shape), values, default
+    ),
+    "`output_shape`, with the dtype of the values",
+    SparseToDenseAttrs,
+)
+declare(
+    "strided_set",
+    ("data", "v", "begin", "end", "strides"),
+    lambda attrs, data, v, begin, end, strides: topi.strided_set(data, v, begin, end, strides),
+    "the type of data",
+    pattern=OpPattern.INJECTIVE,
+)
+declare(
+    "adv_index",
+    ("inputs",),
+    lambda attrs, data, *indices: topi.adv_index(data, indices),
+    "what the indices broadcast to, then the axes that are not indexed",
+    pattern=OpPattern.INJECTIVE,
+    variadic=True,
+    reference=lambda attrs, data, *indices: data[tuple(i.astype(np.int64) for i in indices)],
+)
+declare(
+    "sequence_mask",
+    ("data", "valid_length"),
+    lambda attrs, data, lengths: topi.sequence_mask(data, lengths, attrs.mask_value, attrs.axis),
+    "the type of data",
+    SequenceMaskAttrs,
+    pattern=OpPattern.INJECTIVE,
+)
+
+
+def _reverse_sequence(attrs: ReverseSequenceAttrs, data: Array, lengths: Array) -> Array:
+    found = data.copy()
+    rows, moved = np.moveaxis(data, attrs.batch_axis, 0), np.moveaxis(found, attrs.batch_axis, 0)
+    axis = attrs.seq_axis % data.ndim
+    axis -= attrs.batch_axis % data.ndim < axis
+    for row, target, length in zip(rows, moved, lengths, strict=True):
+        part = (slice(None),) * axis + (slice(0, int(length)),)
+        target[part] = np.flip(row[part], axis)
+    return found
+
+
+declare(
+    "reverse_sequence",
+    ("data", "seq_lengths"),
+    lambda attrs, data, lengths: topi.reverse_sequence(
+        data, lengths, attrs.seq_axis, attrs.batch_axis
+    ),
+    "the type of data",
+    ReverseSequenceAttrs,
+    pattern=OpPattern.INJECTIVE,
+    reference=_reverse_sequence,
+)
+
+
+def scatter_elements(
+    data: Expr, indices: Expr, updates: Expr, axis: int = 0, reduction: str = "update"
+) -> Call:
+    """`data` with data[i, ..., indices[i, ..., k], ..., k] taking in updates[i, ..., k]."""
+    attrs = ScatterElementsAttrs(axis, reduction)
+    return call("scatter_elements", data, indices, updates, attrs=attrs)
+
+
+def scatter_nd(data: Expr, indices: Expr, updates: Expr, mode: str = "update") -> Call:
+    """`data` with slices at coordinates, along the first axis of `indices`, taking in updates."""
+    return call("scatter_nd", data, indices, updates, attrs=ScatterNDAttrs(mode))
+
+
+def sparse_to_dense(
+    sparse_indices: Expr,
+    output_shape: Sequence[Dim],
+    sparse_values: Expr,
+    default_value: Expr | float = 0,
+    dtype: str = "float32",
+) -> Call:
+    """A tensor with values at coordinates and a default elsewhere; a number as default takes
+    `dtype`, which must be the values'."""
+    default = default_value if isinstance(default_value, Expr) else const(default_value, dtype)
+    attrs = SparseToDenseAttrs(as_attr(output_shape))
+    return call("sparse_to_dense", sparse_indices, sparse_values, default, attrs=attrs)
+
+
+def strided_set(data: Expr, v: Expr, begin: Expr, end: Expr, strides: Expr) -> Call:
+    """`data` with the slice begin:end:strides of its leading axes replaced by `v`."""
+    return call("strided_set", data, v, begin, end, strides)
+
+
+def adv_index(inputs: Sequence[Expr] | Expr) -> Call:
+    """`data[i0, i1, ...]`, for the tuple (data, i0, i1, ...), as NumPy indexes."""
+    return call("adv_index", as_tuple(inputs))
+
+
+def sequence_mask(data: Expr, valid_length: Expr, mask_value: float = 0.0, axis: int = 0) -> Call:
+    """`data` with elements at or beyond a batch's length along `axis` replaced."""
+    return call("sequence_mask", data, valid_length, attrs=SequenceMaskAttrs(mask_value, axis))
+
+
+def reverse_sequence(data: Expr, seq_lengths: Expr, seq_axis: int = 1, batch_axis: int = 0) -> Call:
+    """The first elements of each batch, as many as its length says, backwards."""
+    attrs = ReverseSequenceAttrs(seq_axis, batch_axis)
+    return call("reverse_sequence", data, seq_lengths, attrs=attrs)
+
+
+__all__ = [
+    "adv_index", "reverse_sequence", "scatter_elements", "scatter_nd", "sequence_mask",
+    "sparse_to_dense", "strided_set",
+]  # fmt: skip

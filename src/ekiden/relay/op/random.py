@@ -1,0 +1,135 @@
+"""Random numbers from a generator that is passed on (see ekiden.topi.random)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.relay.expr import Call, Constant, Expr, const
+from ekiden.relay.op._declare import call
+from ekiden.relay.op._inventory import declare
+from ekiden.topi.random import threefry_key as key_words
+from ekiden.topi.shape import Dim, Dims, as_attr, as_shape
+
+
+@node("relay.attrs.ThreefryGenerateAttrs")
+class ThreefryGenerateAttrs(Attrs):
+    """The shape of the result."""
+
+    out_shape: Dims = ()
+
+
+@node("relay.attrs.UniformAttrs")
+class UniformAttrs(Attrs):
+    """The shape and dtype of the result."""
+
+    out_shape: Dims = ()
+    out_dtype: str = "float32"
+
+
+@node("relay.attrs.NormalAttrs")
+class NormalAttrs(Attrs):
+    """The shape and dtype of the result."""
+
+    out_shape: Dims = ()
+    out_dtype: str = "float32"
+
+
+@node("relay.attrs.MultinomialAttrs")
+class MultinomialAttrs(Attrs):
+    """How often to draw."""
+
+    num_samples: Dim = 1
+
+
+declare("random.threefry_generate", ("key",),
+        lambda attrs, key: topi.random.threefry_generate(key, as_shape(attrs.out_shape)),
+        "a tuple: the generator afterwards, uint64 of `out_shape`", ThreefryGenerateAttrs,
+        fields=2)  # fmt: skip
+declare("random.threefry_split", ("key",), lambda attrs, key: topi.random.threefry_split(key),
+        "a tuple of two generators", fields=2)  # fmt: skip
+declare(
+    "random.uniform",
+    ("key", "low", "high"),
+    lambda attrs, key, low, high: topi.random.uniform(
+        key, low, high, as_shape(attrs.out_shape), attrs.out_dtype
+    ),
+    "a tuple: the generator afterwards, `out_dtype` of `out_shape`",
+    UniformAttrs,
+    fields=2,
+)
+declare(
+    "random.normal",
+    ("key", "mean", "scale"),
+    lambda attrs, key, mean, scale: topi.random.normal(
+        key, mean, scale, as_shape(attrs.out_shape), attrs.out_dtype
+    ),
+    "a tuple: the generator afterwards, `out_dtype` of `out_shape`",
+    NormalAttrs,
+    fields=2,
+)
+declare(
+    "random.multinomial",
+    ("key", "probs"),
+    lambda attrs, key, probs: topi.random.multinomial(key, probs, attrs.num_samples),
+    "a tuple: the generator afterwards, int32 of the shape of probs with `num_samples` last",
+    MultinomialAttrs,
+    fields=2,
+)
+
+
+def threefry_key(seed: int) -> Constant:
+    """A new generator."""
+    return const(np.array(key_words(seed), np.uint64))
+
+
+def threefry_generate(key: Expr, shape: Sequence[Dim]) -> Call:
+    """A tuple of the generator afterwards and random words."""
+    return call("random.threefry_generate", key, attrs=ThreefryGenerateAttrs(as_attr(shape)))
+
+
+def threefry_split(key: Expr) -> Call:
+    """A tuple of two generators that are independent of each other."""
+    return call("random.threefry_split", key)
+
+
+def _scalar(value: Expr | float, dtype: str) -> Expr:
+    return value if isinstance(value, Expr) else const(value, dtype)
+
+
+def uniform(
+    key: Expr,
+    shape: Sequence[Dim],
+    dtype: str = "float32",
+    low: Expr | float = 0.0,
+    high: Expr | float = 1.0,
+) -> Call:
+    """A tuple of the generator afterwards and numbers in [low, high)."""
+    bounds = (_scalar(v, dtype) for v in (low, high))
+    return call("random.uniform", key, *bounds, attrs=UniformAttrs(as_attr(shape), dtype))
+
+
+def normal(
+    key: Expr,
+    shape: Sequence[Dim],
+    dtype: str = "float32",
+    mean: Expr | float = 0.0,
+    scale: Expr | float = 1.0,
+) -> Call:
+    """A tuple of the generator afterwards and normally distributed numbers."""
+    moments = (_scalar(v, dtype) for v in (mean, scale))
+    return call("random.normal", key, *moments, attrs=NormalAttrs(as_attr(shape), dtype))
+
+
+def multinomial(key: Expr, probs: Expr, num_samples: Dim) -> Call:
+    """A tuple of the generator afterwards and indices drawn by the weights in the last axis."""
+    return call("random.multinomial", key, probs, attrs=MultinomialAttrs(num_samples))
+
+
+__all__ = [
+    "multinomial", "normal", "threefry_generate", "threefry_key", "threefry_split", "uniform",
+]  # fmt: skip

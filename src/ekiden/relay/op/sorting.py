@@ -1,0 +1,146 @@
+"""Sorting and searching."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import to_numpy
+from ekiden.ir.node import node
+from ekiden.ir.op import Array
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import call
+from ekiden.relay.op._inventory import declare
+from ekiden.topi.shape import Dim, as_ints
+
+
+@node("relay.attrs.ArgsortAttrs")
+class ArgsortAttrs(Attrs):
+    """The axis, the direction, and the dtype of positions."""
+
+    axis: int = -1
+    is_ascend: bool = True
+    dtype: str = "int32"
+
+
+@node("relay.attrs.TopkAttrs")
+class TopKAttrs(Attrs):
+    """How many elements (below 1: all), along which axis, what of them ("both", "values",
+    "indices"), the direction, and the dtype of positions."""
+
+    k: Dim = 1
+    axis: int = -1
+    ret_type: str = "both"
+    is_ascend: bool = False
+    dtype: str = "int32"
+
+
+@node("relay.attrs.SearchSortedAttrs")
+class SearchSortedAttrs(Attrs):
+    """Whether to insert after equal elements, and the dtype of positions."""
+
+    right: bool = False
+    dtype: str = "int32"
+
+
+def _order(data: Array, axis: int, ascending: bool) -> Array:
+    """Positions in order; equal elements keep theirs, what is not a number is the largest."""
+    if ascending:
+        return np.argsort(data, axis, kind="stable")
+    backwards = np.flip(np.argsort(np.flip(data, axis), axis, kind="stable"), axis)
+    return np.asarray(data.shape[axis] - 1 - backwards)
+
+
+def _sort(attrs: ArgsortAttrs, data: Array) -> Array:
+    return np.take_along_axis(data, _order(data, attrs.axis, attrs.is_ascend), attrs.axis)
+
+
+def _topk(attrs: TopKAttrs, data: Array) -> tuple[Array, ...] | Array:
+    (k,) = as_ints((attrs.k,))
+    order = _order(data, attrs.axis, attrs.is_ascend)
+    order = order.take(range(k if k >= 1 else data.shape[attrs.axis]), attrs.axis)
+    values = np.take_along_axis(data, order, attrs.axis)
+    positions = order.astype(to_numpy(attrs.dtype))
+    return {"values": values, "indices": positions}.get(attrs.ret_type, (values, positions))
+
+
+def _searchsorted(attrs: SearchSortedAttrs, rows: Array, values: Array) -> Array:
+    side: Literal["left", "right"] = "right" if attrs.right else "left"
+    found = np.empty(values.shape, to_numpy(attrs.dtype))
+    for at in np.ndindex(values.shape[:-1]):
+        found[at] = np.searchsorted(rows if rows.ndim == 1 else rows[at], values[at], side)
+    return found
+
+
+declare(
+    "sort",
+    ("data",),
+    lambda attrs, data: topi.sort(data, attrs.axis, attrs.is_ascend),
+    "the type of data",
+    ArgsortAttrs,
+    reference=_sort,
+)
+declare(
+    "argsort",
+    ("data",),
+    lambda attrs, data: topi.argsort(data, None, attrs.axis, attrs.is_ascend, attrs.dtype),
+    "data's shape, with `dtype`",
+    ArgsortAttrs,
+    reference=lambda attrs, data: _order(data, attrs.axis, attrs.is_ascend).astype(
+        to_numpy(attrs.dtype)
+    ),
+)
+declare(
+    "topk",
+    ("data",),
+    lambda attrs, data: topi.topk(
+        data, attrs.k, attrs.axis, attrs.ret_type, attrs.is_ascend, attrs.dtype
+    ),
+    "data's shape with `k` along the axis: values, indices, or a tuple of both",
+    TopKAttrs,
+    reference=_topk,
+    fields=lambda attrs: 2,
+)
+declare(
+    "searchsorted",
+    ("sorted_sequence", "values"),
+    lambda attrs, rows, values: topi.searchsorted(rows, values, attrs.right, attrs.dtype),
+    "the shape of values, with `dtype`",
+    SearchSortedAttrs,
+    reference=_searchsorted,
+)
+
+
+def sort(data: Expr, axis: int = -1, is_ascend: bool = True) -> Call:
+    """Elements in order along an axis."""
+    return call("sort", data, attrs=ArgsortAttrs(axis, bool(is_ascend)))
+
+
+def argsort(data: Expr, axis: int = -1, is_ascend: bool = True, dtype: str = "int32") -> Call:
+    """Positions of the elements in order along an axis; equal elements keep theirs."""
+    return call("argsort", data, attrs=ArgsortAttrs(axis, bool(is_ascend), dtype))
+
+
+def topk(
+    data: Expr,
+    k: Dim = 1,
+    axis: int = -1,
+    ret_type: str = "both",
+    is_ascend: bool = False,
+    dtype: str = "int32",
+) -> Call:
+    """The k largest (or smallest) elements along an axis and their positions, in order."""
+    return call("topk", data, attrs=TopKAttrs(k, axis, ret_type, bool(is_ascend), dtype))
+
+
+def searchsorted(
+    sorted_sequence: Expr, values: Expr, right: bool = False, dtype: str = "int32"
+) -> Call:
+    """Where values would be inserted to keep a vector, or each of several rows, sorted."""
+    return call("searchsorted", sorted_sequence, values, attrs=SearchSortedAttrs(right, dtype))
+
+
+__all__ = ["argsort", "searchsorted", "sort", "topk"]

@@ -1,0 +1,147 @@
+"""Where each expression of a graph is bound when it becomes text: the innermost block that contains
+all its uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ekiden.relay.expr import (
+    Call,
+    Expr,
+    Function,
+    If,
+    Let,
+    Match,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+)
+from ekiden.relay.visitor import ATOMS
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A place for bindings: a function body, a branch, the right side of a clause, a let that is
+    not in tail position.
+    """
+
+    result: Expr
+    parent: Block | None = None
+    depth: int = 0
+    lines: list[str] = field(default_factory=list)
+
+
+Event = tuple[Expr, bool]
+"""An expression whose parts come before, or (with True) the moment a let binds its variable."""
+
+
+def bodies(expr: Expr) -> tuple[Expr, ...]:
+    """The parts of an expression that are blocks of their own."""
+    match expr:
+        case Function(body=body):
+            return (body,)
+        case If(true_branch=yes, false_branch=no):
+            return (yes, no)
+        case Match(clauses=clauses):
+            return tuple(c.rhs for c in clauses)
+        case _:
+            return ()
+
+
+def operands(expr: Expr) -> tuple[Expr, ...]:
+    """The parts that are evaluated where the expression is; of a let, only the value."""
+    match expr:
+        case Call(op=op, args=args):
+            return (*args, op)  # so that a function is printed beside its call
+        case Tuple(fields=inner):
+            return inner
+        case TupleGetItem(tuple_value=value) | RefCreate(value=value) | Let(value=value):
+            return (value,)
+        case If(cond=cond):
+            return (cond,)
+        case Match(data=data):
+            return (data,)
+        case RefRead(ref=ref):
+            return (ref,)
+        case RefWrite(ref=ref, value=value):
+            return (ref, value)
+        case _:
+            return ()
+
+
+def events_of(root: Expr) -> list[Event]:
+    """Everything below root in the order of the text, atoms left out."""
+    order: list[Event] = []
+    done: set[Expr] = set()
+    stack: list[tuple[Expr, str]] = [(root, "open")]
+    while stack:
+        expr, what = stack.pop()
+        if what != "open":
+            order.append((expr, what == "bind"))
+        elif expr not in done and not isinstance(expr, ATOMS):
+            done.add(expr)
+            stack.append((expr, "close"))
+            if isinstance(expr, Let):
+                stack += ((expr.body, "open"), (expr, "bind"), (expr.value, "open"))
+            else:
+                stack.extend((e, "open") for e in reversed((*operands(expr), *bodies(expr))))
+    return order
+
+
+def common(a: Block | None, b: Block) -> Block:
+    if a is None:
+        return b
+    while a is not b:
+        if a.depth < b.depth:
+            a, b = b, a
+        assert a.parent is not None
+        a = a.parent
+    return a
+
+
+class Scopes:
+    """Where each expression below a root is bound, how often it is used, and the blocks."""
+
+    def __init__(self, root: Expr) -> None:
+        self.events = events_of(root)
+        self.top = Block(root)
+        self.block: dict[Expr, Block] = {root: self.top}
+        self.inner: dict[tuple[Expr, int], Block] = {}
+        self.uses: dict[Expr, int] = {root: 1}
+        self.tail_lets: set[Expr] = set()
+        self.results: set[Expr] = {root}
+        for expr, is_binding in reversed(self.events):
+            if not is_binding:
+                self._place_parts(expr)
+
+    def _place(self, expr: Expr, block: Block) -> None:
+        self.block[expr] = common(self.block.get(expr), block)
+        self.uses[expr] = self.uses.get(expr, 0) + 1
+
+    def _place_parts(self, expr: Expr) -> None:
+        block = self.block[expr]
+        if isinstance(expr, Let):
+            block = self._open_let(expr, block)
+        for operand in operands(expr):
+            self._place(operand, block)
+        for index, body in enumerate(bodies(expr)):
+            inner = self.inner[expr, index] = Block(body, block, block.depth + 1)
+            self.results.add(body)
+            self._place(body, inner)
+
+    def _open_let(self, let: Let, block: Block) -> Block:
+        """A let that is the one result of its block continues it; another one is a block."""
+        if let is block.result and self.uses[let] == 1:
+            self.tail_lets.add(let)
+            block.result = let.body
+        else:
+            block = self.inner[let, 0] = Block(let.body, block, block.depth + 1)
+        self.results.add(let.body)
+        self._place(let.body, block)
+        return block
+
+
+__all__ = ["Block", "Scopes"]

@@ -1,0 +1,107 @@
+"""What iterators run over when the indices made of them fill a box: (v // 16, v % 16) or i * 16 + j
+read backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map
+from ekiden.arith.iter_map import IterSplit
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
+from ekiden.ir.range import Range as Domain
+from ekiden.tir.regions import Range
+from ekiden.tir.stmt import IterVar
+
+Piece = tuple[int, int, Range]
+"""A digit of an iterator: its unit, how many values it has, and the part of them."""
+
+
+def iterator_ranges(
+    iters: Sequence[IterVar],
+    indices: Sequence[PrimExpr],
+    box: Sequence[Range],
+    analyzer: Analyzer,
+) -> dict[Var, Range] | None:
+    """The iterators' ranges whose indices are the box; None where no such ranges are found.
+
+    The caller checks that they are: this reads digits, and does not prove.
+    """
+    domains = {i.var: Domain(i.extent) for i in iters}
+    pieces: dict[Var, list[Piece]] = {}
+    for index, part in zip(indices, box, strict=True):
+        if is_const(index):
+            continue
+        made = detect_iter_map([index], domains, check_level=IterMapLevel.NO_CHECK)
+        if made.errors or not _add_digits(made.indices[0].args, part, analyzer, pieces):
+            return None
+    found: dict[Var, Range] = {}
+    for var, digits in pieces.items():
+        joined = _joined(digits, analyzer)
+        if joined is None:
+            return None
+        found[var] = joined
+    return found
+
+
+def _add_digits(
+    splits: Sequence[IterSplit],
+    part: Range,
+    analyzer: Analyzer,
+    pieces: dict[Var, list[Piece]],
+) -> bool:
+    """The part of each digit of an index, the largest first, when the index runs over a part."""
+    if not all(isinstance(s.scale, int) and s.scale > 0 for s in splits):
+        return False
+    low, extent = part.low, part.extent
+    full = False
+    for split in sorted(splits, key=lambda s: -s.scale if isinstance(s.scale, int) else 0):
+        source, scale = split.source.source, split.scale
+        plain = isinstance(split.lower_factor, int) and isinstance(scale, int)
+        if not isinstance(source, Var) or not plain:
+            return False
+        assert isinstance(scale, int)
+        assert isinstance(split.lower_factor, int)
+        if full:
+            digit = Range(const(0), convert(split.extent))
+        elif scale == 1:
+            digit = Range(low, extent)
+        elif _divides(scale, low, analyzer) and _divides(scale, extent, analyzer):
+            digit = Range(analyzer.simplify(low // scale), analyzer.simplify(extent // scale))
+            full = True
+        elif (
+            isinstance(extent, IntImm)
+            and scale % extent.value == 0
+            and _divides(int(extent.value), low, analyzer)
+        ):
+            digit = Range(analyzer.simplify(low // scale), const(1))
+            low = analyzer.simplify(low % scale)
+        else:
+            return False
+        count = split.extent if isinstance(split.extent, int) else 0
+        pieces.setdefault(source, []).append((split.lower_factor, count, digit))
+    return True
+
+
+def _divides(factor: int, e: PrimExpr, analyzer: Analyzer) -> bool:
+    return is_const(analyzer.simplify(e % factor), 0)
+
+
+def _joined(digits: list[Piece], analyzer: Analyzer) -> Range | None:
+    """The range of an iterator from those of its digits."""
+    ordered = sorted(digits, key=lambda d: -d[0])
+    unit, _, part = ordered[0]
+    low, extent = part.low, part.extent
+    for below, count, digit in ordered[1:]:
+        if count == 0 or below * count != unit:
+            return None
+        if is_const(digit.low, 0) and is_const(digit.extent, count):
+            low, extent = low * count, extent * count
+        elif is_const(extent, 1):
+            low, extent = low * count + digit.low, digit.extent
+        else:
+            return None
+        unit = below
+    if unit != 1:
+        return None
+    return Range(analyzer.simplify(low), analyzer.simplify(extent))

@@ -1,0 +1,96 @@
+"""The operators that are one computation of topi: relation, reference, kernel and text agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from inventory_cases import CASES
+from operator_cases import Case
+from operator_checks import check, lowered, result_type, run_reference, symbols_of, tensor_types
+
+from ekiden.arith import evaluate
+from ekiden.codegen.llvm import compile_object, link
+from ekiden.ir.json import load_json, save_json
+from ekiden.ir.op import OPS
+from ekiden.ir.prim import AnyDim, IntImm
+from ekiden.ir.structural import structural_equal
+from ekiden.ir.type import TensorType, TupleType
+from ekiden.relay import Function, parse_expr
+from ekiden.runtime import load_image
+from ekiden.runtime.errors import TypeInferenceError
+from ekiden.target import Target
+from ekiden.tir.transform import lower
+from ekiden.topi.rule import schedule
+
+TARGET = Target.host()
+every_case = pytest.mark.parametrize("case", CASES, ids=[c.label for c in CASES])
+SYMBOLIC = [c for c in CASES if c.symbolic and any(d > 1 for a in c.inputs for d in a.shape)]
+
+
+@every_case
+def test_relation_and_reference(case: Case) -> None:
+    """Shapes and dtypes agree with what the reference gives, that with NumPy where it is said."""
+    found = run_reference(case)
+    for kind, array in zip(tensor_types(result_type(case, {})), found, strict=True):
+        assert tuple(d.value for d in kind.shape if isinstance(d, IntImm)) == array.shape
+        assert kind.dtype == str(array.dtype)
+    if case.expected is not None:
+        check(found[0], case.expected(*case.inputs), case.tolerance)
+
+
+@pytest.mark.parametrize("case", SYMBOLIC, ids=[c.label for c in SYMBOLIC])
+def test_relation_on_symbols(case: Case) -> None:
+    symbols = symbols_of(case)
+    values = {s: d for d, s in symbols.items()}
+    for kind, array in zip(
+        tensor_types(result_type(case, symbols)), run_reference(case), strict=True
+    ):
+        assert tuple(evaluate(d, values) for d in kind.shape) == array.shape
+
+
+@every_case
+def test_call_reads_back_from_text_and_json(case: Case) -> None:
+    function = Function(case.params, case.call, None)
+    assert structural_equal(parse_expr(function.astext()), function)
+    assert structural_equal(load_json(save_json(function)), function)
+
+
+def test_kernels_are_the_reference() -> None:
+    """All in one build, with numbers and with symbols for dimensions."""
+    runs = [(c, {}) for c in CASES] + [(c, symbols_of(c)) for c in SYMBOLIC]
+    funcs = []
+    for n, (each, symbols) in enumerate(runs):
+        inputs, outputs = lowered(each, symbols)
+        funcs.append(lower(schedule(inputs, outputs, TARGET, f"k{n}"), TARGET))
+    kernels = load_image(link([compile_object(funcs, TARGET)], [f.name for f in funcs]))
+    for n, (each, _) in enumerate(runs):
+        expected = run_reference(each)
+        results = [np.empty(a.shape, a.dtype) for a in expected]
+        kernels[f"k{n}"](*(np.array(a, order="C") for a in each.inputs), *results)
+        for found, wanted in zip(results, expected, strict=True):
+            tolerance = max(each.tolerance, 1e-5) if wanted.dtype.kind == "f" else 0
+            check(found, wanted, tolerance)
+
+
+def test_unknown_dimensions_stay_unknown() -> None:
+    """What an unknown dimension goes into is unknown, the rest is not."""
+    case = next(c for c in CASES if c.name == "nn.dilate")
+    data = TensorType((AnyDim(), IntImm(3), AnyDim()), "float32")
+    found = OPS["nn.dilate"].relation((data,), case.call.attrs)
+    assert isinstance(found, TensorType)
+    assert [isinstance(d, AnyDim) for d in found.shape] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("topk", "topk: argument 0 must be a tensor"),
+        ("nn.space_to_batch_nd", "nn.space_to_batch_nd: expected 1 arguments, got 2"),
+    ],
+)
+def test_wrong_arguments(name: str, message: str) -> None:
+    case = next(c for c in CASES if c.name == name)
+    data = TensorType((IntImm(3),), "float32")
+    given = (TupleType(()),) if name == "topk" else (data, data)
+    with pytest.raises(TypeInferenceError, match=message):
+        OPS[name].relation(given, case.call.attrs)
