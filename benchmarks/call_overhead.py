@@ -12,6 +12,8 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from timeit import Timer
@@ -35,7 +37,7 @@ EK_API int __tvm_ffi_call_back(void *self, const ek_value *args, int32_t nargs, 
   return ek_function_call(args[0].v.obj, args + 1, nargs - 1, ret);
 }
 """
-CALLS = 2000
+CALLS = 1000
 
 
 def build_library(folder: Path) -> Path:
@@ -62,12 +64,19 @@ def rows(library: Path) -> dict[str, tuple[Timer, Timer]]:
     def callback(x: object) -> object:
         return x
 
+    def fail() -> None:
+        raise ValueError("no")
+
+    def catch(call: Callable[[object], object], function: object) -> None:
+        with suppress(ValueError):
+            call(function)
+
     ours |= {"x": runtime.tensor(array), "from_dlpack": runtime.from_dlpack}
     theirs |= {"x": tvm_ffi.from_dlpack(array), "from_dlpack": tvm_ffi.from_dlpack}
     ours["back"], theirs["back"] = runtime.convert(callback), tvm_ffi.convert(callback)
+    ours["fail"], theirs["fail"] = runtime.convert(fail), tvm_ffi.convert(fail)
     for names in (ours, theirs):
-        names["t"] = tensor
-        names["a"] = array
+        names |= {"t": tensor, "a": array, "catch": catch}
     return {
         "no argument": pair("f()", ours, theirs),
         "two ints": pair("f(1, 2)", ours, theirs),
@@ -76,6 +85,7 @@ def rows(library: Path) -> dict[str, tuple[Timer, Timer]]:
         "three NumPy arrays": pair("f(a, a, a)", ours, theirs),
         "from_dlpack of a torch tensor": pair("from_dlpack(t)", ours, theirs),
         "Python callback, called from C": pair("call_back(back, 1)", ours, theirs),
+        "exception of a callback through C": pair("catch(call_back, fail)", ours, theirs),
     }
 
 

@@ -105,7 +105,7 @@ static int shape_new(const ek_value *items, int64_t n, ek_object **out) {
   return 0;
 }
 
-/* Algebraic data types -------------------------------------------------------------------------- */
+/* Algebraic data types ------------------------------------------------------------------------- */
 
 static void drop_adt(void *self, int flags) {
   ek_adt *adt = self;

@@ -2,9 +2,9 @@
 **
 ** Ekiden's own loader runs the executable with the runtime of the process and calls nothing here
 ** (ek_library.c). Every other loader finds functions with the signature of ek_packed under their
-** symbols, and those lead here. Types registered at run time have other indices there, so nothing of
-** such a type crosses: tuples leave as arrays. Errors are left with TVM-FFI's runtime where there is
-** one, for that is where its callers look. */
+** symbols, and those lead here. Types registered at run time have other indices there, so nothing
+** of such a type crosses: tuples leave as arrays. Errors are left with TVM-FFI's runtime where
+** there is one, for that is where its callers look. */
 #include "ek_export.h"
 
 static ek_mutex lock = EK_MUTEX_INIT;

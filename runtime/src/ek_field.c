@@ -1,7 +1,7 @@
 /* Objects of defined types: making them, reading and writing their fields, dropping them. */
 #include "ek_type.h"
 
-/* Values that may be kept ----------------------------------------------------------------------- */
+/* Values that may be kept ---------------------------------------------------------------------- */
 
 int ek_value_own(const char *doing, const ek_value *value, ek_value *out) {
   ek_bytes text;
@@ -114,7 +114,9 @@ static int write_plain(ek_object *object, const ek_field *field, const ek_value 
            (size_t)field->size);
     return 0;
   }
-  if (value->type_index != field->type) return wrong(object, field, ek_type_key(field->type), value);
+  if (value->type_index != field->type) {
+    return wrong(object, field, ek_type_key(field->type), value);
+  }
   memcpy(at, &value->v, (size_t)field->size);
   return 0;
 }

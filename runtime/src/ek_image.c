@@ -233,7 +233,7 @@ static int map(image *self, const unsigned char *bytes, const header *h) {
   return 0;
 }
 
-/* Names for profilers --------------------------------------------------------------------------- */
+/* Names for profilers -------------------------------------------------------------------------- */
 
 /* Where the code of an export ends: at the next one. */
 static uint64_t end_of(const image *self, uint64_t offset, uint64_t text_size) {

@@ -13,8 +13,9 @@
 #include "ekiden/runtime.h"
 #include "ek_platform.h"
 
-/* The fast form of thread-local storage takes from a small store of the process, which is enough for
-** one runtime but not for one in each of many libraries: the static library uses the other form. */
+/* The fast form of thread-local storage takes from a small store of the process, which is enough
+** for one runtime but not for one in each of many libraries: the static library uses the other
+** form. */
 #ifdef EK_STATIC
 #define EK_THREAD_LOCAL _Thread_local
 #else

@@ -166,7 +166,8 @@ int ek_module_part(ek_object *object, int32_t part, ek_value *out) {
   switch (part) {
     case EK_MODULE_KIND: return ek_string_new(EK_STR, kind->name, strlen(kind->name), out);
     case EK_MODULE_NAMES:
-      code = kind->names == NULL ? ek_array_new(NULL, 0, &array) : kind->names(module->self, &array);
+      code = kind->names != NULL ? kind->names(module->self, &array)
+                                 : ek_array_new(NULL, 0, &array);
       break;
     case EK_MODULE_IMPORTS: code = imports_of(module, &array); break;
     default: return ek_error("ValueError", "read module: there is no part %d", part);

@@ -262,7 +262,8 @@ static int32_t default_threads(void) {
   char *end;
   long n = strtol(text, &end, 10);
   if (*end == '\0' && n >= 1 && n <= MAX_THREADS) return (int32_t)n;
-  fprintf(stderr, "ekiden: EKIDEN_NUM_THREADS: a number from 1 to %d expected, got '%s'; using %d\n",
+  fprintf(stderr,
+          "ekiden: EKIDEN_NUM_THREADS: a number from 1 to %d expected, got '%s'; using %d\n",
           MAX_THREADS, text, cores);
   return cores;
 }

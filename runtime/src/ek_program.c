@@ -23,7 +23,7 @@ typedef struct program_function {
   int32_t index;
 } program_function;
 
-/* Virtual machines ------------------------------------------------------------------------------ */
+/* Virtual machines ----------------------------------------------------------------------------- */
 
 static spare *take(program *self) {
   ek_mutex_lock(&self->lock);

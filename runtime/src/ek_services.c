@@ -101,7 +101,7 @@ void ek_workspace_free(void *memory) {
   if (in->top == LINE && in->below != NULL) pop_chunk();
 }
 
-/* Calls by name --------------------------------------------------------------------------------- */
+/* Calls by name -------------------------------------------------------------------------------- */
 
 static int find_function(const ek_call_site *site, ek_object **out) {
   if (site->image != NULL && ek_module_get(site->image, site->name, out) != 0) return -1;

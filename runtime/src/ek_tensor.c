@@ -298,7 +298,8 @@ static int copy_device(const ek_dltensor *from, const ek_dltensor *to, size_t nb
                     "strides");
   }
   if (nbytes == 0) return 0;
-  return table->copy(ek_dltensor_data(from), from->device, ek_dltensor_data(to), to->device, nbytes);
+  const void *data = ek_dltensor_data(from);
+  return table->copy(data, from->device, ek_dltensor_data(to), to->device, nbytes);
 }
 
 int ek_tensor_copy(const ek_dltensor *from, const ek_dltensor *to) {

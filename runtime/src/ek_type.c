@@ -8,7 +8,8 @@
 
 enum { MAX_TYPES = 4096 };
 
-#define STATIC_TYPE(index, parent, depth, key) [index] = {key, "", index, parent, depth, 0, 0, 0, 0, 0, 0, 0}
+#define STATIC_TYPE(index, parent, depth, key) \
+  [index] = {key, "", index, parent, depth, 0, 0, 0, 0, 0, 0, 0}
 
 /* clang-format off */
 static const ek_type_info static_types[EK_FIRST_FREE] = {

@@ -6,8 +6,8 @@
 **           -pthread -ldl -o fuzz_load
 **
 ** Without, this has a main of its own: "fuzz_load RUNS SEED" damages files made here RUNS times.
-** Checksums would stop most damage at the door, so they are mended three times in four. Programs that
-** load run in a process of their own, for damage can make loops endless.
+** Checksums would stop most damage at the door, so they are mended three times in four. Programs
+** that load run in a process of their own, for damage can make loops endless.
 */
 #include "image.h"
 #include "program.h"

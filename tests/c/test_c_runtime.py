@@ -57,7 +57,7 @@ BUILDS = {
     "hard": Build((*ADDRESS, "-DEK_HARD_TEST", "-DEK_VM_SWITCH")),
     "thread": Build(
         ("-O1", "-g", "-fsanitize=thread"),
-        ("test_pool", "test_object", "test_registry", "test_alloc", "test_module", "soak"),
+        ("test_pool", "test_object", "test_registry", "test_alloc", "test_program", "soak"),
     ),
 }
 
@@ -212,6 +212,19 @@ def test_a_tvm_ffi_library_loads_in_ours(
     command = [tmp_path / "load", tmp_path / "theirs.so"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     assert result.returncode == 0, result.stderr
+
+
+def test_tvm_ffi_reads_our_maps_and_shapes(
+    tvm_ffi: Path, tmp_path: Path, plain_objects: list[Path]
+) -> None:
+    library = next((tvm_ffi / "lib").glob("libtvm_ffi.so*"))
+    theirs = tmp_path / "theirs.so"
+    command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", f"-isystem{tvm_ffi / 'include'}"]
+    command += [str(HERE / "map_tvm_ffi.cpp"), str(library), f"-Wl,-rpath,{library.parent}"]
+    subprocess.run([*command, "-o", str(theirs)], check=True, timeout=TIMEOUT)
+    compile_file(HERE / "load_map_tvm_ffi.c", tmp_path / "load.o", ("-O1",))
+    link([*plain_objects, tmp_path / "load.o"], tmp_path / "load", ())
+    run(tmp_path / "load", theirs)
 
 
 def test_the_stripped_library_is_small(tmp_path: Path, plain_objects: list[Path]) -> None:

@@ -134,10 +134,11 @@ static void a_name_may_stand_once(void) {
               "load code image: export table: 'answer' stands there twice");
 }
 
-/* x86-64. "call" calls ek_call_packed(site, args, nargs, ret): only the first argument is another. */
+/* x86-64. "call" calls ek_call_packed(site, args, nargs, ret): the first argument is another. */
 static image_bytes calling_image(const char *import) {
-  static const unsigned char code[13] = {0x48, 0x8b, 0x3d, 0xf9, 0x0f, 0, 0, /* mov rdi, [rip+4089] */
-                                         0xff, 0x25, 0xfb, 0x0f, 0, 0};      /* jmp [rip+4091] */
+  static const unsigned char code[13] = {
+      0x48, 0x8b, 0x3d, 0xf9, 0x0f, 0, 0, /* mov rdi, [rip+4089] */
+      0xff, 0x25, 0xfb, 0x0f, 0, 0};      /* jmp [rip+4091] */
   image_bytes image = {{'E', 'K', 'I', 'M', 'G', 0, 0, 1}, 4096 + 16};
   memcpy(image.bytes + 4096, code, sizeof code);
   put_name(&image, "call");

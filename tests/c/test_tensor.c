@@ -25,8 +25,8 @@ static void bad_storage_is_refused(void) {
   CHECK_ERROR(ek_storage_new(1, 48, cpu, &out), "ValueError",
               "allocate storage: alignment must be a power of two up to 4096, got 48");
   CHECK_ERROR(ek_storage_new(1, 0, (ek_device){2, 0}, &out), "ValueError",
-              "allocate storage: expected the CPU (device type 1) or a registered device, got device "
-              "type 2");
+              "allocate storage: expected the CPU (device type 1) or a registered device, got "
+              "device type 2");
   CHECK_ERROR(ek_storage_new(SIZE_MAX, 0, cpu, &out), "MemoryError",
               "allocate memory: the system has no 18446744073709551615 bytes left");
 }
@@ -132,7 +132,7 @@ static void copies_check_both_sides(void) {
   CHECK_ERROR(ek_tensor_copy(&from, &to), "TypeError", "copy tensor: the dtypes differ");
 }
 
-/* Strided views ---------------------------------------------------------------------------------- */
+/* Strided views -------------------------------------------------------------------------------- */
 
 static ek_object *strided(ek_object *owner, const ek_dltensor *from, int64_t n, int64_t stride,
                           uint64_t offset) {
@@ -168,7 +168,7 @@ static void views_have_strides(void) {
   ek_object_release(whole);
 }
 
-/* Elements of fewer than 8 bits ------------------------------------------------------------------ */
+/* Elements of fewer than 8 bits ---------------------------------------------------------------- */
 
 static unsigned element_of(const ek_dltensor *tensor, int64_t index) {
   int64_t bits = tensor->dtype.bits, value = 0;

@@ -217,6 +217,7 @@ def test_tensors_look_like_arrays() -> None:
     np.testing.assert_array_equal(np.asarray(tensor, "float32"), np.arange(6).reshape(2, 3))
     assert np.shares_memory(np.asarray(tensor), tensor.numpy())
     assert repr(tensor) == "Tensor(shape=(2, 3), dtype='float64')"
+    assert str(tensor) == "[[0. 1. 2.]\n [3. 4. 5.]]"
     with pytest.raises(TypeError, match="without dimensions"):
         len(runtime.tensor(1.0))
 

@@ -525,3 +525,26 @@ for i in range(8):
     assert str(caught.value) == (
         "split 'f' at 'j': the device would need i, which no buffer has as a size"
     )
+
+
+@pytest.mark.parametrize("backend", ["interpreter", "llvm", "c"])
+def test_a_loop_may_be_longer_in_some_lanes(backend: str) -> None:
+    func = parse(
+        "a: (20, 4), b: (20,)",
+        """
+for i in T.vectorized(20, annotations={"lanes": 8}):
+    for k in T.vectorized(T.min(4, (i * 5) % 7)):
+        b[i] = b[i] + a[i, k]
+""",
+    )
+    lowered = tir.verify(transform.lower(func))
+    a, b = (
+        np.random.default_rng(0).standard_normal((20, 4)).astype("float32"),
+        np.zeros(20, "float32"),
+    )
+    if backend == "interpreter":
+        run(lowered, a, b)
+    else:
+        build(func, backend, cache=KernelCache(None))["f"](a, b)
+    expected = [a[i, : min(4, i * 5 % 7)].sum() for i in range(20)]
+    np.testing.assert_allclose(b, expected, rtol=1e-5, atol=1e-6)

@@ -399,7 +399,7 @@ EK_API int ek_value_equal(const ek_value *a, const ek_value *b);
 ** identity. 0 or -1. */
 EK_API int ek_value_hash(const ek_value *value, uint64_t *out);
 
-/* 6. Strings, bytes, arrays, maps, shapes -------------------------------------------------------- */
+/* 6. Strings, bytes, arrays, maps, shapes ------------------------------------------------------ */
 
 typedef struct ek_bytes {
   const char *data;
@@ -551,7 +551,7 @@ static inline int ek_registry_remove(const char *name) { return ek_registry_set(
 static inline int ek_registry_names(ek_object **out) {
   ek_object *function = ek_registry_get("ek.registry.names");
   ek_value names = ek_value_none();
-  if (function == NULL) return ek_error("KeyError", "list functions: there is no ek.registry.names");
+  if (function == NULL) return ek_error("KeyError", "list functions: no ek.registry.names");
   int code = ek_function_call(function, NULL, 0, &names);
   ek_release(function);
   if (code == 0) *out = names.v.obj;
@@ -837,8 +837,8 @@ static inline void ek_pool_trim(void) { (void)ek_pool_get(1); }
 EK_API int ek_executable_load(const char *path, ek_object **out);
 EK_API int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object **out);
 
-/* What an executable is made of, for bindings and tools. ek_executable_item gives one item of a kind
-** as a value, owned; with index -1 the number of items as an int. 0 or -1. */
+/* What an executable is made of, for bindings and tools. ek_executable_item gives one item of a
+** kind as a value, owned; with index -1 the number of items as an int. 0 or -1. */
 typedef enum ek_executable_part {
   EK_PART_GLOBAL = 0,      /* string: name of function i */
   EK_PART_PARAMS = 1,      /* array of strings: parameter names of function i */

@@ -36,7 +36,7 @@
 
 namespace ekiden {
 
-/* 1. Errors -------------------------------------------------------------------------------------- */
+/* 1. Errors ------------------------------------------------------------------------------------ */
 
 /* An error of the runtime: its kind ("ValueError", "LoadError", ...) and message. */
 class Error : public std::runtime_error {
@@ -90,7 +90,7 @@ int guard(Body&& body) noexcept {
 
 }  // namespace detail
 
-/* 2. References ---------------------------------------------------------------------------------- */
+/* 2. References -------------------------------------------------------------------------------- */
 
 /* One strong reference to an object, or none. */
 class ObjectRef {
@@ -119,7 +119,9 @@ class ObjectRef {
   ek_object* release() { return std::exchange(object_, nullptr); }
   explicit operator bool() const { return object_ != nullptr; }
   bool same_as(const ObjectRef& other) const { return object_ == other.object_; }
-  std::string type_key() const { return object_ == nullptr ? "" : ek_type_key(object_->type_index); }
+  std::string type_key() const {
+    return object_ == nullptr ? "" : ek_type_key(object_->type_index);
+  }
 
   static constexpr int32_t type_index() { return EK_OBJECT; }
 
@@ -141,7 +143,8 @@ struct TypeOf {
   static inline int32_t index = -1;
 };
 
-/* The object is destroyed with its last strong reference, its memory goes with the last weak one. */
+/* The object is destroyed with its last strong reference, its memory goes with the last weak
+** one. */
 template <typename T>
 void delete_object(void* self, int flags) {
   T* object = static_cast<T*>(static_cast<ek_object*>(self));
@@ -208,7 +211,7 @@ class Weak {
   ek_object* object_;
 };
 
-/* 3. Values -------------------------------------------------------------------------------------- */
+/* 3. Values ------------------------------------------------------------------------------------ */
 
 /* How a C++ type is a value: 'type' is its index for messages, 'is' whether a value is one, 'from'
 ** reads one, 'into' writes one that is owned. Specialise it for types of your own. */
@@ -347,8 +350,8 @@ struct ValueOf<T, std::enable_if_t<std::is_integral_v<T> && !std::is_same_v<T, b
   static T from(const ek_value& value) {
     T number = static_cast<T>(value.v.i64);
     bool fits = static_cast<int64_t>(number) == value.v.i64 && (number < T(0)) == (value.v.i64 < 0);
-    if (!fits) throw Error("ValueError", "the int " + std::to_string(value.v.i64) + " does not fit");
-    return number;
+    if (fits) return number;
+    throw Error("ValueError", "the int " + std::to_string(value.v.i64) + " does not fit");
   }
   static void into(T from, ek_value* to) { *to = ek_value_int(static_cast<int64_t>(from)); }
 };
@@ -494,7 +497,7 @@ struct ValueOf<std::vector<T>> {
   }
 };
 
-/* 4. Containers ---------------------------------------------------------------------------------- */
+/* 4. Containers -------------------------------------------------------------------------------- */
 
 class Array : public ObjectRef {
  public:
@@ -556,7 +559,7 @@ class Shape : public ObjectRef {
   size_t size() const { return reinterpret_cast<const ek_shape*>(get())->size; }
 };
 
-/* 5. Tensors ------------------------------------------------------------------------------------- */
+/* 5. Tensors ----------------------------------------------------------------------------------- */
 
 /* The dtype of a C++ type. */
 template <typename T>
@@ -580,7 +583,8 @@ class Tensor : public ObjectRef {
   /* A new tensor whose elements are undefined. */
   static Tensor empty(const std::vector<int64_t>& shape, ek_dtype dtype, ek_device device = cpu) {
     ek_object* out = nullptr;
-    detail::check(ek_tensor_new(shape.data(), static_cast<int32_t>(shape.size()), dtype, device, &out));
+    auto ndim = static_cast<int32_t>(shape.size());
+    detail::check(ek_tensor_new(shape.data(), ndim, dtype, device, &out));
     return Tensor(ObjectRef::take(out));
   }
 
@@ -653,7 +657,7 @@ struct ValueOf<Tensor> {
   }
 };
 
-/* 6. Functions ----------------------------------------------------------------------------------- */
+/* 6. Functions --------------------------------------------------------------------------------- */
 
 /* The arguments of a function that takes any number of any type. */
 class Args {
@@ -661,7 +665,9 @@ class Args {
   Args(const ek_value* values, int32_t count) : values_(values), count_(count) {}
   size_t size() const { return static_cast<size_t>(count_); }
   Value operator[](size_t index) const {
-    if (index >= size()) throw Error("TypeError", "argument " + std::to_string(index) + " is missing");
+    if (index >= size()) {
+      throw Error("TypeError", "argument " + std::to_string(index) + " is missing");
+    }
     return ValueOf<Value>::from(values_[index]);
   }
 
@@ -740,8 +746,9 @@ void invoke(Callee<F>& callee, const ek_value* args, int32_t nargs, ek_value* re
     if constexpr (std::is_void_v<typename S::Result>) {
       callee.function(argument<std::tuple_element_t<I, A>>(callee.name, I, args[I])...);
     } else {
-      *ret = Value(callee.function(argument<std::tuple_element_t<I, A>>(callee.name, I, args[I])...))
-                 .release();
+      Value result(
+          callee.function(argument<std::tuple_element_t<I, A>>(callee.name, I, args[I])...));
+      *ret = result.release();
     }
   }
 }
@@ -827,7 +834,7 @@ void register_function(const std::string& name, F function, bool override = fals
   detail::check(ek_registry_set(name.c_str(), made.get(), override ? 1 : 0));
 }
 
-/* 7. Modules ------------------------------------------------------------------------------------- */
+/* 7. Modules ----------------------------------------------------------------------------------- */
 
 class Module : public ObjectRef {
  public:
@@ -868,7 +875,7 @@ class Module : public ObjectRef {
   }
 };
 
-/* 8. Types --------------------------------------------------------------------------------------- */
+/* 8. Types ------------------------------------------------------------------------------------- */
 
 namespace detail {
 
@@ -928,7 +935,7 @@ int create(ek_object** out) {
 template <typename T>
 class Definition {
  public:
-  static_assert(!std::is_polymorphic_v<T>, "an object begins with its header: no virtual functions");
+  static_assert(!std::is_polymorphic_v<T>, "an object begins with its header: nothing is virtual");
   static_assert(std::is_base_of_v<Object, T>, "derive the type from ekiden::Object");
 
   Definition(const std::string& key, int32_t parent) : key_(key) {
@@ -954,8 +961,8 @@ class Definition {
     return *this;
   }
 
-  /* A member as a field; flags are of ek_field_flag. Left out when an object is made, it is what the
-  ** constructor without arguments makes it. */
+  /* A member as a field; flags are of ek_field_flag. Left out when an object is made, it is what
+  ** the constructor without arguments makes it. */
   template <typename M, typename Owner>
   Definition& field(const char* name, M Owner::*member, uint64_t flags = 0,
                     const char* doc = nullptr) {
@@ -1023,6 +1030,15 @@ void use(const std::string& key) {
   detail::TypeOf<T>::index = index;
 }
 
+namespace detail {
+
+[[noreturn]] inline void no_field(const ObjectRef& object, std::string_view name) {
+  throw Error("AttributeError",
+              "'" + object.type_key() + "' has no field '" + std::string(name) + "'");
+}
+
+}  // namespace detail
+
 /* Reads a field of any object by its name. */
 inline Value get_field(const ObjectRef& object, std::string_view name) {
   const ek_type_info* info = object ? ek_type_get(object.get()->type_index) : nullptr;
@@ -1032,7 +1048,7 @@ inline Value get_field(const ObjectRef& object, std::string_view name) {
     detail::check(ek_field_get(object.get(), &info->fields[i], &out));
     return Value::take(out);
   }
-  throw Error("AttributeError", "'" + object.type_key() + "' has no field '" + std::string(name) + "'");
+  detail::no_field(object, name);
 }
 
 /* Writes one. */
@@ -1043,7 +1059,7 @@ inline void set_field(const ObjectRef& object, std::string_view name, const Valu
     detail::check(ek_field_set(object.get(), &info->fields[i], &value.raw()));
     return;
   }
-  throw Error("AttributeError", "'" + object.type_key() + "' has no field '" + std::string(name) + "'");
+  detail::no_field(object, name);
 }
 
 }  // namespace ekiden

@@ -1,39 +1,5 @@
 # Values: Python objects to C and back, by exact type first.
 
-class ADT(tuple):
-    """A value of an algebraic data type: its fields, and the tag of its constructor.
-
-    Plain tuples have tag 0 and cross as tuples.
-    """
-
-    tag: int
-
-    def __new__(cls, tag, fields=()):
-        """The value that constructor number `tag` makes of `fields`."""
-        self = super().__new__(cls, fields)
-        self.tag = tag
-        return self
-
-    def __repr__(self):
-        return f"ADT({self.tag}, {tuple(self)!r})"
-
-    def __eq__(self, other):
-        return tuple.__eq__(self, other) and self.tag == getattr(other, "tag", 0)
-
-    def __ne__(self, other):
-        return not self == other
-
-    def __hash__(self):
-        return hash((self.tag, tuple(self)))
-
-
-class Shape(tuple):
-    """The lengths of dimensions as a value of its own: crosses as a shape, not as a tuple."""
-
-    def __repr__(self):
-        return f"Shape({list(self)})"
-
-
 # What a call needs beyond its values: what it must settle when the callee has returned. Arguments
 # are borrowed, as the ABI allows: the caller's Python objects live longer than the call.
 ctypedef struct Kept:
@@ -184,8 +150,9 @@ cdef int _set_rare(Call *call, PyObject *pointer, ek_value *out) except -1:
     elif callable(source):
         _set_made(call, out, _function_from(source), NULL)
     else:
-        raise TypeError("expected None, a bool, int, float, str, bytes, tuple, list, dict, function, "
-                        f"NumPy array, DLPack producer or runtime object, got {cls_name(source)}")
+        raise TypeError("expected None, a bool, int, float, str, bytes, tuple, list, dict, "
+                        "function, NumPy array, DLPack producer or runtime object, got "
+                        f"{cls_name(source)}")
     return 0
 
 
@@ -377,142 +344,9 @@ cdef object _object_to_python(ek_object *object):
     return _wrap(_class_of(index), object)
 
 
-cdef dict _map_to_python(ek_map *map):
-    cdef uint64_t i
-    cdef dict result = {}
-    enter_recursion()
-    try:
-        for i in range(map.size):
-            result[_to_python(&map.data[2 * i])] = _to_python(&map.data[2 * i + 1])
-    finally:
-        Py_LeaveRecursiveCall()
-    return result
-
-
-cdef list _items_to_python(ek_array *array):
-    cdef int64_t i
-    cdef list items = []
-    enter_recursion()
-    try:
-        for i in range(array.size):
-            items.append(_to_python(&array.data[i]))
-    finally:
-        Py_LeaveRecursiveCall()
-    return items
-
-
-cdef object _adt_to_python(ek_adt *adt):
-    cdef tuple fields = PyTuple_New(adt.size)
-    cdef object item
-    cdef int32_t i
-    for i in range(adt.size):
-        if adt.fields[i].type_index == EK_ADT:
-            return _deep_adt_to_python(adt)
-        item = _to_python(&adt.fields[i])
-        Py_INCREF(item)
-        PyTuple_SET_ITEM(fields, i, item)
-    return fields if adt.tag == 0 else ADT(adt.tag, fields)
-
-
-# A list of a million cells is a chain of a million ADTs: these two keep stacks of their own.
-
-cdef object _deep_adt_to_python(ek_adt *root):
-    cdef dict made = {}            # address -> tuple; the root keeps all addresses alive
-    cdef list stack = [<size_t>root]
-    cdef ek_adt *at
-    while stack:
-        at = <ek_adt *><size_t>stack[len(stack) - 1]
-        missing = _missing_fields(at, made)
-        if missing:
-            stack.extend(missing)
-            continue
-        stack.pop()
-        fields = tuple(_flat_fields(at, made))
-        made[<size_t>at] = fields if at.tag == 0 else ADT(at.tag, fields)
-    return made[<size_t>root]
-
-
-cdef list _missing_fields(ek_adt *at, dict made):
-    """Addresses of the ADTs in an ADT that have not been made yet."""
-    cdef int32_t i
-    cdef list missing = []
-    for i in range(at.size):
-        if at.fields[i].type_index == EK_ADT and <size_t>at.fields[i].v.obj not in made:
-            missing.append(<size_t>at.fields[i].v.obj)
-    return missing
-
-
-cdef list _flat_fields(ek_adt *at, dict made):
-    cdef int32_t i
-    cdef list fields = []
-    for i in range(at.size):
-        if at.fields[i].type_index == EK_ADT:
-            fields.append(made[<size_t>at.fields[i].v.obj])
-        else:
-            fields.append(_to_python(&at.fields[i]))
-    return fields
-
-
-cdef inline bint _is_adt(object value) noexcept:
-    cls = type(value)
-    return cls is tuple or cls is ADT
-
-
-cdef Object _deep_adt(object root):
-    """The object of a tuple with tuples inside."""
-    cdef dict made = {}            # id of a tuple -> its object; the root keeps all ids alive
-    cdef list stack = [root]
-    cdef Arguments items
-    cdef ek_object *out
-    while stack:
-        at = stack[len(stack) - 1]
-        missing = [field for field in at if _is_adt(field) and id(field) not in made]
-        if missing:
-            stack.extend(missing)
-            continue
-        stack.pop()
-        items = Arguments(tuple([made[id(field)] if _is_adt(field) else field for field in at]))
-        _check(ek_container_new(EK_ADT, getattr(at, "tag", 0), items.call.values, items.count,
-                                &out))
-        made[id(at)] = _wrap(Object, out)
-    return made[id(root)]
-
-
 cdef PyTypeObject *_TENSOR_TYPE = <PyTypeObject *>Tensor
 cdef PyTypeObject *_ARRAY_TYPE = <PyTypeObject *>np.ndarray
 _CLASSES[EK_TENSOR] = Tensor
-
-
-# Nodes of the compiler are Python objects alone: other languages hold them without looking inside,
-# and Python gets the same object back.
-
-ctypedef struct OpaqueObject:
-    ek_object base
-    PyObject *source
-
-cdef int32_t _OPAQUE_TYPE = ek_type_register(b"ek.PythonObject", EK_OBJECT)
-
-
-cdef void _delete_opaque(void *self, int flags) noexcept nogil:
-    if flags & EK_DELETE_CONTENT and Py_IsInitialized():
-        with gil:
-            Py_XDECREF((<OpaqueObject *>self).source)
-    if flags & EK_DELETE_MEMORY:
-        free(self)
-
-
-cdef ek_object *_opaque_from(object source) except NULL:
-    """An object that holds a Python object. The caller owns the reference."""
-    cdef OpaqueObject *made = <OpaqueObject *>malloc(sizeof(OpaqueObject))
-    if made == NULL:
-        raise MemoryError
-    memset(made, 0, sizeof(OpaqueObject))
-    made.base.refs = EK_REFS_NEW
-    made.base.type_index = _OPAQUE_TYPE
-    made.base.deleter = _delete_opaque
-    Py_INCREF(source)
-    made.source = <PyObject *>source
-    return &made.base
 
 
 def convert(value):

@@ -23,7 +23,6 @@ import math
 import operator
 import os
 import sys
-import traceback
 import types
 from typing import NamedTuple
 
@@ -40,6 +39,7 @@ include "_dtype.pxi"
 include "_object.pxi"
 include "_tensor.pxi"
 include "_dlpack.pxi"
+include "_container.pxi"
 include "_convert.pxi"
 include "_function.pxi"
 include "_module.pxi"

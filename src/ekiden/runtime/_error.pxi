@@ -1,8 +1,8 @@
 # Errors: from C to Python and back.
 #
-# A Python exception that crosses C travels inside an error object of ours, recognised by its deleter,
-# and comes out as the same exception with its traceback. Every other error becomes the class its
-# kind names, with the C side's backtrace as a note.
+# A Python exception that crosses C travels inside an error object of ours, recognised by its
+# deleter, and comes out as the same exception with its traceback. Every other error becomes the
+# class its kind names, with the C side's backtrace as a note.
 
 ctypedef struct PythonError:
     ek_error_object error
@@ -44,8 +44,17 @@ cdef enum:
 
 
 def _backtrace(exception):
-    lines = traceback.format_tb(exception.__traceback__, limit=-TRACE_DEPTH)
-    return "".join(reversed(lines))
+    """The innermost frames, most recent call first; without source lines, which take files."""
+    frames = []
+    at = exception.__traceback__
+    while at is not None:
+        frames.append(f'  File "{at.tb_frame.f_code.co_filename}", line {at.tb_lineno}, '
+                      f"in {at.tb_frame.f_code.co_name}\n")
+        if len(frames) > 2 * TRACE_DEPTH:
+            del frames[:TRACE_DEPTH]
+        at = at.tb_next
+    frames.reverse()
+    return "".join(frames[:TRACE_DEPTH])
 
 
 cdef bytes _safely(function, exception):

@@ -1,10 +1,10 @@
 # Functions of the published TVM-FFI package, and ours for it.
 #
-# Layouts are the same, so numbers, text, shapes, errors and our tensors cross as they are. What must
-# not cross as it is: functions (each side keeps its errors to itself), their tensors (ours have more
-# behind the DLTensor), maps and modules (their layouts differ), and objects of types registered at
-# run time (each side numbers its own). The package is never imported here: without it there is no
-# such function to meet.
+# Layouts are the same, so numbers, text, shapes, errors and our tensors cross as they are. What
+# must not cross as it is: functions (each side keeps its errors to itself), their tensors (ours
+# have more behind the DLTensor), maps and modules (their layouts differ), and objects of types
+# registered at run time (each side numbers its own). The package is never imported here: without
+# it there is no such function to meet.
 
 ctypedef int (*FunctionCreate)(void *self, ek_packed call, void (*deleter)(void *) noexcept nogil,
                                ek_object **out) noexcept nogil

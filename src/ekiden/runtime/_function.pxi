@@ -136,7 +136,7 @@ cdef int _call_python(void *self, const ek_value *args, int32_t nargs,
     # The caller is C code that Python called on this thread: what the call above has let go of can
     # be taken up again without being looked for.
     PyEval_RestoreThread(mine)
-    status = (<EnterPython>_enter_python)(<PythonFunction *>self, args, nargs, ret)
+    status = (<EnterPython><void *>_enter_python)(<PythonFunction *>self, args, nargs, ret)
     PyEval_SaveThread()
     return status
 

@@ -61,7 +61,7 @@ cdef class Object:
 
 
 cdef object graph_json():
-    """The module that saves objects; it stands above this one and is there by the time of a call."""
+    """The module that saves objects, which is above this one and there by the time of a call."""
     return sys.modules["ekiden.runtime.graph_json"]
 
 

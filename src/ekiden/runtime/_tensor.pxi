@@ -128,7 +128,8 @@ cdef class Tensor(Object):
             return _export_copy(self.copyto(target), max_version)
         versioned = max_version is not None and max_version[0] >= 1
         if self.readonly and not versioned:
-            raise BufferError("dlpack: the tensor is read-only; ask for max_version=(1, 0) or a copy")
+            raise BufferError("dlpack: the tensor is read-only; ask for max_version=(1, 0) or a "
+                              "copy")
         return _export(self, versioned)
 
     def __dlpack_device__(self):
@@ -148,6 +149,9 @@ cdef class Tensor(Object):
 
     def __repr__(self):
         return f"Tensor(shape={self.shape}, dtype={self.dtype!r})"
+
+    def __str__(self):
+        return str(self.numpy())
 
     def __reduce__(self):
         return tensor, (numpy.array(self.numpy()),)
@@ -245,7 +249,7 @@ cdef inline Tensor _wrap_tensor(ek_object *handle):
     return self
 
 
-# A tensor that another runtime made has a DLTensor where ours has it, but nothing of ours behind it.
+# A tensor of another runtime has a DLTensor where ours has it, but nothing of ours behind it.
 ctypedef void (*Deleter)(void *self, int flags) noexcept
 cdef Deleter _OWN_TENSOR = NULL
 
@@ -285,10 +289,11 @@ cdef ek_object *_lend_array(np.ndarray array) except NULL:
     for i in range(dl.ndim):
         strides[i] = np.PyArray_STRIDES(array)[i] // itemsize
         if strides[i] * itemsize != np.PyArray_STRIDES(array)[i]:
-            raise ValueError(f"expected strides of whole elements, got {(<object>array).strides} bytes")
+            raise ValueError("expected strides of whole elements, got "
+                             f"{(<object>array).strides} bytes")
     if _is_packed(dl.dtype):
-        raise ValueError(f"expected elements of whole bytes: an array of {(<object>array).dtype} must be "
-                         "packed, which tensor() does")
+        raise ValueError("expected elements of whole bytes: an array of "
+                         f"{(<object>array).dtype} must be packed, which tensor() does")
     return _view_of(&dl, 0 if np.PyArray_ISWRITEABLE(array) else EK_DLPACK_READ_ONLY)
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import keyword
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import result_dtype
+from ekiden.ir.module import IRModule
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -590,12 +591,12 @@ class _Printer:
 
     # Functions.
 
-    def function(self, func: PrimFunc, indent: int = 0) -> None:
-        """Write a whole function."""
+    def function(self, func: PrimFunc, indent: int = 0, own_name: str | None = None) -> None:
+        """Write a whole function; `own_name` is the name it has in a module."""
         attrs = dict(func.attrs) if func.attrs is not None else None
         symbol = None if attrs is None else attrs.get("global_symbol")
-        name = symbol if _is_name(symbol) else "main"
-        if attrs is not None and _is_name(symbol):
+        name = own_name or (symbol if _is_name(symbol) else "main")
+        if attrs is not None and symbol == name:
             del attrs["global_symbol"]
         symbols = _symbols(func.params)
         handles: list[tuple[Buffer, str]] = []
@@ -702,14 +703,35 @@ def expression_text(expr: PrimExpr) -> str:
     return "\n".join([*exprs.before, text])
 
 
-def module_lines(functions: Mapping[str, PrimFunc]) -> Iterator[str]:
-    """The methods of a class that stands for a module."""
-    for func in functions.values():
+def module_text(module: IRModule) -> str:
+    """A module as a Python class: loop programs as its methods, Relay functions and types as Relay
+    text in a string.
+
+    Raises ValueError for a loop program whose name is no Python name.
+    """
+    functions = {g.name_hint: f for g, f in module.functions.items()}
+    loops = {name: f for name, f in functions.items() if isinstance(f, PrimFunc)}
+    lines = [HEADER.replace("tir as T", "ir as I, tir as T"), "", "@I.ir_module", "class Module:"]
+    if module.attrs:
+        attrs = _Expressions(_Names()).mapping(module.attrs)
+        lines += [f"    I.module_attrs({attrs})", ""]
+    for name, func in loops.items():
+        if not _is_name(name):
+            raise ValueError(f"module script: {name!r} is no Python name")
         printer = _Printer()
-        printer.function(func, 1)
-        yield from printer.lines
+        printer.function(func, 1, name)
+        lines += [*printer.lines, ""]
+    rest = {g: f for g, f in module.functions.items() if g.name_hint not in loops}
+    if rest or module.type_definitions:
+        text = IRModule(dict(rest.items()), module.type_definitions).astext()
+        escaped = text.strip().replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+        lines += [f'    relay = I.relay("""\n{escaped}\n""")', ""]
+    if len(lines) == 4:
+        lines.append("    pass")
+    return "\n".join(lines).rstrip() + "\n"
 
 
+IRModule.script_printer = staticmethod(module_text)
 PrimFunc.script_printer = staticmethod(astext)
 Stmt.printer = staticmethod(statement_text)
 PrimExpr.printer = staticmethod(expression_text)

@@ -67,6 +67,7 @@ class ExpressionEmitter:
         self.register_lanes: dict[Buffer, int] = {}
         self.positive: set[Var] = set()
         self.mask: Mask | None = None
+        self._affine: dict[PrimExpr, PrimExpr] = {}
         self._memo: list[dict[PrimExpr, Operand]] = [{}]
 
     # what expressions refer to
@@ -169,10 +170,17 @@ class ExpressionEmitter:
             )
         if buffer.scope == "register" and buffer not in self.pointers:
             return ()
-        index = as_ramp(indices[0])
+        index = self.affine(indices[0])
         if not isinstance(index, Ramp):
             return split_offset(index)[:1]
         return split_offset(index.base)[:1] if is_contiguous(index) else (index.base, index.stride)
+
+    def affine(self, index: PrimExpr) -> PrimExpr:
+        """`as_ramp`, the same object whenever it is asked for the same index."""
+        found = self._affine.get(index)
+        if found is None:
+            found = self._affine[index] = as_ramp(index)
+        return found
 
     def emit(self, e: PrimExpr) -> Operand:
         """One node whose operands are known."""
@@ -282,7 +290,7 @@ class ExpressionEmitter:
 
     def load(self, e: BufferLoad) -> Operand:
         """A scalar, contiguous, strided or gathered load; bool bytes become bits."""
-        index = as_ramp(e.indices[0])
+        index = self.affine(e.indices[0])
         if e.buffer.scope == "register" and e.buffer not in self.pointers:
             return self.register(e.buffer, index, e.dtype)
         stored = memory_dtype(e.dtype)
@@ -337,7 +345,7 @@ class ExpressionEmitter:
 
     def address(self, buffer: Buffer, index: PrimExpr) -> tuple[Operand, bool]:
         """(address, whether it is a vector of addresses) of an access."""
-        index = as_ramp(index)
+        index = self.affine(index)
         base, kind = self.pointer(buffer), memory_type(buffer.dtype)
         if isinstance(index, Ramp) and is_contiguous(index):
             index = index.base
@@ -359,7 +367,7 @@ class ExpressionEmitter:
     def register_key(self, buffer: Buffer, index: PrimExpr) -> RegisterKey:
         """The SSA value an access of a register buffer stands for. Raises DemoteRegisterError if it
         has none."""
-        index = as_ramp(index)
+        index = self.affine(index)
         start = index.base if isinstance(index, Ramp) and is_contiguous(index) else index
         lanes = dt.lanes(index.dtype)
         constant = isinstance(start, IntImm) and start.value % lanes == 0

@@ -11,7 +11,7 @@ from ekiden.codegen.common import stored_value
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.debug import FunctionLines
-from ekiden.codegen.llvm.expression import DemoteRegisterError, RegisterKey, as_ramp
+from ekiden.codegen.llvm.expression import DemoteRegisterError, RegisterKey
 from ekiden.codegen.llvm.packed_call import PackedCallEmitter
 from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
 from ekiden.ir import dtype as dt
@@ -178,7 +178,7 @@ class StatementEmitter(PackedCallEmitter):
 
     def memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
         """A scalar, contiguous, masked or scattered store."""
-        b, kind, index = self.b, register_type(dtype), as_ramp(s.indices[0])
+        b, kind, index = self.b, register_type(dtype), self.affine(s.indices[0])
         lanes, align = dt.lanes(index.dtype), dt.itemsize(dt.element(dtype))
         mask = None
         if s.predicate is not None:
@@ -199,7 +199,7 @@ class StatementEmitter(PackedCallEmitter):
 
     def prefetch(self, s: Prefetch) -> None:
         """A hint; never faults."""
-        index = as_ramp(s.indices[0])
+        index = self.affine(s.indices[0])
         address, _ = self.address(s.buffer, index.base if isinstance(index, Ramp) else index)
         self.module.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
         self.b.effect(f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 {s.locality}, i32 1)")

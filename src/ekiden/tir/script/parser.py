@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from ekiden.arith import Analyzer, simplify
 from ekiden.ir.dtype import lanes
+from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var, const, convert, is_const
 from ekiden.ir.range import Range
@@ -677,7 +678,7 @@ def from_source(
     line, the column and a caret.
     """
     source = Source(text, name)
-    scope: dict[str, object] = {"T": script.T, **(names or {})}
+    scope: dict[str, object] = {"T": script.T, "I": script.I, **(names or {})}
     found: PrimFunc | IRModule | None = None
     for node in parse_tree(text, source).body:
         match node:
@@ -689,6 +690,8 @@ def from_source(
                 for alias in node.names:
                     if alias.name in ("tir", "T"):
                         scope[alias.asname or alias.name] = script.T
+                    if alias.name in ("ir", "I"):
+                        scope[alias.asname or alias.name] = script.I
             case _:
                 source.fail(node, "expected a function under @T.prim_func or a class of them")
     if found is None:
@@ -697,12 +700,22 @@ def from_source(
 
 
 def _parse_class(node: ast.ClassDef, source: Source, scope: Mapping[str, object]) -> IRModule:
-    functions: dict[str, PrimFunc] = {}
+    functions: dict[GlobalVar | str, BaseFunc] = {}
+    relay, attrs = IRModule(), script.ModuleAttrs({})
+    evaluator = Evaluator(source, scope)
     for each in node.body:
-        if not isinstance(each, ast.FunctionDef):
-            source.fail(each, "a module has functions under @T.prim_func")
-        functions[each.name] = parse_function(each, source, scope)
-    return IRModule(dict(functions.items()))
+        match each:
+            case ast.FunctionDef():
+                functions[each.name] = parse_function(each, source, scope)
+            case ast.Assign(value=value) | ast.Expr(value=value):
+                said = evaluator.value(value)
+                relay = said if isinstance(said, IRModule) else relay
+                attrs = said if isinstance(said, script.ModuleAttrs) else attrs
+            case ast.Pass():
+                pass
+            case _:
+                source.fail(each, "a module has functions under @T.prim_func, and I.relay(text)")
+    return IRModule({**relay.functions, **functions}, relay.type_definitions, attrs.values)
 
 
 __all__ = ["FunctionParser", "Source", "convert", "from_source", "parse_function"]

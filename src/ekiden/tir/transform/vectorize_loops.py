@@ -177,6 +177,22 @@ class Vectorizer(StmtMutator):
             return then
         return sequence(then, self._under(Not(condition, condition.dtype), stmt.else_case))
 
+    def visit_for(self, stmt: For) -> Stmt:
+        """A loop inside runs one step after the other; one whose steps differ between lanes runs as
+        often as the longest, under the mask of those that have the step.
+        """
+        if stmt.kind in (ForKind.VECTORIZED, ForKind.PARALLEL):
+            stmt = stmt.with_fields(kind=ForKind.SERIAL, annotations=None)
+        low, extent = self.expr(stmt.min), self.expr(stmt.extent)
+        if dt.lanes(low.dtype) == dt.lanes(extent.dtype) == 1:
+            return super().visit_for(stmt)
+        step = Var(stmt.loop_var.name, stmt.loop_var.dtype)
+        wide = broadcast(extent, self._lanes)
+        self._values[stmt.loop_var] = broadcast(low, self._lanes) + broadcast(step, self._lanes)
+        longest = VectorReduce(wide, "max", dt.element(wide.dtype))
+        body = self._under(broadcast(step, self._lanes) < wide, stmt.body)
+        return For(step, const(0), longest, ForKind.SERIAL, body)
+
     def _under(self, condition: PrimExpr, side: Stmt) -> Stmt:
         """A statement in the lanes for which a condition holds."""
         outer = self._mask, self._memo, self._has_branched
