@@ -16,7 +16,7 @@ def named(text: str) -> str:
 
 def test_each_unknown_dimension_gets_a_name() -> None:
     text = named("def @main(%x: Tensor[(?, 2, ?), float32], %p: (Tensor[(?), int8], bool)) { %x }")
-    assert "%x: Tensor[(x_0, 2, x_1), float32], %p: (Tensor[(p_0,), int8], bool)" in text
+    assert "%x: Tensor[(x_0, 2, x_1), float32], %p: (Tensor[(p_2,), int8], bool)" in text
     assert "-> Tensor[(x_0, 2, x_1), float32]" in text
 
 
@@ -25,6 +25,8 @@ def test_each_unknown_dimension_gets_a_name() -> None:
     [
         "def @main(%x: Tensor[(n, 2), float32]) { nn.relu(%x) }",
         "def @main(%x: Tensor[(?), float32], %y: Tensor[(?), float32]) { add(%x, %y) }",
+        "def @main(%x: Tensor[(1, ?), float32], %w: Tensor[(5, 10), float32]) { nn.dense(%x, %w) }",
+        "def @main(%x: Tensor[(?), float32]) { reshape(%x, newshape=[-1, 4]) }",
         "def @f(%x: Tensor[(?), float32]) { nn.relu(%x) }",
     ],
 )
