@@ -1,10 +1,8 @@
 """Data types: all that NumPy, ml_dtypes and DLPack share, in and out without copying."""
 
 import ctypes
-import gc
 import shutil
 import subprocess
-import weakref
 from pathlib import Path
 
 import ml_dtypes
@@ -190,65 +188,6 @@ def test_a_copy_through_dlpack_says_so() -> None:
         tensor.__dlpack__(stream=1)
     with pytest.raises(BufferError, match="a copy is needed"):
         tensor.__dlpack__(dl_device=(2, 0), copy=False)
-
-
-class TestTorch:
-    """PyTorch, through the C functions that its tensors offer and ours do."""
-
-    torch = pytest.importorskip("torch")
-
-    def test_in_shares_memory_and_keeps_it(self) -> None:
-        source = self.torch.arange(6, dtype=self.torch.float32).reshape(2, 3)
-        tensor = runtime.from_dlpack(source)
-        source[0, 0] = 9
-        assert (tensor.shape, tensor.dtype, tensor.numpy()[0, 0]) == ((2, 3), "float32", 9)
-        watch = weakref.ref(source)
-        del source
-        gc.collect()
-        assert tensor.numpy()[0, 0] == 9
-        assert watch() is not None
-        del tensor
-        gc.collect()
-        assert watch() is None
-
-    def test_strides_and_zero_sizes(self) -> None:
-        tensor = runtime.from_dlpack(self.torch.arange(12).reshape(3, 4).T[::2])
-        np.testing.assert_array_equal(tensor.numpy(), np.arange(12).reshape(3, 4).T[::2])
-        assert runtime.from_dlpack(self.torch.zeros((0, 3))).shape == (0, 3)
-        assert runtime.from_dlpack(self.torch.tensor(2.5)).numpy() == 2.5
-
-    @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64"])
-    def test_small_and_complex_types(self, name: str) -> None:
-        source = self.torch.zeros(3, dtype=getattr(self.torch, name))
-        assert runtime.from_dlpack(source).dtype == name
-        assert runtime.DataType(source.dtype) == name
-
-    def test_out_shares_memory(self) -> None:
-        tensor = runtime.tensor(np.arange(4, dtype="float32"))
-        taken = self.torch.from_dlpack(tensor)
-        taken[1] = 8
-        assert tensor.numpy()[1] == 8
-        del tensor
-        gc.collect()
-        assert taken.tolist() == [0, 8, 2, 3]
-
-    def test_arguments_are_lent_and_what_is_kept_lives(self) -> None:
-        kept = []
-        source = self.torch.ones(3)
-        keep = runtime.convert(lambda tensor: kept.append(tensor))
-        keep(source)  # type: ignore[operator]
-        watch = weakref.ref(source)
-        del source
-        gc.collect()
-        assert kept[0].numpy().tolist() == [1, 1, 1]
-        kept.clear()
-        gc.collect()
-        assert watch() is None
-
-    def test_parameters_and_subclasses(self) -> None:
-        parameter = self.torch.nn.Parameter(self.torch.ones(2))
-        shape = runtime.convert(lambda tensor: runtime.Shape(tensor.shape))
-        assert shape(parameter) == (2,)  # type: ignore[operator]
 
 
 DEVICE = r"""

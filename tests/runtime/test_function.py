@@ -37,14 +37,6 @@ scalars = (
     | st.text()
     | st.binary()
 )
-values = st.recursive(scalars, lambda inner: st.lists(inner) | st.lists(inner).map(tuple))
-
-
-@given(values)
-def test_values_cross_and_come_back(value: object) -> None:
-    back = echo(value)
-    assert back == value
-    assert type(back) is type(value)
 
 
 @given(st.lists(scalars, max_size=20))

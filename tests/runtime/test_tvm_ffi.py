@@ -11,7 +11,15 @@ import pytest
 
 from ekiden import runtime
 
-tvm_ffi = pytest.importorskip("tvm_ffi")
+tvm_ffi: Any = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def package() -> None:
+    """The package, imported when the first test runs: it takes seconds."""
+    global tvm_ffi
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+
 
 SOURCE = r"""
 #include <ekiden/runtime.h>

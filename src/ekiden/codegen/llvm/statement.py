@@ -173,7 +173,7 @@ class StatementEmitter(PackedCallEmitter):
         if kept != s.value.dtype:
             value = self.b.convert("zext", s.value.dtype, kept, value)
         self.memory_store(s, kept, value)
-        self.b.touch_memory()
+        self.b.touch_memory(self.place_of(s.buffer))
         return None
 
     def memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
@@ -185,7 +185,7 @@ class StatementEmitter(PackedCallEmitter):
             mask = self.value(s.predicate)
         address, scatters = self.address(s.buffer, index)
         if lanes == 1 or (mask is None and not scatters):
-            b.effect(f"store {kind} {value}, ptr {address}, align {align}")
+            b.effect(f"store {kind} {value}, ptr {address}, align {align}{self.scope_of(s.buffer)}")
             return
         bits = register_type(dt.with_lanes("bool", lanes))
         form = f"scatter.{suffix(dtype)}.v{lanes}p0" if scatters else f"store.{suffix(dtype)}.p0"
@@ -194,7 +194,7 @@ class StatementEmitter(PackedCallEmitter):
         b.module.declare(f"llvm.masked.{form}", "void", [kind, place, "i32", bits])
         b.effect(
             f"call void @llvm.masked.{form}({kind} {value}, {place} {address},"
-            f" i32 {align}, {bits} {mask})"
+            f" i32 {align}, {bits} {mask}){self.scope_of(s.buffer)}"
         )
 
     def prefetch(self, s: Prefetch) -> None:
@@ -380,6 +380,7 @@ class BodyEmitter(StatementEmitter):
 
     def __init__(self, module: Module, outer: StatementEmitter) -> None:
         super().__init__(module, outer.name, outer.demoted)
+        self.alias, self.fast_math = outer.alias, outer.fast_math
         self.outer = outer
         self.captured: list[tuple[int, str, Operand]] = []
         self.slots = 0

@@ -81,7 +81,9 @@ def ir_module(cls: type) -> IRModule:
             functions[name] = value
         elif isinstance(value, IRModule):
             found = value
-    return IRModule({**found.functions, **functions}, found.type_definitions, found.attrs)
+    merged: dict[GlobalVar | str, BaseFunc] = dict(found.functions.items())
+    merged.update(functions)
+    return IRModule(merged, found.type_definitions, found.attrs)
 
 
 script.I.ir_module = ir_module

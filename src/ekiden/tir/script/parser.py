@@ -715,7 +715,9 @@ def _parse_class(node: ast.ClassDef, source: Source, scope: Mapping[str, object]
                 pass
             case _:
                 source.fail(each, "a module has functions under @T.prim_func, and I.relay(text)")
-    return IRModule({**relay.functions, **functions}, relay.type_definitions, attrs.values)
+    merged: dict[GlobalVar | str, BaseFunc] = dict(relay.functions.items())
+    merged.update(functions)
+    return IRModule(merged, relay.type_definitions, attrs.values)
 
 
 __all__ = ["FunctionParser", "Source", "convert", "from_source", "parse_function"]
