@@ -22,6 +22,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.analysis import shape_conditions
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType, NameDimensions
 from ekiden.runtime.errors import CompileError
@@ -66,7 +67,7 @@ def compile_to_bytes(
     module = import_model(model, shape)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
-    module = NameDimensions()(InferType()(module))
+    module = _with_conditions(NameDimensions()(InferType()(module)))
     metadata: dict[str, object] = {
         "main": describe(module),
         "producer": f"ekiden {version('ekiden')}",
@@ -74,6 +75,17 @@ def compile_to_bytes(
     }
     with _progress() as progress:
         return compile_module(optimize(module, chosen), chosen, metadata, progress)
+
+
+def _with_conditions(module: IRModule) -> IRModule:
+    """The module with what its operators need of named dimensions, unless its frontend said so."""
+    if "constraints" in module.attrs:
+        return module
+    module = InferType()(module)
+    main = module["main"]
+    assert isinstance(main, Function)
+    attrs = {**module.attrs, "constraints": tuple(shape_conditions(main))}
+    return IRModule(dict(module.functions.items()), module.type_definitions, attrs)
 
 
 def describe(module: IRModule) -> dict[str, object]:

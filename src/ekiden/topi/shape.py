@@ -8,7 +8,9 @@ stays symbolic.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from ekiden.arith import Analyzer, prove_equal, simplify
 from ekiden.ir.prim import (
@@ -16,6 +18,7 @@ from ekiden.ir.prim import (
     AnyDim,
     ExprLike,
     IntImm,
+    Or,
     PrimExpr,
     Select,
     binary,
@@ -122,6 +125,29 @@ def normalize_axes(axes: Sequence[int] | int | None, rank: int, what: str) -> tu
     return tuple(sorted({normalize_axis(a, rank, what) for a in many}))
 
 
+_assumed: ContextVar[list[PrimExpr] | None] = ContextVar("assumed", default=None)
+
+
+@contextmanager
+def assumptions() -> Iterator[list[PrimExpr]]:
+    """Collect what type relations take for granted of symbolic dimensions inside of the block:
+    conditions that a run must meet, or its kernels read where nothing is.
+    """
+    found: list[PrimExpr] = []
+    token = _assumed.set(found)
+    try:
+        yield found
+    finally:
+        _assumed.reset(token)
+
+
+def assume(condition: Callable[[], PrimExpr], dims: Iterable[PrimExpr]) -> None:
+    """Note a condition on dimensions, of which none is unknown, while somebody collects them."""
+    found = _assumed.get()
+    if found is not None and not _has_any(dims):
+        found.append(condition())
+
+
 def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
     """What two dimensions that must be equal are: the better known one; None if they cannot be
     equal."""
@@ -129,6 +155,7 @@ def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
         return a if known(a) is not None else b
     if known(a) is not None and known(b) is not None:
         return None
+    assume(lambda: a.equal(b), (a, b))
     if known(a) is not None or is_any(b):
         return a
     return b if known(b) is not None or is_any(a) else a
@@ -148,11 +175,21 @@ def broadcast_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
         return a
     if known(a) is not None and known(b) is not None:
         return None
+    assume(lambda: _broadcasts(a, b), (a, b))
     if known(a) is not None or known(b) is not None:
         return a if known(a) is not None else b
     if _has_any((a, b)):
         return AnyDim()
     return Select(binary(EQ, a, 1), b, a, "int64")
+
+
+def _broadcasts(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """That two dimensions are equal, or one of them 1."""
+    condition = a.equal(b)
+    for dim in (a, b):
+        if known(dim) is None:
+            condition = Or(condition, dim.equal(1), "bool")
+    return condition
 
 
 def broadcast_shape(a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Shape | None:

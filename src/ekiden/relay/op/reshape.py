@@ -15,12 +15,13 @@ from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_at_least, show, tensors
 from ekiden.relay.op.reduce import axes_attr
 from ekiden.topi.shape import (
-    Dim,
-    Dims,
     as_attr,
     as_dim,
     as_ints,
     as_shape,
+    assume,
+    Dim,
+    Dims,
     infer_reshape,
     known,
     normalize_axes,
@@ -63,7 +64,11 @@ def _reshape_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("reshape", types, 1)
     wanted = attrs_of(ReshapeAttrs, attrs)
     try:
-        return TensorType(infer_reshape(data.shape, wanted.newshape, wanted.allowzero), data.dtype)
+        shape = infer_reshape(data.shape, wanted.newshape, wanted.allowzero)
+        before, after = product(data.shape), product(shape)
+        if before is not after:
+            assume(lambda: before.equal(after), (before, after))
+        return TensorType(shape, data.dtype)
     except ValueError as error:
         fail("reshape", f"{show(data.shape)} to {show(as_shape(wanted.newshape))}: {error}")
 

@@ -1,0 +1,51 @@
+"""What a program takes for granted of the named dimensions of its arguments."""
+
+from __future__ import annotations
+
+from ekiden.arith import Analyzer
+from ekiden.ir.op import Op
+from ekiden.ir.prim import PrimExpr, SizeVar
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.structural import structural_key
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.expr import Call, Function
+from ekiden.relay.visitor import post_order
+from ekiden.topi.shape import assumptions
+
+Condition = tuple[PrimExpr, str]
+"""A condition on dimensions, and the call that needs it."""
+
+
+def shape_conditions(function: Function) -> list[Condition]:
+    """The conditions under which the operators of a typed function fit their arguments, for those
+    on the named dimensions of its parameters that cannot be proved; each once.
+
+    nn.dense(%x: Tensor[(1, n), float32], %w: Tensor[(5, 10), float32]) needs n == 10.
+    """
+    named = {v for p in function.params for v in _symbols(p.checked_type)}
+    found: dict[object, Condition] = {}
+    if not named:
+        return []
+    analyzer = Analyzer()
+    for expr in post_order(function):
+        if not isinstance(expr, Call) or not isinstance(expr.op, Op):
+            continue
+        kinds = [a.checked_type for a in expr.args]
+        if not any(_symbols(k) for k in kinds):
+            continue
+        with assumptions() as assumed:
+            expr.op.definition.relation(kinds, expr.attrs)
+        for condition in assumed:
+            key = structural_key(condition)
+            is_new = key not in found and named.issuperset(free_vars(condition))
+            if is_new and not analyzer.can_prove(condition):
+                where = expr.op.name + (f" ({expr.span})" if expr.span else "")
+                found[key] = (condition, where)
+    return list(found.values())
+
+
+def _symbols(kind: Type) -> set[SizeVar]:
+    if isinstance(kind, TupleType):
+        return {v for field in kind.fields for v in _symbols(field)}
+    dims = kind.shape if isinstance(kind, TensorType) else ()
+    return {v for d in dims for v in free_vars(d) if isinstance(v, SizeVar)}
