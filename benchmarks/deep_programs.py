@@ -2,8 +2,9 @@
 
     python benchmarks/deep_programs.py [LENGTH ...]
 
-The lengths default to 1,000, 10,000 and 100,000. The last column is the time per node at the longest
-over that at the length before: the limit is 1.5.
+The lengths default to 1,000, 10,000 and 100,000. The last column is the time per node (of the
+processor, which others on the machine do not slow) at the longest over that at the length before:
+the limit is 1.5.
 """
 
 from __future__ import annotations

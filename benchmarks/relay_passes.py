@@ -2,8 +2,8 @@
 
     python benchmarks/relay_passes.py [LAYERS] [RUNS]
 
-Every figure is the median over the runs, each on a module made anew: types are not kept from one run
-to the next. Limits: type inference 0.3 s, the pipeline 3 s.
+Every figure is the median over the runs, each on a module made anew: types are not kept from one
+run to the next. Limits: type inference 0.3 s, the pipeline 3 s.
 """
 
 from __future__ import annotations

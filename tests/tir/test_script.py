@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ekiden import te, tir
+from ekiden import relay, te, tir
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Add, PrimExpr, Var, binary, const
 from ekiden.ir.structural import structural_equal
@@ -289,6 +289,23 @@ class Module:
         A[0] = 2.0
 """
     assert structural_equal(tir.parse(text), Module)
+
+
+def test_a_module_of_both_languages() -> None:
+    x = relay.var("x", shape=(2,))
+    functions = {"main": relay.Function([x], relay.op.add(x, x)), "product": product}
+    module = IRModule(functions, attrs={"runtime": "vm"})
+    text = module.script()
+    assert "def product(" in text and 'I.relay("""' in text
+    back = tir.parse(text)
+    assert structural_equal(back, module)
+
+
+def test_the_name_in_the_module_and_the_symbol_may_differ() -> None:
+    again = parsed(product.script())
+    module = IRModule({"other": product, "private": again.with_fields(attrs=None)})
+    back = tir.parse(module.script())
+    assert structural_equal(back, module)
 
 
 def test_where_each_statement_stands() -> None:

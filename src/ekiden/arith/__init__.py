@@ -11,8 +11,10 @@ from ekiden.arith.iter_map import (
     IterSplit,
     IterSum,
     detect_iter_map,
-    inverse_affine_iter_map,
     is_bijective,
+)
+from ekiden.arith.iter_space import (
+    inverse_affine_iter_map,
     iter_map_simplify,
     normalize_iter_map_to_expr,
     normalize_to_iter_sum,

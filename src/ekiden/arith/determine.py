@@ -8,20 +8,20 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from ekiden.arith.iter_map import (
+    Detector,
     IterMapError,
     IterMapLevel,
     IterMark,
     IterSplit,
     IterSum,
     Size,
-    _Detector,
     detect_iter_map,
 )
 from ekiden.ir.prim import IntImm, PrimExpr, Var, convert
 from ekiden.ir.range import Range
 
 
-class _Injection(_Detector):
+class _Injection(Detector):
     """Unlike an iteration map, indices may step, leave gaps and use a digit twice."""
 
     def __init__(self, iters: Mapping[Var, Range]) -> None:

@@ -23,7 +23,7 @@ from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Function
-from ekiden.relay.transform import InferType
+from ekiden.relay.transform import InferType, NameDimensions
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 
@@ -66,7 +66,7 @@ def compile_to_bytes(
     module = import_model(model, shape)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
-    module = InferType()(module)
+    module = NameDimensions()(InferType()(module))
     metadata: dict[str, object] = {
         "main": describe(module),
         "producer": f"ekiden {version('ekiden')}",

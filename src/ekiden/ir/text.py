@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from ekiden.ir.node import Node
 from ekiden.ir.prim import (
@@ -33,7 +34,7 @@ from ekiden.ir.prim import (
     Sub,
     Var,
 )
-from ekiden.ir.prim_visitor import children, post_order
+from ekiden.ir.prim_visitor import children
 from ekiden.ir.type import (
     FuncType,
     GlobalTypeVar,
@@ -69,53 +70,60 @@ own.
 _NO_NAMES: Names = {}
 
 
-def prim_text(value: PrimExpr, names: Names = _NO_NAMES, outer: int = 0) -> str:
-    """A scalar expression as text, parenthesised where it binds weaker than `outer`."""
-    done: dict[int, tuple[str, int]] = {}
-    for each in post_order(value):
-        done[id(each)] = _node_text(each, names, done)
-    text, level = done[id(value)]
-    return f"({text})" if level < outer else text
-
-
+_Part: TypeAlias = "str | tuple[PrimExpr, int]"
+"""Text, or an expression and how strongly what stands around it binds."""
 _TIGHT = 9
 """How strongly a name, a number or a call binds."""
 
 
-def _node_text(
-    value: PrimExpr, names: Names, done: Mapping[int, tuple[str, int]]
-) -> tuple[str, int]:
-    """The text of a node whose children have theirs, and how strongly it binds."""
+def prim_text(value: PrimExpr, names: Names = _NO_NAMES, outer: int = 0) -> str:
+    """A scalar expression as text, parenthesised where it binds weaker than `outer`."""
+    out: list[str] = []
+    stack: list[_Part] = [(value, outer)]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, str):
+            out.append(part)
+            continue
+        parts, level = _parts(part[0], names)
+        stack.extend((")", *reversed(parts), "(") if level < part[1] else reversed(parts))
+    return "".join(out)
 
-    def inner(each: PrimExpr, outer: int = 0) -> str:
-        text, level = done[id(each)]
-        return f"({text})" if level < outer else text
 
+def _call(name: str, args: Sequence[PrimExpr]) -> tuple[list[_Part], int]:
+    parts: list[_Part] = [f"{name}("]
+    for n, each in enumerate(args):
+        parts += [", "] * (n > 0)
+        parts.append((each, 0))
+    return [*parts, ")"], _TIGHT
+
+
+def _parts(value: PrimExpr, names: Names) -> tuple[list[_Part], int]:
+    """The pieces of a node's text, and how strongly it binds."""
     match value:
         case IntImm(value=number, dtype="bool"):
-            return str(bool(number)), _TIGHT
+            return [str(bool(number))], _TIGHT
         case IntImm(value=number) | FloatImm(value=number):
-            return str(number), _TIGHT
+            return [str(number)], _TIGHT
         case Var(name=name):
-            return names.get(value, name), _TIGHT
+            return [names.get(value, name)], _TIGHT
         case AnyDim():
-            return "?", _TIGHT
+            return ["?"], _TIGHT
         case BinaryExpr() if type(value) in FUNCTIONS:
-            return f"{FUNCTIONS[type(value)]}({inner(value.a)}, {inner(value.b)})", _TIGHT
+            return _call(FUNCTIONS[type(value)], (value.a, value.b))
         case BinaryExpr():
             level = PRECEDENCE[type(value)]
-            a, b = inner(value.a, level), inner(value.b, level + 1)
-            return f"{a} {value.symbol} {b}", level
+            return [(value.a, level), f" {value.symbol} ", (value.b, level + 1)], level
         case Not(a=a):
-            return f"not({inner(a)})", _TIGHT
-        case Select(condition=c, true_value=t, false_value=f):
-            return f"select({inner(c)}, {inner(t)}, {inner(f)})", _TIGHT
+            return _call("not", (a,))
+        case Select():
+            return _call("select", children(value))
         case Cast(value=cast, dtype=dtype):
-            return f"{dtype}({inner(cast)})", _TIGHT
+            return _call(dtype, (cast,))
         case Intrinsic(op=op, args=args):
-            return f"{op}({', '.join(map(inner, args))})", _TIGHT
+            return _call(op, args)
         case _:
-            return f"{type(value).__name__}({', '.join(map(inner, children(value)))})", _TIGHT
+            return _call(type(value).__name__, children(value))
 
 
 if PrimExpr.printer is None:  # tir's knows more kinds, and may have come first

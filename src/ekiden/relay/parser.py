@@ -672,4 +672,6 @@ def _read_metadata(source: Source, text: str) -> Entries:
         source.fail(start, f"the meta data cannot be read: {error}")
 
 
+IRModule.relay_reader = staticmethod(fromtext)
+
 __all__ = ["fromtext", "parse", "parse_expr"]

@@ -69,6 +69,7 @@ __all__ = [
     "WeakRef",
     "allocation_count",
     "cmake_dir",
+    "container",
     "convert",
     "convert_to_function",
     "cpu",

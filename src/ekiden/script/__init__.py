@@ -8,14 +8,12 @@ class Module:
             B[i] = A[i] + 1.0
 """
 
-from types import SimpleNamespace
-
 from ekiden.tir import script
 from ekiden.tir.script import from_source, ir_module
 
 tir = script.T
 """The names of loop programs."""
-ir = SimpleNamespace(ir_module=ir_module)
-"""What makes modules: `I.ir_module`."""
+ir = script.I
+"""What makes modules: `I.ir_module`, `I.relay`, `I.module_attrs`."""
 
 __all__ = ["from_source", "ir", "ir_module", "tir"]

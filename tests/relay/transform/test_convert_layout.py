@@ -213,3 +213,15 @@ def test_random_networks_keep_their_meaning(made: tuple[IRModule, Sequence[int]]
     module, shape = made
     after = InferType()(ConvertLayout()(module))
     assert_same_meaning(module, after, [array(*shape)], rtol=1e-4)
+
+
+def test_a_transposition_of_nothing_becomes_a_view() -> None:
+    """In a reshape, 0 is an extent here and not the sign that means "copy"."""
+    module = program(
+        """def @main(%x: Tensor[(0, 1, 1), float32]) {
+          transpose(nn.relu(%x), axes=[2, 0, 1])
+        }"""
+    )
+    made = ConvertLayout()(module)
+    assert calls(made) == ["nn.relu", "reshape"]
+    assert_same_meaning(module, made, (np.zeros((0, 1, 1), np.float32),))

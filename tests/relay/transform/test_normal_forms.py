@@ -137,6 +137,11 @@ def test_a_function_still_used_as_a_value_is_a_value() -> None:
     assert_same_meaning(program(text), made, ARGS)
 
 
+def test_a_marked_function_that_nothing_calls_stays() -> None:
+    text = f"def @f({X}, Inline=1) {{ exp(%x) }} def @main({X}) {{ tanh(%x) }}"
+    check(Inline(), text, text)
+
+
 def test_an_argument_with_an_effect_is_evaluated_once() -> None:
     text = f"""def @f(%y: Tensor[(4, 8), float32], Inline=1) {{ add(%y, %y) }}
                def @main({X}) {{ let %r = ref(%x); @f(ref_read(%r)) }}"""

@@ -215,3 +215,13 @@ def test_deep_unrolling() -> None:
                  if (less(%i, 2000)) {{ add(%x, @count(add(%i, 1), %x)) }} else {{ %x }} }}
                def @main({X}) {{ @count(0, %x) }}"""
     assert calls(main_after(text)) == ["add"] * 2000
+
+
+def test_a_polymorphic_function_over_unknown_data_is_called() -> None:
+    text = f"""{LIST}
+      def @foldl[A, B](%f: fn (A, B) -> A, %a: A, %l: List[B]) -> A {{
+        match (%l) {{ Cons(%h, %t) => @foldl(%f, %f(%a, %h), %t), Nil => %a }} }}
+      def @main(%rest: List[int32], %x: int32) -> int32 {{
+        @foldl(fn (%a: int32, %b: int32) -> int32 {{ add(%a, %b) }}, 0, Cons(%x, %rest)) }}"""
+    made = main_after(text)
+    assert "@foldl" in str(made["main"])

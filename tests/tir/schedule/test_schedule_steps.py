@@ -375,3 +375,25 @@ def test_an_element_of_another_step_is_not_there_yet() -> None:
     sch = Schedule(one_element)
     with pytest.raises(ScheduleError, match="read just what a step of 'i' has written"):
         sch.reverse_compute_at("out", sch.get_loops("b")[0])
+
+
+def test_threads_copy_to_shared_memory_together() -> None:
+    sch = Schedule(product(8, 16, 16))
+    copies = [sch.cache_read("c", n, "shared") for n in (0, 1)]
+    i, j, k = loops(sch)
+    i0, i1 = sch.split(i, [None, 4])
+    j0, j1 = sch.split(j, [None, 4])
+    k0, k1 = sch.split(k, [None, 8])
+    sch.reorder(i0, j0, i1, j1, k0, k1)
+    for loop, axis in zip(
+        (i0, j0, i1, j1), ("blockIdx.y", "blockIdx.x", "threadIdx.y", "threadIdx.x"), strict=True
+    ):
+        sch.bind(loop, axis)
+    for copy in copies:
+        sch.compute_at(copy, k0)
+        fused = sch.fuse(*sch.get_loops(copy)[-2:])
+        _, y, x = sch.split(fused, [None, 4, 4])
+        sch.bind(y, "threadIdx.y")
+        sch.bind(x, "threadIdx.x")
+    assert str(sch.func).count('thread="threadIdx.x"') == 3
+    check(sch.func, 8, 16, 16)

@@ -42,7 +42,10 @@ def _display_name(function: Function) -> str:
 def _compile(function: Function, name: str, target: Target) -> bytes:
     """The object code of a function in canonical form."""
     try:
-        lowered = tir_transform.lower(lower_primitive(function, name, target), target)
+        func = lower_primitive(function, name, target)
+        # the VM gives results memory that no argument has
+        func = func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True})
+        lowered = tir_transform.lower(func, target)
         return llvm.compile_object([lowered], target)
     except Exception as error:
         if not getattr(error, "__notes__", None):

@@ -33,6 +33,7 @@ class Module:
         self.tables: dict[tuple[float, ...], str] = {}
         self.functions: list[str] = []
         self.defined: set[str] = set()
+        self.metadata: list[str] = []
         self._names: dict[str, int] = {}
 
     def declare(self, name: str, result: str, arguments: Sequence[str]) -> None:
@@ -65,7 +66,7 @@ class Module:
             for values, name in self.tables.items()
         ]
         declared = [text for name, text in self.declarations.items() if name not in self.defined]
-        return "\n".join([*head, *strings, *tables, *self.functions, *declared, ""])
+        return "\n".join([*head, *strings, *tables, *self.functions, *declared, *self.metadata, ""])
 
 
 def _escape(data: bytes) -> str:
@@ -83,9 +84,11 @@ class Builder:
         self.lines: list[str] = []
         self.block = "entry"
         self.location = ""
+        self.flags = ""
         self._scopes: list[dict[str, Operand]] = [{}]
         self._count = 0
         self._memory = 0
+        self._changes: dict[int, int] = {}
 
     # blocks
 
@@ -138,13 +141,18 @@ class Builder:
         made = self._scopes[-1][key] = self.value(text)
         return made
 
-    def load(self, text: str) -> Operand:
+    def load(self, text: str, buffer: int = 0) -> Operand:
         """A load: the same as before unless memory may have changed since."""
-        return self.pure(text, f"@{self._memory}")
+        return self.pure(text, f"@{self._memory}.{self._changes.get(buffer, 0)}")
 
-    def touch_memory(self) -> None:
-        """Memory may have changed: loads are not reused across this point."""
-        self._memory += 1
+    def touch_memory(self, buffer: int = 0) -> None:
+        """Memory may have changed, all of it or that of one buffer: loads are not reused across
+        this point.
+        """
+        if buffer:
+            self._changes[buffer] = self._changes.get(buffer, 0) + 1
+        else:
+            self._memory += 1
 
     def phi(self, dtype: str, *incoming: tuple[Operand, str]) -> Operand:
         """A phi over (value, block) pairs."""
@@ -169,8 +177,9 @@ class Builder:
     # arithmetic on one data type
 
     def binary(self, opcode: str, dtype: str, a: Operand, b: Operand) -> Operand:
-        """`opcode a, b`."""
-        return self.pure(f"{opcode} {register_type(dtype)} {a}, {b}")
+        """`opcode a, b`; on floats with the flags in force."""
+        flags = f" {self.flags}" if self.flags and opcode[0] == "f" else ""
+        return self.pure(f"{opcode}{flags} {register_type(dtype)} {a}, {b}")
 
     def negate(self, dtype: str, a: Operand) -> Operand:
         """`-a` of floats."""

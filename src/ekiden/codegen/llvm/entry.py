@@ -8,10 +8,12 @@ ek_dltensor.
 from __future__ import annotations
 
 from ekiden.codegen.common import Dimension, argument_label, dimensions, dtype_word
+from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import Operand
 from ekiden.codegen.llvm.debug import FunctionLines
 from ekiden.codegen.llvm.statement import StatementEmitter, function_text
 from ekiden.ir.prim import SizeVar, Var
+from ekiden.runtime.errors import CompileError
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
 
@@ -26,6 +28,9 @@ class EntryEmitter(StatementEmitter):
     def write(self, func: PrimFunc) -> None:
         """Emit entry and body, and add them to the module."""
         self.b.entry = []
+        self.fast_math = fast_math_flags(func)
+        if (func.attrs or {}).get("tir.noalias"):
+            self.alias = AliasScopes(self.module.metadata)
         if self.module.debug is not None:
             line = self.module.debug.first_line(func)
             self.lines = FunctionLines(self.module.debug, self.name, line)
@@ -38,6 +43,8 @@ class EntryEmitter(StatementEmitter):
             self.dimension(each, self.field(shapes[each.index], 8 * each.axis, "i64"))
         self.statement(func.body)
         self.b.effect("ret i32 0")
+        if self.alias is not None:
+            self.alias.finish()
         self.module.defined.add(f'"{self.name}"')
         self.module.functions.append(function_text(f'"{self.name}"', PARAMETERS, self))
 
@@ -80,3 +87,26 @@ class EntryEmitter(StatementEmitter):
         self.variables[row.extent] = actual
         if isinstance(row.extent, SizeVar):
             self.positive.add(row.extent)
+
+
+FAST_MATH = ("nnan", "ninf", "nsz", "arcp", "contract", "afn", "reassoc")
+"""LLVM's flags of floating-point operations."""
+
+
+def fast_math_flags(func: PrimFunc) -> str:
+    """The flags that the attribute `tir.fast_math` allows on a function's own operations.
+
+    Those are additions, products, quotients, minima and maxima; by default there are none.
+    Mathematical functions, whose polynomials depend on the order of operations, and fused
+    multiply-adds never get any.
+
+    Raises CompileError for an unknown flag.
+    """
+    flags = str((func.attrs or {}).get("tir.fast_math", "")).split()
+    unknown = [f for f in flags if f not in FAST_MATH]
+    if unknown:
+        raise CompileError(
+            f"function {func.name!r}: 'tir.fast_math' has unknown flags {', '.join(unknown)}; "
+            f"there are {', '.join(FAST_MATH)}"
+        )
+    return " ".join(flags)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ekiden.codegen.common import is_nonnegative
+from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import Builder, Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
@@ -67,6 +68,9 @@ class ExpressionEmitter:
         self.register_lanes: dict[Buffer, int] = {}
         self.positive: set[Var] = set()
         self.mask: Mask | None = None
+        self.alias: AliasScopes | None = None
+        self.fast_math = ""
+        self._affine: dict[PrimExpr, PrimExpr] = {}
         self._memo: list[dict[PrimExpr, Operand]] = [{}]
 
     # what expressions refer to
@@ -169,10 +173,17 @@ class ExpressionEmitter:
             )
         if buffer.scope == "register" and buffer not in self.pointers:
             return ()
-        index = as_ramp(indices[0])
+        index = self.affine(indices[0])
         if not isinstance(index, Ramp):
             return split_offset(index)[:1]
         return split_offset(index.base)[:1] if is_contiguous(index) else (index.base, index.stride)
+
+    def affine(self, index: PrimExpr) -> PrimExpr:
+        """`as_ramp`, the same object whenever it is asked for the same index."""
+        found = self._affine.get(index)
+        if found is None:
+            found = self._affine[index] = as_ramp(index)
+        return found
 
     def emit(self, e: PrimExpr) -> Operand:
         """One node whose operands are known."""
@@ -181,7 +192,12 @@ class ExpressionEmitter:
             case FloorDiv() | FloorMod() if self.is_unsigned_division(e):
                 return self.unsigned_division(e)
             case BinaryExpr():
-                return emit_binary(b, type(e), e.a.dtype, self.value(e.a), self.value(e.b))
+                operands = [self.value(e.a), self.value(e.b)]
+                b.flags = self.fast_math
+                try:
+                    return emit_binary(b, type(e), e.a.dtype, *operands)
+                finally:
+                    b.flags = ""
             case Cast():
                 return emit_cast(b, self.value(e.value), e.value.dtype, e.dtype)
             case Broadcast():
@@ -282,7 +298,7 @@ class ExpressionEmitter:
 
     def load(self, e: BufferLoad) -> Operand:
         """A scalar, contiguous, strided or gathered load; bool bytes become bits."""
-        index = as_ramp(e.indices[0])
+        index = self.affine(e.indices[0])
         if e.buffer.scope == "register" and e.buffer not in self.pointers:
             return self.register(e.buffer, index, e.dtype)
         stored = memory_dtype(e.dtype)
@@ -304,7 +320,10 @@ class ExpressionEmitter:
         address, gathers = self.address(buffer, index)
         mask = self.mask.value if self.mask is not None and self.mask.lanes == lanes else None
         if lanes == 1 or (mask is None and not gathers):
-            return b.load(f"load {kind}, ptr {address}, align {align}")
+            return b.load(
+                f"load {kind}, ptr {address}, align {align}{self.scope_of(buffer)}",
+                self.place_of(buffer),
+            )
         bits = dt.with_lanes("bool", lanes)
         name = (
             f"llvm.masked.gather.{suffix(dtype)}.v{lanes}p0"
@@ -317,8 +336,17 @@ class ExpressionEmitter:
         zero = "zeroinitializer"
         return b.load(
             f"call {kind} @{name}({place} {address}, i32 {align},"
-            f" {register_type(bits)} {mask}, {kind} {zero})"
+            f" {register_type(bits)} {mask}, {kind} {zero}){self.scope_of(buffer)}",
+            self.place_of(buffer),
         )
+
+    def scope_of(self, buffer: Buffer) -> str:
+        """What an access of a buffer says about other buffers."""
+        return "" if self.alias is None else self.alias.suffix(buffer)
+
+    def place_of(self, buffer: Buffer) -> int:
+        """A number for what a store to a buffer changes; 0 is all memory."""
+        return 0 if self.alias is None else self.alias.number(buffer)
 
     def scalar_load(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
         """A load of one element that a vector mask guards: only if any lane is on."""
@@ -337,7 +365,7 @@ class ExpressionEmitter:
 
     def address(self, buffer: Buffer, index: PrimExpr) -> tuple[Operand, bool]:
         """(address, whether it is a vector of addresses) of an access."""
-        index = as_ramp(index)
+        index = self.affine(index)
         base, kind = self.pointer(buffer), memory_type(buffer.dtype)
         if isinstance(index, Ramp) and is_contiguous(index):
             index = index.base
@@ -359,7 +387,7 @@ class ExpressionEmitter:
     def register_key(self, buffer: Buffer, index: PrimExpr) -> RegisterKey:
         """The SSA value an access of a register buffer stands for. Raises DemoteRegisterError if it
         has none."""
-        index = as_ramp(index)
+        index = self.affine(index)
         start = index.base if isinstance(index, Ramp) and is_contiguous(index) else index
         lanes = dt.lanes(index.dtype)
         constant = isinstance(start, IntImm) and start.value % lanes == 0

@@ -148,7 +148,7 @@ def _extreme(ordered: str, signed: str, unsigned: str, boolean: str) -> Emit:
             x, y = y, x
         # one vmaxps: the first operand unless y is beyond it, so a NaN in x stays
         best = b.select(b.compare(ordered, dtype, x, y), dtype, y, x, lanes)
-        if y[0] != "%":
+        if y[0] != "%" or "nnan" in b.flags:
             return best
         return b.select(b.compare("uno", dtype, y, y), dtype, y, best, lanes)
 

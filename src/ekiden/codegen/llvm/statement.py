@@ -11,7 +11,7 @@ from ekiden.codegen.common import stored_value
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.debug import FunctionLines
-from ekiden.codegen.llvm.expression import DemoteRegisterError, RegisterKey, as_ramp
+from ekiden.codegen.llvm.expression import DemoteRegisterError, RegisterKey
 from ekiden.codegen.llvm.packed_call import PackedCallEmitter
 from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
 from ekiden.ir import dtype as dt
@@ -173,19 +173,19 @@ class StatementEmitter(PackedCallEmitter):
         if kept != s.value.dtype:
             value = self.b.convert("zext", s.value.dtype, kept, value)
         self.memory_store(s, kept, value)
-        self.b.touch_memory()
+        self.b.touch_memory(self.place_of(s.buffer))
         return None
 
     def memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
         """A scalar, contiguous, masked or scattered store."""
-        b, kind, index = self.b, register_type(dtype), as_ramp(s.indices[0])
+        b, kind, index = self.b, register_type(dtype), self.affine(s.indices[0])
         lanes, align = dt.lanes(index.dtype), dt.itemsize(dt.element(dtype))
         mask = None
         if s.predicate is not None:
             mask = self.value(s.predicate)
         address, scatters = self.address(s.buffer, index)
         if lanes == 1 or (mask is None and not scatters):
-            b.effect(f"store {kind} {value}, ptr {address}, align {align}")
+            b.effect(f"store {kind} {value}, ptr {address}, align {align}{self.scope_of(s.buffer)}")
             return
         bits = register_type(dt.with_lanes("bool", lanes))
         form = f"scatter.{suffix(dtype)}.v{lanes}p0" if scatters else f"store.{suffix(dtype)}.p0"
@@ -194,12 +194,12 @@ class StatementEmitter(PackedCallEmitter):
         b.module.declare(f"llvm.masked.{form}", "void", [kind, place, "i32", bits])
         b.effect(
             f"call void @llvm.masked.{form}({kind} {value}, {place} {address},"
-            f" i32 {align}, {bits} {mask})"
+            f" i32 {align}, {bits} {mask}){self.scope_of(s.buffer)}"
         )
 
     def prefetch(self, s: Prefetch) -> None:
         """A hint; never faults."""
-        index = as_ramp(s.indices[0])
+        index = self.affine(s.indices[0])
         address, _ = self.address(s.buffer, index.base if isinstance(index, Ramp) else index)
         self.module.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
         self.b.effect(f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 {s.locality}, i32 1)")
@@ -380,6 +380,7 @@ class BodyEmitter(StatementEmitter):
 
     def __init__(self, module: Module, outer: StatementEmitter) -> None:
         super().__init__(module, outer.name, outer.demoted)
+        self.alias, self.fast_math = outer.alias, outer.fast_math
         self.outer = outer
         self.captured: list[tuple[int, str, Operand]] = []
         self.slots = 0

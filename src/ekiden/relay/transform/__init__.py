@@ -46,6 +46,7 @@ from ekiden.relay.transform.manifest_lifetimes import ManifestLifetimes
 from ekiden.relay.transform.memory_plan import MemoryPlan
 from ekiden.relay.transform.merge_compiler_regions import MergeCompilerRegions
 from ekiden.relay.transform.merge_composite import MergeComposite
+from ekiden.relay.transform.name_dimensions import NameDimensions
 from ekiden.relay.transform.partial_evaluate import PartialEvaluate
 from ekiden.relay.transform.partition_graph import PartitionGraph
 from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
@@ -63,6 +64,7 @@ function_pass = function_pass_over(Function)
 """Decorator: (relay.Function, module, context) -> relay.Function becomes a pass."""
 
 for _factory in (
+    NameDimensions,
     AnnotateSpans,
     ConvertLayout,
     DeadCodeElimination,
@@ -139,6 +141,7 @@ __all__ = [
     "MergeCompilerRegions",
     "MergeComposite",
     "ModulePass",
+    "NameDimensions",
     "PartialEvaluate",
     "PartitionGraph",
     "Pass",

@@ -21,7 +21,7 @@ from ekiden.ir.structural import structural_key
 from ekiden.ir.transform import Pass, PassContext, Sequential
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
-from ekiden.relay.expr import Call, Constant, Var
+from ekiden.relay.expr import Call, Constant, TupleGetItem, Var
 from ekiden.relay.transform.calls import typed
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import find_scopes, map_functions, on_body, rewrite_graph
@@ -96,7 +96,7 @@ def _wide_dense(data: RelayExpr, calls: Sequence[Call]) -> list[RelayExpr]:
     weight = op.concatenate([c.args[1] for c in calls], 0)
     kind = calls[0].checked_type
     assert isinstance(kind, TensorType)
-    whole = op.nn.dense(data, weight, out_dtype=out_dtype)
+    whole = op.nn.dense(data, weight, sum(sizes), out_dtype)
     return _cut(whole, sizes, len(kind.shape) - 1)
 
 
@@ -105,7 +105,8 @@ def _batched_dense(data: RelayExpr, calls: Sequence[Call]) -> list[RelayExpr]:
     left = op.stack([data] * len(calls), 0)
     right = op.stack([c.args[1] for c in calls], 0)
     whole = op.nn.batch_matmul(left, right, out_dtype=out_dtype)
-    return [op.squeeze(part, axis=[0]) for part in _cut(whole, [1] * len(calls), 0)]
+    parts = op.split(whole, len(calls), 0)
+    return [op.squeeze(TupleGetItem(parts, i), axis=[0]) for i in range(len(calls))]
 
 
 def _batch_matmul_key(call: Call) -> Key | None:

@@ -123,7 +123,7 @@ def _follow(operand: RelayExpr, perm: Perm) -> RelayExpr | None:
 
 def _reshaped(operand: RelayExpr, shape: tuple[PrimExpr, ...]) -> RelayExpr:
     if not isinstance(operand, Constant):
-        return infer_here(op.reshape(operand, shape))
+        return infer_here(op.reshape(operand, shape, allowzero=True))
     data = operand.data.reshape([1] * (len(shape) - operand.data.ndim) + list(operand.data.shape))
     made = Constant(data, span=operand.span)
     kind = operand.checked_type
@@ -232,7 +232,7 @@ def _reshape(call: Call, perm: Perm) -> RelayExpr | None:
     ordered = transpose(below, tuple(order))
     shape = list(_shape(ordered))
     shape[start : start + old] = after[head : head + new]
-    made = infer_here(op.reshape(ordered, tuple(shape)))
+    made = infer_here(op.reshape(ordered, tuple(shape), allowzero=True))
     shifted = [p if p < start else p + new - old for p in perm]
     moved = [*shifted[:head], *range(start, start + new), *shifted[head + old :]]
     return transpose(made, tuple(moved))
@@ -309,7 +309,7 @@ def _tidy(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         return data
     if op_of(new) == "reshape" and not is_view:
         return new
-    return _with_span(infer_here(op.reshape(data, shape)), new)
+    return _with_span(infer_here(op.reshape(data, shape, allowzero=True)), new)
 
 
 def convert_layout(root: RelayExpr) -> RelayExpr:

@@ -3,7 +3,8 @@
     fn (%x, %y) { multiply(%x, %y) }
 ->  fn (%x, %y) { (multiply(%x, %y), (multiply(ones_like(..), %y), multiply(ones_like(..), %x))) }
 
-The result is summed to a number in thought: its gradient starts as ones. Calls of functions are
+The result is summed to a number in thought: its gradient starts as ones. Of several results the
+first is differentiated, as in TVM; the others come along. Calls of functions are
 inlined first; an `If` becomes a second `If` over the same condition that computes the gradients of
 the branch taken, and computes that branch's values again. What is made is an ordinary function,
 which can be differentiated again.
@@ -100,9 +101,10 @@ def _flattened(function: Function) -> Function:
 
 
 def _seed(expr: RelayExpr, kind: Type) -> Grad:
-    """Ones for every tensor of the result."""
-    if isinstance(kind, TupleType):
-        return [_seed(TupleGetItem(expr, i), field) for i, field in enumerate(kind.fields)]
+    """Ones for the result, or for the first of several."""
+    if isinstance(kind, TupleType) and kind.fields:
+        others: list[Grad | None] = [None] * (len(kind.fields) - 1)
+        return [_seed(_field(expr, 0), kind.fields[0]), *others]
     if not isinstance(kind, TensorType):
         raise DifferentiationError(f"gradient: the result must be a tensor, got {type_text(kind)}")
     return op.ones_like(expr)

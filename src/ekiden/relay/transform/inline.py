@@ -4,7 +4,7 @@
 ->  def @main(%x) { %0 = nn.relu(%x); add(%0, %0) }
 
 Functions with the attribute Inline are inlined, unless they are recursive or polymorphic; one that
-nothing refers to any more goes away. An argument that is more than a name stays evaluated once: as
+was inlined everywhere goes away. An argument that is more than a name stays evaluated once: as
 a shared value where it is pure, bound by a let where it is not. A function for an external compiler
 stays whole and is called in place.
 """
@@ -37,7 +37,8 @@ def inline(module: IRModule, wanted: Callable[[GlobalVar, Function], bool]) -> I
         done[name] = function = function.with_fields(body=_with_bodies(function.body, inlined))
         if name not in recursive and not function.type_params and wanted(name, function):
             inlined[name] = function
-    return _without_unused(module.with_functions(done), set(inlined))
+    used = {name for name in inlined if graph.ref_count(name)}
+    return _without_unused(module.with_functions(done), used)
 
 
 def _with_bodies(body: RelayExpr, functions: Mapping[GlobalVar, Function]) -> RelayExpr:
@@ -52,7 +53,9 @@ def _with_bodies(body: RelayExpr, functions: Mapping[GlobalVar, Function]) -> Re
             if callee.attr("Compiler") is None:
                 return apply(callee, new)
             made = new.with_fields(op=callee)
-            made.set_checked_type(old.checked_type)
+            known = old.checked_type_or_none()
+            if known is not None:
+                made.set_checked_type(known)
             return made
         return new
 

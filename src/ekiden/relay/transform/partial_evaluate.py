@@ -25,6 +25,7 @@ from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array, Op
 from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.ir.type import Type, TypeVar
 from ekiden.relay.expr import (
     Call,
     Clause,
@@ -53,7 +54,7 @@ from ekiden.relay.transform.fold_constant import has_symbols
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body
 from ekiden.relay.transform.to_a_normal_form import to_a_normal_form
-from ekiden.relay.visitor import children, map_pattern, pattern_vars, rebuild
+from ekiden.relay.visitor import children, map_pattern, pattern_vars, rebuild, type_post_order
 
 MAX_DEPTH = 5_000
 """Calls that are unrolled inside each other, before the rest is left as it is."""
@@ -262,7 +263,11 @@ class _Specializer:
         name = Var(closure.own_var.name_hint if closure.own_var else "f")
         value.expr, value.scope = name, scope
         inner = Scope(scope, decided=False)
-        params = [Var(p.name_hint, p.type_annotation, span=p.span) for p in function.params]
+        own_types = set(function.type_params)
+        params = [
+            Var(p.name_hint, _closed(p.type_annotation, own_types), span=p.span)
+            for p in function.params
+        ]
         env = Env({}, *closure.env.maps)
         env.update(
             {p: Value(expr=n, scope=inner) for p, n in zip(function.params, params, strict=True)}
@@ -270,7 +275,8 @@ class _Specializer:
         if closure.own_var is not None:
             env[closure.own_var] = Value(expr=name, scope=scope)
         body = yield self._finish(function.body, env, inner)
-        made = function.with_fields(params=tuple(params), body=body.expr)
+        ret_type = _closed(function.ret_type, own_types)
+        made = function.with_fields(params=tuple(params), body=body.expr, ret_type=ret_type)
         scope.bindings.append((name, made))
         return value
 
@@ -298,10 +304,10 @@ class _Specializer:
             fields = args[0].known
             if isinstance(fields, tuple):
                 inside = yield from self._atoms(fields, scope)
-                made = Call(callee, (Tuple(inside),), call.attrs, call.type_args, span=call.span)
+                made = Call(callee, (Tuple(inside),), call.attrs, span=call.span)
                 return self._bind(made, scope)
         atoms = yield from self._atoms(args, scope)
-        return self._bind(Call(callee, atoms, call.attrs, call.type_args, span=call.span), scope)
+        return self._bind(Call(callee, atoms, call.attrs, span=call.span), scope)
 
     def _may_unroll(self, closure: Closure, args: Sequence[Value], scope: Scope) -> bool:
         if closure.function.attr("SkipOptimization") or len(self.active) > MAX_DEPTH:
@@ -367,6 +373,12 @@ class _Specializer:
         values = yield from self._all(inside, env, scope)
         atoms = yield from self._atoms(values, scope)
         return self._bind(rebuild(expr, atoms), scope)
+
+
+def _closed(kind: Type | None, own: set[TypeVar]) -> Type | None:
+    """A type, unless it names a type parameter of a function around, which is no longer there."""
+    parts = [] if kind is None else type_post_order(kind)
+    return None if any(isinstance(t, TypeVar) and t not in own for t in parts) else kind
 
 
 def _expr(value: Value) -> RelayExpr:

@@ -70,7 +70,8 @@ class BlockSteps(Steps):
         `index` is the place among the statements of the loop: -1 just before the first reader, -2
         at the start. Proved: the block is complete or a reduction, the only writer, no output; all
         its readers are in the loop, what it reads is final. Parts that steps share are computed
-        again in each (see `rolling_buffer`).
+        again in each (see `rolling_buffer`). A buffer of scope "shared" gets what all threads of
+        the loops around need; its own loops may then be bound to the same thread axes.
         """
         if self._elsewhere(block, loop):
             return

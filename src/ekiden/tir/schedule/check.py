@@ -327,7 +327,7 @@ def steps_disjoint(
         return None
     first = touched[0]
     if all(_same_place(first, each) for each in touched):
-        return determines(first.indices, own | ranges_of(first.loops), wanted)
+        return _told_apart(first.indices, own | ranges_of(first.loops), wanted, outer)
     box = region(buffer, touched, outer)
     corners: list[PrimExpr] = []
     for axis, each in enumerate(box):
@@ -337,7 +337,17 @@ def steps_disjoint(
         inside = Var(f"x{axis}")
         own[inside] = Range(each.extent)
         corners.append(each.low + inside)
-    return determines(corners, own, wanted)
+    return _told_apart(corners, own, wanted, outer)
+
+
+def _told_apart(
+    indices: Sequence[PrimExpr], iters: dict[Var, Range], wanted: set[Var], outer: Sequence[For]
+) -> str | None:
+    """As `determines`, the loops around being fixed, or else any: whichever can be shown."""
+    fault = determines(indices, iters, wanted)
+    if fault is None or determines(indices, ranges_of(outer) | iters, wanted) is None:
+        return None
+    return fault
 
 
 def _same_place(a: Access, b: Access) -> bool:

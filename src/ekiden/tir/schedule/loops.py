@@ -20,6 +20,7 @@ from ekiden.tir.schedule.program import (
     refuse,
     serial,
     wrap,
+    written,
 )
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, ForKind, IterVar, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, sequence, sub_statements, substitute
@@ -374,7 +375,10 @@ def bind(program: Program, loop: For, thread_axis: str) -> PrimFunc:
             f"bind {name!r}: expected one of {', '.join(THREADS + VIRTUAL)}, got {thread_axis!r}",
             loop,
         )
-    for each in _same_nest(program, loop):
+    # What is copied to shared memory is shared out between the threads that stand around it.
+    copied = [b.scope for leaf in program.leaves(loop.body) for b in written(leaf.block)]
+    together = bool(copied) and all(scope.startswith("shared") for scope in copied)
+    for each in () if together else _same_nest(program, loop):
         if (each.annotations or {}).get("thread") == thread_axis and thread_axis in THREADS:
             refuse(
                 f"bind {name!r}: loop {each.loop_var.name!r} in the same nest is bound to "

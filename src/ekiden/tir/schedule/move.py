@@ -160,11 +160,25 @@ def _needed_ranges(realize: BlockRealize, loop: For, outer: Sequence[For]) -> di
         indices = _output_indices(realize, buffer)
         if not indices and buffer.shape:
             return {}
-        one = _required(realize, indices, region(buffer, touched, outer))
+        shared = [x for x in outer if _shares(x, buffer)]
+        kept = [x for x in outer if x not in shared]
+        touched = [
+            Access(a.indices, (*shared, *a.loops), a.is_store, a.conditional, a.extents)
+            for a in touched
+        ]
+        one = _required(realize, indices, region(buffer, touched, kept))
         if ranges is not None and not _same_ranges(ranges, one):
             return {}
         ranges = one
     return ranges or {}
+
+
+def _shares(loop: For, buffer: Buffer) -> bool:
+    """Whether the steps of a loop are threads that see one copy of a buffer: then it holds what
+    all of them need.
+    """
+    axis = str((loop.annotations or {}).get("thread", ""))
+    return axis.startswith("threadIdx") and buffer.scope.startswith("shared")
 
 
 def _same_ranges(a: Mapping[Var, Range], b: Mapping[Var, Range]) -> bool:

@@ -12,8 +12,8 @@
 `add_one` is a PrimFunc; `add_one.script()` is its text and `from_source` reads it back.
 """
 
-from ekiden.tir.script.builtins import T
+from ekiden.tir.script.builtins import I, T
 from ekiden.tir.script.decorator import ir_module, prim_func
 from ekiden.tir.script.parser import from_source
 
-__all__ = ["T", "from_source", "ir_module", "prim_func"]
+__all__ = ["I", "T", "from_source", "ir_module", "prim_func"]

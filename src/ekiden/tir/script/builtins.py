@@ -10,10 +10,12 @@ statements (`T.grid`, `T.block`, `T.axis.remap`, ...) has meaning only inside a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from ekiden.ir import dtype as dt
 from ekiden.ir import intrinsic, prim
+from ekiden.ir.module import IRModule
 from ekiden.ir.prim import (
     AnyDim,
     BinaryExpr,
@@ -317,7 +319,36 @@ def _has_lanes(name: str) -> bool:
     return "x" not in name or name.partition("x")[2].isdigit()
 
 
+class ModuleNamespace:
+    """`I`: what modules are made with; `relay` and `module_attrs` mean something in their class."""
+
+    def __init__(self) -> None:
+        self.ir_module: object = None
+        """The decorator; set where it is defined."""
+
+    def relay(self, text: str) -> IRModule:
+        """Relay functions and types as text. Raises ValueError before `ekiden.relay` is loaded."""
+        if IRModule.relay_reader is None:
+            raise ValueError("I.relay: import ekiden.relay first")
+        return IRModule.relay_reader(text)
+
+    def module_attrs(self, attrs: Mapping[str, object]) -> ModuleAttrs:
+        """The attributes of a module."""
+        return ModuleAttrs(attrs_of(attrs))
+
+    def __repr__(self) -> str:
+        return "I"
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleAttrs:
+    """What I.module_attrs says."""
+
+    values: Mapping[str, object]
+
+
 T = Namespace()
+I = ModuleNamespace()  # noqa: E741
 
 
 def attrs_of(values: Mapping[str, object]) -> dict[str, object]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import overload
 
-from ekiden.ir.expr import BaseFunc
+from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.tir.script import builtins as script
 from ekiden.tir.script.evaluate import Source
@@ -71,11 +71,20 @@ def _outer(caller: FrameType | None) -> dict[str, object]:
 
 
 def ir_module(cls: type) -> IRModule:
-    """A class whose attributes are functions, as a module of them."""
-    functions: dict[str, BaseFunc] = {
-        name: value for name, value in vars(cls).items() if isinstance(value, BaseFunc)
-    }
-    return IRModule(dict(functions.items()))
+    """A class whose attributes are functions, as a module of them; `relay = I.relay(...)` adds
+    Relay's.
+    """
+    functions: dict[GlobalVar | str, BaseFunc] = {}
+    found = IRModule()
+    for name, value in vars(cls).items():
+        if isinstance(value, BaseFunc):
+            functions[name] = value
+        elif isinstance(value, IRModule):
+            found = value
+    merged: dict[GlobalVar | str, BaseFunc] = dict(found.functions.items())
+    merged.update(functions)
+    return IRModule(merged, found.type_definitions, found.attrs)
 
 
+script.I.ir_module = ir_module
 script.T.prim_func = prim_func

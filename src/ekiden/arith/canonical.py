@@ -1,0 +1,599 @@
+"""The normal form of integer expressions: a polynomial over atoms, with bounds and proofs.
+
+An atom is what the form does not look into: a variable, a quotient, a minimum, a load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ekiden.arith import poly, rewrite
+from ekiden.arith.poly import ONE, Key, Monomial, Poly
+from ekiden.ir.prim import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    NE,
+    Add,
+    And,
+    AnyDim,
+    BinaryExpr,
+    Cast,
+    Div,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Intrinsic,
+    Max,
+    Min,
+    Mul,
+    Not,
+    Or,
+    PrimExpr,
+    Select,
+    SizeVar,
+    Sub,
+    Var,
+    const,
+)
+from ekiden.ir.prim_visitor import children, literals, pending, post_order, rebuild
+
+Bound: TypeAlias = float
+"""An int, or an infinity."""
+Interval: TypeAlias = tuple[Bound, Bound]
+
+
+EVERYTHING: Interval = (-math.inf, math.inf)
+DEPTH = 6
+"""How many variables with symbolic ranges a proof may replace."""
+
+
+def _times(a: Bound, b: Bound) -> Bound:
+    return 0 if a == 0 or b == 0 else a * b
+
+
+def _interval_product(x: Interval, y: Interval) -> Interval:
+    corners = [_times(a, b) for a in x for b in y]
+    return min(corners), max(corners)
+
+
+class _Atom:
+    """Something the normal form does not look into: a variable, a quotient, a load."""
+
+    __slots__ = ("bound", "divisor", "expr", "numerator", "order")
+
+    def __init__(self, expr: PrimExpr, bound: Interval, order: tuple[object, ...]) -> None:
+        self.expr = expr
+        self.bound = bound
+        self.order = order
+        self.numerator: Key | None = None
+        self.divisor: int = 0
+
+
+class CanonicalForm:
+    """Turns expressions into polynomials over atoms, applying the rules of `arith.rules`, and back.
+
+    What is known of variables is set by its subclass, the Analyzer.
+    """
+
+    def __init__(self) -> None:
+        self._atoms: list[_Atom] = []
+        self._numbers: dict[object, int] = {}
+        self._ranges: dict[int, tuple[Poly, Poly]] = {}
+        self._memo: dict[int, Poly] = {}
+        self._alive: list[PrimExpr] = []
+        self._terms: dict[tuple[Monomial, int], PrimExpr] = {}
+        self._rewritten: dict[object, Poly] = {}
+        """What rules made of nodes, by the key the node would have as an atom."""
+        self._rewriting = 0
+        self._values: dict[int, Poly] = {}
+        """What variables were bound to."""
+        self._bound_vars: list[Var] = []
+        self._facts: list[Poly] = []
+        """What is known to be >= 0 in the scope."""
+        self._true: dict[Key, int] = {}
+        """Conditions that are no comparisons, known to be 1 or 0 in the scope."""
+
+    def can_prove(self, condition: PrimExpr, strength: int = 0) -> bool:
+        """Whether a bool is known to be true; `strength` is TVM's, every proof is tried."""
+        del strength
+        return poly.constant_of(self._poly(condition)) == 1
+
+    def _mentions(self, atom: int, variable: int) -> bool:
+        wanted = self._atoms[variable].expr
+        expr = self._atoms[atom].expr
+        return not isinstance(expr, Var) and any(e is wanted for e in post_order(expr))
+
+    # The normal form.
+
+    def _poly(self, expr: PrimExpr) -> Poly:
+        found = self._memo.get(id(expr))
+        if found is not None:
+            return found
+        for each in pending((expr,), self._memo):
+            self._memo[id(each)] = self._node(each)
+            self._alive.append(each)
+        return self._memo[id(expr)]
+
+    def _node(self, expr: PrimExpr) -> Poly:
+        if isinstance(expr, IntImm):
+            return poly.constant(int(expr.value))
+        if isinstance(expr, Var):
+            found = self._values.get(id(expr))
+            made: Poly = {(self._variable(expr),): 1} if found is None else found
+        else:
+            made = self._by_kind(expr)
+        if self._true and expr.dtype == "bool":
+            known = self._true.get(poly.key(made))
+            return made if known is None else poly.constant(known)
+        return made
+
+    def _by_kind(self, expr: PrimExpr) -> Poly:
+        rule = _RULES.get(type(expr))
+        if rule is not None and _is_index(expr):
+            return rule(self, expr)
+        return self._opaque(expr)
+
+    def _variable(self, var: Var) -> int:
+        bound = (
+            (0, math.inf if var.upper is None else var.upper)
+            if isinstance(var, SizeVar)
+            else EVERYTHING
+        )
+        return self._number(("var", id(var)), lambda: var, bound, (0, var.name))
+
+    def _number(
+        self, key: object, make: Callable[[], PrimExpr], bound: Interval, order: tuple[object, ...]
+    ) -> int:
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = len(self._atoms)
+            self._atoms.append(_Atom(make(), bound, order))
+        return found
+
+    def _opaque(self, expr: PrimExpr, bound: Interval | None = None) -> Poly:
+        """A node of another kind, over simplified children, or what a rule makes of it."""
+        inside = children(expr)
+        polys = [self._memo[id(c)] for c in inside]
+        literal = tuple(
+            id(v) if not isinstance(v, (str, int, float)) else v for v in literals(expr)
+        )
+        if isinstance(expr, BinaryExpr):
+            literal = (expr.a.dtype, expr.dtype)
+        key = (
+            type(expr),
+            literal,
+            *(poly.key(p) for p in polys),
+            id(expr) if isinstance(expr, AnyDim) else 0,
+        )
+
+        def make() -> PrimExpr:
+            return rebuild(
+                expr, [self._emit(p, c.dtype) for p, c in zip(polys, inside, strict=True)]
+            )
+
+        if key in self._numbers:
+            return {(self._numbers[key],): 1}
+        if key in self._rewritten:
+            return self._rewritten[key]
+        made = make()
+        if isinstance(made, IntImm):
+            return poly.constant(int(made.value))
+        changed = self._rewrite(key, made)
+        if changed is not None:
+            return changed
+        natural = _natural_bound(expr) if bound is None else bound
+        return {(self._number(key, lambda: made, natural, (1, type(expr).__name__)),): 1}
+
+    def _rewrite(self, key: object, made: PrimExpr) -> Poly | None:
+        """The normal form of what a rule makes of a node, remembered; None if no rule fits."""
+        if self._rewriting == DEPTH:
+            return None
+        changed = rewrite.apply(made, self.can_prove)
+        if changed is None:
+            return None
+        self._rewriting += 1
+        found = self._rewritten[key] = self._poly(changed)
+        self._rewriting -= 1
+        return found
+
+    def _emit(self, p: Poly, dtype: str) -> PrimExpr:
+        atoms = self._atoms
+        if len(p) == 1:
+            ((monomial, coefficient),) = p.items()
+            if coefficient == 1 and len(monomial) == 1:
+                return atoms[monomial[0]].expr
+        number = poly.constant_of(p)
+        if number is not None:
+            return const(number, dtype)
+        terms = sorted((m for m in p if m), key=lambda m: ([atoms[a].order for a in m], m))
+        terms.sort(key=lambda m: p[m] < 0)
+        total: PrimExpr | None = None
+        for monomial in terms:
+            total = _accumulate(
+                total, self._scaled(monomial, p[monomial], total is None), p[monomial]
+            )
+        assert total is not None
+        offset = p.get(ONE, 0)
+        return total + offset if offset >= 0 else total - -offset
+
+    def _scaled(self, monomial: Monomial, scale: int, first: bool) -> PrimExpr:
+        """A term without its sign (with it, if it comes first); the same object each time."""
+        scale = scale if first else abs(scale)
+        found = self._terms.get((monomial, scale))
+        if found is None:
+            found = self._terms[monomial, scale] = self._product(monomial) * scale
+        return found
+
+    def _product(self, monomial: Monomial) -> PrimExpr:
+        total = self._atoms[monomial[0]].expr
+        for atom in monomial[1:]:
+            total = total * self._atoms[atom].expr
+        return total
+
+    # Bounds and proofs.
+
+    def _bound(self, p: Poly) -> Interval:
+        low: Bound = 0
+        high: Bound = 0
+        for monomial, coefficient in p.items():
+            term: Interval = (coefficient, coefficient)
+            for atom in monomial:
+                term = _interval_product(term, self._atoms[atom].bound)
+            low, high = low + term[0], high + term[1]
+        return low, high
+
+    def _nonnegative(self, p: Poly, depth: int = DEPTH) -> bool:
+        """Whether p >= 0 is known: by constant bounds, or after replacing ranged variables by their
+        ends.
+        """
+        if self._bound(p)[0] >= 0:
+            return True
+        if depth == 0:
+            return False
+        for fact in self._facts:
+            left = _without_fact(p, fact)
+            if left is not None and self._nonnegative(left, depth - 2):
+                return True
+        if not self._ranges:
+            return False
+        inside = {a for m in p for a in m if a in self._ranges}
+        for atom in sorted(inside, reverse=True):
+            replaced = self._at_worst(p, atom)
+            if replaced is not None:
+                return self._nonnegative(replaced, depth - 1)
+        return False
+
+    def _at_worst(self, p: Poly, atom: int) -> Poly | None:
+        """p with a ranged variable at the end where p is lowest; None if p is not known monotonic
+        in it.
+        """
+        slope: Poly = {}
+        rest: Poly = {}
+        for monomial, coefficient in p.items():
+            if atom in monomial:
+                left = list(monomial)
+                left.remove(atom)
+                slope[tuple(left)] = coefficient
+            else:
+                rest[monomial] = coefficient
+        if any(atom in m for m in slope) or any(self._mentions(a, atom) for m in p for a in m):
+            return None
+        low, high = self._bound(slope)
+        if low >= 0 or high <= 0:
+            end = self._ranges[atom][0 if low >= 0 else 1]
+            return poly.add(rest, poly.multiply(slope, end))
+        return None
+
+    def _decide(self, kind: type[BinaryExpr], p: Poly) -> bool | None:
+        """Whether `p kind 0` is known."""
+        low, high = self._bound(p)
+        if kind in (EQ, NE):
+            if low > 0 or high < 0 or not p or self._never_zero(p):
+                return (kind is EQ) == (not p)
+            if low == high == 0:
+                return kind is EQ
+            return self._decide_by_facts(p, kind is EQ) if self._facts else None
+        if kind in (GT, GE):
+            p, kind = {m: -c for m, c in p.items()}, LT if kind is GT else LE
+        if self._nonnegative(poly.add(poly.constant(-1 if kind is LT else 0), p, -1)):
+            return True
+        return (
+            False
+            if self._nonnegative(poly.add(p, poly.constant(0 if kind is LT else -1)))
+            else None
+        )
+
+    def _decide_by_facts(self, p: Poly, wants_zero: bool) -> bool | None:
+        """Whether p is 0 (or, with `wants_zero` false, is not), if the scope's facts say it."""
+        below = poly.add({}, p, -1)
+        if self._nonnegative(p) and self._nonnegative(below):
+            return wants_zero
+        one = poly.constant(-1)
+        if self._nonnegative(poly.add(p, one)) or self._nonnegative(poly.add(below, one)):
+            return not wants_zero
+        return None
+
+    def _never_zero(self, p: Poly) -> bool:
+        coeff = poly.content(p)
+        return bool(coeff) and p.get(ONE, 0) % coeff != 0
+
+    # Rules per node. Each gives the normal form of a node whose children have theirs.
+
+    def _of(self, expr: PrimExpr) -> Poly:
+        return self._memo[id(expr)]
+
+    def _add(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, Add)
+        return self._recombine(poly.add(self._of(e.a), self._of(e.b)))
+
+    def _sub(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, Sub)
+        return self._recombine(poly.add(self._of(e.a), self._of(e.b), -1))
+
+    def _mul(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, Mul)
+        return poly.multiply(self._of(e.a), self._of(e.b))
+
+    def _recombine(self, p: Poly) -> Poly:
+        """(x // c) * c + x % c -> x"""
+        for monomial, scale in p.items():
+            if len(monomial) != 1:
+                continue
+            atom = self._atoms[monomial[0]]
+            if atom.numerator is None or not isinstance(atom.expr, FloorMod):
+                continue
+            quotient = self._numbers.get((FloorDiv, atom.numerator, atom.divisor))
+            if quotient is not None and p.get((quotient,)) == scale * atom.divisor:
+                rest = {m: c for m, c in p.items() if m not in (monomial, (quotient,))}
+                return self._recombine(poly.add(rest, dict(atom.numerator), scale))
+        return p
+
+    def _div(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, Div)
+        a, b = self._of(e.a), self._of(e.b)
+        if self._bound(a)[0] >= 0 and self._bound(b)[0] >= 0:
+            return self._divide(a, b, e.dtype)
+        return self._opaque(e)
+
+    def _floordiv(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, FloorDiv)
+        return self._divide(self._of(e.a), self._of(e.b), e.dtype)
+
+    def _floormod(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, FloorMod)
+        return self._modulo(self._of(e.a), self._of(e.b), e.dtype)
+
+    def _divide(self, p: Poly, d: Poly, dtype: str) -> Poly:
+        divisor = poly.constant_of(d)
+        if divisor is not None and divisor > 0:
+            quotient, rest = poly.split(p, divisor)
+            return poly.add(quotient, self._small_quotient(rest, divisor, dtype))
+        parts = poly.split_symbolic(p, d)
+        if parts is None or divisor is not None:
+            return self._quotient_atom(FloorDiv, p, d, dtype)
+        quotient, rest = parts
+        if self._within(rest, d):
+            return quotient
+        return poly.add(quotient, self._quotient_atom(FloorDiv, rest, d, dtype))
+
+    def _within(self, p: Poly, d: Poly) -> bool:
+        """Whether 0 <= p < d is known."""
+        if not p:
+            return True
+        return self._nonnegative(p) and self._nonnegative(
+            poly.add(poly.add(d, p, -1), poly.constant(-1))
+        )
+
+    def _small_quotient(self, p: Poly, divisor: int, dtype: str) -> Poly:
+        """p // divisor, nothing in p being divisible."""
+        low, high = self._bound(p)
+        if low > -math.inf and high < math.inf and low // divisor == high // divisor:
+            return poly.constant(int(low // divisor))
+        if self._within(p, poly.constant(divisor)):
+            return {}
+        common = math.gcd(poly.content(p), divisor)
+        if common > 1:
+            return self._small_quotient(poly.split(p, common)[0], divisor // common, dtype)
+        nested = self._as_quotient(p)
+        if nested is not None:
+            return self._divide(dict(nested[0]), poly.constant(nested[1] * divisor), dtype)
+        return self._quotient_atom(FloorDiv, p, poly.constant(divisor), dtype)
+
+    def _as_quotient(self, p: Poly) -> tuple[Key, int] | None:
+        """(x, c) if p is x // c."""
+        if len(p) != 1:
+            return None
+        ((monomial, scale),) = p.items()
+        if scale != 1 or len(monomial) != 1:
+            return None
+        atom = self._atoms[monomial[0]]
+        if atom.numerator is None or not isinstance(atom.expr, FloorDiv):
+            return None
+        return atom.numerator, atom.divisor
+
+    def _modulo(self, p: Poly, d: Poly, dtype: str) -> Poly:
+        divisor = poly.constant_of(d)
+        if divisor is not None and divisor > 0:
+            return self._small_modulo(poly.split(p, divisor)[1], divisor, dtype)
+        parts = poly.split_symbolic(p, d)
+        if parts is None or divisor is not None:
+            return self._quotient_atom(FloorMod, p, d, dtype)
+        rest = parts[1]
+        return rest if self._within(rest, d) else self._quotient_atom(FloorMod, rest, d, dtype)
+
+    def _small_modulo(self, p: Poly, divisor: int, dtype: str) -> Poly:
+        low, high = self._bound(p)
+        if low > -math.inf and high < math.inf and low // divisor == high // divisor:
+            return poly.add(p, poly.constant(-int(low // divisor) * divisor))
+        if self._within(p, poly.constant(divisor)):
+            return p
+        common = math.gcd(poly.content(p), divisor)
+        if common > 1:
+            quotient, rest = poly.split(p, common)
+            inner = self._small_modulo(quotient, divisor // common, dtype)
+            return poly.add(rest, inner, common)
+        p = {m: (c % divisor if m else c) for m, c in p.items()} if self._bound(p)[0] >= 0 else p
+        return self._quotient_atom(FloorMod, p, poly.constant(divisor), dtype)
+
+    def _quotient_atom(self, kind: type[BinaryExpr], p: Poly, d: Poly, dtype: str) -> Poly:
+        divisor = poly.constant_of(d)
+        if not p and divisor != 0:
+            return {}
+        numerator = poly.key(p)
+        key = (kind, numerator, divisor if divisor is not None else poly.key(d))
+        if key in self._rewritten:
+            return self._rewritten[key]
+        if key not in self._numbers:
+            made = kind(self._emit(p, dtype), self._emit(d, dtype), dtype)
+            changed = self._rewrite(key, made)
+            if changed is not None:
+                return changed
+            number = self._number(
+                key, lambda: made, self._quotient_bound(kind, p, d), (1, kind.__name__)
+            )
+            if divisor:
+                self._atoms[number].numerator, self._atoms[number].divisor = numerator, divisor
+        return {(self._numbers[key],): 1}
+
+    def _quotient_bound(self, kind: type[BinaryExpr], p: Poly, d: Poly) -> Interval:
+        low, high = self._bound(p)
+        smallest, largest = self._bound(d)
+        if smallest < 0:
+            return EVERYTHING
+        if kind is FloorMod:
+            return 0, min(largest - 1, high if low >= 0 else math.inf)
+        step = max(smallest, 1)
+        if smallest == largest:
+            return _floor(low, step), _floor(high, step)
+        return (0 if low >= 0 else low), (_floor(high, step) if high >= 0 else 0)
+
+    def _extreme(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, (Min, Max))
+        a, b = self._of(e.a), self._of(e.b)
+        difference = poly.add(a, b, -1)
+        if self._nonnegative(difference):
+            return a if isinstance(e, Max) else b
+        if self._nonnegative(poly.add({}, difference, -1)):
+            return b if isinstance(e, Max) else a
+        first, second = sorted((a, b), key=poly.key)
+        (low, high), (low2, high2) = self._bound(first), self._bound(second)
+        pick = max if isinstance(e, Max) else min
+        key = (type(e), poly.key(first), poly.key(second))
+        if key in self._rewritten:
+            return self._rewritten[key]
+        if key not in self._numbers:
+            made = type(e)(self._emit(first, e.dtype), self._emit(second, e.dtype), e.dtype)
+            changed = self._rewrite(key, made)
+            if changed is not None:
+                return changed
+            bound = (pick(low, low2), pick(high, high2))
+            self._number(key, lambda: made, bound, (1, type(e).__name__))
+        return {(self._numbers[key],): 1}
+
+    def _compare(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, BinaryExpr)
+        known = self._decide(type(e), poly.add(self._of(e.a), self._of(e.b), -1))
+        return self._opaque(e) if known is None else poly.constant(int(known))
+
+    def _and(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, (And, Or))
+        absorbing = int(isinstance(e, Or))
+        a, b = self._of(e.a), self._of(e.b)
+        if poly.constant_of(a) is not None:
+            return a if poly.constant_of(a) == absorbing else b
+        if poly.constant_of(b) is not None:
+            return b if poly.constant_of(b) == absorbing else a
+        return a if a == b else self._opaque(e)
+
+    def _not(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, Not)
+        value = poly.constant_of(self._of(e.a))
+        return self._opaque(e) if value is None else poly.constant(1 - value)
+
+    def _select(self, e: PrimExpr) -> Poly:
+        condition, yes, no = (self._of(c) for c in children(e))
+        value = poly.constant_of(condition)
+        if value is not None or yes == no:
+            return no if value == 0 else yes
+        if not is_number(e):
+            return self._opaque(e)
+        (low, high), (low2, high2) = self._bound(yes), self._bound(no)
+        return self._opaque(e, (min(low, low2), max(high, high2)))
+
+    def _guard(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, Intrinsic)
+        return self._select(e) if e.op == "if_then_else" else self._opaque(e)
+
+    def _cast(self, e: PrimExpr) -> Poly:
+        assert isinstance(e, Cast)
+        value = self._of(e.value)
+        exact = (e.dtype == "int64" and e.value.dtype == "int32") or e.dtype == e.value.dtype
+        if exact and (self._is_affine_of_small(value) or poly.constant_of(value) is not None):
+            return value
+        return self._opaque(e)
+
+    def _is_affine_of_small(self, p: Poly) -> bool:
+        return all(abs(b) < 2**31 for b in self._bound(p)) and not any(
+            self._atoms[a].expr.dtype != "int64" for m in p for a in m
+        )
+
+
+def _without_fact(p: Poly, fact: Poly) -> Poly | None:
+    """p - scale * fact for the scale > 0 that removes a term of it; None if there is none."""
+    for monomial, coefficient in fact.items():
+        have = p.get(monomial, 0)
+        if monomial and have and have * coefficient > 0 and have % coefficient == 0:
+            return poly.add(p, fact, -(have // coefficient))
+    return None
+
+
+def _floor(value: Bound, divisor: Bound) -> Bound:
+    return value if math.isinf(value) else value // divisor
+
+
+def _accumulate(total: PrimExpr | None, term: PrimExpr, scale: int) -> PrimExpr:
+    if total is None:
+        return term
+    return total + term if scale > 0 else total - term
+
+
+def is_number(expr: PrimExpr) -> bool:
+    """Whether it is an integer of indices and sizes."""
+    return expr.dtype in ("int64", "int32")
+
+
+def _is_index(expr: PrimExpr) -> bool:
+    """Whether the rules of whole numbers hold: int32 and int64 scalars, and bools made of them."""
+    if isinstance(expr, (EQ, NE, LT, LE, GT, GE)):
+        return is_number(expr.a)
+    return is_number(expr) or isinstance(expr, (And, Or, Not, Select, Intrinsic))
+
+
+def _natural_bound(expr: PrimExpr) -> Interval:
+    if expr.dtype == "bool":
+        return 0, 1
+    return (0, math.inf) if isinstance(expr, AnyDim) else EVERYTHING
+
+
+_RULES: dict[type[PrimExpr], Callable[[CanonicalForm, PrimExpr], Poly]] = {
+    Add: CanonicalForm._add,
+    Sub: CanonicalForm._sub,
+    Mul: CanonicalForm._mul,
+    Div: CanonicalForm._div,
+    FloorDiv: CanonicalForm._floordiv,
+    FloorMod: CanonicalForm._floormod,
+    Min: CanonicalForm._extreme,
+    Max: CanonicalForm._extreme,
+    And: CanonicalForm._and,
+    Or: CanonicalForm._and,
+    Not: CanonicalForm._not,
+    Select: CanonicalForm._select,
+    Intrinsic: CanonicalForm._guard,
+    Cast: CanonicalForm._cast,
+    **dict.fromkeys((EQ, NE, LT, LE, GT, GE), CanonicalForm._compare),
+}

@@ -1,0 +1,309 @@
+"""What iteration maps are good for: plain expressions again, simpler indices, inverses, and the
+division of a space into outer and inner iterators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ekiden.arith.analyzer import Analyzer
+from ekiden.arith.iter_map import (
+    Detector,
+    IterMapError,
+    IterMapLevel,
+    IterMark,
+    IterSplit,
+    IterSum,
+    Size,
+    size_key,
+)
+from ekiden.ir.prim import (
+    PrimExpr,
+    Var,
+    const,
+    convert,
+    logical_and,
+)
+from ekiden.ir.range import Range
+
+
+def normalize_to_iter_sum(index: PrimExpr, input_iters: Mapping[Var, Range]) -> IterSum:
+    """The index as digits, highest scale first where that is known, without any claim.
+
+    Raises IterMapError if it is not a sum of digits.
+    """
+    detector = Detector(input_iters, IterMapLevel.NO_CHECK, True)
+    found = detector.parse(index)
+    scales = [s.scale for s in found.args]
+    if all(isinstance(s, int) for s in scales):
+        args = sorted(found.args, key=lambda s: -s.scale if isinstance(s.scale, int) else 0)
+        return IterSum(tuple(args), found.base)
+    return found
+
+
+def _mark_value(mark: IterMark, values: Mapping[Var, PrimExpr]) -> PrimExpr:
+    source = mark.source
+    return values.get(source, source) if isinstance(source, Var) else _sum_value(source, values)
+
+
+def _sum_value(total: IterSum, values: Mapping[Var, PrimExpr]) -> PrimExpr:
+    dtype = next((_source_dtype(s.source) for s in total.args), None)
+    result = convert(0, dtype) + total.base if dtype else convert(total.base)
+    for split in reversed(total.args):
+        result = _split_value(split, values) + result
+    return result
+
+
+def _source_dtype(mark: IterMark) -> str:
+    source = mark.source
+    while not isinstance(source, Var):
+        source = source.args[0].source.source
+    return source.dtype
+
+
+def _split_value(split: IterSplit, values: Mapping[Var, PrimExpr]) -> PrimExpr:
+    value = _mark_value(split.source, values)
+    is_top = not isinstance(split.lower_factor, int) or not isinstance(split.extent, int)
+    lower, extent = split.lower_factor, split.extent
+    whole = split.source.extent
+    if is_top or not isinstance(whole, int) or lower * extent < whole:
+        if lower == 1 and size_key(extent) == size_key(whole):
+            return value * split.scale
+        return (value // lower) % extent * split.scale
+    return value // lower * split.scale
+
+
+def normalize_iter_map_to_expr(expr: IterSum | IterSplit | IterMark) -> PrimExpr:
+    """The plain expression of a sum, a digit or a mark.
+
+    A variable stands for itself: iterators whose range does not start at 0 have their start in
+    the base.
+    """
+    match expr:
+        case IterSum():
+            return _sum_value(expr, {})
+        case IterSplit():
+            return _split_value(expr, {})
+        case _:
+            return _mark_value(expr, {})
+
+
+def iter_map_simplify(
+    indices: Sequence[PrimExpr],
+    input_iters: Mapping[Var, Range],
+    predicate: PrimExpr | bool = True,
+    check_level: IterMapLevel = IterMapLevel.SURJECTIVE,
+) -> list[PrimExpr]:
+    """The indices, simplified through their iteration map: `(i * 4 + j) // 4` with j < 4 -> `i`.
+
+    An index that is none is only simplified as an expression.
+    """
+    detector = Detector(input_iters, check_level, True)
+    starts = {v: v - s for v, s in detector.starts.items() if s != 0}
+    simplify = detector.numbers.analyzer.simplify
+    made: list[PrimExpr] = []
+    try:
+        detector.assume(convert(predicate))
+    except IterMapError:
+        detector.constrained.clear()
+    for index in indices:
+        try:
+            made.append(simplify(_sum_value(detector.parse(index), starts)))
+        except IterMapError:
+            made.append(simplify(index))
+    return made
+
+
+def inverse_affine_iter_map(
+    iter_map: Sequence[IterSum], outputs: Sequence[PrimExpr]
+) -> dict[Var, PrimExpr]:
+    """What each iterator is, given what the indices are; for a bijective map.
+
+    Iterators count from the start of their ranges.
+    """
+    totals: dict[IterMark, PrimExpr] = {}
+    order = _marks_outermost_first(iter_map)
+    analyzer = Analyzer()
+
+    def spread(total: IterSum, value: PrimExpr) -> None:
+        for n, split in enumerate(total.args):
+            digit = value // split.scale if split.scale != 1 else value
+            digit = digit % split.extent if n > 0 else digit  # the highest has nothing above it
+            part = digit * split.lower_factor
+            known = totals.get(split.source)
+            totals[split.source] = part if known is None else known + part
+
+    for total, output in zip(iter_map, outputs, strict=True):
+        spread(total, output - total.base if total.base != 0 else output)
+    found: dict[Var, PrimExpr] = {}
+    for mark in order:
+        value = analyzer.simplify(totals[mark])
+        if isinstance(mark.source, Var):
+            found[mark.source] = value
+        else:
+            spread(mark.source, value)
+    return found
+
+
+def _marks_outermost_first(iter_map: Sequence[IterSum]) -> list[IterMark]:
+    """Marks before those that their sources are made of."""
+    waiting: dict[IterMark, int] = {}
+    stack = [s.source for total in iter_map for s in total.args]
+    for mark in stack:
+        waiting[mark] = waiting.get(mark, 0) + 1
+        if waiting[mark] == 1 and isinstance(mark.source, IterSum):
+            stack.extend(s.source for s in mark.source.args)
+    ready = [s.source for total in iter_map for s in total.args]
+    order: list[IterMark] = []
+    while ready:
+        mark = ready.pop(0)
+        waiting[mark] -= 1
+        if waiting[mark] == 0:
+            order.append(mark)
+            if isinstance(mark.source, IterSum):
+                ready.extend(s.source for s in mark.source.args)
+    return order
+
+
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """outer * inner_extent + inner."""
+
+    outer: IterSum
+    outer_extent: Size
+    inner: IterSum
+    inner_extent: Size
+
+
+_NOTHING = IterSum((), 0)
+
+
+class _Divider:
+    """Splits digits into what outer and what inner iterators say."""
+
+    def __init__(self, detector: Detector, inner: set[Var]) -> None:
+        self._numbers = detector.numbers
+        self._detector = detector
+        self._inner = inner
+        self._marks: dict[IterMark, _Division] = {}
+
+    def total(self, digits: Sequence[IterSplit]) -> _Division:
+        """Digits (highest first, compact, smallest scale 1): the inner ones must be the lowest."""
+        numbers = self._numbers
+        outer, inner = _NOTHING, _NOTHING
+        outer_extent: Size = 1
+        inner_extent: Size = 1
+        for split in reversed(digits):
+            part = self.split(split)
+            if part.inner_extent != 1:
+                if outer_extent != 1:
+                    raise IterMapError("an inner iterator stands above an outer one")
+                inner = self._detector.add(
+                    inner, self._detector.scaled(part.inner, inner_extent), 1
+                )
+                inner_extent = numbers.times(inner_extent, part.inner_extent)
+            if part.outer_extent != 1:
+                outer = self._detector.add(
+                    outer, self._detector.scaled(part.outer, outer_extent), 1
+                )
+                outer_extent = numbers.times(outer_extent, part.outer_extent)
+        return _Division(outer, outer_extent, inner, inner_extent)
+
+    def split(self, split: IterSplit) -> _Division:
+        """One digit, its scale left aside."""
+        numbers = self._numbers
+        mark = self.mark(split.source)
+        low, extent = split.lower_factor, split.extent
+
+        def digit(of: IterSum, whole: Size, lower: Size, size: Size) -> IterSum:
+            if lower == 1 and numbers.equal(size, whole):
+                return of
+            single = of.args[0] if len(of.args) == 1 and of.args[0].scale == 1 else None
+            source = single.source if single else IterMark(of, whole)
+            start = numbers.times(single.lower_factor, lower) if single else lower
+            return IterSum((IterSplit(source, start, size, 1),), 0)
+
+        below = mark.inner_extent
+        if numbers.divides(below, low):
+            lower = numbers.quotient(low, below)
+            made = digit(mark.outer, mark.outer_extent, lower, extent)
+            if low != 1 or below == 1:
+                return _Division(made, extent, _NOTHING, 1)
+        reach = numbers.times(low, extent)
+        if numbers.divides(reach, below):
+            return _Division(_NOTHING, 1, digit(mark.inner, below, low, extent), extent)
+        if low == 1 and numbers.divides(below, extent):
+            above = numbers.quotient(extent, below)
+            made = digit(mark.outer, mark.outer_extent, 1, above)
+            return _Division(made, above, mark.inner, below)
+        raise IterMapError("a digit lies across the border of outer and inner iterators")
+
+    def mark(self, mark: IterMark) -> _Division:
+        """A variable is outer or inner; a fused sum is divided."""
+        found = self._marks.get(mark)
+        if found is None:
+            found = self._marks[mark] = self._divide(mark)
+        return found
+
+    def _divide(self, mark: IterMark) -> _Division:
+        whole = IterSum((IterSplit(mark, 1, mark.extent, 1),), 0)
+        if isinstance(mark.source, Var):
+            if mark.source in self._inner:
+                return _Division(_NOTHING, 1, whole, mark.extent)
+            return _Division(whole, mark.extent, _NOTHING, 1)
+        made = self.total(mark.source.args)
+        if made.outer_extent == 1:
+            return _Division(_NOTHING, 1, whole, mark.extent)
+        if made.inner_extent == 1:
+            return _Division(whole, mark.extent, _NOTHING, 1)
+        size = self._numbers.times(made.outer_extent, made.inner_extent)
+        if not self._numbers.equal(size, mark.extent):
+            raise IterMapError("a predicate ties outer and inner iterators together")
+        return made
+
+
+def subspace_divide(
+    bindings: Sequence[PrimExpr],
+    input_iters: Mapping[Var, Range],
+    sub_iters: Sequence[Var],
+    predicate: PrimExpr | bool = True,
+    check_level: IterMapLevel = IterMapLevel.SURJECTIVE,
+    simplify_trivial_iterators: bool = True,
+) -> list[tuple[IterMark, IterMark]]:
+    """Split each binding into `outer * inner.extent + inner`, inner over `sub_iters` alone.
+
+    One (outer, inner) pair of marks for each binding and a last one for the predicate, whose
+    extents are the outer and inner conditions as 0 or 1 expressions. Empty if the bindings are no
+    map or cannot be divided.
+    """
+    for whole in (False, True):
+        detector = Detector(input_iters, check_level, simplify_trivial_iterators, whole)
+        try:
+            conditions = detector.assume(convert(predicate))
+            return _divided_space(detector, detector.checked(bindings), sub_iters, conditions)
+        except IterMapError:
+            continue
+    return []
+
+
+def _divided_space(
+    detector: Detector,
+    totals: Sequence[IterSum],
+    sub_iters: Sequence[Var],
+    conditions: Sequence[tuple[PrimExpr, IterMark]],
+) -> list[tuple[IterMark, IterMark]]:
+    divider = _Divider(detector, set(sub_iters))
+    pairs: list[tuple[IterMark, IterMark]] = []
+    for total in totals:
+        made = divider.total(total.args)
+        in_outer = made.inner_extent == 1
+        outer = IterSum(made.outer.args, total.base if in_outer else 0)
+        inner = IterSum(made.inner.args, 0 if in_outer else total.base)
+        pairs.append((IterMark(outer, made.outer_extent), IterMark(inner, made.inner_extent)))
+    sides: list[PrimExpr] = [const(True), const(True)]
+    for condition, mark in conditions:
+        at = 0 if divider.mark(mark).inner_extent == 1 else 1
+        sides[at] = logical_and(sides[at], condition)
+    pairs.append((IterMark(_NOTHING, sides[0]), IterMark(_NOTHING, sides[1])))
+    return pairs

@@ -1,0 +1,120 @@
+"""What functions allow of their code: buffers that do not overlap, and fast-math flags."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ekiden import tir
+from ekiden.codegen.build import build
+from ekiden.codegen.cache import KernelCache
+from ekiden.codegen.llvm import assembly, emit
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
+from ekiden.tir import PrimFunc
+from ekiden.tir.transform import lower
+
+pytestmark = pytest.mark.quick
+
+HEAD = "from ekiden.script import tir as T\n@T.prim_func\ndef f("
+TARGET = Target.host()
+
+
+def parse(params: str, body: str, **attrs: object) -> PrimFunc:
+    """A lowered function with attributes."""
+    typed = params.replace(": (", ": T.Buffer((").replace(")", '), "float32")')
+    lines = "\n".join(f"    {line}" for line in body.strip("\n").splitlines())
+    func = tir.parse(f"{HEAD}{typed}):\n{lines}\n")
+    assert isinstance(func, PrimFunc)
+    return lower(func.with_fields(attrs={"global_symbol": "f", **attrs}))
+
+
+STORES = "b[0] = a[0]\nb[1] = a[0]\nb[2] = a[0]"
+
+
+def loads(text: str) -> int:
+    return text.count("load float")
+
+
+def test_buffers_may_overlap_unless_a_function_says_not() -> None:
+    assert loads(emit(parse("a: (4,), b: (4,)", STORES), TARGET)) == 3
+    text = emit(parse("a: (4,), b: (4,)", STORES, **{"tir.noalias": True}), TARGET)
+    assert loads(text) == 1
+    assert text.count("!alias.scope") == 4 and text.count("!noalias") == 4
+
+
+def test_overlapping_arguments_are_read_again() -> None:
+    module = build(
+        parse("a: (4,), b: (4,)", "b[0] = a[0] + 1.0\nb[1] = a[0]"), cache=KernelCache(None)
+    )
+    x = np.array([1, 0, 0, 0], "float32")
+    module["f"](x, x)
+    assert x.tolist() == [2, 2, 0, 0]
+
+
+def test_a_store_to_a_buffer_is_seen_by_its_loads() -> None:
+    func = parse(
+        "a: (4,), b: (4,)",
+        "b[0] = a[0]\nb[1] = b[0] + 1.0\nb[0] = 5.0\nb[2] = b[0]",
+        **{"tir.noalias": True},
+    )
+    a, b = np.full(4, 3, "float32"), np.zeros(4, "float32")
+    build(func, cache=KernelCache(None))["f"](a, b)
+    assert b.tolist() == [5, 4, 5, 0]
+
+
+def test_scopes_reach_the_bodies_of_parallel_loops() -> None:
+    text = emit(
+        parse(
+            "a: (64,), b: (64,)", "for i in T.parallel(64):\n    b[i] = a[i]", **{"tir.noalias": 1}
+        ),
+        TARGET,
+    )
+    build(
+        parse(
+            "a: (64,), b: (64,)", "for i in T.parallel(64):\n    b[i] = a[i]", **{"tir.noalias": 1}
+        )
+    )
+    assert "!alias.scope" in text.split("define internal")[1]
+
+
+PRODUCT = "for i in range(64):\n    b[i] = a[i] * 2.0 + b[i] * c[i]"
+
+
+def test_operations_have_the_flags_a_function_allows() -> None:
+    plain = emit(parse("a: (64,), c: (64,), b: (64,)", PRODUCT), TARGET)
+    assert "fadd float" in plain and "contract" not in plain
+    func = parse("a: (64,), c: (64,), b: (64,)", PRODUCT, **{"tir.fast_math": "contract nsz"})
+    text = emit(func, TARGET)
+    assert "fadd contract nsz float" in text and "fmul contract nsz float" in text
+    assert "vfmadd" in assembly([func], TARGET)
+    assert "vfmadd" not in assembly([parse("a: (64,), c: (64,), b: (64,)", PRODUCT)], TARGET)
+
+
+def test_mathematical_functions_keep_their_order() -> None:
+    func = parse(
+        "a: (64,), b: (64,)",
+        "for i in range(64):\n    b[i] = T.exp(a[i]) + 1.0",
+        **{"tir.fast_math": "reassoc contract"},
+    )
+    lines = emit(func, TARGET).splitlines()
+    assert sum("reassoc" in line for line in lines) == 1
+
+
+def test_without_nan_a_maximum_is_one_comparison() -> None:
+    body = "for i in range(64):\n    b[i] = T.max(a[i], b[i])"
+    counts = [
+        emit(parse("a: (64,), b: (64,)", body, **{"tir.fast_math": flags}), TARGET).count("fcmp")
+        for flags in ("", "nnan")
+    ]
+    assert counts == [2, 1]
+
+
+def test_an_unknown_flag_is_refused() -> None:
+    func = parse("a: (4,), b: (4,)", STORES, **{"tir.fast_math": "contract quick"})
+    with pytest.raises(CompileError) as caught:
+        emit(func, TARGET)
+    assert str(caught.value) == (
+        "function 'f': 'tir.fast_math' has unknown flags quick; there are nnan, ninf, nsz, arcp, "
+        "contract, afn, reassoc"
+    )
