@@ -4,8 +4,8 @@ This is the deployment package: it loads and runs what Ekiden compiled, and impo
 compiler nor anything the compiler needs.
 """
 
+from ekiden.runtime import container, vm  # noqa: F401
 from ekiden.runtime import ndarray as nd  # noqa: F401
-from ekiden.runtime import vm  # noqa: F401
 from ekiden.runtime._core import (
     ADT,
     DataType,
@@ -69,7 +69,6 @@ __all__ = [
     "WeakRef",
     "allocation_count",
     "cmake_dir",
-    "container",
     "convert",
     "convert_to_function",
     "cpu",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-ADT = tuple
+ADT: type[tuple[object, ...]] = tuple
 """What a constructed value is: a tuple of its fields; the class of those with a tag other than 0,
 `ekiden.runtime.ADT`, is a subclass.
 """
