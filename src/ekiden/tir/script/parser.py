@@ -13,7 +13,7 @@ from typing import TypeAlias
 from ekiden.arith import simplify
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import PrimExpr, SizeVar, Var, const, convert
+from ekiden.ir.prim import PrimExpr, SizeVar, Var, const
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.script import builtins as script
 from ekiden.tir.script.blocks import Arguments, BlockReader
@@ -548,4 +548,4 @@ def _parse_class(node: ast.ClassDef, source: Source, scope: Mapping[str, object]
     return IRModule(merged, relay.type_definitions, attrs.values)
 
 
-__all__ = ["FunctionParser", "Source", "convert", "from_source", "parse_function"]
+__all__ = ["FunctionParser", "Source", "from_source", "parse_function"]
