@@ -35,8 +35,6 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.range import Range
 
-pytestmark = pytest.mark.quick
-
 X, Y, Z = Var("x"), Var("y"), Var("z")
 N = SizeVar("n")
 P = Var("p", "bool")

@@ -17,8 +17,6 @@ z3 = pytest.importorskip("z3")
 sys.path.insert(0, str(Path(__file__).parent))
 from z3_model import Model  # noqa: E402
 
-pytestmark = pytest.mark.quick
-
 NAMES = {n: Var(n, "bool" if n in "pq" else "int64") for n in "x y z v u t p q".split()}
 CONSTANTS = {n: Var(n) for n in ("c1", "c2", "c3")}
 

@@ -174,3 +174,12 @@ def test_frontend_gives_a_module_and_parameters() -> None:
     assert [p.name_hint for p in open_module["main"].params] == ["x", "w"]
     run = relay.build_module.create_executor("debug", open_module, params=weights).evaluate()
     np.testing.assert_equal(run(ONES).numpy(), ONES + 1)
+
+
+def test_constructed_values_of_the_machine_are_tuples() -> None:
+    module = relay.Prelude().mod
+    _, cons, nil = module.get_type("List")
+    made = relay.create_executor("vm", module).evaluate(cons(relay.const(1), nil()))
+    assert isinstance(made, tvm.runtime.container.ADT) and made[0].numpy().item() == 1
+    assert isinstance(made[1], tvm.runtime.container.ADT) and made[1].tag == nil.tag
+    assert tvm.runtime.container.tuple_object([1, 2]) == (1, 2)

@@ -16,8 +16,6 @@ from ekiden.tir import Buffer, BufferStore, For, ForKind, PrimFunc, interpreter
 from ekiden.tir.printer import text_and_lines
 from ekiden.tir.transform import lower
 
-pytestmark = pytest.mark.quick
-
 HEADER = "# from ekiden.script import tir as T\n\n"
 
 

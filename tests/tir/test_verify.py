@@ -31,8 +31,6 @@ from ekiden.tir import (
     verify,
 )
 
-pytestmark = pytest.mark.quick
-
 A, B = Buffer("A", (const(16),)), Buffer("B", (const(16),))
 I, J = Var("i"), Var("j")  # noqa: E741
 N = SizeVar("n")

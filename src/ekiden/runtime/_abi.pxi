@@ -241,13 +241,20 @@ cdef extern from "Python.h":
     ctypedef struct PyThreadState
     PyThreadState *PyEval_SaveThread() nogil
     void PyEval_RestoreThread(PyThreadState *state) nogil
-    PyThreadState *PyThreadState_Current "_PyThreadState_UncheckedGet"() nogil
 
 cdef extern from *:
     """
     /* Values inside values: beyond Python's limit a RecursionError. */
     static inline int enter_recursion(void) {
       return Py_EnterRecursiveCall(" while converting a value") ? -1 : 0;
+    }
+    /* This thread's state if it has Python's lock; may be another thread's, or NULL, if not. */
+    static inline PyThreadState *current_state(void) {
+    #if PY_VERSION_HEX >= 0x030D0000
+      return PyThreadState_GetUnchecked();
+    #else
+      return _PyThreadState_UncheckedGet();
+    #endif
     }
     /* The state that this thread's innermost call into C has let go of, or NULL. */
     static _Thread_local PyThreadState *released;
@@ -256,6 +263,7 @@ cdef extern from *:
     #define EK_REFS(object) __atomic_load_n(&(object)->refs, __ATOMIC_ACQUIRE)
     """
     int enter_recursion() except -1
+    PyThreadState *current_state() nogil
     PyThreadState *get_released() nogil
     void set_released(PyThreadState *state) nogil
     uint64_t EK_REFS(ek_object *object) nogil

@@ -130,7 +130,7 @@ cdef int _call_python(void *self, const ek_value *args, int32_t nargs,
                       ek_value *ret) noexcept nogil:
     cdef PyThreadState *mine = get_released()
     cdef int status
-    if mine == NULL or mine == PyThreadState_Current():
+    if mine == NULL or mine == current_state():
         with gil:
             return _enter_python(<PythonFunction *>self, args, nargs, ret)
     # The caller is C code that Python called on this thread: what the call above has let go of can

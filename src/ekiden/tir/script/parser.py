@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from ekiden.arith import Analyzer, simplify
-from ekiden.ir.dtype import lanes
+from ekiden.arith import simplify
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var, const, convert, is_const
-from ekiden.ir.range import Range
+from ekiden.ir.prim import PrimExpr, SizeVar, Var, const
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.regions import BufferRegion, block_regions
 from ekiden.tir.script import builtins as script
+from ekiden.tir.script.blocks import Arguments, BlockReader
 from ekiden.tir.script.evaluate import Evaluator, Source
 from ekiden.tir.stmt import (
     Allocate,
@@ -30,8 +28,6 @@ from ekiden.tir.stmt import (
     For,
     ForKind,
     IfThenElse,
-    IterKind,
-    IterVar,
     LetStmt,
     Prefetch,
     PrimFunc,
@@ -47,56 +43,17 @@ KINDS = {
     "unroll": ForKind.UNROLLED,
     "thread_binding": ForKind.THREAD_BINDING,
 }
-_AXES = {
-    "spatial": IterKind.SPATIAL,
-    "S": IterKind.SPATIAL,
-    "reduce": IterKind.REDUCE,
-    "R": IterKind.REDUCE,
-    "opaque": IterKind.OPAQUE,
-    "O": IterKind.OPAQUE,
-    "scan": IterKind.OPAQUE,
-}
 Wrap: TypeAlias = Callable[[Stmt], Stmt]
 
 
-@dataclass(slots=True)
-class _BlockState:
-    """What the head of a block says, while its body is read."""
-
-    name: str
-    axes: list[tuple[IterVar, PrimExpr]] = field(default_factory=list)
-    predicate: PrimExpr | None = None
-    annotations: dict[str, object] | None = None
-    init: Stmt | None = None
-    declared: dict[str, tuple[ast.AST, list[BufferRegion]]] = field(default_factory=dict)
-    """"reads" and "writes", where the text has them."""
-
-
-@dataclass(slots=True)
-class _Arguments:
-    """The arguments of a form, by position and by name, not evaluated."""
-
-    args: list[ast.expr]
-    keywords: dict[str, ast.expr]
-
-    def take(self, at: int, name: str) -> ast.expr | None:
-        """An argument by its place or its name."""
-        return self.args[at] if at < len(self.args) else self.keywords.get(name)
-
-
-class FunctionParser:
+class FunctionParser(BlockReader):
     """Reads one function."""
 
     def __init__(self, source: Source, names: Mapping[str, object]) -> None:
-        self.source = source
-        self.evaluator = Evaluator(source, names)
-        self.names = self.evaluator.names
-        self.fail = source.fail
+        super().__init__(source, names)
         self.handles: dict[str, Buffer | None] = {}
         """Parameters declared as handles, and the buffers matched to them."""
         self.attrs: dict[str, object] | None = None
-        self.loops: dict[Var, tuple[PrimExpr, PrimExpr]] = {}
-        self.blocks: list[_BlockState] = []
 
     # Functions.
 
@@ -170,7 +127,7 @@ class FunctionParser:
     def _pass(self, _: ast.Pass) -> Stmt:
         return NOTHING
 
-    def _form(self, node: ast.expr) -> tuple[str, _Arguments] | None:
+    def _form(self, node: ast.expr) -> tuple[str, Arguments] | None:
         """The name and arguments of a call that makes a statement."""
         if not isinstance(node, ast.Call) or not isinstance(node.func, (ast.Attribute, ast.Name)):
             return None
@@ -178,7 +135,7 @@ class FunctionParser:
         if not isinstance(function, script.Form):
             return None
         keywords = {k.arg: k.value for k in node.keywords if k.arg is not None}
-        return function.name, _Arguments(node.args, keywords)
+        return function.name, Arguments(node.args, keywords)
 
     def _expression(self, node: ast.Expr) -> Stmt | None:
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -201,7 +158,7 @@ class FunctionParser:
     def _vector_store(self, node: ast.Call, buffer: object) -> Stmt:
         if not isinstance(buffer, Buffer):
             self.fail(node, f"cannot store into {type(buffer).__name__}")
-        given = _Arguments(node.args, {k.arg: k.value for k in node.keywords if k.arg})
+        given = Arguments(node.args, {k.arg: k.value for k in node.keywords if k.arg})
         at, value = given.take(0, "indices"), given.take(1, "value")
         if at is None or value is None:
             self.fail(node, "vstore takes indices and a value")
@@ -252,7 +209,7 @@ class FunctionParser:
                 self.fail(target, "cannot assign to this")
 
     def _assign_form(
-        self, node: ast.Assign, target: ast.expr, name: str, given: _Arguments
+        self, node: ast.Assign, target: ast.expr, name: str, given: Arguments
     ) -> Wrap | None:
         if name.startswith("axis."):
             self._axis(node, target, name[5:], given)
@@ -288,7 +245,7 @@ class FunctionParser:
         assert isinstance(made, Buffer)
         return made
 
-    def _match_buffer(self, node: ast.AST, name: str, given: _Arguments) -> None:
+    def _match_buffer(self, node: ast.AST, name: str, given: Arguments) -> None:
         handle = self.evaluator.value(given.args[0]) if given.args else None
         if not isinstance(handle, _Handle):
             self.fail(node, "T.match_buffer takes a parameter of type T.handle")
@@ -357,14 +314,14 @@ class FunctionParser:
         is_range = form is None and self.evaluator.value(node.iter.func) is range
         if form is None and is_range:
             keywords = {k.arg: k.value for k in node.iter.keywords if k.arg is not None}
-            form = ("serial", _Arguments(node.iter.args, keywords))
+            form = ("serial", Arguments(node.iter.args, keywords))
         if form is None or form[0] not in KINDS or len(names) != 1:
             self.fail(node.iter, "expected range(...), T.grid(...), T.serial(...), ...")
         kind, given = KINDS[form[0]], form[1]
         bounds = self._bounds(node.iter, given)
         return self._nest(node, names, [bounds], kind, self._annotations(given))
 
-    def _bounds(self, node: ast.AST, given: _Arguments) -> tuple[PrimExpr, PrimExpr]:
+    def _bounds(self, node: ast.AST, given: Arguments) -> tuple[PrimExpr, PrimExpr]:
         parts = [self.evaluator.value(a) for a in given.args]
         extent = given.keywords.get("extent")
         if extent is not None and len(parts) == 1:
@@ -382,7 +339,7 @@ class FunctionParser:
             low, high = (self.evaluator.scalar(node, p, dtype) for p in parts)
         return low, simplify(high - low)
 
-    def _annotations(self, given: _Arguments) -> dict[str, object] | None:
+    def _annotations(self, given: Arguments) -> dict[str, object] | None:
         node, thread = given.keywords.get("annotations"), given.keywords.get("thread")
         notes = None if node is None else self.evaluator.value(node)
         if notes is not None and not isinstance(notes, dict):
@@ -438,7 +395,7 @@ class FunctionParser:
             return Allocate(buffer, self._named(target.id, buffer, node.body))
         self.fail(node, "expected T.block, T.init, T.LetStmt or T.alloc_buffer")
 
-    def _let(self, node: ast.With, name: str, given: _Arguments) -> Stmt:
+    def _let(self, node: ast.With, name: str, given: Arguments) -> Stmt:
         if not given.args:
             self.fail(node, "T.LetStmt takes a value")
         value = self.evaluator.expr(given.args[0])
@@ -455,99 +412,10 @@ class FunctionParser:
         self.names.update(before)
         return made
 
-    def _block(self, node: ast.With, given: _Arguments) -> Stmt:
-        label = self.evaluator.value(given.args[0]) if given.args else ""
-        state = _BlockState(str(label))
-        self.blocks.append(state)
-        body = self.body(node.body)
-        self.blocks.pop()
-        block = Block(
-            state.name, tuple(v for v, _ in state.axes), body, state.init, state.annotations
-        )
-        self._check_regions(state, block)
-        predicate = const(True) if state.predicate is None else state.predicate
-        return BlockRealize(tuple(v for _, v in state.axes), predicate, block)
-
-    def _axis(self, node: ast.AST, target: ast.expr, kind: str, given: _Arguments) -> None:
-        if not self.blocks:
-            self.fail(node, f"T.axis.{kind} stands in a block")
-        if kind == "remap":
-            self._remap(node, target, given)
-            return
-        if kind not in _AXES:
-            self.fail(node, f"T.axis has no '{kind}'; it has spatial, reduce, opaque, remap")
-        if not isinstance(target, ast.Name) or len(given.args) != 2:
-            self.fail(node, f"expected 'name = T.axis.{kind}(extent, value)'")
-        domain = self.evaluator.value(given.args[0])
-        if isinstance(domain, (tuple, list)) and len(domain) == 2:
-            if not is_const(domain[0], 0):
-                self.fail(node, "the domain of an axis starts at 0")
-            domain = domain[1]
-        value = self.evaluator.expr(given.args[1], "int64")
-        extent = self.evaluator.scalar(given.args[0], domain, value.dtype)
-        self._add_axis(target.id, extent, _AXES[kind], value)
-
-    def _remap(self, node: ast.AST, target: ast.expr, given: _Arguments) -> None:
-        targets = target.elts if isinstance(target, ast.Tuple) else [target]
-        if len(given.args) != 2:
-            self.fail(node, 'expected T.axis.remap("SR", [i, k])')
-        kinds = str(self.evaluator.value(given.args[0]))
-        values = self.evaluator.value(given.args[1])
-        if not isinstance(values, (list, tuple)) or not len(kinds) == len(values) == len(targets):
-            self.fail(node, f"{len(targets)} axes need as many kinds and loops")
-        for each, kind, value in zip(targets, kinds, values, strict=True):
-            if not isinstance(value, Var) or value not in self.loops:
-                self.fail(node, "T.axis.remap takes variables of loops")
-            if kind not in _AXES or not isinstance(each, ast.Name):
-                self.fail(node, f"an axis is S (spatial), R (reduce) or O (opaque), not {kind!r}")
-            low, extent = self.loops[value]
-            if not (isinstance(low, IntImm) and low.value == 0):
-                self.fail(node, f"loop '{value.name}' does not start at 0")
-            self._add_axis(each.id, extent, _AXES[kind], value)
-
-    def _add_axis(self, name: str, extent: PrimExpr, kind: IterKind, value: PrimExpr) -> None:
-        var = Var(name, value.dtype)
-        self.names[name] = var
-        self.blocks[-1].axes.append((IterVar(var, extent, kind), value))
-
-    def _in_block(self, node: ast.AST, name: str) -> _BlockState:
-        if not self.blocks:
-            self.fail(node, f"T.{name} stands in a block")
-        return self.blocks[-1]
-
-    def _where(self, node: ast.Call, given: _Arguments) -> None:
-        state = self._in_block(node, "where")
-        if len(given.args) != 1 or state.predicate is not None:
-            self.fail(node, "a block has one T.where(condition)")
-        state.predicate = self.evaluator.expr(given.args[0])
-
-    def _reads(self, node: ast.Call, given: _Arguments) -> None:
-        self._declare("reads", node, given)
-
-    def _writes(self, node: ast.Call, given: _Arguments) -> None:
-        self._declare("writes", node, given)
-
-    def _declare(self, word: str, node: ast.Call, given: _Arguments) -> None:
-        state = self._in_block(node, word)
-        nodes: list[ast.expr] = []
-        for each in given.args:
-            nodes += each.elts if isinstance(each, (ast.List, ast.Tuple)) else [each]
-        state.declared[word] = node, [self.evaluator.region(n) for n in nodes]
-
-    def _block_attr(self, node: ast.Call, given: _Arguments) -> None:
-        state = self._in_block(node, "block_attr")
-        state.annotations = {**(state.annotations or {}), **self._mapping(node, given)}
-
-    def _func_attr(self, node: ast.Call, given: _Arguments) -> None:
+    def _func_attr(self, node: ast.Call, given: Arguments) -> None:
         self.attrs = {**(self.attrs or {}), **self._mapping(node, given)}
 
-    def _mapping(self, node: ast.Call, given: _Arguments) -> dict[str, object]:
-        value = self.evaluator.value(given.args[0]) if given.args else None
-        if not isinstance(value, dict):
-            self.fail(node, "expected a dictionary")
-        return script.attrs_of(value)
-
-    def _prefetch(self, node: ast.Call, given: _Arguments) -> Stmt:
+    def _prefetch(self, node: ast.Call, given: Arguments) -> Stmt:
         place, level = given.take(0, "element"), given.take(1, "locality")
         load = None if place is None else self.evaluator.value(place)
         if not isinstance(load, BufferLoad):
@@ -557,52 +425,12 @@ class FunctionParser:
             self.fail(node, "the locality of T.prefetch is a number from 0 to 3")
         return Prefetch(load.buffer, load.indices, locality)
 
-    def _check_regions(self, state: _BlockState, block: Block) -> None:
-        """What T.reads and T.writes say must hold what the body touches."""
-        if not state.declared or (state.name == "root" and not block.iter_vars):
-            return
-        found = dict(zip(("reads", "writes"), block_regions(block), strict=True))
-        analyzer = Analyzer()
-        for each in block.iter_vars:
-            analyzer.bind(each.var, const(0, each.extent.dtype), each.extent)
-        for word, (node, declared) in state.declared.items():
-            for region in found[word]:
-                same = [d for d in declared if d.buffer is region.buffer]
-                verb = word[:-1]
-                if not same:
-                    self.fail(
-                        node,
-                        f"block '{block.name}' {word} buffer '{region.buffer.name}', "
-                        f"which T.{word} does not name",
-                    )
-                if all(_is_outside(region.region, d.region, analyzer) for d in same):
-                    self.fail(
-                        node,
-                        f"block '{block.name}' {word} elements of '{region.buffer.name}' "
-                        f"outside the region that T.{word} gives ({verb} past its bounds)",
-                    )
-
 
 @dataclass(frozen=True, slots=True)
 class _Handle:
     """A parameter before its T.match_buffer."""
 
     name: str
-
-
-def _is_outside(inner: Sequence[Range], outer: Sequence[Range], analyzer: Analyzer) -> bool:
-    """Whether a box is known not to lie in another."""
-    for a, b in zip(inner, outer, strict=True):
-        same = a.min is b.min and a.extent is b.extent
-        if same or lanes(a.min.dtype) > 1 or lanes(b.min.dtype) > 1:
-            continue
-        if isinstance(a.min, IntImm) and isinstance(b.min, IntImm) and a.min.value < b.min.value:
-            return True
-        if analyzer.can_prove(a.min < b.min):
-            return True
-        if analyzer.can_prove(a.min + a.extent > b.min + b.extent):
-            return True
-    return False
 
 
 def _sequence(statements: Sequence[Stmt]) -> Stmt:
@@ -720,4 +548,4 @@ def _parse_class(node: ast.ClassDef, source: Source, scope: Mapping[str, object]
     return IRModule(merged, relay.type_definitions, attrs.values)
 
 
-__all__ = ["FunctionParser", "Source", "convert", "from_source", "parse_function"]
+__all__ = ["FunctionParser", "Source", "from_source", "parse_function"]

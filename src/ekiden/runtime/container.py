@@ -1,0 +1,18 @@
+"""Values with fields, under the module that TVM has them in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+ADT: type[tuple[object, ...]] = tuple
+"""What a constructed value is: a tuple of its fields; the class of those with a tag other than 0,
+`ekiden.runtime.ADT`, is a subclass.
+"""
+
+
+def tuple_object(fields: Iterable[object]) -> tuple[object, ...]:
+    """A tuple as an argument of the virtual machine."""
+    return tuple(fields)
+
+
+__all__ = ["ADT", "tuple_object"]
