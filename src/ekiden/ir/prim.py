@@ -140,6 +140,14 @@ class IntImm(PrimExpr):
     def __index__(self) -> int:
         return self.value
 
+    def __eq__(self, other: object) -> bool:
+        """The same number, an int or another constant: `shape[0] == 1` (TVM's rule)."""
+        if self is other:
+            return True
+        return self.value == (other.value if isinstance(other, IntImm) else other)
+
+    __hash__ = PrimExpr.__hash__  # by identity, as all nodes: constants are not shared
+
 
 @node("ir.FloatImm")
 class FloatImm(PrimExpr):
