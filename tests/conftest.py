@@ -42,7 +42,6 @@ class RoundTrip:
         back = tir.parse(text)
         assert isinstance(back, tir.PrimFunc)
         assert structural_digest(back) == digest, f"{text}\nparses as\n{back.script()}"
-        assert back.script() == text
 
 
 _round_trip = RoundTrip()

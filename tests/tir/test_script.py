@@ -251,6 +251,20 @@ def main(a: T.handle, b: T.handle) -> None:
     np.testing.assert_array_equal(out, np.maximum(array + 1, 0))
 
 
+def test_extreme_values() -> None:
+    func = parsed("""
+@T.prim_func
+def f(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "int32")):
+    A[0] = T.min_value("float32")
+    A[1] = T.infinity("float32")
+    B[0] = T.max_value("int32")
+    B[1] = T.shift_left(B[0], T.int32(2))
+    A[2] = T.power(A[0], 2.0)
+""")
+    assert "A[0] = -3.4028234663852886e+38" in func.script()
+    assert "B[0] = 2147483647" in func.script()
+
+
 def test_slices_are_vectors() -> None:
     func = parsed("""
 @T.prim_func

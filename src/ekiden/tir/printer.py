@@ -377,7 +377,8 @@ def text_and_lines(func: PrimFunc) -> tuple[str, dict[Stmt, int]]:
 def astext(func: PrimFunc) -> str:
     """The function as Python text that `ekiden.tir.parse` reads back.
 
-    Names are made unique where they are in scope, so equal functions have equal text.
+    Names are made unique where they are in scope. Which long sub-expressions get a name depends on
+    which are shared, so functions that mean the same may differ in that.
     """
     return text_and_lines(func)[0]
 

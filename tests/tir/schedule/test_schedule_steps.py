@@ -397,3 +397,24 @@ def test_threads_copy_to_shared_memory_together() -> None:
         sch.bind(x, "threadIdx.x")
     assert str(sch.func).count('thread="threadIdx.x"') == 3
     check(sch.func, 8, 16, 16)
+
+
+@T.prim_func
+def handed(x: T.Buffer((8,), "float32"), out: T.Buffer((8,), "float32")) -> None:
+    b = T.alloc_buffer((8,), "float32")
+    for i in range(8):
+        with T.block("b"):
+            v = T.axis.spatial(8, i)
+            b[v] = x[v]
+    with T.block("call"):
+        T.evaluate(T.call_packed("twice", b.access_ptr("r"), out.access_ptr("w")))
+
+
+def test_what_is_handed_to_calls_keeps_its_layout() -> None:
+    sch = Schedule(handed)
+    with pytest.raises(ScheduleError, match="a part of 'b' is handed to a call"):
+        sch.transform_layout("b", ("write", 0), lambda i: (i // 2, i % 2))
+    sch.set_scope("b", 0, "local")
+    assert str(sch.func).count('scope="local"') == 1
+    with pytest.raises(ScheduleError, match="block 'call' hands it to a call"):
+        sch.compute_inline("b")

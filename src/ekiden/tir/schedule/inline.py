@@ -23,6 +23,7 @@ from ekiden.tir.schedule.check import (
 from ekiden.tir.schedule.kinds import COMPLETE, require_kind, same_expr
 from ekiden.tir.schedule.program import (
     Program,
+    accesses,
     ranges_of,
     read,
     refuse,
@@ -54,6 +55,8 @@ def compute_inline(program: Program, realize: BlockRealize) -> PrimFunc:
     for each in readers:
         if not program.before(realize, each):
             refuse(f"{step} {name!r}: block {each.block.name!r} reads it before", each)
+        if any(a.extents is not None for a in accesses(each, buffer)):
+            refuse(f"{step} {name!r}: block {each.block.name!r} hands it to a call", each)
 
     def change(e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferLoad) and e.buffer is buffer:

@@ -97,6 +97,7 @@ def transform_layout(
         )
     if old.strides:
         refuse(f"{step} {name!r}: {old.name!r} has strides", realize)
+    program.writers(old)  # refuses a buffer that is used outside blocks
     iters = {v: Range(d) for v, d in zip(index_map.initial_indices, old.shape, strict=True)}
     fault = determines(index_map.final_indices, iters, list(iters))
     if fault is not None:

@@ -384,20 +384,29 @@ def rebind(
 
 def replace_buffer(root: Stmt, old: Buffer, new: Buffer) -> Stmt:
     """The statement with one buffer in the place of another, at the same indices."""
-    return replace_accesses(root, old, new, lambda indices: indices)
+    return _Accesses(old, new, None).visit(root)
 
 
 Indices = tuple[PrimExpr, ...]
 
 
+def _stay(indices: Indices) -> Indices:
+    return indices
+
+
 class _Accesses(ExprRewriter):
-    def __init__(self, old: Buffer, new: Buffer, move: Callable[[Indices], Indices]) -> None:
+    def __init__(self, old: Buffer, new: Buffer, move: Callable[[Indices], Indices] | None) -> None:
         super().__init__(self._load)
-        self._old, self._new, self._move = old, new, move
+        self._old, self._new, self._moves = old, new, move is not None
+        self._move = move if move is not None else _stay
 
     def _load(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferLoad) and e.buffer is self._old:
             return BufferLoad(self._new, self._move(e.indices), e.dtype)
+        if isinstance(e, BufferAddress) and e.buffer is self._old:
+            if self._moves:
+                refuse(f"a part of {self._old.name!r} is handed to a call, which knows its layout")
+            return e.with_fields(buffer=self._new)
         return e
 
     def buffer(self, buffer: Buffer) -> Buffer:

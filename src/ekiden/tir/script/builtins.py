@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+import ml_dtypes
+
 from ekiden.ir import dtype as dt
 from ekiden.ir import intrinsic, prim
 from ekiden.ir.module import IRModule
@@ -230,6 +232,33 @@ def truncmod(a: ExprLike, b: ExprLike) -> PrimExpr:
     return prim.binary(prim.Sub, a, prim.binary(prim.Mul, prim.binary(Div, a, b), b))
 
 
+def _integers(dtype: str) -> tuple[int, int]:
+    """The smallest and the largest value."""
+    if dtype == "bool":
+        return 0, 1
+    bits = dt.SCALAR_BITS[dtype]
+    return (0, 2**bits - 1) if dt.is_unsigned(dtype) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def max_value(dtype: str) -> PrimExpr:
+    """The largest finite value of a dtype."""
+    if dt.is_float(dtype):
+        return const(float(ml_dtypes.finfo(dt.to_numpy(dtype)).max), dtype)
+    return const(_integers(dtype)[1], dtype)
+
+
+def min_value(dtype: str) -> PrimExpr:
+    """The smallest finite value of a dtype: what a maximum starts from."""
+    if dt.is_float(dtype):
+        return const(float(ml_dtypes.finfo(dt.to_numpy(dtype)).min), dtype)
+    return const(_integers(dtype)[0], dtype)
+
+
+def infinity(dtype: str) -> PrimExpr:
+    """The infinity of a floating-point dtype."""
+    return const(float("inf"), dtype)
+
+
 def ceildiv(a: ExprLike, b: ExprLike) -> PrimExpr:
     """The quotient rounded up, for b > 0."""
     return (prim.convert(a) + b - 1) // b
@@ -269,6 +298,8 @@ _NAMES: dict[str, Callable[..., PrimExpr]] = {
     "truncdiv": _pair(Div),
     "Div": _pair(Div),
     "power": lambda a, b: _intrinsic("pow")(a, b),
+    "shift_left": lambda a, b: _intrinsic("left_shift")(a, b),
+    "shift_right": lambda a, b: _intrinsic("right_shift")(a, b),
     **{
         kind.__name__: _pair(kind)
         for kind in (prim.Add, prim.Sub, prim.Mul, FloorDiv, FloorMod, Min, Max, prim.And, prim.Or)
@@ -295,7 +326,7 @@ class Namespace:
         self.decl_buffer = self.allocate = self.alloc_buffer
         for function in (
             Any, Broadcast, Buffer, Not, Ramp, Select, VectorReduce, call_extern, call_intrin,
-            ceildiv, evaluate, truncmod,
+            ceildiv, evaluate, infinity, max_value, min_value, truncmod,
         ):  # fmt: skip
             setattr(self, function.__name__, function)
         for name, made in _NAMES.items():
