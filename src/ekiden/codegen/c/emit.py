@@ -90,7 +90,7 @@ def _entry(func: PrimFunc, symbol: str) -> str:
             w.put(f"const int64_t {w.define(row.extent)} = {actual};")
             sizes.append(w.name(row.extent))
         else:
-            w.check(f"{actual} != {w.text(row.extent)}", "ValueError", row.message)
+            w.check(f"{actual} != ({w.text(row.extent)})", "ValueError", row.message)
     pointers = [
         f"({memory_type(b.dtype)} *)((char *){t}->data + {t}->byte_offset)"
         for b, t in zip(func.params, tensors, strict=True)
