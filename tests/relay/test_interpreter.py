@@ -188,9 +188,9 @@ def test_a_loop_in_a_local_function_and_over_a_list() -> None:
     assert Interpreter(module, depth_limit=3).evaluate("main", np.int32(2000)) == 2001000
 
 
-def test_a_deep_recursion_runs_up_to_the_limit() -> None:
+def test_a_recursion_deeper_than_the_limit_is_refused() -> None:
     module = parse(LOOPS)
-    assert Interpreter(module).evaluate("deep", np.int32(100_000)) == 100_000
+    assert Interpreter(module, depth_limit=100).evaluate("deep", np.int32(99)) == 99
     with pytest.raises(RunError) as caught:
         Interpreter(module, depth_limit=100).evaluate("deep", np.int32(100))
     assert str(caught.value) == (

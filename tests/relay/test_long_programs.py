@@ -63,3 +63,8 @@ def test_long_program_goes_through_every_pass_to_bytecode(
     for each in (ToANormalForm(), FoldConstant(), FuseOps()):
         assert len(post_order(each(module)["main"], into_functions=True)) >= COMPILED
     assert len(compile_module(pipeline(target)(module), target, {})) > 1000
+
+
+def test_a_recursion_of_a_hundred_thousand_calls_is_interpreted() -> None:
+    text = "def @main(%n: int32) -> int32 { if (%n == 0) { 0 } else { 1 + @main(%n - 1) } }"
+    assert Interpreter(parse(text)).evaluate("main", np.int32(LENGTH)) == LENGTH

@@ -109,6 +109,8 @@ class TypeVar(Type):
     name_hint: str
     kind: TypeKind = TypeKind.TYPE
 
+    __hash__ = object.__hash__
+
     def __call__(self, *args: Type) -> TypeCall:
         """`self[args]`"""
         return TypeCall(self, args)
@@ -168,6 +170,8 @@ class IncompleteType(Type):
     """A hole that type inference fills; prints as `_`."""
 
     kind: TypeKind = TypeKind.TYPE
+
+    __hash__ = object.__hash__
 
 
 @node("relay.StorageType")

@@ -93,12 +93,16 @@ class Unifier:
         return IncompleteType()
 
     def shallow(self, kind: Type) -> Type:
-        """What a type is at the top: follows solved holes."""
+        """What a type is at the top: follows solved holes, which then know it themselves."""
+        passed: list[IncompleteType] = []
         while isinstance(kind, IncompleteType):
             found = self.solved.get(kind)
             if found is None:
-                return kind
+                break
+            passed.append(kind)
             kind = found
+        for hole in passed[:-1]:
+            self.solved[hole] = kind
         return kind
 
     def resolve(self, kind: Type) -> Type:
