@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import build
 
+from conftest import build
 from ekiden.codegen.llvm import assembly, emit
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import FloorDiv, IntImm, SizeVar, Var, cast, const

@@ -57,6 +57,11 @@ def is_nonnegative(e: PrimExpr, positive: Container[Var], depth: int = 12) -> bo
     return False
 
 
+def gaps(label: str) -> str:
+    """What is said of an argument whose elements do not lie one after the other."""
+    return f"{label} must be contiguous, got strides; copy it first"
+
+
 def stored_value(s: BufferStore) -> PrimExpr:
     """The value to store; x = x + a * b becomes one fused multiply-add: the one contraction that
     is always allowed, because it is what a reduction is lowered to everywhere.

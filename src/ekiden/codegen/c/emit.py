@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ekiden.codegen.c.helpers import Helpers, asm_label, c_symbol, quoted
 from ekiden.codegen.c.statement import StatementWriter
 from ekiden.codegen.c.types import memory_type
-from ekiden.codegen.common import argument_label, dimensions, dtype_word
+from ekiden.codegen.common import argument_label, dimensions, dtype_word, gaps
 from ekiden.ir.prim import SizeVar, Var
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
@@ -111,6 +111,8 @@ def _tensor(w: StatementWriter, func: PrimFunc, i: int, buffer: Buffer) -> str:
     w.check(f"{name}->ndim != {rank}", "ValueError", f"{label} must have {rank} dimensions")
     wrong = f"ek_dtype_word({name}->dtype) != {dtype_word(buffer.dtype)}u"
     w.check(wrong, "TypeError", f"{label} must have dtype {buffer.dtype}")
+    if rank and not buffer.strides:
+        w.check(f"!ek_dltensor_is_contiguous({name})", "ValueError", gaps(label))
     return name
 
 

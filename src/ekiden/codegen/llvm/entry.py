@@ -7,7 +7,7 @@ ek_dltensor.
 
 from __future__ import annotations
 
-from ekiden.codegen.common import Dimension, argument_label, dimensions, dtype_word
+from ekiden.codegen.common import Dimension, argument_label, dimensions, dtype_word, gaps
 from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import Operand
 from ekiden.codegen.llvm.debug import FunctionLines
@@ -19,7 +19,7 @@ from ekiden.tir.stmt import PrimFunc
 
 PARAMETERS = "ptr %self, ptr %args, i32 %nargs, ptr %ret"
 VALUE_SIZE, PAYLOAD, TENSOR_INDEX, POINTER_INDEX, TENSOR_DL = 16, 8, 70, 7, 24
-DL_DATA, DL_NDIM, DL_DTYPE, DL_SHAPE, DL_OFFSET = 0, 16, 20, 24, 40
+DL_DATA, DL_NDIM, DL_DTYPE, DL_SHAPE, DL_STRIDES, DL_OFFSET = 0, 16, 20, 24, 32, 40
 
 
 class EntryEmitter(StatementEmitter):
@@ -50,8 +50,7 @@ class EntryEmitter(StatementEmitter):
 
     def field(self, base: Operand, offset: int, kind: str) -> Operand:
         """A member of a structure."""
-        place = self.b.pure(f"getelementptr i8, ptr {base}, i64 {offset}") if offset else base
-        return self.b.pure(f"load {kind}, ptr {place}")
+        return self.b.pure(f"load {kind}, ptr {self._at(base, offset)}")
 
     def unpack(self, func: PrimFunc, i: int, buffer: Buffer) -> Operand:
         """Check that argument i is a tensor of the right type and rank; returns the address of its
@@ -73,9 +72,34 @@ class EntryEmitter(StatementEmitter):
             f"icmp eq i32 {self.field(tensor, DL_DTYPE, 'i32')}, {dtype_word(buffer.dtype)}"
         )
         self.check(right, "TypeError", f"{name} must have dtype {buffer.dtype}")
+        if buffer.shape and not buffer.strides:
+            self.check(self.is_compact(tensor, len(buffer.shape)), "ValueError", gaps(name))
         data, offset = self.field(tensor, DL_DATA, "ptr"), self.field(tensor, DL_OFFSET, "i64")
         self.pointers[buffer] = b.value(f"getelementptr i8, ptr {data}, i64 {offset}")
         return self.field(tensor, DL_SHAPE, "ptr")
+
+    def is_compact(self, tensor: Operand, rank: int) -> Operand:
+        """Whether the elements lie in row-major order without gaps: `strides` is NULL, or what the
+        shape makes them; those of dimensions of 1 and of empty tensors do not matter.
+        """
+        b = self.b
+        shape, strides = self.field(tensor, DL_SHAPE, "ptr"), self.field(tensor, DL_STRIDES, "ptr")
+        absent = b.value(f"icmp eq ptr {strides}, null")
+        place = b.value(f"select i1 {absent}, ptr {shape}, ptr {strides}")  # may be read, any case
+        fits, empty, expected = "true", "false", "1"
+        for axis in reversed(range(rank)):
+            extent = self.field(shape, 8 * axis, "i64")
+            stride = b.value(f"load i64, ptr {self._at(place, 8 * axis)}")
+            right = b.value(f"icmp eq i64 {stride}, {expected}")
+            single = b.value(f"icmp eq i64 {extent}, 1")
+            none = b.value(f"icmp eq i64 {extent}, 0")
+            fits = b.value(f"and i1 {fits}, {b.value(f'or i1 {right}, {single}')}")
+            empty = b.value(f"or i1 {empty}, {none}")
+            expected = b.value(f"mul i64 {expected}, {extent}")
+        return b.value(f"or i1 {absent}, {b.value(f'or i1 {fits}, {empty}')}")
+
+    def _at(self, base: Operand, offset: int) -> Operand:
+        return self.b.pure(f"getelementptr i8, ptr {base}, i64 {offset}") if offset else base
 
     def dimension(self, row: Dimension, actual: Operand) -> None:
         """Bind a symbol, or compare a dimension with what it must be."""
