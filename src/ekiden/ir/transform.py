@@ -250,6 +250,8 @@ def function_pass_over(kind: type[BaseFunc]) -> Callable[..., Pass]:
         required: Sequence[Pass | str] | None = None,
     ) -> object:
         """Decorator: a function (function, module, context) -> function becomes a Pass."""
-        return _decorator(FunctionPass, make, "transform_function", pass_func, opt_level, name, required)
+        return _decorator(
+            FunctionPass, make, "transform_function", pass_func, opt_level, name, required
+        )
 
     return function_pass  # type: ignore[return-value]
