@@ -59,7 +59,8 @@ class Pass:
     """A named module transformation.
 
     Calling it runs it, whatever the opt level, under the current context: the passes it requires
-    first, with instruments around. Raises PassError when it is called with, or gives, something that is no module.
+    first, with instruments around. Raises PassError when it is called with, or gives, something
+    that is no module.
     """
 
     name: str
