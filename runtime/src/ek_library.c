@@ -33,12 +33,27 @@ static void delete_symbol(void *self) {
   ek_free(symbol);
 }
 
+/* A result of that runtime as one of ours: its tensors end with their DLTensor, and the indices of
+** types registered at run time mean others here. */
+static int adopt(ek_value *ret) {
+  ek_object *theirs = ret->v.obj, *view = NULL;
+  if (ret->type_index >= EK_DYNAMIC) {
+    ek_value_release(ret);
+    return ek_error("TypeError", "call library: the result is an object of another runtime");
+  }
+  if (ret->type_index != EK_TENSOR || ek_tensor_is_own(theirs)) return 0;
+  int code = ek_tensor_strided(theirs, &((ek_tensor *)(void *)theirs)->dl, 0, &view);
+  ek_release(theirs);
+  *ret = code == 0 ? ek_value_object(view) : ek_value_none();
+  return code;
+}
+
 /* A library built with TVM-FFI leaves its errors with that runtime. They have our layout. */
 static int call_symbol(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   library_symbol *symbol = self;
   ek_object *error = NULL;
   int code = symbol->code(NULL, args, nargs, ret);
-  if (code == 0) return 0;
+  if (code == 0) return adopt(ret);
   symbol->take_error(&error);
   if (error == NULL) return -1;
   ek_error_set(error);

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         TypeInferenceError,
         UnsupportedError,
     )
+    from ekiden.tir.transform import lower
 
 __version__ = "0.1.0"
 
@@ -86,6 +87,7 @@ __all__ = [
     "load",
     "load_json",
     "load_params",
+    "lower",
     "nd",
     "register_error",
     "register_func",
@@ -101,6 +103,7 @@ __all__ = [
 _ERRORS = "ekiden.runtime.errors"
 _HOMES = {
     "build": "ekiden.codegen.build",
+    "lower": "ekiden.tir.transform",
     "compile": "ekiden.driver",
     "load": "ekiden.driver",
     "Executable": "ekiden.driver",

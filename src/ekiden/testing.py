@@ -40,6 +40,11 @@ def enabled_targets() -> list[tuple[str, Device]]:
     return [("llvm", cpu())]
 
 
+def device_enabled(target: str) -> bool:
+    """Whether programs for a target run here."""
+    return target.split()[0] == "llvm"
+
+
 def parametrize_targets(*args: object) -> Callable[..., object]:
     """Decorator: run a test with `target` and `dev` of each of the targets named, or of all."""
     mark: Callable[..., object] = import_module("pytest").mark.parametrize(
@@ -62,6 +67,7 @@ def requires_llvm(function: Callable[..., _T]) -> Callable[..., _T]:
 
 __all__ = [
     "assert_allclose",
+    "device_enabled",
     "enabled_targets",
     "main",
     "parametrize_targets",

@@ -11,4 +11,13 @@ from ekiden.ir.transform import (
     module_pass,
 )
 
-__all__ = ["FunctionPass", "ModulePass", "Pass", "PassContext", "PassInfo", "PassInstrument", "Sequential", "module_pass"]
+__all__ = [
+    "FunctionPass",
+    "ModulePass",
+    "Pass",
+    "PassContext",
+    "PassInfo",
+    "PassInstrument",
+    "Sequential",
+    "module_pass",
+]

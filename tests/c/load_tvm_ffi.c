@@ -9,6 +9,12 @@ int main(int argc, char **argv) {
   CHECK(ek_function_call(function, &arg, 1, &ret) == 0 && ret.v.i64 == 42);
   CHECK_ERROR(ek_function_call(function, &arg, 0, &ret), "TypeError", "double: expected one int");
   ek_object_release(function);
+  CHECK(ek_module_get(module, "tensor", &function) == 0 && function != NULL);
+  ret = ek_value_none();
+  CHECK(ek_function_call(function, NULL, 0, &ret) == 0 && ret.type_index == EK_TENSOR);
+  CHECK(ek_tensor_is_own(ret.v.obj) && ((float *)ek_value_tensor(&ret)->data)[2] == 3.0f);
+  ek_value_release(&ret);
+  ek_object_release(function);
   ek_object_release(module);
   return 0;
 }

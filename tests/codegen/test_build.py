@@ -107,6 +107,9 @@ def test_only_loop_programs_are_built() -> None:
 
 def test_the_public_name() -> None:
     assert ekiden.build is build
+    lowered = ekiden.lower(IRModule({"scale": scaled(2.0)}))
+    assert "T.block" not in lowered["scale"].script()  # type: ignore[attr-defined]
+    assert run(build(lowered, cache=NO_CACHE), "scale").max() == 2.0
 
 
 def test_an_object_of_c_links_beside_one_of_llvm() -> None:

@@ -361,6 +361,12 @@ def test_parameters_are_bound_by_name() -> None:
         relay.build_module.bind_params_by_name(relay.Function([x, relay.var("x")], x), {"x": 1})
 
 
+@tvm.testing.parametrize_targets("llvm")
+def test_targets_of_tests(target: str, dev: object) -> None:
+    assert tvm.testing.device_enabled(target) and not tvm.testing.device_enabled("cuda")
+    assert tvm.testing.enabled_targets() == [(target, dev)]
+
+
 def test_close_arrays() -> None:
     tvm.testing.assert_allclose(tvm.nd.array(np.ones(2)), [1, 1])
     with pytest.raises(AssertionError):

@@ -58,7 +58,7 @@ def f(A: T.Buffer((100,), "float32"), B: T.Buffer((100,), "float32")):
             T.where(i_0 * 16 + i_1 < 100)
             T.reads(A[vi])
             T.writes(B[vi])
-            T.block_attr({"tiles": (7, 16), "note": 'a"b', "inner": {"x": None, "y": [1]}})
+            T.block_attr({"tiles": (7, 16), "note": 'a"b', "inner": {"x": None, "y": (1,)}})
             B[vi] = A[vi]
 """,
     "inner regions": """
@@ -224,7 +224,7 @@ from tvm.script import tir as T
 
 @T.prim_func
 def main(a: T.handle, b: T.handle) -> None:
-    T.func_attr({"global_symbol": "main", "tir.noalias": True})
+    T.func_attr({"global_symbol": "main", "tir.noalias": T.bool(True)})
     n = T.int64()
     A = T.match_buffer(a, [n, 128], dtype="float32", align=64, offset_factor=1)
     B = T.match_buffer(b, (n, 128), "float32")
@@ -245,6 +245,7 @@ def main(a: T.handle, b: T.handle) -> None:
                     vi, vj = T.axis.remap("SS", [i, j])
                     B[vi, vj] = T.max(C[vi, vj], T.float32(0))
 """)
+    assert func.attrs == {"global_symbol": "main", "tir.noalias": True}
     array = np.random.default_rng(0).normal(size=(5, 128)).astype("float32")
     out = np.empty_like(array)
     interpreter.run(lower(func), array, out)

@@ -59,7 +59,8 @@ class Pass:
     """A named module transformation.
 
     Calling it runs it, whatever the opt level, under the current context: the passes it requires
-    first, with instruments around. Raises PassError when it is called with, or gives, something that is no module.
+    first, with instruments around. Raises PassError when it is called with, or gives, something
+    that is no module.
     """
 
     name: str
@@ -250,6 +251,8 @@ def function_pass_over(kind: type[BaseFunc]) -> Callable[..., Pass]:
         required: Sequence[Pass | str] | None = None,
     ) -> object:
         """Decorator: a function (function, module, context) -> function becomes a Pass."""
-        return _decorator(FunctionPass, make, "transform_function", pass_func, opt_level, name, required)
+        return _decorator(
+            FunctionPass, make, "transform_function", pass_func, opt_level, name, required
+        )
 
     return function_pass  # type: ignore[return-value]

@@ -129,7 +129,7 @@ class StatementWriter(ExpressionWriter):
         rank, made = len(extents), self.unique("tensor")
         self.put(f"int64_t {shape}[] = {{{sizes}}};")
         self.put(f"int64_t {strides}[] = {{{given}}};")
-        offset = f" + {self.text(a.indices[0])}" if a.indices else ""
+        offset = f" + ({self.text(a.indices[0])})" if a.indices else ""
         word = dtype_word(buffer.dtype)
         dtype = f"{{{word & 255}, {word >> 8 & 255}, 1}}"
         self.put(
@@ -264,7 +264,7 @@ class StatementWriter(ExpressionWriter):
             self.parallel(s)
             return
         low, high = self.text(s.min), self.text(s.min + s.extent)
-        self.serial(s, low, high)
+        self.serial(s, low, f"({high})" if " ? " in high else high)
 
     def serial(self, s: For, low: str, high: str) -> None:
         """A loop between two bounds."""

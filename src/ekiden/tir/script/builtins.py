@@ -24,8 +24,10 @@ from ekiden.ir.prim import (
     Cast,
     Div,
     ExprLike,
+    FloatImm,
     FloorDiv,
     FloorMod,
+    IntImm,
     Intrinsic,
     Max,
     Min,
@@ -383,7 +385,19 @@ I = ModuleNamespace()  # noqa: E741
 
 
 def attrs_of(values: Mapping[str, object]) -> dict[str, object]:
-    """The attributes a script gives, with lists as tuples."""
-    return {
-        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-    }
+    """The attributes a script gives: lists as tuples, constants (`T.bool(True)`) as Python's."""
+    return {key: _attribute(value) for key, value in values.items()}
+
+
+def _attribute(value: object) -> object:
+    match value:
+        case IntImm(value=number, dtype="bool"):
+            return bool(number)
+        case IntImm(value=number) | FloatImm(value=number):
+            return number
+        case list() | tuple():
+            return tuple(_attribute(each) for each in value)
+        case dict():
+            return {key: _attribute(each) for key, each in value.items()}
+        case _:
+            return value

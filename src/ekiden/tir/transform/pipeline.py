@@ -7,9 +7,16 @@ Each is a function over a PrimFunc in a file of its own, and a Pass over a modul
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import overload
 
 from ekiden.ir.module import IRModule
-from ekiden.ir.transform import Pass, PassContext, function_pass_over, register_pass
+from ekiden.ir.transform import (
+    Pass,
+    PassContext,
+    Sequential,
+    function_pass_over,
+    register_pass,
+)
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transform.align_storage import align_storage
@@ -96,14 +103,31 @@ the compile time).
 """
 
 
-def lower(func: PrimFunc, target: Target | None = None) -> PrimFunc:
-    """Run PASSES (or TILED_PASSES) in order, under the current PassContext.
+@overload
+def lower(program: PrimFunc, target: Target | None = None) -> PrimFunc: ...
 
-    `target` is for passes that need its facts; none does yet.
+
+@overload
+def lower(program: IRModule, target: Target | None = None) -> IRModule: ...
+
+
+def lower(program: PrimFunc | IRModule, target: Target | None = None) -> PrimFunc | IRModule:
+    """A function, or each loop program of a module, in the form that code generators take.
+
+    Runs PASSES (or TILED_PASSES) in order, under the current PassContext. `target` is for passes
+    that need its facts; none does yet. TVM: `tvm.lower`.
     """
-    module = IRModule({func.name: func})
-    for each in TILED_PASSES if (func.attrs or {}).get("tir.tiled") else PASSES:
-        module = each(module)
+    if isinstance(program, PrimFunc):
+        return _lowered(program)
+    made = {
+        name: _lowered(f) if isinstance(f, PrimFunc) else f for name, f in program.functions.items()
+    }
+    return program.with_functions(made)
+
+
+def _lowered(func: PrimFunc) -> PrimFunc:
+    passes = TILED_PASSES if (func.attrs or {}).get("tir.tiled") else PASSES
+    module = Sequential(passes, name="tir.lower")(IRModule({func.name: func}))
     lowered = module[func.name]
     assert isinstance(lowered, PrimFunc)
     return lowered
