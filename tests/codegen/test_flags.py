@@ -14,8 +14,6 @@ from ekiden.target import Target
 from ekiden.tir import PrimFunc
 from ekiden.tir.transform import lower
 
-pytestmark = pytest.mark.quick
-
 HEAD = "from ekiden.script import tir as T\n@T.prim_func\ndef f("
 TARGET = Target.host()
 

@@ -14,8 +14,6 @@ from ekiden.tir import PrimFunc
 from ekiden.tir.interpreter import run
 from ekiden.tir.transform import lower
 
-pytestmark = pytest.mark.quick
-
 HEAD = "from ekiden.script import tir as T\n@T.prim_func\n"
 BACKENDS = ("llvm", "c", "interpreter")
 NAME = "test.packed_call"
