@@ -313,8 +313,8 @@ class StatementWriter(ExpressionWriter):
             self.names[thing] = self.unique(outer.name(thing))
             assert self.names[thing] == outer.name(thing), thing
             self.put(f"{field} = given->{self.names[thing]};")
-        low = "begin" if is_const(s.min, 0) else f"{self.text(s.min)} + begin"
-        high = "end" if is_const(s.min, 0) else f"{self.text(s.min)} + end"
+        low = "begin" if is_const(s.min, 0) else f"({self.text(s.min)}) + begin"
+        high = "end" if is_const(s.min, 0) else f"({self.text(s.min)}) + end"
         self.serial(s, low, high)
         self.put("return 0;")
         lines = "\n".join(self.lines)
