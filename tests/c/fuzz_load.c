@@ -13,6 +13,7 @@
 #include "program.h"
 
 #include <signal.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -147,13 +148,14 @@ static bool loads_and_runs(const bytes *file) {
   pid_t child = fork();
   CHECK(child >= 0);
   if (child == 0) {
-    alarm(1);
+    struct itimerval limit = {{0, 0}, {0, 100000}}; /* of the processor's time */
+    setitimer(ITIMER_VIRTUAL, &limit, NULL);
     run_all(file);
     _exit(0);
   }
   CHECK(waitpid(child, &status, 0) == child);
   bool is_fine = (WIFEXITED(status) && WEXITSTATUS(status) == 0) ||
-                 (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM);
+                 (WIFSIGNALED(status) && WTERMSIG(status) == SIGVTALRM);
   if (!is_fine) {
     FILE *out = fopen("fuzz-failure.eki", "wb");
     if (out != NULL) fwrite(file->data, 1, file->size, out);
