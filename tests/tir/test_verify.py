@@ -272,6 +272,15 @@ ACCEPTED = {
         Allocate(LOCAL, tir.seq(BufferStore(LOCAL, ONE, (ZERO,)), BufferStore(B, LOCAL[0], (I,)))),
         PARALLEL,
     ),
+    "a cache that lowering moves inside": Allocate(
+        LOCAL,
+        loop(
+            I,
+            16,
+            tir.seq(BufferStore(LOCAL, ONE, (ZERO,)), BufferStore(B, LOCAL[0], (I,))),
+            PARALLEL,
+        ),
+    ),
     "one step": loop(I, 1, BufferStore(B, A[I], (ZERO,)), PARALLEL),
     "no step": loop(I, 0, BufferStore(B, A[I + 99], (I,))),
     "read what others do not write": loop(I, 8, BufferStore(B, B[I + 8], (I,)), PARALLEL),

@@ -396,8 +396,25 @@ class _Verifier:
             if touch.is_store:
                 stores.setdefault(touch.buffer, []).append(touch)
         for buffer, many in stores.items():
+            if not self.lowered and self.is_private(loop, buffer):
+                continue
             for store in many:
                 self.race(loop, store, touched[buffer])
+
+    def is_private(self, loop: For, buffer: Buffer) -> bool:
+        """Whether a buffer is used in a loop alone: lowering gives each step one of its own."""
+        if buffer in self.func.params:
+            return False
+        stack: list[Stmt] = [self.func.body]
+        while stack:
+            s = stack.pop()
+            if s is loop:
+                continue
+            used = [e for e in post_order(*expressions(s)) if getattr(e, "buffer", None) is buffer]
+            if used or (isinstance(s, BufferStore) and s.buffer is buffer):
+                return False
+            stack.extend(sub_statements(s))
+        return True
 
     def race(self, loop: For, store: _Touch, touched: Sequence[_Touch]) -> None:
         """Two steps that are known to meet in an element."""
