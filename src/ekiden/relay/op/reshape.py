@@ -15,13 +15,13 @@ from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_at_least, show, tensors
 from ekiden.relay.op.reduce import axes_attr
 from ekiden.topi.shape import (
+    Dim,
+    Dims,
     as_attr,
     as_dim,
     as_ints,
     as_shape,
     assume,
-    Dim,
-    Dims,
     infer_reshape,
     known,
     normalize_axes,
