@@ -11,8 +11,6 @@ from ekiden.ir import prim
 from ekiden.ir.prim import BinaryExpr, PrimExpr
 from ekiden.tir.expr import VectorReduce, broadcast
 
-pytestmark = pytest.mark.quick
-
 NUMPY = {
     prim.Add: np.add,
     prim.Sub: np.subtract,

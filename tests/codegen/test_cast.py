@@ -9,8 +9,6 @@ from conftest import run_map, to_array
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import cast
 
-pytestmark = pytest.mark.quick
-
 DTYPES = [d for d in dt.SCALAR_BITS if d != "handle"]
 
 

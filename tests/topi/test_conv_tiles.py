@@ -18,7 +18,6 @@ from ekiden.topi.nn import conv
 from ekiden.topi.nn.weights import pack_weight
 from ekiden.topi.rule import schedule
 
-pytestmark = pytest.mark.quick
 TARGET = Target.host()
 TILE = 4 * TARGET.lanes("float32")
 Pair = tuple[int, int]

@@ -20,7 +20,6 @@ from ekiden.topi.nn import batch_matmul, dense_pack, matmul
 from ekiden.topi.nn.weights import pack_weight
 from ekiden.topi.rule import schedule
 
-pytestmark = pytest.mark.quick
 TARGET = Target.host()
 WIDTH = 4 * TARGET.lanes("float32")
 Dim = int | SizeVar

@@ -15,7 +15,6 @@ from ekiden.topi.nn import winograd_conv2d
 from ekiden.topi.nn.winograd import convolve, matrices, tile_size, transform_weight
 from ekiden.topi.rule import schedule, winograd
 
-pytestmark = pytest.mark.quick
 TARGET = Target.host()
 LANES = TARGET.lanes("float32")
 Pads = tuple[int, int, int, int]
