@@ -49,7 +49,7 @@ _round_trip = RoundTrip()
 
 @pytest.fixture(autouse=True, scope="session")
 def text_round_trip(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Show-item: the text of every PrimFunc met in the tests parses back."""
+    """The text of every PrimFunc met in the tests parses back."""
     if request.config.getoption("markexpr") == "quick":
         yield
         return
