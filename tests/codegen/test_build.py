@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ekiden
-from ekiden import te, tir
+from ekiden import te
 from ekiden.codegen import c, llvm, parallel
 from ekiden.codegen.build import build
 from ekiden.codegen.cache import KernelCache
@@ -123,7 +123,7 @@ def test_an_object_of_c_links_beside_one_of_llvm() -> None:
 @pytest.mark.parametrize("name", ["floor", "sqrt", "memcpy", "double", "self"])
 def test_names_of_c_are_free_for_buffers(name: str) -> None:
     x = te.placeholder((20,), "float64", name="x")
-    y = te.compute((20,), lambda i: tir.floor(tir.sqrt(x[i])), name=name)
+    y = te.compute((20,), lambda i: te.floor(te.sqrt(x[i])), name=name)
     module = ekiden.build(te.create_prim_func([x, y]), "c")
     given, out = np.linspace(0, 9, 20), np.zeros(20)
     module["main"](given, out)

@@ -52,8 +52,8 @@ KEYWORDS = frozenset(
     "inline int long register restrict return short signed sizeof static struct switch typedef "
     "union unsigned void volatile while bool true false lane self args nargs ret status main "
     "y0 y1 yn j0 j1 jn gamma exp log sin cos tan pow index signal time div abs floor ceil trunc "
-    "rint fabs sqrt copysign fma floorf ceilf truncf rintf fabsf sqrtf copysignf fmaf memcpy memset "
-    "memmove".split()
+    "rint fabs sqrt copysign fma floorf ceilf truncf rintf fabsf sqrtf copysignf fmaf memcpy "
+    "memset memmove".split()
 )
 """Names that mean something else in C: a buffer called `floor` is not one there."""
 
