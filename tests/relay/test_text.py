@@ -142,7 +142,11 @@ REJECTED = [
     ),
     ("def @f() { %0 }", "text:1:12: %0 is not bound here\ndef @f() { %0 }\n           ^"),
     ("def @f() { @g() }", "text:1:12: no function @g\ndef @f() { @g() }\n           ^"),
-    ("def @f() { nn.relux(1f) }", "text:1:12: no operator, constructor or keyword 'nn.relux'"),
+    (
+        "def @f() { nn.relux(1f) }",
+        "text:1:12: no operator, constructor or keyword 'nn.relux'; did you mean nn.relu or "
+        "nn.prelu?",
+    ),
     (
         "def @f() { relu(1f) }",
         "text:1:12: no operator, constructor or keyword 'relu'; did you mean nn.relu?",

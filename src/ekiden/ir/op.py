@@ -5,6 +5,7 @@ Each operator is declared once, and everything else reads the declaration.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -125,11 +126,16 @@ def register_op(definition: OpDef) -> OpDef:
 def get(name: str) -> Op:
     """The operator of that name. Raises KeyError with the nearest names."""
     if name not in _OP_NODES:
-        near = sorted(n for n in _OP_NODES if n.rpartition(".")[2] == name.rpartition(".")[2])
-        raise KeyError(
-            f"no operator {name!r}" + (f"; did you mean {', '.join(near)}?" if near else "")
-        )
+        raise KeyError(f"no operator {name!r}{nearest(name)}")
     return _OP_NODES[name]
+
+
+def nearest(name: str) -> str:
+    """`; did you mean ...?` for a name that no operator has; empty if none is like it."""
+    last = name.rpartition(".")[2]
+    near = sorted(n for n in OPS if n.rpartition(".")[2] == last)
+    near = near or difflib.get_close_matches(name, OPS, n=2, cutoff=0.85)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def register_op_attr(

@@ -25,7 +25,7 @@ from ekiden.ir.dtype import SCALAR_BITS, to_numpy
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node
-from ekiden.ir.op import OPS, get
+from ekiden.ir.op import OPS, get, nearest
 from ekiden.ir.span import Span
 from ekiden.ir.type import GlobalTypeVar, IncompleteType
 from ekiden.relay import op as operators
@@ -518,8 +518,7 @@ class _Parser(TypeParser):
             return get(token.text)
         if token.text in ("True", "False"):
             return Constant(np.array(token.text == "True"))
-        near = [n for n in OPS if n.rpartition(".")[2] == token.text.rpartition(".")[2]]
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        hint = nearest(token.text)
         self.source.fail(token.at, f"no operator, constructor or keyword {token.text!r}{hint}")
 
     def _negative(self) -> Steps:
