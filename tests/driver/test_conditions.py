@@ -78,3 +78,18 @@ def test_dimensions_of_two_names_broadcast_or_are_refused(
     else:
         with pytest.raises(InputError, match="needs n == m or n == 1 or m == 1"):
             exe(*args)
+
+
+def test_functions_that_are_called_are_checked_too() -> None:
+    exe = ekiden.compile(
+        relay.parse(
+            """def @f(%a: Tensor[(1, k), float32], %w: Tensor[(5, 10), float32]) {
+                 nn.dense(%a, %w) }
+               def @main(%x: Tensor[(1, n), float32], %w: Tensor[(5, 10), float32]) {
+                 @f(%x, %w) }"""
+        )
+    )
+    weight = np.ones((5, 10), np.float32)
+    assert exe(np.ones((1, 10), np.float32), weight).shape == (1, 5)
+    with pytest.raises(InputError, match="nn.dense .* needs n == 10"):
+        exe(np.ones((1, 7), np.float32), weight)

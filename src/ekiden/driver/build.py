@@ -25,6 +25,7 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.analysis import shape_conditions
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType, NameDimensions
+from ekiden.relay.transform.inline import inline
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 
@@ -82,7 +83,10 @@ def _with_conditions(module: IRModule) -> IRModule:
     if "constraints" in module.attrs:
         return module
     module = InferType()(module)
-    main = module["main"]
+    flat = module
+    if len(module.functions) > 1:  # what is called is seen with the dimensions of its caller
+        flat = InferType()(inline(module, lambda name, function: name.name_hint != "main"))
+    main = flat["main"]
     assert isinstance(main, Function)
     attrs = {**module.attrs, "constraints": tuple(shape_conditions(main))}
     return IRModule(dict(module.functions.items()), module.type_definitions, attrs)
