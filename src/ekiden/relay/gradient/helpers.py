@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.ir.prim import PrimExpr, is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Constant
@@ -25,11 +25,6 @@ def scalar(value: float, like: RelayExpr) -> Constant:
     return literal(value, tensor(like).dtype)
 
 
-def is_one(dim: PrimExpr) -> bool:
-    """Whether a dimension is certainly 1."""
-    return isinstance(dim, IntImm) and dim.value == 1
-
-
 def sum_to(grad: RelayExpr, shape: Sequence[PrimExpr], target: RelayExpr) -> RelayExpr:
     """`grad`, of `shape`, summed to the shape of `target`, which was broadcast to `shape`.
 
@@ -39,7 +34,7 @@ def sum_to(grad: RelayExpr, shape: Sequence[PrimExpr], target: RelayExpr) -> Rel
     lead = len(shape) - len(wanted)
     axes = list(range(lead))
     for at, (small, large) in enumerate(zip(wanted, shape[lead:], strict=True)):
-        if is_one(small) and not is_one(large):
+        if is_const(small, 1) and not is_const(large, 1):
             axes.append(at + lead)
         elif not prove_equal(small, large):
             raise ValueError(f"whether dimension {at} was broadcast from {small} to {large}")
@@ -56,8 +51,3 @@ def shape_like(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
 def broadcast_like(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
     """`grad` broadcast to the shape of `target`."""
     return op.broadcast_to(grad, tensor(target).shape)
-
-
-def extent(dim: PrimExpr) -> int | None:
-    """The number of a dimension, None if it is symbolic."""
-    return dim.value if isinstance(dim, IntImm) else None

@@ -11,7 +11,6 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Tuple
 from ekiden.relay.gradient.helpers import (
     broadcast_like,
-    extent,
     scalar,
     shape_like,
     sum_to,
@@ -30,6 +29,7 @@ from ekiden.relay.op.transform import (
     TransposeAttrs,
     transposed_axes,
 )
+from ekiden.topi.shape import known
 
 Expr = RelayExpr
 
@@ -63,7 +63,7 @@ def number_of(x: Expr, axes: Sequence[int]) -> Expr:
     """How many elements x has along axes, as a scalar of its dtype; symbolic sizes are counted."""
     product = 1
     for axis in axes:
-        size = extent(tensor(x).shape[axis])
+        size = known(tensor(x).shape[axis])
         if size is None:
             shape = [tensor(x).shape[a] for a in axes]
             return op.sum(op.ones(shape, tensor(x).dtype))

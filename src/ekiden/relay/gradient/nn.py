@@ -14,7 +14,6 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
 from ekiden.relay.gradient.helpers import (
     broadcast_like,
-    extent,
     scalar,
     shape_like,
     tensor,
@@ -30,6 +29,7 @@ from ekiden.relay.op.nn.norm import (
     LayerNormAttrs,
 )
 from ekiden.relay.op.nn.pool import AvgPool2DAttrs, MaxPool2DAttrs
+from ekiden.topi.shape import known
 
 Expr = RelayExpr
 
@@ -73,9 +73,9 @@ def _batch_matmul(call: Call, grad: Expr) -> Sequence[Expr]:
     attrs = call.attrs
     assert isinstance(attrs, BatchMatmulAttrs)
     pair = _product_gradient(op.nn.batch_matmul, a, b, grad, attrs.transpose_a, attrs.transpose_b)
-    batch = extent(tensor(call).shape[0])
+    batch = known(tensor(call).shape[0])
     return [
-        op.sum(d, axis=0, keepdims=True) if extent(tensor(x).shape[0]) == 1 and batch != 1 else d
+        op.sum(d, axis=0, keepdims=True) if known(tensor(x).shape[0]) == 1 and batch != 1 else d
         for d, x in zip(pair, (a, b), strict=True)
     ]
 
@@ -229,7 +229,7 @@ def _batch_norm(call: Call, grad: Expr) -> Sequence[Expr]:
 
 
 def _static(dims: Sequence[PrimExpr], what: str) -> list[int]:
-    sizes = [extent(d) for d in dims]
+    sizes = [known(d) for d in dims]
     if None in sizes:
         raise ValueError(f"symbolic {what}")
     return [s for s in sizes if s is not None]

@@ -48,6 +48,15 @@ def has_symbols(attrs: Attrs) -> bool:
     return False
 
 
+def can_compute(op: Op, attrs: Attrs | None) -> bool:
+    """Whether a call of known arguments can be computed now: a kernel's work, without state, of
+    known attributes.
+    """
+    row = op.definition
+    is_work = row.reference is not None and row.lower is not None and not row.stateful
+    return is_work and (attrs is None or not has_symbols(attrs))
+
+
 def _leaves(kind: Type | None) -> list[TensorType] | None:
     """The tensors of a type; None if they are not known in full (attributes may hold symbols)."""
     fields = kind.fields if isinstance(kind, TupleType) else (kind,)
@@ -69,10 +78,7 @@ def _constant(data: Array, kind: TensorType, span: Span | None) -> Constant:
 def _fold_call(call: Call, kind: Type | None) -> RelayExpr:
     if not isinstance(call.op, Op) or not all(map(_is_constant, call.args)):
         return call
-    definition = call.op.definition
-    if definition.stateful or definition.reference is None or definition.lower is None:
-        return call
-    if call.attrs is not None and has_symbols(call.attrs):
+    if not can_compute(call.op, call.attrs):
         return call
     kinds = _leaves(kind)
     arrays = [_value(a) for a in call.args]

@@ -18,7 +18,9 @@ from ekiden.ir.op import OPS
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call
-from ekiden.relay.transform.calls import Rewrite, call_pass
+from ekiden.relay.transform.calls import Rewrite, rewrite_calls
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.scopes import map_functions, on_body
 
 Legalization = Callable[[Attrs | None, Sequence[RelayExpr], Sequence[Type]], RelayExpr | None]
 
@@ -56,6 +58,7 @@ def Legalize(legalize_map_attr_name: str = "FTVMLegalize") -> Pass:  # noqa: N80
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         rows = LEGALIZATIONS.get(legalize_map_attr_name, {})
-        return call_pass("legalize", 0, {n: _rewrite(f) for n, f in rows.items()})(module)
+        table = {name: _rewrite(legal) for name, legal in rows.items()}
+        return map_functions(module, on_body(lambda body: rewrite_calls(body, table)))
 
-    return Pass("Legalize", transform, 1)
+    return Pass("Legalize", transform, 1, (InferType(),))

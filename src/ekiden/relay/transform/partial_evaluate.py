@@ -50,7 +50,7 @@ from ekiden.relay.expr import (
 from ekiden.relay.interpreter import evaluate_call
 from ekiden.relay.transform.chains import Binding, let_chain
 from ekiden.relay.transform.dead_code_elimination import drop_unused_bindings
-from ekiden.relay.transform.fold_constant import has_symbols
+from ekiden.relay.transform.fold_constant import can_compute
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body
 from ekiden.relay.transform.to_a_normal_form import to_a_normal_form
@@ -412,15 +412,10 @@ def _arrays(value: Value) -> Array | tuple[Array, ...] | None:
 def _fold(call: Call, args: Sequence[Value]) -> Value | None:
     """The value of an operator call whose arguments are known, unless it is large or has state."""
     assert isinstance(call.op, Op)
-    definition = call.op.definition
-    arrays = [_arrays(a) for a in args]
-    if definition.stateful or definition.reference is None or definition.lower is None:
+    arrays = [a for a in map(_arrays, args) if a is not None]
+    if len(arrays) < len(args) or not can_compute(call.op, call.attrs):
         return None
-    if None in [a if a is None else 0 for a in arrays]:
-        return None
-    if call.attrs is not None and has_symbols(call.attrs):
-        return None
-    value = evaluate_call(call.op, call.attrs, [a for a in arrays if a is not None])
+    value = evaluate_call(call.op, call.attrs, arrays)
     parts = value if isinstance(value, tuple) else (value,)
     if sum(p.size for p in parts) > MAX_ELEMENTS:
         return None

@@ -80,11 +80,6 @@ def check_scope(step: str, realize: BlockRealize, scope: str) -> None:
         )
 
 
-def spatial_iters(shape: Sequence[PrimExpr]) -> tuple[IterVar, ...]:
-    """An iterator for each axis."""
-    return tuple(IterVar(Var(f"v{n}", d.dtype), d, IterKind.SPATIAL) for n, d in enumerate(shape))
-
-
 def _copy_block(name: str, target: Buffer, source: Buffer) -> BlockRealize:
     """target[v] = source[v], over all of it."""
     iters = tuple(

@@ -473,17 +473,6 @@ def require_sole_writer(step: str, program: Program, realize: BlockRealize, buff
         )
 
 
-def sole_output(step: str, realize: BlockRealize) -> Buffer:
-    """The one buffer a block writes. Refuses if there are several."""
-    buffers = written(realize.block)
-    if len(buffers) != 1:
-        refuse(
-            f"{step} {realize.block.name!r}: expected one written buffer, got {len(buffers)}",
-            realize,
-        )
-    return buffers[0]
-
-
 def single_store(step: str, realize: BlockRealize) -> BufferStore:
     """The one store a block consists of. Refuses if it is anything else."""
     body = realize.block.body

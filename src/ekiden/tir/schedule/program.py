@@ -208,10 +208,6 @@ class Program:
         """Whether a buffer is an argument of the function."""
         return any(buffer is p for p in self.func.params)
 
-    def is_output(self, buffer: Buffer) -> bool:
-        """Whether a buffer is an argument that is written."""
-        return self.is_param(buffer)
-
     def fresh_block(self, hint: str) -> str:
         """A block name that is not taken: the hint, or numbered."""
         if hint not in self.blocks:
