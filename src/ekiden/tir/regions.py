@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from ekiden.arith import Analyzer, prove_equal
 from ekiden.ir import dtype as dt
-from ekiden.ir import range as ranges
 from ekiden.ir.prim import LT, And, IntImm, Intrinsic, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import post_order, same, substitute
+from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
@@ -26,14 +26,6 @@ from ekiden.tir.stmt import (
     Stmt,
 )
 from ekiden.tir.visitor import expressions, sub_statements
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """[low, low + extent) along one axis."""
-
-    low: PrimExpr
-    extent: PrimExpr
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +50,7 @@ class BufferRegion:
     """A box of a buffer."""
 
     buffer: Buffer
-    region: tuple[ranges.Range, ...]
+    region: tuple[Range, ...]
 
 
 def accesses(root: Stmt, buffer: Buffer) -> list[Access]:
@@ -160,7 +152,7 @@ def region(buffer: Buffer, touched: Sequence[Access], outer: Iterable[For]) -> l
 
 
 def _range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyzer) -> Range:
-    whole = Range(const(0), dim)
+    whole = Range.from_min_extent(const(0), dim)
     base: PrimExpr | None = None
     low, high = math.inf, -math.inf
     for access in touched:
@@ -179,10 +171,10 @@ def _range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyz
     extent = int(high - low) + 1
     if isinstance(dim, IntImm) and extent >= dim.value:
         return whole
-    return Range(analyzer.simplify(base + int(low)), const(extent))
+    return Range.from_min_extent(analyzer.simplify(base + int(low)), const(extent))
 
 
-def _box(buffer: Buffer, touched: Sequence[Access]) -> tuple[ranges.Range, ...]:
+def _box(buffer: Buffer, touched: Sequence[Access]) -> tuple[Range, ...]:
     """The box that accesses touch; the point itself where they all name one point."""
     first = touched[0]
     is_point = len(first.indices) == len(buffer.shape) and all(
@@ -192,9 +184,9 @@ def _box(buffer: Buffer, touched: Sequence[Access]) -> tuple[ranges.Range, ...]:
         for a in touched
     )
     if is_point:
-        return tuple(ranges.Range.from_min_extent(i, 1) for i in first.indices)
+        return tuple(Range.from_min_extent(i, 1) for i in first.indices)
     found = region(buffer, touched, ())
-    return tuple(ranges.Range.from_min_extent(r.low, r.extent) for r in found)
+    return tuple(found)
 
 
 def block_regions(block: Block) -> tuple[list[BufferRegion], list[BufferRegion]]:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
+from ekiden.ir.range import Range
 from ekiden.tir.expr import SCOPES, Buffer, BufferLoad
-from ekiden.tir.regions import Access, Range, region
+from ekiden.tir.regions import Access, region
 from ekiden.tir.schedule.check import (
     box_of,
     require_no_conditions,
@@ -211,7 +212,7 @@ def cache_write(
     if isinstance(box, str):
         if outer or program.is_param(old):
             refuse(f"{step} {name!r}: {box}", realize)
-        box = [Range(const(0), d) for d in old.shape]
+        box = [Range.from_min_extent(const(0), d) for d in old.shape]
     copy = _copy_block(program.fresh_block(label), old, new)
     nest = _copy_nest(copy, box, outer)
     func = program.replace(place, sequence(place, nest))

@@ -22,7 +22,6 @@ from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer
 from ekiden.tir.regions import Access, region
-from ekiden.tir.regions import Range as Box
 from ekiden.tir.schedule.kinds import (
     COMPLETE,
     OPAQUE,
@@ -215,23 +214,25 @@ def not_covered(program: Program, loop: For, buffer: Buffer, maker: BlockRealize
     needed = region(buffer, accesses(loop.body, buffer), outer)
     analyzer = bound_analyzer(outer)
     for axis, (a, b, dim) in enumerate(zip(given, needed, buffer.shape, strict=True)):
-        starts = analyzer.can_prove(a.low <= b.low) or analyzer.can_prove(a.low <= 0)
-        ends = reaches(a.low, a.extent, b.low + b.extent, analyzer)
-        if not starts or not (ends or reaches(a.low, a.extent, dim, analyzer)):
+        starts = analyzer.can_prove(a.min <= b.min) or analyzer.can_prove(a.min <= 0)
+        ends = reaches(a.min, a.extent, b.min + b.extent, analyzer)
+        if not starts or not (ends or reaches(a.min, a.extent, dim, analyzer)):
             return (
                 f"block {maker.block.name!r} is not known to write all that is read (axis {axis})"
             )
     return None
 
 
-def exact_box(program: Program, loop: For, buffer: Buffer, maker: BlockRealize) -> list[Box] | str:
+def exact_box(
+    program: Program, loop: For, buffer: Buffer, maker: BlockRealize
+) -> list[Range] | str:
     """What a block writes of a buffer in one step of a loop, neither more nor less; or why that is
     not known.
     """
     return box_of(program, loop.body, buffer, maker)
 
 
-def box_of(program: Program, root: Stmt, buffer: Buffer, maker: BlockRealize) -> list[Box] | str:
+def box_of(program: Program, root: Stmt, buffer: Buffer, maker: BlockRealize) -> list[Range] | str:
     """What a block inside a statement writes of a buffer each time the statement runs; or why that
     is not known.
     """
@@ -249,7 +250,7 @@ def box_of(program: Program, root: Stmt, buffer: Buffer, maker: BlockRealize) ->
     made = image_box(store.indices, ranges)
     if isinstance(made, str):
         return f"what block {name!r} writes of {buffer.name!r} is no box: {made}"
-    return [Box(low, size) for low, size in made]
+    return [Range.from_min_extent(low, size) for low, size in made]
 
 
 def reached(total: IterSum) -> PrimExpr:
@@ -332,11 +333,11 @@ def steps_disjoint(
     corners: list[PrimExpr] = []
     for axis, each in enumerate(box):
         if is_const(each.extent, 1):
-            corners.append(each.low)
+            corners.append(each.min)
             continue
         inside = Var(f"x{axis}")
         own[inside] = Range(each.extent)
-        corners.append(each.low + inside)
+        corners.append(each.min + inside)
     return _told_apart(corners, own, wanted, outer)
 
 
@@ -403,7 +404,7 @@ def _not_lanewise(program: Program, loop: For, buffer: Buffer) -> str | None:
     analyzer = bound_analyzer(outer)
     for access in touched:
         for index, each in zip(access.indices, box, strict=True):
-            if loop.loop_var in free_vars(analyzer.simplify(index - each.low)):
+            if loop.loop_var in free_vars(analyzer.simplify(index - each.min)):
                 return "its steps use different places of a buffer of their own"
     return None
 

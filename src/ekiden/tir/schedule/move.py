@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from ekiden.arith import IterMapLevel, detect_iter_map, determines
 from ekiden.ir.prim import PrimExpr, Var, const, convert, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer
-from ekiden.tir.regions import Access, Range, region
+from ekiden.tir.regions import Access, region
 from ekiden.tir.schedule.check import (
     exact_box,
     first_changing,
@@ -56,8 +57,8 @@ def moved_nest(
     values: list[PrimExpr] = []
     predicate: PrimExpr = const(True)
     for n, each in enumerate(realize.block.iter_vars):
-        needed = ranges.get(each.var, Range(const(0), each.extent))
-        value = indexed(analyzer.simplify(needed.low), each.var.dtype)
+        needed = ranges.get(each.var, Range.from_min_extent(const(0), each.extent))
+        value = indexed(analyzer.simplify(needed.min), each.var.dtype)
         if preserve_unit_loops or not is_const(needed.extent, 1):
             loop = serial(Var(f"ax{n}", each.var.dtype), needed.extent)
             analyzer.bind(loop.loop_var, 0, needed.extent)
@@ -88,7 +89,7 @@ def _required(
             if same_expr(index, inside[0]) or (
                 is_const(offset) and same_expr(index, inside[0] + offset)
             ):
-                known[inside[0]] = Range(each.low - offset, each.extent)
+                known[inside[0]] = Range.from_min_extent(each.min - offset, each.extent)
     return known
 
 
@@ -183,7 +184,7 @@ def _shares(loop: For, buffer: Buffer) -> bool:
 
 def _same_ranges(a: Mapping[Var, Range], b: Mapping[Var, Range]) -> bool:
     return a.keys() == b.keys() and all(
-        same_expr(a[v].low, b[v].low) and same_expr(a[v].extent, b[v].extent) for v in a
+        same_expr(a[v].min, b[v].min) and same_expr(a[v].extent, b[v].extent) for v in a
     )
 
 
@@ -398,12 +399,12 @@ def _reads_within(
     analyzer = bound_analyzer(outer)
     values: dict[Var, PrimExpr] = {}
     for each in realize.block.iter_vars:
-        needed = ranges.get(each.var, Range(const(0), each.extent))
+        needed = ranges.get(each.var, Range.from_min_extent(const(0), each.extent))
         inside = Var(each.var.name, each.var.dtype)
         analyzer.bind(inside, 0, needed.extent)
-        values[each.var] = needed.low + inside
+        values[each.var] = needed.min + inside
     for index, part in zip(indices, box, strict=True):
-        offset = analyzer.simplify(substitute(index, values) - part.low)
+        offset = analyzer.simplify(substitute(index, values) - part.min)
         if not analyzer.can_prove(offset >= 0) or not analyzer.can_prove(offset < part.extent):
             return False
     return True

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map
 from ekiden.arith.iter_map import IterSplit
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
+from ekiden.ir.range import Range
 from ekiden.ir.range import Range as Domain
-from ekiden.tir.regions import Range
 from ekiden.tir.stmt import IterVar
 
 Piece = tuple[int, int, Range]
@@ -53,7 +53,7 @@ def _add_digits(
     """The part of each digit of an index, the largest first, when the index runs over a part."""
     if not all(isinstance(s.scale, int) and s.scale > 0 for s in splits):
         return False
-    low, extent = part.low, part.extent
+    low, extent = part.min, part.extent
     full = False
     for split in sorted(splits, key=lambda s: -s.scale if isinstance(s.scale, int) else 0):
         source, scale = split.source.source, split.scale
@@ -63,18 +63,20 @@ def _add_digits(
         assert isinstance(scale, int)
         assert isinstance(split.lower_factor, int)
         if full:
-            digit = Range(const(0), convert(split.extent))
+            digit = Range.from_min_extent(const(0), convert(split.extent))
         elif scale == 1:
-            digit = Range(low, extent)
+            digit = Range.from_min_extent(low, extent)
         elif _divides(scale, low, analyzer) and _divides(scale, extent, analyzer):
-            digit = Range(analyzer.simplify(low // scale), analyzer.simplify(extent // scale))
+            digit = Range.from_min_extent(
+                analyzer.simplify(low // scale), analyzer.simplify(extent // scale)
+            )
             full = True
         elif (
             isinstance(extent, IntImm)
             and scale % extent.value == 0
             and _divides(int(extent.value), low, analyzer)
         ):
-            digit = Range(analyzer.simplify(low // scale), const(1))
+            digit = Range.from_min_extent(analyzer.simplify(low // scale), const(1))
             low = analyzer.simplify(low % scale)
         else:
             return False
@@ -91,17 +93,17 @@ def _joined(digits: list[Piece], analyzer: Analyzer) -> Range | None:
     """The range of an iterator from those of its digits."""
     ordered = sorted(digits, key=lambda d: -d[0])
     unit, _, part = ordered[0]
-    low, extent = part.low, part.extent
+    low, extent = part.min, part.extent
     for below, count, digit in ordered[1:]:
         if count == 0 or below * count != unit:
             return None
-        if is_const(digit.low, 0) and is_const(digit.extent, count):
+        if is_const(digit.min, 0) and is_const(digit.extent, count):
             low, extent = low * count, extent * count
         elif is_const(extent, 1):
-            low, extent = low * count + digit.low, digit.extent
+            low, extent = low * count + digit.min, digit.extent
         else:
             return None
         unit = below
     if unit != 1:
         return None
-    return Range(analyzer.simplify(low), analyzer.simplify(extent))
+    return Range.from_min_extent(analyzer.simplify(low), analyzer.simplify(extent))

@@ -203,7 +203,7 @@ def _require_same_part(
             refuse(f"{step} {name!r}: {each}", realize)
     analyzer = bound_analyzer(program.loops_above(init[0]))
     for axis, (a, b) in enumerate(zip(*boxes, strict=True)):
-        same = analyzer.can_prove_equal(a.low, b.low)
+        same = analyzer.can_prove_equal(a.min, b.min)
         if not same or not analyzer.can_prove_equal(a.extent, b.extent):
             refuse(
                 f"{step} {name!r}: block {init[0].block.name!r} does not set what it sums up "

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from ekiden.ir.prim import EQ, IntImm, PrimExpr, Var, binary, logical_and
 from ekiden.ir.prim import Or as OrExpr
 from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer
-from ekiden.tir.regions import Range, region
+from ekiden.tir.regions import region
 from ekiden.tir.schedule.cache import pick_buffer
 from ekiden.tir.schedule.check import (
     exact_box,
@@ -53,11 +54,11 @@ def rolling_buffer(
         refuse(f"{step} {name!r}: {made}", realize)
     analyzer = bound_analyzer(outer)
     for a, b in zip(made, needed, strict=True):
-        same = analyzer.can_prove_equal(a.low, b.low)
+        same = analyzer.can_prove_equal(a.min, b.min)
         if not same or not analyzer.can_prove_equal(a.extent, b.extent):
             refuse(f"{step} {name!r}: a step does not write just what it reads", realize)
     index = _rolled_iterator(step, realize, buffer, axis)
-    fresh = index >= needed[axis].low + (window.value - pace)
+    fresh = index >= needed[axis].min + (window.value - pace)
     first = binary(EQ, loop.loop_var, loop.min)
     predicate = logical_and(realize.predicate, binary(OrExpr, first, fresh))
     func = program.replace(realize, realize.with_fields(predicate=predicate))
@@ -90,7 +91,7 @@ def _rolling_axis(
 ) -> tuple[int, int]:
     """The axis along which the window moves with the loop, and by how much each step."""
     name, var = realize.block.name, loop.loop_var
-    moving = [n for n, r in enumerate(needed) if var in free_vars(r.low)]
+    moving = [n for n, r in enumerate(needed) if var in free_vars(r.min)]
     if len(moving) != 1:
         refuse(
             f"{step} {name!r}: what a step of {var.name!r} needs must move along one axis, it "
@@ -98,7 +99,7 @@ def _rolling_axis(
             realize,
         )
     (axis,) = moving
-    pace = bound_analyzer(outer).coefficient(needed[axis].low, var)
+    pace = bound_analyzer(outer).coefficient(needed[axis].min, var)
     window = needed[axis].extent
     if pace is None or not isinstance(window, IntImm):
         refuse(f"{step} {name!r}: the window of axis {axis} has no constant size and pace", realize)

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from ekiden.arith import prove_equal
 from ekiden.ir.prim import PrimExpr
+from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.regions import Access, Range, accesses, region
+from ekiden.tir.regions import Access, accesses, region
 from ekiden.tir.stmt import Allocate, BufferStore, For, LetStmt, PrimFunc, SeqStmt, Stmt
 from ekiden.tir.visitor import ExprRewriter, StmtMutator, sequence
 
@@ -23,7 +24,7 @@ class _Shift(ExprRewriter):
     def __init__(self, old: Buffer, new: Buffer, ranges: Sequence[Range]) -> None:
         super().__init__(self._load)
         self._old, self._new = old, new
-        self._low = [r.low for r in ranges]
+        self._low = [r.min for r in ranges]
 
     def _moved(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
         return tuple(i - low for i, low in zip(indices, self._low, strict=True))
@@ -86,7 +87,7 @@ def _is_fresh(buffer: Buffer, touched: Sequence[Access], outer: Sequence[For]) -
 
 
 def _same(a: Range, b: Range) -> bool:
-    return prove_equal(a.low, b.low) and prove_equal(a.extent, b.extent)
+    return prove_equal(a.min, b.min) and prove_equal(a.extent, b.extent)
 
 
 def _allocate(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stmt:

@@ -1,4 +1,7 @@
-"""What a call costs: Python to native functions, and one run of the virtual machine from Python."""
+"""What one run of the virtual machine costs from Python, and the tensors around it.
+
+The calls of functions are in call_overhead.py.
+"""
 
 from collections.abc import Callable
 from timeit import repeat
@@ -36,12 +39,7 @@ def main() -> None:
     """Print a line per kind of call."""
     array = np.zeros((4, 4), "float32")
     tensor = runtime.tensor(array)
-    native = runtime.get_global_func("ek.runtime.num_threads")
-    callback = runtime.convert_to_function(lambda *args: None)
     rows: list[tuple[str, float]] = [
-        ("native function, no argument", nanoseconds(native)),
-        ("Python function through C, no argument", nanoseconds(callback)),
-        ("Python function through C, 8 tensors", nanoseconds(callback, *[tensor] * 8)),
         ("tensor of a NumPy array", nanoseconds(runtime.tensor, array)),
         ("NumPy array of a tensor", nanoseconds(tensor.numpy)),
     ]
