@@ -1,7 +1,7 @@
 """The VM compiler: from A-normal form with explicit memory to bytecode.
 
-Each variable gets a register of its own. Kernels and shape functions are compiled first, so that
-their numbers are known.
+Each value gets a register of its own; registers.py makes few of them. Kernels and shape functions
+are compiled first, so that their numbers are known.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ekiden.backend.kernels.build import build_kernels
 from ekiden.backend.kernels.lower import Constraint, shape_function
 from ekiden.backend.vm.dims import Dims, dims_of, is_static, sources, values
 from ekiden.backend.vm.encode import Instruction, Operand, make
+from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
@@ -104,7 +105,7 @@ class _FunctionCompiler:
             self._compute_dims()
         self._emit("Ret", src=self._chain(self.function.body))
         params = tuple(p.name_hint for p in self.function.params)
-        return VMFunction(self.name, params, self.count, tuple(self.code))
+        return VMFunction(self.name, params, *allocate(self.code, len(params)))
 
     def _emit(self, name: str, **operands: Operand | str) -> int:
         self.code.append(make(name, **operands))
@@ -245,8 +246,7 @@ class _FunctionCompiler:
             case "vm.invoke_tvm_op", _:
                 return self._invoke_kernel(call)
             case "memory.kill", _:
-                self._emit("KillRegister", dst=self._atom(call.args[0]))
-                return -1
+                return -1  # registers.py knows when values die
             case _:
                 where = f" ({call.span})" if call.span else ""
                 raise CompileError(
