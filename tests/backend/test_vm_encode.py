@@ -29,6 +29,8 @@ def operand(letter: str) -> st.SearchStrategy[int | tuple[int, ...]]:
     wide = st.integers(-(2**63), 2**63 - 1)
     kinds: dict[str, st.SearchStrategy[int | tuple[int, ...]]] = {
         "R": st.lists(word).map(tuple),
+        "V": st.lists(word).map(tuple),
+        "J": st.lists(word).map(tuple),
         "L": st.lists(wide).map(tuple),
         "I": wide,
         "t": st.tuples(word, word, word),
@@ -54,7 +56,7 @@ def test_decode_accepts_unsigned_words() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([21], "decoding word 0: an opcode below 21 expected, got 21"),
+        ([29], "decoding word 0: an opcode below 29 expected, got 29"),
         ([0, 1], "decoding Move: 3 words expected, got 2"),
         ([7, 0, 0, -1], "decoding AllocADT: a list length >= 0 expected, got -1"),
     ],
@@ -72,6 +74,15 @@ def test_encode_checks_operands() -> None:
         encode(Instruction("Move", (2**31, 0)))
     with pytest.raises(InternalError, match="Ret: expected the operands src, got dst"):
         make("Ret", dst=1)
+
+
+def test_moved_registers_and_switches_are_printed() -> None:
+    assert print_instruction(make("Move", dst=1, src=-3)) == "move $1 ~$2"
+    call = make("Invoke", dst=4, func=0, args=(1, -1))
+    assert print_instruction(call) == "invoke $4 VMFunc[0]($1, ~$0)"
+    switch = make("Switch", value=0, offsets=(2, -5))
+    assert encode(switch) == [28, 0, 2, 2, -5]
+    assert print_instruction(switch) == "switch $0 [2, -5]"
 
 
 def test_words_are_those_of_the_format() -> None:
