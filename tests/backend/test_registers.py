@@ -46,9 +46,9 @@ def run(code: Sequence[Instruction], choices: int) -> tuple[object, list[object]
                 effects.append(_terms(each, held, "args"))
             case "Invoke":
                 effects.append(_terms(each, held, "args"))
-                held[each["dst"]] = ("call", _terms(each, held, "args"))
+                held[each["dst"]] = ("call", effects[-1])
             case "Move":
-                held[each["dst"]] = held[each["src"]]
+                held[each["dst"]] = _take(each["src"], held)
             case "LoadConsti":
                 held[each["dst"]] = each["value"]
             case "GetField":
@@ -67,7 +67,13 @@ def _offset(each: Instruction, name: str) -> int:
 def _terms(each: Instruction, held: dict[object, object], name: str) -> tuple[object, ...]:
     registers = each[name]
     assert isinstance(registers, tuple)
-    return tuple(held[register] for register in registers)
+    return tuple(_take(register, held) for register in registers)
+
+
+def _take(register: object, held: dict[object, object]) -> object:
+    """What a register holds; nothing is left in one that is written -1-r."""
+    assert isinstance(register, int)
+    return held[register] if register >= 0 else held.pop(-1 - register)
 
 
 @dataclass
@@ -180,8 +186,19 @@ def test_a_move_goes_where_its_source_dies() -> None:
     ]
     assert allocate(code, 1) == (
         1,
-        (make("AllocADT", dst=0, tag=0, fields=(0,)), make("Ret", src=0)),
+        (make("AllocADT", dst=0, tag=0, fields=(-1,)), make("Ret", src=0)),
     )
+
+
+def test_an_argument_is_moved_where_it_is_read_last() -> None:
+    code = [
+        make("Invoke", dst=3, func=0, args=(0, 1, 0)),
+        make("InvokeClosure", dst=4, closure=1, args=(1, 2)),
+        make("Ret", src=4),
+    ]
+    _, made = allocate(code, 3)
+    assert made[0]["args"] == (0, 1, -1)
+    assert made[-2]["args"] == (1, -3)  # the closure stays until it is called
 
 
 def test_what_nothing_reads_is_not_made() -> None:

@@ -4,12 +4,13 @@
     1: move $2 $1                 ->    1: ret $0
     2: ret $2
 
-A register is taken again after the last use of its value, on every path by itself; where an
+A register is taken again after the last use of its value, on every path by itself. Where an
 instruction is the last to read a value, its result may take the same register, so instructions read
-all they need before they write. A Move takes the register of what it copies where that dies, and
-goes. What nothing reads is not made. A value that holds memory and is dead is forgotten
-(KillRegister) before memory is asked for or another function runs, unless its register was taken
-again meanwhile. Jumps only lead forward: loops are calls.
+all they need before they write; where it can, it takes the value along (operands v and V). A Move
+takes the register of what it copies where that dies, and goes. What nothing reads is not made. A
+value that holds memory and is dead is forgotten (KillRegister) before memory is asked for or
+another function runs, unless its register was taken again meanwhile. Jumps only lead forward: loops
+are calls.
 """
 
 from __future__ import annotations
@@ -17,67 +18,31 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import NamedTuple
 
-from ekiden.backend.vm.encode import Instruction, Operand, make
+from ekiden.backend.vm.encode import Instruction, make
+from ekiden.backend.vm.operands import jumps, may_move, reads, rename, with_jumps, writes
 from ekiden.runtime.errors import InternalError
-from ekiden.runtime.opcodes import BY_NAME
 
 __all__ = ["allocate"]
 
-_ENDS = frozenset(("Ret", "Goto", "If", "Fatal"))
+_ENDS = frozenset(("Ret", "Goto", "If", "Switch", "Fatal", "InvokeTail", "InvokeClosureTail"))
 """What never goes on to the next instruction by itself."""
 _PURE = frozenset(
-    ("Move", "GetField", "GetTag", "LoadConst", "LoadConsti", "AllocADT", "AllocClosure")
-)
+    ("Move", "GetField", "GetTag", "LoadConst", "LoadConsti", "AllocADT", "AllocClosure",
+     "AllocRef", "ReadRef")
+)  # fmt: skip
 """What is not needed where its result is not."""
-_CALLS = frozenset(("Invoke", "InvokeClosure"))
-_PLAIN = frozenset(("GetTag", "LoadConst", "LoadConsti"))
+_CALLS = frozenset(("Invoke", "InvokeClosure", "InvokePackedValue"))
+_PLAIN = frozenset(("GetTag", "LoadConst", "LoadConsti", "ReadElement"))
 """Their results hold no memory."""
 
 VIEW, OWNER = 1, 2
 """What a dead value holds: a tensor in memory that others share, or memory of its own."""
 
 
-class _Form(NamedTuple):
-    """Which operands of an instruction are registers and jumps, by position."""
-
-    writes: tuple[int, ...]
-    reads: tuple[int, ...]
-    lists: tuple[int, ...]
-    jumps: tuple[int, ...]
-
-
-@cache
-def _form(name: str) -> _Form:
-    letters = BY_NAME[name].format.replace("n", "")
-    places = (tuple(i for i, letter in enumerate(letters) if letter == each) for each in "wrRj")
-    return _Form(*places)
-
-
-def _ints(instruction: Instruction, places: Iterable[int]) -> list[int]:
-    found = (instruction.operands[i] for i in places)
-    return [value for value in found if isinstance(value, int)]
-
-
-def _reads(instruction: Instruction) -> list[int]:
-    form = _form(instruction.name)
-    registers = _ints(instruction, form.reads)
-    for i in form.lists:
-        values = instruction.operands[i]
-        assert isinstance(values, tuple)
-        registers.extend(values)
-    return registers
-
-
-def _writes(instruction: Instruction) -> list[int]:
-    return _ints(instruction, _form(instruction.name).writes)
-
-
 def _targets(instruction: Instruction, at: int) -> list[int]:
     """Where an instruction jumps, as positions."""
-    targets = [at + offset for offset in _ints(instruction, _form(instruction.name).jumps)]
+    targets = [at + offset for offset in jumps(instruction)]
     if any(target <= at for target in targets):
         raise InternalError(f"registers: {instruction.name} at {at} jumps back")
     return targets
@@ -98,7 +63,7 @@ class _Liveness:
         """
         count: dict[int, int] = dict.fromkeys(range(n_params), 1)
         for each in code:
-            for register in _writes(each):
+            for register in writes(each):
                 count[register] = count.get(register, 0) + 1
         self._scan(code, {register for register, n in count.items() if n > 1})
 
@@ -114,22 +79,22 @@ class _Liveness:
             if _never_goes_on(code[at]):
                 live = set().union(*(self.at[target] for target in targets[at]))
             self._visit(at, code[at], live)
-            for register in joined.intersection(_writes(code[at])):
+            for register in joined.intersection(writes(code[at])):
                 after.setdefault(register, []).append(frozenset(live - {register}))
-            live.difference_update(_writes(code[at]))
+            live.difference_update(writes(code[at]))
             if self.is_needed[at]:
-                live.update(_reads(code[at]))
+                live.update(reads(code[at]))
             if at in leaders:
                 self.at[at] = frozenset(live)
         self._find_rivals(after)
 
     def _visit(self, at: int, instruction: Instruction, live: set[int]) -> None:
         """`live` is what is needed after the instruction."""
-        written = _writes(instruction)
+        written = writes(instruction)
         if instruction.name in _PURE and live.isdisjoint(written):
             self.is_needed[at] = False
             return
-        mine = dict.fromkeys((*_reads(instruction), *written))
+        mine = dict.fromkeys((*reads(instruction), *written))
         self.dying[at] = [register for register in mine if register not in live]
 
     def _find_rivals(self, after: dict[int, list[frozenset[int]]]) -> None:
@@ -250,8 +215,8 @@ class _Allocator:
 
     def _drop_unread(self) -> None:
         """Parameters that nothing reads are dead from the beginning."""
-        read = {register for each in self.code for register in _reads(each)}
-        for param in [p for p in self.places.of if p not in read]:
+        used = {register for each in self.code for register in reads(each)}
+        for param in [p for p in self.places.of if p not in used]:
             self._die(param)
 
     def _enter(self, at: int) -> None:
@@ -259,30 +224,33 @@ class _Allocator:
         _join(self.holds, self.coming.pop(at, {}))
         self.dead = self.holds.keys() - self.places.taken
 
-    def _die(self, value: int) -> None:
+    def _die(self, value: int, is_moved: bool = False) -> None:
         self.places.leave(value)
-        if self.places.of[value] in self.holds:
+        if is_moved:
+            self.holds.pop(self.places.of[value], None)
+        elif self.places.of[value] in self.holds:
             self.dead.add(self.places.of[value])
 
     def _instruction(self, at: int, instruction: Instruction) -> list[Instruction]:
         dying = self.liveness.dying[at]
         made = self._kills(instruction)
-        reads = {value: self.places.of[value] for value in _reads(instruction)}
+        read = {value: self.places.of[value] for value in reads(instruction)}
         kind = self._kind(instruction, dying)
-        written = _writes(instruction)
+        written = writes(instruction)
+        movable = may_move(instruction)
+        moved = {v for v in dying if movable.count(v) == reads(instruction).count(v) > 0}
         for value in dying:
-            if value in reads and value not in written:
-                self._die(value)
-        near = next(iter(reads), None) if instruction.name == "Move" else None
-        writes = {value: self.places.give(value, near) for value in written}
-        self._write(writes, kind, dying)
-        renamed = _rename(instruction, reads, writes)
-        if renamed.name != "Move" or renamed["dst"] != renamed["src"]:
-            made.append(renamed)
+            if value in read and value not in written:
+                self._die(value, value in moved)
+        near = next(iter(read), None) if instruction.name == "Move" else None
+        write = {value: self.places.give(value, near) for value in written}
+        self._write(write, kind, dying)
+        if instruction.name != "Move" or list(write.values()) != list(read.values()):
+            made.append(rename(instruction, read, write, moved))
         return made
 
-    def _write(self, writes: dict[int, int], kind: int, dying: Sequence[int]) -> None:
-        for value, place in writes.items():
+    def _write(self, write: dict[int, int], kind: int, dying: Sequence[int]) -> None:
+        for value, place in write.items():
             self.dead.discard(place)
             self.holds.pop(place, None)
             if kind:
@@ -297,7 +265,7 @@ class _Allocator:
         if instruction.name in ("AllocTensor", "AllocTensorReg"):
             return OWNER if instruction["storage"] in dying else VIEW
         if instruction.name in ("Move", "ReshapeTensor"):
-            return max(self.holds.get(self.places.of[v], 0) for v in _reads(instruction))
+            return max(self.holds.get(self.places.of[v], 0) for v in reads(instruction))
         return OWNER
 
     def _kills(self, instruction: Instruction) -> list[Instruction]:
@@ -316,21 +284,6 @@ def _join(into: dict[int, int], holds: dict[int, int]) -> None:
     """Add what registers may hold on another way here."""
     for place, kind in holds.items():
         into[place] = max(kind, into.get(place, 0))
-
-
-def _rename(instruction: Instruction, reads: dict[int, int], writes: dict[int, int]) -> Instruction:
-    form = _form(instruction.name)
-    operands: list[Operand] = list(instruction.operands)
-    for places, new in ((form.reads, reads), (form.writes, writes)):
-        for i in places:
-            value = operands[i]
-            assert isinstance(value, int)
-            operands[i] = new[value]
-    for i in form.lists:
-        values = operands[i]
-        assert isinstance(values, tuple)
-        operands[i] = tuple(reads[value] for value in values)
-    return Instruction(instruction.name, tuple(operands))
 
 
 def _layout(
@@ -357,19 +310,10 @@ def _layout(
     out: list[Instruction] = []
     for at, each in enumerate(made):
         for instruction in each:
-            targets = [start[resolved[to]] - len(out) for to in _targets(code[at], at)]
-            out.append(_with_jumps(instruction, targets))
+            places = _targets(code[at], at) if jumps(instruction) else []
+            targets = [start[resolved[place]] - len(out) for place in places]
+            out.append(with_jumps(instruction, targets))
     return tuple(out)
-
-
-def _with_jumps(instruction: Instruction, offsets: Sequence[int]) -> Instruction:
-    places = _form(instruction.name).jumps
-    if not places:
-        return instruction
-    operands = list(instruction.operands)
-    for i, offset in zip(places, offsets, strict=True):
-        operands[i] = offset
-    return Instruction(instruction.name, tuple(operands))
 
 
 def allocate(code: Sequence[Instruction], n_params: int) -> tuple[int, tuple[Instruction, ...]]:
