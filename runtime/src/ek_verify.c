@@ -161,6 +161,21 @@ static void resolve_jumps(verifier *v, const int32_t *starts, int32_t n_instruct
   }
 }
 
+int32_t ek_instruction_words(const int32_t *pc) {
+  int32_t at = 1, n = 0;
+  for (const char *format = ek_opcodes[pc[0]].format; *format != '\0'; format++) {
+    switch (*format) {
+      case 'n': n = pc[at++]; break;
+      case 'R': at += n; break;
+      case 'L': at += 2 * n; break;
+      case 'I': at += 2; break;
+      case 't': at += 3; break;
+      default: at++;
+    }
+  }
+  return at;
+}
+
 int ek_verify_function(ek_executable *executable, int32_t index, char message[EK_VERIFY_MESSAGE]) {
   verifier v = {
       .executable = executable, .function = &executable->functions[index], .message = message};

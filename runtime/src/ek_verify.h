@@ -29,4 +29,7 @@ extern const ek_opcode_info ek_opcodes[EK_OP_COUNT];
 ** an error set when there is no memory. Functions, constants and primitives must have been read. */
 int ek_verify_function(ek_executable *executable, int32_t index, char message[EK_VERIFY_MESSAGE]);
 
+/* The length of a verified instruction in words. */
+int32_t ek_instruction_words(const int32_t *pc);
+
 #endif /* EK_VERIFY_H_ */
