@@ -25,8 +25,23 @@ VECTORS: dict[str, tuple[int, int]] = {   # cpu: (vector bits, vector registers)
     "znver4":    (512, 32),
     "znver5":    (512, 32),
     "generic":   (128, 16),
+    "cortex-a72":  (128, 32),
+    "neoverse-n1": (128, 32),
+    "neoverse-v1": (128, 32),
+    "neoverse-v2": (128, 32),
+    "apple-m1":    (128, 32),
 }
 # fmt: on
+TRIPLES = {"x86-64": _TRIPLE, "aarch64": "aarch64-unknown-linux-gnu"}
+"""Architecture -> the triple of a processor of it whose triple is not given."""
+AARCH64 = ("cortex", "neoverse", "apple")
+"""How the names of processors of AArch64 begin."""
+ABILITIES: dict[str, tuple[str, ...]] = {
+    "fma": ("x86-64", "x86-64-v2", "generic"),
+    "float16": ("x86-64", "x86-64-v2", "generic"),
+    "rounding": ("x86-64", "generic"),
+}
+"""What code may need -> the processors of x86-64 without it. Those of AArch64 have all."""
 KINDS = ("llvm", "c")
 """The code generators."""
 
@@ -88,6 +103,17 @@ class Target:
     def lanes(self, dtype: str) -> int:
         """Elements of `dtype` in one vector register."""
         return self.vector_bits // (8 * dt.itemsize(dt.element(dtype)))
+
+    @property
+    def architecture(self) -> str:
+        """"x86-64" or "aarch64"."""
+        return "aarch64" if self.triple.startswith(("aarch64", "arm64")) else "x86-64"
+
+    def has(self, ability: str) -> bool:
+        """Whether there are instructions for "fma", "rounding" (to whole numbers) or "float16"
+        (conversions).
+        """
+        return self.architecture == "aarch64" or self.cpu not in ABILITIES[ability]
 
     def __str__(self) -> str:
         """The text form `parse` reads, with every fact."""
