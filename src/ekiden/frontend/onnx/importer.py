@@ -77,10 +77,14 @@ def _check_operators(
     _raise_problems(problems, label)
 
 
-def _raise_problems(problems: Sequence[str], label: str) -> None:
+def _raise_problems(
+    problems: Sequence[str], label: str, inputs: Mapping[str, None] | None = None
+) -> None:
     if problems:
         nodes = "1 node is" if len(problems) == 1 else f"{len(problems)} nodes are"
-        raise UnsupportedError("\n  ".join([f"import {label}: {nodes} not supported", *problems]))
+        raise UnsupportedError(
+            "\n  ".join([f"import {label}: {nodes} not supported", *problems]), tuple(inputs or ())
+        )
 
 
 def _domain(node: onnx.NodeProto) -> str:
@@ -171,6 +175,7 @@ class _Import:
         self.weights = {t.name: t for t in graph.initializer}
         self.params: dict[str, object] = {}
         self.problems: list[str] = []
+        self.needed: dict[str, None] = {}
         used = {i for n in nodes for i in n.input} | {o.name for o in graph.output}
         self.scope = Scope(facts, frozenset(used))
 
@@ -182,7 +187,7 @@ class _Import:
             self._input(each)
         for node in self.nodes:
             self._node(node)
-        _raise_problems(self.problems, self.label)
+        _raise_problems(self.problems, self.label, self.needed)
         outputs = [self._output(o.name) for o in self.graph.output]
         if not outputs:
             raise ImportModelError(f"import {self.label}: expected at least one output, got none")
@@ -229,7 +234,7 @@ class _Import:
     def _add_param(self, name: str, type_: TensorType) -> None:
         var = Var(self.names.unique(name, "input"), type_, span=Span(f"input '{name}'"))
         var.set_checked_type(type_)
-        self.scope.add_param(var, type_)
+        self.scope.add_param(var, type_, name)
         self.values[name] = Value(type_, expr=var)
 
     def _shape(self, info: onnx.ValueInfoProto) -> tuple[PrimExpr, ...]:
@@ -290,6 +295,7 @@ class _Import:
             self._define(proto, evaluate(node) or row.convert(node))
         except Unsupported as error:
             self.problems.append(f"{describe(proto)}: {error}")
+            self.needed.update(dict.fromkeys(error.inputs))
         except (CompileError, ValueError) as error:
             raise ImportModelError(f"import {self.label}: {describe(proto)}: {error}") from error
 
