@@ -458,7 +458,7 @@ static int link_primitive(ek_executable *e, ek_bytes name, ek_object *image, ek_
   memcpy(key, name.data, name.size);
   key[name.size] = '\0';
   int status = image == NULL ? 0 : ek_module_get(image, key, out);
-  if (*out == NULL) e->calls_out = true;
+  if (*out == NULL) e->keeps_arguments = true;
   if (status == 0 && *out == NULL && library != NULL) status = ek_module_get(library, key, out);
   if (status == 0 && *out == NULL) *out = ek_registry_get(key);
   if (status == 0 && *out == NULL) {

@@ -321,7 +321,8 @@ static int expect_straight(const ek_executable *e, int32_t function) {
   const ek_vm_function *f = &e->functions[function];
   for (const int32_t *pc = f->code; pc < f->code + f->n_words; pc += ek_instruction_words(pc)) {
     const char *name = ek_opcodes[*pc].name;
-    bool jumps = *pc == EK_OP_If || *pc == EK_OP_Goto || *pc == EK_OP_Fatal;
+    bool jumps =
+        *pc == EK_OP_If || *pc == EK_OP_Switch || *pc == EK_OP_Goto || *pc == EK_OP_Fatal;
     if (!jumps && strncmp(name, "Invoke", 6) != 0 && strncmp(name, "AllocClosure", 12) != 0) {
       continue;
     }

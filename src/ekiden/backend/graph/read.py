@@ -12,7 +12,7 @@ from ekiden.backend.vm.encode import Instruction, decode, dtype_name
 from ekiden.runtime import Executable, Tensor
 from ekiden.runtime.errors import CompileError
 
-JUMPS = ("If", "Goto", "Fatal", "Invoke", "InvokeClosure", "AllocClosure")
+JUMPS = ("If", "Switch", "Goto", "Fatal", "Invoke", "InvokeClosure", "AllocClosure")
 
 
 @dataclass(slots=True)
@@ -110,13 +110,17 @@ class _Reader:
         made = tuple(Output(o.shape, o.dtype, o.storage) for o in outputs)
         self.graph.nodes.append(Node(self.name(name), name, entries, made))
 
+    def value(self, operand: int) -> _Value:
+        """What a register holds; -1 - r is register r, whose last use this is."""
+        return self.registers.get(operand if operand >= 0 else -1 - operand)
+
     def step(self, instruction: Instruction) -> None:
         """One instruction."""
         name, at = instruction.name, instruction.operands
         registers = self.registers
         match name, at:
             case "Move", (int(dst), int(src)):
-                registers[dst] = registers.get(src)
+                registers[dst] = self.value(src)
             case "LoadConst", (int(dst), int(number)):
                 registers[dst] = _Constant(number)
             case "LoadConsti", (int(dst), int(number)):
@@ -128,7 +132,7 @@ class _Reader:
                 storage = self.storage(registers.get(of), offset)
                 registers[dst] = _Tensor(shape, dtype_name(*dtype), storage)
             case "AllocADT", (int(dst), 0, tuple(fields)):
-                registers[dst] = _Tuple(tuple(registers.get(f) for f in fields))
+                registers[dst] = _Tuple(tuple(map(self.value, fields)))
             case "GetField", (int(dst), int(of), int(index)):
                 whole = registers.get(of)
                 if not isinstance(whole, _Tuple):
@@ -144,7 +148,7 @@ class _Reader:
             case "KillRegister", (int(dst),):
                 registers[dst] = None
             case "Ret", (int(src),):
-                self.graph.heads = [e.entry for e in self.leaves(registers.get(src)) if e.entry]
+                self.graph.heads = [e.entry for e in self.leaves(self.value(src)) if e.entry]
             case _:
                 raise CompileError(_reason(name))
 
