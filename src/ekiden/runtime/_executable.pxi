@@ -144,10 +144,23 @@ cdef inline bint _is_readable(object source):
     return cls is int
 
 
-cdef object _readable(object source):
-    if isinstance(source, tuple):
-        fields = [_readable(item) for item in source]
-        return ADT(source.tag, fields) if isinstance(source, ADT) else tuple(fields)
+cdef object _readable(object root):
+    """The same with arrays and tensors that compiled code can read; tuples may be nested deeply."""
+    cdef dict made = {}            # id of a tuple -> its copy; the root keeps all ids alive
+    cdef list stack = [root]
+    while isinstance(root, tuple) and stack:
+        at = stack[len(stack) - 1]
+        missing = [each for each in at if isinstance(each, tuple) and id(each) not in made]
+        if missing:
+            stack.extend(missing)
+            continue
+        stack.pop()
+        fields = [made[id(f)] if isinstance(f, tuple) else _readable_leaf(f) for f in at]
+        made[id(at)] = ADT(at.tag, fields) if isinstance(at, ADT) else tuple(fields)
+    return made[id(root)] if isinstance(root, tuple) else _readable_leaf(root)
+
+
+cdef object _readable_leaf(object source):
     if isinstance(source, (np.ndarray, Tensor)) or hasattr(source, "__dlpack__"):
         return tensor(source)
     return source
