@@ -30,7 +30,6 @@ def pipeline(target: Target) -> Sequential:
             transform.HoistDimensions(),
             transform.ManifestAlloc(),
             transform.MemoryPlan(),
-            transform.ManifestLifetimes(),
         ),
         "vm",
     )
