@@ -87,7 +87,8 @@ class OpDef:
     relation / reference / lower: see the types above; lower is None for operators without a kernel
     (vm.*, memory.*). pattern: how it fuses. reshape_only: the result is the first input's bytes
     under another shape (no kernel runs). layout: (attrs, input permutation, rank) -> attrs for the
-    transposed input, or None if the operator cannot follow. fields: how many fields the result has
+    transposed input, or None if the operator cannot follow. host: the registered function that
+    computes it at run time where it is no kernel. fields: how many fields the result has
     where it is a tuple.
     """
 
@@ -103,6 +104,7 @@ class OpDef:
     stateful: bool = False
     reshape_only: bool = False
     data_dependent: bool = False
+    host: str = ""
     fields: Callable[[Attrs | None], int] | None = None
     description: str = ""
     result: str = ""

@@ -112,7 +112,7 @@ Value = Union[  # noqa: UP007 - it names itself
 
 def evaluate_call(
     op: Op | str, attrs: Attrs | None, arrays: Sequence[object]
-) -> Array | tuple[Array, ...]:
+) -> Array | tuple[Array, ...] | ConstructorValue:
     """The result of an operator on NumPy arrays (a tuple of arrays for a tuple argument), by its
     reference semantics.
 
@@ -127,6 +127,8 @@ def evaluate_call(
     if OPS[name].variadic and len(arrays) == 1 and isinstance(arrays[0], tuple):
         arrays = arrays[0]
     result = reference(attrs, *arrays)
+    if isinstance(result, ConstructorValue):
+        return result
     return (
         tuple(map(np.asarray, result)) if isinstance(result, (tuple, list)) else np.asarray(result)
     )

@@ -94,9 +94,41 @@ def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str
     return found
 
 
-def check_names(graph: onnx.GraphProto, label: str) -> None:
-    """Raise ImportModelError when two tensors have one name, or a node reads one that nothing
-    makes.
+def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs inside a node: branches, bodies."""
+    return [g for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph, then those inside its nodes at any depth."""
+    waiting = [graph]
+    while waiting:
+        each = waiting.pop()
+        yield each
+        waiting.extend(g for n in each.node for g in subgraphs(n))
+
+
+def own_names(graph: onnx.GraphProto) -> set[str]:
+    """What a graph names itself: inputs, initializers, results of its nodes."""
+    found = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    return found | {o for n in graph.node for o in n.output if o}
+
+
+def reads(node: onnx.NodeProto) -> list[str]:
+    """The tensors of the graph around that a node needs: its inputs, and what the graphs inside it
+    take from outside.
+    """
+    found = [i for i in node.input if i]
+    for graph in subgraphs(node):
+        own = own_names(graph)
+        inside = [i for n in graph.node for i in reads(n)] + [o.name for o in graph.output]
+        found += [i for i in inside if i not in own]
+    return found
+
+
+def check_names(graph: onnx.GraphProto, label: str, outer: frozenset[str] = frozenset()) -> None:
+    """Raise ImportModelError when two tensors have one name, or a node reads one that neither its
+    graph nor one around it makes.
     """
     weights = {t.name for t in graph.initializer}
     inputs = [i.name for i in graph.input]
@@ -113,15 +145,19 @@ def check_names(graph: onnx.GraphProto, label: str) -> None:
             f"import {label}: every tensor must be made once, "
             f"but {', '.join(twice)} are made more than once"
         )
-    missing = list(_missing(graph, set(counts)))
+    seen = outer.union(counts)
+    missing = list(_missing(graph, seen))
     if missing:
         raise ImportModelError(
             f"import {label}: expected an initializer, input or node for each tensor; "
             f"missing: {'; '.join(missing)}"
         )
+    for node in graph.node:
+        for inner in subgraphs(node):
+            check_names(inner, label, seen)
 
 
-def _missing(graph: onnx.GraphProto, made: set[str]) -> Iterator[str]:
+def _missing(graph: onnx.GraphProto, made: frozenset[str]) -> Iterator[str]:
     for node in graph.node:
         for name in node.input:
             if name and name not in made:
@@ -137,6 +173,7 @@ def sorted_nodes(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
     Raises ImportModelError naming the nodes of a cycle.
     """
     producer = {o: i for i, n in enumerate(graph.node) for o in n.output if o}
+    needed = [reads(n) for n in graph.node]
     order: list[int] = []
     state: dict[int, bool] = {}  # False while open, True when done
     for root in _producers(producer, (o.name for o in graph.output)):
@@ -150,13 +187,13 @@ def sorted_nodes(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
                     order.append(at)
                 continue
             state[at] = False
-            for each in _producers(producer, graph.node[at].input):
+            for each in _producers(producer, needed[at]):
                 if state.get(each) is False:
                     _report_cycle(graph, stack, state, each, label)
                 if each not in state:
                     stack.append(each)
     in_file = sorted(order)
-    if all(p < at for at in in_file for p in _producers(producer, graph.node[at].input)):
+    if all(p < at for at in in_file for p in _producers(producer, needed[at])):
         order = in_file
     return [graph.node[at] for at in order]
 
