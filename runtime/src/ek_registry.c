@@ -105,10 +105,7 @@ static int executable_module(void *self, const ek_value *args, int32_t nargs, ek
 
 static int registry_names(void *self, const ek_value *args, int32_t nargs, ek_value *ret);
 
-static const struct {
-  const char *name;
-  ek_packed call;
-} builtins[] = {
+static const ek_builtin builtins[] = {
     {"ek.executable.module", executable_module},
     {"ek.module.save", save_module},
     {"ek.registry.names", registry_names},
@@ -182,13 +179,18 @@ static int set(const char *name, ek_object *function, int override, ek_object **
 }
 
 /* Without memory for them a process starts without; they are looked up with an error then. */
-static void add_builtins(void) {
-  for (size_t i = 0; i < sizeof builtins / sizeof builtins[0]; i++) {
+static void add_table(const ek_builtin *table, size_t size) {
+  for (size_t i = 0; i < size; i++) {
     ek_object *function = NULL, *replaced = NULL;
-    if (ek_function_new(NULL, builtins[i].call, NULL, &function) != 0) continue;
-    set(builtins[i].name, function, 1, &replaced);
+    if (ek_function_new(NULL, table[i].call, NULL, &function) != 0) continue;
+    set(table[i].name, function, 1, &replaced);
     ek_object_release(function);
   }
+}
+
+static void add_builtins(void) {
+  add_table(builtins, sizeof builtins / sizeof builtins[0]);
+  add_table(ek_sequence_builtins, EK_SEQUENCE_BUILTINS);
 }
 
 static int remove_name(const char *name) {

@@ -179,7 +179,7 @@ def test_loop_with_a_trip_count(trips: int) -> None:
     )
     made.graph.node[0].input[1] = ""
     if trips:
-        check(made, n=trips, x0=normal(2), w=normal(2, seed=1))
+        compare(made, {"n": np.array(trips), "x0": normal(2), "w": normal(2, seed=1)})
     else:
         last, ys = Interpreter(from_onnx(made)).evaluate("main", np.array(0), normal(2), normal(2))  # type: ignore[misc]
         np.testing.assert_array_equal(last, normal(2))
