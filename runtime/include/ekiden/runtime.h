@@ -771,10 +771,11 @@ EK_API int ek_module_load(const char *path, ek_object **out);
 /* Loads a native code image: a module of kind "image". Everything is verified against 'size' before
 ** memory is mapped, so hostile bytes end as a LoadError; the code itself is trusted. 'bytes' are
 ** copied. Layout, little-endian:
-**     0  "EKIMG\0\0\1"         16  u64 text size            32  u64 offset of the import table
+**     0  "EKIMG\0", a, 1      16  u64 text size            32  u64 offset of the import table
 **     8  u32 exports           24  u64 offset of exports    40  u64 total size
 **    12  u32 imports           48  zeros up to 4096
 **   4096  text: code and read-only data, position independent
+** 'a' is the architecture: 0 x86-64, 1 AArch64; another machine's image is refused.
 ** Export table: per export u32 name length, name, u64 offset in the text. Import table: per import
 ** u32 name length, name. The tables follow the text in this order without gaps but for zeros. In
 ** memory, a table of one 8-byte address per import follows the text on the next 4096-byte boundary,

@@ -14,7 +14,6 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from ekiden.driver.build import compile
 from ekiden.driver.executable import Executable
-from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.runtime import Tensor
 from ekiden.runtime.errors import UnsupportedError
@@ -51,7 +50,8 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
         result = exe(*(named[i.name] for i in exe.inputs if i.name in named))
         found = result if isinstance(result, tuple) else (result,)
         outputs = [o.name for o in self.model.graph.output]
-        return tuple(namedtupledict("Outputs", outputs)(*map(_array, found)))
+        made: tuple[Any, ...] = namedtupledict("Outputs", outputs)(*map(_array, found))
+        return made
 
     def _named(self, inputs: object, names: Sequence[str]) -> dict[str, object]:
         if isinstance(inputs, Mapping):
@@ -109,9 +109,7 @@ class EkidenBackend(Backend):  # type: ignore[misc]
         return True
 
     @classmethod
-    def prepare(
-        cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: object
-    ) -> EkidenRep:
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: object) -> EkidenRep:
         """Compile a model. Raises what `ekiden.compile` raises."""
         if not cls.supports_device(device):
             raise UnsupportedError(f"prepare: expected a device of {DEVICES}, got {device!r}")

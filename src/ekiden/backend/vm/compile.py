@@ -20,7 +20,8 @@ from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Array, Op
+from ekiden.ir.node import fields_of
+from ekiden.ir.op import OPS, Array, Op
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.relay.expr import (
     Call,
@@ -63,6 +64,7 @@ class _Program:
     closures: set[str]
     primitives: dict[Function, int] = field(default_factory=dict)
     shape_functions: dict[str, int] = field(default_factory=dict)
+    host_functions: dict[str, int] = field(default_factory=dict)
     constants: list[Array] = field(default_factory=list)
     _numbers: dict[object, int] = field(default_factory=dict)
 
@@ -247,6 +249,8 @@ class _FunctionCompiler:
             case "memory.kill", _:
                 self._emit("KillRegister", dst=self._atom(call.args[0]))
                 return -1
+            case _ if OPS[name].host:
+                return self._call_host(OPS[name].host, call)
             case _:
                 where = f" ({call.span})" if call.span else ""
                 raise CompileError(
@@ -297,6 +301,15 @@ class _FunctionCompiler:
         index = self.program.primitives[function]
         self._emit("InvokePacked", packed_index=index, output_size=len(outputs.fields), args=args)
         return -1
+
+    def _call_host(self, function: str, call: Call) -> int:
+        """A registered function: the arguments, then the attributes that are numbers."""
+        fields = fields_of(call.attrs) if call.attrs is not None else ()
+        given = [getattr(call.attrs, f.name) for f in fields]
+        numbers = [self._load_int(int(v)) for v in given if isinstance(v, int)]
+        args = (*self._atoms(call.args), *numbers)
+        index = self.program.host_functions[function]
+        return self._into("InvokePackedValue", packed_index=index, args=args)
 
     def _patch(self, at: int, name: str, **offsets: int) -> None:
         """Fill in the jump offsets of an instruction that was emitted before its target was
@@ -379,6 +392,16 @@ def primitive_functions(module: IRModule) -> list[Function]:
     return list(found)
 
 
+def host_functions(module: IRModule) -> list[str]:
+    """The registered functions that the operators of a module call, each once, sorted."""
+    found: set[str] = set()
+    for function in module.functions.values():
+        exprs = evaluation_order(function.body) if isinstance(function, Function) else []
+        calls = [e.op.name for e in exprs if isinstance(e, Call) and isinstance(e.op, Op)]
+        found.update(OPS[name].host for name in calls)
+    return sorted(found - {""})
+
+
 def _shape_kernel(name: str, function: Function, dims: Dims) -> PrimFunc:
     found = sources(function, dims)
     kinds = [each.kind for each in found.tensors]
@@ -416,10 +439,14 @@ def compile_module(
     fused = [f for f in fused if f not in symbols]
     kernels = build_kernels(fused, list(shapes.values()), target, progress)
     own = dict(zip(fused, kernels.names, strict=True))
-    called = [*kernels.names, *(s.name for s in shapes.values()), *symbols.values()]
+    hosts = host_functions(module)
+    if hosts:
+        metadata = {**metadata, "host_functions": hosts}
+    called = [*kernels.names, *(s.name for s in shapes.values()), *symbols.values(), *hosts]
     names = list(dict.fromkeys(called))
     program = _Program({n: i for i, n in enumerate(functions)}, closures)
     program.primitives = {f: names.index(n) for f, n in {**own, **symbols}.items()}
+    program.host_functions = {n: names.index(n) for n in hosts}
     program.shape_functions = {n: names.index(s.name) for n, s in shapes.items()}
     compiled = [_FunctionCompiler(program, n, f, dims[n]).compile() for n, f in functions.items()]
     return write_executable(compiled, program.constants, names, kernels.image, metadata)

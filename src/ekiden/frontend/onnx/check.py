@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx
 
+from ekiden.frontend.onnx.function_body import has_function
 from ekiden.frontend.onnx.load import subgraphs
 from ekiden.frontend.onnx.node import Row, describe, read_attribute
 from ekiden.frontend.onnx.registry import TABLE
@@ -43,6 +44,7 @@ def problems_of(
 def raise_problems(
     problems: Sequence[str], label: str, inputs: Mapping[str, None] | None = None
 ) -> None:
+    """Raise UnsupportedError if there are any; `inputs` would have to be constants."""
     if problems:
         nodes = "1 node is" if len(problems) == 1 else f"{len(problems)} nodes are"
         raise UnsupportedError(
@@ -50,7 +52,8 @@ def raise_problems(
         )
 
 
-def _domain(node: onnx.NodeProto) -> str:
+def domain_of(node: onnx.NodeProto) -> str:
+    """The domain of an operator; that of ONNX itself is empty."""
     return "" if node.domain in DEFAULT_DOMAINS else node.domain
 
 
@@ -58,7 +61,7 @@ def schema_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
     """The opset in which the node's meaning was last changed; the stated version for domains that
     ONNX does not define.
     """
-    domain = _domain(node)
+    domain = domain_of(node)
     stated = versions.get(domain, 1)
     try:
         return int(onnx.defs.get_schema(node.op_type, stated, domain).since_version)
@@ -67,14 +70,17 @@ def schema_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
 
 
 def find_row(node: onnx.NodeProto, versions: Mapping[str, int]) -> Row | None:
+    """The row of the converter table for a node; None if there is none for its version."""
     version = schema_version(node, versions)
-    rows = [r for r in TABLE.get((_domain(node), node.op_type), ()) if r.since <= version]
+    rows = [r for r in TABLE.get((domain_of(node), node.op_type), ()) if r.since <= version]
     return max(rows, key=lambda r: r.since) if rows else None
 
 
 def _node_problems(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[str]:
-    domain = _domain(node)
+    domain = domain_of(node)
     if (domain, node.op_type) not in TABLE:
+        if has_function(node, domain, schema_version(node, versions)):
+            return []
         names = sorted({name for d, name in TABLE if d == domain} or {name for _, name in TABLE})
         near = difflib.get_close_matches(node.op_type, names, n=3, cutoff=0.6)
         known = f"; the nearest supported are {', '.join(near)}" if near else ""
@@ -108,7 +114,7 @@ def _attribute_problems(node: onnx.NodeProto, row: Row, version: int) -> list[st
 def _required(node: onnx.NodeProto, version: int) -> list[str]:
     """The graphs that a node must have; what else is missing, converters say."""
     try:
-        schema = onnx.defs.get_schema(node.op_type, version, _domain(node))
+        schema = onnx.defs.get_schema(node.op_type, version, domain_of(node))
     except onnx.defs.SchemaError:
         return []
     graph = onnx.defs.OpSchema.AttrType.GRAPH
@@ -118,7 +124,7 @@ def _required(node: onnx.NodeProto, version: int) -> list[str]:
 def _is_default(node: onnx.NodeProto, attribute: onnx.AttributeProto, version: int) -> bool:
     """Whether an attribute says no more than its absence would."""
     try:
-        schema = onnx.defs.get_schema(node.op_type, version, _domain(node))
+        schema = onnx.defs.get_schema(node.op_type, version, domain_of(node))
     except onnx.defs.SchemaError:
         return False
     declared = schema.attributes.get(attribute.name)

@@ -10,12 +10,13 @@ from itertools import islice
 
 import onnx
 
-from ekiden.frontend.onnx.check import find_row, schema_version
+from ekiden.frontend.onnx.check import domain_of, find_row, problems_of, schema_version
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.load import sorted_nodes
+from ekiden.frontend.onnx.function_body import body, defined_by
+from ekiden.frontend.onnx.load import names_read, sorted_nodes
 from ekiden.frontend.onnx.node import Node, Result, describe, read_attribute
 from ekiden.frontend.onnx.scope import Scope, field_types, with_span
-from ekiden.frontend.onnx.shape_value import evaluate
+from ekiden.frontend.onnx.shape_value import evaluate, fold
 from ekiden.frontend.onnx.unsupported import Unsupported
 from ekiden.frontend.onnx.value import Value, constant
 from ekiden.ir.span import Span
@@ -48,8 +49,16 @@ class Shared:
 class Graph:
     """A graph being imported. Names that it does not make are those of the graph around it."""
 
-    def __init__(self, proto: onnx.GraphProto, shared: Shared, outer: Graph | None = None) -> None:
+    def __init__(
+        self,
+        proto: onnx.GraphProto,
+        shared: Shared,
+        outer: Graph | None = None,
+        versions: Mapping[str, int] | None = None,
+    ) -> None:
+        """`versions` are those of the operators, if not the model's."""
         self.proto, self.shared, self.outer = proto, shared, outer
+        self.versions = shared.versions if versions is None else versions
         self.values: dict[str, Value] = {}
         self.weights = {t.name: t for t in proto.initializer}
         self.nodes = sorted_nodes(proto, shared.label)
@@ -77,7 +86,7 @@ class Graph:
     def walk(self) -> None:
         """Import the nodes."""
         for node in self.nodes:
-            self._node(node)
+            self._node(node, self.versions)
 
     # Names.
 
@@ -118,25 +127,15 @@ class Graph:
 
     # Nodes.
 
-    def _node(self, proto: onnx.NodeProto) -> None:
+    def _node(self, proto: onnx.NodeProto, versions: Mapping[str, int]) -> None:
         shared = self.shared
         inputs = [self.value(i) if i else None for i in proto.input]
         if any(i and v is None for i, v in zip(proto.input, inputs, strict=True)):
             return  # made by a node that has already been reported
-        row = find_row(proto, shared.versions)
-        assert row is not None, "checked before the walk"
-        node = Node(
-            proto,
-            schema_version(proto, shared.versions),
-            {a.name: read_attribute(a) for a in proto.attribute},
-            inputs,
-            shared.scope,
-            lambda graph: Graph(graph, shared, self),
-        )
         around, shared.scope.span = shared.scope.span, Span(describe(proto))
         self._makers.update((o, proto) for o in proto.output)
         try:
-            self._define(proto, evaluate(node) or row.convert(node))
+            self._convert(proto, versions, inputs)
         except Unsupported as error:
             if str(error):  # else what is inside has been reported
                 shared.problems.append(f"{describe(proto)}: {error}")
@@ -148,6 +147,34 @@ class Graph:
             raise self._located(proto, inputs, error) from error
         finally:
             shared.scope.span = around
+
+    def _convert(
+        self, proto: onnx.NodeProto, versions: Mapping[str, int], inputs: Sequence[Value | None]
+    ) -> None:
+        version = schema_version(proto, versions)
+        row = find_row(proto, versions)
+        if row is None:
+            function = defined_by(proto, domain_of(proto), version, inputs)
+            self._expand(proto, function)
+            return
+        node = Node(
+            proto,
+            version,
+            {a.name: read_attribute(a) for a in proto.attribute},
+            inputs,
+            self.shared.scope,
+            lambda graph: Graph(graph, self.shared, self, versions),
+        )
+        self._define(proto, evaluate(node) or fold(node, row.convert(node)))
+
+    def _expand(self, proto: onnx.NodeProto, function: onnx.FunctionProto) -> None:
+        """Import the nodes of the function that defines an operator."""
+        nodes, versions = body(function, proto, self.shared.label)
+        problems = [f"{describe(n)}: {p}" for n, p in problems_of(nodes, versions)]
+        self.shared.problems += problems
+        self.shared.scope.used |= names_read(nodes)
+        for node in () if problems else nodes:
+            self._node(node, versions)
 
     def _located(
         self, proto: onnx.NodeProto, inputs: Sequence[Value | None], error: Exception

@@ -12,8 +12,8 @@ from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.graph import Graph, Shared
 from ekiden.frontend.onnx.load import (
     Source,
-    all_graphs,
     check_names,
+    names_read,
     opsets,
     read_model,
     sorted_nodes,
@@ -85,10 +85,8 @@ class _Import:
         self.freeze_params = freeze_params
         self.names = Names()
         self.params: dict[str, object] = {}
-        graphs = list(all_graphs(proto))
-        used = {i for g in graphs for n in g.node for i in n.input}
-        used.update(o.name for g in graphs for o in g.output)
-        self.scope = Scope(facts, frozenset(used))
+        used = names_read(proto.node) | {o.name for o in proto.output}
+        self.scope = Scope(facts, used)
         self.shared = Shared(versions, label, self.scope)
         self.graph = Graph(proto, self.shared)
 

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from ekiden.frontend.onnx.node import describe
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 
-OLDEST, NEWEST = 7, onnx.defs.onnx_opset_version()
+OLDEST, NEWEST = 1, onnx.defs.onnx_opset_version()
 """The opsets of the default domain that converters are written for."""
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
@@ -99,13 +99,17 @@ def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     return [g for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
 
 
-def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph, then those inside its nodes at any depth."""
-    waiting = [graph]
+def names_read(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """Every name that nodes, or nodes and results of the graphs inside them, refer to."""
+    found: set[str] = set()
+    waiting = list(nodes)
     while waiting:
         each = waiting.pop()
-        yield each
-        waiting.extend(g for n in each.node for g in subgraphs(n))
+        found.update(each.input)
+        for graph in subgraphs(each):
+            found.update(o.name for o in graph.output)
+            waiting.extend(graph.node)
+    return found
 
 
 def own_names(graph: onnx.GraphProto) -> set[str]:

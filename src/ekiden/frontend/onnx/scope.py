@@ -32,7 +32,7 @@ from ekiden.topi.shape import equal
 class Scope:
     """State of one import."""
 
-    def __init__(self, facts: Facts, used: frozenset[str]) -> None:
+    def __init__(self, facts: Facts, used: set[str]) -> None:
         self.used = used
         self.span = Span("model")
         self.params: list[Var] = []
