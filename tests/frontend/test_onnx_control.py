@@ -77,7 +77,9 @@ def test_if_takes_values_from_outside() -> None:
 
 
 def test_nested_ifs() -> None:
-    inner = node("If", "d", "r", then_branch=branch("Abs", "x", "a"), else_branch=branch("Neg", "h", "b"))
+    inner = node(
+        "If", "d", "r", then_branch=branch("Abs", "x", "a"), else_branch=branch("Neg", "h", "b")
+    )
     then = graph([node("Exp", "x", "h"), inner], [], "r")
     nodes = [node("If", "c", "y", then_branch=then, else_branch=branch("Identity", "x"))]
     made = model(nodes, [value("c", BOOL), value("d", BOOL, [1]), value("x", FLOAT, [2])], "y")
@@ -119,7 +121,14 @@ def rank_changing() -> onnx.ModelProto:
         node("Shape", "x", "s"),
         node("Gather", "s zero", "d"),
         node("Equal", "d one", "c"),
-        node("If", "c", "h", name="pick", then_branch=branch("Squeeze", "x zero"), else_branch=branch("Identity", "x")),
+        node(
+            "If",
+            "c",
+            "h",
+            name="pick",
+            then_branch=branch("Squeeze", "x zero"),
+            else_branch=branch("Identity", "x"),
+        ),
         node("MatMul", "w h", "y"),
     ]
     weights = {"zero": ints(0), "one": ints(1), "w": normal(2, 3)}
@@ -134,7 +143,16 @@ def test_branches_of_different_ranks_run_where_the_rest_fits() -> None:
 
 
 def test_what_no_branch_can_compute_is_an_error() -> None:
-    nodes = [node("If", "c", "y", name="pick", then_branch=branch("MatMul", "x x"), else_branch=branch("MatMul", "x x"))]
+    nodes = [
+        node(
+            "If",
+            "c",
+            "y",
+            name="pick",
+            then_branch=branch("MatMul", "x x"),
+            else_branch=branch("MatMul", "x x"),
+        )
+    ]
     with pytest.raises(ImportModelError, match="MatMul 'r'") as caught:
         from_onnx(model(nodes, [value("c", BOOL), value("x", FLOAT, [2, 3])], "y"))
     assert "inside If 'pick'" in caught.value.__notes__
@@ -145,7 +163,9 @@ def test_expressions_of_shapes_are_chosen_symbolically() -> None:
         node("Shape", "x", "s"),
         node("Gather", "s zero", "d"),
         node("Greater", "d two", "c"),
-        node("If", "c", "k", then_branch=branch("Add", "d two"), else_branch=branch("Mul", "d two")),
+        node(
+            "If", "c", "k", then_branch=branch("Add", "d two"), else_branch=branch("Mul", "d two")
+        ),
         node("Unsqueeze", "k zero", "t"),
         node("Expand", "x t", "y"),
     ]
@@ -160,9 +180,15 @@ def test_expressions_of_shapes_are_chosen_symbolically() -> None:
 # Loop.
 
 
-def counting(step: Sequence[onnx.NodeProto], carried: str, scans: str = "", shapes: Shape = (2,)) -> onnx.GraphProto:
+def counting(
+    step: Sequence[onnx.NodeProto], carried: str, scans: str = "", shapes: Shape = (2,)
+) -> onnx.GraphProto:
     outputs = f"go_out {' '.join(f'{c}_out' for c in carried.split())} {scans}"
-    inputs = [value("i", INT), value("go", BOOL), *(value(c, FLOAT, shapes) for c in carried.split())]
+    inputs = [
+        value("i", INT),
+        value("go", BOOL),
+        *(value(c, FLOAT, shapes) for c in carried.split()),
+    ]
     return graph(step, inputs, outputs)
 
 
@@ -205,8 +231,17 @@ def test_loop_ends_by_its_condition() -> None:
 def test_a_carried_value_grows() -> None:
     step = [node("Identity", "go", "go_out"), node("Concat", "x w", "x_out", axis=0)]
     made = model(
-        [node("Loop", "n c x0", "x", body=counting(step, "x")), node("Relu", "x", "y"), node("Shape", "y", "s")],
-        [value("n", INT), value("c", BOOL), value("x0", FLOAT, ["k", 2]), value("w", FLOAT, [1, 2])],
+        [
+            node("Loop", "n c x0", "x", body=counting(step, "x")),
+            node("Relu", "x", "y"),
+            node("Shape", "y", "s"),
+        ],
+        [
+            value("n", INT),
+            value("c", BOOL),
+            value("x0", FLOAT, ["k", 2]),
+            value("w", FLOAT, [1, 2]),
+        ],
         "y s",
     )
     check(made, n=3, c=True, x0=normal(1, 2), w=normal(1, 2, seed=1))
@@ -232,7 +267,13 @@ def test_a_loop_with_a_branch_that_uses_its_number() -> None:
     step = [
         node("Identity", "go", "go_out"),
         node("Equal", "i one", "first"),
-        node("If", "first", "x_out", then_branch=branch("Neg", "x"), else_branch=branch("Add", "x w", "q")),
+        node(
+            "If",
+            "first",
+            "x_out",
+            then_branch=branch("Neg", "x"),
+            else_branch=branch("Add", "x w", "q"),
+        ),
     ]
     made = model(
         [node("Loop", "n c x0", "y", body=counting(step, "x"))],

@@ -197,7 +197,12 @@ class Loop:
 
 
 def stacked(
-    node: Node, parts: Parts, name: str, length: PrimExpr | None, axis: int = 0, reverse: bool = False
+    node: Node,
+    parts: Parts,
+    name: str,
+    length: PrimExpr | None,
+    axis: int = 0,
+    reverse: bool = False,
 ) -> Value:
     """The parts as one tensor, along a new axis."""
     kind = parts.type

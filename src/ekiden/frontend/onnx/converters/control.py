@@ -82,7 +82,9 @@ def _only(node: Node, sides: Sequence[_Branch], taken: int, reason: str) -> list
     side = sides[taken]
     stop = fail(f"{node.scope.span}: {BRANCHES[1 - taken]} is taken, but {reason}")
     both = (side.expr(side.types), stop) if taken == 0 else (stop, side.expr(side.types))
-    return node.scope.fields(_placed(node, If(as_scalar(node, node.value(0)), *both)), node.proto.output)
+    return node.scope.fields(
+        _placed(node, If(as_scalar(node, node.value(0)), *both)), node.proto.output
+    )
 
 
 def _known(node: Node, a: Value, b: Value) -> Value | None:
