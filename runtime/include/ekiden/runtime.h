@@ -534,7 +534,13 @@ EK_API ek_object *ek_error_take(void);
 ** The runtime registers what is called too rarely to be part of this header:
 **   ek.registry.names()                       array of all names, sorted
 **   ek.module.save(module, path)              by the module's kind
-**   ek.executable.module(executable)          a module that gives its functions by name
+**   ek.executable.module(executable)          a module that gives its functions by name, then its
+**                                             kernels, get_constant(index), and default(device...),
+**                                             which makes a graph executor of it
+**   ek.graph_executor.create(executable, lib) a module of the kind "GraphExecutor" with TVM's
+**                                             functions set_input(key, tensor), run(),
+**                                             get_output(i), ... over a 'main' without jumps and
+**                                             calls; kernels may also be in the module lib, or NONE
 **   ek.runtime.allocation_count()             as ek_pool_stats.system_allocations
 **   ek.runtime.num_threads([n])               as ek_num_threads
 **   ek.runtime.config_threadpool(n, cpus)     n as for ek_num_threads, and an array: the processors
