@@ -112,7 +112,7 @@ Value = Union[  # noqa: UP007 - it names itself
 
 def evaluate_call(
     op: Op | str, attrs: Attrs | None, arrays: Sequence[object]
-) -> Array | tuple[Array, ...] | ConstructorValue:
+) -> Array | tuple[Array, ...]:
     """The result of an operator on NumPy arrays (a tuple of arrays for a tuple argument), by its
     reference semantics.
 
@@ -127,11 +127,18 @@ def evaluate_call(
     if OPS[name].variadic and len(arrays) == 1 and isinstance(arrays[0], tuple):
         arrays = arrays[0]
     result = reference(attrs, *arrays)
-    if isinstance(result, ConstructorValue):
-        return result
     return (
         tuple(map(np.asarray, result)) if isinstance(result, (tuple, list)) else np.asarray(result)
     )
+
+
+def _host_value(op: Op, attrs: Attrs | None, args: Sequence[Value]) -> ConstructorValue | None:
+    """The result of an operator on sequences that gives one; None for any other operator."""
+    definition = op.definition
+    if not definition.host or definition.reference is None:
+        return None
+    result: object = definition.reference(attrs, *args)
+    return result if isinstance(result, ConstructorValue) else None
 
 
 def bind_attrs(attrs: Attrs, symbols: Mapping[PrimVar, int]) -> Attrs:
@@ -321,7 +328,8 @@ class Interpreter:
             self._finish(call, frame, is_tail, ConstructorValue(callee, args))
         elif isinstance(callee, Op):
             attrs = self._bind(call.attrs, frame.symbols) if call.attrs is not None else None
-            self._finish(call, frame, is_tail, evaluate_call(callee, attrs, args))
+            value = _host_value(callee, attrs, args) or evaluate_call(callee, attrs, args)
+            self._finish(call, frame, is_tail, value)
         else:
             raise RunError(f"call: expected a function, got {type(callee).__name__}")
 

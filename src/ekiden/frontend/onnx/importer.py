@@ -9,6 +9,7 @@ import onnx
 
 from ekiden.frontend.onnx.check import check_operators, raise_problems
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
+from ekiden.frontend.onnx.facts import Facts, Learned
 from ekiden.frontend.onnx.graph import Graph, Shared
 from ekiden.frontend.onnx.load import (
     Source,
@@ -18,7 +19,7 @@ from ekiden.frontend.onnx.load import (
     read_model,
     sorted_nodes,
 )
-from ekiden.frontend.onnx.scope import Facts, Learned, Scope
+from ekiden.frontend.onnx.scope import Scope
 from ekiden.frontend.onnx.unsupported import Unsupported
 from ekiden.frontend.onnx.value import Names, Value, clean_name
 from ekiden.ir.module import IRModule

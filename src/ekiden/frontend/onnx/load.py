@@ -72,10 +72,28 @@ def _checked(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
         )
     if not model.opset_import:
         raise ImportModelError(f"import {label}: expected an 'opset_import', got none (cut short?)")
+    _check_text(model, label)
     if model.graph.sparse_initializer:
         names = ", ".join(repr(s.values.name) for s in model.graph.sparse_initializer)
         raise UnsupportedError(f"import {label}: sparse initializers are not supported: {names}")
     return onnx.inliner.inline_local_functions(model) if model.functions else model
+
+
+def _check_text(model: onnx.ModelProto, label: str) -> None:
+    """Raise ImportModelError where a name is not text: such a one comes as bytes."""
+    nodes = [*model.graph.node, *(n for f in model.functions for n in f.node)]
+    named = [*model.graph.input, *model.graph.output, *model.graph.initializer]
+    names = [v.name for v in named]
+    while nodes:
+        node = nodes.pop()
+        names += (node.op_type, node.domain, node.name, *node.input, *node.output)
+        names += (a.name for a in node.attribute)
+        for graph in subgraphs(node):
+            names += (v.name for v in (*graph.input, *graph.output, *graph.initializer))
+            nodes.extend(graph.node)
+    for name in names:
+        if not isinstance(name, str):
+            raise ImportModelError(f"import {label}: expected names in UTF-8, got {name!r}")
 
 
 def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str, int]:

@@ -5,9 +5,9 @@
     };
     %loop(0, go, x, Nil)
 
-A dimension that changes from one iteration to the next has a name of its own in the function, and is
-unknown in its result. The parts that iterations give are kept in a sequence, so that none is copied
-more than once when they are put together.
+A dimension that changes from one iteration to the next has a name of its own in the function, and
+is unknown in its result. The parts that iterations give are kept in a sequence, so that none is
+copied more than once when they are put together.
 """
 
 from __future__ import annotations
@@ -156,9 +156,11 @@ class Loop:
         loop = Var("loop", FuncType(tuple(v.checked_type for v in variables), result), scope.span)
         state = variables[len(head) :]
         go_on = self._condition(variables[: len(head)])
-        body = If(go_on, self._again(loop, variables[: len(head)], made, kept, parts), Tuple(state))
+        body = If(
+            go_on, self._again(loop, variables[: len(head)], made, kept, parts), Tuple(tuple(state))
+        )
         function = Function(tuple(variables), body, result, span=scope.span)
-        start = [const(np.int64(0))]
+        start: list[Expr] = [const(np.int64(0))]
         if len(head) > 1:
             start.append(const(True) if self.go is None else as_scalar(self.node, self.go))
         start += [scope.expr(v) for v in self.start] + [sequence.empty() for _ in lists]

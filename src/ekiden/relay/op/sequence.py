@@ -9,7 +9,7 @@ front, or where negative from the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -156,7 +156,7 @@ def _declare(
     name: str,
     arguments: str,
     relation: Callable[[Sequence[Type], Attrs | None], Type],
-    reference: Callable[..., object],
+    reference: Callable[..., Any],
     result: str,
     attrs: type[Attrs] | None = None,
 ) -> None:
