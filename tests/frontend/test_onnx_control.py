@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from onnx_models import FLOAT, Array, Feed, compare, ints, normal
+from onnx_models import FLOAT, Array, Feed, compare, interpret, ints, normal
 
+import ekiden
 from ekiden.frontend.onnx import from_onnx
 from ekiden.relay.expr import Function, If
 from ekiden.relay.interpreter import Interpreter
@@ -58,6 +59,17 @@ def model(
 def check(made: onnx.ModelProto, **feed: Any) -> None:
     arrays: Feed = {n: np.asarray(a) for n, a in feed.items()}
     compare(made, arrays, reference=True)
+    compare_compiled(made, arrays)
+
+
+def compare_compiled(made: onnx.ModelProto, feed: Feed) -> None:
+    """The compiled program gives what the interpreter does."""
+    found = ekiden.compile(made)(**feed)
+    wanted = interpret(made, list(feed.values()))
+    for ours, theirs in zip(found if isinstance(found, tuple) else (found,), wanted, strict=True):
+        assert isinstance(ours, ekiden.Tensor)
+        assert ours.shape == theirs.shape
+        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5, atol=1e-5)
 
 
 def branch(op_type: str, inputs: str, output: str = "r", **attributes: Any) -> onnx.GraphProto:
@@ -317,6 +329,7 @@ def test_scan(direction: int, axis: int) -> None:
     made = model([scan], [value("s0", FLOAT, [2]), value("xs", FLOAT, shape)], "last ys")
     xs = normal(5, 2) if axis == 0 else normal(2, 5)
     compare(made, {"s0": normal(2, seed=1), "xs": xs})
+    compare_compiled(made, {"s0": normal(2, seed=1), "xs": xs})
 
 
 def test_many_iterations_are_a_loop_not_a_copy() -> None:

@@ -131,8 +131,8 @@ class _FunctionCompiler(Emitter):
         self.vectors[stage] = vector
 
     def _compute_later(self, stage: Stage | None) -> None:
-        """Compute the vector of a stage after the entry, if there is one."""
-        if stage is None:
+        """Compute the vector of a stage after the entry, if there is one and it has a use."""
+        if stage is None or not stage.dims.exprs:
             return
         found = arguments(stage)
         tensors = [self._part((0, *each.path), {(0,): self._atom(each.value)}) for each in found]
