@@ -115,16 +115,24 @@ static void drop_adt(void *self, int flags) {
 
 static void adt_deleter(void *self, int flags) { ek_delete_flat(self, flags, drop_adt); }
 
+ek_adt *ek_adt_alloc(int32_t tag, int32_t size) {
+  size_t nbytes = (size_t)size * sizeof(ek_value);
+  ek_adt *adt = ek_alloc_or_error(sizeof *adt + nbytes);
+  if (adt == NULL) return NULL;
+  adt->base = (ek_object){EK_REFS_NEW, EK_ADT, 0, adt_deleter};
+  adt->tag = tag;
+  adt->size = size;
+  memset(adt->fields, 0, nbytes);
+  return adt;
+}
+
 static int adt_new(int32_t tag, const ek_value *fields, int64_t size, ek_object **out) {
   if (size < 0 || size > INT32_MAX) {
     return ek_error("ValueError", "make ADT: the number of fields must be in range, got %lld",
                     (long long)size);
   }
-  ek_adt *adt = ek_alloc_or_error(sizeof *adt + (size_t)size * sizeof(ek_value));
+  ek_adt *adt = ek_adt_alloc(tag, (int32_t)size);
   if (adt == NULL) return -1;
-  adt->base = (ek_object){EK_REFS_NEW, EK_ADT, 0, adt_deleter};
-  adt->tag = tag;
-  adt->size = (int32_t)size;
   if (own_all("make ADT", adt->fields, fields, size) != 0) {
     ek_free(adt);
     return -1;

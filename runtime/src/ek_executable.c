@@ -459,7 +459,7 @@ static int link_primitive(ek_executable *e, ek_bytes name, ek_object *image, ek_
   int status = image == NULL ? 0 : ek_module_get(image, key, out);
   if (status == 0 && *out == NULL) {
     *out = ek_registry_get(key);
-    e->calls_out = true;
+    e->keeps_arguments = true;
   }
   if (status == 0 && *out == NULL) {
     status = ek_error("LoadError",

@@ -31,7 +31,7 @@ typedef struct ek_executable {
   int32_t max_args;                        /* the longest register list of any instruction */
   ek_mutex lock;                           /* guards linking */
   ek_object **linked;                      /* owned, one per primitive; NULL until linked */
-  bool calls_out;                          /* some are global functions, which may keep arguments */
+  bool keeps_arguments;                    /* a run may leave references to them behind it */
 } ek_executable;
 
 /* Finds the functions of all primitives, once: in the executable's image, else in the registry.

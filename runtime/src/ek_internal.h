@@ -144,6 +144,9 @@ void ek_registry_clear(void);
 /* An array of 'size' NONEs, to be filled before it is shared; NULL with the error set. */
 ek_array *ek_array_alloc(int64_t size);
 
+/* The same of an ADT. */
+ek_adt *ek_adt_alloc(int32_t tag, int32_t size);
+
 /* An owned array of owned strings. */
 int ek_array_of_names(const char *const *names, int64_t size, ek_object **out);
 

@@ -41,6 +41,7 @@ static const ek_type_info static_types[EK_FIRST_FREE] = {
     STATIC_TYPE(EK_CLOSURE, EK_OBJECT, 1, "ek.Closure"),
     STATIC_TYPE(EK_EXECUTABLE, EK_OBJECT, 1, "ek.Executable"),
     STATIC_TYPE(EK_VM, EK_OBJECT, 1, "ek.VirtualMachine"),
+    STATIC_TYPE(EK_REFERENCE, EK_OBJECT, 1, "ek.Reference"),
 };
 /* clang-format on */
 

@@ -19,6 +19,7 @@ typedef struct verifier {
   int32_t callee;              /* the last function operand */
   int32_t n;                   /* the last list length */
   int32_t max_args;
+  bool keeps_arguments;        /* something it writes may outlive the call */
 } verifier;
 
 static void refuse(verifier *v, int64_t value, const char *expected, int64_t limit) {
@@ -63,6 +64,24 @@ static void check_registers(verifier *v) {
   if (v->n > v->max_args) v->max_args = v->n;
 }
 
+/* A register that is read, or, as a negative word, moved from. */
+static void check_value(verifier *v) {
+  int32_t word = v->at < v->function->n_words ? v->function->code[v->at] : 0;
+  if (word >= 0) {
+    below(v, v->function->n_registers, "a register below");
+    return;
+  }
+  if (-1 - word >= v->function->n_registers) {
+    refuse(v, -1 - (int64_t)word, "a register below", v->function->n_registers);
+  }
+  v->at++;
+}
+
+static void check_jumps(verifier *v) {
+  if (v->n == 0) refuse(v, 0, "a number of jumps of at least", 1);
+  skip(v, v->n);
+}
+
 static void check_dimensions(verifier *v) {
   if (v->n > EK_MAX_NDIM) refuse(v, v->n, "a rank of at most", EK_MAX_NDIM);
   for (int32_t i = 0; i < v->n && !failed(v); i++) {
@@ -102,6 +121,10 @@ static void check_operand(verifier *v, char letter) {
     case 'r': below(v, v->function->n_registers, "a register below"); break;
     case 'R': check_registers(v); break;
     case 'n': v->n = below(v, v->function->n_words, "a length below"); break;
+    case 'v': check_value(v); break;
+    case 'V':
+      for (int32_t i = 0; i < v->n && !failed(v); i++) check_value(v);
+      break;
     case 'L': check_dimensions(v); break;
     case 'f': check_callee(v, false); break;
     case 'F': check_callee(v, true); break;
@@ -115,27 +138,43 @@ static void check_operand(verifier *v, char letter) {
     case 'a': check_alignment(v); break;
     case 'd': below(v, 1, "a device below"); break;
     case 'j': skip(v, 1); break; /* when all instructions are known */
+    case 'J': check_jumps(v); break;
     default: assert(!"a letter of vm_opcodes.def without a check");
+  }
+}
+
+/* Whether control never goes on from such an instruction to the one behind it. */
+static bool ends(int32_t opcode) {
+  switch (opcode) {
+    case EK_OP_Ret:
+    case EK_OP_Goto:
+    case EK_OP_If:
+    case EK_OP_Fatal:
+    case EK_OP_InvokeTail:
+    case EK_OP_InvokeClosureTail:
+    case EK_OP_Switch: return true;
+    default: return false;
   }
 }
 
 /* Reads all instructions and notes where each starts; returns how many there are. */
 static int32_t check_instructions(verifier *v, int32_t *starts) {
   int32_t opcode = -1;
+  bool writes_references = false;
   for (v->instruction = 0; v->at < v->function->n_words && !failed(v); v->instruction++) {
     starts[v->instruction] = v->start = v->at;
     opcode = below(v, EK_OP_COUNT, "an opcode below");
     const char *format = failed(v) ? "" : ek_opcodes[opcode].format;
+    writes_references |= opcode == EK_OP_AllocRef || opcode == EK_OP_WriteRef;
     for (; *format != '\0' && !failed(v); format++) check_operand(v, *format);
   }
-  bool ends =
-      opcode == EK_OP_Ret || opcode == EK_OP_Goto || opcode == EK_OP_If || opcode == EK_OP_Fatal;
-  if (!ends && !failed(v)) {
+  if (!failed(v) && !ends(opcode)) {
     snprintf(v->message, EK_VERIFY_MESSAGE,
-             "'%.*s': its last instruction must be Ret, Goto, If or Fatal",
+             "'%.*s': its last instruction must be one that never goes on to the next",
              (int)(v->function->name.size < 60 ? v->function->name.size : 60),
              v->function->name.data);
   }
+  v->keeps_arguments = writes_references;
   return v->instruction;
 }
 
@@ -149,14 +188,40 @@ static void resolve_jump(verifier *v, const int32_t *starts, int32_t n_instructi
   v->at++;
 }
 
-/* Jumps are the last operands of their instructions, which have no lists and no wide operands. */
+int32_t ek_operand_words(char letter, int32_t n) {
+  switch (letter) {
+    case 'R':
+    case 'V':
+    case 'J': return n;
+    case 'L': return 2 * n;
+    case 'I': return 2;
+    case 't': return 3;
+    default: return 1;
+  }
+}
+
+int32_t ek_instruction_words(const int32_t *pc) {
+  int32_t at = 1, n = 0;
+  for (const char *letter = ek_opcodes[*pc].format; *letter != '\0'; letter++) {
+    if (*letter == 'n') n = pc[at];
+    at += ek_operand_words(*letter, n);
+  }
+  return at;
+}
+
 static void resolve_jumps(verifier *v, const int32_t *starts, int32_t n_instructions) {
+  const int32_t *code = v->function->code;
   for (v->instruction = 0; v->instruction < n_instructions && !failed(v); v->instruction++) {
     v->start = starts[v->instruction];
-    const char *format = ek_opcodes[v->function->code[v->start]].format;
-    for (int32_t i = 0; format[i] != '\0' && !failed(v); i++) {
-      v->at = v->start + 1 + i;
-      if (format[i] == 'j') resolve_jump(v, starts, n_instructions);
+    v->at = v->start + 1;
+    const char *letter = ek_opcodes[code[v->start]].format;
+    if (strpbrk(letter, "jJ") == NULL) continue;
+    for (int32_t n = 0; *letter != '\0' && !failed(v); letter++) {
+      int32_t words = ek_operand_words(*letter, n);
+      bool jumps = *letter == 'j' || *letter == 'J';
+      if (*letter == 'n') n = code[v->at];
+      for (; jumps && words > 0 && !failed(v); words--) resolve_jump(v, starts, n_instructions);
+      v->at += words;
     }
   }
 }
@@ -171,6 +236,7 @@ int ek_verify_function(ek_executable *executable, int32_t index, char message[EK
   int32_t n_instructions = check_instructions(&v, starts);
   if (!failed(&v)) resolve_jumps(&v, starts, n_instructions);
   if (v.max_args > executable->max_args) executable->max_args = v.max_args;
+  if (v.keeps_arguments) executable->keeps_arguments = true;
   ek_free(starts);
   return failed(&v) ? 1 : 0;
 }

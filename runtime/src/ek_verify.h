@@ -29,4 +29,10 @@ extern const ek_opcode_info ek_opcodes[EK_OP_COUNT];
 ** an error set when there is no memory. Functions, constants and primitives must have been read. */
 int ek_verify_function(ek_executable *executable, int32_t index, char message[EK_VERIFY_MESSAGE]);
 
+/* The words of one operand, 'n' being the length of the list it may be. */
+int32_t ek_operand_words(char letter, int32_t n);
+
+/* The words of an instruction that was verified. */
+int32_t ek_instruction_words(const int32_t *pc);
+
 #endif /* EK_VERIFY_H_ */

@@ -1,9 +1,10 @@
-/* The state of one caller of an executable. */
+/* The state of one caller of an executable, and the bodies of the instructions. */
 #ifndef EK_VM_H_
 #define EK_VM_H_
 
 #include "ek_executable.h"
 #include "ek_lend.h"
+#include "ek_verify.h"
 
 /* A function with some of its parameters bound. Captured values lie in an ADT, which knows how to
 ** die in chains of any length. */
@@ -14,33 +15,91 @@ typedef struct ek_closure {
   int32_t function;
 } ek_closure;
 
+/* A place whose value changes. It lies in an ADT of one field, for the same reason. */
+typedef struct ek_reference {
+  ek_object base;
+  ek_adt *cell;                            /* owned; its field changes under the lock */
+  uint32_t lock;                           /* atomic: 1 while somebody reads or writes */
+} ek_reference;
+
 /* Where a call came from. */
 typedef struct ek_frame {
   const int32_t *pc;                       /* the caller's next instruction; NULL ends the run */
-  size_t base;                             /* the caller's register 0 */
-  int32_t n_registers;                     /* of the caller */
+  const ek_vm_function *function;          /* the caller; NULL for that of the run */
   int32_t dst;                             /* the caller's register for the result */
 } ek_frame;
 
 /* Registers of all frames lie one after another; those at 'top' and beyond are NONE, so that
 ** entering a function writes its arguments only. All grows and nothing shrinks: a warm run
-** allocates nothing. */
+** allocates nothing.
+**
+** The running function's registers are those from 'window' on; its caller's lie right below. The loop
+** keeps the next instruction in a local variable, and in 'pc' only across calls and returns. */
 typedef struct ek_vm {
   ek_object base;
   ek_executable *executable;               /* owned */
   ek_value *registers;
   size_t capacity;
+  size_t window;
   size_t top;
+  const ek_vm_function *function;          /* the one that runs */
+  const int32_t *pc;
   ek_frame *frames;
   int32_t n_frames;
   int32_t frame_capacity;
-  ek_value *args;                          /* borrowed values of the call being made */
+  int32_t max_frames;
   int32_t args_capacity;
+  ek_value *args;                          /* borrowed values of the call being made */
+  ek_value result;                         /* owned: of a run that ended, until it is handed out */
   ek_lent lent;                            /* by the caller, during a call */
+  ek_arenas arenas;                        /* kept from run to run */
   uint32_t is_running;                     /* atomic */
   bool has_run;                            /* once, at least */
 } ek_vm;
 
-enum { EK_VM_MAX_FRAMES = 1000000 };
+enum { EK_VM_MAX_FRAMES = 1000000 };       /* unless EKIDEN_MAX_DEPTH says otherwise */
+
+/* ek_vm_call.c --------------------------------------------------------------------------------- */
+
+/* A tensor as a register can hold it: contiguous, owned, and ours. 'may_lend' lets it be borrowed
+** until the call ends. 0 or -1. */
+int ek_vm_own_tensor(ek_vm *vm, const ek_value *value, const ek_dltensor *tensor, bool may_lend,
+                     ek_value *to);
+
+/* A copy on the host of a tensor that lies there, owned. 0 or -1. */
+int ek_vm_copy_tensor(const ek_dltensor *tensor, ek_object **out);
+
+/* ek_vm.c -------------------------------------------------------------------------------------- */
+
+/* Runs from 'pc' of the running function until the run's frame is left, and takes its result. On
+** failure all frames are left. 0 or -1. */
+int ek_vm_run(ek_vm *vm, ek_value *ret);
+
+/* ek_vm_ops.c -----------------------------------------------------------------------------------
+**
+** The body of each instruction: R is the running function's register 0, pc the instruction's first
+** word. 0 or -1. Instructions that may go elsewhere than to the next one (Ret, the calls, If, Goto,
+** Switch) leave in 'vm->pc' where that is, and in 'vm->window' whose registers; 'pc' NULL is the end
+** of the run. R is good until the next of these. */
+typedef int (*ek_vm_op)(ek_vm *vm, ek_value *R, const int32_t *pc);
+
+#define EK_OPCODE(name, text, format, operands, meaning) \
+  int ek_op_##name(ek_vm *vm, ek_value *R, const int32_t *pc);
+#include "vm_opcodes.def"
+#undef EK_OPCODE
+
+extern const ek_vm_op ek_vm_ops[EK_OP_COUNT];
+
+/* Make room. 0 or -1. */
+int ek_vm_grow_frames(ek_vm *vm);
+int ek_vm_grow_registers(ek_vm *vm, size_t needed);
+int ek_vm_grow_args(ek_vm *vm, int64_t used, int64_t needed);
+
+/* Pushes a frame and enters a function, whose first registers are for the caller to write; 'next'
+** and 'dst' are where its result goes. 0 or -1. */
+int ek_vm_enter(ek_vm *vm, const ek_vm_function *f, const int32_t *next, int32_t dst);
+
+/* Leaves all frames. */
+void ek_vm_unwind(ek_vm *vm);
 
 #endif /* EK_VM_H_ */

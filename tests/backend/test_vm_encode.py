@@ -29,6 +29,8 @@ def operand(letter: str) -> st.SearchStrategy[int | tuple[int, ...]]:
     wide = st.integers(-(2**63), 2**63 - 1)
     kinds: dict[str, st.SearchStrategy[int | tuple[int, ...]]] = {
         "R": st.lists(word).map(tuple),
+        "V": st.lists(word).map(tuple),
+        "J": st.lists(word).map(tuple),
         "L": st.lists(wide).map(tuple),
         "I": wide,
         "t": st.tuples(word, word, word),
@@ -54,7 +56,7 @@ def test_decode_accepts_unsigned_words() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([21], "decoding word 0: an opcode below 21 expected, got 21"),
+        ([30], "decoding word 0: an opcode below 30 expected, got 30"),
         ([0, 1], "decoding Move: 3 words expected, got 2"),
         ([7, 0, 0, -1], "decoding AllocADT: a list length >= 0 expected, got -1"),
     ],
@@ -72,6 +74,14 @@ def test_encode_checks_operands() -> None:
         encode(Instruction("Move", (2**31, 0)))
     with pytest.raises(InternalError, match="Ret: expected the operands src, got dst"):
         make("Ret", dst=1)
+
+
+def test_moved_registers_and_switches_are_printed() -> None:
+    assert print_instruction(make("Move", dst=1, src=-3)) == "move $1 ~$2"
+    call = make("Invoke", dst=4, func=0, args=(1, -1))
+    assert print_instruction(call) == "invoke $4 VMFunc[0]($1, ~$0)"
+    switch = make("Switch", value=0, offsets=(2, -5))
+    assert encode(switch) == [28, 0, 2, 2, -5]
 
 
 def test_words_are_those_of_the_format() -> None:
@@ -133,6 +143,19 @@ PRINTED = {
     ),
     "device_copy $1 $2 0 0": make("DeviceCopy", dst=1, src=2, dst_device=0, src_device=0),
     "kill_register $1": make("KillRegister", dst=1),
+    "invoke_tail VMFunc[2]($3, $4)": make("InvokeTail", func=2, args=(3, 4)),
+    "invoke_closure_tail $1($2)": make("InvokeClosureTail", closure=1, args=(2,)),
+    "alloc_ref $1 ~$0": make("AllocRef", dst=1, value=-1),
+    "read_ref $1 $0": make("ReadRef", dst=1, ref=0),
+    "write_ref $1 $0": make("WriteRef", ref=1, value=0),
+    "invoke_packed_value $1 PackedFunc[3]($0, $2)": make(
+        "InvokePackedValue", dst=1, packed_index=3, args=(0, 2)
+    ),
+    "read_element $1 $0[4]": make("ReadElement", dst=1, tensor=0, index=4),
+    "switch $0 [2, -5]": make("Switch", value=0, offsets=(2, -5)),
+    "alloc_arena $2 $1[3] 64 0": make(
+        "AllocArena", dst=2, size=1, size_index=3, alignment=64, device=0
+    ),
 }
 
 

@@ -356,8 +356,20 @@ static void bytecode_is_verified(void) {
       {WORDS(Move, 2, 0, Ret, 0),
        "at instruction 0 (Move), word 1: a register below 2 expected, got 2"},
       {WORDS(Ret, -1), "at instruction 0 (Ret), word 1: a register below 2 expected, got -1"},
-      {WORDS(21), "at instruction 0 (unknown), word 0: an opcode below 21 expected, got 21"},
-      {WORDS(-1), "at instruction 0 (unknown), word 0: an opcode below 21 expected, got -1"},
+      {WORDS(29), "at instruction 0 (unknown), word 0: an opcode below 29 expected, got 29"},
+      {WORDS(-1), "at instruction 0 (unknown), word 0: an opcode below 29 expected, got -1"},
+      {WORDS(Move, 0, -3, Ret, 0),
+       "at instruction 0 (Move), word 2: a register below 2 expected, got 2"},
+      {WORDS(AllocADT, 0, 0, 2, -1, 2, Ret, 0),
+       "at instruction 0 (AllocADT), word 5: a register below 2 expected, got 2"},
+      {WORDS(InvokeTail, 0, 0),
+       "at instruction 0 (InvokeTail), word 2: a number of arguments of 1 expected, got 0"},
+      {WORDS(Switch, 0, 0, Ret, 0),
+       "at instruction 0 (Switch), word 3: a number of jumps of at least 1 expected, got 0"},
+      {WORDS(Switch, 0, 2, 1, 2, Ret, 0),
+       "at instruction 0 (Switch), word 4: a jump to an instruction below 2 expected, got 2"},
+      {WORDS(Switch, 0, 5, 1, 2, Ret, 0),
+       "at instruction 0 (Switch), word 3: a function whose words are at least 8 expected, got 7"},
       {WORDS(Ret),
        "at instruction 0 (Ret), word 1: a function whose words are at least 2 expected, got 1"},
       {WORDS(LoadConsti, 0, 1),
@@ -411,7 +423,7 @@ static void control_cannot_run_off_the_end(void) {
   program p = {.functions = {{"main", 1, 1, WORDS(Move, 0, 0)}}};
   program empty = {.functions = {{"main", 1, 1, NULL, 0}}};
   const char *message =
-      "load executable: CODE: 'main': its last instruction must be Ret, Goto, If or Fatal";
+      "load executable: CODE: 'main': its last instruction must be one that never goes on to the next";
   ek_object *executable;
   CHECK_ERROR(load_program(&p, &executable), "LoadError", message);
   CHECK_ERROR(load_program(&empty, &executable), "LoadError", message);

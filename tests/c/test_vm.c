@@ -342,7 +342,7 @@ static void calls_check_their_arguments(void) {
               "call: a function below 1 expected, got 1");
   CHECK_ERROR(
       ek_vm_invoke(vm, 0, &text, 1, &result), "TypeError",
-      "call 'main': argument 0 must be a tensor, a number or an ADT value, got const char*");
+      "call 'main': argument 0 must be a tensor, a number or an ADT value, got a string");
   ek_object_release(vm);
 }
 

@@ -75,7 +75,8 @@ typedef enum ek_type {
   EK_CLOSURE = 130,        /* "ek.Closure": made by the VM */
   EK_EXECUTABLE = 131,     /* "ek.Executable" */
   EK_VM = 132,             /* "ek.VirtualMachine" */
-  EK_FIRST_FREE = 133      /* types registered at run time count up from here */
+  EK_REFERENCE = 133,      /* "ek.Reference": made by the VM */
+  EK_FIRST_FREE = 134      /* types registered at run time count up from here */
 } ek_type;
 
 /* 2. Objects -----------------------------------------------------------------------------------

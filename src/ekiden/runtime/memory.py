@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ekiden.runtime._core import get_global_func, pool_stats
+from ekiden.runtime._core import _pool_stats, get_global_func
 
 
 class MemoryStats(NamedTuple):
@@ -26,7 +26,7 @@ class MemoryStats(NamedTuple):
 
 def memory_stats() -> MemoryStats:
     """The numbers of now, of all programs and threads together."""
-    return MemoryStats(*pool_stats())
+    return MemoryStats(*_pool_stats())
 
 
 def reset_peak_memory() -> None:

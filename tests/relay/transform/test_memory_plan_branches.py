@@ -140,7 +140,9 @@ def test_nothing_is_overwritten_on_any_way(
 @given(programs())
 def test_a_plan_needs_no_more_than_a_storage_for_each_tensor(module: IRModule) -> None:
     before, after = (
-        sum(_rounded(int(evaluate(a.size, {N: 3, M: 50}))) for a in _allocations(main_of(each).body))
+        sum(
+            _rounded(int(evaluate(a.size, {N: 3, M: 50}))) for a in _allocations(main_of(each).body)
+        )
         for each in (module, MemoryPlan()(module))
     )
     assert after <= before
@@ -166,9 +168,7 @@ def _storages(module: IRModule, name: str = "main") -> list[tuple[int, bool]]:
 
 
 K = "fn (%p: Tensor[(16,), float32], Primitive=1) -> Tensor[(16,), float32] { tanh(%p) }"
-BIG = (
-    "fn (%p: Tensor[(16,), float32], Primitive=1) -> Tensor[(1600,), float32] { tile(%p, reps=[100]) }"
-)
+BIG = "fn (%p: Tensor[(16,), float32], Primitive=1) -> Tensor[(1600,), float32] { tile(%p, reps=[100]) }"
 SUM = (
     "fn (%p: Tensor[(1600,), float32], Primitive=1) -> Tensor[(16,), float32]"
     " { sum(reshape(%p, newshape=[100, 16]), axis=[0]) }"

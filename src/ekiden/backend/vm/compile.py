@@ -225,8 +225,9 @@ class _FunctionCompiler:
         match name, call.attrs:
             case "memory.alloc_storage", AllocStorageAttrs(size=size, alignment=alignment):
                 register, index = self._integer(size)
+                assert isinstance(call.attrs, AllocStorageAttrs)
                 return self._into(
-                    "AllocStorage",
+                    "AllocArena" if call.attrs.arena else "AllocStorage",
                     size=register,
                     size_index=index,
                     alignment=alignment,

@@ -74,12 +74,11 @@ def _targets(instruction: Instruction, pc: int) -> str:
     """'  # to 5, 7' for an instruction that jumps."""
     opcode = BY_NAME[instruction.name]
     letters = opcode.format.replace("n", "")
-    targets = [
-        str(pc + value)
-        for letter, value in zip(letters, instruction.operands, strict=True)
-        if letter == "j" and isinstance(value, int)
-    ]
-    return f"  # to {', '.join(targets)}" if targets else ""
+    offsets: list[int] = []
+    for letter, value in zip(letters, instruction.operands, strict=True):
+        if letter in "jJ":
+            offsets += value if isinstance(value, tuple) else [value]
+    return f"  # to {', '.join(str(pc + each) for each in offsets)}" if offsets else ""
 
 
 def _register(value: Operand) -> str:
@@ -89,6 +88,17 @@ def _register(value: Operand) -> str:
 def _registers(value: Operand) -> str:
     assert isinstance(value, tuple)
     return ", ".join(f"${each}" for each in value)
+
+
+def _moved(value: Operand) -> str:
+    """A register that is read, or with `~` one that is read and forgotten."""
+    assert isinstance(value, int)
+    return f"${value}" if value >= 0 else f"~${-1 - value}"
+
+
+def _values(value: Operand) -> str:
+    assert isinstance(value, tuple)
+    return ", ".join(map(_moved, value))
 
 
 def _list(value: Operand) -> str:
@@ -105,6 +115,9 @@ _SHOW: dict[str, Callable[[Operand], str]] = {
     "w": _register,
     "r": _register,
     "R": _registers,
+    "v": _moved,
+    "V": _values,
+    "J": _list,
     "L": _list,
     "t": _dtype,
     "f": "VMFunc[{}]".format,

@@ -17,6 +17,9 @@ __all__ = ["Instruction", "decode", "dtype_code", "dtype_name", "encode", "make"
 
 Operand: TypeAlias = int | tuple[int, ...]
 
+LISTS = "RVJL"
+"""The letters of operands that are lists, of which an instruction has at most one."""
+
 _CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}
 _CODE_NAMES = {code: name for name, code in _CODES.items()}
 
@@ -79,7 +82,8 @@ def encode(instruction: Instruction) -> list[int]:
     values = iter(instruction.operands)
     for letter in opcode.format:
         if letter == "n":
-            words.append(len(_tuple(operands.get("R", operands.get("L")), instruction)))
+            (items,) = (operands[each] for each in LISTS if each in operands)
+            words.append(len(_tuple(items, instruction)))
         else:
             words += _operand_words(letter, next(values), instruction)
     return words
@@ -92,7 +96,7 @@ def _letters(opcode: Opcode) -> str:
 
 def _operand_words(letter: str, value: Operand, instruction: Instruction) -> list[int]:
     match letter:
-        case "R":
+        case "R" | "V" | "J":
             return [_word(each, instruction) for each in _tuple(value, instruction)]
         case "L":
             return [w for each in _tuple(value, instruction) for w in _pair(each, instruction)]
@@ -155,7 +159,7 @@ def _decode_one(opcode: Opcode, words: Sequence[int], at: int) -> tuple[Instruct
     operands: list[Operand] = []
     count = 0
     for letter in opcode.format:
-        length = {"R": count, "L": 2 * count, "t": 3, "I": 2}.get(letter, 1)
+        length = {"R": count, "V": count, "J": count, "L": 2 * count, "t": 3, "I": 2}.get(letter, 1)
         taken = [_signed(word) for word in words[at : at + length]]
         at += length
         if len(taken) != length:
@@ -171,7 +175,7 @@ def _decode_one(opcode: Opcode, words: Sequence[int], at: int) -> tuple[Instruct
 
 def _decode_operand(letter: str, words: list[int]) -> Operand:
     match letter:
-        case "R" | "t":
+        case "R" | "V" | "J" | "t":
             return tuple(words)
         case "L":
             return tuple(map(_join, words[::2], words[1::2]))

@@ -26,7 +26,7 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Call, Function, Var
-from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, alloc_storage
+from ekiden.relay.op.memory import AllocTensorAttrs, alloc_storage
 from ekiden.relay.transform.chains import Binding, Chain
 from ekiden.relay.transform.scopes import bodies, on_body, with_children
 from ekiden.relay.transform.storage_lifetimes import Block, Lifetimes, Request, run_of

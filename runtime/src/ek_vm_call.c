@@ -1,0 +1,203 @@
+/* The face of the virtual machine: making one, its arguments and results. */
+#include "ek_vm.h"
+
+/* Life ----------------------------------------------------------------------------------------- */
+
+static void vm_deleter(void *self, int flags) {
+  ek_vm *vm = self;
+  if (flags & EK_DELETE_CONTENT) {
+    ek_free(vm->registers); /* all NONE outside a run */
+    ek_free(vm->frames);
+    ek_free(vm->args);
+    ek_lent_free(&vm->lent);
+    ek_arenas_remove(&vm->arenas);
+    ek_release(&vm->executable->base);
+  }
+  if (flags & EK_DELETE_MEMORY) ek_free(self);
+}
+
+static int reserve(ek_vm *vm) {
+  int32_t most = 1;
+  for (int32_t i = 0; i < vm->executable->n_functions; i++) {
+    int32_t n = vm->executable->functions[i].n_registers;
+    if (n > most) most = n;
+  }
+  if (ek_vm_grow_registers(vm, (size_t)most) != 0 || ek_vm_grow_frames(vm) != 0) return -1;
+  return ek_vm_grow_args(vm, 0, (int64_t)vm->executable->max_args + 1);
+}
+
+/* The deepest recursion, from the environment. */
+static int32_t max_frames(void) {
+  const char *text = getenv("EKIDEN_MAX_DEPTH");
+  long number = text == NULL ? 0 : strtol(text, NULL, 10);
+  return number > 0 && number < INT32_MAX ? (int32_t)number : EK_VM_MAX_FRAMES;
+}
+
+int ek_vm_new(ek_object *executable, ek_object **out) {
+  if (!ek_is(executable, EK_EXECUTABLE))
+    return ek_error("TypeError", "make virtual machine: an executable expected");
+  if (ek_executable_link((ek_executable *)(void *)executable) != 0) return -1;
+  ek_vm *vm = ek_object_alloc(sizeof *vm, EK_VM, vm_deleter);
+  if (vm == NULL) return -1;
+  ek_retain(executable);
+  vm->executable = (ek_executable *)(void *)executable;
+  vm->max_frames = max_frames();
+  ek_arenas_add(&vm->arenas);
+  if (reserve(vm) != 0) {
+    ek_release(&vm->base);
+    return -1;
+  }
+  *out = &vm->base;
+  return 0;
+}
+
+/* Arguments ------------------------------------------------------------------------------------ */
+
+int ek_vm_copy_tensor(const ek_dltensor *tensor, ek_object **out) {
+  if (tensor->device.type != EK_CPU) {
+    return ek_error("RunError", "copy tensor: a tensor of the host expected, got device type %d",
+                    tensor->device.type);
+  }
+  if (ek_tensor_new(tensor->shape, tensor->ndim, tensor->dtype, (ek_device){EK_CPU, 0}, out) != 0) return -1;
+  if (ek_tensor_copy(tensor, &((ek_tensor *)(void *)*out)->dl) == 0) return 0;
+  ek_release(*out);
+  return -1;
+}
+
+/* Whether elements lie where loads of them may be made. */
+static bool is_aligned(const ek_dltensor *tensor) {
+  uintptr_t size = tensor->dtype.bits / 8;
+  return size == 0 || (uintptr_t)ek_dltensor_data(tensor) % size == 0;
+}
+
+int ek_vm_own_tensor(ek_vm *vm, const ek_value *value, const ek_dltensor *tensor, bool may_lend,
+                     ek_value *to) {
+  ek_object *copy;
+  bool is_lent = value->type_index == EK_DLTENSOR_PTR;
+  bool can_stay = ek_dltensor_is_contiguous(tensor) && is_aligned(tensor);
+  if (is_lent && may_lend && can_stay && tensor->device.type == EK_CPU) {
+    return ek_lent_add(&vm->lent, tensor, to);
+  }
+  if (is_lent || !can_stay) {
+    if (ek_vm_copy_tensor(tensor, &copy) != 0) return -1;
+  } else if (!ek_tensor_is_own(value->v.obj)) {
+    if (ek_tensor_strided(value->v.obj, tensor, 0, &copy) != 0) return -1;
+  } else {
+    ek_retain(value->v.obj);
+    copy = value->v.obj;
+  }
+  *to = ek_value_object(copy);
+  return 0;
+}
+
+enum { MAX_NESTING = 64 };
+
+static int own_argument(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_value *value,
+                        int depth, ek_value *to);
+
+/* An array of arguments as a tuple: other languages know arrays. */
+static int own_array(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_array *array,
+                     int depth, ek_value *to) {
+  ek_object *tuple;
+  if (depth == MAX_NESTING) {
+    return ek_error("TypeError", "call '%.*s': argument %d: arrays are nested more than %d deep",
+                    (int)f->name.size, f->name.data, index, MAX_NESTING);
+  }
+  ek_array *items = ek_array_alloc(array->size);
+  if (items == NULL) return -1;
+  int code = 0;
+  for (int64_t i = 0; code == 0 && i < array->size; i++) {
+    code = own_argument(vm, f, index, &array->data[i], depth + 1, &items->data[i]);
+  }
+  if (code == 0) code = ek_container_new(EK_ADT, 0, items->data, items->size, &tuple);
+  ek_release(&items->base);
+  if (code == 0) *to = ek_value_object(tuple);
+  return code;
+}
+
+/* An argument as a register can hold it. */
+static int own_argument(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_value *value,
+                        int depth, ek_value *to) {
+  const ek_dltensor *tensor = ek_value_tensor(value);
+  int32_t type = value->type_index;
+  if (tensor != NULL) {
+    return ek_vm_own_tensor(vm, value, tensor, !vm->executable->keeps_arguments, to);
+  }
+  if (type == EK_ARRAY) {
+    return own_array(vm, f, index, (ek_array *)(void *)value->v.obj, depth, to);
+  }
+  bool is_number = type >= EK_INT && type <= EK_FLOAT;
+  if (is_number || type >= EK_OBJECT) {
+    *to = *value;
+    ek_value_retain(to);
+    return 0;
+  }
+  return ek_error("TypeError",
+                  "call '%.*s': argument %d must be a tensor, a number or an ADT value, got %s",
+                  (int)f->name.size, f->name.data, index, ek_value_type_name(value));
+}
+
+static int call(ek_vm *vm, const ek_vm_function *f, const ek_value *args, int32_t nargs,
+                ek_value *ret) {
+  if (ek_vm_enter(vm, f, NULL, 0) != 0) return -1;
+  for (int32_t i = 0; i < nargs; i++) {
+    if (own_argument(vm, f, i, &args[i], 0, &vm->registers[vm->window + (size_t)i]) == 0) continue;
+    ek_vm_unwind(vm);
+    (void)ek_lent_end(&vm->lent, ret);
+    return -1;
+  }
+  int status = ek_vm_run(vm, ret);
+  if (vm->lent.count != 0 && ek_lent_end(&vm->lent, ret) != 0) return -1;
+  return status;
+}
+
+/* Reserves what a value made of tensors holds: the tensor, those it is a view of, their storage. */
+static void reserve_like(const ek_value *value) {
+  const ek_object *at = value->type_index == EK_TENSOR ? value->v.obj : NULL;
+  while (at != NULL && at->type_index == EK_TENSOR && ek_tensor_is_own(at)) {
+    ek_alloc_reserve(at);
+    at = ((const ek_tensor *)(const void *)at)->owner;
+  }
+  if (at == NULL || !ek_storage_is_own(at)) return;
+  ek_alloc_reserve(at);
+  ek_buffer_reserve(((const ek_storage *)(const void *)at)->size);
+}
+
+/* A caller holds the last result while the next is computed, so after the first run the pool gets
+** room for one more result of the same shapes. */
+static void reserve_result(const ek_value *result) {
+  if (result->type_index != EK_ADT) {
+    reserve_like(result);
+    return;
+  }
+  const ek_adt *many = (const ek_adt *)(const void *)result->v.obj;
+  for (int32_t i = 0; i < many->size; i++) reserve_like(&many->fields[i]);
+}
+
+int ek_vm_invoke(ek_object *object, int32_t function, const ek_value *args, int32_t nargs,
+                 ek_value *ret) {
+  if (!ek_is(object, EK_VM)) return ek_error("TypeError", "call: a virtual machine expected");
+  ek_vm *vm = (ek_vm *)(void *)object;
+  const ek_executable *e = vm->executable;
+  if (function < 0 || function >= e->n_functions) {
+    return ek_error("IndexError", "call: a function below %d expected, got %d", e->n_functions,
+                    function);
+  }
+  const ek_vm_function *f = &e->functions[function];
+  if (nargs != f->n_params) {
+    return ek_error("InputError", "call '%.*s': %d arguments expected, got %d", (int)f->name.size,
+                    f->name.data, f->n_params, nargs);
+  }
+  if (__atomic_exchange_n(&vm->is_running, 1, __ATOMIC_ACQUIRE) != 0) {
+    return ek_error("RuntimeError", "call '%.*s': the virtual machine is running another call",
+                    (int)f->name.size, f->name.data);
+  }
+  int status = call(vm, f, args, nargs, ret);
+  if (status == 0 && !vm->has_run) {
+    vm->has_run = true;
+    reserve_result(ret);
+  }
+  ek_arenas_rest(&vm->arenas);
+  __atomic_store_n(&vm->is_running, 0, __ATOMIC_RELEASE);
+  return status;
+}

@@ -1,0 +1,639 @@
+/* The bodies of the instructions, which the loop, the stepping loop and native code share. */
+#include "ek_vm.h"
+
+#include "ek_vm_inline.h"
+
+/* Values --------------------------------------------------------------------------------------- */
+
+static const char *type_name(const ek_value *value) {
+  const char *key = ek_type_key(value->type_index);
+  return value->type_index == EK_NONE ? "nothing" : key == NULL ? "an unknown type" : key;
+}
+
+static int wrong_type(const char *instruction, const char *expected, const ek_value *got) {
+  return ek_error("RunError", "%s: %s expected, got %s", instruction, expected, type_name(got));
+}
+
+static const ek_dtype int64_dtype = {EK_DTYPE_INT, 64, 1};
+static const ek_device host = {EK_CPU, 0};
+
+/* The elements [index, index + n) of an int64 vector, as addresses and shapes are given. */
+static int read_int64s(const char *instruction, const ek_value *value, int32_t index, int32_t n,
+                       const int64_t **out) {
+  if (value->type_index != EK_TENSOR) return wrong_type(instruction, "an int64 tensor", value);
+  const ek_dltensor *tensor = &((ek_tensor *)(void *)value->v.obj)->dl;
+  if (tensor->device.type != EK_CPU ||
+      memcmp(&tensor->dtype, &int64_dtype, sizeof int64_dtype) != 0 ||
+      !ek_dltensor_is_contiguous(tensor)) {
+    return ek_error("RunError", "%s: an int64 tensor of the host expected, got another",
+                    instruction);
+  }
+  uint64_t count = ek_dltensor_nbytes(tensor) / sizeof(int64_t);
+  if ((uint64_t)index + (uint64_t)n > count) {
+    return ek_error("RunError", "%s: elements %d to %lld of a tensor with %llu are asked for",
+                    instruction, index, (long long)index + n, (unsigned long long)count);
+  }
+  *out = (const int64_t *)ek_dltensor_data(tensor);
+  if (n != 0) *out += index;
+  return 0;
+}
+
+/* An integer register, or one element of an int64 vector. */
+static int read_size(const char *instruction, const ek_value *value, int32_t index, int64_t *out) {
+  const int64_t *element;
+  if (value->type_index == EK_INT && index == 0) {
+    *out = value->v.i64;
+    return 0;
+  }
+  if (read_int64s(instruction, value, index, 1, &element) != 0) return -1;
+  *out = *element;
+  return 0;
+}
+
+/* Whether elements are integers of whole bytes, or booleans. */
+static bool is_integral(ek_dtype dtype) {
+  bool is_number = dtype.code == EK_DTYPE_INT || dtype.code == EK_DTYPE_UINT;
+  bool is_size = dtype.bits == 8 || dtype.bits == 16 || dtype.bits == 32 || dtype.bits == 64;
+  bool is_bool = dtype.code == EK_DTYPE_BOOL && dtype.bits == 8;
+  return dtype.lanes == 1 && (is_bool || (is_number && is_size));
+}
+
+/* An element of an integer or boolean tensor of the host. */
+static int64_t element_of(const ek_dltensor *tensor, int64_t index) {
+  size_t size = tensor->dtype.bits / 8;
+  uint64_t bits = 0;
+  memcpy(&bits, (const char *)ek_dltensor_data(tensor) + (size_t)index * size, size);
+  unsigned unused = 64 - tensor->dtype.bits;
+  bool is_signed = tensor->dtype.code == EK_DTYPE_INT;
+  return is_signed ? (int64_t)(bits << unused) >> unused : (int64_t)bits;
+}
+
+/* An integer or boolean, or the one element of a tensor of these. */
+static int read_scalar(const char *instruction, const ek_value *value, int64_t *out) {
+  if (is_plain_integer(value)) {
+    *out = value->v.i64;
+    return 0;
+  }
+  if (value->type_index != EK_TENSOR)
+    return wrong_type(instruction, "an integer or a tensor", value);
+  const ek_dltensor *tensor = &((ek_tensor *)(void *)value->v.obj)->dl;
+  if (tensor->device.type != EK_CPU || !is_integral(tensor->dtype) ||
+      ek_dltensor_nbytes(tensor) != tensor->dtype.bits / 8) {
+    return ek_error("RunError",
+                    "%s: an integer or boolean tensor of one element expected, got another",
+                    instruction);
+  }
+  *out = element_of(tensor, 0);
+  return 0;
+}
+
+/* Growing -------------------------------------------------------------------------------------- */
+
+/* Makes room for 'needed' items of 'size' bytes by doubling; new items are zero. */
+static int grow(void **items, size_t used, size_t needed, size_t size, size_t *capacity) {
+  size_t wanted = needed > 2 * *capacity ? needed : 2 * *capacity;
+  char *larger = ek_alloc_or_error(wanted * size);
+  if (larger == NULL) return -1;
+  if (used != 0) memcpy(larger, *items, used * size);
+  memset(larger + used * size, 0, (wanted - used) * size);
+  ek_free(*items);
+  *items = larger;
+  *capacity = wanted;
+  return 0;
+}
+
+int ek_vm_grow_frames(ek_vm *vm) {
+  size_t capacity = (size_t)vm->frame_capacity;
+  void *frames = vm->frames;
+  if (vm->n_frames >= vm->max_frames) {
+    return ek_error("RunError", "call: recursion is deeper than %d calls", vm->max_frames);
+  }
+  if (grow(&frames, (size_t)vm->n_frames, (size_t)vm->n_frames + 1, sizeof *vm->frames,
+           &capacity) != 0)
+    return -1;
+  vm->frames = frames;
+  size_t most = (size_t)vm->max_frames;
+  vm->frame_capacity = (int32_t)(capacity < most ? capacity : most);
+  return 0;
+}
+
+int ek_vm_grow_registers(ek_vm *vm, size_t needed) {
+  void *registers = vm->registers;
+  if (grow(&registers, vm->top, needed, sizeof *vm->registers, &vm->capacity) != 0) return -1;
+  vm->registers = registers;
+  return 0;
+}
+
+int ek_vm_grow_args(ek_vm *vm, int64_t used, int64_t needed) {
+  size_t capacity = (size_t)vm->args_capacity;
+  void *args = vm->args;
+  if (needed > INT32_MAX / 2) return ek_error("RunError", "InvokePacked: too many arguments");
+  if (grow(&args, (size_t)used, (size_t)needed, sizeof *vm->args, &capacity) != 0) return -1;
+  vm->args = args;
+  vm->args_capacity = (int32_t)capacity;
+  return 0;
+}
+
+/* Calls ---------------------------------------------------------------------------------------- */
+
+int ek_vm_enter(ek_vm *vm, const ek_vm_function *f, const int32_t *next, int32_t dst) {
+  return enter(vm, f, next, dst);
+}
+
+void ek_vm_unwind(ek_vm *vm) {
+  while (vm->n_frames != 0) leave(vm);
+}
+
+int ek_op_Invoke(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  (void)R;
+  return op_invoke(vm, pc);
+}
+
+int ek_op_Ret(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  op_ret(vm, R, pc);
+  return 0;
+}
+
+/* What a closure calls with n more arguments, or NULL. */
+static const ek_vm_function *function_of(const ek_vm *vm, const char *instruction,
+                                         const ek_value *value, int32_t n) {
+  if (value->type_index != EK_CLOSURE) {
+    wrong_type(instruction, "a closure", value);
+    return NULL;
+  }
+  const ek_closure *closure = (ek_closure *)(void *)value->v.obj;
+  if (closure->executable != &vm->executable->base) {
+    ek_error("RunError", "%s: the closure belongs to another executable", instruction);
+    return NULL;
+  }
+  const ek_vm_function *f = &vm->executable->functions[closure->function];
+  int32_t bound = closure->captured->size;
+  if (bound + n == f->n_params) return f;
+  ek_error("RunError", "%s: '%.*s' takes %d arguments, got %d", instruction, (int)f->name.size,
+           f->name.data, f->n_params - bound, n);
+  return NULL;
+}
+
+static int32_t copy_captured(ek_value *to, const ek_value *closure) {
+  const ek_adt *captured = ((ek_closure *)(void *)closure->v.obj)->captured;
+  for (int32_t i = 0; i < captured->size; i++) {
+    to[i] = captured->fields[i];
+    ek_value_retain(&to[i]);
+  }
+  return captured->size;
+}
+
+/* InvokeClosure dst closure n args */
+int ek_op_InvokeClosure(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  size_t caller = vm->window;
+  int32_t n = pc[3];
+  ek_value closure = R[pc[2]];
+  const ek_vm_function *f = function_of(vm, "InvokeClosure", &closure, n);
+  if (f == NULL || enter(vm, f, pc + 4 + n, pc[1]) != 0) return -1;
+  ek_value *callee = vm->registers + vm->window;
+  int32_t bound = copy_captured(callee, &closure);
+  fetch_all(callee + bound, vm->registers + caller, pc + 4, n);
+  return 0;
+}
+
+/* Takes arguments out of registers that die now; one that is asked for again is copied. */
+static void move_all(ek_value *to, ek_value *R, const int32_t *registers, int32_t n) {
+  for (int32_t i = 0; i < n; i++) to[i] = R[registers[i]];
+  for (int32_t i = 0; i < n; i++) {
+    if (R[registers[i]].type_index == EK_NONE) ek_value_retain(&to[i]);
+    R[registers[i]] = ek_value_none();
+  }
+}
+
+/* Puts a function in the place of the running one; its first n registers come from vm->args. The
+** registers must have room for it. */
+static void replace(ek_vm *vm, const ek_vm_function *f, int32_t n) {
+  ek_value *R = vm->registers + vm->window;
+  clear(R, vm->function->n_registers);
+  if (n != 0) memcpy(R, vm->args, (size_t)n * sizeof *R);
+  vm->function = f;
+  vm->pc = f->code;
+  vm->top = vm->window + (size_t)f->n_registers;
+}
+
+static int reserve_registers(ek_vm *vm, const ek_vm_function *f) {
+  size_t top = vm->window + (size_t)f->n_registers;
+  return top > vm->capacity ? ek_vm_grow_registers(vm, top) : 0;
+}
+
+/* InvokeTail func n args */
+int ek_op_InvokeTail(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  const ek_vm_function *f = &vm->executable->functions[pc[1]];
+  (void)R;
+  if (reserve_registers(vm, f) != 0) return -1;
+  move_all(vm->args, vm->registers + vm->window, pc + 3, pc[2]);
+  replace(vm, f, pc[2]);
+  return 0;
+}
+
+/* InvokeClosureTail closure n args */
+int ek_op_InvokeClosureTail(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  int32_t n = pc[2];
+  const ek_vm_function *f = function_of(vm, "InvokeClosureTail", &R[pc[1]], n);
+  if (f == NULL || reserve_registers(vm, f) != 0) return -1;
+  if (f->n_params > vm->args_capacity && ek_vm_grow_args(vm, 0, f->n_params) != 0) return -1;
+  R = vm->registers + vm->window;
+  int32_t bound = copy_captured(vm->args, &R[pc[1]]);
+  move_all(vm->args + bound, R, pc + 3, n);
+  replace(vm, f, bound + n);
+  return 0;
+}
+
+/* Primitives ----------------------------------------------------------------------------------- */
+
+static bool is_empty_tensor(const ek_value *value) {
+  const ek_dltensor *tensor = ek_value_tensor(value);
+  for (int32_t i = 0; tensor != NULL && i < tensor->ndim; i++) {
+    if (tensor->shape[i] == 0) return true;
+  }
+  return false;
+}
+
+/* The fields of an ADT argument; returns the new number of arguments, or -1. */
+static int32_t flatten(ek_vm *vm, const ek_value *value, int32_t count, int32_t after) {
+  const ek_adt *adt = (ek_adt *)(void *)value->v.obj;
+  int64_t needed = (int64_t)count + adt->size + after;
+  if (needed > vm->args_capacity && ek_vm_grow_args(vm, count, needed) != 0) return -1;
+  if (adt->size != 0) memcpy(vm->args + count, adt->fields, (size_t)adt->size * sizeof *vm->args);
+  return count + adt->size;
+}
+
+/* Constants are mapped read-only: a kernel that wrote to one would end the process. */
+static int expect_writable(const ek_value *outputs, const ek_value *end) {
+  for (; outputs < end; outputs++) {
+    if (outputs->type_index != EK_TENSOR) continue;
+    const ek_object *object = outputs->v.obj;
+    if (ek_tensor_is_own(object) &&
+        ((const ek_tensor *)(const void *)object)->flags & EK_DLPACK_READ_ONLY) {
+      return ek_error("RunError", "InvokePacked: an output is a tensor that is read-only");
+    }
+  }
+  return 0;
+}
+
+/* InvokePacked primitive n outputs args. Arguments are borrowed: registers hold them meanwhile. */
+int ek_op_InvokePacked(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  int32_t n = pc[2], inputs = n - pc[3], count = 0, first_output = 0;
+  const int32_t *registers = pc + 4;
+  if (pc[3] == 1 && is_empty_tensor(&R[registers[n - 1]])) return 0;
+  for (int32_t i = 0; i < n; i++) {
+    const ek_value *value = &R[registers[i]];
+    if (i == inputs) first_output = count;
+    if (value->type_index != EK_ADT) {
+      vm->args[count++] = *value;
+    } else if ((count = flatten(vm, value, count, n - i)) < 0) {
+      return -1;
+    }
+  }
+  if (inputs < n && expect_writable(vm->args + first_output, vm->args + count) != 0) return -1;
+  ek_value result = ek_value_none();
+  int status = ek_function_call(vm->executable->linked[pc[1]], vm->args, count, &result);
+  ek_value_release(&result);
+  return status;
+}
+
+/* InvokePackedValue dst primitive n args: what the function gives, as a register can hold it. */
+int ek_op_InvokePackedValue(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  ek_value result = ek_value_none(), own;
+  for (int32_t i = 0; i < pc[3]; i++) vm->args[i] = R[pc[4 + i]];
+  if (ek_function_call(vm->executable->linked[pc[2]], vm->args, pc[3], &result) != 0) return -1;
+  const ek_dltensor *tensor = ek_value_tensor(&result);
+  if (tensor != NULL) {
+    int status = ek_vm_own_tensor(vm, &result, tensor, false, &own);
+    ek_value_release(&result);
+    if (status != 0) return -1;
+    result = own;
+  }
+  set(&R[pc[1]], result);
+  return 0;
+}
+
+/* Allocation ----------------------------------------------------------------------------------- */
+
+static int tensor_at(const char *instruction, const ek_value *value, int64_t offset,
+                     const int64_t *shape, int32_t ndim, const int32_t *dtype_words,
+                     ek_value *dst) {
+  if (value->type_index != EK_STORAGE) return wrong_type(instruction, "a storage", value);
+  ek_storage *storage = (ek_storage *)(void *)value->v.obj;
+  ek_dtype dtype = {(uint8_t)dtype_words[0], (uint8_t)dtype_words[1], (uint16_t)dtype_words[2]};
+  ek_object *tensor;
+  if (offset < 0 || (uint64_t)offset > storage->size) {
+    return ek_error("RunError", "%s: an offset in a storage of %zu bytes expected, got %lld",
+                    instruction, storage->size, (long long)offset);
+  }
+  if (ek_tensor_view(&storage->base, (char *)storage->data + offset, shape, ndim, dtype,
+                     storage->device, 0, &tensor) != 0)
+    return -1;
+  set_object(dst, tensor);
+  return 0;
+}
+
+/* AllocTensor dst storage offset:2 dtype:3 n shape:2n */
+int ek_op_AllocTensor(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  (void)vm;
+  int64_t shape[EK_MAX_NDIM];
+  int32_t ndim = pc[8];
+  for (int32_t i = 0; i < ndim; i++) shape[i] = wide(pc + 9 + 2 * i);
+  return tensor_at("AllocTensor", &R[pc[2]], wide(pc + 3), shape, ndim, pc + 5, &R[pc[1]]);
+}
+
+/* AllocTensorReg dst storage offset offset_index shape shape_index ndim dtype:3 */
+int ek_op_AllocTensorReg(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  (void)vm;
+  int64_t offset;
+  const int64_t *shape;
+  if (read_size("AllocTensorReg", &R[pc[3]], pc[4], &offset) != 0) return -1;
+  if (read_int64s("AllocTensorReg", &R[pc[5]], pc[6], pc[7], &shape) != 0) return -1;
+  return tensor_at("AllocTensorReg", &R[pc[2]], offset, shape, pc[7], pc + 8, &R[pc[1]]);
+}
+
+/* AllocADT dst tag n fields */
+int ek_op_AllocADT(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  ek_adt *adt = ek_adt_alloc(pc[2], pc[3]);
+  (void)vm;
+  if (adt == NULL) return -1;
+  fetch_all(adt->fields, R, pc + 4, pc[3]);
+  set_object(&R[pc[1]], &adt->base);
+  return 0;
+}
+
+static void closure_deleter(void *self, int flags) {
+  ek_closure *closure = self;
+  if (flags & EK_DELETE_CONTENT) {
+    ek_release(&closure->captured->base);
+    ek_release(closure->executable);
+  }
+  if (flags & EK_DELETE_MEMORY) ek_free(self);
+}
+
+/* AllocClosure dst func n free */
+int ek_op_AllocClosure(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  ek_adt *captured = ek_adt_alloc(0, pc[3]);
+  if (captured == NULL) return -1;
+  ek_closure *closure = ek_object_alloc(sizeof *closure, EK_CLOSURE, closure_deleter);
+  if (closure == NULL) {
+    ek_release(&captured->base);
+    return -1;
+  }
+  fetch_all(captured->fields, R, pc + 4, pc[3]);
+  ek_retain(&vm->executable->base);
+  closure->executable = &vm->executable->base;
+  closure->captured = captured;
+  closure->function = pc[2];
+  set_object(&R[pc[1]], &closure->base);
+  return 0;
+}
+
+/* A size in bytes: operands size and size_index of an allocation. */
+static int read_bytes(const char *instruction, const ek_value *R, const int32_t *pc, size_t *out) {
+  int64_t size;
+  if (read_size(instruction, &R[pc[2]], pc[3], &size) != 0) return -1;
+  if (size < 0) {
+    return ek_error("RunError", "%s: a size >= 0 expected, got %lld", instruction, (long long)size);
+  }
+  *out = (size_t)size;
+  return 0;
+}
+
+/* AllocStorage dst size size_index alignment device */
+int ek_op_AllocStorage(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  (void)vm;
+  size_t size;
+  ek_object *storage;
+  if (read_bytes("AllocStorage", R, pc, &size) != 0) return -1;
+  if (ek_storage_new(size, (size_t)pc[4], host, &storage) != 0) return -1;
+  set_object(&R[pc[1]], storage);
+  return 0;
+}
+
+/* AllocArena dst size size_index alignment device */
+int ek_op_AllocArena(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  size_t size;
+  ek_object *storage;
+  if (read_bytes("AllocArena", R, pc, &size) != 0) return -1;
+  if (ek_arenas_take(&vm->arenas, size, (size_t)pc[4], host, &storage) != 0) return -1;
+  set_object(&R[pc[1]], storage);
+  return 0;
+}
+
+/* Fields, shapes, copies ----------------------------------------------------------------------- */
+
+/* GetField dst object index */
+int ek_op_GetField(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  const ek_value *value = &R[pc[2]];
+  if (value->type_index != EK_ADT) return wrong_type("GetField", "an ADT value", value);
+  const ek_adt *adt = (ek_adt *)(void *)value->v.obj;
+  if (pc[3] < adt->size) return op_get_field(vm, R, pc);
+  return ek_error("RunError", "GetField: field %d of an ADT value with %d fields is asked for",
+                  pc[3], adt->size);
+}
+
+/* GetTag dst object */
+int ek_op_GetTag(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  if (R[pc[2]].type_index == EK_ADT) return op_get_tag(vm, R, pc);
+  return wrong_type("GetTag", "an ADT value", &R[pc[2]]);
+}
+
+static const ek_dltensor *tensor_in(const char *instruction, const ek_value *value) {
+  if (value->type_index == EK_TENSOR) return &((ek_tensor *)(void *)value->v.obj)->dl;
+  wrong_type(instruction, "a tensor", value);
+  return NULL;
+}
+
+/* ShapeOf dst tensor */
+int ek_op_ShapeOf(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  (void)vm;
+  const ek_dltensor *tensor = tensor_in("ShapeOf", &R[pc[2]]);
+  ek_object *shape;
+  if (tensor == NULL) return -1;
+  int64_t ndim = tensor->ndim;
+  if (ek_tensor_new(&ndim, 1, int64_dtype, host, &shape) != 0) return -1;
+  int64_t *to = ((ek_tensor *)(void *)shape)->dl.data;
+  for (int64_t i = 0; i < ndim; i++) to[i] = tensor->shape[i];
+  set_object(&R[pc[1]], shape);
+  return 0;
+}
+
+/* ReshapeTensor dst tensor shape shape_index ndim */
+int ek_op_ReshapeTensor(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  (void)vm;
+  const ek_dltensor *tensor = tensor_in("ReshapeTensor", &R[pc[2]]);
+  const int64_t *shape;
+  size_t nbytes;
+  ek_object *view;
+  if (tensor == NULL || read_int64s("ReshapeTensor", &R[pc[3]], pc[4], pc[5], &shape) != 0)
+    return -1;
+  if (!ek_dltensor_is_contiguous(tensor)) {
+    return ek_error("RunError",
+                    "ReshapeTensor: a contiguous tensor expected, got one with strides");
+  }
+  if (ek_shape_nbytes(shape, pc[5], tensor->dtype, &nbytes) != 0) return -1;
+  if (nbytes != ek_dltensor_nbytes(tensor)) {
+    return ek_error("RunError", "ReshapeTensor: a shape of %zu bytes expected, got one of %zu",
+                    ek_dltensor_nbytes(tensor), nbytes);
+  }
+  if (ek_tensor_view(R[pc[2]].v.obj, ek_dltensor_data(tensor), shape, pc[5], tensor->dtype,
+                     tensor->device, 0, &view) != 0)
+    return -1;
+  set_object(&R[pc[1]], view);
+  return 0;
+}
+
+/* DeviceCopy dst src dst_device src_device */
+int ek_op_DeviceCopy(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  (void)vm;
+  const ek_dltensor *tensor = tensor_in("DeviceCopy", &R[pc[2]]);
+  ek_object *copy;
+  if (tensor == NULL || ek_vm_copy_tensor(tensor, &copy) != 0) return -1;
+  set_object(&R[pc[1]], copy);
+  return 0;
+}
+
+/* ReadElement dst tensor index */
+int ek_op_ReadElement(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  const ek_dltensor *tensor = tensor_in("ReadElement", &R[pc[2]]);
+  (void)vm;
+  if (tensor == NULL) return -1;
+  if (tensor->device.type != EK_CPU || !is_integral(tensor->dtype) ||
+      !ek_dltensor_is_contiguous(tensor)) {
+    return ek_error("RunError",
+                    "ReadElement: an integer or boolean tensor of the host expected, got another");
+  }
+  size_t n = ek_dltensor_nbytes(tensor) / (tensor->dtype.bits / 8u);
+  if ((size_t)pc[3] >= n) {
+    return ek_error("RunError", "ReadElement: element %d of a tensor with %zu is asked for", pc[3],
+                    n);
+  }
+  set(&R[pc[1]], ek_value_int(element_of(tensor, pc[3])));
+  return 0;
+}
+
+/* References -----------------------------------------------------------------------------------
+**
+** Values may be shared by machines of several threads, so a reference is read and written under a
+** lock; it is held for a few instructions. */
+
+static void reference_deleter(void *self, int flags) {
+  ek_reference *reference = self;
+  if (flags & EK_DELETE_CONTENT) ek_release(&reference->cell->base);
+  if (flags & EK_DELETE_MEMORY) ek_free(self);
+}
+
+static void lock_reference(ek_reference *reference) {
+  for (int spins = 0; __atomic_exchange_n(&reference->lock, 1, __ATOMIC_ACQUIRE) != 0; spins++) {
+    if (spins < 100) ek_pause();
+    else ek_thread_yield();
+  }
+}
+
+static void unlock_reference(ek_reference *reference) {
+  __atomic_store_n(&reference->lock, 0, __ATOMIC_RELEASE);
+}
+
+/* AllocRef dst value */
+int ek_op_AllocRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  ek_adt *cell = ek_adt_alloc(0, 1);
+  (void)vm;
+  if (cell == NULL) return -1;
+  ek_reference *reference = ek_object_alloc(sizeof *reference, EK_REFERENCE, reference_deleter);
+  if (reference == NULL) {
+    ek_release(&cell->base);
+    return -1;
+  }
+  cell->fields[0] = fetch(R, pc[2]);
+  reference->cell = cell;
+  set_object(&R[pc[1]], &reference->base);
+  return 0;
+}
+
+/* ReadRef dst ref */
+int ek_op_ReadRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  (void)vm;
+  if (R[pc[2]].type_index != EK_REFERENCE) return wrong_type("ReadRef", "a reference", &R[pc[2]]);
+  ek_reference *reference = (ek_reference *)(void *)R[pc[2]].v.obj;
+  lock_reference(reference);
+  ek_value value = reference->cell->fields[0];
+  ek_value_retain(&value);
+  unlock_reference(reference);
+  set(&R[pc[1]], value);
+  return 0;
+}
+
+/* WriteRef ref value */
+int ek_op_WriteRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  (void)vm;
+  if (R[pc[1]].type_index != EK_REFERENCE) return wrong_type("WriteRef", "a reference", &R[pc[1]]);
+  ek_reference *reference = (ek_reference *)(void *)R[pc[1]].v.obj;
+  ek_value value = fetch(R, pc[2]);
+  lock_reference(reference);
+  ek_value old = reference->cell->fields[0];
+  reference->cell->fields[0] = value;
+  unlock_reference(reference);
+  ek_value_release(&old);
+  return 0;
+}
+
+/* Jumps and plain values ----------------------------------------------------------------------- */
+
+/* If test target true_offset false_offset */
+int ek_op_If(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  int64_t test, target;
+  if (read_scalar("If", &R[pc[1]], &test) != 0) return -1;
+  if (read_scalar("If", &R[pc[2]], &target) != 0) return -1;
+  vm->pc = pc + (test == target ? pc[3] : pc[4]);
+  return 0;
+}
+
+/* Switch value n offsets */
+int ek_op_Switch(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  int64_t number;
+  if (R[pc[1]].type_index == EK_ADT) number = ((ek_adt *)(void *)R[pc[1]].v.obj)->tag;
+  else if (read_scalar("Switch", &R[pc[1]], &number) != 0) return -1;
+  vm->pc = pc + switch_offset(pc, number);
+  return 0;
+}
+
+int ek_op_Goto(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  (void)R;
+  vm->pc = pc + pc[1];
+  return 0;
+}
+
+int ek_op_Move(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  (void)vm;
+  set(&R[pc[1]], fetch(R, pc[2]));
+  return 0;
+}
+
+int ek_op_LoadConst(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  set_copy(&R[pc[1]], ek_value_object(vm->executable->constants[pc[2]]));
+  return 0;
+}
+
+int ek_op_LoadConsti(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  (void)vm;
+  set(&R[pc[1]], ek_value_int(wide(pc + 2)));
+  return 0;
+}
+
+int ek_op_KillRegister(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  (void)vm;
+  set(&R[pc[1]], ek_value_none());
+  return 0;
+}
+
+int ek_op_Fatal(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  (void)vm, (void)R, (void)pc;
+  return ek_error("RunError", "Fatal: no pattern of a match fits the value");
+}
+
+const ek_vm_op ek_vm_ops[EK_OP_COUNT] = {
+#define EK_OPCODE(name, text, format, operands, meaning) ek_op_##name,
+#include "vm_opcodes.def"
+#undef EK_OPCODE
+};
