@@ -451,16 +451,16 @@ int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object
 
 /* Linking -------------------------------------------------------------------------------------- */
 
-static int link_primitive(ek_executable *e, ek_bytes name, ek_object *image, ek_object **out) {
+static int link_primitive(ek_executable *e, ek_bytes name, ek_object *image, ek_object *library,
+                          ek_object **out) {
   char *key = ek_alloc_or_error(name.size + 1);
   if (key == NULL) return -1;
   memcpy(key, name.data, name.size);
   key[name.size] = '\0';
   int status = image == NULL ? 0 : ek_module_get(image, key, out);
-  if (status == 0 && *out == NULL) {
-    *out = ek_registry_get(key);
-    e->keeps_arguments = true;
-  }
+  if (*out == NULL) e->keeps_arguments = true;
+  if (status == 0 && *out == NULL && library != NULL) status = ek_module_get(library, key, out);
+  if (status == 0 && *out == NULL) *out = ek_registry_get(key);
   if (status == 0 && *out == NULL) {
     status = ek_error("LoadError",
                       "link executable: primitive '%s' is neither in its native code "
@@ -472,7 +472,7 @@ static int link_primitive(ek_executable *e, ek_bytes name, ek_object *image, ek_
 }
 
 /* Under the lock. */
-static int link_all(ek_executable *e) {
+static int link_all(ek_executable *e, ek_object *library) {
   ek_object *image = NULL;
   size_t size = (size_t)e->n_primitives * sizeof *e->linked + 1;
   if (e->image.size != 0 && ek_image_load(e->image.data, e->image.size, &image) != 0) return -1;
@@ -480,7 +480,7 @@ static int link_all(ek_executable *e) {
   int status = linked == NULL ? -1 : 0;
   if (linked != NULL) memset(linked, 0, size);
   for (int32_t i = 0; i < e->n_primitives && status == 0; i++) {
-    status = link_primitive(e, e->primitives[i], image, &linked[i]);
+    status = link_primitive(e, e->primitives[i], image, library, &linked[i]);
   }
   ek_object_release(image);
   if (status == 0) {
@@ -491,11 +491,23 @@ static int link_all(ek_executable *e) {
   return status;
 }
 
-int ek_executable_link(ek_executable *executable) {
+int ek_executable_link(ek_executable *executable, ek_object *library) {
   ek_mutex_lock(&executable->lock);
-  int status = executable->linked != NULL ? 0 : link_all(executable);
+  int status = executable->linked != NULL ? 0 : link_all(executable, library);
   ek_mutex_unlock(&executable->lock);
   return status;
+}
+
+int ek_executable_kernel(ek_executable *e, const char *name, ek_object **out) {
+  size_t size = strlen(name);
+  for (int32_t i = 0; i < e->n_primitives; i++) {
+    if (e->primitives[i].size != size || memcmp(e->primitives[i].data, name, size) != 0) continue;
+    if (ek_executable_link(e, NULL) != 0) return -1;
+    *out = e->linked[i];
+    ek_retain(*out);
+    return 0;
+  }
+  return 0;
 }
 
 /* Parts ---------------------------------------------------------------------------------------- */

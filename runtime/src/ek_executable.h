@@ -34,9 +34,14 @@ typedef struct ek_executable {
   bool keeps_arguments;                    /* a run may leave references to them behind it */
 } ek_executable;
 
-/* Finds the functions of all primitives, once: in the executable's image, else in the registry.
-** After it has returned 0, 'linked' never changes. 0 or -1. */
-int ek_executable_link(ek_executable *executable);
+/* Finds the functions of all primitives, once: in the executable's image, else in 'library' (a
+** module, or NULL), else in the registry. After it has returned 0, 'linked' never changes. 0 or
+** -1. */
+int ek_executable_link(ek_executable *executable, ek_object *library);
+
+/* The function of a primitive by its name, owned, linking first; NULL in '*out' when there is none
+** of that name. 0 or -1. */
+int ek_executable_kernel(ek_executable *executable, const char *name, ek_object **out);
 
 /* The index of a function, or -1. */
 int32_t ek_executable_find(const ek_executable *executable, const char *name);

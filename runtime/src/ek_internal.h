@@ -193,6 +193,13 @@ int ek_library_load(const char *path, ek_object **out);
 /* A module that gives the functions of an executable, which is retained. */
 int ek_program_new(ek_object *executable, ek_object **out);
 
+/* ek_graph.c ----------------------------------------------------------------------------------- */
+
+/* A module with TVM's functions of a graph executor over the 'main' of an executable, which must be
+** a straight line: kind "GraphExecutor". 'library', a module or NULL, has kernels that the
+** executable has not. */
+int ek_graph_new(ek_object *executable, ek_object *library, ek_object **out);
+
 /* ek_module.c ---------------------------------------------------------------------------------- */
 
 /* The 'self' of a module of this kind, or NULL. */

@@ -121,6 +121,20 @@ static int executable_module(void *self, const ek_value *args, int32_t nargs, ek
   return 0;
 }
 
+/* (executable, module with kernels or nothing) */
+static int graph_executor(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  ek_object *module, *library;
+  (void)self;
+  if (nargs != 2 || args[0].type_index != EK_EXECUTABLE ||
+      (args[1].type_index != EK_MODULE && args[1].type_index != EK_NONE)) {
+    return ek_error("TypeError", "ek.graph_executor.create: wrong arguments, see runtime.h");
+  }
+  library = args[1].type_index == EK_NONE ? NULL : args[1].v.obj;
+  if (ek_graph_new(args[0].v.obj, library, &module) != 0) return -1;
+  *ret = ek_value_object(module);
+  return 0;
+}
+
 static int registry_names(void *self, const ek_value *args, int32_t nargs, ek_value *ret);
 
 static const struct {
@@ -128,6 +142,7 @@ static const struct {
   ek_packed call;
 } builtins[] = {
     {"ek.executable.module", executable_module},
+    {"ek.graph_executor.create", graph_executor},
     {"ek.module.save", save_module},
     {"ek.registry.names", registry_names},
     {"ek.runtime.allocation_count", allocation_count},

@@ -36,7 +36,7 @@ static int32_t max_frames(void) {
 int ek_vm_new(ek_object *executable, ek_object **out) {
   if (!ek_is(executable, EK_EXECUTABLE))
     return ek_error("TypeError", "make virtual machine: an executable expected");
-  if (ek_executable_link((ek_executable *)(void *)executable) != 0) return -1;
+  if (ek_executable_link((ek_executable *)(void *)executable, NULL) != 0) return -1;
   ek_vm *vm = ek_object_alloc(sizeof *vm, EK_VM, vm_deleter);
   if (vm == NULL) return -1;
   ek_retain(executable);

@@ -534,7 +534,13 @@ EK_API ek_object *ek_error_take(void);
 ** The runtime registers what is called too rarely to be part of this header:
 **   ek.registry.names()                       array of all names, sorted
 **   ek.module.save(module, path)              by the module's kind
-**   ek.executable.module(executable)          a module that gives its functions by name
+**   ek.executable.module(executable)          a module that gives its functions by name, then its
+**                                             kernels, get_constant(index), and default(device...),
+**                                             which makes a graph executor of it
+**   ek.graph_executor.create(executable, lib) a module of the kind "GraphExecutor" with TVM's
+**                                             functions set_input(key, tensor), run(),
+**                                             get_output(i), ... over a 'main' without jumps and
+**                                             calls; kernels may also be in the module lib, or NONE
 **   ek.runtime.allocation_count()             as ek_pool_stats.system_allocations
 **   ek.runtime.num_threads([n])               as ek_num_threads
 **   ek.runtime.config_threadpool(n, cpus)     n as for ek_num_threads, and an array: the processors
@@ -774,10 +780,11 @@ EK_API int ek_module_load(const char *path, ek_object **out);
 /* Loads a native code image: a module of kind "image". Everything is verified against 'size' before
 ** memory is mapped, so hostile bytes end as a LoadError; the code itself is trusted. 'bytes' are
 ** copied. Layout, little-endian:
-**     0  "EKIMG\0\0\1"         16  u64 text size            32  u64 offset of the import table
+**     0  "EKIMG\0", a, 1      16  u64 text size            32  u64 offset of the import table
 **     8  u32 exports           24  u64 offset of exports    40  u64 total size
 **    12  u32 imports           48  zeros up to 4096
 **   4096  text: code and read-only data, position independent
+** 'a' is the architecture: 0 x86-64, 1 AArch64; another machine's image is refused.
 ** Export table: per export u32 name length, name, u64 offset in the text. Import table: per import
 ** u32 name length, name. The tables follow the text in this order without gaps but for zeros. In
 ** memory, a table of one 8-byte address per import follows the text on the next 4096-byte boundary,

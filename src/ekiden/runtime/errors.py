@@ -50,7 +50,14 @@ class ImportModelError(CompileError):
 
 
 class UnsupportedError(ImportModelError):
-    """A model uses operators, opsets or attributes that Ekiden lacks; lists every such node."""
+    """A model uses operators, opsets or attributes that Ekiden lacks; lists every such node.
+
+    inputs: the model's inputs that would have to be constants, where that is what is missing.
+    """
+
+    def __init__(self, message: str, inputs: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.inputs = inputs
 
 
 class TypeInferenceError(CompileError):

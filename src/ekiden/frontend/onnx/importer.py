@@ -11,11 +11,12 @@ from typing import TypeAlias
 import onnx
 
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
+from ekiden.frontend.onnx.function_body import body, defined_by, has_function
 from ekiden.frontend.onnx.load import Source, check_names, opsets, read_model, sorted_nodes
 from ekiden.frontend.onnx.node import Node, Result, Row, describe, read_attribute
 from ekiden.frontend.onnx.registry import TABLE
 from ekiden.frontend.onnx.scope import Facts, Learned, Scope, field_types, with_span
-from ekiden.frontend.onnx.shape_value import evaluate
+from ekiden.frontend.onnx.shape_value import evaluate, fold
 from ekiden.frontend.onnx.unsupported import Unsupported
 from ekiden.frontend.onnx.value import Names, Value, clean_name, constant
 from ekiden.ir.module import IRModule
@@ -77,10 +78,14 @@ def _check_operators(
     _raise_problems(problems, label)
 
 
-def _raise_problems(problems: Sequence[str], label: str) -> None:
+def _raise_problems(
+    problems: Sequence[str], label: str, inputs: Mapping[str, None] | None = None
+) -> None:
     if problems:
         nodes = "1 node is" if len(problems) == 1 else f"{len(problems)} nodes are"
-        raise UnsupportedError("\n  ".join([f"import {label}: {nodes} not supported", *problems]))
+        raise UnsupportedError(
+            "\n  ".join([f"import {label}: {nodes} not supported", *problems]), tuple(inputs or ())
+        )
 
 
 def _domain(node: onnx.NodeProto) -> str:
@@ -108,6 +113,8 @@ def _find_row(node: onnx.NodeProto, versions: Mapping[str, int]) -> Row | None:
 def _node_problems(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[str]:
     domain = _domain(node)
     if (domain, node.op_type) not in TABLE:
+        if has_function(node, domain, _schema_version(node, versions)):
+            return []
         if any(a.HasField("g") or a.graphs for a in node.attribute):
             return ["operators with sub-graphs are not supported"]
         names = sorted({name for d, name in TABLE if d == domain} or {name for _, name in TABLE})
@@ -171,6 +178,7 @@ class _Import:
         self.weights = {t.name: t for t in graph.initializer}
         self.params: dict[str, object] = {}
         self.problems: list[str] = []
+        self.needed: dict[str, None] = {}
         used = {i for n in nodes for i in n.input} | {o.name for o in graph.output}
         self.scope = Scope(facts, frozenset(used))
 
@@ -181,8 +189,8 @@ class _Import:
         for each in inputs:
             self._input(each)
         for node in self.nodes:
-            self._node(node)
-        _raise_problems(self.problems, self.label)
+            self._node(node, self.versions)
+        _raise_problems(self.problems, self.label, self.needed)
         outputs = [self._output(o.name) for o in self.graph.output]
         if not outputs:
             raise ImportModelError(f"import {self.label}: expected at least one output, got none")
@@ -229,7 +237,7 @@ class _Import:
     def _add_param(self, name: str, type_: TensorType) -> None:
         var = Var(self.names.unique(name, "input"), type_, span=Span(f"input '{name}'"))
         var.set_checked_type(type_)
-        self.scope.add_param(var, type_)
+        self.scope.add_param(var, type_, name)
         self.values[name] = Value(type_, expr=var)
 
     def _shape(self, info: onnx.ValueInfoProto) -> tuple[PrimExpr, ...]:
@@ -273,25 +281,42 @@ class _Import:
 
     # Nodes.
 
-    def _node(self, proto: onnx.NodeProto) -> None:
+    def _node(self, proto: onnx.NodeProto, versions: Mapping[str, int]) -> None:
         if any(i and i not in self.values and i not in self.weights for i in proto.input):
             return  # made by a node that has already been reported
-        row = _find_row(proto, self.versions)
-        assert row is not None, "checked before the walk"
+        inputs = [self._value(i) if i else None for i in proto.input]
+        row = _find_row(proto, versions)
+        if row is None:
+            self._expand(proto, versions, inputs)
+            return
         node = Node(
             proto,
-            _schema_version(proto, self.versions),
+            _schema_version(proto, versions),
             {a.name: read_attribute(a) for a in proto.attribute},
-            [self._value(i) if i else None for i in proto.input],
+            inputs,
             self.scope,
         )
         self.scope.span = Span(describe(proto))
         try:
-            self._define(proto, evaluate(node) or row.convert(node))
+            self._define(proto, evaluate(node) or fold(node, row.convert(node)))
         except Unsupported as error:
             self.problems.append(f"{describe(proto)}: {error}")
+            self.needed.update(dict.fromkeys(error.inputs))
         except (CompileError, ValueError) as error:
             raise ImportModelError(f"import {self.label}: {describe(proto)}: {error}") from error
+
+    def _expand(
+        self, proto: onnx.NodeProto, versions: Mapping[str, int], inputs: Sequence[Value | None]
+    ) -> None:
+        """Import the nodes of the function that defines an operator."""
+        version = _schema_version(proto, versions)
+        function = defined_by(proto, _domain(proto), version, inputs)
+        nodes, inner = body(function, proto, self.label)
+        problems = [f"{describe(n)}: {p}" for n in nodes for p in _node_problems(n, inner)]
+        self.problems += problems
+        self.scope.used |= {i for n in nodes for i in n.input}
+        for node in () if problems else nodes:
+            self._node(node, inner)
 
     def _define(self, proto: onnx.NodeProto, result: Result) -> None:
         """Give the outputs of a node their names."""

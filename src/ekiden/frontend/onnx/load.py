@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from ekiden.frontend.onnx.node import describe
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 
-OLDEST, NEWEST = 7, 24
+OLDEST, NEWEST = 1, onnx.defs.onnx_opset_version()
 """The opsets of the default domain that converters are written for."""
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto

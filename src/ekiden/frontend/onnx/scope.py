@@ -60,6 +60,7 @@ class Scope:
         self.used = used
         self.span = Span("model")
         self.params: list[Var] = []
+        self.param_names: dict[Var, str] = {}
         self.constraints: dict[str, tuple[PrimExpr, str]] = {}
         self._facts = facts
         self._resized: set[str] = set()
@@ -76,9 +77,10 @@ class Scope:
             self.constraints[limit] = (found <= found.upper, limit)
         return found
 
-    def add_param(self, var: Var, type_: TensorType) -> None:
+    def add_param(self, var: Var, type_: TensorType, name: str) -> None:
         """A parameter of `main`; its plain symbols can be read from its shape at run time."""
         self.params.append(var)
+        self.param_names[var] = name
         for axis, dim in enumerate(type_.shape):
             if isinstance(dim, SizeVar):
                 self._sources.setdefault(dim, (var, axis))

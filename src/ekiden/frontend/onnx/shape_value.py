@@ -15,14 +15,17 @@ import numpy as np
 
 from ekiden.arith import Analyzer
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.node import Node
+from ekiden.frontend.onnx.node import Node, Result
 from ekiden.frontend.onnx.unsupported import Unsupported
-from ekiden.frontend.onnx.value import Value, known
+from ekiden.frontend.onnx.value import Value, constant, known
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float, is_int, to_numpy
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.op import Array
+from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import PrimExpr
+from ekiden.relay.expr import Expr
+from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.visitor import free_vars, post_order
 from ekiden.topi.shape import infer_reshape
 
 SMALL = 1024
@@ -46,6 +49,27 @@ def evaluate(node: Node) -> Value | None:
         return None
     found = rule(node, [v.elements for v in present])
     return None if found is None else known(found, _result_dtype(node, present, found))
+
+
+def fold(node: Node, result: Result) -> Result:
+    """What a converter made of small constants, evaluated by the meaning of its operators; anything
+    else as it is.
+    """
+    present = [v for v in node.inputs if v is not None]
+    if not isinstance(result, Expr) or not present or any(v.array is None for v in present):
+        return result
+    shape = getattr(node.scope.type_of(result), "shape", None)
+    sizes = [v.elements.size for v in present]
+    if shape is None or not all(map(prim.is_const, shape)) or free_vars(result):
+        return result
+    if sum(sizes) + math.prod(d.value for d in shape) > SMALL or _is_stateful(result):
+        return result
+    found = Interpreter().evaluate(result)
+    return constant(found) if isinstance(found, np.ndarray) else result
+
+
+def _is_stateful(root: Expr) -> bool:
+    return any(isinstance(e, Op) and e.definition.stateful for e in post_order(root))
 
 
 def _result_dtype(node: Node, inputs: Sequence[Value], found: Array) -> str:
@@ -137,6 +161,12 @@ def _symbolic_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     if is_int(a.dtype) and _not_negative(a) and _not_negative(b):
         return a // b
     return a / b
+
+
+def _modulo(node: Node, inputs: Sequence[Array]) -> Array | None:
+    if node.get_int("fmod", 0) or any(i.dtype.kind == "f" for i in inputs):
+        return None
+    return _elementwise(np.mod, operator.mod)(node, inputs)
 
 
 def _not_negative(value: PrimExpr) -> bool:
@@ -338,6 +368,7 @@ EVALUATORS: Mapping[str, Evaluator] = {
     "Sub":             _elementwise(np.subtract, operator.sub),
     "Mul":             _elementwise(np.multiply, operator.mul),
     "Div":             _elementwise(_numeric_divide, _symbolic_divide),
+    "Mod":             _modulo,
     "Neg":             _elementwise(np.negative, operator.neg),
     "Min":             _folded(np.minimum, prim.minimum),
     "Max":             _folded(np.maximum, prim.maximum),

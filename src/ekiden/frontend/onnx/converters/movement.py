@@ -347,7 +347,7 @@ _RESIZE = (
 # fmt: off
 ROWS = (
     Row("Transpose",      _transpose, attributes="perm"),
-    Row("Concat",         _concat, since=4, attributes="axis"),
+    Row("Concat",         _concat, attributes="axis"),
     Row("Split",          _split, since=2, attributes="axis split num_outputs"),
     Row("Slice",          _slice_attributes, attributes="axes ends starts"),
     Row("Slice",          _slice, since=10),

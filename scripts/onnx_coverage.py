@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""Run ONNX's own backend tests through `ekiden.driver.onnx_backend`; write docs/onnx-coverage.md.
+
+Each test runs in a forked process that is replaced when it crashes or takes too long, so that one
+bad test costs one line of the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import re
+import time
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import onnx
+from onnx.backend.test.case.test_case import TestCase
+from onnx.backend.test.loader import load_model_tests
+from onnx.backend.test.runner import Runner, _normalize_tensor
+
+from ekiden.driver import onnx_backend
+
+KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
+TABLE = Path(__file__).parents[1] / "docs" / "onnx-coverage.md"
+
+
+@dataclass
+class Outcome:
+    """What became of a test. reason: empty for one that passed. note: what is worth knowing."""
+
+    reason: str
+    seconds: float = 0.0
+    note: str = ""
+
+
+def load_cases(kind: str) -> list[TestCase]:
+    """ONNX's tests of a kind; making them warns of overflows that they mean."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(load_model_tests(kind=kind))
+
+
+def run_case(case: TestCase) -> str:
+    """Run a test as ONNX's runner does; raises what it raises. Returns a note."""
+    model = case.model
+    data = case.data_sets
+    if model is None:
+        folder = Path(case.model_dir)
+        model = onnx.load(folder / "model.onnx")
+        data = list(stored_data(folder, model))
+    rep = onnx_backend.prepare(model, "CPU")
+    for inputs, expected in data:
+        found = rep.run([_normalize_tensor(i) for i in inputs])
+        wanted = [_normalize_tensor(e) for e in expected]
+        Runner.assert_similar_outputs(wanted, found, case.rtol, case.atol, case.model_dir)
+    return f"compiled for each value of {', '.join(rep.fixed)}" if rep.fixed else ""
+
+
+def stored_data(folder: Path, model: onnx.ModelProto) -> Iterator[tuple[list[object], ...]]:
+    """The (inputs, outputs) that lie beside a stored model."""
+    for each in sorted(folder.glob("test_data_set*")):
+        inputs = model.graph.input[: len(list(each.glob("input_*.pb")))]
+        yield tuple(
+            [load_value(each / f"{kind}_{i}.pb", v.type) for i, v in enumerate(values)]
+            for kind, values in (("input", inputs), ("output", model.graph.output))
+        )
+
+
+def load_value(path: Path, kind: onnx.TypeProto) -> object:
+    """A stored tensor, sequence or optional."""
+    data = path.read_bytes()
+    match kind.WhichOneof("value"):
+        case "sequence_type":
+            return onnx.numpy_helper.to_list(onnx.SequenceProto.FromString(data))
+        case "optional_type":
+            return onnx.numpy_helper.to_optional(onnx.OptionalProto.FromString(data))
+    return onnx.numpy_helper.to_array(onnx.TensorProto.FromString(data))
+
+
+def outcome(case: TestCase, trace: bool = False) -> Outcome:
+    """Run a test; an error becomes its reason."""
+    start = time.perf_counter()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = Outcome("", note=run_case(case))
+    except AssertionError as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        found = Outcome("wrong result: " + " ".join(lines[:3])[:160])
+    except Exception as error:  # any error is a line of the table
+        lines = str(error).splitlines() or [""]
+        text = lines[1].strip() if len(lines) > 1 and "not supported" in lines[0] else lines[0]
+        found = Outcome(f"{type(error).__name__}: {text}"[:200])
+        if trace:
+            traceback.print_exc()
+    found.seconds = time.perf_counter() - start
+    return found
+
+
+def work(cases: Sequence[TestCase], pipe: Connection, trace: bool) -> None:
+    """Serve positions of tests until the other end is closed."""
+    while True:
+        try:
+            at = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(outcome(cases[at], trace))
+
+
+class Worker:
+    """A forked process that runs one test at a time."""
+
+    def __init__(self, cases: Sequence[TestCase], trace: bool) -> None:
+        self.pipe, theirs = multiprocessing.Pipe()
+        self.process = multiprocessing.get_context("fork").Process(
+            target=work, args=(cases, theirs, trace), daemon=False
+        )
+        self.process.start()
+        theirs.close()
+        self.at = -1
+        self.since = 0.0
+
+    def give(self, at: int) -> None:
+        """Start a test."""
+        self.at, self.since = at, time.monotonic()
+        self.pipe.send(at)
+
+    def result(self, is_ready: bool, timeout: float) -> Outcome | None:
+        """What became of the test, if it is over; a test that lasts too long is ended."""
+        if is_ready:
+            try:
+                outcome = self.pipe.recv()
+            except EOFError:
+                self.process.join()
+                return Outcome("the process crashed")
+            assert isinstance(outcome, Outcome)
+            return outcome
+        if time.monotonic() - self.since < timeout:
+            return None
+        self.process.kill()
+        self.process.join()
+        return Outcome(f"took more than {timeout:g} s", timeout)
+
+    def end(self) -> None:
+        """Stop the process, whatever it does."""
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def run_all(cases: Sequence[TestCase], jobs: int, timeout: float, trace: bool) -> list[Outcome]:
+    """The outcome of each test."""
+    found = [Outcome("not run") for _ in cases]
+    left = deque(range(len(cases)))
+    workers = [Worker(cases, trace) for _ in range(jobs)]
+    while left or any(w.at >= 0 for w in workers):
+        for worker in workers:
+            if worker.at < 0 and left:
+                worker.give(left.popleft())
+        busy = [w for w in workers if w.at >= 0]
+        ready = wait([w.pipe for w in busy], timeout=1.0)
+        for worker in busy:
+            result = worker.result(worker.pipe in ready, timeout)
+            if result is None:
+                continue
+            found[worker.at] = result
+            worker.at = -1
+            if not worker.process.is_alive():
+                worker.end()
+                workers[workers.index(worker)] = Worker(cases, trace)
+    for worker in workers:
+        worker.end()
+    return found
+
+
+Tested = tuple[str, Sequence[TestCase], Sequence[Outcome]]
+"""A kind of tests, and what became of each."""
+
+
+def table(kinds: Sequence[Tested]) -> str:
+    """The page."""
+    lines = [
+        "# ONNX coverage",
+        "",
+        f"ONNX's own backend tests (onnx {onnx.__version__}), run through its backend interface"
+        " (`ekiden.driver.onnx_backend`). Made by `scripts/onnx_coverage.py`; do not edit.",
+        "",
+        "| tests | pass | of |",
+        "|---|---|---|",
+    ]
+    for kind, cases, outcomes in kinds:
+        lines.append(f"| {kind} | {sum(not o.reason for o in outcomes)} | {len(cases)} |")
+    for kind, cases, outcomes in kinds:
+        lines += ["", f"## {kind}", "", "| test | result |", "|---|---|"]
+        lines += sorted(
+            f"| {case.name} | {_result(each)} |" for case, each in zip(cases, outcomes, strict=True)
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _result(each: Outcome) -> str:
+    if each.reason:
+        return each.reason.replace("|", "\\|")
+    return f"pass; {each.note}" if each.note else "pass"
+
+
+def show(kinds: Sequence[Tested], slow: int) -> None:
+    """Print what does not pass, the slowest tests, and the totals."""
+    for _, cases, outcomes in kinds:
+        for case, each in zip(cases, outcomes, strict=True):
+            if each.reason:
+                print(f"{case.name}: {each.reason}")
+        times = [(o.seconds, c.name) for c, o in zip(cases, outcomes, strict=True)]
+        for seconds, name in sorted(times, reverse=True)[:slow]:
+            print(f"{seconds:8.2f} s {name}")
+    for kind, cases, outcomes in kinds:
+        passed = sum(not o.reason for o in outcomes)
+        seconds = sum(o.seconds for o in outcomes)
+        print(f"{kind}: {passed} of {len(cases)} pass, {seconds:.0f} s")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Run ONNX's backend tests through Ekiden.")
+    parser.add_argument("--only", default="", help="a regular expression on names")
+    parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS)
+    parser.add_argument("--no-write", action="store_true", help="leave the table alone")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for a test (60)")
+    parser.add_argument("--slow", type=int, default=0, help="how many of the slowest to show")
+    parser.add_argument("--trace", action="store_true", help="print tracebacks")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run, print, and write the table unless only some tests were run."""
+    options = arguments()
+    done: list[Tested] = []
+    for kind in options.kinds:
+        cases = [c for c in load_cases(kind) if re.search(options.only, c.name)]
+        found = run_all(cases, options.jobs, options.timeout, options.trace)
+        done.append((kind, cases, found))
+    show(done, options.slow)
+    if not options.no_write and not options.only and len(done) == len(KINDS):
+        TABLE.write_text(table(done))
+
+
+if __name__ == "__main__":
+    main()

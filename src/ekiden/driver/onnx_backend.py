@@ -1,0 +1,162 @@
+"""ONNX's own interface to a backend, so that ONNX's test runner and programs written for it drive
+Ekiden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from onnx.backend.base import Backend, BackendRep, namedtupledict
+
+from ekiden.driver.build import compile
+from ekiden.driver.executable import Executable
+from ekiden.ir.op import Array
+from ekiden.runtime import Tensor
+from ekiden.runtime.errors import UnsupportedError
+
+DEVICES = ("CPU",)
+
+
+class EkidenRep(BackendRep):  # type: ignore[misc]
+    """A model made ready to run.
+
+    An input whose values decide a rank or what is computed (the axes of a reduction, say) becomes a
+    constant of the executable: the model is compiled once for each of its values, when it is first
+    run with them. `fixed` names such inputs; it is empty for a model that compiles as it stands.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.fixed: tuple[str, ...] = ()
+        self._made: dict[tuple[bytes, ...], Executable] = {}
+        try:
+            self._made[()] = compile(model)
+        except UnsupportedError as error:
+            self.fixed = error.inputs
+            if not self.fixed:
+                raise
+
+    def run(self, inputs: object, **kwargs: object) -> tuple[Any, ...]:
+        """The outputs as NumPy arrays, in the model's order; fields are named by output where a
+        name allows. `inputs` are arrays in the model's order, or by name.
+        """
+        names = [i.name for i in self.model.graph.input]
+        named = self._named(inputs, names)
+        exe = self._executable(named)
+        result = exe(*(named[i.name] for i in exe.inputs if i.name in named))
+        found = result if isinstance(result, tuple) else (result,)
+        outputs = [o.name for o in self.model.graph.output]
+        made: tuple[Any, ...] = namedtupledict("Outputs", outputs)(*map(_array, found))
+        return made
+
+    def _named(self, inputs: object, names: Sequence[str]) -> dict[str, object]:
+        if isinstance(inputs, Mapping):
+            return dict(inputs)
+        given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        weights = {t.name for t in self.model.graph.initializer}
+        if len(given) != len(names):
+            names = [n for n in names if n not in weights]
+        return {n: v for n, v in zip(names, given, strict=True) if n not in weights}
+
+    def _executable(self, named: Mapping[str, object]) -> Executable:
+        """The executable for these values of the fixed inputs. An input found to be needed on the
+        way joins them.
+        """
+        while True:
+            values = {n: np.asarray(named[n]) for n in self.fixed if n in named}
+            key = tuple(f"{v.dtype}{v.shape}".encode() + v.tobytes() for v in values.values())
+            if key not in self._made:
+                try:
+                    self._made[key] = compile(with_constants(self.model, values))
+                except UnsupportedError as error:
+                    more = tuple(n for n in error.inputs if n not in self.fixed)
+                    if not more:
+                        raise
+                    self.fixed += more
+                    continue
+            return self._made[key]
+
+
+def with_constants(model: onnx.ModelProto, values: Mapping[str, Array]) -> onnx.ModelProto:
+    """The model with some of its inputs as initializers."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    kept = [i for i in made.graph.input if i.name not in values]
+    del made.graph.input[:]
+    made.graph.input.extend(kept)
+    made.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in values.items())
+    return made
+
+
+def _array(value: object) -> object:
+    return value.numpy() if isinstance(value, Tensor) else value
+
+
+class EkidenBackend(Backend):  # type: ignore[misc]
+    """`onnx.backend.base.Backend`; see there for the methods' contract."""
+
+    @classmethod
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: object) -> bool:
+        """Whether every node of the model can be compiled."""
+        try:
+            cls.prepare(model, device)
+        except UnsupportedError:
+            return False
+        return True
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: object) -> EkidenRep:
+        """Compile a model. Raises what `ekiden.compile` raises."""
+        if not cls.supports_device(device):
+            raise UnsupportedError(f"prepare: expected a device of {DEVICES}, got {device!r}")
+        super().prepare(model, device, **kwargs)
+        return EkidenRep(model)
+
+    @classmethod
+    def run_node(
+        cls,
+        node: onnx.NodeProto,
+        inputs: Any,  # noqa: ANN401 - arrays, or a mapping of them
+        device: str = "CPU",
+        outputs_info: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] | None = None,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> tuple[Any, ...]:
+        """Run one operator; `opset_version` says which version of it, the newest otherwise."""
+        super().run_node(node, inputs, device, outputs_info, **kwargs)
+        names = [n for n in node.input if n]
+        given = inputs if isinstance(inputs, Mapping) else dict(zip(names, inputs, strict=True))
+        arrays = {n: np.asarray(v) for n, v in given.items()}
+        graph = helper.make_graph(
+            [node],
+            node.op_type,
+            [_info(n, arrays[n]) for n in dict.fromkeys(names)],
+            [onnx.ValueInfoProto(name=n) for n in node.output if n],
+        )
+        version = kwargs.get("opset_version", onnx.defs.onnx_opset_version())
+        imports = [helper.make_opsetid("", version)]
+        if node.domain:
+            imports.append(helper.make_opsetid(node.domain, kwargs.get("domain_version", 1)))
+        model = helper.make_model(graph, opset_imports=imports)
+        return EkidenRep(model).run(arrays)
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Whether models can run on a device ("CPU", "CUDA", "CPU:0")."""
+        return device.partition(":")[0] in DEVICES
+
+
+def _info(name: str, array: Array) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(
+        name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+    )
+
+
+prepare = EkidenBackend.prepare
+run_model = EkidenBackend.run_model
+run_node = EkidenBackend.run_node
+supports_device = EkidenBackend.supports_device
+is_compatible = EkidenBackend.is_compatible
