@@ -37,8 +37,8 @@ def reset_peak_memory() -> None:
 def memory_limit(limit: int | None = None) -> int:
     """The most bytes that may be held, 0 for no limit; then set to `limit` where one is given.
 
-    A run that needs more raises MemoryLimitError, after memory kept for reuse, that of idle programs
-    too, was given back. `EKIDEN_MEMORY_LIMIT` is the initial one.
+    A run that needs more raises MemoryLimitError, after memory kept for reuse, that of idle
+    programs too, was given back. `EKIDEN_MEMORY_LIMIT` is the initial one.
     """
     found = _call("ek.runtime.memory_limit", *(() if limit is None else (limit,)))
     assert isinstance(found, int)
