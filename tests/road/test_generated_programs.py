@@ -53,7 +53,7 @@ def test_text_and_json_of_a_program_read_back(program: Program) -> None:
 
 @pytest.mark.timeout(7200 if is_long else 300)
 @generated
-@given(programs(has_references=False))
+@given(programs())
 @quiet
 def test_a_compiled_program_is_what_the_interpreter_says(program: Program) -> None:
     note(program.module.astext(show_meta_data=False))

@@ -168,7 +168,10 @@ def _storages(module: IRModule, name: str = "main") -> list[tuple[int, bool]]:
 
 
 K = "fn (%p: Tensor[(16,), float32], Primitive=1) -> Tensor[(16,), float32] { tanh(%p) }"
-BIG = "fn (%p: Tensor[(16,), float32], Primitive=1) -> Tensor[(1600,), float32] { tile(%p, reps=[100]) }"
+BIG = (
+    "fn (%p: Tensor[(16,), float32], Primitive=1) -> Tensor[(1600,), float32]"
+    " { tile(%p, reps=[100]) }"
+)
 SUM = (
     "fn (%p: Tensor[(1600,), float32], Primitive=1) -> Tensor[(16,), float32]"
     " { sum(reshape(%p, newshape=[100, 16]), axis=[0]) }"

@@ -1,13 +1,15 @@
 """The VM compiler: from A-normal form with explicit memory to bytecode.
 
-Each variable gets a register of its own. Kernels and shape functions are compiled first, so that
-their numbers are known.
+Each value gets a register of its own; registers.py makes few of them. Kernels and shape functions
+are compiled first, so that their numbers are known.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -15,7 +17,9 @@ from ekiden.backend.external import build_external, is_external
 from ekiden.backend.kernels.build import build_kernels
 from ekiden.backend.kernels.lower import Constraint, shape_function
 from ekiden.backend.vm.dims import Dims, dims_of, is_static, sources, values
-from ekiden.backend.vm.encode import Instruction, Operand, make
+from ekiden.backend.vm.emit import Emitter, Scope, emit_scope
+from ekiden.backend.vm.match import Leaf, Path, Test, decision_tree
+from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
@@ -24,17 +28,11 @@ from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.relay.expr import (
     Call,
-    Clause,
     Constant,
     Constructor,
     Function,
     If,
-    Let,
     Match,
-    Pattern,
-    PatternConstructor,
-    PatternTuple,
-    PatternVar,
     RefCreate,
     RefRead,
     RefWrite,
@@ -44,10 +42,20 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.vm import ReshapeTensorAttrs
+from ekiden.relay.transform.chains import Binding, unchain
 from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.relay.transform.storage_lifetimes import op_name
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
+
+_Parts: TypeAlias = dict[Path, int]
+"""Registers of parts of a value."""
+_Waiting: TypeAlias = tuple[int, int, _Parts]
+"""A node of a decision tree that is not emitted yet, its label, and the parts known there."""
+
+MAX_CASES = 256
+"""A tag from here on has no place in a table of jumps."""
 
 HOST = 0
 """The device index of the host."""
@@ -85,42 +93,33 @@ def _flatten_closure(function: Function) -> Function:
     return inner.with_fields(params=(*function.params, *inner.params))
 
 
-class _FunctionCompiler:
+class _FunctionCompiler(Emitter):
     """Emits the instructions of one function."""
 
     def __init__(self, program: _Program, name: str, function: Function, dims: Dims) -> None:
+        super().__init__(len(function.params))
         self.program = program
         self.name = name
         self.function = function
         self.dims = dims
-        self.code: list[Instruction] = []
         self.registers: dict[RelayExpr, int] = {p: i for i, p in enumerate(function.params)}
-        self.count = len(function.params)
         self.dims_register = -1
 
     def compile(self) -> VMFunction:
         """The whole function."""
         if self.dims.exprs:
             self._compute_dims()
-        self._emit("Ret", src=self._chain(self.function.body))
+        emit_scope(self._scope(self.function.body, None))
         params = tuple(p.name_hint for p in self.function.params)
-        return VMFunction(self.name, params, self.count, tuple(self.code))
-
-    def _emit(self, name: str, **operands: Operand | str) -> int:
-        self.code.append(make(name, **operands))
-        return len(self.code) - 1
-
-    def _new(self) -> int:
-        self.count += 1
-        return self.count - 1
+        return VMFunction(self.name, params, *allocate(self.code(), len(params)))
 
     def _compute_dims(self) -> None:
-        size = self._new()
-        self._emit("LoadConsti", dst=size, value=8 * len(self.dims.exprs))
-        storage, self.dims_register = self._new(), self._new()
-        self._emit("AllocStorage", dst=storage, size=size, size_index=0, alignment=64, device=HOST)
+        size = self.new()
+        self.emit("LoadConsti", dst=size, value=8 * len(self.dims.exprs))
+        storage, self.dims_register = self.new(), self.new()
+        self.emit("AllocStorage", dst=storage, size=size, size_index=0, alignment=64, device=HOST)
         shape = (len(self.dims.exprs),)
-        self._emit(
+        self.emit(
             "AllocTensor",
             dst=self.dims_register,
             storage=storage,
@@ -129,23 +128,49 @@ class _FunctionCompiler:
             shape=shape,
         )
         found = sources(self.function, self.dims).tensors
-        args = (*(self._part(each.path) for each in found), self.dims_register)
+        params: _Parts = {(i,): i for i in range(len(self.function.params))}
+        args = (*(self._part(each.path, params) for each in found), self.dims_register)
         index = self.program.shape_functions[self.name]
-        self._emit("InvokePacked", packed_index=index, output_size=1, args=args)
+        self.emit("InvokePacked", packed_index=index, output_size=1, args=args)
 
-    def _part(self, path: tuple[int, ...]) -> int:
-        """The register of a parameter, or of a field inside it."""
-        register, *fields = path
-        for index in fields:
-            register = self._into("GetField", object=register, index=index)
-        return register
+    def _scope(self, body: RelayExpr, to: int | None) -> Scope:
+        """A let-chain whose result goes to a register; None: it is the result of the function."""
+        chain = unchain(body)
+        assert chain.result is not None
+        last = _last_binding(chain.bindings, chain.result)
+        for variable, value in chain.bindings[:last]:
+            if isinstance(value, (If, Match)):
+                self.registers[variable] = self.new()
+                yield self._branches(value, self.registers[variable])
+            else:
+                self.registers[variable] = self._value(value)
+        result = chain.result if last == len(chain.bindings) else chain.bindings[last][1]
+        if isinstance(result, (If, Match)):
+            yield self._branches(result, to)
+        else:
+            self._give(result, to)
 
-    def _chain(self, body: RelayExpr) -> int:
-        """The bindings of a let-chain, then the register of its result."""
-        while isinstance(body, Let):
-            self.registers[body.var] = self._value(body.value)
-            body = body.body
-        return self._value(body)
+    def _branches(self, choice: If | Match, to: int | None) -> Scope:
+        return self._if(choice, to) if isinstance(choice, If) else self._match(choice, to)
+
+    def _give(self, value: RelayExpr, to: int | None) -> None:
+        """The end of a scope: its result goes where it belongs."""
+        callee = _called(value) if to is None else None
+        if isinstance(value, Call) and isinstance(callee, GlobalVar):
+            name = callee.name_hint
+            if name not in self.program.closures:
+                function = self.program.functions[name]
+                self.emit("InvokeTail", func=function, args=self._atoms(value.args))
+                return
+        elif isinstance(value, Call) and callee is not None:
+            closure = self._atom(callee)
+            self.emit("InvokeClosureTail", closure=closure, args=self._atoms(value.args))
+            return
+        register = self._atom(value)
+        if to is None:
+            self.emit("Ret", src=register)
+        else:
+            self.emit("Move", dst=to, src=register)
 
     def _value(self, value: RelayExpr) -> int:
         """Emit what computes a value; the register that holds it."""
@@ -157,33 +182,29 @@ class _FunctionCompiler:
             case Tuple(fields=fields):
                 return self._adt(0, fields)
             case TupleGetItem(tuple_value=of, index=index):
-                return self._into("GetField", object=self._atom(of), index=index)
+                return self.into("GetField", object=self._atom(of), index=index)
             case GlobalVar(name_hint=name):
-                return self._into("AllocClosure", func=self.program.functions[name], free=())
+                return self.into("AllocClosure", func=self.program.functions[name], free=())
             case Call():
                 return self._call(value)
-            case If():
-                return self._if(value)
-            case Match():
-                return self._match(value)
-            case RefCreate() | RefRead() | RefWrite():
-                raise CompileError(f"{type(value).__name__}: the virtual machine has no references")
+            case RefCreate(value=held):
+                return self.into("AllocRef", value=self._atom(held))
+            case RefRead(ref=ref):
+                return self.into("ReadRef", ref=self._atom(ref))
+            case RefWrite(ref=ref, value=held):
+                self.emit("WriteRef", ref=self._atom(ref), value=self._atom(held))
+                return self._adt(0, ())
             case _:
                 raise InternalError(
                     f"VM compiler: a {type(value).__name__} is not in A-normal form"
                 )
-
-    def _into(self, name: str, **operands: Operand | str) -> int:
-        target = self._new()
-        self._emit(name, dst=target, **operands)
-        return target
 
     def _alias(self, variable: Var) -> int:
         if variable not in self.registers:
             raise InternalError(
                 f"VM compiler: variable %{variable.name_hint} has no register in @{self.name}"
             )
-        return self._into("Move", src=self.registers[variable])
+        return self.into("Move", src=self.registers[variable])
 
     def _atom(self, expr: RelayExpr) -> int:
         """The register of an argument; a variable's own, without a copy."""
@@ -193,13 +214,13 @@ class _FunctionCompiler:
         return tuple(map(self._atom, exprs))
 
     def _load_constant(self, data: Array) -> int:
-        return self._into("LoadConst", const_index=self.program.constant(data))
+        return self.into("LoadConst", const_index=self.program.constant(data))
 
     def _load_int(self, value: int) -> int:
-        return self._into("LoadConsti", value=value)
+        return self.into("LoadConsti", value=value)
 
     def _adt(self, tag: int, fields: tuple[RelayExpr, ...]) -> int:
-        return self._into("AllocADT", tag=tag, fields=self._atoms(fields))
+        return self.into("AllocADT", tag=tag, fields=self._atoms(fields))
 
     def _call(self, call: Call) -> int:
         match call.op:
@@ -211,23 +232,24 @@ class _FunctionCompiler:
                     if name in self.program.closures
                     else ("Invoke", "args")
                 )
-                return self._into(
+                return self.into(
                     kind, func=self.program.functions[name], **{key: self._atoms(call.args)}
                 )
             case Constructor(tag=tag):
                 return self._adt(tag, call.args)
             case op:
-                return self._into(
+                return self.into(
                     "InvokeClosure", closure=self._atom(op), args=self._atoms(call.args)
                 )
 
     def _operator(self, name: str, call: Call) -> int:
         match name, call.attrs:
-            case "memory.alloc_storage", AllocStorageAttrs(size=size, alignment=alignment):
+            case "memory.alloc_storage", AllocStorageAttrs(
+                size=size, alignment=alignment, arena=arena
+            ):
                 register, index = self._integer(size)
-                assert isinstance(call.attrs, AllocStorageAttrs)
-                return self._into(
-                    "AllocArena" if call.attrs.arena else "AllocStorage",
+                return self.into(
+                    "AllocArena" if arena else "AllocStorage",
                     size=register,
                     size_index=index,
                     alignment=alignment,
@@ -238,16 +260,15 @@ class _FunctionCompiler:
             case "vm.reshape_tensor", ReshapeTensorAttrs(shape=shape):
                 register, index = self._shape(shape)
                 data = self._atom(call.args[0])
-                return self._into(
+                return self.into(
                     "ReshapeTensor", tensor=data, shape=register, shape_index=index, ndim=len(shape)
                 )
             case "vm.shape_of" | "shape_of", _:
-                return self._into("ShapeOf", tensor=self._atom(call.args[0]))
+                return self.into("ShapeOf", tensor=self._atom(call.args[0]))
             case "vm.invoke_tvm_op", _:
                 return self._invoke_kernel(call)
             case "memory.kill", _:
-                self._emit("KillRegister", dst=self._atom(call.args[0]))
-                return -1
+                return -1  # registers.py knows when values die
             case _:
                 where = f" ({call.span})" if call.span else ""
                 raise CompileError(
@@ -269,14 +290,14 @@ class _FunctionCompiler:
     def _alloc_tensor(self, storage: int, attrs: AllocTensorAttrs) -> int:
         if is_static((attrs.offset, *attrs.shape)):
             offset = values((attrs.offset,))[0]
-            return self._into(
+            return self.into(
                 "AllocTensor",
                 storage=storage,
                 offset=offset,
                 dtype=attrs.dtype,
                 shape=values(attrs.shape),
             )
-        return self._into(
+        return self.into(
             "AllocTensorReg",
             storage=storage,
             offset=self.dims_register,
@@ -296,71 +317,109 @@ class _FunctionCompiler:
         )
         args = self._atoms(inputs.fields) + self._atoms(outputs.fields)
         index = self.program.primitives[function]
-        self._emit("InvokePacked", packed_index=index, output_size=len(outputs.fields), args=args)
+        self.emit("InvokePacked", packed_index=index, output_size=len(outputs.fields), args=args)
         return -1
 
-    def _patch(self, at: int, name: str, **offsets: int) -> None:
-        """Fill in the jump offsets of an instruction that was emitted before its target was
-        known.
-        """
-        old = self.code[at]
-        if name == "If":
-            self.code[at] = make(name, test=old["test"], target=old["target"], **offsets)
+    def _if(self, expr: If, to: int | None) -> Scope:
+        if_true, if_false, after = self.label(), self.label(), self.label()
+        self.emit("Switch", value=self._atom(expr.cond), offsets=(if_false, if_true))
+        self.place(if_true)
+        yield self._scope(expr.true_branch, to)
+        self._leave(after, to)
+        self.place(if_false)
+        yield self._scope(expr.false_branch, to)
+        self.place(after)
+
+    def _match(self, expr: Match, to: int | None) -> Scope:
+        nodes = decision_tree(expr.clauses)
+        leaves = Counter(node.clause for node in nodes if isinstance(node, Leaf))
+        nothing, after = self.label(), self.label()
+        shared: dict[int, int] = {}
+        waiting: list[_Waiting] = [(0, self.label(), {(): self._atom(expr.data)})] if nodes else []
+        while waiting:
+            number, label, parts = waiting.pop()
+            node = nodes[number]
+            self.place(label)
+            if isinstance(node, Test):
+                waiting.extend(reversed(self._test(node, parts, nothing)))
+            elif leaves[node.clause] > 1:
+                self._join(node, parts, shared)
+            else:
+                self.registers |= {v: self._part(path, parts) for v, path in node.variables}
+                yield self._scope(expr.clauses[node.clause].rhs, to)
+                self._leave(after, to)
+        for clause, label in shared.items():
+            self.place(label)
+            yield self._scope(expr.clauses[clause].rhs, to)
+            self._leave(after, to)
+        self.place(nothing)
+        self.emit("Fatal")
+        self.place(after)
+
+    def _leave(self, after: int, to: int | None) -> None:
+        if to is not None:
+            self.goto(after)
+
+    def _test(self, test: Test, parts: _Parts, nothing: int) -> list[_Waiting]:
+        """Emit a test; what is to be emitted for its outcomes."""
+        value = self._part(test.path, parts)
+        found = {node: self.label() for node in test.cases.values()}
+        other = nothing
+        if test.other is not None:
+            found[test.other] = other = self.label()
+        labels = {tag: found[node] for tag, node in test.cases.items()}
+        if max(labels) < MAX_CASES:
+            cases = (labels.get(tag, other) for tag in range(max(labels) + 1))
+            self.emit("Switch", value=value, offsets=(*cases, other))
         else:
-            self.code[at] = make(name, **offsets)
+            self._test_each(self.into("GetTag", object=value), labels, other)
+        return [(node, label, dict(parts)) for node, label in found.items()]
 
-    def _if(self, expr: If) -> int:
-        test, result = self._atom(expr.cond), self._new()
-        one = self._load_int(1)
-        branch = self._emit("If", test=test, target=one, true_offset=1, false_offset=1)
-        self._emit("Move", dst=result, src=self._chain(expr.true_branch))
-        skip = self._emit("Goto", offset=1)
-        self._patch(branch, "If", true_offset=1, false_offset=len(self.code) - branch)
-        self._emit("Move", dst=result, src=self._chain(expr.false_branch))
-        self._patch(skip, "Goto", offset=len(self.code) - skip)
-        return result
+    def _test_each(self, found: int, labels: dict[int, int], other: int) -> None:
+        for tag, label in labels.items():
+            further, wanted = self.label(), self._load_int(tag)
+            self.emit("If", test=found, target=wanted, true_offset=label, false_offset=further)
+            self.place(further)
+        self.goto(other)
 
-    def _match(self, expr: Match) -> int:
-        data, result = self._atom(expr.data), self._new()
-        done: list[int] = []
-        for clause in expr.clauses:
-            failed = self._pattern(clause.lhs, data)
-            self._clause(clause, result)
-            done.append(self._emit("Goto", offset=1))
-            for at in failed:
-                self._patch(at, "If", true_offset=1, false_offset=len(self.code) - at)
-        self._emit("Fatal")
-        for at in done:
-            self._patch(at, "Goto", offset=len(self.code) - at)
-        return result
+    def _join(self, leaf: Leaf, parts: _Parts, shared: dict[int, int]) -> None:
+        """One of several ways to a clause: they all leave its variables in the same registers."""
+        if leaf.clause not in shared:
+            shared[leaf.clause] = self.label()
+            self.registers |= {variable: self.new() for variable, _ in leaf.variables}
+        for variable, path in leaf.variables:
+            self.emit("Move", dst=self.registers[variable], src=self._part(path, parts))
+        self.goto(shared[leaf.clause])
 
-    def _clause(self, clause: Clause, result: int) -> None:
-        self._emit("Move", dst=result, src=self._chain(clause.rhs))
+    def _part(self, path: Path, parts: _Parts) -> int:
+        """The register of a part of the value that is matched; `parts` are those that have one."""
+        known = next(n for n in range(len(path), -1, -1) if path[:n] in parts)
+        for n in range(known, len(path)):
+            held = parts[path[:n]]
+            parts[path[: n + 1]] = self.into("GetField", object=held, index=path[n])
+        return parts[path]
 
-    def _pattern(self, pattern: Pattern, value: int) -> list[int]:
-        """Bind the variables of a pattern; the positions of the tests that jump when it does not
-        fit.
-        """
-        failed: list[int] = []
-        work = [(pattern, value)]
-        while work:
-            at, register = work.pop(0)
-            match at:
-                case PatternVar(var=variable):
-                    self.registers[variable] = register
-                case PatternConstructor(constructor=constructor, patterns=patterns):
-                    failed.append(self._test_tag(register, constructor.tag))
-                    work.extend((p, self._field(register, i)) for i, p in enumerate(patterns))
-                case PatternTuple(patterns=patterns):
-                    work.extend((p, self._field(register, i)) for i, p in enumerate(patterns))
-        return failed
 
-    def _field(self, register: int, index: int) -> int:
-        return self._into("GetField", object=register, index=index)
+def _last_binding(bindings: Sequence[Binding], result: RelayExpr) -> int:
+    """The binding whose value is the result of a chain, but for names and what only says that
+    other values die; the number of bindings if there is none.
+    """
+    for at in range(len(bindings) - 1, -1, -1):
+        variable, value = bindings[at]
+        if variable is result:
+            if not isinstance(value, Var):
+                return at
+            result = value
+        elif op_name(value) != "memory.kill":
+            break
+    return len(bindings)
 
-    def _test_tag(self, register: int, tag: int) -> int:
-        found, wanted = self._into("GetTag", object=register), self._load_int(tag)
-        return self._emit("If", test=found, target=wanted, true_offset=1, false_offset=1)
+
+def _called(value: RelayExpr) -> RelayExpr | None:
+    """What a call calls, if that is a function of the program."""
+    if not isinstance(value, Call) or isinstance(value.op, (Op, Constructor)):
+        return None
+    return value.op
 
 
 def primitive_functions(module: IRModule) -> list[Function]:

@@ -28,7 +28,6 @@ def pipeline(target: Target) -> Sequential:
             transform.InferType(),
             transform.ManifestAlloc(),
             transform.MemoryPlan(),
-            transform.ManifestLifetimes(),
         ),
         "vm",
     )
