@@ -225,6 +225,13 @@ READERS = ("vm.shape_of", "shape_of", "memory.kill", "device_copy")
 """Operators that only look at what they get: their results lie elsewhere."""
 
 
+VIEWS = (
+    "memory.alloc_tensor", "vm.reshape_tensor",
+    "vm.match_shape", "vm.forget_shape", "vm.bind_dims",
+)  # fmt: skip
+"""Operators whose results lie where their operands lie."""
+
+
 def op_name(value: RelayExpr) -> str:
     """The name of the operator a value calls; empty if it calls none."""
     return value.op.name if isinstance(value, Call) and isinstance(value.op, Op) else ""
@@ -232,10 +239,7 @@ def op_name(value: RelayExpr) -> str:
 
 def is_alias(value: RelayExpr) -> bool:
     """Whether a value lies where its operands lie."""
-    return isinstance(value, (Var, Tuple, TupleGetItem)) or op_name(value) in (
-        "memory.alloc_tensor",
-        "vm.reshape_tensor",
-    )
+    return isinstance(value, (Var, Tuple, TupleGetItem)) or op_name(value) in VIEWS
 
 
 def run_of(block: Block, index: int) -> tuple[Block, int]:
