@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from ekiden.codegen.llvm import elf
 from ekiden.codegen.llvm.relocation import ARCHITECTURES, X86_64, Reference
+from ekiden.runtime.opcodes import OPCODES
 from ekiden.runtime.errors import InternalError, LoadError
 
 MAGIC = b"EKIMG\0"
@@ -27,6 +28,9 @@ VERSION = 1
 PAGE = 4096
 HEADER = struct.Struct("<6sBBIIQQQQ")
 SERVICES = (
+    *(f"ek_op_{opcode.name}" for opcode in OPCODES),
+    "ek_native_choose",
+    "ek_object_release",
     "ek_call_packed",
     "ek_kernel_error",
     "ek_parallel_for",
@@ -37,7 +41,7 @@ SERVICES = (
     "memmove",
     "memset",
 )
-"""What the runtime gives to compiled code, beside a call site for each name behind CALL_SITE."""
+"""What the runtime gives to compiled code (the first are the bodies of instructions), beside a call site for each name behind CALL_SITE."""
 CALL_SITE = "packed:"
 
 
