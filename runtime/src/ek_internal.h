@@ -163,6 +163,12 @@ int ek_library_load(const char *path, ek_object **out);
 /* A module that gives the functions of an executable, which is retained. */
 int ek_program_new(ek_object *executable, ek_object **out);
 
+/* ek_vm_debug.c --------------------------------------------------------------------------------
+**
+** A module of functions over a virtual machine, which is retained: it is started, stepped, looked
+** into, profiled, saved and resumed. Also the global function "ek.vm.module". 0 or -1. */
+int ek_vm_module(ek_object *vm, ek_object **out);
+
 /* ek_graph.c ----------------------------------------------------------------------------------- */
 
 /* A module with TVM's functions of a graph executor over the 'main' of an executable, which must be

@@ -103,6 +103,16 @@ static int executable_module(void *self, const ek_value *args, int32_t nargs, ek
   return 0;
 }
 
+static int vm_module(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_VM};
+  ek_object *module;
+  (void)self;
+  if (expect_args("ek.vm.module", args, nargs, 1, types) != 0) return -1;
+  if (ek_vm_module(args[0].v.obj, &module) != 0) return -1;
+  *ret = ek_value_object(module);
+  return 0;
+}
+
 /* (executable, module with kernels or nothing) */
 static int graph_executor(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   ek_object *module, *library;
@@ -131,6 +141,7 @@ static const struct {
     {"ek.runtime.config_threadpool", config_threadpool},
     {"ek.runtime.num_threads", num_threads},
     {"ek.runtime.pool_trim", pool_trim},
+    {"ek.vm.module", vm_module},
 };
 
 /* The table ------------------------------------------------------------------------------------ */

@@ -637,13 +637,13 @@ static inline void *ek_dltensor_data(const ek_dltensor *tensor) {
 /* Whether the elements lie in row-major order without gaps. Tensors of no elements are contiguous;
 ** strides of dimensions of length 1 do not matter. */
 static inline int ek_dltensor_is_contiguous(const ek_dltensor *tensor) {
-  int64_t expected = 1;
+  uint64_t expected = 1; /* wraps around only where another dimension is 0 */
   int contiguous = 1;
   if (tensor->strides == NULL) return 1;
   for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
     if (tensor->shape[i] == 0) return 1;
-    if (tensor->shape[i] != 1 && tensor->strides[i] != expected) contiguous = 0;
-    expected *= tensor->shape[i];
+    if (tensor->shape[i] != 1 && (uint64_t)tensor->strides[i] != expected) contiguous = 0;
+    expected *= (uint64_t)tensor->shape[i];
   }
   return contiguous;
 }

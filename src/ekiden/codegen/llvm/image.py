@@ -28,9 +28,6 @@ VERSION = 1
 PAGE = 4096
 HEADER = struct.Struct("<6sBBIIQQQQ")
 SERVICES = (
-    *(f"ek_op_{opcode.name}" for opcode in OPCODES),
-    "ek_native_choose",
-    "ek_object_release",
     "ek_call_packed",
     "ek_kernel_error",
     "ek_parallel_for",
@@ -41,8 +38,12 @@ SERVICES = (
     "memmove",
     "memset",
 )
-"""What the runtime gives to compiled code (the first are the bodies of instructions), beside a call site for each name behind CALL_SITE."""
+"""What the runtime gives to compiled code, beside a call site for each name behind CALL_SITE."""
 CALL_SITE = "packed:"
+MACHINE = frozenset(
+    ("ek_native_choose", "ek_object_release", *(f"ek_op_{opcode.name}" for opcode in OPCODES))
+)
+"""What the virtual machine gives to native code of its functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ class _Linker:
         for number, each in enumerate(objects):
             self._define(number, each)
         self.imports = sorted(self._undefined())
-        unknown = [n for n in self.imports if n not in SERVICES and not n.startswith(CALL_SITE)]
+        known = MACHINE.union(SERVICES)
+        unknown = [n for n in self.imports if n not in known and not n.startswith(CALL_SITE)]
         if unknown:
             raise InternalError(
                 f"image: compiled code calls {', '.join(unknown)}; there are {', '.join(SERVICES)}"
