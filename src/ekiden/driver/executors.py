@@ -254,8 +254,8 @@ def _rebuild(root: ConstructorValue, convert: Callable[[object], object]) -> obj
 
 
 __all__ = [
-    "AOTExecutor",
     "EXECUTORS",
+    "AOTExecutor",
     "DebugExecutor",
     "Executor",
     "GraphExecutor",

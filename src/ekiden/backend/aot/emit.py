@@ -238,9 +238,7 @@ class _FunctionEmitter:
         """Call the machine's own body of an instruction."""
         name = f"ek_op_{instruction.name}"
         self._service(name, "i32", "ptr", "ptr", "ptr")
-        self._check(
-            self.b.value(f"call i32 @{name}(ptr %vm, ptr %R, ptr {self._pc(index)})")
-        )
+        self._check(self.b.value(f"call i32 @{name}(ptr %vm, ptr %R, ptr {self._pc(index)})"))
 
     def _check(self, status: str) -> None:
         """Go on where a status is 0."""

@@ -33,7 +33,7 @@ Facts = dict[int, Fact]
 
 def at_entry(n_params: int, n_registers: int) -> Facts:
     """At the start of a function: all but parameters are empty."""
-    return {r: PLAIN for r in range(n_params, n_registers)}
+    return dict.fromkeys(range(n_params, n_registers), PLAIN)
 
 
 def after(instruction: Instruction, facts: Facts) -> Facts:
@@ -68,7 +68,7 @@ def _made(instruction: Instruction, facts: Facts) -> Fact | None:
             return facts.get(src if src >= 0 else -1 - src)
         case "LoadConsti", (_, int(value)):
             return Fact(number=value)
-        case ("GetTag" | "ReadElement" | "KillRegister"), _:
+        case (("GetTag" | "ReadElement" | "KillRegister"), _):
             return PLAIN
         case "AllocTensor", (*_, tuple(shape)):
             return Fact(True, None, True, shape, True)
@@ -77,9 +77,9 @@ def _made(instruction: Instruction, facts: Facts) -> Fact | None:
         case "ReshapeTensor", (_, int(src), _, _, int(ndim)):
             writable = facts.get(src, OBJECT).is_writable
             return Fact(True, None, True, (-1,) * ndim, writable)
-        case ("LoadConst" | "ShapeOf" | "DeviceCopy"), _:
+        case (("LoadConst" | "ShapeOf" | "DeviceCopy"), _):
             return TENSOR
-        case ("AllocStorage" | "AllocArena" | "AllocADT" | "AllocClosure" | "AllocRef"), _:
+        case (("AllocStorage" | "AllocArena" | "AllocADT" | "AllocClosure" | "AllocRef"), _):
             return OBJECT
         case _:
             return None

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from ekiden.codegen.llvm import elf
 from ekiden.codegen.llvm.relocation import ARCHITECTURES, X86_64, Reference
-from ekiden.runtime.opcodes import OPCODES
 from ekiden.runtime.errors import InternalError, LoadError
+from ekiden.runtime.opcodes import OPCODES
 
 MAGIC = b"EKIMG\0"
 VERSION = 1
