@@ -74,6 +74,7 @@ next:
     offset = op_switch(vm, R, pc);
     if (offset == 0) goto failed;
     NEXT(offset);
+  CASE(AllocArena): BODY(AllocArena); NEXT(6);
   CASE(NATIVE):
     pc = vm->function->native->run(vm, R, vm->function->native, pc[1]);
     if (pc == NULL) goto failed;

@@ -2,9 +2,9 @@
 
 const int32_t *vm1:NAME(ek_vm *vm, ek_value *R, const ek_native *native, int32_t point)
 
-goes on behind call number `point` of the function, and ends at a call, a return or an error: it gives
-the next instruction for the machine's loop, or NULL (runtime/src/ek_native.c). Registers stay in
-memory. Short instructions and calls of kernels are written out; for others the machine's own
+goes on behind call number `point` of the function, and ends at a call, a return or an error: it
+gives the next instruction for the machine's loop, or NULL (runtime/src/ek_native.c). Registers stay
+in memory. Short instructions and calls of kernels are written out; for others the machine's own
 bodies are called.
 """
 
