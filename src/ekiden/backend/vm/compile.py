@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ekiden.backend.aot.build import Native, native_code
 from ekiden.backend.external import build_external, is_external
 from ekiden.backend.kernels.build import build_kernels
 from ekiden.backend.kernels.lower import Constraint
@@ -487,9 +488,15 @@ def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
 
 
 def compile_module(
-    module: IRModule, target: Target, metadata: dict[str, object], progress: Progress | None = None
+    module: IRModule,
+    target: Target,
+    metadata: dict[str, object],
+    progress: Progress | None = None,
+    *,
+    is_native: bool = False,
 ) -> bytes:
-    """The bytes of the executable of a module that the VM pipeline has prepared.
+    """The bytes of the executable of a module that the VM pipeline has prepared; with native code
+    of its functions beside their bytecode if asked for.
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """
@@ -520,4 +527,6 @@ def compile_module(
     program.host_functions = {n: names.index(n) for n in hosts}
     program.shape_functions = {stage: names.index(s.name) for stage, s in shapes.items()}
     compiled = [_FunctionCompiler(program, plan).compile() for plan in plans]
-    return write_executable(compiled, program.constants, names, kernels.image, metadata)
+    native = native_code(compiled, names, kernels.exports, target) if is_native else Native()
+    image = kernels.link(native.objects, native.exports)
+    return write_executable(compiled, program.constants, names, image, metadata)
