@@ -6,14 +6,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ekiden import runtime
 from ekiden.backend.vm.disassemble import disassemble
+from ekiden.backend.vm.write import CALL_CLOSURE
 from ekiden.driver.files import write_whole
 from ekiden.driver.library import export_library
 from ekiden.driver.machine import check_machine
-from ekiden.runtime.errors import InputError, LoadError
+from ekiden.runtime.errors import InputError, LoadError, RunError
 
 Dim = int | str
+ARRAYS = (np.ndarray, np.generic)
 ANY_OBJECT = "object"
 """The dtype of an input or output that is not a tensor."""
 
@@ -79,6 +83,7 @@ class Executable:
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
         self._checked: list[tuple[int, ...]] | None = None
         self._vm = runtime.VirtualMachine(raw)
+        self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
 
     def __call__(
         self, *args: object, **named: object
@@ -97,9 +102,30 @@ class Executable:
         if shapes != self._checked:
             self._check_shapes(values)
             self._checked = shapes
-        result = self._vm.invoke("main", *values)
-        assert isinstance(result, (runtime.Tensor, tuple))
-        return result
+        return self._result(self._vm.invoke("main", *values))  # type: ignore[return-value]
+
+    def _result(self, value: object) -> object:
+        """What a caller gets: tensors, tuples and data as they are, Python functions for closures,
+        which can be arguments again.
+        """
+        if not self._gives_functions:
+            return value
+        if isinstance(value, tuple):
+            made = map(self._result, value)
+            return runtime.ADT(value.tag, made) if isinstance(value, runtime.ADT) else tuple(made)
+        if getattr(value, "type_key", "") != "ek.Closure":
+            return value
+        return Closure(self, value)
+
+    def call_closure(self, closure: object, args: Sequence[object]) -> object:
+        """Call a function value of this executable. Raises RunError for another number of arguments
+        than its type says.
+        """
+        name = f"{CALL_CLOSURE} {len(args)}"
+        if name not in self.raw.globals:
+            raise RunError(f"call: no function that the program gives takes {len(args)} arguments")
+        values = (runtime.tensor(a) if isinstance(a, ARRAYS) else _plain(a) for a in args)
+        return self._result(self._vm.invoke(name, closure, *values))
 
     def _names(self) -> str:
         return ", ".join(f"'{i.name}'" for i in self.inputs)
@@ -177,10 +203,22 @@ class Executable:
         return f"Executable(({inputs}) -> ({outputs}))"
 
 
+class Closure:
+    """A function that a program gave."""
+
+    def __init__(self, executable: Executable, value: object) -> None:
+        self._executable = executable
+        self.value = value
+
+    def __call__(self, *args: object) -> object:
+        """Call it with arrays, tensors, data or functions that the program gave."""
+        return self._executable.call_closure(self.value, args)
+
+
 def _argument(info: TensorInfo, value: object) -> object:
     """The value as a tensor of the declared dtype; anything at all where no tensor is declared."""
     if info.dtype == ANY_OBJECT:
-        return value
+        return _plain(value)
     try:
         tensor = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
     except (TypeError, ValueError, BufferError) as error:
@@ -189,6 +227,11 @@ def _argument(info: TensorInfo, value: object) -> object:
     if tensor.dtype != info.dtype:
         raise InputError(f"input '{info.name}': expected dtype {info.dtype}, got {tensor.dtype}")
     return tensor
+
+
+def _plain(value: object) -> object:
+    """An argument that is no tensor as the virtual machine takes it."""
+    return value.value if isinstance(value, Closure) else value
 
 
 def _show(shape: Sequence[Dim]) -> str:

@@ -161,7 +161,7 @@ cdef object _readable(object root):
 
 
 cdef object _readable_leaf(object source):
-    if isinstance(source, (np.ndarray, Tensor)) or hasattr(source, "__dlpack__"):
+    if isinstance(source, (np.ndarray, np.generic, Tensor)) or hasattr(source, "__dlpack__"):
         return tensor(source)
     return source
 

@@ -12,7 +12,10 @@ import numpy as np
 from ekiden.backend.vm.encode import Instruction, dtype_code, encode
 from ekiden.runtime.errors import InternalError
 
-__all__ = ["Section", "VMFunction", "write_executable"]
+__all__ = ["CALL_CLOSURE", "Section", "VMFunction", "write_executable"]
+
+CALL_CLOSURE = "call closure"
+"""Begins the names of functions by which a caller of the program calls closures that it gave."""
 
 MAGIC = b"\x89EKIDEN\n"
 VERSION = 1
