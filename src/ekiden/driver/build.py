@@ -25,6 +25,7 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.analysis import shape_conditions
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType, NameDimensions
+from ekiden.relay.transform.peak_memory import predict_peak
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 
@@ -73,8 +74,11 @@ def compile_to_bytes(
         "producer": f"ekiden {version('ekiden')}",
         "target": str(chosen),
     }
+    module = optimize(module, chosen)
+    if (peak := predict_peak(module)) is not None:
+        metadata["memory"] = {"peak": peak}
     with _progress() as progress:
-        return compile_module(optimize(module, chosen), chosen, metadata, progress)
+        return compile_module(module, chosen, metadata, progress)
 
 
 def _with_conditions(module: IRModule) -> IRModule:
