@@ -4,8 +4,8 @@
 
 Each engine runs each model in processes of its own, in which the C library gives every freed block
 of 4 KB and more back to the system at once. The measure is what the first run leaves behind in
-anonymous memory (arenas, scratch memory of threads), and how far above its start the resident memory
-rises during later runs. Weights are loaded and packed before, code is touched by the first run.
+anonymous memory (arenas, scratch memory of threads), and how far above its start the resident
+memory rises during later runs. Weights are loaded and packed before, code is touched by the first run.
 ONNX Runtime runs without its own arena, which rounds up and keeps more: each tensor is then freed
 when it is dead. `predicted` is what Ekiden's compiler says of static models.
 """
@@ -123,8 +123,8 @@ def main(names: list[str]) -> None:
             predicted = exe.peak_memory
             shown = f"{predicted // 1024:10}" if predicted is not None else f"{'-':>10}"
             good += ours <= theirs
-            row = f"{name:18} {ours // 1024:10} {theirs // 1024:12} {ours / max(theirs, 1):6.2f} {shown}"
-            print(row, flush=True)
+            numbers = f"{ours // 1024:10} {theirs // 1024:12} {ours / max(theirs, 1):6.2f}"
+            print(f"{name:18} {numbers} {shown}", flush=True)
     print(f"{good} of {len(names)} need at most what ONNX Runtime needs")
 
 

@@ -97,8 +97,7 @@ def test_a_run_beyond_the_limit_is_one_clean_error() -> None:
     runtime.trim_pools()
     held = runtime.memory_stats().held
     assert runtime.memory_limit(held + 8_000_000) == 0
-    message = (
-        r"allocate memory: \d+ bytes expected within the limit of \d+, of which \d+ are in use"
+    message = r"\d+ bytes expected within the limit of \d+, of which \d+ are in use"
     )
     with pytest.raises(ekiden.RunError, match=message):
         exe(rows(100_000))

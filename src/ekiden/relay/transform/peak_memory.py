@@ -1,4 +1,4 @@
-"""How much memory the tensors of a planned program need at once, where that is known before it runs.
+"""How much memory the tensors of a planned program need at once, where that is known before a run.
 
 Not a pass: it looks at what MemoryPlan has made.
 """
