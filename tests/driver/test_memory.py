@@ -98,7 +98,6 @@ def test_a_run_beyond_the_limit_is_one_clean_error() -> None:
     held = runtime.memory_stats().held
     assert runtime.memory_limit(held + 8_000_000) == 0
     message = r"\d+ bytes expected within the limit of \d+, of which \d+ are in use"
-    )
     with pytest.raises(ekiden.RunError, match=message):
         exe(rows(100_000))
     with pytest.raises(MemoryError):
