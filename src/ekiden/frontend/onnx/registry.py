@@ -10,13 +10,14 @@ from ekiden.frontend.onnx.converters import (
     linear,
     movement,
     norm,
+    placing,
     pool,
     reduction,
     shape,
 )
 from ekiden.frontend.onnx.node import Row
 
-FAMILIES = (elementwise, reduction, shape, movement, linear, convolution, pool, norm)
+FAMILIES = (elementwise, reduction, shape, movement, linear, convolution, pool, norm, placing)
 
 
 def _table(rows: Iterable[Row]) -> Mapping[tuple[str, str], tuple[Row, ...]]:
