@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ekiden.frontend.onnx.converters import (
+    cast,
     convolution,
     elementwise,
     linear,
@@ -12,12 +13,16 @@ from ekiden.frontend.onnx.converters import (
     norm,
     placing,
     pool,
+    quantize,
     reduction,
     shape,
 )
 from ekiden.frontend.onnx.node import Row
 
-FAMILIES = (elementwise, reduction, shape, movement, linear, convolution, pool, norm, placing)
+FAMILIES = (
+    elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
+    quantize,
+)  # fmt: skip
 
 
 def _table(rows: Iterable[Row]) -> Mapping[tuple[str, str], tuple[Row, ...]]:

@@ -55,7 +55,8 @@ def _finish(node: Node, found: Expr, squeeze: bool) -> Expr:
     return op.squeeze(found, axis=[2]) if squeeze else found
 
 
-def _conv(node: Node) -> Expr:
+def convolve(node: Node) -> Expr:
+    """Conv, in the dtype of its inputs."""
     _check_rank(node)
     window = read_window(node, _kernel(node))
     data = node.expr(0)
@@ -144,7 +145,7 @@ _ATTRIBUTES = "auto_pad dilations group kernel_shape pads strides"
 
 # fmt: off
 ROWS = (
-    Row("Conv",          _conv, attributes=_ATTRIBUTES, values=_PADS),
+    Row("Conv",          convolve, attributes=_ATTRIBUTES, values=_PADS),
     Row("ConvTranspose", _conv_transpose,
         attributes=f"{_ATTRIBUTES} output_padding output_shape", values=_PADS),
 )

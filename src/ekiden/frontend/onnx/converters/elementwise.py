@@ -7,7 +7,6 @@ from functools import reduce
 
 import numpy as np
 
-from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Converter, Node, Row
 from ekiden.frontend.onnx.value import Value
 from ekiden.ir.dtype import is_float, is_int
@@ -56,16 +55,6 @@ def _mean(node: Node) -> Expr | Value:
         return node.value(0)
     note_broadcast(node)
     return op.divide(reduce(op.add, node.exprs()), number(node, len(node.inputs)))
-
-
-def _cast(node: Node) -> Expr | Value:
-    wanted = from_onnx_dtype(node.get_int("to"))
-    return node.value(0) if wanted == node.dtype(0) else op.cast(node.expr(0), wanted)
-
-
-def _cast_like(node: Node) -> Expr | Value:
-    wanted = node.dtype(1)
-    return node.value(0) if wanted == node.dtype(0) else op.cast(node.expr(0), wanted)
 
 
 def _mod(node: Node) -> Expr:
@@ -330,8 +319,6 @@ ROWS = (
     Row("IsNaN",           _unary(op.isnan)),
     Row("IsInf",           _is_inf, attributes="detect_negative detect_positive"),
     Row("Reciprocal",      _reciprocal),
-    Row("Cast",            _cast, attributes="to saturate"),
-    Row("CastLike",        _cast_like, attributes="saturate"),
     Row("Clip",            _clip_attributes, since=6, attributes="min max"),
     Row("Clip",            _clip, since=11),
     Row("HardSigmoid",     _hard_sigmoid, attributes="alpha beta"),

@@ -20,7 +20,8 @@ def _weight(matrix: Array) -> Expr:
     return const(np.ascontiguousarray(matrix.T))
 
 
-def _mat_mul(node: Node) -> Expr:
+def multiply_matrices(node: Node) -> Expr:
+    """MatMul, in the dtype of its inputs."""
     a, b = node.value(0), node.value(1)
     if not node.rank(0) or not node.rank(1):
         node.unsupported("inputs must have at least 1 dimension")
@@ -124,7 +125,7 @@ def _eye_like(node: Node) -> Expr:
 
 # fmt: off
 ROWS = (
-    Row("MatMul", _mat_mul),
+    Row("MatMul", multiply_matrices),
     Row("Gemm",   _gemm, attributes="alpha beta broadcast transA transB"),
     Row("Gemm",   _gemm, since=7, attributes="alpha beta transA transB"),
     Row("Einsum", _einsum, since=12, attributes="equation"),

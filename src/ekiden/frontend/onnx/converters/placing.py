@@ -39,9 +39,7 @@ def _gather_nd(node: Node) -> Expr:
     count = known(node.shape(1)[-1])
     if count is None:
         node.unsupported("the last extent of 'indices' must be constant")
-    return op.gather_nd(
-        node.expr(0), _coordinates(node, batch), batch_dims=batch, index_rank=count
-    )
+    return op.gather_nd(node.expr(0), _coordinates(node, batch), batch_dims=batch, index_rank=count)
 
 
 def _tensor_scatter(node: Node) -> Expr:

@@ -12,7 +12,6 @@ from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 
-
 _MAX: Mapping[int, Callable[..., Expr]] = {
     1: op.nn.max_pool1d,
     2: op.nn.max_pool2d,
