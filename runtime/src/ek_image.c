@@ -9,7 +9,13 @@
 
 enum { PAGE = 4096, HEADER_SIZE = 48 };
 
-static const char magic[8] = {'E', 'K', 'I', 'M', 'G', 0, 0, 1};
+#if defined(__aarch64__)
+enum { ARCHITECTURE = 1 };
+#else
+enum { ARCHITECTURE = 0 };
+#endif
+
+static const unsigned char magic[8] = {'E', 'K', 'I', 'M', 'G', 0, ARCHITECTURE, 1};
 
 typedef struct image_export {
   ek_bytes name;               /* points into 'names' of the image */
@@ -86,7 +92,9 @@ static int load_error(const char *section, const char *what) {
 
 static int read_header(const unsigned char *bytes, size_t size, header *out) {
   if (size < PAGE) return load_error("header", "the file ends inside it");
-  if (memcmp(bytes, magic, sizeof magic) != 0) return load_error("header", "this is no code image");
+  if (memcmp(bytes, magic, 6) != 0) return load_error("header", "this is no code image");
+  if (bytes[6] != magic[6]) return load_error("header", "its code is for another architecture");
+  if (bytes[7] != magic[7]) return load_error("header", "it is of another version");
   reader r = {bytes + sizeof magic, bytes + HEADER_SIZE, NULL};
   out->exports = u32(&r);
   out->imports = u32(&r);
@@ -226,6 +234,7 @@ static int map(image *self, const unsigned char *bytes, const header *h) {
   if (h->imports != 0) {
     memcpy(self->pages + text, self->table, (size_t)h->imports * sizeof *self->table);
   }
+  __builtin___clear_cache((char *)self->pages, (char *)self->pages + self->mapped);
   if ((text != 0 && ek_pages_protect(self->pages, text, EK_READ_EXECUTE) != 0) ||
       (table != 0 && ek_pages_protect(self->pages + text, table, EK_READ) != 0)) {
     return ek_error("OSError", "load code image: the system refuses to make memory executable");

@@ -124,3 +124,17 @@ def test_prefixes_are_refused() -> None:
             inspect(image[:size])
         with pytest.raises(LoadError):
             load_image(image[:size])
+
+
+def test_an_image_for_another_architecture_is_refused() -> None:
+    other = bytearray(link([compile_object([fill("f", 1.5)], TARGET)], ["f"]))
+    other[6] = 1 - other[6]
+    with pytest.raises(LoadError, match="header: its code is for another architecture"):
+        load_image(bytes(other))
+
+
+def test_objects_of_two_architectures_do_not_link() -> None:
+    objects = [compile_object([fill(name, 1.5)], Target.parse(f"llvm -mcpu={cpu}"))
+               for name, cpu in (("f", "x86-64"), ("g", "cortex-a72"))]  # fmt: skip
+    with pytest.raises(InternalError, match="objects of one known machine expected"):
+        link(objects, ["f", "g"])

@@ -102,7 +102,7 @@ def test_tile_result() -> None:
     )
     out = np.zeros(256, "float32")
     build(tile_kernel())(a, b, out)
-    np.testing.assert_allclose(out.reshape(4, 64), np.tile(a @ b, (4, 1)), rtol=1e-5)
+    np.testing.assert_allclose(out.reshape(4, 64), np.tile(a @ b, (4, 1)), rtol=1e-5, atol=1e-6)
 
 
 def test_register_buffer_with_variable_index_falls_back_to_memory() -> None:

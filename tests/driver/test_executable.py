@@ -17,6 +17,7 @@ from ekiden.ir.prim import SizeVar
 from ekiden.ir.type import tensor_type
 from ekiden.relay import op
 from ekiden.relay.expr import Function, var
+from ekiden.target import Target
 
 pytestmark = pytest.mark.quick
 
@@ -251,6 +252,15 @@ def test_code_for_another_processor_is_refused() -> None:
         check_machine("llvm -mcpu=x86-64-v4", flags)
     lacks = "this machine lacks avx512bw, avx512cd, avx512dq, avx512f, avx512vl"
     assert str(caught.value) == f"load executable: it was compiled for x86-64-v4: {lacks}"
+
+
+def test_code_for_another_architecture_is_refused() -> None:
+    other = "aarch64" if Target.host().architecture == "x86-64" else "x86-64"
+    text = "llvm -mcpu=neoverse-n1" if other == "aarch64" else "llvm -mcpu=x86-64"
+    with pytest.raises(ekiden.LoadError) as caught:
+        ekiden.compile(model(), text)
+    here = f"this machine is {Target.host().architecture}"
+    assert str(caught.value) == f"load executable: it was compiled for {other}: {here}"
 
 
 def test_copies_run_in_threads(artifact: Path) -> None:

@@ -34,6 +34,26 @@ def test_facts_follow_the_processor() -> None:
     ) == (8, 4, 32, 16)
 
 
+def test_abilities_follow_the_processor() -> None:
+    asked = ("fma", "float16", "rounding")
+    table = {
+        "llvm -mcpu=x86-64": [False, False, False],
+        "llvm -mcpu=x86-64-v2": [False, False, True],
+        "llvm -mcpu=x86-64-v3": [True, True, True],
+        "llvm -mcpu=cortex-a72": [True, True, True],
+        "llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=generic": [True, True, True],
+    }
+    for text, expected in table.items():
+        assert [Target.parse(text).has(a) for a in asked] == expected, text
+
+
+def test_processors_of_aarch64_have_its_triple_and_registers() -> None:
+    for text in ("llvm -mcpu=apple-m1", "llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=generic"):
+        target = Target.parse(text)
+        assert (target.architecture, target.registers) == ("aarch64", 32), text
+        assert Target.parse(str(target)) == target
+
+
 # fmt: off
 WRONG = [
     ("cuda",                "target: expected 'llvm' or 'c' and options, got 'cuda'"),

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from unittest import mock
 
 import numpy as np
 import pytest
+from emulator import Emulator
 
 from ekiden import te, topi
 from ekiden.codegen.c import compile_text, compiler, emit_all
@@ -128,11 +130,24 @@ def _interpreted(funcs: Sequence[PrimFunc]) -> list[Runner]:
     return [lambda *arrays, f=f: interpreter.run(f, *arrays) for f in funcs]
 
 
-def _llvm(cases: Sequence[Case]) -> list[Runner]:
-    target = Target.host()
+def _llvm(cases: Sequence[Case], target: Target | None = None) -> list[Runner]:
+    target = target or Target.host()
     funcs = _scheduled(cases, target)
     image = load_image(link([compile_object(funcs, target)], [f.name for f in funcs]))
     return [image[f.name] for f in funcs]
+
+
+def _baseline(cases: Sequence[Case]) -> list[Runner]:
+    """For the oldest processors of this architecture."""
+    return _llvm(cases, Target.parse("llvm -mcpu=x86-64"))
+
+
+def _aarch64(cases: Sequence[Case]) -> list[Runner]:
+    """For another architecture, run by an emulator."""
+    target = Target.parse("llvm -mcpu=cortex-a72 -cores=1")
+    funcs = _scheduled(cases, target)
+    image = link([compile_object(funcs, target)], [f.name for f in funcs])
+    return [partial(Emulator(image).call, f.name) for f in funcs]
 
 
 def _c(cases: Sequence[Case]) -> list[Runner]:
@@ -151,9 +166,13 @@ BACKENDS: dict[str, Callable[[Sequence[Case]], list[Runner]]] = {
     "threads": lambda cases: _interpreted(_scheduled(cases, Target(kind="cuda"))),
     "llvm": _llvm,
     "c": _c,
+    "x86-64": _baseline,
+    "aarch64": _aarch64,
 }
 """How the kernels of cases are made: the unscheduled program and the one for GPUs in the
-interpreter, the one for this machine by both code generators."""
+interpreter, the one for this machine by both code generators, and those for other processors."""
+SAMPLED = ("c", "x86-64", "aarch64")
+"""What takes long: one case of each operator unless EKIDEN_LONG_TESTS is set."""
 
 
 def both(cases: Sequence[Case]) -> list[Case]:
@@ -162,10 +181,8 @@ def both(cases: Sequence[Case]) -> list[Case]:
 
 
 def chosen(cases: Sequence[Case], backend: str) -> list[Case]:
-    """The runs of a backend: all of them, but through the C compiler, which takes long, one of each
-    operator unless EKIDEN_LONG_TESTS is set.
-    """
-    if backend != "c" or os.environ.get("EKIDEN_LONG_TESTS"):
+    """The runs of a backend: all of them, or a sample."""
+    if backend not in SAMPLED or os.environ.get("EKIDEN_LONG_TESTS"):
         return both(cases)
     return list({c.name: c for c in reversed(cases)}.values())
 

@@ -19,7 +19,7 @@ _SMALL_NAMES = {code: name for name, (code, _) in SMALL_FLOATS.items()}
 
 
 def dtype_code(dtype: str) -> tuple[int, int, int]:
-    """(code, bits, lanes) of a scalar dtype in NumPy's spelling. Raises InternalError for others."""
+    """(code, bits, lanes) of a scalar dtype in NumPy's spelling; InternalError for others."""
     if dtype == "bool":
         return KINDS["bool"], 8, 1
     if dtype in SMALL_FLOATS:

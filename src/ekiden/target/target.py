@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 from dataclasses import dataclass, replace
 
 from ekiden.ir import dtype as dt
@@ -25,8 +26,22 @@ VECTORS: dict[str, tuple[int, int]] = {   # cpu: (vector bits, vector registers)
     "znver4":    (512, 32),
     "znver5":    (512, 32),
     "generic":   (128, 16),
+    "cortex-a72":  (128, 32),
+    "neoverse-n1": (128, 32),
+    "neoverse-v1": (128, 32),
+    "neoverse-v2": (128, 32),
+    "apple-m1":    (128, 32),
 }
 # fmt: on
+_ARM_TRIPLE = "aarch64-unknown-linux-gnu"
+_ARM = ("cortex", "neoverse", "apple")
+"""How the names of processors of AArch64 begin."""
+ABILITIES: dict[str, tuple[str, ...]] = {
+    "fma": ("x86-64", "x86-64-v2", "generic"),
+    "float16": ("x86-64", "x86-64-v2", "generic"),
+    "rounding": ("x86-64", "generic"),
+}
+"""What code may need -> the processors of x86-64 without it. Those of AArch64 have all."""
 KINDS = ("llvm", "c")
 """The code generators."""
 
@@ -56,11 +71,13 @@ class Target:
         """This machine."""
         info = cpuinfo.read_cpuinfo()
         bits = cpuinfo.vector_bits(info)
+        is_arm = platform.machine() in ("aarch64", "arm64")
         return Target(
+            triple=_ARM_TRIPLE if is_arm else _TRIPLE,
             cpu=cpuinfo.cpu_name(info),
             features=cpuinfo.cpu_features(info),
             vector_bits=bits,
-            registers=32 if bits == 512 else 16,
+            registers=32 if bits == 512 or is_arm else 16,
             l1=cpuinfo.cache_bytes(1, 32 << 10),
             l2=cpuinfo.cache_bytes(2, 1 << 20),
             cores=len(os.sched_getaffinity(0))
@@ -89,6 +106,17 @@ class Target:
         """Elements of `dtype` in one vector register."""
         return self.vector_bits // (8 * dt.itemsize(dt.element(dtype)))
 
+    @property
+    def architecture(self) -> str:
+        """ "x86-64" or "aarch64"."""
+        return "aarch64" if self.triple.startswith(("aarch64", "arm64")) else "x86-64"
+
+    def has(self, ability: str) -> bool:
+        """Whether there are instructions for "fma", "rounding" (to whole numbers) or "float16"
+        (conversions).
+        """
+        return self.architecture == "aarch64" or self.cpu not in ABILITIES[ability]
+
     def __str__(self) -> str:
         """The text form `parse` reads, with every fact."""
         features = f" -mattr={','.join(self.features)}" if self.features else ""
@@ -116,6 +144,8 @@ def _from_options(options: dict[str, str]) -> Target:
     if cpu not in VECTORS:
         raise CompileError(f"target: unknown processor {cpu!r}; there are {', '.join(VECTORS)}")
     bits, registers = VECTORS[cpu]
+    if options.get("mtriple", "").startswith("aarch64") and cpu == "generic":
+        registers = 32
     features = options.get("mattr", ",".join(host.features) if cpu == host.cpu else "")
 
     def number(name: str, default: int) -> int:
@@ -125,7 +155,7 @@ def _from_options(options: dict[str, str]) -> Target:
         return int(text)
 
     return Target(
-        triple=options.get("mtriple", _TRIPLE),
+        triple=options.get("mtriple", _ARM_TRIPLE if cpu.startswith(_ARM) else _TRIPLE),
         cpu=cpu,
         features=tuple(f for f in features.split(",") if f),
         vector_bits=number("vector-bits", bits),

@@ -356,16 +356,18 @@ def _as_bytes(array: Array, dtype: str) -> Array:
     padded = np.zeros(-(-array.size * bits // 8) * (8 // bits), np.uint8)
     padded[: array.size] = each
     rows = padded.reshape(-1, 8 // bits) << (np.arange(8 // bits, dtype=np.uint8) * bits)
-    return np.bitwise_or.reduce(rows, axis=1).astype(np.uint8)
+    return np.asarray(np.bitwise_or.reduce(rows, axis=1), np.uint8)
 
 
 def _unpacked(packed: Array, dtype: str, count: int) -> Array:
     """The elements that lie together in bytes."""
     bits = dt.SCALAR_BITS[dtype]
-    spread = packed[:, None] >> (np.arange(8 // bits, dtype=np.uint8) * bits)
+    held = packed.astype(np.uint8)
+    spread = held[:, None] >> (np.arange(8 // bits, dtype=np.uint8) * bits)
     codes = (spread & ((1 << bits) - 1)).reshape(-1)[:count].astype(np.uint8)
-    if dt.carrier(dtype) == "int8":
-        shift = 8 - bits
-        return ((codes << shift).astype(np.int8) >> shift).astype(dt.to_numpy(dtype))
     target = dt.to_numpy(dtype)
-    return codes.view(target) if dtype in dt.SMALL_FLOATS else codes.astype(target)
+    if dtype in dt.SMALL_FLOATS:
+        return np.asarray(codes.view(target))
+    if dt.carrier(dtype) == "int8":
+        return np.asarray((codes << (8 - bits)).astype(np.int8) >> (8 - bits)).astype(target)
+    return np.asarray(codes.astype(target))

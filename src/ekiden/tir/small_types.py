@@ -19,7 +19,8 @@ class Format:
 
     largest: the code, without sign, of the largest finite number. over: what a larger number
     becomes, nan: the code of what is not a number; those of 8 bits stand alone, others take the
-    sign (None: 0 with the other sign). unsigned_zero: 0 has no sign (and its negative code is `nan`). infinity: the code of it.
+    sign (None: 0 with the other sign). infinity: its code. unsigned_zero: 0 has no sign (its
+    negative code is `nan`).
     """
 
     exponent: int

@@ -260,6 +260,6 @@ def q_multiply_shift(value: PrimExpr, multiplier: PrimExpr, shift: PrimExpr) -> 
 __all__ = [
     "abs", "bitwise_not", "cast", "ceil", "clip", "copy", "cos", "erf", "exp", "fast_erf",
     "fast_exp", "fast_tanh", "fixed_point_multiply", "fixed_point_multiply_per_axis", "floor",
-    "identity", "isfinite", "isinf", "isnan", "log", "logical_not", "negative", "reinterpret", "round", "rsqrt",
-    "sigmoid", "sign", "sin", "sqrt", "tanh", "trunc",
+    "identity", "isfinite", "isinf", "isnan", "log", "logical_not", "negative", "reinterpret",
+    "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "tanh", "trunc",
 ]  # fmt: skip

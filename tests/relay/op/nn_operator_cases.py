@@ -198,6 +198,28 @@ def _deconv(
     return conv_loops(spread, turned, (1, 1), border, dilation, groups)
 
 
+def recurrent_layers() -> Iterator[Case]:
+    """The loop over time; results are checked in tests/backend/test_recurrent_layers.py."""
+    for kind, gates in (("rnn", 1), ("lstm", 4), ("gru", 3)):
+        yield case(
+            lambda x, w, k=kind: op.nn.recurrent(x, w, k),
+            normal(3, 2, gates * 5),
+            normal(gates * 5, 5),
+            symbolic=(3, 2),
+            tolerance=1e-5,
+        )
+    w = normal(12, 3)
+    panels = np.zeros((2, 3, 4, 2), "float32")
+    for gate, unit in product(range(4), range(3)):
+        panels[unit // 2, :, gate, unit % 2] = w[gate * 3 + unit]
+    yield case(
+        lambda b: op.nn.contrib_pack_recurrent(b, 4, 2),
+        w,
+        expected=lambda b, p=panels: p.reshape(2, 3, 8),
+        symbolic=False,
+    )
+
+
 def products() -> Iterator[Case]:
     """Matrix products."""
     for m, k, n in ((3, 5, 7), (1, 1, 1), (0, 4, 3), (4, 0, 3), (17, 33, 20)):
@@ -496,6 +518,7 @@ CASES = all_of(
         transposed_convolutions,
         winograd_convolutions,
         products,
+        recurrent_layers,
         pooling,
         activations,
         normalisations,

@@ -36,6 +36,10 @@ class Module:
         self.metadata: list[str] = []
         self._names: dict[str, int] = {}
 
+    def has(self, ability: str) -> bool:
+        """Whether the target has it, as `Target.has`; LLVM finds a way where there is none."""
+        return self.target is None or self.target.has(ability)
+
     def declare(self, name: str, result: str, arguments: Sequence[str]) -> None:
         """Declare an outside function once."""
         self.declarations.setdefault(name, f"declare {result} @{name}({', '.join(arguments)})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ekiden.codegen.llvm.builder import Builder, Operand
+from ekiden.codegen.llvm.half import from_half, to_half
 from ekiden.ir import dtype as dt
 
 
@@ -19,7 +20,7 @@ def emit_cast(b: Builder, a: Operand, source: str, target: str) -> Operand:
 
     if end == "bool":
         zero = b.const(0, source)
-        if start == "bfloat16":
+        if start == "bfloat16" or (start == "float16" and not b.module.has("float16")):
             return emit_cast(b, emit_cast(b, a, source, typed("float32")), typed("float32"), target)
         return b.compare("une" if dt.is_float(start) else "ne", source, a, zero)
     if start in ("float16", "bfloat16") and end != "float32":
@@ -86,6 +87,8 @@ def _from_float(b: Builder, a: Operand, source: str, target: str) -> Operand:
         a, source = _round_to_odd(b, a, source), dt.with_lanes("float32", lanes)
     if end == "bfloat16":
         return _to_bfloat16(b, a, lanes)
+    if "float16" in (dt.element(source), end) and not b.module.has("float16"):
+        return to_half(b, a, lanes) if end == "float16" else from_half(b, a, lanes)
     wider = dt.SCALAR_BITS[end] > dt.SCALAR_BITS[dt.element(source)]
     return b.convert("fpext" if wider else "fptrunc", source, target, a)
 

@@ -22,9 +22,8 @@ VERSION = f"llvmlite {'.'.join(str(n) for n in llvm.llvm_version_info)}"
 
 @functools.cache
 def _initialize() -> None:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    llvm.initialize_native_asmparser()
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
 
 
 def _machine(target: Target) -> llvm.TargetMachine:

@@ -1,5 +1,5 @@
-"""Reads relocatable ELF objects for x86-64: as much of the format as compilers write for
-position-independent code."""
+"""Reads relocatable ELF objects: as much of the format as compilers write for position-independent
+code."""
 
 from __future__ import annotations
 
@@ -49,14 +49,17 @@ class Section:
 class ElfObject:
     """A relocatable object: loaded sections by their number in the file, and all symbols."""
 
+    machine: int
+    """ELF's number of the architecture."""
     sections: dict[int, Section]
     symbols: list[Symbol]
 
 
 def read(data: bytes) -> ElfObject:
-    """Parse an object. Raises InternalError if it is not a little-endian x86-64 relocatable."""
-    if data[:6] != b"\x7fELF\2\1" or struct.unpack_from("<HH", data, 16) != (1, 62):
-        raise InternalError("elf: expected a relocatable x86-64 object")
+    """Parse an object. Raises InternalError if it is not a little-endian 64-bit relocatable."""
+    if data[:6] != b"\x7fELF\2\1" or struct.unpack_from("<H", data, 16) != (1,):
+        raise InternalError("elf: expected a relocatable 64-bit object")
+    (machine,) = struct.unpack_from("<H", data, 18)
     (start,) = struct.unpack_from("<Q", data, 40)
     size, count, names_at = struct.unpack_from("<HHH", data, 58)
     headers = [struct.unpack_from("<IIQQQQIIQQ", data, start + i * size) for i in range(count)]
@@ -79,7 +82,7 @@ def read(data: bytes) -> ElfObject:
     for i, header in enumerate(headers):
         if header[1] == SHT_RELA and header[7] in sections:
             sections[header[7]].relocations = _relocations(content(i))
-    return ElfObject(sections, symbols)
+    return ElfObject(machine, sections, symbols)
 
 
 def _string(table: bytes, at: int) -> str:

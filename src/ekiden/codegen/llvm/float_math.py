@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ekiden.codegen.llvm.builder import Builder, Operand
 from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.software import WITHOUT
 from ekiden.ir import dtype as dt
 
 MANTISSA = {"float32": 23, "float64": 52}
@@ -26,6 +27,11 @@ class FloatMath:
         """Whether this works in float64."""
         return self.element == "float64"
 
+    @property
+    def mantissa(self) -> int:
+        """Bits of the mantissa that are stored."""
+        return MANTISSA[self.element]
+
     def const(self, value: float) -> Operand:
         """A float constant."""
         return self.b.const(value, self.dtype)
@@ -35,7 +41,14 @@ class FloatMath:
         return self.b.const(value, self.word)
 
     def llvm(self, name: str, *operands: Operand) -> Operand:
-        """An LLVM intrinsic on this type."""
+        """An LLVM intrinsic on this type, or what stands for it where the target has none."""
+        ability, compute = WITHOUT.get(name, (None, None))
+        if ability is not None and compute is not None and not self.b.module.has(ability):
+            flags, self.b.flags = self.b.flags, ""  # what rounding loses is computed, not fast
+            try:
+                return compute(self, *operands)
+            finally:
+                self.b.flags = flags
         return self.b.intrinsic(name, self.dtype, *operands)
 
     def add(self, x: Operand, y: Operand) -> Operand:
@@ -116,7 +129,7 @@ class FloatMath:
     def power_of_two(self, n: Operand) -> Operand:
         """2**n for an integer n in the normal range."""
         biased = self.int_op("add", n, self.int_const(BIAS[self.element]))
-        return self.from_bits(self.int_op("shl", biased, self.int_const(MANTISSA[self.element])))
+        return self.from_bits(self.int_op("shl", biased, self.int_const(self.mantissa)))
 
     def scale(self, x: Operand, n: Operand) -> Operand:
         """x * 2**n for a float n holding a small integer; subnormal results and overflow come out

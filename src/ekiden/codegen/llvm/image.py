@@ -3,10 +3,11 @@ to load.
 
 Layout (the loader is runtime/src/ek_image.c; runtime.h has the specification):
 
-    0     "EKIMG\\0\\0\\1", u32 exports, u32 imports, u64 text size, u64 offset of exports, u64
-    offset of imports, u64 size 4096  text: code, then read-only data, then a stub `jmp *slot(%rip)`
-    per import ...   export table {u32 length, name, u64 offset in text}, import table {u32 length,
-    name}
+       0  "EKIMG\\0", architecture, 1, u32 exports, u32 imports, u64 text size,
+          u64 offset of exports, u64 offset of imports, u64 size
+    4096  text: code, then read-only data, then a stub per import that jumps to the address in its
+          slot
+     ...  export table {u32 length, name, u64 offset in text}, import table {u32 length, name}
 
 In memory a table of addresses, one slot per import, follows the text on the next page.
 """
@@ -18,11 +19,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ekiden.codegen.llvm import elf
+from ekiden.codegen.llvm.relocation import ARCHITECTURES, X86_64, Reference
 from ekiden.runtime.errors import InternalError, LoadError
+from ekiden.runtime.opcodes import OPCODES
 
-MAGIC = b"EKIMG\0\0\1"
+MAGIC = b"EKIMG\0"
+VERSION = 1
 PAGE = 4096
-HEADER = struct.Struct("<8sIIQQQQ")
+HEADER = struct.Struct("<6sBBIIQQQQ")
 SERVICES = (
     "ek_call_packed",
     "ek_kernel_error",
@@ -36,10 +40,10 @@ SERVICES = (
 )
 """What the runtime gives to compiled code, beside a call site for each name behind CALL_SITE."""
 CALL_SITE = "packed:"
-
-# relocation types of the x86-64 psABI
-PC32, PLT32, GOTPCREL, GOTPCRELX, REX_GOTPCRELX, PC64 = 2, 4, 9, 41, 42, 24
-STUB_SIZE = 8
+MACHINE = frozenset(
+    ("ek_native_choose", "ek_object_release", *(f"ek_op_{opcode.name}" for opcode in OPCODES))
+)
+"""What the virtual machine gives to native code of its functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,9 @@ def link(objects: Sequence[bytes], exports: Sequence[str]) -> bytes:
     imports_at = exports_at + sum(len(row) for row in table)
     tail = b"".join([*table, *(_entry(name) for name in linker.imports)])
     total = exports_at + len(tail)
-    header = HEADER.pack(
-        MAGIC, len(exports), len(linker.imports), len(text), exports_at, imports_at, total
-    )
+    counts = len(exports), len(linker.imports)
+    mark = linker.architecture.mark
+    header = HEADER.pack(MAGIC, mark, VERSION, *counts, len(text), exports_at, imports_at, total)
     return header.ljust(PAGE, b"\0") + text + tail
 
 
@@ -84,6 +88,10 @@ class _Linker:
 
     def __init__(self, objects: Sequence[elf.ElfObject]) -> None:
         self.objects = objects
+        machines = {each.machine for each in objects} or {X86_64.elf_machine}
+        if len(machines) != 1 or not machines <= set(ARCHITECTURES):
+            raise InternalError(f"image: objects of one known machine expected, got {machines}")
+        self.architecture = ARCHITECTURES[machines.pop()]
         self.places: dict[tuple[int, int], int] = {}
         self.globals: dict[str, int] = {}
         self.end = 0
@@ -93,13 +101,14 @@ class _Linker:
         for number, each in enumerate(objects):
             self._define(number, each)
         self.imports = sorted(self._undefined())
-        unknown = [n for n in self.imports if n not in SERVICES and not n.startswith(CALL_SITE)]
+        known = MACHINE.union(SERVICES)
+        unknown = [n for n in self.imports if n not in known and not n.startswith(CALL_SITE)]
         if unknown:
             raise InternalError(
                 f"image: compiled code calls {', '.join(unknown)}; there are {', '.join(SERVICES)}"
             )
-        self.stubs = _align(self.end, STUB_SIZE)
-        self.size = self.stubs + STUB_SIZE * len(self.imports)
+        self.stubs = _align(self.end, 8)
+        self.size = self._stub(len(self.imports))
         self.slots = _align(self.size, PAGE)
 
     def _place(self, number: int, each: elf.ElfObject, executable: bool) -> None:
@@ -137,58 +146,44 @@ class _Linker:
             raise InternalError(f"image: no object defines {name!r}")
         return self.globals[name]
 
+    def _stub(self, number: int) -> int:
+        return self.stubs + self.architecture.stub_size * number
+
     def text(self) -> bytes:
         """Code, data and stubs with every reference resolved."""
-        out = bytearray(b"\xcc" * self.size)
+        filler = self.architecture.filler
+        out = bytearray(filler * -(-self.size // len(filler)))[: self.size]
         for (number, index), place in self.places.items():
             section = self.objects[number].sections[index]
             out[place : place + len(section.data)] = section.data
         for i in range(len(self.imports)):
-            at = self.stubs + STUB_SIZE * i
-            out[at : at + 6] = b"\xff\x25" + struct.pack("<i", self.slots + 8 * i - (at + 6))
+            at = self._stub(i)
+            code = self.architecture.stub(at, self.slots + 8 * i)
+            out[at : at + len(code)] = code
         for (number, index), place in self.places.items():
             for relocation in self.objects[number].sections[index].relocations:
-                self._relocate(out, number, place, relocation)
+                self.architecture.relocate(out, self._reference(number, place, relocation))
         return bytes(out)
 
-    def _relocate(self, out: bytearray, number: int, place: int, r: elf.Relocation) -> None:
+    def _reference(self, number: int, place: int, r: elf.Relocation) -> Reference:
+        """What a relocation of an object refers to: a place inside, a slot, or a stub."""
         symbol, at = self.objects[number].symbols[r.symbol], place + r.offset
         home = self.places.get((number, symbol.section))
-        defined = home + symbol.value if home is not None else self.globals.get(symbol.name)
-        if r.kind in (GOTPCREL, GOTPCRELX, REX_GOTPCRELX):
-            value = self._slot(out, at, symbol.name, defined)
-        elif defined is not None:
-            value = defined
-        else:
-            value = self.stubs + STUB_SIZE * self.imports.index(symbol.name)
-        if r.kind == PC64:
-            struct.pack_into("<q", out, at, value + r.addend - at)
-        elif r.kind in (PC32, PLT32, GOTPCREL, GOTPCRELX, REX_GOTPCRELX):
-            struct.pack_into("<i", out, at, value + r.addend - at)
-        else:
-            raise InternalError(
-                f"image: relocation type {r.kind} against {symbol.name!r}"
-                " is not position independent"
-            )
-
-    def _slot(self, out: bytearray, at: int, name: str, defined: int | None) -> int:
-        """A reference through the address table; to something inside the image, `mov` becomes
-        `lea`."""
-        if defined is None:
-            return self.slots + 8 * self.imports.index(name)
-        if out[at - 2] != 0x8B:
-            raise InternalError(
-                f"image: {name!r} is reached through an address table but lies inside the image"
-            )
-        out[at - 2] = 0x8D
-        return defined
+        target = home + symbol.value if home is not None else self.globals.get(symbol.name)
+        is_slot = target is None and r.kind in self.architecture.through_table
+        if target is None:
+            imported = self.imports.index(symbol.name)
+            target = self.slots + 8 * imported if is_slot else self._stub(imported)
+        return Reference(r.kind, at, target + r.addend, is_slot, symbol.name)
 
 
 def inspect(image: bytes) -> ImageInfo:
     """Take an image apart. Raises LoadError if it is not one."""
     if len(image) < PAGE or image[: len(MAGIC)] != MAGIC:
         raise LoadError("image: not a native code image")
-    _, n_exports, n_imports, text_size, exports_at, imports_at, total = HEADER.unpack_from(image)
+    _, _, _, n_exports, n_imports, text_size, exports_at, imports_at, total = HEADER.unpack_from(
+        image
+    )
     if total != len(image) or exports_at != PAGE + text_size or imports_at > total:
         raise LoadError(f"image: header promises {total} bytes, got {len(image)}")
     exports: dict[str, int] = {}

@@ -114,7 +114,8 @@ def _rsqrt(m: FloatMath, x: Operand) -> Operand:
 
 
 def _fma(m: FloatMath, x: Operand, y: Operand, z: Operand) -> Operand:
-    return m.fma(x, y, z)
+    """Rounded once where there is an instruction, else twice: it is asked for to be fast."""
+    return m.fma(x, y, z) if m.b.module.has("fma") else m.add(m.mul(x, y), z)
 
 
 def _test(b: Builder, name: str, dtype: str, x: Operand) -> Operand:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ekiden.codegen.llvm.builder import Builder, Operand
 from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.float_math import FloatMath
 from ekiden.codegen.llvm.types import register_type
 from ekiden.ir import dtype as dt
 from ekiden.ir import prim
@@ -65,7 +66,7 @@ def divide(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
 def floor_divide(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
     """`x // y` rounded down."""
     if dt.is_float(dtype):
-        return b.intrinsic("floor", dtype, b.binary("fdiv", dtype, x, y))
+        return FloatMath(b, dtype).llvm("floor", b.binary("fdiv", dtype, x, y))
     if dt.is_unsigned(dtype):
         return divide(b, dtype, x, y)
     x, y, wrong = _guarded_division(b, dtype, x, y)
@@ -120,8 +121,9 @@ def _float_modulo(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
     """x - floor(x / y) * y in float64, kept in [0, y): exact while the quotient is below 2**53."""
     wide = dt.with_lanes("float64", dt.lanes(dtype))
     x, y = emit_cast(b, x, dtype, wide), emit_cast(b, y, dtype, wide)
-    quotient = b.intrinsic("floor", wide, b.binary("fdiv", wide, x, y))
-    rest = b.intrinsic("fma", wide, b.negate(wide, quotient), y, x)
+    m = FloatMath(b, wide)
+    quotient = m.llvm("floor", m.div(x, y))
+    rest = m.fma(m.neg(quotient), y, x)
     zero = b.const(0.0, wide)
     below = b.compare("olt", wide, b.binary("fmul", wide, rest, y), zero)
     rest = b.binary("fadd", wide, rest, b.select(below, wide, y, zero, dt.lanes(wide)))
@@ -157,7 +159,8 @@ def _extreme(ordered: str, signed: str, unsigned: str, boolean: str) -> Emit:
 
 def _comparison(floating: str, signed: str, unsigned: str) -> Emit:
     def emit(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
-        if dt.element(dtype) == "bfloat16":
+        no_half = not b.module.has("float16")
+        if dt.element(dtype) == "bfloat16" or (dt.element(dtype) == "float16" and no_half):
             wide = dt.with_lanes("float32", dt.lanes(dtype))
             x, y, dtype = emit_cast(b, x, dtype, wide), emit_cast(b, y, dtype, wide), wide
         if dt.is_float(dtype):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from ekiden.frontend.onnx.converters import (
     cast,
+    control,
     convolution,
     elementwise,
     linear,
@@ -21,7 +22,7 @@ from ekiden.frontend.onnx.node import Row
 
 FAMILIES = (
     elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
-    quantize,
+    quantize, control,
 )  # fmt: skip
 
 

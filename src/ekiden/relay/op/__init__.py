@@ -12,6 +12,7 @@ from ekiden.relay.op import (
     nn,
     op,
     random,
+    sequence,
     vision,
     vm,
 )
@@ -55,7 +56,7 @@ _FAMILIES = (
     _sorting,
     _transform,
 )
-_NAMESPACES = (image, memory, nn, random, vision, vm)
+_NAMESPACES = (image, memory, nn, random, sequence, vision, vm)
 
 attach("", globals())
 for _family in _NAMESPACES:

@@ -4,6 +4,7 @@
     nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
     nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method
     nn.conv2d(..., groups=G)              ->  kernel layout GOHWI{tile}o; depthwise: HWOI
+    nn.recurrent((%x, W, ...))            ->  nn.recurrent((%x, packed W, ...))
 The packing itself is an operator on a constant, so FoldConstant leaves only the packed weight.
 """
 
@@ -15,8 +16,9 @@ from ekiden.ir.prim import IntImm
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
-from ekiden.relay.expr import Call, Constant
+from ekiden.relay.expr import Call, Constant, Tuple
 from ekiden.relay.op.nn.conv import Conv2DAttrs
+from ekiden.relay.op.nn.recurrent import RecurrentAttrs
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
@@ -103,10 +105,25 @@ def _conv2d(call: Call, target: Target) -> RelayExpr:
     return Call(call.op, (call.args[0], packed), changed, span=call.span)
 
 
+def _recurrent(call: Call, target: Target) -> RelayExpr:
+    given, attrs = call.args[0], call.attrs
+    assert isinstance(attrs, RecurrentAttrs)
+    if not isinstance(given, Tuple):
+        return call
+    data, weight, *rest = given.fields
+    if not isinstance(weight, Constant) or weight.data.ndim != 2:
+        return call
+    gates = attrs.cell.gates
+    packed = op.nn.contrib_pack_recurrent(weight, gates, target.lanes("float32"))
+    return call.with_fields(args=(Tuple((data, packed, *rest)),))
+
+
 def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
     """Pack the constant weights below root for a target. Needs checked types."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        if isinstance(new, Call) and op_of(new) == "nn.recurrent":
+            return _typed_like(_recurrent(new, target), old)
         if (
             not isinstance(new, Call)
             or len(new.args) < 2

@@ -10,6 +10,7 @@ from ekiden.topi.nn import lstm as _lstm
 from ekiden.topi.nn import norm as _norm
 from ekiden.topi.nn import pad as _pad
 from ekiden.topi.nn import pool as _pool
+from ekiden.topi.nn import recurrent as _recurrent
 from ekiden.topi.nn import softmax as _softmax
 from ekiden.topi.nn import space as _space
 from ekiden.topi.nn import upsample as _upsample
@@ -24,6 +25,7 @@ from ekiden.topi.nn.lstm import *  # noqa: F403
 from ekiden.topi.nn.norm import *  # noqa: F403
 from ekiden.topi.nn.pad import *  # noqa: F403
 from ekiden.topi.nn.pool import *  # noqa: F403
+from ekiden.topi.nn.recurrent import *  # noqa: F403
 from ekiden.topi.nn.softmax import *  # noqa: F403
 from ekiden.topi.nn.space import *  # noqa: F403
 from ekiden.topi.nn.upsample import *  # noqa: F403
@@ -31,6 +33,6 @@ from ekiden.topi.nn.winograd import *  # noqa: F403
 
 _FAMILIES = (
     _activation, _conv, _conv_layouts, _deformable, _dense, _loss, _lstm, _norm, _pad, _pool,
-    _softmax, _space, _upsample, _winograd,
+    _recurrent, _softmax, _space, _upsample, _winograd,
 )  # fmt: skip
 __all__ = [name for family in _FAMILIES for name in family.__all__]

@@ -16,6 +16,7 @@ from ekiden.topi.rule import (
     conv2d_transpose,
     dense,
     depthwise,
+    recurrent,
     thread,
     winograd,
 )
@@ -39,6 +40,8 @@ RULES: dict[str, Rule] = {
 }
 # fmt: on
 """Anchors with kernels of their own; each takes one output that is elementwise on the anchor."""
+WHOLE: dict[str, Rule] = {"recurrent": recurrent.recurrent}
+"""Operations that are a kernel of their own, with all their outputs."""
 _ACCEPTS: dict[str, Callable[[te.Tensor], bool]] = {
     **dict.fromkeys(("batch_matmul", "matmul", "dense"), batch_matmul.accepts),
     "conv2d_transpose": conv2d_transpose.accepts,
@@ -55,6 +58,9 @@ def schedule(
     """
     if target.kind in thread.KINDS:
         return thread.schedule_threads(inputs, outputs, target, name)
+    whole = WHOLE.get(outputs[0].op.tag)
+    if whole is not None and all(t.op is outputs[0].op for t in outputs):
+        return whole(inputs, outputs, target, name)
     for tensor in te.post_order_tensors(outputs):
         rule = RULES.get(tensor.op.tag)
         accepts = _ACCEPTS.get(tensor.op.tag, has_known_weights)
@@ -63,4 +69,4 @@ def schedule(
     return schedule_default(inputs, outputs, target, name)
 
 
-__all__ = ["RULES", "Rule", "schedule"]
+__all__ = ["RULES", "WHOLE", "Rule", "schedule"]

@@ -7,7 +7,7 @@ from functools import reduce
 
 import numpy as np
 
-from ekiden.frontend.onnx.node import Converter, Node, Row
+from ekiden.frontend.onnx.node import Converter, Node, Result, Row
 from ekiden.frontend.onnx.value import Value
 from ekiden.ir.dtype import is_float, is_int
 from ekiden.relay import op
@@ -77,12 +77,12 @@ def _bit_shift(node: Node) -> Expr:
     return (op.left_shift if left else op.right_shift)(*node.exprs())
 
 
-def _aligned(function: Callable[[Node], Expr]) -> Converter:
+def _aligned(function: Converter) -> Converter:
     """Before opset 7: `broadcast` says whether the second input is stretched, `axis` where its
     shape begins in that of the first.
     """
 
-    def convert(node: Node) -> Expr:
+    def convert(node: Node) -> Result:
         if node.has("axis"):
             extra = node.rank(0) - node.get_int("axis") - node.rank(1)
             if extra > 0:

@@ -21,10 +21,8 @@ from ekiden.topi.shape import known
 
 def limits(dtype: str) -> tuple[int, int]:
     """The smallest and the largest integer of a dtype."""
-    bits = SCALAR_BITS[dtype]
-    return (
-        (0, (1 << bits) - 1) if is_unsigned(dtype) else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
-    )
+    half = 1 << (SCALAR_BITS[dtype] - 1)
+    return (0, 2 * half - 1) if is_unsigned(dtype) else (-half, half - 1)
 
 
 def _spread(node: Node, value: Value) -> Expr:
@@ -35,9 +33,8 @@ def _spread(node: Node, value: Value) -> Expr:
     rank = node.rank(0)
     axis = node.axis(node.get_int("axis", 1), rank)
     if len(shape) == 1:
-        return (
-            op.expand_dims(found, axis=1, num_newaxis=rank - axis - 1) if axis + 1 < rank else found
-        )
+        after = rank - axis - 1
+        return op.expand_dims(found, axis=1, num_newaxis=after) if after else found
     block = node.get_int("block_size", 0)
     if not block:
         node.unsupported("attribute 'block_size' must be positive where the scale has axes")
@@ -105,10 +102,10 @@ def _shifted(node: Node, data: int, zero: int, rows: bool = False) -> Expr:
         return wide
     shift = op.cast(node.scope.expr(point), "int32")
     if len(point.type.shape) == 1:
-        single = known(point.type.shape[0]) == 1
-        shift = (
-            op.reshape(shift, ()) if single else op.expand_dims(shift, axis=1) if rows else shift
-        )
+        if known(point.type.shape[0]) == 1:
+            shift = op.reshape(shift, ())
+        elif rows:
+            shift = op.expand_dims(shift, axis=1)
     return op.subtract(wide, shift)
 
 

@@ -7,6 +7,7 @@ from ekiden.relay.op.nn import dense as _dense
 from ekiden.relay.op.nn import norm as _norm
 from ekiden.relay.op.nn import pad as _pad
 from ekiden.relay.op.nn import pool as _pool
+from ekiden.relay.op.nn import recurrent as _recurrent
 from ekiden.relay.op.nn import space as _space
 from ekiden.relay.op.nn import volume as _volume
 from ekiden.relay.op.nn import winograd as _winograd
@@ -16,11 +17,12 @@ from ekiden.relay.op.nn.dense import *  # noqa: F403
 from ekiden.relay.op.nn.norm import *  # noqa: F403
 from ekiden.relay.op.nn.pad import *  # noqa: F403
 from ekiden.relay.op.nn.pool import *  # noqa: F403
+from ekiden.relay.op.nn.recurrent import *  # noqa: F403
 from ekiden.relay.op.nn.space import *  # noqa: F403
 from ekiden.relay.op.nn.volume import *  # noqa: F403
 from ekiden.relay.op.nn.winograd import *  # noqa: F403
 from ekiden.relay.op.reshape import batch_flatten
 
-_FAMILIES = (_activation, _conv, _dense, _norm, _pad, _pool, _space, _volume, _winograd)
+_FAMILIES = (_activation, _conv, _dense, _norm, _pad, _pool, _recurrent, _space, _volume, _winograd)
 __all__ = ["batch_flatten", "upsampling"]
 __all__ += [name for family in _FAMILIES for name in family.__all__]

@@ -1,0 +1,136 @@
+"""How references in machine code are written: a row for each architecture that images are made for.
+
+Sources: the psABI of x86-64, and ELF for the Arm 64-bit Architecture (AAELF64).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ekiden.runtime.errors import InternalError
+
+# fmt: off
+PC64, PC32, PLT32, GOTPCREL, GOTPCRELX, REX_GOTPCRELX = 24, 2, 4, 9, 41, 42
+PREL64, PREL32, JUMP26, CALL26 = 260, 261, 282, 283
+PAGE21, GOT_PAGE21, ADD_LOW12, GOT_LOW12 = 275, 311, 277, 312
+LOAD_LOW12 = {278: 0, 284: 1, 285: 2, 286: 3, 299: 4}   # -> log2 of the bytes loaded
+# fmt: on
+LOAD_WORD, ADD_WORD = 0xF9400000, 0x91000000
+"""`ldr x0, [x0, #0]` and `add x0, x0, #0`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A place in the code, `at`, that refers to `target`, both in bytes from the start of the text.
+
+    `is_slot`: the target is not what the symbol names but the slot of the address table that holds
+    its address.
+    """
+
+    kind: int
+    at: int
+    target: int
+    is_slot: bool
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What the linker must know of machine code."""
+
+    elf_machine: int
+    mark: int
+    """The byte in an image's header that names the architecture."""
+    filler: bytes
+    """An instruction that traps."""
+    stub_size: int
+    stub: Callable[[int, int], bytes]
+    """(place of a stub, slot that holds an address) -> code that jumps to the address."""
+    through_table: frozenset[int]
+    """Types of relocations that go through the address table."""
+    relocate: Callable[[bytearray, Reference], None]
+
+
+def _wrong(r: Reference) -> InternalError:
+    return InternalError(
+        f"image: relocation type {r.kind} against {r.name!r} is not position independent"
+    )
+
+
+def _x86_stub(at: int, slot: int) -> bytes:
+    return b"\xff\x25" + struct.pack("<i", slot - (at + 6)) + b"\xcc\xcc"  # jmp *slot(%rip)
+
+
+def _x86_relocate(out: bytearray, r: Reference) -> None:
+    if r.kind in X86_64.through_table and not r.is_slot:
+        if out[r.at - 2] != 0x8B:
+            raise InternalError(
+                f"image: {r.name!r} is reached through an address table but lies inside the image"
+            )
+        out[r.at - 2] = 0x8D  # mov becomes lea
+    if r.kind == PC64:
+        struct.pack_into("<q", out, r.at, r.target - r.at)
+    elif r.kind in (PC32, PLT32) or r.kind in X86_64.through_table:
+        struct.pack_into("<i", out, r.at, r.target - r.at)
+    else:
+        raise _wrong(r)
+
+
+def _pages(at: int, target: int) -> int:
+    """The immediate bits of an adrp that goes from the page of `at` to that of `target`."""
+    pages = (target >> 12) - (at >> 12)
+    return (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5
+
+
+def _arm_stub(at: int, slot: int) -> bytes:
+    low = (slot & 0xFFF) >> 3
+    return struct.pack(  # adrp x16, slot; ldr x16, [x16, :lo12:slot]; br x16
+        "<III", 0x90000010 | _pages(at, slot), LOAD_WORD | low << 10 | 0x210, 0xD61F0200
+    )
+
+
+def _arm_relocate(out: bytearray, r: Reference) -> None:
+    if r.kind in (PREL32, PREL64):
+        struct.pack_into("<i" if r.kind == PREL32 else "<q", out, r.at, r.target - r.at)
+        return
+    (word,) = struct.unpack_from("<I", out, r.at)
+    low = r.target & 0xFFF
+    if r.kind in (JUMP26, CALL26):
+        word |= (r.target - r.at) >> 2 & 0x3FFFFFF
+    elif r.kind in (PAGE21, GOT_PAGE21):
+        word |= _pages(r.at, r.target)
+    elif r.kind == ADD_LOW12:
+        word |= low << 10
+    elif r.kind == GOT_LOW12 and r.is_slot:
+        word |= low >> 3 << 10
+    elif r.kind == GOT_LOW12:
+        word = ADD_WORD | low << 10 | word & 0x3FF
+    elif r.kind in LOAD_LOW12:
+        word |= low >> LOAD_LOW12[r.kind] << 10
+    else:
+        raise _wrong(r)
+    struct.pack_into("<I", out, r.at, word)
+
+
+X86_64 = Architecture(
+    elf_machine=62,
+    mark=0,
+    filler=b"\xcc",
+    stub_size=8,
+    stub=_x86_stub,
+    through_table=frozenset((GOTPCREL, GOTPCRELX, REX_GOTPCRELX)),
+    relocate=_x86_relocate,
+)
+AARCH64 = Architecture(
+    elf_machine=183,
+    mark=1,
+    filler=b"\0\0\0\0",
+    stub_size=12,
+    stub=_arm_stub,
+    through_table=frozenset((GOT_PAGE21, GOT_LOW12)),
+    relocate=_arm_relocate,
+)
+ARCHITECTURES = {each.elf_machine: each for each in (X86_64, AARCH64)}
+"""By ELF's number of the machine."""

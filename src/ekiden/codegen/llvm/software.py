@@ -1,0 +1,80 @@
+"""What some processors have no instruction for, in instructions that all have.
+
+LLVM would call a library for these, and compiled code has none. x86-64 has no fused multiply-add
+below level v3 and no rounding to whole numbers below v2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ekiden.codegen.llvm.builder import Operand
+
+if TYPE_CHECKING:  # which reads the table below
+    from ekiden.codegen.llvm.float_math import FloatMath
+
+SPLITTER = 2.0**27 + 1
+"""Multiplying by it parts a float64 in halves of 26 bits (Veltkamp)."""
+
+
+def fma(m: FloatMath, x: Operand, y: Operand, z: Operand) -> Operand:
+    """x * y + z with the product kept whole: in float64 for float32, in two parts for float64
+    (Dekker 1971). The last bit may differ from an instruction's; where a part overflows the result
+    is that of the plain operations.
+    """
+    if not m.is_double:
+        wide = m.widen()
+        product = wide.mul(m.cast(x, wide), m.cast(y, wide))
+        return wide.cast(wide.add(product, m.cast(z, wide)), m)
+    product = m.mul(x, y)
+    (x_high, x_low), (y_high, y_low) = _split(m, x), _split(m, y)
+    lost = m.sub(m.mul(x_high, y_high), product)
+    lost = m.add(m.add(lost, m.mul(x_high, y_low)), m.mul(x_low, y_high))
+    lost = m.add(lost, m.mul(x_low, y_low))
+    total = m.add(product, z)
+    of_z = m.sub(total, product)
+    rest = m.add(m.sub(product, m.sub(total, of_z)), m.sub(z, of_z))
+    exact = m.add(total, m.add(lost, rest))
+    return m.select(m.b.compare("ord", m.dtype, exact, exact), exact, total)
+
+
+def _split(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
+    scaled = m.mul(x, m.const(SPLITTER))
+    high = m.sub(scaled, m.sub(scaled, x))
+    return high, m.sub(x, high)
+
+
+def round_even(m: FloatMath, x: Operand) -> Operand:
+    """The nearest whole number, the even one of two: 2**mantissa, added and taken away again."""
+    whole = 2.0**m.mantissa
+    large = m.copysign(m.const(whole), x)
+    near = m.copysign(m.sub(m.add(x, large), large), x)
+    return m.select(m.less(m.abs(x), m.const(whole)), near, x)
+
+
+def floor(m: FloatMath, x: Operand) -> Operand:
+    """The largest whole number that is not above x; zeros keep their sign."""
+    near = round_even(m, x)
+    return m.copysign(m.select(m.less(x, near), m.sub(near, m.const(1.0)), near), x)
+
+
+def ceil(m: FloatMath, x: Operand) -> Operand:
+    """The smallest whole number that is not below x."""
+    near = round_even(m, x)
+    return m.copysign(m.select(m.less(near, x), m.add(near, m.const(1.0)), near), x)
+
+
+def trunc(m: FloatMath, x: Operand) -> Operand:
+    """The whole number next to x towards zero."""
+    return m.copysign(floor(m, m.abs(x)), x)
+
+
+WITHOUT: dict[str, tuple[str, Callable[..., Operand]]] = {
+    "fma": ("fma", fma),
+    "roundeven": ("rounding", round_even),
+    "floor": ("rounding", floor),
+    "ceil": ("rounding", ceil),
+    "trunc": ("rounding", trunc),
+}
+"""LLVM's intrinsic -> the ability of a `Target` it needs, and what stands for it elsewhere."""

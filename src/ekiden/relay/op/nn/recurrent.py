@@ -1,0 +1,345 @@
+"""Layers of recurrent networks.
+
+`lstm`, `gru` and `rnn` make a layer of plain weights: the product of all inputs with their weight
+first (nn.dense), then nn.recurrent, the loop over time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.expr import Call, Expr, Tuple
+from ekiden.relay.op._declare import (
+    agree,
+    attrs_of,
+    call,
+    fail,
+    one_dtype,
+    rank_is,
+    tensor_fields,
+    tensors,
+)
+from ekiden.relay.op.broadcast import add
+from ekiden.relay.op.nn.dense import dense
+from ekiden.topi.cells import ACTIVATIONS, DEFAULTS, EXTRAS, GATES, ArrayMaths, Cell
+from ekiden.topi.nn.recurrent import pack_recurrent, packed_shape
+from ekiden.topi.shape import as_dim
+
+_NAME = "nn.recurrent"
+_PACK = "nn.contrib_pack_recurrent"
+
+
+@node("relay.attrs.RecurrentAttrs")
+class RecurrentAttrs(Attrs):
+    """The cell: kind ("rnn", "lstm" or "gru"), the names of the tensors after data and weight (of
+    bias, initial_h, initial_c, peephole, lengths), activations with an alpha and a beta each.
+
+    reverse: from the last step to the first. reset_first (gru): the reset multiplies the state, not
+    the product. input_forget (lstm): the forget gate is 1 - input gate. clip: of what goes into
+    activations, 0 for none.
+    """
+
+    kind: str = "lstm"
+    given: tuple[str, ...] = ()
+    activations: tuple[str, ...] = ()
+    alphas: tuple[float, ...] = ()
+    betas: tuple[float, ...] = ()
+    reverse: bool = False
+    reset_first: bool = False
+    input_forget: bool = False
+    clip: float = 0.0
+
+    @property
+    def cell(self) -> Cell:
+        """The same, as the kernel takes it."""
+        names = self.activations or DEFAULTS[self.kind]
+        alphas, betas = (
+            tuple(given) + (0.0,) * (len(names) - len(given)) for given in (self.alphas, self.betas)
+        )
+        return Cell(
+            self.kind,
+            tuple(zip(names, alphas, betas, strict=True)),
+            tuple(self.given),
+            self.reverse,
+            self.reset_first,
+            self.input_forget,
+            self.clip,
+        )
+
+
+def _check(wanted: RecurrentAttrs, count: int) -> None:
+    if wanted.kind not in GATES:
+        fail(_NAME, f"kind must be one of {', '.join(GATES)}, got {wanted.kind!r}")
+    unknown = [n for n in wanted.given if n not in EXTRAS]
+    if unknown or len(set(wanted.given)) < len(wanted.given):
+        fail(_NAME, f"given must name some of {', '.join(EXTRAS)} once, got {wanted.given}")
+    if count != 2 + len(wanted.given):
+        fail(_NAME, f"expected data, weight and {wanted.given}, got {count} tensors")
+    unknown = [n for n in wanted.activations if n not in ACTIVATIONS]
+    if unknown:
+        fail(_NAME, f"activations are {', '.join(ACTIVATIONS)}; got {', '.join(unknown)}")
+    if len(wanted.activations) not in (0, len(DEFAULTS[wanted.kind])):
+        needed = len(DEFAULTS[wanted.kind])
+        fail(_NAME, f"{wanted.kind} takes {needed} activations, got {len(wanted.activations)}")
+
+
+def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    wanted = attrs_of(RecurrentAttrs, attrs)
+    given = tensor_fields(_NAME, types)
+    _check(wanted, len(given))
+    data, weight = given[:2]
+    rank_is(_NAME, data, 3, "data")
+    if len(weight.shape) not in (2, 3):
+        fail(_NAME, f"'weight' must have 2 dimensions, or 3 if packed, got {len(weight.shape)}")
+    gates, hidden = GATES[wanted.kind], weight.shape[1]
+    if not isinstance(hidden, IntImm):
+        fail(_NAME, "the number of hidden units must be known")
+    rows = as_dim(gates * hidden.value)
+    if len(weight.shape) == 2:
+        agree(_NAME, weight.shape[0], rows, "rows of 'weight' and gates * hidden")
+    agree(_NAME, data.shape[2], rows, "the last dimension of 'data' and gates * hidden")
+    steps, batch = data.shape[:2]
+    extras = dict(zip(wanted.given, given[2:], strict=True))
+    shapes: Mapping[str, tuple[PrimExpr, ...]] = {
+        "bias": (rows,),
+        "initial_h": (batch, hidden),
+        "initial_c": (batch, hidden),
+        "peephole": (as_dim(3 * hidden.value),),
+        "lengths": (batch,),
+    }
+    for name, kind in extras.items():
+        rank_is(_NAME, kind, len(shapes[name]), name)
+        for got, expected in zip(kind.shape, shapes[name], strict=True):
+            agree(_NAME, got, expected, f"the shape of {name!r}")
+    lengths = extras.pop("lengths", None)
+    if lengths is not None and lengths.dtype != "int32":
+        fail(_NAME, f"'lengths' must be int32, got {lengths.dtype}")
+    if one_dtype(_NAME, (data, weight, *extras.values())) != "float32":
+        fail(_NAME, f"'data' must be float32, got {data.dtype}")
+    state = TensorType((batch, hidden), data.dtype)
+    every = TensorType((steps, batch, hidden), data.dtype)
+    return TupleType((every, state, *([state] if wanted.kind == "lstm" else [])))
+
+
+def _unpacked(weight: Array, gates: int) -> Array:
+    """[gates * hidden, hidden] of a packed weight."""
+    panels, hidden, width = weight.shape
+    tiles = weight.reshape(panels, hidden, gates, width // gates).transpose(2, 0, 3, 1)
+    return tiles.reshape(gates, -1, hidden)[:, :hidden].reshape(-1, hidden)
+
+
+def _reference(attrs: RecurrentAttrs, *arrays: Array) -> tuple[Array, ...]:
+    cell, (data, weight) = attrs.cell, arrays[:2]
+    extras = dict(zip(cell.given, arrays[2:], strict=True))
+    steps, batch = data.shape[:2]
+    weight = _unpacked(weight, cell.gates) if weight.ndim == 3 else weight
+    hidden = weight.shape[1]
+    zeros = np.zeros((batch, hidden), np.float32)
+    state = {name: np.array(extras.get(f"initial_{name}", zeros)) for name in ("h", "c")}
+    peephole = extras.get("peephole", np.zeros(3 * hidden, np.float32))
+    known = dict(zip(("p_i", "p_f", "p_o"), np.split(peephole, 3), strict=True))
+    lengths = extras.get("lengths", np.full(batch, steps))
+    made = np.zeros((steps, batch, hidden), np.float32)
+    for b in range(batch):
+        now = {name: value[b] for name, value in state.items()}
+        for t in range(lengths[b]):
+            at = lengths[b] - 1 - t if cell.reverse else t
+            now = _step(cell, data[at, b], weight, extras.get("bias"), now, known)
+            made[at, b] = now["h"]
+        for name, value in now.items():
+            state[name][b] = value
+    return (made, *(state[n] for n in ("h", "c")[: 2 if cell.kind == "lstm" else 1]))
+
+
+def _step(
+    cell: Cell,
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    state: Mapping[str, Array],
+    known: Mapping[str, Array],
+) -> dict[str, Array]:
+    now = {**state, **known}
+    parts, inputs = (np.split(a, cell.gates) for a in (weight, x))
+    biases = np.split(np.zeros_like(x) if bias is None else bias, cell.gates)
+    for phase, gates in enumerate(cell.phases):
+        source = now["reset"] if phase else state["h"]
+        products = [parts[g] @ source + biases[g] for g in gates]
+        now |= cell.step(ArrayMaths(), phase, [inputs[g] for g in gates], products, now)
+    return {name: now[name] for name in ("h", "c")}
+
+
+register_op(
+    OpDef(
+        name=_NAME,
+        arguments=("data",),
+        attrs=RecurrentAttrs,
+        relation=_relation,
+        reference=_reference,
+        lower=lambda attrs, inputs, out: topi.nn.recurrent(attrs.cell, inputs),
+        variadic=True,
+        fields=lambda attrs: 3 if attrs_of(RecurrentAttrs, attrs).kind == "lstm" else 2,
+        result="the hidden states of all steps, the last one and, of an lstm, the last cell state",
+        description="A recurrent layer over projected inputs [steps, batch, gates * hidden].",
+    )
+)
+
+
+@node("relay.attrs.PackRecurrentAttrs")
+class PackRecurrentAttrs(Attrs):
+    """Gates of the cell, hidden units of a panel."""
+
+    gates: int = 4
+    lanes: int = 16
+
+
+def _pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (weight,) = tensors(_PACK, types, 1)
+    wanted = attrs_of(PackRecurrentAttrs, attrs)
+    rank_is(_PACK, weight, 2, "weight")
+    return TensorType(packed_shape(weight.shape, wanted.gates, wanted.lanes), weight.dtype)
+
+
+def _pack_reference(attrs: PackRecurrentAttrs, weight: Array) -> Array:
+    hidden, lanes = weight.shape[1], attrs.lanes
+    panels = -(-hidden // lanes)
+    padded = np.zeros((attrs.gates, panels * lanes, hidden), weight.dtype)
+    padded[:, :hidden] = weight.reshape(attrs.gates, hidden, hidden)
+    tiles = padded.reshape(attrs.gates, panels, lanes, hidden).transpose(1, 3, 0, 2)
+    return np.ascontiguousarray(tiles.reshape(panels, hidden, attrs.gates * lanes))
+
+
+register_op(
+    OpDef(
+        name=_PACK,
+        arguments=("weight",),
+        attrs=PackRecurrentAttrs,
+        relation=_pack_relation,
+        reference=_pack_reference,
+        lower=lambda attrs, inputs, out: [pack_recurrent(inputs[0], attrs.gates, attrs.lanes)],
+        pattern=OpPattern.INJECTIVE,
+        result="[ceil(hidden / lanes), hidden, gates * lanes]",
+        description="A recurrent weight in the order in which nn.recurrent reads it.",
+    )
+)
+
+
+def contrib_pack_recurrent(weight: Expr, gates: int, lanes: int) -> Call:
+    """A recurrent weight [gates * hidden, hidden] in panels of `lanes` hidden units."""
+    return call(_PACK, weight, attrs=PackRecurrentAttrs(gates, lanes))
+
+
+def recurrent(
+    data: Expr,
+    weight: Expr,
+    kind: str = "lstm",
+    extras: Mapping[str, Expr | None] | None = None,
+    activations: Sequence[str] = (),
+    alphas: Sequence[float] = (),
+    betas: Sequence[float] = (),
+    reverse: bool = False,
+    reset_first: bool = False,
+    input_forget: bool = False,
+    clip: float = 0.0,
+) -> Call:
+    """The loop over time of a layer: data [steps, batch, gates * hidden] are projected inputs with
+    their biases, weight is [gates * hidden, hidden]; gates in the order i, f, g, o (lstm) or r, z,
+    n (gru). See RecurrentAttrs for the rest.
+    """
+    given = {k: v for k, v in (extras or {}).items() if v is not None}
+    attrs = RecurrentAttrs(
+        kind,
+        tuple(given),
+        tuple(activations),
+        tuple(alphas),
+        tuple(betas),
+        reverse,
+        reset_first,
+        input_forget,
+        clip,
+    )
+    return call(_NAME, Tuple((data, weight, *given.values())), attrs=attrs)
+
+
+def _layer(
+    kind: str,
+    data: Expr,
+    weight_i: Expr,
+    weight_h: Expr,
+    bias_i: Expr | None,
+    bias_h: Expr | None,
+    extras: Mapping[str, Expr | None],
+    **options: object,
+) -> Call:
+    """A layer of plain weights; a recurrent bias that only adds is added to the projection."""
+    projected = dense(data, weight_i)
+    kept = bias_h if kind == "gru" else None
+    for bias in (bias_i, None if kind == "gru" else bias_h):
+        projected = projected if bias is None else add(projected, bias)
+    return recurrent(projected, weight_h, kind, {"bias": kept, **extras}, **options)  # type: ignore[arg-type]
+
+
+def lstm(
+    data: Expr,
+    weight_i: Expr,
+    weight_h: Expr,
+    bias_i: Expr | None = None,
+    bias_h: Expr | None = None,
+    initial_h: Expr | None = None,
+    initial_c: Expr | None = None,
+    lengths: Expr | None = None,
+    peephole: Expr | None = None,
+    **options: object,
+) -> Call:
+    """An LSTM layer over [steps, batch, inputs]: all hidden states, the last one, the last cell
+    state. Weights and biases as PyTorch has them (gates i, f, g, o); peephole: [3 * hidden] for i,
+    f, o; the options of `recurrent`.
+    """
+    extras = {
+        "initial_h": initial_h,
+        "initial_c": initial_c,
+        "lengths": lengths,
+        "peephole": peephole,
+    }
+    return _layer("lstm", data, weight_i, weight_h, bias_i, bias_h, extras, **options)
+
+
+def gru(
+    data: Expr,
+    weight_i: Expr,
+    weight_h: Expr,
+    bias_i: Expr | None = None,
+    bias_h: Expr | None = None,
+    initial_h: Expr | None = None,
+    lengths: Expr | None = None,
+    **options: object,
+) -> Call:
+    """A GRU layer: all hidden states and the last one. Gates r, z, n as PyTorch has them."""
+    extras = {"initial_h": initial_h, "lengths": lengths}
+    return _layer("gru", data, weight_i, weight_h, bias_i, bias_h, extras, **options)
+
+
+def rnn(
+    data: Expr,
+    weight_i: Expr,
+    weight_h: Expr,
+    bias_i: Expr | None = None,
+    bias_h: Expr | None = None,
+    initial_h: Expr | None = None,
+    lengths: Expr | None = None,
+    **options: object,
+) -> Call:
+    """A plain recurrent layer (tanh unless told otherwise): all hidden states and the last one."""
+    extras = {"initial_h": initial_h, "lengths": lengths}
+    return _layer("rnn", data, weight_i, weight_h, bias_i, bias_h, extras, **options)
+
+
+__all__ = ["contrib_pack_recurrent", "gru", "lstm", "recurrent", "rnn"]

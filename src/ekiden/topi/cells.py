@@ -1,0 +1,242 @@
+"""The cells of recurrent networks: what one step computes.
+
+The projection of the inputs is a product over all steps at once, made before; what is left for a
+step is the product of the hidden state with the recurrent weight, and the cell:
+
+    rnn     h' = f(x + R h)
+    lstm    i, f, g, o = x + R h;  c' = f(f + p_f c) * c + f(i + p_i c) * g(g);
+            h' = f(o + p_o c') * h(c')
+    gru     r, z = f(x + R h);  n = g(x_n + r * (R_n h)), or g(x_n + R_n (r * h)) where the reset
+            comes first;  h' = (1 - z) * n + z * h
+
+A cell is written once, over the operations of `Maths`: the kernel computes it on vectors, the
+reference on arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from ekiden.ir.intrinsic import INTRINSICS, call_intrin
+from ekiden.ir.prim import Div, Max, Min, PrimExpr, const
+from ekiden.tir.expr import broadcast
+
+Value: TypeAlias = Any
+"""A vector expression or an array; the operators + - * work on both."""
+
+
+class Maths(Protocol):
+    """Functions of values beside + - *."""
+
+    def constant(self, value: float) -> Value:
+        """A number as a value."""
+
+    def call(self, name: str, value: Value) -> Value:
+        """An intrinsic of one argument."""
+
+    def divide(self, a: Value, b: Value) -> Value:
+        """a / b."""
+
+    def larger(self, a: Value, b: Value) -> Value:
+        """max(a, b)."""
+
+    def smaller(self, a: Value, b: Value) -> Value:
+        """min(a, b)."""
+
+
+@dataclass(frozen=True, slots=True)
+class VectorMaths:
+    """Operations on vectors of float32."""
+
+    lanes: int
+
+    def constant(self, value: float) -> PrimExpr:
+        """The number in every lane."""
+        return broadcast(const(value, "float32"), self.lanes)
+
+    def call(self, name: str, value: PrimExpr) -> PrimExpr:
+        """An intrinsic of one argument."""
+        return call_intrin(name, value)
+
+    def divide(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        """a / b."""
+        return Div(a, b, a.dtype)
+
+    def larger(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        """max(a, b)."""
+        return Max(a, b, a.dtype)
+
+    def smaller(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        """min(a, b)."""
+        return Min(a, b, a.dtype)
+
+
+class ArrayMaths:
+    """Operations on NumPy arrays of float32."""
+
+    def constant(self, value: float) -> Value:
+        """A scalar."""
+        return np.float32(value)
+
+    def call(self, name: str, value: Value) -> Value:
+        """An intrinsic of one argument."""
+        return INTRINSICS[name].reference(value)
+
+    def divide(self, a: Value, b: Value) -> Value:
+        """a / b."""
+        return a / b
+
+    def larger(self, a: Value, b: Value) -> Value:
+        """max(a, b)."""
+        return np.maximum(a, b)
+
+    def smaller(self, a: Value, b: Value) -> Value:
+        """min(a, b)."""
+        return np.minimum(a, b)
+
+
+Activation: TypeAlias = Callable[[Maths, Value, float, float], Value]
+
+
+def _relu(m: Maths, x: Value) -> Value:
+    return m.larger(x, m.constant(0.0))
+
+
+def _negative(m: Maths, x: Value) -> Value:
+    return m.smaller(x, m.constant(0.0))
+
+
+def _unit(m: Maths, x: Value) -> Value:
+    return m.larger(m.smaller(x, m.constant(1.0)), m.constant(0.0))
+
+
+def _softplus(m: Maths, x: Value) -> Value:
+    """log(1 + exp(x)) as max(x, 0) + log(1 + exp(-|x|))."""
+    decay = m.call("exp", m.constant(0.0) - m.call("abs", x))
+    return _relu(m, x) + m.call("log", m.constant(1.0) + decay)
+
+
+def _elu(m: Maths, x: Value, alpha: float) -> Value:
+    """x, or alpha (exp(x) - 1) where x < 0."""
+    return _relu(m, x) + m.constant(alpha) * (m.call("exp", _negative(m, x)) - m.constant(1.0))
+
+
+# fmt: off
+ACTIVATIONS: dict[str, Activation] = {
+    "sigmoid":      lambda m, x, a, b: m.call("sigmoid", x),
+    "tanh":         lambda m, x, a, b: m.call("tanh", x),
+    "relu":         lambda m, x, a, b: _relu(m, x),
+    "affine":       lambda m, x, a, b: m.constant(a) * x + m.constant(b),
+    "leaky_relu":   lambda m, x, a, b: _relu(m, x) + m.constant(a) * _negative(m, x),
+    "scaled_tanh":  lambda m, x, a, b: m.constant(a) * m.call("tanh", m.constant(b) * x),
+    "hard_sigmoid": lambda m, x, a, b: _unit(m, m.constant(a) * x + m.constant(b)),
+    "elu":          lambda m, x, a, b: _elu(m, x, a),
+    "softsign":     lambda m, x, a, b: m.divide(x, m.constant(1.0) + m.call("abs", x)),
+    "softplus":     lambda m, x, a, b: _softplus(m, x),
+}
+# fmt: on
+"""name -> function of (operations, value, alpha, beta), as ONNX defines them."""
+
+GATES = {"rnn": 1, "lstm": 4, "gru": 3}
+"""Cells, and the products each makes."""
+DEFAULTS = {"rnn": ("tanh",), "lstm": ("sigmoid", "tanh", "tanh"), "gru": ("sigmoid", "tanh")}
+"""Their activations, in the order f, g, h."""
+EXTRAS = ("bias", "initial_h", "initial_c", "peephole", "lengths")
+"""What a layer may be given beside data and weight: a recurrent bias [gates * hidden], the first
+states [batch, hidden], weights from the cell to i, f, o [3 * hidden], the number of steps of each
+sequence [batch] (int32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is fixed about a layer; activations by name with alpha and beta, `given` from EXTRAS."""
+
+    kind: str
+    activations: tuple[tuple[str, float, float], ...]
+    given: tuple[str, ...] = ()
+    reverse: bool = False
+    reset_first: bool = False
+    input_forget: bool = False
+    clip: float = 0.0
+
+    @property
+    def gates(self) -> int:
+        """Gates of a step."""
+        return GATES[self.kind]
+
+    @property
+    def phases(self) -> tuple[tuple[int, ...], ...]:
+        """Gates of each product of a step; a second one multiplies what the first made."""
+        return ((0, 1), (2,)) if self.reset_first else (tuple(range(self.gates)),)
+
+    def act(self, m: Maths, n: int, x: Value) -> Value:
+        """The n-th activation, of a value that is clipped before."""
+        name, alpha, beta = self.activations[n]
+        if self.clip:
+            x = m.larger(m.smaller(x, m.constant(self.clip)), m.constant(-self.clip))
+        return ACTIVATIONS[name](m, x, alpha, beta)
+
+    def step(
+        self,
+        m: Maths,
+        phase: int,
+        x: Sequence[Value],
+        r: Sequence[Value],
+        state: Mapping[str, Value],
+    ) -> dict[str, Value]:
+        """What a phase makes of the projections of its gates, its products with the state (biases
+        added) and what there was before: h, c, p_i, p_f, p_o, and "update" of an earlier phase.
+
+        "h" and "c" are new states, "reset" is what the next phase multiplies.
+        """
+        if self.kind == "rnn":
+            return {"h": self.act(m, 0, x[0] + r[0])}
+        if self.kind == "lstm":
+            return self._lstm(m, [a + b for a, b in zip(x, r, strict=True)], state)
+        return self._gru(m, phase, x, r, state)
+
+    def _lstm(self, m: Maths, gates: list[Value], state: Mapping[str, Value]) -> dict[str, Value]:
+        i, f, g, o = gates
+        old = state["c"]
+        if "peephole" in self.given:
+            i, f = i + state["p_i"] * old, f + state["p_f"] * old
+        take = self.act(m, 0, i)
+        keep = m.constant(1.0) - take if self.input_forget else self.act(m, 0, f)
+        new = keep * old + take * self.act(m, 1, g)
+        if "peephole" in self.given:
+            o = o + state["p_o"] * new
+        name, alpha, beta = self.activations[2]
+        return {"c": new, "h": self.act(m, 0, o) * ACTIVATIONS[name](m, new, alpha, beta)}
+
+    def _gru(
+        self,
+        m: Maths,
+        phase: int,
+        x: Sequence[Value],
+        r: Sequence[Value],
+        state: Mapping[str, Value],
+    ) -> dict[str, Value]:
+        if phase == 1:
+            update, new = state["update"], self.act(m, 1, x[0] + r[0])
+        else:
+            reset, update = (self.act(m, 0, x[n] + r[n]) for n in range(2))
+            if self.reset_first:
+                return {"reset": reset * state["h"], "update": update}
+            new = self.act(m, 1, x[2] + reset * r[2])
+        return {"h": (m.constant(1.0) - update) * new + update * state["h"]}
+
+
+__all__ = [
+    "ACTIVATIONS",
+    "DEFAULTS",
+    "EXTRAS",
+    "GATES",
+    "ArrayMaths",
+    "Cell",
+    "Maths",
+    "VectorMaths",
+]

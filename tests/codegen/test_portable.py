@@ -1,0 +1,84 @@
+"""Code for processors without fused multiply-add, rounding or float16 instructions: what stands for
+them, against NumPy on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from conftest import build, map_kernel
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import PrimExpr, cast
+from ekiden.target import Target
+
+Array = np.ndarray
+LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3")
+level = pytest.mark.parametrize("level", LEVELS)
+
+
+def run(
+    level: str, body: Callable[..., PrimExpr], arrays: list[Array], output: str, lanes: int
+) -> Array:
+    """An elementwise kernel compiled for a level of x86-64."""
+    count = -(-len(arrays[0]) // lanes) * lanes
+    padded = [np.resize(a, count) for a in arrays]
+    out = np.zeros(count, output)
+    func = map_kernel(body, [str(a.dtype) for a in arrays], output, lanes, count)
+    build(func, Target.parse(f"llvm -mcpu={level}"))(*padded, out)
+    return out[: len(arrays[0])]
+
+
+@level
+def test_every_float16_to_float32(level: str) -> None:
+    x = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    found = run(level, lambda v: cast(v, "float32x8"), [x], "float32", 8)
+    np.testing.assert_array_equal(found, x.astype(np.float32))
+
+
+@level
+def test_float32_to_float16_at_every_boundary(level: str) -> None:
+    """Each float16, the middles between two, and their float32 neighbours."""
+    exact = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    middle = (exact[1:] + exact[:-1]) / 2
+    x = np.concatenate([exact, middle, np.nextafter(middle, np.float32(0)),
+                        np.nextafter(middle, np.float32(np.inf)),
+                        np.array([65519.996, 65520, 1e38, np.inf, np.nan, 1e-45], "f")])  # fmt: skip
+    x = np.concatenate([x, -x])
+    with np.errstate(over="ignore"):
+        expected = x.astype(np.float16)
+    found = run(level, lambda v: cast(v, "float16x8"), [x], "float16", 8)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+
+
+ROUNDINGS = {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint}
+
+
+@level
+@pytest.mark.parametrize("name", ROUNDINGS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rounding(level: str, name: str, dtype: str) -> None:
+    whole = 2.0 ** (23 if dtype == "float32" else 52)
+    random = np.random.default_rng(3).normal(size=2000) * 10
+    edges = [0.0, 0.25, 0.5, 0.75, 1.5, 2.5, 1e-30, whole - 0.5, whole, whole + 1, 1e30, np.inf]
+    x = np.concatenate([random, edges, np.negative(edges), [np.nan]]).astype(dtype)
+    for lanes in (1, 8):
+        found = run(level, lambda v: call_intrin(name, v, dtype=v.dtype), [x], dtype, lanes)
+        np.testing.assert_array_equal(found, ROUNDINGS[name](x))
+        signs = ~np.isnan(x)
+        np.testing.assert_array_equal(np.signbit(found)[signs], np.signbit(x)[signs])
+
+
+@level
+@pytest.mark.parametrize("name", ["log", "pow"])
+def test_functions_that_need_exact_products(level: str, name: str) -> None:
+    random = np.random.default_rng(4)
+    x, y = random.uniform(0.5, 3, 4000), random.uniform(-40, 40, 4000)
+    arrays = [x] if name == "log" else [x, y]
+    want = np.log(x.astype("g")) if name == "log" else np.power(x.astype("g"), y.astype("g"))
+    found = run(level, lambda *v: call_intrin(name, *v, dtype=v[0].dtype), arrays, "float64", 4)
+    errors = np.abs(found - want) / np.spacing(np.abs(want).astype("float64"))
+    assert errors.max() <= 2

@@ -1,0 +1,121 @@
+"""Runs kernels for AArch64 on any machine: the emulator of the `unicorn` package, an image mapped
+in it, and arguments as the C runtime would give them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import unicorn
+from unicorn import arm64_const as arm
+
+from ekiden.codegen.llvm.image import inspect
+
+TEXT, SERVICES, STACK, DATA = 0x1000_0000, 0x2000_0000, 0x3000_0000, 0x4000_0000
+STACK_SIZE, DATA_SIZE = 1 << 20, 64 << 20
+DLTENSOR_PTR = 7
+SERVICE_SIZE, RETURN = 32, 0xD65F03C0
+PARALLEL_FOR = struct.pack(
+    "<8I",
+    0xF100005F,  # cmp x2, #0
+    0x5400006C,  # b.gt over the next two
+    0xAA1F03E0,  # mov x0, xzr
+    RETURN,
+    0xAA0003E9,  # mov x9, x0
+    0xAA0103E0,  # mov x0, x1
+    0xAA1F03E1,  # mov x1, xzr
+    0xD61F0120,  # br x9: body(context, 0, n)
+)
+DTYPES = {"float32": (2, 32), "float16": (2, 16), "float64": (2, 64), "int32": (0, 32),
+          "int64": (0, 64), "int8": (0, 8), "uint8": (1, 8), "uint16": (1, 16), "int16": (0, 16),
+          "uint32": (1, 32), "uint64": (1, 64), "bool": (6, 8), "bfloat16": (4, 16)}  # fmt: skip
+
+
+class Emulator:
+    """A machine with an image in its memory; `call` runs an export on arrays, in place."""
+
+    def __init__(self, image: bytes) -> None:
+        self.info = inspect(image)
+        self.machine = unicorn.Uc(unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM)
+        self.machine.ctl_set_cpu_model(arm.UC_CPU_ARM64_A72)
+        self.top = DATA
+        text = self.info.text
+        pages = -(-len(text) // 4096) * 4096
+        slots = b"".join(
+            struct.pack("<Q", SERVICES + SERVICE_SIZE * i) for i in range(len(self.info.imports))
+        )
+        self.machine.mem_map(TEXT, pages + 4096)
+        self.machine.mem_write(TEXT, text)
+        self.machine.mem_write(TEXT + pages, slots)
+        self.machine.mem_map(SERVICES, 4096)
+        self.machine.mem_write(SERVICES, struct.pack("<I", RETURN) * 1024)
+        for i, name in enumerate(self.info.imports):
+            if name == "ek_parallel_for":
+                self.machine.mem_write(SERVICES + SERVICE_SIZE * i, PARALLEL_FOR)
+        self.machine.mem_map(STACK, STACK_SIZE)
+        self.machine.mem_map(DATA, DATA_SIZE)
+        self.machine.reg_write(arm.UC_ARM64_REG_CPACR_EL1, 3 << 20)  # vector instructions on
+        self.machine.hook_add(
+            unicorn.UC_HOOK_CODE, self._service, begin=SERVICES, end=SERVICES + 4095
+        )
+
+    def _service(self, machine: unicorn.Uc, address: int, size: int, data: object) -> None:
+        names: dict[str, Callable[[int, int, int], int]] = {
+            "memset": self._memset,
+            "memcpy": self._memcpy,
+            "memmove": self._memcpy,
+            "ek_workspace_alloc": lambda n, _1, _2: self.reserve(n),
+            "ek_workspace_free": lambda _0, _1, _2: 0,
+            "ek_kernel_error": lambda _0, _1, _2: -1 & (1 << 64) - 1,
+        }
+        name = self.info.imports[(address - SERVICES) // SERVICE_SIZE]
+        if name == "ek_parallel_for":
+            return
+        given = [machine.reg_read(r) for r in (arm.UC_ARM64_REG_X0, arm.UC_ARM64_REG_X1,
+                                               arm.UC_ARM64_REG_X2)]  # fmt: skip
+        machine.reg_write(arm.UC_ARM64_REG_X0, names[name](*given))
+
+    def _memset(self, to: int, value: int, size: int) -> int:
+        self.machine.mem_write(to, bytes([value & 255]) * size)
+        return to
+
+    def _memcpy(self, to: int, source: int, size: int) -> int:
+        self.machine.mem_write(to, bytes(self.machine.mem_read(source, size)))
+        return to
+
+    def reserve(self, size: int) -> int:
+        """The address of fresh memory."""
+        at = self.top
+        self.top += -(-size // 64) * 64 + 64
+        return at
+
+    def put(self, data: bytes) -> int:
+        """Bytes in fresh memory; their address."""
+        at = self.reserve(len(data))
+        self.machine.mem_write(at, data)
+        return at
+
+    def _tensor(self, array: np.ndarray) -> tuple[int, int]:
+        """(address of a DLTensor, address of its elements)"""
+        code, bits = DTYPES[array.dtype.name]
+        data = self.put(array.tobytes())
+        shape = self.put(struct.pack(f"<{array.ndim}q", *array.shape))
+        fields = (data, 1, 0, array.ndim, code, bits, 1, shape, 0, 0)
+        return self.put(struct.pack("<QiiiBBHQQQ", *fields)), data
+
+    def call(self, name: str, *arrays: np.ndarray) -> int:
+        """Run a kernel; arrays get what it wrote. What the kernel returned."""
+        made = [self._tensor(a) for a in arrays]
+        values = b"".join(struct.pack("<iiQ", DLTENSOR_PTR, 0, at) for at, _ in made)
+        arguments = (0, self.put(values), len(arrays), self.put(bytes(16)))
+        for register, value in enumerate(arguments):
+            self.machine.reg_write(arm.UC_ARM64_REG_X0 + register, value)
+        self.machine.reg_write(arm.UC_ARM64_REG_SP, STACK + STACK_SIZE - 64)
+        self.machine.reg_write(arm.UC_ARM64_REG_X30, SERVICES + 4092)
+        self.machine.emu_start(TEXT + self.info.exports[name], SERVICES + 4092)
+        for array, (_, data) in zip(arrays, made, strict=True):
+            found = self.machine.mem_read(data, array.nbytes)
+            array[...] = np.frombuffer(found, array.dtype).reshape(array.shape)
+        return int(self.machine.reg_read(arm.UC_ARM64_REG_W0))
