@@ -5,6 +5,7 @@ from ekiden.ir.op import get
 from ekiden.relay.op import algebra as _algebra
 from ekiden.relay.op import broadcast as _broadcast
 from ekiden.relay.op import create as _create
+from ekiden.relay.op import dynamic as dyn
 from ekiden.relay.op import elementwise as _elementwise
 from ekiden.relay.op import (
     image,
@@ -62,5 +63,16 @@ attach("", globals())
 for _family in _NAMESPACES:
     attach(_family.__name__.rpartition(".")[2] + ".", vars(_family))
 
-__all__ = ["get", "image", "memory", "nn", "op", "random", "register_gradient", "vision", "vm"]
+__all__ = [
+    "dyn",
+    "get",
+    "image",
+    "memory",
+    "nn",
+    "op",
+    "random",
+    "register_gradient",
+    "vision",
+    "vm",
+]
 __all__ += [name for family in _FAMILIES for name in family.__all__]
