@@ -17,11 +17,12 @@ from ekiden.backend.vm.compile import compile_module
 from ekiden.backend.vm.pipeline import optimize
 from ekiden.codegen.parallel import Progress
 from ekiden.driver.executable import Dim, Executable
+from ekiden.driver.sequences import SEQUENCE
 from ekiden.frontend.onnx import from_onnx
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.text import prim_text
-from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay.analysis import shape_conditions
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType, NameDimensions
@@ -114,9 +115,10 @@ def describe(module: IRModule) -> dict[str, object]:
     names = module.attrs.get("input_names") or [p.name_hint for p in main.params]
     out_names = module.attrs.get("output_names") or [f"output{i}" for i in range(len(results))]
     assert isinstance(names, Sequence) and isinstance(out_names, Sequence)
+    lists = bool(module.attrs.get("sequences"))
     return {
-        "inputs": [_describe(str(n), k) for n, k in zip(names, kinds, strict=True)],
-        "outputs": [_describe(str(n), k) for n, k in zip(out_names, results, strict=True)],
+        "inputs": [_describe(str(n), k, lists) for n, k in zip(names, kinds, strict=True)],
+        "outputs": [_describe(str(n), k, lists) for n, k in zip(out_names, results, strict=True)],
         "limits": limits(kinds),
     }
 
@@ -131,7 +133,12 @@ def _fields(kind: Type) -> list[Type]:
     return list(kind.fields) if isinstance(kind, TupleType) else [kind]
 
 
-def _describe(name: str, kind: Type) -> dict[str, object]:
+def _describe(name: str, kind: Type, lists: bool) -> dict[str, object]:
+    """`lists` says that a List of tensors is one of Python at run time."""
+    element = kind.args[0] if lists and isinstance(kind, TypeCall) else None
+    if isinstance(element, TensorType):
+        shape = [_dim(d) for d in element.shape]
+        return {"name": name, "shape": shape, "dtype": f"{SEQUENCE}{element.dtype}"}
     if not isinstance(kind, TensorType):
         return {"name": name, "shape": [], "dtype": "object"}
     return {"name": name, "shape": [_dim(d) for d in kind.shape], "dtype": kind.dtype}

@@ -13,11 +13,23 @@ from ekiden.frontend.onnx.converters import (
     norm,
     pool,
     reduction,
+    sequence,
     shape,
 )
 from ekiden.frontend.onnx.node import Converter, Row
 
-FAMILIES = (elementwise, reduction, shape, movement, linear, convolution, pool, norm, control)
+FAMILIES = (
+    elementwise,
+    reduction,
+    shape,
+    movement,
+    linear,
+    convolution,
+    pool,
+    norm,
+    control,
+    sequence,
+)
 
 
 def _table(rows: Iterable[Row]) -> dict[tuple[str, str], tuple[Row, ...]]:
