@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - graphs in a line
 """Sequences and optional values: known at import, carried by loops, as inputs and outputs."""
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.metadata import version
@@ -19,6 +19,7 @@ from ekiden.codegen.parallel import Progress
 from ekiden.driver.executable import Dim, Executable
 from ekiden.driver.sequences import SEQUENCE
 from ekiden.frontend.onnx import from_onnx
+from ekiden.frontend.onnx.importer import Shapes
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.text import prim_text
@@ -36,7 +37,7 @@ EXECUTORS = ("vm", "aot")
 """How an executable runs: its bytecode is interpreted, or has native code beside it."""
 
 
-def import_model(model: Model, shape: Mapping[str, Sequence[Dim]] | None = None) -> IRModule:
+def import_model(model: Model, shape: Shapes | None = None) -> IRModule:
     """A module from whatever `compile` takes. Raises CompileError for anything else."""
     if isinstance(model, IRModule):
         return model
@@ -50,7 +51,7 @@ def compile(
     model: Model,
     target: str | Target = "llvm",
     *,
-    shape: Mapping[str, Sequence[Dim]] | None = None,
+    shape: Shapes | None = None,
     executor: str = "vm",
 ) -> Executable:
     """Compile a model: a path to an ONNX file, its bytes, an onnx.ModelProto, or an IRModule with a
@@ -68,7 +69,7 @@ def compile(
 def compile_to_bytes(
     model: Model,
     target: str | Target = "llvm",
-    shape: Mapping[str, Sequence[Dim]] | None = None,
+    shape: Shapes | None = None,
     executor: str = "vm",
 ) -> bytes:
     """The bytes of the artifact that `compile` makes and `Executable.save` writes."""

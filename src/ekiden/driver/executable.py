@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
 
 from ekiden import runtime
 from ekiden.backend.vm.disassemble import disassemble
@@ -103,11 +102,11 @@ class Executable:
             self._checked = shapes
         result = self._vm.invoke("main", *values)
         if self._gives_lists:
-            return self._with_lists(result)
-        assert isinstance(result, (runtime.Tensor, tuple))
-        return result
+            result = self._with_lists(result)
+        assert isinstance(result, (runtime.Tensor, tuple)) or self._gives_lists
+        return result  # type: ignore[return-value]  # a list where the result is one sequence
 
-    def _with_lists(self, result: object) -> Any:  # noqa: ANN401 - a list among tensors
+    def _with_lists(self, result: object) -> object:
         """The outputs with sequences as lists."""
         outputs = result if len(self.outputs) > 1 else (result,)
         assert isinstance(outputs, tuple)

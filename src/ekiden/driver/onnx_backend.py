@@ -14,6 +14,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from ekiden.driver.build import compile
 from ekiden.driver.executable import Executable
+from ekiden.frontend.onnx.importer import Dims, Shapes
 from ekiden.ir.op import Array
 from ekiden.runtime import Tensor
 from ekiden.runtime.errors import UnsupportedError
@@ -88,7 +89,7 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
                     continue
             return self._made[key]
 
-    def _given_shapes(self, named: Mapping[str, object]) -> dict[str, object]:
+    def _given_shapes(self, named: Mapping[str, object]) -> Shapes:
         """The shapes of sequences and optional inputs, where the model has such."""
         if not self._shapes_decide:
             return {}
@@ -96,7 +97,7 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
         return {i.name: _shape_of(named.get(i.name)) for i in inputs}
 
 
-def _shape_of(value: object) -> object:
+def _shape_of(value: object) -> Dims | list[Dims] | None:
     """What `compile` takes as shape: that of an array, a list of them, None for what is absent."""
     if isinstance(value, (list, tuple)):
         return [np.asarray(each).shape for each in value]

@@ -94,7 +94,7 @@ def _runtime() -> str:
 
 def _compiler() -> str:
     x = relay.var("x", shape=(4,))
-    executable = ekiden.compile(ekiden.IRModule.from_expr(relay.Function([x], x + x)))
+    executable = ekiden.compile(ekiden.IRModule.from_expr(relay.Function((x,), x + x)))
     found = executable(np.ones(4, np.float32))
     assert isinstance(found, runtime.Tensor) and found.numpy().tolist() == [2.0] * 4
     return f"ekiden {version('ekiden')}, llvmlite {version('llvmlite')}: a kernel ran"
@@ -112,7 +112,7 @@ def _cache() -> str:
 
 def _export() -> str:
     x = relay.var("x", shape=(1,))
-    executable = ekiden.compile(ekiden.IRModule.from_expr(relay.Function([x], x + x)))
+    executable = ekiden.compile(ekiden.IRModule.from_expr(relay.Function((x,), x + x)))
     with tempfile.TemporaryDirectory() as where:
         export_library(executable.raw, Path(where, "model.so"))
     return "a shared library was made"

@@ -206,7 +206,8 @@ class _Import:
 
     def _shape(self, info: onnx.ValueInfoProto) -> tuple[PrimExpr, ...]:
         given = self.shapes.get(info.name)
-        dims = [_stated(d) for d in info.type.tensor_type.shape.dim] if given is None else given
+        stated = [_stated(d) for d in info.type.tensor_type.shape.dim]
+        dims = stated if given is None else [_one(info.name, d) for d in given]
         return tuple(self._dim(info.name, axis, d) for axis, d in enumerate(dims))
 
     def _dim(self, name: str, axis: int, stated: int | str | None) -> PrimExpr:
@@ -223,6 +224,13 @@ class _Import:
             if value is not None and value.array is not None and value.array.dtype.kind == "f":
                 self.graph.values[name] = self._add_param(name, value.type)
                 self.params[name] = value.array
+
+
+def _one(name: str, dim: object) -> int | str | None:
+    """A dimension as `shape` gives it."""
+    if dim is None or isinstance(dim, (int, str)):
+        return dim
+    raise ImportModelError(f"shape of {name!r}: a number, a name or None expected, got {dim!r}")
 
 
 def _stated(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:

@@ -11,7 +11,6 @@ from ekiden.frontend.onnx.loop import Iteration, Loop, Parts, as_scalar, stacked
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.sequence_value import Absent, SequenceValue
 from ekiden.frontend.onnx.value import Value, constant
-from ekiden.ir.prim import IntImm
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
 from ekiden.relay.op import sequence
@@ -141,7 +140,7 @@ def _parts(node: Node, axis: int, sizes: Sequence[int], keepdims: bool) -> Value
             part = op.squeeze(part, axis=[axis])
         items.append(node.scope.bound(part))
         first = end
-    if first != (node.shape(0)[axis].value if isinstance(node.shape(0)[axis], IntImm) else first):
+    if first != known(node.shape(0)[axis]):
         node.unsupported(f"'split' must add up to the extent of axis {axis}")
     return SequenceValue(items, dtype=node.dtype(0))
 
