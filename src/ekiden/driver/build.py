@@ -25,7 +25,6 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.analysis import shape_conditions
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType, NameDimensions
-from ekiden.relay.transform.inline import inline
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 
@@ -79,14 +78,13 @@ def compile_to_bytes(
 
 
 def _with_conditions(module: IRModule) -> IRModule:
-    """The module with what its operators need of named dimensions, unless its frontend said so."""
+    """The module with what the operators of `main` need of its named dimensions, unless its frontend
+    said so.
+    """
     if "constraints" in module.attrs:
         return module
     module = InferType()(module)
-    flat = module
-    if len(module.functions) > 1:  # what is called is seen with the dimensions of its caller
-        flat = InferType()(inline(module, lambda name, function: name.name_hint != "main"))
-    main = flat["main"]
+    main = module["main"]
     assert isinstance(main, Function)
     attrs = {**module.attrs, "constraints": tuple(shape_conditions(main))}
     return IRModule(dict(module.functions.items()), module.type_definitions, attrs)

@@ -15,11 +15,12 @@ import numpy as np
 
 from ekiden.backend.external import build_external, is_external
 from ekiden.backend.kernels.build import build_kernels
-from ekiden.backend.kernels.lower import Constraint, shape_function
-from ekiden.backend.vm.dims import Dims, dims_of, is_static, sources, values
+from ekiden.backend.kernels.lower import Constraint
+from ekiden.backend.vm.dims import Plan, Stage, is_static, values
 from ekiden.backend.vm.emit import Emitter, Scope, emit_scope
 from ekiden.backend.vm.match import Leaf, Path, Test, decision_tree
 from ekiden.backend.vm.registers import allocate
+from ekiden.backend.vm.stages import arguments, sources, stage_kernel
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
@@ -47,7 +48,6 @@ from ekiden.relay.transform.memory_plan import op_name
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
-from ekiden.tir.stmt import PrimFunc
 
 _Parts: TypeAlias = dict[Path, int]
 """Registers of parts of a value."""
@@ -70,7 +70,7 @@ class _Program:
     functions: dict[str, int]
     closures: set[str]
     primitives: dict[Function, int] = field(default_factory=dict)
-    shape_functions: dict[str, int] = field(default_factory=dict)
+    shape_functions: dict[Stage, int] = field(default_factory=dict)
     constants: list[Array] = field(default_factory=list)
     _numbers: dict[object, int] = field(default_factory=dict)
 
@@ -96,45 +96,51 @@ def _flatten_closure(function: Function) -> Function:
 class _FunctionCompiler(Emitter):
     """Emits the instructions of one function."""
 
-    def __init__(self, program: _Program, name: str, function: Function, dims: Dims) -> None:
+    def __init__(self, program: _Program, plan: Plan) -> None:
+        function = plan.function
         super().__init__(len(function.params))
         self.program = program
-        self.name = name
+        self.plan = plan
+        self.name = plan.name
         self.function = function
-        self.dims = dims
         self.registers: dict[RelayExpr, int] = {p: i for i, p in enumerate(function.params)}
-        self.dims_register = -1
+        self.vectors: dict[Stage, int] = {}
+        """Stage -> the register of the vector that it computes."""
 
     def compile(self) -> VMFunction:
         """The whole function."""
-        if self.dims.exprs:
-            self._compute_dims()
+        if self.plan.entry.dims.exprs:
+            found = sources(self.function, self.plan.entry.dims).tensors
+            held: _Parts = {(i,): i for i in range(len(self.function.params))}
+            self._compute(self.plan.entry, [self._part(each.path, held) for each in found])
         emit_scope(self._scope(self.function.body, None))
         params = tuple(p.name_hint for p in self.function.params)
         return VMFunction(self.name, params, *allocate(self.code(), len(params)))
 
-    def _compute_dims(self) -> None:
-        size = self.new()
-        self.emit("LoadConsti", dst=size, value=8 * len(self.dims.exprs))
-        storage, self.dims_register = self.new(), self.new()
-        self.emit("AllocStorage", dst=storage, size=size, size_index=0, alignment=64, device=HOST)
-        shape = (len(self.dims.exprs),)
-        self.emit(
-            "AllocTensor",
-            dst=self.dims_register,
-            storage=storage,
-            offset=0,
-            dtype="int64",
-            shape=shape,
+    def _compute(self, stage: Stage, tensors: Sequence[int]) -> None:
+        """Compute the vector of a stage from tensors and the vectors before it."""
+        length = len(stage.dims.exprs)
+        size = self._load_int(8 * length)
+        storage = self.into("AllocStorage", size=size, size_index=0, alignment=64, device=HOST)
+        vector = self.into(
+            "AllocTensor", storage=storage, offset=0, dtype="int64", shape=(length,)
         )
-        found = sources(self.function, self.dims).tensors
-        params: _Parts = {(i,): i for i in range(len(self.function.params))}
-        args = (*(self._part(each.path, params) for each in found), self.dims_register)
-        index = self.program.shape_functions[self.name]
+        args = (*tensors, *(self.vectors[s] for s in stage.earlier), vector)
+        index = self.program.shape_functions[stage]
         self.emit("InvokePacked", packed_index=index, output_size=1, args=args)
+        self.vectors[stage] = vector
+
+    def _compute_later(self, stage: Stage | None) -> None:
+        """Compute the vector of a stage after the entry, if there is one."""
+        if stage is None:
+            return
+        found = arguments(stage)
+        tensors = [self._part((0, *each.path), {(0,): self._atom(each.value)}) for each in found]
+        self._compute(stage, tensors)
 
     def _scope(self, body: RelayExpr, to: int | None) -> Scope:
         """A let-chain whose result goes to a register; None: it is the result of the function."""
+        self._compute_later(self.plan.before.get(body))
         chain = unchain(body)
         assert chain.result is not None
         last = _last_binding(chain.bindings, chain.result)
@@ -144,6 +150,7 @@ class _FunctionCompiler(Emitter):
                 yield self._branches(value, self.registers[variable])
             else:
                 self.registers[variable] = self._value(value)
+            self._compute_later(self.plan.after.get(variable))
         result = chain.result if last == len(chain.bindings) else chain.bindings[last][1]
         if isinstance(result, (If, Match)):
             yield self._branches(result, to)
@@ -261,6 +268,8 @@ class _FunctionCompiler(Emitter):
                 return self.into(
                     "ReshapeTensor", tensor=data, shape=register, shape_index=index, ndim=len(shape)
                 )
+            case "vm.match_shape" | "vm.forget_shape" | "vm.bind_dims", _:
+                return self.into("Move", src=self._atom(call.args[0]))
             case "vm.shape_of" | "shape_of", _:
                 return self.into("ShapeOf", tensor=self._atom(call.args[0]))
             case "vm.invoke_tvm_op", _:
@@ -277,31 +286,40 @@ class _FunctionCompiler(Emitter):
         """(register, element) of an integer."""
         if isinstance(value, IntImm):
             return self._load_int(value.value), 0
-        return self.dims_register, self.dims.place((value,))
+        return self._place((value,))
+
+    def _place(
+        self, exprs: tuple[PrimExpr, ...], beside: tuple[PrimExpr, ...] = ()
+    ) -> tuple[int, int]:
+        """(register, first element) of expressions in the vector of their stage."""
+        stage, at = self.plan.place(exprs, beside)
+        return self.vectors[stage], at
 
     def _shape(self, shape: tuple[PrimExpr, ...]) -> tuple[int, int]:
         """(register, first element) of a shape."""
         if is_static(shape):
             return self._load_constant(np.array(values(shape), np.int64)), 0
-        return self.dims_register, self.dims.place(shape)
+        return self._place(shape)
 
     def _alloc_tensor(self, storage: int, attrs: AllocTensorAttrs) -> int:
         if is_static((attrs.offset, *attrs.shape)):
-            offset = values((attrs.offset,))[0]
             return self.into(
                 "AllocTensor",
                 storage=storage,
-                offset=offset,
+                offset=values((attrs.offset,))[0],
                 dtype=attrs.dtype,
                 shape=values(attrs.shape),
             )
+        offset = (attrs.offset,)
+        offset_register, offset_index = self._place(offset, beside=attrs.shape)
+        shape_register, shape_index = self._place(attrs.shape, beside=offset)
         return self.into(
             "AllocTensorReg",
             storage=storage,
-            offset=self.dims_register,
-            offset_index=self.dims.place((attrs.offset,)),
-            shape=self.dims_register,
-            shape_index=self.dims.place(attrs.shape),
+            offset=offset_register,
+            offset_index=offset_index,
+            shape=shape_register,
+            shape_index=shape_index,
             ndim=len(attrs.shape),
             dtype=attrs.dtype,
         )
@@ -405,9 +423,10 @@ def _last_binding(bindings: Sequence[Binding], result: RelayExpr) -> int:
     for at in range(len(bindings) - 1, -1, -1):
         variable, value = bindings[at]
         if variable is result:
-            if not isinstance(value, Var):
+            same = isinstance(value, Call) and op_name(value) == "vm.forget_shape"
+            if not (same or isinstance(value, Var)):
                 return at
-            result = value
+            result = value.args[0] if isinstance(value, Call) else value
         elif op_name(value) != "memory.kill":
             break
     return len(bindings)
@@ -437,12 +456,6 @@ def primitive_functions(module: IRModule) -> list[Function]:
     return list(found)
 
 
-def _shape_kernel(name: str, function: Function, dims: Dims) -> PrimFunc:
-    found = sources(function, dims)
-    kinds = [each.kind for each in found.tensors]
-    return shape_function(kinds, found.exprs, found.constraints, f"shape_func_{name}")
-
-
 def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
     """What a frontend says every run of `main` must meet."""
     found = module.attrs.get("constraints", ()) if name == "main" else ()
@@ -467,8 +480,8 @@ def compile_module(
         for g, f in module.functions.items()
         if isinstance(f, Function) and f.attr("Closure")
     }
-    dims = {name: dims_of(f.body, _constraints(module, name)) for name, f in functions.items()}
-    shapes = {n: _shape_kernel(n, f, dims[n]) for n, f in functions.items() if dims[n].exprs}
+    plans = [Plan(n, f, _constraints(module, n)) for n, f in functions.items()]
+    shapes = {s: stage_kernel(p, s) for p in plans for s in p.stages if s.dims.exprs}
     fused = primitive_functions(module)
     symbols = {f: build_external(f) for f in fused if is_external(f)}
     fused = [f for f in fused if f not in symbols]
@@ -478,6 +491,6 @@ def compile_module(
     names = list(dict.fromkeys(called))
     program = _Program({n: i for i, n in enumerate(functions)}, closures)
     program.primitives = {f: names.index(n) for f, n in {**own, **symbols}.items()}
-    program.shape_functions = {n: names.index(s.name) for n, s in shapes.items()}
-    compiled = [_FunctionCompiler(program, n, f, dims[n]).compile() for n, f in functions.items()]
+    program.shape_functions = {stage: names.index(s.name) for stage, s in shapes.items()}
+    compiled = [_FunctionCompiler(program, plan).compile() for plan in plans]
     return write_executable(compiled, program.constants, names, kernels.image, metadata)

@@ -14,6 +14,7 @@ def pipeline(target: Target) -> Sequential:
         (
             transform.InferType(),
             transform.Inline(),  # also what external compilers make, as functions in place
+            transform.BindDimensions(),
             transform.SimplifyInference(),
             transform.FoldConstant(),
             transform.EliminateCommonSubexpr(),
@@ -26,6 +27,7 @@ def pipeline(target: Target) -> Sequential:
             transform.DeadCodeElimination(),
             transform.LambdaLift(),
             transform.InferType(),
+            transform.HoistDimensions(),
             transform.ManifestAlloc(),
             transform.MemoryPlan(),
         ),

@@ -24,14 +24,22 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm, PrimExpr, const
+from ekiden.ir.prim import Var as PrimVar
+from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.structural import structural_key
 from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Tuple, TupleGetItem, Var
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, alloc_storage
+from ekiden.relay.op.vm import BindDimsAttrs, MatchShapeAttrs
 from ekiden.relay.transform.chains import Binding, Chain, map_chains
 from ekiden.relay.transform.scopes import bodies, evaluation_order, map_functions, on_body, operands
 
 ALIGNMENT = 64
+_VIEWS = (
+    "memory.alloc_tensor", "vm.reshape_tensor",
+    "vm.match_shape", "vm.forget_shape", "vm.bind_dims",
+)  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -74,9 +82,7 @@ class _Lifetimes:
         used = self._used(value)
         for storage in used:
             self.requests[storage].last = at
-        if name in ("memory.alloc_tensor", "vm.reshape_tensor") or isinstance(
-            value, (Var, Tuple, TupleGetItem)
-        ):
+        if name in _VIEWS or isinstance(value, (Var, Tuple, TupleGetItem)):
             self.home[variable] = used
         elif name != "vm.invoke_tvm_op":  # calls, branches, closures, cells: may keep what they get
             self.escaped |= used
@@ -188,9 +194,28 @@ def _place_symbolic(requests: list[_Request], start: int) -> PrimExpr:
     return total
 
 
+def _late_symbols(chain: Chain) -> set[PrimVar]:
+    """The dimensions that get their names inside of a chain: not known when it begins."""
+    found: set[PrimVar] = set()
+    for _, value in chain.bindings:
+        if isinstance(value, Call) and isinstance(value.attrs, BindDimsAttrs):
+            found |= set(free_vars(*value.attrs.symbols))
+        elif op_name(value) == "vm.match_shape":
+            assert isinstance(value, Call) and isinstance(value.attrs, MatchShapeAttrs)
+            before = value.args[0].checked_type
+            assert isinstance(before, TensorType)
+            found |= set(free_vars(*value.attrs.shape)) - set(free_vars(*before.shape))
+    return found
+
+
 def _plan_chain(chain: Chain, is_function_body: bool) -> Chain:
     lifetimes = _Lifetimes(chain)
-    planned = {s: r for s, r in lifetimes.requests.items() if s not in lifetimes.escaped}
+    late = _late_symbols(chain)
+    planned = {
+        s: r
+        for s, r in lifetimes.requests.items()
+        if s not in lifetimes.escaped and late.isdisjoint(free_vars(r.size))
+    }
     if len(planned) < 2 or not is_function_body:
         return chain
     fixed = [r for r in planned.values() if isinstance(r.size, IntImm)]
