@@ -15,6 +15,7 @@ import numpy as np
 
 from ekiden.backend.external import build_external, is_external
 from ekiden.backend.kernels.build import build_kernels
+from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint
 from ekiden.backend.vm.dims import Plan, Stage, is_static, values
 from ekiden.backend.vm.emit import Emitter, Scope, emit_scope
@@ -122,9 +123,7 @@ class _FunctionCompiler(Emitter):
         length = len(stage.dims.exprs)
         size = self._load_int(8 * length)
         storage = self.into("AllocStorage", size=size, size_index=0, alignment=64, device=HOST)
-        vector = self.into(
-            "AllocTensor", storage=storage, offset=0, dtype="int64", shape=(length,)
-        )
+        vector = self.into("AllocTensor", storage=storage, offset=0, dtype="int64", shape=(length,))
         args = (*tensors, *(self.vectors[s] for s in stage.earlier), vector)
         index = self.program.shape_functions[stage]
         self.emit("InvokePacked", packed_index=index, output_size=1, args=args)
@@ -149,6 +148,7 @@ class _FunctionCompiler(Emitter):
                 self.registers[variable] = self.new()
                 yield self._branches(value, self.registers[variable])
             else:
+                self.source = str(value.span or "")
                 self.registers[variable] = self._value(value)
             self._compute_later(self.plan.after.get(variable))
         result = chain.result if last == len(chain.bindings) else chain.bindings[last][1]
@@ -463,6 +463,18 @@ def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
     return found
 
 
+def _sources(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
+    """Function -> number of each kernel call, and what it was made from."""
+    return {
+        f.name: [
+            [at, each.source]
+            for at, each in enumerate(f.code)
+            if each.name == "InvokePacked" and each.source
+        ]
+        for f in functions
+    }
+
+
 def compile_module(
     module: IRModule, target: Target, metadata: dict[str, object], progress: Progress | None = None
 ) -> bytes:
@@ -493,4 +505,6 @@ def compile_module(
     program.primitives = {f: names.index(n) for f, n in {**own, **symbols}.items()}
     program.shape_functions = {stage: names.index(s.name) for stage, s in shapes.items()}
     compiled = [_FunctionCompiler(program, plan).compile() for plan in plans]
+    about = {n: describe_kernel(f) for f, n in own.items()}
+    metadata = {**metadata, "kernels": about, "sources": _sources(compiled)}
     return write_executable(compiled, program.constants, names, kernels.image, metadata)

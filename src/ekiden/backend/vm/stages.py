@@ -179,12 +179,8 @@ class _StageKernel:
             number = len(_tensors((), value.checked_type))
             self._define(call, left[:number])
             del left[:number]
-        known: dict[Var, PrimExpr] = {
-            s: self.result[at] for s, at in self.stage.symbols.items()
-        }
-        for vector, (other, symbols) in zip(
-            self.vectors, self.stage.earlier.items(), strict=True
-        ):
+        known: dict[Var, PrimExpr] = {s: self.result[at] for s, at in self.stage.symbols.items()}
+        for vector, (other, symbols) in zip(self.vectors, self.stage.earlier.items(), strict=True):
             known |= {s: vector[other.dims.place((s,))] for s in symbols}
         dims = self.stage.dims
         exprs = tuple(
