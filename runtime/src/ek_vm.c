@@ -32,6 +32,7 @@ next:
 #define EK_OPCODE(name, text, format, operands, meaning) &&on_##name,
 #include "vm_opcodes.def"
 #undef EK_OPCODE
+      &&on_NATIVE,
   };
   DISPATCH();
 #endif
@@ -73,8 +74,12 @@ next:
     offset = op_switch(vm, R, pc);
     if (offset == 0) goto failed;
     NEXT(offset);
+  CASE(AllocArena): BODY(AllocArena); NEXT(6);
+  CASE(NATIVE):
+    pc = vm->function->native->run(vm, R, vm->function->native, pc[1]);
+    if (pc == NULL) goto failed;
+    DISPATCH();
 #ifdef EK_VM_SWITCH
-  case EK_OP_COUNT: break;
   }
 #endif
 failed:

@@ -52,6 +52,7 @@ typedef struct ek_vm {
   ek_value *args;                          /* borrowed values of the call being made */
   ek_value result;                         /* owned: of a run that ended, until it is handed out */
   ek_lent lent;                            /* by the caller, during a call */
+  ek_arenas arenas;                        /* kept from run to run */
   uint32_t is_running;                     /* atomic */
   bool has_run;                            /* once, at least */
   bool may_lend;                           /* what the caller lends is read where it lies */
@@ -112,6 +113,10 @@ int ek_vm_grow_args(ek_vm *vm, int64_t used, int64_t needed);
 /* Pushes a frame and enters a function, whose first registers are for the caller to write; 'next'
 ** and 'dst' are where its result goes. 0 or -1. */
 int ek_vm_enter(ek_vm *vm, const ek_vm_function *f, const int32_t *next, int32_t dst);
+
+/* For native code: executes an If or a Switch; gives the position of the jump among its offsets, or
+** -1. */
+int ek_native_choose(ek_vm *vm, ek_value *R, const int32_t *pc);
 
 /* A closure over captured values, which it takes over, and a reference that takes a value over;
 ** NULL without memory. */

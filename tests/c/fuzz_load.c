@@ -67,6 +67,7 @@ static bool writes_references(const ek_executable *e) {
 
 static void finish(ek_vm *vm) {
   ek_value result = ek_value_none();
+  ek_vm_enter_bytecode(vm);
   (void)ek_vm_step(vm, STEPS, NULL);
   ek_vm_unwind(vm);
   if (ek_vm_end(vm, &result) == 0) ek_value_release(&result);

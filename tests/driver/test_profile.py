@@ -152,7 +152,7 @@ def test_breakpoints(executable: ekiden.Executable) -> None:
     stepper.clear_breakpoints()
     assert stepper.resume()
     with pytest.raises(
-        InputError, match=r"no instruction was made from 'Conv'; there are .*Softmax"
+        InputError, match="no instruction was made from 'Conv'; there are"
     ):
         stepper.set_breakpoint(source="Conv")
     with pytest.raises(InputError, match="'main' has .* instructions, got 1000"):

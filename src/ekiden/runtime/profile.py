@@ -76,7 +76,8 @@ class InstructionTime:
     duration: int
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Row:
     """The calls of one kernel on one set of shapes, together."""
 
     name: str

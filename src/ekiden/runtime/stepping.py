@@ -139,7 +139,7 @@ class Stepper:
 
     def source(self, place: Place) -> str:
         """The node of the model that an instruction was made from; empty where that is unknown."""
-        return sources(self.executable).get(tuple(place), "")
+        return sources(self.executable).get((place.function, place.instruction), "")
 
     def state(self) -> bytes:
         """The call as bytes: frames, registers, and all they refer to, with sharing kept.

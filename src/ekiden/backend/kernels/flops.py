@@ -1,14 +1,14 @@
 """How much work a kernel is: floating point operations, as an expression of its dimensions.
 
 A product of matrices or a convolution counts a multiplication and an addition for each term, a
-reduction its input's elements, an elementwise operator its result's. What moves data counts nothing.
+reduction its input's elements, an elementwise operator its result's. What moves data counts
+nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import reduce
 
 from ekiden.arith import simplify
 from ekiden.ir.op import Op, OpPattern
@@ -71,7 +71,10 @@ def _shape(kind: Type) -> Dims:
 
 
 def _product(dims: Dims) -> PrimExpr:
-    return reduce(lambda a, b: a * b, dims, IntImm(1, "int64"))
+    product: PrimExpr = IntImm(1, "int64")
+    for dim in dims:
+        product = product * dim
+    return product
 
 
 def _of_convolution(call: Call, shapes: Sequence[Dims]) -> PrimExpr:

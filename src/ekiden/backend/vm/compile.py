@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ekiden.backend.aot.build import Native, native_code
 from ekiden.backend.external import build_external, is_external
 from ekiden.backend.kernels.build import build_kernels
 from ekiden.backend.kernels.flops import describe_kernel
@@ -26,7 +27,8 @@ from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Array, Op
+from ekiden.ir.node import fields_of
+from ekiden.ir.op import OPS, Array, Op
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.relay.expr import (
     Call,
@@ -45,8 +47,8 @@ from ekiden.relay.expr import (
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.vm import ReshapeTensorAttrs
 from ekiden.relay.transform.chains import Binding, unchain
-from ekiden.relay.transform.memory_plan import op_name
 from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.relay.transform.storage_lifetimes import op_name
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
 
@@ -72,6 +74,7 @@ class _Program:
     closures: set[str]
     primitives: dict[Function, int] = field(default_factory=dict)
     shape_functions: dict[Stage, int] = field(default_factory=dict)
+    host_functions: dict[str, int] = field(default_factory=dict)
     constants: list[Array] = field(default_factory=list)
     _numbers: dict[object, int] = field(default_factory=dict)
 
@@ -130,8 +133,8 @@ class _FunctionCompiler(Emitter):
         self.vectors[stage] = vector
 
     def _compute_later(self, stage: Stage | None) -> None:
-        """Compute the vector of a stage after the entry, if there is one."""
-        if stage is None:
+        """Compute the vector of a stage after the entry, if there is one and it has a use."""
+        if stage is None or not stage.dims.exprs:
             return
         found = arguments(stage)
         tensors = [self._part((0, *each.path), {(0,): self._atom(each.value)}) for each in found]
@@ -251,10 +254,12 @@ class _FunctionCompiler(Emitter):
 
     def _operator(self, name: str, call: Call) -> int:
         match name, call.attrs:
-            case "memory.alloc_storage", AllocStorageAttrs(size=size, alignment=alignment):
+            case "memory.alloc_storage", AllocStorageAttrs(
+                size=size, alignment=alignment, arena=arena
+            ):
                 register, index = self._integer(size)
                 return self.into(
-                    "AllocStorage",
+                    "AllocArena" if arena else "AllocStorage",
                     size=register,
                     size_index=index,
                     alignment=alignment,
@@ -276,6 +281,8 @@ class _FunctionCompiler(Emitter):
                 return self._invoke_kernel(call)
             case "memory.kill", _:
                 return -1  # registers.py knows when values die
+            case _ if OPS[name].host:
+                return self._call_host(OPS[name].host, call)
             case _:
                 where = f" ({call.span})" if call.span else ""
                 raise CompileError(
@@ -335,6 +342,15 @@ class _FunctionCompiler(Emitter):
         index = self.program.primitives[function]
         self.emit("InvokePacked", packed_index=index, output_size=len(outputs.fields), args=args)
         return -1
+
+    def _call_host(self, function: str, call: Call) -> int:
+        """A registered function: the arguments, then the attributes that are numbers."""
+        fields = fields_of(call.attrs) if call.attrs is not None else ()
+        given = [getattr(call.attrs, f.name) for f in fields]
+        numbers = [self._load_int(int(v)) for v in given if isinstance(v, int)]
+        args = (*self._atoms(call.args), *numbers)
+        index = self.program.host_functions[function]
+        return self.into("InvokePackedValue", packed_index=index, args=args)
 
     def _if(self, expr: If, to: int | None) -> Scope:
         if_true, if_false, after = self.label(), self.label(), self.label()
@@ -456,6 +472,16 @@ def primitive_functions(module: IRModule) -> list[Function]:
     return list(found)
 
 
+def host_functions(module: IRModule) -> list[str]:
+    """The registered functions that the operators of a module call, each once, sorted."""
+    found: set[str] = set()
+    for function in module.functions.values():
+        exprs = evaluation_order(function.body) if isinstance(function, Function) else []
+        calls = [e.op.name for e in exprs if isinstance(e, Call) and isinstance(e.op, Op)]
+        found.update(OPS[name].host for name in calls)
+    return sorted(found - {""})
+
+
 def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
     """What a frontend says every run of `main` must meet."""
     found = module.attrs.get("constraints", ()) if name == "main" else ()
@@ -476,9 +502,15 @@ def _sources(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
 
 
 def compile_module(
-    module: IRModule, target: Target, metadata: dict[str, object], progress: Progress | None = None
+    module: IRModule,
+    target: Target,
+    metadata: dict[str, object],
+    progress: Progress | None = None,
+    *,
+    is_native: bool = False,
 ) -> bytes:
-    """The bytes of the executable of a module that the VM pipeline has prepared.
+    """The bytes of the executable of a module that the VM pipeline has prepared; with native code
+    of its functions beside their bytecode if asked for.
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """
@@ -499,12 +531,18 @@ def compile_module(
     fused = [f for f in fused if f not in symbols]
     kernels = build_kernels(fused, list(shapes.values()), target, progress)
     own = dict(zip(fused, kernels.names, strict=True))
-    called = [*kernels.names, *(s.name for s in shapes.values()), *symbols.values()]
+    hosts = host_functions(module)
+    if hosts:
+        metadata = {**metadata, "host_functions": hosts}
+    called = [*kernels.names, *(s.name for s in shapes.values()), *symbols.values(), *hosts]
     names = list(dict.fromkeys(called))
     program = _Program({n: i for i, n in enumerate(functions)}, closures)
     program.primitives = {f: names.index(n) for f, n in {**own, **symbols}.items()}
+    program.host_functions = {n: names.index(n) for n in hosts}
     program.shape_functions = {stage: names.index(s.name) for stage, s in shapes.items()}
     compiled = [_FunctionCompiler(program, plan).compile() for plan in plans]
     about = {n: describe_kernel(f) for f, n in own.items()}
     metadata = {**metadata, "kernels": about, "sources": _sources(compiled)}
-    return write_executable(compiled, program.constants, names, kernels.image, metadata)
+    native = native_code(compiled, names, kernels.exports, target) if is_native else Native()
+    image = kernels.link(native.objects, native.exports)
+    return write_executable(compiled, program.constants, names, image, metadata)

@@ -213,8 +213,7 @@ class _StageKernel:
         else:
             values = [cast(buffers[0][i], "int64") for i in range(len(attrs.symbols))]
         for symbol, value in zip(attrs.symbols, values, strict=True):
-            assert isinstance(symbol, Var)
-            if symbol not in self.defined:
+            if isinstance(symbol, Var) and symbol not in self.defined:
                 self.defined[symbol] = value
                 text = f"run: {attrs.operator}{where}: a dimension of the result is negative"
                 self.checks.append((symbol >= 0, text))

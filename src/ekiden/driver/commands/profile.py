@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     """Profile one run; print a table and write what is asked for."""
     executable = ekiden.load(options.file)
     feed = {**random_inputs(executable, options.dim), **read_arrays(options.input)}
-    report = executable.profile(**feed)
+    report = executable.profile(*(feed[info.name] for info in executable.inputs))
     _print(report, not options.calls, options.top)
     for path, text in ((options.json, report.json()), (options.trace, report.trace())):
         if path is not None:
