@@ -151,9 +151,7 @@ def test_breakpoints(executable: ekiden.Executable) -> None:
     assert not stepper.resume() and stepper.where() == Place("main", 2)
     stepper.clear_breakpoints()
     assert stepper.resume()
-    with pytest.raises(
-        InputError, match="no instruction was made from 'Conv'; there are"
-    ):
+    with pytest.raises(InputError, match="no instruction was made from 'Conv'; there are"):
         stepper.set_breakpoint(source="Conv")
     with pytest.raises(InputError, match="'main' has .* instructions, got 1000"):
         stepper.set_breakpoint("main", 1000)
