@@ -166,6 +166,18 @@ class Executable:
         values = [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
         return profile(self.raw, "main", values, peak=_peak() if peak else None)
 
+    def jit(self, calls: int = 0) -> None:
+        """Have native code made of the bytecode in this process, as `executor="aot"` does in the
+        artifact: of all functions now, or of each when it has been called `calls` times.
+
+        Needs the compiler. Machines of this executable that run go on as they are.
+        """
+        compiler = import_module("ekiden.backend.aot.jit")
+        if calls == 0:
+            compiler.compile_now(self.raw, self.raw.globals)
+        else:
+            compiler.compile_when_hot(self.raw, calls)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file that `ekiden.load` reads. The file appears whole or not at all."""
         write_whole(path, lambda file: file.write(self.raw.to_bytes()))
@@ -181,6 +193,17 @@ class Executable:
         language; see ekiden.driver.library.export_library.
         """
         export_library(self.raw, path, cc=cc, options=options)
+
+    @property
+    def peak_memory(self) -> int | None:
+        """The most bytes that the tensors of a run take at once, as the compiler predicts for
+        static programs; inputs, weights and the scratch memory of kernels are not counted.
+
+        None where it depends on the run. `runtime.memory_stats` has what was needed.
+        """
+        memory = self.raw.metadata.get("memory")
+        peak = memory.get("peak") if isinstance(memory, dict) else None
+        return peak if isinstance(peak, int) else None
 
     def disassemble(self) -> str:
         """The bytecode as text."""
