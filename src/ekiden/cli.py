@@ -12,6 +12,8 @@ COMMANDS = {
     "compile": "compile a model to an artifact",
     "run": "run an artifact on arrays",
     "bench": "time an artifact on random inputs",
+    "profile": "show where the time of an artifact's run goes, kernel by kernel",
+    "debug": "step through an artifact's run",
     "inspect": "print a stage of the compilation of a model, or an artifact",
     "check": "say what a model contains and whether it can be compiled",
     "verify": "compare a compiled model with ONNX Runtime or ONNX's reference",

@@ -97,7 +97,7 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
         return {i.name: _shape_of(named.get(i.name)) for i in inputs}
 
 
-def _shape_of(value: object) -> Dims | list[Dims] | None:
+def _shape_of(value: object) -> Dims | Sequence[Dims] | None:
     """What `compile` takes as shape: that of an array, a list of them, None for what is absent."""
     if isinstance(value, (list, tuple)):
         return [np.asarray(each).shape for each in value]

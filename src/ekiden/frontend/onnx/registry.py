@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ekiden.frontend.onnx.converters import (
+    cast,
     control,
     convolution,
     elementwise,
     linear,
     movement,
     norm,
+    placing,
     pool,
+    quantize,
     reduction,
     sequence,
     shape,
@@ -19,17 +22,9 @@ from ekiden.frontend.onnx.converters import (
 from ekiden.frontend.onnx.node import Converter, Row
 
 FAMILIES = (
-    elementwise,
-    reduction,
-    shape,
-    movement,
-    linear,
-    convolution,
-    pool,
-    norm,
-    control,
-    sequence,
-)
+    elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
+    quantize, control, sequence,
+)  # fmt: skip
 
 
 def _table(rows: Iterable[Row]) -> dict[tuple[str, str], tuple[Row, ...]]:
