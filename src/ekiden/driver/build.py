@@ -96,8 +96,8 @@ def compile_to_bytes(
 
 
 def _with_conditions(module: IRModule) -> IRModule:
-    """The module with what the operators of `main` need of its named dimensions, unless its frontend
-    said so.
+    """The module with what the operators of `main` need of its named dimensions, unless its
+    frontend said so.
     """
     if "constraints" in module.attrs:
         return module
