@@ -181,6 +181,17 @@ class Executable:
         """
         export_library(self.raw, path, cc=cc, options=options)
 
+    @property
+    def peak_memory(self) -> int | None:
+        """The most bytes that the tensors of a run take at once, as the compiler predicts for
+        static programs; inputs, weights and the scratch memory of kernels are not counted.
+
+        None where it depends on the run. `runtime.memory_stats` has what was needed.
+        """
+        memory = self.raw.metadata.get("memory")
+        peak = memory.get("peak") if isinstance(memory, dict) else None
+        return peak if isinstance(peak, int) else None
+
     def disassemble(self) -> str:
         """The bytecode as text."""
         return disassemble(self.raw)
