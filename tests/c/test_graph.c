@@ -27,8 +27,10 @@ static int create(const program *p, ek_object **module) {
   ek_value ret = ek_value_none();
   CHECK(make != NULL);
   int status = load_program(p, &executable);
-  ek_value args[] = {ek_value_object(executable), ek_value_none()};
-  if (status == 0) status = ek_function_call(make, args, 2, &ret);
+  if (status == 0) {
+    ek_value args[] = {ek_value_object(executable), ek_value_none()};
+    status = ek_function_call(make, args, 2, &ret);
+  }
   if (status == 0) *module = ret.v.obj;
   ek_object_release(executable);
   ek_object_release(make);
