@@ -1,7 +1,7 @@
 """Late-bound constants: weights that an executable leaves to be given when it is loaded.
 
-They are named `const_<number>`, as TVM names them. An executable that waits for some can be saved and
-looked into, but not run.
+They are named `const_<number>`, as TVM names them. An executable that waits for some can be saved
+and looked into, but not run.
 """
 
 from __future__ import annotations
