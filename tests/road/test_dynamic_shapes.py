@@ -151,9 +151,7 @@ def test_sizes_that_do_not_fit_name_the_operator_and_the_dimensions() -> None:
     )
     wanted = np.maximum(np.tile(floats(3, 2), (2, 1)), 0) + floats(1, 2)
     compared = executable(floats(3, 2), floats(1, 2)).numpy()
-    np.testing.assert_allclose(
-        compared, np.maximum(np.tile(floats(3, 2), (2, 1)), 0) + floats(1, 2)
-    )
+    np.testing.assert_allclose(compared, wanted)
     with pytest.raises(InputError, match=r"add \(text:\d+:\d+\) needs d_0 == y_0 or d_0 == 1"):
         executable(floats(3, 2), floats(5, 2))
 
