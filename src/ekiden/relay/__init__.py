@@ -35,6 +35,7 @@ from ekiden.relay import (
     expr_functor,
     function,
     op,
+    qnn,
     transform,
     ty,
 )
