@@ -68,6 +68,41 @@ void ek_buffer_reserve(size_t size);
 /* ek_alloc, and a MemoryError when it fails. */
 void *ek_alloc_or_error(size_t size);
 
+/* Sets a MemoryError, or the MemoryLimitError, naming how much was asked for. Returns -1. */
+int ek_error_memory(size_t size);
+
+/* The most bytes that may be held from the system, 0 for no limit; then sets it where 'wanted' is
+** given. */
+uint64_t ek_memory_limit(const uint64_t *wanted);
+
+/* The peak is what is in use, from now on. */
+void ek_memory_reset_peak(void);
+
+/* ek_arena.c -----------------------------------------------------------------------------------
+**
+** Storages that one owner keeps between its runs. */
+typedef struct ek_arenas {
+  struct ek_arenas *next, *previous; /* of all that are known */
+  ek_object *kept[4];                /* owned storages, or NULL */
+  uint32_t busy;                     /* atomic: 1 while a run, or a reclaim, has them */
+  bool held;                         /* by the running owner */
+} ek_arenas;
+
+/* Makes zeroed arenas known, and forgets them. */
+void ek_arenas_add(ek_arenas *arenas);
+void ek_arenas_remove(ek_arenas *arenas);
+
+/* A storage of at least 'size' bytes, owned; once it is referred to by 'arenas' alone, a later
+** request takes it again. One that is too small is given up for a larger one. 0 or -1. */
+int ek_arenas_take(ek_arenas *arenas, size_t size, size_t alignment, ek_device device,
+                   ek_object **out);
+
+/* A run has ended: others may reclaim. */
+void ek_arenas_rest(ek_arenas *arenas);
+
+/* Gives back the storages of all that rest. */
+void ek_arenas_reclaim(void);
+
 /* ek_services.c --------------------------------------------------------------------------------
 **
 ** A first workspace for a thread that is about to start: made by the thread that starts it (NULL
@@ -83,11 +118,6 @@ void ek_hard_fail_at(int64_t n);
 /* Blocks and buffers that are in use. */
 int64_t ek_hard_live(void);
 #endif
-
-/* ek_error.c ----------------------------------------------------------------------------------- */
-
-/* Sets a MemoryError naming how much was asked for. Returns -1. */
-int ek_error_memory(size_t size);
 
 /* ek_function.c -------------------------------------------------------------------------------- */
 

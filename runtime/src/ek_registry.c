@@ -79,6 +79,24 @@ static int pool_trim(void *self, const ek_value *args, int32_t nargs, ek_value *
   return 0;
 }
 
+static int memory_limit(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  (void)self;
+  if (nargs > 1 || (nargs == 1 && (args[0].type_index != EK_INT || args[0].v.i64 < 0))) {
+    return ek_error("TypeError", "ek.runtime.memory_limit: expected one int >= 0 or no argument");
+  }
+  uint64_t wanted = nargs == 0 ? 0 : (uint64_t)args[0].v.i64;
+  *ret = ek_value_int((int64_t)ek_memory_limit(nargs == 0 ? NULL : &wanted));
+  return 0;
+}
+
+static int reset_peak(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  (void)self;
+  (void)ret;
+  if (expect_args("ek.runtime.reset_peak", args, nargs, 0, NULL) != 0) return -1;
+  ek_memory_reset_peak();
+  return 0;
+}
+
 static int save_module(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   ek_bytes path;
   char text[4096];
@@ -139,8 +157,10 @@ static const struct {
     {"ek.registry.names", registry_names},
     {"ek.runtime.allocation_count", allocation_count},
     {"ek.runtime.config_threadpool", config_threadpool},
+    {"ek.runtime.memory_limit", memory_limit},
     {"ek.runtime.num_threads", num_threads},
     {"ek.runtime.pool_trim", pool_trim},
+    {"ek.runtime.reset_peak", reset_peak},
     {"ek.vm.module", vm_module},
 };
 

@@ -73,6 +73,7 @@ next:
     offset = op_switch(vm, R, pc);
     if (offset == 0) goto failed;
     NEXT(offset);
+  CASE(AllocArena): BODY(AllocArena); NEXT(6);
 #ifdef EK_VM_SWITCH
   case EK_OP_COUNT: break;
   }

@@ -52,6 +52,7 @@ typedef struct ek_vm {
   ek_value *args;                          /* borrowed values of the call being made */
   ek_value result;                         /* owned: of a run that ended, until it is handed out */
   ek_lent lent;                            /* by the caller, during a call */
+  ek_arenas arenas;                        /* kept from run to run */
   uint32_t is_running;                     /* atomic */
   bool has_run;                            /* once, at least */
   bool may_lend;                           /* what the caller lends is read where it lies */

@@ -13,6 +13,7 @@ static void vm_deleter(void *self, int flags) {
     ek_free(vm->frames);
     ek_free(vm->args);
     ek_lent_free(&vm->lent);
+    ek_arenas_remove(&vm->arenas);
     ek_release(&vm->executable->base);
   }
   if (flags & EK_DELETE_MEMORY) ek_free(self);
@@ -44,6 +45,7 @@ int ek_vm_new(ek_object *executable, ek_object **out) {
   ek_retain(executable);
   vm->executable = (ek_executable *)(void *)executable;
   vm->max_frames = max_frames();
+  ek_arenas_add(&vm->arenas);
   if (reserve(vm) != 0) {
     ek_release(&vm->base);
     return -1;
@@ -202,6 +204,7 @@ int ek_vm_end(ek_vm *vm, ek_value *ret) {
   *ret = vm->result;
   vm->result = ek_value_none();
   if (vm->lent.count != 0) status = ek_lent_end(&vm->lent, ret);
+  ek_arenas_rest(&vm->arenas);
   __atomic_store_n(&vm->is_running, 0, __ATOMIC_RELEASE);
   return status;
 }

@@ -395,15 +395,34 @@ int ek_op_AllocClosure(ek_vm *vm, ek_value *R, const int32_t *pc) {
   return 0;
 }
 
+/* A size in bytes: operands size and size_index of an allocation. */
+static int read_bytes(const char *instruction, const ek_value *R, const int32_t *pc, size_t *out) {
+  int64_t size;
+  if (read_size(instruction, &R[pc[2]], pc[3], &size) != 0) return -1;
+  if (size < 0) {
+    return ek_error("RunError", "%s: a size >= 0 expected, got %lld", instruction, (long long)size);
+  }
+  *out = (size_t)size;
+  return 0;
+}
+
 /* AllocStorage dst size size_index alignment device */
 int ek_op_AllocStorage(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm;
-  int64_t size;
+  size_t size;
   ek_object *storage;
-  if (read_size("AllocStorage", &R[pc[2]], pc[3], &size) != 0) return -1;
-  if (size < 0)
-    return ek_error("RunError", "AllocStorage: a size >= 0 expected, got %lld", (long long)size);
-  if (ek_storage_new((size_t)size, (size_t)pc[4], host, &storage) != 0) return -1;
+  if (read_bytes("AllocStorage", R, pc, &size) != 0) return -1;
+  if (ek_storage_new(size, (size_t)pc[4], host, &storage) != 0) return -1;
+  set_object(&R[pc[1]], storage);
+  return 0;
+}
+
+/* AllocArena dst size size_index alignment device */
+int ek_op_AllocArena(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  size_t size;
+  ek_object *storage;
+  if (read_bytes("AllocArena", R, pc, &size) != 0) return -1;
+  if (ek_arenas_take(&vm->arenas, size, (size_t)pc[4], host, &storage) != 0) return -1;
   set_object(&R[pc[1]], storage);
   return 0;
 }

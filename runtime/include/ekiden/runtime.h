@@ -547,7 +547,10 @@ EK_API ek_object *ek_error_take(void);
 **                                             that workers 1, 2, ... keep to, from the first again
 **                                             when it ends; empty: as at first. Callers go where
 **                                             they like
+**   ek.runtime.memory_limit()                 the limit of section 12 in bytes, 0 for none;
+**   ek.runtime.memory_limit(n)                then sets it
 **   ek.runtime.pool_trim()                    as ek_pool_get(1)
+**   ek.runtime.reset_peak()                   bytes_peak of section 12 becomes bytes_in_use
 ** It looks up "ek.module.load.<suffix>"(path): loaders of module files, see ek_module_load. */
 EK_API int ek_registry_set(const char *name, ek_object *function, int override);
 EK_API ek_object *ek_registry_get(const char *name);
@@ -824,7 +827,16 @@ typedef struct ek_pool_stats {
   uint64_t system_allocations;
   uint64_t bytes_held;                     /* from the system, in use or not */
   uint64_t bytes_free;                     /* of these, kept for reuse by this thread and by all */
+  uint64_t bytes_in_use;                   /* of buffers: data, arenas (kept ones too), workspaces */
+  uint64_t bytes_peak;                     /* most of these at once, since ek.runtime.reset_peak() */
+  uint64_t bytes_limit;                    /* 0 for none */
 } ek_pool_stats;
+
+/* bytes_held never passes the limit, which is what EKIDEN_MEMORY_LIMIT says (a number of bytes, or
+** of K, M or G) or ek.runtime.memory_limit(n) set last: a request beyond it fails with a
+** MemoryLimitError that names the bytes asked for, after what is kept for reuse has been given back.
+** Small blocks may pass it by 64 KB, for errors are made of them. Mapped files do not count. A limit
+** that is below what is held is met as memory is freed and asked for again. */
 
 /* With 'trim' other than 0 first gives what is kept for reuse back to the system, but for small
 ** blocks on the lists of other threads. */

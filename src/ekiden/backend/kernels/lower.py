@@ -13,7 +13,6 @@ from ekiden.ir.op import Op
 from ekiden.ir.prim import FloorDiv, FloorMod, IntImm, PrimExpr, const, maximum
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.ir.text import prim_text
-from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.scopes import evaluation_order

@@ -44,8 +44,8 @@ from ekiden.relay.expr import (
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.vm import ReshapeTensorAttrs
 from ekiden.relay.transform.chains import Binding, unchain
-from ekiden.relay.transform.memory_plan import op_name
 from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.relay.transform.storage_lifetimes import op_name
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
 
@@ -251,10 +251,12 @@ class _FunctionCompiler(Emitter):
 
     def _operator(self, name: str, call: Call) -> int:
         match name, call.attrs:
-            case "memory.alloc_storage", AllocStorageAttrs(size=size, alignment=alignment):
+            case "memory.alloc_storage", AllocStorageAttrs(
+                size=size, alignment=alignment, arena=arena
+            ):
                 register, index = self._integer(size)
                 return self.into(
-                    "AllocStorage",
+                    "AllocArena" if arena else "AllocStorage",
                     size=register,
                     size_index=index,
                     alignment=alignment,

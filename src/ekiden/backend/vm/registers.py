@@ -270,7 +270,10 @@ class _Allocator:
 
     def _kills(self, instruction: Instruction) -> list[Instruction]:
         """What forgets dead values before an instruction that needs memory or runs long."""
-        if instruction.name not in _CALLS and instruction.name != "AllocStorage":
+        if instruction.name not in _CALLS and instruction.name not in (
+            "AllocStorage",
+            "AllocArena",
+        ):
             return []
         least = VIEW if instruction.name in _CALLS else OWNER
         found = sorted(place for place in self.dead if self.holds[place] >= least)

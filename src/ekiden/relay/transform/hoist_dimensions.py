@@ -17,8 +17,8 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function, TupleGetItem, Var
 from ekiden.relay.op.vm import MatchShapeAttrs
 from ekiden.relay.transform.chains import Binding, let_chain, unchain
-from ekiden.relay.transform.memory_plan import op_name
 from ekiden.relay.transform.scopes import map_functions, rewrite_graph
+from ekiden.relay.transform.storage_lifetimes import op_name
 
 Place = tuple[Var, tuple[int, ...]]
 """A parameter, and the fields of tuples that lead to a tensor in it."""
