@@ -11,12 +11,13 @@ from ekiden.frontend.onnx.converters import (
     movement,
     norm,
     pool,
+    recurrent,
     reduction,
     shape,
 )
 from ekiden.frontend.onnx.node import Row
 
-FAMILIES = (elementwise, reduction, shape, movement, linear, convolution, pool, norm)
+FAMILIES = (elementwise, reduction, shape, movement, linear, convolution, pool, norm, recurrent)
 
 
 def _table(rows: Iterable[Row]) -> Mapping[tuple[str, str], tuple[Row, ...]]:
