@@ -304,6 +304,7 @@ static void read_function(reader *r, ek_vm_function *f, int32_t *words) {
   f->n_words = count(r, 4);
   f->file_words = r->at;
   f->code = words;
+  f->entry = words;
   for (int32_t i = 0; i < f->n_words; i++) words[i] = (int32_t)u32(r);
   /* Every register is an argument or is named by a word, so that the file bounds the memory. */
   if (n_registers < (uint32_t)f->n_params ||
@@ -384,11 +385,22 @@ static void release_items(ek_object **objects, int32_t n) {
   ek_free(objects);
 }
 
+/* As loaded, while nothing runs. */
+static void drop_native(ek_executable *e) {
+  for (int32_t i = 0; e->functions != NULL && i < e->n_functions; i++) {
+    ek_native_free(&e->functions[i]);
+    e->functions[i].native = NULL;
+    e->functions[i].entry = e->functions[i].code;
+  }
+}
+
 static void executable_deleter(void *self, int flags) {
   ek_executable *e = self;
   if (flags & EK_DELETE_CONTENT) {
     release_items(e->constants, e->n_constants);
     release_items(e->linked, e->n_primitives);
+    drop_native(e);
+    ek_object_release(e->hot);
     ek_free(e->functions);
     ek_free(e->primitives);
     ek_free(e->words);
@@ -482,13 +494,14 @@ static int link_all(ek_executable *e, ek_object *library) {
   for (int32_t i = 0; i < e->n_primitives && status == 0; i++) {
     status = link_primitive(e, e->primitives[i], image, library, &linked[i]);
   }
+  e->linked = linked;
+  if (status == 0 && image != NULL) status = ek_native_attach(e, image);
   ek_object_release(image);
-  if (status == 0) {
-    e->linked = linked;
-  } else {
-    release_items(linked, e->n_primitives);
-  }
-  return status;
+  if (status == 0) return 0;
+  drop_native(e);
+  e->linked = NULL;
+  release_items(linked, e->n_primitives);
+  return -1;
 }
 
 int ek_executable_link(ek_executable *executable, ek_object *library) {

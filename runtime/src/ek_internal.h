@@ -139,6 +139,18 @@ void ek_types_clear(void);
 void ek_libraries_clear(void);
 void ek_registry_clear(void);
 
+/* ek_registry.c, and files with functions that it registers ------------------------------------- */
+
+typedef struct ek_builtin {
+  const char *name;
+  ek_packed call;
+} ek_builtin;
+
+/* ek_sequence.c -------------------------------------------------------------------------------- */
+
+enum { EK_SEQUENCE_BUILTINS = 7 };
+extern const ek_builtin ek_sequence_builtins[EK_SEQUENCE_BUILTINS];
+
 /* ek_array.c ----------------------------------------------------------------------------------- */
 
 /* An array of 'size' NONEs, to be filled before it is shared; NULL with the error set. */

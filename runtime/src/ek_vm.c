@@ -32,6 +32,8 @@ next:
 #define EK_OPCODE(name, text, format, operands, meaning) &&on_##name,
 #include "vm_opcodes.def"
 #undef EK_OPCODE
+      &&on_NATIVE,
+      &&on_WATCH,
   };
   DISPATCH();
 #endif
@@ -74,8 +76,15 @@ next:
     if (offset == 0) goto failed;
     NEXT(offset);
   CASE(AllocArena): BODY(AllocArena); NEXT(6);
+  CASE(NATIVE):
+    pc = vm->function->native->run(vm, R, vm->function->native, pc[1]);
+    if (pc == NULL) goto failed;
+    DISPATCH();
+  CASE(WATCH):
+    TRY(ek_native_watched(vm));
+    pc = vm->function->code;
+    DISPATCH();
 #ifdef EK_VM_SWITCH
-  case EK_OP_COUNT: break;
   }
 #endif
 failed:

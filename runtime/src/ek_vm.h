@@ -114,10 +114,18 @@ int ek_vm_grow_args(ek_vm *vm, int64_t used, int64_t needed);
 ** and 'dst' are where its result goes. 0 or -1. */
 int ek_vm_enter(ek_vm *vm, const ek_vm_function *f, const int32_t *next, int32_t dst);
 
+/* For native code: executes an If or a Switch; gives the position of the jump among its offsets, or
+** -1. */
+int ek_native_choose(ek_vm *vm, ek_value *R, const int32_t *pc);
+
 /* A closure over captured values, which it takes over, and a reference that takes a value over;
 ** NULL without memory. */
 ek_object *ek_vm_closure(ek_vm *vm, int32_t function, ek_adt *captured);
 ek_object *ek_vm_reference(ek_value value);
+
+/* Counts a call of the running function; when there have been enough, has native code made for the
+** next ones. 0 or -1. */
+int ek_native_watched(ek_vm *vm);
 
 /* Leaves all frames. */
 void ek_vm_unwind(ek_vm *vm);

@@ -212,7 +212,7 @@ static void replace(ek_vm *vm, const ek_vm_function *f, int32_t n) {
   clear(R, vm->function->n_registers);
   if (n != 0) memcpy(R, vm->args, (size_t)n * sizeof *R);
   vm->function = f;
-  vm->pc = f->code;
+  vm->pc = __atomic_load_n(&f->entry, __ATOMIC_ACQUIRE);
   vm->top = vm->window + (size_t)f->n_registers;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 from ekiden import runtime
 from ekiden.backend.vm.disassemble import disassemble
@@ -151,6 +152,18 @@ class Executable:
         if limit is not None and got > limit:
             wanted = f"'{symbol}' in dimension {axis} to be at most {limit}"
             raise InputError(f"{where}: expected {wanted}, got {got}")
+
+    def jit(self, calls: int = 0) -> None:
+        """Have native code made of the bytecode in this process, as `executor="aot"` does in the
+        artifact: of all functions now, or of each when it has been called `calls` times.
+
+        Needs the compiler. Machines of this executable that run go on as they are.
+        """
+        compiler = import_module("ekiden.backend.aot.jit")
+        if calls == 0:
+            compiler.compile_now(self.raw, self.raw.globals)
+        else:
+            compiler.compile_when_hot(self.raw, calls)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file that `ekiden.load` reads. The file appears whole or not at all."""

@@ -88,15 +88,25 @@ class DebugExecutor(Executor):
 class VMExecutor(Executor):
     """Compiles to the virtual machine."""
 
+    kind = "vm"
+
     def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
         assert isinstance(main, Function)
-        executable: Executable = compile(RemoveUnusedFunctions()(module), self.target)
+        executable: Executable = compile(
+            RemoveUnusedFunctions()(module), self.target, executor=self.kind
+        )
 
         def run(*args: object, **named: object) -> Result:
             given = _arrange(main, args, named)
             return executable(*map(_to_argument, given))
 
         return run
+
+
+class AOTExecutor(VMExecutor):
+    """Compiles functions to native code as well."""
+
+    kind = "aot"
 
 
 class GraphExecutor(Executor):
@@ -128,6 +138,7 @@ def _unflatten(kind: Type, leaves: Iterator[object]) -> Result:
 EXECUTORS: dict[str, type[Executor]] = {
     "debug": DebugExecutor,
     "vm": VMExecutor,
+    "aot": AOTExecutor,
     "graph": GraphExecutor,
 }
 """Kind -> executor."""
@@ -140,7 +151,8 @@ def create_executor(
     target: str | Target = "llvm",
     params: Mapping[str, object] | None = None,
 ) -> Executor:
-    """An executor of a kind: "debug" interprets, "vm" compiles, "graph" too, for straight lines.
+    """An executor of a kind: "debug" interprets, "vm" compiles; so do "aot", to native code, and
+    "graph", for straight lines.
 
     `params` gives parameters of `main` their values by name. `device` is the target's. Raises
     CompileError for a kind that there is not.
@@ -243,6 +255,7 @@ def _rebuild(root: ConstructorValue, convert: Callable[[object], object]) -> obj
 
 __all__ = [
     "EXECUTORS",
+    "AOTExecutor",
     "DebugExecutor",
     "Executor",
     "GraphExecutor",

@@ -97,7 +97,8 @@ class OpDef:
     result depends on data, how the unknown dimensions follow from the arguments (the attributes
     then have a field `symbols` for them), or the operator that gives the largest result there can
     be, with a vector of the true dimensions as its last field: one for all unknown dimensions, or
-    one for each. fields: how many fields the result has
+    one for each. host: the registered function that
+    computes it at run time where it is no kernel. fields: how many fields the result has
     where it is a tuple.
     """
 
@@ -114,6 +115,7 @@ class OpDef:
     reshape_only: bool = False
     dims: DimsOf | None = None
     padded: str | None = None
+    host: str = ""
     fields: Callable[[Attrs | None], int] | None = None
     description: str = ""
     result: str = ""

@@ -191,6 +191,7 @@ __all__ = [
     "infer_type",
     "load_param_dict",
     "op",
+    "qnn",
     "parse",
     "parse_expr",
     "post_order",

@@ -10,7 +10,7 @@ from ekiden import te
 from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
-from ekiden.ir.prim import FloorDiv, FloorMod, IntImm, PrimExpr, const, maximum
+from ekiden.ir.prim import FloorDiv, FloorMod, IntImm, PrimExpr, Select, const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.ir.text import prim_text
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
@@ -126,7 +126,9 @@ def _total(expr: PrimExpr) -> PrimExpr:
 
     def guard(each: PrimExpr) -> PrimExpr:
         if isinstance(each, (FloorDiv, FloorMod)) and not isinstance(each.b, IntImm):
-            return type(each)(each.a, maximum(each.b, 1), each.dtype)
+            return type(each)(
+                each.a, Select(each.b.equal(0), const(1), each.b, each.dtype), each.dtype
+            )
         return each
 
     return rewrite(expr, guard)

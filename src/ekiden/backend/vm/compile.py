@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ekiden.backend.aot.build import Native, native_code
 from ekiden.backend.external import build_external, is_external
 from ekiden.backend.kernels.build import build_kernels
 from ekiden.backend.kernels.lower import Constraint
@@ -25,7 +26,8 @@ from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Array, Op
+from ekiden.ir.node import fields_of
+from ekiden.ir.op import OPS, Array, Op
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.relay.expr import (
     Call,
@@ -71,6 +73,7 @@ class _Program:
     closures: set[str]
     primitives: dict[Function, int] = field(default_factory=dict)
     shape_functions: dict[Stage, int] = field(default_factory=dict)
+    host_functions: dict[str, int] = field(default_factory=dict)
     constants: list[Array] = field(default_factory=list)
     _numbers: dict[object, int] = field(default_factory=dict)
 
@@ -122,17 +125,15 @@ class _FunctionCompiler(Emitter):
         length = len(stage.dims.exprs)
         size = self._load_int(8 * length)
         storage = self.into("AllocStorage", size=size, size_index=0, alignment=64, device=HOST)
-        vector = self.into(
-            "AllocTensor", storage=storage, offset=0, dtype="int64", shape=(length,)
-        )
+        vector = self.into("AllocTensor", storage=storage, offset=0, dtype="int64", shape=(length,))
         args = (*tensors, *(self.vectors[s] for s in stage.earlier), vector)
         index = self.program.shape_functions[stage]
         self.emit("InvokePacked", packed_index=index, output_size=1, args=args)
         self.vectors[stage] = vector
 
     def _compute_later(self, stage: Stage | None) -> None:
-        """Compute the vector of a stage after the entry, if there is one."""
-        if stage is None:
+        """Compute the vector of a stage after the entry, if there is one and it has a use."""
+        if stage is None or not stage.dims.exprs:
             return
         found = arguments(stage)
         tensors = [self._part((0, *each.path), {(0,): self._atom(each.value)}) for each in found]
@@ -278,6 +279,8 @@ class _FunctionCompiler(Emitter):
                 return self._invoke_kernel(call)
             case "memory.kill", _:
                 return -1  # registers.py knows when values die
+            case _ if OPS[name].host:
+                return self._call_host(OPS[name].host, call)
             case _:
                 where = f" ({call.span})" if call.span else ""
                 raise CompileError(
@@ -337,6 +340,15 @@ class _FunctionCompiler(Emitter):
         index = self.program.primitives[function]
         self.emit("InvokePacked", packed_index=index, output_size=len(outputs.fields), args=args)
         return -1
+
+    def _call_host(self, function: str, call: Call) -> int:
+        """A registered function: the arguments, then the attributes that are numbers."""
+        fields = fields_of(call.attrs) if call.attrs is not None else ()
+        given = [getattr(call.attrs, f.name) for f in fields]
+        numbers = [self._load_int(int(v)) for v in given if isinstance(v, int)]
+        args = (*self._atoms(call.args), *numbers)
+        index = self.program.host_functions[function]
+        return self.into("InvokePackedValue", packed_index=index, args=args)
 
     def _if(self, expr: If, to: int | None) -> Scope:
         if_true, if_false, after = self.label(), self.label(), self.label()
@@ -458,6 +470,16 @@ def primitive_functions(module: IRModule) -> list[Function]:
     return list(found)
 
 
+def host_functions(module: IRModule) -> list[str]:
+    """The registered functions that the operators of a module call, each once, sorted."""
+    found: set[str] = set()
+    for function in module.functions.values():
+        exprs = evaluation_order(function.body) if isinstance(function, Function) else []
+        calls = [e.op.name for e in exprs if isinstance(e, Call) and isinstance(e.op, Op)]
+        found.update(OPS[name].host for name in calls)
+    return sorted(found - {""})
+
+
 def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
     """What a frontend says every run of `main` must meet."""
     found = module.attrs.get("constraints", ()) if name == "main" else ()
@@ -466,9 +488,15 @@ def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
 
 
 def compile_module(
-    module: IRModule, target: Target, metadata: dict[str, object], progress: Progress | None = None
+    module: IRModule,
+    target: Target,
+    metadata: dict[str, object],
+    progress: Progress | None = None,
+    *,
+    is_native: bool = False,
 ) -> bytes:
-    """The bytes of the executable of a module that the VM pipeline has prepared.
+    """The bytes of the executable of a module that the VM pipeline has prepared; with native code
+    of its functions beside their bytecode if asked for.
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """
@@ -489,10 +517,16 @@ def compile_module(
     fused = [f for f in fused if f not in symbols]
     kernels = build_kernels(fused, list(shapes.values()), target, progress)
     own = dict(zip(fused, kernels.names, strict=True))
-    called = [*kernels.names, *(s.name for s in shapes.values()), *symbols.values()]
+    hosts = host_functions(module)
+    if hosts:
+        metadata = {**metadata, "host_functions": hosts}
+    called = [*kernels.names, *(s.name for s in shapes.values()), *symbols.values(), *hosts]
     names = list(dict.fromkeys(called))
     program = _Program({n: i for i, n in enumerate(functions)}, closures)
     program.primitives = {f: names.index(n) for f, n in {**own, **symbols}.items()}
+    program.host_functions = {n: names.index(n) for n in hosts}
     program.shape_functions = {stage: names.index(s.name) for stage, s in shapes.items()}
     compiled = [_FunctionCompiler(program, plan).compile() for plan in plans]
-    return write_executable(compiled, program.constants, names, kernels.image, metadata)
+    native = native_code(compiled, names, kernels.exports, target) if is_native else Native()
+    image = kernels.link(native.objects, native.exports)
+    return write_executable(compiled, program.constants, names, image, metadata)

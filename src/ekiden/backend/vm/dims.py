@@ -160,7 +160,7 @@ class Plan:
         stage.calls.append(call)
         attrs = call.attrs
         if isinstance(attrs, BindDimsAttrs):
-            named: Sequence[PrimExpr] = attrs.symbols
+            named: Sequence[PrimExpr] = [s for s in attrs.symbols if isinstance(s, Var)]
         else:
             assert isinstance(attrs, MatchShapeAttrs)
             known = call.args[0].checked_type

@@ -14,9 +14,9 @@ def pipeline(target: Target) -> Sequential:
         (
             transform.InferType(),
             transform.Inline(),  # also what external compilers make, as functions in place
-            transform.BindDimensions(),
             transform.SimplifyInference(),
             transform.FoldConstant(),
+            transform.BindDimensions(),  # shapes that are constants are known now
             transform.EliminateCommonSubexpr(),
             transform.FoldScaleAxis(),  # before layouts change: it knows OIHW only
             transform.ConvertLayout(),

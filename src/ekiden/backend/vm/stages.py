@@ -179,12 +179,8 @@ class _StageKernel:
             number = len(_tensors((), value.checked_type))
             self._define(call, left[:number])
             del left[:number]
-        known: dict[Var, PrimExpr] = {
-            s: self.result[at] for s, at in self.stage.symbols.items()
-        }
-        for vector, (other, symbols) in zip(
-            self.vectors, self.stage.earlier.items(), strict=True
-        ):
+        known: dict[Var, PrimExpr] = {s: self.result[at] for s, at in self.stage.symbols.items()}
+        for vector, (other, symbols) in zip(self.vectors, self.stage.earlier.items(), strict=True):
             known |= {s: vector[other.dims.place((s,))] for s in symbols}
         dims = self.stage.dims
         exprs = tuple(
@@ -217,8 +213,7 @@ class _StageKernel:
         else:
             values = [cast(buffers[0][i], "int64") for i in range(len(attrs.symbols))]
         for symbol, value in zip(attrs.symbols, values, strict=True):
-            assert isinstance(symbol, Var)
-            if symbol not in self.defined:
+            if isinstance(symbol, Var) and symbol not in self.defined:
                 self.defined[symbol] = value
                 text = f"run: {attrs.operator}{where}: a dimension of the result is negative"
                 self.checks.append((symbol >= 0, text))

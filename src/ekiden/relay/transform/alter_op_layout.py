@@ -149,11 +149,7 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         if isinstance(new, Call) and op_of(new) == "nn.recurrent":
             return _typed_like(_recurrent(new, target), old)
-        if (
-            not isinstance(new, Call)
-            or len(new.args) < 2
-            or not isinstance(new.args[1], Constant)
-        ):
+        if not isinstance(new, Call) or len(new.args) < 2 or not isinstance(new.args[1], Constant):
             return new
         if op_of(new) == "nn.dense" and [_dtype(a) for a in new.args] == ["uint8", "int8"]:
             return _typed_like(_dense_bytes(new, target), old)

@@ -24,15 +24,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from ekiden.arith import prove_equal
+from ekiden.arith import prove_equal, simplify
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Op, get
-from ekiden.ir.prim import AnyDim, PrimExpr, SizeVar
-from ekiden.ir.prim_visitor import post_order
+from ekiden.ir.op import Array, Op, get
+from ekiden.ir.prim import AnyDim, PrimExpr, SizeVar, const, is_const
+from ekiden.ir.prim_visitor import post_order, rewrite
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
-from ekiden.relay.expr import Call, Clause, Function, Let, Match, Tuple, TupleGetItem, Var
+from ekiden.relay.expr import Call, Clause, Constant, Function, Let, Match, Tuple, TupleGetItem, Var
 from ekiden.relay.op.vm import bind_dims, forget_shape, match_shape, prefix
 from ekiden.relay.transform.chains import Binding, let_chain
 from ekiden.relay.transform.infer_type import InferType
@@ -46,6 +46,7 @@ from ekiden.relay.transform.scopes import (
     with_children,
 )
 from ekiden.relay.visitor import pattern_vars
+from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.topi.shape import as_ints
 
 
@@ -208,9 +209,7 @@ class _Binder:
         return made
 
     def _match(self, expr: Match) -> RelayExpr:
-        clauses = tuple(
-            Clause(c.lhs, self._wrap(pattern_vars(c.lhs), c.rhs)) for c in expr.clauses
-        )
+        clauses = tuple(Clause(c.lhs, self._wrap(pattern_vars(c.lhs), c.rhs)) for c in expr.clauses)
         made = expr.with_fields(data=self.plain(expr.data), clauses=clauses)
         made.set_checked_type(expr.checked_type)
         return made
@@ -266,10 +265,14 @@ def _bound(call: Call) -> RelayExpr:
     """A call of an operator whose unknown dimensions its declaration computes from arguments."""
     assert isinstance(call.op, Op) and call.attrs is not None
     names = _fresh(call.op.name.rpartition(".")[2])
-    symbols = tuple(next(names) for _ in range(_unknown_dims(call.checked_type)))
-    *first, last = call.args
-    after = bind_dims(last, call.args, symbols, call.op.name, call.attrs)
+    known = _constant_dims(call)
+    symbols = tuple(next(names) if d is None else d for d in known)
     attrs = call.attrs.with_fields(symbols=symbols)
+    if None not in known:
+        return infer_here(Call(call.op, call.args, attrs, call.type_args, call.span))
+    *first, last = call.args
+    unknown = tuple(s if d is None else const(0) for s, d in zip(symbols, known, strict=True))
+    after = bind_dims(last, call.args, unknown, call.op.name, call.attrs)
     made = Call(
         call.op,
         (*first, infer_here(after.with_fields(span=call.span))),
@@ -278,6 +281,34 @@ def _bound(call: Call) -> RelayExpr:
         call.span,
     )
     return infer_here(made)
+
+
+def _constant_dims(call: Call) -> list[PrimExpr | None]:
+    """What the unknown dimensions of an operator's result are, where the elements that they are
+    computed from are constants.
+    """
+    assert isinstance(call.op, Op) and call.op.definition.dims is not None
+    buffers: dict[PrimExpr | Buffer, Array] = {}
+    given = []
+    for arg in call.args:
+        kind = arg.checked_type
+        assert isinstance(kind, TensorType)
+        given.append(Buffer("x", kind.shape, kind.dtype))
+        if isinstance(arg, Constant):
+            buffers[given[-1]] = arg.data
+    dims, conditions = call.op.definition.dims(call.attrs, given)
+
+    def read(each: PrimExpr) -> PrimExpr:
+        if isinstance(each, BufferLoad) and each.buffer in buffers:
+            data = buffers[each.buffer]
+            return const(data[as_ints(each.indices)].item(), each.dtype)
+        return each
+
+    loaded = [simplify(rewrite(d, read)) for d in dims]
+    checks = [simplify(rewrite(c, read)) for c, _ in conditions]
+    if not all(is_const(c, 1) for c in checks):
+        return [None] * len(loaded)
+    return [None if any(isinstance(e, BufferLoad) for e in post_order(d)) else d for d in loaded]
 
 
 def _cut(call: Call, padded: str) -> RelayExpr:

@@ -48,7 +48,7 @@ def recurrent(cell: Cell, inputs: Sequence[Tensor]) -> list[Tensor]:
     lstm) of projected data [steps, batch, gates * hidden] and a weight, packed or not, and what
     `cell.given` names.
     """
-    data, weight = inputs[:2]
+    data = inputs[0]
     state = (data.shape[1], tidy(data.shape[2] // cell.gates))
     shapes = [(data.shape[0], *state), state, *([state] if cell.kind == "lstm" else [])]
 
