@@ -1,4 +1,4 @@
-"""The command line: compile, run, bench, inspect, demo."""
+"""The command line: compile, run, bench, profile, debug, inspect, demo."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ COMMANDS = {
     "compile": "compile a model to an artifact",
     "run": "run an artifact on arrays",
     "bench": "time an artifact on random inputs",
+    "profile": "show where the time of an artifact's run goes, kernel by kernel",
+    "debug": "step through an artifact's run",
     "inspect": "print a stage of the compilation of a model, or an artifact",
     "demo": "compile a trained model from PyPI and show what it says about real files",
 }

@@ -25,6 +25,7 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.analysis import shape_conditions
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType, NameDimensions
+from ekiden.relay.transform.peak_memory import predict_peak
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 
@@ -84,9 +85,11 @@ def compile_to_bytes(
         "producer": f"ekiden {version('ekiden')}",
         "target": str(chosen),
     }
+    prepared = optimize(module, chosen)
+    if (peak := predict_peak(prepared)) is not None:
+        metadata["memory"] = {"peak": peak}
     with _progress() as progress:
         is_native = executor == "aot"
-        prepared = optimize(module, chosen)
         return compile_module(prepared, chosen, metadata, progress, is_native=is_native)
 
 

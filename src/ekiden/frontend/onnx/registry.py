@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ekiden.frontend.onnx.converters import (
+    cast,
     control,
     convolution,
     elementwise,
     linear,
     movement,
     norm,
+    placing,
     pool,
+    quantize,
     recurrent,
     reduction,
     shape,
@@ -19,16 +22,19 @@ from ekiden.frontend.onnx.converters import (
 from ekiden.frontend.onnx.node import Row
 
 FAMILIES = (
+    cast,
+    control,
+    convolution,
     elementwise,
+    linear,
+    movement,
+    norm,
+    placing,
+    pool,
+    quantize,
+    recurrent,
     reduction,
     shape,
-    movement,
-    linear,
-    convolution,
-    pool,
-    norm,
-    recurrent,
-    control,
 )
 
 

@@ -128,6 +128,7 @@ def pack_weight(weight: Tensor, kind: str, tile: int, groups: int) -> Tensor:
     per_group = weight.shape[0] // groups if kind == "group_conv2d" else weight.shape[0]
 
     def body(*i: Var) -> PrimExpr:
+        indices: tuple[PrimExpr, ...]
         group, indices = (i[0], i[1:]) if kind == "group_conv2d" else (as_dim(0), i)
         if kind == "dense_u8s8":
             panel, step, row, byte = indices

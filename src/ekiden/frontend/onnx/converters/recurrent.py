@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -47,6 +48,8 @@ ACTIVATIONS: dict[str, tuple[str, float | None, float | None]] = {   # ours, def
     "elu":         ("elu",          1.0,  None),
 }
 # fmt: on
+Options: TypeAlias = dict[str, Any]
+"""Arguments of a layer by name."""
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
@@ -58,8 +61,8 @@ def _rows(node: Node, value: Value, direction: int, order: Sequence[int]) -> Exp
     whole = _direction(node.scope.expr(value), direction)
     if len(order) == 1:
         return whole
-    parts = op.split(whole, len(order), axis=0)
-    return op.concatenate([TupleGetItem(parts, i) for i in order], axis=0)
+    blocks = op.split(whole, len(order), axis=0)
+    return op.concatenate([TupleGetItem(blocks, i) for i in order], axis=0)
 
 
 def _direction(expr: Expr, direction: int) -> Expr:
@@ -81,7 +84,7 @@ def _biases(node: Node, kind: Kind, direction: int) -> tuple[Expr | None, Expr |
     return first, second
 
 
-def _activations(node: Node, kind: Kind, directions: int) -> list[dict[str, tuple[object, ...]]]:
+def _activations(node: Node, kind: Kind, directions: int) -> list[Options]:
     """The options of each direction. Alphas and betas stand in lists of those that need one."""
     names = [n.lower() for n in node.get_strings("activations")]
     names = names or [n.lower() for n in kind.activations] * directions
@@ -120,16 +123,16 @@ def _initial(node: Node, index: int, direction: int, batch_first: bool) -> Expr 
     return _direction(op.transpose(expr, (1, 0, 2)) if batch_first else expr, direction)
 
 
-def _layers(node: Node, kind: Kind) -> tuple[bool, list[tuple[bool, dict[str, object]]]]:
+def _layers(node: Node, kind: Kind) -> tuple[bool, list[tuple[bool, Options]]]:
     """(whether the batch comes first, per direction: (reversed, options common to all cells))."""
     batch_first = node.get_int("layout", 0) == 1
     directions = DIRECTIONS.get(node.get_string("direction", "forward"))
     if directions is None:
         node.unsupported(f"direction must be one of {', '.join(DIRECTIONS)}")
     options = _activations(node, kind, len(directions))
-    made: list[tuple[bool, dict[str, object]]] = []
+    made: list[tuple[bool, Options]] = []
     for number, (reverse, functions) in enumerate(zip(directions, options, strict=True)):
-        common: dict[str, object] = {
+        common: Options = {
             "initial_h": _initial(node, 5, number, batch_first),
             "lengths": _lengths(node),
             "reverse": reverse,
@@ -160,16 +163,16 @@ def _recurrent(node: Node) -> list[Expr]:
     data = _data(node, batch_first)
     made = []
     for direction, (_, options) in enumerate(layers):
-        weights = [_rows(node, node.value(i), direction, kind.gates) for i in (1, 2)]
+        inputs, states = (_rows(node, node.value(i), direction, kind.gates) for i in (1, 2))
         biases = _biases(node, kind, direction)
         if node.op_type == "LSTM":
             options |= _lstm_options(node, kind, direction, batch_first)
-            made.append(_fields(op.nn.lstm(data, *weights, *biases, **options), 3))
+            made.append(_fields(op.nn.lstm(data, inputs, states, *biases, **options), 3))
         elif node.op_type == "GRU":
             options["reset_first"] = node.get_int("linear_before_reset", 0) == 0
-            made.append(_fields(op.nn.gru(data, *weights, *biases, **options), 2))
+            made.append(_fields(op.nn.gru(data, inputs, states, *biases, **options), 2))
         else:
-            made.append(_fields(op.nn.rnn(data, *weights, *biases, **options), 2))
+            made.append(_fields(op.nn.rnn(data, inputs, states, *biases, **options), 2))
     return _results(made, batch_first)
 
 
@@ -177,7 +180,7 @@ def _fields(layer: Expr, count: int) -> list[Expr]:
     return [TupleGetItem(layer, i) for i in range(count)]
 
 
-def _lstm_options(node: Node, kind: Kind, direction: int, batch_first: bool) -> dict[str, object]:
+def _lstm_options(node: Node, kind: Kind, direction: int, batch_first: bool) -> Options:
     peephole = node.optional(7)
     rows = None if peephole is None else _rows(node, peephole, direction, kind.peepholes)
     return {
@@ -217,8 +220,8 @@ def _dynamic_quantize_lstm(node: Node) -> list[Expr]:
         rows = weights[0].data.shape[0]
         scales = [_scale(node, i, direction, rows, kind.gates) for i in (8, 10)]
         first, second = _biases(node, kind, direction)
-        bias = first if first is None or second is None else op.add(first, second)
-        made.append(qnn.dynamic_lstm(data, *weights, *scales, bias=bias, **options))  # type: ignore[arg-type]
+        options["bias"] = first if first is None or second is None else op.add(first, second)
+        made.append(qnn.dynamic_lstm(data, weights[0], weights[1], *scales, **options))
     return _results(made, batch_first)
 
 

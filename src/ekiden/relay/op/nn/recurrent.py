@@ -169,7 +169,7 @@ def _quantized(weight: Array, scale: Array, sums: Array) -> Multiply:
         zero = np.clip(np.round(-low / step), 0, 255).astype(np.int32)
         data = np.clip(np.round(states / step) + zero, 0, 255).astype(np.int32)
         total = data @ weight.T.astype(np.int32) - zero * sums
-        return total.astype(np.float32) * (step * scale)
+        return np.asarray(total.astype(np.float32) * (step * scale))
 
     return multiply
 
