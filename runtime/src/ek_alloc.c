@@ -5,6 +5,9 @@
 ** thread that frees them, which needs no lock; a list that grows too long moves to the shared
 ** lists, and so do all lists of a thread that ends. Buffers go on shared lists.
 **
+** The memory held may have a limit. A request beyond it first gives back what is kept for reuse,
+** here and in the arenas of idle virtual machines, then fails.
+**
 ** Under EK_HARD_TEST nothing is kept: every block is the system's own, so that sanitizers see each
 ** use after free, fresh and freed memory is filled, a chosen allocation fails, and a process that
 ** ends with blocks in use ends with an error.
@@ -22,7 +25,8 @@ enum {
   STEPS = 8,                   /* buffer classes per power of two: at most 1/8 is unused */
   FIRST_LOG = 6,               /* the smallest buffer has 64 bytes */
   BUFFER_CLASSES = (63 - FIRST_LOG) * STEPS,
-  LOOK_AHEAD = 4               /* a buffer may be this many classes too large */
+  LOOK_AHEAD = 4,              /* a buffer may be this many classes too large */
+  ERROR_ROOM = 1 << 16         /* small blocks may pass the limit so far: errors are made of them */
 };
 
 /* Stands before every block; 16 bytes, so that blocks are aligned to 16. */
@@ -44,6 +48,9 @@ typedef struct list {
 } list;
 
 static uint64_t system_allocations, bytes_held;
+static uint64_t bytes_in_use, bytes_peak; /* of buffers */
+static uint64_t bytes_limit;              /* 0 for none */
+static ek_once limit_once = EK_ONCE_INIT;
 
 /* 'first' is stored atomically because take_small looks at it without the lock. */
 static void push(list *to, link *item) {
@@ -112,11 +119,57 @@ static void hard_freed(void *memory, size_t size) {
 }
 #endif
 
-static void *from_system(size_t size, size_t alignment) {
+/* The limit ------------------------------------------------------------------------------------ */
+
+/* "1000", "64K", "500M", "2G"; 0 where it is no such size. */
+static uint64_t parse_size(const char *text) {
+  static const char units[] = "KMG";
+  char *end;
+  unsigned long long n = strtoull(text, &end, 10);
+  const char *unit = *end == '\0' ? NULL : strchr(units, *end);
+  int shift = unit == NULL ? 0 : 10 * (int)(unit - units + 1);
+  bool is_size = text[0] >= '0' && text[0] <= '9' && (*end == '\0' || (unit != NULL && !end[1]));
+  return is_size && n <= (uint64_t)INT64_MAX >> shift ? (uint64_t)n << shift : 0;
+}
+
+static void read_limit(void) {
+  const char *text = getenv("EKIDEN_MEMORY_LIMIT");
+  if (text == NULL || text[0] == '\0') return;
+  bytes_limit = parse_size(text);
+  if (bytes_limit != 0) return;
+  fprintf(stderr,
+          "ekiden: EKIDEN_MEMORY_LIMIT: a number of bytes such as 500M expected, got '%s'; there "
+          "is no limit\n",
+          text);
+}
+
+static uint64_t limit(void) {
+  ek_call_once(&limit_once, read_limit);
+  return __atomic_load_n(&bytes_limit, __ATOMIC_RELAXED);
+}
+
+uint64_t ek_memory_limit(const uint64_t *wanted) {
+  uint64_t before = limit();
+  if (wanted != NULL) __atomic_store_n(&bytes_limit, *wanted, __ATOMIC_RELAXED);
+  return before;
+}
+
+/* Counts a request as held if the limit allows it. */
+static bool hold(size_t size, size_t room) {
+  uint64_t most = limit(), held = __atomic_add_fetch(&bytes_held, size, __ATOMIC_RELAXED);
+  if (most == 0 || held <= most + room) return true;
+  __atomic_fetch_sub(&bytes_held, size, __ATOMIC_RELAXED);
+  return false;
+}
+
+static void *from_system(size_t size, size_t alignment, size_t room) {
+  if (!hold(size, room)) return NULL;
   void *memory = hard_fails() ? NULL : ek_system_alloc(size, alignment);
-  if (memory == NULL) return NULL;
+  if (memory == NULL) {
+    __atomic_fetch_sub(&bytes_held, size, __ATOMIC_RELAXED);
+    return NULL;
+  }
   __atomic_fetch_add(&system_allocations, 1, __ATOMIC_RELAXED);
-  __atomic_fetch_add(&bytes_held, size, __ATOMIC_RELAXED);
   return hard_fresh(memory, size);
 }
 
@@ -170,34 +223,50 @@ static void *take_kept(size_t *actual) {
   return found;
 }
 
+/* A buffer from the system; without room for it, after what is kept has been given back. */
+static void *fresh_buffer(size_t actual) {
+  size_t alignment = actual >= PAGE ? PAGE : BUFFER_ALIGNMENT;
+  void *buffer = from_system(actual, alignment, 0);
+  if (buffer != NULL || !keeps) return buffer;
+  ek_pool_trim();
+  return from_system(actual, alignment, 0);
+}
+
+static void count_use(size_t actual) {
+  uint64_t now = __atomic_add_fetch(&bytes_in_use, actual, __ATOMIC_RELAXED);
+  uint64_t peak = __atomic_load_n(&bytes_peak, __ATOMIC_RELAXED);
+  while (now > peak && !__atomic_compare_exchange_n(&bytes_peak, &peak, now, true,
+                                                    __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
 void *ek_buffer_alloc(size_t size, size_t *actual) {
   if (size > (size_t)PTRDIFF_MAX / 2) return NULL;
   *actual = keeps ? buffer_actual(buffer_class(size)) : size == 0 ? 1 : size;
   void *buffer = keeps ? take_kept(actual) : NULL;
-  if (buffer != NULL) return buffer;
-  size_t alignment = *actual >= PAGE ? PAGE : BUFFER_ALIGNMENT;
-  buffer = from_system(*actual, alignment);
-  if (buffer != NULL || !keeps) return buffer;
-  ek_pool_trim();
-  return from_system(*actual, alignment);
+  if (buffer == NULL) buffer = fresh_buffer(*actual);
+  if (buffer != NULL) count_use(*actual);
+  return buffer;
+}
+
+static void keep_buffer(void *buffer, size_t actual) {
+  ek_mutex_lock(&shared_lock);
+  push(&shared_buffers[list_of(actual)], buffer);
+  ek_mutex_unlock(&shared_lock);
 }
 
 void ek_buffer_reserve(size_t size) {
   if (!keeps || size > (size_t)PTRDIFF_MAX / 2) return;
   size_t actual = buffer_actual(buffer_class(size));
-  void *fresh = from_system(actual, actual >= PAGE ? PAGE : BUFFER_ALIGNMENT);
-  ek_buffer_free(fresh, actual);
+  void *fresh = from_system(actual, actual >= PAGE ? PAGE : BUFFER_ALIGNMENT, 0);
+  if (fresh != NULL) keep_buffer(fresh, actual);
 }
 
 void ek_buffer_free(void *buffer, size_t actual) {
   if (buffer == NULL) return;
-  if (!keeps) {
-    to_system(buffer, actual);
-    return;
-  }
-  ek_mutex_lock(&shared_lock);
-  push(&shared_buffers[list_of(actual)], buffer);
-  ek_mutex_unlock(&shared_lock);
+  __atomic_fetch_sub(&bytes_in_use, actual, __ATOMIC_RELAXED);
+  if (keeps) keep_buffer(buffer, actual);
+  else to_system(buffer, actual);
 }
 
 /* Small blocks --------------------------------------------------------------------------------- */
@@ -245,7 +314,7 @@ static link *take_small(unsigned class_index) {
 
 static header *small_alloc(unsigned class_index) {
   void *kept = keeps ? take_small(class_index) : NULL;
-  return kept != NULL ? kept : from_system(small_size(class_index), 16);
+  return kept != NULL ? kept : from_system(small_size(class_index), 16, ERROR_ROOM);
 }
 
 void *ek_alloc(size_t size) {
@@ -268,7 +337,7 @@ void *ek_alloc(size_t size) {
 void ek_alloc_reserve(const void *like) {
   const header *block = (const header *)like - 1;
   if (!keeps || block->magic != MAGIC || block->class_index >= SMALL_CLASSES) return;
-  header *fresh = from_system(small_size(block->class_index), 16);
+  header *fresh = from_system(small_size(block->class_index), 16, 0);
   if (fresh == NULL) return;
   *fresh = *block;
   ek_free(fresh + 1);
@@ -318,6 +387,7 @@ static void trim(list *from, size_t size) {
 
 /* Blocks on the lists of other threads stay there. */
 static void trim_all(void) {
+  ek_arenas_reclaim();
   for (unsigned i = 0; i < SMALL_CLASSES; i++) trim(&local_small[i], small_size(i));
   ek_mutex_lock(&shared_lock);
   for (unsigned i = 0; i < SMALL_CLASSES; i++) trim(&shared_small[i], small_size(i));
@@ -333,6 +403,25 @@ ek_pool_stats ek_pool_get(int wants_trim) {
       __atomic_load_n(&system_allocations, __ATOMIC_RELAXED),
       __atomic_load_n(&bytes_held, __ATOMIC_RELAXED),
       free_bytes(),
+      __atomic_load_n(&bytes_in_use, __ATOMIC_RELAXED),
+      __atomic_load_n(&bytes_peak, __ATOMIC_RELAXED),
+      limit(),
   };
   return stats;
+}
+
+void ek_memory_reset_peak(void) {
+  __atomic_store_n(&bytes_peak, __atomic_load_n(&bytes_in_use, __ATOMIC_RELAXED),
+                   __ATOMIC_RELAXED);
+}
+
+int ek_error_memory(size_t size) {
+  uint64_t most = limit(), held = __atomic_load_n(&bytes_held, __ATOMIC_RELAXED);
+  if (most == 0 || held + size <= most) {
+    return ek_error("MemoryError", "allocate memory: the system has no %zu bytes left", size);
+  }
+  return ek_error("MemoryLimitError",
+                  "allocate memory: %zu bytes expected within the limit of %llu, of which %llu are "
+                  "in use",
+                  size, (unsigned long long)most, (unsigned long long)held);
 }

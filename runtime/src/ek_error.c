@@ -98,10 +98,6 @@ int ek_error(const char *kind, const char *format, ...) {
   return error == NULL ? set_out_of_memory() : set_pending(&error->base);
 }
 
-int ek_error_memory(size_t size) {
-  return ek_error("MemoryError", "allocate memory: the system has no %zu bytes left", size);
-}
-
 int ek_error_set(ek_object *error) {
   ek_retain(error);
   return set_pending(error);

@@ -304,6 +304,7 @@ static void read_function(reader *r, ek_vm_function *f, int32_t *words) {
   f->n_words = count(r, 4);
   f->file_words = r->at;
   f->code = words;
+  f->entry = words;
   for (int32_t i = 0; i < f->n_words; i++) words[i] = (int32_t)u32(r);
   /* Every register is an argument or is named by a word, so that the file bounds the memory. */
   if (n_registers < (uint32_t)f->n_params ||
@@ -384,11 +385,21 @@ static void release_items(ek_object **objects, int32_t n) {
   ek_free(objects);
 }
 
+/* As loaded, while nothing runs. */
+static void drop_native(ek_executable *e) {
+  for (int32_t i = 0; e->functions != NULL && i < e->n_functions; i++) {
+    ek_native_free(&e->functions[i]);
+    e->functions[i].native = NULL;
+    e->functions[i].entry = e->functions[i].code;
+  }
+}
+
 static void executable_deleter(void *self, int flags) {
   ek_executable *e = self;
   if (flags & EK_DELETE_CONTENT) {
     release_items(e->constants, e->n_constants);
     release_items(e->linked, e->n_primitives);
+    drop_native(e);
     ek_free(e->functions);
     ek_free(e->primitives);
     ek_free(e->words);
@@ -451,16 +462,16 @@ int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object
 
 /* Linking -------------------------------------------------------------------------------------- */
 
-static int link_primitive(ek_executable *e, ek_bytes name, ek_object *image, ek_object **out) {
+static int link_primitive(ek_executable *e, ek_bytes name, ek_object *image, ek_object *library,
+                          ek_object **out) {
   char *key = ek_alloc_or_error(name.size + 1);
   if (key == NULL) return -1;
   memcpy(key, name.data, name.size);
   key[name.size] = '\0';
   int status = image == NULL ? 0 : ek_module_get(image, key, out);
-  if (status == 0 && *out == NULL) {
-    *out = ek_registry_get(key);
-    e->keeps_arguments = true;
-  }
+  if (*out == NULL) e->keeps_arguments = true;
+  if (status == 0 && *out == NULL && library != NULL) status = ek_module_get(library, key, out);
+  if (status == 0 && *out == NULL) *out = ek_registry_get(key);
   if (status == 0 && *out == NULL) {
     status = ek_error("LoadError",
                       "link executable: primitive '%s' is neither in its native code "
@@ -472,7 +483,7 @@ static int link_primitive(ek_executable *e, ek_bytes name, ek_object *image, ek_
 }
 
 /* Under the lock. */
-static int link_all(ek_executable *e) {
+static int link_all(ek_executable *e, ek_object *library) {
   ek_object *image = NULL;
   size_t size = (size_t)e->n_primitives * sizeof *e->linked + 1;
   if (e->image.size != 0 && ek_image_load(e->image.data, e->image.size, &image) != 0) return -1;
@@ -480,22 +491,35 @@ static int link_all(ek_executable *e) {
   int status = linked == NULL ? -1 : 0;
   if (linked != NULL) memset(linked, 0, size);
   for (int32_t i = 0; i < e->n_primitives && status == 0; i++) {
-    status = link_primitive(e, e->primitives[i], image, &linked[i]);
+    status = link_primitive(e, e->primitives[i], image, library, &linked[i]);
   }
+  e->linked = linked;
+  if (status == 0 && image != NULL) status = ek_native_attach(e, image);
   ek_object_release(image);
-  if (status == 0) {
-    e->linked = linked;
-  } else {
-    release_items(linked, e->n_primitives);
-  }
+  if (status == 0) return 0;
+  drop_native(e);
+  e->linked = NULL;
+  release_items(linked, e->n_primitives);
+  return -1;
+}
+
+int ek_executable_link(ek_executable *executable, ek_object *library) {
+  ek_mutex_lock(&executable->lock);
+  int status = executable->linked != NULL ? 0 : link_all(executable, library);
+  ek_mutex_unlock(&executable->lock);
   return status;
 }
 
-int ek_executable_link(ek_executable *executable) {
-  ek_mutex_lock(&executable->lock);
-  int status = executable->linked != NULL ? 0 : link_all(executable);
-  ek_mutex_unlock(&executable->lock);
-  return status;
+int ek_executable_kernel(ek_executable *e, const char *name, ek_object **out) {
+  size_t size = strlen(name);
+  for (int32_t i = 0; i < e->n_primitives; i++) {
+    if (e->primitives[i].size != size || memcmp(e->primitives[i].data, name, size) != 0) continue;
+    if (ek_executable_link(e, NULL) != 0) return -1;
+    *out = e->linked[i];
+    ek_retain(*out);
+    return 0;
+  }
+  return 0;
 }
 
 /* Parts ---------------------------------------------------------------------------------------- */

@@ -4,11 +4,35 @@
 
 #include "ek_internal.h"
 
+struct ek_vm;
+
+/* A function's native code, and what it needs of its executable. Native code reads the first four
+** members: their layout, that of ek_value and ek_object, and the code's signature are what the
+** prefix of the names of such code stands for. */
+typedef struct ek_native {
+  const int32_t *code;                     /* of the function */
+  const int32_t *points;                   /* where the loop takes over; see ek_native.c */
+  ek_object *const *constants;             /* of the executable */
+  ek_object *const *linked;                /* its primitives */
+  /* Goes on behind call 'point' (0: from the start); gives the next instruction for the loop, or NULL
+  ** with an error. */
+  const int32_t *(*run)(struct ek_vm *vm, ek_value *registers, const struct ek_native *native,
+                        int32_t point);
+  ek_object *owner;                        /* owned: keeps the code loaded */
+} ek_native;
+
+static_assert(offsetof(ek_native, linked) == 24, "native code reads it there");
+
+/* The names under which images export native code: this and the function's own. */
+#define EK_NATIVE_PREFIX "vm1:"
+
 typedef struct ek_vm_function {
   ek_bytes name;
   const unsigned char *params;             /* in the file: n_params strings */
   const unsigned char *file_words;         /* in the file, as written */
   int32_t *code;                           /* verified words; jumps count words from their opcode */
+  const int32_t *entry;                    /* atomic: where calls begin: 'code', or native points */
+  ek_native *native;                       /* owned; NULL where there is none */
   int32_t n_params;
   int32_t n_registers;
   int32_t n_words;
@@ -34,9 +58,20 @@ typedef struct ek_executable {
   bool keeps_arguments;                    /* a run may leave references to them behind it */
 } ek_executable;
 
-/* Finds the functions of all primitives, once: in the executable's image, else in the registry.
-** After it has returned 0, 'linked' never changes. 0 or -1. */
-int ek_executable_link(ek_executable *executable);
+/* Finds the functions of all primitives, once: in the executable's image, else in 'library' (a
+** module, or NULL), else in the registry. After it has returned 0, 'linked' never changes. 0 or
+** -1. */
+int ek_executable_link(ek_executable *executable, ek_object *library);
+
+/* The function of a primitive by its name, owned, linking first; NULL in '*out' when there is none
+** of that name. 0 or -1. */
+int ek_executable_kernel(ek_executable *executable, const char *name, ek_object **out);
+
+/* Gives all functions that have none the native code that an image exports for them. Machines may
+** run meanwhile: what they are in they go on with. The primitives are linked, and the lock is held.
+** 0 or -1. */
+int ek_native_attach(ek_executable *executable, ek_object *image);
+void ek_native_free(ek_vm_function *function);
 
 /* The index of a function, or -1. */
 int32_t ek_executable_find(const ek_executable *executable, const char *name);

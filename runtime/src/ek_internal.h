@@ -68,6 +68,41 @@ void ek_buffer_reserve(size_t size);
 /* ek_alloc, and a MemoryError when it fails. */
 void *ek_alloc_or_error(size_t size);
 
+/* Sets a MemoryError, or the MemoryLimitError, naming how much was asked for. Returns -1. */
+int ek_error_memory(size_t size);
+
+/* The most bytes that may be held from the system, 0 for no limit; then sets it where 'wanted' is
+** given. */
+uint64_t ek_memory_limit(const uint64_t *wanted);
+
+/* The peak is what is in use, from now on. */
+void ek_memory_reset_peak(void);
+
+/* ek_arena.c -----------------------------------------------------------------------------------
+**
+** Storages that one owner keeps between its runs. */
+typedef struct ek_arenas {
+  struct ek_arenas *next, *previous; /* of all that are known */
+  ek_object *kept[4];                /* owned storages, or NULL */
+  uint32_t busy;                     /* atomic: 1 while a run, or a reclaim, has them */
+  bool held;                         /* by the running owner */
+} ek_arenas;
+
+/* Makes zeroed arenas known, and forgets them. */
+void ek_arenas_add(ek_arenas *arenas);
+void ek_arenas_remove(ek_arenas *arenas);
+
+/* A storage of at least 'size' bytes, owned; once it is referred to by 'arenas' alone, a later
+** request takes it again. One that is too small is given up for a larger one. 0 or -1. */
+int ek_arenas_take(ek_arenas *arenas, size_t size, size_t alignment, ek_device device,
+                   ek_object **out);
+
+/* A run has ended: others may reclaim. */
+void ek_arenas_rest(ek_arenas *arenas);
+
+/* Gives back the storages of all that rest. */
+void ek_arenas_reclaim(void);
+
 /* ek_services.c --------------------------------------------------------------------------------
 **
 ** A first workspace for a thread that is about to start: made by the thread that starts it (NULL
@@ -83,11 +118,6 @@ void ek_hard_fail_at(int64_t n);
 /* Blocks and buffers that are in use. */
 int64_t ek_hard_live(void);
 #endif
-
-/* ek_error.c ----------------------------------------------------------------------------------- */
-
-/* Sets a MemoryError naming how much was asked for. Returns -1. */
-int ek_error_memory(size_t size);
 
 /* ek_function.c -------------------------------------------------------------------------------- */
 
@@ -108,6 +138,18 @@ int ek_value_own(const char *doing, const ek_value *value, ek_value *out);
 void ek_types_clear(void);
 void ek_libraries_clear(void);
 void ek_registry_clear(void);
+
+/* ek_registry.c, and files with functions that it registers ------------------------------------- */
+
+typedef struct ek_builtin {
+  const char *name;
+  ek_packed call;
+} ek_builtin;
+
+/* ek_sequence.c -------------------------------------------------------------------------------- */
+
+enum { EK_SEQUENCE_BUILTINS = 7 };
+extern const ek_builtin ek_sequence_builtins[EK_SEQUENCE_BUILTINS];
 
 /* ek_array.c ----------------------------------------------------------------------------------- */
 
@@ -162,6 +204,19 @@ int ek_library_load(const char *path, ek_object **out);
 
 /* A module that gives the functions of an executable, which is retained. */
 int ek_program_new(ek_object *executable, ek_object **out);
+
+/* ek_vm_debug.c --------------------------------------------------------------------------------
+**
+** A module of functions over a virtual machine, which is retained: it is started, stepped, looked
+** into, profiled, saved and resumed. Also the global function "ek.vm.module". 0 or -1. */
+int ek_vm_module(ek_object *vm, ek_object **out);
+
+/* ek_graph.c ----------------------------------------------------------------------------------- */
+
+/* A module with TVM's functions of a graph executor over the 'main' of an executable, which must be
+** a straight line: kind "GraphExecutor". 'library', a module or NULL, has kernels that the
+** executable has not. */
+int ek_graph_new(ek_object *executable, ek_object *library, ek_object **out);
 
 /* ek_module.c ---------------------------------------------------------------------------------- */
 

@@ -2,7 +2,10 @@
 **
 ** A virtual machine serves one caller at a time, so the module keeps those that are free: a call
 ** takes one, or makes one when there is none, and gives it back. There are as many as there were
-** callers at once. */
+** callers at once.
+**
+** Beside its functions a module gives the kernels of the executable, its constants (get_constant),
+** and under the name "default" a factory of graph executors (ek_graph.c). */
 #include "ek_executable.h"
 
 typedef struct spare {
@@ -62,14 +65,45 @@ static void delete_function(void *context) {
   ek_free(function);
 }
 
+/* What TVM's factories give under the name "default": (device, ...) -> a graph executor. */
+static int make_graph(void *context, const ek_value *args, int32_t nargs, ek_value *ret) {
+  const program_function *function = context;
+  ek_object *made;
+  for (int32_t i = 0; i < nargs; i++) {
+    if (args[i].type_index == EK_DEVICE && args[i].v.device.type == EK_CPU) continue;
+    return ek_error("TypeError", "default: the host as a device expected, got %s",
+                    ek_value_type_name(&args[i]));
+  }
+  if (ek_graph_new(function->of->executable, NULL, &made) != 0) return -1;
+  *ret = ek_value_object(made);
+  return 0;
+}
+
+/* (index) -> a constant of the executable. */
+static int get_constant(void *context, const ek_value *args, int32_t nargs, ek_value *ret) {
+  const program_function *function = context;
+  if (nargs != 1 || args[0].type_index != EK_INT || args[0].v.i64 < 0) {
+    return ek_error("TypeError", "get_constant: one number >= 0 expected");
+  }
+  return ek_executable_item(function->of->executable, EK_PART_CONSTANT, args[0].v.i64, ret);
+}
+
+/* What a module gives beside the functions of its program; NULL for a name that is none. */
+static ek_packed find_extra(const char *name) {
+  if (strcmp(name, "default") == 0) return make_graph;
+  return strcmp(name, "get_constant") == 0 ? get_constant : NULL;
+}
+
 static int program_get(void *context, ek_object *module, const char *name, ek_object **out) {
   program *self = context;
-  int32_t index = ek_executable_find((ek_executable *)(void *)self->executable, name);
-  if (index < 0) return 0;
+  ek_executable *executable = (ek_executable *)(void *)self->executable;
+  int32_t index = ek_executable_find(executable, name);
+  ek_packed target = index >= 0 ? call : find_extra(name);
+  if (target == NULL) return ek_executable_kernel(executable, name, out);
   program_function *function = ek_alloc_or_error(sizeof *function);
   if (function == NULL) return -1;
   *function = (program_function){module, self, index};
-  if (ek_function_new(function, call, delete_function, out) != 0) {
+  if (ek_function_new(function, target, delete_function, out) != 0) {
     ek_free(function);
     return -1;
   }

@@ -79,6 +79,24 @@ static int pool_trim(void *self, const ek_value *args, int32_t nargs, ek_value *
   return 0;
 }
 
+static int memory_limit(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  (void)self;
+  if (nargs > 1 || (nargs == 1 && (args[0].type_index != EK_INT || args[0].v.i64 < 0))) {
+    return ek_error("TypeError", "ek.runtime.memory_limit: expected one int >= 0 or no argument");
+  }
+  uint64_t wanted = nargs == 0 ? 0 : (uint64_t)args[0].v.i64;
+  *ret = ek_value_int((int64_t)ek_memory_limit(nargs == 0 ? NULL : &wanted));
+  return 0;
+}
+
+static int reset_peak(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  (void)self;
+  (void)ret;
+  if (expect_args("ek.runtime.reset_peak", args, nargs, 0, NULL) != 0) return -1;
+  ek_memory_reset_peak();
+  return 0;
+}
+
 static int save_module(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   ek_bytes path;
   char text[4096];
@@ -103,19 +121,44 @@ static int executable_module(void *self, const ek_value *args, int32_t nargs, ek
   return 0;
 }
 
+static int vm_module(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_VM};
+  ek_object *module;
+  (void)self;
+  if (expect_args("ek.vm.module", args, nargs, 1, types) != 0) return -1;
+  if (ek_vm_module(args[0].v.obj, &module) != 0) return -1;
+  *ret = ek_value_object(module);
+  return 0;
+}
+
+/* (executable, module with kernels or nothing) */
+static int graph_executor(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  ek_object *module, *library;
+  (void)self;
+  if (nargs != 2 || args[0].type_index != EK_EXECUTABLE ||
+      (args[1].type_index != EK_MODULE && args[1].type_index != EK_NONE)) {
+    return ek_error("TypeError", "ek.graph_executor.create: wrong arguments, see runtime.h");
+  }
+  library = args[1].type_index == EK_NONE ? NULL : args[1].v.obj;
+  if (ek_graph_new(args[0].v.obj, library, &module) != 0) return -1;
+  *ret = ek_value_object(module);
+  return 0;
+}
+
 static int registry_names(void *self, const ek_value *args, int32_t nargs, ek_value *ret);
 
-static const struct {
-  const char *name;
-  ek_packed call;
-} builtins[] = {
+static const ek_builtin builtins[] = {
     {"ek.executable.module", executable_module},
+    {"ek.graph_executor.create", graph_executor},
     {"ek.module.save", save_module},
     {"ek.registry.names", registry_names},
     {"ek.runtime.allocation_count", allocation_count},
     {"ek.runtime.config_threadpool", config_threadpool},
+    {"ek.runtime.memory_limit", memory_limit},
     {"ek.runtime.num_threads", num_threads},
     {"ek.runtime.pool_trim", pool_trim},
+    {"ek.runtime.reset_peak", reset_peak},
+    {"ek.vm.module", vm_module},
 };
 
 /* The table ------------------------------------------------------------------------------------ */
@@ -182,13 +225,18 @@ static int set(const char *name, ek_object *function, int override, ek_object **
 }
 
 /* Without memory for them a process starts without; they are looked up with an error then. */
-static void add_builtins(void) {
-  for (size_t i = 0; i < sizeof builtins / sizeof builtins[0]; i++) {
+static void add_table(const ek_builtin *table, size_t size) {
+  for (size_t i = 0; i < size; i++) {
     ek_object *function = NULL, *replaced = NULL;
-    if (ek_function_new(NULL, builtins[i].call, NULL, &function) != 0) continue;
-    set(builtins[i].name, function, 1, &replaced);
+    if (ek_function_new(NULL, table[i].call, NULL, &function) != 0) continue;
+    set(table[i].name, function, 1, &replaced);
     ek_object_release(function);
   }
+}
+
+static void add_builtins(void) {
+  add_table(builtins, sizeof builtins / sizeof builtins[0]);
+  add_table(ek_sequence_builtins, EK_SEQUENCE_BUILTINS);
 }
 
 static int remove_name(const char *name) {

@@ -1,5 +1,5 @@
 /* What compiled code may import, and the scratch memory that is one of these services. */
-#include "ek_internal.h"
+#include "ek_vm.h"
 
 /* Errors --------------------------------------------------------------------------------------- */
 
@@ -130,6 +130,11 @@ static const struct {
   const char *name;
   ek_address address;
 } services[] = {
+#define EK_OPCODE(name, text, format, operands, meaning) {"ek_op_" #name, (ek_address)ek_op_##name},
+#include "vm_opcodes.def"
+#undef EK_OPCODE
+    {"ek_native_choose", (ek_address)ek_native_choose},
+    {"ek_object_release", (ek_address)ek_object_release},
     {"ek_call_packed", (ek_address)ek_call_packed},
     {"ek_kernel_error", (ek_address)ek_kernel_error},
     {"ek_parallel_for", (ek_address)ek_parallel_for},

@@ -101,13 +101,14 @@ bool ek_tensor_is_own(const ek_object *object) { return object->deleter == tenso
 ek_tensor *ek_tensor_alloc(const int64_t *shape, int32_t ndim, ek_dtype dtype, ek_device device) {
   ek_tensor *tensor = ek_alloc_or_error(sizeof *tensor + 2 * (size_t)ndim * sizeof(int64_t));
   if (tensor == NULL) return NULL;
-  int64_t *strides = tensor->dims + ndim, stride = 1;
+  int64_t *strides = tensor->dims + ndim;
+  uint64_t stride = 1; /* wraps around only where another dimension is 0 */
   *tensor = (ek_tensor){.base = {EK_REFS_NEW, EK_TENSOR, 0, tensor_deleter},
                         .dl = {NULL, device, ndim, dtype, tensor->dims, strides, 0}};
   for (int32_t i = ndim - 1; i >= 0; i--) {
     tensor->dims[i] = shape[i];
-    strides[i] = stride;
-    stride *= shape[i] == 0 ? 1 : shape[i];
+    strides[i] = (int64_t)stride;
+    stride *= shape[i] == 0 ? 1 : (uint64_t)shape[i];
   }
   return tensor;
 }

@@ -8,7 +8,8 @@ typedef enum ek_opcode {
 #define EK_OPCODE(name, text, format, operands, meaning) EK_OP_##name,
 #include "vm_opcodes.def"
 #undef EK_OPCODE
-  EK_OP_COUNT
+  EK_OP_COUNT,
+  EK_OP_NATIVE = EK_OP_COUNT   /* in memory only: ek_native.c */
 } ek_opcode;
 
 enum { EK_VERIFY_MESSAGE = 200 };

@@ -1,5 +1,5 @@
-/* The loop of the virtual machine. The meaning of each instruction stands in vm_opcodes.def, its body
-** in ek_vm_ops.c; those that are short and frequent are inline here, from ek_vm_inline.h.
+/* The loop of the virtual machine. The meaning of each instruction stands in vm_opcodes.def, its
+** body in ek_vm_ops.c; those that are short and frequent are inline here, from ek_vm_inline.h.
 **
 ** CASE and NEXT hide computed goto from switch and nothing else. R is the running function's
 ** register 0; ENTER takes it and the next instruction from the machine, after calls and returns. */
@@ -20,7 +20,7 @@
 #define TRY(call) do { if ((call) != 0) goto failed; } while (0)
 #define BODY(name) TRY(ek_op_##name(vm, R, pc))
 
-int ek_vm_run(ek_vm *vm, ek_value *ret) {
+int ek_vm_run(ek_vm *vm) {
   const int32_t *pc = vm->pc;
   ek_value *R = vm->registers + vm->window;
   int32_t offset;
@@ -32,17 +32,14 @@ next:
 #define EK_OPCODE(name, text, format, operands, meaning) &&on_##name,
 #include "vm_opcodes.def"
 #undef EK_OPCODE
+      &&on_NATIVE,
   };
   DISPATCH();
 #endif
   CASE(Move): set(&R[pc[1]], fetch(R, pc[2])); NEXT(3);
   CASE(Ret):
     op_ret(vm, R, pc);
-    if (vm->pc == NULL) {
-      *ret = vm->result;
-      vm->result = ek_value_none();
-      return 0;
-    }
+    if (vm->pc == NULL) return 0;
     ENTER();
   CASE(Invoke): TRY(op_invoke(vm, pc)); ENTER();
   CASE(InvokeClosure): BODY(InvokeClosure); ENTER();
@@ -77,8 +74,12 @@ next:
     offset = op_switch(vm, R, pc);
     if (offset == 0) goto failed;
     NEXT(offset);
+  CASE(AllocArena): BODY(AllocArena); NEXT(6);
+  CASE(NATIVE):
+    pc = vm->function->native->run(vm, R, vm->function->native, pc[1]);
+    if (pc == NULL) goto failed;
+    DISPATCH();
 #ifdef EK_VM_SWITCH
-  case EK_OP_COUNT: break;
   }
 #endif
 failed:

@@ -33,8 +33,8 @@ typedef struct ek_frame {
 ** entering a function writes its arguments only. All grows and nothing shrinks: a warm run
 ** allocates nothing.
 **
-** The running function's registers are those from 'window' on; its caller's lie right below. The loop
-** keeps the next instruction in a local variable, and in 'pc' only across calls and returns. */
+** The running function's registers are those from 'window' on; its caller's lie right below. The
+** loop keeps the next instruction in a local variable, and in 'pc' only across calls and returns. */
 typedef struct ek_vm {
   ek_object base;
   ek_executable *executable;               /* owned */
@@ -52,13 +52,29 @@ typedef struct ek_vm {
   ek_value *args;                          /* borrowed values of the call being made */
   ek_value result;                         /* owned: of a run that ended, until it is handed out */
   ek_lent lent;                            /* by the caller, during a call */
+  ek_arenas arenas;                        /* kept from run to run */
   uint32_t is_running;                     /* atomic */
   bool has_run;                            /* once, at least */
+  bool may_lend;                           /* what the caller lends is read where it lies */
+  bool is_paused;                          /* between two instructions, for ek_vm_debug.c */
+  int32_t n_breaks;
+  const int32_t **breaks;                  /* instructions at which stepping stops */
 } ek_vm;
 
 enum { EK_VM_MAX_FRAMES = 1000000 };       /* unless EKIDEN_MAX_DEPTH says otherwise */
 
 /* ek_vm_call.c --------------------------------------------------------------------------------- */
+
+/* Makes the machine the caller's and puts it before the first instruction of a function; 'may_lend'
+** says that tensors among the arguments stay until ek_vm_end. 0, or -1 and the machine is idle. */
+int ek_vm_begin(ek_vm *vm, int32_t function, const ek_value *args, int32_t nargs, bool may_lend);
+
+/* Ends what ek_vm_begin began, when no frames are left: hands out 'result' (NONE after a failure),
+** which then refers to nothing that was lent. 0 or -1. */
+int ek_vm_end(ek_vm *vm, ek_value *ret);
+
+/* Makes an idle machine the caller's; "'doing' 'name': ..." is the error. 0 or -1. */
+int ek_vm_acquire(ek_vm *vm, const char *doing, ek_bytes name);
 
 /* A tensor as a register can hold it: contiguous, owned, and ours. 'may_lend' lets it be borrowed
 ** until the call ends. 0 or -1. */
@@ -70,16 +86,16 @@ int ek_vm_copy_tensor(const ek_dltensor *tensor, ek_object **out);
 
 /* ek_vm.c -------------------------------------------------------------------------------------- */
 
-/* Runs from 'pc' of the running function until the run's frame is left, and takes its result. On
-** failure all frames are left. 0 or -1. */
-int ek_vm_run(ek_vm *vm, ek_value *ret);
+/* Runs from 'pc' of the running function until the run's frame is left; its result is then in
+** 'result'. On failure all frames are left. 0 or -1. */
+int ek_vm_run(ek_vm *vm);
 
 /* ek_vm_ops.c -----------------------------------------------------------------------------------
 **
 ** The body of each instruction: R is the running function's register 0, pc the instruction's first
 ** word. 0 or -1. Instructions that may go elsewhere than to the next one (Ret, the calls, If, Goto,
-** Switch) leave in 'vm->pc' where that is, and in 'vm->window' whose registers; 'pc' NULL is the end
-** of the run. R is good until the next of these. */
+** Switch) leave in 'vm->pc' where that is, and in 'vm->window' whose registers; 'pc' NULL is the
+** end of the run. R is good until the next of these. */
 typedef int (*ek_vm_op)(ek_vm *vm, ek_value *R, const int32_t *pc);
 
 #define EK_OPCODE(name, text, format, operands, meaning) \
@@ -97,6 +113,15 @@ int ek_vm_grow_args(ek_vm *vm, int64_t used, int64_t needed);
 /* Pushes a frame and enters a function, whose first registers are for the caller to write; 'next'
 ** and 'dst' are where its result goes. 0 or -1. */
 int ek_vm_enter(ek_vm *vm, const ek_vm_function *f, const int32_t *next, int32_t dst);
+
+/* For native code: executes an If or a Switch; gives the position of the jump among its offsets, or
+** -1. */
+int ek_native_choose(ek_vm *vm, ek_value *R, const int32_t *pc);
+
+/* A closure over captured values, which it takes over, and a reference that takes a value over;
+** NULL without memory. */
+ek_object *ek_vm_closure(ek_vm *vm, int32_t function, ek_adt *captured);
+ek_object *ek_vm_reference(ek_value value);
 
 /* Leaves all frames. */
 void ek_vm_unwind(ek_vm *vm);

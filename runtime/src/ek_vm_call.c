@@ -6,10 +6,14 @@
 static void vm_deleter(void *self, int flags) {
   ek_vm *vm = self;
   if (flags & EK_DELETE_CONTENT) {
+    ek_vm_unwind(vm);       /* of a call that stands between two instructions */
+    ek_value_release(&vm->result);
+    ek_free(vm->breaks);
     ek_free(vm->registers); /* all NONE outside a run */
     ek_free(vm->frames);
     ek_free(vm->args);
     ek_lent_free(&vm->lent);
+    ek_arenas_remove(&vm->arenas);
     ek_release(&vm->executable->base);
   }
   if (flags & EK_DELETE_MEMORY) ek_free(self);
@@ -35,12 +39,13 @@ static int32_t max_frames(void) {
 int ek_vm_new(ek_object *executable, ek_object **out) {
   if (!ek_is(executable, EK_EXECUTABLE))
     return ek_error("TypeError", "make virtual machine: an executable expected");
-  if (ek_executable_link((ek_executable *)(void *)executable) != 0) return -1;
+  if (ek_executable_link((ek_executable *)(void *)executable, NULL) != 0) return -1;
   ek_vm *vm = ek_object_alloc(sizeof *vm, EK_VM, vm_deleter);
   if (vm == NULL) return -1;
   ek_retain(executable);
   vm->executable = (ek_executable *)(void *)executable;
   vm->max_frames = max_frames();
+  ek_arenas_add(&vm->arenas);
   if (reserve(vm) != 0) {
     ek_release(&vm->base);
     return -1;
@@ -56,7 +61,8 @@ int ek_vm_copy_tensor(const ek_dltensor *tensor, ek_object **out) {
     return ek_error("RunError", "copy tensor: a tensor of the host expected, got device type %d",
                     tensor->device.type);
   }
-  if (ek_tensor_new(tensor->shape, tensor->ndim, tensor->dtype, (ek_device){EK_CPU, 0}, out) != 0) return -1;
+  ek_device host = {EK_CPU, 0};
+  if (ek_tensor_new(tensor->shape, tensor->ndim, tensor->dtype, host, out) != 0) return -1;
   if (ek_tensor_copy(tensor, &((ek_tensor *)(void *)*out)->dl) == 0) return 0;
   ek_release(*out);
   return -1;
@@ -118,9 +124,7 @@ static int own_argument(ek_vm *vm, const ek_vm_function *f, int32_t index, const
                         int depth, ek_value *to) {
   const ek_dltensor *tensor = ek_value_tensor(value);
   int32_t type = value->type_index;
-  if (tensor != NULL) {
-    return ek_vm_own_tensor(vm, value, tensor, !vm->executable->keeps_arguments, to);
-  }
+  if (tensor != NULL) return ek_vm_own_tensor(vm, value, tensor, vm->may_lend, to);
   if (type == EK_ARRAY) {
     return own_array(vm, f, index, (ek_array *)(void *)value->v.obj, depth, to);
   }
@@ -133,20 +137,6 @@ static int own_argument(ek_vm *vm, const ek_vm_function *f, int32_t index, const
   return ek_error("TypeError",
                   "call '%.*s': argument %d must be a tensor, a number or an ADT value, got %s",
                   (int)f->name.size, f->name.data, index, ek_value_type_name(value));
-}
-
-static int call(ek_vm *vm, const ek_vm_function *f, const ek_value *args, int32_t nargs,
-                ek_value *ret) {
-  if (ek_vm_enter(vm, f, NULL, 0) != 0) return -1;
-  for (int32_t i = 0; i < nargs; i++) {
-    if (own_argument(vm, f, i, &args[i], 0, &vm->registers[vm->window + (size_t)i]) == 0) continue;
-    ek_vm_unwind(vm);
-    (void)ek_lent_end(&vm->lent, ret);
-    return -1;
-  }
-  int status = ek_vm_run(vm, ret);
-  if (vm->lent.count != 0 && ek_lent_end(&vm->lent, ret) != 0) return -1;
-  return status;
 }
 
 /* Reserves what a value made of tensors holds: the tensor, those it is a view of, their storage. */
@@ -172,10 +162,25 @@ static void reserve_result(const ek_value *result) {
   for (int32_t i = 0; i < many->size; i++) reserve_like(&many->fields[i]);
 }
 
-int ek_vm_invoke(ek_object *object, int32_t function, const ek_value *args, int32_t nargs,
-                 ek_value *ret) {
-  if (!ek_is(object, EK_VM)) return ek_error("TypeError", "call: a virtual machine expected");
-  ek_vm *vm = (ek_vm *)(void *)object;
+/* Running -------------------------------------------------------------------------------------- */
+
+static int enter_with(ek_vm *vm, const ek_vm_function *f, const ek_value *args, int32_t nargs) {
+  if (ek_vm_enter(vm, f, NULL, 0) != 0) return -1;
+  for (int32_t i = 0; i < nargs; i++) {
+    if (own_argument(vm, f, i, &args[i], 0, &vm->registers[vm->window + (size_t)i]) == 0) continue;
+    ek_vm_unwind(vm);
+    return -1;
+  }
+  return 0;
+}
+
+int ek_vm_acquire(ek_vm *vm, const char *doing, ek_bytes name) {
+  if (__atomic_exchange_n(&vm->is_running, 1, __ATOMIC_ACQUIRE) == 0) return 0;
+  return ek_error("RuntimeError", "%s '%.*s': the virtual machine is running another call", doing,
+                  (int)name.size, name.data);
+}
+
+int ek_vm_begin(ek_vm *vm, int32_t function, const ek_value *args, int32_t nargs, bool may_lend) {
   const ek_executable *e = vm->executable;
   if (function < 0 || function >= e->n_functions) {
     return ek_error("IndexError", "call: a function below %d expected, got %d", e->n_functions,
@@ -186,15 +191,34 @@ int ek_vm_invoke(ek_object *object, int32_t function, const ek_value *args, int3
     return ek_error("InputError", "call '%.*s': %d arguments expected, got %d", (int)f->name.size,
                     f->name.data, f->n_params, nargs);
   }
-  if (__atomic_exchange_n(&vm->is_running, 1, __ATOMIC_ACQUIRE) != 0) {
-    return ek_error("RuntimeError", "call '%.*s': the virtual machine is running another call",
-                    (int)f->name.size, f->name.data);
-  }
-  int status = call(vm, f, args, nargs, ret);
-  if (status == 0 && !vm->has_run) {
-    vm->has_run = true;
-    reserve_result(ret);
-  }
+  if (ek_vm_acquire(vm, "call", f->name) != 0) return -1;
+  vm->may_lend = may_lend && !e->keeps_arguments;
+  if (enter_with(vm, f, args, nargs) == 0) return 0;
+  ek_value none = ek_value_none();
+  (void)ek_vm_end(vm, &none);
+  return -1;
+}
+
+int ek_vm_end(ek_vm *vm, ek_value *ret) {
+  int status = 0;
+  *ret = vm->result;
+  vm->result = ek_value_none();
+  if (vm->lent.count != 0) status = ek_lent_end(&vm->lent, ret);
+  ek_arenas_rest(&vm->arenas);
   __atomic_store_n(&vm->is_running, 0, __ATOMIC_RELEASE);
   return status;
+}
+
+int ek_vm_invoke(ek_object *object, int32_t function, const ek_value *args, int32_t nargs,
+                 ek_value *ret) {
+  if (!ek_is(object, EK_VM)) return ek_error("TypeError", "call: a virtual machine expected");
+  ek_vm *vm = (ek_vm *)(void *)object;
+  if (ek_vm_begin(vm, function, args, nargs, true) != 0) return -1;
+  int status = ek_vm_run(vm);
+  bool is_first = status == 0 && !vm->has_run;
+  if (is_first) {
+    vm->has_run = true;
+    reserve_result(&vm->result);
+  }
+  return ek_vm_end(vm, ret) != 0 ? -1 : status;
 }

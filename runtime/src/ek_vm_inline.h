@@ -51,7 +51,7 @@ static inline int enter(ek_vm *vm, const ek_vm_function *f, const int32_t *next,
   if (top > vm->capacity && ek_vm_grow_registers(vm, top) != 0) return -1;
   vm->frames[vm->n_frames++] = (ek_frame){next, vm->function, dst};
   vm->function = f;
-  vm->pc = f->code;
+  vm->pc = __atomic_load_n(&f->entry, __ATOMIC_ACQUIRE);
   vm->window = vm->top;
   vm->top = top;
   return 0;

@@ -212,7 +212,7 @@ static void replace(ek_vm *vm, const ek_vm_function *f, int32_t n) {
   clear(R, vm->function->n_registers);
   if (n != 0) memcpy(R, vm->args, (size_t)n * sizeof *R);
   vm->function = f;
-  vm->pc = f->code;
+  vm->pc = __atomic_load_n(&f->entry, __ATOMIC_ACQUIRE);
   vm->top = vm->window + (size_t)f->n_registers;
 }
 
@@ -371,33 +371,58 @@ static void closure_deleter(void *self, int flags) {
   if (flags & EK_DELETE_MEMORY) ek_free(self);
 }
 
+ek_object *ek_vm_closure(ek_vm *vm, int32_t function, ek_adt *captured) {
+  ek_closure *closure = ek_object_alloc(sizeof *closure, EK_CLOSURE, closure_deleter);
+  if (closure == NULL) return NULL;
+  ek_retain(&vm->executable->base);
+  closure->executable = &vm->executable->base;
+  closure->captured = captured;
+  closure->function = function;
+  return &closure->base;
+}
+
 /* AllocClosure dst func n free */
 int ek_op_AllocClosure(ek_vm *vm, ek_value *R, const int32_t *pc) {
   ek_adt *captured = ek_adt_alloc(0, pc[3]);
   if (captured == NULL) return -1;
-  ek_closure *closure = ek_object_alloc(sizeof *closure, EK_CLOSURE, closure_deleter);
+  ek_object *closure = ek_vm_closure(vm, pc[2], captured);
   if (closure == NULL) {
     ek_release(&captured->base);
     return -1;
   }
   fetch_all(captured->fields, R, pc + 4, pc[3]);
-  ek_retain(&vm->executable->base);
-  closure->executable = &vm->executable->base;
-  closure->captured = captured;
-  closure->function = pc[2];
-  set_object(&R[pc[1]], &closure->base);
+  set_object(&R[pc[1]], closure);
+  return 0;
+}
+
+/* A size in bytes: operands size and size_index of an allocation. */
+static int read_bytes(const char *instruction, const ek_value *R, const int32_t *pc, size_t *out) {
+  int64_t size;
+  if (read_size(instruction, &R[pc[2]], pc[3], &size) != 0) return -1;
+  if (size < 0) {
+    return ek_error("RunError", "%s: a size >= 0 expected, got %lld", instruction, (long long)size);
+  }
+  *out = (size_t)size;
   return 0;
 }
 
 /* AllocStorage dst size size_index alignment device */
 int ek_op_AllocStorage(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm;
-  int64_t size;
+  size_t size;
   ek_object *storage;
-  if (read_size("AllocStorage", &R[pc[2]], pc[3], &size) != 0) return -1;
-  if (size < 0)
-    return ek_error("RunError", "AllocStorage: a size >= 0 expected, got %lld", (long long)size);
-  if (ek_storage_new((size_t)size, (size_t)pc[4], host, &storage) != 0) return -1;
+  if (read_bytes("AllocStorage", R, pc, &size) != 0) return -1;
+  if (ek_storage_new(size, (size_t)pc[4], host, &storage) != 0) return -1;
+  set_object(&R[pc[1]], storage);
+  return 0;
+}
+
+/* AllocArena dst size size_index alignment device */
+int ek_op_AllocArena(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  size_t size;
+  ek_object *storage;
+  if (read_bytes("AllocArena", R, pc, &size) != 0) return -1;
+  if (ek_arenas_take(&vm->arenas, size, (size_t)pc[4], host, &storage) != 0) return -1;
   set_object(&R[pc[1]], storage);
   return 0;
 }
@@ -516,19 +541,26 @@ static void unlock_reference(ek_reference *reference) {
   __atomic_store_n(&reference->lock, 0, __ATOMIC_RELEASE);
 }
 
-/* AllocRef dst value */
-int ek_op_AllocRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
+ek_object *ek_vm_reference(ek_value value) {
   ek_adt *cell = ek_adt_alloc(0, 1);
-  (void)vm;
-  if (cell == NULL) return -1;
+  if (cell == NULL) return NULL;
   ek_reference *reference = ek_object_alloc(sizeof *reference, EK_REFERENCE, reference_deleter);
   if (reference == NULL) {
     ek_release(&cell->base);
-    return -1;
+    return NULL;
   }
-  cell->fields[0] = fetch(R, pc[2]);
+  cell->fields[0] = value;
   reference->cell = cell;
-  set_object(&R[pc[1]], &reference->base);
+  return &reference->base;
+}
+
+/* AllocRef dst value */
+int ek_op_AllocRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  ek_object *reference = ek_vm_reference(ek_value_none());
+  (void)vm;
+  if (reference == NULL) return -1;
+  ((ek_reference *)(void *)reference)->cell->fields[0] = fetch(R, pc[2]);
+  set_object(&R[pc[1]], reference);
   return 0;
 }
 

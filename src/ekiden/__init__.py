@@ -134,7 +134,7 @@ _HOMES = {
     "structural_hash": "ekiden.ir.structural",
 }
 _FOLDERS = frozenset(
-    "arith backend codegen driver error frontend instrument ir parser relay runtime script target"
+    "arith backend codegen contrib driver error frontend instrument ir parser relay runtime script target"
     " te testing tir topi transform".split()
 )
 

@@ -56,7 +56,7 @@ def test_decode_accepts_unsigned_words() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([29], "decoding word 0: an opcode below 29 expected, got 29"),
+        ([30], "decoding word 0: an opcode below 30 expected, got 30"),
         ([0, 1], "decoding Move: 3 words expected, got 2"),
         ([7, 0, 0, -1], "decoding AllocADT: a list length >= 0 expected, got -1"),
     ],
@@ -153,6 +153,9 @@ PRINTED = {
     ),
     "read_element $1 $0[4]": make("ReadElement", dst=1, tensor=0, index=4),
     "switch $0 [2, -5]": make("Switch", value=0, offsets=(2, -5)),
+    "alloc_arena $2 $1[3] 64 0": make(
+        "AllocArena", dst=2, size=1, size_index=3, alignment=64, device=0
+    ),
 }
 
 

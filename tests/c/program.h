@@ -197,17 +197,30 @@ static inline int64_t run_ints(ek_object *vm, const int64_t *numbers, int32_t n)
   return result.v.i64;
 }
 
-/* ek.test.add and ek.test.equal write into or are read from int64 tensors of one element. */
+/* The element of an int64 tensor of one, or NULL with an error set: programs may be damaged. */
+static inline int64_t *test_element(const ek_value *value) {
+  const ek_dltensor *tensor = ek_value_tensor(value);
+  bool fits = tensor != NULL && tensor->dtype.code == EK_DTYPE_INT && tensor->dtype.bits == 64 &&
+              ek_dltensor_nbytes(tensor) == 8 &&
+              (uintptr_t)ek_dltensor_data(tensor) % sizeof(int64_t) == 0;
+  if (fits) return ek_dltensor_data(tensor);
+  ek_error("TypeError", "test_add: int64 tensors of one element expected");
+  return NULL;
+}
+
+/* ek.test.add adds integers and int64 tensors of one element into a tensor, the last argument. */
 static inline int test_add(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
-  int64_t sum = 0;
+  uint64_t sum = 0;
   (void)self, (void)ret;
   for (int32_t i = 0; i < nargs - 1; i++) {
-    const ek_dltensor *tensor = ek_value_tensor(&args[i]);
-    sum += tensor == NULL ? args[i].v.i64 : *(const int64_t *)ek_dltensor_data(tensor);
+    bool is_int = args[i].type_index == EK_INT;
+    const int64_t *element = is_int ? &args[i].v.i64 : test_element(&args[i]);
+    if (element == NULL) return -1;
+    sum += (uint64_t)*element;
   }
-  const ek_dltensor *to = ek_value_tensor(&args[nargs - 1]);
-  if (to == NULL) return ek_error("TypeError", "test_add: the last argument must be a tensor");
-  *(int64_t *)ek_dltensor_data(to) = sum;
+  int64_t *to = nargs == 0 ? NULL : test_element(&args[nargs - 1]);
+  if (to == NULL) return nargs == 0 ? ek_error("TypeError", "test_add: no argument") : -1;
+  *to = (int64_t)sum;
   return 0;
 }
 

@@ -128,6 +128,98 @@ static void the_workspace_is_a_stack(void) {
               "allocate workspace: the size must be in range, got -1");
 }
 
+static void the_peak_is_of_what_is_in_use(void) {
+  size_t first, second;
+  ek_memory_reset_peak();
+  uint64_t before = ek_pool_get_stats().bytes_in_use;
+  CHECK(ek_pool_get_stats().bytes_peak == before);
+  void *a = ek_buffer_alloc(100000, &first), *b = ek_buffer_alloc(300000, &second);
+  ek_buffer_free(a, first);
+  a = ek_buffer_alloc(5000, &first);
+  ek_pool_stats stats = ek_pool_get_stats();
+  CHECK(stats.bytes_in_use == before + first + second);
+  CHECK(stats.bytes_peak >= before + 400000 && stats.bytes_peak > stats.bytes_in_use);
+  ek_buffer_free(a, first);
+  ek_buffer_free(b, second);
+  CHECK(ek_pool_get_stats().bytes_in_use == before);
+}
+
+static void nothing_passes_the_limit(void) {
+  size_t actual, other;
+  ek_pool_trim();
+  uint64_t most = ek_pool_get_stats().bytes_held + 1000000, none = 0;
+  CHECK(ek_memory_limit(&most) == 0 && ek_pool_get_stats().bytes_limit == most);
+  void *half = ek_buffer_alloc(600000, &actual);
+  CHECK(half != NULL && ek_buffer_alloc(600000, &other) == NULL);
+  CHECK(ek_pool_get_stats().bytes_held <= most);
+  unsigned long long held = ek_pool_get_stats().bytes_held;
+  CHECK(ek_error_memory(600000) == -1);
+  char expected[160];
+  snprintf(expected, sizeof expected,
+           "allocate memory: 600000 bytes expected within the limit of %llu, of which %llu are in "
+           "use", (unsigned long long)most, held);
+  check_error(__FILE__, __LINE__, "MemoryLimitError", expected);
+  ek_buffer_free(half, actual);
+  half = ek_buffer_alloc(900000, &actual); /* in the place of what is kept for reuse */
+  CHECK(half != NULL && ek_pool_get_stats().bytes_held <= most);
+  ek_buffer_free(half, actual);
+  CHECK(ek_memory_limit(&none) == most && ek_memory_limit(NULL) == 0);
+}
+
+static void *taken(ek_arenas *arenas, size_t size, ek_object **out) {
+  CHECK(ek_arenas_take(arenas, size, 64, cpu, out) == 0);
+  CHECK(((ek_storage *)(void *)*out)->size >= size);
+  return *out;
+}
+
+static void arenas_are_taken_again(void) {
+  ek_arenas arenas = {0};
+  ek_object *one, *two;
+  ek_arenas_add(&arenas);
+  void *first = taken(&arenas, 10000, &one);
+  CHECK(taken(&arenas, 5000, &two) != first); /* the first is in use */
+  ek_release(one);
+  ek_release(two);
+#ifndef EK_HARD_TEST
+  CHECK(taken(&arenas, 9000, &one) == first); /* the smallest that fits */
+  ek_release(one);
+  taken(&arenas, 50000, &one);                /* instead of the largest that is free */
+  ek_release(one);
+  taken(&arenas, 50000, &two);
+  CHECK(one == two);
+  ek_release(two);
+  uint64_t before = ek_pool_get_stats().bytes_in_use;
+  ek_arenas_reclaim(); /* a run has them */
+  CHECK(ek_pool_get_stats().bytes_in_use == before);
+  ek_arenas_rest(&arenas);
+  ek_arenas_reclaim();
+  CHECK(ek_pool_get_stats().bytes_in_use < before);
+#endif
+  ek_arenas_rest(&arenas);
+  ek_arenas_remove(&arenas);
+}
+
+static void use_arenas(void *context) {
+  ek_arenas arenas = {0};
+  (void)context;
+  ek_arenas_add(&arenas);
+  for (size_t i = 0; i < 300; i++) {
+    ek_object *storage;
+    taken(&arenas, i * 1000, &storage);
+    memset(((ek_storage *)(void *)storage)->data, 3, i * 1000);
+    ek_release(storage);
+    ek_arenas_rest(&arenas);
+    if (i % 20 == 0) ek_arenas_reclaim();
+  }
+  ek_arenas_remove(&arenas);
+}
+
+static void arenas_of_several_threads(void) {
+  ek_thread threads[3];
+  for (int i = 0; i < 3; i++) ek_thread_start(&threads[i], use_arenas, NULL, -1);
+  for (int i = 0; i < 3; i++) ek_thread_join(threads[i]);
+}
+
 int main(void) {
   every_size_finds_its_list_again();
   a_warm_program_allocates_nothing();
@@ -136,5 +228,9 @@ int main(void) {
   blocks_may_die_on_another_thread();
   many_threads_may_allocate();
   the_workspace_is_a_stack();
+  the_peak_is_of_what_is_in_use();
+  nothing_passes_the_limit();
+  arenas_are_taken_again();
+  arenas_of_several_threads();
   return 0;
 }

@@ -1,5 +1,5 @@
-/* The machine's own instructions: tail calls, moved arguments, references, switches, primitives that
-** give values. */
+/* The machine's own instructions: tail calls, moved arguments, references, switches, primitives
+** that give values. */
 #include "program.h"
 
 #include "ek_vm.h"

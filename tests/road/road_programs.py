@@ -55,13 +55,23 @@ def agree(found: object, wanted: object, rtol: float = 1e-4) -> None:
         np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6 + 1e-5 * span)
 
 
+def equal(found: object, wanted: object) -> None:
+    """Same structure, shapes, dtypes and bits."""
+    for a, b in zip(flatten(found), flatten(wanted), strict=True):
+        assert (a.shape, a.dtype, a.tobytes()) == (b.shape, b.dtype, b.tobytes())
+
+
 def check(module: relay.IRModule | relay.Function, *runs: Sequence[Array]) -> None:
-    """The compiled program gives what the interpreter gives, on each list of arguments."""
+    """The compiled program gives what the interpreter gives, on each list of arguments, and its
+    native code what its bytecode gives.
+    """
     if isinstance(module, relay.Function):
         module = relay.IRModule.from_expr(module)
-    exe = ekiden.compile(module)
+    exe, native = ekiden.compile(module), ekiden.compile(module, executor="aot")
     for args in runs:
-        agree(exe(*args), Interpreter(module).evaluate("main", *args))
+        found = exe(*args)
+        agree(found, Interpreter(module).evaluate("main", *args))
+        equal(native(*args), found)
 
 
 def normal(*shape: int, seed: int = 0) -> Array:

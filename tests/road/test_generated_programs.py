@@ -10,7 +10,7 @@ import os
 import pytest
 from generated_programs import Program, programs
 from hypothesis import HealthCheck, Phase, given, note, settings
-from road_programs import agree
+from road_programs import agree, equal
 
 import ekiden
 from ekiden.ir.json import load_json, save_json
@@ -53,15 +53,18 @@ def test_text_and_json_of_a_program_read_back(program: Program) -> None:
 
 @pytest.mark.timeout(7200 if is_long else 300)
 @generated
-@given(programs(has_references=False))
+@given(programs())
 @quiet
 def test_a_compiled_program_is_what_the_interpreter_says(program: Program) -> None:
     note(program.module.astext(show_meta_data=False))
     exe = ekiden.compile(program.module)
+    native = ekiden.compile(program.module, executor="aot")
     for seed in range(3):
         args = program.arguments(seed)
         note(f"shapes {[a.shape for a in args]}")
-        agree(exe(*args), Interpreter(program.module).evaluate("main", *args))
+        found = exe(*args)
+        agree(found, Interpreter(program.module).evaluate("main", *args))
+        equal(native(*args), found)
 
 
 @settings(generated, max_examples=60)

@@ -101,9 +101,9 @@ def test_threads_and_pools() -> None:
         assert runtime.num_threads() == 3
     finally:
         runtime.num_threads(before)
-    count, held, free = runtime.pool_stats()
-    assert count == runtime.allocation_count()
-    assert 0 <= free <= held
+    stats = runtime.memory_stats()
+    assert stats.allocations == runtime.allocation_count()
+    assert 0 <= stats.free <= stats.held
     runtime.trim_pools()
 
 

@@ -534,14 +534,23 @@ EK_API ek_object *ek_error_take(void);
 ** The runtime registers what is called too rarely to be part of this header:
 **   ek.registry.names()                       array of all names, sorted
 **   ek.module.save(module, path)              by the module's kind
-**   ek.executable.module(executable)          a module that gives its functions by name
+**   ek.executable.module(executable)          a module that gives its functions by name, then its
+**                                             kernels, get_constant(index), and default(device...),
+**                                             which makes a graph executor of it
+**   ek.graph_executor.create(executable, lib) a module of the kind "GraphExecutor" with TVM's
+**                                             functions set_input(key, tensor), run(),
+**                                             get_output(i), ... over a 'main' without jumps and
+**                                             calls; kernels may also be in the module lib, or NONE
 **   ek.runtime.allocation_count()             as ek_pool_stats.system_allocations
 **   ek.runtime.num_threads([n])               as ek_num_threads
 **   ek.runtime.config_threadpool(n, cpus)     n as for ek_num_threads, and an array: the processors
 **                                             that workers 1, 2, ... keep to, from the first again
 **                                             when it ends; empty: as at first. Callers go where
 **                                             they like
+**   ek.runtime.memory_limit()                 the limit of section 12 in bytes, 0 for none;
+**   ek.runtime.memory_limit(n)                then sets it
 **   ek.runtime.pool_trim()                    as ek_pool_get(1)
+**   ek.runtime.reset_peak()                   bytes_peak of section 12 becomes bytes_in_use
 ** It looks up "ek.module.load.<suffix>"(path): loaders of module files, see ek_module_load. */
 EK_API int ek_registry_set(const char *name, ek_object *function, int override);
 EK_API ek_object *ek_registry_get(const char *name);
@@ -631,13 +640,13 @@ static inline void *ek_dltensor_data(const ek_dltensor *tensor) {
 /* Whether the elements lie in row-major order without gaps. Tensors of no elements are contiguous;
 ** strides of dimensions of length 1 do not matter. */
 static inline int ek_dltensor_is_contiguous(const ek_dltensor *tensor) {
-  int64_t expected = 1;
+  uint64_t expected = 1; /* wraps around only where another dimension is 0 */
   int contiguous = 1;
   if (tensor->strides == NULL) return 1;
   for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
     if (tensor->shape[i] == 0) return 1;
-    if (tensor->shape[i] != 1 && tensor->strides[i] != expected) contiguous = 0;
-    expected *= tensor->shape[i];
+    if (tensor->shape[i] != 1 && (uint64_t)tensor->strides[i] != expected) contiguous = 0;
+    expected *= (uint64_t)tensor->shape[i];
   }
   return contiguous;
 }
@@ -818,7 +827,16 @@ typedef struct ek_pool_stats {
   uint64_t system_allocations;
   uint64_t bytes_held;                     /* from the system, in use or not */
   uint64_t bytes_free;                     /* of these, kept for reuse by this thread and by all */
+  uint64_t bytes_in_use;                   /* of buffers: data, arenas (kept ones too), workspaces */
+  uint64_t bytes_peak;                     /* most of these at once, since ek.runtime.reset_peak() */
+  uint64_t bytes_limit;                    /* 0 for none */
 } ek_pool_stats;
+
+/* bytes_held never passes the limit, which is what EKIDEN_MEMORY_LIMIT says (a number of bytes, or
+** of K, M or G) or ek.runtime.memory_limit(n) set last: a request beyond it fails with a
+** MemoryLimitError that names the bytes asked for, after what is kept for reuse has been given back.
+** Small blocks may pass it by 64 KB, for errors are made of them. Mapped files do not count. A limit
+** that is below what is held is met as memory is freed and asked for again. */
 
 /* With 'trim' other than 0 first gives what is kept for reuse back to the system, but for small
 ** blocks on the lists of other threads. */

@@ -25,11 +25,13 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.analysis import shape_conditions
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType, NameDimensions
-from ekiden.relay.transform.inline import inline
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 
 Model: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule
+
+EXECUTORS = ("vm", "aot")
+"""How an executable runs: its bytecode is interpreted, or has native code beside it."""
 
 
 def import_model(model: Model, shape: Mapping[str, Sequence[Dim]] | None = None) -> IRModule:
@@ -47,46 +49,55 @@ def compile(
     target: str | Target = "llvm",
     *,
     shape: Mapping[str, Sequence[Dim]] | None = None,
+    executor: str = "vm",
 ) -> Executable:
     """Compile a model: a path to an ONNX file, its bytes, an onnx.ModelProto, or an IRModule with a
     function `main`.
 
-    `target` "llvm" is this machine. `shape` replaces the declared shapes of inputs by name. Options
-    and instruments come from the current PassContext. Raises ImportModelError, UnsupportedError or
-    CompileError; each names the model's node.
+    `target` "llvm" is this machine. `shape` replaces the declared shapes of inputs by name.
+    `executor` "aot" adds native code of the functions to their bytecode, which "vm" interprets;
+    results and errors are the same. Options and instruments come from the current PassContext.
+    Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
     """
-    return Executable(runtime.Executable.from_bytes(compile_to_bytes(model, target, shape)))
+    made = compile_to_bytes(model, target, shape, executor)
+    return Executable(runtime.Executable.from_bytes(made))
 
 
 def compile_to_bytes(
     model: Model,
     target: str | Target = "llvm",
     shape: Mapping[str, Sequence[Dim]] | None = None,
+    executor: str = "vm",
 ) -> bytes:
     """The bytes of the artifact that `compile` makes and `Executable.save` writes."""
+    if executor not in EXECUTORS:
+        kinds = " or ".join(map(repr, EXECUTORS))
+        raise CompileError(f"compile: executor {kinds} expected, got {executor!r}")
     chosen = Target.parse(target)
     module = import_model(model, shape)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
     module = _with_conditions(NameDimensions()(InferType()(module)))
     metadata: dict[str, object] = {
+        "executor": executor,
         "main": describe(module),
         "producer": f"ekiden {version('ekiden')}",
         "target": str(chosen),
     }
     with _progress() as progress:
-        return compile_module(optimize(module, chosen), chosen, metadata, progress)
+        is_native = executor == "aot"
+        prepared = optimize(module, chosen)
+        return compile_module(prepared, chosen, metadata, progress, is_native=is_native)
 
 
 def _with_conditions(module: IRModule) -> IRModule:
-    """The module with what its operators need of named dimensions, unless its frontend said so."""
+    """The module with what the operators of `main` need of its named dimensions, unless its frontend
+    said so.
+    """
     if "constraints" in module.attrs:
         return module
     module = InferType()(module)
-    flat = module
-    if len(module.functions) > 1:  # what is called is seen with the dimensions of its caller
-        flat = InferType()(inline(module, lambda name, function: name.name_hint != "main"))
-    main = flat["main"]
+    main = module["main"]
     assert isinstance(main, Function)
     attrs = {**module.attrs, "constraints": tuple(shape_conditions(main))}
     return IRModule(dict(module.functions.items()), module.type_definitions, attrs)

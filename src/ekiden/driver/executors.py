@@ -6,8 +6,9 @@ y = f(x).numpy()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from ekiden.driver.executable import Executable
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
+from ekiden.ir.type import TupleType, Type
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.expr import Constructor, Expr, Function, Var, const
 from ekiden.relay.interpreter import Closure, ConstructorValue, Interpreter, RefValue
@@ -86,9 +88,13 @@ class DebugExecutor(Executor):
 class VMExecutor(Executor):
     """Compiles to the virtual machine."""
 
+    kind = "vm"
+
     def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
         assert isinstance(main, Function)
-        executable: Executable = compile(RemoveUnusedFunctions()(module), self.target)
+        executable: Executable = compile(
+            RemoveUnusedFunctions()(module), self.target, executor=self.kind
+        )
 
         def run(*args: object, **named: object) -> Result:
             given = _arrange(main, args, named)
@@ -97,7 +103,44 @@ class VMExecutor(Executor):
         return run
 
 
-EXECUTORS: dict[str, type[Executor]] = {"debug": DebugExecutor, "vm": VMExecutor}
+class AOTExecutor(VMExecutor):
+    """Compiles functions to native code as well."""
+
+    kind = "aot"
+
+
+class GraphExecutor(Executor):
+    """Compiles to a graph: straight-line programs, others are a CompileError with the reason."""
+
+    def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
+        assert isinstance(main, Function)
+        made = compile(RemoveUnusedFunctions()(module), self.target)
+        graph = runtime.get_global_func("ek.graph_executor.create")(made.raw, None)
+        assert isinstance(graph, runtime.Module)
+        set_input, get_output, start = (graph[n] for n in ("set_input", "get_output", "run"))
+
+        def run(*args: object, **named: object) -> Result:
+            for index, value in enumerate(_arrange(main, args, named)):
+                set_input(index, runtime.tensor(_to_argument(value)))  # type: ignore[arg-type]
+            start()
+            return _unflatten(main.body.checked_type, map(get_output, count()))
+
+        return run
+
+
+def _unflatten(kind: Type, leaves: Iterator[object]) -> Result:
+    """The results of a graph as the tuples that they are fields of."""
+    if isinstance(kind, TupleType):
+        return tuple(_unflatten(field, leaves) for field in kind.fields)
+    return next(leaves)
+
+
+EXECUTORS: dict[str, type[Executor]] = {
+    "debug": DebugExecutor,
+    "vm": VMExecutor,
+    "aot": AOTExecutor,
+    "graph": GraphExecutor,
+}
 """Kind -> executor."""
 
 
@@ -108,7 +151,8 @@ def create_executor(
     target: str | Target = "llvm",
     params: Mapping[str, object] | None = None,
 ) -> Executor:
-    """An executor of a kind: "debug" interprets, "vm" compiles.
+    """An executor of a kind: "debug" interprets, "vm" compiles; so do "aot", to native code, and
+    "graph", for straight lines.
 
     `params` gives parameters of `main` their values by name. `device` is the target's. Raises
     CompileError for a kind that there is not.
@@ -209,4 +253,12 @@ def _rebuild(root: ConstructorValue, convert: Callable[[object], object]) -> obj
     return made[id(root)]
 
 
-__all__ = ["EXECUTORS", "DebugExecutor", "Executor", "VMExecutor", "create_executor"]
+__all__ = [
+    "EXECUTORS",
+    "AOTExecutor",
+    "DebugExecutor",
+    "Executor",
+    "GraphExecutor",
+    "VMExecutor",
+    "create_executor",
+]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ekiden import runtime
 from ekiden.backend.vm.pipeline import optimize as optimize_module
-from ekiden.driver.build import compile
-from ekiden.driver.executable import Executable
+from ekiden.driver.build import compile_to_bytes
+from ekiden.driver.factory import ExecutorFactoryModule
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
 from ekiden.relay.build_module import bind_params_in_module
@@ -26,9 +27,13 @@ def build(
     target: str | Target = "llvm",
     *,
     params: Params | None = None,
-) -> Executable:
-    """Compile a module or function; `params` become constants by name. Call the result."""
-    return compile(_module(ir_mod, params), target)
+) -> ExecutorFactoryModule:
+    """Compile a module or function; `params` become constants by name.
+
+    The result can be called; `["default"](device)` makes a graph executor of it.
+    """
+    made = compile_to_bytes(_module(ir_mod, params), target)
+    return ExecutorFactoryModule(runtime.Executable.from_bytes(made))
 
 
 def optimize(

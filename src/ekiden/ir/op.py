@@ -76,6 +76,12 @@ class Op(RelayExpr):
         register_op_attr(self.name, attr_name, value)
 
 
+DimsOf = Callable[..., "Sequence[object]"]
+"""(attributes, argument buffers) -> the unknown dimensions of the result, in order, as int64
+expressions on the shapes and the elements of the arguments; then conditions (expression, text) that
+must hold."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpDef:
     """One row of the operator table.
@@ -87,7 +93,12 @@ class OpDef:
     relation / reference / lower: see the types above; lower is None for operators without a kernel
     (vm.*, memory.*). pattern: how it fuses. reshape_only: the result is the first input's bytes
     under another shape (no kernel runs). layout: (attrs, input permutation, rank) -> attrs for the
-    transposed input, or None if the operator cannot follow. fields: how many fields the result has
+    transposed input, or None if the operator cannot follow. dims / padded: where the shape of the
+    result depends on data, how the unknown dimensions follow from the arguments (the attributes
+    then have a field `symbols` for them), or the operator that gives the largest result there can
+    be, with a vector of the true dimensions as its last field: one for all unknown dimensions, or
+    one for each. host: the registered function that
+    computes it at run time where it is no kernel. fields: how many fields the result has
     where it is a tuple.
     """
 
@@ -102,7 +113,9 @@ class OpDef:
     variadic: bool = False
     stateful: bool = False
     reshape_only: bool = False
-    data_dependent: bool = False
+    dims: DimsOf | None = None
+    padded: str | None = None
+    host: str = ""
     fields: Callable[[Attrs | None], int] | None = None
     description: str = ""
     result: str = ""

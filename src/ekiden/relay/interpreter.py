@@ -132,6 +132,15 @@ def evaluate_call(
     )
 
 
+def _host_value(op: Op, attrs: Attrs | None, args: Sequence[Value]) -> ConstructorValue | None:
+    """The result of an operator on sequences that gives one; None for any other operator."""
+    definition = op.definition
+    if not definition.host or definition.reference is None:
+        return None
+    result: object = definition.reference(attrs, *args)
+    return result if isinstance(result, ConstructorValue) else None
+
+
 def bind_attrs(attrs: Attrs, symbols: Mapping[PrimVar, int]) -> Attrs:
     """Attributes with every scalar expression evaluated, to an int or where the field holds none to
     an IntImm; themselves if there are none. What comes to 0 stays an IntImm: the number 0 means
@@ -319,7 +328,8 @@ class Interpreter:
             self._finish(call, frame, is_tail, ConstructorValue(callee, args))
         elif isinstance(callee, Op):
             attrs = self._bind(call.attrs, frame.symbols) if call.attrs is not None else None
-            self._finish(call, frame, is_tail, evaluate_call(callee, attrs, args))
+            value = _host_value(callee, attrs, args) or evaluate_call(callee, attrs, args)
+            self._finish(call, frame, is_tail, value)
         else:
             raise RunError(f"call: expected a function, got {type(callee).__name__}")
 

@@ -59,6 +59,8 @@ from ekiden.runtime.errors import TypeInferenceError
 _UNIT = TupleType(())
 _BOOL = TensorType((), "bool")
 
+Unify = Callable[[Type, Type], Type]
+"""Two types that must agree -> what they are, or MismatchError."""
 Step = Expr | tuple[Callable[[Expr], None], Expr]
 """Work on the stack: an expression to open, or an action on one whose parts are done."""
 
@@ -368,12 +370,9 @@ class _Inference:
     def choice(self, expr: If) -> Type:
         """Both branches have one type."""
         self._agree(_BOOL, self.type_of(expr.cond), expr, "if: the condition")
-        return self._agree(
-            self.type_of(expr.true_branch),
-            self.type_of(expr.false_branch),
-            expr,
-            "if: the else branch, beside the other",
-        )
+        what = "if: the else branch, beside the other"
+        branches = self.type_of(expr.true_branch), self.type_of(expr.false_branch)
+        return self._agree(*branches, expr, what, self.unifier.join)
 
     def lambda_(self, expr: Function) -> Type:
         """`fn (x: A) { b: B }: fn (A) -> B`"""
@@ -420,9 +419,8 @@ class _Inference:
             self.fail(expr, f"{missing}; add them, or write match? to have it checked at run time")
         found: Type = self.unifier.hole()
         for number, clause in enumerate(expr.clauses):
-            found = self._agree(
-                found, self.type_of(clause.rhs), expr, f"match: clause {number}, beside the first"
-            )
+            what = f"match: clause {number}, beside the first"
+            found = self._agree(found, self.type_of(clause.rhs), expr, what, self.unifier.join)
         return found
 
     def _bind_patterns(self, expr: Expr) -> None:
@@ -596,9 +594,11 @@ class _Inference:
             " annotate it",
         )
 
-    def _agree(self, expected: Type, got: Type, at: Expr, what: str) -> Type:
+    def _agree(
+        self, expected: Type, got: Type, at: Expr, what: str, how: Unify | None = None
+    ) -> Type:
         try:
-            return self.unifier.unify(expected, got)
+            return (how or self.unifier.unify)(expected, got)
         except MismatchError as error:
             reason = f" ({error})" if str(error) else ""
         self.fail(at, f"{what}: expected {self.text(expected)}, got {self.text(got)}{reason}")

@@ -80,12 +80,25 @@ def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     return a
 
 
+def join_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """What is known of a dimension that is one of two: theirs if they are equal, else `?`.
+
+    Raises MismatchError for two different numbers.
+    """
+    if a is b or isinstance(a, AnyDim):
+        return a
+    if isinstance(a, IntImm) and isinstance(b, IntImm):
+        return unify_dim(a, b)
+    return a if not isinstance(b, AnyDim) and prove_equal(a, b) else AnyDim()
+
+
 class Unifier:
     """A substitution of holes (IncompleteType) by types, grown by `unify`."""
 
     def __init__(self) -> None:
         self.solved: dict[IncompleteType, Type] = {}
         self.has_holes = False
+        self._dim = unify_dim
 
     def hole(self) -> IncompleteType:
         """A new unknown type."""
@@ -148,13 +161,23 @@ class Unifier:
             return a
         raise MismatchError
 
+    def join(self, a: Type, b: Type) -> Type:
+        """The type of a value that has one of two: as `unify`, but dimensions of which nothing
+        says that they are equal become `?`.
+        """
+        self._dim = join_dim
+        try:
+            return self.unify(a, b)
+        finally:
+            self._dim = unify_dim
+
     def _all(self, xs: tuple[Type, ...], ys: tuple[Type, ...]) -> tuple[Type, ...]:
         return tuple(self.unify(x, y) for x, y in zip(xs, ys, strict=True))
 
     def _tensors(self, a: TensorType, b: TensorType) -> TensorType:
         if a.dtype != b.dtype or len(a.shape) != len(b.shape):
             raise MismatchError
-        shape = tuple(map(unify_dim, a.shape, b.shape))
+        shape = tuple(map(self._dim, a.shape, b.shape))
         return (
             a
             if all(x is y for x, y in zip(shape, a.shape, strict=True))

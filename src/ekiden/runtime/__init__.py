@@ -36,7 +36,6 @@ from ekiden.runtime._core import (
     make_node,
     num_threads,
     object_class,
-    pool_stats,
     register_error,
     register_func,
     register_object,
@@ -49,6 +48,7 @@ from ekiden.runtime._core import (
 )
 from ekiden.runtime._core import Shape as ShapeTuple
 from ekiden.runtime.graph_json import load_json, save_json
+from ekiden.runtime.memory import MemoryStats, memory_limit, memory_stats, reset_peak_memory
 from ekiden.runtime.params import load_param_dict, load_params, save_param_dict, save_params
 from ekiden.runtime.paths import cmake_dir, include_dir, library_path, static_library_path
 from ekiden.runtime.timing import BenchmarkResult
@@ -59,6 +59,7 @@ __all__ = [
     "DataType",
     "Device",
     "Executable",
+    "MemoryStats",
     "Module",
     "Object",
     "PackedFunc",
@@ -89,13 +90,15 @@ __all__ = [
     "load_param_dict",
     "load_params",
     "make_node",
+    "memory_limit",
+    "memory_stats",
     "num_threads",
     "object_class",
-    "pool_stats",
     "register_error",
     "register_func",
     "register_object",
     "remove_global_func",
+    "reset_peak_memory",
     "save_json",
     "save_param_dict",
     "save_params",

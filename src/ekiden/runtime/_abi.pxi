@@ -104,6 +104,9 @@ cdef extern from "ekiden/runtime.h" nogil:
         uint64_t system_allocations
         uint64_t bytes_held
         uint64_t bytes_free
+        uint64_t bytes_in_use
+        uint64_t bytes_peak
+        uint64_t bytes_limit
 
     void ek_object_retain(ek_object *object)
     void ek_object_release(ek_object *object)

@@ -208,10 +208,11 @@ def allocation_count():
     return ek_pool_get_stats().system_allocations
 
 
-def pool_stats():
-    """Requests to the system, bytes held from it, and bytes of these that are free."""
+def _pool_stats():
+    """The fields of ek_pool_stats in their order; runtime.memory_stats names them."""
     cdef ek_pool_stats stats = ek_pool_get_stats()
-    return stats.system_allocations, stats.bytes_held, stats.bytes_free
+    return (stats.system_allocations, stats.bytes_held, stats.bytes_free, stats.bytes_in_use,
+            stats.bytes_peak, stats.bytes_limit)
 
 
 def trim_pools():

@@ -3,6 +3,8 @@
 EKIDEN_CACHE_DIR     folder of compiled kernels; empty turns the cache off (default: the user's
                      cache folder)
 EKIDEN_NUM_THREADS   threads of the pool; read by the C runtime when it starts
+EKIDEN_MEMORY_LIMIT  most bytes the runtime may hold, such as 500M; read by the C runtime when it
+                     first asks the system for memory (default: no limit)
 EKIDEN_MAX_DEPTH     calls inside each other; read when a virtual machine is made (default:
                      1,000,000)
 EKIDEN_COMPILE_JOBS  processes that compile kernels (default: the cores this process may use)

@@ -3,7 +3,8 @@
     EkidenError
     ├── LoadError            a file or byte string is not a valid artifact
     ├── RunError             a compiled program failed while running
-    │   └── InputError       an argument has the wrong name, dtype, rank or dimension
+    │   ├── InputError       an argument has the wrong name, dtype, rank or dimension
+    │   └── MemoryLimitError memory beyond the limit was asked for (also a MemoryError)
     ├── CompileError         a program cannot be compiled
     │   ├── ImportModelError a model file cannot be imported
     │   │   └── UnsupportedError   it uses operators, opsets or attributes Ekiden does not have
@@ -34,6 +35,10 @@ class RunError(EkidenError):
 
 class InputError(RunError, ValueError):
     """An argument of a run has the wrong name, dtype, rank or dimension."""
+
+
+class MemoryLimitError(RunError, MemoryError):
+    """More memory was asked for than the limit allows; the message names the bytes of all three."""
 
 
 class CompileError(EkidenError):

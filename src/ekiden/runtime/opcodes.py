@@ -181,6 +181,12 @@ OPCODES: tuple[Opcode, ...] = (
            "jump by offset i, where i is the tag of an ADT value, an integer or a "
            "one-element tensor of these; by the last one where there are not as many before "
            "it"),
+    Opcode("AllocArena", 29, "alloc_arena",
+           "alloc_arena {dst} {size}[{size_index}] {alignment} {device}",
+           "wrsad",
+           ("dst", "size", "size_index", "alignment", "device"),
+           "as AllocStorage, for what dies with the run: the machine keeps the buffer for "
+           "the next"),
 )
 # fmt: on
 

@@ -85,17 +85,26 @@ def strided_slice(
 
 
 def dynamic_strided_slice(
-    a: Tensor, begin: Tensor, end: Tensor, strides: Tensor, output_shape: Sequence[Dim]
+    a: Tensor,
+    begin: Tensor,
+    end: Tensor,
+    strides: Tensor,
+    output_shape: Sequence[Dim],
+    axes: Sequence[int] | None = None,
+    has_strides: bool = True,
 ) -> Tensor:
     """As strided_slice, with bounds that are data; `output_shape` says what they give.
 
-    Indices are clipped to the data, so that wrong bounds read nothing outside.
+    Indices are clipped to the data, so that wrong bounds read nothing outside. Without strides they
+    are 1 (slice_mode "size").
     """
     del end
 
     def index(n: Var, at: int) -> PrimExpr:
         size = a.shape[at]
-        first, step = cast(begin[at], "int64"), cast(strides[at], "int64")
+        number = chosen.index(at)
+        first = cast(begin[number], "int64")
+        step = cast(strides[number], "int64") if has_strides else const(1)
         first = Select(first < 0, first + size, first, "int64")
         first = te.max(te.min(first, Select(step < 0, size - 1, size, "int64")), 0)
         return te.max(te.min(first + n * step, size - 1), 0)
@@ -103,9 +112,10 @@ def dynamic_strided_slice(
     count = known(begin.shape[0])
     if count is None:
         raise ValueError("dynamic_strided_slice: the number of bounds must be known")
+    chosen = list(range(count) if axes is None else axes)
     return te.compute(
         as_shape(output_shape),
-        lambda *i: a[[index(n, at) if at < count else n for at, n in enumerate(i)]],
+        lambda *i: a[[index(n, at) if at in chosen else n for at, n in enumerate(i)]],
         name="dynamic_strided_slice",
         tag="injective",
     )

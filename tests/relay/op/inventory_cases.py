@@ -94,6 +94,10 @@ def ordering() -> Iterator[Case]:
         yield case(lambda x, a=axis, u=ascending: op.topk(x, 2, a, is_ascend=u), x)
     yield case(lambda x: op.topk(x, 0, dtype="int64"), x)
     yield case(lambda x: op.topk(x, 3, ret_type="values"), x)
+    yield case(op.argwhere_padded, integers(-1, 2, 3, 4))
+    for ordered in (True, False):
+        yield case(lambda x, s=ordered: op.unique(x, s), integers(-2, 3, 9))
+    yield case(lambda x: op.unique(x, True, True), integers(-2, 3, 9))
     row, rows = np.sort(normal(9)), np.sort(normal(3, 9), 1)
     yield case(op.searchsorted, row, normal(4, 3))
     yield case(lambda r, v: op.searchsorted(r, v, True, "int64"), rows, normal(3, 5))

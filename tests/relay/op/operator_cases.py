@@ -14,6 +14,7 @@ import numpy as np
 
 import ekiden.relay.op as op
 from ekiden.ir.op import Array
+from ekiden.ir.prim import IntImm
 from ekiden.relay.expr import Call, Tuple, Var, const, var
 
 RNG = np.random.default_rng(7)
@@ -320,6 +321,12 @@ def slices() -> Iterator[Case]:
         expected=lambda v: v[1:, 2:5],
     )
     yield case(lambda v: op.strided_slice(v, (0,), (3,)), normal(0, 2), expected=lambda v: v)
+    yield case(
+        lambda v: op.vm.prefix(v, (IntImm(3), IntImm(0))), normal(4, 5), expected=lambda v: v[:3, :0]
+    )
+    yield case(
+        lambda v: op.vm.prefix(v, (IntImm(3), IntImm(5))), normal(4, 5), expected=lambda v: v[:3]
+    )
 
 
 def indexing() -> Iterator[Case]:

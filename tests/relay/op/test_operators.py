@@ -28,9 +28,9 @@ every_case = pytest.mark.parametrize("case", CASES, ids=[c.label for c in CASES]
 
 
 def test_every_operator_with_a_kernel_has_a_case() -> None:
-    """Nothing is declared that nothing tests."""
+    """Nothing is declared that nothing tests; tests/road does those whose shape is data."""
     tested = {c.name for c in (*CASES, *inventory_cases.CASES)}
-    assert {n for n, d in OPS.items() if d.lower is not None} <= tested
+    assert {n for n, d in OPS.items() if d.lower is not None and d.dims is None} <= tested
 
 
 @every_case

@@ -16,8 +16,8 @@ def named(text: str) -> str:
 
 def test_each_unknown_dimension_gets_a_name() -> None:
     text = named("def @main(%x: Tensor[(?, 2, ?), float32], %p: (Tensor[(?), int8], bool)) { %x }")
-    assert "%x: Tensor[(x_0, 2, x_1), float32], %p: (Tensor[(p_2,), int8], bool)" in text
-    assert "-> Tensor[(x_0, 2, x_1), float32]" in text
+    assert "%x: Tensor[(x_0, 2, x_2), float32], %p: (Tensor[(p_0,), int8], bool)" in text
+    assert "-> Tensor[(x_0, 2, x_2), float32]" in text
 
 
 @pytest.mark.parametrize(

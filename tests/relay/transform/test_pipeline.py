@@ -120,7 +120,7 @@ def test_programs_with_explicit_memory_are_well_formed(module: IRModule) -> None
     instrument = _VerifyAll()
     with PassContext(instruments=(instrument,)):
         pipeline(TARGET)(module)
-    assert instrument.names[-2:] == ["ManifestLifetimes", "vm"]
+    assert instrument.names[-2:] == ["MemoryPlan", "vm"]
 
 
 LENGTH = 20_000

@@ -24,10 +24,21 @@ MAX_NAME = 80
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Compiled kernels: the name of each function asked for, and one image with all of them."""
+    """Compiled kernels: the name of each function asked for, and objects that export them all."""
 
     names: list[str]
-    image: bytes
+    objects: list[bytes]
+    exports: list[str]
+
+    @property
+    def image(self) -> bytes:
+        """One image of them."""
+        return self.link()
+
+    def link(self, objects: Sequence[bytes] = (), exports: Sequence[str] = ()) -> bytes:
+        """One image of them, and of other objects, which may call them; empty without any."""
+        parts = [*self.objects, *objects]
+        return llvm.link(parts, [*self.exports, *exports]) if parts else b""
 
 
 def _display_name(function: Function) -> str:
@@ -84,4 +95,4 @@ def build_kernels(
             lowered = [tir_transform.lower(f, target) for f in extra]
             parts.append(llvm.compile_object(lowered, target))
         names.extend(f.name for f in extra)
-    return Kernels([t.name for t in tasks], llvm.link(parts, names) if parts else b"")
+    return Kernels([t.name for t in tasks], parts, names)

@@ -10,9 +10,9 @@ from ekiden import te
 from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
-from ekiden.ir.prim import PrimExpr, const
+from ekiden.ir.prim import FloorDiv, FloorMod, IntImm, PrimExpr, Select, const
+from ekiden.ir.prim_visitor import rewrite
 from ekiden.ir.text import prim_text
-from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.scopes import evaluation_order
@@ -93,23 +93,45 @@ Constraint = tuple[PrimExpr, str]
 """A condition on symbols that every run must meet, and what needs it: a node of the model."""
 
 
+def message(condition: PrimExpr, where: str) -> str:
+    """What a run says that does not meet a condition."""
+    return f"run: {where} needs {prim_text(condition)}"
+
+
 def shape_function(
-    kinds: Sequence[TensorType],
+    params: Sequence[Buffer],
     exprs: Sequence[PrimExpr],
-    constraints: Sequence[Constraint],
+    checks: Sequence[tuple[PrimExpr, str]],
     name: str,
+    result: Buffer | None = None,
+    first: int = 0,
 ) -> PrimFunc:
-    """A kernel that reads the shapes of its arguments, checks the constraints, and writes the
-    values of `exprs` (int64).
+    """A kernel that fails with the message of a check that does not hold, and writes the values of
+    `exprs` (int64) to `result`.
+
+    All may use the shapes and elements of params. The first `first` values are written before the
+    checks, so that they and the rest may read them.
     """
-    params = tuple(Buffer(f"p{i}", k.shape, k.dtype) for i, k in enumerate(kinds))
-    dims = Buffer("dims", (const(len(exprs)),), "int64")
-    checks = (
-        AssertStmt(c, f"run: {where} needs {prim_text(c)}", "InputError")
-        for c, where in constraints
-    )
-    body = seq(*checks, *(BufferStore(dims, e, (const(i),)) for i, e in enumerate(exprs)))
+    dims = result or Buffer("dims", (const(len(exprs)),), "int64")
+    asserts = [AssertStmt(c, text, "InputError") for c, text in checks]
+    stores = [BufferStore(dims, _total(e), (const(i),)) for i, e in enumerate(exprs)]
+    body = seq(*stores[:first], *asserts, *stores[first:])
     return PrimFunc((*params, dims), body, {"global_symbol": name, "num_outputs": 1})
 
 
-__all__ = ["described", "lower_primitive", "shape_function", "te_graph"]
+def _total(expr: PrimExpr) -> PrimExpr:
+    """An expression that has a value even for sizes that do not fit, which a later check refuses:
+    a division by zero would end the process.
+    """
+
+    def guard(each: PrimExpr) -> PrimExpr:
+        if isinstance(each, (FloorDiv, FloorMod)) and not isinstance(each.b, IntImm):
+            return type(each)(
+                each.a, Select(each.b.equal(0), const(1), each.b, each.dtype), each.dtype
+            )
+        return each
+
+    return rewrite(expr, guard)
+
+
+__all__ = ["described", "lower_primitive", "message", "shape_function", "te_graph"]

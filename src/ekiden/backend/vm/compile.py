@@ -1,40 +1,41 @@
 """The VM compiler: from A-normal form with explicit memory to bytecode.
 
-Each variable gets a register of its own. Kernels and shape functions are compiled first, so that
-their numbers are known.
+Each value gets a register of its own; registers.py makes few of them. Kernels and shape functions
+are compiled first, so that their numbers are known.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
+from ekiden.backend.aot.build import Native, native_code
 from ekiden.backend.external import build_external, is_external
 from ekiden.backend.kernels.build import build_kernels
-from ekiden.backend.kernels.lower import Constraint, shape_function
-from ekiden.backend.vm.dims import Dims, dims_of, is_static, sources, values
-from ekiden.backend.vm.encode import Instruction, Operand, make
+from ekiden.backend.kernels.lower import Constraint
+from ekiden.backend.vm.dims import Plan, Stage, is_static, values
+from ekiden.backend.vm.emit import Emitter, Scope, emit_scope
+from ekiden.backend.vm.match import Leaf, Path, Test, decision_tree
+from ekiden.backend.vm.registers import allocate
+from ekiden.backend.vm.stages import arguments, sources, stage_kernel
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Array, Op
+from ekiden.ir.node import fields_of
+from ekiden.ir.op import OPS, Array, Op
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.relay.expr import (
     Call,
-    Clause,
     Constant,
     Constructor,
     Function,
     If,
-    Let,
     Match,
-    Pattern,
-    PatternConstructor,
-    PatternTuple,
-    PatternVar,
     RefCreate,
     RefRead,
     RefWrite,
@@ -44,10 +45,19 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.vm import ReshapeTensorAttrs
+from ekiden.relay.transform.chains import Binding, unchain
 from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.relay.transform.storage_lifetimes import op_name
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
-from ekiden.tir.stmt import PrimFunc
+
+_Parts: TypeAlias = dict[Path, int]
+"""Registers of parts of a value."""
+_Waiting: TypeAlias = tuple[int, int, _Parts]
+"""A node of a decision tree that is not emitted yet, its label, and the parts known there."""
+
+MAX_CASES = 256
+"""A tag from here on has no place in a table of jumps."""
 
 HOST = 0
 """The device index of the host."""
@@ -62,7 +72,8 @@ class _Program:
     functions: dict[str, int]
     closures: set[str]
     primitives: dict[Function, int] = field(default_factory=dict)
-    shape_functions: dict[str, int] = field(default_factory=dict)
+    shape_functions: dict[Stage, int] = field(default_factory=dict)
+    host_functions: dict[str, int] = field(default_factory=dict)
     constants: list[Array] = field(default_factory=list)
     _numbers: dict[object, int] = field(default_factory=dict)
 
@@ -85,67 +96,89 @@ def _flatten_closure(function: Function) -> Function:
     return inner.with_fields(params=(*function.params, *inner.params))
 
 
-class _FunctionCompiler:
+class _FunctionCompiler(Emitter):
     """Emits the instructions of one function."""
 
-    def __init__(self, program: _Program, name: str, function: Function, dims: Dims) -> None:
+    def __init__(self, program: _Program, plan: Plan) -> None:
+        function = plan.function
+        super().__init__(len(function.params))
         self.program = program
-        self.name = name
+        self.plan = plan
+        self.name = plan.name
         self.function = function
-        self.dims = dims
-        self.code: list[Instruction] = []
         self.registers: dict[RelayExpr, int] = {p: i for i, p in enumerate(function.params)}
-        self.count = len(function.params)
-        self.dims_register = -1
+        self.vectors: dict[Stage, int] = {}
+        """Stage -> the register of the vector that it computes."""
 
     def compile(self) -> VMFunction:
         """The whole function."""
-        if self.dims.exprs:
-            self._compute_dims()
-        self._emit("Ret", src=self._chain(self.function.body))
+        if self.plan.entry.dims.exprs:
+            found = sources(self.function, self.plan.entry.dims).tensors
+            held: _Parts = {(i,): i for i in range(len(self.function.params))}
+            self._compute(self.plan.entry, [self._part(each.path, held) for each in found])
+        emit_scope(self._scope(self.function.body, None))
         params = tuple(p.name_hint for p in self.function.params)
-        return VMFunction(self.name, params, self.count, tuple(self.code))
+        return VMFunction(self.name, params, *allocate(self.code(), len(params)))
 
-    def _emit(self, name: str, **operands: Operand | str) -> int:
-        self.code.append(make(name, **operands))
-        return len(self.code) - 1
+    def _compute(self, stage: Stage, tensors: Sequence[int]) -> None:
+        """Compute the vector of a stage from tensors and the vectors before it."""
+        length = len(stage.dims.exprs)
+        size = self._load_int(8 * length)
+        storage = self.into("AllocStorage", size=size, size_index=0, alignment=64, device=HOST)
+        vector = self.into("AllocTensor", storage=storage, offset=0, dtype="int64", shape=(length,))
+        args = (*tensors, *(self.vectors[s] for s in stage.earlier), vector)
+        index = self.program.shape_functions[stage]
+        self.emit("InvokePacked", packed_index=index, output_size=1, args=args)
+        self.vectors[stage] = vector
 
-    def _new(self) -> int:
-        self.count += 1
-        return self.count - 1
+    def _compute_later(self, stage: Stage | None) -> None:
+        """Compute the vector of a stage after the entry, if there is one and it has a use."""
+        if stage is None or not stage.dims.exprs:
+            return
+        found = arguments(stage)
+        tensors = [self._part((0, *each.path), {(0,): self._atom(each.value)}) for each in found]
+        self._compute(stage, tensors)
 
-    def _compute_dims(self) -> None:
-        size = self._new()
-        self._emit("LoadConsti", dst=size, value=8 * len(self.dims.exprs))
-        storage, self.dims_register = self._new(), self._new()
-        self._emit("AllocStorage", dst=storage, size=size, size_index=0, alignment=64, device=HOST)
-        shape = (len(self.dims.exprs),)
-        self._emit(
-            "AllocTensor",
-            dst=self.dims_register,
-            storage=storage,
-            offset=0,
-            dtype="int64",
-            shape=shape,
-        )
-        found = sources(self.function, self.dims).tensors
-        args = (*(self._part(each.path) for each in found), self.dims_register)
-        index = self.program.shape_functions[self.name]
-        self._emit("InvokePacked", packed_index=index, output_size=1, args=args)
+    def _scope(self, body: RelayExpr, to: int | None) -> Scope:
+        """A let-chain whose result goes to a register; None: it is the result of the function."""
+        self._compute_later(self.plan.before.get(body))
+        chain = unchain(body)
+        assert chain.result is not None
+        last = _last_binding(chain.bindings, chain.result)
+        for variable, value in chain.bindings[:last]:
+            if isinstance(value, (If, Match)):
+                self.registers[variable] = self.new()
+                yield self._branches(value, self.registers[variable])
+            else:
+                self.registers[variable] = self._value(value)
+            self._compute_later(self.plan.after.get(variable))
+        result = chain.result if last == len(chain.bindings) else chain.bindings[last][1]
+        if isinstance(result, (If, Match)):
+            yield self._branches(result, to)
+        else:
+            self._give(result, to)
 
-    def _part(self, path: tuple[int, ...]) -> int:
-        """The register of a parameter, or of a field inside it."""
-        register, *fields = path
-        for index in fields:
-            register = self._into("GetField", object=register, index=index)
-        return register
+    def _branches(self, choice: If | Match, to: int | None) -> Scope:
+        return self._if(choice, to) if isinstance(choice, If) else self._match(choice, to)
 
-    def _chain(self, body: RelayExpr) -> int:
-        """The bindings of a let-chain, then the register of its result."""
-        while isinstance(body, Let):
-            self.registers[body.var] = self._value(body.value)
-            body = body.body
-        return self._value(body)
+    def _give(self, value: RelayExpr, to: int | None) -> None:
+        """The end of a scope: its result goes where it belongs."""
+        callee = _called(value) if to is None else None
+        if isinstance(value, Call) and isinstance(callee, GlobalVar):
+            name = callee.name_hint
+            if name not in self.program.closures:
+                function = self.program.functions[name]
+                self.emit("InvokeTail", func=function, args=self._atoms(value.args))
+                return
+        elif isinstance(value, Call) and callee is not None:
+            closure = self._atom(callee)
+            self.emit("InvokeClosureTail", closure=closure, args=self._atoms(value.args))
+            return
+        register = self._atom(value)
+        if to is None:
+            self.emit("Ret", src=register)
+        else:
+            self.emit("Move", dst=to, src=register)
 
     def _value(self, value: RelayExpr) -> int:
         """Emit what computes a value; the register that holds it."""
@@ -157,33 +190,29 @@ class _FunctionCompiler:
             case Tuple(fields=fields):
                 return self._adt(0, fields)
             case TupleGetItem(tuple_value=of, index=index):
-                return self._into("GetField", object=self._atom(of), index=index)
+                return self.into("GetField", object=self._atom(of), index=index)
             case GlobalVar(name_hint=name):
-                return self._into("AllocClosure", func=self.program.functions[name], free=())
+                return self.into("AllocClosure", func=self.program.functions[name], free=())
             case Call():
                 return self._call(value)
-            case If():
-                return self._if(value)
-            case Match():
-                return self._match(value)
-            case RefCreate() | RefRead() | RefWrite():
-                raise CompileError(f"{type(value).__name__}: the virtual machine has no references")
+            case RefCreate(value=held):
+                return self.into("AllocRef", value=self._atom(held))
+            case RefRead(ref=ref):
+                return self.into("ReadRef", ref=self._atom(ref))
+            case RefWrite(ref=ref, value=held):
+                self.emit("WriteRef", ref=self._atom(ref), value=self._atom(held))
+                return self._adt(0, ())
             case _:
                 raise InternalError(
                     f"VM compiler: a {type(value).__name__} is not in A-normal form"
                 )
-
-    def _into(self, name: str, **operands: Operand | str) -> int:
-        target = self._new()
-        self._emit(name, dst=target, **operands)
-        return target
 
     def _alias(self, variable: Var) -> int:
         if variable not in self.registers:
             raise InternalError(
                 f"VM compiler: variable %{variable.name_hint} has no register in @{self.name}"
             )
-        return self._into("Move", src=self.registers[variable])
+        return self.into("Move", src=self.registers[variable])
 
     def _atom(self, expr: RelayExpr) -> int:
         """The register of an argument; a variable's own, without a copy."""
@@ -193,13 +222,13 @@ class _FunctionCompiler:
         return tuple(map(self._atom, exprs))
 
     def _load_constant(self, data: Array) -> int:
-        return self._into("LoadConst", const_index=self.program.constant(data))
+        return self.into("LoadConst", const_index=self.program.constant(data))
 
     def _load_int(self, value: int) -> int:
-        return self._into("LoadConsti", value=value)
+        return self.into("LoadConsti", value=value)
 
     def _adt(self, tag: int, fields: tuple[RelayExpr, ...]) -> int:
-        return self._into("AllocADT", tag=tag, fields=self._atoms(fields))
+        return self.into("AllocADT", tag=tag, fields=self._atoms(fields))
 
     def _call(self, call: Call) -> int:
         match call.op:
@@ -211,22 +240,24 @@ class _FunctionCompiler:
                     if name in self.program.closures
                     else ("Invoke", "args")
                 )
-                return self._into(
+                return self.into(
                     kind, func=self.program.functions[name], **{key: self._atoms(call.args)}
                 )
             case Constructor(tag=tag):
                 return self._adt(tag, call.args)
             case op:
-                return self._into(
+                return self.into(
                     "InvokeClosure", closure=self._atom(op), args=self._atoms(call.args)
                 )
 
     def _operator(self, name: str, call: Call) -> int:
         match name, call.attrs:
-            case "memory.alloc_storage", AllocStorageAttrs(size=size, alignment=alignment):
+            case "memory.alloc_storage", AllocStorageAttrs(
+                size=size, alignment=alignment, arena=arena
+            ):
                 register, index = self._integer(size)
-                return self._into(
-                    "AllocStorage",
+                return self.into(
+                    "AllocArena" if arena else "AllocStorage",
                     size=register,
                     size_index=index,
                     alignment=alignment,
@@ -237,16 +268,19 @@ class _FunctionCompiler:
             case "vm.reshape_tensor", ReshapeTensorAttrs(shape=shape):
                 register, index = self._shape(shape)
                 data = self._atom(call.args[0])
-                return self._into(
+                return self.into(
                     "ReshapeTensor", tensor=data, shape=register, shape_index=index, ndim=len(shape)
                 )
+            case "vm.match_shape" | "vm.forget_shape" | "vm.bind_dims", _:
+                return self.into("Move", src=self._atom(call.args[0]))
             case "vm.shape_of" | "shape_of", _:
-                return self._into("ShapeOf", tensor=self._atom(call.args[0]))
+                return self.into("ShapeOf", tensor=self._atom(call.args[0]))
             case "vm.invoke_tvm_op", _:
                 return self._invoke_kernel(call)
             case "memory.kill", _:
-                self._emit("KillRegister", dst=self._atom(call.args[0]))
-                return -1
+                return -1  # registers.py knows when values die
+            case _ if OPS[name].host:
+                return self._call_host(OPS[name].host, call)
             case _:
                 where = f" ({call.span})" if call.span else ""
                 raise CompileError(
@@ -257,31 +291,40 @@ class _FunctionCompiler:
         """(register, element) of an integer."""
         if isinstance(value, IntImm):
             return self._load_int(value.value), 0
-        return self.dims_register, self.dims.place((value,))
+        return self._place((value,))
+
+    def _place(
+        self, exprs: tuple[PrimExpr, ...], beside: tuple[PrimExpr, ...] = ()
+    ) -> tuple[int, int]:
+        """(register, first element) of expressions in the vector of their stage."""
+        stage, at = self.plan.place(exprs, beside)
+        return self.vectors[stage], at
 
     def _shape(self, shape: tuple[PrimExpr, ...]) -> tuple[int, int]:
         """(register, first element) of a shape."""
         if is_static(shape):
             return self._load_constant(np.array(values(shape), np.int64)), 0
-        return self.dims_register, self.dims.place(shape)
+        return self._place(shape)
 
     def _alloc_tensor(self, storage: int, attrs: AllocTensorAttrs) -> int:
         if is_static((attrs.offset, *attrs.shape)):
-            offset = values((attrs.offset,))[0]
-            return self._into(
+            return self.into(
                 "AllocTensor",
                 storage=storage,
-                offset=offset,
+                offset=values((attrs.offset,))[0],
                 dtype=attrs.dtype,
                 shape=values(attrs.shape),
             )
-        return self._into(
+        offset = (attrs.offset,)
+        offset_register, offset_index = self._place(offset, beside=attrs.shape)
+        shape_register, shape_index = self._place(attrs.shape, beside=offset)
+        return self.into(
             "AllocTensorReg",
             storage=storage,
-            offset=self.dims_register,
-            offset_index=self.dims.place((attrs.offset,)),
-            shape=self.dims_register,
-            shape_index=self.dims.place(attrs.shape),
+            offset=offset_register,
+            offset_index=offset_index,
+            shape=shape_register,
+            shape_index=shape_index,
             ndim=len(attrs.shape),
             dtype=attrs.dtype,
         )
@@ -295,71 +338,119 @@ class _FunctionCompiler:
         )
         args = self._atoms(inputs.fields) + self._atoms(outputs.fields)
         index = self.program.primitives[function]
-        self._emit("InvokePacked", packed_index=index, output_size=len(outputs.fields), args=args)
+        self.emit("InvokePacked", packed_index=index, output_size=len(outputs.fields), args=args)
         return -1
 
-    def _patch(self, at: int, name: str, **offsets: int) -> None:
-        """Fill in the jump offsets of an instruction that was emitted before its target was
-        known.
-        """
-        old = self.code[at]
-        if name == "If":
-            self.code[at] = make(name, test=old["test"], target=old["target"], **offsets)
+    def _call_host(self, function: str, call: Call) -> int:
+        """A registered function: the arguments, then the attributes that are numbers."""
+        fields = fields_of(call.attrs) if call.attrs is not None else ()
+        given = [getattr(call.attrs, f.name) for f in fields]
+        numbers = [self._load_int(int(v)) for v in given if isinstance(v, int)]
+        args = (*self._atoms(call.args), *numbers)
+        index = self.program.host_functions[function]
+        return self.into("InvokePackedValue", packed_index=index, args=args)
+
+    def _if(self, expr: If, to: int | None) -> Scope:
+        if_true, if_false, after = self.label(), self.label(), self.label()
+        self.emit("Switch", value=self._atom(expr.cond), offsets=(if_false, if_true))
+        self.place(if_true)
+        yield self._scope(expr.true_branch, to)
+        self._leave(after, to)
+        self.place(if_false)
+        yield self._scope(expr.false_branch, to)
+        self.place(after)
+
+    def _match(self, expr: Match, to: int | None) -> Scope:
+        nodes = decision_tree(expr.clauses)
+        leaves = Counter(node.clause for node in nodes if isinstance(node, Leaf))
+        nothing, after = self.label(), self.label()
+        shared: dict[int, int] = {}
+        waiting: list[_Waiting] = [(0, self.label(), {(): self._atom(expr.data)})] if nodes else []
+        while waiting:
+            number, label, parts = waiting.pop()
+            node = nodes[number]
+            self.place(label)
+            if isinstance(node, Test):
+                waiting.extend(reversed(self._test(node, parts, nothing)))
+            elif leaves[node.clause] > 1:
+                self._join(node, parts, shared)
+            else:
+                self.registers |= {v: self._part(path, parts) for v, path in node.variables}
+                yield self._scope(expr.clauses[node.clause].rhs, to)
+                self._leave(after, to)
+        for clause, label in shared.items():
+            self.place(label)
+            yield self._scope(expr.clauses[clause].rhs, to)
+            self._leave(after, to)
+        self.place(nothing)
+        self.emit("Fatal")
+        self.place(after)
+
+    def _leave(self, after: int, to: int | None) -> None:
+        if to is not None:
+            self.goto(after)
+
+    def _test(self, test: Test, parts: _Parts, nothing: int) -> list[_Waiting]:
+        """Emit a test; what is to be emitted for its outcomes."""
+        value = self._part(test.path, parts)
+        found = {node: self.label() for node in test.cases.values()}
+        other = nothing
+        if test.other is not None:
+            found[test.other] = other = self.label()
+        labels = {tag: found[node] for tag, node in test.cases.items()}
+        if max(labels) < MAX_CASES:
+            cases = (labels.get(tag, other) for tag in range(max(labels) + 1))
+            self.emit("Switch", value=value, offsets=(*cases, other))
         else:
-            self.code[at] = make(name, **offsets)
+            self._test_each(self.into("GetTag", object=value), labels, other)
+        return [(node, label, dict(parts)) for node, label in found.items()]
 
-    def _if(self, expr: If) -> int:
-        test, result = self._atom(expr.cond), self._new()
-        one = self._load_int(1)
-        branch = self._emit("If", test=test, target=one, true_offset=1, false_offset=1)
-        self._emit("Move", dst=result, src=self._chain(expr.true_branch))
-        skip = self._emit("Goto", offset=1)
-        self._patch(branch, "If", true_offset=1, false_offset=len(self.code) - branch)
-        self._emit("Move", dst=result, src=self._chain(expr.false_branch))
-        self._patch(skip, "Goto", offset=len(self.code) - skip)
-        return result
+    def _test_each(self, found: int, labels: dict[int, int], other: int) -> None:
+        for tag, label in labels.items():
+            further, wanted = self.label(), self._load_int(tag)
+            self.emit("If", test=found, target=wanted, true_offset=label, false_offset=further)
+            self.place(further)
+        self.goto(other)
 
-    def _match(self, expr: Match) -> int:
-        data, result = self._atom(expr.data), self._new()
-        done: list[int] = []
-        for clause in expr.clauses:
-            failed = self._pattern(clause.lhs, data)
-            self._clause(clause, result)
-            done.append(self._emit("Goto", offset=1))
-            for at in failed:
-                self._patch(at, "If", true_offset=1, false_offset=len(self.code) - at)
-        self._emit("Fatal")
-        for at in done:
-            self._patch(at, "Goto", offset=len(self.code) - at)
-        return result
+    def _join(self, leaf: Leaf, parts: _Parts, shared: dict[int, int]) -> None:
+        """One of several ways to a clause: they all leave its variables in the same registers."""
+        if leaf.clause not in shared:
+            shared[leaf.clause] = self.label()
+            self.registers |= {variable: self.new() for variable, _ in leaf.variables}
+        for variable, path in leaf.variables:
+            self.emit("Move", dst=self.registers[variable], src=self._part(path, parts))
+        self.goto(shared[leaf.clause])
 
-    def _clause(self, clause: Clause, result: int) -> None:
-        self._emit("Move", dst=result, src=self._chain(clause.rhs))
+    def _part(self, path: Path, parts: _Parts) -> int:
+        """The register of a part of the value that is matched; `parts` are those that have one."""
+        known = next(n for n in range(len(path), -1, -1) if path[:n] in parts)
+        for n in range(known, len(path)):
+            held = parts[path[:n]]
+            parts[path[: n + 1]] = self.into("GetField", object=held, index=path[n])
+        return parts[path]
 
-    def _pattern(self, pattern: Pattern, value: int) -> list[int]:
-        """Bind the variables of a pattern; the positions of the tests that jump when it does not
-        fit.
-        """
-        failed: list[int] = []
-        work = [(pattern, value)]
-        while work:
-            at, register = work.pop(0)
-            match at:
-                case PatternVar(var=variable):
-                    self.registers[variable] = register
-                case PatternConstructor(constructor=constructor, patterns=patterns):
-                    failed.append(self._test_tag(register, constructor.tag))
-                    work.extend((p, self._field(register, i)) for i, p in enumerate(patterns))
-                case PatternTuple(patterns=patterns):
-                    work.extend((p, self._field(register, i)) for i, p in enumerate(patterns))
-        return failed
 
-    def _field(self, register: int, index: int) -> int:
-        return self._into("GetField", object=register, index=index)
+def _last_binding(bindings: Sequence[Binding], result: RelayExpr) -> int:
+    """The binding whose value is the result of a chain, but for names and what only says that
+    other values die; the number of bindings if there is none.
+    """
+    for at in range(len(bindings) - 1, -1, -1):
+        variable, value = bindings[at]
+        if variable is result:
+            same = isinstance(value, Call) and op_name(value) == "vm.forget_shape"
+            if not (same or isinstance(value, Var)):
+                return at
+            result = value.args[0] if isinstance(value, Call) else value
+        elif op_name(value) != "memory.kill":
+            break
+    return len(bindings)
 
-    def _test_tag(self, register: int, tag: int) -> int:
-        found, wanted = self._into("GetTag", object=register), self._load_int(tag)
-        return self._emit("If", test=found, target=wanted, true_offset=1, false_offset=1)
+
+def _called(value: RelayExpr) -> RelayExpr | None:
+    """What a call calls, if that is a function of the program."""
+    if not isinstance(value, Call) or isinstance(value.op, (Op, Constructor)):
+        return None
+    return value.op
 
 
 def primitive_functions(module: IRModule) -> list[Function]:
@@ -379,10 +470,14 @@ def primitive_functions(module: IRModule) -> list[Function]:
     return list(found)
 
 
-def _shape_kernel(name: str, function: Function, dims: Dims) -> PrimFunc:
-    found = sources(function, dims)
-    kinds = [each.kind for each in found.tensors]
-    return shape_function(kinds, found.exprs, found.constraints, f"shape_func_{name}")
+def host_functions(module: IRModule) -> list[str]:
+    """The registered functions that the operators of a module call, each once, sorted."""
+    found: set[str] = set()
+    for function in module.functions.values():
+        exprs = evaluation_order(function.body) if isinstance(function, Function) else []
+        calls = [e.op.name for e in exprs if isinstance(e, Call) and isinstance(e.op, Op)]
+        found.update(OPS[name].host for name in calls)
+    return sorted(found - {""})
 
 
 def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
@@ -393,9 +488,15 @@ def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
 
 
 def compile_module(
-    module: IRModule, target: Target, metadata: dict[str, object], progress: Progress | None = None
+    module: IRModule,
+    target: Target,
+    metadata: dict[str, object],
+    progress: Progress | None = None,
+    *,
+    is_native: bool = False,
 ) -> bytes:
-    """The bytes of the executable of a module that the VM pipeline has prepared.
+    """The bytes of the executable of a module that the VM pipeline has prepared; with native code
+    of its functions beside their bytecode if asked for.
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """
@@ -409,17 +510,23 @@ def compile_module(
         for g, f in module.functions.items()
         if isinstance(f, Function) and f.attr("Closure")
     }
-    dims = {name: dims_of(f.body, _constraints(module, name)) for name, f in functions.items()}
-    shapes = {n: _shape_kernel(n, f, dims[n]) for n, f in functions.items() if dims[n].exprs}
+    plans = [Plan(n, f, _constraints(module, n)) for n, f in functions.items()]
+    shapes = {s: stage_kernel(p, s) for p in plans for s in p.stages if s.dims.exprs}
     fused = primitive_functions(module)
     symbols = {f: build_external(f) for f in fused if is_external(f)}
     fused = [f for f in fused if f not in symbols]
     kernels = build_kernels(fused, list(shapes.values()), target, progress)
     own = dict(zip(fused, kernels.names, strict=True))
-    called = [*kernels.names, *(s.name for s in shapes.values()), *symbols.values()]
+    hosts = host_functions(module)
+    if hosts:
+        metadata = {**metadata, "host_functions": hosts}
+    called = [*kernels.names, *(s.name for s in shapes.values()), *symbols.values(), *hosts]
     names = list(dict.fromkeys(called))
     program = _Program({n: i for i, n in enumerate(functions)}, closures)
     program.primitives = {f: names.index(n) for f, n in {**own, **symbols}.items()}
-    program.shape_functions = {n: names.index(s.name) for n, s in shapes.items()}
-    compiled = [_FunctionCompiler(program, n, f, dims[n]).compile() for n, f in functions.items()]
-    return write_executable(compiled, program.constants, names, kernels.image, metadata)
+    program.host_functions = {n: names.index(n) for n in hosts}
+    program.shape_functions = {stage: names.index(s.name) for stage, s in shapes.items()}
+    compiled = [_FunctionCompiler(program, plan).compile() for plan in plans]
+    native = native_code(compiled, names, kernels.exports, target) if is_native else Native()
+    image = kernels.link(native.objects, native.exports)
+    return write_executable(compiled, program.constants, names, image, metadata)

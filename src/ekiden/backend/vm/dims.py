@@ -1,24 +1,29 @@
-"""The sizes, offsets and shapes of a function that depend on symbols: one int64 vector, computed
-once at entry.
+"""The sizes, offsets and shapes of a function that depend on symbols.
+
+They stand in int64 vectors. The first is computed at entry, from the shapes of the parameters; a
+further one wherever a binding names dimensions that were not known before: from its tensors' shapes
+or elements, and from the vectors before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ekiden.arith import prove_equal, simplify, substitute
 from ekiden.backend.kernels.lower import Constraint
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, Var, const
+from ekiden.ir.op import Op
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.structural import structural_key
-from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.ir.type import TensorType
+from ekiden.relay.analysis import kernel_conditions
 from ekiden.relay.expr import Call, Function
+from ekiden.relay.expr import Var as RelayVar
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
-from ekiden.relay.op.vm import ReshapeTensorAttrs
-from ekiden.relay.transform.scopes import evaluation_order
-from ekiden.runtime.errors import CompileError
+from ekiden.relay.op.vm import BindDimsAttrs, MatchShapeAttrs, ReshapeTensorAttrs
+from ekiden.relay.transform.chains import unchain
+from ekiden.relay.transform.scopes import bodies
 
 
 def is_static(exprs: Sequence[PrimExpr]) -> bool:
@@ -32,14 +37,17 @@ def values(exprs: Sequence[PrimExpr]) -> tuple[int, ...]:
 
 
 class Dims:
-    """Places of expressions in the vector: equal sequences share a place; conditions on the symbols
+    """Places of expressions in a vector: equal sequences share a place; conditions on the symbols
     are checked with them.
     """
 
     def __init__(self, constraints: Sequence[Constraint] = ()) -> None:
-        self.constraints = list(constraints)
+        self.constraints: list[Constraint] = []
         self.exprs: list[PrimExpr] = [const(0)] if constraints else []
         self._places: dict[Hashable, int] = {}
+        self._checked: set[Hashable] = set()
+        for each in constraints:
+            self.check(each)
 
     def place(self, exprs: Sequence[PrimExpr]) -> int:
         """Where the values of `exprs` stand, one after the other."""
@@ -49,115 +57,165 @@ class Dims:
             self.exprs.extend(exprs)
         return self._places[key]
 
+    def check(self, constraint: Constraint) -> None:
+        """Add a condition, once."""
+        if not self.checks(constraint):
+            self._checked.add(structural_key(constraint[0]))
+            self.constraints.append(constraint)
+            if not self.exprs:
+                self.place((const(0),))
 
-def dims_of(body: RelayExpr, constraints: Sequence[Constraint] = ()) -> Dims:
-    """All symbolic sizes, offsets and shapes below body, placed."""
-    dims = Dims(constraints)
-    for expr in evaluation_order(body):
-        match expr.attrs if isinstance(expr, Call) else None:
+    def checks(self, constraint: Constraint) -> bool:
+        """Whether a condition is among them."""
+        return structural_key(constraint[0]) in self._checked
+
+
+@dataclass(eq=False, slots=True)
+class Stage:
+    """A place in a function where a vector is computed: at entry, or after bindings that name
+    dimensions.
+    """
+
+    name: str
+    """That of its kernel, without what all share."""
+    parent: Stage | None
+    chain: RelayExpr
+    """The chain of bindings that it stands in."""
+    dims: Dims
+    calls: list[Call] = field(default_factory=list)
+    """The vm.match_shape and vm.bind_dims that give symbols their values here."""
+    symbols: dict[Var, int] = field(default_factory=dict)
+    """Symbol that is bound here -> its place."""
+    earlier: dict[Stage, set[Var]] = field(default_factory=dict)
+    """What it reads from the vectors of other stages."""
+    depth: int = 0
+
+
+class Plan:
+    """The stages of one function, and where each symbolic size, offset and shape stands."""
+
+    def __init__(
+        self, name: str, function: Function, constraints: Sequence[Constraint] = ()
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.entry = Stage(name, None, function.body, Dims(constraints))
+        self.stages = [self.entry]
+        self._ends: dict[Stage, RelayVar] = {}
+        self.before: dict[RelayExpr, Stage] = {}
+        """Chain inside of the function -> the stage that is computed at its beginning."""
+        self._bound_at: dict[Var, Stage] = {}
+        self._is_checked = bool(constraints)
+        stack: list[tuple[RelayExpr, Stage]] = [(function.body, self.entry)]
+        while stack:
+            body, stage = stack.pop()
+            stack.extend(self._walk(body, stage))
+        self.after = {variable: stage for stage, variable in self._ends.items()}
+        """Variable -> the stage that is computed when it is bound."""
+        for stage in reversed(self.stages):
+            self._gather(stage)
+
+    def place(
+        self, exprs: Sequence[PrimExpr], beside: Sequence[PrimExpr] = ()
+    ) -> tuple[Stage, int]:
+        """The stage that computes expressions, and where they stand in its vector; constants stand
+        in that of what they are `beside`.
+        """
+        stage = self._stage_of(beside if is_static(exprs) else exprs)
+        return stage, stage.dims.place(exprs)
+
+    def _stage_of(self, exprs: Sequence[PrimExpr]) -> Stage:
+        found = (self._bound_at.get(v, self.entry) for e in exprs for v in free_vars(e))
+        return max(found, key=lambda stage: stage.depth, default=self.entry)
+
+    def _new_stage(self, parent: Stage, chain: RelayExpr) -> Stage:
+        name = f"{self.name}_{len(self.stages)}"
+        made = Stage(name, parent, chain, Dims(), depth=parent.depth + 1)
+        self.stages.append(made)
+        return made
+
+    def _walk(self, body: RelayExpr, stage: Stage) -> list[tuple[RelayExpr, Stage]]:
+        """Place what a chain needs; the chains inside it, with the stage that each begins in."""
+        inner: list[tuple[RelayExpr, Stage]] = []
+        chain = unchain(body)
+        bindings, open_stage = chain.bindings, None
+        for variable, value in bindings:
+            call = value if isinstance(value, Call) else None
+            if call is not None and isinstance(call.attrs, (MatchShapeAttrs, BindDimsAttrs)):
+                if isinstance(call.op, Op) and call.op.definition.stateful:
+                    stage = open_stage = open_stage or self._new_stage(stage, body)
+                    self._bind(stage, call)
+                    self._ends[stage] = variable
+                continue
+            open_stage = None
+            if call is not None:
+                self._place_call(call)
+                self._check_call(call, stage, body)
+            inner.extend((each, stage) for each in bodies(value))
+        if chain.result is not None:
+            inner.extend((each, stage) for each in bodies(chain.result))
+        return inner
+
+    def _bind(self, stage: Stage, call: Call) -> None:
+        stage.calls.append(call)
+        attrs = call.attrs
+        if isinstance(attrs, BindDimsAttrs):
+            named: Sequence[PrimExpr] = [s for s in attrs.symbols if isinstance(s, Var)]
+        else:
+            assert isinstance(attrs, MatchShapeAttrs)
+            known = call.args[0].checked_type
+            assert isinstance(known, TensorType)
+            named = [d for d in attrs.shape if isinstance(d, Var) and not _stands(d, known)]
+        for symbol in named:
+            assert isinstance(symbol, Var)
+            if symbol not in self._bound_at:
+                self._bound_at[symbol] = stage
+                stage.symbols[symbol] = stage.dims.place((symbol,))
+
+    def _place_call(self, call: Call) -> None:
+        match call.attrs:
             case AllocStorageAttrs(size=size) if not is_static((size,)):
-                dims.place((size,))
+                self.place((size,))
             case AllocTensorAttrs(offset=offset, shape=shape) if not is_static((offset, *shape)):
-                dims.place((offset,))
-                dims.place(shape)
+                self.place((offset,), beside=shape)
+                self.place(shape, beside=(offset,))
             case ReshapeTensorAttrs(shape=shape) if not is_static(shape):
-                dims.place(shape)
-    return dims
+                self.place(shape)
+
+    def _check_call(self, call: Call, stage: Stage, body: RelayExpr) -> None:
+        """Check what a kernel takes for granted of its arguments before it runs."""
+        if not (isinstance(call.op, Op) and call.op.name == "vm.invoke_tvm_op"):
+            return
+        is_known = self._is_checked and stage is self.entry and body is self.function.body
+        if is_known or not isinstance(call.args[0], Function):
+            return
+        for constraint in kernel_conditions(call.args[0]):
+            self._check(constraint, stage, body)
+
+    def _check(self, constraint: Constraint, stage: Stage, body: RelayExpr) -> None:
+        at: Stage | None = stage
+        while at is not None:
+            if at.dims.checks(constraint):
+                return
+            at = at.parent
+        chosen = self._stage_of((constraint[0],))
+        if chosen.chain is not body:
+            chosen = self.before.get(body) or self._new_stage(chosen, body)
+            self.before[body] = chosen
+        chosen.dims.check(constraint)
+
+    def _gather(self, stage: Stage) -> None:
+        """Note the symbols that a stage reads from others, which place them."""
+        exprs = [*stage.dims.exprs, *(c for c, _ in stage.dims.constraints)]
+        exprs += [d for c in stage.calls if isinstance(c.attrs, MatchShapeAttrs)
+                  for d in c.attrs.shape]  # fmt: skip
+        for symbol in {v for e in exprs for v in free_vars(e)} - set(stage.symbols):
+            origin = self._bound_at.get(symbol, self.entry)
+            if origin is not stage:
+                origin.dims.place((symbol,))
+                stage.earlier.setdefault(origin, set()).add(symbol)
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A tensor from whose shape symbols are read: the number of a parameter, then of the fields of
-    the tuples it is in.
-    """
-
-    path: tuple[int, ...]
-    kind: TensorType
-    """Its type, with a name of its own for each dimension that is neither a name nor a number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where a function reads what its dims and their constraints need."""
-
-    tensors: tuple[Source, ...]
-    exprs: tuple[PrimExpr, ...]
-    """The expressions of the dims, in the symbols that the tensors have as dimensions."""
-    constraints: tuple[Constraint, ...]
-
-
-def sources(function: Function, dims: Dims) -> Sources:
-    """The parameters whose shapes give the symbols that dims and their constraints need. A symbol
-    that stands in a dimension like `n * 2 + 1` alone is computed from it.
-
-    Raises CompileError naming a symbol that no parameter shows.
-    """
-    tensors = [t for n, p in enumerate(function.params) for t in _tensors((n,), p.checked_type)]
-    shown: dict[Var, PrimExpr] = {}
-    found = [Source(path, _with_names(kind, shown)) for path, kind in tensors]
-    plain = {d for t in found for d in t.kind.shape if isinstance(d, Var) and d not in shown}
-    solved = _solve(shown, plain)
-    exprs = tuple(substitute(e, solved) for e in dims.exprs)
-    constraints = tuple((substitute(c, solved), where) for c, where in dims.constraints)
-    needed = {v for e in (*exprs, *(c for c, _ in constraints)) for v in free_vars(e)}
-    used: list[Source] = []
-    for each in found:
-        given = needed & {d for d in each.kind.shape if isinstance(d, Var)}
-        if given:
-            used.append(each)
-            needed -= given
-    if needed:
-        names = ", ".join(sorted(v.name for v in needed))
-        raise CompileError(
-            f"allocating memory: no parameter of the function has the dimension {names}"
-        )
-    return Sources(tuple(used), exprs, constraints)
-
-
-def _tensors(path: tuple[int, ...], kind: Type) -> list[tuple[tuple[int, ...], TensorType]]:
-    """The tensors in a parameter, through tuples."""
-    if isinstance(kind, TensorType):
-        return [(path, kind)]
-    if isinstance(kind, TupleType):
-        return [t for n, field in enumerate(kind.fields) for t in _tensors((*path, n), field)]
-    return []
-
-
-def _with_names(kind: TensorType, shown: dict[Var, PrimExpr]) -> TensorType:
-    """A type whose compound dimensions are new symbols; `shown` says what each stands for."""
-    shape: list[PrimExpr] = []
-    for dim in kind.shape:
-        if not isinstance(dim, (IntImm, Var)):
-            name = SizeVar(f"dim{len(shown)}")
-            shown[name] = dim
-            dim = name
-        shape.append(dim)
-    return TensorType(tuple(shape), kind.dtype)
-
-
-def _solve(shown: dict[Var, PrimExpr], known: set[Var]) -> dict[Var, PrimExpr]:
-    """Symbols, by what compound dimensions are: n = dim0 // 2 where dim0 is n * 2."""
-    solved: dict[Var, PrimExpr] = {}
-    waiting = [(name, dim) for name, dim in shown.items() if not isinstance(dim, AnyDim)]
-    while waiting:
-        later = []
-        for name, dim in waiting:
-            open_ = [v for v in free_vars(dim) if v not in known and v not in solved]
-            value = _inverse(name, dim, open_[0]) if len(open_) == 1 else None
-            if value is not None:
-                solved[open_[0]] = simplify(substitute(value, solved))
-            elif open_:
-                later.append((name, dim))
-        if len(later) == len(waiting):
-            break
-        waiting = later
-    return solved
-
-
-def _inverse(name: Var, dim: PrimExpr, symbol: Var) -> PrimExpr | None:
-    """What a symbol is where `dim`, linear in it, is `name`; None if it is not linear."""
-    base = simplify(substitute(dim, {symbol: const(0)}))
-    slope = simplify(substitute(dim, {symbol: const(1)}) - base)
-    if not isinstance(slope, IntImm) or slope.value == 0:
-        return None
-    return (name - base) // slope if prove_equal(dim, symbol * slope + base) else None
+def _stands(symbol: PrimExpr, kind: TensorType) -> bool:
+    """Whether a symbol occurs in a type."""
+    return any(symbol in free_vars(d) for d in kind.shape)

@@ -16,6 +16,7 @@ def pipeline(target: Target) -> Sequential:
             transform.Inline(),  # also what external compilers make, as functions in place
             transform.SimplifyInference(),
             transform.FoldConstant(),
+            transform.BindDimensions(),  # shapes that are constants are known now
             transform.EliminateCommonSubexpr(),
             transform.FoldScaleAxis(),  # before layouts change: it knows OIHW only
             transform.ConvertLayout(),
@@ -26,9 +27,9 @@ def pipeline(target: Target) -> Sequential:
             transform.DeadCodeElimination(),
             transform.LambdaLift(),
             transform.InferType(),
+            transform.HoistDimensions(),
             transform.ManifestAlloc(),
             transform.MemoryPlan(),
-            transform.ManifestLifetimes(),
         ),
         "vm",
     )

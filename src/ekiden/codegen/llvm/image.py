@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from ekiden.codegen.llvm import elf
 from ekiden.codegen.llvm.relocation import ARCHITECTURES, X86_64, Reference
 from ekiden.runtime.errors import InternalError, LoadError
+from ekiden.runtime.opcodes import OPCODES
 
 MAGIC = b"EKIMG\0"
 VERSION = 1
@@ -39,6 +40,10 @@ SERVICES = (
 )
 """What the runtime gives to compiled code, beside a call site for each name behind CALL_SITE."""
 CALL_SITE = "packed:"
+MACHINE = frozenset(
+    ("ek_native_choose", "ek_object_release", *(f"ek_op_{opcode.name}" for opcode in OPCODES))
+)
+"""What the virtual machine gives to native code of its functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,8 @@ class _Linker:
         for number, each in enumerate(objects):
             self._define(number, each)
         self.imports = sorted(self._undefined())
-        unknown = [n for n in self.imports if n not in SERVICES and not n.startswith(CALL_SITE)]
+        known = MACHINE.union(SERVICES)
+        unknown = [n for n in self.imports if n not in known and not n.startswith(CALL_SITE)]
         if unknown:
             raise InternalError(
                 f"image: compiled code calls {', '.join(unknown)}; there are {', '.join(SERVICES)}"

@@ -72,10 +72,28 @@ def _checked(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
         )
     if not model.opset_import:
         raise ImportModelError(f"import {label}: expected an 'opset_import', got none (cut short?)")
+    _check_text(model, label)
     if model.graph.sparse_initializer:
         names = ", ".join(repr(s.values.name) for s in model.graph.sparse_initializer)
         raise UnsupportedError(f"import {label}: sparse initializers are not supported: {names}")
     return onnx.inliner.inline_local_functions(model) if model.functions else model
+
+
+def _check_text(model: onnx.ModelProto, label: str) -> None:
+    """Raise ImportModelError where a name is not text: such a one comes as bytes."""
+    nodes = [*model.graph.node, *(n for f in model.functions for n in f.node)]
+    named = [*model.graph.input, *model.graph.output, *model.graph.initializer]
+    names = [v.name for v in named]
+    while nodes:
+        node = nodes.pop()
+        names += (node.op_type, node.domain, node.name, *node.input, *node.output)
+        names += (a.name for a in node.attribute)
+        for graph in subgraphs(node):
+            names += (v.name for v in (*graph.input, *graph.output, *graph.initializer))
+            nodes.extend(graph.node)
+    for name in names:
+        if not isinstance(name, str):
+            raise ImportModelError(f"import {label}: expected names in UTF-8, got {name!r}")
 
 
 def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str, int]:
@@ -94,9 +112,45 @@ def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str
     return found
 
 
-def check_names(graph: onnx.GraphProto, label: str) -> None:
-    """Raise ImportModelError when two tensors have one name, or a node reads one that nothing
-    makes.
+def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs inside a node: branches, bodies."""
+    return [g for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
+
+
+def names_read(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """Every name that nodes, or nodes and results of the graphs inside them, refer to."""
+    found: set[str] = set()
+    waiting = list(nodes)
+    while waiting:
+        each = waiting.pop()
+        found.update(each.input)
+        for graph in subgraphs(each):
+            found.update(o.name for o in graph.output)
+            waiting.extend(graph.node)
+    return found
+
+
+def own_names(graph: onnx.GraphProto) -> set[str]:
+    """What a graph names itself: inputs, initializers, results of its nodes."""
+    found = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    return found | {o for n in graph.node for o in n.output if o}
+
+
+def reads(node: onnx.NodeProto) -> list[str]:
+    """The tensors of the graph around that a node needs: its inputs, and what the graphs inside it
+    take from outside.
+    """
+    found = [i for i in node.input if i]
+    for graph in subgraphs(node):
+        own = own_names(graph)
+        inside = [i for n in graph.node for i in reads(n)] + [o.name for o in graph.output]
+        found += [i for i in inside if i not in own]
+    return found
+
+
+def check_names(graph: onnx.GraphProto, label: str, outer: frozenset[str] = frozenset()) -> None:
+    """Raise ImportModelError when two tensors have one name, or a node reads one that neither its
+    graph nor one around it makes.
     """
     weights = {t.name for t in graph.initializer}
     inputs = [i.name for i in graph.input]
@@ -113,15 +167,19 @@ def check_names(graph: onnx.GraphProto, label: str) -> None:
             f"import {label}: every tensor must be made once, "
             f"but {', '.join(twice)} are made more than once"
         )
-    missing = list(_missing(graph, set(counts)))
+    seen = outer.union(counts)
+    missing = list(_missing(graph, seen))
     if missing:
         raise ImportModelError(
             f"import {label}: expected an initializer, input or node for each tensor; "
             f"missing: {'; '.join(missing)}"
         )
+    for node in graph.node:
+        for inner in subgraphs(node):
+            check_names(inner, label, seen)
 
 
-def _missing(graph: onnx.GraphProto, made: set[str]) -> Iterator[str]:
+def _missing(graph: onnx.GraphProto, made: frozenset[str]) -> Iterator[str]:
     for node in graph.node:
         for name in node.input:
             if name and name not in made:
@@ -137,6 +195,7 @@ def sorted_nodes(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
     Raises ImportModelError naming the nodes of a cycle.
     """
     producer = {o: i for i, n in enumerate(graph.node) for o in n.output if o}
+    needed = [reads(n) for n in graph.node]
     order: list[int] = []
     state: dict[int, bool] = {}  # False while open, True when done
     for root in _producers(producer, (o.name for o in graph.output)):
@@ -150,13 +209,13 @@ def sorted_nodes(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
                     order.append(at)
                 continue
             state[at] = False
-            for each in _producers(producer, graph.node[at].input):
+            for each in _producers(producer, needed[at]):
                 if state.get(each) is False:
                     _report_cycle(graph, stack, state, each, label)
                 if each not in state:
                     stack.append(each)
     in_file = sorted(order)
-    if all(p < at for at in in_file for p in _producers(producer, graph.node[at].input)):
+    if all(p < at for at in in_file for p in _producers(producer, needed[at])):
         order = in_file
     return [graph.node[at] for at in order]
 

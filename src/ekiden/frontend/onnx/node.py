@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import onnx
@@ -21,7 +21,15 @@ from ekiden.relay.visitor import free_vars
 from ekiden.topi.shape import Dim, Shape
 
 Attribute: TypeAlias = (
-    int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | Array
+    int
+    | float
+    | str
+    | tuple[int, ...]
+    | tuple[float, ...]
+    | tuple[str, ...]
+    | Array
+    | onnx.GraphProto
+    | onnx.TypeProto
 )
 Result: TypeAlias = Expr | Value | Sequence[Expr | Value | None]
 Converter: TypeAlias = Callable[["Node"], Result]
@@ -56,7 +64,7 @@ def describe(proto: onnx.NodeProto) -> str:
 def read_attribute(proto: onnx.AttributeProto) -> Attribute:
     """An attribute as a Python value.
 
-    Raises Unsupported for graphs, sparse tensors, types and the like.
+    Raises Unsupported for sparse tensors, lists of graphs and the like.
     """
     kinds = onnx.AttributeProto
     match proto.type:
@@ -75,9 +83,24 @@ def read_attribute(proto: onnx.AttributeProto) -> Attribute:
         case kinds.TENSOR:
             tensor: Array = onnx.numpy_helper.to_array(proto.t)
             return tensor
+        case kinds.GRAPH:
+            return proto.g
+        case kinds.TYPE_PROTO:
+            return proto.tp
     raise Unsupported(
         f"attribute {proto.name!r} has the unsupported kind {kinds.AttributeType.Name(proto.type)}"
     )
+
+
+class Body(Protocol):
+    """A graph inside a node: a branch, the body of a loop."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its inputs."""
+
+    def run(self, inputs: Sequence[Value]) -> list[Value]:
+        """Import its nodes for these inputs; its outputs."""
 
 
 class Node:
@@ -90,7 +113,10 @@ class Node:
         attributes: Mapping[str, Attribute],
         inputs: Sequence[Value | None],
         scope: Scope,
+        nest: Callable[[onnx.GraphProto], Body] | None = None,
     ) -> None:
+        """`nest` makes a graph of an attribute one that can be imported in place."""
+        self._nest = nest
         self.proto = proto
         self.opset = opset
         self.inputs = list(inputs)
@@ -149,6 +175,13 @@ class Node:
         """A tensor attribute, or None."""
         found = self._attributes.get(name)
         return found if isinstance(found, np.ndarray) else None
+
+    def body(self, name: str) -> Body:
+        """A graph that must be there."""
+        found = self._attributes.get(name)
+        if not isinstance(found, onnx.GraphProto) or self._nest is None:
+            self._bad(name, "a graph", found)
+        return self._nest(found)
 
     def _bad(self, name: str, expected: str, found: object) -> NoReturn:
         came = "nothing" if found is None else repr(found)

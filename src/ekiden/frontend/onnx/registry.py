@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ekiden.frontend.onnx.converters import (
+    control,
     convolution,
     elementwise,
     linear,
@@ -16,7 +17,7 @@ from ekiden.frontend.onnx.converters import (
 )
 from ekiden.frontend.onnx.node import Row
 
-FAMILIES = (elementwise, reduction, shape, movement, linear, convolution, pool, norm)
+FAMILIES = (elementwise, reduction, shape, movement, linear, convolution, pool, norm, control)
 
 
 def _table(rows: Iterable[Row]) -> Mapping[tuple[str, str], tuple[Row, ...]]:

@@ -5,58 +5,34 @@ shapes as tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
 from ekiden.arith import Analyzer
-from ekiden.frontend.onnx.value import Value
+from ekiden.frontend.onnx.block import Block
+from ekiden.frontend.onnx.facts import Facts, Learned
+from ekiden.frontend.onnx.value import Value, clean_name
 from ekiden.ir import prim
+from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, binary, is_const
+from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.span import Span
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
-from ekiden.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from ekiden.relay.expr import Call, Constant, Expr, Function, Let, Tuple, TupleGetItem, Var
 from ekiden.relay.expr import const as relay_const
+from ekiden.relay.op import sequence
 from ekiden.relay.type_infer import infer_expr_type
 from ekiden.runtime.errors import ImportModelError
 from ekiden.topi.shape import equal
 
 
-class Learned(Exception):  # noqa: N818 - a restart, not an error
-    """The model implies a fact about its dimensions that earlier nodes should have known: import
-    again with it.
-    """
-
-
-class Facts:
-    """What the nodes of a model imply about its named dimensions, kept between attempts.
-
-    same: names that are one dimension. upper: bounds. equal: extents of resized images (by text)
-    that must be other extents.
-    """
-
-    def __init__(self) -> None:
-        self.same: dict[str, str] = {}
-        self.upper: dict[str, int] = {}
-        self.equal: dict[str, PrimExpr] = {}
-        self._symbols: dict[str, SizeVar] = {}
-
-    def symbol(self, name: str) -> SizeVar:
-        """The dimension of that name, with what is known of it."""
-        while name in self.same:
-            name = self.same[name]
-        found = self._symbols.get(name)
-        if found is None or found.upper != self.upper.get(name):
-            found = self._symbols[name] = SizeVar(name, upper=self.upper.get(name))
-            self.equal.clear()  # written in terms of the old symbol
-        return found
-
-
 class Scope:
     """State of one import."""
 
-    def __init__(self, facts: Facts, used: frozenset[str]) -> None:
+    def __init__(self, facts: Facts, used: set[str]) -> None:
         self.used = used
         self.span = Span("model")
         self.params: list[Var] = []
@@ -66,6 +42,9 @@ class Scope:
         self._resized: set[str] = set()
         self._sources: dict[SizeVar, tuple[Var, int]] = {}
         self._scalars: dict[SizeVar, Expr] = {}
+        self._blocks = [Block()]
+        self._count = 0
+        self.module = IRModule(None, {sequence.LIST.header: sequence.LIST})
 
     # Dimensions.
 
@@ -81,16 +60,114 @@ class Scope:
         """A parameter of `main`; its plain symbols can be read from its shape at run time."""
         self.params.append(var)
         self.param_names[var] = name
+        self._show(var, type_)
+
+    def _show(self, var: Var, type_: TensorType) -> None:
         for axis, dim in enumerate(type_.shape):
             if isinstance(dim, SizeVar):
                 self._sources.setdefault(dim, (var, axis))
 
     def require(self, condition: PrimExpr) -> None:
-        """Note what must hold of the input dimensions for the current node; nothing if it always
-        holds.
+        """Note what must hold of the dimensions for the current node; nothing if it always holds.
+
+        In `main` it is checked once when a run begins, as far as it follows from the inputs; else
+        where the node stands.
         """
-        if not Analyzer().can_prove(condition):
+        if Analyzer().can_prove(condition):
+            return
+        block = self._blocks[-1]
+        if len(self._blocks) == 1 and not block.symbols.intersection(free_vars(condition)):
             self.constraints.setdefault(repr(condition), (condition, str(self.span)))
+        elif block.is_new(repr(condition)):
+            block.require(self.spanned(self._scalar(condition)), self.span)
+
+    # Blocks: main, branches, functions.
+
+    @contextmanager
+    def inside(self, block: Block) -> Iterator[Block]:
+        """A `with` block in which a branch or the body of a function is imported."""
+        self._blocks.append(block)
+        try:
+            yield block
+        finally:
+            self._blocks.pop()
+
+    def close(self, result: Expr) -> Expr:
+        """The innermost block as one expression: what it binds and requires, around its result."""
+        made = self._blocks[-1].close(result)
+        self.type_of(made)
+        return made
+
+    def variable(self, name: str, kind: TensorType) -> Var:
+        """A new parameter of the function whose body is the innermost block; unknown dimensions get
+        names.
+        """
+        named = TensorType(tuple(map(self._named, kind.shape)), kind.dtype)
+        var = Var(clean_name(name) or "value", named, span=self.span)
+        var.set_checked_type(named)
+        known = {d for d in kind.shape if isinstance(d, SizeVar)}
+        new = {d for d in named.shape if isinstance(d, SizeVar)} - known
+        self._blocks[-1].symbols |= new
+        self._show(var, named)
+        return var
+
+    def _named(self, dim: PrimExpr) -> PrimExpr:
+        if not isinstance(dim, AnyDim):
+            return dim
+        self._count += 1
+        return SizeVar(f"dim{self._count}")
+
+    def bound(self, expr: Expr, name: str = "value") -> Value:
+        """A tensor whose unknown dimensions, if it has any, get names from here on."""
+        kind = self.typed(expr)
+        spanned = self.spanned(expr)
+        if not any(isinstance(d, AnyDim) for d in kind.shape):
+            return Value(kind, expr=spanned)
+        var = self.variable(name, kind)
+        self._blocks[-1].bind(var, spanned)
+        return Value(self.typed(var), expr=var)
+
+    def leaving(self, value: Value) -> Expr:
+        """A value as a result of the innermost block: dimensions that only the block knows become
+        unknown.
+        """
+        return self.relaxed(self.expr(value), self.outside(value.type))
+
+    def outside(self, kind: TensorType) -> TensorType:
+        """A type as it is seen around the innermost block."""
+        inner = self._blocks[-1].symbols
+        dims = (AnyDim() if inner.intersection(free_vars(d)) else d for d in kind.shape)
+        return TensorType(tuple(dims), kind.dtype)
+
+    def is_outside(self, *values: Value) -> bool:
+        """Whether known values are made of dimensions that have names outside of all blocks but
+        main.
+        """
+        inner = {s for block in self._blocks[1:] for s in block.symbols}
+        symbols = [e for v in values if v.symbols is not None for e in v.symbols.ravel()]
+        return not inner.intersection(free_vars(*symbols))
+
+    def relaxed(self, expr: Expr, kind: TensorType) -> Expr:
+        """A tensor under a type that says less."""
+        have = self.typed(expr)
+        if all(a is b or equal(a, b) for a, b in zip(have.shape, kind.shape, strict=True)):
+            return expr
+        var = Var("result", kind, span=self.span)
+        var.set_checked_type(kind)
+        made = Let(var, expr, var, span=self.span)
+        made.set_checked_type(kind)
+        return made
+
+    def fields(self, expr: Expr, names: Sequence[str]) -> list[Value]:
+        """The fields of a tuple of tensors, each bound."""
+        whole = self.spanned(expr)
+        return [self.bound(TupleGetItem(whole, i), name) for i, name in enumerate(names)]
+
+    def branch(self) -> int:
+        """Which branch of the current node to import, where its branches give values that cannot
+        be one: the first, until that is known to fail.
+        """
+        return self._facts.choices.setdefault(str(self.span), 0)
 
     def same(self, first: Sequence[PrimExpr], other: Sequence[PrimExpr]) -> None:
         """Note that dimensions must be equal.
@@ -98,8 +175,9 @@ class Scope:
         Raises Learned when that says more of symbols than was known.
         """
         pairs = list(_open_pairs(first, other))
+        inner = {s for block in self._blocks for s in block.symbols}
         for a, b in pairs:
-            if isinstance(a, SizeVar) and isinstance(b, SizeVar):
+            if isinstance(a, SizeVar) and isinstance(b, SizeVar) and not inner & {a, b}:
                 self._facts.same[b.name] = a.name
                 raise Learned
         self._learn_resized(pairs)
@@ -165,7 +243,7 @@ class Scope:
 
     def type_of(self, expr: Expr) -> Type:
         """The type of an expression, inferring what is new."""
-        return expr.checked_type_or_none() or infer_expr_type(expr)
+        return expr.checked_type_or_none() or infer_expr_type(expr, self.module)
 
     def expr(self, value: Value) -> Expr:
         """A value as an expression; an array of shape expressions is computed from the shapes of

@@ -110,7 +110,7 @@ def _elementwise(numeric: Callable[..., Array], symbolic: Scalar) -> Evaluator:
         if all(i.dtype != np.object_ for i in inputs):
             with np.errstate(all="ignore"):
                 return np.asarray(numeric(*inputs))
-        lifted = [_lift(i) for i in inputs]
+        lifted = [lift(i) for i in inputs]
         return np.asarray(np.frompyfunc(symbolic, len(lifted), 1)(*lifted), object)
 
     return rule
@@ -129,7 +129,7 @@ def _folded(numeric: Callable[..., Array], symbolic: Scalar) -> Evaluator:
     return rule
 
 
-def _lift(values: Array) -> Array:
+def lift(values: Array) -> Array:
     """Numbers as expressions; integers of any width are int64."""
     if values.dtype == np.object_:
         return values
@@ -193,7 +193,8 @@ _OPPOSITE = {
 }  # fmt: skip
 
 
-def _select(condition: PrimExpr, x: PrimExpr, y: PrimExpr) -> PrimExpr:
+def select(condition: PrimExpr, x: PrimExpr, y: PrimExpr) -> PrimExpr:
+    """x where the condition holds, else y."""
     if prim.is_const(condition):
         return y if prim.is_const(condition, 0) else x
     return prim.Select(condition, x, y, x.dtype)
@@ -274,7 +275,7 @@ def _slice(node: Node, inputs: Sequence[Array]) -> Array | None:
 
 def _concat(node: Node, inputs: Sequence[Array]) -> Array | None:
     if any(i.dtype == np.object_ for i in inputs):
-        inputs = [_lift(i) for i in inputs]
+        inputs = [lift(i) for i in inputs]
     return np.concatenate(inputs, axis=_axis(node, inputs[0].ndim))
 
 
@@ -346,8 +347,8 @@ def _reduce(function: Scalar) -> Evaluator:
             return None
         if not axes and node.get_int("noop_with_empty_axes", 0):
             return data
-        total = _lift(data)[0]
-        for each in _lift(data)[1:]:
+        total = lift(data)[0]
+        for each in lift(data)[1:]:
             total = function(total, each)
         return np.full((1,) if node.get_int("keepdims", 1) else (), total, object)
 
@@ -379,7 +380,7 @@ EVALUATORS: Mapping[str, Evaluator] = {
     "GreaterOrEqual":  _elementwise(np.greater_equal, _compare(prim.GE)),
     "Not":             _elementwise(np.logical_not, _not),
     "And":             _elementwise(np.logical_and, prim.logical_and),
-    "Where":           _elementwise(np.where, _select),
+    "Where":           _elementwise(np.where, select),
     "Floor":           _elementwise(np.floor, _intrinsic("floor")),
     "Ceil":            _elementwise(np.ceil, _intrinsic("ceil")),
     "Sqrt":            _elementwise(np.sqrt, _intrinsic("sqrt")),

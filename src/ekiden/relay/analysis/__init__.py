@@ -4,7 +4,7 @@ Names follow `tvm.relay.analysis`.
 """
 
 from ekiden.relay.analysis.call_graph import CallGraph
-from ekiden.relay.analysis.conditions import shape_conditions
+from ekiden.relay.analysis.conditions import kernel_conditions, shape_conditions
 from ekiden.relay.analysis.count import (
     check_constant,
     count_layers,
@@ -54,6 +54,7 @@ __all__ = [
     "list_op_freqs",
     "pattern_text",
     "post_order_visit",
+    "kernel_conditions",
     "shape_conditions",
     "unmatched_cases",
     "verify",

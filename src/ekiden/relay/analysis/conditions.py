@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ekiden.arith import Analyzer
 from ekiden.ir.op import Op
 from ekiden.ir.prim import PrimExpr, SizeVar
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.structural import structural_key
 from ekiden.ir.type import TensorType, TupleType, Type
-from ekiden.relay.expr import Call, Function
-from ekiden.relay.visitor import post_order
+from ekiden.relay.expr import Call, Expr, Function, If, Match
+from ekiden.relay.visitor import children, post_order
 from ekiden.topi.shape import assumptions
 
 Condition = tuple[PrimExpr, str]
@@ -17,17 +19,49 @@ Condition = tuple[PrimExpr, str]
 
 
 def shape_conditions(function: Function) -> list[Condition]:
-    """The conditions under which the operators of a typed function fit their arguments, for those
-    on the named dimensions of its parameters that cannot be proved; each once.
+    """The conditions under which the operators of a typed function that are evaluated in every run
+    fit their arguments, for those on the named dimensions of its parameters that cannot be proved;
+    each once.
 
     nn.dense(%x: Tensor[(1, n), float32], %w: Tensor[(5, 10), float32]) needs n == 10.
     """
     named = {v for p in function.params for v in _symbols(p.checked_type)}
-    found: dict[object, Condition] = {}
     if not named:
         return []
+    found = _conditions(_always_evaluated(function.body))
+    return [each for each in found if named.issuperset(free_vars(each[0]))]
+
+
+def kernel_conditions(function: Function) -> tuple[Condition, ...]:
+    """What a primitive function takes for granted of the dimensions of its arguments."""
+    if not any(_symbols(p.checked_type) for p in function.params):
+        return ()
+    return tuple(_conditions(post_order(function.body)))
+
+
+def _always_evaluated(body: Expr) -> list[Expr]:
+    """The expressions of a body that are in no branch, clause or function."""
+    found: dict[Expr, None] = {}
+    stack = [body]
+    while stack:
+        expr = stack.pop()
+        if expr in found:
+            continue
+        found[expr] = None
+        if isinstance(expr, If):
+            stack.append(expr.cond)
+        elif isinstance(expr, Match):
+            stack.append(expr.data)
+        elif not isinstance(expr, Function):
+            stack.extend(reversed(children(expr)))
+    return list(found)
+
+
+def _conditions(order: Sequence[Expr]) -> list[Condition]:
+    """What the operators among some expressions need, and is not proved; each once."""
+    found: dict[object, Condition] = {}
     analyzer = Analyzer()
-    for expr in post_order(function):
+    for expr in order:
         if not isinstance(expr, Call) or not isinstance(expr.op, Op):
             continue
         kinds = [a.checked_type for a in expr.args]
@@ -37,8 +71,7 @@ def shape_conditions(function: Function) -> list[Condition]:
             expr.op.definition.relation(kinds, expr.attrs)
         for condition in assumed:
             key = structural_key(condition)
-            is_new = key not in found and named.issuperset(free_vars(condition))
-            if is_new and not analyzer.can_prove(condition):
+            if key not in found and not analyzer.can_prove(condition):
                 where = expr.op.name + (f" ({expr.span})" if expr.span else "")
                 found[key] = (condition, where)
     return list(found.values())

@@ -5,6 +5,7 @@ from ekiden.ir.op import get
 from ekiden.relay.op import algebra as _algebra
 from ekiden.relay.op import broadcast as _broadcast
 from ekiden.relay.op import create as _create
+from ekiden.relay.op import dynamic as dyn
 from ekiden.relay.op import elementwise as _elementwise
 from ekiden.relay.op import (
     image,
@@ -12,6 +13,7 @@ from ekiden.relay.op import (
     nn,
     op,
     random,
+    sequence,
     vision,
     vm,
 )
@@ -55,11 +57,22 @@ _FAMILIES = (
     _sorting,
     _transform,
 )
-_NAMESPACES = (image, memory, nn, random, vision, vm)
+_NAMESPACES = (image, memory, nn, random, sequence, vision, vm)
 
 attach("", globals())
 for _family in _NAMESPACES:
     attach(_family.__name__.rpartition(".")[2] + ".", vars(_family))
 
-__all__ = ["get", "image", "memory", "nn", "op", "random", "register_gradient", "vision", "vm"]
+__all__ = [
+    "dyn",
+    "get",
+    "image",
+    "memory",
+    "nn",
+    "op",
+    "random",
+    "register_gradient",
+    "vision",
+    "vm",
+]
 __all__ += [name for family in _FAMILIES for name in family.__all__]

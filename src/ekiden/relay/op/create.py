@@ -15,7 +15,9 @@ from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, maximum
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Constant, Expr
+from ekiden.relay.expr import const as relay_const
 from ekiden.relay.op._declare import attrs_of, call, fail, identity_relation, rank_is, tensors
+from ekiden.relay.op.dynamic import DynamicAttrs, constant_of, dynamic
 from ekiden.topi.create import sequence
 from ekiden.topi.shape import Dim, Dims, as_attr, as_dim, as_ints, as_shape, ceil_div, tidy
 
@@ -55,9 +57,12 @@ register_op(
 )
 
 
-def full(fill_value: Expr, shape: Sequence[Dim] = (), dtype: str = "") -> Call:
+def full(fill_value: Expr, shape: Sequence[Dim] | Expr = (), dtype: str = "") -> Call:
     """A tensor of one value (a scalar expression)."""
-    return call("full", fill_value, attrs=InitOpAttrs(as_attr(shape), dtype))
+    if (wanted := constant_of(shape)) is None:
+        assert isinstance(shape, Expr)
+        return dynamic("full", fill_value, shape, attrs=DynamicAttrs(dtype))
+    return call("full", fill_value, attrs=InitOpAttrs(as_attr(wanted), dtype))
 
 
 def _fill(name: str, value: int) -> Callable[..., Call]:
@@ -82,8 +87,11 @@ def _fill(name: str, value: int) -> Callable[..., Call]:
         )
     )
 
-    def construct(shape: Sequence[Dim], dtype: str) -> Call:
-        return call(name, attrs=InitOpAttrs(as_attr(shape), dtype))
+    def construct(shape: Sequence[Dim] | Expr, dtype: str) -> Call:
+        if (wanted := constant_of(shape)) is None:
+            assert isinstance(shape, Expr)
+            return dynamic(name, shape, attrs=DynamicAttrs(dtype))
+        return call(name, attrs=InitOpAttrs(as_attr(wanted), dtype))
 
     construct.__name__ = construct.__qualname__ = name
     construct.__doc__ = f"A tensor of {name}."
@@ -179,23 +187,36 @@ register_op(
 )
 
 
-def _scalar(value: Number | Constant) -> Number:
+def _as_constant(value: Number, dtype: str) -> Expr:
+    number = _number(value)
+    if number is None:
+        raise ValueError(f"arange: expected numbers beside expressions, got {value!r}")
+    return relay_const(number, dtype)
+
+
+def _scalar(value: Number | Expr) -> Number:
     if isinstance(value, Constant):
         number = value.data.item()
         assert isinstance(number, (int, float)), f"arange: expected a number, got {value.data!r}"
         return number
+    assert not isinstance(value, Expr)
     return value.value if isinstance(value, IntImm) else value
 
 
 def arange(
-    start: Number | Constant,
-    stop: Number | Constant | None = None,
-    step: Number | Constant = 1,
+    start: Number | Expr,
+    stop: Number | Expr | None = None,
+    step: Number | Expr = 1,
     dtype: str = "float32",
 ) -> Call:
     """start, start + step, ... below `stop`; with one argument, from 0 to it. Bounds may be
     symbolic dimensions."""
     first, last = (0, start) if stop is None else (start, stop)
+    bounds = [b for b in (first, last, step) if not isinstance(b, Constant)]
+    if any(isinstance(b, Expr) for b in bounds):
+        exact = "float64" if is_float(dtype) else "int64"
+        args = (b if isinstance(b, Expr) else _as_constant(b, exact) for b in (first, last, step))
+        return dynamic("arange", *args, attrs=DynamicAttrs(dtype))
     return call("arange", attrs=ArangeAttrs(_scalar(first), _scalar(last), _scalar(step), dtype))
 
 

@@ -23,6 +23,7 @@ from ekiden.relay.op._declare import (
     show,
     tensors,
 )
+from ekiden.relay.op.dynamic import DynOneHotAttrs, constant_of, dynamic
 from ekiden.te import Tensor
 from ekiden.topi.shape import Dim, as_dim, as_ints, known, normalize_axis
 
@@ -263,13 +264,18 @@ def one_hot(
     indices: Expr,
     on_value: Expr,
     off_value: Expr,
-    depth: Dim,
+    depth: Dim | Expr,
     axis: int = -1,
     dtype: str = "float32",
 ) -> Call:
     """`on_value` (a scalar) where the position along a new axis is the index, `off_value`
     elsewhere."""
-    return call("one_hot", indices, on_value, off_value, attrs=OneHotAttrs(depth, axis, dtype))
+    number = constant_of(depth)
+    if number is None:
+        assert isinstance(depth, Expr)
+        attrs = DynOneHotAttrs(axis, dtype)
+        return dynamic("one_hot", indices, on_value, off_value, depth, attrs=attrs)
+    return call("one_hot", indices, on_value, off_value, attrs=OneHotAttrs(number, axis, dtype))
 
 
 __all__ = [

@@ -17,10 +17,14 @@ from ekiden.relay.expr import Call, Expr
 
 @node("relay.attrs.AllocStorageAttrs")
 class AllocStorageAttrs(Attrs):
-    """`size` and `alignment` in bytes."""
+    """`size` and `alignment` in bytes.
+
+    An `arena` holds nothing that outlives the run, so that the next run may have it again.
+    """
 
     size: PrimExpr
     alignment: int = 64
+    arena: bool = False
 
 
 @node("relay.attrs.AllocTensorAttrs")
@@ -80,9 +84,9 @@ register_op(
 )
 
 
-def alloc_storage(size: PrimExpr, alignment: int = 64) -> Call:
+def alloc_storage(size: PrimExpr, alignment: int = 64, arena: bool = False) -> Call:
     """A buffer of `size` bytes."""
-    return Call(get("memory.alloc_storage"), (), AllocStorageAttrs(size, alignment))
+    return Call(get("memory.alloc_storage"), (), AllocStorageAttrs(size, alignment, arena))
 
 
 def alloc_tensor(storage: Expr, offset: PrimExpr, shape: tuple[PrimExpr, ...], dtype: str) -> Call:

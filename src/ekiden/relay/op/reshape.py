@@ -13,6 +13,7 @@ from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_at_least, show, tensors
+from ekiden.relay.op.dynamic import DynamicAttrs, DynReshapeAttrs, constant_of, dynamic
 from ekiden.relay.op.reduce import axes_attr
 from ekiden.topi.shape import (
     Dim,
@@ -88,9 +89,12 @@ _declare(
 )
 
 
-def reshape(data: Expr, newshape: Sequence[Dim] | Dim, allowzero: bool = False) -> Call:
+def reshape(data: Expr, newshape: Sequence[Dim] | Dim | Expr, allowzero: bool = False) -> Call:
     """The elements of `data` in order, in another shape; see ReshapeAttrs for 0 and -1."""
-    many = newshape if isinstance(newshape, Sequence) else (newshape,)
+    if (wanted := constant_of(newshape)) is None:
+        assert isinstance(newshape, Expr)
+        return dynamic("reshape", data, newshape, attrs=DynReshapeAttrs(allowzero))
+    many = wanted if isinstance(wanted, Sequence) else (wanted,)
     return call("reshape", data, attrs=ReshapeAttrs(as_attr(many), allowzero))
 
 
@@ -129,9 +133,17 @@ _declare(
 )
 
 
-def expand_dims(data: Expr, axis: int, num_newaxis: int = 1) -> Call:
+def _one(value: int | Sequence[int]) -> tuple[int]:
+    (number,) = value if isinstance(value, Sequence) else (value,)
+    return (number,)
+
+
+def expand_dims(data: Expr, axis: int | Expr, num_newaxis: int = 1) -> Call:
     """New axes of extent 1 before `axis` (counted in the result when negative)."""
-    return call("expand_dims", data, attrs=ExpandDimsAttrs(axis, num_newaxis))
+    if (at := constant_of(axis)) is None:
+        assert isinstance(axis, Expr) and num_newaxis == 1, "expand_dims: one axis can be data"
+        return dynamic("expand_dims", data, axis, attrs=DynamicAttrs())
+    return call("expand_dims", data, attrs=ExpandDimsAttrs(*_one(at), num_newaxis))
 
 
 @node("relay.attrs.SqueezeAttrs")
@@ -166,9 +178,12 @@ _declare(
 )
 
 
-def squeeze(data: Expr, axis: int | Sequence[int] | None = None) -> Call:
+def squeeze(data: Expr, axis: int | Sequence[int] | Expr | None = None) -> Call:
     """`data` without some axes of extent 1."""
-    return call("squeeze", data, attrs=SqueezeAttrs(axes_attr(axis)))
+    axes = constant_of(axis)
+    if isinstance(axis, Expr) and axes is None:
+        return dynamic("squeeze", data, axis, attrs=DynamicAttrs())
+    return call("squeeze", data, attrs=SqueezeAttrs(axes_attr(axes)))
 
 
 def _batch_flatten_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:

@@ -11,13 +11,15 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
-from ekiden.relay.expr import Call, Expr
+from ekiden.relay.expr import Call, Constant, Expr, const
 from ekiden.relay.op._declare import (
     attempt,
     attrs_of,
     call,
     tensors,
 )
+from ekiden.relay.op.create import ones_like
+from ekiden.relay.op.dynamic import DynStridedSliceAttrs, constant_of, dynamic
 from ekiden.topi.shape import (
     Dim,
     Dims,
@@ -77,15 +79,36 @@ register_op(
 )
 
 
+def _dynamic_slice(
+    data: Expr,
+    given: Sequence[Sequence[Dim] | Expr | None],
+    axes: tuple[int, ...] | None,
+    slice_mode: str,
+) -> Call:
+    begin, end, strides = (
+        b if b is None or isinstance(b, Expr) else const(np.array(as_ints(b), np.int64))
+        for b in given
+    )
+    assert begin is not None and end is not None
+    steps = ones_like(begin) if strides is None else strides
+    attrs = DynStridedSliceAttrs(slice_mode, axes)
+    return dynamic("strided_slice", data, begin, end, steps, attrs=attrs)
+
+
 def strided_slice(
     data: Expr,
-    begin: Sequence[Dim],
-    end: Sequence[Dim],
-    strides: Sequence[int] | None = None,
+    begin: Sequence[Dim] | Expr,
+    end: Sequence[Dim] | Expr,
+    strides: Sequence[int] | Expr | None = None,
     axes: Sequence[int] | None = None,
     slice_mode: str = "end",
 ) -> Call:
-    """A slice per axis; see StridedSliceAttrs."""
+    """A slice per axis; see StridedSliceAttrs. Where bounds are expressions that are no constants,
+    the result's shape is data."""
+    given = begin, end, strides
+    if any(isinstance(b, Expr) and not isinstance(b, Constant) for b in given):
+        return _dynamic_slice(data, given, None if axes is None else tuple(axes), slice_mode)
+    begin, end, strides = map(constant_of, given)
     steps = (1,) * len(begin) if strides is None else tuple(strides)
     chosen = None if axes is None else tuple(axes)
     attrs = StridedSliceAttrs(as_attr(begin), as_attr(end), steps, slice_mode, chosen)

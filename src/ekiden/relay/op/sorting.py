@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,11 +11,14 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
-from ekiden.ir.op import Array
+from ekiden.ir.op import Array, OpDef, register_op
+from ekiden.ir.prim import AnyDim
+from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import call
+from ekiden.relay.op._declare import call, tensors
 from ekiden.relay.op._inventory import declare
-from ekiden.topi.shape import Dim, as_ints
+from ekiden.relay.op.dynamic import DynTopKAttrs, constant_of, dynamic
+from ekiden.topi.shape import Dim, as_dim, as_ints
 
 
 @node("relay.attrs.ArgsortAttrs")
@@ -114,6 +118,66 @@ declare(
 )
 
 
+@node("relay.attrs.UniqueAttrs")
+class UniqueAttrs(Attrs):
+    """Whether the elements come in order, not as they occur, and whether counts are wanted."""
+
+    sorted: bool = True
+    return_counts: bool = False
+
+
+declare(
+    "unique",
+    ("data",),
+    lambda attrs, data: topi.unique(data, attrs.sorted, attrs.return_counts),
+    "a tuple: the distinct elements, where each occurs first, which of them each element is, how"
+    " many there are, and how often each occurs; but for their number as long as data, with 0",
+    UniqueAttrs,
+    fields=lambda attrs: 5 if getattr(attrs, "return_counts", False) else 4,
+)
+declare(
+    "argwhere_padded",
+    ("condition",),
+    lambda attrs, condition: topi.argwhere(condition),
+    "a tuple: the coordinates of argwhere and then rows of 0, and the number of coordinates",
+    fields=2,
+)
+
+
+def _argwhere_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (condition,) = tensors("argwhere", types, 1)
+    return TensorType((AnyDim(), as_dim(len(condition.shape))), "int32")
+
+
+register_op(
+    OpDef(
+        name="argwhere",
+        arguments=("condition",),
+        relation=_argwhere_relation,
+        reference=lambda attrs, condition: np.argwhere(condition).astype(np.int32),
+        padded="argwhere_padded",
+        result="(number of elements that are not 0, rank of condition), int32",
+    )
+)
+
+
+def argwhere(condition: Expr) -> Call:
+    """The coordinates of the elements that are not 0, in order; as many rows as there are."""
+    return call("argwhere", condition)
+
+
+def argwhere_padded(condition: Expr) -> Call:
+    """The coordinates of the elements that are not 0 and then rows of 0, one row for each element;
+    and how many coordinates there are."""
+    return call("argwhere_padded", condition)
+
+
+def unique(data: Expr, is_sorted: bool = True, return_counts: bool = False) -> Call:
+    """A tuple (distinct elements of a vector, their first positions, which of them each element is,
+    how many there are, counts where asked for), padded with 0 to the length of the vector."""
+    return call("unique", data, attrs=UniqueAttrs(is_sorted, return_counts))
+
+
 def sort(data: Expr, axis: int = -1, is_ascend: bool = True) -> Call:
     """Elements in order along an axis."""
     return call("sort", data, attrs=ArgsortAttrs(axis, bool(is_ascend)))
@@ -126,14 +190,19 @@ def argsort(data: Expr, axis: int = -1, is_ascend: bool = True, dtype: str = "in
 
 def topk(
     data: Expr,
-    k: Dim = 1,
+    k: Dim | Expr = 1,
     axis: int = -1,
     ret_type: str = "both",
     is_ascend: bool = False,
     dtype: str = "int32",
 ) -> Call:
     """The k largest (or smallest) elements along an axis and their positions, in order."""
-    return call("topk", data, attrs=TopKAttrs(k, axis, ret_type, bool(is_ascend), dtype))
+    if (number := constant_of(k)) is None:
+        assert isinstance(k, Expr)
+        attrs = DynTopKAttrs(axis, ret_type, bool(is_ascend), dtype)
+        return dynamic("topk", data, k, attrs=attrs)
+    number = number[0] if isinstance(number, list) else number
+    return call("topk", data, attrs=TopKAttrs(number, axis, ret_type, bool(is_ascend), dtype))
 
 
 def searchsorted(
@@ -143,4 +212,6 @@ def searchsorted(
     return call("searchsorted", sorted_sequence, values, attrs=SearchSortedAttrs(right, dtype))
 
 
-__all__ = ["argsort", "searchsorted", "sort", "topk"]
+__all__ = [
+    "argsort", "argwhere", "argwhere_padded", "searchsorted", "sort", "topk", "unique",
+]  # fmt: skip

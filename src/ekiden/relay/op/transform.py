@@ -20,6 +20,7 @@ from ekiden.relay.op._declare import (
     show,
     tensors,
 )
+from ekiden.relay.op.dynamic import DynamicAttrs, constant_of, dynamic
 from ekiden.relay.op.reduce import axes_attr
 from ekiden.topi.layout import transform_array, transform_shape
 from ekiden.topi.shape import (
@@ -116,9 +117,12 @@ register_op(
 )
 
 
-def broadcast_to(data: Expr, shape: Sequence[Dim]) -> Call:
+def broadcast_to(data: Expr, shape: Sequence[Dim] | Expr) -> Call:
     """`data` repeated along axes of extent 1 and new leading axes."""
-    return call("broadcast_to", data, attrs=BroadcastAttrs(as_attr(shape)))
+    if (wanted := constant_of(shape)) is None:
+        assert isinstance(shape, Expr)
+        return dynamic("broadcast_to", data, shape, attrs=DynamicAttrs())
+    return call("broadcast_to", data, attrs=BroadcastAttrs(as_attr(wanted)))
 
 
 @node("relay.attrs.TileAttrs")
@@ -155,9 +159,12 @@ register_op(
 )
 
 
-def tile(data: Expr, reps: Sequence[Dim]) -> Call:
+def tile(data: Expr, reps: Sequence[Dim] | Expr) -> Call:
     """`data` repeated as a whole along each axis."""
-    return call("tile", data, attrs=TileAttrs(as_attr(reps)))
+    if (times := constant_of(reps)) is None:
+        assert isinstance(reps, Expr)
+        return dynamic("tile", data, reps, attrs=DynamicAttrs())
+    return call("tile", data, attrs=TileAttrs(as_attr(times)))
 
 
 @node("relay.attrs.RepeatAttrs")

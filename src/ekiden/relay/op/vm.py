@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden import te
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, get, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, get, register_op
 from ekiden.ir.prim import IntImm, PrimExpr, const
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, Tuple
 from ekiden.relay.op.memory import unit_relation
+from ekiden.topi.shape import as_ints
 
 
 @node("relay.attrs.ReshapeTensorAttrs")
@@ -30,6 +32,50 @@ def _reshape_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 def _reshape_reference(attrs: ReshapeTensorAttrs, data: Array) -> Array:
     shape = [d.value if isinstance(d, IntImm) else -1 for d in attrs.shape]
     return np.reshape(data, shape)
+
+
+@node("relay.attrs.MatchShapeAttrs")
+class MatchShapeAttrs(Attrs):
+    """What the dimensions are called: a symbol that stands nowhere before is the dimension's name
+    from here on, `?` says nothing, any other is checked.
+    """
+
+    shape: tuple[PrimExpr, ...]
+
+
+@node("relay.attrs.BindDimsAttrs")
+class BindDimsAttrs(Attrs):
+    """Symbols, and the operator whose `dims` says what they are, with its attributes; without an
+    operator they are the elements of the one vector.
+    """
+
+    symbols: tuple[PrimExpr, ...]
+    operator: str = ""
+    attrs: Attrs | None = None
+
+
+def _match_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    assert isinstance(attrs, MatchShapeAttrs) and isinstance(types[0], TensorType)
+    return TensorType(attrs.shape, types[0].dtype)
+
+
+@node("relay.attrs.PrefixAttrs")
+class PrefixAttrs(Attrs):
+    """How much is taken."""
+
+    shape: tuple[PrimExpr, ...]
+
+
+def _prefix_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    assert isinstance(attrs, PrefixAttrs) and isinstance(types[0], TensorType)
+    return TensorType(attrs.shape, types[0].dtype)
+
+
+def _prefix_lowering(
+    attrs: PrefixAttrs, inputs: Sequence[te.Tensor], out: TensorType
+) -> Sequence[te.Tensor]:
+    (data,) = inputs
+    return [te.compute(out.shape, lambda *at: data[at], name="prefix", tag="injective")]
 
 
 def _shape_of_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -60,6 +106,54 @@ register_op(
 )
 register_op(
     OpDef(
+        name="vm.match_shape",
+        arguments=("data",),
+        attrs=MatchShapeAttrs,
+        relation=_match_relation,
+        result="`shape`",
+        reference=lambda attrs, data: data,
+        stateful=True,
+        description="The same tensor, whose dimensions have names from here on.",
+    )
+)
+register_op(
+    OpDef(
+        name="vm.forget_shape",
+        arguments=("data",),
+        attrs=MatchShapeAttrs,
+        relation=_match_relation,
+        result="`shape`",
+        reference=lambda attrs, data: data,
+        description="The same tensor under a type that says less of its shape.",
+    )
+)
+register_op(
+    OpDef(
+        name="vm.bind_dims",
+        arguments=("data", "sources"),
+        attrs=BindDimsAttrs,
+        relation=lambda types, attrs: types[0],
+        result="the type of data",
+        reference=lambda attrs, data, sources: data,
+        stateful=True,
+        description="The same tensor; symbols have their values, read from sources, from here on.",
+    )
+)
+register_op(
+    OpDef(
+        name="vm.prefix",
+        arguments=("data",),
+        attrs=PrefixAttrs,
+        relation=_prefix_relation,
+        result="`shape`",
+        reference=lambda attrs, data: data[tuple(slice(n) for n in as_ints(attrs.shape))],
+        lower=_prefix_lowering,
+        pattern=OpPattern.INJECTIVE,
+        description="The first elements along each axis.",
+    )
+)
+register_op(
+    OpDef(
         name="vm.shape_of",
         arguments=("data",),
         relation=_shape_of_relation,
@@ -78,3 +172,30 @@ def invoke_tvm_op(func: Expr, inputs: Sequence[Expr], outputs: Sequence[Expr]) -
 def reshape_tensor(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
     """A view of `data` under `shape`."""
     return Call(get("vm.reshape_tensor"), (data,), ReshapeTensorAttrs(shape))
+
+
+def match_shape(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
+    """`data`, whose dimensions are called `shape` from here on."""
+    return Call(get("vm.match_shape"), (data,), MatchShapeAttrs(shape))
+
+
+def forget_shape(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
+    """`data` under a type that says less."""
+    return Call(get("vm.forget_shape"), (data,), MatchShapeAttrs(shape))
+
+
+def bind_dims(
+    data: Expr,
+    sources: Sequence[Expr],
+    symbols: tuple[PrimExpr, ...],
+    operator: str = "",
+    attrs: Attrs | None = None,
+) -> Call:
+    """`data`, after `symbols` got the values that the sources say."""
+    args = (data, Tuple(tuple(sources)))
+    return Call(get("vm.bind_dims"), args, BindDimsAttrs(symbols, operator, attrs))
+
+
+def prefix(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
+    """The first elements of `data` along each axis."""
+    return Call(get("vm.prefix"), (data,), PrefixAttrs(shape))

@@ -16,6 +16,7 @@ from ekiden.relay.expr import Function
 from ekiden.relay.transform.alter_op_layout import AlterOpLayout
 from ekiden.relay.transform.annotate_spans import AnnotateSpans
 from ekiden.relay.transform.annotate_target import AnnotateTarget
+from ekiden.relay.transform.bind_dimensions import BindDimensions
 from ekiden.relay.transform.canonicalize_cast import CanonicalizeCast
 from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
 from ekiden.relay.transform.combine_parallel import (
@@ -37,6 +38,7 @@ from ekiden.relay.transform.fold_explicit_padding import FoldExplicitPadding
 from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
 from ekiden.relay.transform.fuse_ops import FuseOps
 from ekiden.relay.transform.gradient import FirstOrderGradient, gradient
+from ekiden.relay.transform.hoist_dimensions import HoistDimensions
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import Inline
 from ekiden.relay.transform.lambda_lift import LambdaLift
@@ -65,6 +67,8 @@ function_pass = function_pass_over(Function)
 
 for _factory in (
     NameDimensions,
+    BindDimensions,
+    HoistDimensions,
     AnnotateSpans,
     ConvertLayout,
     DeadCodeElimination,
@@ -110,6 +114,7 @@ __all__ = [
     "AnnotateSpans",
     "AnnotateTarget",
     "BatchingOps",
+    "BindDimensions",
     "CanonicalizeCast",
     "CanonicalizeOps",
     "CombineParallelBatchMatmul",
@@ -130,6 +135,7 @@ __all__ = [
     "FoldScaleAxis",
     "FunctionPass",
     "FuseOps",
+    "HoistDimensions",
     "InferType",
     "InferTypeLocal",
     "Inline",

@@ -76,7 +76,8 @@ class _Lifter:
         assert isinstance(inner, Function)
         if captured:
             marked = inner.with_fields(attrs={**(inner.attrs or {}), "Closure": 1})
-            self.lifted[name] = Function(tuple(fresh.values()), marked, None, (), {"Closure": 1})
+            kind = function.checked_type_or_none()  # said, so that it may call itself in any size
+            self.lifted[name] = Function(tuple(fresh.values()), marked, kind, (), {"Closure": 1})
         else:
             self.lifted[name] = inner
         return _closure(name, tuple(captured))

@@ -15,8 +15,8 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Var
 from ekiden.relay.op.memory import kill
 from ekiden.relay.transform.chains import Binding, Chain, map_chains
-from ekiden.relay.transform.memory_plan import op_name
 from ekiden.relay.transform.scopes import evaluation_order, map_functions, on_body
+from ekiden.relay.transform.storage_lifetimes import op_name
 
 
 def _variables(value: RelayExpr) -> set[Var]:

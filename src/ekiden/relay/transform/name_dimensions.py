@@ -5,19 +5,21 @@ def @main(%x: Tensor[(?, 2), float32]) { nn.relu(%x) }
 
 Nothing is named in a program that does not take every size: where two of the dimensions must be one
 number, as in an addition of two unknown shapes, or one a multiple of 4, as in a reshape. Whether it
-does is found by inferring the types for sizes that are different primes.
+does is found by inferring the types for sizes that are different primes. Nor is anything in a
+program with function values and data structures, where tensors of several shapes have one type.
+What stays unknown, BindDimensions names inside of the function.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
 
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar
 from ekiden.ir.transform import Pass, PassContext
-from ekiden.ir.type import TensorType, Type
-from ekiden.relay.expr import Expr, Function, Var
+from ekiden.ir.type import FuncType, TensorType, Type
+from ekiden.relay.expr import Constructor, Expr, Function, Match, Var
+from ekiden.relay.transform.scopes import evaluation_order, is_atom
 from ekiden.relay.type_infer import infer_type
 from ekiden.relay.visitor import fresh_copy, map_type, type_post_order
 from ekiden.runtime.errors import TypeInferenceError
@@ -25,8 +27,8 @@ from ekiden.runtime.errors import TypeInferenceError
 PRIMES = (1009, 2003, 3001, 4001, 5003, 6007, 7001, 8009)
 """The sizes that are tried; a program of more unknown dimensions stays as it is."""
 
-Make = Callable[[str], PrimExpr]
-"""A dimension of the parameter of that name."""
+Make = Callable[[str, int], PrimExpr]
+"""The dimension along an axis of the parameter of that name."""
 
 
 def NameDimensions() -> Pass:  # noqa: N802
@@ -37,17 +39,29 @@ def NameDimensions() -> Pass:  # noqa: N802
         if not isinstance(main, Function):
             return module
         unknown = sum(_count(p.type_annotation) for p in main.params)
-        if not 0 < unknown <= len(PRIMES):
+        if not 0 < unknown <= len(PRIMES) or _has_structure(main):
             return module
-        sizes, numbers = iter(PRIMES), count()
+        sizes = iter(PRIMES)
         try:
-            infer_type(module.with_function("main", _filled(main, lambda n: IntImm(next(sizes)))))
-            made = _filled(main, lambda name: SizeVar(f"{name}_{next(numbers)}"))
+            infer_type(module.with_function("main", _filled(main, lambda name, axis: IntImm(next(sizes)))))
+            made = _filled(main, lambda name, axis: SizeVar(f"{name}_{axis}"))
             return infer_type(module.with_function("main", made))
         except TypeInferenceError:
             return module
 
     return Pass("NameDimensions", transform)
+
+
+def _has_structure(main: Function) -> bool:
+    return any(
+        isinstance(e, (Function, Constructor, Match)) or (isinstance(e, Var) and _is_function(e))
+        for e in evaluation_order(main.body)
+        if not (isinstance(e, Function) and is_atom(e))
+    )
+
+
+def _is_function(var: Var) -> bool:
+    return isinstance(var.checked_type_or_none(), FuncType)
 
 
 def _count(kind: Type | None) -> int:
@@ -74,7 +88,10 @@ def _fill(param: Var, make: Make) -> Type | None:
     def replace(each: Type) -> Type:
         if not isinstance(each, TensorType):
             return each
-        dims = (make(param.name_hint) if isinstance(d, AnyDim) else d for d in each.shape)
+        dims = (
+            make(param.name_hint, axis) if isinstance(d, AnyDim) else d
+            for axis, d in enumerate(each.shape)
+        )
         return TensorType(tuple(dims), each.dtype)
 
     return map_type(kind, replace)

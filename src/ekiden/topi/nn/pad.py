@@ -74,7 +74,13 @@ def _padded_shape(data: Tensor, width: Sequence[Sequence[PrimExpr]]) -> Shape:
     return tuple(tidy(d + a + b) for d, (a, b) in zip(data.shape, width, strict=True))
 
 
-def _moved(data: Tensor, width: Sequence[Sequence[PrimExpr]], place: Place, name: str) -> Tensor:
+def _moved(
+    data: Tensor,
+    width: Sequence[Sequence[PrimExpr]],
+    place: Place,
+    name: str,
+    shape: Shape | None = None,
+) -> Tensor:
     """Every element of the borders is some element of the data."""
 
     def body(*i: Var) -> PrimExpr:
@@ -82,16 +88,27 @@ def _moved(data: Tensor, width: Sequence[Sequence[PrimExpr]], place: Place, name
             [_placed(n, d, a, b, place) for n, d, (a, b) in zip(i, data.shape, width, strict=True)]
         ]
 
-    return te.compute(_padded_shape(data, width), body, name=name, tag="injective")
+    return te.compute(shape or _padded_shape(data, width), body, name=name, tag="injective")
 
 
-def pad_by_mode(data: Tensor, pad_value: Tensor, width: Sequence[Shape], mode: str) -> Tensor:
+def pad_by_mode(
+    data: Tensor,
+    pad_value: Tensor,
+    width: Sequence[Shape],
+    mode: str,
+    shape: Shape | None = None,
+) -> Tensor:
     """`data` with (before, after) borders per axis: a value, the nearest element ("edge"), or
-    mirrored without the edge ("reflect").
+    mirrored without the edge ("reflect"). `shape` is what that gives, where widths are data.
     """
-    if mode == "constant":
-        return pad(data, [a for a, _ in width], [b for _, b in width], pad_value, "pad")
-    return _moved(data, width, _edge if mode == "edge" else _reflect, "pad")
+    if mode != "constant":
+        return _moved(data, width, _edge if mode == "edge" else _reflect, "pad", shape)
+    return te.compute(
+        shape or _padded_shape(data, width),
+        lambda *i: _constant(data, pad_value[()], width, i),
+        name="pad",
+        tag="injective",
+    )
 
 
 def _constant(

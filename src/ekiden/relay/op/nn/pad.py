@@ -12,6 +12,7 @@ from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op._declare import attrs_of, call, fail, one_dtype, rank_is, tensors
+from ekiden.relay.op.dynamic import DynPadAttrs, constant_of, dynamic
 from ekiden.topi.nn.pad import pad_by_mode
 from ekiden.topi.shape import Dim, as_attr, as_ints, as_shape, is_any, tidy
 
@@ -71,7 +72,7 @@ register_op(
 
 def pad(
     data: Expr,
-    pad_width: Sequence[Sequence[Dim]],
+    pad_width: Sequence[Sequence[Dim]] | Expr,
     pad_value: Expr | float = 0.0,
     pad_mode: str = "constant",
     dtype: str = "float32",
@@ -79,9 +80,11 @@ def pad(
     """`data` with borders; negative widths crop. A number as `pad_value` takes `dtype`, which must
     be the data's."""
     value = pad_value if isinstance(pad_value, Expr) else const(pad_value, dtype)
-    return call(
-        "nn.pad", data, value, attrs=PadAttrs(tuple(as_attr(p) for p in pad_width), pad_mode)
-    )
+    if (width := constant_of(pad_width)) is None:
+        assert isinstance(pad_width, Expr)
+        return dynamic("nn.pad", data, pad_width, value, attrs=DynPadAttrs(pad_mode))
+    attrs = PadAttrs(tuple(as_attr(p) for p in width), pad_mode)
+    return call("nn.pad", data, value, attrs=attrs)
 
 
 __all__ = ["pad"]

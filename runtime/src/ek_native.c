@@ -1,0 +1,106 @@
+/* Native code of functions: what the compiler has made of their bytecode.
+**
+** It does all but calls and returns, for which it goes back to the loop, so that frames, recursion of
+** any depth, tail calls and errors are the loop's alone, and functions with and without native code
+** call each other. What the loop then runs stands in a small piece of bytecode per function:
+**
+**   Native 0
+**   <the first call or return of the function>   Native 1
+**   <the next one>                               Native 2   ...
+**
+** "Native k" goes on in native code behind call k, which answers with the next instruction to run:
+** one of this piece, or NULL with an error. */
+#include "ek_vm.h"
+
+#include <stdio.h>
+
+enum { NATIVE_WORDS = 2 };
+
+/* Instructions that make or leave frames. */
+static bool moves_frames(int32_t opcode) {
+  switch (opcode) {
+    case EK_OP_Ret:
+    case EK_OP_Invoke:
+    case EK_OP_InvokeClosure:
+    case EK_OP_InvokeTail:
+    case EK_OP_InvokeClosureTail: return true;
+    default: return false;
+  }
+}
+
+static int32_t *put_native(int32_t *to, int32_t point) {
+  to[0] = EK_OP_NATIVE;
+  to[1] = point;
+  return to + NATIVE_WORDS;
+}
+
+/* The piece for a function, which is ek_alloc's; NULL with an error. */
+static int32_t *make_points(const ek_vm_function *f) {
+  const int32_t *end = f->code + f->n_words;
+  size_t words = NATIVE_WORDS;
+  for (const int32_t *pc = f->code; pc < end; pc += ek_instruction_words(pc)) {
+    if (moves_frames(*pc)) words += (size_t)ek_instruction_words(pc) + NATIVE_WORDS;
+  }
+  int32_t *points = ek_alloc_or_error(words * sizeof *points), *to = points;
+  if (points == NULL) return NULL;
+  int32_t point = 0;
+  to = put_native(to, point);
+  for (const int32_t *pc = f->code; pc < end; pc += ek_instruction_words(pc)) {
+    if (!moves_frames(*pc)) continue;
+    int32_t n = ek_instruction_words(pc);
+    memcpy(to, pc, (size_t)n * sizeof *to);
+    to = put_native(to + n, ++point);
+  }
+  return points;
+}
+
+/* Gives a function its native code, which 'code' holds. A run that is in it goes on as it was. */
+static int attach(ek_executable *e, ek_vm_function *f, ek_object *code) {
+  ek_native *native = ek_alloc_or_error(sizeof *native);
+  int32_t *points = native == NULL ? NULL : make_points(f);
+  if (points == NULL) {
+    ek_free(native);
+    return -1;
+  }
+  *native = (ek_native){.code = f->code,
+                        .points = points,
+                        .constants = e->constants,
+                        .linked = e->linked,
+                        .owner = code};
+  memcpy(&native->run, &((const ek_function *)(const void *)code)->call, sizeof native->run);
+  ek_retain(code);
+  f->native = native;
+  __atomic_store_n(&f->entry, points, __ATOMIC_RELEASE);
+  return 0;
+}
+
+int ek_native_attach(ek_executable *e, ek_object *image) {
+  char name[256];
+  for (int32_t i = 0; i < e->n_functions; i++) {
+    ek_vm_function *f = &e->functions[i];
+    ek_object *code = NULL;
+    int size = snprintf(name, sizeof name, EK_NATIVE_PREFIX "%.*s", (int)(f->name.size & 0xffff),
+                        f->name.data);
+    if (f->native != NULL || size < 0 || (size_t)size >= sizeof name) continue;
+    if (ek_module_get(image, name, &code) != 0) return -1;
+    if (code == NULL) continue;
+    int status = attach(e, f, code);
+    ek_release(code);
+    if (status != 0) return -1;
+  }
+  return 0;
+}
+
+void ek_native_free(ek_vm_function *f) {
+  if (f->native == NULL) return;
+  ek_release(f->native->owner);
+  ek_free((void *)(uintptr_t)f->native->points);
+  ek_free(f->native);
+}
+
+int ek_native_choose(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  if (ek_vm_ops[*pc](vm, R, pc) != 0) return -1;
+  int32_t chosen = 0;
+  while (pc + pc[3 + chosen] != vm->pc) chosen++;
+  return chosen;
+}

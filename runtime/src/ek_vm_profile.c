@@ -1,0 +1,184 @@
+/* Where the time of a run went: counts and times of each instruction, a list of kernel calls. */
+#include <time.h>
+
+#include "ek_vm_step.h"
+
+typedef struct profile {
+  ek_vm_hook hook;
+  int64_t *counts;             /* two for each instruction of the executable */
+  int32_t *numbers;            /* of the instruction at each word, counted through all functions */
+  int32_t n_instructions;
+  int32_t *first;              /* the number of each function's first */
+  int64_t *events;
+  int64_t n_events, capacity, max_events;
+  int64_t origin, start;
+} profile;
+
+static int64_t now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* Numbers -------------------------------------------------------------------------------------- */
+
+static void number_instructions(const ek_executable *e, profile *p) {
+  for (int32_t f = 0; f < e->n_functions; f++) {
+    const ek_vm_function *function = &e->functions[f];
+    p->first[f] = p->n_instructions;
+    for (int32_t at = 0; at < function->n_words;) {
+      p->numbers[function->code + at - e->words] = p->n_instructions++;
+      at += ek_instruction_words(function->code + at);
+    }
+  }
+}
+
+static int prepare(const ek_executable *e, profile *p) {
+  size_t words = 1;
+  for (int32_t f = 0; f < e->n_functions; f++) words += (size_t)e->functions[f].n_words;
+  p->numbers = ek_alloc_or_error(words * sizeof *p->numbers);
+  p->first = ek_alloc_or_error(((size_t)e->n_functions + 1) * sizeof *p->first);
+  if (p->numbers == NULL || p->first == NULL) return -1;
+  number_instructions(e, p);
+  size_t size = 2 * (size_t)p->n_instructions * sizeof *p->counts;
+  p->counts = ek_alloc_or_error(size + 1);
+  if (p->counts == NULL) return -1;
+  memset(p->counts, 0, size);
+  return 0;
+}
+
+/* Events --------------------------------------------------------------------------------------- */
+
+/* Room for n more words; NULL without memory, with the error set. */
+static int64_t *more(profile *p, int64_t n) {
+  if (p->n_events + n > p->capacity) {
+    int64_t capacity = 2 * (p->n_events + n) + 1024;
+    int64_t *larger = ek_alloc_or_error((size_t)capacity * sizeof *larger);
+    if (larger == NULL) return NULL;
+    if (p->n_events != 0) memcpy(larger, p->events, (size_t)p->n_events * sizeof *larger);
+    ek_free(p->events);
+    p->events = larger;
+    p->capacity = capacity;
+  }
+  p->n_events += n;
+  return p->events + p->n_events - n;
+}
+
+static int add_argument(profile *p, const ek_value *value) {
+  const ek_dltensor *tensor = ek_value_tensor(value);
+  int64_t *at = more(p, 2 + (tensor == NULL ? 0 : tensor->ndim));
+  if (at == NULL) return -1;
+  if (tensor == NULL) {
+    at[0] = EK_DTYPE_INT * 256 + 64;
+    at[1] = -1;
+    return 0;
+  }
+  at[0] = tensor->dtype.code * 256 + tensor->dtype.bits;
+  at[1] = tensor->ndim;
+  for (int32_t i = 0; i < tensor->ndim; i++) at[2 + i] = tensor->shape[i];
+  return 0;
+}
+
+/* The arguments of a primitive as it gets them: an ADT stands for its fields. */
+static int add_call(profile *p, const ek_vm *vm, const int32_t *pc, int64_t took) {
+  bool is_value = *pc == EK_OP_InvokePackedValue;
+  const int32_t *registers = pc + 4, n = is_value ? pc[3] : pc[2];
+  const ek_value *R = vm->registers + vm->window;
+  int64_t function = vm->function - vm->executable->functions;
+  int64_t place = p->n_events, count = 0, *at = more(p, 6);
+  if (at == NULL) return -1;
+  int64_t number = p->numbers[pc - vm->executable->words] - p->first[function];
+  memcpy(at, (int64_t[]){EK_EVENT_CALL, function, number, p->start - p->origin, took, 0}, 48);
+  for (int32_t i = 0; i < n; i++) {
+    const ek_value *value = &R[registers[i]];
+    const ek_adt *adt = (const ek_adt *)(const void *)value->v.obj;
+    bool is_adt = value->type_index == EK_ADT && !is_value;
+    int32_t parts = is_adt ? adt->size : 1;
+    for (int32_t k = 0; k < parts; k++) {
+      if (add_argument(p, is_adt ? &adt->fields[k] : value) != 0) return -1;
+    }
+    count += parts;
+  }
+  p->events[place + 5] = count;
+  return 0;
+}
+
+static int add_frame(profile *p, const ek_vm *vm, int64_t kind, const ek_vm_function *function,
+                     int64_t time) {
+  int64_t *at = more(p, 3);
+  if (at == NULL) return -1;
+  at[0] = kind;
+  at[1] = function - vm->executable->functions;
+  at[2] = time - p->origin;
+  return 0;
+}
+
+/* The hook ------------------------------------------------------------------------------------- */
+
+static int before(ek_vm_hook *hook, ek_vm *vm, const int32_t *pc) {
+  profile *p = (profile *)(void *)hook;
+  int status = 0;
+  bool leaves = *pc == EK_OP_Ret || *pc == EK_OP_InvokeTail || *pc == EK_OP_InvokeClosureTail;
+  if (leaves && p->n_events < p->max_events) {
+    status = add_frame(p, vm, EK_EVENT_LEAVE, vm->function, now());
+  }
+  p->start = now();
+  return status;
+}
+
+static int after(ek_vm_hook *hook, ek_vm *vm, const int32_t *pc) {
+  profile *p = (profile *)(void *)hook;
+  int64_t end = now(), *count = &p->counts[2 * p->numbers[pc - vm->executable->words]];
+  count[0] += 1;
+  count[1] += end - p->start;
+  if (p->n_events >= p->max_events) return 0;
+  switch (*pc) {
+    case EK_OP_InvokePacked:
+    case EK_OP_InvokePackedValue: return add_call(p, vm, pc, end - p->start);
+    case EK_OP_Invoke:
+    case EK_OP_InvokeClosure:
+    case EK_OP_InvokeTail:
+    case EK_OP_InvokeClosureTail: return add_frame(p, vm, EK_EVENT_ENTER, vm->function, end);
+    default: return 0;
+  }
+}
+
+/* The result ----------------------------------------------------------------------------------- */
+
+static int describe(const profile *p, const ek_value *result, ek_value *ret) {
+  ek_value parts[3] = {*result, ek_value_none(), ek_value_none()};
+  ek_object *array;
+  int status = ek_string_new(EK_BYTES, (const char *)p->counts, 16 * (size_t)p->n_instructions,
+                             &parts[1]);
+  if (status == 0) {
+    status = ek_string_new(EK_BYTES, p->n_events == 0 ? "" : (const char *)p->events,
+                           8 * (size_t)p->n_events, &parts[2]);
+  }
+  if (status == 0) status = ek_array_new(parts, 3, &array);
+  ek_value_release(&parts[1]);
+  ek_value_release(&parts[2]);
+  if (status == 0) *ret = ek_value_object(array);
+  return status;
+}
+
+int ek_vm_profile(ek_vm *vm, int32_t function, int64_t max_events, const ek_value *args,
+                  int32_t nargs, ek_value *ret) {
+  profile p = {.hook = {before, after}, .max_events = max_events};
+  ek_value result = ek_value_none();
+  int status = prepare(vm->executable, &p);
+  if (status == 0) status = ek_vm_begin(vm, function, args, nargs, true);
+  if (status == 0) {
+    p.origin = now();
+    status = add_frame(&p, vm, EK_EVENT_ENTER, vm->function, p.origin);
+    if (status != 0) ek_vm_unwind(vm);
+    if (status == 0) status = ek_vm_step(vm, -1, &p.hook) == EK_VM_ENDED ? 0 : -1;
+    if (ek_vm_end(vm, &result) != 0) status = -1;
+  }
+  if (status == 0) status = describe(&p, &result, ret);
+  ek_value_release(&result);
+  ek_free(p.counts);
+  ek_free(p.numbers);
+  ek_free(p.first);
+  ek_free(p.events);
+  return status;
+}

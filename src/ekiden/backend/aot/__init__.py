@@ -1,0 +1,1 @@
+"""From bytecode to native code, which calls kernels directly and leaves frames to the machine."""

@@ -1,0 +1,37 @@
+"""Compile functions of bytecode to native code."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from ekiden.backend.aot.emit import PREFIX, emit_functions
+from ekiden.backend.vm.write import VMFunction
+from ekiden.codegen import llvm
+from ekiden.codegen.parallel import LOCK
+from ekiden.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """Object code, and the names that it exports."""
+
+    objects: tuple[bytes, ...] = ()
+    exports: tuple[str, ...] = ()
+
+
+def native_code(
+    functions: Sequence[VMFunction],
+    primitives: Sequence[str],
+    kernels: Collection[str],
+    target: Target,
+) -> Native:
+    """The native code of functions. `kernels` are linked with it and called directly; other
+    primitives are found in the executable at run time.
+    """
+    with LOCK:
+        code = llvm.compile_text(emit_functions(functions, primitives, kernels, target), target)
+    return Native((code,), tuple(PREFIX + each.name for each in functions))
+
+
+__all__ = ["Native", "native_code"]

@@ -1,0 +1,434 @@
+"""Functions of bytecode as LLVM functions.
+
+const int32_t *vm1:NAME(ek_vm *vm, ek_value *R, const ek_native *native, int32_t point)
+
+goes on behind call number `point` of the function, and ends at a call, a return or an error: it
+gives the next instruction for the machine's loop, or NULL (runtime/src/ek_native.c). Registers stay
+in memory. Short instructions and calls of kernels are written out; for others the machine's own
+bodies are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from ekiden.backend.aot.facts import Fact, Facts, after, at_entry
+from ekiden.backend.vm.encode import Instruction, Operand, encode
+from ekiden.backend.vm.write import VMFunction
+from ekiden.codegen.llvm.builder import Builder, Module
+from ekiden.runtime.errors import InternalError
+from ekiden.target import Target
+
+PREFIX = "vm1:"
+"""Of the names of native functions: the version of what they know of the runtime."""
+NATIVE_WORDS = 2
+VALUE_SIZE, PAYLOAD = 16, 8
+INT, BOOL, OBJECT, ADT, TENSOR = 1, 2, 64, 129, 70
+ADT_TAG = 24
+TENSOR_SHAPE = 48
+CALL_OF_FUNCTION = 24
+CODE, POINTS, CONSTANTS, LINKED = 0, 8, 16, 24
+"""Offsets in ek_value, ek_adt, ek_tensor, ek_function and ek_native."""
+
+FRAMES = ("Ret", "Invoke", "InvokeClosure", "InvokeTail", "InvokeClosureTail")
+"""Instructions that make or leave frames: the machine's loop runs them."""
+
+
+@dataclass(slots=True)
+class Program:
+    """What the functions of an executable share.
+
+    `kernels` are the primitives that are linked with the code and called by their names; others are
+    found in the executable when it runs.
+    """
+
+    primitives: Sequence[str]
+    kernels: Collection[str]
+    module: Module = field(default_factory=Module)
+
+
+def emit_functions(
+    functions: Sequence[VMFunction],
+    primitives: Sequence[str],
+    kernels: Collection[str],
+    target: Target,
+) -> str:
+    """The text of an LLVM module with all functions, exported under PREFIX and their names."""
+    program = Program(primitives, kernels)
+    for function in functions:
+        _FunctionEmitter(program, function).write()
+    head = [f"; for {target}", f'target triple = "{target.triple}"']
+    return program.module.text(head) + "attributes #0 = { nounwind }\n"
+
+
+class _FunctionEmitter:
+    """Writes one function, instruction by instruction."""
+
+    def __init__(self, program: Program, function: VMFunction) -> None:
+        self.program = program
+        self.function = function
+        self.b = Builder(program.module)
+        self.facts: Facts = at_entry(len(function.params), function.n_registers)
+        self.words: list[int] = []
+        at = 0
+        for instruction in function.code:
+            self.words.append(at)
+            at += len(encode(instruction))
+        self.targets = {t for i in range(len(function.code)) for t in self._jumps(i)}
+        self.points = 0
+        self.resumed: list[int] = []
+        self.place = NATIVE_WORDS
+        self.most = max(
+            (len(_tuple(i["args"])) for i in function.code if i.name == "InvokePacked"), default=0
+        )
+
+    def _jumps(self, index: int) -> list[int]:
+        """Where an instruction may jump to."""
+        instruction = self.function.code[index]
+        match instruction.name:
+            case "Goto":
+                return [index + _int(instruction["offset"])]
+            case "If":
+                return [index + _int(instruction[f"{w}_offset"]) for w in ("true", "false")]
+            case "Switch":
+                return [index + offset for offset in _tuple(instruction["offsets"])]
+            case _:
+                return []
+
+    def write(self) -> None:
+        """Add the function to the module."""
+        is_open = True
+        for index, instruction in enumerate(self.function.code):
+            if index in self.targets:
+                if is_open:
+                    self.b.branch(_label(index))
+                self.b.start(_label(index))
+                self.facts = {}
+                is_open = True
+            if is_open:  # else nothing leads here
+                is_open = self._instruction(index, instruction)
+            elif instruction.name in FRAMES:
+                self._skip(instruction)
+        self._finish()
+
+    def _finish(self) -> None:
+        resume = " ".join(f"i32 {k}, label %point{k}" for k in self.resumed)
+        name = f'"{PREFIX}{self.function.name}"'
+        size = max(1, self.most) * 2
+        text = [
+            f"define ptr @{name}(ptr %vm, ptr %R, ptr %native, i32 %point) #0 {{",
+            "entry:",
+            f"  %args = alloca [{size} x i64], align 16",
+            "  %ret = alloca [2 x i64], align 16",
+            "  store i64 0, ptr %ret, align 8",
+            "  %code = load ptr, ptr %native, align 8",
+            f"  %points.at = getelementptr i8, ptr %native, i64 {POINTS}",
+            "  %points = load ptr, ptr %points.at, align 8",
+            f"  switch i32 %point, label %start [ {resume} ]",
+            "start:",
+            *self.b.lines,
+            "failed:",
+            "  ret ptr null",
+            "}",
+        ]
+        self.program.module.defined.add(name)
+        self.program.module.functions.append("\n".join(text))
+
+    # registers
+
+    def _address(self, register: int, offset: int = 0) -> str:
+        return self._at("%R", VALUE_SIZE * register + offset)
+
+    def _at(self, base: str, offset: int) -> str:
+        return self.b.value(f"getelementptr i8, ptr {base}, i64 {offset}") if offset else base
+
+    def _type(self, register: int) -> str:
+        return self.b.value(f"load i32, ptr {self._address(register)}, align 8")
+
+    def _payload(self, register: int, kind: str = "i64") -> str:
+        return self.b.value(f"load {kind}, ptr {self._address(register, PAYLOAD)}, align 8")
+
+    def _fact(self, register: int) -> Fact:
+        """What is known; at worst that it may be an object."""
+        return self.facts.get(register, Fact(is_object=True))
+
+    def _may_be_object(self, register: int) -> bool:
+        return self._fact(register).is_object
+
+    def _set(self, register: int, head: str, payload: str) -> None:
+        """Put an owned value in a register, then release what it held."""
+        b = self.b
+        if not self._may_be_object(register):
+            self._store(register, head, payload)
+            return
+        old, thing = self._type(register), self._payload(register, "ptr")
+        self._store(register, head, payload)
+        release, done = b.fresh("release"), b.fresh("done")
+        b.branch_if(b.value(f"icmp sge i32 {old}, {OBJECT}"), release, done)
+        b.start(release)
+        self._service("ek_object_release", "void", "ptr")
+        b.effect(f"call void @ek_object_release(ptr {thing})")
+        b.branch(done)
+        b.start(done)
+
+    def _store(self, register: int, head: str, payload: str) -> None:
+        self.b.effect(f"store i64 {head}, ptr {self._address(register)}, align 8")
+        self.b.effect(f"store i64 {payload}, ptr {self._address(register, PAYLOAD)}, align 8")
+
+    def _retain(self, thing: str) -> None:
+        self.b.effect(f"atomicrmw add ptr {thing}, i64 1 monotonic")
+
+    def _service(self, name: str, result: str, *arguments: str) -> None:
+        self.program.module.declare(name, result, arguments)
+
+    # instructions
+
+    def _instruction(self, index: int, instruction: Instruction) -> bool:
+        """Emit one; whether control goes on behind it."""
+        facts = after(instruction, self.facts)
+        is_open = self._dispatch(index, instruction)
+        self.facts = facts
+        return is_open
+
+    def _dispatch(self, index: int, instruction: Instruction) -> bool:
+        match instruction.name:
+            case name if name in FRAMES:
+                return self._leave(instruction)
+            case "Goto" | "If" | "Switch":
+                self._jump(index, instruction)
+                return False
+            case "Fatal":
+                self._body(index, instruction)
+                self.b.branch("failed")
+                return False
+            case "Move":
+                self._move(_int(instruction["dst"]), _int(instruction["src"]))
+            case "KillRegister":
+                self._set(_int(instruction["dst"]), "0", "0")
+            case "LoadConsti":
+                self._set(_int(instruction["dst"]), str(INT), str(instruction["value"]))
+            case "LoadConst":
+                self._load_constant(instruction)
+            case "InvokePacked":
+                self._invoke(index, instruction)
+            case _:
+                self._body(index, instruction)
+        return True
+
+    def _leave(self, instruction: Instruction) -> bool:
+        """Let the loop run a call or return; what follows is entered anew."""
+        b = self.b
+        b.effect(f"ret ptr {self._at('%points', 4 * self.place)}")
+        self._skip(instruction)
+        if instruction.name not in ("Invoke", "InvokeClosure"):
+            return False  # nothing comes back from there
+        b.start(f"point{self.points}")
+        self.resumed.append(self.points)
+        return True
+
+    def _skip(self, instruction: Instruction) -> None:
+        self.points += 1
+        self.place += len(encode(instruction)) + NATIVE_WORDS
+
+    def _pc(self, index: int) -> str:
+        return self._at("%code", 4 * self.words[index])
+
+    def _body(self, index: int, instruction: Instruction) -> None:
+        """Call the machine's own body of an instruction."""
+        name = f"ek_op_{instruction.name}"
+        self._service(name, "i32", "ptr", "ptr", "ptr")
+        self._check(self.b.value(f"call i32 @{name}(ptr %vm, ptr %R, ptr {self._pc(index)})"))
+
+    def _check(self, status: str) -> None:
+        """Go on where a status is 0."""
+        going = self.b.fresh("ok")
+        self.b.branch_if(self.b.value(f"icmp eq i32 {status}, 0"), going, "failed")
+        self.b.start(going)
+
+    def _move(self, dst: int, src: int) -> None:
+        b = self.b
+        register = src if src >= 0 else -1 - src
+        head = b.value(f"load i64, ptr {self._address(register)}, align 8")
+        payload = self._payload(register)
+        if src < 0:
+            self._store(register, "0", "0")
+            if dst == register:
+                self._store(dst, head, payload)
+                return
+        elif self._may_be_object(register):
+            self._retain_value(register, head, payload)
+        self._set(dst, head, payload)
+
+    def _retain_value(self, register: int, head: str, payload: str) -> None:
+        b = self.b
+        thing = b.value(f"inttoptr i64 {payload} to ptr")
+        if self._fact(register).is_tensor:
+            self._retain(thing)
+            return
+        kind = b.value(f"trunc i64 {head} to i32")
+        retain, done = b.fresh("retain"), b.fresh("done")
+        b.branch_if(b.value(f"icmp sge i32 {kind}, {OBJECT}"), retain, done)
+        b.start(retain)
+        self._retain(thing)
+        b.branch(done)
+        b.start(done)
+
+    def _load_constant(self, instruction: Instruction) -> None:
+        b = self.b
+        table = b.value(f"load ptr, ptr {self._at('%native', CONSTANTS)}, align 8")
+        place = self._at(table, 8 * _int(instruction["const_index"]))
+        thing = b.value(f"load ptr, ptr {place}, align 8")
+        self._retain(thing)
+        bits = b.value(f"ptrtoint ptr {thing} to i64")
+        self._set(_int(instruction["dst"]), str(TENSOR), bits)
+
+    # jumps
+
+    def _jump(self, index: int, instruction: Instruction) -> None:
+        labels = [_label(target) for target in self._jumps(index)]
+        match instruction.name:
+            case "Goto":
+                self.b.branch(labels[0])
+            case "If":
+                self._if(index, instruction, labels)
+            case _:
+                self._switch(index, instruction, labels)
+
+    def _if(self, index: int, instruction: Instruction, labels: list[str]) -> None:
+        b = self.b
+        test, target = _int(instruction["test"]), _int(instruction["target"])
+        fast, slow = b.fresh("fast"), b.fresh("slow")
+        plain = self._is_plain(test)
+        if self._fact(target).number is None:
+            plain = b.value(f"and i1 {plain}, {self._is_plain(target)}")
+        b.branch_if(plain, fast, slow)
+        b.start(fast)
+        known = self._fact(target).number
+        wanted = self._payload(target) if known is None else str(known)
+        b.branch_if(b.value(f"icmp eq i64 {self._payload(test)}, {wanted}"), *labels)
+        b.start(slow)
+        self._choose(index, labels)
+
+    def _is_plain(self, register: int) -> str:
+        b = self.b
+        kind = self._type(register)
+        return b.value(f"icmp ult i32 {b.value(f'sub i32 {kind}, {INT}')}, {BOOL - INT + 1}")
+
+    def _choose(self, index: int, labels: list[str]) -> None:
+        """Let the machine execute a jump, and follow it."""
+        b = self.b
+        self._service("ek_native_choose", "i32", "ptr", "ptr", "ptr")
+        pc = self._pc(index)
+        chosen = b.value(f"call i32 @ek_native_choose(ptr %vm, ptr %R, ptr {pc})")
+        cases = " ".join(f"i32 {i}, label %{label}" for i, label in enumerate(labels))
+        b.effect(f"switch i32 {chosen}, label %failed [ {cases} ]")
+
+    def _switch(self, index: int, instruction: Instruction, labels: list[str]) -> None:
+        b = self.b
+        value = _int(instruction["value"])
+        fast, slow = b.fresh("fast"), b.fresh("slow")
+        b.branch_if(b.value(f"icmp eq i32 {self._type(value)}, {ADT}"), fast, slow)
+        b.start(fast)
+        tag = b.value(f"load i32, ptr {self._at(self._payload(value, 'ptr'), ADT_TAG)}, align 8")
+        cases = " ".join(f"i32 {i}, label %{label}" for i, label in enumerate(labels[:-1]))
+        b.effect(f"switch i32 {tag}, label %{labels[-1]} [ {cases} ]")
+        b.start(slow)
+        self._choose(index, labels)
+
+    # kernels
+
+    def _invoke(self, index: int, instruction: Instruction) -> None:
+        """Call a kernel with values laid out on the stack; tuples and results that may not be
+        written are left to the machine.
+        """
+        b = self.b
+        args, count = _tuple(instruction["args"]), _int(instruction["output_size"])
+        outputs = args[len(args) - count :]
+        if not all(self._fact(r).is_writable for r in outputs):
+            self._body(index, instruction)
+            return
+        done = b.fresh("done")
+        if count == 1 and not self._has_elements(outputs[0], done):
+            return
+        slow = b.fresh("slow")
+        tuples = [self._is_tuple(r) for r in dict.fromkeys(args) if not self._fact(r).is_tensor]
+        if tuples:
+            fast = b.fresh("fast")
+            either = tuples[0]
+            for each in tuples[1:]:
+                either = b.value(f"or i1 {either}, {each}")
+            b.branch_if(either, slow, fast)
+            b.start(fast)
+        for i, register in enumerate(args):
+            head = b.value(f"load i64, ptr {self._address(register)}, align 8")
+            payload = self._payload(register)
+            b.effect(f"store i64 {head}, ptr {self._at('%args', VALUE_SIZE * i)}, align 8")
+            b.effect(
+                f"store i64 {payload}, ptr {self._at('%args', VALUE_SIZE * i + PAYLOAD)}, align 8"
+            )
+        self._call(_int(instruction["packed_index"]), len(args))
+        b.branch(done)
+        if tuples:
+            b.start(slow)
+            self._body(index, instruction)
+            b.branch(done)
+        b.start(done)
+
+    def _is_tuple(self, register: int) -> str:
+        return self.b.value(f"icmp eq i32 {self._type(register)}, {ADT}")
+
+    def _has_elements(self, register: int, empty: str) -> bool:
+        """Jump to `empty` where a tensor has no elements; False where that is known."""
+        b = self.b
+        shape = self._fact(register).shape or ()
+        if 0 in shape:
+            return False
+        if -1 in shape:
+            tensor = self._payload(register, "ptr")
+            dims = b.value(f"load ptr, ptr {self._at(tensor, TENSOR_SHAPE)}, align 8")
+            found = "false"
+            for axis in range(len(shape)):
+                dim = b.value(f"load i64, ptr {self._at(dims, 8 * axis)}, align 8")
+                found = b.value(f"or i1 {found}, {b.value(f'icmp eq i64 {dim}, 0')}")
+            going = b.fresh("going")
+            b.branch_if(found, empty, going)
+            b.start(going)
+        return True
+
+    def _call(self, primitive: int, count: int) -> None:
+        b = self.b
+        name = self.program.primitives[primitive]
+        if name in self.program.kernels:
+            self._service(f'"{name}"', "i32", "ptr", "ptr", "i32", "ptr")
+            call = f'call i32 @"{name}"(ptr null, ptr %args, i32 {count}, ptr %ret)'
+            self._check(b.value(call))
+            return
+        table = b.value(f"load ptr, ptr {self._at('%native', LINKED)}, align 8")
+        function = b.value(f"load ptr, ptr {self._at(table, 8 * primitive)}, align 8")
+        code = b.value(f"load ptr, ptr {self._at(function, CALL_OF_FUNCTION)}, align 8")
+        b.effect("store i64 0, ptr %ret, align 8")
+        call = f"call i32 {code}(ptr {function}, ptr %args, i32 {count}, ptr %ret)"
+        status = b.value(call)
+        self._service("ek_value_drop", "void", "ptr")
+        b.effect("call void @ek_value_drop(ptr %ret)")
+        self._check(status)
+
+
+def _label(index: int) -> str:
+    return f"at{index}"
+
+
+def _int(operand: Operand) -> int:
+    if isinstance(operand, tuple):
+        raise InternalError(f"native code: a number expected, got {operand}")
+    return operand
+
+
+def _tuple(operand: Operand) -> tuple[int, ...]:
+    if isinstance(operand, int):
+        raise InternalError(f"native code: a list expected, got {operand}")
+    return operand
+
+
+__all__ = ["PREFIX", "emit_functions"]

@@ -1,0 +1,88 @@
+"""What is known of registers before they are read: it saves native code the asking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ekiden.backend.vm.encode import Instruction, Operand
+from ekiden.runtime.opcodes import BY_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What a register holds. Without more: anything but an object."""
+
+    is_object: bool = False
+    number: int | None = None
+    """The integer that it holds."""
+    is_tensor: bool = False
+    shape: tuple[int, ...] | None = None
+    """Of a tensor; -1 stands for a dimension that is not known."""
+    is_writable: bool = False
+    """Whether a kernel may write to it: it was allocated here."""
+
+
+PLAIN = Fact()
+OBJECT = Fact(is_object=True)
+TENSOR = Fact(is_object=True, is_tensor=True)
+
+Facts = dict[int, Fact]
+"""Nothing is known of registers that have no fact."""
+
+
+def at_entry(n_params: int, n_registers: int) -> Facts:
+    """At the start of a function: all but parameters are empty."""
+    return dict.fromkeys(range(n_params, n_registers), PLAIN)
+
+
+def after(instruction: Instruction, facts: Facts) -> Facts:
+    """What is known when an instruction has run and goes on with the next one."""
+    made = _made(instruction, facts)
+    known = dict(facts)
+    opcode = BY_NAME[instruction.name]
+    letters = opcode.format.replace("n", "")
+    for letter, operand in zip(letters, instruction.operands, strict=True):
+        for register in _values(letter, operand):
+            if register < 0:
+                known[-1 - register] = PLAIN
+    for letter, operand in zip(letters, instruction.operands, strict=True):
+        if letter == "w" and isinstance(operand, int):
+            known.pop(operand, None)
+            if made is not None:
+                known[operand] = made
+    return known
+
+
+def _values(letter: str, operand: Operand) -> Sequence[int]:
+    """Operands that may move what a register holds."""
+    if letter == "v" and isinstance(operand, int):
+        return (operand,)
+    return operand if letter == "V" and isinstance(operand, tuple) else ()
+
+
+def _made(instruction: Instruction, facts: Facts) -> Fact | None:
+    """What the written register holds then."""
+    match instruction.name, instruction.operands:
+        case "Move", (_, int(src)):
+            return facts.get(src if src >= 0 else -1 - src)
+        case "LoadConsti", (_, int(value)):
+            return Fact(number=value)
+        case (("GetTag" | "ReadElement" | "KillRegister"), _):
+            return PLAIN
+        case "AllocTensor", (*_, tuple(shape)):
+            return Fact(True, None, True, shape, True)
+        case "AllocTensorReg", (_, _, _, _, _, _, int(ndim), _):
+            return Fact(True, None, True, (-1,) * ndim, True)
+        case "ReshapeTensor", (_, int(src), _, _, int(ndim)):
+            writable = facts.get(src, OBJECT).is_writable
+            return Fact(True, None, True, (-1,) * ndim, writable)
+        case (("LoadConst" | "ShapeOf" | "DeviceCopy"), _):
+            return TENSOR
+        case (("AllocStorage" | "AllocArena" | "AllocADT" | "AllocClosure" | "AllocRef"), _):
+            return OBJECT
+        case _:
+            return None
+
+
+__all__ = ["Fact", "Facts", "after", "at_entry"]

@@ -1,0 +1,150 @@
+"""Graphs, and their JSON in TVM's form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ekiden.runtime.errors import LoadError
+
+RESHAPE = "__nop"
+"""The function of a node that gives its input another shape."""
+COPY = "__copy"
+"""The function of a node that copies its input to another device."""
+
+Entry = tuple[int, int]
+"""The number of a node, and which of its outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a node gives: a tensor, and the number of the storage that it lies in."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    storage: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An input or constant (`function` is empty), or a call of a kernel."""
+
+    name: str
+    function: str = ""
+    inputs: tuple[Entry, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    constant: int | None = None
+    """The number of the constant of the library that an argument is set to."""
+
+
+@dataclass(slots=True)
+class Graph:
+    """Nodes in the order in which they run, and the entries that are its results."""
+
+    nodes: list[Node] = field(default_factory=list)
+    heads: list[Entry] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> list[int]:
+        """The nodes that are set from outside."""
+        return [i for i, node in enumerate(self.nodes) if not node.function]
+
+    def first_entries(self) -> list[int]:
+        """For each node the number of its first output among those of all nodes, then how many
+        there are.
+        """
+        counts = [0]
+        for node in self.nodes:
+            counts.append(counts[-1] + len(node.outputs))
+        return counts
+
+    def to_json(self) -> str:
+        """The graph as TVM writes it."""
+        outputs = [output for node in self.nodes for output in node.outputs]
+        attrs = {
+            "dltype": ["list_str", [output.dtype for output in outputs]],
+            "device_index": ["list_int", [1 for _ in outputs]],
+            "storage_id": ["list_int", [output.storage for output in outputs]],
+            "shape": ["list_shape", [list(output.shape) for output in outputs]],
+        }
+        document = {
+            "nodes": [_node_json(node) for node in self.nodes],
+            "arg_nodes": self.arguments,
+            "heads": [[node, output, 0] for node, output in self.heads],
+            "attrs": attrs,
+            "node_row_ptr": self.first_entries(),
+        }
+        return json.dumps(document, indent=2)
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Graph:
+        """The graph that JSON holds. Raises LoadError naming what is wrong with it."""
+        try:
+            return _read(json.loads(text))
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise LoadError(f"read graph: {type(error).__name__}: {error}") from error
+
+
+def _node_json(node: Node) -> dict[str, object]:
+    if not node.function:
+        constant = {} if node.constant is None else {"attrs": {"constant": str(node.constant)}}
+        return {"op": "null", "name": node.name, "inputs": [], **constant}
+    attrs = {
+        "func_name": node.function,
+        "num_inputs": str(len(node.inputs)),
+        "num_outputs": str(len(node.outputs)),
+        "flatten_data": "0",
+    }
+    inputs = [[number, output, 0] for number, output in node.inputs]
+    return {"op": "tvm_op", "name": node.name, "attrs": attrs, "inputs": inputs}
+
+
+def _read(document: Mapping[str, Any]) -> Graph:
+    attrs = document["attrs"]
+    lists = [attrs[key][1] for key in ("shape", "dltype", "storage_id")]
+    rows = [_output(row) for row in zip(*lists, strict=True)]
+    graph = Graph()
+    at = 0
+    for entry in document["nodes"]:
+        count = int(entry["attrs"]["num_outputs"]) if entry["op"] == "tvm_op" else 1
+        graph.nodes.append(_read_node(entry, graph, rows[at : at + count]))
+        at += count
+    if at != len(rows):
+        raise LoadError(f"read graph: {len(rows)} outputs are described, nodes have {at}")
+    graph.heads = [_entry(graph, each) for each in document["heads"]]
+    return graph
+
+
+def _output(row: Sequence[Any]) -> Output:
+    shape, dtype, storage = row
+    if any(not isinstance(d, int) or d < 0 for d in (*shape, storage)):
+        raise LoadError(f"read graph: numbers >= 0 expected, got shape {shape}, storage {storage}")
+    return Output(tuple(shape), str(np.dtype(dtype)), storage)
+
+
+def _read_node(entry: Mapping[str, Any], graph: Graph, outputs: Sequence[Output]) -> Node:
+    name, kind = str(entry["name"]), entry["op"]
+    if kind not in ("null", "tvm_op"):
+        raise LoadError(f"read graph: node '{name}': 'null' or 'tvm_op' expected, got {kind!r}")
+    inputs = tuple(_entry(graph, each) for each in entry["inputs"])
+    attrs = entry.get("attrs", {})
+    function = str(attrs["func_name"]) if kind == "tvm_op" else ""
+    constant = int(attrs["constant"]) if "constant" in attrs else None
+    return Node(name, function, inputs, tuple(outputs), constant)
+
+
+def _entry(graph: Graph, written: Sequence[int]) -> Entry:
+    """A reference to an output of a node that comes before."""
+    number, output = written[0], written[1]
+    if not 0 <= number < len(graph.nodes) or not 0 <= output < len(graph.nodes[number].outputs):
+        raise LoadError(f"read graph: no node before has the output {list(written)}")
+    return number, output

@@ -1,0 +1,224 @@
+"""From bytecode to a graph: instruction by instruction, what the registers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph, Node, Output
+from ekiden.backend.vm.encode import Instruction, decode, dtype_name
+from ekiden.runtime import Executable, Tensor
+from ekiden.runtime.errors import CompileError
+
+JUMPS = ("If", "Switch", "Goto", "Fatal", "Invoke", "InvokeClosure", "AllocClosure")
+
+
+@dataclass(slots=True)
+class _Tensor:
+    """A tensor: an entry of the graph as soon as a node has made it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    storage: int
+    entry: Entry | None = None
+
+
+@dataclass(slots=True)
+class _Constant:
+    """A constant, which becomes a node where a kernel reads it."""
+
+    number: int
+
+
+@dataclass(slots=True)
+class _Tuple:
+    fields: tuple[_Value, ...]
+
+
+_Value = _Tensor | _Constant | _Tuple | int | None
+"""An int is a number, or the number of a storage."""
+
+
+@dataclass(slots=True)
+class _Reader:
+    """The state between two instructions."""
+
+    executable: Executable
+    constants: list[Tensor]
+    primitives: list[str]
+    graph: Graph = field(default_factory=Graph)
+    params: dict[str, Tensor] = field(default_factory=dict)
+    registers: dict[int, _Value] = field(default_factory=dict)
+    _storages: dict[tuple[object, int], int] = field(default_factory=dict)
+    _made: dict[int, _Tensor] = field(default_factory=dict)
+    _names: dict[str, int] = field(default_factory=dict)
+    _allocated: int = 0
+
+    def storage(self, owner: object, offset: int) -> int:
+        """The number of a place in memory."""
+        return self._storages.setdefault((owner, offset), len(self._storages))
+
+    def name(self, wanted: str) -> str:
+        """A name that no other node has."""
+        count = self._names[wanted] = self._names.get(wanted, -1) + 1
+        return f"{wanted}_{count}" if count else wanted
+
+    def argument(
+        self, name: str, shape: tuple[int, ...], dtype: str, constant: int | None = None
+    ) -> _Tensor:
+        """A node that is set from outside."""
+        number = len(self.graph.nodes)
+        storage = self.storage(("argument", number), 0)
+        outputs = (Output(shape, dtype, storage),)
+        self.graph.nodes.append(Node(self.name(name), outputs=outputs, constant=constant))
+        return _Tensor(shape, dtype, storage, (number, 0))
+
+    def tensor(self, value: _Value) -> _Tensor:
+        """A value that must be a tensor of the graph."""
+        if isinstance(value, _Constant):
+            if value.number not in self._made:
+                data = self.constants[value.number]
+                name = f"p{len(self.params)}"
+                made = self.argument(name, data.shape, data.dtype, value.number)
+                self.params[self.graph.nodes[-1].name] = data
+                self._made[value.number] = made
+            return self._made[value.number]
+        if not isinstance(value, _Tensor):
+            raise CompileError("graph: a result or argument of a kernel is not a tensor")
+        return value
+
+    def leaves(self, value: _Value) -> Iterator[_Tensor]:
+        """The tensors in a value, tuples taken apart."""
+        stack = [value]
+        while stack:
+            at = stack.pop()
+            if isinstance(at, _Tuple):
+                stack.extend(reversed(at.fields))
+            else:
+                yield self.tensor(at)
+
+    def node(self, name: str, inputs: Sequence[_Tensor], outputs: Sequence[_Tensor]) -> None:
+        """A call of a function, which makes its outputs."""
+        number = len(self.graph.nodes)
+        for index, output in enumerate(outputs):
+            output.entry = (number, index)
+        entries = tuple(each.entry for each in inputs if each.entry is not None)
+        if len(entries) != len(inputs):
+            raise CompileError(f"graph: {name} reads a tensor that nothing has written")
+        made = tuple(Output(o.shape, o.dtype, o.storage) for o in outputs)
+        self.graph.nodes.append(Node(self.name(name), name, entries, made))
+
+    def value(self, operand: int) -> _Value:
+        """What a register holds; -1 - r is register r, whose last use this is."""
+        return self.registers.get(operand if operand >= 0 else -1 - operand)
+
+    def step(self, instruction: Instruction) -> None:
+        """One instruction."""
+        name, at = instruction.name, instruction.operands
+        registers = self.registers
+        match name, at:
+            case "Move", (int(dst), int(src)):
+                registers[dst] = self.value(src)
+            case "LoadConst", (int(dst), int(number)):
+                registers[dst] = _Constant(number)
+            case "LoadConsti", (int(dst), int(number)):
+                registers[dst] = number
+            case "AllocStorage" | "AllocArena", (int(dst), *_):
+                self._allocated += 1
+                registers[dst] = self._allocated
+            case "AllocTensor", (int(dst), int(of), int(offset), tuple(dtype), tuple(shape)):
+                storage = self.storage(registers.get(of), offset)
+                registers[dst] = _Tensor(shape, dtype_name(*dtype), storage)
+            case "AllocADT", (int(dst), 0, tuple(fields)):
+                registers[dst] = _Tuple(tuple(map(self.value, fields)))
+            case "GetField", (int(dst), int(of), int(index)):
+                whole = registers.get(of)
+                if not isinstance(whole, _Tuple):
+                    raise CompileError("graph: a field of what is not a tuple made here")
+                registers[dst] = whole.fields[index]
+            case "InvokePacked", (int(number), int(count), tuple(args)):
+                self.invoke(self.primitives[number], count, args)
+            case "ReshapeTensor", (int(dst), int(of), int(shape_register), int(index), int(ndim)):
+                registers[dst] = self.reshape(registers.get(of), shape_register, index, ndim)
+            case "DeviceCopy", (int(dst), int(of), *_):
+                source = self.tensor(registers.get(of))
+                registers[dst] = self.copy(source)
+            case "KillRegister", (int(dst),):
+                registers[dst] = None
+            case "Ret", (int(src),):
+                self.graph.heads = [e.entry for e in self.leaves(self.value(src)) if e.entry]
+            case _:
+                raise CompileError(_reason(name))
+
+    def invoke(self, name: str, count: int, args: Sequence[int]) -> None:
+        """InvokePacked."""
+        inputs = [t for r in args[: len(args) - count] for t in self.leaves(self.registers.get(r))]
+        outputs = [t for r in args[len(args) - count :] for t in self.leaves(self.registers.get(r))]
+        self.node(name, inputs, outputs)
+
+    def reshape(self, value: _Value, register: int, index: int, ndim: int) -> _Tensor:
+        """ReshapeTensor: a node that shares the storage of its input."""
+        shape = self.registers.get(register)
+        if not isinstance(shape, _Constant):
+            raise CompileError(_reason("ReshapeTensor"))
+        dims = np.asarray(self.constants[shape.number].numpy())[index : index + ndim]
+        source = self.tensor(value)
+        made = _Tensor(tuple(int(d) for d in dims), source.dtype, source.storage)
+        self.node(RESHAPE, [source], [made])
+        return made
+
+    def copy(self, source: _Tensor) -> _Tensor:
+        """DeviceCopy."""
+        made = _Tensor(source.shape, source.dtype, self.storage(("copy", len(self.graph.nodes)), 0))
+        self.node(COPY, [source], [made])
+        return made
+
+
+def _reason(name: str) -> str:
+    """Why there is no graph for a program with an instruction."""
+    if name.removesuffix("Tail") in JUMPS:
+        why = "it is not a straight line"
+    elif name in ("AllocTensorReg", "ShapeOf", "ReshapeTensor"):
+        why = "shapes in it are only known when it runs"
+    else:
+        why = "it handles more than tensors"
+    return f"graph: 'main' has none: {why} (instruction {name}); the virtual machine runs it"
+
+
+def read_graph(executable: Executable) -> tuple[Graph, dict[str, Tensor]]:
+    """The graph of `main`, and the tensors of its constants under the names of their nodes.
+
+    Raises CompileError with the reason where a program has none: control flow, functions, shapes
+    that are computed, arguments that are not tensors of a known shape.
+    """
+    _, words = executable.code("main")
+    code = decode(words)
+    if jump := next((i.name for i in code if i.name.removesuffix("Tail") in JUMPS), None):
+        raise CompileError(_reason(jump))
+    reader = _Reader(executable, executable.constants, executable.primitives)
+    for register, (name, shape, dtype) in enumerate(_inputs(executable)):
+        reader.registers[register] = reader.argument(name, shape, dtype)
+    for instruction in code:
+        reader.step(instruction)
+    return reader.graph, reader.params
+
+
+def _inputs(executable: Executable) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and dtype of the inputs of `main`."""
+    main = executable.metadata.get("main")
+    inputs = main.get("inputs") if isinstance(main, dict) else None
+    if not isinstance(inputs, list):
+        raise CompileError("graph: the executable does not describe the inputs of 'main'")
+    for each in inputs:
+        shape, dtype = each["shape"], each["dtype"]
+        if dtype == "object" or not all(isinstance(d, int) for d in shape):
+            raise CompileError(
+                f"graph: input '{each['name']}' is no tensor of a known shape:"
+                f" {dtype}{shape}; the virtual machine runs it"
+            )
+        yield each["name"], tuple(shape), dtype
+
+
+__all__ = ["read_graph"]

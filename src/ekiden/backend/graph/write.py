@@ -1,0 +1,152 @@
+"""From a graph to an executable, whose arguments are all that is set from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import runtime
+from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph, Node, Output
+from ekiden.backend.vm.encode import Instruction, Operand, make
+from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.runtime import Executable, Module
+
+HOST = 0
+
+
+class _Writer:
+    """Emits `main`: registers of arguments first, then one for each entry and each storage."""
+
+    def __init__(self, graph: Graph, results: Sequence[Entry], is_shared: bool) -> None:
+        self.graph = graph
+        self.results = list(results)
+        self.is_shared = is_shared
+        self.code: list[Instruction] = []
+        self.constants: list[np.ndarray] = []
+        self.primitives: list[str] = []
+        arguments = graph.arguments
+        self.registers: dict[Entry, int] = {(n, 0): i for i, n in enumerate(arguments)}
+        self.count = len(arguments)
+        self.storages: dict[object, int] = {}
+        self.sizes = self._sizes()
+
+    def _sizes(self) -> dict[object, int]:
+        """Bytes of each storage that nodes write to."""
+        sizes: dict[object, int] = {}
+        for number, node in enumerate(self.graph.nodes):
+            for index, output in enumerate(node.outputs):
+                key = self._key((number, index), output)
+                sizes[key] = max(sizes.get(key, 0), output.nbytes)
+        return sizes
+
+    def _key(self, entry: Entry, output: Output) -> object:
+        return output.storage if self.is_shared else entry
+
+    def function(self) -> VMFunction:
+        """The whole function."""
+        for number, node in enumerate(self.graph.nodes):
+            if node.function:
+                self._node(number, node)
+        registers = tuple(self.registers[e] for e in self.results)
+        result = registers[0] if registers else 0
+        if len(registers) != 1:
+            result = self._into("AllocADT", tag=0, fields=registers)
+        self.code.append(make("Ret", src=result))
+        names = tuple(self.graph.nodes[n].name for n in self.graph.arguments)
+        return VMFunction("main", names, self.count, tuple(self.code))
+
+    def _into(self, name: str, **operands: Operand | str) -> int:
+        self.count += 1
+        self.code.append(make(name, dst=self.count - 1, **operands))
+        return self.count - 1
+
+    def _node(self, number: int, node: Node) -> None:
+        inputs = tuple(self.registers[e] for e in node.inputs)
+        if node.function == RESHAPE:
+            shape = node.outputs[0].shape
+            self.registers[number, 0] = self._into(
+                "ReshapeTensor", tensor=inputs[0], shape=self._shape(shape), shape_index=0,
+                ndim=len(shape)
+            )  # fmt: skip
+        elif node.function == COPY:
+            self.registers[number, 0] = self._into(
+                "DeviceCopy", src=inputs[0], dst_device=HOST, src_device=HOST
+            )
+        else:
+            outputs = tuple(self._tensor((number, i), o) for i, o in enumerate(node.outputs))
+            index = self._primitive(node.function)
+            self.code.append(
+                make("InvokePacked", packed_index=index, output_size=len(outputs),
+                     args=(*inputs, *outputs))
+            )  # fmt: skip
+
+    def _shape(self, shape: tuple[int, ...]) -> int:
+        self.constants.append(np.array(shape, np.int64))
+        return self._into("LoadConst", const_index=len(self.constants) - 1)
+
+    def _primitive(self, name: str) -> int:
+        if name not in self.primitives:
+            self.primitives.append(name)
+        return self.primitives.index(name)
+
+    def _tensor(self, entry: Entry, output: Output) -> int:
+        key = self._key(entry, output)
+        if key not in self.storages:
+            size = self._into("LoadConsti", value=self.sizes[key])
+            self.storages[key] = self._into(
+                "AllocStorage", size=size, size_index=0, alignment=64, device=HOST
+            )
+        self.registers[entry] = self._into(
+            "AllocTensor",
+            storage=self.storages[key],
+            offset=0,
+            dtype=output.dtype,
+            shape=output.shape,
+        )
+        return self.registers[entry]
+
+
+def write_graph(graph: Graph, *, every_entry: bool = False) -> bytes:
+    """The bytes of an executable that runs a graph; kernels are found by name when it is linked.
+
+    It gives the graph's results, or what every node gives (`every_entry`), each in memory of its
+    own.
+    """
+    results = graph.heads
+    if every_entry:
+        results = [(n, i) for n, node in enumerate(graph.nodes) for i in range(len(node.outputs))]
+    writer = _Writer(graph, results, is_shared=not every_entry)
+    main = writer.function()
+    metadata: dict[str, object] = {
+        "main": {
+            "inputs": [_describe(graph, (n, 0)) for n in graph.arguments],
+            "outputs": [_describe(graph, entry) for entry in results],
+            "limits": {},
+        }
+    }
+    return write_executable([main], writer.constants, writer.primitives, b"", metadata)
+
+
+def _describe(graph: Graph, entry: Entry) -> dict[str, object]:
+    node = graph.nodes[entry[0]]
+    output = node.outputs[entry[1]]
+    return {"name": node.name, "shape": list(output.shape), "dtype": output.dtype}
+
+
+def new_module(graph: Graph, library: Module, *, every_entry: bool = False) -> Module:
+    """A graph executor over a graph whose kernels are in a library, with its constants set.
+
+    With `every_entry` its outputs are those of all nodes.
+    """
+    executable = Executable.from_bytes(write_graph(graph, every_entry=every_entry))
+    made = runtime.get_global_func("ek.graph_executor.create")(executable, library)
+    assert isinstance(made, Module)
+    for number in graph.arguments:
+        node = graph.nodes[number]
+        if node.constant is not None and library.implements_function("get_constant"):
+            made["set_input_zero_copy"](node.name, library["get_constant"](node.constant))
+    return made
+
+
+__all__ = ["new_module", "write_graph"]

@@ -1,0 +1,121 @@
+"""Matches as decision trees: no part of a value is tested twice on the way to a clause.
+
+    match (%l) { Cons(%x, Cons(_, _)) => a, Cons(%x, _) => b, Nil => c }
+->  test ():  Cons -> test (1,):  Cons -> a where %x = (0,)
+                                  else -> b where %x = (0,)
+              Nil  -> c
+              else -> nothing fits
+
+A place is the fields that lead to it, from the value outward. Of what the first clause left needs
+tested, the place that most clauses ask about is tested first; a clause that does not ask goes on in
+every case. Tuples, variables and wildcards need no test.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ekiden.relay.expr import Clause, Pattern, PatternConstructor, PatternTuple, PatternVar, Var
+
+__all__ = ["Leaf", "Path", "Test", "decision_tree"]
+
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A clause that fits, and the places of its variables."""
+
+    clause: int
+    variables: tuple[tuple[Var, Path], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """Go on at the node for the tag of the constructor at `path`."""
+
+    path: Path
+    cases: dict[int, int]
+    """Tag -> number of the node."""
+    other: int | None
+    """The node for other tags; None where nothing fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What is left to test of a clause."""
+
+    clause: int
+    tests: dict[Path, PatternConstructor]
+    variables: tuple[tuple[Var, Path], ...]
+
+    def found(self, path: Path) -> _Row:
+        """The row where the constructor that it asks for is at `path`."""
+        if path not in self.tests:
+            return self
+        inside = self.tests[path].patterns
+        below = _row(self.clause, [(p, (*path, i)) for i, p in enumerate(inside)])
+        left = {p: c for p, c in self.tests.items() if p != path}
+        return _Row(self.clause, left | below.tests, self.variables + below.variables)
+
+
+def _row(clause: int, patterns: Sequence[tuple[Pattern, Path]]) -> _Row:
+    tests: dict[Path, PatternConstructor] = {}
+    variables: list[tuple[Var, Path]] = []
+    work = list(reversed(patterns))
+    while work:
+        pattern, path = work.pop()
+        match pattern:
+            case PatternVar(var=variable):
+                variables.append((variable, path))
+            case PatternConstructor():
+                tests[path] = pattern
+            case PatternTuple(patterns=inside):
+                work.extend(reversed([(p, (*path, i)) for i, p in enumerate(inside)]))
+    return _Row(clause, tests, tuple(variables))
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Nodes, each before those it leads to, and the rows of those not made yet."""
+
+    nodes: list[Leaf | Test] = field(default_factory=list)
+    waiting: list[list[_Row]] = field(default_factory=list)
+
+    def number(self, rows: list[_Row]) -> int:
+        """The number that the node of these rows will have."""
+        self.waiting.append(rows)
+        return len(self.waiting) - 1
+
+    def node(self, rows: list[_Row]) -> Leaf | Test:
+        """The node that decides among rows, the first that fits."""
+        first = rows[0]
+        if not first.tests:
+            return Leaf(first.clause, first.variables)
+        asked = Counter(path for row in rows for path in row.tests)
+        path = max(first.tests, key=asked.__getitem__)
+        tags = dict.fromkeys(r.tests[path].constructor.tag for r in rows if path in r.tests)
+        cases = {
+            tag: self.number([r.found(path) for r in rows if tag == _tag(r, path, tag)])
+            for tag in tags
+        }
+        rest = [row for row in rows if path not in row.tests]
+        return Test(path, cases, self.number(rest) if rest else None)
+
+
+def _tag(row: _Row, path: Path, otherwise: int) -> int:
+    return row.tests[path].constructor.tag if path in row.tests else otherwise
+
+
+def decision_tree(clauses: Sequence[Clause]) -> list[Leaf | Test]:
+    """The nodes of the tree for the clauses of a match, from number 0; none if there are no
+    clauses.
+    """
+    builder = _Builder()
+    if clauses:
+        builder.number([_row(i, [(c.lhs, ())]) for i, c in enumerate(clauses)])
+    while len(builder.nodes) < len(builder.waiting):
+        builder.nodes.append(builder.node(builder.waiting[len(builder.nodes)]))
+    return builder.nodes

@@ -1,0 +1,233 @@
+"""The kernels that compute the vectors of a function's stages (see dims), and what they are called
+with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ekiden.arith import prove_equal, simplify, substitute
+from ekiden.backend.kernels.lower import message, shape_function
+from ekiden.backend.vm.dims import Dims, Plan, Stage
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import OPS
+from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, Var, cast, const
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.text import prim_text
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.expr import Call, Function
+from ekiden.relay.op.vm import BindDimsAttrs, MatchShapeAttrs
+from ekiden.runtime.errors import CompileError
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import PrimFunc
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor from whose shape symbols are read: the number of a parameter, then of the fields of
+    the tuples it is in.
+    """
+
+    path: tuple[int, ...]
+    kind: TensorType
+    """Its type, with a name of its own for each dimension that is neither a name nor a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where a function reads what its dims and their constraints need."""
+
+    tensors: tuple[Source, ...]
+    exprs: tuple[PrimExpr, ...]
+    """The expressions of the dims, in the symbols that the tensors have as dimensions."""
+    checks: tuple[tuple[PrimExpr, str], ...]
+    """Conditions, and what a run says that does not meet one."""
+
+
+def sources(function: Function, dims: Dims) -> Sources:
+    """The parameters whose shapes give the symbols that dims and their constraints need. A symbol
+    that stands in a dimension like `n * 2 + 1` alone is computed from it.
+
+    Raises CompileError naming a symbol that no parameter shows.
+    """
+    tensors = [t for n, p in enumerate(function.params) for t in _tensors((n,), p.checked_type)]
+    shown: dict[Var, PrimExpr] = {}
+    found = [Source(path, _with_names(kind, shown)) for path, kind in tensors]
+    plain = {d for t in found for d in t.kind.shape if isinstance(d, Var) and d not in shown}
+    solved = _solve(shown, plain)
+    exprs = tuple(substitute(e, solved) for e in dims.exprs)
+    checks = tuple((substitute(c, solved), message(c, where)) for c, where in dims.constraints)
+    needed = {v for e in (*exprs, *(c for c, _ in checks)) for v in free_vars(e)}
+    used: list[Source] = []
+    for each in found:
+        given = needed & {d for d in each.kind.shape if isinstance(d, Var)}
+        if given:
+            used.append(each)
+            needed -= given
+    if needed:
+        names = ", ".join(sorted(v.name for v in needed))
+        raise CompileError(
+            f"allocating memory: no parameter of the function has the dimension {names}"
+        )
+    return Sources(tuple(used), exprs, checks)
+
+
+def _tensors(path: tuple[int, ...], kind: Type) -> list[tuple[tuple[int, ...], TensorType]]:
+    """The tensors in a parameter, through tuples."""
+    if isinstance(kind, TensorType):
+        return [(path, kind)]
+    if isinstance(kind, TupleType):
+        return [t for n, field in enumerate(kind.fields) for t in _tensors((*path, n), field)]
+    return []
+
+
+def _with_names(kind: TensorType, shown: dict[Var, PrimExpr]) -> TensorType:
+    """A type whose compound dimensions are new symbols; `shown` says what each stands for."""
+    shape: list[PrimExpr] = []
+    for dim in kind.shape:
+        if not isinstance(dim, (IntImm, Var)):
+            name = SizeVar(f"dim{len(shown)}")
+            shown[name] = dim
+            dim = name
+        shape.append(dim)
+    return TensorType(tuple(shape), kind.dtype)
+
+
+def _solve(shown: dict[Var, PrimExpr], known: set[Var]) -> dict[Var, PrimExpr]:
+    """Symbols, by what compound dimensions are: n = dim0 // 2 where dim0 is n * 2."""
+    solved: dict[Var, PrimExpr] = {}
+    waiting = [(name, dim) for name, dim in shown.items() if not isinstance(dim, AnyDim)]
+    while waiting:
+        later = []
+        for name, dim in waiting:
+            open_ = [v for v in free_vars(dim) if v not in known and v not in solved]
+            value = _inverse(name, dim, open_[0]) if len(open_) == 1 else None
+            if value is not None:
+                solved[open_[0]] = simplify(substitute(value, solved))
+            elif open_:
+                later.append((name, dim))
+        if len(later) == len(waiting):
+            break
+        waiting = later
+    return solved
+
+
+def _inverse(name: Var, dim: PrimExpr, symbol: Var) -> PrimExpr | None:
+    """What a symbol is where `dim`, linear in it, is `name`; None if it is not linear."""
+    base = simplify(substitute(dim, {symbol: const(0)}))
+    slope = simplify(substitute(dim, {symbol: const(1)}) - base)
+    if not isinstance(slope, IntImm) or slope.value == 0:
+        return None
+    return (name - base) // slope if prove_equal(dim, symbol * slope + base) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A tensor that a stage reads: an expression of the chain, then fields of tuples."""
+
+    value: RelayExpr
+    path: tuple[int, ...]
+
+
+def arguments(stage: Stage) -> list[Argument]:
+    """The tensors whose shapes or elements a stage after the entry reads."""
+    return [Argument(value, path) for value, path, _ in _read(stage)]
+
+
+def _read(stage: Stage) -> Iterator[tuple[RelayExpr, tuple[int, ...], TensorType]]:
+    for call in stage.calls:
+        value = call.args[0 if isinstance(call.attrs, MatchShapeAttrs) else 1]
+        for path, kind in _tensors((), value.checked_type):
+            yield value, path, kind
+
+
+def stage_kernel(plan: Plan, stage: Stage) -> PrimFunc:
+    """The kernel of a stage. Its arguments are the parameters that `sources` names at entry, or
+    `arguments` and then the vectors of `stage.earlier`; the last one is what it writes.
+    """
+    name = f"shape_func_{stage.name}"
+    if stage is plan.entry:
+        found = sources(plan.function, stage.dims)
+        params = [Buffer(f"p{i}", t.kind.shape, t.kind.dtype) for i, t in enumerate(found.tensors)]
+        return shape_function(params, found.exprs, found.checks, name)
+    return _StageKernel(stage).build(name)
+
+
+class _StageKernel:
+    """Makes the kernel of one stage after the entry."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.buffers = [
+            Buffer(f"p{i}", _own_shape(kind, i), kind.dtype)
+            for i, (_, _, kind) in enumerate(_read(stage))
+        ]
+        self.vectors = [
+            Buffer(f"v{i}", (const(len(s.dims.exprs)),), "int64")
+            for i, s in enumerate(stage.earlier)
+        ]
+        self.result = Buffer("dims", (const(len(stage.dims.exprs)),), "int64")
+        self.defined: dict[Var, PrimExpr] = {}
+        self.checks: list[tuple[PrimExpr, str]] = []
+
+    def build(self, name: str) -> PrimFunc:
+        """The whole kernel."""
+        left = list(self.buffers)
+        for call in self.stage.calls:
+            value = call.args[0 if isinstance(call.attrs, MatchShapeAttrs) else 1]
+            number = len(_tensors((), value.checked_type))
+            self._define(call, left[:number])
+            del left[:number]
+        known: dict[Var, PrimExpr] = {s: self.result[at] for s, at in self.stage.symbols.items()}
+        for vector, (other, symbols) in zip(self.vectors, self.stage.earlier.items(), strict=True):
+            known |= {s: vector[other.dims.place((s,))] for s in symbols}
+        dims = self.stage.dims
+        exprs = tuple(
+            self.defined[e] if isinstance(e, Var) and e in self.defined else substitute(e, known)
+            for e in dims.exprs
+        )
+        wanted = [*self.checks, *((c, message(c, where)) for c, where in dims.constraints)]
+        checks = [(substitute(c, known), text) for c, text in wanted]
+        params = [*self.buffers, *self.vectors]
+        first = len(self.stage.symbols)
+        return shape_function(params, exprs, checks, name, self.result, first)
+
+    def _define(self, call: Call, buffers: Sequence[Buffer]) -> None:
+        """What one binding says of symbols."""
+        where = f" ({call.span})" if call.span else ""
+        if isinstance(call.attrs, MatchShapeAttrs):
+            (buffer,) = buffers
+            for axis, wanted in enumerate(call.attrs.shape):
+                what = f"dimension {axis} of a tensor{where} to be {prim_text(wanted)}"
+                self._match(wanted, buffer.shape[axis], f"run: expected {what}")
+            return
+        attrs = call.attrs
+        assert isinstance(attrs, BindDimsAttrs)
+        if attrs.operator:
+            rule = OPS[attrs.operator].dims
+            assert rule is not None
+            values, conditions = rule(attrs.attrs, buffers)
+            name = f"run: {attrs.operator}{where}"
+            self.checks.extend((c, f"{name}: {text}") for c, text in conditions)
+        else:
+            values = [cast(buffers[0][i], "int64") for i in range(len(attrs.symbols))]
+        for symbol, value in zip(attrs.symbols, values, strict=True):
+            if isinstance(symbol, Var) and symbol not in self.defined:
+                self.defined[symbol] = value
+                text = f"run: {attrs.operator}{where}: a dimension of the result is negative"
+                self.checks.append((symbol >= 0, text))
+
+    def _match(self, wanted: PrimExpr, dim: PrimExpr, text: str) -> None:
+        if isinstance(wanted, Var) and wanted in self.stage.symbols and wanted not in self.defined:
+            self.defined[wanted] = dim
+        elif not isinstance(wanted, AnyDim) and wanted is not dim:
+            self.checks.append((dim.equal(wanted), text))
+
+
+def _own_shape(kind: TensorType, number: int) -> tuple[PrimExpr, ...]:
+    """A shape with a symbol for each dimension that is not a number."""
+    return tuple(
+        d if isinstance(d, IntImm) else SizeVar(f"p{number}_{axis}")
+        for axis, d in enumerate(kind.shape)
+    )

@@ -1,0 +1,1 @@
+"""What TVM's users look for under `contrib`: the graph executor and its debugger."""

@@ -1,0 +1,1 @@
+"""The graph executor that shows what every node gives, and how long it takes."""

@@ -1,0 +1,196 @@
+"""The graph executor that keeps what every node gives and measures each (TVM's face).
+
+m = debug_executor.create(lib.get_graph_json(), lib, ekiden.cpu())
+m.set_input("data", x)
+m.run()                                  # prints a table, writes a folder
+m.debug_get_output("fused_add", out)
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph
+from ekiden.backend.graph.write import new_module
+from ekiden.contrib.debugger.debug_result import DebugResult
+from ekiden.contrib.graph_executor import Devices, GraphModule, check_device, library_of
+from ekiden.runtime import BenchmarkResult, Module, Tensor
+from ekiden.runtime.errors import InputError, RunError
+
+
+def create(
+    graph_json_str: str, libmod: object, device: Devices, dump_root: str | None = None
+) -> GraphModuleDebug:
+    """As `graph_executor.create`, and `dump_root` is the folder for what is written."""
+    check_device(device)
+    graph = Graph.from_json(graph_json_str)
+    made = new_module(graph, library_of(libmod), every_entry=True)
+    return GraphModuleDebug(made, device, graph_json_str, dump_root)
+
+
+class GraphModuleDebug(GraphModule):
+    """A graph executor whose nodes can be looked at one by one.
+
+    `module` is what `lib["debug_create"]("default", device)` gives. Outputs of all nodes are kept,
+    each in memory of its own. Files go to `dump_root`, a new temporary folder by default, which
+    `exit` removes.
+    """
+
+    def __init__(
+        self, module: Module, device: Devices, graph_json_str: str, dump_root: str | None = None
+    ) -> None:
+        super().__init__(module)
+        self.graph = Graph.from_json(graph_json_str)
+        self._firsts = self.graph.first_entries()
+        self._dump_root = dump_root or tempfile.mkdtemp(prefix="tvmdbg_")
+        self._dump_path = Path(self._dump_root, "_tvmdbg_device_CPU_0")
+        self._dump_path.mkdir(parents=True, exist_ok=True)
+        self.debug_datum = DebugResult(self.graph, self._dump_path)
+
+    def get_num_outputs(self) -> int:
+        """How many outputs the graph has."""
+        return len(self.graph.heads)
+
+    def get_output(self, index: int, out: Tensor | None = None) -> Tensor:
+        """What the last run gave. Raises InputError for an output that there is not."""
+        return self._entry(self.graph.heads[self._output_index(index)], out)
+
+    def get_node_output(self, node: str | int, output: int = 0) -> Tensor:
+        """What a node, by number or name, gave in the last run."""
+        return self._entry((self._node(node), output), None)
+
+    def debug_get_output(self, node: str | int, out: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """The first output of a node; copied to `out` if that is given. Runs where nothing has."""
+        self._ensure_run()
+        return self._entry((self._node(node), 0), out)
+
+    def execute_node(self, node: str | int) -> None:
+        """Run one node again, on what the last run left."""
+        self._evaluate(self._node(node), 1, 1, 0, 100, 0, 1)
+
+    def run_individual_node(
+        self,
+        index: int,
+        number: int = 10,
+        repeat: int = 1,
+        min_repeat_ms: int = 0,
+        limit_zero_time_iterations: int = 100,
+        cooldown_interval_ms: int = 0,
+        repeats_to_cooldown: int = 1,
+    ) -> BenchmarkResult:
+        """The seconds of one node, `repeat` times the mean of `number` calls."""
+        return self._evaluate(
+            self._node(index),
+            number,
+            repeat,
+            min_repeat_ms,
+            limit_zero_time_iterations,
+            cooldown_interval_ms,
+            repeats_to_cooldown,
+        )
+
+    def run_individual(
+        self,
+        number: int,
+        repeat: int = 1,
+        min_repeat_ms: int = 0,
+        limit_zero_time_iterations: int = 100,
+        cooldown_interval_ms: int = 0,
+        repeats_to_cooldown: int = 1,
+    ) -> list[list[float]]:
+        """The seconds of every node in every repeat; 0 for what is no kernel."""
+        measured = [
+            self.run_individual_node(
+                index,
+                number,
+                repeat,
+                min_repeat_ms,
+                limit_zero_time_iterations,
+                cooldown_interval_ms,
+                repeats_to_cooldown,
+            )
+            for index in range(len(self.graph.nodes))
+        ]
+        return [list(each.results) for each in measured]
+
+    def run(  # type: ignore[override]  # TVM's, which says how long to measure
+        self,
+        number: int = 10,
+        repeat: int = 1,
+        min_repeat_ms: int = 1,
+        limit_zero_time_iterations: int = 100,
+        cooldown_interval_ms: int = 0,
+        repeats_to_cooldown: int = 1,
+        sort_by_time: bool = True,
+        **input_dict: object,
+    ) -> None:
+        """Run, measure each node, write outputs and a trace to the folder, print a table."""
+        super().run(**input_dict)
+        seconds = self.run_individual(
+            number,
+            repeat,
+            min_repeat_ms,
+            limit_zero_time_iterations,
+            cooldown_interval_ms,
+            repeats_to_cooldown,
+        )
+        entries = range(self._firsts[-1])
+        self.debug_datum.update(seconds, [GraphModule.get_output(self, e) for e in entries])
+        self.debug_datum.dump_output_tensor()
+        self.debug_datum.dump_chrome_trace()
+        self.debug_datum.display_debug_result(sort_by_time)
+
+    def exit(self) -> None:
+        """Remove the folder with what was written."""
+        shutil.rmtree(self._dump_root, ignore_errors=True)
+
+    def _ensure_run(self) -> None:
+        try:
+            self._get_output(0)
+        except RunError:
+            super().run()
+
+    def _node(self, node: str | int) -> int:
+        if isinstance(node, int):
+            if not 0 <= node < len(self.graph.nodes):
+                raise InputError(
+                    f"node: a number below {len(self.graph.nodes)} expected, got {node}"
+                )
+            return node
+        found = [i for i, each in enumerate(self.graph.nodes) if each.name == node]
+        if not found:
+            raise AttributeError(f"Could not find a node named {node} in this graph.")
+        return found[0]
+
+    def _entry(self, entry: Entry, out: Tensor | None) -> Tensor:
+        number, output = entry
+        if not 0 <= output < len(self.graph.nodes[number].outputs):
+            raise InputError(f"node {number}: it has no output {output}")
+        return super().get_output(self._firsts[number] + output, out)
+
+    def _evaluate(
+        self,
+        number: int,
+        count: int,
+        repeat: int,
+        least_ms: int,
+        zeros: int,
+        pause_ms: int,
+        pauses: int,
+    ) -> BenchmarkResult:
+        """Measure the kernel of a node on its tensors."""
+        node = self.graph.nodes[number]
+        if node.function in ("", RESHAPE, COPY):
+            return BenchmarkResult((0.0,) * repeat)
+        self._ensure_run()
+        outputs = [(number, i) for i in range(len(node.outputs))]
+        arguments = [self._entry(e, None) for e in (*node.inputs, *outputs)]
+        kernel = self.module.time_evaluator(
+            node.function, None, count, repeat, least_ms, zeros, pause_ms, pauses
+        )
+        return kernel(*arguments)
+
+
+__all__ = ["GraphModuleDebug", "create"]

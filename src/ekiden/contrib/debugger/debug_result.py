@@ -1,0 +1,118 @@
+"""What the debugger has seen of a run: a table, tensors, a trace (TVM's names for them)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from ekiden import runtime
+from ekiden.backend.graph.graph import Graph, Node
+from ekiden.runtime import Tensor
+
+GRAPH_FILE = "_tvmdbg_graph_dump.json"
+TENSORS_FILE = "output_tensors.params"
+TRACE_FILE = "_tvmdbg_execution_trace.json"
+HEADS = (
+    "Node Name",
+    "Ops",
+    "Time(us)",
+    "Time(%)",
+    "Shape",
+    "Inputs",
+    "Outputs",
+    "Measurements(us)",
+)
+
+
+class DebugResult:
+    """Times and outputs of the nodes of a graph. The graph is written to the folder at once."""
+
+    def __init__(self, graph: Graph, folder: Path) -> None:
+        self.graph = graph
+        self.folder = folder
+        self.seconds: list[list[float]] = []
+        self.tensors: list[Tensor] = []
+        (folder / GRAPH_FILE).write_text(graph.to_json())
+
+    def update(self, seconds: Sequence[Sequence[float]], tensors: Sequence[Tensor]) -> None:
+        """Take the seconds of each node in each repeat, and the outputs of all nodes in order."""
+        self.seconds = [list(each) for each in seconds]
+        self.tensors = list(tensors)
+
+    def get_graph_nodes(self) -> list[dict[str, object]]:
+        """Each node with its name, its function as "op", and the shape of its first output."""
+        return [
+            {
+                "name": node.name,
+                "op": node.function or "param",
+                "shape": list(node.outputs[0].shape) if node.outputs else [],
+                "attrs": {"num_outputs": str(len(node.outputs))},
+            }
+            for node in self.graph.nodes
+        ]
+
+    def get_output_tensors(self) -> dict[str, Tensor]:
+        """The outputs of the last run by node, position and number."""
+        return {
+            f"{node.name}____topo-index:{number}____output-num:{index}": tensor
+            for (number, node, index), tensor in zip(self._entries(), self.tensors, strict=True)
+        }
+
+    def _entries(self) -> list[tuple[int, Node, int]]:
+        return [
+            (number, node, index)
+            for number, node in enumerate(self.graph.nodes)
+            for index in range(len(node.outputs))
+        ]
+
+    def dump_output_tensor(self) -> None:
+        """Write the outputs as `runtime.save_param_dict` does."""
+        data = runtime.save_param_dict(self.get_output_tensors())
+        (self.folder / TENSORS_FILE).write_bytes(data)
+
+    def dump_chrome_trace(self) -> None:
+        """Write the nodes, one after the other, as Chrome and Perfetto show them."""
+        events: list[dict[str, object]] = []
+        now = 0.0
+        for node, seconds in zip(self.graph.nodes, self._means(), strict=True):
+            common = {"tid": 1, "pid": 1, "name": node.name}
+            events.append({"ts": now * 1e6, "ph": "B", **common})
+            now += seconds
+            events.append({"ts": now * 1e6, "ph": "E", **common})
+        trace = {"displayTimeUnit": "ns", "traceEvents": events}
+        (self.folder / TRACE_FILE).write_text(json.dumps(trace))
+
+    def _means(self) -> list[float]:
+        return [sum(each) / len(each) for each in self.seconds]
+
+    def get_debug_result(self, sort_by_time: bool = True) -> str:
+        """A table with a row for each call of a kernel, the slowest first, then the sum."""
+        means = self._means()
+        total = sum(means) or 1.0
+        order = [n for n, node in enumerate(self.graph.nodes) if node.function]
+        if sort_by_time:
+            order.sort(key=lambda n: -means[n])
+        rows = [self._row(n, means[n], means[n] / total) for n in order]
+        rows.append(["Total_time", "-", f"{sum(means) * 1e6:.3f}", *["-"] * 5])
+        lines = [list(HEADS), ["-" * len(head) for head in HEADS], *rows]
+        widths = [max(len(line[i]) for line in lines) + 2 for i in range(len(HEADS))]
+        return "\n".join(
+            "".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True))
+            for line in lines
+        )
+
+    def _row(self, number: int, seconds: float, share: float) -> list[str]:
+        node = self.graph.nodes[number]
+        shape = str(node.outputs[0].shape) if node.outputs else ""
+        measured = [round(each * 1e6, 3) for each in self.seconds[number]]
+        counts = (str(len(node.inputs)), str(len(node.outputs)))
+        time = f"{seconds * 1e6:.3f}"
+        return [node.name, node.function, time, f"{share:.1%}", shape, *counts, str(measured)]
+
+    def display_debug_result(self, sort_by_time: bool = True) -> None:
+        """Print the table."""
+        print(self.get_debug_result(sort_by_time))
+
+
+__all__ = ["DebugResult"]

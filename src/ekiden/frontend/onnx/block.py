@@ -1,0 +1,51 @@
+"""The place where nodes are imported: `main`, a branch or the body of a function.
+
+Most expressions need no place: they are a graph, and are evaluated where their uses need them. What
+does need one is a name for dimensions that are known at run time alone (a `Let` whose variable's
+type says them), and a condition that must hold before anything after it is computed.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.prim import SizeVar
+from ekiden.ir.span import Span
+from ekiden.relay.expr import Expr, If, Let, Match, Tuple, Var
+
+
+def fail(reason: str) -> Expr:
+    """An expression of any type that ends the run; the error names the reason."""
+    return Match(Tuple(()), (), complete=False, span=Span(reason))
+
+
+class Block:
+    """What a place binds and requires, in order."""
+
+    def __init__(self) -> None:
+        self.symbols: set[SizeVar] = set()
+        """Dimensions that have their names here."""
+        self._items: list[tuple[Var | None, Expr, Span | None]] = []
+        self._required: set[str] = set()
+
+    def bind(self, var: Var, value: Expr) -> None:
+        """Give a value its name."""
+        self._items.append((var, value, value.span))
+
+    def is_new(self, condition: str) -> bool:
+        """Whether a condition, by its text, was not required yet; now it counts as required."""
+        is_new = condition not in self._required
+        self._required.add(condition)
+        return is_new
+
+    def require(self, condition: Expr, span: Span) -> None:
+        """End the run where a condition does not hold."""
+        self._items.append((None, condition, span))
+
+    def close(self, result: Expr) -> Expr:
+        """Everything around the result, the first item outermost."""
+        for var, value, span in reversed(self._items):
+            if var is not None:
+                result = Let(var, value, result, span=span)
+            else:
+                stop = fail(f"{span}: the dimensions do not fit")
+                result = If(value, result, stop, span=span)
+        return result

@@ -1,0 +1,133 @@
+"""What of a model cannot be imported, found before any node is: operators, opsets and attributes
+that no row of the converter table has, in the graph and in the graphs inside its nodes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+import onnx
+
+from ekiden.frontend.onnx.function_body import has_function
+from ekiden.frontend.onnx.load import subgraphs
+from ekiden.frontend.onnx.node import Row, describe, read_attribute
+from ekiden.frontend.onnx.registry import TABLE
+from ekiden.frontend.onnx.unsupported import Unsupported
+from ekiden.runtime.errors import UnsupportedError
+
+DEFAULT_DOMAINS = ("", "ai.onnx")
+
+
+def check_operators(
+    nodes: Sequence[onnx.NodeProto], versions: Mapping[str, int], label: str
+) -> None:
+    """Raise UnsupportedError for all nodes whose operator, opset or attributes no row has."""
+    raise_problems([f"{describe(n)}: {p}" for n, p in problems_of(nodes, versions)], label)
+
+
+def problems_of(
+    nodes: Sequence[onnx.NodeProto], versions: Mapping[str, int]
+) -> list[tuple[onnx.NodeProto, str]]:
+    """Each node that cannot be imported and why, those in nested graphs after the node around
+    them.
+    """
+    found: list[tuple[onnx.NodeProto, str]] = []
+    waiting = list(reversed(nodes))
+    while waiting:
+        each = waiting.pop()
+        found.extend((each, p) for p in _node_problems(each, versions))
+        waiting.extend(n for g in reversed(subgraphs(each)) for n in reversed(g.node))
+    return found
+
+
+def raise_problems(
+    problems: Sequence[str], label: str, inputs: Mapping[str, None] | None = None
+) -> None:
+    """Raise UnsupportedError if there are any; `inputs` would have to be constants."""
+    if problems:
+        nodes = "1 node is" if len(problems) == 1 else f"{len(problems)} nodes are"
+        raise UnsupportedError(
+            "\n  ".join([f"import {label}: {nodes} not supported", *problems]), tuple(inputs or ())
+        )
+
+
+def domain_of(node: onnx.NodeProto) -> str:
+    """The domain of an operator; that of ONNX itself is empty."""
+    return "" if node.domain in DEFAULT_DOMAINS else node.domain
+
+
+def schema_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
+    """The opset in which the node's meaning was last changed; the stated version for domains that
+    ONNX does not define.
+    """
+    domain = domain_of(node)
+    stated = versions.get(domain, 1)
+    try:
+        return int(onnx.defs.get_schema(node.op_type, stated, domain).since_version)
+    except onnx.defs.SchemaError:
+        return stated
+
+
+def find_row(node: onnx.NodeProto, versions: Mapping[str, int]) -> Row | None:
+    """The row of the converter table for a node; None if there is none for its version."""
+    version = schema_version(node, versions)
+    rows = [r for r in TABLE.get((domain_of(node), node.op_type), ()) if r.since <= version]
+    return max(rows, key=lambda r: r.since) if rows else None
+
+
+def _node_problems(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[str]:
+    domain = domain_of(node)
+    if (domain, node.op_type) not in TABLE:
+        if has_function(node, domain, schema_version(node, versions)):
+            return []
+        names = sorted({name for d, name in TABLE if d == domain} or {name for _, name in TABLE})
+        near = difflib.get_close_matches(node.op_type, names, n=3, cutoff=0.6)
+        known = f"; the nearest supported are {', '.join(near)}" if near else ""
+        return [f"unknown operator{known}"]
+    row = find_row(node, versions)
+    if row is None:
+        oldest = min(r.since for r in TABLE[domain, node.op_type])
+        return [f"opset {versions.get(domain, 1)} is not supported; expected {oldest} or newer"]
+    return _attribute_problems(node, row, schema_version(node, versions))
+
+
+def _attribute_problems(node: onnx.NodeProto, row: Row, version: int) -> list[str]:
+    supported = row.attributes.split()
+    given = {a.name for a in node.attribute}
+    problems = [f"attribute {n!r} is missing" for n in _required(node, version) if n not in given]
+    for each in node.attribute:
+        try:
+            value = read_attribute(each)
+        except Unsupported as error:
+            problems.append(str(error))
+            continue
+        if each.name not in supported and not _is_default(node, each, version):
+            choice = f"supported are {', '.join(supported)}" if supported else "it has none"
+            problems.append(f"unknown attribute {each.name!r}; {choice}")
+        elif each.name in row.values and value not in row.values[each.name]:
+            allowed = ", ".join(map(repr, row.values[each.name]))
+            problems.append(f"attribute {each.name!r} must be one of {allowed}, got {value!r}")
+    return problems
+
+
+def _required(node: onnx.NodeProto, version: int) -> list[str]:
+    """The graphs that a node must have; what else is missing, converters say."""
+    try:
+        schema = onnx.defs.get_schema(node.op_type, version, domain_of(node))
+    except onnx.defs.SchemaError:
+        return []
+    graph = onnx.defs.OpSchema.AttrType.GRAPH
+    return [n for n, a in schema.attributes.items() if a.required and a.type == graph]
+
+
+def _is_default(node: onnx.NodeProto, attribute: onnx.AttributeProto, version: int) -> bool:
+    """Whether an attribute says no more than its absence would."""
+    try:
+        schema = onnx.defs.get_schema(node.op_type, version, domain_of(node))
+    except onnx.defs.SchemaError:
+        return False
+    declared = schema.attributes.get(attribute.name)
+    if declared is None or declared.default_value.type == onnx.AttributeProto.UNDEFINED:
+        return False
+    return bool(read_attribute(attribute) == read_attribute(declared.default_value))

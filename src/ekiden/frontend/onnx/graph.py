@@ -1,0 +1,230 @@
+"""One graph of a model, the main one or one inside a node: its names, and the walk over its nodes
+in order, each through its row of the converter table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import onnx
+
+from ekiden.frontend.onnx.check import domain_of, find_row, problems_of, schema_version
+from ekiden.frontend.onnx.dtype import from_onnx_dtype
+from ekiden.frontend.onnx.function_body import body, defined_by
+from ekiden.frontend.onnx.load import names_read, sorted_nodes
+from ekiden.frontend.onnx.node import Node, Result, describe, read_attribute
+from ekiden.frontend.onnx.scope import Scope, field_types, with_span
+from ekiden.frontend.onnx.shape_value import evaluate, fold
+from ekiden.frontend.onnx.unsupported import Unsupported
+from ekiden.frontend.onnx.value import Value, constant
+from ekiden.ir.span import Span
+from ekiden.ir.text import type_text
+from ekiden.ir.type import TensorType
+from ekiden.relay.expr import Expr, TupleGetItem
+from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
+
+CHAIN = 8
+"""How many of the nodes that led to an error are shown."""
+
+
+class NodeError(ImportModelError):
+    """A node that cannot be imported; the message names it, the notes say how one got there."""
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all graphs of one import have in common."""
+
+    versions: Mapping[str, int]
+    label: str
+    scope: Scope
+    problems: list[str] = field(default_factory=list)
+    """Nodes that turned out to be unsupported, in any graph."""
+    needed: dict[str, None] = field(default_factory=dict)
+    """Inputs of the model that would have to be constants."""
+
+
+class Graph:
+    """A graph being imported. Names that it does not make are those of the graph around it."""
+
+    def __init__(
+        self,
+        proto: onnx.GraphProto,
+        shared: Shared,
+        outer: Graph | None = None,
+        versions: Mapping[str, int] | None = None,
+    ) -> None:
+        """`versions` are those of the operators, if not the model's."""
+        self.proto, self.shared, self.outer = proto, shared, outer
+        self.versions = shared.versions if versions is None else versions
+        self.values: dict[str, Value] = {}
+        self.weights = {t.name: t for t in proto.initializer}
+        self.nodes = sorted_nodes(proto, shared.label)
+        self._makers: dict[str, onnx.NodeProto] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its inputs; not of those that have a value of their own."""
+        return [i.name for i in self.proto.input if i.name not in self.weights]
+
+    def run(self, inputs: Sequence[Value]) -> list[Value]:
+        """The outputs for these inputs.
+
+        Raises Unsupported when a node is; NodeError for one that does not fit its inputs.
+        """
+        if len(inputs) != len(self.names):
+            text = f"expected a graph with {len(inputs)} inputs, got {len(self.names)}"
+            raise Unsupported(f"{self.proto.name!r}: {text}")
+        self.values = dict(zip(self.names, inputs, strict=True))
+        self.walk()
+        if any(self.value(o.name) is None for o in self.proto.output):
+            raise Unsupported("")
+        return [self.output(o.name) for o in self.proto.output]
+
+    def walk(self) -> None:
+        """Import the nodes."""
+        for node in self.nodes:
+            self._node(node, self.versions)
+
+    # Names.
+
+    def value(self, name: str) -> Value | None:
+        """What a name stands for; None if that is made by a node that has been reported."""
+        at: Graph | None = self
+        while at is not None:
+            if name in at.values:
+                return at.values[name]
+            if name in at.weights:
+                at.values[name] = at.weight(name)
+                return at.values[name]
+            at = at.outer
+        return None
+
+    def output(self, name: str) -> Value:
+        """A value that must be there."""
+        found = self.value(name)
+        assert found is not None, f"{name!r} is not made: reported before"
+        return found
+
+    def weight(self, name: str) -> Value:
+        """An initializer."""
+        label, proto = self.shared.label, self.weights[name]
+        try:
+            from_onnx_dtype(proto.data_type)
+            array = onnx.numpy_helper.to_array(proto)
+        except Unsupported as error:
+            raise UnsupportedError(f"import {label}: initializer {name!r}: {error}") from error
+        except (ValueError, TypeError) as error:
+            raise ImportModelError(
+                f"import {label}: initializer {name!r} is broken: {error}"
+            ) from error
+        value = constant(array)
+        assert value.expr is not None
+        value.expr = with_span([value.expr], Span(f"initializer '{name}'"))[0]
+        return value
+
+    # Nodes.
+
+    def _node(self, proto: onnx.NodeProto, versions: Mapping[str, int]) -> None:
+        shared = self.shared
+        inputs = [self.value(i) if i else None for i in proto.input]
+        if any(i and v is None for i, v in zip(proto.input, inputs, strict=True)):
+            return  # made by a node that has already been reported
+        around, shared.scope.span = shared.scope.span, Span(describe(proto))
+        self._makers.update((o, proto) for o in proto.output)
+        try:
+            self._convert(proto, versions, inputs)
+        except Unsupported as error:
+            if str(error):  # else what is inside has been reported
+                shared.problems.append(f"{describe(proto)}: {error}")
+                shared.needed.update(dict.fromkeys(error.inputs))
+        except (NodeError, UnsupportedError) as error:
+            error.add_note(f"inside {describe(proto)}")
+            raise
+        except (CompileError, ValueError) as error:
+            raise self._located(proto, inputs, error) from error
+        finally:
+            shared.scope.span = around
+
+    def _convert(
+        self, proto: onnx.NodeProto, versions: Mapping[str, int], inputs: Sequence[Value | None]
+    ) -> None:
+        version = schema_version(proto, versions)
+        row = find_row(proto, versions)
+        if row is None:
+            function = defined_by(proto, domain_of(proto), version, inputs)
+            self._expand(proto, function)
+            return
+        node = Node(
+            proto,
+            version,
+            {a.name: read_attribute(a) for a in proto.attribute},
+            inputs,
+            self.shared.scope,
+            lambda graph: Graph(graph, self.shared, self, versions),
+        )
+        self._define(proto, evaluate(node) or fold(node, row.convert(node)))
+
+    def _expand(self, proto: onnx.NodeProto, function: onnx.FunctionProto) -> None:
+        """Import the nodes of the function that defines an operator."""
+        nodes, versions = body(function, proto, self.shared.label)
+        problems = [f"{describe(n)}: {p}" for n, p in problems_of(nodes, versions)]
+        self.shared.problems += problems
+        self.shared.scope.used |= names_read(nodes)
+        for node in () if problems else nodes:
+            self._node(node, versions)
+
+    def _located(
+        self, proto: onnx.NodeProto, inputs: Sequence[Value | None], error: Exception
+    ) -> NodeError:
+        found = NodeError(f"import {self.shared.label}: {describe(proto)}: {error}")
+        for name, value in zip(proto.input, inputs, strict=True):
+            if value is not None:
+                found.add_note(f"its input {name!r} is {type_text(value.type)}")
+        chain = " <- ".join(islice(self._chain(proto), CHAIN))
+        if chain:
+            found.add_note(f"made by {chain}")
+        return found
+
+    def _chain(self, proto: onnx.NodeProto) -> list[str]:
+        """The nodes that led to one, the nearest first."""
+        found: dict[str, None] = {}
+        waiting = [proto]
+        while waiting and len(found) <= CHAIN:
+            for name in waiting.pop(0).input:
+                maker = self._makers.get(name)
+                if maker is not None and describe(maker) not in found:
+                    found[describe(maker)] = None
+                    waiting.append(maker)
+        return list(found)
+
+    def _define(self, proto: onnx.NodeProto, result: Result) -> None:
+        """Give the outputs of a node their names."""
+        scope = self.shared.scope
+        many = (
+            self._fields(result)
+            if isinstance(result, Expr)
+            else list(result)
+            if isinstance(result, Sequence)
+            else [result]
+        )
+        wanted = [(i, name) for i, name in enumerate(proto.output) if name in scope.used and name]
+        for index, name in wanted:
+            if index >= len(many) or many[index] is None:
+                raise Unsupported(f"output {index} ({name!r}) is not supported")
+        exprs = {i: e for i, _ in wanted if isinstance(e := many[i], Expr)}
+        types = {i: scope.typed(e) for i, e in exprs.items()}
+        spanned = dict(zip(exprs, with_span(list(exprs.values()), scope.span), strict=True))
+        for index, name in wanted:
+            found = many[index]
+            self.values[name] = (
+                found if isinstance(found, Value) else Value(types[index], expr=spanned[index])
+            )
+
+    def _fields(self, expr: Expr) -> list[Expr | Value | None]:
+        found = self.shared.scope.type_of(expr)
+        if isinstance(found, TensorType):
+            return [expr]
+        return [TupleGetItem(expr, i) for i in range(len(field_types(found)))]

@@ -1,0 +1,249 @@
+"""Sequences of tensors: lists whose last element comes first, so that adding one costs the same for
+any length.
+
+A sequence is a value of the type List of the prelude, built by its constructors; what needs a walk
+over it is done by a function of the runtime (`host`), not by a kernel. Positions count from the
+front, or where negative from the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, register_op
+from ekiden.ir.prim import AnyDim, PrimExpr
+from ekiden.ir.text import type_text
+from ekiden.ir.type import GlobalTypeVar, TensorType, Type, TypeCall, TypeVar
+from ekiden.relay.expr import Call, Constructor, Expr, TypeData
+from ekiden.relay.interpreter import ConstructorValue
+from ekiden.relay.op._declare import attempt, attrs_of, call, fail
+from ekiden.runtime.errors import RunError
+from ekiden.topi.shape import normalize_axis
+
+_HEADER = GlobalTypeVar("List")
+_ELEMENT = TypeVar("A")
+CONS = Constructor("Cons", (_ELEMENT, TypeCall(_HEADER, (_ELEMENT,))), _HEADER, 0)
+NIL = Constructor("Nil", (), _HEADER, 1)
+LIST = TypeData(_HEADER, (_ELEMENT,), (CONS, NIL))
+"""The type List[A] of the prelude; a module that uses sequences must define it or the prelude's."""
+
+Elements: TypeAlias = "list[Array]"
+
+
+def list_type(element: Type) -> TypeCall:
+    """The type of a sequence of such tensors."""
+    return TypeCall(_HEADER, (element,))
+
+
+@node("relay.attrs.SequenceStackAttrs")
+class SequenceStackAttrs(Attrs):
+    """How many tensors there are, if that is known."""
+
+    length: PrimExpr | None = None
+    reverse: bool = False
+
+
+@node("relay.attrs.SequenceConcatAttrs")
+class SequenceConcatAttrs(Attrs):
+    """The axis along which tensors are put one after the other."""
+
+    axis: int = 0
+
+
+@node("relay.attrs.SequenceSplitAttrs")
+class SequenceSplitAttrs(Attrs):
+    """The axis that is cut, and whether parts of extent 1 keep it."""
+
+    axis: int = 0
+    keepdims: bool = True
+
+
+def elements(value: object) -> Elements:
+    """The tensors of an interpreted sequence, the first one first."""
+    found = []
+    while isinstance(value, ConstructorValue) and value.fields:
+        found.append(value.fields[0])
+        value = value.fields[1]
+    return [np.asarray(e) for e in reversed(found)]
+
+
+def from_elements(arrays: Iterable[Array]) -> ConstructorValue:
+    """An interpreted sequence."""
+    made = ConstructorValue(NIL)
+    for each in arrays:
+        made = ConstructorValue(CONS, (each, made))
+    return made
+
+
+def _element(name: str, kind: Type) -> TensorType:
+    match kind:
+        case TypeCall(func=GlobalTypeVar(name_hint="List"), args=(TensorType() as inner,)):
+            return inner
+    fail(name, f"expected a List of tensors, got {type_text(kind)}")
+
+
+def _place(position: object, length: int, is_end: bool = False) -> int:
+    at = int(np.asarray(position))
+    if not -length <= at < length + is_end:
+        raise RunError(f"sequence: position {at} is out of range for {length} elements")
+    return at + length if at < 0 else at
+
+
+def _at(attrs: Attrs | None, value: object, position: object) -> Array:
+    found = elements(value)
+    return found[_place(position, len(found))]
+
+
+def _insert(attrs: Attrs | None, value: object, new: Array, position: object) -> ConstructorValue:
+    found = elements(value)
+    found.insert(_place(position, len(found), True), new)
+    return from_elements(found)
+
+
+def _erase(attrs: Attrs | None, value: object, position: object) -> ConstructorValue:
+    found = elements(value)
+    del found[_place(position, len(found))]
+    return from_elements(found)
+
+
+def _stack(attrs: SequenceStackAttrs, value: object, dims: Array, like: Array) -> Array:
+    found = elements(value)
+    if attrs.reverse:
+        found.reverse()
+    return np.stack(found) if found else np.zeros((0, *map(int, dims)), like.dtype)
+
+
+def _stack_type(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    inner = _element("sequence.stack", types[0])
+    length = attrs_of(SequenceStackAttrs, attrs).length
+    return TensorType((AnyDim() if length is None else length, *inner.shape), inner.dtype)
+
+
+def _concat_type(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    inner = _element("sequence.concat", types[0])
+    wanted = attrs_of(SequenceConcatAttrs, attrs).axis
+    name = "sequence.concat"
+    axis = attempt(name, normalize_axis, wanted, len(inner.shape), name)
+    return TensorType((*inner.shape[:axis], AnyDim(), *inner.shape[axis + 1 :]), inner.dtype)
+
+
+def _split_type(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    data, wanted = types[0], attrs_of(SequenceSplitAttrs, attrs)
+    name = "sequence.split"
+    if not isinstance(data, TensorType):
+        fail(name, f"expected a tensor, got {type_text(data)}")
+    axis = attempt(name, normalize_axis, wanted.axis, len(data.shape), name)
+    kept = (AnyDim(),) if wanted.keepdims else ()
+    return list_type(TensorType((*data.shape[:axis], *kept, *data.shape[axis + 1 :]), data.dtype))
+
+
+def _split(attrs: SequenceSplitAttrs, data: Array, sizes: Array) -> ConstructorValue:
+    if sizes.sum() != data.shape[attrs.axis] or (sizes < 0).any():
+        extent = data.shape[attrs.axis]
+        raise RunError(f"sequence: parts of {sizes.tolist()} of an axis of extent {extent}")
+    parts = np.split(data, np.cumsum(sizes)[:-1], attrs.axis) if sizes.size else []
+    if not attrs.keepdims:
+        parts = [p.squeeze(attrs.axis) for p in parts]
+    return from_elements(parts)
+
+
+def _declare(
+    name: str,
+    arguments: str,
+    relation: Callable[[Sequence[Type], Attrs | None], Type],
+    reference: Callable[..., Any],
+    result: str,
+    attrs: type[Attrs] | None = None,
+) -> None:
+    register_op(
+        OpDef(
+            name=f"sequence.{name}",
+            arguments=tuple(arguments.split()),
+            attrs=attrs,
+            relation=relation,
+            reference=reference,
+            host=f"ek.sequence.{name}",
+            result=result,
+        )
+    )
+
+
+# fmt: off
+_declare("length", "sequence", lambda types, attrs: TensorType((), "int64"),
+         lambda attrs, value: np.asarray(len(elements(value)), np.int64), "an int64 scalar")
+_declare("at", "sequence position", lambda types, attrs: _element("sequence.at", types[0]),
+         _at, "one element")
+_declare("insert", "sequence value position", lambda types, attrs: types[0],
+         _insert, "the sequence with `value` before that position")
+_declare("erase", "sequence position", lambda types, attrs: types[0],
+         _erase, "the sequence without that element")
+_declare("stack", "sequence dims like", _stack_type, _stack,
+         "the elements along a new first axis; of shape (0, *dims) where there are none",
+         SequenceStackAttrs)
+_declare("concat", "sequence", _concat_type,
+         lambda attrs, value: np.concatenate(elements(value), attrs.axis),
+         "the elements one after the other", SequenceConcatAttrs)
+_declare("split", "data sizes", _split_type, _split,
+         "parts of these extents", SequenceSplitAttrs)
+# fmt: on
+
+
+def empty() -> Call:
+    """A sequence without elements."""
+    return Call(NIL, ())
+
+
+def append(sequence: Expr, value: Expr) -> Call:
+    """The sequence with a last element more."""
+    return Call(CONS, (value, sequence))
+
+
+def length(sequence: Expr) -> Call:
+    """How many elements there are."""
+    return call("sequence.length", sequence)
+
+
+def at(sequence: Expr, position: Expr) -> Call:
+    """One element."""
+    return call("sequence.at", sequence, position)
+
+
+def insert(sequence: Expr, value: Expr, position: Expr) -> Call:
+    """The sequence with an element more before a position; its length means at the end."""
+    return call("sequence.insert", sequence, value, position)
+
+
+def erase(sequence: Expr, position: Expr) -> Call:
+    """The sequence without an element."""
+    return call("sequence.erase", sequence, position)
+
+
+def stack(
+    sequence: Expr, dims: Expr, like: Expr, length: PrimExpr | None = None, reverse: bool = False
+) -> Call:
+    """The elements along a new first axis, in turn or the last first. `dims` is the shape of an
+    element and `like` a tensor of its dtype, for where there is none.
+    """
+    attrs = SequenceStackAttrs(length, reverse)
+    return call("sequence.stack", sequence, dims, like, attrs=attrs)
+
+
+def concat(sequence: Expr, axis: int) -> Call:
+    """The elements one after the other along an axis; there must be one."""
+    return call("sequence.concat", sequence, attrs=SequenceConcatAttrs(axis))
+
+
+def split(data: Expr, sizes: Expr, axis: int, keepdims: bool = True) -> Call:
+    """Parts of a tensor along an axis."""
+    return call("sequence.split", data, sizes, attrs=SequenceSplitAttrs(axis, keepdims))
+
+
+__all__ = [
+    "CONS", "LIST", "NIL", "append", "at", "concat", "elements", "empty", "erase", "from_elements",
+    "insert", "length", "list_type", "split", "stack",
+]  # fmt: skip

@@ -1,0 +1,265 @@
+"""Registers are shared without changing what a function computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from ekiden.backend.vm.encode import Instruction, make
+from ekiden.backend.vm.registers import allocate
+from ekiden.runtime.errors import InternalError
+
+pytestmark = pytest.mark.quick
+
+N_PARAMS = 3
+Draw = st.DrawFn
+
+
+def run(code: Sequence[Instruction], choices: int) -> tuple[object, list[object]]:
+    """The result of a function whose values are terms, and the calls it makes; `choices` has a bit
+    for each test.
+    """
+    held: dict[object, object] = {i: f"p{i}" for i in range(N_PARAMS)}
+    effects: list[object] = []
+    at = 0
+    while True:
+        each = code[at]
+        match each.name:
+            case "Ret":
+                return held[each["src"]], effects
+            case "Goto":
+                at += _offset(each, "offset")
+                continue
+            case "If":
+                term = (held[each["test"]], held[each["target"]])
+                effects.append(term)
+                is_true = choices >> len(effects) & 1
+                at += _offset(each, "true_offset" if is_true else "false_offset")
+                continue
+            case "KillRegister":
+                held.pop(each["dst"], None)
+            case "InvokePacked":
+                effects.append(_terms(each, held, "args"))
+            case "Invoke":
+                effects.append(_terms(each, held, "args"))
+                held[each["dst"]] = ("call", effects[-1])
+            case "Move":
+                held[each["dst"]] = _take(each["src"], held)
+            case "LoadConsti":
+                held[each["dst"]] = each["value"]
+            case "GetField":
+                held[each["dst"]] = ("field", held[each["object"]], each["index"])
+            case "AllocADT":
+                held[each["dst"]] = ("data", _terms(each, held, "fields"))
+        at += 1
+
+
+def _offset(each: Instruction, name: str) -> int:
+    offset = each[name]
+    assert isinstance(offset, int)
+    return offset
+
+
+def _terms(each: Instruction, held: dict[object, object], name: str) -> tuple[object, ...]:
+    registers = each[name]
+    assert isinstance(registers, tuple)
+    return tuple(_take(register, held) for register in registers)
+
+
+def _take(register: object, held: dict[object, object]) -> object:
+    """What a register holds; nothing is left in one that is written -1-r."""
+    assert isinstance(register, int)
+    return held[register] if register >= 0 else held.pop(-1 - register)
+
+
+@dataclass
+class Writer:
+    """Draws the code of a function as the compiler emits it: joins are values written on every way
+    to them.
+    """
+
+    draw: Draw
+    code: list[Instruction] = field(default_factory=list)
+    count: int = N_PARAMS
+
+    def number(self, low: int, high: int) -> int:
+        found: int = self.draw(st.integers(low, high))
+        return found
+
+    def new(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def some(self, known: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self.pick(known) for _ in range(self.number(0, 3)))
+
+    def pick(self, known: Sequence[int]) -> int:
+        return known[self.number(0, len(known) - 1)]
+
+    def simple(self, known: list[int]) -> None:
+        kind = self.number(0, 5)
+        if kind == 5:
+            self.code.append(
+                make("InvokePacked", packed_index=0, output_size=0, args=self.some(known))
+            )
+            return
+        dst = self.new()
+        made = (
+            lambda: make("LoadConsti", dst=dst, value=len(self.code)),
+            lambda: make("Move", dst=dst, src=self.pick(known)),
+            lambda: make("GetField", dst=dst, object=self.pick(known), index=1),
+            lambda: make("AllocADT", dst=dst, tag=0, fields=self.some(known)),
+            lambda: make("Invoke", dst=dst, func=0, args=self.some(known)),
+        )
+        self.code.append(made[kind]())
+        known.append(dst)
+
+    def block(self, known: list[int], depth: int) -> list[int]:
+        """A few values, some of them chosen among branches that give several; what is known."""
+        known = list(known)
+        for _ in range(self.number(1, 5)):
+            if depth and self.number(0, 2) == 0:
+                known += self.branch(known, depth - 1)
+            else:
+                self.simple(known)
+        return known
+
+    def branch(self, known: list[int], depth: int) -> list[int]:
+        """A test and two or three ways to values that each of them writes."""
+        joined = [self.new() for _ in range(self.number(1, 3))]
+        ends: list[int] = []
+        for _ in range(self.number(1, 2)):
+            at = len(self.code)
+            test, target = self.pick(known), self.pick(known)
+            branch = make("If", test=test, target=target, true_offset=1, false_offset=1)
+            self.code.append(branch)
+            self.leave(self.block(known, depth), joined)
+            ends.append(len(self.code))
+            self.code.append(make("Goto", offset=1))
+            self.code[at] = make("If", test=test, target=target, true_offset=1,
+                                 false_offset=len(self.code) - at)  # fmt: skip
+        self.leave(self.block(known, depth), joined)
+        for at in ends:
+            self.code[at] = make("Goto", offset=len(self.code) - at)
+        return joined
+
+    def leave(self, known: list[int], joined: list[int]) -> None:
+        for each in joined:
+            self.code.append(make("Move", dst=each, src=self.pick(known)))
+
+
+@st.composite
+def functions(draw: Draw) -> list[Instruction]:
+    writer = Writer(draw)
+    known = writer.block(list(range(N_PARAMS)), 3)
+    writer.code.append(make("Ret", src=writer.pick(known)))
+    return writer.code
+
+
+@settings(max_examples=60, deadline=None, phases=[Phase.generate])
+@given(functions(), st.integers(0, 2**20))
+def test_a_function_computes_the_same_in_fewer_registers(
+    code: list[Instruction], choices: int
+) -> None:
+    count, shared = allocate(code, N_PARAMS)
+    result, effects = run(code, choices)
+    assert run(shared, choices) == (result, effects)
+    highest = max((r for each in code for r in _written(each)), default=0)
+    assert count <= max(highest + 1, N_PARAMS)
+
+
+def _written(each: Instruction) -> list[int]:
+    dst = each["dst"] if each.name in ("Move", "LoadConsti", "GetField", "AllocADT") else 0
+    assert isinstance(dst, int)
+    return [dst]
+
+
+def test_a_move_goes_where_its_source_dies() -> None:
+    code = [
+        make("AllocADT", dst=1, tag=0, fields=(0,)),
+        make("Move", dst=2, src=1),
+        make("Ret", src=2),
+    ]
+    assert allocate(code, 1) == (
+        1,
+        (make("AllocADT", dst=0, tag=0, fields=(-1,)), make("Ret", src=0)),
+    )
+
+
+def test_an_argument_is_moved_where_it_is_read_last() -> None:
+    code = [
+        make("Invoke", dst=3, func=0, args=(0, 1, 0)),
+        make("InvokeClosure", dst=4, closure=1, args=(1, 2)),
+        make("Ret", src=4),
+    ]
+    _, made = allocate(code, 3)
+    assert made[0]["args"] == (0, 1, -1)
+    assert made[-2]["args"] == (1, -3)  # the closure stays until it is called
+
+
+def test_what_nothing_reads_is_not_made() -> None:
+    code = [
+        make("GetField", dst=1, object=0, index=0),
+        make("AllocADT", dst=2, tag=0, fields=(1,)),
+        make("Ret", src=0),
+    ]
+    assert allocate(code, 1) == (1, (make("Ret", src=0),))
+
+
+def test_dead_values_are_forgotten_before_a_call_on_the_way_that_does_not_need_them() -> None:
+    """$1 is read on one way only; the other forgets it before its call."""
+    code = [
+        make("LoadConsti", dst=2, value=1),
+        make("If", test=0, target=2, true_offset=1, false_offset=3),
+        make("Invoke", dst=3, func=0, args=(1,)),
+        make("Goto", offset=2),
+        make("Invoke", dst=3, func=0, args=(0,)),
+        make("Ret", src=3),
+    ]
+    count, made = allocate(code, 2)
+    assert count == 3
+    assert [each.name for each in made] == [
+        "LoadConsti", "If", "KillRegister", "Invoke", "Goto", "KillRegister", "Invoke", "Ret",
+    ]  # fmt: skip
+    assert made[2] == make("KillRegister", dst=0)
+    assert made[5] == make("KillRegister", dst=1)
+    assert made[1]["false_offset"] == 4
+
+
+def test_tensors_in_a_shared_storage_are_not_forgotten_before_memory_is_asked_for() -> None:
+    """The tensor of a storage of its own is; a view of the arena costs nothing to keep."""
+    tensor = {"offset": 0, "dtype": "float32", "shape": ()}
+    storage = {"size": 0, "size_index": 0, "alignment": 64, "device": 0}
+    code = [
+        make("AllocStorage", dst=1, **storage),  # type: ignore[arg-type]
+        make("AllocTensor", dst=2, storage=1, **tensor),  # type: ignore[arg-type]
+        make("AllocStorage", dst=3, **storage),  # type: ignore[arg-type]
+        make("AllocTensor", dst=4, storage=3, **tensor),  # type: ignore[arg-type]
+        make("InvokePacked", packed_index=0, output_size=1, args=(2, 4)),
+        make("AllocStorage", dst=5, **storage),  # type: ignore[arg-type]
+        make("AllocTensor", dst=6, storage=1, **tensor),  # type: ignore[arg-type]
+        make("AllocTensor", dst=7, storage=5, **tensor),  # type: ignore[arg-type]
+        make("InvokePacked", packed_index=0, output_size=1, args=(6, 7)),
+        make("Ret", src=7),
+    ]
+    _, made = allocate(code, 1)
+    killed = [each["dst"] for each in made if each.name == "KillRegister"]
+    own = next(each["args"] for each in made if each.name == "InvokePacked")
+    assert isinstance(own, tuple)
+    assert own[1] in killed
+    assert own[0] not in killed
+
+
+def test_a_jump_back_is_refused() -> None:
+    with pytest.raises(InternalError, match="registers: Goto at 1 jumps back"):
+        allocate([make("LoadConsti", dst=0, value=1), make("Goto", offset=-1)], 0)
+
+
+def test_a_long_function_needs_few_registers() -> None:
+    code = [make("AllocADT", dst=i + 1, tag=0, fields=(i,)) for i in range(10_000)]
+    count, made = allocate([*code, make("Ret", src=10_000)], 1)
+    assert (count, len(made)) == (1, 10_001)

@@ -1,0 +1,60 @@
+"""Decision trees of matches."""
+
+from __future__ import annotations
+
+import pytest
+
+from ekiden.backend.vm.match import Leaf, Test, decision_tree
+from ekiden.relay import Match, parse
+from ekiden.relay.transform.scopes import evaluation_order
+
+pytestmark = pytest.mark.quick
+
+Test.__test__ = False  # type: ignore[attr-defined]  # not a class of tests
+TYPES = "type List[A] { Cons(A, List[A]), Nil, } type Pair { Both(List[int32], List[int32]), }"
+
+
+def tree(kind: str, clauses: str) -> list[Leaf | Test]:
+    module = parse(f"{TYPES} def @f(%x: {kind}) -> int32 {{ match (%x) {{ {clauses} }} }}")
+    found = next(e for e in evaluation_order(module["f"].body) if isinstance(e, Match))  # type: ignore[attr-defined]
+    return decision_tree(found.clauses)
+
+
+def shown(nodes: list[Leaf | Test], number: int | None = 0) -> object:
+    """A tree as nested data."""
+    if number is None:
+        return "nothing"
+    node = nodes[number]
+    if isinstance(node, Leaf):
+        return node.clause, {variable.name_hint: path for variable, path in node.variables}
+    cases = {tag: shown(nodes, each) for tag, each in node.cases.items()}
+    return node.path, cases, shown(nodes, node.other)
+
+
+def test_a_part_is_tested_once() -> None:
+    nodes = tree("List[int32]", "Cons(%a, Cons(%b, _)) => %b, Cons(%a, _) => %a, Nil => 0")
+    inner = (1,), {0: (0, {"a": (0,), "b": (1, 0)})}, (1, {"a": (0,)})
+    assert shown(nodes) == ((), {0: inner, 1: (2, {})}, "nothing")
+
+
+def test_what_fits_everything_is_not_tested() -> None:
+    assert shown(tree("List[int32]", "%all => 1, Nil => 0")) == (0, {"all": ()})
+    pair = "(%a, (_, %b)) => %a + %b"
+    assert shown(tree("(int32, (int32, int32))", pair)) == (0, {"a": (0,), "b": (1, 1)})
+
+
+def test_a_clause_may_be_reached_on_several_ways() -> None:
+    nodes = tree("(List[int32], List[int32])", "(Nil, Nil) => 0, (Cons(%a, _), _) => %a, _ => 2")
+    first = (1,), {1: (0, {})}, (2, {})
+    assert shown(nodes) == ((0,), {1: first, 0: (1, {"a": (0, 0)})}, (2, {}))
+
+
+def test_the_place_that_most_clauses_ask_about_comes_first() -> None:
+    clauses = "Both(Nil, Nil) => 0, Both(_, Cons(_, _)) => 1, Both(_, Nil) => 2"
+    root, cases, other = shown(tree("Pair", clauses))  # type: ignore[misc]
+    assert (root, other) == ((), "nothing")
+    assert cases[0][0] == (1,)
+
+
+def test_a_match_without_clauses_has_no_nodes() -> None:
+    assert decision_tree([]) == []

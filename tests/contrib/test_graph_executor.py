@@ -1,0 +1,277 @@
+"""The graph executor and its debugger: faces over the machine, under TVM's names."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay, runtime
+from ekiden.backend.graph.graph import Graph
+from ekiden.contrib import graph_executor
+from ekiden.contrib.debugger import debug_executor
+from ekiden.contrib.graph_executor import GraphModule
+from ekiden.driver.factory import ExecutorFactoryModule
+from ekiden.runtime.errors import CompileError, InputError, LoadError, RunError
+
+X = np.arange(40, dtype="float32").reshape(10, 4) / 7
+WEIGHT = np.linspace(-1, 1, 12, dtype="float32").reshape(3, 4)
+HOST = ekiden.cpu()
+
+
+@pytest.fixture(scope="module")
+def lib() -> ExecutorFactoryModule:
+    x, w = relay.var("x", shape=(10, 4)), relay.var("w", shape=(3, 4))
+    y = relay.nn.dense(relay.exp(x), w)
+    pair = relay.Tuple([y, relay.Tuple([relay.reshape(relay.nn.softmax(y), (30,)), x])])
+    return relay.build(relay.Function([x, w], pair), "llvm", params={"w": WEIGHT})
+
+
+@pytest.fixture
+def module(lib: ExecutorFactoryModule) -> GraphModule:
+    return GraphModule(lib["default"](HOST))
+
+
+def expected() -> list[np.ndarray]:
+    y = np.exp(X) @ WEIGHT.T
+    e = np.exp(y - y.max(1, keepdims=True))
+    return [y, (e / e.sum(1, keepdims=True)).reshape(30), X]
+
+
+def check(module: GraphModule) -> None:
+    assert module.get_num_outputs() == 3
+    for index, wanted in enumerate(expected()):
+        np.testing.assert_allclose(module.get_output(index).numpy(), wanted, rtol=1e-4)
+
+
+def test_inputs_are_set_and_outputs_asked_for(module: GraphModule) -> None:
+    module.set_input("x", X)
+    module.run()
+    check(module)
+    module.run(x=np.zeros_like(X))
+    np.testing.assert_array_equal(module.get_output(2).numpy(), np.zeros_like(X))
+    out = runtime.empty((10, 4), "float32")
+    assert module.get_output(2, out) is out
+    np.testing.assert_array_equal(out.numpy(), np.zeros_like(X))
+
+
+def test_a_set_input_is_a_copy_and_a_shared_one_is_not(module: GraphModule) -> None:
+    array = X.copy()
+    module.set_input("x", array)
+    array[:] = 0
+    np.testing.assert_array_equal(module.get_input("x").numpy(), X)
+    tensor = runtime.tensor(X.copy())
+    module.set_input_zero_copy("x", tensor)
+    tensor.numpy()[:] = 1
+    module.run()
+    np.testing.assert_array_equal(module.get_output(2).numpy(), np.ones_like(X))
+
+
+def test_a_graph_and_its_constants_go_out_and_in(lib: ExecutorFactoryModule) -> None:
+    text, library, params = lib
+    assert Graph.from_json(text).to_json() == text == lib.get_graph_json()
+    document = json.loads(text)
+    assert [document["nodes"][n]["op"] for n in document["arg_nodes"]] == ["null", "null"]
+    assert document["node_row_ptr"][-1] == len(document["attrs"]["shape"][1])
+    module = graph_executor.create(text, library, HOST)
+    module.load_params(runtime.save_param_dict(params))
+    module.run(x=X)
+    check(module)
+    other = graph_executor.create(text, library, HOST)
+    other.share_params(module, runtime.save_param_dict(params))
+    (name,) = params
+    assert np.shares_memory(other.get_input(name).numpy(), module.get_input(name).numpy())
+    other.run(x=X)
+    check(other)
+
+
+def test_constants_of_a_created_graph_begin_as_the_library_has_them(
+    lib: ExecutorFactoryModule,
+) -> None:
+    module = graph_executor.create(lib.get_graph_json(), lib, HOST)
+    module.run(x=X)
+    check(module)
+    (name,) = lib.get_params()
+    module.set_input(name, np.zeros(lib.get_params()[name].shape, "float32"))
+    module.run()
+    np.testing.assert_array_equal(module.get_output(0).numpy(), np.zeros((10, 3), "float32"))
+
+
+@pytest.mark.parametrize("suffix", ["eki", "so"])
+def test_an_artifact_makes_graph_executors(
+    lib: ExecutorFactoryModule, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"model.{suffix}"
+    (lib.save if suffix == "eki" else lib.export_library)(path)
+    loaded = runtime.load_module(path)
+    module = GraphModule(loaded["default"](HOST))
+    module.run(x=X)
+    check(module)
+    again = graph_executor.create(lib.get_graph_json(), loaded, HOST)
+    again.run(x=X)
+    check(again)
+
+
+def test_inputs_are_described(module: GraphModule) -> None:
+    shapes, dtypes = module.get_input_info()
+    assert shapes == {"x": runtime.Shape((10, 4))}
+    assert dtypes == {"x": "float32"}
+    assert module.get_num_inputs() == 1
+    assert (module.get_input_index("x"), module.get_input_index("y")) == (0, -1)
+    assert module.module.kind == "GraphExecutor"
+    assert {"run", "set_input", "get_output"} <= set(module.module.names())
+
+
+def test_what_is_not_set_is_zeros(module: GraphModule) -> None:
+    module.run()
+    np.testing.assert_array_equal(module.get_output(2).numpy(), np.zeros_like(X))
+
+
+def test_errors_name_the_input(module: GraphModule) -> None:
+    with pytest.raises(RuntimeError, match="Could not find 'y' in graph's inputs"):
+        module.set_input("y", X)
+    with pytest.raises(InputError, match=r"set_input 'x': float32\[10, 4\] expected"):
+        module.set_input("x", X[:3])
+    with pytest.raises(RunError, match="get_output: nothing has run yet"):
+        module.get_output(0)
+    raw = module.module
+    with pytest.raises(InputError, match="run: input 'x' is not set"):
+        raw["run"]()
+    with pytest.raises(InputError, match="set_input: no input is named 'y'"):
+        raw["set_input"]("y", X)
+    with pytest.raises(IndexError, match="set_input: an input below 1 expected, got 1"):
+        raw["set_input"](1, X)
+    with pytest.raises(TypeError, match="set_input: 2 arguments expected, got 1"):
+        raw["set_input"]("x")
+
+
+def test_programs_that_branch_are_refused_with_the_reason() -> None:
+    x, c = relay.var("x", shape=(2,)), relay.var("c", shape=(), dtype="bool")
+    lib = relay.build(relay.Function([c, x], relay.If(c, relay.exp(x), x)))
+    with pytest.raises(CompileError, match="not a straight line: it has the .* (If|Switch)"):
+        lib["default"](HOST)
+    with pytest.raises(CompileError, match="not a straight line"):
+        lib.get_graph_json()
+    np.testing.assert_array_equal(lib(False, np.ones(2, "float32")).numpy(), np.ones(2))
+
+
+def test_dynamic_shapes_run_but_have_no_json() -> None:
+    n = relay.SizeVar("n", "int64")
+    x = relay.var("x", shape=(n, 2))
+    lib = relay.build(relay.Function([x], relay.exp(x)))
+    module = GraphModule(lib["default"](HOST))
+    for size in (3, 5):
+        module.run(x=np.zeros((size, 2), "float32"))
+        np.testing.assert_array_equal(module.get_output(0).numpy(), np.ones((size, 2)))
+    with pytest.raises(CompileError, match="input 'x' is no tensor of a known shape"):
+        lib.get_graph_json()
+
+
+def test_a_kernel_of_any_library_can_be_called() -> None:
+    n, shape = 4, ["list_shape", [[4], [4]]]
+    attrs = {"func_name": "my_double", "num_inputs": "1", "num_outputs": "1", "flatten_data": "1"}
+    graph = {
+        "nodes": [
+            {"op": "null", "name": "x", "inputs": []},
+            {"op": "tvm_op", "name": "add", "inputs": [[0, 0, 0]], "attrs": attrs},
+        ],
+        "arg_nodes": [0],
+        "node_row_ptr": [0, 1, 2],
+        "heads": [[1, 0, 0]],
+        "attrs": {
+            "shape": shape,
+            "dltype": ["list_str", ["float32"] * 2],
+            "storage_id": ["list_int", [0, 1]],
+        },
+    }
+    a = ekiden.te.placeholder((n,), name="a")
+    b = ekiden.te.compute((n,), lambda i: a[i] * 2.0, name="b")
+    func = ekiden.te.create_prim_func([a, b]).with_fields(attrs={"global_symbol": "my_double"})
+    module = graph_executor.create(json.dumps(graph), ekiden.build(func), HOST)
+    module.run(x=np.arange(4, dtype="float32"))
+    assert module.get_output(0).numpy().tolist() == [0, 2, 4, 6]
+    attrs["func_name"] = "other"
+    with pytest.raises(LoadError, match="primitive 'other'"):
+        graph_executor.create(json.dumps(graph), ekiden.build(func), HOST)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"heads": [[9, 0, 0]]}, r"no node before has the output \[9, 0, 0\]"),
+        ({"nodes": []}, "outputs are described"),
+        ({"attrs": {}}, "KeyError"),
+    ],
+)
+def test_what_is_no_graph_is_refused(
+    lib: ExecutorFactoryModule, change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(LoadError, match=message):
+        Graph.from_json(json.dumps({**json.loads(lib.get_graph_json()), **change}))
+
+
+def test_the_time_of_a_run(module: GraphModule) -> None:
+    result = module.benchmark(HOST, x=X, repeat=2, number=1)
+    assert len(result.results) == 2
+    assert result.min > 0
+
+
+@pytest.fixture
+def debug(lib: ExecutorFactoryModule, tmp_path: Path) -> Iterator[debug_executor.GraphModuleDebug]:
+    made = debug_executor.create(lib.get_graph_json(), lib, HOST, dump_root=str(tmp_path))
+    yield made
+    made.exit()
+
+
+def test_the_debugger_shows_what_each_node_gives(
+    debug: debug_executor.GraphModuleDebug, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    debug.run(x=X, number=1)
+    check(debug)
+    nodes = debug.debug_datum.get_graph_nodes()
+    exp = next(i for i, n in enumerate(nodes) if "exp" in str(n["name"]))
+    np.testing.assert_allclose(debug.get_node_output(exp, 0).numpy(), np.exp(X), rtol=1e-5)
+    out = runtime.empty((10, 4), "float32")
+    debug.debug_get_output(str(nodes[exp]["name"]), out)
+    np.testing.assert_allclose(out.numpy(), np.exp(X), rtol=1e-5)
+    assert "Total_time" in capsys.readouterr().out
+    (folder,) = tmp_path.iterdir()
+    assert {f.name for f in folder.iterdir()} == {
+        "_tvmdbg_graph_dump.json",
+        "_tvmdbg_execution_trace.json",
+        "output_tensors.params",
+    }
+    events = json.loads((folder / "_tvmdbg_execution_trace.json").read_text())["traceEvents"]
+    assert len(events) == 2 * len(nodes)
+
+
+def test_the_debugger_measures_each_node(debug: debug_executor.GraphModuleDebug) -> None:
+    debug.set_input("x", X)
+    times = debug.run_individual(number=1, repeat=2)
+    nodes = debug.debug_datum.get_graph_nodes()
+    assert [len(each) for each in times] == [2] * len(nodes)
+    assert all((sum(t) > 0) == ("fused" in str(n["op"])) for t, n in zip(times, nodes, strict=True))
+    with pytest.raises(InputError, match="node: a number below"):
+        debug.run_individual_node(len(nodes))
+    with pytest.raises(AttributeError, match="Could not find a node named nothing"):
+        debug.debug_get_output("nothing")
+
+
+def test_the_factory_makes_the_debuggers_module(lib: ExecutorFactoryModule) -> None:
+    module = lib["debug_create"]("default", HOST)
+    debug = debug_executor.GraphModuleDebug(module, [HOST], lib.get_graph_json())
+    debug.set_input(x=X)
+    debug.run(number=1)
+    check(debug)
+    debug.exit()
+
+
+def test_evaluating_with_the_graph_executor() -> None:
+    x = relay.var("x", shape=(2,))
+    function = relay.Function([x], relay.Tuple([x, relay.Tuple([relay.negative(x)])]))
+    run = relay.create_executor("graph", ekiden.IRModule.from_expr(function)).evaluate()
+    first, (second,) = run(np.ones(2, "float32"))
+    assert first.numpy().tolist() == [1, 1]
+    assert second.numpy().tolist() == [-1, -1]

@@ -1,0 +1,271 @@
+"""MemoryPlan through branches and recursion: whichever way a run takes, what is read is intact."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pass_checks import main_of, program
+from test_memory_plan import M, N, kernel, typed
+
+from ekiden.arith import evaluate
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
+from ekiden.ir.type import TensorType, tensor_type
+from ekiden.relay.expr import Call, Function, If, Let, Tuple, Var
+from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
+from ekiden.relay.transform import ManifestAlloc, MemoryPlan
+from ekiden.relay.transform.chains import let_chain
+from ekiden.relay.transform.manifest_alloc import size_in_bytes
+from ekiden.relay.transform.scopes import evaluation_order
+
+SHAPES = [(1,), (40,), (300,), (N,), (N, M), (2 * N, M)]
+
+
+class _Maker:
+    """Draws chains of kernels, tuples and branches."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
+        self.made = 0
+        self.condition = typed("c", TensorType((), "bool"))
+
+    def name(self) -> str:
+        self.made += 1
+        return f"v{self.made}"
+
+    def chain(self, known: list[Var], kind: TensorType, depth: int) -> RelayExpr:
+        """Some bindings, then a value of a type."""
+        known = list(known)
+        bindings: list[tuple[Var, RelayExpr]] = []
+        for _ in range(self.draw(st.integers(0, 4))):
+            shape = self.draw(st.sampled_from(SHAPES))
+            bindings.append(self.binding(known, tensor_type(shape), depth))
+            known.append(bindings[-1][0])
+        bindings.append(self.binding(known, kind, depth))
+        result = bindings[-1][0]
+        like = [v for v in known if v.checked_type == kind]
+        if like and self.draw(st.booleans()):
+            result = self.draw(st.sampled_from(like))
+        return let_chain(bindings, result)
+
+    def binding(self, known: list[Var], kind: TensorType, depth: int) -> tuple[Var, RelayExpr]:
+        made = typed(self.name(), kind)
+        if depth and self.draw(st.integers(0, 2)) == 0:
+            branches = [self.chain(known, kind, depth - 1) for _ in range(2)]
+            value: RelayExpr = If(self.condition, *branches)
+        else:
+            inputs = self.draw(st.lists(st.sampled_from(known), min_size=1, max_size=3))
+            value = Call(kernel(inputs, kind), tuple(inputs))
+        value.set_checked_type(kind)
+        return made, value
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> IRModule:
+    maker = _Maker(draw)
+    x = typed("x", tensor_type((N, M)))
+    body = maker.chain([x], tensor_type(draw(st.sampled_from(SHAPES))), 2)
+    return ManifestAlloc()(IRModule({"main": Function((maker.condition, x), body, None)}))
+
+
+class _Machine:
+    """Runs a planned body on bytes: each kernel stamps its result, and what it reads must bear the
+    stamp of the kernel that made it.
+    """
+
+    def __init__(self, symbols: dict[SizeVar, int], choices: list[bool]) -> None:
+        self.symbols = symbols
+        self.choices = choices
+        self.taken = 0
+        self.storages: dict[RelayExpr, np.ndarray] = {}
+        self.windows: dict[RelayExpr, np.ndarray] = {}
+        self.stamps: dict[int, int] = {}
+
+    def value(self, expr: PrimExpr) -> int:
+        return int(evaluate(expr, self.symbols))
+
+    def run(self, body: RelayExpr) -> RelayExpr:
+        while isinstance(body, Let):
+            self.bind(body.var, body.value)
+            body = body.body
+        return body
+
+    def bind(self, variable: Var, value: RelayExpr) -> None:
+        match value:
+            case If():
+                choice = self.choices[self.taken % len(self.choices)]
+                self.taken += 1
+                result = self.run(value.true_branch if choice else value.false_branch)
+                if result in self.windows:
+                    self.windows[variable] = self.windows[result]
+            case Call(attrs=AllocStorageAttrs(size=size)):
+                self.storages[variable] = np.zeros(self.value(size), np.int64)
+            case Call(attrs=AllocTensorAttrs() as attrs):
+                size = self.value(size_in_bytes(TensorType(attrs.shape, attrs.dtype)))
+                offset = self.value(attrs.offset)
+                storage = self.storages[value.args[0]]
+                assert offset % 64 == 0 and offset + size <= len(storage)
+                self.windows[variable] = storage[offset : offset + size]
+            case Call(args=(_, inputs, outputs)):
+                self.invoke(inputs, outputs)
+
+    def invoke(self, inputs: RelayExpr, outputs: RelayExpr) -> None:
+        assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
+        for each in inputs.fields:
+            self.check(each)
+        for each in outputs.fields:
+            window = self.windows[each]
+            window[:] = len(self.stamps) + 1
+            self.stamps[id(window)] = len(self.stamps) + 1
+
+    def check(self, tensor: RelayExpr) -> None:
+        window = self.windows.get(tensor)
+        if window is not None:
+            assert (window == self.stamps[id(window)]).all(), f"{tensor} was overwritten"
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs(), st.integers(0, 4), st.integers(1, 30), st.lists(st.booleans(), min_size=1))
+def test_nothing_is_overwritten_on_any_way(
+    module: IRModule, n: int, m: int, choices: list[bool]
+) -> None:
+    body = main_of(MemoryPlan()(module)).body
+    machine = _Machine({N: n, M: m}, choices)
+    machine.check(machine.run(body))
+
+
+@settings(max_examples=20, deadline=None)
+@given(programs())
+def test_a_plan_needs_no_more_than_a_storage_for_each_tensor(module: IRModule) -> None:
+    before, after = (
+        sum(
+            _rounded(int(evaluate(a.size, {N: 3, M: 50}))) for a in _allocations(main_of(each).body)
+        )
+        for each in (module, MemoryPlan()(module))
+    )
+    assert after <= before
+
+
+def _rounded(size: int) -> int:
+    return (size + 63) // 64 * 64
+
+
+def _allocations(body: RelayExpr) -> list[AllocStorageAttrs]:
+    return [
+        e.attrs
+        for e in evaluation_order(body)
+        if isinstance(e, Call) and isinstance(e.attrs, AllocStorageAttrs)
+    ]
+
+
+def _storages(module: IRModule, name: str = "main") -> list[tuple[int, bool]]:
+    """Sizes of the storages of a function, and whether they are arenas."""
+    function = module[name]
+    assert isinstance(function, Function)
+    return [(a.size.value, a.arena) for a in _allocations(function.body)]
+
+
+K = "fn (%p: Tensor[(16,), float32], Primitive=1) -> Tensor[(16,), float32] { tanh(%p) }"
+BIG = (
+    "fn (%p: Tensor[(16,), float32], Primitive=1) -> Tensor[(1600,), float32]"
+    " { tile(%p, reps=[100]) }"
+)
+SUM = (
+    "fn (%p: Tensor[(1600,), float32], Primitive=1) -> Tensor[(16,), float32]"
+    " { sum(reshape(%p, newshape=[100, 16]), axis=[0]) }"
+)
+
+
+def test_branches_share_bytes() -> None:
+    module = program(f"""def @main(%c: bool, %x: Tensor[(16,), float32]) {{
+      let %a = {K}(%x);
+      let %y = if (%c) {{ let %b = {BIG}(%a); let %d = {SUM}(%b); %d }}
+               else {{ let %e = {BIG}(%x); let %f = {SUM}(%e); %f }};
+      let %g = {K}(%y); %g }}""")
+    # %a while %b is made, then the result of either branch: beside one big tensor
+    assert sorted(_storages(MemoryPlan()(ManifestAlloc()(module)))) == [
+        (64, False),
+        (6400 + 64, True),
+    ]
+
+
+def test_what_a_branch_alone_reads_is_dead_in_the_other() -> None:
+    module = program(f"""def @main(%c: bool, %x: Tensor[(16,), float32]) {{
+      let %a = {BIG}(%x);
+      let %y = if (%c) {{ let %b = {SUM}(%a); %b }}
+               else {{ let %e = {BIG}(%x); let %f = {SUM}(%e); %f }};
+      let %g = {K}(%y); %g }}""")
+    sizes = _storages(MemoryPlan()(ManifestAlloc()(module)))
+    assert sorted(sizes) == [(64, False), (6400 + 64, True)]
+
+
+def test_the_result_of_a_branch_leaves_with_it() -> None:
+    module = program(f"""def @main(%c: bool, %x: Tensor[(16,), float32]) {{
+      let %y = if (%c) {{ let %b = {K}(%x); %b }} else {{ let %e = {K}(%x); %e }}; %y }}""")
+    assert _storages(MemoryPlan()(ManifestAlloc()(module))) == [(64, False), (64, False)]
+
+
+def test_no_arena_waits_for_a_call_of_the_same_function() -> None:
+    module = program(f"""def @main(%c: bool, %x: Tensor[(16,), float32])
+        -> Tensor[(16,), float32] {{
+      let %y = if (%c) {{
+        let %a = {BIG}(%x); let %b = {SUM}(%a); let %d = @main(%c, %b);
+        let %e = {BIG}(%d); let %f = {SUM}(%e); let %g = {K}(%f); %g
+      }} else {{ %x }}; %y }}""")
+    planned = MemoryPlan()(ManifestAlloc()(module))
+    # around the call: an arena before it, one after it; its argument and the result of the branch
+    assert sorted(_storages(planned)) == [
+        (64, False),
+        (64, False),
+        (6400, True),
+        (6400 + 64, True),
+    ]
+
+
+def test_fields_of_a_local_tuple_keep_it_alive() -> None:
+    module = program(f"""def @main(%x: Tensor[(16,), float32]) {{
+      let %a = {BIG}(%x); let %t = (%a, %x);
+      let %s = match (%t) {{ (%p, _) => {{ let %q = {SUM}(%p); %q }} }};
+      let %b = {BIG}(%s); let %r = {SUM}(%b); %r }}""")
+    planned = MemoryPlan()(ManifestAlloc()(module))
+    assert sorted(_storages(planned)) == [(64, False), (6400 + 64, True)]
+
+
+def test_slots_hold_the_largest_of_several_symbolic_sizes() -> None:
+    """Sizes that cannot be compared share a slot as large as both."""
+    shapes = [(N, N), (N, 8), (N, 8), (M, M), (N, 8)]
+    bindings: list[tuple[Var, RelayExpr]] = []
+    at = typed("x", tensor_type((N, M)))
+    x = at
+    for i, shape in enumerate(shapes):
+        made = typed(f"t{i}", tensor_type(shape))
+        call = Call(kernel([at], made.checked_type), (at,))
+        call.set_checked_type(made.checked_type)
+        bindings.append((made, call))
+        at = made
+    module = IRModule({"main": Function((x,), let_chain(bindings, at), None)})
+    planned = main_of(MemoryPlan()(ManifestAlloc()(module))).body
+    arena = next(a.size for a in _allocations(planned) if a.arena)
+    for n, m in ((1, 50), (50, 1), (16, 16)):
+        assert evaluate(arena, {N: n, M: m}) == _rounded(4 * max(n, m) ** 2) + 2 * _rounded(32 * n)
+        machine = _Machine({N: n, M: m}, [True])
+        machine.check(machine.run(planned))
+
+
+def test_a_size_that_is_known_late_keeps_its_storage() -> None:
+    late = SizeVar("late")
+    x = typed("x", tensor_type((4,)))
+    bindings: list[tuple[Var, RelayExpr]] = []
+    at = x
+    for i, shape in enumerate([(4,), (late,), (late,), (4,), (4,)]):
+        made = typed(f"t{i}", tensor_type(shape))
+        call = Call(kernel([at], made.checked_type), (at,))
+        call.set_checked_type(made.checked_type)
+        bindings.append((made, call))
+        at = made
+    module = IRModule({"main": Function((x,), let_chain(bindings, at), None)})
+    found = _allocations(main_of(MemoryPlan()(ManifestAlloc()(module))).body)
+    assert sum(a.arena for a in found) == 1
+    assert not any(a.arena for a in found if not isinstance(a.size, IntImm))
