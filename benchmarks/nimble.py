@@ -10,9 +10,9 @@ bert          BERT-base; a stream of random lengths 5-128
 Weights are seeded and the same everywhere; results are compared with ours before anything is timed.
 Each engine holds its model in a process of its own. Engines take turns at every case of the stream,
 and the stream runs once per round after a first round in which lengths are seen for the first time.
-Printed for each engine: time of the whole stream per token (for trees: per node), median over
-rounds, and as a multiple of ours, ratios taken round by round. For ours also the 99th percentile,
-over the stream, of a length's first time as a multiple of its later median.
+Printed for each engine: time of the stream per token (for trees: per node), each case by its median
+over the later rounds; the same as a multiple of ours; and the 99th percentile of all times of the
+stream, the first ones included, as multiples of the median of their case.
 """
 
 from __future__ import annotations
@@ -92,29 +92,28 @@ def measure(workers: Mapping[str, Worker], cases: list[int], rounds: int) -> Tim
     return times
 
 
-def surprise(times: list[list[float]], cases: list[int]) -> float:
-    """99th percentile of all times of a case, the first included, over its steady time."""
-    steady: dict[int, list[float]] = {}
-    for of_round in times[1:]:
-        for case, seconds in zip(cases, of_round, strict=True):
-            steady.setdefault(case, []).append(seconds)
-    usual = {case: statistics.median(found) for case, found in steady.items()}
-    ratios = [s / usual[c] for of_round in times for c, s in zip(cases, of_round, strict=True)]
+def steady(times: list[list[float]]) -> list[float]:
+    """The median of each case over the rounds but the first."""
+    return [statistics.median(found) for found in zip(*times[1:], strict=True)]
+
+
+def surprise(times: list[list[float]]) -> float:
+    """99th percentile of all times, the first included, over the steady time of their case."""
+    usual = steady(times)
+    ratios = [s / u for of_round in times for s, u in zip(of_round, usual, strict=True)]
     return float(np.percentile(ratios, 99))
 
 
 def report(name: str, threads: int, workload: Workload, cases: list[int], times: Times) -> None:
     """One line per engine."""
     tokens = sum(map(workload.tokens, cases))
-    sums = {engine: [sum(r) for r in rounds[1:]] for engine, rounds in times.items()}
+    sums = {engine: sum(steady(rounds)) for engine, rounds in times.items()}
     ours = next(iter(sums.values()))
     for engine, found in sums.items():
-        each = statistics.median(found) / tokens * 1e6
-        ratio = statistics.median(t / o for t, o in zip(found, ours, strict=True))
-        late = surprise(times[engine], cases)
         print(
             f"{name:6} {threads} thread{'s' if threads > 1 else ' '} {engine:14}"
-            f" {each:9.1f} us/token  x{ratio:6.2f}   99 %: x{late:.2f} of steady",
+            f" {found / tokens * 1e6:9.1f} us/token  x{found / ours:6.2f}"
+            f"   99 %: x{surprise(times[engine]):.2f} of steady",
             flush=True,
         )
 
