@@ -51,6 +51,7 @@ static uint64_t system_allocations, bytes_held;
 static uint64_t bytes_in_use, bytes_peak; /* of buffers */
 static uint64_t bytes_limit;              /* 0 for none */
 static ek_once limit_once = EK_ONCE_INIT;
+static EK_THREAD_LOCAL bool is_refused;   /* the last request of this thread, by the limit */
 
 /* 'first' is stored atomically because take_small looks at it without the lock. */
 static void push(list *to, link *item) {
@@ -157,7 +158,8 @@ uint64_t ek_memory_limit(const uint64_t *wanted) {
 /* Counts a request as held if the limit allows it. */
 static bool hold(size_t size, size_t room) {
   uint64_t most = limit(), held = __atomic_add_fetch(&bytes_held, size, __ATOMIC_RELAXED);
-  if (most == 0 || held <= most + room) return true;
+  is_refused = most != 0 && held > most + room;
+  if (!is_refused) return true;
   __atomic_fetch_sub(&bytes_held, size, __ATOMIC_RELAXED);
   return false;
 }
@@ -241,6 +243,7 @@ static void count_use(size_t actual) {
 }
 
 void *ek_buffer_alloc(size_t size, size_t *actual) {
+  is_refused = false;
   if (size > (size_t)PTRDIFF_MAX / 2) return NULL;
   *actual = keeps ? buffer_actual(buffer_class(size)) : size == 0 ? 1 : size;
   void *buffer = keeps ? take_kept(actual) : NULL;
@@ -320,6 +323,7 @@ static header *small_alloc(unsigned class_index) {
 void *ek_alloc(size_t size) {
   size_t actual = 0;
   header *block = NULL;
+  is_refused = false;
   if (size > (size_t)PTRDIFF_MAX / 4) return NULL;
   size_t needed = size + sizeof(header);
   unsigned class_index = SMALL_CLASSES;
@@ -417,7 +421,7 @@ void ek_memory_reset_peak(void) {
 
 int ek_error_memory(size_t size) {
   uint64_t most = limit(), held = __atomic_load_n(&bytes_held, __ATOMIC_RELAXED);
-  if (most == 0 || held + size <= most) {
+  if (!is_refused) {
     return ek_error("MemoryError", "allocate memory: the system has no %zu bytes left", size);
   }
   return ek_error("MemoryLimitError",

@@ -400,6 +400,7 @@ static void executable_deleter(void *self, int flags) {
     release_items(e->constants, e->n_constants);
     release_items(e->linked, e->n_primitives);
     drop_native(e);
+    ek_object_release(e->hot);
     ek_free(e->functions);
     ek_free(e->primitives);
     ek_free(e->words);

@@ -36,6 +36,7 @@ typedef struct ek_vm_function {
   int32_t n_params;
   int32_t n_registers;
   int32_t n_words;
+  uint32_t calls;                          /* atomic: counted while it is watched */
 } ek_vm_function;
 
 typedef struct ek_executable {
@@ -55,6 +56,8 @@ typedef struct ek_executable {
   int32_t max_args;                        /* the longest register list of any instruction */
   ek_mutex lock;                           /* guards linking */
   ek_object **linked;                      /* owned, one per primitive; NULL until linked */
+  uint32_t hot_calls;                      /* from how many calls on a watched function is hot */
+  ek_object *hot;                          /* owned function of its name, called once; or NULL */
   bool keeps_arguments;                    /* a run may leave references to them behind it */
 } ek_executable;
 
@@ -72,6 +75,11 @@ int ek_executable_kernel(ek_executable *executable, const char *name, ek_object 
 ** 0 or -1. */
 int ek_native_attach(ek_executable *executable, ek_object *image);
 void ek_native_free(ek_vm_function *function);
+
+/* Counts the calls of functions without native code from now on: 'hot', a function object, is called
+** with the name of one that has been called 'calls' times. To be done once, before machines run. 0 or
+** -1. */
+int ek_native_watch(ek_executable *executable, uint32_t calls, ek_object *hot);
 
 /* The index of a function, or -1. */
 int32_t ek_executable_find(const ek_executable *executable, const char *name);

@@ -9,7 +9,8 @@
 **   <the next one>                               Native 2   ...
 **
 ** "Native k" goes on in native code behind call k, which answers with the next instruction to run:
-** one of this piece, or NULL with an error. */
+** one of this piece, or NULL with an error. "Watch" stands at the entry of functions whose calls are
+** counted. */
 #include "ek_vm.h"
 
 #include <stdio.h>
@@ -103,4 +104,35 @@ int ek_native_choose(ek_vm *vm, ek_value *R, const int32_t *pc) {
   int32_t chosen = 0;
   while (pc + pc[3 + chosen] != vm->pc) chosen++;
   return chosen;
+}
+
+/* Hot functions ---------------------------------------------------------------------------------- */
+
+int ek_native_watch(ek_executable *e, uint32_t calls, ek_object *hot) {
+  static const int32_t watch[] = {EK_OP_WATCH};
+  ek_mutex_lock(&e->lock);
+  bool is_first = e->hot == NULL;
+  if (is_first) {
+    ek_retain(hot);
+    e->hot = hot;
+    e->hot_calls = calls;
+  }
+  for (int32_t i = 0; is_first && i < e->n_functions; i++) {
+    ek_vm_function *f = &e->functions[i];
+    if (f->native == NULL) __atomic_store_n(&f->entry, watch, __ATOMIC_RELEASE);
+  }
+  ek_mutex_unlock(&e->lock);
+  return is_first ? 0 : ek_error("RuntimeError", "watch executable: it is watched already");
+}
+
+int ek_native_watched(ek_vm *vm) {
+  ek_executable *e = vm->executable;
+  ek_vm_function *f = &e->functions[vm->function - e->functions];
+  ek_value name = ek_value_none(), ret = ek_value_none();
+  if (__atomic_add_fetch(&f->calls, 1, __ATOMIC_RELAXED) != e->hot_calls) return 0;
+  if (ek_string_new(EK_STR, f->name.data, f->name.size, &name) != 0) return -1;
+  int code = ek_function_call(e->hot, &name, 1, &ret);
+  ek_value_release(&name);
+  ek_value_release(&ret);
+  return code;
 }

@@ -1,5 +1,5 @@
 /* Global functions by name: an array sorted by name, under one lock. */
-#include "ek_internal.h"
+#include "ek_executable.h"
 
 typedef struct entry {
   char *name;                  /* owned */
@@ -131,6 +131,33 @@ static int vm_module(void *self, const ek_value *args, int32_t nargs, ek_value *
   return 0;
 }
 
+/* (executable, module whose exports are native code of its functions) */
+static int attach_native(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_EXECUTABLE, EK_MODULE};
+  (void)self;
+  (void)ret;
+  if (expect_args("ek.executable.attach", args, nargs, 2, types) != 0) return -1;
+  ek_executable *executable = (ek_executable *)(void *)args[0].v.obj;
+  if (ek_executable_link(executable, NULL) != 0) return -1;
+  ek_mutex_lock(&executable->lock);
+  int code = ek_native_attach(executable, args[1].v.obj);
+  ek_mutex_unlock(&executable->lock);
+  return code;
+}
+
+/* (executable, number of calls, function of a name) */
+static int watch(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_EXECUTABLE, EK_INT, EK_FUNCTION};
+  (void)self;
+  (void)ret;
+  if (expect_args("ek.executable.watch", args, nargs, 3, types) != 0) return -1;
+  if (args[1].v.i64 < 1 || args[1].v.i64 > UINT32_MAX) {
+    return ek_error("ValueError", "ek.executable.watch: a number of calls >= 1 expected");
+  }
+  return ek_native_watch((ek_executable *)(void *)args[0].v.obj, (uint32_t)args[1].v.i64,
+                         args[2].v.obj);
+}
+
 /* (executable, module with kernels or nothing) */
 static int graph_executor(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   ek_object *module, *library;
@@ -148,7 +175,9 @@ static int graph_executor(void *self, const ek_value *args, int32_t nargs, ek_va
 static int registry_names(void *self, const ek_value *args, int32_t nargs, ek_value *ret);
 
 static const ek_builtin builtins[] = {
+    {"ek.executable.attach", attach_native},
     {"ek.executable.module", executable_module},
+    {"ek.executable.watch", watch},
     {"ek.graph_executor.create", graph_executor},
     {"ek.module.save", save_module},
     {"ek.registry.names", registry_names},

@@ -9,7 +9,8 @@ typedef enum ek_opcode {
 #include "vm_opcodes.def"
 #undef EK_OPCODE
   EK_OP_COUNT,
-  EK_OP_NATIVE = EK_OP_COUNT   /* in memory only: ek_native.c */
+  EK_OP_NATIVE = EK_OP_COUNT,  /* these two in memory only: ek_native.c */
+  EK_OP_WATCH
 } ek_opcode;
 
 enum { EK_VERIFY_MESSAGE = 200 };

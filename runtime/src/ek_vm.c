@@ -33,6 +33,7 @@ next:
 #include "vm_opcodes.def"
 #undef EK_OPCODE
       &&on_NATIVE,
+      &&on_WATCH,
   };
   DISPATCH();
 #endif
@@ -78,6 +79,10 @@ next:
   CASE(NATIVE):
     pc = vm->function->native->run(vm, R, vm->function->native, pc[1]);
     if (pc == NULL) goto failed;
+    DISPATCH();
+  CASE(WATCH):
+    TRY(ek_native_watched(vm));
+    pc = vm->function->code;
     DISPATCH();
 #ifdef EK_VM_SWITCH
   }

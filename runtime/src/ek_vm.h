@@ -123,6 +123,10 @@ int ek_native_choose(ek_vm *vm, ek_value *R, const int32_t *pc);
 ek_object *ek_vm_closure(ek_vm *vm, int32_t function, ek_adt *captured);
 ek_object *ek_vm_reference(ek_value value);
 
+/* Counts a call of the running function; when there have been enough, has native code made for the
+** next ones. 0 or -1. */
+int ek_native_watched(ek_vm *vm);
+
 /* Leaves all frames. */
 void ek_vm_unwind(ek_vm *vm);
 

@@ -152,6 +152,7 @@ static void nothing_passes_the_limit(void) {
   void *half = ek_buffer_alloc(600000, &actual);
   CHECK(half != NULL && ek_buffer_alloc(600000, &other) == NULL);
   CHECK(ek_pool_get_stats().bytes_held <= most);
+  CHECK(ek_buffer_alloc(600000, &other) == NULL);
   unsigned long long held = ek_pool_get_stats().bytes_held;
   CHECK(ek_error_memory(600000) == -1);
   char expected[160];

@@ -537,6 +537,10 @@ EK_API ek_object *ek_error_take(void);
 **   ek.executable.module(executable)          a module that gives its functions by name, then its
 **                                             kernels, get_constant(index), and default(device...),
 **                                             which makes a graph executor of it
+**   ek.executable.attach(executable, image)   gives functions the native code that a module of the
+**                                             compiler exports for them
+**   ek.executable.watch(executable, n, hot)   calls hot(name) when a function has been called n
+**                                             times; once, before it runs
 **   ek.graph_executor.create(executable, lib) a module of the kind "GraphExecutor" with TVM's
 **                                             functions set_input(key, tensor), run(),
 **                                             get_output(i), ... over a 'main' without jumps and

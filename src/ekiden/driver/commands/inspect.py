@@ -51,13 +51,13 @@ def run(options: argparse.Namespace) -> int:
     if _is_artifact(options.file):
         if options.stage not in (None, "bytecode") or options.before or options.after:
             raise CompileError(f"inspect '{options.file}': an artifact holds bytecode alone")
-        print(ekiden.load(options.file).disassemble())
+        _print_bytecode(ekiden.load(options.file))
         return 0
     target = Target.parse(options.target)
     if options.before or options.after:
         _print_passes(options, target)
     elif options.stage == "bytecode":
-        print(ekiden.compile(options.file, target).disassemble())
+        _print_bytecode(ekiden.compile(options.file, target))
     elif options.stage in KERNEL_STAGES:
         _print_kernels(optimize(import_model(options.file), target), options, target)
     else:
@@ -68,6 +68,12 @@ def run(options: argparse.Namespace) -> int:
 def _is_artifact(path: str) -> bool:
     with open(path, "rb") as file:
         return file.read(8) == b"\x89EKIDEN\n"
+
+
+def _print_bytecode(executable: ekiden.Executable) -> None:
+    print(executable.disassemble())
+    if executable.peak_memory is not None:
+        print(f"Peak memory of a run: {executable.peak_memory} bytes, inputs and weights aside")
 
 
 def _print_passes(options: argparse.Namespace, target: Target) -> None:

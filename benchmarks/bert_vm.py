@@ -1,0 +1,109 @@
+"""What running BERT costs beside its kernels, at one length.
+
+    python benchmarks/bert_vm.py [--layers 12] [--length 128] [--rounds 15] [--threads 1]
+
+Compiles the network three times: for any length, for this length alone, and for this length with
+native code of its functions ("aot"). Prints the time of a run of each, and the sum of the times of
+the kernels in a run of the last, each measured where it is called; minima of interleaved rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable
+
+import numpy as np
+from bert import LAYERS, WORDS, bert
+
+import ekiden
+from ekiden import relay
+from ekiden.backend.vm.encode import decode
+from ekiden.runtime import VirtualMachine, get_global_func, num_threads
+
+Measure = Callable[[], float]
+"""Runs once; gives seconds."""
+
+
+def inputs(length: int) -> tuple[np.ndarray, ...]:
+    """Words, kinds and mask."""
+    words = np.random.default_rng(1).integers(0, WORDS, (1, length), dtype=np.int64)
+    return words, np.zeros((1, length), np.int64), np.ones((1, length), np.float32)
+
+
+def whole_run(exe: ekiden.Executable, length: int) -> Measure:
+    """A run of a compiled network."""
+    given = inputs(length)
+
+    def measure() -> float:
+        start = time.perf_counter()
+        exe(*given)
+        return time.perf_counter() - start
+
+    return measure
+
+
+def kernels_of(exe: ekiden.Executable, length: int) -> Measure:
+    """The calls of kernels in a run."""
+    given = inputs(length)
+    index = exe.raw.index("main")
+    profile = get_global_func("ek.vm.module")(VirtualMachine(exe.raw))["profile"]
+    first = sum(len(decode(exe.raw.code(n)[1])) for n in exe.raw.globals[:index])
+    code = decode(exe.raw.code("main")[1])
+    calls = [first + i for i, each in enumerate(code) if each.name == "InvokePacked"]
+
+    def measure() -> float:
+        _, counted, _ = profile(index, 0, *given)
+        spent = np.frombuffer(counted, np.int64).reshape(-1, 2)[:, 1]
+        return float(spent[calls].sum()) / 1e9
+
+    return measure
+
+
+def minima(measures: dict[str, Measure], rounds: int) -> dict[str, float]:
+    """The least seconds of each, in rounds that run them all; two rounds to warm up."""
+    found = {name: float("inf") for name in measures}
+    for turn in range(rounds + 2):
+        for name, measure in measures.items():
+            seconds = measure()
+            if turn >= 2:
+                found[name] = min(found[name], seconds)
+    return found
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    num_threads(options.threads)
+    length = options.length
+
+    def compiled(sequence: str | int, executor: str) -> ekiden.Executable:
+        module: relay.IRModule = bert(options.layers, 1, sequence)
+        exe = ekiden.compile(module, executor=executor)
+        gc.collect()
+        return exe
+
+    aot = compiled(length, "aot")
+    measures = {
+        "dynamic": whole_run(compiled("sequence", "vm"), length),
+        "fixed": whole_run(compiled(length, "vm"), length),
+        "aot": whole_run(aot, length),
+        "kernels": kernels_of(aot, length),
+    }
+    found = minima(measures, options.rounds)
+    for name, seconds in found.items():
+        print(f"{name:<9}{seconds * 1e3:9.3f} ms")
+    print(f"dynamic against fixed: {found['dynamic'] / found['fixed'] - 1:+.2%}")
+    print(f"aot against the sum of its kernels: {found['aot'] / found['kernels'] - 1:+.2%}")
+
+
+if __name__ == "__main__":
+    main()

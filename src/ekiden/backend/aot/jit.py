@@ -1,0 +1,42 @@
+"""Native code for functions of an executable that is loaded already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from weakref import ref
+
+from ekiden import runtime
+from ekiden.backend.aot.build import native_code
+from ekiden.backend.vm.encode import decode
+from ekiden.backend.vm.write import VMFunction
+from ekiden.codegen import llvm
+from ekiden.runtime import Executable
+from ekiden.target import Target
+
+
+def compile_now(executable: Executable, names: Sequence[str]) -> None:
+    """Compile functions. Machines that run meanwhile go on as they are; later calls are native."""
+    functions = []
+    for name in names:
+        n_registers, words = executable.code(name)
+        params = tuple(executable.params(name))
+        functions.append(VMFunction(name, params, n_registers, tuple(decode(words))))
+    made = native_code(functions, executable.primitives, (), Target.host())
+    image = runtime.load_image(llvm.link(made.objects, made.exports))
+    runtime.get_global_func("ek.executable.attach")(executable, image)
+
+
+def compile_when_hot(executable: Executable, calls: int) -> None:
+    """Compile each function when it has been called so many times, within that call."""
+    hot = runtime.convert(partial(_compile_one, ref(executable)))
+    runtime.get_global_func("ek.executable.watch")(executable, calls, hot)
+
+
+def _compile_one(executable: ref[Executable], name: str) -> None:
+    found = executable()
+    if found is not None:
+        compile_now(found, [name])
+
+
+__all__ = ["compile_now", "compile_when_hot"]
