@@ -91,7 +91,7 @@ static void check_dimensions(verifier *v) {
 }
 
 static void check_dtype(verifier *v) {
-  int32_t code = below(v, EK_DTYPE_BOOL + 1, "a dtype code below");
+  int32_t code = below(v, EK_DTYPE_FLOAT4_E2M1FN + 1, "a dtype code below");
   int32_t bits = below(v, 129, "bits below");
   int32_t lanes = below(v, 2, "lanes below");
   if (code == EK_DTYPE_OPAQUE) refuse(v, code, "a dtype code other than", EK_DTYPE_OPAQUE);

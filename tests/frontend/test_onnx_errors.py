@@ -86,7 +86,7 @@ def test_values_that_turn_out_unsupported_are_listed_together() -> None:
     assert message(model, UnsupportedError) == (
         "import model: 2 nodes are not supported\n"
         "  Reshape 'one': 'shape' depends on data; only shapes that follow from the input shapes are supported\n"
-        "  MaxPool 'three': expected an input of rank 3 or 4, got 2"
+        "  MaxPool 'three': expected an input of rank 3, 4 or 5, got 2"
     )
 
 

@@ -20,10 +20,9 @@ from ekiden.ir.prim import (
     SizeVar,
     Var,
 )
+from ekiden.runtime.dtypes import dtype_code
 from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, PrimFunc
-
-DTYPE_CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
 
 
 def is_nonnegative(e: PrimExpr, positive: Container[Var], depth: int = 12) -> bool:
@@ -76,9 +75,8 @@ def stored_value(s: BufferStore) -> PrimExpr:
 
 def dtype_word(dtype: str) -> int:
     """A DLDataType of one lane as the 32-bit integer it is in memory."""
-    element = dt.element(dtype)
-    code = DTYPE_CODES[element.rstrip("0123456789")]
-    return code | dt.SCALAR_BITS[element] << 8 | 1 << 16
+    code, bits, _ = dtype_code(dt.element(dtype))
+    return code | bits << 8 | 1 << 16
 
 
 @dataclass(frozen=True, slots=True)

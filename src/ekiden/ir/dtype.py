@@ -26,8 +26,20 @@ SCALAR_BITS: dict[str, int] = {
     "bfloat16": 16,
     "float32": 32,
     "float64": 64,
+    "int4": 4,
+    "int2": 2,
+    "uint4": 4,
+    "uint2": 2,
+    "float8_e4m3fn": 8,
+    "float8_e4m3fnuz": 8,
+    "float8_e5m2": 8,
+    "float8_e5m2fnuz": 8,
+    "float8_e8m0fnu": 8,
+    "float4_e2m1fn": 4,
     "handle": 64,
 }
+SMALL_FLOATS = frozenset(d for d in SCALAR_BITS if d.startswith(("float8", "float4")))
+"""Floats that are stored and converted, never computed with."""
 
 
 def lanes(dtype: str) -> int:
@@ -47,12 +59,29 @@ def with_lanes(dtype: str, count: int) -> str:
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of one element in memory, all lanes included."""
-    return SCALAR_BITS[element(dtype)] // 8 * lanes(dtype)
+    """Bytes of one element in memory, all lanes included; 1 for elements that share one."""
+    return max(1, SCALAR_BITS[element(dtype)] // 8) * lanes(dtype)
+
+
+def is_packed(dtype: str) -> bool:
+    """Whether several elements share a byte, low bits first."""
+    return SCALAR_BITS[element(dtype)] < 8
+
+
+def is_small(dtype: str) -> bool:
+    """Whether kernels hold elements as bytes, for want of arithmetic on them."""
+    return dtype in SMALL_FLOATS or is_packed(dtype)
+
+
+def carrier(dtype: str) -> str:
+    """The type that holds a value in registers: bytes for small types, else the type itself."""
+    if not is_small(dtype):
+        return dtype
+    return "int8" if dtype in ("int4", "int2") else "uint8"
 
 
 def is_float(dtype: str) -> bool:
-    """Whether elements are floating point."""
+    """Whether elements are floating point that is computed with (not SMALL_FLOATS)."""
     return element(dtype) in ("float16", "bfloat16", "float32", "float64")
 
 
@@ -68,5 +97,6 @@ def is_unsigned(dtype: str) -> bool:
 
 @cache
 def to_numpy(dtype: str) -> np.dtype[np.generic]:
-    """The NumPy dtype of a scalar type; ml_dtypes' own for bfloat16."""
-    return np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+    """The NumPy dtype of a scalar type; ml_dtypes' own for bfloat16 and small types."""
+    own = dtype == "bfloat16" or is_small(dtype)
+    return np.dtype(getattr(ml_dtypes, dtype) if own else dtype)

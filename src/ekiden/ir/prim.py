@@ -425,7 +425,7 @@ def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
         dtype = (
             "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
         )
-    if dt.is_float(dtype):
+    if dt.is_float(dtype) or dtype in dt.SMALL_FLOATS:
         return FloatImm(float(value), dtype)
     return IntImm(int(value), dtype)
 

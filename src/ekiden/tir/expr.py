@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import Node, node
@@ -47,9 +48,27 @@ class Buffer(Node):
         at = tuple(convert(i, "int64") for i in indices)
         return BufferAddress(self, at, tuple(convert(e, "int64") for e in extents), access)
 
+    @property
+    def bytes(self) -> Bytes:
+        """The bytes that hold elements of a small type, by their position: how lowered programs
+        access them.
+        """
+        return Bytes(self)
+
     def __getitem__(self, indices: ExprLike | tuple[ExprLike, ...]) -> BufferLoad:
         many = indices if isinstance(indices, tuple) else (indices,)
         return BufferLoad(self, tuple(convert(i, "int64") for i in many), self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """A buffer of a small type, seen as uint8."""
+
+    buffer: Buffer
+
+    def __getitem__(self, index: ExprLike) -> BufferLoad:
+        at = convert(index, "int64")
+        return BufferLoad(self.buffer, (at,), dt.with_lanes("uint8", dt.lanes(at.dtype)))
 
 
 @node("tir.BufferLoad")

@@ -192,9 +192,13 @@ class Expressions:
         """A tuple of expressions."""
         return f"({self.many(values)},)" if len(values) == 1 else f"({self.many(values)})"
 
-    def element(self, buffer: Buffer, indices: Sequence[PrimExpr]) -> str:
-        """`A[i, j]`."""
-        return f"{self.names.of(buffer)}[{self.many(indices) or '()'}]"
+    def element(self, buffer: Buffer, indices: Sequence[PrimExpr], dtype: str) -> str:
+        """`A[i, j]`; `A.bytes[i]` where a small type is stored to as bytes."""
+        return f"{self._owner(buffer, dtype)}[{self.many(indices) or '()'}]"
+
+    def _owner(self, buffer: Buffer, dtype: str) -> str:
+        as_bytes = dt.is_small(dt.element(buffer.dtype)) and dt.element(dtype) == "uint8"
+        return f"{self.names.of(buffer)}{'.bytes' if as_bytes else ''}"
 
     def stored(self, e: PrimExpr, dtype: str) -> str:
         """A value where a number would get this dtype."""
@@ -217,7 +221,8 @@ class Expressions:
             case BufferLoad():
                 parts = [done[id(i)] for i in e.indices]
                 inside = ", ".join([p.text for p in parts]) or "()"
-                return _Text(f"{self.names.of(e.buffer)}[{inside}]", _ATOM, _deepest(parts))
+                owner = self._owner(e.buffer, e.dtype)
+                return _Text(f"{owner}[{inside}]", _ATOM, _deepest(parts))
             case _:
                 parts = [done[id(c)] for c in children(e)]
                 return _Text(self._call(e, [p.text for p in parts]), _ATOM, _deepest(parts))

@@ -330,9 +330,44 @@ def run(func: PrimFunc, *arrays: Array, functions: Mapping[str, PrimFunc] | None
     sizes = _bind(func, arrays)
     for var, size in sizes.items():
         source.values[source.name(var)] = size
+    held = {}
     for buffer, array in zip(func.params, arrays, strict=True):
         assert array.flags.c_contiguous, buffer.name
-        source.values[source.name(buffer)] = array.reshape(-1)
+        held[buffer] = _as_bytes(array.reshape(-1), buffer.dtype)
+        source.values[source.name(buffer)] = held[buffer]
     source.statement(func.body, 0)
     with np.errstate(all="ignore"):
         exec(compile("\n".join(source.lines), f"<{func.name}>", "exec"), source.values)
+    for buffer, array in zip(func.params, arrays, strict=True):
+        if dt.is_packed(buffer.dtype):
+            array.reshape(-1)[:] = _unpacked(held[buffer], buffer.dtype, array.size)
+
+
+def _as_bytes(array: Array, dtype: str) -> Array:
+    """What a kernel sees of an array: small types are bytes, those below a byte packed into them
+    (a copy).
+    """
+    if not dt.is_small(dtype):
+        return array
+    if not dt.is_packed(dtype):
+        return array.view(np.uint8)
+    bits = dt.SCALAR_BITS[dtype]
+    each = array.view(np.uint8) & ((1 << bits) - 1)
+    padded = np.zeros(-(-array.size * bits // 8) * (8 // bits), np.uint8)
+    padded[: array.size] = each
+    rows = padded.reshape(-1, 8 // bits) << (np.arange(8 // bits, dtype=np.uint8) * bits)
+    return np.asarray(np.bitwise_or.reduce(rows, axis=1), np.uint8)
+
+
+def _unpacked(packed: Array, dtype: str, count: int) -> Array:
+    """The elements that lie together in bytes."""
+    bits = dt.SCALAR_BITS[dtype]
+    held = packed.astype(np.uint8)
+    spread = held[:, None] >> (np.arange(8 // bits, dtype=np.uint8) * bits)
+    codes = (spread & ((1 << bits) - 1)).reshape(-1)[:count].astype(np.uint8)
+    target = dt.to_numpy(dtype)
+    if dtype in dt.SMALL_FLOATS:
+        return np.asarray(codes.view(target))
+    if dt.carrier(dtype) == "int8":
+        return np.asarray((codes << (8 - bits)).astype(np.int8) >> (8 - bits)).astype(target)
+    return np.asarray(codes.astype(target))

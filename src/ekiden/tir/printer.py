@@ -128,7 +128,7 @@ class _Printer:
                 what = message if s.kind == "RunError" else f"({quoted(s.kind)}, {message})"
                 self.put(f"assert {e.text(s.condition)}, {what}", indent)
             case Prefetch():
-                at = e.element(s.buffer, s.indices)
+                at = e.element(s.buffer, s.indices, s.buffer.dtype)
                 self.put(f"T.prefetch({at}, {s.locality})", indent)
             case Block():
                 self._stack.append((s.body, indent, last))
@@ -143,9 +143,10 @@ class _Printer:
 
     def _store(self, s: BufferStore, indent: int) -> None:
         e = self.exprs
-        value = e.stored(s.value, s.buffer.dtype)
+        kind = "uint8" if s.value.dtype == "uint8" else s.buffer.dtype
+        value = e.stored(s.value, kind)
         if s.predicate is None:
-            self.put(f"{e.element(s.buffer, s.indices)} = {value}", indent)
+            self.put(f"{e.element(s.buffer, s.indices, s.value.dtype)} = {value}", indent)
             return
         at = f"{e.names.of(s.buffer)}.vstore([{e.many(s.indices)}], {value}"
         self.put(f"{at}, predicate={e.text(s.predicate)})", indent)

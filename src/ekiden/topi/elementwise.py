@@ -154,6 +154,11 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     return elementwise(x, lambda v: convert_scalar(v, dtype), "cast")
 
 
+def reinterpret(x: Tensor, dtype: str) -> Tensor:
+    """The bits of each element as a `dtype` of the same size."""
+    return elementwise(x, lambda v: call_intrin("reinterpret", v, dtype=dtype), "reinterpret")
+
+
 def clip(x: Tensor, a_min: float, a_max: float) -> Tensor:
     """Each element moved into [a_min, a_max]; infinite bounds do nothing."""
 
@@ -255,6 +260,6 @@ def q_multiply_shift(value: PrimExpr, multiplier: PrimExpr, shift: PrimExpr) -> 
 __all__ = [
     "abs", "bitwise_not", "cast", "ceil", "clip", "copy", "cos", "erf", "exp", "fast_erf",
     "fast_exp", "fast_tanh", "fixed_point_multiply", "fixed_point_multiply_per_axis", "floor",
-    "identity", "isfinite", "isinf", "isnan", "log", "logical_not", "negative", "round", "rsqrt",
-    "sigmoid", "sign", "sin", "sqrt", "tanh", "trunc",
+    "identity", "isfinite", "isinf", "isnan", "log", "logical_not", "negative", "reinterpret",
+    "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "tanh", "trunc",
 ]  # fmt: skip

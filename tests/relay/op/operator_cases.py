@@ -96,6 +96,7 @@ def elementwise() -> Iterator[Case]:
         yield case(op.logical_not, normal(3, 5, dtype=dtype))
         for target in (*INTS, *FLOATS, "bool"):
             yield case(lambda x, t=target: op.cast(x, t), _small(dtype, target))
+    yield case(lambda x: op.reinterpret(x, "int32"), normal(3, 4))
     for f in (*floating, *above_zero):
         yield case(f, positive(9, dtype="float64"))
     yield case(lambda x: op.clip(x, -3, 200), normal(20, dtype="int8"))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from ekiden.runtime.dtypes import dtype_code, dtype_name
 from ekiden.runtime.errors import InternalError, LoadError
 from ekiden.runtime.opcodes import BY_NAME, OPCODES, Opcode
 
@@ -19,9 +20,6 @@ Operand: TypeAlias = int | tuple[int, ...]
 
 LISTS = "RVJL"
 """The letters of operands that are lists, of which an instruction has at most one."""
-
-_CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}
-_CODE_NAMES = {code: name for name, code in _CODES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +50,6 @@ def _operand(value: int | str | Sequence[int]) -> Operand:
     if isinstance(value, str):
         return dtype_code(value)
     return value if isinstance(value, int) else tuple(int(each) for each in value)
-
-
-def dtype_code(dtype: str) -> tuple[int, int, int]:
-    """(code, bits, lanes) of a dtype in NumPy's spelling, as DLPack numbers them."""
-    if dtype == "bool":
-        return _CODES["bool"], 8, 1
-    kind = dtype.rstrip("0123456789")
-    if kind not in _CODES or kind == dtype:
-        raise InternalError(f"a dtype such as 'float32' expected, got {dtype!r}")
-    return _CODES[kind], int(dtype[len(kind) :]), 1
-
-
-def dtype_name(code: int, bits: int, lanes: int) -> str:
-    """The dtype in NumPy's spelling; vectors add 'xN'."""
-    name = _CODE_NAMES.get(code, f"dtype{code}_")
-    scalar = name if name == "bool" else f"{name}{bits}"
-    return scalar if lanes == 1 else f"{scalar}x{lanes}"
 
 
 def encode(instruction: Instruction) -> list[int]:

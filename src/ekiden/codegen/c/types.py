@@ -26,7 +26,7 @@ C_TYPES: dict[str, str] = {
 
 def c_type(dtype: str) -> str:
     """The type of one lane in a variable."""
-    return C_TYPES[dt.element(dtype)]
+    return C_TYPES[dt.carrier(dt.element(dtype))]
 
 
 def memory_type(dtype: str) -> str:

@@ -27,7 +27,7 @@ _SUFFIX = {"half": "f16", "float": "f32", "double": "f64", "ptr": "p0"}
 
 def register_type(dtype: str) -> str:
     """The type of a value in a register."""
-    lanes, scalar = dt.lanes(dtype), REGISTER[dt.element(dtype)]
+    lanes, scalar = dt.lanes(dtype), REGISTER[dt.carrier(dt.element(dtype))]
     return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
 
 

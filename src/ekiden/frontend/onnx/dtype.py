@@ -21,13 +21,23 @@ DTYPES: dict[int, str] = {
     _KIND.UINT32: "uint32",
     _KIND.UINT64: "uint64",
     _KIND.BOOL: "bool",
+    _KIND.INT4: "int4",
+    _KIND.UINT4: "uint4",
+    _KIND.INT2: "int2",
+    _KIND.UINT2: "uint2",
+    _KIND.FLOAT8E4M3FN: "float8_e4m3fn",
+    _KIND.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
+    _KIND.FLOAT8E5M2: "float8_e5m2",
+    _KIND.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
+    _KIND.FLOAT8E8M0: "float8_e8m0fnu",
+    _KIND.FLOAT4E2M1: "float4_e2m1fn",
 }
 
 
 def from_onnx_dtype(element_type: int) -> str:
     """Our name of an ONNX element type.
 
-    Raises Unsupported for strings, complex numbers, float8, int4 and the like.
+    Raises Unsupported for strings and complex numbers.
     """
     if element_type not in DTYPES:
         names = {v: k.lower() for k, v in _KIND.DataType.items()}

@@ -123,6 +123,10 @@ class Node:
         self.scope = scope
         self._attributes = attributes
 
+    def with_inputs(self, inputs: Sequence[Value | None]) -> Node:
+        """The same node of other inputs: for converters that are made of others."""
+        return Node(self.proto, self.opset, self._attributes, inputs, self.scope)
+
     @property
     def op_type(self) -> str:
         """The operator's name."""

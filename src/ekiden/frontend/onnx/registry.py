@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ekiden.frontend.onnx.converters import (
+    cast,
     control,
     convolution,
     elementwise,
     linear,
     movement,
     norm,
+    placing,
     pool,
+    quantize,
     reduction,
     shape,
 )
 from ekiden.frontend.onnx.node import Row
 
-FAMILIES = (elementwise, reduction, shape, movement, linear, convolution, pool, norm, control)
+FAMILIES = (
+    elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
+    quantize, control,
+)  # fmt: skip
 
 
 def _table(rows: Iterable[Row]) -> Mapping[tuple[str, str], tuple[Row, ...]]:

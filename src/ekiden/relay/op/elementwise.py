@@ -8,7 +8,7 @@ import numpy as np
 
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
-from ekiden.ir.dtype import is_float, to_numpy
+from ekiden.ir.dtype import SCALAR_BITS, is_float, to_numpy
 from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
@@ -195,6 +195,33 @@ def cast(data: Expr, dtype: str) -> Call:
     return call("cast", data, attrs=CastAttrs(dtype))
 
 
+def _reinterpret_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (data,) = tensors("reinterpret", types, 1)
+    dtype = attrs_of(CastAttrs, attrs).dtype
+    if SCALAR_BITS[data.dtype] != SCALAR_BITS[dtype]:
+        fail("reinterpret", f"{data.dtype} and {dtype} have different sizes")
+    return TensorType(data.shape, dtype)
+
+
+register_op(
+    OpDef(
+        name="reinterpret",
+        arguments=("data",),
+        attrs=CastAttrs,
+        relation=_reinterpret_relation,
+        reference=lambda attrs, data: data.view(to_numpy(attrs.dtype)),
+        lower=lambda attrs, inputs, out: [topi.reinterpret(inputs[0], attrs.dtype)],
+        pattern=OpPattern.ELEMWISE,
+        result="data's shape, with `dtype`",
+    )
+)
+
+
+def reinterpret(data: Expr, dtype: str) -> Call:
+    """The bits of each element as a `dtype` of the same size."""
+    return call("reinterpret", data, attrs=CastAttrs(dtype))
+
+
 @node("relay.attrs.ClipAttrs")
 class ClipAttrs(Attrs):
     """Bounds, both included."""
@@ -259,6 +286,7 @@ __all__ = [
     "log10",
     "logical_not",
     "negative",
+    "reinterpret",
     "round",
     "rsqrt",
     "sigmoid",

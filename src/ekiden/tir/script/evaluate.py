@@ -19,7 +19,7 @@ from ekiden.ir import prim
 from ekiden.ir.prim import BinaryExpr, IntImm, PrimExpr
 from ekiden.ir.range import Range
 from ekiden.runtime.errors import ParseError
-from ekiden.tir.expr import Buffer, BufferLoad, Ramp
+from ekiden.tir.expr import Buffer, BufferLoad, Bytes, Ramp
 from ekiden.tir.regions import BufferRegion
 from ekiden.tir.script import builtins as script
 
@@ -178,7 +178,7 @@ class Evaluator:
     def _subscript(self, node: ast.Subscript) -> object:
         owner = self.value(node.value)
         index = self.value(node.slice)
-        if isinstance(owner, Buffer):
+        if isinstance(owner, (Buffer, Bytes)):
             return self.load(node, owner, index)
         return self.call(node, lambda: owner[index])  # type: ignore[index]
 
@@ -289,9 +289,11 @@ class Evaluator:
         stride = prim.convert(step, low.dtype)
         return Ramp(low, stride, lanes.value, dt.with_lanes(low.dtype, lanes.value))
 
-    def load(self, node: ast.AST, buffer: Buffer, index: object) -> BufferLoad:
+    def load(self, node: ast.AST, buffer: Buffer | Bytes, index: object) -> BufferLoad:
         """An element, or a vector of them."""
         at = self.indices(node, index)
+        if isinstance(buffer, Bytes):
+            return self.call(node, buffer.__getitem__, *at)  # type: ignore[return-value]
         lanes = max((dt.lanes(i.dtype) for i in at), default=1)
         rank = len(buffer.shape)
         if len(at) not in (rank, 1):

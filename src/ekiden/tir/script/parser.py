@@ -14,7 +14,7 @@ from ekiden.arith import simplify
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import PrimExpr, SizeVar, Var, const
-from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.expr import Buffer, BufferLoad, Bytes
 from ekiden.tir.script import builtins as script
 from ekiden.tir.script.blocks import Arguments, BlockReader
 from ekiden.tir.script.evaluate import Evaluator, Source
@@ -267,11 +267,11 @@ class FunctionParser(BlockReader):
 
     def _store(self, target: ast.Subscript, value: ast.expr) -> Stmt:
         buffer = self.evaluator.value(target.value)
-        if not isinstance(buffer, Buffer):
+        if not isinstance(buffer, (Buffer, Bytes)):
             self.fail(target, f"cannot store into {type(buffer).__name__}")
         index = self.evaluator.value(target.slice)
         load = self.evaluator.load(target, buffer, index)
-        return BufferStore(buffer, self.evaluator.expr(value, load.dtype), load.indices)
+        return BufferStore(load.buffer, self.evaluator.expr(value, load.dtype), load.indices)
 
     def _augmented(self, node: ast.AugAssign) -> Stmt:
         if not isinstance(node.target, ast.Subscript):

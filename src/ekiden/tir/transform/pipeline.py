@@ -29,6 +29,7 @@ from ekiden.tir.transform.inject_virtual_threads import inject_virtual_threads
 from ekiden.tir.transform.loop_partition import loop_partition
 from ekiden.tir.transform.lower_blocks import lower_blocks
 from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
+from ekiden.tir.transform.lower_small_types import lower_small_types
 from ekiden.tir.transform.remove_no_op import remove_no_op
 from ekiden.tir.transform.simplify import simplify
 from ekiden.tir.transform.split_host_device import split_host_device
@@ -67,6 +68,7 @@ InjectDoubleBuffer      = _factory("InjectDoubleBuffer",      inject_double_buff
 HoistIfThenElse         = _factory("HoistIfThenElse",         hoist_conditions)
 UnrollLoop              = _factory("UnrollLoop",              unroll_loops)
 FlattenBuffer           = _factory("FlattenBuffer",           flatten_buffers)
+LowerSmallTypes         = _factory("LowerSmallTypes",         lower_small_types)
 VectorizeLoop           = _factory("VectorizeLoop",           vectorize_loops)
 StorageRewrite          = _factory("StorageRewrite",          storage_rewrite)
 LowerIntrin             = _factory("LowerIntrin",             lower_intrinsics)
@@ -85,6 +87,7 @@ PASSES: list[Pass] = [
     InjectDoubleBuffer(),   # after buffers are inside the loops whose steps they serve
     HoistIfThenElse(),
     FlattenBuffer(),        # simplifies everything on the way
+    LowerSmallTypes(),      # indices are flat; loops may still be serialised
     VectorizeLoop(),        # and this what it makes
     UnrollLoop(),           # after what is done once for all copies; constants fold into indices
     StorageRewrite(),       # indices are flat: memory of one shape serves any other
@@ -94,6 +97,7 @@ PASSES: list[Pass] = [
 ]
 TILED_PASSES: list[Pass] = [
     FlattenBuffer(),
+    LowerSmallTypes(),
     LowerIntrin(),
 ]
 # fmt: on

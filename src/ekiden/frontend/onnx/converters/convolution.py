@@ -25,13 +25,13 @@ def _numbers(node: Node, what: str, first: int) -> tuple[int, ...]:
 
 
 def _check_rank(node: Node) -> None:
-    if node.rank(0) not in (3, 4):
-        node.unsupported(f"expected an input of rank 3 or 4, got {node.rank(0)}")
+    if node.rank(0) not in (3, 4, 5):
+        node.unsupported(f"expected an input of rank 3, 4 or 5, got {node.rank(0)}")
 
 
 def _flat(node: Node, data: Expr, weight: Expr, window: Window) -> tuple[Expr, Expr, Window]:
-    """Data, weight and window with two spatial axes."""
-    if len(window.kernel) == 2:
+    """Data, weight and window with at least two spatial axes."""
+    if len(window.kernel) >= 2:
         return data, weight, window
     wide = Window(
         (1, *window.kernel),
@@ -55,7 +55,8 @@ def _finish(node: Node, found: Expr, squeeze: bool) -> Expr:
     return op.squeeze(found, axis=[2]) if squeeze else found
 
 
-def _conv(node: Node) -> Expr:
+def convolve(node: Node) -> Expr:
+    """Conv, in the dtype of its inputs."""
     _check_rank(node)
     window = read_window(node, _kernel(node))
     data = node.expr(0)
@@ -66,11 +67,11 @@ def _conv(node: Node) -> Expr:
             window.kernel, window.strides, window.dilations, padding[::2], padding[1::2]
         )
     data, weight, flat = _flat(node, data, node.expr(1), window)
-    found = op.nn.conv2d(
+    found = (op.nn.conv2d if len(flat.kernel) == 2 else op.nn.conv3d)(
         data,
         weight,
         strides=flat.strides,
-        padding=flat.padding or (0, 0, 0, 0),
+        padding=flat.padding or (0,) * 2 * len(flat.kernel),
         dilation=flat.dilations,
         groups=node.get_int("group", 1),
         channels=known(node.shape(1)[0]),
@@ -87,16 +88,16 @@ def _conv_transpose(node: Node) -> Expr:
     window = _transposed_window(node, kernel, extra)
     data, weight, flat = _flat(node, node.expr(0), node.expr(1), window)
     (columns,) = _numbers(node, "the output channels", 1)[:1]
-    found = op.nn.conv2d_transpose(
+    found = (op.nn.conv2d_transpose if len(flat.kernel) == 2 else op.nn.conv3d_transpose)(
         data,
         weight,
         strides=flat.strides,
-        padding=flat.padding or (0, 0, 0, 0),
+        padding=flat.padding or (0,) * 2 * len(flat.kernel),
         dilation=flat.dilations,
         groups=groups,
         channels=columns * groups,
         kernel_size=flat.kernel,
-        output_padding=(0,) * (2 - rank) + extra,
+        output_padding=(0,) * (len(flat.kernel) - rank) + extra,
     )
     return _finish(node, found, rank == 1)
 
@@ -144,7 +145,7 @@ _ATTRIBUTES = "auto_pad dilations group kernel_shape pads strides"
 
 # fmt: off
 ROWS = (
-    Row("Conv",          _conv, attributes=_ATTRIBUTES, values=_PADS),
+    Row("Conv",          convolve, attributes=_ATTRIBUTES, values=_PADS),
     Row("ConvTranspose", _conv_transpose,
         attributes=f"{_ATTRIBUTES} output_padding output_shape", values=_PADS),
 )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 
 import numpy as np
 
-from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.node import Converter, Node, Row
+from ekiden.frontend.onnx.node import Converter, Node, Result, Row
 from ekiden.frontend.onnx.value import Value
 from ekiden.ir.dtype import is_float, is_int
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, const
+from ekiden.topi.shape import known
 
 
 def number(node: Node, value: float) -> Constant:
@@ -57,33 +57,55 @@ def _mean(node: Node) -> Expr | Value:
     return op.divide(reduce(op.add, node.exprs()), number(node, len(node.inputs)))
 
 
-def _cast(node: Node) -> Expr | Value:
-    wanted = from_onnx_dtype(node.get_int("to"))
-    return node.value(0) if wanted == node.dtype(0) else op.cast(node.expr(0), wanted)
-
-
-def _cast_like(node: Node) -> Expr | Value:
-    wanted = node.dtype(1)
-    return node.value(0) if wanted == node.dtype(0) else op.cast(node.expr(0), wanted)
-
-
 def _mod(node: Node) -> Expr:
     note_broadcast(node)
+    a, b = node.exprs()
+    if not is_float(node.dtype(0)):
+        return (op.mod if node.get_int("fmod", 0) else op.floor_mod)(a, b)
+    remainder = op.mod(a, b)
     if node.get_int("fmod", 0):
-        return op.mod(*node.exprs())
-    if is_float(node.dtype(0)):
-        node.unsupported("attribute 'fmod' must be 1 for floating-point inputs, got 0")
-    return op.floor_mod(*node.exprs())
+        return remainder
+    zero = number(node, 0)
+    other_sign = op.not_equal(op.less(remainder, zero), op.less(b, zero))
+    wrong = op.logical_and(op.not_equal(remainder, zero), other_sign)
+    return op.where(wrong, op.add(remainder, b), remainder)
+
+
+def _bit_shift(node: Node) -> Expr:
+    note_broadcast(node)
+    left = node.get_string("direction", "LEFT") == "LEFT"
+    return (op.left_shift if left else op.right_shift)(*node.exprs())
+
+
+def _aligned(function: Converter) -> Converter:
+    """Before opset 7: `broadcast` says whether the second input is stretched, `axis` where its
+    shape begins in that of the first.
+    """
+
+    def convert(node: Node) -> Result:
+        if node.has("axis"):
+            extra = node.rank(0) - node.get_int("axis") - node.rank(1)
+            if extra > 0:
+                widen(node, 1, extra)
+        return function(node)
+
+    return convert
+
+
+def widen(node: Node, index: int, count: int) -> None:
+    """Give an input `count` further axes of extent 1 at its end."""
+    wide = op.expand_dims(node.expr(index), axis=node.rank(index), num_newaxis=count)
+    node.inputs[index] = Value(node.typed(wide), expr=wide)
 
 
 def _pow(node: Node) -> Expr:
     note_broadcast(node)
     base, exponent = node.exprs()
-    known = node.value(1).array
-    if known is not None and known.size == 1 and known.ndim <= node.rank(0):
-        if known.item() == 2:
+    power = node.value(1).array
+    if power is not None and power.size == 1 and power.ndim <= node.rank(0):
+        if power.item() == 2:
             return op.multiply(base, base)
-        if known.item() == 0.5 and is_float(node.dtype(0)):
+        if power.item() == 0.5 and is_float(node.dtype(0)):
             return op.sqrt(base)
     if node.dtype(1) != node.dtype(0):
         exponent = op.cast(exponent, node.dtype(0))
@@ -136,6 +158,13 @@ def _hard_swish(node: Node) -> Expr:
 
 def _leaky_relu(node: Node) -> Expr:
     return op.nn.leaky_relu(node.expr(0), alpha=node.get_float("alpha", np.float32(0.01)))
+
+
+def _prelu_of_channels(node: Node) -> Expr:
+    """Before opset 7: a slope for each channel."""
+    if node.rank(1) == 1 and node.rank(0) > 2 and known(node.shape(1)[0]) != 1:
+        widen(node, 1, node.rank(0) - 2)
+    return _prelu(node)
 
 
 def _prelu(node: Node) -> Expr:
@@ -226,31 +255,37 @@ def _is_inf(node: Node) -> Expr:
     return found if node.get_int("detect_positive", 1) else op.logical_and(found, op.less(x, zero))
 
 
-def _tan(node: Node) -> Expr:
-    return op.divide(op.sin(node.expr(0)), op.cos(node.expr(0)))
-
-
+_ALIGNED: Mapping[str, Callable[..., Expr]] = {
+    "Add": op.add,
+    "Sub": op.subtract,
+    "Mul": op.multiply,
+    "Div": op.divide,
+    "Equal": op.equal,
+    "Less": op.less,
+    "Greater": op.greater,
+    "And": op.logical_and,
+    "Or": op.logical_or,
+    "Xor": op.logical_xor,
+}
+"""Operators that had other broadcast rules before opset 7."""
 _GELU = {"approximate": ("none", "tanh")}
 
 # fmt: off
 ROWS = (
-    Row("Add",             _broadcast(op.add)),
-    Row("Sub",             _broadcast(op.subtract)),
-    Row("Mul",             _broadcast(op.multiply)),
-    Row("Div",             _broadcast(op.divide)),
+    *(Row(name, _aligned(_broadcast(function)), attributes="axis broadcast consumed_inputs")
+      for name, function in _ALIGNED.items()),
+    *(Row(name, _broadcast(function), since=7) for name, function in _ALIGNED.items()),
     Row("Mod",             _mod, attributes="fmod"),
-    Row("Pow",             _pow),
+    Row("Pow",             _aligned(_pow), attributes="axis broadcast"),
+    Row("Pow",             _pow, since=7),
+    Row("BitShift",        _bit_shift, since=11, attributes="direction",
+        values={"direction": ("LEFT", "RIGHT")}),
+    Row("BitwiseNot",      _unary(op.bitwise_not)),
     Row("BitwiseAnd",      _broadcast(op.bitwise_and)),
     Row("BitwiseOr",       _broadcast(op.bitwise_or)),
     Row("BitwiseXor",      _broadcast(op.bitwise_xor)),
-    Row("Equal",           _broadcast(op.equal)),
-    Row("Less",            _broadcast(op.less)),
     Row("LessOrEqual",     _broadcast(op.less_equal)),
-    Row("Greater",         _broadcast(op.greater)),
     Row("GreaterOrEqual",  _broadcast(op.greater_equal)),
-    Row("And",             _broadcast(op.logical_and)),
-    Row("Or",              _broadcast(op.logical_or)),
-    Row("Xor",             _broadcast(op.logical_xor)),
     Row("Where",           _broadcast(op.where)),
     Row("Sum",             _variadic(op.add)),
     Row("Max",             _variadic(op.maximum)),
@@ -267,7 +302,15 @@ ROWS = (
     Row("Sqrt",            _unary(op.sqrt)),
     Row("Sin",             _unary(op.sin)),
     Row("Cos",             _unary(op.cos)),
-    Row("Tan",             _tan),
+    Row("Tan",             _unary(op.tan)),
+    Row("Asin",            _unary(op.asin)),
+    Row("Acos",            _unary(op.acos)),
+    Row("Atan",            _unary(op.atan)),
+    Row("Sinh",            _unary(op.sinh)),
+    Row("Cosh",            _unary(op.cosh)),
+    Row("Asinh",           _unary(op.asinh)),
+    Row("Acosh",           _unary(op.acosh)),
+    Row("Atanh",           _unary(op.atanh)),
     Row("Tanh",            _unary(op.tanh)),
     Row("Erf",             _unary(op.erf)),
     Row("Sigmoid",         _unary(op.sigmoid)),
@@ -276,14 +319,13 @@ ROWS = (
     Row("IsNaN",           _unary(op.isnan)),
     Row("IsInf",           _is_inf, attributes="detect_negative detect_positive"),
     Row("Reciprocal",      _reciprocal),
-    Row("Cast",            _cast, attributes="to saturate"),
-    Row("CastLike",        _cast_like, attributes="saturate"),
     Row("Clip",            _clip_attributes, since=6, attributes="min max"),
     Row("Clip",            _clip, since=11),
     Row("HardSigmoid",     _hard_sigmoid, attributes="alpha beta"),
     Row("HardSwish",       _hard_swish),
     Row("LeakyRelu",       _leaky_relu, attributes="alpha"),
-    Row("PRelu",           _prelu),
+    Row("PRelu",           _prelu_of_channels, attributes="consumed_inputs"),
+    Row("PRelu",           _prelu, since=7),
     Row("Elu",             _elu, attributes="alpha"),
     Row("Selu",            _selu, attributes="alpha gamma"),
     Row("Celu",            _celu, attributes="alpha"),

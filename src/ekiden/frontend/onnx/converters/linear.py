@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.frontend.onnx.converters.shape import broadcast
+from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.value import Value, constant
 from ekiden.ir.op import Array
@@ -19,7 +20,8 @@ def _weight(matrix: Array) -> Expr:
     return const(np.ascontiguousarray(matrix.T))
 
 
-def _mat_mul(node: Node) -> Expr:
+def multiply_matrices(node: Node) -> Expr:
+    """MatMul, in the dtype of its inputs."""
     a, b = node.value(0), node.value(1)
     if not node.rank(0) or not node.rank(1):
         node.unsupported("inputs must have at least 1 dimension")
@@ -103,9 +105,31 @@ def _scaled(node: Node, expr: Expr, factor: float) -> Expr:
     return expr if factor == 1 else op.multiply(expr, const(factor, node.dtype(0)))
 
 
+def _einsum(node: Node) -> Expr:
+    return op.einsum(node.exprs(), node.get_string("equation", ""))
+
+
+def _trilu(node: Node) -> Expr:
+    k = const(0, "int64") if node.optional(1) is None else op.reshape(node.expr(1), ())
+    return op.trilu(node.expr(0), k, upper=bool(node.get_int("upper", 1)))
+
+
+def _eye_like(node: Node) -> Expr:
+    """Ones where the column is `k` beyond the row."""
+    rows, columns = node.shape(0)
+    dtype = from_onnx_dtype(node.get_int("dtype")) if node.has("dtype") else node.dtype(0)
+    row = op.expand_dims(op.arange(0, rows, 1, dtype="int64"), axis=1)
+    column = op.arange(0, columns, 1, dtype="int64")
+    return op.cast(op.equal(op.add(row, const(node.get_int("k", 0), "int64")), column), dtype)
+
+
 # fmt: off
 ROWS = (
-    Row("MatMul", _mat_mul),
+    Row("MatMul", multiply_matrices),
+    Row("Gemm",   _gemm, attributes="alpha beta broadcast transA transB"),
     Row("Gemm",   _gemm, since=7, attributes="alpha beta transA transB"),
+    Row("Einsum", _einsum, since=12, attributes="equation"),
+    Row("Trilu",  _trilu, since=14, attributes="upper"),
+    Row("EyeLike", _eye_like, since=9, attributes="dtype k"),
 )
 # fmt: on

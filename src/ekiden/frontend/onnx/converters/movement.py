@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
 
-from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.node import Converter, Node, Row
 from ekiden.frontend.onnx.value import Value
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_unsigned
@@ -220,12 +220,15 @@ def _space_to_depth(node: Node) -> Expr:
     )
 
 
-def _cum_sum(node: Node) -> Expr:
-    axis = node.axis(int(node.numbers(1, "axis").item()), node.rank(0))
-    backwards, exclusive = bool(node.get_int("reverse", 0)), bool(node.get_int("exclusive", 0))
-    data = op.reverse(node.expr(0), axis=axis) if backwards else node.expr(0)
-    total = op.cumsum(data, axis=axis, exclusive=exclusive)
-    return op.reverse(total, axis=axis) if backwards else total
+def _cumulative(function: Callable[..., Expr]) -> Converter:
+    def convert(node: Node) -> Expr:
+        axis = node.axis(int(node.numbers(1, "axis").item()), node.rank(0))
+        backwards, exclusive = bool(node.get_int("reverse", 0)), bool(node.get_int("exclusive", 0))
+        data = op.reverse(node.expr(0), axis=axis) if backwards else node.expr(0)
+        total = function(data, axis=axis, exclusive=exclusive)
+        return op.reverse(total, axis=axis) if backwards else total
+
+    return convert
 
 
 # Resizing: rank 4 (or 3, as images of height 1), over the spatial axes alone.
@@ -359,7 +362,8 @@ ROWS = (
     Row("DepthToSpace",   _depth_to_space, attributes="blocksize mode",
         values={"mode": ("DCR", "CRD")}),
     Row("SpaceToDepth",   _space_to_depth, attributes="blocksize"),
-    Row("CumSum",         _cum_sum, since=11, attributes="exclusive reverse"),
+    Row("CumSum",         _cumulative(op.cumsum), since=11, attributes="exclusive reverse"),
+    Row("CumProd",        _cumulative(op.cumprod), since=26, attributes="exclusive reverse"),
     Row("Upsample",       _upsample_attributes, since=7, attributes="mode scales",
         values={"mode": _MODES}),
     Row("Upsample",       _upsample, since=9, attributes="mode", values={"mode": _MODES}),

@@ -23,6 +23,32 @@ def _batch_norm(node: Node) -> Expr:
     )
 
 
+def _batch_norm_training(node: Node) -> Result:
+    """Since opset 14, with attribute `training_mode`: statistics of the batch, and the running ones
+    moved towards them.
+    """
+    if not node.get_int("training_mode", 0):
+        return _batch_norm(node)
+    data, scale, bias, old_mean, old_variance = node.exprs()
+    axes = [0, *range(2, node.rank(0))]
+    mean, variance = op.mean(data, axis=axes), op.variance(data, axis=axes)
+    found = TupleGetItem(
+        op.nn.batch_norm(
+            data, scale, bias, mean, variance, axis=1,
+            epsilon=node.get_float("epsilon", np.float32(1e-5)),
+        ),
+        0,
+    )  # fmt: skip
+    momentum = node.get_float("momentum", np.float32(0.9))
+
+    def moved(old: Expr, new: Expr) -> Expr:
+        dtype = node.typed(old).dtype
+        kept = op.multiply(old, const(momentum, dtype))
+        return op.add(kept, op.multiply(new, const(1 - momentum, dtype)))
+
+    return [found, moved(old_mean, mean), moved(old_variance, variance)]
+
+
 def _layer_norm(node: Node) -> Result:
     shape = node.shape(0)
     axis = node.axis(node.get_int("axis", -1), len(shape))
@@ -95,18 +121,32 @@ def _softmax(function: Callable[..., Expr]) -> Converter:
     )
 
 
-def _flat_softmax(function: Callable[..., Expr]) -> Converter:
+def _hardmax(node: Node) -> Expr:
+    """1 at the first largest element along an axis."""
+    axis = node.axis(node.get_int("axis", -1), node.rank(0))
+    at = op.argmax(node.expr(0), axis=axis, keepdims=False, select_last_index=False)
+    dtype, extent = node.dtype(0), node.shape(0)[axis]
+    return op.one_hot(at, const(1, dtype), const(0, dtype), extent, axis=axis, dtype=dtype)
+
+
+def _flat(convert: Converter) -> Converter:
     """Before opset 13: all axes from `axis` on are one."""
 
-    def convert(node: Node) -> Expr:
+    def flat(node: Node) -> Result:
         shape = node.shape(0)
         axis = node.axis(node.get_int("axis", 1), len(shape))
         if all(known(d) == 1 for d in shape[axis + 1 :]):
-            return function(node.expr(0), axis=axis)
-        flat = op.reshape(node.expr(0), (*shape[:axis], product(shape[axis:])), allowzero=True)
-        return op.reshape(function(flat, axis=-1), shape, allowzero=True)
+            return convert(Node(node.proto, node.opset, {"axis": axis}, node.inputs, node.scope))
+        joined = op.reshape(node.expr(0), (*shape[:axis], product(shape[axis:])), allowzero=True)
+        inner = Node(
+            node.proto, node.opset, {"axis": -1}, [Value(node.typed(joined), expr=joined)],
+            node.scope,
+        )  # fmt: skip
+        found = convert(inner)
+        assert isinstance(found, Expr)
+        return op.reshape(found, shape, allowzero=True)
 
-    return convert
+    return flat
 
 
 def _dropout(node: Node) -> Result:
@@ -149,8 +189,9 @@ _STASH = {"stash_type": (1,)}
 # fmt: off
 ROWS = (
     Row("BatchNormalization", _batch_norm, since=6,
-        attributes="epsilon momentum spatial is_test training_mode",
-        values={"spatial": (1,), "training_mode": (0,)}),
+        attributes="epsilon is_test momentum spatial", values={"spatial": (1,)}),
+    Row("BatchNormalization", _batch_norm_training, since=14,
+        attributes="epsilon momentum training_mode"),
     Row("LayerNormalization", _layer_norm, since=17,
         attributes="axis epsilon stash_type", values=_STASH),
     Row("InstanceNormalization", _instance_norm, since=6, attributes="epsilon"),
@@ -161,10 +202,12 @@ ROWS = (
     Row("MeanVarianceNormalization", _mean_variance, since=9, attributes="axes"),
     Row("LpNormalization", _lp_normalization, attributes="axis p", values={"p": (1, 2)}),
     Row("LRN", _lrn, attributes="alpha beta bias size"),
-    Row("Softmax", _flat_softmax(op.nn.softmax), attributes="axis"),
+    Row("Softmax", _flat(_softmax(op.nn.softmax)), attributes="axis"),
     Row("Softmax", _softmax(op.nn.softmax), since=13, attributes="axis"),
-    Row("LogSoftmax", _flat_softmax(op.nn.log_softmax), attributes="axis"),
+    Row("LogSoftmax", _flat(_softmax(op.nn.log_softmax)), attributes="axis"),
     Row("LogSoftmax", _softmax(op.nn.log_softmax), since=13, attributes="axis"),
+    Row("Hardmax", _flat(_hardmax), attributes="axis"),
+    Row("Hardmax", _hardmax, since=13, attributes="axis"),
     Row("Dropout", _dropout, since=6, attributes="ratio seed"),
 )
 # fmt: on

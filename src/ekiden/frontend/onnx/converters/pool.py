@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -12,10 +12,22 @@ from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 
+_MAX: Mapping[int, Callable[..., Expr]] = {
+    1: op.nn.max_pool1d,
+    2: op.nn.max_pool2d,
+    3: op.nn.max_pool3d,
+}
+_AVERAGE: Mapping[int, Callable[..., Expr]] = {
+    1: op.nn.avg_pool1d,
+    2: op.nn.avg_pool2d,
+    3: op.nn.avg_pool3d,
+}
+"""By the number of spatial axes."""
+
 
 def _window(node: Node) -> Window:
-    if node.rank(0) not in (3, 4):
-        node.unsupported(f"expected an input of rank 3 or 4, got {node.rank(0)}")
+    if node.rank(0) not in (3, 4, 5):
+        node.unsupported(f"expected an input of rank 3, 4 or 5, got {node.rank(0)}")
     return read_window(node, node.get_ints("kernel_shape"))
 
 
@@ -25,7 +37,7 @@ def _max_pool(node: Node) -> Expr:
     if padding is None:
         lowest = -np.inf if is_float(node.dtype(0)) else int(np.iinfo(node.dtype(0)).min)
         data, padding = padded(node, data, window, lowest), (0,) * 2 * len(window.kernel)
-    pool = op.nn.max_pool1d if len(window.kernel) == 1 else op.nn.max_pool2d
+    pool = _MAX[len(window.kernel)]
     ceil = bool(node.get_int("ceil_mode", 0))
     return pool(
         data,
@@ -42,7 +54,7 @@ def _average_pool(node: Node) -> Expr:
     padding = window.padding
     if padding is None:
         node.unsupported("attribute 'auto_pad' with strides above 1 needs a constant input shape")
-    pool = op.nn.avg_pool1d if len(window.kernel) == 1 else op.nn.avg_pool2d
+    pool = _AVERAGE[len(window.kernel)]
     return pool(
         node.expr(0),
         pool_size=window.kernel,

@@ -1,0 +1,90 @@
+"""Conversions between element types, small ones included."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ekiden.frontend.onnx.dtype import from_onnx_dtype
+from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.value import Value
+from ekiden.ir.dtype import SMALL_FLOATS, to_numpy
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.tir.small_types import SCALE
+
+
+def saturated(node: Node, data: Expr, dtype: str) -> Expr:
+    """`data` as a small float; what is too large becomes the largest number."""
+    if dtype == SCALE:
+        return _as_scale(node, data)
+    if dtype == "float4_e2m1fn":  # has neither infinities nor others
+        return op.cast(data, dtype)
+    largest = float(ml_max(dtype))
+    wide = op.cast(data, "float32") if node.typed(data).dtype != "float32" else data
+    return op.cast(op.clip(wide, -largest, largest), dtype)
+
+
+def ml_max(dtype: str) -> np.float32:
+    """The largest finite number of a small float."""
+    codes = np.arange(256, dtype=np.uint8).view(to_numpy(dtype)).astype(np.float32)
+    return np.float32(codes[np.isfinite(codes)].max())
+
+
+def _as_scale(node: Node, data: Expr) -> Expr:
+    """A power of two: the exponent, rounded as `round_mode` says; 0 and what is below the range
+    becomes the smallest, what is not a number stays so.
+    """
+    bits = op.reinterpret(op.cast(data, "float32"), "uint32")
+    exponent = op.bitwise_and(op.right_shift(bits, _word(23)), _word(0xFF))
+    rest = op.bitwise_and(bits, _word(0x7FFFFF))
+    mode = node.get_string("round_mode", "up")
+    if mode == "up":
+        more = op.greater(rest, _word(0))
+    elif mode == "nearest":
+        more = op.greater_equal(rest, _word(0x400000))
+    else:
+        more = op.greater(rest, _word(0x7FFFFF))
+    rounded = op.minimum(op.add(exponent, op.cast(more, "uint32")), _word(254))
+    special = op.where(op.greater(rest, _word(0)), _word(255), _word(254))
+    found = op.where(op.equal(exponent, _word(255)), special, rounded)
+    return op.reinterpret(op.cast(found, "uint8"), SCALE)
+
+
+def _word(value: int) -> Expr:
+    return const(np.uint32(value))
+
+
+def _converted(node: Node, dtype: str) -> Expr | Value:
+    if dtype == node.dtype(0):
+        return node.value(0)
+    if dtype in SMALL_FLOATS and node.get_int("saturate", 1):
+        return saturated(node, node.expr(0), dtype)
+    return op.cast(node.expr(0), dtype)
+
+
+def _cast(node: Node) -> Expr | Value:
+    return _converted(node, from_onnx_dtype(node.get_int("to")))
+
+
+def _cast_like(node: Node) -> Expr | Value:
+    return _converted(node, node.dtype(1))
+
+
+def _bit_cast(node: Node) -> Expr | Value:
+    wanted = from_onnx_dtype(node.get_int("to"))
+    if wanted == node.dtype(0):
+        return node.value(0)
+    if "bool" in (wanted, node.dtype(0)):  # a byte, 0 or 1
+        return op.cast(node.expr(0), wanted)
+    return op.reinterpret(node.expr(0), wanted)
+
+
+_ROUNDING = {"round_mode": ("up", "down", "nearest")}
+
+# fmt: off
+ROWS = (
+    Row("Cast",     _cast, attributes="to saturate round_mode", values=_ROUNDING),
+    Row("CastLike", _cast_like, attributes="saturate round_mode", values=_ROUNDING),
+    Row("BitCast",  _bit_cast, attributes="to"),
+)
+# fmt: on

@@ -1,0 +1,203 @@
+"""Quantised operators: integers (or small floats) that stand for numbers by a scale and a zero
+point, for a tensor, along an axis, or for each block of an axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ekiden.frontend.onnx.converters.cast import saturated
+from ekiden.frontend.onnx.converters.convolution import convolve
+from ekiden.frontend.onnx.converters.linear import multiply_matrices
+from ekiden.frontend.onnx.dtype import from_onnx_dtype
+from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.value import Value
+from ekiden.ir.dtype import SCALAR_BITS, SMALL_FLOATS, is_unsigned
+from ekiden.ir.prim import AnyDim
+from ekiden.relay import op
+from ekiden.relay.expr import Expr
+from ekiden.topi.shape import known
+
+
+def limits(dtype: str) -> tuple[int, int]:
+    """The smallest and the largest integer of a dtype."""
+    half = 1 << (SCALAR_BITS[dtype] - 1)
+    return (0, 2 * half - 1) if is_unsigned(dtype) else (-half, half - 1)
+
+
+def _spread(node: Node, value: Value) -> Expr:
+    """A scale or zero point in a shape that broadcasts over the first input."""
+    shape, found = value.type.shape, node.scope.expr(value)
+    if not shape or (len(shape) == 1 and known(shape[0]) == 1):
+        return op.reshape(found, ()) if shape else found
+    rank = node.rank(0)
+    axis = node.axis(node.get_int("axis", 1), rank)
+    if len(shape) == 1:
+        after = rank - axis - 1
+        return op.expand_dims(found, axis=1, num_newaxis=after) if after else found
+    block = node.get_int("block_size", 0)
+    if not block:
+        node.unsupported("attribute 'block_size' must be positive where the scale has axes")
+    extent = node.shape(0)[axis]
+    if isinstance(extent, AnyDim):
+        node.unsupported("the blocked axis must have a known extent")
+    repeated = op.repeat(found, block, axis)
+    return op.strided_slice(repeated, begin=[0], end=[extent], axes=[axis])
+
+
+def _target(node: Node) -> str:
+    """What to quantise to: the zero point's type, or the one stated, or uint8."""
+    zero = node.optional(2)
+    if zero is not None:
+        return zero.type.dtype
+    stated = node.get_int("output_dtype", 0)
+    return from_onnx_dtype(stated) if stated else "uint8"
+
+
+def _quantize(node: Node) -> Expr:
+    wanted = _target(node)
+    stated = node.get_int("precision", 0)
+    wide = from_onnx_dtype(stated) if stated else node.dtype(1)
+    wide = "float32" if wide in SMALL_FLOATS else wide
+    data, scale = op.cast(node.expr(0), wide), op.cast(_spread(node, node.value(1)), wide)
+    scaled = op.divide(data, scale)
+    if wanted in SMALL_FLOATS:
+        return _narrowed(node, scaled, wanted)
+    zero = node.optional(2)
+    rounded = op.round(scaled)
+    if zero is not None:
+        rounded = op.add(rounded, op.cast(_spread(node, zero), wide))
+    return op.cast(op.clip(rounded, *limits(wanted)), wanted)
+
+
+def _narrowed(node: Node, scaled: Expr, dtype: str) -> Expr:
+    return saturated(node, scaled, dtype) if node.get_int("saturate", 1) else op.cast(scaled, dtype)
+
+
+def _dequantize(node: Node) -> Expr:
+    scale = _spread(node, node.value(1))
+    stated = node.get_int("output_dtype", 0)
+    wanted = from_onnx_dtype(stated) if stated else node.dtype(1)
+    zero = node.optional(2)
+    if node.dtype(0) in SMALL_FLOATS:
+        data: Expr = op.cast(node.expr(0), "float32")
+    else:
+        data = op.cast(node.expr(0), "int32")
+        if zero is not None:
+            data = op.subtract(data, op.cast(_spread(node, zero), "int32"))
+        data = op.cast(data, "float32")
+    return op.cast(op.multiply(data, op.cast(scale, "float32")), wanted)
+
+
+# Products of integers.
+
+
+def _shifted(node: Node, data: int, zero: int, rows: bool = False) -> Expr:
+    """An input as int32 with its zero point taken off. A vector of zero points is one for each row
+    (`rows`), or column, of a matrix.
+    """
+    wide = op.cast(node.expr(data), "int32")
+    point = node.optional(zero)
+    if point is None:
+        return wide
+    shift = op.cast(node.scope.expr(point), "int32")
+    if len(point.type.shape) == 1:
+        if known(point.type.shape[0]) == 1:
+            shift = op.reshape(shift, ())
+        elif rows:
+            shift = op.expand_dims(shift, axis=1)
+    return op.subtract(wide, shift)
+
+
+def _kernel(node: Node, data: int, zero: int) -> Expr:
+    """A convolution's weight as int32, its zero points one for each output channel."""
+    wide = op.cast(node.expr(data), "int32")
+    point = node.optional(zero)
+    if point is None:
+        return wide
+    shift = op.cast(node.scope.expr(point), "int32")
+    if point.type.shape:
+        rest = node.rank(data) - 1
+        shift = op.expand_dims(shift, axis=1, num_newaxis=rest)
+    return op.subtract(wide, shift)
+
+
+def _as_value(node: Node, expr: Expr) -> Value:
+    return Value(node.typed(expr), expr=expr)
+
+
+def _inner(node: Node, inputs: list[Value | None], convert: Callable[[Node], Expr]) -> Expr:
+    """What a converter makes of other inputs, with the attributes of this node."""
+    return convert(node.with_inputs(inputs))
+
+
+def _mat_mul_integer(node: Node) -> Expr:
+    a = _as_value(node, _shifted(node, 0, 2, rows=True))
+    b = _as_value(node, _shifted(node, 1, 3))
+    return _inner(node, [a, b], multiply_matrices)
+
+
+def _conv_integer(node: Node) -> Expr:
+    data = _as_value(node, _shifted(node, 0, 2))
+    weight = _as_value(node, _kernel(node, 1, 3))
+    return _inner(node, [data, weight], convolve)
+
+
+def _requantized(node: Node, total: Expr, factor: Expr, zero: int) -> Expr:
+    """round(total * factor) + zero point, in the zero point's type."""
+    wanted = node.dtype(zero)
+    rounded = op.round(op.multiply(op.cast(total, "float32"), factor))
+    shifted = op.add(rounded, op.cast(op.reshape(node.expr(zero), ()), "float32"))
+    return op.cast(op.clip(shifted, *limits(wanted)), wanted)
+
+
+def _factor(node: Node, left: int, right: int, result: int, spread: Callable[[int], Expr]) -> Expr:
+    a, b, c = (op.cast(spread(i), "float32") for i in (left, right, result))
+    return op.divide(op.multiply(a, b), c)
+
+
+def _scalar(node: Node, index: int) -> Expr:
+    return op.reshape(node.expr(index), ()) if node.rank(index) else node.expr(index)
+
+
+def _q_linear_mat_mul(node: Node) -> Expr:
+    a = _as_value(node, _shifted(node, 0, 2, rows=True))
+    b = _as_value(node, _shifted(node, 3, 5))
+    total = _inner(node, [a, b], multiply_matrices)
+
+    def spread(index: int) -> Expr:
+        shape = node.shape(index)
+        if not shape or known(shape[0]) == 1:
+            return _scalar(node, index)
+        return op.expand_dims(node.expr(index), axis=1) if index == 1 else node.expr(index)
+
+    return _requantized(node, total, _factor(node, 1, 4, 6, spread), 7)
+
+
+def _q_linear_conv(node: Node) -> Expr:
+    data = _as_value(node, _shifted(node, 0, 2))
+    weight = _as_value(node, _kernel(node, 3, 5))
+    total = _inner(node, [data, weight, node.optional(8)], convolve)
+
+    def spread(index: int) -> Expr:
+        shape = node.shape(index)
+        if not shape or known(shape[0]) == 1:
+            return _scalar(node, index)
+        return op.expand_dims(node.expr(index), axis=1, num_newaxis=node.rank(0) - 2)
+
+    return _requantized(node, total, _factor(node, 1, 4, 6, spread), 7)
+
+
+_CONV = "auto_pad dilations group kernel_shape pads strides"
+
+# fmt: off
+ROWS = (
+    Row("QuantizeLinear",   _quantize, since=10,
+        attributes="axis block_size output_dtype precision saturate"),
+    Row("DequantizeLinear", _dequantize, since=10, attributes="axis block_size output_dtype"),
+    Row("MatMulInteger",    _mat_mul_integer, since=10),
+    Row("ConvInteger",      _conv_integer, since=10, attributes=_CONV),
+    Row("QLinearMatMul",    _q_linear_mat_mul, since=10),
+    Row("QLinearConv",      _q_linear_conv, since=10, attributes=_CONV),
+)
+# fmt: on

@@ -1,0 +1,37 @@
+"""Data types as DLPack numbers them."""
+
+from __future__ import annotations
+
+from ekiden.runtime.errors import InternalError
+
+KINDS = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}
+SMALL_FLOATS = {
+    "float8_e4m3fn": (10, 8),
+    "float8_e4m3fnuz": (11, 8),
+    "float8_e5m2": (12, 8),
+    "float8_e5m2fnuz": (13, 8),
+    "float8_e8m0fnu": (14, 8),
+    "float4_e2m1fn": (17, 4),
+}
+"""Floats whose name says more than their bits: (code, bits)."""
+_KIND_NAMES = {code: name for name, code in KINDS.items()}
+_SMALL_NAMES = {code: name for name, (code, _) in SMALL_FLOATS.items()}
+
+
+def dtype_code(dtype: str) -> tuple[int, int, int]:
+    """(code, bits, lanes) of a scalar dtype in NumPy's spelling; InternalError for others."""
+    if dtype == "bool":
+        return KINDS["bool"], 8, 1
+    if dtype in SMALL_FLOATS:
+        return (*SMALL_FLOATS[dtype], 1)
+    kind = dtype.rstrip("0123456789")
+    if kind not in KINDS or kind == dtype:
+        raise InternalError(f"a dtype such as 'float32' expected, got {dtype!r}")
+    return KINDS[kind], int(dtype[len(kind) :]), 1
+
+
+def dtype_name(code: int, bits: int, lanes: int) -> str:
+    """The dtype in NumPy's spelling; vectors add 'xN'."""
+    name = _KIND_NAMES.get(code, f"dtype{code}_")
+    scalar = _SMALL_NAMES.get(code) or (name if name == "bool" else f"{name}{bits}")
+    return scalar if lanes == 1 else f"{scalar}x{lanes}"

@@ -1,0 +1,171 @@
+"""Numbers of a byte and less, as integer arithmetic: floats of 8 and 4 bits, integers of 4 and 2.
+
+No machine we compile for computes with them, so kernels hold them as bytes ("carriers"): integers
+by their value, floats by their bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import EQ, PrimExpr, Select, binary, cast, const
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a small float is coded, as in the OCP and MX formats and in ml_dtypes.
+
+    largest: the code, without sign, of the largest finite number. over: what a larger number
+    becomes, nan: the code of what is not a number; those of 8 bits stand alone, others take the
+    sign (None: 0 with the other sign). infinity: its code. unsigned_zero: 0 has no sign (its
+    negative code is `nan`).
+    """
+
+    exponent: int
+    mantissa: int
+    bias: int
+    largest: int
+    over: int
+    nan: int | None
+    infinity: int | None = None
+    unsigned_zero: bool = False
+
+
+# fmt: off
+FORMATS: dict[str, Format] = {
+    #                          e  m  bias largest over  nan   infinity
+    "float8_e4m3fn":   Format(4, 3, 7,   0x7E,   0x7F, 0x7F),
+    "float8_e5m2":     Format(5, 2, 15,  0x7B,   0x7C, 0x7E, 0x7C),
+    "float8_e4m3fnuz": Format(4, 3, 8,   0x7F,   0x80, 0x80, unsigned_zero=True),
+    "float8_e5m2fnuz": Format(5, 2, 16,  0x7F,   0x80, 0x80, unsigned_zero=True),
+    "float4_e2m1fn":   Format(2, 1, 1,   0x7,    0x7,  None),
+}
+# fmt: on
+SCALE = "float8_e8m0fnu"
+"""Powers of two alone: 2**(code - 127), 255 is not a number."""
+_NAN, _INFINITY = 0x7FC00000, 0x7F800000
+
+
+def _word(value: int) -> PrimExpr:
+    return const(value, "uint32")
+
+
+def _shl(a: PrimExpr, by: int) -> PrimExpr:
+    return call_intrin("left_shift", a, _word(by)) if by else a
+
+
+def _shr(a: PrimExpr, by: int) -> PrimExpr:
+    return call_intrin("right_shift", a, _word(by)) if by else a
+
+
+def _and(a: PrimExpr, mask: int) -> PrimExpr:
+    return call_intrin("bitwise_and", a, _word(mask))
+
+
+def _or(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return call_intrin("bitwise_or", a, b)
+
+
+def _bits(value: PrimExpr) -> PrimExpr:
+    return call_intrin("reinterpret", value, dtype="uint32")
+
+
+def _float(bits: PrimExpr) -> PrimExpr:
+    return call_intrin("reinterpret", bits, dtype="float32")
+
+
+def _choose(condition: PrimExpr, x: PrimExpr, y: PrimExpr) -> PrimExpr:
+    return Select(condition, x, y, x.dtype)
+
+
+def decode(code: PrimExpr, dtype: str) -> PrimExpr:
+    """The float32 that a byte stands for; exact."""
+    if dtype == SCALE:
+        return _decode_scale(code)
+    form, word = FORMATS[dtype], cast(code, "uint32")
+    width = form.exponent + form.mantissa
+    magnitude = _and(word, (1 << width) - 1)
+    normal = _shl(magnitude, 23 - form.mantissa) + _word((127 - form.bias) << 23)
+    unit = 2.0 ** (1 - form.bias - form.mantissa)
+    small = _bits(cast(cast(magnitude, "int32"), "float32") * const(unit, "float32"))
+    found = _choose(magnitude >= _word(1 << form.mantissa), normal, small)
+    if form.infinity is not None:
+        found = _choose(magnitude >= _word(form.infinity), _word(_INFINITY), found)
+    if form.nan is not None and form.nan <= 0x7F:
+        first = form.nan if form.infinity is None else form.infinity + 1
+        found = _choose(magnitude >= _word(first), _word(_NAN), found)
+    found = _or(found, _shl(_shr(_and(word, 1 << width), width), 31))
+    if form.unsigned_zero:
+        assert form.nan is not None
+        found = _choose(binary(EQ, word, _word(form.nan)), _word(_NAN), found)
+    return _float(found)
+
+
+def _decode_scale(code: PrimExpr) -> PrimExpr:
+    """2**-127 is below the normal numbers of float32."""
+    word = cast(code, "uint32")
+    found = _choose(binary(EQ, word, _word(0)), _word(0x00400000), _shl(word, 23))
+    return _float(_choose(binary(EQ, word, _word(255)), _word(_NAN), found))
+
+
+def encode(value: PrimExpr, dtype: str) -> PrimExpr:
+    """The byte nearest to a float32, halves to even; what is too large becomes infinite or not a
+    number where the format has that, else the largest number.
+    """
+    if dtype == SCALE:
+        return _encode_scale(value)
+    form, word = FORMATS[dtype], _bits(value)
+    width = form.exponent + form.mantissa
+    absolute = _and(word, 0x7FFFFFFF)
+    cut = 23 - form.mantissa
+    odd = _and(_shr(absolute, cut), 1)
+    rounded = _shr(absolute + _word((1 << (cut - 1)) - 1) + odd, cut)
+    normal = rounded - _word((127 - form.bias) << form.mantissa)
+    units = _float(absolute) * const(2.0 ** (form.bias - 1 + form.mantissa), "float32")
+    small = cast(cast(call_intrin("round", units), "int32"), "uint32")
+    is_normal = absolute >= _word((128 - form.bias) << 23)
+    magnitude = _choose(is_normal, normal, small)
+    is_nan, is_over = absolute > _word(_INFINITY), magnitude > _word(form.largest)
+    is_over = Select(is_normal, is_over, const(False), "bool")
+    sign = _shl(_shr(word, 31), width)
+    if form.unsigned_zero:
+        sign = _choose(binary(EQ, magnitude, _word(0)), _word(0), sign)
+    found = _or(magnitude, sign)
+    found = _choose(is_over, _or(_word(form.over), sign), found)
+    negated = call_intrin("bitwise_xor", sign, _word(1 << width))
+    nan = negated if form.nan is None else _or(_word(form.nan), sign)
+    return cast(_choose(is_nan, nan, found), "uint8")
+
+
+def _encode_scale(value: PrimExpr) -> PrimExpr:
+    """Halves go up; 0 and negative numbers have no code."""
+    word = _bits(value)
+    found = _choose(word >= _word(_INFINITY), _word(255), _shr(word + _word(0x400000), 23))
+    found = _choose(word <= _word(0x00400000), _word(0), found)
+    return cast(_choose(binary(EQ, word, _word(0)), _word(255), found), "uint8")
+
+
+def wrapped(value: PrimExpr, dtype: str) -> PrimExpr:
+    """The low bits of a byte as the number of 4 or 2 bits that they are, in its carrier."""
+    carrier, spare = dt.carrier(dtype), 8 - dt.SCALAR_BITS[dtype]
+    shift = const(spare, carrier)
+    high = call_intrin("left_shift", cast(value, carrier), shift)
+    return call_intrin("right_shift", high, shift)
+
+
+def converted(value: PrimExpr, source: str, target: str) -> PrimExpr:
+    """`value`, the carrier of a `source` if that is small, as a `target` (as its carrier if that is
+    small).
+    """
+    if source in dt.SMALL_FLOATS:
+        value = decode(value, source)
+    if target in dt.SMALL_FLOATS:
+        return encode(cast(value, "float32"), target)
+    if dt.is_packed(target):
+        return wrapped(value if dt.is_int(value.dtype) else cast(value, "int32"), target)
+    return cast(value, target)
+
+
+__all__ = ["FORMATS", "SCALE", "Format", "converted", "decode", "encode", "wrapped"]

@@ -1,0 +1,174 @@
+# ruff: noqa: E501 - a table of cases reads better in lines
+"""Further converters against ONNX Runtime (or ONNX's reference), with constant and with symbolic
+shapes. ONNX's own tests (test_onnx_backend.py) have more of each, with constant shapes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+from onnx_models import Array, ints, normal
+from test_onnx_operators import CASES, Case, case, scalar
+
+from ekiden.frontend.onnx.converters import control
+from ekiden.frontend.onnx.registry import TABLE
+
+X = normal(2, 3, 4)
+SMALL = np.clip(X, -0.9, 0.9)
+POSITIVE = np.abs(X) + np.float32(1.1)
+WORDS = np.array([[1, 200, 7], [0, 255, 128]], np.uint8)
+WHOLE = np.array([[7, -7, 3], [-8, 5, 2]], np.int32)
+VOLUME = normal(1, 2, 5, 6, 4)
+
+
+def table(*rows: object, dtype: type = np.int64) -> Array:
+    return np.array(rows, dtype)
+
+
+MORE = [
+    *[
+        case(name, SMALL, rtol=1e-4)
+        for name in ("Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Atanh")
+    ],
+    case("Acosh", POSITIVE, rtol=1e-4),
+    case("BitwiseNot", WHOLE, opset=18),
+    case("BitShift", WORDS, WORDS % 5, attrs={"direction": "LEFT"}),
+    case("BitShift", WORDS, WORDS % 5, attrs={"direction": "RIGHT"}),
+    case("Mod", X, normal(2, 3, 4, seed=1), attrs={"fmod": 0}, opset=26, reference=True, rtol=1e-4),
+    case("BitCast", X, attrs={"to": TensorProto.INT32}, opset=26, reference=True),
+    case("Einsum", X, normal(2, 4, 5), attrs={"equation": "bij,bjk->bik"}),
+    case("Trilu", normal(3, 4), scalar(1, np.int64), attrs={"upper": 0}),
+    case("EyeLike", normal(3, 4), attrs={"k": 1}),
+    case(
+        "CumProd",
+        X,
+        scalar(1, np.int64),
+        constants=(1,),
+        attrs={"reverse": 1, "exclusive": 1},
+        opset=26,
+        reference=True,
+    ),
+    case("Hardmax", X, attrs={"axis": 1}),
+    case("Hardmax", X, attrs={"axis": 1}, opset=11),
+    case(
+        "BatchNormalization",
+        X,
+        *(normal(3, seed=s) for s in (1, 2)),
+        normal(3, seed=3),
+        np.abs(normal(3, seed=4)),
+        attrs={"training_mode": 1},
+        outputs=3,
+        rtol=1e-4,
+        reference=True,
+    ),
+    case(
+        "ScatterElements", X, table([[0, -1, 1, 0]]), normal(1, 1, 4), attrs={"axis": 1}, opset=18
+    ),
+    case(
+        "ScatterElements",
+        X,
+        table([[0, 0, 1, 0]]),
+        normal(1, 1, 4),
+        attrs={"axis": 1, "reduction": "add"},
+        opset=18,
+    ),
+    case("Scatter", X, table([[0, 2, 1, 0]]), normal(1, 1, 4), attrs={"axis": 1}, opset=10),
+    case("ScatterND", X, table([0, 2], [1, -1]), normal(2, 4), constants=(1,), opset=18),
+    case("GatherND", X, table([0, 2], [1, -1]), constants=(1,)),
+    case("GatherND", X, table([2], [-1]), constants=(1,), attrs={"batch_dims": 1}),
+    case(
+        "TensorScatter",
+        normal(2, 5, 3),
+        normal(2, 2, 3, seed=1),
+        ints(1, 3),
+        attrs={"axis": 1},
+        opset=24,
+        reference=True,
+    ),
+    case(
+        "TensorScatter",
+        normal(2, 5, 3),
+        normal(2, 2, 3, seed=1),
+        ints(1, 4),
+        attrs={"axis": 1, "mode": "circular"},
+        opset=24,
+        reference=True,
+    ),
+    case("TopK", X, ints(2), constants=(1,), outputs=2, attrs={"axis": 1}),
+    case("TopK", X, ints(2), constants=(1,), outputs=2, attrs={"largest": 0}),
+    case("ReverseSequence", normal(4, 3), ints(1, 4, 2), attrs={"time_axis": 0, "batch_axis": 1}),
+    case(
+        "MaxUnpool",
+        normal(1, 1, 2, 2),
+        table([[[5, 7], [13, 15]]]),
+        attrs={"kernel_shape": [2, 2], "strides": [2, 2]},
+    ),
+    case("Conv", VOLUME, normal(4, 2, 3, 3, 2, seed=1), constants=(1,), rtol=1e-4),
+    case("ConvTranspose", VOLUME, normal(2, 3, 2, 3, 2, seed=1), constants=(1,), rtol=1e-4),
+    case("MaxPool", VOLUME, attrs={"kernel_shape": [2, 2, 2]}),
+    case("AveragePool", VOLUME, attrs={"kernel_shape": [2, 2, 2]}),
+    case("QuantizeLinear", X, scalar(0.1), scalar(3, np.uint8)),
+    case(
+        "QuantizeLinear",
+        X,
+        np.array([0.1, 0.2, 0.3], np.float32),
+        np.array([1, 2, 3], np.int8),
+        attrs={"axis": 1},
+    ),
+    case("DequantizeLinear", WORDS, scalar(0.1), scalar(3, np.uint8)),
+    case(
+        "DequantizeLinear",
+        WORDS,
+        np.full((1, 3), 0.1, np.float32),
+        attrs={"axis": 0, "block_size": 2},
+        opset=21,
+    ),
+    case("MatMulInteger", WORDS, WORDS.T.copy(), scalar(3, np.uint8), scalar(2, np.uint8)),
+    case(
+        "ConvInteger",
+        np.resize(WORDS, (1, 1, 4, 4)),
+        np.resize(WORDS, (1, 1, 2, 2)),
+        scalar(3, np.uint8),
+        constants=(1,),
+    ),
+    case(
+        "QLinearMatMul",
+        WORDS,
+        scalar(0.1),
+        scalar(3, np.uint8),
+        WORDS.T.copy(),
+        scalar(0.2),
+        scalar(2, np.uint8),
+        scalar(9.5),
+        scalar(4, np.uint8),
+    ),
+    case(
+        "QLinearConv",
+        np.resize(WORDS, (1, 1, 4, 4)),
+        scalar(0.1),
+        scalar(3, np.uint8),
+        np.resize(WORDS, (1, 1, 2, 2)),
+        scalar(0.2),
+        scalar(2, np.uint8),
+        scalar(9.5),
+        scalar(4, np.uint8),
+        constants=(3,),
+    ),
+]
+
+
+@pytest.mark.parametrize("each", MORE, ids=str)
+def test_agrees(each: Case) -> None:
+    each.run(symbolic=False)
+
+
+@pytest.mark.parametrize("each", [c for c in MORE if c.symbolic], ids=str)
+def test_agrees_with_symbolic_shapes(each: Case) -> None:
+    each.run(symbolic=True)
+
+
+def test_every_converter_has_a_case() -> None:
+    tested = {c.op_type for c in (*CASES, *MORE)} | {"Constant"}
+    tested |= {r.op_type for r in control.ROWS}
+    assert {name for domain, name in TABLE if domain == ""} == tested
