@@ -3,9 +3,9 @@
     python benchmarks/vm.py [--threads 1]
 
 The first table is of programs in bytecode that repeat one instruction 1,000 times, less one that
-does not; times are minima over rounds in which all of them take turns. The second line is a chain of
+does not; times are minima over rounds in which all of them take turns. The second is of a chain of
 1,000 adds of one element, not fused, next to ONNX Runtime's with its optimisations off, turn by
-turn, on one thread.
+turn.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
@@ -30,7 +31,7 @@ Run = Callable[[], object]
 
 def programs() -> dict[str, list[Instruction]]:
     """What is repeated; $0 is a tensor of one element, $1 an integer, $2 a pair."""
-    call = dict(packed_index=0, output_size=1)
+    call = {"packed_index": 0, "output_size": 1}
     return {
         "empty": [],
         "move": [make("Move", dst=4, src=1)],
@@ -126,9 +127,7 @@ def chain() -> None:
 
     helper = onnx.helper
     names = ["x", *(f"t{i}" for i in range(REPEAT - 1)), "y"]
-    nodes = [
-        helper.make_node("Add", [a, "one"], [b]) for a, b in zip(names, names[1:], strict=False)
-    ]
+    nodes = [helper.make_node("Add", [a, "one"], [b]) for a, b in pairwise(names)]
     values = [helper.make_tensor_value_info(n, 1, [1]) for n in ("x", "one", "y")]
     graph = helper.make_graph(nodes, "chain", values[:2], values[2:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
