@@ -9,7 +9,7 @@ static bool has_break(const ek_vm *vm) {
 }
 
 void ek_vm_enter_bytecode(ek_vm *vm) {
-  if (vm->pc != NULL && *vm->pc == EK_OP_NATIVE) vm->pc = vm->function->code;
+  if (vm->pc != NULL && *vm->pc >= EK_OP_COUNT) vm->pc = vm->function->code;
 }
 
 /* One instruction. It goes on behind itself, unless its body says otherwise. */

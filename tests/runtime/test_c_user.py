@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ekiden import runtime
+import ekiden
+from ekiden import relay, runtime
 from ekiden.backend.vm.encode import make
 from ekiden.backend.vm.write import VMFunction, write_executable
 
@@ -42,6 +43,18 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_c_program_runs_an_artifact(program: Path, artifact: Path) -> None:
     done = subprocess.run([program, artifact, "2", "3"], capture_output=True, text=True, check=True)
     assert done.stdout == "shape 2 3\nfirst 1 1 1 1 1 1\n"
+
+
+@pytest.mark.parametrize("suffix", ["eki", "so"])
+def test_a_c_program_runs_native_functions(program: Path, tmp_path: Path, suffix: str) -> None:
+    x = relay.var("x", shape=(2, 3))
+    both = relay.Tuple([relay.exp(x), x])
+    half = relay.If(relay.const(True), relay.TupleGetItem(both, 1) / relay.const(2.0), x)
+    exe = ekiden.compile(relay.IRModule.from_expr(relay.Function([x], half)), executor="aot")
+    path = tmp_path / f"model.{suffix}"
+    (exe.save if suffix == "eki" else exe.export_library)(path)
+    done = subprocess.run([program, path, "2", "3"], capture_output=True, text=True, check=True)
+    assert done.stdout == "shape 2 3\nfirst 0.5 0.5 0.5 0.5 0.5 0.5\n"
 
 
 def test_a_c_program_sees_why_an_artifact_is_refused(program: Path, artifact: Path) -> None:
