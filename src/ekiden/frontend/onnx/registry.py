@@ -15,6 +15,7 @@ from ekiden.frontend.onnx.converters import (
     placing,
     pool,
     quantize,
+    recurrent,
     reduction,
     sequence,
     shape,
@@ -22,8 +23,8 @@ from ekiden.frontend.onnx.converters import (
 from ekiden.frontend.onnx.node import Converter, Row
 
 FAMILIES = (
-    elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
-    quantize, control, sequence,
+    elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool,
+    norm, quantize, control, sequence, recurrent,
 )  # fmt: skip
 
 
