@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - graphs in a line
 """Functions of the model, operators registered from Python, weights beside the file, notes of
 errors.
 """
@@ -55,7 +54,7 @@ def test_functions_call_functions() -> None:
     made = with_functions(
         model([own("Norm", "x", "y")], [value("x", FLOAT, ["n", 3])], "y"), norm, square
     )
-    compare(made, {"x": normal(2, 3)}, reference=True)
+    compare(made, {"x": normal(2, 3)})
     assert {o.name: o.how for o in survey(made).operators} == {"Norm": "function"}
 
 

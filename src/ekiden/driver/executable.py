@@ -14,6 +14,7 @@ from ekiden.driver.files import write_whole
 from ekiden.driver.library import export_library
 from ekiden.driver.machine import check_machine
 from ekiden.driver.sequences import SEQUENCE, from_list, to_list
+from ekiden.runtime import late_bound
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.profile import Peak, Report, profile
 
@@ -83,7 +84,15 @@ class Executable:
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
         self._gives_lists = any(o.dtype.startswith(SEQUENCE) for o in self.outputs)
         self._checked: list[tuple[int, ...]] | None = None
-        self._vm = runtime.VirtualMachine(raw)
+        self._machine: runtime.VirtualMachine | None = None
+        if not late_bound.missing(raw):
+            self._machine = runtime.VirtualMachine(raw)
+
+    @property
+    def _vm(self) -> runtime.VirtualMachine:
+        if self._machine is None:
+            self._machine = runtime.VirtualMachine(self.raw)
+        return self._machine
 
     def __call__(
         self, *args: object, **named: object
@@ -194,7 +203,30 @@ class Executable:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file that `ekiden.load` reads. The file appears whole or not at all."""
-        write_whole(path, lambda file: file.write(self.raw.to_bytes()))
+        write_whole(path, lambda file: file.write(late_bound.whole(self.raw)))
+
+    def move_late_bound_consts(self, path: str | os.PathLike[str], byte_limit: int = 0) -> None:
+        """Write the constants of `byte_limit` bytes and more to a file, and wait for them from now
+        on: what is saved then is the bytecode without them. They can be moved once; LoadError.
+        """
+        runtime.save_params(path, self.get_late_bound_consts(byte_limit))
+
+    def get_late_bound_consts(self, byte_limit: int = 0) -> dict[str, runtime.Tensor]:
+        """The same, but give the constants by name."""
+        self.raw, moved = late_bound.split(self.raw, byte_limit)
+        self._machine = None
+        return moved
+
+    def load_late_bound_consts(self, path: str | os.PathLike[str]) -> None:
+        """Take the constants that are waited for from a file, which is mapped.
+
+        Raises LoadError where names are missing or unknown; ValueError for another shape or dtype.
+        """
+        self.load_late_bound_consts_from_map(runtime.load_params(path))
+
+    def load_late_bound_consts_from_map(self, constants: Mapping[str, object]) -> None:
+        """The same, from arrays or tensors by name."""
+        late_bound.bind(self.raw, constants)
 
     def export_library(
         self,

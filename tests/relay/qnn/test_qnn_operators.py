@@ -35,9 +35,17 @@ def scalar(value: int, dtype: str) -> relay.Expr:
     return relay.const(np.array(value, dtype))
 
 
-@pytest.mark.parametrize("data_dtype", ["uint8", "int8"])
-@pytest.mark.parametrize("weight_dtype", ["uint8", "int8"])
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (5, 70, 33), (3, 64, 128), (0, 4, 8)])
+@pytest.mark.parametrize(
+    ("data_dtype", "weight_dtype", "m", "n", "k"),
+    [
+        ("uint8", "int8", 1, 1, 1),
+        ("uint8", "int8", 5, 70, 33),
+        ("uint8", "uint8", 3, 64, 12),
+        ("int8", "int8", 3, 17, 8),
+        ("int8", "uint8", 2, 4, 3),
+        ("uint8", "int8", 0, 4, 8),
+    ],
+)
 def test_dense(data_dtype: str, weight_dtype: str, m: int, n: int, k: int) -> None:
     data, weight = random(data_dtype, m, k), random(weight_dtype, n, k, seed=1)
     for point, kernel_point in ((0, 0), (3, -7 if weight_dtype == "int8" else 200)):

@@ -23,8 +23,8 @@ from ekiden.frontend.onnx.converters import (
 from ekiden.frontend.onnx.node import Converter, Row
 
 FAMILIES = (
-    elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool,
-    norm, quantize, control, sequence, recurrent,
+    elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
+    quantize, recurrent, control, sequence,
 )  # fmt: skip
 
 
