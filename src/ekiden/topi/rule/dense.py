@@ -2,6 +2,8 @@
 
     out[m, n] = sum over k of data[m, k] * weight[n // tile, k, n % tile]
 
+or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4].
+
 Loop order: with few rows the row tile stays in L1 while the panels stream by; with many the panel
 stays in L2 while the rows stream by. Threads share out the panels, so that each reads its part of
 the weights once; with too few panels, the row tiles.
@@ -18,7 +20,7 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import For, ForKind, PrimFunc, Stmt, seq
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows
+from ekiden.topi.rule.tiles import WORD, KLoop, Tile, balanced_rows, compute_tile, max_rows
 
 FEW_ROWS = 256
 """Up to this many rows the row tile is the outer loop."""
@@ -56,6 +58,7 @@ class _Dense:
         self.target = target
         self.rows = product(data.shape[:-1])
         self.k = data.shape[-1]
+        self.word = WORD if len(weight.shape) == 4 else 1
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         self.leading = list(outputs[0].shape[:-1])
 
@@ -72,13 +75,14 @@ class _Dense:
     def tile(self, rows: int, first: PrimExpr, panel: PrimExpr, valid: int) -> Stmt:
         """One tile of `rows` rows and one panel."""
         vectors = -(-valid // self.lanes)
-        shape = Tile(rows, vectors, self.lanes, valid)
+        shape = Tile(rows, vectors, self.lanes, valid, self.anchor.dtype)
 
         def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
             row, at = first + i, panel * self.width + column
             return self.epilogue.store(self.indices(row, at), row * self.units + at, value, mask)
 
-        loops = [KLoop(self.k, const(1), const(self.width))]
+        step = self.width * self.word
+        loops = [KLoop(simplify(self.k // self.word), const(self.word), const(step))]
         a_rows = [(first + i) * self.k for i in range(rows)]
         return compute_tile(
             shape,
