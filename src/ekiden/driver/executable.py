@@ -21,6 +21,8 @@ from ekiden.runtime.profile import Peak, Report, profile
 Dim = int | str
 ANY_OBJECT = "object"
 """The dtype of an input or output that is not a tensor."""
+UNKNOWN = "?"
+"""What a dimension of which nothing is declared is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,8 @@ class Executable:
     def _check_symbol(
         self, symbol: str, got: int, where: str, axis: int, bound: dict[str, tuple[int, str]]
     ) -> None:
+        if UNKNOWN in symbol:
+            return
         value, first = bound.setdefault(symbol, (got, where))
         if value != got:
             wanted = f"'{symbol}' in dimension {axis} to be {value} as in {first}"

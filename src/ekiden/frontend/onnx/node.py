@@ -175,6 +175,13 @@ class Node:
             self._bad(name, "a list of floats", found)
         return tuple(float(v) for v in found if isinstance(v, (int, float)))
 
+    def get_strings(self, name: str) -> tuple[str, ...]:
+        """A list of strings; an empty one if it is absent."""
+        found = self._attributes.get(name, ())
+        if not isinstance(found, tuple) or not all(isinstance(v, str) for v in found):
+            self._bad(name, "a list of strings", found)
+        return tuple(v for v in found if isinstance(v, str))
+
     def get_tensor(self, name: str) -> Array | None:
         """A tensor attribute, or None."""
         found = self._attributes.get(name)

@@ -15,6 +15,7 @@ from ekiden.frontend.onnx.converters import (
     placing,
     pool,
     quantize,
+    recurrent,
     reduction,
     sequence,
     shape,
@@ -23,7 +24,7 @@ from ekiden.frontend.onnx.node import Converter, Row
 
 FAMILIES = (
     elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
-    quantize, control, sequence,
+    quantize, recurrent, control, sequence,
 )  # fmt: skip
 
 
