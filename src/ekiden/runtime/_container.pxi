@@ -3,10 +3,13 @@
 class ADT(tuple):
     """A value of an algebraic data type: its fields, and the tag of its constructor.
 
-    Plain tuples have tag 0 and cross as tuples.
+    Plain tuples have tag 0 and cross as tuples. What has tag 0 and holds data comes back as a value
+    of tag 0, which prints as a tuple and equals one: however deep it is, it can be printed,
+    compared and hashed.
     """
 
     tag: int
+    _made = None                   # its object, once made of fields that cannot change
 
     def __new__(cls, tag, fields=()):
         """The value that constructor number `tag` makes of `fields`."""
@@ -15,16 +18,48 @@ class ADT(tuple):
         return self
 
     def __repr__(self):
-        return f"ADT({self.tag}, {tuple(self)!r})"
+        parts, work = [], [self]
+        while work:
+            at = work.pop()
+            if type(at) is str:
+                parts.append(at)
+            else:
+                tag = getattr(at, "tag", 0)
+                work += [")" if tag == 0 else "))"]
+                work += [","] if len(at) == 1 else []
+                for i in range(len(at) - 1, -1, -1):
+                    work += [at[i] if _is_adt(at[i]) else repr(at[i])]
+                    work += [", "] if i else []
+                work += ["(" if tag == 0 else f"ADT({tag}, ("]
+        return "".join(parts)
 
     def __eq__(self, other):
-        return tuple.__eq__(self, other) and self.tag == getattr(other, "tag", 0)
+        work = [(self, other)]
+        while work:
+            one, two = work.pop()
+            if one is two:
+                continue
+            if not (_is_adt(one) and _is_adt(two)):
+                if one != two:
+                    return False
+            elif len(one) != len(two) or getattr(one, "tag", 0) != getattr(two, "tag", 0):
+                return False
+            else:
+                work.extend(zip(one, two))
+        return True
 
     def __ne__(self, other):
         return not self == other
 
     def __hash__(self):
-        return hash((self.tag, tuple(self)))
+        found, work = 0, [self]
+        while work:
+            at = work.pop()
+            if _is_adt(at):
+                work.extend(at)
+                at = (len(at), getattr(at, "tag", 0))
+            found = hash((found, at))
+        return found
 
 
 class Shape(tuple):
@@ -85,7 +120,8 @@ cdef object _deep_adt_to_python(ek_adt *root):
             continue
         stack.pop()
         fields = tuple(_flat_fields(at, made))
-        made[<size_t>at] = fields if at.tag == 0 else ADT(at.tag, fields)
+        is_plain = at.tag == 0 and not any([type(field) is ADT for field in fields])
+        made[<size_t>at] = fields if is_plain else ADT(at.tag, fields)
     return made[<size_t>root]
 
 
@@ -123,7 +159,7 @@ cdef Object _deep_adt(object root):
     cdef ek_object *out
     while stack:
         at = stack[len(stack) - 1]
-        missing = [field for field in at if _is_adt(field) and id(field) not in made]
+        missing = [field for field in at if _is_adt(field) and not _is_made(field, made)]
         if missing:
             stack.extend(missing)
             continue
@@ -132,7 +168,24 @@ cdef Object _deep_adt(object root):
         _check(ek_container_new(EK_ADT, getattr(at, "tag", 0), items.call.values, items.count,
                                 &out))
         made[id(at)] = _wrap(Object, out)
+        if type(at) is ADT and all([_stays(field) for field in at]):
+            at._made = made[id(at)]
     return made[id(root)]
+
+
+cdef bint _is_made(object field, dict made):
+    """Whether the object of a tuple is in 'made'; one that was kept is put there."""
+    if type(field) is ADT and field._made is not None:
+        made[id(field)] = field._made
+    return id(field) in made
+
+
+cdef inline bint _stays(object field):
+    """Whether the value of a field is the same whenever it is asked for."""
+    cls = type(field)
+    if cls is Tensor:
+        return ek_dltensor_is_contiguous((<Tensor>field).dl())
+    return cls is int or (cls is ADT and field._made is not None)
 
 
 # Nodes of the compiler are Python objects alone: other languages hold them without looking inside,

@@ -86,9 +86,10 @@ def compute_tile(
     b_base: PrimExpr,
     store: Store,
     staged: bool = False,
+    ahead: Callable[[PrimExpr], Stmt] | None = None,
 ) -> Stmt:
     """Zero the accumulators, run over k, store. `a_rows` and `b_base` are flat element offsets at k
-    = 0.
+    = 0. `ahead` makes a statement for each step of the innermost loop: prefetches.
 
     With `staged` the results pass through a small buffer, and the code of `store` stands once in a
     loop instead of once per accumulator: for stores that compute much.
@@ -96,7 +97,7 @@ def compute_tile(
     acc = tile.accumulator()
     zero = broadcast(const(0, tile.dtype), tile.lanes)
     clear = [BufferStore(acc, zero, (const(i),)) for i in range(tile.rows * tile.vectors)]
-    multiply = _k_nest(tile, loops, acc, a, a_rows, b, b_base)
+    multiply = _k_nest(tile, loops, acc, a, a_rows, b, b_base, ahead)
     if not staged:
         return Allocate(acc, seq(*clear, multiply, *_stores(tile, acc, store)))
     stage = Buffer("stage", (const(tile.rows * tile.vectors * tile.lanes),), tile.dtype, "local")
@@ -138,6 +139,7 @@ def _k_nest(
     a_rows: Sequence[PrimExpr],
     b: Buffer,
     b_base: PrimExpr,
+    ahead: Callable[[PrimExpr], Stmt] | None,
 ) -> Stmt:
     variables = [Var(f"k{i}") for i in range(len(loops))]
     a_step: PrimExpr = const(0)
@@ -146,6 +148,8 @@ def _k_nest(
         a_step = a_step + variable * loop.a_stride
         b_step = b_step + variable * loop.b_stride
     body = _k_step(tile, acc, a, [row + a_step for row in a_rows], b, b_step)
+    if ahead is not None:
+        body = seq(ahead(variables[-1]), body)
     for variable, loop in zip(reversed(variables), reversed(loops), strict=True):
         body = For(variable, const(0), loop.extent, ForKind.SERIAL, body)
     return body
