@@ -128,9 +128,7 @@ def test_a_reference_holds_tensors_of_several_shapes() -> None:
                let %u = %t;
                concatenate((%u.0, add(%u.1, %u.1))) }"""
     )
-    compare(
-        ekiden.compile(module), relay.create_executor("debug", module).evaluate(), floats(3, 2)
-    )
+    compare(ekiden.compile(module), relay.create_executor("debug", module).evaluate(), floats(3, 2))
 
 
 def test_let_annotations_name_dimensions() -> None:
@@ -151,8 +149,9 @@ def test_sizes_that_do_not_fit_name_the_operator_and_the_dimensions() -> None:
         floats(3, 2),
         floats(6, 2),
     )
+    wanted = np.maximum(np.tile(floats(3, 2), (2, 1)), 0) + floats(1, 2)
     compared = executable(floats(3, 2), floats(1, 2)).numpy()
-    np.testing.assert_allclose(compared, np.maximum(np.tile(floats(3, 2), (2, 1)), 0) + floats(1, 2))
+    np.testing.assert_allclose(compared, wanted)
     with pytest.raises(InputError, match=r"add \(text:\d+:\d+\) needs d_0 == y_0 or d_0 == 1"):
         executable(floats(3, 2), floats(5, 2))
 
@@ -169,3 +168,18 @@ def test_a_branch_that_is_not_taken_checks_nothing() -> None:
     with pytest.raises(InputError, match="add .* needs n == m"):
         executable(floats(3), floats(2), np.array(True))
     assert executable(floats(3), floats(2), np.array(False)).numpy() == floats(3).sum()
+
+
+def test_unknown_dimensions_of_an_input_may_differ() -> None:
+    check(
+        "def @main(%x: Tensor[(?, ?, ?), float32]) { squeeze(%x, axis=[0]) }",
+        floats(1, 3, 2),
+    )
+    executable = check(
+        "def @main(%x: Tensor[(?, ?), float32], %a: Tensor[(?,), float32]) {"
+        " nn.prelu(%x, %a, axis=1) }",
+        floats(3, 2),
+        floats(2),
+    )
+    with pytest.raises(InputError, match="nn.prelu .* needs"):
+        executable(floats(3, 2), floats(3))

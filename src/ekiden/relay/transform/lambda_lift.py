@@ -7,7 +7,8 @@ What shows a named dimension that the function uses is captured too.
 
 A function that captures nothing becomes a plain global; one that captures becomes a global over
 what it captures, marked Closure, that gives the function. A function that calls itself through its
-let variable calls the global again. Inner functions are lifted before outer ones.
+let variable calls the global again. Inner functions are lifted before outer ones. Equal functions
+become one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.prim_visitor import free_vars as dim_vars
+from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Function, Let, Var
@@ -33,6 +35,8 @@ class _Lifter:
     def __init__(self, taken: set[str]) -> None:
         self.taken = taken
         self.lifted: dict[GlobalVar, BaseFunc] = {}
+        self.names: dict[str, GlobalVar] = {}
+        """Digest of a lifted function -> its name."""
 
     def lift(self, root: Function) -> Function:
         """`root` with every function value inside replaced."""
@@ -77,10 +81,15 @@ class _Lifter:
         if captured:
             marked = inner.with_fields(attrs={**(inner.attrs or {}), "Closure": 1})
             kind = function.checked_type_or_none()  # said, so that it may call itself in any size
-            self.lifted[name] = Function(tuple(fresh.values()), marked, kind, (), {"Closure": 1})
-        else:
-            self.lifted[name] = inner
-        return _closure(name, tuple(captured))
+            inner = Function(tuple(fresh.values()), marked, kind, (), {"Closure": 1})
+        return _closure(self._keep(name, inner), tuple(captured))
+
+    def _keep(self, name: GlobalVar, function: Function) -> GlobalVar:
+        """The name of a lifted function: of the first one that is the same."""
+        known = self.names.setdefault(structural_digest(function), name)
+        if known is name:
+            self.lifted[name] = function
+        return known
 
 
 def _params_around(root: Function) -> dict[RelayExpr, list[Var]]:
