@@ -14,7 +14,9 @@ def check(text: str, *args: object) -> ekiden.Executable:
     """Compile, run, compare with the interpreter."""
     module = relay.parse(text)
     executable = ekiden.compile(module)
-    compare(executable, relay.create_executor("debug", module).evaluate(), *args)
+    interpreted = relay.create_executor("debug", module).evaluate()
+    compare(executable, interpreted, *args)
+    compare(ekiden.compile(module, executor="aot"), interpreted, *args)
     return executable
 
 
@@ -102,6 +104,23 @@ def test_closures_capture_tensors_of_unknown_shape() -> None:
                let %r = %f(exp(%z));
                (%r.0, negative(%r.1)) }""",
         floats(2, 2),
+    )
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_closures_capture_what_shows_a_dimension_they_need(flag: bool) -> None:
+    check(
+        DOUBLE
+        + """def @main(%x: Tensor[(?, 2), float32], %c: bool) {
+               let %y = @double(%x);
+               let %w = @double(%y);
+               let %z = concatenate((%y, %w));
+               let %f = fn (%a: Tensor[(?, 2), float32]) { concatenate((%a, negative(%z))) };
+               let %g = fn (%a: Tensor[(?, 2), float32]) { %f(concatenate((%a, %z))) };
+               let %h = if (%c) { %f } else { %g };
+               %h(%x) }""",
+        floats(3, 2),
+        np.array(flag),
     )
 
 

@@ -272,7 +272,8 @@ declare_dynamic(
 # full, zeros, ones, arange
 
 
-def _shape_dims(attrs: Attrs, buffers: Sequence[Buffer]) -> Dims:
+def shape_dims(attrs: Attrs, buffers: Sequence[Buffer]) -> Dims:
+    """The elements of the last argument are the unknown dimensions."""
     return _elements(buffers[-1]), []
 
 
@@ -287,7 +288,7 @@ declare_dynamic(
     lambda attrs, types: _unknown(
         _length("dyn.full", "shape", types[1]), attrs.dtype or types[0].dtype
     ),
-    _shape_dims,
+    shape_dims,
     lambda attrs, inputs, out: [topi.full(out.shape, out.dtype, inputs[0])],
     lambda attrs, fill, shape: np.full(
         _shape(shape), fill, to_numpy(attrs.dtype or str(fill.dtype))
@@ -304,7 +305,7 @@ def _declare_fill(name: str, value: int) -> None:
         lambda attrs, types: _unknown(
             _length(f"dyn.{name}", "shape", types[0]), attrs.dtype or "float32"
         ),
-        _shape_dims,
+        shape_dims,
         lambda attrs, inputs, out: [topi.create.constant(value, out.shape, out.dtype, name)],
         lambda attrs, shape: np.full(_shape(shape), value, to_numpy(attrs.dtype or "float32")),
         "`shape`, with `dtype`",
@@ -631,4 +632,4 @@ def dynamic(name: str, *args: Expr, attrs: Attrs) -> Call:
     return call(f"dyn.{name}", *args, attrs=attrs)
 
 
-__all__ = ["constant_of", "dynamic"]
+__all__ = ["constant_of", "declare_dynamic", "dynamic", "shape_dims"]
