@@ -259,6 +259,21 @@ class Executable:
         peak = memory.get("peak") if isinstance(memory, dict) else None
         return peak if isinstance(peak, int) else None
 
+    @property
+    def globals(self) -> list[str]:
+        """Names of the functions. TVM's name, as those of the next two."""
+        return self.raw.globals
+
+    @property
+    def primitive_ops(self) -> list[str]:
+        """Names of the primitives."""
+        return self.raw.primitives
+
+    @property
+    def bytecode(self) -> str:
+        """The bytecode as text."""
+        return self.disassemble()
+
     def disassemble(self) -> str:
         """The bytecode as text."""
         return disassemble(self.raw)

@@ -6,7 +6,6 @@ are compiled first, so that their numbers are known.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -18,10 +17,10 @@ from ekiden.backend.external import build_external, is_external
 from ekiden.backend.kernels.build import build_kernels
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint
+from ekiden.backend.vm.choices import Choices, Parts
 from ekiden.backend.vm.dims import Plan, Stage, is_static, values
-from ekiden.backend.vm.emit import Emitter, Scope, emit_scope
+from ekiden.backend.vm.emit import Scope, emit_scope
 from ekiden.backend.vm.encode import make
-from ekiden.backend.vm.match import Leaf, Path, Test, decision_tree
 from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.stages import arguments, sources, stage_kernel
 from ekiden.backend.vm.write import CALL_CLOSURE, VMFunction, write_executable
@@ -55,16 +54,8 @@ from ekiden.relay.visitor import type_post_order
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
 
-_Parts: TypeAlias = dict[Path, int]
-"""Registers of parts of a value."""
-_Waiting: TypeAlias = tuple[int, int, _Parts]
-"""A node of a decision tree that is not emitted yet, its label, and the parts known there."""
-
 _Closure: TypeAlias = tuple[int, tuple[int, ...]]
 """The number of a function and the registers of what it captures."""
-
-MAX_CASES = 256
-"""A tag from here on has no place in a table of jumps."""
 
 HOST = 0
 """The device index of the host."""
@@ -103,7 +94,7 @@ def _flatten_closure(function: Function) -> Function:
     return inner.with_fields(params=(*function.params, *inner.params))
 
 
-class _FunctionCompiler(Emitter):
+class _FunctionCompiler(Choices):
     """Emits the instructions of one function."""
 
     def __init__(self, program: _Program, plan: Plan) -> None:
@@ -113,7 +104,7 @@ class _FunctionCompiler(Emitter):
         self.plan = plan
         self.name = plan.name
         self.function = function
-        self.registers: dict[RelayExpr, int] = {p: i for i, p in enumerate(function.params)}
+        self.registers = {p: i for i, p in enumerate(function.params)}
         self.closures: dict[RelayExpr, _Closure] = {}
         """Variables that are known functions."""
         self.vectors: dict[Stage, int] = {}
@@ -123,7 +114,7 @@ class _FunctionCompiler(Emitter):
         """The whole function."""
         if self.plan.entry.dims.exprs:
             found = sources(self.function, self.plan.entry.dims).tensors
-            held: _Parts = {(i,): i for i in range(len(self.function.params))}
+            held: Parts = {(i,): i for i in range(len(self.function.params))}
             self._compute(self.plan.entry, [self._part(each.path, held) for each in found])
         emit_scope(self._scope(self.function.body, None))
         params = tuple(p.name_hint for p in self.function.params)
@@ -374,85 +365,6 @@ class _FunctionCompiler(Emitter):
         args = (*self._atoms(call.args), *numbers)
         index = self.program.host_functions[function]
         return self.into("InvokePackedValue", packed_index=index, args=args)
-
-    def _if(self, expr: If, to: int | None) -> Scope:
-        if_true, if_false, after = self.label(), self.label(), self.label()
-        self.emit("Switch", value=self._atom(expr.cond), offsets=(if_false, if_true))
-        self.place(if_true)
-        yield self._scope(expr.true_branch, to)
-        self._leave(after, to)
-        self.place(if_false)
-        yield self._scope(expr.false_branch, to)
-        self.place(after)
-
-    def _match(self, expr: Match, to: int | None) -> Scope:
-        nodes = decision_tree(expr.clauses)
-        leaves = Counter(node.clause for node in nodes if isinstance(node, Leaf))
-        nothing, after = self.label(), self.label()
-        shared: dict[int, int] = {}
-        waiting: list[_Waiting] = [(0, self.label(), {(): self._atom(expr.data)})] if nodes else []
-        while waiting:
-            number, label, parts = waiting.pop()
-            node = nodes[number]
-            self.place(label)
-            if isinstance(node, Test):
-                waiting.extend(reversed(self._test(node, parts, nothing)))
-            elif leaves[node.clause] > 1:
-                self._join(node, parts, shared)
-            else:
-                self.registers |= {v: self._part(path, parts) for v, path in node.variables}
-                yield self._scope(expr.clauses[node.clause].rhs, to)
-                self._leave(after, to)
-        for clause, label in shared.items():
-            self.place(label)
-            yield self._scope(expr.clauses[clause].rhs, to)
-            self._leave(after, to)
-        self.place(nothing)
-        self.emit("Fatal")
-        self.place(after)
-
-    def _leave(self, after: int, to: int | None) -> None:
-        if to is not None:
-            self.goto(after)
-
-    def _test(self, test: Test, parts: _Parts, nothing: int) -> list[_Waiting]:
-        """Emit a test; what is to be emitted for its outcomes."""
-        value = self._part(test.path, parts)
-        found = {node: self.label() for node in test.cases.values()}
-        other = nothing
-        if test.other is not None:
-            found[test.other] = other = self.label()
-        labels = {tag: found[node] for tag, node in test.cases.items()}
-        if max(labels) < MAX_CASES:
-            cases = (labels.get(tag, other) for tag in range(max(labels) + 1))
-            self.emit("Switch", value=value, offsets=(*cases, other))
-        else:
-            self._test_each(self.into("GetTag", object=value), labels, other)
-        return [(node, label, dict(parts)) for node, label in found.items()]
-
-    def _test_each(self, found: int, labels: dict[int, int], other: int) -> None:
-        for tag, label in labels.items():
-            further, wanted = self.label(), self._load_int(tag)
-            self.emit("If", test=found, target=wanted, true_offset=label, false_offset=further)
-            self.place(further)
-        self.goto(other)
-
-    def _join(self, leaf: Leaf, parts: _Parts, shared: dict[int, int]) -> None:
-        """One of several ways to a clause: they all leave its variables in the same registers."""
-        if leaf.clause not in shared:
-            shared[leaf.clause] = self.label()
-            self.registers |= {variable: self.new() for variable, _ in leaf.variables}
-        for variable, path in leaf.variables:
-            self.emit("Move", dst=self.registers[variable], src=self._part(path, parts))
-        self.goto(shared[leaf.clause])
-
-    def _part(self, path: Path, parts: _Parts) -> int:
-        """The register of a part of the value that is matched; `parts` are those that have one."""
-        known = next(n for n in range(len(path), -1, -1) if path[:n] in parts)
-        for n in range(known, len(path)):
-            held = parts[path[:n]]
-            parts[path[: n + 1]] = self.into("GetField", object=held, index=path[n])
-        return parts[path]
 
 
 def _last_binding(bindings: Sequence[Binding], result: RelayExpr) -> int:
