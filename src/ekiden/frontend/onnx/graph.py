@@ -155,7 +155,7 @@ class Graph:
         row = find_row(proto, versions)
         if row is None:
             function = defined_by(proto, domain_of(proto), version, inputs)
-            self._expand(proto, function)
+            self._expand(proto, function, versions)
             return
         node = Node(
             proto,
@@ -167,9 +167,14 @@ class Graph:
         )
         self._define(proto, evaluate(node) or fold(node, row.convert(node)))
 
-    def _expand(self, proto: onnx.NodeProto, function: onnx.FunctionProto) -> None:
-        """Import the nodes of the function that defines an operator."""
-        nodes, versions = body(function, proto, self.shared.label)
+    def _expand(
+        self, proto: onnx.NodeProto, function: onnx.FunctionProto, around: Mapping[str, int]
+    ) -> None:
+        """Import the nodes of the function that defines an operator; domains that it gives no
+        version of have that of the graph `around` it.
+        """
+        nodes, stated = body(function, proto, self.shared.label)
+        versions = {**around, **stated}
         problems = [f"{describe(n)}: {p}" for n, p in problems_of(nodes, versions)]
         self.shared.problems += problems
         self.shared.scope.used |= names_read(nodes)

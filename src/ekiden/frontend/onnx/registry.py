@@ -9,20 +9,24 @@ from ekiden.frontend.onnx.converters import (
     control,
     convolution,
     elementwise,
+    image,
     linear,
     movement,
     norm,
     placing,
     pool,
     quantize,
+    random,
     reduction,
     shape,
+    signal,
+    training,
 )
 from ekiden.frontend.onnx.node import Row
 
 FAMILIES = (
     elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
-    quantize, control,
+    quantize, image, signal, random, training, control,
 )  # fmt: skip
 
 

@@ -65,7 +65,9 @@ def _even_parts(node: Node, extent: PrimExpr) -> list[Dim]:
     count = node.get_int("num_outputs", len(node.proto.output))
     number = known(extent)
     if number is None:
-        node.unsupported("an axis of symbolic extent needs 'split'")
+        divided = tidy(extent // count)
+        node.scope.require(prim.binary(prim.EQ, extent % count, 0))
+        return [divided] * count
     part = -(-number // count)
     return [*[part] * (count - 1), number - part * (count - 1)]
 
@@ -77,10 +79,21 @@ def _slice_attributes(node: Node) -> Expr | Value:
 
 
 def _slice(node: Node) -> Expr | Value:
+    if not (node.value(1).is_known and node.value(2).is_known):
+        return _slice_by_data(node)
     starts, ends = node.dims(1, "starts"), node.dims(2, "ends")
     axes = node.axes(3) if node.optional(3) is not None else tuple(range(len(starts)))
     steps = node.axes(4, "steps") if node.optional(4) is not None else (1,) * len(starts)
     return _sliced(node, starts, ends, axes, steps)
+
+
+def _slice_by_data(node: Node) -> Expr:
+    count = known(node.shape(1)[0])
+    axes = node.axes(3) if node.optional(3) is not None else tuple(range(count or 0))
+    at = [node.axis(a, node.rank(0)) for a in axes]
+    steps = node.expr(4) if node.optional(4) is not None else const(np.ones(len(at), np.int64))
+    first, last = node.expr(1), node.expr(2)
+    return op.strided_slice(node.expr(0), first, last, steps, axes=at)
 
 
 def _sliced(
@@ -213,8 +226,9 @@ def _space_to_depth(node: Node) -> Expr:
     size = node.get_int("blocksize")
     rows, columns = tidy(h // size), tidy(w // size)
     moved = op.reshape(node.expr(0), (n, c, rows, size, columns, size), allowzero=True)
+    first = node.get_string("mode", "DCR") == "CRD"
     return op.reshape(
-        op.transpose(moved, axes=(0, 3, 5, 1, 2, 4)),
+        op.transpose(moved, axes=(0, 1, 3, 5, 2, 4) if first else (0, 3, 5, 1, 2, 4)),
         (n, tidy(c * (size * size)), rows, columns),
         allowzero=True,
     )
@@ -361,7 +375,8 @@ ROWS = (
     Row("OneHot",         _one_hot, since=9, attributes="axis"),
     Row("DepthToSpace",   _depth_to_space, attributes="blocksize mode",
         values={"mode": ("DCR", "CRD")}),
-    Row("SpaceToDepth",   _space_to_depth, attributes="blocksize"),
+    Row("SpaceToDepth",   _space_to_depth, attributes="blocksize mode",
+        values={"mode": ("DCR", "CRD")}),
     Row("CumSum",         _cumulative(op.cumsum), since=11, attributes="exclusive reverse"),
     Row("CumProd",        _cumulative(op.cumprod), since=26, attributes="exclusive reverse"),
     Row("Upsample",       _upsample_attributes, since=7, attributes="mode scales",

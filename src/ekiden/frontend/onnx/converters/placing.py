@@ -72,7 +72,13 @@ def _int64(node: Node, dim: PrimExpr) -> Expr:
 
 
 def _top_k(node: Node) -> list[Expr]:
-    count: Dim = node.get_int("k") if node.has("k") else node.dims(1, "K")[0]
+    count: Dim | Expr
+    if node.has("k"):
+        count = node.get_int("k")
+    elif node.value(1).is_known:
+        count = node.dims(1, "K")[0]
+    else:
+        count = op.reshape(node.expr(1), ())
     found = op.topk(
         node.expr(0),
         k=count,
@@ -91,6 +97,24 @@ def _reverse_sequence(node: Node) -> Expr:
         seq_axis=node.get_int("time_axis", 0),
         batch_axis=node.get_int("batch_axis", 1),
     )
+
+
+def _non_zero(node: Node) -> Expr:
+    """The coordinates of elements that are not 0, a column each."""
+    found = op.argwhere(node.expr(0)) if node.rank(0) else _zero_dimensional(node)
+    return op.transpose(op.cast(found, "int64"), axes=[1, 0])
+
+
+def _zero_dimensional(node: Node) -> Expr:
+    return op.argwhere(op.reshape(node.expr(0), (1,)))
+
+
+def _compress(node: Node) -> Expr:
+    """The slices along an axis (of the flattened tensor, without one) where a condition holds."""
+    data = node.expr(0) if node.has("axis") else op.reshape(node.expr(0), (-1,))
+    axis = node.axis(node.get_int("axis", 0), node.rank(0)) if node.has("axis") else 0
+    where = op.squeeze(op.argwhere(node.expr(1)), axis=[1])
+    return op.take(data, op.cast(where, "int64"), axis=axis)
 
 
 def _max_unpool(node: Node) -> Expr:
@@ -128,6 +152,8 @@ ROWS = (
     Row("TensorScatter",   _tensor_scatter, since=24, attributes="axis mode"),
     Row("TopK",            _top_k, attributes="axis k"),
     Row("TopK",            _top_k, since=10, attributes="axis largest sorted"),
+    Row("NonZero",         _non_zero, since=9),
+    Row("Compress",        _compress, since=9, attributes="axis"),
     Row("ReverseSequence", _reverse_sequence, since=10, attributes="batch_axis time_axis"),
     Row("MaxUnpool",       _max_unpool, since=9, attributes="kernel_shape pads strides"),
 )
