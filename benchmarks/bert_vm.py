@@ -3,72 +3,73 @@
     python benchmarks/bert_vm.py [--layers 12] [--length 128] [--rounds 15] [--threads 1]
 
 Compiles the network three times: for any length, for this length alone, and for this length with
-native code of its functions ("aot"). Prints the time of a run of each, and of the kernels alone,
-called in program order on the buffers of the memory plan; medians of interleaved rounds. On one
-thread the time is the thread's own: other programs on the machine do not count.
+native code of its functions ("aot"). Prints the time of a run of each, and the sum of the times of
+the kernels in a run of the last, each measured where it is called; minima of interleaved rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import statistics
 import time
 from collections.abc import Callable
 
 import numpy as np
 from bert import LAYERS, WORDS, bert
-from profile_kernels import Plan
 
 import ekiden
 from ekiden import relay
-from ekiden.backend.kernels import build_kernels
-from ekiden.backend.vm.compile import primitive_functions
-from ekiden.backend.vm.pipeline import optimize
-from ekiden.relay.expr import Function
-from ekiden.relay.transform import InferType
-from ekiden.runtime import num_threads
-from ekiden.target import Target
+from ekiden.backend.vm.encode import decode
+from ekiden.runtime import VirtualMachine, get_global_func, num_threads
 
-Run = Callable[[], object]
+Measure = Callable[[], float]
+"""Runs once; gives seconds."""
 
 
-def kernels_alone(module: relay.IRModule) -> Run:
-    """The kernel calls of a module without symbols, one after the other."""
-    target = Target.host()
-    module = optimize(InferType()(module), target)
-    main, fused = module["main"], primitive_functions(module)
-    assert isinstance(main, Function)
-    kernels = build_kernels(fused, [], target)
-    plan = Plan(main, {}, dict(zip(fused, kernels.names, strict=True)), kernels.image)
-    calls = [step.run for step in plan.steps]
-
-    def run() -> None:
-        for call in calls:
-            call()
-
-    return run
+def inputs(length: int) -> tuple[np.ndarray, ...]:
+    """Words, kinds and mask."""
+    words = np.random.default_rng(1).integers(0, WORDS, (1, length), dtype=np.int64)
+    return words, np.zeros((1, length), np.int64), np.ones((1, length), np.float32)
 
 
-def executable(module: relay.IRModule, length: int, executor: str) -> Run:
+def whole_run(exe: ekiden.Executable, length: int) -> Measure:
     """A run of a compiled network."""
-    exe = ekiden.compile(module, executor=executor)
-    rng = np.random.default_rng(1)
-    words = rng.integers(0, WORDS, (1, length), dtype=np.int64)
-    kinds, mask = np.zeros((1, length), np.int64), np.ones((1, length), np.float32)
-    return lambda: exe(words, kinds, mask)
+    given = inputs(length)
+
+    def measure() -> float:
+        start = time.perf_counter()
+        exe(*given)
+        return time.perf_counter() - start
+
+    return measure
 
 
-def medians(runs: dict[str, Run], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-    """The median seconds of each, in rounds that run them all."""
-    spent: dict[str, list[float]] = {name: [] for name in runs}
+def kernels_of(exe: ekiden.Executable, length: int) -> Measure:
+    """The calls of kernels in a run."""
+    given = inputs(length)
+    index = exe.raw.index("main")
+    profile = get_global_func("ek.vm.module")(VirtualMachine(exe.raw))["profile"]
+    first = sum(len(decode(exe.raw.code(n)[1])) for n in exe.raw.globals[:index])
+    code = decode(exe.raw.code("main")[1])
+    calls = [first + i for i, each in enumerate(code) if each.name == "InvokePacked"]
+
+    def measure() -> float:
+        _, counted, _ = profile(index, 0, *given)
+        spent = np.frombuffer(counted, np.int64).reshape(-1, 2)[:, 1]
+        return float(spent[calls].sum()) / 1e9
+
+    return measure
+
+
+def minima(measures: dict[str, Measure], rounds: int) -> dict[str, float]:
+    """The least seconds of each, in rounds that run them all; two rounds to warm up."""
+    found = {name: float("inf") for name in measures}
     for turn in range(rounds + 2):
-        for name, run in runs.items():
-            start = clock()
-            run()
+        for name, measure in measures.items():
+            seconds = measure()
             if turn >= 2:
-                spent[name].append(clock() - start)
-    return {name: statistics.median(times) for name, times in spent.items()}
+                found[name] = min(found[name], seconds)
+    return found
 
 
 def main() -> None:
@@ -82,22 +83,26 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     num_threads(options.threads)
-    layers, length = options.layers, options.length
-    runs: dict[str, Run] = {}
-    for name, sequence, executor in (
-        ("dynamic", "sequence", "vm"),
-        ("fixed", length, "vm"),
-        ("fixed, aot", length, "aot"),
-    ):
-        runs[name] = executable(bert(layers, 1, sequence), length, executor)
+    length = options.length
+
+    def compiled(sequence: str | int, executor: str) -> ekiden.Executable:
+        module: relay.IRModule = bert(options.layers, 1, sequence)
+        exe = ekiden.compile(module, executor=executor)
         gc.collect()
-    runs["kernels alone"] = kernels_alone(bert(layers, 1, length))
-    clock = time.thread_time if options.threads == 1 else time.perf_counter
-    found = medians(runs, options.rounds, clock)
-    least = found["kernels alone"]
+        return exe
+
+    aot = compiled(length, "aot")
+    measures = {
+        "dynamic": whole_run(compiled("sequence", "vm"), length),
+        "fixed": whole_run(compiled(length, "vm"), length),
+        "aot": whole_run(aot, length),
+        "kernels": kernels_of(aot, length),
+    }
+    found = minima(measures, options.rounds)
     for name, seconds in found.items():
-        print(f"{name:<14}{seconds * 1e3:9.3f} ms  {seconds / least - 1:+7.2%} of the kernels")
+        print(f"{name:<9}{seconds * 1e3:9.3f} ms")
     print(f"dynamic against fixed: {found['dynamic'] / found['fixed'] - 1:+.2%}")
+    print(f"aot against the sum of its kernels: {found['aot'] / found['kernels'] - 1:+.2%}")
 
 
 if __name__ == "__main__":

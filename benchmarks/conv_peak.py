@@ -12,9 +12,10 @@ import statistics
 import time
 
 import numpy as np
-from matmul_peak import CHAINS, STEPS, Kernel, build, peak_loop, seconds
+from matmul_peak import Kernel, build, seconds
 
 from ekiden import te
+from ekiden.driver.peak import CHAINS, STEPS, peak_loop
 from ekiden.runtime import Tensor, num_threads, tensor
 from ekiden.target import Target
 from ekiden.topi.nn import conv

@@ -18,18 +18,15 @@ import numpy as np
 
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
-from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import Var, const
+from ekiden.driver.peak import CHAINS, STEPS, peak_loop
 from ekiden.runtime import Tensor, load_image, num_threads, tensor
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer, broadcast, ramp
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, seq
+from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import dense_pack
 from ekiden.topi.nn.weights import pack_weight
 from ekiden.topi.rule import schedule
 
-CHAINS, STEPS = 24, 50_000
 Kernel = Callable[..., object]
 
 
@@ -39,23 +36,6 @@ def build(func: PrimFunc, target: Target) -> tuple[Kernel, float]:
     image = link([compile_object([lower(func, target)], target)], [func.name])
     spent = (time.thread_time() - start) * 1e3
     return load_image(image)[func.name], spent
-
-
-def peak_loop(target: Target) -> PrimFunc:
-    """CHAINS accumulators, STEPS multiply-adds each; 2 * CHAINS * STEPS * lanes operations."""
-    lanes = target.lanes("float32")
-    vector = f"float32x{lanes}"
-    out = Buffer("out", (const(CHAINS * lanes),))
-    acc = Buffer("acc", (const(CHAINS),), vector, "register")
-    factor = broadcast(const(0.999, "float32"), lanes)
-    clear = [BufferStore(acc, factor, (const(c),)) for c in range(CHAINS)]
-    steps = [
-        BufferStore(acc, call_intrin("fma", acc[c], factor, factor, dtype=vector), (const(c),))
-        for c in range(CHAINS)
-    ]
-    loop = For(Var("i"), const(0), const(STEPS), ForKind.SERIAL, seq(*steps))
-    keep = [BufferStore(out, acc[c], (ramp(const(c * lanes), 1, lanes),)) for c in range(CHAINS)]
-    return PrimFunc((out,), Allocate(acc, seq(*clear, loop, *keep)), {"global_symbol": "peak"})
 
 
 def dense(m: int, n: int, k: int, target: Target) -> tuple[Kernel, list[Tensor], float]:

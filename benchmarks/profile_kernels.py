@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matmul_peak import CHAINS, STEPS, build, peak_loop
+from matmul_peak import build
 
 from ekiden.arith import evaluate
 from ekiden.backend.kernels import build_kernels
 from ekiden.backend.vm.compile import primitive_functions
 from ekiden.backend.vm.pipeline import optimize
 from ekiden.driver.build import import_model
+from ekiden.driver.peak import CHAINS, STEPS, peak_loop
 from ekiden.ir.op import Op
 from ekiden.ir.prim import PrimExpr, Var
 from ekiden.ir.prim_visitor import free_vars

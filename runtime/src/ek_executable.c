@@ -255,6 +255,9 @@ static void read_constant(reader *r, ek_executable *e, int32_t index, layout *at
   for (uint32_t i = 0; i < ndim && !r->failed; i++) shape[i] = (int64_t)u64(r);
   uint64_t nbytes = u64(r), offset = u64(r);
   if (r->failed) return;
+  bool is_late = dtype.lanes == 0; /* its data comes from elsewhere: ek_executable_bind */
+  if (is_late) dtype.lanes = 1;
+  uint64_t stored = is_late ? 0 : nbytes;
   if (index == 0) at->first = at->next = offset;
   if (ek_shape_nbytes(shape, (int32_t)ndim, dtype, &expected) != 0) {
     ek_object_release(ek_error_take());
@@ -264,12 +267,18 @@ static void read_constant(reader *r, ek_executable *e, int32_t index, layout *at
     fail(r, "constant %d: its shape does not give %llu bytes", index, (unsigned long long)nbytes);
   if (offset != at->next || offset % ALIGNMENT != 0)
     fail(r, "constant %d: its data is not at %llu", index, (unsigned long long)at->next);
-  if (offset > e->size || nbytes > e->size - offset)
+  if (offset > e->size || stored > e->size - offset)
     fail(r, "constant %d: its data is not in the file", index);
   if (r->failed) return;
-  at->end = offset + nbytes;
+  at->end = offset + stored;
   at->next = aligned(at->end);
   ek_device cpu = {EK_CPU, 0};
+  if (is_late) {
+    ek_tensor *unbound = ek_tensor_alloc(shape, (int32_t)ndim, dtype, cpu);
+    r->failed = unbound == NULL;
+    if (!r->failed) e->constants[e->n_constants++] = &unbound->base;
+    return;
+  }
   /* The cast drops const: READ_ONLY says it again. */
   r->failed = ek_tensor_view(e->file, (void *)(uintptr_t)(e->data + offset), shape, (int32_t)ndim,
                              dtype, cpu, EK_DLPACK_READ_ONLY, &e->constants[index]) != 0;
@@ -461,6 +470,75 @@ int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object
   return executable_new("executable", file, bytes, size, out);
 }
 
+/* Late-bound constants ---------------------------------------------------------------------------
+**
+** Until its data is given, such a constant is a tensor that has none, and nobody sees it. */
+
+static bool is_unbound(const ek_executable *e, int64_t index) {
+  return ((const ek_tensor *)(const void *)e->constants[index])->owner == NULL;
+}
+
+static int expect_bound(const ek_executable *e) {
+  int32_t first = -1, n = 0;
+  for (int32_t i = 0; i < e->n_constants; i++) {
+    if (!is_unbound(e, i)) continue;
+    if (n++ == 0) first = i;
+  }
+  if (n == 0) return 0;
+  return ek_error("LoadError", "link executable: %d late-bound constants are missing, the first is "
+                  "const_%d: load them before the first run", n, first);
+}
+
+static bool is_same_kind(const ek_dltensor *a, const ek_dltensor *b) {
+  return a->ndim == b->ndim && memcmp(&a->dtype, &b->dtype, sizeof a->dtype) == 0 &&
+         (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
+}
+
+/* A read-only view of a tensor where kernels can read it, else of a copy. */
+static int as_constant(const ek_value *value, const ek_dltensor *data, ek_object **out) {
+  ek_object *owner = value->v.obj, *copy = NULL;
+  bool can_stay = value->type_index == EK_TENSOR && data->device.type == EK_CPU &&
+                  ek_dltensor_is_contiguous(data) &&
+                  (uintptr_t)ek_dltensor_data(data) % ALIGNMENT == 0;
+  if (!can_stay) {
+    ek_device cpu = {EK_CPU, 0};
+    if (ek_tensor_new(data->shape, data->ndim, data->dtype, cpu, &copy) != 0) return -1;
+    if (ek_tensor_copy(data, &((ek_tensor *)(void *)copy)->dl) != 0) {
+      ek_release(copy);
+      return -1;
+    }
+    owner = copy;
+    data = &((ek_tensor *)(void *)copy)->dl;
+  }
+  int status = ek_tensor_strided(owner, data, EK_DLPACK_READ_ONLY, out);
+  ek_object_release(copy);
+  return status;
+}
+
+int ek_executable_bind(ek_executable *e, int64_t index, const ek_value *value) {
+  const ek_dltensor *data = ek_value_tensor(value);
+  if (index < 0 || index >= e->n_constants || data == NULL) {
+    return ek_error("ValueError", "bind constant: one of %d constants and a tensor expected, got "
+                    "constant %lld and %s", e->n_constants, (long long)index,
+                    ek_value_type_name(value));
+  }
+  ek_mutex_lock(&e->lock);
+  ek_object *old = e->constants[index], *bound = NULL;
+  int status = 0;
+  if (!is_unbound(e, index)) {
+    status = ek_error("ValueError", "bind constant: const_%lld has its data", (long long)index);
+  } else if (!is_same_kind(data, &((ek_tensor *)(void *)old)->dl)) {
+    status = ek_error("ValueError", "bind constant: const_%lld: its shape and dtype expected, got "
+                      "others", (long long)index);
+  } else {
+    status = as_constant(value, data, &bound);
+  }
+  if (status == 0) e->constants[index] = bound;
+  ek_mutex_unlock(&e->lock);
+  if (status == 0) ek_release(old);
+  return status;
+}
+
 /* Linking -------------------------------------------------------------------------------------- */
 
 static int link_primitive(ek_executable *e, ek_bytes name, ek_object *image, ek_object *library,
@@ -506,7 +584,8 @@ static int link_all(ek_executable *e, ek_object *library) {
 
 int ek_executable_link(ek_executable *executable, ek_object *library) {
   ek_mutex_lock(&executable->lock);
-  int status = executable->linked != NULL ? 0 : link_all(executable, library);
+  int status = executable->linked != NULL ? 0 : expect_bound(executable);
+  if (status == 0 && executable->linked == NULL) status = link_all(executable, library);
   ek_mutex_unlock(&executable->lock);
   return status;
 }
@@ -583,6 +662,8 @@ int ek_executable_item(ek_object *executable, int32_t part, int64_t index, ek_va
       return ek_string_new(EK_BYTES, (const char *)f->file_words, 4 * (size_t)f->n_words, out);
     case EK_PART_REGISTERS: *out = ek_value_int(f->n_registers); return 0;
     case EK_PART_CONSTANT:
+      *out = ek_value_none();
+      if (is_unbound(e, index)) return 0;
       *out = ek_value_object(e->constants[index]);
       ek_value_retain(out);
       return 0;

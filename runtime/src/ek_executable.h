@@ -81,6 +81,10 @@ void ek_native_free(ek_vm_function *function);
 ** -1. */
 int ek_native_watch(ek_executable *executable, uint32_t calls, ek_object *hot);
 
+/* Gives a late-bound constant its data, a tensor of its shape and dtype, which is retained or
+** copied. Before linking, once for each; only then is the executable whole. 0 or -1. */
+int ek_executable_bind(ek_executable *executable, int64_t index, const ek_value *value);
+
 /* The index of a function, or -1. */
 int32_t ek_executable_find(const ek_executable *executable, const char *name);
 

@@ -172,10 +172,21 @@ static int graph_executor(void *self, const ek_value *args, int32_t nargs, ek_va
   return 0;
 }
 
+static int bind_constant(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  (void)self;
+  (void)ret;
+  if (nargs != 3 || args[0].type_index != EK_EXECUTABLE || args[1].type_index != EK_INT) {
+    return ek_error("TypeError", "ek.executable.bind_constant: an executable, an int and a tensor "
+                    "expected");
+  }
+  return ek_executable_bind((ek_executable *)(void *)args[0].v.obj, args[1].v.i64, &args[2]);
+}
+
 static int registry_names(void *self, const ek_value *args, int32_t nargs, ek_value *ret);
 
 static const ek_builtin builtins[] = {
     {"ek.executable.attach", attach_native},
+    {"ek.executable.bind_constant", bind_constant},
     {"ek.executable.module", executable_module},
     {"ek.executable.watch", watch},
     {"ek.graph_executor.create", graph_executor},

@@ -33,6 +33,7 @@ static int start(ek_vm *vm, const ek_value *args, int32_t nargs, ek_value *ret) 
   int64_t function = args[0].v.i64;
   if (function < INT32_MIN || function > INT32_MAX) function = -1;
   if (ek_vm_begin(vm, (int32_t)function, args + 1, nargs - 1, false) != 0) return -1;
+  ek_vm_enter_bytecode(vm);
   vm->is_paused = true;
   return 0;
 }

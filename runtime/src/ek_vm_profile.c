@@ -168,6 +168,7 @@ int ek_vm_profile(ek_vm *vm, int32_t function, int64_t max_events, const ek_valu
   int status = prepare(vm->executable, &p);
   if (status == 0) status = ek_vm_begin(vm, function, args, nargs, true);
   if (status == 0) {
+    ek_vm_enter_bytecode(vm);
     p.origin = now();
     status = add_frame(&p, vm, EK_EVENT_ENTER, vm->function, p.origin);
     if (status != 0) ek_vm_unwind(vm);

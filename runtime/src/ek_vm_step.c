@@ -8,6 +8,10 @@ static bool has_break(const ek_vm *vm) {
   return false;
 }
 
+void ek_vm_enter_bytecode(ek_vm *vm) {
+  if (vm->pc != NULL && *vm->pc >= EK_OP_COUNT) vm->pc = vm->function->code;
+}
+
 /* One instruction. It goes on behind itself, unless its body says otherwise. */
 static int step_once(ek_vm *vm, ek_vm_hook *hook) {
   const int32_t *pc = vm->pc;
@@ -15,6 +19,7 @@ static int step_once(ek_vm *vm, ek_vm_hook *hook) {
   if (hook != NULL && hook->before(hook, vm, pc) != 0) return -1;
   vm->pc = pc + ek_instruction_words(pc);
   if (ek_vm_ops[*pc](vm, R, pc) != 0) return -1;
+  ek_vm_enter_bytecode(vm);
   return hook == NULL ? 0 : hook->after(hook, vm, pc);
 }
 

@@ -17,6 +17,10 @@ typedef enum ek_vm_stop {
   EK_VM_AT_BREAK = 2           /* the next instruction has a breakpoint */
 } ek_vm_stop;
 
+/* Where a function was entered that has native code, goes to its bytecode: that is what is stepped
+** through. */
+void ek_vm_enter_bytecode(ek_vm *vm);
+
 /* Runs up to 'limit' instructions from 'vm->pc'; a negative one is none. 'hook' may be NULL. */
 ek_vm_stop ek_vm_step(ek_vm *vm, int64_t limit, ek_vm_hook *hook);
 

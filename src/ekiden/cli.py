@@ -1,4 +1,4 @@
-"""The command line: compile, run, bench, inspect, demo."""
+"""The command line: one module of ekiden.driver.commands for each command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ COMMANDS = {
     "compile": "compile a model to an artifact",
     "run": "run an artifact on arrays",
     "bench": "time an artifact on random inputs",
+    "profile": "show where the time of an artifact's run goes, kernel by kernel",
+    "debug": "step through an artifact's run",
     "inspect": "print a stage of the compilation of a model, or an artifact",
+    "check": "say what a model contains and whether it can be compiled",
+    "verify": "compare a compiled model with ONNX Runtime or ONNX's reference",
+    "doctor": "say what works on this machine, and what mends what does not",
     "demo": "compile a trained model from PyPI and show what it says about real files",
 }
 """Command -> help; each is a module of `ekiden.driver.commands` with `arguments(parser)` and

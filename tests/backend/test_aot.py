@@ -203,6 +203,15 @@ def test_the_executors_of_relay_agree() -> None:
     assert found[0] == found[1] == found[2]
 
 
+def test_building_with_an_executor() -> None:
+    lib = relay.build(module_of(COUNTING), executor=relay.backend.Executor("aot"))
+    assert lib.raw.metadata["executor"] == "aot"
+    with pytest.raises(CompileError, match="Executor: 'graph' or 'aot' expected, got 'vm'"):
+        relay.backend.Executor("vm")
+    with pytest.raises(CompileError, match="Executor: no option 'link-params'"):
+        relay.backend.Executor("aot", {"link-params": True})
+
+
 def test_an_executor_that_there_is_not() -> None:
     with pytest.raises(CompileError, match="executor 'vm' or 'aot' expected, got 'fast'"):
         ekiden.compile(module_of(COUNTING), executor="fast")
@@ -213,6 +222,23 @@ def test_a_watched_executable_is_watched_once() -> None:
     exe.jit(2)
     with pytest.raises(RuntimeError, match="it is watched already"):
         exe.jit(2)
+
+
+def test_stepping_and_profiling_see_the_bytecode() -> None:
+    counts = []
+    for exe in forms(module_of(COUNTING)):
+        machine = runtime.VirtualMachine(exe.raw)
+        debugger = runtime.get_global_func("ek.vm.module")(machine)
+        index, given = exe.raw.index("main"), np.asarray(5, "int32")
+        result, counted, _ = debugger["profile"](index, 0, given)
+        assert int(result[0].numpy()) == 15
+        ran = int(np.frombuffer(counted, "int64").reshape(-1, 2)[:, 0].sum())
+        debugger["start"](index, given)
+        steps = 1
+        while isinstance(debugger["step"](1), int):
+            steps += 1
+        counts.append((ran, steps))
+    assert counts == [counts[0]] * 4
 
 
 # Random instructions: whatever a register holds, both forms do the same with it.

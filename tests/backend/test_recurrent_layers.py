@@ -217,7 +217,7 @@ def test_type() -> None:
         ({"kind": "lstn"}, "kind must be one of rnn, lstm, gru, got 'lstn'"),
         ({"data": (4, 32)}, "'data' must have 3 dimensions"),
         ({"weight": (31, 8)}, "rows of 'weight' and gates \\* hidden must agree, got 31 and 32"),
-        ({"data": (4, 2, 31)}, "the last dimension of 'data' and gates \\* hidden must agree"),
+        ({"data": (4, 2, 31)}, "the last dimension of 'data' must be a multiple of 4"),
         ({"activations": ("tanh",)}, "lstm takes 3 activations, got 1"),
         ({"activations": ("tanh", "tan", "tanh")}, "got tan"),
         ({"extras": {"biases": relay.const(1.0)}}, "given must name some of bias, initial_h"),

@@ -1,4 +1,5 @@
-/* Any bytes are loaded or refused; what loads can be taken apart, and run without harm.
+/* Any bytes are loaded or refused; what loads can be taken apart, and runs without harm: 100
+** instructions of each function. The same for states of machines.
 **
 ** With libFuzzer, where there is clang:
 **     clang -g -O1 -D_GNU_SOURCE -DEK_LIBFUZZER -fsanitize=fuzzer,address,undefined \
@@ -6,16 +7,24 @@
 **           -pthread -ldl -o fuzz_load
 **
 ** Without, this has a main of its own: "fuzz_load RUNS SEED" damages files made here RUNS times.
-** Checksums would stop most damage at the door, so they are mended three times in four. Programs
-** that load run in a process of their own, for damage can make loops endless.
+** Checksums would stop most damage at the door, so they are mended three times in four. What was
+** being tried when it fails lies in fuzz-failure.eki.
 */
 #include "image.h"
 #include "program.h"
 
 #include <signal.h>
-#include <sys/time.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include <sys/resource.h>
+
+#include "ek_vm_step.h"
+
+#ifdef __SANITIZE_ADDRESS__
+/* Objects that come to own themselves are not freed; what else leaks is seen under EK_HARD_TEST. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) {
+  return "detect_leaks=0:max_allocation_size_mb=64:allocator_may_return_null=1";
+}
+#endif
 
 enum {
 #define EK_OPCODE(name, text, format, operands, meaning) name = EK_OP_##name,
@@ -35,6 +44,55 @@ static void take_apart(ek_object *executable) {
   }
 }
 
+/* Running -------------------------------------------------------------------------------------- */
+
+enum { STEPS = 100 };
+
+#ifdef EK_HARD_TEST
+enum { IS_HARD = 1 };          /* what is never freed ends the process with an error */
+#else
+enum { IS_HARD = 0 };
+#endif
+
+/* References are the one way to make an object own itself, and so never to be freed. */
+static bool writes_references(const ek_executable *e) {
+  for (int32_t i = 0; i < e->n_functions; i++) {
+    const ek_vm_function *f = &e->functions[i];
+    for (int32_t at = 0; at < f->n_words; at += ek_instruction_words(f->code + at)) {
+      if (f->code[at] == EK_OP_WriteRef) return true;
+    }
+  }
+  return false;
+}
+
+static void finish(ek_vm *vm) {
+  ek_value result = ek_value_none();
+  ek_vm_enter_bytecode(vm);
+  (void)ek_vm_step(vm, STEPS, NULL);
+  ek_vm_unwind(vm);
+  if (ek_vm_end(vm, &result) == 0) ek_value_release(&result);
+  drop_error();
+}
+
+static void run_function(ek_vm *vm, int32_t number) {
+  ek_value args[4] = {ek_value_int(0), ek_value_int(-1), ek_value_int(0), ek_value_int(1)};
+  int32_t n = vm->executable->functions[number].n_params;
+  if (n > 4) return;
+  if (ek_vm_begin(vm, number, args, n, true) == 0) finish(vm);
+  drop_error();
+}
+
+static void run_all(ek_object *executable) {
+  ek_object *vm = NULL;
+  if (IS_HARD && writes_references((ek_executable *)(void *)executable)) return;
+  if (ek_vm_new(executable, &vm) == 0) {
+    int64_t n = ek_executable_count(executable, EK_PART_GLOBAL);
+    for (int32_t i = 0; i < n; i++) run_function((ek_vm *)(void *)vm, i);
+    ek_object_release(vm);
+  }
+  drop_error();
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   ek_object *object = NULL;
   if (ek_image_load(data, size, &object) == 0) {
@@ -45,6 +103,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   drop_error();
   if (ek_executable_from_bytes(data, size, 1, &object) == 0) {
     take_apart(object);
+#ifdef EK_LIBFUZZER
+    run_all(object);
+#endif
     ek_object_release(object);
   }
   drop_error();
@@ -115,55 +176,44 @@ static void keep_image(bytes *file, const bytes *from) {
   }
 }
 
-/* Running -------------------------------------------------------------------------------------- */
+/* Trying --------------------------------------------------------------------------------------- */
 
-static void run_all(const bytes *file) {
-  ek_object *executable = NULL, *vm = NULL;
-  if (ek_executable_from_bytes(file->data, file->size, 1, &executable) != 0) return;
-  if (ek_vm_new(executable, &vm) != 0) return;
-  for (int32_t i = 0; i < ek_executable_count(executable, EK_PART_GLOBAL); i++) {
-    ek_value args[4] = {ek_value_int(3), ek_value_int(-1), ek_value_int(0), ek_value_int(1)};
-    ek_value params = ek_value_none(), result = ek_value_none();
-    CHECK(ek_executable_item(executable, EK_PART_PARAMS, i, &params) == 0);
-    int64_t n = ((ek_array *)(void *)params.v.obj)->size;
-    ek_value_release(&params);
-    if (n > 4) continue;
-    if (ek_vm_invoke(vm, i, args, (int32_t)n, &result) == 0) ek_value_release(&result);
-    drop_error();
-  }
-  ek_object_release(vm);
-  ek_object_release(executable);
+static const bytes *trying;
+
+/* Keeps what was being tried. */
+static void on_failure(int number) {
+  FILE *out = fopen("fuzz-failure.eki", "wb");
+  if (out != NULL && trying != NULL) fwrite(trying->data, 1, trying->size, out);
+  if (out != NULL) fclose(out);
+  signal(number, SIG_DFL);
+  raise(number);
 }
 
-/* Whether the file loads; then it has run, and what is too long was stopped. */
+/* Whether the file loads; then it has run. */
 static bool loads_and_runs(const bytes *file) {
   ek_object *executable = NULL;
+  trying = file;
   if (ek_executable_from_bytes(file->data, file->size, 1, &executable) != 0) {
     drop_error();
     return false;
   }
-  take_apart(executable);
+  run_all(executable);
   ek_object_release(executable);
-  int status = 0;
-  pid_t child = fork();
-  CHECK(child >= 0);
-  if (child == 0) {
-    struct itimerval limit = {{0, 0}, {0, 100000}}; /* of the processor's time */
-    setitimer(ITIMER_VIRTUAL, &limit, NULL);
-    run_all(file);
-    _exit(0);
-  }
-  CHECK(waitpid(child, &status, 0) == child);
-  bool is_fine = (WIFEXITED(status) && WEXITSTATUS(status) == 0) ||
-                 (WIFSIGNALED(status) && WTERMSIG(status) == SIGVTALRM);
-  if (!is_fine) {
-    FILE *out = fopen("fuzz-failure.eki", "wb");
-    if (out != NULL) fwrite(file->data, 1, file->size, out);
-    if (out != NULL) fclose(out);
-    fprintf(stderr, "a damaged program fails with status %d; see fuzz-failure.eki\n", status);
-    exit(1);
-  }
   return true;
+}
+
+/* Whether a machine stands where the state says; then it has gone on. */
+static bool goes_on(ek_object *vm, const bytes *file) {
+  trying = file;
+  ek_vm *machine = (ek_vm *)(void *)vm;
+  ek_bytes span = {(const char *)file->data, file->size};
+  ek_value none = ek_value_none();
+  CHECK(ek_vm_acquire(machine, "resume", span) == 0);
+  bool is_good = ek_vm_resume(machine, span) == 0;
+  if (is_good) finish(machine);
+  else (void)ek_vm_end(machine, &none);
+  drop_error();
+  return is_good;
 }
 
 /* The files ------------------------------------------------------------------------------------ */
@@ -177,47 +227,116 @@ static bytes copy_of(const void *data, size_t size) {
   return copy;
 }
 
-int main(int argc, char **argv) {
-  long long runs = argc > 1 ? atoll(argv[1]) : 2000, loaded = 0;
-  image_bytes image = make_image();
+/* The file of a program with all instructions. */
+static bytes all_instructions(const image_bytes *image) {
   program p = {
       .functions =
           {{"main", 1, 8,
             WORDS(LoadConsti, 1, 0, 0, LoadConst, 2, 0, If, 0, 1, 2, 1, Ret, 2, LoadConsti, 3, 64,
                   0, AllocStorage, 4, 3, 0, 64, 0, LoadConsti, 3, 0, 0, AllocTensorReg, 5, 4, 3, 0,
-                  2, 0, 2, EK_DTYPE_INT, 64, 1, AllocTensor, 6, 4, 0, 0, EK_DTYPE_INT, 64, 1, 1, 2,
-                  0, Invoke, 1, 1, 1, 0, Ret, 5)},
+                  2, 0, 2, EK_DTYPE_INT, 64, 1, AllocTensor, 6, 4, 0, 0, EK_DTYPE_INT, 64, 1, 1, 1,
+                  0, InvokePacked, 1, 2, 1, 0, 6, Invoke, 1, 1, 1, 0, Ret, 5)},
            {"loop", 1, 6,
-            WORDS(AllocADT, 1, 3, 2, 0, 0, GetTag, 2, 1, GetField, 3, 1, 1, AllocClosure, 4, 2, 1,
-                  3, InvokeClosure, 5, 4, 1, 0, Move, 2, 5, KillRegister, 1, Ret, 2)},
+            WORDS(AllocADT, 1, 3, 2, 0, -1, GetTag, 2, 1, GetField, 3, 1, 1, AllocClosure, 4, 2, 1,
+                  3, InvokeClosure, 5, 4, 1, 0, Move, 2, -6, KillRegister, 1, Ret, 2)},
            {"add", 2, 5,
             WORDS(LoadConst, 2, 1, ShapeOf, 3, 2, ReshapeTensor, 4, 2, 3, 0, 1, DeviceCopy, 3, 4,
-                  0, 0, InvokePacked, 0, 0, 0, Ret, 3)}},
+                  0, 0, InvokePacked, 0, 0, 0, ReadElement, 1, 2, 1, Ret, 3)},
+           {"tail", 2, 4,
+            WORDS(AllocClosure, 2, 3, 1, 0, Switch, 1, 3, 1, 2, 3, Fatal, InvokeTail, 4, 1, 1,
+                  InvokeClosureTail, 2, 1, 0, Goto, -2)},
+           {"refs", 1, 4,
+            WORDS(AllocRef, 1, 0, ReadRef, 2, 1, InvokePackedValue, 3, 0, 1, 2, AllocADT, 3, 1, 2,
+                  -4, 1, Ret, 3)},
+           {"cycle", 1, 3, WORDS(AllocRef, 1, -1, WriteRef, 1, 2, Ret, 1)}},
       .constants = {{shape, 2}, {values, 6}},
-      .primitives = {"answer"},
-      .image = image.bytes,
-      .image_size = image.size};
-  bytes seeds[2] = {program_file(&p), copy_of(image.bytes, image.size)};
-  state = argc > 2 ? (uint64_t)atoll(argv[2]) : 1;
-  ek_num_threads(1);
-  loaded += loads_and_runs(&seeds[0]);
-  CHECK(loaded == 1 || (fprintf(stderr, "the seed does not load\n"), false));
-  for (long long run = 0; run < runs; run++) {
-    const bytes *from = &seeds[run % 8 == 0];
-    bytes file = copy_of(from->data, from->size);
-    for (uint32_t n = random_below(4) + 1; n > 0; n--) change(&file);
-    if (random_below(16) == 0) file.size = random_below(file.size);
-    if (from == &seeds[0]) keep_image(&file, from);
-    if (random_below(4) != 0) mend(&file);
-    bytes exact = copy_of(file.data, file.size); /* so that a read past the end is seen */
-    LLVMFuzzerTestOneInput(exact.data, exact.size);
-    if (from == &seeds[0] && exact.size != 0) loaded += loads_and_runs(&exact);
-    free(exact.data);
-    free(file.data);
+      .primitives = {"answer", "ek.test.add"},
+      .image = image->bytes,
+      .image_size = image->size};
+  return program_file(&p);
+}
+
+static void damage(bytes *file) {
+  for (uint32_t n = random_below(4) + 1; n > 0; n--) change(file);
+  if (random_below(16) == 0) file->size = random_below(file->size);
+}
+
+/* One more damaged program, or image; whether it loaded. */
+static bool try_program(const bytes *seed, const bytes *image) {
+  const bytes *from = random_below(8) == 0 ? image : seed;
+  bytes file = copy_of(from->data, from->size);
+  damage(&file);
+  if (from == seed) keep_image(&file, from);
+  if (random_below(4) != 0) mend(&file);
+  bytes exact = copy_of(file.data, file.size); /* so that a read past the end is seen */
+  trying = &exact;
+  LLVMFuzzerTestOneInput(exact.data, exact.size);
+  bool loaded = from == seed && exact.size != 0 && loads_and_runs(&exact);
+  free(exact.data);
+  free(file.data);
+  return loaded;
+}
+
+/* The state of a machine after some instructions of the program. */
+static bytes state_after(ek_object *vm, int32_t number, int64_t steps) {
+  ek_vm *machine = (ek_vm *)(void *)vm;
+  ek_value args[2] = {ek_value_int(0), ek_value_int(0)}, result = ek_value_none();
+  ek_value state_value = ek_value_none();
+  ek_bytes span;
+  int32_t n = machine->executable->functions[number].n_params;
+  CHECK(ek_vm_begin(machine, number, args, n, false) == 0);
+  CHECK(ek_vm_step(machine, steps, NULL) == EK_VM_PAUSED);
+  CHECK(ek_vm_save(machine, &state_value) == 0 && ek_string_borrow(&state_value, &span));
+  bytes copy = copy_of(span.data, span.size);
+  ek_value_release(&state_value);
+  ek_vm_unwind(machine);
+  CHECK(ek_vm_end(machine, &result) == 0);
+  return copy;
+}
+
+static bool try_state(ek_object *vm, const bytes *seed) {
+  bytes file = copy_of(seed->data, seed->size);
+  damage(&file);
+  if (random_below(8) != 0 && file.size > 48) { /* past the header, with a good checksum */
+    memcpy(file.data, seed->data, 48);
+    put_word(&file, 12, ek_crc32(file.data + 16, file.size - 16));
   }
-  free(seeds[0].data);
-  free(seeds[1].data);
-  printf("%lld damaged files, of which %lld loaded and ran\n", runs, loaded);
+  bytes exact = copy_of(file.data, file.size);
+  bool is_good = goes_on(vm, &exact);
+  free(exact.data);
+  free(file.data);
+  return is_good;
+}
+
+int main(int argc, char **argv) {
+  long long runs = argc > 1 ? atoll(argv[1]) : 2000, loaded = 0, resumed = 0;
+  image_bytes image = make_image();
+  bytes file = all_instructions(&image), image_file = copy_of(image.bytes, image.size);
+  ek_object *executable, *vm;
+  state = argc > 2 ? (uint64_t)atoll(argv[2]) : 1;
+  signal(SIGABRT, on_failure);
+  signal(SIGSEGV, on_failure);
+#ifndef __SANITIZE_ADDRESS__
+  struct rlimit limit = {(rlim_t)2 << 30, (rlim_t)2 << 30};
+  setrlimit(RLIMIT_AS, &limit);
+#endif
+  register_test_add();
+  ek_num_threads(1);
+  CHECK(loads_and_runs(&file) || (fprintf(stderr, "the seed does not load\n"), false));
+  CHECK(ek_executable_from_bytes(file.data, file.size, 1, &executable) == 0);
+  CHECK(ek_vm_new(executable, &vm) == 0);
+  bytes states[3] = {state_after(vm, 0, 8), state_after(vm, 1, 5), state_after(vm, 4, 4)};
+  for (long long run = 0; run < runs; run++) {
+    loaded += try_program(&file, &image_file);
+    if (!IS_HARD) resumed += try_state(vm, &states[run % 3]); /* may hold a cycle */
+    if (run % 64 == 0) ek_pool_trim();
+  }
+  ek_object_release(vm);
+  ek_object_release(executable);
+  for (int i = 0; i < 3; i++) free(states[i].data);
+  free(file.data);
+  free(image_file.data);
+  printf("%lld damaged programs and states: %lld loaded, %lld resumed\n", runs, loaded, resumed);
   return 0;
 }
 #endif

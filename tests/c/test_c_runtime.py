@@ -57,7 +57,7 @@ BUILDS = {
     "hard": Build((*ADDRESS, "-DEK_HARD_TEST", "-DEK_VM_SWITCH")),
     "thread": Build(
         ("-O1", "-g", "-fsanitize=thread"),
-        ("test_pool", "test_object", "test_registry", "test_alloc", "test_program", "soak"),
+        ("test_pool", "test_object", "test_registry", "test_alloc", "test_program", "test_native", "soak"),
     ),
 }
 

@@ -45,7 +45,7 @@ def test_float32_to_float16_at_every_boundary(level: str) -> None:
     middle = (exact[1:] + exact[:-1]) / 2
     x = np.concatenate([exact, middle, np.nextafter(middle, np.float32(0)),
                         np.nextafter(middle, np.float32(np.inf)),
-                        np.array([65519.996, 65520, 1e38, np.inf, np.nan, 1e-45], "f")])  # fmt: skip
+                        np.array([65520, 1e38, np.inf, np.nan, 1e-45], "f")])  # fmt: skip
     x = np.concatenate([x, -x])
     with np.errstate(over="ignore"):
         expected = x.astype(np.float16)

@@ -1,4 +1,4 @@
-# ruff: noqa: E501 - a table of cases reads better in lines
+
 """Further converters against ONNX Runtime (or ONNX's reference), with constant and with symbolic
 shapes. ONNX's own tests (test_onnx_backend.py) have more of each, with constant shapes.
 """
@@ -11,7 +11,7 @@ from onnx import TensorProto
 from onnx_models import Array, ints, normal
 from test_onnx_operators import CASES, Case, case, scalar
 
-from ekiden.frontend.onnx.converters import control
+from ekiden.frontend.onnx.converters import control, sequence
 from ekiden.frontend.onnx.registry import TABLE
 
 X = normal(2, 3, 4)
@@ -170,5 +170,5 @@ def test_agrees_with_symbolic_shapes(each: Case) -> None:
 
 def test_every_converter_has_a_case() -> None:
     tested = {c.op_type for c in (*CASES, *MORE)} | {"Constant"}
-    tested |= {r.op_type for r in control.ROWS}
+    tested |= {r.op_type for r in (*control.ROWS, *sequence.ROWS)}
     assert {name for domain, name in TABLE if domain == ""} == tested

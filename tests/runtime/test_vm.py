@@ -242,3 +242,36 @@ def test_warm_runs_allocate_nothing(double: str) -> None:
     for _ in range(1000):
         machine.invoke("main", source)
     assert runtime.allocation_count() == before
+
+
+def test_nested_data_given_twice() -> None:
+    """The object of a value is kept; arrays inside are read anew."""
+    kept, changing = runtime.tensor(np.ones(2, np.float32)), np.ones(2, np.float32)
+    for leaf in (kept, changing):
+        value = runtime.ADT(2, (runtime.ADT(1, (leaf, 7)), (leaf, runtime.ADT(3))))
+        machine = runtime.VirtualMachine(program(IDENTITY))
+        for factor in (1, 3):
+            np.asarray(leaf)[:] = factor
+            found = machine.invoke("main", value)
+            assert isinstance(found, runtime.ADT)
+            assert (found.tag, found[0].tag, found[0][1], found[1][1].tag) == (2, 1, 7, 3)
+            for got in (found[0][0], found[1][0]):
+                np.testing.assert_array_equal(got.numpy(), [factor] * 2)
+
+
+def test_shared_parts_of_data_stay_equal_in_other_values() -> None:
+    part = runtime.ADT(4, (runtime.tensor(np.ones(1)), runtime.ADT(5)))
+    machine = runtime.VirtualMachine(program(IDENTITY))
+    for tag in (1, 2):
+        found = machine.invoke("main", runtime.ADT(tag, (part, part)))
+        assert found.tag == tag and found[0].tag == found[1].tag == 4
+
+
+def test_columns_in_data_are_copied() -> None:
+    column = runtime.tensor(np.arange(6.0).reshape(3, 2))
+    strided = np.asarray(column)[:, 1]
+    value = runtime.ADT(1, (runtime.ADT(2, (strided,)),))
+    machine = runtime.VirtualMachine(program(IDENTITY))
+    for _ in range(2):
+        found = machine.invoke("main", value)
+        np.testing.assert_array_equal(found[0][0].numpy(), [1.0, 3.0, 5.0])

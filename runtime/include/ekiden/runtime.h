@@ -534,6 +534,8 @@ EK_API ek_object *ek_error_take(void);
 ** The runtime registers what is called too rarely to be part of this header:
 **   ek.registry.names()                       array of all names, sorted
 **   ek.module.save(module, path)              by the module's kind
+**   ek.executable.bind_constant(executable, i, tensor)  gives late-bound constant i its data, before
+**                                             the first virtual machine is made
 **   ek.executable.module(executable)          a module that gives its functions by name, then its
 **                                             kernels, get_constant(index), and default(device...),
 **                                             which makes a graph executor of it
@@ -866,7 +868,7 @@ EK_API int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek
 typedef enum ek_executable_part {
   EK_PART_GLOBAL = 0,      /* string: name of function i */
   EK_PART_PARAMS = 1,      /* array of strings: parameter names of function i */
-  EK_PART_CONSTANT = 2,    /* read-only tensor, shares the executable's memory */
+  EK_PART_CONSTANT = 2,    /* read-only tensor, shares the executable's memory; nothing if late-bound */
   EK_PART_PRIMITIVE = 3,   /* string: name of primitive i */
   EK_PART_CODE = 4,        /* bytes: int32 words of function i */
   EK_PART_REGISTERS = 5,   /* int: registers of function i */

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.metadata import version
@@ -17,11 +17,13 @@ from ekiden.backend.vm.compile import compile_module
 from ekiden.backend.vm.pipeline import optimize
 from ekiden.codegen.parallel import Progress
 from ekiden.driver.executable import Dim, Executable
+from ekiden.driver.sequences import SEQUENCE
 from ekiden.frontend.onnx import from_onnx
+from ekiden.frontend.onnx.importer import Shapes
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.text import prim_text
-from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay.analysis import shape_conditions
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType, NameDimensions
@@ -35,7 +37,7 @@ EXECUTORS = ("vm", "aot")
 """How an executable runs: its bytecode is interpreted, or has native code beside it."""
 
 
-def import_model(model: Model, shape: Mapping[str, Sequence[Dim]] | None = None) -> IRModule:
+def import_model(model: Model, shape: Shapes | None = None) -> IRModule:
     """A module from whatever `compile` takes. Raises CompileError for anything else."""
     if isinstance(model, IRModule):
         return model
@@ -49,7 +51,7 @@ def compile(
     model: Model,
     target: str | Target = "llvm",
     *,
-    shape: Mapping[str, Sequence[Dim]] | None = None,
+    shape: Shapes | None = None,
     executor: str = "vm",
 ) -> Executable:
     """Compile a model: a path to an ONNX file, its bytes, an onnx.ModelProto, or an IRModule with a
@@ -67,7 +69,7 @@ def compile(
 def compile_to_bytes(
     model: Model,
     target: str | Target = "llvm",
-    shape: Mapping[str, Sequence[Dim]] | None = None,
+    shape: Shapes | None = None,
     executor: str = "vm",
 ) -> bytes:
     """The bytes of the artifact that `compile` makes and `Executable.save` writes."""
@@ -94,8 +96,8 @@ def compile_to_bytes(
 
 
 def _with_conditions(module: IRModule) -> IRModule:
-    """The module with what the operators of `main` need of its named dimensions, unless its frontend
-    said so.
+    """The module with what the operators of `main` need of its named dimensions, unless its
+    frontend said so.
     """
     if "constraints" in module.attrs:
         return module
@@ -117,9 +119,10 @@ def describe(module: IRModule) -> dict[str, object]:
     names = module.attrs.get("input_names") or [p.name_hint for p in main.params]
     out_names = module.attrs.get("output_names") or [f"output{i}" for i in range(len(results))]
     assert isinstance(names, Sequence) and isinstance(out_names, Sequence)
+    lists = bool(module.attrs.get("sequences"))
     return {
-        "inputs": [_describe(str(n), k) for n, k in zip(names, kinds, strict=True)],
-        "outputs": [_describe(str(n), k) for n, k in zip(out_names, results, strict=True)],
+        "inputs": [_describe(str(n), k, lists) for n, k in zip(names, kinds, strict=True)],
+        "outputs": [_describe(str(n), k, lists) for n, k in zip(out_names, results, strict=True)],
         "limits": limits(kinds),
     }
 
@@ -134,7 +137,12 @@ def _fields(kind: Type) -> list[Type]:
     return list(kind.fields) if isinstance(kind, TupleType) else [kind]
 
 
-def _describe(name: str, kind: Type) -> dict[str, object]:
+def _describe(name: str, kind: Type, lists: bool) -> dict[str, object]:
+    """`lists` says that a List of tensors is one of Python at run time."""
+    element = kind.args[0] if lists and isinstance(kind, TypeCall) else None
+    if isinstance(element, TensorType):
+        shape = [_dim(d) for d in element.shape]
+        return {"name": name, "shape": shape, "dtype": f"{SEQUENCE}{element.dtype}"}
     if not isinstance(kind, TensorType):
         return {"name": name, "shape": [], "dtype": "object"}
     return {"name": name, "shape": [_dim(d) for d in kind.shape], "dtype": kind.dtype}

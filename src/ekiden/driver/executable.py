@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 
 from ekiden import runtime
@@ -12,7 +13,10 @@ from ekiden.backend.vm.disassemble import disassemble
 from ekiden.driver.files import write_whole
 from ekiden.driver.library import export_library
 from ekiden.driver.machine import check_machine
+from ekiden.driver.sequences import SEQUENCE, from_list, to_list
+from ekiden.runtime import late_bound
 from ekiden.runtime.errors import InputError, LoadError
+from ekiden.runtime.profile import Peak, Report, profile
 
 Dim = int | str
 ANY_OBJECT = "object"
@@ -78,13 +82,22 @@ class Executable:
         self.outputs = _infos(metadata.get("outputs"))
         self._limits = _limits(metadata.get("limits", {}))
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
+        self._gives_lists = any(o.dtype.startswith(SEQUENCE) for o in self.outputs)
         self._checked: list[tuple[int, ...]] | None = None
-        self._vm = runtime.VirtualMachine(raw)
+        self._machine: runtime.VirtualMachine | None = None
+        if not late_bound.missing(raw):
+            self._machine = runtime.VirtualMachine(raw)
+
+    @property
+    def _vm(self) -> runtime.VirtualMachine:
+        if self._machine is None:
+            self._machine = runtime.VirtualMachine(self.raw)
+        return self._machine
 
     def __call__(
         self, *args: object, **named: object
     ) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
-        """Run `main`.
+        """Run `main`. An input or output that is a sequence is a list of tensors.
 
         Raises InputError for a wrong name, number, dtype, rank or dimension, RunError if the run
         fails.
@@ -99,8 +112,20 @@ class Executable:
             self._check_shapes(values)
             self._checked = shapes
         result = self._vm.invoke("main", *values)
-        assert isinstance(result, (runtime.Tensor, tuple))
-        return result
+        if self._gives_lists:
+            result = self._with_lists(result)
+        assert isinstance(result, (runtime.Tensor, tuple)) or self._gives_lists
+        return result  # type: ignore[return-value]  # a list where the result is one sequence
+
+    def _with_lists(self, result: object) -> object:
+        """The outputs with sequences as lists."""
+        outputs = result if len(self.outputs) > 1 else (result,)
+        assert isinstance(outputs, tuple)
+        made = [
+            to_list(v) if info.dtype.startswith(SEQUENCE) else v
+            for info, v in zip(self.outputs, outputs, strict=True)
+        ]
+        return made[0] if len(made) == 1 else tuple(made)
 
     def _names(self) -> str:
         return ", ".join(f"'{i.name}'" for i in self.inputs)
@@ -153,6 +178,17 @@ class Executable:
             wanted = f"'{symbol}' in dimension {axis} to be at most {limit}"
             raise InputError(f"{where}: expected {wanted}, got {got}")
 
+    def profile(self, *args: object, peak: bool = True, **named: object) -> Report:
+        """Run `main` and report where the time went; arguments as for a run.
+
+        With `peak` the report says what share of the machine's measured limits each kernel
+        reaches; measuring takes 0.3 s and the compiler, and is left out where that is missing.
+        """
+        given = self._arrange(args, named) if named else list(args)
+        self(*given)
+        values = [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
+        return profile(self.raw, "main", values, peak=_peak() if peak else None)
+
     def jit(self, calls: int = 0) -> None:
         """Have native code made of the bytecode in this process, as `executor="aot"` does in the
         artifact: of all functions now, or of each when it has been called `calls` times.
@@ -167,7 +203,30 @@ class Executable:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file that `ekiden.load` reads. The file appears whole or not at all."""
-        write_whole(path, lambda file: file.write(self.raw.to_bytes()))
+        write_whole(path, lambda file: file.write(late_bound.whole(self.raw)))
+
+    def move_late_bound_consts(self, path: str | os.PathLike[str], byte_limit: int = 0) -> None:
+        """Write the constants of `byte_limit` bytes and more to a file, and wait for them from now
+        on: what is saved then is the bytecode without them. They can be moved once; LoadError.
+        """
+        runtime.save_params(path, self.get_late_bound_consts(byte_limit))
+
+    def get_late_bound_consts(self, byte_limit: int = 0) -> dict[str, runtime.Tensor]:
+        """The same, but give the constants by name."""
+        self.raw, moved = late_bound.split(self.raw, byte_limit)
+        self._machine = None
+        return moved
+
+    def load_late_bound_consts(self, path: str | os.PathLike[str]) -> None:
+        """Take the constants that are waited for from a file, which is mapped.
+
+        Raises LoadError where names are missing or unknown; ValueError for another shape or dtype.
+        """
+        self.load_late_bound_consts_from_map(runtime.load_params(path))
+
+    def load_late_bound_consts_from_map(self, constants: Mapping[str, object]) -> None:
+        """The same, from arrays or tensors by name."""
+        late_bound.bind(self.raw, constants)
 
     def export_library(
         self,
@@ -201,10 +260,26 @@ class Executable:
         return f"Executable(({inputs}) -> ({outputs}))"
 
 
+@cache
+def _peak() -> Peak | None:
+    try:
+        module = import_module("ekiden.driver.peak")
+    except ImportError:  # a machine that only runs models
+        return None
+    found = module.measure_peak()
+    assert isinstance(found, Peak)
+    return found
+
+
 def _argument(info: TensorInfo, value: object) -> object:
     """The value as a tensor of the declared dtype; anything at all where no tensor is declared."""
     if info.dtype == ANY_OBJECT:
         return value
+    if info.dtype.startswith(SEQUENCE):
+        if not isinstance(value, (list, tuple)):
+            wanted = f"a list of tensors, got {type(value).__name__}"
+            raise InputError(f"input '{info.name}': expected {wanted}")
+        return from_list(value, lambda at, each: _element(info, at, each))
     try:
         tensor = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
     except (TypeError, ValueError, BufferError) as error:
@@ -212,6 +287,20 @@ def _argument(info: TensorInfo, value: object) -> object:
         raise InputError(f"input '{info.name}': expected {wanted}: {error}") from error
     if tensor.dtype != info.dtype:
         raise InputError(f"input '{info.name}': expected dtype {info.dtype}, got {tensor.dtype}")
+    return tensor
+
+
+def _element(info: TensorInfo, position: int, value: object) -> object:
+    """One element of a sequence, which has the rank and the known dimensions of all."""
+    name, dtype = f"{info.name}[{position}]", info.dtype.removeprefix(SEQUENCE)
+    tensor = _argument(TensorInfo(name, info.shape, dtype), value)
+    assert isinstance(tensor, runtime.Tensor)
+    fits = len(tensor.shape) == len(info.shape) and all(
+        isinstance(d, str) or d == got for d, got in zip(info.shape, tensor.shape, strict=True)
+    )
+    if not fits:
+        wanted = f"shape {_show(info.shape)}, got {_show(tensor.shape)}"
+        raise InputError(f"input '{name}': expected {wanted}")
     return tensor
 
 

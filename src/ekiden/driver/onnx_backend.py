@@ -4,7 +4,7 @@ Ekiden.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from ekiden.driver.build import compile
 from ekiden.driver.executable import Executable
+from ekiden.frontend.onnx.importer import Dims, Shapes
 from ekiden.ir.op import Array
 from ekiden.runtime import Tensor
 from ekiden.runtime.errors import EkidenError, UnsupportedError
@@ -33,6 +34,10 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
         self.model = model
         self.fixed: tuple[str, ...] = ()
         self._made: dict[tuple[bytes, ...], Executable] = {}
+        self._shapes_decide = any(not i.type.HasField("tensor_type") for i in model.graph.input)
+        """Whether inputs are sequences or optional: the model is compiled for those it gets."""
+        if self._shapes_decide:
+            return
         try:
             self._made[()] = compile(model)
         except EkidenError as error:
@@ -58,7 +63,8 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
         names = [i.name for i in self.model.graph.input]
         named = self._named(inputs, names)
         exe = self._executable(named)
-        result = exe(*(named[i.name] for i in exe.inputs if i.name in named))
+        flat = dict(_flat(named))
+        result = exe(*(flat[i.name] for i in exe.inputs if i.name in flat))
         found = result if isinstance(result, tuple) else (result,)
         outputs = [o.name for o in self.model.graph.output]
         made: tuple[Any, ...] = namedtupledict("Outputs", outputs)(*map(_array, found))
@@ -80,9 +86,12 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
         while True:
             values = {n: np.asarray(named[n]) for n in self.fixed if n in named}
             key = tuple(f"{v.dtype}{v.shape}".encode() + v.tobytes() for v in values.values())
+            shapes = self._given_shapes(named)
+            key += (repr(shapes).encode(),) if shapes else ()
             if key not in self._made:
                 try:
-                    self._made[key] = compile(with_constants(self.model, values))
+                    made = with_constants(self.model, values)
+                    self._made[key] = compile(made, shape=shapes)
                 except UnsupportedError as error:
                     more = tuple(n for n in error.inputs if n not in self.fixed)
                     if not more:
@@ -90,6 +99,28 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
                     self.fixed += more
                     continue
             return self._made[key]
+
+    def _given_shapes(self, named: Mapping[str, object]) -> Shapes:
+        """The shapes of sequences and optional inputs, where the model has such."""
+        if not self._shapes_decide:
+            return {}
+        inputs = [i for i in self.model.graph.input if not i.type.HasField("tensor_type")]
+        return {i.name: _shape_of(named.get(i.name)) for i in inputs}
+
+
+def _shape_of(value: object) -> Dims | Sequence[Dims] | None:
+    """What `compile` takes as shape: that of an array, a list of them, None for what is absent."""
+    if isinstance(value, (list, tuple)):
+        return [np.asarray(each).shape for each in value]
+    return None if value is None else np.asarray(value).shape
+
+
+def _flat(named: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """The inputs by name; the elements of a sequence as "name.0", "name.1", ..."""
+    for name, value in named.items():
+        yield name, value
+        if isinstance(value, (list, tuple)):
+            yield from ((f"{name}.{at}", each) for at, each in enumerate(value))
 
 
 def with_constants(model: onnx.ModelProto, values: Mapping[str, Array]) -> onnx.ModelProto:
@@ -104,6 +135,8 @@ def with_constants(model: onnx.ModelProto, values: Mapping[str, Array]) -> onnx.
 
 
 def _array(value: object) -> object:
+    if isinstance(value, list):
+        return [_array(each) for each in value]
     return value.numpy() if isinstance(value, Tensor) else value
 
 

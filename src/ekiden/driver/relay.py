@@ -10,6 +10,7 @@ from ekiden.driver.build import compile_to_bytes
 from ekiden.driver.factory import ExecutorFactoryModule
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
+from ekiden.relay.backend import Executor
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.transform import InferType
 from ekiden.target import Target
@@ -27,12 +28,17 @@ def build(
     target: str | Target = "llvm",
     *,
     params: Params | None = None,
+    executor: str | Executor = "graph",
 ) -> ExecutorFactoryModule:
-    """Compile a module or function; `params` become constants by name.
+    """Compile a module or function; `params` become constants by name. `executor` "aot", or
+    `relay.backend.Executor("aot")`, adds native code of the functions to their bytecode.
 
     The result can be called; `["default"](device)` makes a graph executor of it.
     """
-    made = compile_to_bytes(_module(ir_mod, params), target)
+    kind = executor if isinstance(executor, str) else executor.name
+    made = compile_to_bytes(
+        _module(ir_mod, params), target, executor="vm" if kind == "graph" else kind
+    )
     return ExecutorFactoryModule(runtime.Executable.from_bytes(made))
 
 

@@ -35,6 +35,7 @@ from ekiden.relay import (
     expr_functor,
     function,
     op,
+    qnn,
     transform,
     ty,
 )
@@ -190,6 +191,7 @@ __all__ = [
     "infer_type",
     "load_param_dict",
     "op",
+    "qnn",
     "parse",
     "parse_expr",
     "post_order",

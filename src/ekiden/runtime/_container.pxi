@@ -7,6 +7,7 @@ class ADT(tuple):
     """
 
     tag: int
+    _made = None                   # its object, once made of fields that cannot change
 
     def __new__(cls, tag, fields=()):
         """The value that constructor number `tag` makes of `fields`."""
@@ -123,7 +124,7 @@ cdef Object _deep_adt(object root):
     cdef ek_object *out
     while stack:
         at = stack[len(stack) - 1]
-        missing = [field for field in at if _is_adt(field) and id(field) not in made]
+        missing = [field for field in at if _is_adt(field) and not _is_made(field, made)]
         if missing:
             stack.extend(missing)
             continue
@@ -132,7 +133,24 @@ cdef Object _deep_adt(object root):
         _check(ek_container_new(EK_ADT, getattr(at, "tag", 0), items.call.values, items.count,
                                 &out))
         made[id(at)] = _wrap(Object, out)
+        if type(at) is ADT and all([_stays(field) for field in at]):
+            at._made = made[id(at)]
     return made[id(root)]
+
+
+cdef bint _is_made(object field, dict made):
+    """Whether the object of a tuple is in 'made'; one that was kept is put there."""
+    if type(field) is ADT and field._made is not None:
+        made[id(field)] = field._made
+    return id(field) in made
+
+
+cdef inline bint _stays(object field):
+    """Whether the value of a field is the same whenever it is asked for."""
+    cls = type(field)
+    if cls is Tensor:
+        return ek_dltensor_is_contiguous((<Tensor>field).dl())
+    return cls is int or (cls is ADT and field._made is not None)
 
 
 # Nodes of the compiler are Python objects alone: other languages hold them without looking inside,

@@ -178,7 +178,8 @@ cdef int _set_fields(Call *call, object source, ek_value *out) except -1:
     cdef ek_object *made = NULL
     for field in source:
         if _is_adt(field):
-            deep = _deep_adt(source)
+            kept = type(source) is ADT and source._made is not None
+            deep = source._made if kept else _deep_adt(source)
             ek_object_retain(deep.handle)
             _set_made(call, out, deep.handle, NULL)
             return 0

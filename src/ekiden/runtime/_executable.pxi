@@ -141,12 +141,16 @@ cdef inline bint _is_readable(object source):
         return _is_direct(<np.ndarray>source)
     if cls is Tensor:
         return ek_dltensor_is_contiguous((<Tensor>source).dl())
-    return cls is int
+    return cls is int or (cls is ADT and source._made is not None)
 
 
 cdef object _readable(object source):
+    if _is_readable(source):
+        return source
     if isinstance(source, tuple):
         fields = [_readable(item) for item in source]
+        if all([new is old for new, old in zip(fields, source)]):
+            return source
         return ADT(source.tag, fields) if isinstance(source, ADT) else tuple(fields)
     if isinstance(source, (np.ndarray, Tensor)) or hasattr(source, "__dlpack__"):
         return tensor(source)

@@ -53,11 +53,15 @@ class UnsupportedError(ImportModelError):
     """A model uses operators, opsets or attributes that Ekiden lacks; lists every such node.
 
     inputs: the model's inputs that would have to be constants, where that is what is missing.
+    nodes: a line for each node.
     """
 
-    def __init__(self, message: str, inputs: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, message: str, inputs: tuple[str, ...] = (), nodes: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.inputs = inputs
+        self.nodes = nodes
 
 
 class TypeInferenceError(CompileError):

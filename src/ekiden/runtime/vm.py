@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from typing import cast
 
 from ekiden.runtime._core import Executable, Tensor, tensor
 from ekiden.runtime._core import VirtualMachine as Machine
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.stepping import Place, Stepper
 
 
 class VirtualMachine:
@@ -84,6 +86,37 @@ class VirtualMachine:
                 self._machine.invoke(func_name, *given)
             seconds.append((time.perf_counter() - start) / number)
         return seconds
+
+    @cached_property
+    def stepper(self) -> Stepper:
+        """A call that stands between two instructions; the methods below are short for its own."""
+        return Stepper(self.module)
+
+    def start(self, func_name: str = "main", *args: object) -> None:
+        """Stand before the first instruction of a function; see `Stepper`."""
+        self.stepper.start(func_name, *map(_argument, args))
+
+    def step(self, count: int = 1) -> bool:
+        """Run so many instructions; whether the call has ended."""
+        return self.stepper.step(count)
+
+    def resume(self) -> bool:
+        """Run to the next breakpoint; whether the call has ended."""
+        return self.stepper.resume()
+
+    def registers(self, frame: int = 0) -> list[object]:
+        """What the registers of a frame hold, 0 the innermost."""
+        return self.stepper.registers(frame)
+
+    def where(self) -> Place:
+        """The next instruction."""
+        return self.stepper.where()
+
+    def set_breakpoint(
+        self, function: str = "main", instruction: int | None = None, *, source: str | None = None
+    ) -> list[Place]:
+        """Stop before an instruction, or before those made from a node of the model."""
+        return self.stepper.set_breakpoint(function, instruction, source=source)
 
     def _call(self, func_name: str, args: Sequence[object]) -> object:
         self._outputs = self._machine.invoke(func_name, *args)

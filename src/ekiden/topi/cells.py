@@ -145,10 +145,17 @@ GATES = {"rnn": 1, "lstm": 4, "gru": 3}
 """Cells, and the products each makes."""
 DEFAULTS = {"rnn": ("tanh",), "lstm": ("sigmoid", "tanh", "tanh"), "gru": ("sigmoid", "tanh")}
 """Their activations, in the order f, g, h."""
-EXTRAS = ("bias", "initial_h", "initial_c", "peephole", "lengths")
+EXTRAS = ("bias", "initial_h", "initial_c", "peephole", "lengths", "scale", "sums")
 """What a layer may be given beside data and weight: a recurrent bias [gates * hidden], the first
 states [batch, hidden], weights from the cell to i, f, o [3 * hidden], the number of steps of each
-sequence [batch] (int32)."""
+sequence [batch] (int32).
+
+scale and sums [gates * hidden] belong to a weight of int8: what its rows are multiplied by, and
+the sums of their bytes (int32). States are then quantised to uint8 at each step, all sequences of
+the batch together, as DynamicQuantizeLinear of ONNX does.
+"""
+INTEGERS = ("lengths", "sums")
+"""Those of int32; the others are float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +242,7 @@ __all__ = [
     "DEFAULTS",
     "EXTRAS",
     "GATES",
+    "INTEGERS",
     "ArrayMaths",
     "Cell",
     "Maths",

@@ -16,6 +16,7 @@ import numpy as np
 from ekiden.backend.aot.build import Native, native_code
 from ekiden.backend.external import build_external, is_external
 from ekiden.backend.kernels.build import build_kernels
+from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint
 from ekiden.backend.vm.dims import Plan, Stage, is_static, values
 from ekiden.backend.vm.emit import Emitter, Scope, emit_scope
@@ -150,6 +151,7 @@ class _FunctionCompiler(Emitter):
                 self.registers[variable] = self.new()
                 yield self._branches(value, self.registers[variable])
             else:
+                self.source = str(value.span or "")
                 self.registers[variable] = self._value(value)
             self._compute_later(self.plan.after.get(variable))
         result = chain.result if last == len(chain.bindings) else chain.bindings[last][1]
@@ -487,6 +489,18 @@ def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
     return found
 
 
+def _sources(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
+    """Function -> number of each kernel call, and what it was made from."""
+    return {
+        f.name: [
+            [at, each.source]
+            for at, each in enumerate(f.code)
+            if each.name == "InvokePacked" and each.source
+        ]
+        for f in functions
+    }
+
+
 def compile_module(
     module: IRModule,
     target: Target,
@@ -527,6 +541,8 @@ def compile_module(
     program.host_functions = {n: names.index(n) for n in hosts}
     program.shape_functions = {stage: names.index(s.name) for stage, s in shapes.items()}
     compiled = [_FunctionCompiler(program, plan).compile() for plan in plans]
+    about = {n: describe_kernel(f) for f, n in own.items()}
+    metadata = {**metadata, "kernels": about, "sources": _sources(compiled)}
     native = native_code(compiled, names, kernels.exports, target) if is_native else Native()
     image = kernels.link(native.objects, native.exports)
     return write_executable(compiled, program.constants, names, image, metadata)

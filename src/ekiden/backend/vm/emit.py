@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ekiden.backend.vm.encode import Instruction, Operand, make
 from ekiden.backend.vm.operands import jumps, with_jumps
@@ -19,12 +20,14 @@ class Emitter:
     def __init__(self, n_params: int) -> None:
         self.count = n_params
         self._code: list[Instruction] = []
+        self.source = ""
+        """What the instructions that follow are made from."""
         self._labels: list[int] = []
         """Label -> position."""
 
     def emit(self, name: str, **operands: Operand | str) -> None:
         """An instruction."""
-        self._code.append(make(name, **operands))
+        self._code.append(replace(make(name, **operands), source=self.source))
 
     def new(self) -> int:
         """A register of its own."""

@@ -7,7 +7,7 @@ first.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ekiden.runtime.dtypes import dtype_code, dtype_name
@@ -28,6 +28,8 @@ class Instruction:
 
     name: str
     operands: tuple[Operand, ...] = ()
+    source: str = field(default="", compare=False)
+    """What it was made from: a node of the model or a place in a text; no part of the words."""
 
     def __getitem__(self, operand: str) -> Operand:
         """The operand of that name; ValueError if the instruction has none."""

@@ -96,4 +96,4 @@ def _changed(
     for i in places:
         operand = operands[i]
         operands[i] = tuple(map(change, operand)) if isinstance(operand, tuple) else change(operand)
-    return Instruction(instruction.name, tuple(operands))
+    return Instruction(instruction.name, tuple(operands), instruction.source)

@@ -2,38 +2,16 @@
 
 import json
 import struct
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
 from ekiden.backend.vm.encode import Instruction, dtype_code, encode
+from ekiden.runtime.artifact import Constant, Pieces, Section, write_constants, write_sections
 from ekiden.runtime.errors import InternalError
 
-__all__ = ["Section", "VMFunction", "write_executable"]
-
-MAGIC = b"\x89EKIDEN\n"
-VERSION = 1
-BYTE_ORDER = 0x01020304
-ALIGNMENT = 64
-"""Of sections and of the data of constants, in the file and so in memory."""
-
-_HEADER = struct.Struct("<8sIIQII")
-_ENTRY = struct.Struct("<IIQQ")
-_CONSTANT = struct.Struct("<BBHI")
-
-
-class Section(IntEnum):
-    """What a section holds; they stand in the file in this order."""
-
-    GLOBALS = 1
-    CONSTANTS = 2
-    PRIMITIVES = 3
-    CODE = 4
-    IMAGE = 5
-    METADATA = 6
+__all__ = ["VMFunction", "write_executable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,45 +36,16 @@ def write_executable(
     Primitives are named by their position, functions too. An empty `image` leaves its section out.
     Constants may be of any layout; they are stored contiguous and little-endian.
     """
-    sections: list[tuple[Section, list[bytes | memoryview]]] = [
-        (Section.GLOBALS, [_globals(functions)]),
-        (Section.CONSTANTS, []),
-        (Section.PRIMITIVES, [_strings(primitives)]),
-        (Section.CODE, [_code(functions)]),
-        (Section.IMAGE, [image]),
-        (Section.METADATA, [_json(metadata)]),
+    arrays = [_contiguous(constant) for constant in constants]
+    sections: list[tuple[Section, Callable[[int], Pieces]]] = [
+        (Section.GLOBALS, lambda at: [_globals(functions)]),
+        (Section.CONSTANTS, lambda at: write_constants(list(map(_constant, arrays)), at)),
+        (Section.PRIMITIVES, lambda at: [_strings(primitives)]),
+        (Section.CODE, lambda at: [_code(functions)]),
+        (Section.IMAGE, lambda at: [image]),
+        (Section.METADATA, lambda at: [_json(metadata)]),
     ]
-    if not image:
-        sections = [each for each in sections if each[0] != Section.IMAGE]
-    at = _aligned(_HEADER.size + len(sections) * _ENTRY.size)
-    entries, pieces = [], []
-    for kind, payload in sections:
-        if kind == Section.CONSTANTS:
-            payload = _constants(constants, at)
-        length = sum(len(piece) for piece in payload)
-        entries.append(_ENTRY.pack(kind, _checksum(payload), at, length))
-        pieces += [*payload, bytes(-length % ALIGNMENT)]
-        at += _aligned(length)
-    at -= len(pieces.pop())  # nothing follows the last section
-    return b"".join([_head(entries, at), *pieces])
-
-
-def _head(entries: Sequence[bytes], size: int) -> bytes:
-    """Header, section table and the zeros up to the first section."""
-    table = b"".join(entries)
-    header = _HEADER.pack(MAGIC, VERSION, BYTE_ORDER, size, len(entries), zlib.crc32(table))
-    return header + table + bytes(-len(header + table) % ALIGNMENT)
-
-
-def _checksum(payload: Iterable[bytes | memoryview]) -> int:
-    crc = 0
-    for piece in payload:
-        crc = zlib.crc32(piece, crc)
-    return crc
-
-
-def _aligned(size: int) -> int:
-    return size + -size % ALIGNMENT
+    return write_sections([s for s in sections if image or s[0] is not Section.IMAGE])
 
 
 def _string(text: str) -> bytes:
@@ -127,23 +76,10 @@ def _json(metadata: dict[str, object]) -> bytes:
     return json.dumps(metadata, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _constants(constants: Sequence[np.ndarray], start: int) -> list[bytes | memoryview]:
-    """The section that begins at `start` of the file: records, then each constant's data."""
-    arrays = [_contiguous(constant) for constant in constants]
-    records_size = 4 + sum(_CONSTANT.size + 8 * array.ndim + 16 for array in arrays)
-    at = start + _aligned(records_size)
-    records = [struct.pack("<I", len(arrays))]
-    data: list[bytes | memoryview] = []
-    for index, array in enumerate(arrays):
-        code, bits, lanes = dtype_code(array.dtype.name)
-        records.append(_CONSTANT.pack(code, bits, lanes, array.ndim))
-        records.append(struct.pack(f"<{array.ndim}qQQ", *array.shape, array.nbytes, at))
-        data.append(array.reshape(-1).view(np.uint8).data)
-        is_last = index == len(arrays) - 1
-        data.append(b"" if is_last else bytes(-array.nbytes % ALIGNMENT))
-        at += _aligned(array.nbytes)
-    padding = bytes(-records_size % ALIGNMENT) if arrays else b""
-    return [b"".join(records) + padding, *data]
+def _constant(array: np.ndarray) -> Constant:
+    code, bits, _ = dtype_code(array.dtype.name)
+    data = array.reshape(-1).view(np.uint8).data
+    return Constant(code, bits, array.shape, array.nbytes, data)
 
 
 def _contiguous(constant: np.ndarray) -> np.ndarray:

@@ -1,5 +1,9 @@
-"""ONNX models: `from_onnx` makes an IRModule of a file, its bytes or a parsed model."""
+"""ONNX models: `from_onnx` makes an IRModule of a file, its bytes or a parsed model; `register`
+teaches it an operator; `survey` says what a model contains.
+"""
 
 from ekiden.frontend.onnx.importer import from_onnx
+from ekiden.frontend.onnx.registry import register
+from ekiden.frontend.onnx.survey import Survey, survey
 
-__all__ = ["from_onnx"]
+__all__ = ["Survey", "from_onnx", "register", "survey"]

@@ -48,7 +48,9 @@ def raise_problems(
     if problems:
         nodes = "1 node is" if len(problems) == 1 else f"{len(problems)} nodes are"
         raise UnsupportedError(
-            "\n  ".join([f"import {label}: {nodes} not supported", *problems]), tuple(inputs or ())
+            "\n  ".join([f"import {label}: {nodes} not supported", *problems]),
+            tuple(inputs or ()),
+            tuple(problems),
         )
 
 

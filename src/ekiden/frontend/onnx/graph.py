@@ -187,7 +187,7 @@ class Graph:
         found = NodeError(f"import {self.shared.label}: {describe(proto)}: {error}")
         for name, value in zip(proto.input, inputs, strict=True):
             if value is not None:
-                found.add_note(f"its input {name!r} is {type_text(value.type)}")
+                found.add_note(f"its input {name!r} is {type_text(value.kind)}")
         chain = " <- ".join(islice(self._chain(proto), CHAIN))
         if chain:
             found.add_note(f"made by {chain}")

@@ -20,17 +20,24 @@ from ekiden.frontend.onnx.load import (
     sorted_nodes,
 )
 from ekiden.frontend.onnx.scope import Scope
+from ekiden.frontend.onnx.sequence_value import Absent, SequenceValue, optional_type, sequence_of
 from ekiden.frontend.onnx.unsupported import Unsupported
 from ekiden.frontend.onnx.value import Names, Value, clean_name
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import PrimExpr, const
+from ekiden.ir.prim import AnyDim, PrimExpr, const
 from ekiden.ir.span import Span
 from ekiden.ir.type import TensorType, TupleType
 from ekiden.relay.expr import Function, Tuple, Var
+from ekiden.relay.op.sequence import list_type
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 
-Shapes: TypeAlias = Mapping[str, Sequence[int | str | None]]
-"""Shapes of inputs by name: numbers, names of symbolic dimensions, None for ones without a name."""
+Dims: TypeAlias = Sequence[int | str | None]
+Shapes: TypeAlias = Mapping[str, Dims | Sequence[Dims] | None]
+"""Shapes of inputs by name: numbers, names of symbolic dimensions, None for ones without a name.
+
+A sequence has a list of shapes, and is then given as that many inputs "name.0", "name.1", ...; an
+optional input that is never there has None.
+"""
 
 _UNNAMED = ("None", "unknown", "unk")
 """Names that exporters give to dimensions they know nothing of: not one dimension, however often
@@ -49,6 +56,7 @@ def from_onnx(
     model states.
 
     `attrs["input_names"]` and `attrs["output_names"]` hold the model's own names in order;
+    `attrs["sequences"]` says that lists of tensors among them are lists of Python at run time.
     `attrs["constraints"]` holds pairs (condition on the symbolic dimensions, node that needs it)
     which every run must meet.
 
@@ -86,6 +94,7 @@ class _Import:
         self.freeze_params = freeze_params
         self.names = Names()
         self.params: dict[str, object] = {}
+        self.input_names: list[str] = []
         used = names_read(proto.node) | {o.name for o in proto.output}
         self.scope = Scope(facts, used)
         self.shared = Shared(versions, label, self.scope)
@@ -105,7 +114,8 @@ class _Import:
             raise ImportModelError(f"import {self.label}: expected at least one output, got none")
         function = self._function([self.graph.output(o.name) for o in self.proto.output])
         attrs: dict[str, object] = {
-            "input_names": (*(i.name for i in inputs), *self.params),
+            "input_names": (*self.input_names, *self.params),
+            "sequences": True,
             "output_names": tuple(o.name for o in self.proto.output),
             "constraints": tuple(self.scope.constraints.values()),
         }
@@ -132,9 +142,50 @@ class _Import:
             )
 
     def _input(self, info: onnx.ValueInfoProto) -> None:
+        if info.name in self.shapes and self.shapes[info.name] is None:
+            self.graph.values[info.name] = Absent()
+            return
+        inner = optional_type(info.type)
+        if inner.HasField("sequence_type"):
+            self._sequence(info.name, inner.sequence_type.elem_type)
+        elif inner.HasField("tensor_type"):
+            held = onnx.ValueInfoProto(name=info.name, type=inner)
+            self.graph.values[info.name] = self._tensor(held)
+        else:
+            what = "a tensor or a sequence of tensors"
+            raise UnsupportedError(f"import {self.label}: input {info.name!r} must be {what}")
+
+    def _sequence(self, name: str, element: onnx.TypeProto) -> None:
+        """A sequence: as many tensors as shapes are given for it, else a list of the program."""
+        given = self.shapes.get(name)
+        if given is not None:
+            items = []
+            for at, shape in enumerate(given):
+                held = onnx.ValueInfoProto(name=f"{name}.{at}", type=element)
+                self.shapes = {**self.shapes, held.name: shape}  # type: ignore[dict-item]
+                items.append(self._tensor(held))
+            dtype = from_onnx_dtype(element.tensor_type.elem_type)
+            self.graph.values[name] = SequenceValue(items, dtype=dtype)
+            return
+        tensor = element.tensor_type
+        if not tensor.HasField("shape"):
+            raise ImportModelError(
+                f"import {self.label}: the elements of the sequence {name!r} have no shape; "
+                f"give each one with shape={{{name!r}: [..., ...]}}"
+            )
+        dims = [
+            const(d.dim_value) if d.HasField("dim_value") else AnyDim() for d in tensor.shape.dim
+        ]
+        kind = list_type(TensorType(tuple(dims), from_onnx_dtype(tensor.elem_type)))
+        var = Var(self.names.unique(name, "input"), kind, span=Span(f"input '{name}'"))
+        var.set_checked_type(kind)
+        self.scope.params.append(var)
+        self.scope.param_names[var] = name
+        self.input_names.append(name)
+        self.graph.values[name] = sequence_of(var, kind)
+
+    def _tensor(self, info: onnx.ValueInfoProto) -> Value:
         kind = info.type.tensor_type
-        if not info.type.HasField("tensor_type"):
-            raise UnsupportedError(f"import {self.label}: input {info.name!r} must be a tensor")
         if not kind.HasField("shape") and info.name not in self.shapes:
             raise ImportModelError(
                 f"import {self.label}: input {info.name!r} has no shape; "
@@ -144,17 +195,19 @@ class _Import:
             dtype = from_onnx_dtype(kind.elem_type)
         except Unsupported as error:
             raise UnsupportedError(f"import {self.label}: input {info.name!r}: {error}") from error
-        self._add_param(info.name, TensorType(self._shape(info), dtype))
+        self.input_names.append(info.name)
+        return self._add_param(info.name, TensorType(self._shape(info), dtype))
 
-    def _add_param(self, name: str, type_: TensorType) -> None:
+    def _add_param(self, name: str, type_: TensorType) -> Value:
         var = Var(self.names.unique(name, "input"), type_, span=Span(f"input '{name}'"))
         var.set_checked_type(type_)
         self.scope.add_param(var, type_, name)
-        self.graph.values[name] = Value(type_, expr=var)
+        return Value(type_, expr=var)
 
     def _shape(self, info: onnx.ValueInfoProto) -> tuple[PrimExpr, ...]:
         given = self.shapes.get(info.name)
-        dims = [_stated(d) for d in info.type.tensor_type.shape.dim] if given is None else given
+        stated = [_stated(d) for d in info.type.tensor_type.shape.dim]
+        dims = stated if given is None else [_one(info.name, d) for d in given]
         return tuple(self._dim(info.name, axis, d) for axis, d in enumerate(dims))
 
     def _dim(self, name: str, axis: int, stated: int | str | None) -> PrimExpr:
@@ -169,8 +222,15 @@ class _Import:
         for name in self.graph.weights:
             value = self.graph.weight(name) if name in used else None
             if value is not None and value.array is not None and value.array.dtype.kind == "f":
-                self._add_param(name, value.type)
+                self.graph.values[name] = self._add_param(name, value.type)
                 self.params[name] = value.array
+
+
+def _one(name: str, dim: object) -> int | str | None:
+    """A dimension as `shape` gives it."""
+    if dim is None or isinstance(dim, (int, str)):
+        return dim
+    raise ImportModelError(f"shape of {name!r}: a number, a name or None expected, got {dim!r}")
 
 
 def _stated(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:

@@ -20,14 +20,15 @@ import numpy as np
 
 from ekiden.frontend.onnx.block import Block
 from ekiden.frontend.onnx.node import Node
+from ekiden.frontend.onnx.scope import says_as_much
+from ekiden.frontend.onnx.sequence_value import SequenceValue, joined, sequence_of
 from ekiden.frontend.onnx.value import Value, constant
-from ekiden.ir.prim import AnyDim, IntImm, PrimExpr
+from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.text import type_text
-from ekiden.ir.type import FuncType, TensorType, TupleType
+from ekiden.ir.type import FuncType, TensorType, TupleType, Type, TypeCall
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, Function, If, Let, Tuple, TupleGetItem, Var, const
 from ekiden.relay.op import sequence
-from ekiden.topi.shape import equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +54,17 @@ class Parts:
     type: TensorType
 
 
-def joined(a: TensorType, b: TensorType) -> TensorType | None:
-    """What two types have in common; None for tensors that are not of one rank and dtype."""
-    if a.dtype != b.dtype or len(a.shape) != len(b.shape):
+def _kind(value: Value) -> Type | None:
+    """The type of a carried value; None for an empty sequence, whose elements are not known."""
+    if isinstance(value, SequenceValue) and value.items == ():
         return None
-    return TensorType(tuple(map(_joined_dim, a.shape, b.shape)), a.dtype)
+    return value.kind
 
 
-def _joined_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    is_one = not isinstance(a, AnyDim) and not isinstance(b, AnyDim) and equal(a, b)
-    return a if is_one else AnyDim()
+def as_tensor(kind: Type) -> TensorType:
+    """The type of a tensor."""
+    assert isinstance(kind, TensorType), f"expected a tensor, got {kind!r}"
+    return kind
 
 
 def is_true(value: Value) -> bool:
@@ -96,7 +98,7 @@ class Loop:
 
         Raises Unsupported when a carried value changes its rank or dtype.
         """
-        kinds, endless = [v.type for v in self.start], self.go is None or is_true(self.go)
+        kinds, endless = [_kind(v) for v in self.start], self.go is None or is_true(self.go)
         while True:
             block = Block()
             with self.node.scope.inside(block):
@@ -104,49 +106,65 @@ class Loop:
                 go = constant(np.array(True))
                 if not endless:
                     go = self._param("go", TensorType((), "bool"))
-                params = [self._param(n, k) for n, k in zip(self.names, kinds, strict=True)]
+                params = [
+                    v if k is None else self._param(n, k)
+                    for n, k, v in zip(self.names, kinds, self.start, strict=True)
+                ]
                 made = self.step(index, go, params)
                 changed = self._changed(kinds, made.carried)
                 if endless and not is_true(made.go):
                     endless = False  # it was taken for true, which iterations change
                 elif all(a is b for a, b in zip(kinds, changed, strict=True)):
                     head = [index] if endless else [index, go]
-                    whole, parts = self._function(kinds, head, params, made)
+                    if any(k is None for k in kinds):  # they stay empty: of any type
+                        kinds = [
+                            v.kind if k is None else k
+                            for k, v in zip(kinds, self.start, strict=True)
+                        ]
+                        continue
+                    known = [k for k in kinds if k is not None]
+                    whole, parts = self._function(known, head, params, made)
                     break
                 else:
                     kinds = changed
         return self._results(self.node.scope.spanned(whole), parts, endless)
 
-    def _param(self, name: str, kind: TensorType) -> Value:
+    def _param(self, name: str, kind: Type) -> Value:
         var = self.node.scope.variable(name, kind)
+        if isinstance(kind, TypeCall):
+            return sequence_of(var, kind)
         return Value(self.node.scope.typed(var), expr=var)
 
-    def _changed(self, kinds: Sequence[TensorType], after: Sequence[Value]) -> list[TensorType]:
-        """The types with the dimensions unknown that an iteration changes."""
-        found = []
+    def _changed(self, kinds: Sequence[Type | None], after: Sequence[Value]) -> list[Type | None]:
+        """The types with the dimensions unknown that an iteration changes; None for a sequence that
+        is still empty.
+        """
+        found: list[Type | None] = []
         for name, kind, value in zip(self.names, kinds, after, strict=True):
-            both = joined(kind, self.node.scope.outside(value.type))
+            if _kind(value) is None:
+                found.append(kind)
+                continue
+            new = self.node.scope.outside(value.kind)
+            both = new if kind is None else joined(kind, new)
             if both is None:
+                was = "" if kind is None else type_text(kind)
                 self.node.unsupported(
                     f"the carried value {name!r} must keep its type and rank, but is "
-                    f"{type_text(kind)} before an iteration and {type_text(value.type)} after it"
+                    f"{was} before an iteration and {type_text(value.kind)} after it"
                 )
-            same = all(
-                a is b or isinstance(a, AnyDim) for a, b in zip(kind.shape, both.shape, strict=True)
-            )
-            found.append(kind if same else both)
+            found.append(kind if kind is not None and says_as_much(kind, both) else both)
         return found
 
     def _function(
         self,
-        kinds: Sequence[TensorType],
+        kinds: Sequence[Type],
         head: Sequence[Value],
         params: Sequence[Value],
         made: Iteration,
     ) -> tuple[Expr, list[TensorType]]:
         """The function and its first call. Ends the block of the function's body."""
         scope = self.node.scope
-        parts = [scope.outside(p.type) for p in made.parts]
+        parts = [as_tensor(scope.outside(p.type)) for p in made.parts]
         lists = [sequence.list_type(p) for p in parts]
         kept = [Var(f"kept{n}", kind, scope.span) for n, kind in enumerate(lists)]
         variables = [v.expr for v in (*head, *params) if isinstance(v.expr, Var)] + kept
@@ -156,14 +174,14 @@ class Loop:
         loop = Var("loop", FuncType(tuple(v.checked_type for v in variables), result), scope.span)
         state = variables[len(head) :]
         go_on = self._condition(variables[: len(head)])
-        body = If(
-            go_on, self._again(loop, variables[: len(head)], made, kept, parts), Tuple(tuple(state))
-        )
+        again = self._again(loop, variables[: len(head)], made, kept, parts, state)
+        body = If(go_on, again, Tuple(tuple(state)))
         function = Function(tuple(variables), body, result, span=scope.span)
         start: list[Expr] = [const(np.int64(0))]
         if len(head) > 1:
             start.append(const(True) if self.go is None else as_scalar(self.node, self.go))
-        start += [scope.expr(v) for v in self.start] + [sequence.empty() for _ in lists]
+        start += [scope.under(v, k) for v, k in zip(self.start, kinds, strict=True)]
+        start += [sequence.empty() for _ in lists]
         whole = Let(loop, function, Call(loop, tuple(start), span=scope.span), span=scope.span)
         return whole, parts
 
@@ -180,12 +198,16 @@ class Loop:
         made: Iteration,
         kept: Sequence[Var],
         parts: Sequence[TensorType],
+        params: Sequence[Var],
     ) -> Expr:
         scope = self.node.scope
         added = [scope.relaxed(scope.expr(p), k) for p, k in zip(made.parts, parts, strict=True)]
         lists = [sequence.append(rest, new) for rest, new in zip(kept, added, strict=True)]
         go = [as_scalar(self.node, made.go)] if len(head) > 1 else []
-        carried = [scope.expr(v) for v in made.carried]
+        carried = [
+            scope.under(v, p.checked_type) if isinstance(v, SequenceValue) else scope.expr(v)
+            for v, p in zip(made.carried, params, strict=False)
+        ]
         args = (op.add(head[0], const(np.int64(1))), *go, *carried, *lists)
         return scope.close(scope.spanned(Call(loop, args)))
 

@@ -179,6 +179,13 @@ class Node:
             self._bad(name, "a list of floats", found)
         return tuple(float(v) for v in found if isinstance(v, (int, float)))
 
+    def get_strings(self, name: str) -> tuple[str, ...]:
+        """A list of strings; an empty one if it is absent."""
+        found = self._attributes.get(name, ())
+        if not isinstance(found, tuple) or not all(isinstance(v, str) for v in found):
+            self._bad(name, "a list of strings", found)
+        return tuple(v for v in found if isinstance(v, str))
+
     def get_tensor(self, name: str) -> Array | None:
         """A tensor attribute, or None."""
         found = self._attributes.get(name)
@@ -233,7 +240,7 @@ class Node:
     def numbers(self, index: int, what: str) -> Array:
         """An input that must be constant; `what` names it in the error."""
         found = self.value(index).array
-        return self._needs(index, f"{what!r} must be constant") if found is None else found
+        return self.needs(index, f"{what!r} must be constant") if found is None else found
 
     def axes(self, index: int, what: str = "axes") -> tuple[int, ...]:
         """A constant input of integers."""
@@ -243,14 +250,14 @@ class Node:
         """An input of integers that are numbers or expressions of the input shapes."""
         found = self.value(index)
         if not found.is_known:
-            self._needs(
+            self.needs(
                 index,
                 f"{what!r} depends on data; "
                 "only shapes that follow from the input shapes are supported",
             )
         return found.dims()
 
-    def _needs(self, index: int, reason: str) -> NoReturn:
+    def needs(self, index: int, reason: str) -> NoReturn:
         """Give up because an input's value has to be known; says which parameters it is made of."""
         names = self.scope.param_names
         raise Unsupported(reason, [names[v] for v in free_vars(self.expr(index)) if v in names])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from ekiden.frontend.onnx.converters import (
     cast,
@@ -17,20 +17,22 @@ from ekiden.frontend.onnx.converters import (
     pool,
     quantize,
     random,
+    recurrent,
     reduction,
+    sequence,
     shape,
     signal,
     training,
 )
-from ekiden.frontend.onnx.node import Row
+from ekiden.frontend.onnx.node import Converter, Row
 
 FAMILIES = (
     elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
-    quantize, image, signal, random, training, control,
+    quantize, recurrent, image, signal, random, training, control, sequence,
 )  # fmt: skip
 
 
-def _table(rows: Iterable[Row]) -> Mapping[tuple[str, str], tuple[Row, ...]]:
+def _table(rows: Iterable[Row]) -> dict[tuple[str, str], tuple[Row, ...]]:
     found: dict[tuple[str, str], tuple[Row, ...]] = {}
     for row in rows:
         key = (row.domain, row.op_type)
@@ -41,3 +43,34 @@ def _table(rows: Iterable[Row]) -> Mapping[tuple[str, str], tuple[Row, ...]]:
 
 
 TABLE = _table(row for family in FAMILIES for row in family.ROWS)
+"""(domain, operator) -> its rows; what ONNX itself defines has the domain ""."""
+
+
+def register(
+    domain: str, op: str, *, since: int = 1, attributes: str = "", override: bool = False
+) -> Callable[[Converter], Converter]:
+    """A decorator that teaches the import an operator of a model:
+
+        @ekiden.frontend.onnx.register("com.example", "Scale", attributes="factor")
+        def scale(node):
+            return relay.op.multiply(node.expr(0), relay.const(node.get_float("factor", 1.0)))
+
+    The function gets a Node (see ekiden.frontend.onnx.node) and gives a Relay expression, or a list
+    of one for each output. `since` is the first version of the domain whose meaning it has;
+    `attributes` are the names it understands, separated by blanks.
+
+    Raises ValueError where that operator and version have a row, unless `override` is set.
+    """
+
+    def add(convert: Converter) -> Converter:
+        key = ("" if domain == "ai.onnx" else domain, op)
+        others = tuple(r for r in TABLE.get(key, ()) if r.since != since)
+        if len(others) < len(TABLE.get(key, ())) and not override:
+            raise ValueError(
+                f"register {op!r} of domain {domain!r}: version {since} is there; "
+                "say override=True to replace it"
+            )
+        TABLE[key] = (*others, Row(op, convert, since, attributes, domain=key[0]))
+        return convert
+
+    return add

@@ -12,6 +12,7 @@ import numpy as np
 from ekiden.arith import Analyzer
 from ekiden.frontend.onnx.block import Block
 from ekiden.frontend.onnx.facts import Facts, Learned
+from ekiden.frontend.onnx.sequence_value import SequenceValue, sequence_of
 from ekiden.frontend.onnx.value import Value, clean_name
 from ekiden.ir import prim
 from ekiden.ir.module import IRModule
@@ -19,12 +20,13 @@ from ekiden.ir.op import Op
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, binary, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.span import Span
-from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr, Function, Let, Tuple, TupleGetItem, Var
 from ekiden.relay.expr import const as relay_const
 from ekiden.relay.op import sequence
 from ekiden.relay.type_infer import infer_expr_type
+from ekiden.relay.visitor import map_type
 from ekiden.runtime.errors import ImportModelError
 from ekiden.topi.shape import equal
 
@@ -98,10 +100,14 @@ class Scope:
         self.type_of(made)
         return made
 
-    def variable(self, name: str, kind: TensorType) -> Var:
-        """A new parameter of the function whose body is the innermost block; unknown dimensions get
-        names.
+    def variable(self, name: str, kind: Type) -> Var:
+        """A new parameter of the function whose body is the innermost block; unknown dimensions of
+        a tensor get names.
         """
+        if not isinstance(kind, TensorType):
+            var = Var(clean_name(name) or "value", kind, span=self.span)
+            var.set_checked_type(kind)
+            return var
         named = TensorType(tuple(map(self._named, kind.shape)), kind.dtype)
         var = Var(clean_name(name) or "value", named, span=self.span)
         var.set_checked_type(named)
@@ -118,8 +124,11 @@ class Scope:
         return SizeVar(f"dim{self._count}")
 
     def bound(self, expr: Expr, name: str = "value") -> Value:
-        """A tensor whose unknown dimensions, if it has any, get names from here on."""
-        kind = self.typed(expr)
+        """A value; the unknown dimensions of a tensor, if it has any, get names from here on."""
+        kind = self.type_of(expr)
+        if isinstance(kind, TypeCall):
+            return sequence_of(self.spanned(expr), kind)
+        assert isinstance(kind, TensorType), f"a tensor or a sequence expected, got {kind!r}"
         spanned = self.spanned(expr)
         if not any(isinstance(d, AnyDim) for d in kind.shape):
             return Value(kind, expr=spanned)
@@ -131,13 +140,20 @@ class Scope:
         """A value as a result of the innermost block: dimensions that only the block knows become
         unknown.
         """
-        return self.relaxed(self.expr(value), self.outside(value.type))
+        expr = self.expr(value)
+        return self.relaxed(expr, self.outside(self.type_of(expr)))
 
-    def outside(self, kind: TensorType) -> TensorType:
+    def outside(self, kind: Type) -> Type:
         """A type as it is seen around the innermost block."""
         inner = self._blocks[-1].symbols
-        dims = (AnyDim() if inner.intersection(free_vars(d)) else d for d in kind.shape)
-        return TensorType(tuple(dims), kind.dtype)
+
+        def replace(each: Type) -> Type:
+            if not isinstance(each, TensorType):
+                return each
+            dims = (AnyDim() if inner.intersection(free_vars(d)) else d for d in each.shape)
+            return TensorType(tuple(dims), each.dtype)
+
+        return map_type(kind, replace)
 
     def is_outside(self, *values: Value) -> bool:
         """Whether known values are made of dimensions that have names outside of all blocks but
@@ -147,16 +163,24 @@ class Scope:
         symbols = [e for v in values if v.symbols is not None for e in v.symbols.ravel()]
         return not inner.intersection(free_vars(*symbols))
 
-    def relaxed(self, expr: Expr, kind: TensorType) -> Expr:
-        """A tensor under a type that says less."""
-        have = self.typed(expr)
-        if all(a is b or equal(a, b) for a, b in zip(have.shape, kind.shape, strict=True)):
+    def relaxed(self, expr: Expr, kind: Type) -> Expr:
+        """An expression under a type that says less."""
+        if says_as_much(self.type_of(expr), kind):
             return expr
         var = Var("result", kind, span=self.span)
         var.set_checked_type(kind)
         made = Let(var, expr, var, span=self.span)
         made.set_checked_type(kind)
         return made
+
+    def under(self, value: Value, kind: Type) -> Expr:
+        """A value as an expression under a type that says no more than its own."""
+        if isinstance(value, SequenceValue):
+            assert isinstance(kind, TypeCall)
+            (element,) = kind.args
+            assert isinstance(element, TensorType)
+            return self.sequence(value, element)
+        return self.relaxed(self.expr(value), kind)
 
     def fields(self, expr: Expr, names: Sequence[str]) -> list[Value]:
         """The fields of a tuple of tensors, each bound."""
@@ -249,6 +273,8 @@ class Scope:
         """A value as an expression; an array of shape expressions is computed from the shapes of
         the parameters.
         """
+        if isinstance(value, SequenceValue):
+            return self.sequence(value, value.joined())
         if value.expr is None:
             assert value.symbols is not None
             parts = [self._scalar(e) for e in value.symbols.ravel()]
@@ -259,6 +285,16 @@ class Scope:
                 shaped if dtype == value.type.dtype else op.cast(shaped, value.type.dtype)
             )
         return value.expr
+
+    def sequence(self, value: SequenceValue, element: TensorType) -> Expr:
+        """A sequence as an expression, of elements that are seen under one type."""
+        if value.items is None:
+            assert value.expr is not None
+            return self.relaxed(value.expr, sequence.list_type(element))
+        made: Expr = sequence.empty(element)
+        for each in value.items:
+            made = sequence.append(made, self.relaxed(self.expr(each), element))
+        return self.relaxed(self.spanned(made), sequence.list_type(element))
 
     def spanned(self, expr: Expr) -> Expr:
         """An expression with its type, and the current node as the span of what is new in it."""
@@ -302,6 +338,19 @@ class Scope:
             shape = op.shape_of(var, dtype="int64")
             self._scalars[symbol] = self.spanned(op.take(shape, relay_const(axis, "int64"), axis=0))
         return self._scalars[symbol]
+
+
+def says_as_much(have: Type, wanted: Type) -> bool:
+    """Whether two types that agree are known to be the same."""
+    match have, wanted:
+        case TensorType(shape=a), TensorType(shape=b):
+            return all(
+                x is y or (isinstance(x, AnyDim) and isinstance(y, AnyDim)) or equal(x, y)
+                for x, y in zip(a, b, strict=True)
+            )
+        case TypeCall(args=a), TypeCall(args=b):
+            return all(says_as_much(x, y) for x, y in zip(a, b, strict=True))
+    return False
 
 
 def _open_pairs(

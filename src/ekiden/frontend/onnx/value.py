@@ -14,7 +14,7 @@ from ekiden.arith import simplify
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr
-from ekiden.ir.type import TensorType, tensor_type
+from ekiden.ir.type import TensorType, Type, tensor_type
 from ekiden.relay.expr import Constant, Expr
 from ekiden.topi.shape import Dim, as_attr
 
@@ -31,6 +31,8 @@ class Value:
 
     __slots__ = ("array", "expr", "symbols", "type")
 
+    type: TensorType
+
     def __init__(
         self,
         type_: TensorType,
@@ -42,6 +44,11 @@ class Value:
         self.array = array
         self.symbols = symbols
         self.expr = expr
+
+    @property
+    def kind(self) -> Type:
+        """The type of the value, which need not be a tensor."""
+        return self.type
 
     @property
     def is_known(self) -> bool:

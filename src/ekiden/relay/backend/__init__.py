@@ -1,8 +1,30 @@
 """The places where TVM keeps what runs Relay; the interpreter is `ekiden.relay.interpreter`."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 
 from ekiden.relay.backend import interpreter
+from ekiden.runtime.errors import CompileError
+
+EXECUTORS = ("graph", "aot")
+
+
+@dataclass(frozen=True)
+class Executor:
+    """How a module is to run, for `relay.build(executor=)`: "graph" or "aot". TVM's class; it has
+    no options here.
+    """
+
+    name: str
+    options: Mapping[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in EXECUTORS:
+            kinds = " or ".join(map(repr, EXECUTORS))
+            raise CompileError(f"Executor: {kinds} expected, got {self.name!r}")
+        if self.options:
+            raise CompileError(f"Executor: no option {next(iter(self.options))!r}; there are none")
 
 
 def __getattr__(name: str) -> object:
@@ -12,4 +34,4 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'ekiden.relay.backend' has no attribute {name!r}")
 
 
-__all__ = ["interpreter"]
+__all__ = ["Executor", "interpreter"]

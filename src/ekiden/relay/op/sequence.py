@@ -193,9 +193,9 @@ _declare("split", "data sizes", _split_type, _split,
 # fmt: on
 
 
-def empty() -> Call:
-    """A sequence without elements."""
-    return Call(NIL, ())
+def empty(element: Type | None = None) -> Call:
+    """A sequence without elements; of that type, where nothing else says it."""
+    return Call(NIL, (), None, () if element is None else (element,))
 
 
 def append(sequence: Expr, value: Expr) -> Call:

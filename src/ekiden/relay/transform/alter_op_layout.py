@@ -1,6 +1,7 @@
 """Put constant weights into the order the target's register tiles read them.
 
     nn.dense(%x, W)                       ->  nn.contrib_dense_pack(%x, packed W, units=N, tile=64)
+    nn.dense(%x u8, W s8)                 ->  the same with four bytes of a row side by side
     nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
     nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method
     nn.conv2d(..., groups=G)              ->  kernel layout GOHWI{tile}o; depthwise: HWOI
@@ -9,6 +10,8 @@ The packing itself is an operator on a constant, so FoldConstant leaves only the
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -23,6 +26,7 @@ from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
 from ekiden.target import Target
+from ekiden.topi.nn.weights import WORD
 from ekiden.topi.nn.winograd import POINTS, TAPS, suits, tile_size
 
 VECTORS_PER_ROW = 4
@@ -37,9 +41,13 @@ def tile_width(channels: int, target: Target) -> int:
     return min(VECTORS_PER_ROW * lanes, -(-channels // lanes) * lanes)
 
 
-def _is_float32(expr: RelayExpr) -> bool:
+def _dtype(expr: RelayExpr) -> str:
     kind = expr.checked_type
-    return isinstance(kind, TensorType) and kind.dtype == "float32"
+    return kind.dtype if isinstance(kind, TensorType) else ""
+
+
+def _is_float32(expr: RelayExpr) -> bool:
+    return _dtype(expr) == "float32"
 
 
 def _dense(call: Call, target: Target) -> RelayExpr:
@@ -51,6 +59,23 @@ def _dense(call: Call, target: Target) -> RelayExpr:
     return op.nn.contrib_dense_pack(call.args[0], packed, units=units, tile=tile).with_fields(
         span=call.span
     )
+
+
+def _dense_bytes(call: Call, target: Target) -> RelayExpr:
+    data, weight = call.args
+    assert isinstance(weight, Constant)
+    units, depth = weight.data.shape
+    missing = -depth % WORD
+    if missing:
+        kind = data.checked_type
+        assert isinstance(kind, TensorType)
+        rows = ((0, 0),) * (len(kind.shape) - 1)
+        zero = Constant(np.zeros((), np.uint8))
+        data = op.nn.pad(data, (*rows, (0, missing)), zero)
+        weight = Constant(np.pad(weight.data, ((0, 0), (0, missing))), span=weight.span)
+    tile = tile_width(units, target)
+    packed = op.nn.contrib_pack_weight(weight, kind="dense_u8s8", tile=tile)
+    return op.nn.contrib_dense_pack(data, packed, units, tile, "int32").with_fields(span=call.span)
 
 
 def _channels_in(call: Call) -> int | None:
@@ -124,12 +149,11 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         if isinstance(new, Call) and op_of(new) == "nn.recurrent":
             return _typed_like(_recurrent(new, target), old)
-        if (
-            not isinstance(new, Call)
-            or len(new.args) < 2
-            or not isinstance(new.args[1], Constant)
-            or not _is_float32(old)
-        ):
+        if not isinstance(new, Call) or len(new.args) < 2 or not isinstance(new.args[1], Constant):
+            return new
+        if op_of(new) == "nn.dense" and [_dtype(a) for a in new.args] == ["uint8", "int8"]:
+            return _typed_like(_dense_bytes(new, target), old)
+        if not _is_float32(old):
             return new
         if not _is_float32(new.args[0]) or not _is_float32(new.args[1]):
             return new

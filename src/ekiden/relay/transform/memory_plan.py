@@ -39,8 +39,9 @@ Stretch = tuple[Block, int]
 def known_at_entry(function: Function) -> set[PrimVar]:
     """The symbols in the types of a function's parameters."""
     inner = function.body
-    is_closure = function.attr("Closure") is not None and isinstance(inner, Function)
-    params = (*function.params, *inner.params) if is_closure else function.params
+    params = function.params
+    if function.attr("Closure") is not None and isinstance(inner, Function):
+        params = (*params, *inner.params)
     kinds: list[Type] = [p.checked_type for p in params]
     found: set[PrimVar] = set()
     while kinds:

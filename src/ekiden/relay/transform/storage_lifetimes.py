@@ -206,7 +206,8 @@ class Lifetimes:
         at: Block | None = block
         while at is not None and (not at.barriers or at.barriers[-1] != index):
             at.barriers.append(index)
-            at, index = at.parent, at.index
+            index = at.index
+            at = at.parent
 
     def _use(self, storages: frozenset[Var], at: int, block: Block) -> None:
         for storage in storages:
@@ -252,7 +253,8 @@ def run_of(block: Block, index: int) -> tuple[Block, int]:
         count = bisect_left(at.barriers, index)
         if count == len(at.barriers) or at.barriers[count] != index:
             found = at, count
-        at, index = at.parent, at.index
+        index = at.index
+        at = at.parent
     return found
 
 

@@ -6,32 +6,40 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.ir.prim import PrimExpr, Var, const, logical_and
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.cells import Cell
+from ekiden.topi.nn.weights import WORD
 from ekiden.topi.rule.recurrent import LANES, Layer
 from ekiden.topi.shape import as_dim, ceil_div, tidy
 
 
 def packed_shape(
-    shape: Sequence[PrimExpr], gates: int, lanes: int
-) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
-    """[ceil(hidden / lanes)][hidden][gates * lanes] for a weight [gates * hidden, hidden]."""
-    return tidy(ceil_div(shape[1], lanes)), shape[1], as_dim(gates * lanes)
+    shape: Sequence[PrimExpr], gates: int, lanes: int, dtype: str
+) -> tuple[PrimExpr, ...]:
+    """[ceil(hidden / lanes)][hidden][gates * lanes] for a weight [gates * hidden, hidden]; of int8
+    [...][ceil(hidden / 4)][gates * lanes][4], four neighbours of a row side by side.
+    """
+    panels, width = tidy(ceil_div(shape[1], lanes)), as_dim(gates * lanes)
+    if dtype == "int8":
+        return panels, tidy(ceil_div(shape[1], WORD)), width, as_dim(WORD)
+    return panels, shape[1], width
 
 
 def pack_recurrent(weight: Tensor, gates: int, lanes: int) -> Tensor:
     """A recurrent weight in panels: `lanes` neighbours of each gate side by side."""
     hidden = weight.shape[1]
 
-    def body(p: Var, k: Var, i: Var) -> PrimExpr:
+    def body(p: Var, k: PrimExpr, i: Var, *byte: Var) -> PrimExpr:
         unit = p * lanes + i % lanes
+        k = k * WORD + byte[0] if byte else k
         load = weight[i // lanes * hidden + unit, k]
-        return if_then_else(unit < hidden, load, const(0, weight.dtype))
+        inside = logical_and(unit < hidden, k < hidden) if byte else unit < hidden
+        return if_then_else(inside, load, const(0, weight.dtype))
 
-    shape = packed_shape(weight.shape, gates, lanes)
+    shape = packed_shape(weight.shape, gates, lanes, weight.dtype)
     return te.compute(shape, body, name="pack_recurrent", tag="injective")
 
 
@@ -40,8 +48,8 @@ def recurrent(cell: Cell, inputs: Sequence[Tensor]) -> list[Tensor]:
     lstm) of projected data [steps, batch, gates * hidden] and a weight, packed or not, and what
     `cell.given` names.
     """
-    data, weight = inputs[:2]
-    state = (data.shape[1], weight.shape[1])
+    data = inputs[0]
+    state = (data.shape[1], tidy(data.shape[2] // cell.gates))
     shapes = [(data.shape[0], *state), state, *([state] if cell.kind == "lstm" else [])]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:

@@ -2,6 +2,8 @@
 
     out[m, n] = sum over k of data[m, k] * weight[n // tile, k, n % tile]
 
+or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4].
+
 Loop order: with few rows the row tile stays in L1 while the panels stream by; with many the panel
 stays in L2 while the rows stream by. Threads share out the panels, so that each reads its part of
 the weights once; with too few panels, the row tiles.
@@ -9,17 +11,22 @@ the weights once; with too few panels, the row tiles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ekiden import te
 from ekiden.arith import simplify
+from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import For, ForKind, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import For, ForKind, IfThenElse, Prefetch, PrimFunc, Stmt, seq
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows
+from ekiden.topi.rule.tiles import WORD, KLoop, Tile, balanced_rows, compute_tile, max_rows
 
+LINE = 16
+"""Elements of a cache line."""
+DISTANCE = 16
+"""Steps of k by which a panel is brought to L1 ahead: 4 KB of it."""
 FEW_ROWS = 256
 """Up to this many rows the row tile is the outer loop."""
 
@@ -56,6 +63,7 @@ class _Dense:
         self.target = target
         self.rows = product(data.shape[:-1])
         self.k = data.shape[-1]
+        self.word = WORD if len(weight.shape) == 4 else 1
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         self.leading = list(outputs[0].shape[:-1])
 
@@ -69,27 +77,38 @@ class _Dense:
             found.append(row)
         return [*reversed(found), column]
 
-    def tile(self, rows: int, first: PrimExpr, panel: PrimExpr, valid: int) -> Stmt:
-        """One tile of `rows` rows and one panel."""
+    def tile(self, rows: int, first: PrimExpr, panel: PrimExpr, valid: int, near: bool) -> Stmt:
+        """One tile of `rows` rows and one panel, which is `near` if other rows read it before."""
         vectors = -(-valid // self.lanes)
-        shape = Tile(rows, vectors, self.lanes, valid)
+        shape = Tile(rows, vectors, self.lanes, valid, self.anchor.dtype)
 
         def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
             row, at = first + i, panel * self.width + column
             return self.epilogue.store(self.indices(row, at), row * self.units + at, value, mask)
 
-        loops = [KLoop(self.k, const(1), const(self.width))]
+        step = self.width * self.word
+        loops = [KLoop(simplify(self.k // self.word), const(self.word), const(step))]
         a_rows = [(first + i) * self.k for i in range(rows)]
-        return compute_tile(
-            shape,
-            loops,
-            self.a,
-            a_rows,
-            self.b,
-            panel * self.k * self.width,
-            store,
-            not self.epilogue.is_light,
-        )
+        base = panel * self.k * self.width
+        heavy = not self.epilogue.is_light
+        ahead = None if near else self.prefetches(first, base)
+        return compute_tile(shape, loops, self.a, a_rows, self.b, base, store, heavy, ahead)
+
+    def prefetches(self, first: PrimExpr, base: PrimExpr) -> Callable[[PrimExpr], Stmt]:
+        """What a step of k brings near: to L1 what this panel needs DISTANCE steps later, to L2
+        half of the next panel, the first half in the first tile of rows."""
+        size, half = self.k * self.width, self.width // 2
+        begin = base + size + if_then_else(first > 0, self.k * half, const(0))
+
+        def ahead(k: PrimExpr) -> Stmt:
+            own = base + (k + DISTANCE) * self.width
+            following = begin + k * half
+            return seq(
+                *(Prefetch(self.b, (own + n,), 3) for n in range(0, self.width, LINE)),
+                *(Prefetch(self.b, (following + n,), 2) for n in range(0, half, LINE)),
+            )
+
+        return ahead
 
     def row_tiles(self, panels: PrimExpr, first_panel: PrimExpr, valid: int, kind: ForKind) -> Stmt:
         """Row tiles outside, panels [first_panel, first_panel + panels) inside."""
@@ -98,7 +117,7 @@ class _Dense:
 
         def body(rows: int, first: PrimExpr) -> Stmt:
             return For(
-                panel, first_panel, panels, ForKind.SERIAL, self.tile(rows, first, panel, valid)
+                panel, first_panel, panels, ForKind.SERIAL, self.tile(rows, first, panel, valid, True)
             )
 
         return balanced_rows(self.rows, limit, body, kind)
@@ -107,9 +126,14 @@ class _Dense:
         """Panels outside and in parallel, row tiles inside."""
         limit = max_rows(-(-valid // self.lanes), self.target)
         panel = Var("p")
-        inside = balanced_rows(
-            self.rows, limit, lambda rows, first: self.tile(rows, first, panel, valid)
-        )
+
+        def body(rows: int, first: PrimExpr) -> Stmt:
+            early = self.tile(rows, first, panel, valid, False)
+            if 2 * rows <= limit:  # balanced: such a tile is one of at most two
+                return early
+            return IfThenElse(first <= limit, early, self.tile(rows, first, panel, valid, True))
+
+        inside = balanced_rows(self.rows, limit, body)
         return For(panel, const(first_panel), const(panels), ForKind.PARALLEL, inside, {"grain": 1})
 
     def body(self) -> Stmt:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ekiden.frontend.onnx.block import Block, fail
-from ekiden.frontend.onnx.loop import Iteration, Loop, as_scalar, is_true, joined, stacked
+from ekiden.frontend.onnx.loop import Iteration, Loop, as_scalar, is_true, stacked
 from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.sequence_value import Absent, joined
 from ekiden.frontend.onnx.shape_value import lift, select
 from ekiden.frontend.onnx.value import Value, constant, known
 from ekiden.ir.prim import maximum
-from ekiden.ir.type import TensorType
+from ekiden.ir.type import Type
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, If, Tuple, const
 from ekiden.runtime.errors import CompileError, UnsupportedError
@@ -39,14 +40,14 @@ class _Branch:
                 raise
             except (CompileError, ValueError) as error:
                 self.error = error
-            self.types = [self.scope.outside(v.type) for v in self.values]
+            self.types = [self.scope.outside(v.kind) for v in self.values]
 
-    def expr(self, kinds: Sequence[TensorType]) -> Expr:
+    def expr(self, kinds: Sequence[Type]) -> Expr:
         """Its results, under these types."""
         scope = self.scope
         with scope.inside(self.block):
             pairs = zip(self.values, kinds, strict=True)
-            results = [scope.relaxed(scope.expr(v), k) for v, k in pairs]
+            results = [scope.under(v, k) for v, k in pairs]
             return scope.close(Tuple(tuple(results), span=scope.span))
 
 
@@ -62,6 +63,8 @@ def _if(node: Node) -> list[Value]:
         return _only(node, sides, 0 if sides[0].error is None else 1, str(errors[0]))
     if len(sides[0].values) != len(sides[1].values):
         node.unsupported("its branches have different numbers of outputs")
+    if any(isinstance(v, Absent) for s in sides for v in s.values):
+        node.needs(0, "whether an optional value is there depends on data")
     kinds = [joined(a, b) for a, b in zip(sides[0].types, sides[1].types, strict=True)]
     common = [k for k in kinds if k is not None]
     if len(common) < len(kinds):

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from ekiden.frontend.onnx.converters.cast import saturated
 from ekiden.frontend.onnx.converters.convolution import convolve
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
@@ -13,9 +15,11 @@ from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.value import Value
 from ekiden.ir.dtype import SCALAR_BITS, SMALL_FLOATS, is_unsigned
+from ekiden.ir.op import Array
 from ekiden.ir.prim import AnyDim
 from ekiden.relay import op
-from ekiden.relay.expr import Expr
+from ekiden.relay.expr import Expr, const
+from ekiden.relay.qnn import op as qnn
 from ekiden.topi.shape import known
 
 
@@ -131,7 +135,22 @@ def _inner(node: Node, inputs: list[Value | None], convert: Callable[[Node], Exp
     return convert(node.with_inputs(inputs))
 
 
+def _with_bytes(node: Node, weight: Array) -> Expr:
+    """The product with a constant matrix."""
+    point, kernel_point = (
+        const(np.zeros((), node.dtype(i - 2))) if node.optional(i) is None else node.expr(i)
+        for i in (2, 3)
+    )
+    node.scope.same(node.shape(0)[-1:], node.shape(1)[:1])
+    rows = const(np.ascontiguousarray(weight.T))
+    return qnn.dense(node.expr(0), rows, point, kernel_point, node.dtype(0))
+
+
 def _mat_mul_integer(node: Node) -> Expr:
+    weight, point = node.value(1), node.optional(2)
+    scalar = point is None or not point.type.shape
+    if weight.array is not None and weight.array.ndim == 2 and scalar and node.rank(0) > 0:
+        return _with_bytes(node, weight.array)
     a = _as_value(node, _shifted(node, 0, 2, rows=True))
     b = _as_value(node, _shifted(node, 1, 3))
     return _inner(node, [a, b], multiply_matrices)

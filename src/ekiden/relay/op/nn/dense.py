@@ -26,8 +26,14 @@ from ekiden.relay.op._declare import (
 )
 from ekiden.relay.op.broadcast import broadcast_types
 from ekiden.relay.op.nn._solve import matrix
-from ekiden.topi.nn.weights import KINDS, pack_weight, pack_weight_shape, unpack_dense_weight
-from ekiden.topi.shape import as_dim
+from ekiden.topi.nn.weights import (
+    KINDS,
+    WORD,
+    pack_weight,
+    pack_weight_shape,
+    unpack_dense_weight,
+)
+from ekiden.topi.shape import as_dim, tidy
 
 
 @node("relay.attrs.DenseAttrs")
@@ -44,7 +50,8 @@ def _dense_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     wanted = attrs_of(DenseAttrs, attrs)
     rank_at_least("nn.dense", data, 1, "data")
     rank_is("nn.dense", weight, 2, "weight")
-    dtype = one_dtype("nn.dense", (data, weight))
+    is_bytes = (data.dtype, weight.dtype, wanted.out_dtype) == ("uint8", "int8", "int32")
+    dtype = "int32" if is_bytes else one_dtype("nn.dense", (data, weight))
     agree("nn.dense", data.shape[-1], weight.shape[1], "the last dimensions of 'data' and 'weight'")
     if wanted.units is not None:
         agree(
@@ -80,7 +87,9 @@ register_op(
 
 
 def dense(data: Expr, weight: Expr, units: int | None = None, out_dtype: str = "") -> Call:
-    """data[..., k] times the transpose of weight[units, k]."""
+    """data[..., k] times the transpose of weight[units, k]; of one dtype, or of uint8 and int8 with
+    int32 results.
+    """
     return call("nn.dense", data, weight, attrs=DenseAttrs(units, out_dtype))
 
 
@@ -232,18 +241,26 @@ def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors(name, types, 2)
     wanted = attrs_of(DensePackAttrs, attrs)
     rank_at_least(name, data, 1, "data")
-    rank_is(name, weight, 3, "weight")
-    dtype = one_dtype(name, (data, weight))
-    agree(name, data.shape[-1], weight.shape[1], "the summed dimensions")
+    dtypes = {"data": data.dtype, "weight": weight.dtype}
+    if len(weight.shape) == 4:
+        if (data.dtype, weight.dtype, wanted.out_dtype) != ("uint8", "int8", "int32"):
+            fail(name, f"a weight of words takes uint8 and int8 to int32, got {dtypes}")
+        agree(name, as_dim(WORD), weight.shape[3], "the bytes of a word")
+        depth = tidy(weight.shape[1] * WORD)
+    else:
+        rank_is(name, weight, 3, "weight")
+        one_dtype(name, (data, weight))
+        depth = weight.shape[1]
+    agree(name, data.shape[-1], depth, "the summed dimensions")
     tiles = as_dim(-(-wanted.units // wanted.tile))
     agree(name, tiles, weight.shape[0], "the tiles of attribute 'units' and of 'weight'")
     agree(
         name,
         as_dim(wanted.tile),
         weight.shape[2],
-        "attribute 'tile' and the last dimension of 'weight'",
+        "attribute 'tile' and the third dimension of 'weight'",
     )
-    return TensorType((*data.shape[:-1], as_dim(wanted.units)), wanted.out_dtype or dtype)
+    return TensorType((*data.shape[:-1], as_dim(wanted.units)), wanted.out_dtype or data.dtype)
 
 
 def _dense_pack_reference(attrs: DensePackAttrs, data: Array, weight: Array) -> Array:
@@ -289,7 +306,7 @@ def _pack_weight_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     wanted = attrs_of(PackWeightAttrs, attrs)
     if wanted.kind not in KINDS:
         fail(name, f"kind must be one of {', '.join(KINDS)}, got {wanted.kind!r}")
-    rank_is(name, weight, 2 if wanted.kind == "dense" else 4, "weight")
+    rank_is(name, weight, 2 if wanted.kind.startswith("dense") else 4, "weight")
     shape = attempt(name, pack_weight_shape, weight.shape, wanted.kind, wanted.tile, wanted.groups)
     return TensorType(shape, weight.dtype)
 

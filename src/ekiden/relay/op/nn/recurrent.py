@@ -6,7 +6,7 @@ first (nn.dense), then nn.recurrent, the loop over time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -29,9 +29,18 @@ from ekiden.relay.op._declare import (
 )
 from ekiden.relay.op.broadcast import add
 from ekiden.relay.op.nn.dense import dense
-from ekiden.topi.cells import ACTIVATIONS, DEFAULTS, EXTRAS, GATES, ArrayMaths, Cell
+from ekiden.topi.cells import (
+    ACTIVATIONS,
+    DEFAULTS,
+    EXTRAS,
+    GATES,
+    INTEGERS,
+    ArrayMaths,
+    Cell,
+)
 from ekiden.topi.nn.recurrent import pack_recurrent, packed_shape
-from ekiden.topi.shape import as_dim
+from ekiden.topi.nn.weights import WORD
+from ekiden.topi.shape import as_dim, tidy
 
 _NAME = "nn.recurrent"
 _PACK = "nn.contrib_pack_recurrent"
@@ -97,83 +106,116 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     _check(wanted, len(given))
     data, weight = given[:2]
     rank_is(_NAME, data, 3, "data")
-    if len(weight.shape) not in (2, 3):
-        fail(_NAME, f"'weight' must have 2 dimensions, or 3 if packed, got {len(weight.shape)}")
-    gates, hidden = GATES[wanted.kind], weight.shape[1]
-    if not isinstance(hidden, IntImm):
-        fail(_NAME, "the number of hidden units must be known")
-    rows = as_dim(gates * hidden.value)
+    packed = 4 if "scale" in wanted.given else 3
+    if len(weight.shape) not in (2, packed):
+        rank = len(weight.shape)
+        fail(_NAME, f"'weight' must have 2 dimensions, or {packed} if packed, got {rank}")
+    gates, rows = GATES[wanted.kind], data.shape[2]
+    if not isinstance(rows, IntImm) or rows.value % gates:
+        fail(_NAME, f"the last dimension of 'data' must be a multiple of {gates}")
+    hidden = as_dim(rows.value // gates)
     if len(weight.shape) == 2:
         agree(_NAME, weight.shape[0], rows, "rows of 'weight' and gates * hidden")
-    agree(_NAME, data.shape[2], rows, "the last dimension of 'data' and gates * hidden")
+    if len(weight.shape) < 4:
+        agree(_NAME, weight.shape[1], hidden, "columns of 'weight' and hidden")
     steps, batch = data.shape[:2]
     extras = dict(zip(wanted.given, given[2:], strict=True))
     shapes: Mapping[str, tuple[PrimExpr, ...]] = {
         "bias": (rows,),
         "initial_h": (batch, hidden),
         "initial_c": (batch, hidden),
-        "peephole": (as_dim(3 * hidden.value),),
+        "peephole": (tidy(hidden * 3),),
         "lengths": (batch,),
+        "scale": (rows,),
+        "sums": (rows,),
     }
     for name, kind in extras.items():
         rank_is(_NAME, kind, len(shapes[name]), name)
         for got, expected in zip(kind.shape, shapes[name], strict=True):
             agree(_NAME, got, expected, f"the shape of {name!r}")
-    lengths = extras.pop("lengths", None)
-    if lengths is not None and lengths.dtype != "int32":
-        fail(_NAME, f"'lengths' must be int32, got {lengths.dtype}")
-    if one_dtype(_NAME, (data, weight, *extras.values())) != "float32":
+    for name in INTEGERS:
+        if name in extras and extras[name].dtype != "int32":
+            fail(_NAME, f"{name!r} must be int32, got {extras[name].dtype}")
+    if ("scale" in extras) != ("sums" in extras) or ("scale" in extras) != (weight.dtype == "int8"):
+        fail(_NAME, f"scale and sums come with a weight of int8, got {weight.dtype}")
+    others = [kind for name, kind in extras.items() if name not in INTEGERS]
+    floats = (data, *([] if "scale" in extras else [weight]), *others)
+    if one_dtype(_NAME, floats) != "float32":
         fail(_NAME, f"'data' must be float32, got {data.dtype}")
     state = TensorType((batch, hidden), data.dtype)
     every = TensorType((steps, batch, hidden), data.dtype)
     return TupleType((every, state, *([state] if wanted.kind == "lstm" else [])))
 
 
-def _unpacked(weight: Array, gates: int) -> Array:
+def _unpacked(weight: Array, gates: int, hidden: int) -> Array:
     """[gates * hidden, hidden] of a packed weight."""
-    panels, hidden, width = weight.shape
-    tiles = weight.reshape(panels, hidden, gates, width // gates).transpose(2, 0, 3, 1)
-    return tiles.reshape(gates, -1, hidden)[:, :hidden].reshape(-1, hidden)
+    if weight.ndim == 4:
+        weight = weight.transpose(0, 1, 3, 2).reshape(len(weight), -1, weight.shape[2])
+    panels, depth, width = weight.shape
+    tiles = weight.reshape(panels, depth, gates, width // gates).transpose(2, 0, 3, 1)
+    return tiles.reshape(gates, -1, depth)[:, :hidden, :hidden].reshape(-1, hidden)
+
+
+Multiply = Callable[[Array], Array]
+"""States [batch, hidden] -> their products with the weight [batch, gates * hidden]."""
+
+
+def _quantized(weight: Array, scale: Array, sums: Array) -> Multiply:
+    """The product of states that are quantised first, all together."""
+
+    def multiply(states: Array) -> Array:
+        low, high = np.minimum(states.min(), 0), np.maximum(states.max(), 0)
+        step = np.float32((high - low) / np.float32(255)) if high > low else np.float32(1)
+        zero = np.clip(np.round(-low / step), 0, 255).astype(np.int32)
+        data = np.clip(np.round(states / step) + zero, 0, 255).astype(np.int32)
+        total = data @ weight.T.astype(np.int32) - zero * sums
+        return np.asarray(total.astype(np.float32) * (step * scale))
+
+    return multiply
 
 
 def _reference(attrs: RecurrentAttrs, *arrays: Array) -> tuple[Array, ...]:
     cell, (data, weight) = attrs.cell, arrays[:2]
     extras = dict(zip(cell.given, arrays[2:], strict=True))
-    steps, batch = data.shape[:2]
-    weight = _unpacked(weight, cell.gates) if weight.ndim == 3 else weight
-    hidden = weight.shape[1]
+    steps, batch, rows = data.shape
+    hidden = rows // cell.gates
+    weight = _unpacked(weight, cell.gates, hidden) if weight.ndim > 2 else weight
     zeros = np.zeros((batch, hidden), np.float32)
     state = {name: np.array(extras.get(f"initial_{name}", zeros)) for name in ("h", "c")}
     peephole = extras.get("peephole", np.zeros(3 * hidden, np.float32))
     known = dict(zip(("p_i", "p_f", "p_o"), np.split(peephole, 3), strict=True))
     lengths = extras.get("lengths", np.full(batch, steps))
+    products: Multiply = lambda states: states @ weight.T  # noqa: E731
+    if "scale" in extras:
+        products = _quantized(weight, extras["scale"], extras["sums"])
     made = np.zeros((steps, batch, hidden), np.float32)
-    for b in range(batch):
-        now = {name: value[b] for name, value in state.items()}
-        for t in range(lengths[b]):
-            at = lengths[b] - 1 - t if cell.reverse else t
-            now = _step(cell, data[at, b], weight, extras.get("bias"), now, known)
-            made[at, b] = now["h"]
-        for name, value in now.items():
-            state[name][b] = value
+    for t in range(steps):
+        at = [n - 1 - t if cell.reverse and t < n else t for n in lengths]
+        x = data[at, np.arange(batch)]
+        now = _step(cell, x, products, extras.get("bias"), state, known)
+        there = (t < lengths)[:, None]
+        state = {name: np.where(there, now[name], state[name]) for name in state}
+        made[at, np.arange(batch)] = np.where(there, now["h"], 0)
     return (made, *(state[n] for n in ("h", "c")[: 2 if cell.kind == "lstm" else 1]))
 
 
 def _step(
     cell: Cell,
     x: Array,
-    weight: Array,
+    multiply: Multiply,
     bias: Array | None,
     state: Mapping[str, Array],
     known: Mapping[str, Array],
 ) -> dict[str, Array]:
+    """The states of all sequences after a step."""
     now = {**state, **known}
-    parts, inputs = (np.split(a, cell.gates) for a in (weight, x))
-    biases = np.split(np.zeros_like(x) if bias is None else bias, cell.gates)
+    inputs = np.split(x, cell.gates, axis=-1)
     for phase, gates in enumerate(cell.phases):
-        source = now["reset"] if phase else state["h"]
-        products = [parts[g] @ source + biases[g] for g in gates]
-        now |= cell.step(ArrayMaths(), phase, [inputs[g] for g in gates], products, now)
+        total = multiply(now["reset"] if phase else state["h"])
+        parts = np.split(total if bias is None else total + bias, cell.gates, axis=-1)
+        now |= cell.step(
+            ArrayMaths(), phase, [inputs[g] for g in gates], [parts[g] for g in gates], now
+        )
     return {name: now[name] for name in ("h", "c")}
 
 
@@ -205,16 +247,19 @@ def _pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (weight,) = tensors(_PACK, types, 1)
     wanted = attrs_of(PackRecurrentAttrs, attrs)
     rank_is(_PACK, weight, 2, "weight")
-    return TensorType(packed_shape(weight.shape, wanted.gates, wanted.lanes), weight.dtype)
+    shape = packed_shape(weight.shape, wanted.gates, wanted.lanes, weight.dtype)
+    return TensorType(shape, weight.dtype)
 
 
 def _pack_reference(attrs: PackRecurrentAttrs, weight: Array) -> Array:
     hidden, lanes = weight.shape[1], attrs.lanes
-    panels = -(-hidden // lanes)
-    padded = np.zeros((attrs.gates, panels * lanes, hidden), weight.dtype)
-    padded[:, :hidden] = weight.reshape(attrs.gates, hidden, hidden)
-    tiles = padded.reshape(attrs.gates, panels, lanes, hidden).transpose(1, 3, 0, 2)
-    return np.ascontiguousarray(tiles.reshape(panels, hidden, attrs.gates * lanes))
+    panels, word = -(-hidden // lanes), WORD if weight.dtype == np.int8 else 1
+    depth = -(-hidden // word) * word
+    padded = np.zeros((attrs.gates, panels * lanes, depth), weight.dtype)
+    padded[:, :hidden, :hidden] = weight.reshape(attrs.gates, hidden, hidden)
+    tiles = padded.reshape(attrs.gates, panels, lanes, depth // word, word)
+    packed = tiles.transpose(1, 3, 0, 2, 4).reshape(panels, -1, attrs.gates * lanes, word)
+    return np.ascontiguousarray(packed if word > 1 else packed[..., 0])
 
 
 register_op(
@@ -233,7 +278,9 @@ register_op(
 
 
 def contrib_pack_recurrent(weight: Expr, gates: int, lanes: int) -> Call:
-    """A recurrent weight [gates * hidden, hidden] in panels of `lanes` hidden units."""
+    """A recurrent weight [gates * hidden, hidden] in panels of `lanes` hidden units; float32 or
+    int8.
+    """
     return call(_PACK, weight, attrs=PackRecurrentAttrs(gates, lanes))
 
 

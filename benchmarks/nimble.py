@@ -1,0 +1,148 @@
+"""The workloads of the Nimble paper (Shen et al., 2021), batch 1, side by side with other engines.
+
+    python benchmarks/nimble.py [--only lstm1 lstm2 tree bert] [--threads 1 2] [--rounds 5]
+                                [--cases N]
+
+lstm1, lstm2  LSTM, inputs 300, hidden 512, 1 and 2 layers; a stream of random lengths 5-64
+tree          child-sum Tree-LSTM 300/150; trees of 5-50 leaves, ADT values for us
+bert          BERT-base; a stream of random lengths 5-128
+
+Weights are seeded and the same everywhere; results are compared with ours before anything is timed.
+Each engine holds its model in a process of its own. Engines take turns at every case of the stream,
+and the stream runs once per round after a first round in which lengths are seen for the first time.
+Printed for each engine: time of the stream per token (for trees: per node), each case by its median
+over the later rounds; the same as a multiple of ours; and the 99th percentile of all times of the
+stream, the first ones included, as multiples of the median of their case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import nimble_bert
+import nimble_lstm
+import nimble_tree
+import numpy as np
+from nimble_engines import SEED, Array, Make, Worker
+
+TOLERANCE = 1e-4
+PAUSE = 0.02
+"""Seconds until the threads of the engine before have stopped spinning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Engines, ours first; cases from low to high, how many by default; tokens of a case."""
+
+    engines: Mapping[str, Make]
+    low: int
+    high: int
+    count: int
+    tokens: Callable[[int], int]
+
+    def stream(self, count: int | None) -> list[int]:
+        """Random cases."""
+        rng = np.random.default_rng(SEED)
+        return [int(n) for n in rng.integers(self.low, self.high + 1, count or self.count)]
+
+
+WORKLOADS = {
+    "lstm1": Workload(nimble_lstm.engines(1), 5, 64, 100, lambda n: n),
+    "lstm2": Workload(nimble_lstm.engines(2), 5, 64, 100, lambda n: n),
+    "tree": Workload(
+        nimble_tree.ENGINES, 5, 50, 100, lambda n: nimble_tree.count_nodes(nimble_tree.tree(n))
+    ),
+    "bert": Workload(nimble_bert.ENGINES, 5, 128, 200, lambda n: n),
+}
+Times = dict[str, list[list[float]]]
+"""engine -> rounds -> seconds of each case of the stream."""
+
+
+def agree(expected: list[Array], got: list[Array]) -> bool:
+    """Whether results are equal up to rounding."""
+    return len(expected) == len(got) and all(
+        np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+        for a, b in zip(expected, got, strict=True)
+    )
+
+
+def check(workers: Mapping[str, Worker], cases: list[int]) -> None:
+    """Compare all engines; this also warms them up, with other lengths than the stream's."""
+    for case in cases:
+        ours, *others = ((n, w.ask(case, keep=True).results) for n, w in workers.items())
+        for name, results in others:
+            if not agree(ours[1], results):
+                raise SystemExit(f"{name} disagrees with {ours[0]} on case {case}")
+
+
+def measure(workers: Mapping[str, Worker], cases: list[int], rounds: int) -> Times:
+    """The first round and `rounds` more."""
+    times: Times = {name: [] for name in workers}
+    for _ in range(rounds + 1):
+        for of_engine in times.values():
+            of_engine.append([])
+        for case in cases:
+            for name, worker in workers.items():
+                time.sleep(PAUSE)
+                times[name][-1].append(worker.ask(case).seconds[0])
+    return times
+
+
+def steady(times: list[list[float]]) -> list[float]:
+    """The median of each case over the rounds but the first."""
+    return [statistics.median(found) for found in zip(*times[1:], strict=True)]
+
+
+def surprise(times: list[list[float]]) -> float:
+    """99th percentile of all times, the first included, over the steady time of their case."""
+    usual = steady(times)
+    ratios = [s / u for of_round in times for s, u in zip(of_round, usual, strict=True)]
+    return float(np.percentile(ratios, 99))
+
+
+def report(name: str, threads: int, workload: Workload, cases: list[int], times: Times) -> None:
+    """One line per engine."""
+    tokens = sum(map(workload.tokens, cases))
+    sums = {engine: sum(steady(rounds)) for engine, rounds in times.items()}
+    ours = next(iter(sums.values()))
+    for engine, found in sums.items():
+        print(
+            f"{name:6} {threads} thread{'s' if threads > 1 else ' '} {engine:14}"
+            f" {found / tokens * 1e6:9.1f} us/token  x{found / ours:6.2f}"
+            f"   99 %: x{surprise(times[engine]):.2f} of steady",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--engines", nargs="*")
+    parser.add_argument("--threads", nargs="*", type=int, default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cases", type=int, help="length of the stream")
+    options = parser.parse_args()
+    for name in options.only:
+        workload = WORKLOADS[name]
+        cases = workload.stream(options.cases)
+        chosen = {
+            n: m for n, m in workload.engines.items() if not options.engines or n in options.engines
+        }
+        for threads in options.threads:
+            workers = {engine: Worker(make, threads) for engine, make in chosen.items()}
+            check(workers, [workload.low, (workload.low + workload.high) // 2])
+            times = measure(workers, cases, options.rounds)
+            report(name, threads, workload, cases, times)
+            for worker in workers.values():
+                worker.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Engines in processes of their own, for nimble.py: each workload gives one `Run` per engine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Foreign: TypeAlias = Any
+"""What belongs to another engine."""
+Run = Callable[[int], list[Array]]
+"""A case, by its number, to its results."""
+Make = Callable[[int], Run]
+"""The number of threads to an engine that is ready."""
+
+SEED = 0
+SCALE = np.float32(0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What one request took, and what it gave if it was asked for."""
+
+    seconds: list[float]
+    results: list[Array]
+
+
+class Worker:
+    """An engine in a process of its own, so that the threads of one do not disturb another."""
+
+    def __init__(self, make: Make, threads: int) -> None:
+        os.environ["OMP_NUM_THREADS"] = os.environ["EKIDEN_NUM_THREADS"] = str(threads)
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(make, threads, theirs), daemon=True)
+        self.process.start()
+        theirs.close()  # so that the end of the process ends the wait
+        self.ready = float(self.pipe.recv())
+
+    def ask(self, case: int, calls: int = 1, keep: bool = False) -> Reply:
+        """Run a case some times."""
+        self.pipe.send((case, calls, keep))
+        reply = self.pipe.recv()
+        assert isinstance(reply, Reply)
+        return reply
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.terminate()
+        self.process.join()
+
+
+def _serve(make: Make, threads: int, pipe: Connection) -> None:
+    start = time.perf_counter()
+    run = make(threads)
+    pipe.send(time.perf_counter() - start)
+    while True:
+        case, calls, keep = pipe.recv()
+        seconds, results = [], []
+        for _ in range(calls):
+            start = time.perf_counter()
+            results = run(case)
+            seconds.append(time.perf_counter() - start)
+        pipe.send(Reply(seconds, [np.array(r) for r in results] if keep else []))
+
+
+class Weights:
+    """Seeded weights, the same for every engine that draws them in the same order."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(SEED)
+
+    def __call__(self, *shape: int) -> Array:
+        """The next one."""
+        return self.rng.standard_normal(shape, dtype=np.float32) * SCALE
+
+
+def torch_for(threads: int) -> Foreign:
+    """The module, set to a number of threads, without gradients."""
+    import torch  # noqa: PLC0415
+
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+    return torch
+
+
+class OnnxGraph:
+    """Nodes and weights of an ONNX model as they are made."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.weights: list[Any] = []
+
+    def constant(self, value: Array) -> str:
+        """An initializer."""
+        from onnx import numpy_helper  # noqa: PLC0415
+
+        name = f"c{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+        return name
+
+    def node(self, kind: str, *inputs: str, outputs: int = 1, **attrs: object) -> str:
+        """A node; the name of its first output, the others are that with _1, _2, ..."""
+        from onnx import helper  # noqa: PLC0415
+
+        name = f"v{len(self.nodes)}"
+        names = [name, *(f"{name}_{i}" for i in range(1, outputs))]
+        self.nodes.append(helper.make_node(kind, list(inputs), names, **attrs))
+        return name
+
+    def session(self, threads: int, inputs: dict[str, tuple[int, list[Any]]], *out: str) -> Foreign:
+        """ONNX Runtime with the model; `inputs` are element types and shapes by name."""
+        import onnxruntime  # noqa: PLC0415
+        from onnx import helper  # noqa: PLC0415
+
+        graph = helper.make_graph(
+            self.nodes,
+            "graph",
+            [helper.make_tensor_value_info(n, *kind) for n, kind in inputs.items()],
+            [helper.make_tensor_value_info(n, 1, None) for n in out],
+            self.weights,
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        return onnxruntime.InferenceSession(model.SerializeToString(), options)

@@ -1,0 +1,218 @@
+"""Child-sum Tree-LSTM (inputs 300, hidden 150) with the same seeded weights in each engine; a case
+is the number of leaves of the tree, whose every node has a word of the sentence as its input.
+
+    f_k = sigmoid(W_f x + U_f h_k + b_f)           for each child k
+    i, o, u = W x + U (h_1 + h_2 + ...) + b
+    c = sigmoid(i) * tanh(u) + sum of f_k * c_k;  h = sigmoid(o) * tanh(c)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import count
+
+import numpy as np
+from nimble_engines import SEED, Array, Foreign, Run, Weights, torch_for
+
+import ekiden
+from ekiden import relay, runtime
+
+INPUTS, HIDDEN = 300, 150
+SHAPES = {
+    "w": (3 * HIDDEN, INPUTS),
+    "u": (3 * HIDDEN, HIDDEN),
+    "b": (3 * HIDDEN,),
+    "wf": (HIDDEN, INPUTS),
+    "uf": (HIDDEN, HIDDEN),
+    "bf": (HIDDEN,),
+}
+
+PROGRAM = """
+#[version = "0.0.5"]
+def @main(%words: Tensor[(?, 300), float32], %root: Tree[Tensor[(1), int32]],
+          %w: Tensor[(450, 300), float32], %u: Tensor[(450, 150), float32],
+          %b: Tensor[(450), float32],
+          %wf: Tensor[(150, 300), float32], %uf: Tensor[(150, 150), float32],
+          %bf: Tensor[(150), float32]) {
+  let %inputs = nn.dense(%words, %w) + %b;
+  let %keeps = nn.dense(%words, %wf) + %bf;
+  let %cell = fn (%sums: Tensor[(1, 450), float32], %kept: Tensor[(1, 150), float32])
+      -> (Tensor[(1, 150), float32], Tensor[(1, 150), float32]) {
+    let %gates = split(%sums, indices_or_sections=3, axis=1);
+    let %c = sigmoid(%gates.0) * tanh(%gates.2) + %kept;
+    (sigmoid(%gates.1) * tanh(%c), %c)
+  };
+  let %visit = fn (%tree: Tree[Tensor[(1), int32]])
+      -> (Tensor[(1, 150), float32], Tensor[(1, 150), float32]) {
+    match (%tree) {
+      Rose(%word, Nil) =>
+        %cell(take(%inputs, %word, axis=0), zeros(shape=[1, 150], dtype="float32")),
+      Rose(%word, %below) => {
+        let %keep = take(%keeps, %word, axis=0);
+        let %children = fn (%rest: List[Tree[Tensor[(1), int32]]],
+                            %h: Tensor[(1, 150), float32], %c: Tensor[(1, 150), float32])
+            -> (Tensor[(1, 150), float32], Tensor[(1, 150), float32]) {
+          match (%rest) {
+            Nil => (%h, %c),
+            Cons(%child, %others) => {
+              let %state = %visit(%child);
+              let %f = sigmoid(%keep + nn.dense(%state.0, %uf));
+              %children(%others, %h + %state.0, %c + %f * %state.1)
+            },
+          }
+        };
+        let %none = zeros(shape=[1, 150], dtype="float32");
+        let %sums = %children(%below, %none, %none);
+        %cell(take(%inputs, %word, axis=0) + nn.dense(%sums.0, %u), %sums.1)
+      },
+    }
+  };
+  %visit(%root)
+}
+"""
+
+
+class Tree:
+    """A node: the place of its word in the sentence, and its children."""
+
+    def __init__(self, word: int, children: list[Tree]) -> None:
+        self.word, self.children = word, children
+
+
+@cache
+def tree(leaves: int) -> Tree:
+    """A tree with that many leaves and two to four children below each other node."""
+    rng = np.random.default_rng((SEED, leaves))
+    words = count()
+
+    def node(leaves: int) -> Tree:
+        word = next(words)
+        if leaves == 1:
+            return Tree(word, [])
+        parts = int(rng.integers(2, min(leaves, 4) + 1))
+        cuts = np.sort(rng.choice(np.arange(1, leaves), parts - 1, replace=False))
+        return Tree(word, [node(int(n)) for n in np.diff([0, *cuts, leaves])])
+
+    return node(leaves)
+
+
+def count_nodes(root: Tree) -> int:
+    """Nodes of a tree."""
+    return 1 + sum(map(count_nodes, root.children))
+
+
+@cache
+def sentence(leaves: int) -> Array:
+    """The inputs of a tree's nodes, one row each."""
+    size = count_nodes(tree(leaves))
+    return np.random.default_rng((SEED, leaves)).standard_normal((size, INPUTS), np.float32)
+
+
+def weights() -> dict[str, Array]:
+    """Seeded ones, by name."""
+    draw = Weights()
+    return {name: draw(*shape) for name, shape in SHAPES.items()}
+
+
+def module() -> relay.IRModule:
+    """The program with its weights."""
+    made = relay.parse(PROGRAM, "tree_lstm", relay.Prelude().mod)
+    made["main"] = relay.build_module.bind_params_by_name(made["main"], weights())
+    return made
+
+
+def run_ekiden(threads: int) -> Run:
+    """One artifact; trees are ADT values."""
+    exe = ekiden.compile(module())
+    given = cache(lambda leaves: (runtime.tensor(sentence(leaves)), _value(tree(leaves))))
+    return lambda leaves: list(exe(*given(leaves)))
+
+
+def _value(root: Tree) -> runtime.ADT:
+    below = runtime.ADT(1, ())  # Nil
+    for child in reversed(root.children):
+        below = runtime.ADT(0, (_value(child), below))  # Cons
+    return runtime.ADT(0, (runtime.tensor(np.array([root.word], np.int32)), below))
+
+
+class _Torch:
+    """Recursion in Python over operators, as such models are written for PyTorch. `step` computes a
+    node from its projected input and the states of its children."""
+
+    def __init__(self, threads: int) -> None:
+        self.torch = torch_for(threads)
+        self.weights = {name: self.torch.from_numpy(value) for name, value in weights().items()}
+        self.step = self.node
+
+    def linear(self, x: Foreign, weight: str, bias: str | None = None) -> Foreign:
+        linear = self.torch.nn.functional.linear
+        return linear(x, self.weights[weight], None if bias is None else self.weights[bias])
+
+    def node(self, inputs: Foreign, keep: Foreign, h: Foreign, c: Foreign) -> Foreign:
+        torch = self.torch
+        i, o, u = (inputs + self.linear(h.sum(0, keepdim=True), "u")).chunk(3, dim=1)
+        f = torch.sigmoid(keep + self.linear(h, "uf"))
+        cell = torch.sigmoid(i) * torch.tanh(u) + (f * c).sum(0, keepdim=True)
+        return torch.sigmoid(o) * torch.tanh(cell), cell
+
+    def leaf(self, inputs: Foreign) -> Foreign:
+        torch = self.torch
+        i, o, u = inputs.chunk(3, dim=1)
+        cell = torch.sigmoid(i) * torch.tanh(u)
+        return torch.sigmoid(o) * torch.tanh(cell), cell
+
+    def children(self, root: Tree, visit: Callable[[Tree], Foreign]) -> Foreign:
+        states = [visit(child) for child in root.children]
+        return [self.torch.cat(parts) for parts in zip(*states, strict=True)]
+
+    def usual(self, leaves: int) -> list[Array]:
+        """Every node projects its own input, leaves have children of zeros."""
+        words = self.torch.from_numpy(sentence(leaves))
+        none = [self.torch.zeros(1, HIDDEN)] * 2
+
+        def visit(root: Tree) -> Foreign:
+            x = words[root.word : root.word + 1]
+            below = self.children(root, visit) if root.children else none
+            return self.step(self.linear(x, "w", "b"), self.linear(x, "wf", "bf"), *below)
+
+        return [part.numpy() for part in visit(tree(leaves))]
+
+    def together(self, leaves: int) -> list[Array]:
+        """All inputs are projected at once, and leaves are a case of their own, as in ours."""
+        words = self.torch.from_numpy(sentence(leaves))
+        inputs, keeps = self.linear(words, "w", "b"), self.linear(words, "wf", "bf")
+
+        def visit(root: Tree) -> Foreign:
+            own = slice(root.word, root.word + 1)
+            if not root.children:
+                return self.leaf(inputs[own])
+            return self.step(inputs[own], keeps[own], *self.children(root, visit))
+
+        return [part.numpy() for part in visit(tree(leaves))]
+
+
+def run_torch(threads: int) -> Run:
+    """Operators one by one, node by node."""
+    return _Torch(threads).usual
+
+
+def run_torch_together(threads: int) -> Run:
+    """The same with our program's order of computation."""
+    return _Torch(threads).together
+
+
+def run_torch_compile(threads: int) -> Run:
+    """That, with the computation of one node compiled; trees defeat compiling more."""
+    made = _Torch(threads)
+    made.step = made.torch.compile(made.node, dynamic=True)
+    return made.together
+
+
+ENGINES = {
+    "ekiden": run_ekiden,
+    "torch": run_torch,
+    "torch hoisted": run_torch_together,
+    "torch.compile": run_torch_compile,
+}
+"""Each engine's workload, ours first. ONNX has no trees."""

@@ -1,0 +1,151 @@
+"""`ekiden check MODEL`: what a model contains and whether it can be compiled.
+
+Exit codes: 0 everything is supported, 1 the file cannot be read as a model, 2 wrong usage, 3
+something is not supported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from ekiden.backend.vm.compile import host_functions
+from ekiden.backend.vm.pipeline import optimize
+from ekiden.driver.commands.options import pairs
+from ekiden.driver.executable import Dim
+from ekiden.frontend.onnx import Survey, from_onnx, survey
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import IntImm
+from ekiden.relay.analysis.count import get_total_mac_number
+from ekiden.relay.expr import Call, Function
+from ekiden.relay.op.memory import AllocStorageAttrs
+from ekiden.relay.transform import InferType
+from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.runtime.errors import CompileError, InputError, UnsupportedError
+from ekiden.target import Target
+
+UNSUPPORTED = 3
+HINT = (
+    "teach the import an operator: @ekiden.frontend.onnx.register(domain, operator); "
+    "see docs/cli.md"
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("file", help="an ONNX model")
+    parser.add_argument(
+        "--dim", action="append", default=[], metavar="SYMBOL=4", help="a dimension (else 1)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what the model contains; 3 if something in it is not supported."""
+    found = survey(options.file)
+    dims = _dims(found, options.dim)
+    figures: dict[str, object] = {}
+    problems = [f"{p.node} ({p.domain or 'ai.onnx'} {p.opset}): {p.reason}" for p in found.problems]
+    if not problems:
+        try:
+            figures = _figures(options.file, found, dims)
+        except UnsupportedError as error:
+            problems = list(error.nodes) or [str(error)]
+    if options.json:
+        print(json.dumps(_as_json(found, dims, problems, figures), indent=1))
+    else:
+        _print(found, dims, problems, figures)
+    return UNSUPPORTED if problems else 0
+
+
+def _dims(found: Survey, texts: list[str]) -> dict[str, int]:
+    given = pairs(texts, "SYMBOL=4")
+    unknown = [n for n in given if n not in found.dimensions]
+    if unknown or not all(v.isdigit() for v in given.values()):
+        there = ", ".join(found.dimensions) or "none"
+        raise InputError(f"read a dimension: expected SYMBOL=4 with a symbol of: {there}")
+    return {n: int(given.get(n, 1)) for n in found.dimensions}
+
+
+def _figures(file: str, found: Survey, dims: dict[str, int]) -> dict[str, object]:
+    """FLOPs, bytes of activations and functions of the host, for these sizes.
+
+    The import of the model as it stands raises; sizes for which it cannot be are left out.
+    """
+    module = InferType()(from_onnx(file))
+    try:
+        shapes: dict[str, tuple[Dim, ...]] = {
+            p.name: tuple(dims.get(d, 1) if isinstance(d, str) else d for d in p.shape or ())
+            for p in found.inputs
+        }
+        fixed = InferType()(from_onnx(file, shapes)) if dims else module
+        optimized = optimize(fixed, Target.parse("llvm"))
+        return {
+            "flops": 2 * get_total_mac_number(fixed),
+            "activation_bytes": _activations(optimized),
+            "host_functions": host_functions(optimized),
+        }
+    except CompileError as error:
+        return {"flops": None, "activation_bytes": None, "note": str(error)}
+
+
+def _activations(module: IRModule) -> int:
+    """Bytes of the storages that `main` allocates, results included."""
+    main = module["main"]
+    assert isinstance(main, Function)
+    calls = [e.attrs for e in evaluation_order(main.body) if isinstance(e, Call)]
+    sizes = [a.size for a in calls if isinstance(a, AllocStorageAttrs)]
+    return sum(s.value for s in sizes if isinstance(s, IntImm))
+
+
+def _as_json(
+    found: Survey, dims: dict[str, int], problems: list[str], figures: dict[str, object]
+) -> dict[str, object]:
+    made = dataclasses.asdict(found)
+    made["supported"] = not problems
+    made["unsupported"] = problems
+    made["dimensions"] = dims
+    return {**made, **figures}
+
+
+def _print(
+    found: Survey, dims: dict[str, int], problems: list[str], figures: dict[str, object]
+) -> None:
+    versions = ", ".join(f"{d or 'ai.onnx'} {v}" for d, v in found.opsets.items())
+    print(f"{found.label}: opsets {versions}")
+    for what, ports in (("input", found.inputs), ("output", found.outputs)):
+        for port in ports:
+            print(f"  {what:6}  {port}")
+    print(f"  weights {found.parameters:,} ({_size(found.parameter_bytes)})")
+    if dims:
+        print(f"  sizes   {', '.join(f'{n} = {v}' for n, v in dims.items())}")
+    _print_figures(figures)
+    print(f"{'operator':40} {'nodes':>6}  how")
+    for each in found.operators:
+        name = f"{each.domain}::{each.name}" if each.domain else each.name
+        print(f"{name:40} {each.count:6}  {each.how}")
+    if problems:
+        print(f"not supported ({len(problems)}):")
+        for text in problems:
+            print(f"  {text}")
+        print(HINT)
+    else:
+        print("everything is supported")
+
+
+def _print_figures(figures: dict[str, object]) -> None:
+    flops, activations = figures.get("flops"), figures.get("activation_bytes")
+    if isinstance(flops, int):
+        print(f"  work    {flops / 1e6:,.1f} MFLOP in products and convolutions")
+    if isinstance(activations, int):
+        print(f"  memory  {_size(activations)} of activations")
+    hosts = figures.get("host_functions")
+    if isinstance(hosts, list) and hosts:
+        print(f"  host    {', '.join(hosts)}")
+    if "note" in figures:
+        print(f"  figures are left out: {figures['note']}")
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.1f} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:,.1f} KiB"

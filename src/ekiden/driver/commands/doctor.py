@@ -1,0 +1,138 @@
+"""`ekiden doctor`: what works on this machine, and what would mend what does not.
+
+Exit codes: 0 everything that is needed works, 2 wrong usage, 3 something that is needed does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+import ekiden
+from ekiden import relay, runtime
+from ekiden.codegen.cache import KernelCache
+from ekiden.driver.library import export_library
+from ekiden.target import Target
+
+BROKEN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was tried. state: "ok", "missing" for what is optional, "broken"."""
+
+    name: str
+    state: str
+    detail: str
+    mend: str = ""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Try everything and print what works."""
+    findings = [_tried(name, check, mend) for name, check, mend in CHECKS]
+    findings += [_package(name, why) for name, why in PACKAGES.items()]
+    is_sound = all(f.state != "broken" for f in findings)
+    if options.json:
+        made = {"works": is_sound, "findings": [asdict(f) for f in findings]}
+        print(json.dumps(made, indent=1))
+    else:
+        for each in findings:
+            print(f"{each.state:8} {each.name:20} {each.detail}")
+            if each.state != "ok" and each.mend:
+                print(f"{'':8} {'':20} {each.mend}")
+    return 0 if is_sound else BROKEN
+
+
+def _tried(name: str, check: Callable[[], str], mend: str) -> Finding:
+    try:
+        return Finding(name, "ok", check())
+    except Exception as error:  # whatever is wrong is what is asked for
+        reason = str(error).partition("\n")[0]
+        state = "missing" if name in OPTIONAL else "broken"
+        return Finding(name, state, f"{type(error).__name__}: {reason}", mend)
+
+
+def _package(name: str, why: str) -> Finding:
+    if importlib.util.find_spec(name) is None:
+        return Finding(f"package {name}", "missing", why, f"pip install {name}")
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        found = "of unknown version"
+    return Finding(f"package {name}", "ok", found)
+
+
+def _system() -> str:
+    return f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+
+
+def _processor() -> str:
+    target = Target.parse("llvm")
+    return f"{target.cpu}, {target.vector_bits}-bit vectors, {target.cores} cores"
+
+
+def _runtime() -> str:
+    tensor = runtime.tensor(np.arange(3))
+    assert tensor.shape == (3,)
+    return f"{runtime.num_threads()} threads"
+
+
+def _compiler() -> str:
+    x = relay.var("x", shape=(4,))
+    executable = ekiden.compile(ekiden.IRModule.from_expr(relay.Function((x,), x + x)))
+    found = executable(np.ones(4, np.float32))
+    assert isinstance(found, runtime.Tensor) and found.numpy().tolist() == [2.0] * 4
+    return f"ekiden {version('ekiden')}, llvmlite {version('llvmlite')}: a kernel ran"
+
+
+def _cache() -> str:
+    folder = KernelCache.default().folder
+    if folder is None:
+        return "turned off"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder):
+        free = shutil.disk_usage(folder).free
+    return f"{folder}, {free / 2**30:.1f} GiB free"
+
+
+def _export() -> str:
+    x = relay.var("x", shape=(1,))
+    executable = ekiden.compile(ekiden.IRModule.from_expr(relay.Function((x,), x + x)))
+    with tempfile.TemporaryDirectory() as where:
+        export_library(executable.raw, Path(where, "model.so"))
+    return "a shared library was made"
+
+
+CHECKS: tuple[tuple[str, Callable[[], str], str], ...] = (
+    ("system", _system, ""),
+    ("processor", _processor, "name the processor: ekiden compile --target 'llvm -mcpu=...'"),
+    ("runtime", _runtime, "pip install --force-reinstall ekiden"),
+    ("compiler", _compiler, "pip install --force-reinstall ekiden llvmlite"),
+    ("kernel cache", _cache, "export EKIDEN_CACHE_DIR=/a/folder/you/may/write"),
+    ("export library", _export, "install a C compiler, or: pip install ziglang"),
+)
+OPTIONAL = ("export library",)
+"""What only some need: its lack breaks nothing else."""
+PACKAGES = {
+    "onnx": "to import ONNX models",
+    "onnxruntime": "for ekiden verify against it",
+    "torch": "to export PyTorch models",
+    "rich": "for a progress bar",
+    "ziglang": "to make libraries without a C compiler",
+}
+"""Optional package -> what it is for."""

@@ -1,0 +1,33 @@
+"""Python lists of tensors as the sequences of a program (see ekiden.relay.op.sequence) and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ekiden import runtime
+from ekiden.runtime.errors import RunError
+
+SEQUENCE = "sequence of "
+"""How the dtype of an input or output that is a sequence begins; that of its elements follows, and
+its shape is theirs.
+"""
+_CONS, _NIL = 0, 1
+
+
+def from_list(values: Iterable[object], element: Callable[[int, object], object]) -> runtime.ADT:
+    """A sequence of `element(position, value)` for each value: the last one comes first."""
+    made = runtime.ADT(_NIL, ())
+    for position, value in enumerate(values):
+        made = runtime.ADT(_CONS, (element(position, value), made))
+    return made
+
+
+def to_list(value: object) -> list[object]:
+    """The elements of a sequence. Raises RunError for what is none."""
+    found: list[object] = []
+    while isinstance(value, tuple) and len(value) == 2:
+        found.append(value[0])
+        value = value[1]
+    if not isinstance(value, tuple) or value:
+        raise RunError(f"expected a sequence, got {type(value).__name__}")
+    return found[::-1]

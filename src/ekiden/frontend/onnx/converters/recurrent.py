@@ -1,0 +1,238 @@
+"""RNN, GRU and LSTM, and the LSTM of com.microsoft whose weights are bytes.
+
+ONNX orders gates i, o, f, c and z, r, h; Relay's layers take them as i, f, g, o and r, z, n. Each
+direction is a layer; the results of two stand beside each other in an axis of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.value import Value, constant
+from ekiden.ir.op import Array
+from ekiden.relay import op
+from ekiden.relay.expr import Constant, Expr, TupleGetItem, const
+from ekiden.relay.qnn import op as qnn
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A cell: ONNX's places of our gates, and of our peepholes."""
+
+    gates: tuple[int, ...]
+    activations: tuple[str, ...]
+    peepholes: tuple[int, ...] = ()
+
+
+# fmt: off
+KINDS = {
+    "RNN":  Kind((0,), ("Tanh",)),
+    "GRU":  Kind((1, 0, 2), ("Sigmoid", "Tanh")),
+    "LSTM": Kind((0, 2, 3, 1), ("Sigmoid", "Tanh", "Tanh"), (0, 2, 1)),
+}
+ACTIVATIONS: dict[str, tuple[str, float | None, float | None]] = {   # ours, default alpha and beta
+    "sigmoid":     ("sigmoid",      None, None),
+    "tanh":        ("tanh",         None, None),
+    "relu":        ("relu",         None, None),
+    "softsign":    ("softsign",     None, None),
+    "softplus":    ("softplus",     None, None),
+    "affine":      ("affine",       1.0,  0.0),
+    "leakyrelu":   ("leaky_relu",   0.01, None),
+    "scaledtanh":  ("scaled_tanh",  1.0,  1.0),
+    "hardsigmoid": ("hard_sigmoid", 0.2,  0.5),
+    "elu":         ("elu",          1.0,  None),
+}
+# fmt: on
+Options: TypeAlias = dict[str, Any]
+"""Arguments of a layer by name."""
+DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+
+
+def _rows(node: Node, value: Value, direction: int, order: Sequence[int]) -> Expr:
+    """The part of a direction [blocks * n, ...] with its blocks in another order."""
+    if value.array is not None:
+        parts = np.split(value.array[direction], len(order))
+        return const(np.ascontiguousarray(np.concatenate([parts[i] for i in order])))
+    whole = _direction(node.scope.expr(value), direction)
+    if len(order) == 1:
+        return whole
+    blocks = op.split(whole, len(order), axis=0)
+    return op.concatenate([TupleGetItem(blocks, i) for i in order], axis=0)
+
+
+def _direction(expr: Expr, direction: int) -> Expr:
+    """One direction of a tensor [directions, ...]."""
+    return op.take(expr, const(np.int64(direction)), axis=0)
+
+
+def _biases(node: Node, kind: Kind, direction: int) -> tuple[Expr | None, Expr | None]:
+    """The biases of the inputs and of the states."""
+    value, count = node.optional(3), len(kind.gates)
+    if value is None:
+        return None, None
+    if value.array is None:
+        both = _rows(node, value, direction, [*kind.gates, *(count + g for g in kind.gates)])
+        parts = op.split(both, 2, axis=0)
+        return TupleGetItem(parts, 0), TupleGetItem(parts, 1)
+    halves = (constant(half) for half in np.split(value.array, 2, axis=1))
+    first, second = (_rows(node, half, direction, kind.gates) for half in halves)
+    return first, second
+
+
+def _activations(node: Node, kind: Kind, directions: int) -> list[Options]:
+    """The options of each direction. Alphas and betas stand in lists of those that need one."""
+    names = [n.lower() for n in node.get_strings("activations")]
+    names = names or [n.lower() for n in kind.activations] * directions
+    if unknown := [n for n in names if n not in ACTIVATIONS]:
+        node.unsupported(f"activation {unknown[0]!r}; there are {', '.join(ACTIVATIONS)}")
+    if len(names) != len(kind.activations) * directions:
+        node.unsupported(f"expected {len(kind.activations)} activations per direction: {names}")
+    given = {
+        key: list(node.get_floats(key)) if node.has(key) else []
+        for key in ("activation_alpha", "activation_beta")
+    }
+    rows = []
+    for name in names:
+        ours, *defaults = ACTIVATIONS[name]
+        numbers = []
+        for default, left in zip(defaults, given.values(), strict=True):
+            needed = default is not None
+            numbers.append(left.pop(0) if needed and left else default or 0.0)
+        rows.append((ours, *numbers))
+    step = len(kind.activations)
+    chosen = [rows[i * step : (i + 1) * step] for i in range(directions)]
+    return [
+        dict(zip(("activations", "alphas", "betas"), zip(*each, strict=True), strict=True))
+        for each in chosen
+    ]
+
+
+def _lengths(node: Node) -> Expr | None:
+    return None if node.optional(4) is None else op.cast(node.expr(4), "int32")
+
+
+def _initial(node: Node, index: int, direction: int, batch_first: bool) -> Expr | None:
+    if node.optional(index) is None:
+        return None
+    expr = node.expr(index)
+    return _direction(op.transpose(expr, (1, 0, 2)) if batch_first else expr, direction)
+
+
+def _layers(node: Node, kind: Kind) -> tuple[bool, list[tuple[bool, Options]]]:
+    """(whether the batch comes first, per direction: (reversed, options common to all cells))."""
+    batch_first = node.get_int("layout", 0) == 1
+    directions = DIRECTIONS.get(node.get_string("direction", "forward"))
+    if directions is None:
+        node.unsupported(f"direction must be one of {', '.join(DIRECTIONS)}")
+    options = _activations(node, kind, len(directions))
+    made: list[tuple[bool, Options]] = []
+    for number, (reverse, functions) in enumerate(zip(directions, options, strict=True)):
+        common: Options = {
+            "initial_h": _initial(node, 5, number, batch_first),
+            "lengths": _lengths(node),
+            "reverse": reverse,
+            "clip": node.get_float("clip", 0.0),
+            **functions,
+        }
+        made.append((reverse, common))
+    return batch_first, made
+
+
+def _results(layers: Sequence[Sequence[Expr]], batch_first: bool) -> list[Expr]:
+    """Y [steps, directions, batch, hidden] and the last states [directions, batch, hidden]."""
+    every, *states = zip(*layers, strict=True)
+    whole = op.stack(every, axis=1)
+    last = [op.stack(each, axis=0) for each in states]
+    if not batch_first:
+        return [whole, *last]
+    return [op.transpose(whole, (2, 0, 1, 3)), *(op.transpose(e, (1, 0, 2)) for e in last)]
+
+
+def _data(node: Node, batch_first: bool) -> Expr:
+    return op.transpose(node.expr(0), (1, 0, 2)) if batch_first else node.expr(0)
+
+
+def _recurrent(node: Node) -> list[Expr]:
+    kind = KINDS[node.op_type]
+    batch_first, layers = _layers(node, kind)
+    data = _data(node, batch_first)
+    made = []
+    for direction, (_, options) in enumerate(layers):
+        inputs, states = (_rows(node, node.value(i), direction, kind.gates) for i in (1, 2))
+        biases = _biases(node, kind, direction)
+        if node.op_type == "LSTM":
+            options |= _lstm_options(node, kind, direction, batch_first)
+            made.append(_fields(op.nn.lstm(data, inputs, states, *biases, **options), 3))
+        elif node.op_type == "GRU":
+            options["reset_first"] = node.get_int("linear_before_reset", 0) == 0
+            made.append(_fields(op.nn.gru(data, inputs, states, *biases, **options), 2))
+        else:
+            made.append(_fields(op.nn.rnn(data, inputs, states, *biases, **options), 2))
+    return _results(made, batch_first)
+
+
+def _fields(layer: Expr, count: int) -> list[Expr]:
+    return [TupleGetItem(layer, i) for i in range(count)]
+
+
+def _lstm_options(node: Node, kind: Kind, direction: int, batch_first: bool) -> Options:
+    peephole = node.optional(7)
+    rows = None if peephole is None else _rows(node, peephole, direction, kind.peepholes)
+    return {
+        "initial_c": _initial(node, 6, direction, batch_first),
+        "peephole": rows,
+        "input_forget": node.get_int("input_forget", 0) == 1,
+    }
+
+
+def _bytes(node: Node, index: int, direction: int, order: Sequence[int]) -> Constant:
+    """A weight [directions, n, 4 * hidden] as [4 * hidden, n] in our order."""
+    weight = node.numbers(index, "a weight")[direction].T
+    parts = np.split(weight, len(order))
+    return Constant(np.ascontiguousarray(np.concatenate([parts[i] for i in order])))
+
+
+def _scale(node: Node, index: int, direction: int, rows: int, order: Sequence[int]) -> Expr:
+    """Scales [directions], or one for each row, as one for each row; no zero points."""
+    scale: Array = node.numbers(index, "a scale")[direction]
+    points = node.optional(index + 1)
+    if points is not None and (points.array is None or np.any(points.array)):
+        node.unsupported("weights must have the zero point 0")
+    parts = np.split(np.broadcast_to(scale, (rows,)), len(order))
+    return const(np.concatenate([parts[i] for i in order]).astype(np.float32))
+
+
+def _dynamic_quantize_lstm(node: Node) -> list[Expr]:
+    kind = KINDS["LSTM"]
+    batch_first, layers = _layers(node, kind)
+    data = _data(node, batch_first)
+    if node.dtype(1) != "int8" or node.dtype(2) != "int8":
+        node.unsupported(f"weights must be int8, got {node.dtype(1)} and {node.dtype(2)}")
+    made = []
+    for direction, (_, options) in enumerate(layers):
+        options |= _lstm_options(node, kind, direction, batch_first)
+        weights = [_bytes(node, i, direction, kind.gates) for i in (1, 2)]
+        rows = weights[0].data.shape[0]
+        scales = [_scale(node, i, direction, rows, kind.gates) for i in (8, 10)]
+        first, second = _biases(node, kind, direction)
+        options["bias"] = first if first is None or second is None else op.add(first, second)
+        made.append(qnn.dynamic_lstm(data, weights[0], weights[1], *scales, **options))
+    return _results(made, batch_first)
+
+
+_COMMON = "activation_alpha activation_beta activations clip direction hidden_size"
+
+# fmt: off
+ROWS = (
+    Row("RNN",  _recurrent, 7, f"{_COMMON} layout"),
+    Row("GRU",  _recurrent, 7, f"{_COMMON} layout linear_before_reset"),
+    Row("LSTM", _recurrent, 7, f"{_COMMON} layout input_forget"),
+    Row("DynamicQuantizeLSTM", _dynamic_quantize_lstm, 1, f"{_COMMON} input_forget",
+        domain="com.microsoft"),
+)
+# fmt: on

@@ -1,0 +1,147 @@
+"""What a model contains and which of it can be imported, without importing it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import onnx
+
+from ekiden.frontend.onnx.check import domain_of, find_row, problems_of
+from ekiden.frontend.onnx.function_body import has_function
+from ekiden.frontend.onnx.load import Source, opsets, read_model, sorted_nodes, subgraphs
+from ekiden.frontend.onnx.node import describe
+
+Dim = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output: its name, element type ("sequence" and the like where it is no tensor)
+    and shape; None where the model says nothing of its shape.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...] | None
+
+    def __str__(self) -> str:
+        """`x: float32[n, 3]`"""
+        return (
+            self.name
+            + f": {self.dtype}"
+            + ("" if self.shape is None else f"[{', '.join(map(str, self.shape))}]")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of the model and how many nodes call it. how: "kernel" for one that has a
+    converter, "function" for one that is expanded by its definition, "none".
+    """
+
+    domain: str
+    name: str
+    count: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A node that cannot be imported."""
+
+    node: str
+    domain: str
+    operator: str
+    opset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a model contains."""
+
+    label: str
+    opsets: dict[str, int]
+    operators: tuple[Operator, ...]
+    problems: tuple[Problem, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    parameters: int
+    parameter_bytes: int
+
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """The names of symbolic dimensions of the inputs, in order."""
+        dims = [d for port in self.inputs for d in port.shape or () if isinstance(d, str)]
+        return tuple(dict.fromkeys(dims))
+
+
+def survey(model: Source, opset: int | None = None) -> Survey:
+    """Look through a model. Raises ImportModelError for what is none."""
+    proto, label = read_model(model)
+    versions = opsets(proto, label, opset)
+    nodes = _all_nodes(sorted_nodes(proto.graph, label))
+    problems = tuple(
+        Problem(describe(n), domain_of(n), n.op_type, versions.get(domain_of(n), 1), reason)
+        for n, reason in problems_of(sorted_nodes(proto.graph, label), versions)
+    )
+    weights = {t.name: t for t in proto.graph.initializer}
+    counts = Counter((domain_of(n), n.op_type) for n in nodes)
+    sample = {(domain_of(n), n.op_type): n for n in nodes}
+    sizes = [_size(t) for t in weights.values()]
+    return Survey(
+        label,
+        versions,
+        tuple(Operator(*k, c, _how(sample[k], versions)) for k, c in sorted(counts.items())),
+        problems,
+        tuple(_port(i) for i in proto.graph.input if i.name not in weights),
+        tuple(map(_port, proto.graph.output)),
+        sum(count for count, _ in sizes),
+        sum(nbytes for _, nbytes in sizes),
+    )
+
+
+def _all_nodes(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    found, waiting = [], list(nodes)
+    while waiting:
+        each = waiting.pop()
+        found.append(each)
+        waiting.extend(n for g in subgraphs(each) for n in g.node)
+    return found
+
+
+def _how(node: onnx.NodeProto, versions: dict[str, int]) -> str:
+    if find_row(node, versions) is not None:
+        return "kernel"
+    domain = domain_of(node)
+    return "function" if has_function(node, domain, versions.get(domain, 1)) else "none"
+
+
+def _size(tensor: onnx.TensorProto) -> tuple[int, int]:
+    count = 1
+    for dim in tensor.dims:
+        count *= dim
+    try:
+        itemsize = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    except (KeyError, ValueError, TypeError):
+        itemsize = 0
+    return count, count * itemsize
+
+
+def _port(info: onnx.ValueInfoProto) -> Port:
+    kind = info.type.WhichOneof("value") or "unknown"
+    if kind != "tensor_type":
+        return Port(info.name, kind.removesuffix("_type"), None)
+    tensor = info.type.tensor_type
+    names = {v: k.lower() for k, v in onnx.TensorProto.DataType.items()}
+    dtype = {"float": "float32", "double": "float64"}.get(
+        names.get(tensor.elem_type, ""), names.get(tensor.elem_type, str(tensor.elem_type))
+    )
+    if not tensor.HasField("shape"):
+        return Port(info.name, dtype, None)
+    dims = [
+        int(d.dim_value) if d.HasField("dim_value") else str(d.dim_param) or f"{info.name}_{i}"
+        for i, d in enumerate(tensor.shape.dim)
+    ]
+    return Port(info.name, dtype, tuple(dims))

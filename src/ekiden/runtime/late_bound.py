@@ -1,0 +1,73 @@
+"""Late-bound constants: weights that an executable leaves to be given when it is loaded.
+
+They are named `const_<number>`, as TVM names them. An executable that waits for some can be saved
+and looked into, but not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ekiden.runtime._core import Executable, Tensor, get_global_func, tensor
+from ekiden.runtime.artifact import Constant, read_constants, with_constants
+from ekiden.runtime.errors import LoadError
+
+PREFIX = "const_"
+
+
+def missing(executable: Executable) -> list[str]:
+    """The names of the constants that an executable still waits for."""
+    return [f"{PREFIX}{i}" for i, c in enumerate(executable.constants) if c is None]
+
+
+def split(executable: Executable, byte_limit: int) -> tuple[Executable, dict[str, Tensor]]:
+    """An executable that waits for the constants of `byte_limit` bytes and more, and these by name.
+
+    Raises LoadError where the executable waits for some already.
+    """
+    if waiting := missing(executable):
+        raise LoadError(f"late-bound constants: they are moved already: {', '.join(waiting)}")
+    data = executable.to_bytes()
+    constants = read_constants(data)
+    chosen = [i for i, c in enumerate(constants) if c.nbytes >= byte_limit]
+    kept = [replace(c, data=None) if c.nbytes >= byte_limit else c for c in constants]
+    values = executable.constants
+    moved = {f"{PREFIX}{i}": v for i in chosen if (v := values[i]) is not None}
+    return Executable.from_bytes(with_constants(data, kept)), moved
+
+
+def bind(executable: Executable, given: Mapping[str, object]) -> None:
+    """Give an executable the constants it waits for. Raises LoadError for names that are missing,
+    unknown or have their data, ValueError for another shape or dtype.
+    """
+    waiting = missing(executable)
+    if absent := [name for name in waiting if name not in given]:
+        raise LoadError(f"late-bound constants: missing are {', '.join(absent)}")
+    if unused := [name for name in given if name not in waiting]:
+        raise LoadError(f"late-bound constants: the executable does not wait for {unused[0]!r}")
+    set_constant = get_global_func("ek.executable.bind_constant")
+    assert set_constant is not None
+    for name in waiting:
+        value = given[name]
+        data = value if isinstance(value, Tensor) else tensor(value)  # type: ignore[arg-type]
+        set_constant(executable, int(name.removeprefix(PREFIX)), data)
+
+
+def whole(executable: Executable) -> bytes:
+    """The bytes of an executable with all the constants it has been given."""
+    data = executable.to_bytes()
+    constants = read_constants(data)
+    if all(c.data is not None for c in constants):
+        return data
+    values = executable.constants
+    return with_constants(data, [_filled(c, v) for c, v in zip(constants, values, strict=True)])
+
+
+def _filled(constant: Constant, value: Tensor | None) -> Constant:
+    if constant.data is not None or value is None:
+        return constant
+    elements = value.reinterpret("uint8", (value.nbytes,)).numpy()
+    return replace(constant, data=np.ascontiguousarray(elements).data)

@@ -1,0 +1,389 @@
+"""Where the time of a run went: each instruction, each kernel call with its shapes.
+
+report = profile(executable, "main", [x])
+print(report)                     # a table, the slowest kernels first
+report.json(); report.trace()     # for programs, and for chrome://tracing or ui.perfetto.dev
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from ekiden.runtime._core import Executable, Module, VirtualMachine, get_global_func, num_threads
+from ekiden.runtime.expression import evaluate
+from ekiden.runtime.opcodes import OPCODES, Opcode
+
+MAX_EVENTS = 1 << 22
+"""Words of events that are kept of a run; later calls are counted only."""
+
+_CALL, _ENTER, _LEAVE = range(3)
+_DTYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+
+
+class Peak(NamedTuple):
+    """What the machine reaches at best: operations and bytes in a second."""
+
+    flops: float
+    bandwidth: float
+
+
+class Argument(NamedTuple):
+    """One argument of a kernel; a number has no shape."""
+
+    dtype: str
+    shape: tuple[int, ...] | None
+    nbytes: int
+
+    def __str__(self) -> str:
+        return self.dtype if self.shape is None else f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """One call of a primitive; times in nanoseconds since the run began."""
+
+    function: str
+    instruction: int
+    name: str
+    source: str
+    """The node of the model it was made from; empty where that is not known."""
+    start: int
+    duration: int
+    arguments: tuple[Argument, ...]
+    flops: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arguments: what it moves if it touches all of them once."""
+        return sum(a.nbytes for a in self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionTime:
+    """How often an instruction ran, and the nanoseconds in it; without what it calls."""
+
+    function: str
+    instruction: int
+    name: str
+    count: int
+    duration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The calls of one kernel on one set of shapes, together."""
+
+    name: str
+    source: str
+    shapes: str
+    count: int
+    duration: int
+    flops: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a profiled run gave."""
+
+    calls: tuple[KernelCall, ...]
+    instructions: tuple[InstructionTime, ...]
+    frames: tuple[tuple[str, int, int], ...]
+    """(function, start, end) of each call of a function of the program, innermost first."""
+    result: object = field(repr=False)
+    threads: int = 1
+    peak: Peak | None = None
+    """What the machine reaches on as many threads, where that was measured."""
+
+    @property
+    def duration(self) -> int:
+        """Nanoseconds in all instructions."""
+        return sum(each.duration for each in self.instructions)
+
+    def rows(self, aggregate: bool = True) -> list[Row]:
+        """The kernels, the slowest first; else each call, in order."""
+        if not aggregate:
+            return [_row([call]) for call in self.calls]
+        groups: dict[tuple[object, ...], list[KernelCall]] = defaultdict(list)
+        for call in self.calls:
+            groups[call.name, call.arguments].append(call)
+        return sorted(map(_row, groups.values()), key=lambda row: -row.duration)
+
+    def table(self, sort: bool = True, aggregate: bool = True, col_sums: bool = True) -> str:
+        """A line for each kernel, or with `aggregate=False` for each call."""
+        rows = self.rows(aggregate)
+        if not sort:
+            rows = sorted(rows, key=lambda row: self._first(row.name))
+        lines = [HEADS, *(self.cells(row) for row in rows)]
+        if col_sums:
+            lines.append(self.sums())
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join(
+                c.ljust(w) if i in TEXTS else c.rjust(w)
+                for i, (c, w) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        )
+
+    def cells(self, row: Row) -> tuple[str, ...]:
+        """A row as texts under `HEADS`."""
+        return (
+            row.name,
+            row.source,
+            str(row.count),
+            f"{row.duration / 1e3:.2f}",
+            f"{self._share(row.duration):.1%}",
+            f"{row.flops / max(row.duration, 1):.1f}" if row.flops else "",
+            f"{row.nbytes / max(row.duration, 1):.1f}",
+            self._of_peak(row),
+            row.shapes,
+        )
+
+    def sums(self) -> tuple[str, ...]:
+        """The last line of a table: what is not in kernels, and the sum."""
+        kernels = sum(call.duration for call in self.calls)
+        other = f"other instructions {(self.duration - kernels) / 1e3:.2f} us"
+        count = sum(each.count for each in self.instructions)
+        return "total", other, str(count), f"{self.duration / 1e3:.2f}", "", "", "", "", ""
+
+    def _share(self, duration: int) -> float:
+        return duration / max(self.duration, 1)
+
+    def _of_peak(self, row: Row) -> str:
+        """The share of the limit that is nearer: operations or memory."""
+        if self.peak is None or row.duration == 0:
+            return ""
+        seconds = row.duration * 1e-9
+        work = row.flops / seconds / self.peak.flops
+        traffic = row.nbytes / seconds / self.peak.bandwidth
+        return f"{work:.0%} flops" if work >= traffic else f"{traffic:.0%} bytes"
+
+    def _first(self, name: str) -> int:
+        return next(i for i, call in enumerate(self.calls) if call.name == name)
+
+    def json(self) -> str:
+        """Everything, as JSON: `calls`, `instructions`, `configuration`."""
+        calls = [
+            {
+                "Name": c.name,
+                "Source": c.source,
+                "Function": c.function,
+                "Instruction": c.instruction,
+                "Start (us)": c.start / 1e3,
+                "Duration (us)": c.duration / 1e3,
+                "Percent": 100 * self._share(c.duration),
+                "Argument Shapes": [str(a) for a in c.arguments],
+                "Bytes": c.nbytes,
+                "FLOPs": c.flops,
+            }
+            for c in self.calls
+        ]
+        instructions = [
+            {
+                "Function": i.function,
+                "Instruction": i.instruction,
+                "Name": i.name,
+                "Count": i.count,
+                "Duration (us)": i.duration / 1e3,
+            }
+            for i in self.instructions
+        ]
+        configuration: dict[str, object] = {"Executor": "VM", "Number of threads": self.threads}
+        if self.peak is not None:
+            configuration |= {
+                "Peak GFLOP/s": self.peak.flops / 1e9,
+                "Peak GB/s": self.peak.bandwidth / 1e9,
+            }
+        return json.dumps(
+            {"calls": calls, "instructions": instructions, "configuration": configuration}
+        )
+
+    def csv(self) -> str:
+        """The rows of the table, separated by commas."""
+        quoted = [
+            ",".join('"' + cell.replace('"', '""') + '"' for cell in line)
+            for line in [HEADS, *map(self.cells, self.rows())]
+        ]
+        return "\n".join(quoted) + "\n"
+
+    def trace(self) -> str:
+        """The run as JSON that chrome://tracing and ui.perfetto.dev show."""
+        spans = [_span(c.name, "kernel", c.start, c.duration, _details(c)) for c in self.calls]
+        spans += [_span(name, "function", at, end - at, {}) for name, at, end in self.frames]
+        return json.dumps({"traceEvents": spans, "displayTimeUnit": "ns"})
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+HEADS = ("kernel", "source", "calls", "us", "share", "GFLOP/s", "GB/s", "of peak", "arguments")
+TEXTS = frozenset((0, 1, 8))
+"""The columns that hold text."""
+
+
+def _row(calls: Sequence[KernelCall]) -> Row:
+    sources = list(dict.fromkeys(c.source for c in calls if c.source))
+    more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+    return Row(
+        calls[0].name,
+        sources[0] + more if sources else "",
+        " ".join(map(str, calls[0].arguments)),
+        len(calls),
+        sum(c.duration for c in calls),
+        sum(c.flops for c in calls),
+        sum(c.nbytes for c in calls),
+    )
+
+
+def _span(name: str, kind: str, start: int, duration: int, args: Mapping[str, object]) -> object:
+    times = {"ts": start / 1e3, "dur": duration / 1e3, "pid": 0, "tid": 0}
+    return {"name": name, "cat": kind, "ph": "X", **times, "args": args}
+
+
+def _details(call: KernelCall) -> dict[str, object]:
+    return {
+        "source": call.source,
+        "at": f"{call.function}:{call.instruction}",
+        "arguments": [str(a) for a in call.arguments],
+        "FLOPs": call.flops,
+        "bytes": call.nbytes,
+    }
+
+
+def profile(
+    executable: Executable,
+    function: str,
+    arguments: Sequence[object],
+    warm_up: int = 1,
+    peak: Peak | None = None,
+) -> Report:
+    """Run a function and report where its time went.
+
+    Runs `warm_up` times before, in full. Each instruction is timed, which costs some 50 ns. Raises
+    what the run raises.
+    """
+    machine = VirtualMachine(executable)
+    for _ in range(warm_up):
+        machine.invoke(function, *arguments)
+    module = get_global_func("ek.vm.module")(machine)
+    assert isinstance(module, Module)
+    index = executable.index(function)
+    result, counts, events = cast(
+        "tuple[object, bytes, bytes]", module["profile"](index, MAX_EVENTS, *arguments)
+    )
+    reader = _Reader(executable)
+    calls, frames = reader.events(np.frombuffer(events, np.int64).tolist())
+    times = reader.instructions(np.frombuffer(counts, np.int64).reshape(-1, 2).tolist())
+    return Report(tuple(calls), tuple(times), tuple(frames), result, num_threads(), peak)
+
+
+class _Reader:
+    """Gives the numbers of a profile their names."""
+
+    def __init__(self, executable: Executable) -> None:
+        metadata = executable.metadata
+        self.functions = executable.globals
+        self.primitives = executable.primitives
+        self.code = {name: list(instructions(executable.code(name)[1])) for name in self.functions}
+        self.words = {name: executable.code(name)[1] for name in self.functions}
+        self.kernels = cast("dict[str, dict[str, object]]", metadata.get("kernels", {}))
+        self.sources = sources(executable)
+
+    def instructions(self, counts: Sequence[Sequence[int]]) -> Iterator[InstructionTime]:
+        """The counts of all instructions, those that ran."""
+        left = iter(counts)
+        for function, code in self.code.items():
+            for number, (_, opcode) in enumerate(code):
+                count, duration = next(left)
+                if count:
+                    yield InstructionTime(function, number, opcode.name, count, duration)
+
+    def events(self, words: Sequence[int]) -> tuple[list[KernelCall], list[tuple[str, int, int]]]:
+        """The calls of kernels, and the frames of functions."""
+        calls: list[KernelCall] = []
+        frames: list[tuple[str, int, int]] = []
+        open_frames: list[tuple[str, int]] = []
+        at = 0
+        while at < len(words):
+            if words[at] == _CALL:
+                call, at = self._call(words, at + 1)
+                calls.append(call)
+                continue
+            name, time = self.functions[words[at + 1]], words[at + 2]
+            if words[at] == _ENTER:
+                open_frames.append((name, time))
+            elif open_frames:
+                frames.append((*open_frames.pop(), time))
+            at += 3
+        return calls, frames
+
+    def _call(self, words: Sequence[int], at: int) -> tuple[KernelCall, int]:
+        function, number, start, duration, n = words[at : at + 5]
+        at += 5
+        arguments = []
+        for _ in range(n):
+            argument, at = _argument(words, at)
+            arguments.append(argument)
+        caller = self.functions[function]
+        place, opcode = self.code[caller][number]
+        first = place + 1 + opcode.operands.index("packed_index")
+        name = self.primitives[self.words[caller][first]]
+        source = self.sources.get((caller, number), "")
+        work = self._flops(name, arguments)
+        call = KernelCall(caller, number, name, source, start, duration, tuple(arguments), work)
+        return call, at
+
+    def _flops(self, name: str, arguments: Sequence[Argument]) -> int:
+        """The operations of a kernel; 0 where the executable does not say."""
+        known = self.kernels.get(name, {})
+        text, shapes = known.get("flops"), known.get("params")
+        if not isinstance(text, str) or not isinstance(shapes, list):
+            return 0
+        values: dict[str, int] = {}
+        for dims, argument in zip(shapes, arguments, strict=False):
+            values |= dict(zip(dims, argument.shape or (), strict=False))
+        try:
+            return evaluate(text, values)
+        except ValueError:
+            return 0
+
+
+def _argument(words: Sequence[int], at: int) -> tuple[Argument, int]:
+    dtype, ndim = words[at], words[at + 1]
+    code, bits = divmod(dtype, 256)
+    name = _DTYPES.get(code, f"dtype{code}_")
+    text = name if name == "bool" else f"{name}{bits}"
+    if ndim < 0:
+        return Argument(text, None, 8), at + 2
+    shape = tuple(words[at + 2 : at + 2 + ndim])
+    return Argument(text, shape, (prod(shape) * bits + 7) // 8), at + 2 + ndim
+
+
+def instructions(words: Sequence[int]) -> Iterator[tuple[int, Opcode]]:
+    """(first word, kind) of each instruction of a function's code."""
+    at = 0
+    while at < len(words):
+        opcode = OPCODES[words[at]]
+        yield at, opcode
+        at += 1
+        n = 0
+        for letter in opcode.format:
+            if letter == "n":
+                n = words[at]
+            at += {"R": n, "V": n, "J": n, "L": 2 * n, "I": 2, "t": 3}.get(letter, 1)
+
+
+def sources(executable: Executable) -> dict[tuple[str, int], str]:
+    """(function, instruction) -> the node of the model it was made from, where that is known."""
+    table = executable.metadata.get("sources", {})
+    found: Iterable[tuple[str, list[tuple[int, str]]]]
+    found = table.items() if isinstance(table, dict) else ()
+    return {(function, at): text for function, rows in found for at, text in rows}

@@ -1,0 +1,39 @@
+"""TVM's face of profiling: a virtual machine that reports where its time goes.
+
+machine = VirtualMachineProfiler(executable, ekiden.cpu())
+print(machine.profile(x))
+"""
+
+from __future__ import annotations
+
+from ekiden.runtime.profile import Report, profile
+from ekiden.runtime.vm import VirtualMachine
+
+
+def enabled() -> bool:
+    """Whether machines can be profiled: always."""
+    return True
+
+
+class VirtualMachineProfiler(VirtualMachine):
+    """A `VirtualMachine` with `profile`."""
+
+    def profile(
+        self,
+        *args: object,
+        func_name: str = "main",
+        collectors: object = None,
+        **kwargs: object,
+    ) -> Report:
+        """Run a function with these arguments, or with what `set_input` set; its report.
+
+        `collectors` must be None: there are none but time.
+        """
+        if collectors is not None:
+            raise ValueError("profile: collectors are not known here; None expected")
+        if args or kwargs:
+            self.set_input(func_name, *args, **kwargs)
+        return profile(self.module, func_name, self._collected(func_name))
+
+
+__all__ = ["VirtualMachineProfiler", "enabled"]

@@ -1,0 +1,118 @@
+"""Late-bound constants: moved out of an executable, and given back when it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay, runtime
+from ekiden.relay import op
+from ekiden.runtime.errors import LoadError
+
+BIG = np.random.default_rng(0).normal(size=(32, 16)).astype(np.float32)
+SMALL = np.arange(32, dtype=np.float32)
+X = np.random.default_rng(1).normal(size=(3, 16)).astype(np.float32)
+
+
+def model() -> ekiden.Executable:
+    """x @ BIG.T + SMALL, its constants as results too"""
+    x = relay.var("x", relay.tensor_type((3, 16)))
+    big, small = relay.const(BIG), relay.const(SMALL)
+    body = relay.Tuple((op.add(op.nn.dense(x, big), small), big, small))
+    return ekiden.compile(relay.IRModule.from_expr(relay.Function((x,), body, None)))
+
+
+def results(exe: ekiden.Executable) -> list[bytes]:
+    found = exe(X)
+    assert isinstance(found, tuple)
+    return [t.numpy().tobytes() for t in found]
+
+
+def test_moved_constants_come_back_from_a_file(tmp_path: Path) -> None:
+    exe = model()
+    expected = results(exe)
+    whole = exe.raw.to_bytes()
+    exe.move_late_bound_consts(tmp_path / "weights", byte_limit=1000)
+    exe.save(tmp_path / "code.eki")
+    assert len(whole) - (tmp_path / "code.eki").stat().st_size >= BIG.nbytes
+    loaded = ekiden.load(tmp_path / "code.eki")
+    loaded.load_late_bound_consts(tmp_path / "weights")
+    assert results(loaded) == expected
+    loaded.save(tmp_path / "whole.eki")
+    assert (tmp_path / "whole.eki").read_bytes() == whole
+
+
+def test_only_large_ones_move_and_a_limit_of_zero_moves_all() -> None:
+    exe = model()
+    sizes = {f"const_{i}": c.nbytes for i, c in enumerate(exe.raw.constants)}
+    assert model().get_late_bound_consts(0).keys() == sizes.keys()
+    large = exe.get_late_bound_consts(BIG.nbytes)
+    assert large.keys() == {name for name, size in sizes.items() if size >= BIG.nbytes}
+    assert all(large[name].nbytes == sizes[name] for name in large)
+
+
+def test_a_file_without_constants_is_the_same_each_time() -> None:
+    first, second = model(), model()
+    first.get_late_bound_consts(1000)
+    second.get_late_bound_consts(1000)
+    assert first.raw.to_bytes() == second.raw.to_bytes()
+
+
+def test_a_run_before_the_constants_is_an_error() -> None:
+    exe = model()
+    moved = exe.get_late_bound_consts(0)
+    with pytest.raises(
+        LoadError, match="constants are missing, the first is const_0"
+    ):
+        exe(X)
+    with pytest.raises(LoadError, match="late-bound constants are missing"):
+        runtime.VirtualMachine(exe.raw)
+    assert exe.raw.constants == [None] * len(moved)
+    exe.load_late_bound_consts_from_map(moved)
+    assert results(exe) == results(model())
+
+
+def test_other_weights_of_the_same_shape_are_used() -> None:
+    exe = model()
+    moved = exe.get_late_bound_consts(0)
+    exe.load_late_bound_consts_from_map({n: t.numpy() * 2 for n, t in moved.items()})
+    found = exe(X)
+    np.testing.assert_allclose(found[0].numpy(), 2 * (X @ BIG.T + SMALL), rtol=1e-4, atol=1e-4)
+
+
+def test_constants_may_lie_anywhere() -> None:
+    exe = model()
+    moved = exe.get_late_bound_consts(0)
+    strided = {n: np.repeat(t.numpy(), 2, axis=0)[::2] for n, t in moved.items()}
+    exe.load_late_bound_consts_from_map(strided)
+    assert results(exe) == results(model())
+
+
+def test_names_must_fit() -> None:
+    exe = model()
+    moved = exe.get_late_bound_consts(0)
+    first, *others = moved
+    with pytest.raises(LoadError, match=f"missing are {first}"):
+        exe.load_late_bound_consts_from_map({n: moved[n] for n in others})
+    with pytest.raises(LoadError, match="does not wait for 'bias'"):
+        exe.load_late_bound_consts_from_map({**moved, "bias": SMALL})
+    with pytest.raises(LoadError, match="they are moved already"):
+        exe.get_late_bound_consts(0)
+    wrong = {n: np.zeros((2, 2), np.float32) for n in moved}
+    with pytest.raises(ValueError, match="its shape and dtype expected"):
+        exe.load_late_bound_consts_from_map(wrong)
+    exe.load_late_bound_consts_from_map(moved)
+    with pytest.raises(LoadError, match=f"does not wait for '{first}'"):
+        exe.load_late_bound_consts_from_map(moved)
+
+
+def test_bytes_of_a_file_without_constants_can_be_cut_anywhere() -> None:
+    exe = model()
+    exe.get_late_bound_consts(0)
+    data = exe.raw.to_bytes()
+    for end in range(0, len(data), 101):
+        with pytest.raises(LoadError):
+            runtime.Executable.from_bytes(data[:end])

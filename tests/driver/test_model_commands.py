@@ -1,0 +1,127 @@
+"""`ekiden check`, `verify` and `doctor`: what they print, their JSON and their exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx_files import model
+
+from ekiden.cli import main
+from ekiden.driver.commands import doctor, verify
+
+
+@pytest.fixture
+def onnx_file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.onnx"
+    onnx.save(model(), path)
+    return path
+
+
+@pytest.fixture
+def strange_file(tmp_path: Path) -> Path:
+    made = model()
+    made.graph.node.append(helper.make_node("Sigmoidd", ["y"], ["z"], name="last"))
+    made.graph.output[0].name = "z"
+    path = tmp_path / "strange.onnx"
+    onnx.save(made, path)
+    return path
+
+
+def as_json(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_check_shows_what_is_there(onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(onnx_file), "--dim", "n=4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  input   x: float32[n, 3]" in lines and "  sizes   n = 4" in lines
+    assert lines[-1] == "everything is supported"
+
+
+def test_check_counts(onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(onnx_file), "--json", "--dim", "n=4"]) == 0
+    found = as_json(capsys)
+    assert found["supported"] is True and found["dimensions"] == {"n": 4}
+    assert found["host_functions"] == [] and found["unsupported"] == []
+    assert isinstance(found["activation_bytes"], int) and found["activation_bytes"] >= 4 * 4 * 4
+
+
+def test_check_lists_what_is_not_supported(
+    strange_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(strange_file)]) == 3
+    out = capsys.readouterr().out
+    assert "Sigmoidd 'last' (ai.onnx" in out and "the nearest supported are Sigmoid" in out
+    assert "register(domain, operator)" in out
+    assert main(["check", str(strange_file), "--json"]) == 3
+    problems = as_json(capsys)["problems"]
+    assert isinstance(problems, list) and problems[0]["operator"] == "Sigmoidd"
+
+
+def test_check_refuses_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "text.onnx"
+    path.write_text("not a model")
+    assert main(["check", str(path)]) == 1
+    assert capsys.readouterr().err.startswith("ekiden check: import model 'text.onnx'")
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "onnx"])
+def test_verify_agrees(engine: str, onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["verify", str(onnx_file), "--against", engine, "--dim", "n=2", "--layers", "--json"]
+    assert main(args) == 0
+    found = as_json(capsys)
+    assert found["agrees"] is True and found["first_difference"] is None
+    assert isinstance(found["tensors"], list) and len(found["tensors"]) > 1
+
+
+def test_verify_names_the_first_node_that_differs(
+    onnx_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = verify._by_reference
+    monkeypatch.setattr(verify, "_by_reference", lambda m, f: [2 * a + 1 for a in real(m, f)])
+    args = ["verify", str(onnx_file), "--against", "onnx", "--layers"]
+    assert main(args) == 3
+    nodes = [n for n in model().graph.node if n.op_type != "Constant"]
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert f"first in {nodes[0].output[0]!r}, made by {nodes[0].op_type}" in last
+
+
+def test_comparisons() -> None:
+    options = argparse.Namespace(rtol=1e-4, atol=1e-6, of_range=1e-5)
+    one, nan = np.ones(2, np.float32), np.array([np.nan, 1], np.float32)
+    far, long = np.array([1, 1.1], np.float32), np.ones(3, np.float32)
+    whole = np.array([1, 2])
+    for found, wanted, agrees in [
+        (one, one, True), (one, far, False), (nan, nan, True), (nan, one, False),
+        (one, long, False), (whole, whole, True), (whole, whole + 1, False), (one, whole, False),
+    ]:  # fmt: skip
+        assert verify.compare("node", "t", found, wanted, options).agrees is agrees
+
+
+def test_doctor_finds_this_machine_sound(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = as_json(capsys)
+    assert found["works"] is True and isinstance(found["findings"], list)
+    names = [f["name"] for f in found["findings"]]
+    assert names[:4] == ["system", "processor", "runtime", "compiler"]
+
+
+def test_doctor_says_what_mends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> str:
+        raise OSError("no room")
+
+    monkeypatch.setattr(doctor, "CHECKS", (("kernel cache", broken, "make room"),))
+    assert main(["doctor"]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["broken", "kernel", "cache", "OSError:", "no", "room"]
+    assert lines[1].strip() == "make room"

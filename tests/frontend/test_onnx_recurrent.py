@@ -1,0 +1,133 @@
+"""Recurrent operators against ONNX Runtime: what ONNX's own tests leave out."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ekiden
+
+Array = np.ndarray
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+
+
+def run_both(
+    op_type: str, tensors: dict[str, Array], data: Array, domain: str = "", **attributes: object
+) -> None:
+    """A model of one node whose first input alone is not constant; a name of "" is left out."""
+    outputs = [f"out{i}" for i in range(3 if "LSTM" in op_type else 2)]
+    names = [n if not n.startswith("none") else "" for n in tensors]
+    node = helper.make_node(op_type, ["x", *names], outputs, domain=domain, **attributes)
+    dims = ["a", "b", data.shape[2]]
+    graph = helper.make_graph(
+        [node],
+        "one",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs],
+        [numpy_helper.from_array(v, n) for n, v in tensors.items() if not n.startswith("none")],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    one_thread = onnxruntime.SessionOptions()  # with more, sequences are quantised by themselves
+    one_thread.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), one_thread)
+    expected = session.run(None, {"x": data})
+    found = ekiden.compile(model)(data)
+    assert isinstance(found, tuple)
+    for name, one, other in zip(outputs, found, expected, strict=True):
+        np.testing.assert_allclose(one.numpy(), other, rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+def weights(op_type: str, directions: int, inputs: int, hidden: int) -> dict[str, Array]:
+    rng = np.random.default_rng(hidden)
+    rows = GATES[op_type] * hidden
+    shapes = {"w": (directions, rows, inputs), "r": (directions, rows, hidden),
+              "b": (directions, 2 * rows)}  # fmt: skip
+    return {n: rng.normal(size=s).astype("f") * 0.4 for n, s in shapes.items()}
+
+
+@pytest.mark.parametrize("op_type", GATES)
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_lengths_and_first_states(op_type: str, direction: str) -> None:
+    steps, batch, inputs, hidden = 5, 3, 4, 7
+    directions = 2 if direction == "bidirectional" else 1
+    rng = np.random.default_rng(1)
+    tensors = weights(op_type, directions, inputs, hidden)
+    tensors["lengths"] = np.array([5, 2, 3], np.int32)
+    for name in ("h0", "c0")[: 2 if op_type == "LSTM" else 1]:
+        tensors[name] = rng.normal(size=(directions, batch, hidden)).astype("f")
+    data = rng.normal(size=(steps, batch, inputs)).astype("f")
+    run_both(op_type, tensors, data, hidden_size=hidden, direction=direction)
+
+
+FUNCTIONS = {
+    "RNN": [("Relu",), ("LeakyRelu",), ("HardSigmoid",), ("Softsign",)],
+    "GRU": [("HardSigmoid", "Softplus"), ("Sigmoid", "Elu")],
+    "LSTM": [("HardSigmoid", "Relu", "Tanh"), ("Sigmoid", "ScaledTanh", "Affine")],
+}
+
+
+@pytest.mark.parametrize(
+    ("op_type", "names"), [(k, names) for k, rows in FUNCTIONS.items() for names in rows]
+)
+def test_activations(op_type: str, names: tuple[str, ...]) -> None:
+    data = np.random.default_rng(2).normal(size=(3, 2, 4)).astype("f")
+    needs = {"LeakyRelu": (0.1,), "HardSigmoid": (0.3, 0.4), "Elu": (0.7,),
+             "ScaledTanh": (0.8, 0.6), "Affine": (0.5, 0.1)}  # fmt: skip
+    alphas = [needs[n][0] for n in names if n in needs]
+    betas = [needs[n][1] for n in names if len(needs.get(n, ())) > 1]
+    numbers = {"activation_alpha": alphas, "activation_beta": betas}
+    run_both(op_type, weights(op_type, 1, 4, 5), data, hidden_size=5, activations=list(names),
+             **{k: v for k, v in numbers.items() if v})  # fmt: skip
+
+
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_dynamic_quantize_lstm(direction: str, per_row: bool, batch: int) -> None:
+    steps, inputs, hidden = 6, 9, 21
+    directions = 2 if direction == "bidirectional" else 1
+    rng = np.random.default_rng(3)
+    scales = (directions, 4 * hidden) if per_row else (directions,)
+
+    def quantized(name: str, rows: int) -> dict[str, Array]:
+        return {name: rng.integers(-127, 128, (directions, rows, 4 * hidden)).astype("b")}
+
+    tensors = quantized("w", inputs) | quantized("r", hidden)
+    tensors |= {
+        "b": rng.normal(size=(directions, 8 * hidden)).astype("f"),
+        "none4": np.zeros(0), "none5": np.zeros(0), "none6": np.zeros(0), "none7": np.zeros(0),
+        "w_scale": rng.uniform(0.001, 0.004, scales).astype("f"),
+        "w_zero": np.zeros(scales, "b"),
+        "r_scale": rng.uniform(0.001, 0.004, scales).astype("f"),
+        "r_zero": np.zeros(scales, "b"),
+    }  # fmt: skip
+    data = rng.normal(size=(steps, batch, inputs)).astype("f")
+    run_both("DynamicQuantizeLSTM", tensors, data, "com.microsoft", hidden_size=hidden,
+             direction=direction)  # fmt: skip
+
+
+REFUSED = [
+    ({"activations": ["Swish"]}, "activation 'swish'; there are sigmoid, tanh"),
+    ({"direction": "sideways"}, "direction must be one of forward, reverse, bidirectional"),
+    ({"activations": ["Tanh", "Tanh"]}, "expected 1 activations per direction"),
+]
+
+
+@pytest.mark.parametrize(("attributes", "message"), REFUSED)
+def test_what_is_refused(attributes: dict[str, object], message: str) -> None:
+    node = helper.make_node("RNN", ["x", "w", "r"], ["y"], hidden_size=5, **attributes)
+    arrays = dict(itertools.islice(weights("RNN", 1, 4, 5).items(), 2))
+    graph = helper.make_graph(
+        [node], "one", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 2, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(v, n) for n, v in arrays.items()],
+    )  # fmt: skip
+    model: onnx.ModelProto = helper.make_model(graph)
+    with pytest.raises(ekiden.CompileError, match=message):
+        ekiden.compile(model)

@@ -1,0 +1,202 @@
+"""Sequences and optional values: known at import, carried by loops, as inputs and outputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+from onnx_models import FLOAT, Array, ints, normal
+from test_onnx_control import BOOL, INT, graph, model, node, value
+
+import ekiden
+from ekiden.frontend.onnx import from_onnx
+from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.op.sequence import elements
+from ekiden.runtime import get_global_func
+from ekiden.runtime.errors import ImportModelError, InputError, RunError, UnsupportedError
+
+
+def sequence(name: str, shape: tuple[int | str, ...] | None = None) -> onnx.ValueInfoProto:
+    element = helper.make_tensor_type_proto(FLOAT, shape)
+    return helper.make_value_info(name, helper.make_sequence_type_proto(element))
+
+
+def as_lists(found: object) -> object:
+    if isinstance(found, ekiden.Tensor):
+        return found.numpy()
+    return [as_lists(each) for each in found] if isinstance(found, (list, tuple)) else found
+
+
+def same(found: object, wanted: object) -> None:
+    if isinstance(wanted, (list, tuple)):
+        assert isinstance(found, (list, tuple)) and len(found) == len(wanted)
+        for a, b in zip(found, wanted, strict=True):
+            same(a, b)
+    else:
+        assert isinstance(found, np.ndarray) and found.shape == np.shape(wanted)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def check(made: onnx.ModelProto, **feed: object) -> ekiden.Executable:
+    """Compiled as ONNX's reference."""
+    executable: ekiden.Executable = ekiden.compile(made)
+    found = as_lists(executable(**feed))
+    wanted = ReferenceEvaluator(made).run(None, feed)  # type: ignore[arg-type]
+    same(found if len(wanted) > 1 else [found], wanted)
+    return executable
+
+
+def test_what_is_known_leaves_nothing_at_run_time() -> None:
+    nodes = [
+        node("SequenceConstruct", "x y", "a"),
+        node("SequenceInsert", "a x zero", "b"),
+        node("SequenceErase", "b one", "c"),
+        node("SequenceAt", "c one", "d"),
+        node("SequenceLength", "c", "n"),
+        node("ConcatFromSequence", "b", "e", axis=0),
+        node("ConcatFromSequence", "c", "f", axis=1, new_axis=1),
+    ]
+    weights = {"zero": np.array(0), "one": np.array(1)}
+    made = model(nodes, [value("x", FLOAT, [2, 3]), value("y", FLOAT, [2, 3])], "d n e f", weights)
+    executable = check(made, x=normal(2, 3), y=normal(2, 3, seed=1))
+    assert "host_functions" not in executable.raw.metadata
+
+
+def test_elements_may_differ_in_rank_where_they_are_known() -> None:
+    nodes = [node("SequenceConstruct", "x y", "a"), node("SequenceAt", "a last", "d")]
+    made = model(
+        nodes, [value("x", FLOAT, [2, 3]), value("y", FLOAT, [4])], "d", {"last": np.array(-1)}
+    )
+    check(made, x=normal(2, 3), y=normal(4))
+
+
+def growing(
+    nodes: list[onnx.NodeProto], outputs: str, weights: dict[str, Array]
+) -> onnx.ModelProto:
+    """A loop that puts x * 1, x * 2, ... into a sequence `s`."""
+    body = graph(
+        [
+            node("Identity", "go", "go_out"),
+            node("Add", "x acc", "acc_out"),
+            node("SequenceInsert", "s acc_out", "s_out"),
+        ],
+        [
+            value("i", INT),
+            value("go", BOOL),
+            value("acc", FLOAT, ["k", 2]),
+            sequence("s", ("k", 2)),
+        ],
+        "go_out acc_out s_out",
+    )
+    first = [node("SequenceEmpty", "", "s0"), node("Loop", "n true x s0", "acc_last s", body=body)]
+    inputs = [value("n", INT), value("x", FLOAT, ["k", 2])]
+    return model([*first, *nodes], inputs, outputs, {"true": np.array(True), **weights})
+
+
+@pytest.mark.parametrize("trips", [1, 4])
+def test_a_loop_fills_a_sequence(trips: int) -> None:
+    nodes = [
+        node("SequenceAt", "s zero", "a"),
+        node("SequenceAt", "s last", "b"),
+        node("SequenceLength", "s", "length"),
+        node("SequenceInsert", "s x zero", "longer"),
+        node("SequenceErase", "longer last", "other"),
+        node("ConcatFromSequence", "s", "c", axis=0),
+        node("ConcatFromSequence", "s", "d", axis=1, new_axis=1),
+    ]
+    weights = {"zero": np.array(0), "last": np.array(-1)}
+    made = growing(nodes, "a b length other c d s", weights)
+    executable = check(made, n=np.array(trips), x=normal(3, 2))
+    assert "ek.sequence.at" in executable.raw.metadata["host_functions"]  # type: ignore[operator]
+    assert executable.outputs[-1].dtype == "sequence of float32"
+
+
+def test_an_empty_sequence_comes_out() -> None:
+    made = growing([], "s", {})
+    assert ekiden.compile(made)(n=np.array(0), x=normal(3, 2)) == []
+
+
+def test_a_position_that_is_not_there_ends_the_run() -> None:
+    made = growing([node("SequenceAt", "s p", "a")], "a", {"p": np.array(5)})
+    with pytest.raises(RunError, match="position 5 is out of range for 2 elements"):
+        ekiden.compile(made)(n=np.array(2), x=normal(3, 2))
+    known = [node("SequenceConstruct", "x", "s"), node("SequenceAt", "s p", "a")]
+    with pytest.raises(UnsupportedError, match="position 5 is out of range for 1 elements"):
+        from_onnx(model(known, [value("x", FLOAT, [2])], "a", {"p": np.array(5)}))
+
+
+@pytest.mark.parametrize("given", [None, np.array(2), ints(1, 4)])
+@pytest.mark.parametrize("extent", [5, "n"])
+def test_split(given: Array | None, extent: int | str) -> None:
+    nodes = [
+        node("SplitToSequence", "x" if given is None else "x sizes", "s", axis=1),
+        node("SequenceMap", "s", "t", body=graph([node("Relu", "e", "f")], [value("e")], "f")),
+        node("ConcatFromSequence", "t", "y", axis=1),
+    ]
+    weights = {} if given is None else {"sizes": given}
+    made = model(nodes, [value("x", FLOAT, [2, extent])], "y", weights)
+    x = normal(2, 5)
+    found = as_lists(ekiden.compile(made)(x))
+    same(found, np.maximum(x, 0))
+
+
+def test_a_sequence_is_an_input() -> None:
+    nodes = [node("SequenceLength", "s", "n"), node("ConcatFromSequence", "s", "y", axis=0)]
+    made = model(nodes, [sequence("s", ("k", 2))], "n y")
+    executable = ekiden.compile(made)
+    parts = [normal(1, 2), normal(3, 2)]
+    same(as_lists(executable(parts)), [np.array(2), np.concatenate(parts)])
+    with pytest.raises(InputError, match=r"input 's\[1\]': expected shape"):
+        executable([normal(1, 2), normal(1, 3)])
+    with pytest.raises(InputError, match="expected a list of tensors"):
+        executable(normal(1, 2))
+
+
+def test_a_sequence_of_known_length_is_as_many_inputs() -> None:
+    nodes = [node("SequenceAt", "s p", "y")]
+    made = model(nodes, [sequence("s")], "y", {"p": np.array(1)})
+    with pytest.raises(ImportModelError, match="the elements of the sequence 's' have no shape"):
+        from_onnx(made)
+    executable = ekiden.compile(made, shape={"s": [(2,), (3, 4)]})
+    assert [i.name for i in executable.inputs] == ["s.0", "s.1"]
+    same(as_lists(executable(normal(2), normal(3, 4))), normal(3, 4))
+
+
+def test_optional_values_are_known_at_import() -> None:
+    kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, [2]))
+    there, gone = branch_of("OptionalGetElement"), graph([node("Neg", "x", "m")], [], "m")
+    nodes = [
+        node("OptionalHasElement", "o", "has"),
+        node("If", "has", "y", then_branch=there, else_branch=gone),
+    ]
+    made = model(nodes, [helper.make_value_info("o", kind), value("x", FLOAT, [2])], "y")
+    o, x = normal(2), normal(2, seed=1)
+    same(as_lists(ekiden.compile(made)(o, x)), o)
+    same(as_lists(ekiden.compile(made, shape={"o": None})(x)), -x)
+
+
+def branch_of(op_type: str) -> onnx.GraphProto:
+    return graph([node(op_type, "o", "g")], [], "g")
+
+
+def test_interpreted_sequences() -> None:
+    found = Interpreter(from_onnx(growing([], "s", {}))).evaluate("main", np.array(3), normal(1, 2))
+    same(elements(found), [normal(1, 2) * k for k in (2, 3, 4)])
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("length", (3,)), ("length", ()), ("at", (ekiden.runtime.ADT(1, ()), 0)),
+        ("at", (ekiden.runtime.ADT(0, (1, 2)), 0)), ("insert", (ekiden.runtime.ADT(1, ()), 1, 7)),
+        ("erase", (ekiden.runtime.ADT(1, ()), -1)), ("concat", (ekiden.runtime.ADT(1, ()), 0)),
+        ("concat", (ekiden.runtime.ADT(0, (5, ekiden.runtime.ADT(1, ()))), 0)),
+        ("stack", (ekiden.runtime.ADT(1, ()), 1, 2, 0)), ("split", (1, 2, 3, 4)),
+        ("split", (normal(2), ints(3), 0, 1)), ("split", (normal(2), ints(-1, 3), 0, 1)),
+    ],
+)  # fmt: skip
+def test_functions_of_the_runtime_check_what_they_get(name: str, args: tuple[object, ...]) -> None:
+    with pytest.raises((TypeError, RunError)):
+        get_global_func(f"ek.sequence.{name}")(*args)

@@ -1,0 +1,144 @@
+"""Quantised products and layers: compiled, interpreted, and by NumPy in wide integers."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay
+from ekiden.relay.qnn import op as qnn
+
+Array = np.ndarray
+
+
+def random(dtype: str, *shape: int, seed: int = 0) -> Array:
+    info = np.iinfo(dtype)
+    rng = np.random.default_rng([seed, *shape])
+    return rng.integers(info.min, info.max + 1, shape).astype(dtype)
+
+
+def both(params: list[relay.Var], body: relay.Expr, *arrays: Array) -> list[list[Array]]:
+    """The results of the interpreter and of the virtual machine."""
+    module = relay.IRModule.from_expr(relay.Function(tuple(params), body))
+    found = []
+    for kind in ("debug", "vm"):
+        result = relay.create_executor(kind, module).evaluate()(*arrays)
+        many = result if isinstance(result, tuple) else (result,)
+        found.append([r.numpy() for r in many])
+    return found
+
+
+def scalar(value: int, dtype: str) -> relay.Expr:
+    return relay.const(np.array(value, dtype))
+
+
+@pytest.mark.parametrize(
+    ("data_dtype", "weight_dtype", "m", "n", "k"),
+    [
+        ("uint8", "int8", 1, 1, 1),
+        ("uint8", "int8", 5, 70, 33),
+        ("uint8", "uint8", 3, 64, 12),
+        ("int8", "int8", 3, 17, 8),
+        ("int8", "uint8", 2, 4, 3),
+        ("uint8", "int8", 0, 4, 8),
+    ],
+)
+def test_dense(data_dtype: str, weight_dtype: str, m: int, n: int, k: int) -> None:
+    data, weight = random(data_dtype, m, k), random(weight_dtype, n, k, seed=1)
+    for point, kernel_point in ((0, 0), (3, -7 if weight_dtype == "int8" else 200)):
+        x = relay.var("x", relay.tensor_type((relay.SizeVar("m"), k), data_dtype))
+        points = scalar(point, data_dtype), scalar(kernel_point, weight_dtype)
+        body = qnn.dense(x, relay.const(weight), *points, data_dtype=data_dtype)
+        wide = (data.astype(np.int64) - point) @ (weight.astype(np.int64) - kernel_point).T
+        for (found,) in both([x], body, data):
+            np.testing.assert_array_equal(found, wide)
+            assert found.dtype == np.int32
+
+
+def test_dense_with_a_zero_point_for_each_row() -> None:
+    data, weight = random("uint8", 4, 20), random("int8", 6, 20, seed=1)
+    points = np.arange(-3, 3, dtype=np.int8)
+    x = relay.var("x", relay.tensor_type((4, 20), "uint8"))
+    body = qnn.dense(x, relay.const(weight), scalar(9, "uint8"), relay.const(points))
+    wide = (data.astype(np.int64) - 9) @ (weight.astype(np.int64) - points[:, None]).T
+    for (found,) in both([x], body, data):
+        np.testing.assert_array_equal(found, wide)
+
+
+def test_products_of_bytes_do_not_saturate() -> None:
+    """Sums of two products leave the range of 16 bits, where older instructions stop."""
+    data, weight = np.full((2, 512), 255, np.uint8), np.full((16, 512), -128, np.int8)
+    x = relay.var("x", relay.tensor_type((2, 512), "uint8"))
+    body = qnn.dense(x, relay.const(weight), scalar(0, "uint8"), scalar(0, "int8"))
+    for (found,) in both([x], body, data):
+        assert (found == 255 * -128 * 512).all()
+
+
+@pytest.mark.parametrize(
+    "values", [[0.0, 0.0], [1.0, 2.0], [-3.0, -1.0], [-1.0, 0.5, 2.0], [1e-30, 0.0]]
+)
+def test_dynamic_quantize(values: list[float]) -> None:
+    x = relay.var("x", relay.tensor_type((len(values),)))
+    data = np.array(values, np.float32)
+    interpreted, compiled = both([x], relay.Tuple(qnn.dynamic_quantize(x)), data)
+    for one, other in zip(interpreted, compiled, strict=True):
+        np.testing.assert_array_equal(one, other)
+    levels, scale, point = compiled
+    assert levels.dtype == point.dtype == np.uint8
+    restored = scale * (levels.astype(np.float32) - np.float32(point))
+    assert np.abs(restored - data).max() <= scale
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "inputs", "hidden"), [(1, 1, 4, 4), (5, 1, 30, 40), (4, 3, 10, 18)]
+)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_layers_with_weights_of_bytes(
+    steps: int, batch: int, inputs: int, hidden: int, reverse: bool
+) -> None:
+    rng = np.random.default_rng(2)
+    x = relay.var("x", relay.tensor_type((relay.SizeVar("t"), batch, inputs)))
+    weights = [random("int8", 4 * hidden, n, seed=n) for n in (inputs, hidden)]
+    scales = [relay.const(rng.uniform(0.0005, 0.002, 4 * hidden).astype("f")) for _ in range(2)]
+    made = qnn.dynamic_lstm(
+        x,
+        *map(relay.const, weights),
+        *scales,
+        relay.const(rng.normal(size=4 * hidden).astype("f")),
+        initial_h=relay.const(rng.normal(size=(batch, hidden)).astype("f")),
+        reverse=reverse,
+    )
+    data = rng.normal(size=(steps, batch, inputs)).astype("f")
+    interpreted, compiled = both([x], relay.Tuple(made), data)
+    for one, other in zip(interpreted, compiled, strict=True):
+        # where a level is halfway between two, either may come out
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=3e-3)
+
+
+def test_a_recurrent_weight_that_is_no_constant() -> None:
+    """Packed by the kernel itself, as floats are."""
+    hidden = 5
+    rng = np.random.default_rng(3)
+    weight = relay.var("w", relay.tensor_type((4 * hidden, hidden), "int8"))
+    x = relay.var("x", relay.tensor_type((3, 2, 4 * hidden)))
+    data, bytes_ = rng.normal(size=(3, 2, 4 * hidden)).astype("f"), random("int8", 20, 5)
+    extras = {
+        "scale": relay.const(np.full(4 * hidden, 0.01, "f")),
+        "sums": relay.const(bytes_.sum(axis=1, dtype=np.int32)),
+    }
+    layer = relay.op.nn.recurrent(x, weight, "lstm", extras)
+    interpreted, compiled = both([x, weight], layer, data, bytes_)
+    for one, other in zip(interpreted, compiled, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=3e-3)
+
+
+@pytest.mark.parametrize("given", list(itertools.combinations(("scale", "sums"), 1)))
+def test_scale_and_sums_come_together(given: tuple[str, ...]) -> None:
+    x = relay.var("x", relay.tensor_type((3, 2, 20)))
+    extras = {name: relay.const(np.zeros(20, "f" if name == "scale" else "i")) for name in given}
+    layer = relay.op.nn.recurrent(x, relay.const(random("int8", 20, 5)), "lstm", extras)
+    with pytest.raises(ekiden.CompileError, match="scale and sums come with a weight of int8"):
+        ekiden.compile(relay.IRModule.from_expr(relay.Function((x,), layer)))
