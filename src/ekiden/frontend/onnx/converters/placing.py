@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ekiden.frontend.onnx.converters.movement import from_front
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import PrimExpr
@@ -117,6 +119,21 @@ def _compress(node: Node) -> Expr:
     return op.take(data, op.cast(where, "int64"), axis=axis)
 
 
+def _unique(node: Node) -> list[Expr]:
+    """Distinct elements, their first positions, which of them each element is, and counts."""
+    if node.has("axis") and node.rank(0) > 1:
+        node.unsupported("attribute 'axis' is only supported for vectors")
+    flat = op.reshape(node.expr(0), (-1,))
+    found = op.unique(flat, is_sorted=bool(node.get_int("sorted", 1)), return_counts=True)
+    values, first, which, number, counts = (TupleGetItem(found, i) for i in range(5))
+
+    def cut(padded: Expr) -> Expr:
+        return op.strided_slice(padded, const(np.array([0])), op.cast(number, "int64"), axes=[0])
+
+    wide = [op.cast(e, "int64") for e in (cut(first), which, cut(counts))]
+    return [cut(values), *wide]
+
+
 def _max_unpool(node: Node) -> Expr:
     """Every element at its flat position in an image that is 0 elsewhere.
 
@@ -152,6 +169,7 @@ ROWS = (
     Row("TensorScatter",   _tensor_scatter, since=24, attributes="axis mode"),
     Row("TopK",            _top_k, attributes="axis k"),
     Row("TopK",            _top_k, since=10, attributes="axis largest sorted"),
+    Row("Unique",          _unique, since=11, attributes="axis sorted"),
     Row("NonZero",         _non_zero, since=9),
     Row("Compress",        _compress, since=9, attributes="axis"),
     Row("ReverseSequence", _reverse_sequence, since=10, attributes="batch_axis time_axis"),
