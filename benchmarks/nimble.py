@@ -136,12 +136,16 @@ def main() -> None:
             n: m for n, m in workload.engines.items() if not options.engines or n in options.engines
         }
         for threads in options.threads:
-            workers = {engine: Worker(make, threads) for engine, make in chosen.items()}
-            check(workers, [workload.low, (workload.low + workload.high) // 2])
-            times = measure(workers, cases, options.rounds)
+            workers: dict[str, Worker] = {}
+            try:
+                for engine, make in chosen.items():
+                    workers[engine] = Worker(make, threads)
+                check(workers, [workload.low, (workload.low + workload.high) // 2])
+                times = measure(workers, cases, options.rounds)
+            finally:
+                for worker in workers.values():
+                    worker.close()
             report(name, threads, workload, cases, times)
-            for worker in workers.values():
-                worker.close()
 
 
 if __name__ == "__main__":

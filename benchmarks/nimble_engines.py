@@ -36,10 +36,11 @@ class Worker:
     """An engine in a process of its own, so that the threads of one do not disturb another."""
 
     def __init__(self, make: Make, threads: int) -> None:
+        """Start it; it is no daemon, as it may start processes that compile: close it."""
         os.environ["OMP_NUM_THREADS"] = os.environ["EKIDEN_NUM_THREADS"] = str(threads)
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(make, threads, theirs), daemon=True)
+        self.process = context.Process(target=_serve, args=(make, threads, theirs))
         self.process.start()
         theirs.close()  # so that the end of the process ends the wait
         self.ready = float(self.pipe.recv())

@@ -5,8 +5,8 @@
 Each engine runs each model in processes of its own, in which the C library gives every freed block
 of 4 KB and more back to the system at once. The measure is what the first run leaves behind in
 anonymous memory (arenas, scratch memory of threads), and how far above its start the resident
-memory rises during later runs. Weights are loaded and packed before, code is touched by the first run.
-ONNX Runtime runs without its own arena, which rounds up and keeps more: each tensor is then freed
+memory rises during later runs. Weights are loaded and packed before, code is touched by the first
+run. ONNX Runtime runs without its own arena, which rounds up and keeps more: each tensor is freed
 when it is dead. `predicted` is what Ekiden's compiler says of static models.
 """
 

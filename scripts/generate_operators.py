@@ -68,7 +68,7 @@ def section(definition: OpDef) -> Iterator[str]:
     facts = [f"*Fusion*: {definition.pattern.name}"]
     if definition.reshape_only:
         facts.append("a view: no kernel runs")
-    if definition.dims is not None or definition.padded is not None:
+    if definition.dims or definition.padded:
         facts.append("the result's shape depends on the data")
     if definition.stateful:
         facts.append("has an effect")

@@ -315,6 +315,25 @@ int ek_op_InvokePackedValue(ek_vm *vm, ek_value *R, const int32_t *pc) {
 
 /* Allocation ----------------------------------------------------------------------------------- */
 
+/* Whether the register holds a tensor that nobody else knows, of this storage, shape and dtype: it is
+** moved to the offset, which costs less than another. */
+static bool move_tensor(const ek_value *dst, const ek_storage *storage, int64_t offset,
+                        const int64_t *shape, int32_t ndim, ek_dtype dtype) {
+  if (dst->type_index != EK_TENSOR || !ek_tensor_is_own(dst->v.obj)) return false;
+  ek_tensor *tensor = (ek_tensor *)(void *)dst->v.obj;
+  if (__atomic_load_n(&tensor->base.refs, __ATOMIC_ACQUIRE) != EK_REFS_NEW) return false;
+  if (tensor->owner != &storage->base || tensor->dl.ndim != ndim) return false;
+  if (memcmp(&tensor->dl.dtype, &dtype, sizeof dtype) != 0) return false;
+  for (int32_t i = 0; i < ndim; i++) {
+    if (tensor->dims[i] != shape[i]) return false;
+  }
+  if (ek_dltensor_nbytes(&tensor->dl) > storage->size - (size_t)offset) return false;
+  tensor->dl.data = (char *)storage->data + offset;
+  tensor->dl.byte_offset = 0;
+  tensor->flags = 0;
+  return true;
+}
+
 static int tensor_at(const char *instruction, const ek_value *value, int64_t offset,
                      const int64_t *shape, int32_t ndim, const int32_t *dtype_words,
                      ek_value *dst) {
@@ -326,6 +345,7 @@ static int tensor_at(const char *instruction, const ek_value *value, int64_t off
     return ek_error("RunError", "%s: an offset in a storage of %zu bytes expected, got %lld",
                     instruction, storage->size, (long long)offset);
   }
+  if (move_tensor(dst, storage, offset, shape, ndim, dtype)) return 0;
   if (ek_tensor_view(&storage->base, (char *)storage->data + offset, shape, ndim, dtype,
                      storage->device, 0, &tensor) != 0)
     return -1;

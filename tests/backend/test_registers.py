@@ -10,6 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ekiden.backend.vm.encode import Instruction, make
+from ekiden.backend.vm.operands import writes
 from ekiden.backend.vm.registers import allocate
 from ekiden.runtime.errors import InternalError
 
@@ -168,14 +169,8 @@ def test_a_function_computes_the_same_in_fewer_registers(
     count, shared = allocate(code, N_PARAMS)
     result, effects = run(code, choices)
     assert run(shared, choices) == (result, effects)
-    highest = max((r for each in code for r in _written(each)), default=0)
+    highest = max((r for each in code for r in writes(each)), default=0)
     assert count <= max(highest + 1, N_PARAMS)
-
-
-def _written(each: Instruction) -> list[int]:
-    dst = each["dst"] if each.name in ("Move", "LoadConsti", "GetField", "AllocADT") else 0
-    assert isinstance(dst, int)
-    return [dst]
 
 
 def test_a_move_goes_where_its_source_dies() -> None:

@@ -166,6 +166,37 @@ static void dynamic_tensors(void) {
   ek_object_release(vm);
 }
 
+/* A tensor is made anew where somebody refers to the one before, and moved where nobody does. */
+static void tensors_take_the_place_of_others(void) {
+  program p = {
+      .functions = {{"main", 1, 6,
+                     WORDS(LoadConsti, 1, 64, 0, AllocStorage, 2, 1, 0, 64, 0, /**/
+                           AllocTensor, 3, 2, 0, 0, INT64_SCALAR, 0, /**/
+                           Move, 4, 3, InvokePacked, 0, 2, 1, 0, 3, /* at 0: n */
+                           AllocTensor, 3, 2, 8, 0, INT64_SCALAR, 0, /**/
+                           InvokePacked, 0, 3, 1, 0, 0, 3, /* at 8: n + n */
+                           AllocTensor, 3, 2, 16, 0, INT64_SCALAR, 0, /* moved */
+                           InvokePacked, 0, 3, 1, 0, 4, 3, /* at 16: n + n */
+                           AllocADT, 5, 0, 2, 4, 3, Ret, 5)},
+                    {"beyond", 1, 6,
+                     WORDS(LoadConsti, 1, 64, 0, AllocStorage, 2, 1, 0, 64, 0, /**/
+                           AllocTensor, 3, 2, 0, 0, INT64_SCALAR, 1, 4, 0, /**/
+                           AllocTensor, 3, 2, 40, 0, INT64_SCALAR, 1, 4, 0, Ret, 3)}},
+      .primitives = {"ek.test.add"}};
+  ek_object *vm = machine_of(&p);
+  ek_value argument = ek_value_int(7), result = ek_value_none();
+  CHECK(ek_vm_invoke(vm, 0, &argument, 1, &result) == 0);
+  const ek_adt *both = (const ek_adt *)(const void *)result.v.obj;
+  const ek_dltensor *first = ek_value_tensor(&both->fields[0]);
+  const ek_dltensor *second = ek_value_tensor(&both->fields[1]);
+  CHECK(*(int64_t *)first->data == 7 && *(int64_t *)second->data == 14);
+  CHECK((char *)second->data == (char *)first->data + 16);
+  ek_value_release(&result);
+  CHECK_ERROR(ek_vm_invoke(vm, 1, &argument, 1, &result), "ValueError",
+              "make view: 32 bytes at offset 40 do not lie in a storage of 64 bytes");
+  ek_object_release(vm);
+}
+
 static ek_value vector_of(const int64_t *numbers, int64_t n) {
   ek_dtype int64 = {EK_DTYPE_INT, 64, 1};
   ek_object *tensor;
@@ -490,6 +521,7 @@ int main(void) {
   closures_check_their_arity();
   long_chains_of_closures();
   dynamic_tensors();
+  tensors_take_the_place_of_others();
   reshapes();
   copies_between_devices();
   branches_on_scalars();

@@ -64,9 +64,7 @@ def test_a_file_without_constants_is_the_same_each_time() -> None:
 def test_a_run_before_the_constants_is_an_error() -> None:
     exe = model()
     moved = exe.get_late_bound_consts(0)
-    with pytest.raises(
-        LoadError, match="constants are missing, the first is const_0"
-    ):
+    with pytest.raises(LoadError, match="constants are missing, the first is const_0"):
         exe(X)
     with pytest.raises(LoadError, match="late-bound constants are missing"):
         runtime.VirtualMachine(exe.raw)

@@ -204,7 +204,8 @@ def test_states_are_checked(executable: ekiden.Executable) -> None:
     assert stepper.resume()
 
 
-def test_a_list_keeps_its_sharing_in_a_state() -> None:
+@pytest.mark.parametrize("executor", ["vm", "aot"])
+def test_a_list_keeps_its_sharing_in_a_state(executor: str) -> None:
     program = """
     #[version = "0.0.5"]
     type List[A] { Cons(A, List[A]), Nil }
@@ -213,8 +214,9 @@ def test_a_list_keeps_its_sharing_in_a_state() -> None:
       match (%l) { Cons(%h, %t) => add(%h, @sum(%t)), Nil => 0f }
     }
     """
-    compiled = ekiden.compile(ekiden.parser.fromtext(program))
+    compiled = ekiden.compile(ekiden.parser.fromtext(program), executor=executor)
     x = np.array(3, np.float32)
+    assert [call.function for call in compiled.profile(x, peak=False).calls] == ["sum", "sum"]
     first, second = Stepper(compiled.raw), Stepper(compiled.raw)
     first.start("main", x)
     while not first.step():

@@ -150,6 +150,16 @@ CASES = [
         lambda i, d: np.where(np.arange(d)[:, None] == i, 3, 1).astype(np.float32),
         [(ints(0, 2, 5), scalar(4)), (ints(1, 1, 9), scalar(0))],
     ),
+    Case(
+        "dyn.image.resize2d",
+        lambda x, s: op.image.resize2d(
+            x, s, method="nearest_neighbor", coordinate_transformation_mode="asymmetric",
+            rounding_method="floor",
+        ),
+        lambda x, s: x[:, :, np.arange(s[0]) * 2 // s[0]][..., np.arange(s[1]) * 3 // s[1]],
+        [(numbers(1, 2, 2, 3), ints(4, 6)), (numbers(1, 2, 2, 3), ints(2, 3)),
+         (numbers(1, 2, 2, 3), ints(1, 9))],
+    ),
     Case("dyn.topk", lambda x, k: op.topk(x, k), _top,
          [(X, scalar(2)), (X, scalar(6)), (X, scalar(0)), (numbers(0, 3), scalar(1))]),
     Case("argwhere", lambda x: op.argwhere(x), lambda x: np.argwhere(x).astype(np.int32),

@@ -14,7 +14,9 @@ def check(text: str, *args: object) -> ekiden.Executable:
     """Compile, run, compare with the interpreter."""
     module = relay.parse(text)
     executable = ekiden.compile(module)
-    compare(executable, relay.create_executor("debug", module).evaluate(), *args)
+    interpreted = relay.create_executor("debug", module).evaluate()
+    compare(executable, interpreted, *args)
+    compare(ekiden.compile(module, executor="aot"), interpreted, *args)
     return executable
 
 
@@ -105,6 +107,23 @@ def test_closures_capture_tensors_of_unknown_shape() -> None:
     )
 
 
+@pytest.mark.parametrize("flag", [False, True])
+def test_closures_capture_what_shows_a_dimension_they_need(flag: bool) -> None:
+    check(
+        DOUBLE
+        + """def @main(%x: Tensor[(?, 2), float32], %c: bool) {
+               let %y = @double(%x);
+               let %w = @double(%y);
+               let %z = concatenate((%y, %w));
+               let %f = fn (%a: Tensor[(?, 2), float32]) { concatenate((%a, negative(%z))) };
+               let %g = fn (%a: Tensor[(?, 2), float32]) { %f(concatenate((%a, %z))) };
+               let %h = if (%c) { %f } else { %g };
+               %h(%x) }""",
+        floats(3, 2),
+        np.array(flag),
+    )
+
+
 def test_fields_of_data_have_dimensions_of_their_own() -> None:
     check(
         """type List[A] { Nil, Cons(A, List[A]), }
@@ -128,9 +147,7 @@ def test_a_reference_holds_tensors_of_several_shapes() -> None:
                let %u = %t;
                concatenate((%u.0, add(%u.1, %u.1))) }"""
     )
-    compare(
-        ekiden.compile(module), relay.create_executor("debug", module).evaluate(), floats(3, 2)
-    )
+    compare(ekiden.compile(module), relay.create_executor("debug", module).evaluate(), floats(3, 2))
 
 
 def test_let_annotations_name_dimensions() -> None:
@@ -151,8 +168,9 @@ def test_sizes_that_do_not_fit_name_the_operator_and_the_dimensions() -> None:
         floats(3, 2),
         floats(6, 2),
     )
+    wanted = np.maximum(np.tile(floats(3, 2), (2, 1)), 0) + floats(1, 2)
     compared = executable(floats(3, 2), floats(1, 2)).numpy()
-    np.testing.assert_allclose(compared, np.maximum(np.tile(floats(3, 2), (2, 1)), 0) + floats(1, 2))
+    np.testing.assert_allclose(compared, wanted)
     with pytest.raises(InputError, match=r"add \(text:\d+:\d+\) needs d_0 == y_0 or d_0 == 1"):
         executable(floats(3, 2), floats(5, 2))
 
@@ -169,3 +187,18 @@ def test_a_branch_that_is_not_taken_checks_nothing() -> None:
     with pytest.raises(InputError, match="add .* needs n == m"):
         executable(floats(3), floats(2), np.array(True))
     assert executable(floats(3), floats(2), np.array(False)).numpy() == floats(3).sum()
+
+
+def test_unknown_dimensions_of_an_input_may_differ() -> None:
+    check(
+        "def @main(%x: Tensor[(?, ?, ?), float32]) { squeeze(%x, axis=[0]) }",
+        floats(1, 3, 2),
+    )
+    executable = check(
+        "def @main(%x: Tensor[(?, ?), float32], %a: Tensor[(?,), float32]) {"
+        " nn.prelu(%x, %a, axis=1) }",
+        floats(3, 2),
+        floats(2),
+    )
+    with pytest.raises(InputError, match="nn.prelu .* needs"):
+        executable(floats(3, 2), floats(3))

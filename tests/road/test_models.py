@@ -13,7 +13,8 @@ import ekiden
 LIGHT = ("squeezenet", "shufflenet", "inception_v1", "resnet50", "densenet121")
 LARGE = ("bvlc_alexnet", "zfnet512", "vgg19")
 CACHED = (
-    "oww_alexa_mlp", "oww_timer_mlp", "magika_v3_3", "attacut_c", "deepcut", "ppocr2_cls",
+    "oww_hey_jarvis", "silero_vad", "silero_vad_half", "silero_vad_16k_op15",
+    "silero_vad_ov_static", "oww_alexa_mlp", "oww_timer_mlp", "magika_v3_3", "attacut_c", "deepcut", "ppocr2_cls",
     "ppocr4_det", "ddddocr_det", "minilm_l3_f32",
 )  # fmt: skip
 

@@ -10,6 +10,8 @@ from importlib import import_module
 
 from ekiden import runtime
 from ekiden.backend.vm.disassemble import disassemble
+from ekiden.backend.vm.write import CALL_CLOSURE
+from ekiden.driver.closures import plain, with_functions
 from ekiden.driver.files import write_whole
 from ekiden.driver.library import export_library
 from ekiden.driver.machine import check_machine
@@ -21,6 +23,8 @@ from ekiden.runtime.profile import Peak, Report, profile
 Dim = int | str
 ANY_OBJECT = "object"
 """The dtype of an input or output that is not a tensor."""
+UNKNOWN = "?"
+"""What a dimension of which nothing is declared is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class Executable:
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
         self._gives_lists = any(o.dtype.startswith(SEQUENCE) for o in self.outputs)
         self._checked: list[tuple[int, ...]] | None = None
+        self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
         self._machine: runtime.VirtualMachine | None = None
         if not late_bound.missing(raw):
             self._machine = runtime.VirtualMachine(raw)
@@ -114,8 +119,9 @@ class Executable:
         result = self._vm.invoke("main", *values)
         if self._gives_lists:
             result = self._with_lists(result)
-        assert isinstance(result, (runtime.Tensor, tuple)) or self._gives_lists
-        return result  # type: ignore[return-value]  # a list where the result is one sequence
+        if self._gives_functions:
+            result = with_functions(result, self._vm)
+        return result  # type: ignore[return-value]  # also lists, functions and data
 
     def _with_lists(self, result: object) -> object:
         """The outputs with sequences as lists."""
@@ -169,6 +175,8 @@ class Executable:
     def _check_symbol(
         self, symbol: str, got: int, where: str, axis: int, bound: dict[str, tuple[int, str]]
     ) -> None:
+        if UNKNOWN in symbol:
+            return
         value, first = bound.setdefault(symbol, (got, where))
         if value != got:
             wanted = f"'{symbol}' in dimension {axis} to be {value} as in {first}"
@@ -251,6 +259,21 @@ class Executable:
         peak = memory.get("peak") if isinstance(memory, dict) else None
         return peak if isinstance(peak, int) else None
 
+    @property
+    def globals(self) -> list[str]:
+        """Names of the functions. TVM's name, as those of the next two."""
+        return self.raw.globals
+
+    @property
+    def primitive_ops(self) -> list[str]:
+        """Names of the primitives."""
+        return self.raw.primitives
+
+    @property
+    def bytecode(self) -> str:
+        """The bytecode as text."""
+        return self.disassemble()
+
     def disassemble(self) -> str:
         """The bytecode as text."""
         return disassemble(self.raw)
@@ -274,7 +297,7 @@ def _peak() -> Peak | None:
 def _argument(info: TensorInfo, value: object) -> object:
     """The value as a tensor of the declared dtype; anything at all where no tensor is declared."""
     if info.dtype == ANY_OBJECT:
-        return value
+        return plain(value)
     if info.dtype.startswith(SEQUENCE):
         if not isinstance(value, (list, tuple)):
             wanted = f"a list of tensors, got {type(value).__name__}"

@@ -205,6 +205,8 @@ def _to_argument(value: object) -> object:
         return _rebuild(value, _to_argument)
     if isinstance(value, (tuple, list)) and not isinstance(value, runtime.ADT):
         return tuple(map(_to_argument, value))
+    if isinstance(value, np.generic):
+        return np.asarray(value)
     if isinstance(value, (bool, int, float)):
         return const(value).data.view(np.ndarray)
     return value

@@ -20,7 +20,7 @@ def compile(
 
     `ekiden.runtime.vm.VirtualMachine` runs the result, which can be called as well.
     """
-    return build(mod, target, params=params)
+    return Executable(build(mod, target, params=params).raw)
 
 
 class VMCompiler:

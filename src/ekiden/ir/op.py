@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.node import ignored, node
+from ekiden.ir.prim import PrimExpr
 from ekiden.ir.span import Span
 from ekiden.ir.type import Type
 
@@ -76,7 +77,7 @@ class Op(RelayExpr):
         register_op_attr(self.name, attr_name, value)
 
 
-DimsOf = Callable[..., "Sequence[object]"]
+DimsOf = Callable[..., "tuple[Sequence[PrimExpr], Sequence[tuple[PrimExpr, str]]]"]
 """(attributes, argument buffers) -> the unknown dimensions of the result, in order, as int64
 expressions on the shapes and the elements of the arguments; then conditions (expression, text) that
 must hold."""

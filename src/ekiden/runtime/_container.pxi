@@ -3,7 +3,9 @@
 class ADT(tuple):
     """A value of an algebraic data type: its fields, and the tag of its constructor.
 
-    Plain tuples have tag 0 and cross as tuples.
+    Plain tuples have tag 0 and cross as tuples. What has tag 0 and holds data comes back as a value
+    of tag 0, which prints as a tuple and equals one: however deep it is, it can be printed,
+    compared and hashed.
     """
 
     tag: int
@@ -16,16 +18,48 @@ class ADT(tuple):
         return self
 
     def __repr__(self):
-        return f"ADT({self.tag}, {tuple(self)!r})"
+        parts, work = [], [self]
+        while work:
+            at = work.pop()
+            if type(at) is str:
+                parts.append(at)
+            else:
+                tag = getattr(at, "tag", 0)
+                work += [")" if tag == 0 else "))"]
+                work += [","] if len(at) == 1 else []
+                for i in range(len(at) - 1, -1, -1):
+                    work += [at[i] if _is_adt(at[i]) else repr(at[i])]
+                    work += [", "] if i else []
+                work += ["(" if tag == 0 else f"ADT({tag}, ("]
+        return "".join(parts)
 
     def __eq__(self, other):
-        return tuple.__eq__(self, other) and self.tag == getattr(other, "tag", 0)
+        work = [(self, other)]
+        while work:
+            one, two = work.pop()
+            if one is two:
+                continue
+            if not (_is_adt(one) and _is_adt(two)):
+                if one != two:
+                    return False
+            elif len(one) != len(two) or getattr(one, "tag", 0) != getattr(two, "tag", 0):
+                return False
+            else:
+                work.extend(zip(one, two))
+        return True
 
     def __ne__(self, other):
         return not self == other
 
     def __hash__(self):
-        return hash((self.tag, tuple(self)))
+        found, work = 0, [self]
+        while work:
+            at = work.pop()
+            if _is_adt(at):
+                work.extend(at)
+                at = (len(at), getattr(at, "tag", 0))
+            found = hash((found, at))
+        return found
 
 
 class Shape(tuple):
@@ -86,7 +120,8 @@ cdef object _deep_adt_to_python(ek_adt *root):
             continue
         stack.pop()
         fields = tuple(_flat_fields(at, made))
-        made[<size_t>at] = fields if at.tag == 0 else ADT(at.tag, fields)
+        is_plain = at.tag == 0 and not any([type(field) is ADT for field in fields])
+        made[<size_t>at] = fields if is_plain else ADT(at.tag, fields)
     return made[<size_t>root]
 
 

@@ -144,15 +144,32 @@ cdef inline bint _is_readable(object source):
     return cls is int or (cls is ADT and source._made is not None)
 
 
-cdef object _readable(object source):
+cdef object _readable(object root):
+    """The same with arrays and tensors that compiled code can read; tuples may be nested deeply."""
+    cdef dict made = {}            # id of a tuple -> what it becomes; the root keeps all ids alive
+    cdef list stack = [root]
+    while stack:
+        at = stack[len(stack) - 1]
+        inner = at if isinstance(at, tuple) and not _is_readable(at) else ()
+        missing = [each for each in inner if isinstance(each, tuple) and id(each) not in made]
+        if missing:
+            stack.extend(missing)
+            continue
+        stack.pop()
+        made[id(at)] = _readable_one(at, made)
+    return made[id(root)]
+
+
+cdef object _readable_one(object source, dict made):
+    """A value whose tuples are made."""
     if _is_readable(source):
         return source
     if isinstance(source, tuple):
-        fields = [_readable(item) for item in source]
+        fields = [made[id(f)] if isinstance(f, tuple) else _readable_one(f, made) for f in source]
         if all([new is old for new, old in zip(fields, source)]):
             return source
         return ADT(source.tag, fields) if isinstance(source, ADT) else tuple(fields)
-    if isinstance(source, (np.ndarray, Tensor)) or hasattr(source, "__dlpack__"):
+    if isinstance(source, (np.ndarray, np.generic, Tensor)) or hasattr(source, "__dlpack__"):
         return tensor(source)
     return source
 

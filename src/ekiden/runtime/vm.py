@@ -35,8 +35,9 @@ class VirtualMachine:
 
     def invoke(self, func_name: str, *args: object, **kwargs: object) -> object:
         """Call a function with arrays, tensors, numbers or tuples of them, by position or name."""
-        if kwargs:
-            self.set_input(func_name, *args, **kwargs)
+        if kwargs or (not args and func_name in self._inputs):
+            if kwargs:
+                self.set_input(func_name, *args, **kwargs)
             return self._call(func_name, self._collected(func_name))
         return self._call(func_name, [_argument(a) for a in args])
 
@@ -46,9 +47,28 @@ class VirtualMachine:
             return self.invoke("main", *args, **kwargs)
         return self.invoke_stateful("main")
 
-    def invoke_stateful(self, func_name: str) -> object:
-        """Call a function with what `set_input` set."""
+    def invoke_stateful(self, func_name: str, *args: object, **kwargs: object) -> object:
+        """Call a function with what `set_input` set, or with these arguments."""
+        if args or kwargs:
+            self.set_input(func_name, *args, **kwargs)
         return self._call(func_name, self._collected(func_name))
+
+    def invoke_with_outputs(
+        self, func_name: str, input_args: dict[str, object], output_args: Sequence[Tensor]
+    ) -> None:
+        """Call a function with arguments by name; its outputs are copied to tensors of the caller.
+
+        Raises InputError for another number of outputs.
+        """
+        self.set_input(func_name, **input_args)
+        self.invoke_stateful(func_name)
+        outputs = self.get_outputs()
+        if len(outputs) != len(output_args):
+            wanted = f"{len(outputs)} outputs expected, got {len(output_args)}"
+            raise InputError(f"{func_name}: {wanted}")
+        for made, to in zip(outputs, output_args, strict=True):
+            assert isinstance(made, Tensor)
+            made.copyto(to)
 
     def set_input(self, func_name: str, *args: object, **kwargs: object) -> None:
         """Set all inputs of a function, by position or name. Raises InputError."""

@@ -323,7 +323,9 @@ def slices() -> Iterator[Case]:
     )
     yield case(lambda v: op.strided_slice(v, (0,), (3,)), normal(0, 2), expected=lambda v: v)
     yield case(
-        lambda v: op.vm.prefix(v, (IntImm(3), IntImm(0))), normal(4, 5), expected=lambda v: v[:3, :0]
+        lambda v: op.vm.prefix(v, (IntImm(3), IntImm(0))),
+        normal(4, 5),
+        expected=lambda v: v[:3, :0],
     )
     yield case(
         lambda v: op.vm.prefix(v, (IntImm(3), IntImm(5))), normal(4, 5), expected=lambda v: v[:3]

@@ -92,3 +92,16 @@ def test_what_shows_a_named_dimension_is_captured() -> None:
         def @lifted_f(%x: Tensor[(n, 2), float32], Closure=1) {
           fn (%y: float32, Closure=1) { full(%y, shape=[n]) } }""",
     )
+
+
+def test_equal_functions_become_one() -> None:
+    check(
+        LambdaLift(),
+        """def @main(%x: float32) {
+          let %f = fn (%y: float32) { tanh(%y) }; let %g = fn (%z: float32) { tanh(%z) };
+          let %h = fn (%z: float32) { exp(%z) }; %h(%f(%g(%x))) }""",
+        """def @main(%x: float32) { let %f = @lifted_f; let %g = @lifted_f; let %h = @lifted_h;
+          %h(%f(%g(%x))) }
+        def @lifted_f(%y: float32) { tanh(%y) }
+        def @lifted_h(%z: float32) { exp(%z) }""",
+    )

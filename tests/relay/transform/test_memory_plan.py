@@ -187,4 +187,4 @@ def test_equal_symbolic_sizes_share_a_place() -> None:
       let %a = {text}(%x); let %b = {text}(%a); let %c = {text}(%b); let %d = {text}(%c); %d }}""")
     planned = MemoryPlan()(ManifestAlloc()(module))
     offsets = [a.offset for s, a in _places(planned).values() if s.name_hint == "arena"]
-    assert offsets[0] is offsets[2] and offsets[0] is not offsets[1]
+    assert str(offsets[0]) == str(offsets[2]) != str(offsets[1])

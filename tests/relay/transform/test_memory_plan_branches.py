@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pass_checks import main_of, program
@@ -15,7 +16,7 @@ from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.type import TensorType, tensor_type
 from ekiden.relay.expr import Call, Function, If, Let, Tuple, Var
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
-from ekiden.relay.transform import ManifestAlloc, MemoryPlan
+from ekiden.relay.transform import ManifestAlloc, MemoryPlan, storage_places
 from ekiden.relay.transform.chains import let_chain
 from ekiden.relay.transform.manifest_alloc import size_in_bytes
 from ekiden.relay.transform.scopes import evaluation_order
@@ -233,39 +234,45 @@ def test_fields_of_a_local_tuple_keep_it_alive() -> None:
     assert sorted(_storages(planned)) == [(64, False), (6400 + 64, True)]
 
 
-def test_slots_hold_the_largest_of_several_symbolic_sizes() -> None:
-    """Sizes that cannot be compared share a slot as large as both."""
-    shapes = [(N, N), (N, 8), (N, 8), (M, M), (N, 8)]
+def _chain(shapes: list[tuple[PrimExpr | int, ...]]) -> IRModule:
+    """A kernel for each shape, each on the result of the one before."""
+    x = at = typed("x", tensor_type((N, M)))
     bindings: list[tuple[Var, RelayExpr]] = []
-    at = typed("x", tensor_type((N, M)))
-    x = at
     for i, shape in enumerate(shapes):
         made = typed(f"t{i}", tensor_type(shape))
         call = Call(kernel([at], made.checked_type), (at,))
         call.set_checked_type(made.checked_type)
         bindings.append((made, call))
         at = made
-    module = IRModule({"main": Function((x,), let_chain(bindings, at), None)})
-    planned = main_of(MemoryPlan()(ManifestAlloc()(module))).body
+    return ManifestAlloc()(IRModule({"main": Function((x,), let_chain(bindings, at), None)}))
+
+
+def test_sizes_that_cannot_be_compared_share_bytes() -> None:
+    """What lies above one of two in turn is above the larger."""
+    module = _chain([(N, N), (N, 8), (M, M), (N, 8), (N, 8)])
+    planned = main_of(MemoryPlan()(module)).body
     arena = next(a.size for a in _allocations(planned) if a.arena)
     for n, m in ((1, 50), (50, 1), (16, 16)):
-        assert evaluate(arena, {N: n, M: m}) == _rounded(4 * max(n, m) ** 2) + 2 * _rounded(32 * n)
+        assert evaluate(arena, {N: n, M: m}) == _rounded(4 * max(n, m) ** 2) + _rounded(32 * n)
         machine = _Machine({N: n, M: m}, [True])
         machine.check(machine.run(planned))
 
 
+def test_offsets_do_not_become_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then sizes that are equal follow each other."""
+    monkeypatch.setattr(storage_places, "LONGEST", 10)
+    module = _chain([(N, N), (N, 8), (M, M), (N, 8), (N, N), (M, M), (N, 8)])
+    planned = main_of(MemoryPlan()(module)).body
+    arena = next(a.size for a in _allocations(planned) if a.arena)
+    sizes = _rounded(4 * 30 * 30) + 2 * _rounded(32 * 30) + _rounded(4 * 7 * 7)
+    assert evaluate(arena, {N: 30, M: 7}) <= sizes + _rounded(4 * 7 * 7)
+    machine = _Machine({N: 30, M: 7}, [True])
+    machine.check(machine.run(planned))
+
+
 def test_a_size_that_is_known_late_keeps_its_storage() -> None:
     late = SizeVar("late")
-    x = typed("x", tensor_type((4,)))
-    bindings: list[tuple[Var, RelayExpr]] = []
-    at = x
-    for i, shape in enumerate([(4,), (late,), (late,), (4,), (4,)]):
-        made = typed(f"t{i}", tensor_type(shape))
-        call = Call(kernel([at], made.checked_type), (at,))
-        call.set_checked_type(made.checked_type)
-        bindings.append((made, call))
-        at = made
-    module = IRModule({"main": Function((x,), let_chain(bindings, at), None)})
-    found = _allocations(main_of(MemoryPlan()(ManifestAlloc()(module))).body)
+    module = _chain([(4,), (late,), (late,), (4,), (4,)])
+    found = _allocations(main_of(MemoryPlan()(module)).body)
     assert sum(a.arena for a in found) == 1
     assert not any(a.arena for a in found if not isinstance(a.size, IntImm))

@@ -6,7 +6,6 @@ are compiled first, so that their numbers are known.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -18,18 +17,20 @@ from ekiden.backend.external import build_external, is_external
 from ekiden.backend.kernels.build import build_kernels
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint
+from ekiden.backend.vm.choices import Choices, Parts
 from ekiden.backend.vm.dims import Plan, Stage, is_static, values
-from ekiden.backend.vm.emit import Emitter, Scope, emit_scope
-from ekiden.backend.vm.match import Leaf, Path, Test, decision_tree
+from ekiden.backend.vm.emit import Scope, emit_scope
+from ekiden.backend.vm.encode import make
 from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.stages import arguments, sources, stage_kernel
-from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.backend.vm.write import CALL_CLOSURE, VMFunction, write_executable
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import fields_of
 from ekiden.ir.op import OPS, Array, Op
 from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.ir.type import FuncType
 from ekiden.relay.expr import (
     Call,
     Constant,
@@ -49,16 +50,12 @@ from ekiden.relay.op.vm import ReshapeTensorAttrs
 from ekiden.relay.transform.chains import Binding, unchain
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.relay.transform.storage_lifetimes import op_name
+from ekiden.relay.visitor import type_post_order
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
 
-_Parts: TypeAlias = dict[Path, int]
-"""Registers of parts of a value."""
-_Waiting: TypeAlias = tuple[int, int, _Parts]
-"""A node of a decision tree that is not emitted yet, its label, and the parts known there."""
-
-MAX_CASES = 256
-"""A tag from here on has no place in a table of jumps."""
+_Closure: TypeAlias = tuple[int, tuple[int, ...]]
+"""The number of a function and the registers of what it captures."""
 
 HOST = 0
 """The device index of the host."""
@@ -97,7 +94,7 @@ def _flatten_closure(function: Function) -> Function:
     return inner.with_fields(params=(*function.params, *inner.params))
 
 
-class _FunctionCompiler(Emitter):
+class _FunctionCompiler(Choices):
     """Emits the instructions of one function."""
 
     def __init__(self, program: _Program, plan: Plan) -> None:
@@ -107,7 +104,9 @@ class _FunctionCompiler(Emitter):
         self.plan = plan
         self.name = plan.name
         self.function = function
-        self.registers: dict[RelayExpr, int] = {p: i for i, p in enumerate(function.params)}
+        self.registers = {p: i for i, p in enumerate(function.params)}
+        self.closures: dict[RelayExpr, _Closure] = {}
+        """Variables that are known functions."""
         self.vectors: dict[Stage, int] = {}
         """Stage -> the register of the vector that it computes."""
 
@@ -115,7 +114,7 @@ class _FunctionCompiler(Emitter):
         """The whole function."""
         if self.plan.entry.dims.exprs:
             found = sources(self.function, self.plan.entry.dims).tensors
-            held: _Parts = {(i,): i for i in range(len(self.function.params))}
+            held: Parts = {(i,): i for i in range(len(self.function.params))}
             self._compute(self.plan.entry, [self._part(each.path, held) for each in found])
         emit_scope(self._scope(self.function.body, None))
         params = tuple(p.name_hint for p in self.function.params)
@@ -153,6 +152,8 @@ class _FunctionCompiler(Emitter):
             else:
                 self.source = str(value.span or "")
                 self.registers[variable] = self._value(value)
+                if (made := self._made(value)) is not None:
+                    self.closures[variable] = made
             self._compute_later(self.plan.after.get(variable))
         result = chain.result if last == len(chain.bindings) else chain.bindings[last][1]
         if isinstance(result, (If, Match)):
@@ -165,22 +166,20 @@ class _FunctionCompiler(Emitter):
 
     def _give(self, value: RelayExpr, to: int | None) -> None:
         """The end of a scope: its result goes where it belongs."""
-        callee = _called(value) if to is None else None
-        if isinstance(value, Call) and isinstance(callee, GlobalVar):
-            name = callee.name_hint
-            if name not in self.program.closures:
-                function = self.program.functions[name]
-                self.emit("InvokeTail", func=function, args=self._atoms(value.args))
-                return
-        elif isinstance(value, Call) and callee is not None:
-            closure = self._atom(callee)
-            self.emit("InvokeClosureTail", closure=closure, args=self._atoms(value.args))
+        if to is None and self._is_call(value):
+            assert isinstance(value, Call)
+            self._call_function(value, None)
             return
         register = self._atom(value)
         if to is None:
             self.emit("Ret", src=register)
         else:
             self.emit("Move", dst=to, src=register)
+
+    def _is_call(self, value: RelayExpr) -> bool:
+        """Whether a value is what a function of the program gives."""
+        is_call = isinstance(value, Call) and not isinstance(value.op, (Op, Constructor))
+        return is_call and self._made(value) is None
 
     def _value(self, value: RelayExpr) -> int:
         """Emit what computes a value; the register that holds it."""
@@ -236,21 +235,36 @@ class _FunctionCompiler(Emitter):
         match call.op:
             case Op(name=name):
                 return self._operator(name, call)
-            case GlobalVar(name_hint=name):
-                kind, key = (
-                    ("AllocClosure", "free")
-                    if name in self.program.closures
-                    else ("Invoke", "args")
-                )
-                return self.into(
-                    kind, func=self.program.functions[name], **{key: self._atoms(call.args)}
-                )
             case Constructor(tag=tag):
                 return self._adt(tag, call.args)
-            case op:
-                return self.into(
-                    "InvokeClosure", closure=self._atom(op), args=self._atoms(call.args)
-                )
+            case _ if (made := self._made(call)) is not None:
+                return self.into("AllocClosure", func=made[0], free=made[1])
+            case _:
+                result = self.new()
+                self._call_function(call, result)
+                return result
+
+    def _made(self, value: RelayExpr) -> _Closure | None:
+        """The function that a value is and what it captures, if that is known here."""
+        match value:
+            case Var() if value in self.closures:
+                return self.closures[value]
+            case GlobalVar(name_hint=name) if name not in self.program.closures:
+                return self.program.functions[name], ()
+            case Call(op=GlobalVar(name_hint=name), args=args) if name in self.program.closures:
+                return self.program.functions[name], self._atoms(args)
+            case _:
+                return None
+
+    def _call_function(self, call: Call, to: int | None) -> None:
+        """A call of a function of the program; without a closure where it is known which."""
+        dst = {} if to is None else {"dst": to}
+        tail = "Tail" if to is None else ""
+        args = self._atoms(call.args)
+        if (made := self._made(call.op)) is not None:
+            self.emit(f"Invoke{tail}", **dst, func=made[0], args=(*made[1], *args))
+        else:
+            self.emit(f"InvokeClosure{tail}", **dst, closure=self._atom(call.op), args=args)
 
     def _operator(self, name: str, call: Call) -> int:
         match name, call.attrs:
@@ -352,85 +366,6 @@ class _FunctionCompiler(Emitter):
         index = self.program.host_functions[function]
         return self.into("InvokePackedValue", packed_index=index, args=args)
 
-    def _if(self, expr: If, to: int | None) -> Scope:
-        if_true, if_false, after = self.label(), self.label(), self.label()
-        self.emit("Switch", value=self._atom(expr.cond), offsets=(if_false, if_true))
-        self.place(if_true)
-        yield self._scope(expr.true_branch, to)
-        self._leave(after, to)
-        self.place(if_false)
-        yield self._scope(expr.false_branch, to)
-        self.place(after)
-
-    def _match(self, expr: Match, to: int | None) -> Scope:
-        nodes = decision_tree(expr.clauses)
-        leaves = Counter(node.clause for node in nodes if isinstance(node, Leaf))
-        nothing, after = self.label(), self.label()
-        shared: dict[int, int] = {}
-        waiting: list[_Waiting] = [(0, self.label(), {(): self._atom(expr.data)})] if nodes else []
-        while waiting:
-            number, label, parts = waiting.pop()
-            node = nodes[number]
-            self.place(label)
-            if isinstance(node, Test):
-                waiting.extend(reversed(self._test(node, parts, nothing)))
-            elif leaves[node.clause] > 1:
-                self._join(node, parts, shared)
-            else:
-                self.registers |= {v: self._part(path, parts) for v, path in node.variables}
-                yield self._scope(expr.clauses[node.clause].rhs, to)
-                self._leave(after, to)
-        for clause, label in shared.items():
-            self.place(label)
-            yield self._scope(expr.clauses[clause].rhs, to)
-            self._leave(after, to)
-        self.place(nothing)
-        self.emit("Fatal")
-        self.place(after)
-
-    def _leave(self, after: int, to: int | None) -> None:
-        if to is not None:
-            self.goto(after)
-
-    def _test(self, test: Test, parts: _Parts, nothing: int) -> list[_Waiting]:
-        """Emit a test; what is to be emitted for its outcomes."""
-        value = self._part(test.path, parts)
-        found = {node: self.label() for node in test.cases.values()}
-        other = nothing
-        if test.other is not None:
-            found[test.other] = other = self.label()
-        labels = {tag: found[node] for tag, node in test.cases.items()}
-        if max(labels) < MAX_CASES:
-            cases = (labels.get(tag, other) for tag in range(max(labels) + 1))
-            self.emit("Switch", value=value, offsets=(*cases, other))
-        else:
-            self._test_each(self.into("GetTag", object=value), labels, other)
-        return [(node, label, dict(parts)) for node, label in found.items()]
-
-    def _test_each(self, found: int, labels: dict[int, int], other: int) -> None:
-        for tag, label in labels.items():
-            further, wanted = self.label(), self._load_int(tag)
-            self.emit("If", test=found, target=wanted, true_offset=label, false_offset=further)
-            self.place(further)
-        self.goto(other)
-
-    def _join(self, leaf: Leaf, parts: _Parts, shared: dict[int, int]) -> None:
-        """One of several ways to a clause: they all leave its variables in the same registers."""
-        if leaf.clause not in shared:
-            shared[leaf.clause] = self.label()
-            self.registers |= {variable: self.new() for variable, _ in leaf.variables}
-        for variable, path in leaf.variables:
-            self.emit("Move", dst=self.registers[variable], src=self._part(path, parts))
-        self.goto(shared[leaf.clause])
-
-    def _part(self, path: Path, parts: _Parts) -> int:
-        """The register of a part of the value that is matched; `parts` are those that have one."""
-        known = next(n for n in range(len(path), -1, -1) if path[:n] in parts)
-        for n in range(known, len(path)):
-            held = parts[path[:n]]
-            parts[path[: n + 1]] = self.into("GetField", object=held, index=path[n])
-        return parts[path]
-
 
 def _last_binding(bindings: Sequence[Binding], result: RelayExpr) -> int:
     """The binding whose value is the result of a chain, but for names and what only says that
@@ -448,11 +383,21 @@ def _last_binding(bindings: Sequence[Binding], result: RelayExpr) -> int:
     return len(bindings)
 
 
-def _called(value: RelayExpr) -> RelayExpr | None:
-    """What a call calls, if that is a function of the program."""
-    if not isinstance(value, Call) or isinstance(value.op, (Op, Constructor)):
-        return None
-    return value.op
+def _closure_calls(main: Function) -> list[VMFunction]:
+    """A function for each number of arguments that functions in the result of `main` take: it calls
+    its first argument with the others.
+    """
+    kinds = type_post_order(main.body.checked_type)
+    counts = sorted({len(kind.arg_types) for kind in kinds if isinstance(kind, FuncType)})
+    return [
+        VMFunction(
+            f"{CALL_CLOSURE} {n}",
+            ("closure", *(f"x{i}" for i in range(n))),
+            n + 1,
+            (make("InvokeClosureTail", closure=0, args=tuple(range(1, n + 1))),),
+        )
+        for n in counts
+    ]
 
 
 def primitive_functions(module: IRModule) -> list[Function]:
@@ -545,4 +490,5 @@ def compile_module(
     metadata = {**metadata, "kernels": about, "sources": _sources(compiled)}
     native = native_code(compiled, names, kernels.exports, target) if is_native else Native()
     image = kernels.link(native.objects, native.exports)
+    compiled += _closure_calls(functions["main"])
     return write_executable(compiled, program.constants, names, image, metadata)

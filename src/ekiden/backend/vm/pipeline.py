@@ -12,6 +12,9 @@ def pipeline(target: Target) -> Sequential:
     """The passes of the virtual machine for a target."""
     return Sequential(
         (
+            transform.RemoveUnusedFunctions(),
+            transform.InferType(),
+            transform.EtaExpand(),
             transform.InferType(),
             transform.Inline(),  # also what external compilers make, as functions in place
             transform.SimplifyInference(),
@@ -25,7 +28,9 @@ def pipeline(target: Target) -> Sequential:
             transform.FuseOps(),
             transform.ToANormalForm(),
             transform.DeadCodeElimination(),
+            transform.InlinePrimitives(),
             transform.LambdaLift(),
+            transform.RemoveUnusedFunctions(),  # what was inlined everywhere
             transform.InferType(),
             transform.HoistDimensions(),
             transform.ManifestAlloc(),

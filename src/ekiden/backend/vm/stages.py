@@ -207,6 +207,7 @@ class _StageKernel:
         if attrs.operator:
             rule = OPS[attrs.operator].dims
             assert rule is not None
+            values: Sequence[PrimExpr]
             values, conditions = rule(attrs.attrs, buffers)
             name = f"run: {attrs.operator}{where}"
             self.checks.extend((c, f"{name}: {text}") for c, text in conditions)

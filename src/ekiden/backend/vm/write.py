@@ -11,7 +11,10 @@ from ekiden.backend.vm.encode import Instruction, dtype_code, encode
 from ekiden.runtime.artifact import Constant, Pieces, Section, write_constants, write_sections
 from ekiden.runtime.errors import InternalError
 
-__all__ = ["VMFunction", "write_executable"]
+__all__ = ["CALL_CLOSURE", "VMFunction", "write_executable"]
+
+CALL_CLOSURE = "call closure"
+"""Begins the names of functions by which a caller of the program calls closures that it gave."""
 
 
 @dataclass(frozen=True, slots=True)

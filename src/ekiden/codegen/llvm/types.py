@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from ekiden.ir import dtype as dt
+from ekiden.runtime.errors import CompileError
 
 # fmt: off
 REGISTER: dict[str, str] = {
@@ -42,8 +43,13 @@ def memory_type(dtype: str) -> str:
 
 
 def suffix(dtype: str) -> str:
-    """How an overloaded intrinsic's name spells a type: f32, v16f32, i64."""
-    scalar = REGISTER[dt.element(dtype)]
+    """How an overloaded intrinsic's name spells a type: f32, v16f32, i64.
+
+    Raises CompileError for a type that no register holds.
+    """
+    scalar = REGISTER.get(dt.element(dtype))
+    if scalar is None:
+        raise CompileError(f"code generation: no register holds values of type {dtype}")
     name = _SUFFIX.get(scalar, scalar)
     return name if dt.lanes(dtype) == 1 else f"v{dt.lanes(dtype)}{name}"
 

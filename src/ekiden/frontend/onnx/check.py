@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 
 from ekiden.frontend.onnx.function_body import has_function
-from ekiden.frontend.onnx.load import subgraphs
+from ekiden.frontend.onnx.load import Functions, key_of, subgraphs, versions_of
 from ekiden.frontend.onnx.node import Row, describe, read_attribute
 from ekiden.frontend.onnx.registry import TABLE
 from ekiden.frontend.onnx.unsupported import Unsupported
@@ -20,24 +20,35 @@ DEFAULT_DOMAINS = ("", "ai.onnx")
 
 
 def check_operators(
-    nodes: Sequence[onnx.NodeProto], versions: Mapping[str, int], label: str
+    nodes: Sequence[onnx.NodeProto],
+    versions: Mapping[str, int],
+    label: str,
+    functions: Functions,
 ) -> None:
     """Raise UnsupportedError for all nodes whose operator, opset or attributes no row has."""
-    raise_problems([f"{describe(n)}: {p}" for n, p in problems_of(nodes, versions)], label)
+    found = problems_of(nodes, versions, functions)
+    raise_problems([f"{describe(n)}: {p}" for n, p in found], label)
 
 
 def problems_of(
-    nodes: Sequence[onnx.NodeProto], versions: Mapping[str, int]
+    nodes: Sequence[onnx.NodeProto], versions: Mapping[str, int], functions: Functions
 ) -> list[tuple[onnx.NodeProto, str]]:
     """Each node that cannot be imported and why, those in nested graphs after the node around
-    them.
+    them, those in functions of the model after the first node that calls it.
     """
     found: list[tuple[onnx.NodeProto, str]] = []
-    waiting = list(reversed(nodes))
+    waiting, seen = [(n, versions) for n in reversed(nodes)], set()
     while waiting:
-        each = waiting.pop()
-        found.extend((each, p) for p in _node_problems(each, versions))
-        waiting.extend(n for g in reversed(subgraphs(each)) for n in reversed(g.node))
+        each, stated = waiting.pop()
+        local = functions.get(key_of(each))
+        if local is not None:
+            if key_of(each) not in seen:
+                seen.add(key_of(each))
+                inner = versions_of(local.opset_import)
+                waiting.extend((n, inner) for n in reversed(local.node))
+            continue
+        found.extend((each, p) for p in _node_problems(each, stated))
+        waiting.extend((n, stated) for g in reversed(subgraphs(each)) for n in reversed(g.node))
     return found
 
 

@@ -8,7 +8,7 @@ import onnx
 from onnx import helper
 
 from ekiden.frontend.onnx.dtype import DTYPES
-from ekiden.frontend.onnx.load import sorted_nodes
+from ekiden.frontend.onnx.load import sorted_nodes, versions_of
 from ekiden.frontend.onnx.node import describe
 from ekiden.frontend.onnx.value import Value
 from ekiden.ir.prim import IntImm
@@ -68,8 +68,7 @@ def body(
         graph.output.add(name=name)
     for each in _passed_through(function, proto):
         graph.node.append(each)
-    versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in function.opset_import}
-    return sorted_nodes(graph, label), versions
+    return sorted_nodes(graph, label), versions_of(function.opset_import)
 
 
 def _rename_all(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> None:

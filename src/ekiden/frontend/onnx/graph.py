@@ -13,7 +13,7 @@ import onnx
 from ekiden.frontend.onnx.check import domain_of, find_row, problems_of, schema_version
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.function_body import body, defined_by
-from ekiden.frontend.onnx.load import names_read, sorted_nodes
+from ekiden.frontend.onnx.load import Functions, key_of, names_read, sorted_nodes
 from ekiden.frontend.onnx.node import Node, Result, describe, read_attribute
 from ekiden.frontend.onnx.scope import Scope, field_types, with_span
 from ekiden.frontend.onnx.shape_value import evaluate, fold
@@ -40,6 +40,8 @@ class Shared:
     versions: Mapping[str, int]
     label: str
     scope: Scope
+    functions: Functions = field(default_factory=dict)
+    """Functions of the model."""
     problems: list[str] = field(default_factory=list)
     """Nodes that turned out to be unsupported, in any graph."""
     needed: dict[str, None] = field(default_factory=dict)
@@ -151,6 +153,10 @@ class Graph:
     def _convert(
         self, proto: onnx.NodeProto, versions: Mapping[str, int], inputs: Sequence[Value | None]
     ) -> None:
+        local = self.shared.functions.get(key_of(proto))
+        if local is not None:
+            self._expand(proto, local)
+            return
         version = schema_version(proto, versions)
         row = find_row(proto, versions)
         if row is None:
@@ -175,7 +181,8 @@ class Graph:
         """
         nodes, stated = body(function, proto, self.shared.label)
         versions = {**around, **stated}
-        problems = [f"{describe(n)}: {p}" for n, p in problems_of(nodes, versions)]
+        found = problems_of(nodes, versions, self.shared.functions)
+        problems = [f"{describe(n)}: {p}" for n, p in found]
         self.shared.problems += problems
         self.shared.scope.used |= names_read(nodes)
         for node in () if problems else nodes:

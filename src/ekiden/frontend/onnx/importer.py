@@ -14,6 +14,7 @@ from ekiden.frontend.onnx.graph import Graph, Shared
 from ekiden.frontend.onnx.load import (
     Source,
     check_names,
+    local_functions,
     names_read,
     opsets,
     read_model,
@@ -66,11 +67,13 @@ def from_onnx(
     proto, label = read_model(model)
     check_names(proto.graph, label)
     versions = opsets(proto, label, opset)
-    check_operators(sorted_nodes(proto.graph, label), versions, label)
+    functions = local_functions(proto, label)
+    check_operators(sorted_nodes(proto.graph, label), versions, label, functions)
     facts = Facts()
     while True:
         try:
-            return _Import(proto.graph, versions, label, facts, shape or {}, freeze_params).run()
+            shared = Shared(versions, label, Scope(facts, set()), functions)
+            return _Import(proto.graph, shared, shape or {}, freeze_params).run()
         except Learned:
             continue  # each restart knows one fact more about a dimension, of which there are few
         except ImportModelError:
@@ -84,20 +87,17 @@ class _Import:
     def __init__(
         self,
         proto: onnx.GraphProto,
-        versions: Mapping[str, int],
-        label: str,
-        facts: Facts,
+        shared: Shared,
         shapes: Shapes,
         freeze_params: bool,
     ) -> None:
-        self.proto, self.label, self.shapes = proto, label, shapes
+        self.proto, self.label, self.shapes = proto, shared.label, shapes
         self.freeze_params = freeze_params
         self.names = Names()
         self.params: dict[str, object] = {}
         self.input_names: list[str] = []
-        used = names_read(proto.node) | {o.name for o in proto.output}
-        self.scope = Scope(facts, used)
-        self.shared = Shared(versions, label, self.scope)
+        self.shared, self.scope = shared, shared.scope
+        self.scope.used = names_read(proto.node) | {o.name for o in proto.output}
         self.graph = Graph(proto, self.shared)
 
     def run(self) -> IRModule:

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
 import onnx
-import onnx.inliner
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from ekiden.frontend.onnx.node import describe
@@ -76,7 +75,7 @@ def _checked(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     if model.graph.sparse_initializer:
         names = ", ".join(repr(s.values.name) for s in model.graph.sparse_initializer)
         raise UnsupportedError(f"import {label}: sparse initializers are not supported: {names}")
-    return onnx.inliner.inline_local_functions(model) if model.functions else model
+    return model
 
 
 def _check_text(model: onnx.ModelProto, label: str) -> None:
@@ -96,12 +95,50 @@ def _check_text(model: onnx.ModelProto, label: str) -> None:
             raise ImportModelError(f"import {label}: expected names in UTF-8, got {name!r}")
 
 
+def versions_of(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    """Domain -> version; the default domain is ""."""
+    return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in imports}
+
+
+Functions = Mapping[tuple[str, str, str], onnx.FunctionProto]
+"""(domain, name, overload) -> a function of the model."""
+
+
+def local_functions(model: onnx.ModelProto, label: str) -> Functions:
+    """The functions that a model defines. Raises ImportModelError where they call themselves."""
+    found = {
+        ("" if f.domain == "ai.onnx" else f.domain, f.name, f.overload): f for f in model.functions
+    }
+    left = {key: [key_of(n) for n in _inside(f.node)] for key, f in found.items()}
+    while left:
+        leaves = [key for key, called in left.items() if not any(c in left for c in called)]
+        if not leaves:
+            names = ", ".join(repr(name) for _, name, _ in left)
+            raise ImportModelError(f"import {label}: functions must not call themselves: {names}")
+        for key in leaves:
+            del left[key]
+    return found
+
+
+def key_of(node: onnx.NodeProto) -> tuple[str, str, str]:
+    """What a node calls, as a function of the model has it."""
+    return ("" if node.domain == "ai.onnx" else node.domain, node.op_type, node.overload)
+
+
+def _inside(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    waiting = list(nodes)
+    while waiting:
+        each = waiting.pop()
+        yield each
+        waiting.extend(n for g in subgraphs(each) for n in g.node)
+
+
 def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str, int]:
     """Version of each domain's operators; the default domain is "".
 
     Raises UnsupportedError for ones outside the known range.
     """
-    found = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+    found = versions_of(model.opset_import)
     if override is not None:
         found[""] = override
     version = found.get("", NEWEST)

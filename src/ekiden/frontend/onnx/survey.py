@@ -9,7 +9,16 @@ import onnx
 
 from ekiden.frontend.onnx.check import domain_of, find_row, problems_of
 from ekiden.frontend.onnx.function_body import has_function
-from ekiden.frontend.onnx.load import Source, opsets, read_model, sorted_nodes, subgraphs
+from ekiden.frontend.onnx.load import (
+    Functions,
+    Source,
+    key_of,
+    local_functions,
+    opsets,
+    read_model,
+    sorted_nodes,
+    subgraphs,
+)
 from ekiden.frontend.onnx.node import describe
 
 Dim = int | str
@@ -82,9 +91,10 @@ def survey(model: Source, opset: int | None = None) -> Survey:
     proto, label = read_model(model)
     versions = opsets(proto, label, opset)
     nodes = _all_nodes(sorted_nodes(proto.graph, label))
+    functions = local_functions(proto, label)
     problems = tuple(
         Problem(describe(n), domain_of(n), n.op_type, versions.get(domain_of(n), 1), reason)
-        for n, reason in problems_of(sorted_nodes(proto.graph, label), versions)
+        for n, reason in problems_of(sorted_nodes(proto.graph, label), versions, functions)
     )
     weights = {t.name: t for t in proto.graph.initializer}
     counts = Counter((domain_of(n), n.op_type) for n in nodes)
@@ -93,7 +103,9 @@ def survey(model: Source, opset: int | None = None) -> Survey:
     return Survey(
         label,
         versions,
-        tuple(Operator(*k, c, _how(sample[k], versions)) for k, c in sorted(counts.items())),
+        tuple(
+            Operator(*k, c, _how(sample[k], versions, functions)) for k, c in sorted(counts.items())
+        ),
         problems,
         tuple(_port(i) for i in proto.graph.input if i.name not in weights),
         tuple(map(_port, proto.graph.output)),
@@ -111,7 +123,9 @@ def _all_nodes(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
     return found
 
 
-def _how(node: onnx.NodeProto, versions: dict[str, int]) -> str:
+def _how(node: onnx.NodeProto, versions: dict[str, int], functions: Functions) -> str:
+    if key_of(node) in functions:
+        return "function"
     if find_row(node, versions) is not None:
         return "kernel"
     domain = domain_of(node)

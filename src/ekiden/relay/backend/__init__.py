@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 
-from ekiden.relay.backend import interpreter
+from ekiden.relay.backend import interpreter, vm
 from ekiden.runtime.errors import CompileError
 
 EXECUTORS = ("graph", "aot")
@@ -27,11 +26,4 @@ class Executor:
             raise CompileError(f"Executor: no option {next(iter(self.options))!r}; there are none")
 
 
-def __getattr__(name: str) -> object:
-    """`vm` stands on a higher floor and is loaded when it is first used."""
-    if name == "vm":
-        return import_module("ekiden.driver.relay_vm")
-    raise AttributeError(f"module 'ekiden.relay.backend' has no attribute {name!r}")
-
-
-__all__ = ["Executor", "interpreter"]
+__all__ = ["Executor", "interpreter", "vm"]

@@ -272,7 +272,8 @@ declare_dynamic(
 # full, zeros, ones, arange
 
 
-def _shape_dims(attrs: Attrs, buffers: Sequence[Buffer]) -> Dims:
+def shape_dims(attrs: Attrs, buffers: Sequence[Buffer]) -> Dims:
+    """The elements of the last argument are the unknown dimensions."""
     return _elements(buffers[-1]), []
 
 
@@ -287,7 +288,7 @@ declare_dynamic(
     lambda attrs, types: _unknown(
         _length("dyn.full", "shape", types[1]), attrs.dtype or types[0].dtype
     ),
-    _shape_dims,
+    shape_dims,
     lambda attrs, inputs, out: [topi.full(out.shape, out.dtype, inputs[0])],
     lambda attrs, fill, shape: np.full(
         _shape(shape), fill, to_numpy(attrs.dtype or str(fill.dtype))
@@ -304,7 +305,7 @@ def _declare_fill(name: str, value: int) -> None:
         lambda attrs, types: _unknown(
             _length(f"dyn.{name}", "shape", types[0]), attrs.dtype or "float32"
         ),
-        _shape_dims,
+        shape_dims,
         lambda attrs, inputs, out: [topi.create.constant(value, out.shape, out.dtype, name)],
         lambda attrs, shape: np.full(_shape(shape), value, to_numpy(attrs.dtype or "float32")),
         "`shape`, with `dtype`",
@@ -316,9 +317,9 @@ _declare_fill("ones", 1)
 
 
 def _arange_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
-    start, stop, step = (b[tuple(const(0) for _ in b.shape)] for b in buffers)
     dtype = "float64" if any(is_float(b.dtype) for b in buffers) else "int64"
-    start, stop, step = (cast(v, dtype) for v in (start, stop, step))
+    first = (b[tuple(const(0) for _ in b.shape)] for b in buffers)
+    start, stop, step = (cast(v, dtype) for v in first)
     zero = step.equal(0)
     by = Select(zero, const(1, dtype), step, dtype)
     if dtype == "int64":
@@ -326,6 +327,11 @@ def _arange_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
     else:
         count = cast(te.ceil((stop - start) / by), "int64")
     return [maximum(count, 0)], [(binary(NE, step, 0), "step is 0")]
+
+
+def _only(x: Tensor) -> PrimExpr:
+    """The element of a tensor of one."""
+    return x[tuple(0 for _ in x.shape)]
 
 
 def _arange_reference(attrs: DynamicAttrs, start: Array, stop: Array, step: Array) -> Array:
@@ -342,12 +348,11 @@ declare_dynamic(
     lambda attrs, types: _unknown(1, attrs.dtype or types[0].dtype),
     _arange_dims,
     lambda attrs, inputs, out: [
-        sequence(*(i[tuple(0 for _ in i.shape)] for i in (inputs[0], inputs[2])), *out.shape,
-                 out.dtype)
+        sequence(_only(inputs[0]), _only(inputs[2]), out.shape[0], out.dtype)
     ],
     _arange_reference,
     "(max(0, ceil((stop - start) / step)),)",
-)  # fmt: skip
+)
 
 # broadcast_to, tile, pad, strided_slice
 
@@ -513,7 +518,10 @@ declare_dynamic(
     _slice_dims,
     lambda attrs, inputs, out: [
         dynamic_strided_slice(
-            *inputs,
+            inputs[0],
+            inputs[1],
+            inputs[2],
+            inputs[3],
             out.shape,
             _sliced_axes(attrs, inputs[0].ndim, known(inputs[1].shape[0]) or 0),
             attrs.slice_mode == "end",
@@ -534,7 +542,7 @@ def _one_hot_kind(attrs: DynOneHotAttrs, types: Sequence[TensorType]) -> TensorT
 
 def _one_hot(attrs: DynOneHotAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
     at = attrs.axis % len(out.shape)
-    return [topi.one_hot(*inputs[:3], out.shape[at], at, attrs.dtype)]
+    return [topi.one_hot(inputs[0], inputs[1], inputs[2], out.shape[at], at, attrs.dtype)]
 
 
 def _one_hot_reference(
@@ -589,10 +597,8 @@ def _topk_reference(attrs: DynTopKAttrs, data: Array, k: Array) -> tuple[Array, 
     size, count = data.shape[attrs.axis], int(k.reshape(-1)[0])
     order = np.argsort(data, attrs.axis, kind="stable")
     if not attrs.is_ascend:
-        order = np.flip(
-            np.argsort(np.flip(data, attrs.axis), attrs.axis, kind="stable"), attrs.axis
-        )
-        order = size - 1 - order
+        backwards = np.argsort(np.flip(data, attrs.axis), attrs.axis, kind="stable")
+        order = size - 1 - np.flip(backwards, attrs.axis)
     order = order.take(range(count if count >= 1 else size), attrs.axis)
     values = np.take_along_axis(data, order, attrs.axis)
     positions = order.astype(to_numpy(attrs.dtype))
@@ -613,7 +619,7 @@ declare_dynamic(
 )
 
 
-def constant_of(value: object) -> Any:
+def constant_of(value: object) -> Any:  # noqa: ANN401
     """The numbers of an argument that is a constant; None for any other expression; itself if it is
     none."""
     if isinstance(value, Constant):
@@ -626,4 +632,4 @@ def dynamic(name: str, *args: Expr, attrs: Attrs) -> Call:
     return call(f"dyn.{name}", *args, attrs=attrs)
 
 
-__all__ = ["constant_of", "dynamic"]
+__all__ = ["constant_of", "declare_dynamic", "dynamic", "shape_dims"]

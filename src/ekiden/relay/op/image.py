@@ -10,11 +10,12 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op import image_sampling
 from ekiden.relay.op._declare import attrs_of, call, fail, rank_is, tensors
+from ekiden.relay.op.dynamic import constant_of, declare_dynamic, dynamic, shape_dims
 from ekiden.relay.op.image_sampling import *  # noqa: F403
 from ekiden.te import Tensor
 from ekiden.topi.image.resize import Sampling, resize
@@ -195,9 +196,37 @@ register_op(
 )
 
 
+@node("relay.attrs.DynResize2DAttrs")
+class DynResize2DAttrs(Resize2DAttrs):
+    """As of image.resize2d, whose `size` is an argument."""
+
+    symbols: tuple[PrimExpr, ...] = ()
+
+
+def _dyn_resize_kind(attrs: DynResize2DAttrs, types: Sequence[TensorType]) -> TensorType:
+    data, size = types
+    if [known(d) for d in size.shape] != [2]:
+        fail("dyn.image.resize2d", f"size must be (height, width), got {size.shape}")
+    axes = spatial(attrs.layout)
+    shape = tuple(AnyDim() if at in axes else d for at, d in enumerate(data.shape))
+    return TensorType(shape, attrs.out_dtype or data.dtype)
+
+
+declare_dynamic(
+    "dyn.image.resize2d",
+    ("data", "size"),
+    DynResize2DAttrs,
+    _dyn_resize_kind,
+    shape_dims,
+    lambda attrs, inputs, out: [resize_lower(attrs, inputs[0], out)],
+    lambda attrs, data, size: _resize_reference(attrs.with_fields(size=tuple(size.tolist())), data),
+    "data with the extents `size` along H and W of its layout; `out_dtype`, if given",
+)
+
+
 def resize2d(
     data: Expr,
-    size: Sequence[Dim] | Dim,
+    size: Sequence[Dim] | Dim | Expr,
     roi: Sequence[float] | None = None,
     layout: str = "NCHW",
     method: str = "linear",
@@ -209,15 +238,20 @@ def resize2d(
     out_dtype: str = "",
     scales: Sequence[float] | None = None,
 ) -> Call:
-    """Images resized to (height, width), which may be symbolic; see Resize2DAttrs."""
-    extents = size if isinstance(size, Sequence) else (size, size)
-    attrs = Resize2DAttrs(
+    """Images resized to (height, width), which may be symbolic, or an expression; see
+    Resize2DAttrs."""
+    wanted = constant_of(size)
+    extents = () if wanted is None else wanted if isinstance(wanted, Sequence) else (wanted, wanted)
+    options = (
         as_attr(extents), layout, method, coordinate_transformation_mode, rounding_method,
         cubic_alpha, bool(cubic_exclude),
         None if scales is None else tuple(float(s) for s in scales), out_dtype, tuple(roi or ()),
         extrapolation_value,
     )  # fmt: skip
-    return call("image.resize2d", data, attrs=attrs)
+    if wanted is None:
+        assert isinstance(size, Expr)
+        return dynamic("image.resize2d", data, size, attrs=DynResize2DAttrs(*options))
+    return call("image.resize2d", data, attrs=Resize2DAttrs(*options))
 
 
 @node("relay.attrs.UpSamplingAttrs")

@@ -108,10 +108,10 @@ def strided_slice(
     given = begin, end, strides
     if any(isinstance(b, Expr) and not isinstance(b, Constant) for b in given):
         return _dynamic_slice(data, given, None if axes is None else tuple(axes), slice_mode)
-    begin, end, strides = map(constant_of, given)
-    steps = (1,) * len(begin) if strides is None else tuple(strides)
+    first, last, by = map(constant_of, given)
+    steps = (1,) * len(first) if by is None else tuple(by)
     chosen = None if axes is None else tuple(axes)
-    attrs = StridedSliceAttrs(as_attr(begin), as_attr(end), steps, slice_mode, chosen)
+    attrs = StridedSliceAttrs(as_attr(first), as_attr(last), steps, slice_mode, chosen)
     return call("strided_slice", data, attrs=attrs)
 
 

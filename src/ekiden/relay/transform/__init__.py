@@ -41,6 +41,7 @@ from ekiden.relay.transform.gradient import FirstOrderGradient, gradient
 from ekiden.relay.transform.hoist_dimensions import HoistDimensions
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import Inline
+from ekiden.relay.transform.inline_primitives import InlinePrimitives
 from ekiden.relay.transform.lambda_lift import LambdaLift
 from ekiden.relay.transform.legalize import Legalize, register_legalize
 from ekiden.relay.transform.manifest_alloc import ManifestAlloc
@@ -105,6 +106,7 @@ for _factory in (
     ToGraphNormalForm,
     RemoveUnusedFunctions,
     Inline,
+    InlinePrimitives,
     EtaExpand,
 ):
     register_pass(_factory.__name__, _factory)  # its name can stand in `required` and Sequential
@@ -139,6 +141,7 @@ __all__ = [
     "InferType",
     "InferTypeLocal",
     "Inline",
+    "InlinePrimitives",
     "LambdaLift",
     "Legalize",
     "ManifestAlloc",

@@ -154,7 +154,7 @@ class _Binder:
         assert kind is not None
         if isinstance(expr, Var):
             value = self._values.get(expr)
-            if _is_data(value) and expr.type_annotation is None:
+            if value is not None and _is_data(value) and expr.type_annotation is None:
                 return self.refined(value)
             return self._variable(expr, expr, kind, expr)
         return _matched(self.plain(expr), kind)
@@ -218,8 +218,8 @@ class _Binder:
         args = tuple(map(self.refined, call.args))
         made = call
         if any(a is not b for a, b in zip(args, call.args, strict=True)):
-            made = infer_here(Call(call.op, args, call.attrs, call.type_args, call.span))
-            assert isinstance(made, Call)
+            made = Call(call.op, args, call.attrs, call.type_args, call.span)
+            infer_here(made)
         assert isinstance(call.op, Op)
         definition = call.op.definition
         if not has_unknown(made.checked_type):
@@ -229,7 +229,7 @@ class _Binder:
         return _bound(made) if definition.dims is not None else made
 
 
-def _is_data(value: RelayExpr | None) -> bool:
+def _is_data(value: RelayExpr) -> bool:
     """Whether a value is an operator's result, or made of values in place."""
     if isinstance(value, Call):
         return isinstance(value.op, Op)

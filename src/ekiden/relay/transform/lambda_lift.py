@@ -7,7 +7,8 @@ What shows a named dimension that the function uses is captured too.
 
 A function that captures nothing becomes a plain global; one that captures becomes a global over
 what it captures, marked Closure, that gives the function. A function that calls itself through its
-let variable calls the global again. Inner functions are lifted before outer ones.
+let variable calls the global again. Inner functions are lifted before outer ones. Equal functions
+become one.
 """
 
 from __future__ import annotations
@@ -19,11 +20,19 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.prim_visitor import free_vars as dim_vars
+from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Function, Let, Var
+from ekiden.relay.transform.chains import unchain
 from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.scopes import evaluation_order, is_atom, map_functions, with_children
+from ekiden.relay.transform.scopes import (
+    bodies,
+    evaluation_order,
+    is_atom,
+    map_functions,
+    with_children,
+)
 from ekiden.relay.visitor import bind, free_vars, post_order, type_post_order
 
 
@@ -33,12 +42,16 @@ class _Lifter:
     def __init__(self, taken: set[str]) -> None:
         self.taken = taken
         self.lifted: dict[GlobalVar, BaseFunc] = {}
+        self.names: dict[str, GlobalVar] = {}
+        """Digest of a lifted function -> its name."""
 
     def lift(self, root: Function) -> Function:
         """`root` with every function value inside replaced."""
         new: dict[RelayExpr, RelayExpr] = {}
         own_names = self._let_names(root.body)
         around = _params_around(root)
+        for inner, lets in _lets_around(root).items():
+            around[inner] = [*around[inner], *lets]
         for expr in evaluation_order(root.body):
             rebuilt = with_children(expr, new)
             if isinstance(rebuilt, Function) and not is_atom(rebuilt):
@@ -77,10 +90,15 @@ class _Lifter:
         if captured:
             marked = inner.with_fields(attrs={**(inner.attrs or {}), "Closure": 1})
             kind = function.checked_type_or_none()  # said, so that it may call itself in any size
-            self.lifted[name] = Function(tuple(fresh.values()), marked, kind, (), {"Closure": 1})
-        else:
-            self.lifted[name] = inner
-        return _closure(name, tuple(captured))
+            inner = Function(tuple(fresh.values()), marked, kind, (), {"Closure": 1})
+        return _closure(self._keep(name, inner), tuple(captured))
+
+    def _keep(self, name: GlobalVar, function: Function) -> GlobalVar:
+        """The name of a lifted function: of the first one that is the same."""
+        known = self.names.setdefault(structural_digest(function), name)
+        if known is name:
+            self.lifted[name] = function
+        return known
 
 
 def _params_around(root: Function) -> dict[RelayExpr, list[Var]]:
@@ -92,18 +110,40 @@ def _params_around(root: Function) -> dict[RelayExpr, list[Var]]:
     return around
 
 
+def _lets_around(root: Function) -> dict[RelayExpr, list[Var]]:
+    """Function that a let binds inside root -> the variables of lets around it that were the first
+    to show a dimension.
+    """
+    around: dict[RelayExpr, list[Var]] = {}
+    stack: list[tuple[RelayExpr, list[Var], set[PrimVar]]] = [(root.body, [], set())]
+    while stack:
+        body, lets, shown = stack.pop()
+        chain = unchain(body)
+        for variable, value in chain.bindings:
+            if isinstance(value, Function) and not is_atom(value):
+                around[value] = list(lets)
+            stack.extend((each, list(lets), set(shown)) for each in bodies(value))
+            new = _shown((variable.checked_type_or_none(),)) - shown
+            if new:
+                lets.append(variable)
+                shown |= new
+        if chain.result is not None:
+            stack.extend((each, list(lets), set(shown)) for each in bodies(chain.result))
+    return around
+
+
 def _functions(body: RelayExpr) -> list[Function]:
     return [e for e in evaluation_order(body) if isinstance(e, Function) and not is_atom(e)]
 
 
 def _witnesses(function: Function, captured: Sequence[Var], around: Sequence[Var]) -> list[Var]:
-    """Parameters around a function that show the named dimensions it uses and is not given."""
-    given = _symbols(v.checked_type for v in (*function.params, *captured))
+    """Variables around a function that show the named dimensions it uses and is not given."""
+    given = _shown(v.checked_type for v in (*function.params, *captured))
     inside = post_order(function.body, into_functions=True)
     missing = _symbols(e.checked_type_or_none() for e in inside) - given
     found: list[Var] = []
     for param in around:
-        shown = _symbols((param.checked_type,))
+        shown = _shown((param.checked_type,))
         if missing & shown and param not in captured:
             found.append(param)
             missing -= shown
@@ -115,6 +155,16 @@ def _symbols(kinds: Iterable[Type | None]) -> set[PrimVar]:
     tensors = (t for k in kinds if k is not None for t in type_post_order(k))
     shapes = (t.shape for t in tensors if isinstance(t, TensorType))
     return {v for s in shapes for d in s if not isinstance(d, IntImm) for v in dim_vars(d)}
+
+
+def _shown(kinds: Iterable[Type | None]) -> set[PrimVar]:
+    """The named dimensions that follow from the shapes of tensors: n from `n * 2`, neither from
+    `n + m`.
+    """
+    tensors = (t for k in kinds if k is not None for t in type_post_order(k))
+    dims = (d for t in tensors if isinstance(t, TensorType) for d in t.shape)
+    each = (dim_vars(d) for d in dims if not isinstance(d, IntImm))
+    return {symbols[0] for symbols in each if len(symbols) == 1}
 
 
 def _closure(name: GlobalVar, captured: tuple[Var, ...]) -> RelayExpr:

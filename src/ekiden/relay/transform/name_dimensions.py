@@ -43,7 +43,9 @@ def NameDimensions() -> Pass:  # noqa: N802
             return module
         sizes = iter(PRIMES)
         try:
-            infer_type(module.with_function("main", _filled(main, lambda name, axis: IntImm(next(sizes)))))
+            infer_type(
+                module.with_function("main", _filled(main, lambda name, axis: IntImm(next(sizes))))
+            )
             made = _filled(main, lambda name, axis: SizeVar(f"{name}_{axis}"))
             return infer_type(module.with_function("main", made))
         except TypeInferenceError:

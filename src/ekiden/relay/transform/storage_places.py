@@ -1,25 +1,31 @@
 """Places in one arena for storages that are not all alive together.
 
 Constant sizes are placed greedily, largest first, each at the lowest bytes that are free while it
-is alive. Symbolic sizes get slots: one after another, each as large as the largest of those that
-have it in turn. Which of them share a slot is decided by their sizes at one value of the symbols;
-that they fit follows from the slot's size for every value.
+is alive. Symbolic sizes are placed in the same way at one value of the symbols, which says of each
+two that are alive together which one lies below the other. The offset of each is then where the
+last of those below it ends: at other values all stay apart, and move together. Where such offsets
+would become long expressions, sizes that are equal follow each other instead.
 """
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from ekiden.arith import Analyzer, evaluate, simplify
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, const, maximum
 from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.structural import structural_key
+from ekiden.ir.text import prim_text
 from ekiden.relay.transform.storage_lifetimes import Request, Span, exclude_each_other
 
 ALIGNMENT = 64
+LONGEST = 20_000
+"""Letters of the longest offset that is computed when a function is entered."""
 TYPICAL = 128
-"""The value of a symbol at which slots are chosen, where its upper bound is not below."""
+"""The value of a symbol at which sizes are placed, where its upper bound is not below."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,56 +122,72 @@ def _value(expr: PrimExpr) -> int:
     return expr.value
 
 
-class _Slot:
-    """Bytes that several storages have in turn."""
-
-    def __init__(self, typical: int) -> None:
-        self.typical = typical
-        self.members: list[Place] = []
-        self.sizes: list[PrimExpr] = []
-        """Of the members, those that no other is known to be as large as."""
-
-    def add(self, place: Place, analyzer: Analyzer) -> None:
-        """Give the slot to one more."""
-        self.members.append(place)
-        if not any(_is_at_least(s, place.size, analyzer) for s in self.sizes):
-            rest = [s for s in self.sizes if not _is_at_least(place.size, s, analyzer)]
-            self.sizes = [*rest, place.size]
-
-    def size(self) -> PrimExpr:
-        """The largest of the members' sizes."""
-        largest = self.sizes[0]
-        for each in self.sizes[1:]:
-            largest = maximum(largest, each)
-        return largest
-
-
-def _is_at_least(a: PrimExpr, b: PrimExpr, analyzer: Analyzer) -> bool:
-    return a is b or analyzer.can_prove_greater_equal(a - b, 0)
-
-
 def _place_symbolic(places: Sequence[Place], start: int) -> PrimExpr:
     """Offsets for symbolic sizes, from byte `start`; gives the bytes needed in all."""
-    timeline = _timeline(places)
-    analyzer = Analyzer()
-    sizes = {p: _typical(p.size) for p in places}
-    slots: list[_Slot] = []
-    slot_of: dict[Place, _Slot] = {}
-    for place in sorted(places, key=lambda p: (-sizes[p], p.spans)):
-        taken = {slot_of[rival] for rival in timeline.rivals(place)}
-        slot = next((s for s in reversed(slots) if s not in taken), None)
-        if slot is None:
-            slot = _Slot(sizes[place])
-            slots.append(slot)
-        slot.add(place, analyzer)
-        slot_of[place] = slot
+    if not places:
+        return const(start)
+    typical = {p: Place(p.request, const(_typical(p.size)), p.spans) for p in places}
+    _place_constant(list(typical.values()))
+    order = sorted(places, key=lambda p: (_value(typical[p].offset), p.spans))
+    total = _stack(order, start)
+    return _place_in_turn(places, start) if total is None else total
+
+
+def _stack(order: Sequence[Place], start: int) -> PrimExpr | None:
+    """Put each place above those before it whose storages may be alive with its own; gives the end
+    of the last, or None where an offset becomes too long an expression.
+    """
+    timeline, largest = _timeline(order), _Largest()
+    below: dict[Place, set[Place]] = {}
+    ends: dict[Place, PrimExpr] = {}
+    tops: dict[Place, PrimExpr] = {}
+    for place in order:
+        below[place] = under = set(timeline.rivals(place))
+        touching = under.difference(*(below[each] for each in under))
+        place.offset = largest([ends[p] for p in ends if p in touching] or [const(start)])
+        if len(prim_text(place.offset)) > LONGEST:
+            return None
+        ends[place] = tops[place] = simplify(place.offset + place.size)
+        for each in touching:
+            tops.pop(each, None)
         timeline.add(place)
+    return largest(list(tops.values()))
+
+
+def _place_in_turn(places: Sequence[Place], start: int) -> PrimExpr:
+    """Offsets in order of first use: those of a dead one of the same size, else behind all."""
     total: PrimExpr = const(start)
-    for slot in slots:
-        for place in slot.members:
-            place.offset = total
-        total = simplify(total + slot.size())
+    dying: dict[Hashable, list[tuple[int, int, PrimExpr]]] = {}
+    for number, place in enumerate(sorted(places, key=lambda p: p.spans)):
+        queue = dying.setdefault(structural_key(place.size), [])
+        if queue and queue[0][0] < place.spans[0][0]:
+            place.offset = heapq.heappop(queue)[2]
+        else:
+            place.offset, total = total, simplify(total + place.size)
+        heapq.heappush(queue, (place.spans[-1][1], number, place.offset))
     return total
+
+
+class _Largest:
+    """The largest of several expressions, of which those are left out that another one is known to
+    be as large as.
+    """
+
+    def __init__(self) -> None:
+        self.analyzer = Analyzer()
+
+    def __call__(self, exprs: Sequence[PrimExpr]) -> PrimExpr:
+        kept: list[PrimExpr] = []
+        for expr in exprs:
+            if not any(self._covers(k, expr) for k in kept):
+                kept = [*(k for k in kept if not self._covers(expr, k)), expr]
+        found = kept[0]
+        for expr in kept[1:]:
+            found = maximum(found, expr)
+        return found
+
+    def _covers(self, a: PrimExpr, b: PrimExpr) -> bool:
+        return a is b or self.analyzer.can_prove_greater_equal(a - b, 0)
 
 
 def _typical(size: PrimExpr) -> int:

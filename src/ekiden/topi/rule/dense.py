@@ -24,7 +24,7 @@ from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.tiles import WORD, KLoop, Tile, balanced_rows, compute_tile, max_rows
 
 LINE = 16
-"""Elements of a cache line."""
+"""Words of 4 bytes in a cache line."""
 DISTANCE = 16
 """Steps of k by which a panel is brought to L1 ahead: 4 KB of it."""
 FEW_ROWS = 256
@@ -97,15 +97,17 @@ class _Dense:
     def prefetches(self, first: PrimExpr, base: PrimExpr) -> Callable[[PrimExpr], Stmt]:
         """What a step of k brings near: to L1 what this panel needs DISTANCE steps later, to L2
         half of the next panel, the first half in the first tile of rows."""
-        size, half = self.k * self.width, self.width // 2
-        begin = base + size + if_then_else(first > 0, self.k * half, const(0))
+        step, line = self.width * self.word, LINE * self.word
+        half = step // 2
+        later = if_then_else(first > 0, simplify(self.k // self.word) * half, const(0))
+        begin = base + self.k * self.width + later
 
         def ahead(k: PrimExpr) -> Stmt:
-            own = base + (k + DISTANCE) * self.width
+            own = base + (k + DISTANCE) * step
             following = begin + k * half
             return seq(
-                *(Prefetch(self.b, (own + n,), 3) for n in range(0, self.width, LINE)),
-                *(Prefetch(self.b, (following + n,), 2) for n in range(0, half, LINE)),
+                *(Prefetch(self.b, (own + n,), 3) for n in range(0, step, line)),
+                *(Prefetch(self.b, (following + n,), 2) for n in range(0, half, line)),
             )
 
         return ahead
@@ -116,9 +118,8 @@ class _Dense:
         panel = Var("p")
 
         def body(rows: int, first: PrimExpr) -> Stmt:
-            return For(
-                panel, first_panel, panels, ForKind.SERIAL, self.tile(rows, first, panel, valid, True)
-            )
+            tile = self.tile(rows, first, panel, valid, True)
+            return For(panel, first_panel, panels, ForKind.SERIAL, tile)
 
         return balanced_rows(self.rows, limit, body, kind)
 

@@ -1,0 +1,151 @@
+"""Functions of the model, operators registered from Python, weights beside the file, notes of
+errors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx_models import FLOAT, compare, interpret, normal
+from test_onnx_control import BOOL, branch, graph, model, node, value
+
+import ekiden
+from ekiden.frontend.onnx import from_onnx, register, survey
+from ekiden.frontend.onnx.node import Node
+from ekiden.frontend.onnx.registry import TABLE
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.runtime.errors import ImportModelError, UnsupportedError
+
+OWN = "com.example"
+
+
+def function(
+    name: str,
+    nodes: list[onnx.NodeProto],
+    inputs: str,
+    outputs: str,
+    opset: int = 18,
+    **more: object,
+) -> onnx.FunctionProto:
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(OWN, 1)]
+    return helper.make_function(OWN, name, inputs.split(), outputs.split(), nodes, imports, **more)
+
+
+def with_functions(made: onnx.ModelProto, *functions: onnx.FunctionProto) -> onnx.ModelProto:
+    made.functions.extend(functions)
+    made.opset_import.append(helper.make_opsetid(OWN, 1))
+    return made
+
+
+def own(op_type: str, inputs: str, outputs: str, **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(op_type, inputs.split(), outputs.split(), domain=OWN, **attributes)
+
+
+def test_functions_call_functions() -> None:
+    square = function("Square", [node("Mul", "a a", "b")], "a", "b")
+    norm = function(
+        "Norm", [own("Square", "x", "s"), node("ReduceSum", "s", "y", keepdims=1)], "x", "y"
+    )
+    made = with_functions(
+        model([own("Norm", "x", "y")], [value("x", FLOAT, ["n", 3])], "y"), norm, square
+    )
+    compare(made, {"x": normal(2, 3)})
+    assert {o.name: o.how for o in survey(made).operators} == {"Norm": "function"}
+
+
+def test_a_function_has_attributes_and_a_version_of_its_own() -> None:
+    inner = node("Softmax", "x", "y")  # of opset 11: over all axes from 1
+    inner.attribute.append(
+        onnx.AttributeProto(name="axis", ref_attr_name="at", type=onnx.AttributeProto.INT)
+    )
+    old = function("Old", [inner], "x", "y", opset=11, attributes=["at"])
+    made = with_functions(
+        model([own("Old", "x", "y", at=1)], [value("x", FLOAT, [2, 3, 4])], "y"), old
+    )
+    (found,) = interpret(made, [normal(2, 3, 4)])
+    np.testing.assert_allclose(found.reshape(2, -1).sum(1), 1, rtol=1e-5)
+
+
+def test_a_function_is_called_in_a_branch_and_has_branches() -> None:
+    choose = function(
+        "Choose",
+        [node("If", "c", "y", then_branch=branch("Neg", "x"), else_branch=branch("Abs", "x", "s"))],
+        "c x",
+        "y",
+    )
+    then = graph([own("Choose", "c x", "r")], [], "r")
+    nodes = [node("If", "c", "y", then_branch=then, else_branch=branch("Identity", "x", "q"))]
+    made = with_functions(model(nodes, [value("c", BOOL), value("x", FLOAT, [2])], "y"), choose)
+    for c in (True, False):
+        (found,) = interpret(made, [np.array(c), normal(2)])
+        np.testing.assert_allclose(found, -normal(2) if c else normal(2))
+
+
+def test_functions_that_call_themselves_are_refused() -> None:
+    one = function("One", [own("Two", "x", "y")], "x", "y")
+    two = function("Two", [own("One", "x", "y")], "x", "y")
+    made = with_functions(model([own("One", "x", "y")], [value("x", FLOAT, [2])], "y"), one, two)
+    with pytest.raises(ImportModelError, match="functions must not call themselves: 'One', 'Two'"):
+        from_onnx(made)
+
+
+def test_what_is_not_supported_inside_a_function_is_listed() -> None:
+    bad = function("Bad", [node("Sigmoidd", "x", "y", name="inside")], "x", "y")
+    made = with_functions(model([own("Bad", "x", "y")], [value("x", FLOAT, [2])], "y"), bad)
+    with pytest.raises(UnsupportedError, match="Sigmoidd 'inside': unknown operator"):
+        from_onnx(made)
+
+
+def test_an_operator_is_registered_from_python() -> None:
+    made = model([own("Scale", "x", "y", factor=3.0)], [value("x", FLOAT, ["n"])], "y")
+    made.opset_import.append(helper.make_opsetid(OWN, 1))
+    with pytest.raises(UnsupportedError, match="Scale 'y': unknown operator"):
+        from_onnx(made)
+    try:
+
+        @register(OWN, "Scale", attributes="factor")
+        def scale(at: Node) -> Expr:
+            return op.multiply(at.expr(0), const(at.get_float("factor", 1.0)))
+
+        found = ekiden.compile(made)(normal(4))
+        assert isinstance(found, ekiden.Tensor)
+        np.testing.assert_allclose(found.numpy(), 3 * normal(4), rtol=1e-6)
+        with pytest.raises(ValueError, match="version 1 is there"):
+            register(OWN, "Scale")(scale)
+    finally:
+        del TABLE[OWN, "Scale"]
+
+
+def test_weights_may_lie_beside_the_file(tmp_path: Path) -> None:
+    made = model(
+        [node("MatMul", "x w", "y")], [value("x", FLOAT, [2, 64])], "y", {"w": normal(64, 32)}
+    )
+    path = tmp_path / "big.onnx"
+    onnx.save(made, path, save_as_external_data=True, location="big.data", size_threshold=16)
+    found = ekiden.compile(path)(normal(2, 64))
+    assert isinstance(found, ekiden.Tensor)
+    np.testing.assert_allclose(found.numpy(), normal(2, 64) @ normal(64, 32), rtol=1e-4, atol=1e-4)
+    (tmp_path / "big.data").unlink()
+    with pytest.raises(ImportModelError, match="cannot read the weights that lie beside it"):
+        from_onnx(path)
+
+
+def test_an_error_says_how_one_got_there() -> None:
+    nodes = [
+        node("Relu", "x", "a", name="first"),
+        node("Transpose", "a", "b", name="second"),
+        node("Add", "b w", "y", name="sum"),
+    ]
+    made = model(nodes, [value("x", FLOAT, [2, 3])], "y", {"w": normal(5, 5)})
+    with pytest.raises(ImportModelError, match="Add 'sum'") as caught:
+        from_onnx(made)
+    assert caught.value.__notes__ == [
+        "its input 'b' is Tensor[(3, 2), float32]",
+        "its input 'w' is Tensor[(5, 5), float32]",
+        "made by Transpose 'second' <- Relu 'first'",
+    ]
