@@ -155,7 +155,7 @@ class Graph:
     ) -> None:
         local = self.shared.functions.get(key_of(proto))
         if local is not None:
-            self._expand(proto, local)
+            self._expand(proto, local, versions)
             return
         version = schema_version(proto, versions)
         row = find_row(proto, versions)
