@@ -202,3 +202,12 @@ def test_unknown_dimensions_of_an_input_may_differ() -> None:
     )
     with pytest.raises(InputError, match="nn.prelu .* needs"):
         executable(floats(3, 2), floats(3))
+
+
+def test_what_is_known_at_entry_is_computed_there() -> None:
+    executable = check(
+        "def @main(%x: Tensor[(?, 4), float32]) {"
+        " nn.softmax(sum(concatenate((%x, exp(%x))), axis=[1])) }",
+        floats(3, 4),
+    )
+    assert executable.disassemble().count(": shape_func") == 1

@@ -46,7 +46,7 @@ class _Reader:
     """The state between two instructions."""
 
     executable: Executable
-    constants: list[Tensor]
+    constants: list[Tensor | None]
     primitives: list[str]
     graph: Graph = field(default_factory=Graph)
     params: dict[str, Tensor] = field(default_factory=dict)
@@ -75,11 +75,18 @@ class _Reader:
         self.graph.nodes.append(Node(self.name(name), outputs=outputs, constant=constant))
         return _Tensor(shape, dtype, storage, (number, 0))
 
+    def constant(self, number: int) -> Tensor:
+        """A constant of the executable, which must have its value."""
+        found = self.constants[number]
+        if found is None:
+            raise CompileError(f"graph: constant {number} is late-bound and has no value yet")
+        return found
+
     def tensor(self, value: _Value) -> _Tensor:
         """A value that must be a tensor of the graph."""
         if isinstance(value, _Constant):
             if value.number not in self._made:
-                data = self.constants[value.number]
+                data = self.constant(value.number)
                 name = f"p{len(self.params)}"
                 made = self.argument(name, data.shape, data.dtype, value.number)
                 self.params[self.graph.nodes[-1].name] = data
@@ -163,7 +170,7 @@ class _Reader:
         shape = self.registers.get(register)
         if not isinstance(shape, _Constant):
             raise CompileError(_reason("ReshapeTensor"))
-        dims = np.asarray(self.constants[shape.number].numpy())[index : index + ndim]
+        dims = np.asarray(self.constant(shape.number).numpy())[index : index + ndim]
         source = self.tensor(value)
         made = _Tensor(tuple(int(d) for d in dims), source.dtype, source.storage)
         self.node(RESHAPE, [source], [made])
