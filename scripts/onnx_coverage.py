@@ -198,9 +198,8 @@ def table(kinds: Sequence[Tested]) -> str:
         lines.append(f"| {kind} | {sum(not o.reason for o in outcomes)} | {len(cases)} |")
     for kind, cases, outcomes in kinds:
         lines += ["", f"## {kind}", "", "| test | result |", "|---|---|"]
-        lines += sorted(
-            f"| {case.name} | {_result(each)} |" for case, each in zip(cases, outcomes, strict=True)
-        )
+        rows = {c.name: _result(o) for c, o in zip(cases, outcomes, strict=True)}
+        lines += [f"| {name} | {rows[name]} |" for name in sorted(rows)]
     return "\n".join(lines) + "\n"
 
 

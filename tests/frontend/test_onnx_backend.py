@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
 import numpy as np
 import onnx
 import pytest
@@ -51,3 +58,62 @@ def test_devices() -> None:
     assert not onnx_backend.supports_device("CUDA")
     with pytest.raises(UnsupportedError, match="CUDA"):
         onnx_backend.prepare(_reduce_model(), "CUDA")
+
+
+# ONNX's own tests. docs/onnx-coverage.md says which pass.
+
+ROOT = Path(__file__).parents[2]
+PARTS = 16
+
+
+@cache
+def coverage() -> ModuleType:
+    """The script that runs the tests and writes the table."""
+    spec = importlib.util.spec_from_file_location(
+        "onnx_coverage", ROOT / "scripts/onnx_coverage.py"
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def tables() -> dict[str, dict[str, str]]:
+    """Kind of tests -> test -> what the table says of it."""
+    found: dict[str, dict[str, str]] = {}
+    for line in (ROOT / "docs/onnx-coverage.md").read_text().splitlines():
+        if line.startswith("## "):
+            rows = found.setdefault(line[3:], {})
+        elif (match := re.fullmatch(r"\| (test_\w+) \| (.+) \|", line)) is not None:
+            rows[match[1]] = match[2]
+    return found
+
+
+@cache
+def cases(kind: str) -> list[tuple[str, object]]:
+    return sorted((c.name, c) for c in coverage().load_cases(kind))
+
+
+def check(kind: str, part: int, parts: int) -> None:
+    """Every test of a part that passes by the table passes."""
+    rows = tables()[kind]
+    wanted = [c for name, c in cases(kind)[part::parts] if rows[name].startswith("pass")]
+    outcomes = [(c.name, coverage().outcome(c)) for c in wanted]  # type: ignore[attr-defined]
+    assert {name: o.reason for name, o in outcomes if o.reason} == {}
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_node_tests_pass(part: int) -> None:
+    check("node", part, PARTS)
+
+
+@pytest.mark.parametrize("kind", ["simple", "pytorch-converted", "pytorch-operator"])
+def test_model_tests_pass(kind: str) -> None:
+    check(kind, 0, 1)
+
+
+@pytest.mark.parametrize("kind", ["node", "simple", "pytorch-converted", "pytorch-operator"])
+def test_the_table_has_every_test(kind: str) -> None:
+    assert list(tables()[kind]) == [name for name, _ in cases(kind)]

@@ -50,7 +50,7 @@ def test_every_unsupported_node_is_listed_once() -> None:
             node("Sigmoidd", "x", "a", name="layer/act"),
             node("LayerNormalisation", "a", "b"),
             node("Conv", "b w", "c", name="conv", pads=[0, 0], colour=3),
-            node("Pad", "c p", "d", name="edge", mode="wrap"),
+            node("Pad", "c p", "d", name="edge", mode="mirror"),
             helper.make_node("Quark", ["d"], ["e"], name="q", domain="com.example"),
             helper.make_node(
                 "If", ["e"], ["y"], name="branch", then_branch=helper.make_graph([], "g", [], [])
@@ -64,7 +64,7 @@ def test_every_unsupported_node_is_listed_once() -> None:
         "  LayerNormalisation 'b': unknown operator; the nearest supported are LayerNormalization, "
         "LpNormalization, GroupNormalization\n"
         "  Conv 'conv': unknown attribute 'colour'; supported are auto_pad, dilations, group, kernel_shape, pads, strides\n"
-        "  Pad 'edge': attribute 'mode' must be one of 'constant', 'reflect', 'edge', got 'wrap'\n"
+        "  Pad 'edge': attribute 'mode' must be one of 'constant', 'reflect', 'edge', 'wrap', got 'mirror'\n"
         "  com.example::Quark 'q': unknown operator\n"
         "  If 'branch': attribute 'else_branch' is missing"
     )
@@ -73,7 +73,7 @@ def test_every_unsupported_node_is_listed_once() -> None:
 def test_values_that_turn_out_unsupported_are_listed_together() -> None:
     model = raw_model(
         [
-            node("Reshape", "x shape", "a", name="one"),
+            node("ReduceSum", "x shape", "a", name="one"),
             node("Relu", "a", "b", name="after one"),
             node("Gemm", "x w c", "d", name="two"),
             node("MaxPool", "x", "e", name="three", kernel_shape=[2]),
@@ -85,16 +85,19 @@ def test_values_that_turn_out_unsupported_are_listed_together() -> None:
     model.graph.input.append(shape)
     assert message(model, UnsupportedError) == (
         "import model: 2 nodes are not supported\n"
-        "  Reshape 'one': 'shape' depends on data; only shapes that follow from the input shapes are supported\n"
+        "  ReduceSum 'one': 'axes' must be constant\n"
         "  MaxPool 'three': expected an input of rank 3, 4 or 5, got 2"
     )
 
 
 def test_an_output_nobody_makes_at_run_time_is_refused() -> None:
-    model = raw_model([node("MaxPool", "i", "y z", name="pool", kernel_shape=[2])], outputs="y z")
+    model = raw_model(
+        [node("MaxPool", "i", "y z", name="pool", kernel_shape=[2], ceil_mode=1)], outputs="y z"
+    )
     model.graph.input[0].CopyFrom(helper.make_tensor_value_info("i", FLOAT, [1, 2, 4]))
     assert message(model, UnsupportedError) == (
-        "import model: 1 node is not supported\n  MaxPool 'pool': output 1 ('z') is not supported"
+        "import model: 1 node is not supported\n"
+        "  MaxPool 'pool': output 1 needs constant padding, and 'ceil_mode' 0"
     )
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import TensorProto
-from onnx_models import Array, ints, normal
+from onnx import TensorProto, helper
+from onnx_models import Array, graph_model, interpret, ints, normal
 from test_onnx_operators import CASES, Case, case, scalar
 
 from ekiden.frontend.onnx.converters import control, recurrent, sequence
@@ -167,8 +167,59 @@ def test_agrees_with_symbolic_shapes(each: Case) -> None:
     each.run(symbolic=True)
 
 
+NODE_TESTS = frozenset(
+    (
+        "Cast", "Col2Im", "Compress", "DFT", "DeformConv", "GlobalLpPool", "GridSample", "LpPool",
+        "MelWeightMatrix", "NonMaxSuppression", "NonZero", "RoiAlign", "STFT", "Unique",
+    )
+)  # fmt: skip
+"""Operators that ONNX's own tests (test_onnx_backend.py) try in all their forms."""
+RANDOM = frozenset(
+    (
+        "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial",
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("op_type", ["RandomNormal", "RandomUniform"])
+def test_random_numbers_follow_from_the_seed(op_type: str) -> None:
+    def drawn(seed: float) -> Array:
+        node = helper.make_node(op_type, [], ["y"], shape=[2000], seed=seed)
+        (found,) = interpret(graph_model([node], {}, ["y"]), [])
+        return found
+
+    np.testing.assert_array_equal(drawn(1.0), drawn(1.0))
+    assert (drawn(1.0) != drawn(2.0)).any()
+    low, high = (-5, 5) if op_type == "RandomNormal" else (0, 1)
+    assert (low <= drawn(3.0)).all() and (drawn(3.0) <= high).all()
+    assert abs(drawn(3.0).mean() - (0 if op_type == "RandomNormal" else 0.5)) < 0.1
+
+
+@pytest.mark.parametrize("op_type", ["RandomNormalLike", "RandomUniformLike"])
+def test_random_tensors_take_a_shape(op_type: str) -> None:
+    node = helper.make_node(op_type, ["x"], ["y"])
+    (found,) = interpret(graph_model([node], {"x": X}, ["y"]), [X])
+    assert found.shape == X.shape and found.dtype == X.dtype and len(np.unique(found)) > 20
+
+
+def test_samples_follow_probabilities() -> None:
+    weights = np.log(np.array([[1e-9, 1.0, 1e-9]], np.float32))
+    node = helper.make_node("Multinomial", ["x"], ["y"], sample_size=50)
+    (found,) = interpret(graph_model([node], {"x": weights}, ["y"]), [weights])
+    np.testing.assert_array_equal(found, np.ones((1, 50), np.int32))
+
+
+def test_dropout_in_training_keeps_the_mean() -> None:
+    x = np.ones(4000, np.float32)
+    node = helper.make_node("Dropout", ["x", "ratio", "training"], ["y", "mask"])
+    weights = {"ratio": scalar(0.25), "training": np.asarray(True)}
+    found, mask = interpret(graph_model([node], {"x": x}, ["y", "mask"], weights), [x])
+    np.testing.assert_allclose(found, np.where(mask, np.float32(1 / 0.75), 0), rtol=1e-6)
+    assert abs(mask.mean() - 0.75) < 0.05
+
+
 def test_every_converter_has_a_case() -> None:
-    tested = {c.op_type for c in (*CASES, *MORE)} | {"Constant"}
+    tested = {c.op_type for c in (*CASES, *MORE)} | {"Constant"} | NODE_TESTS | RANDOM
     families = (*control.ROWS, *sequence.ROWS, *recurrent.ROWS)
     tested |= {r.op_type for r in families if not r.domain}
     assert {name for domain, name in TABLE if domain == ""} == tested

@@ -17,7 +17,7 @@ from ekiden.driver.executable import Executable
 from ekiden.frontend.onnx.importer import Dims, Shapes
 from ekiden.ir.op import Array
 from ekiden.runtime import Tensor
-from ekiden.runtime.errors import UnsupportedError
+from ekiden.runtime.errors import EkidenError, UnsupportedError
 
 DEVICES = ("CPU",)
 
@@ -40,10 +40,21 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
             return
         try:
             self._made[()] = compile(model)
-        except UnsupportedError as error:
-            self.fixed = error.inputs
+        except EkidenError as error:
+            self.fixed = self._deciding(error)
             if not self.fixed:
                 raise
+
+    def _deciding(self, error: EkidenError) -> tuple[str, ...]:
+        """The inputs that must be constants: those that the error names, else integer vectors and
+        scalars, which decide shapes.
+        """
+        named = getattr(error, "inputs", ())
+        if named or isinstance(error, UnsupportedError):
+            return tuple(named)
+        weights = {t.name for t in self.model.graph.initializer}
+        inputs = [i for i in self.model.graph.input if i.name not in weights]
+        return tuple(i.name for i in inputs if _is_integer_vector(i.type.tensor_type))
 
     def run(self, inputs: object, **kwargs: object) -> tuple[Any, ...]:
         """The outputs as NumPy arrays, in the model's order; fields are named by output where a
@@ -127,6 +138,11 @@ def _array(value: object) -> object:
     if isinstance(value, list):
         return [_array(each) for each in value]
     return value.numpy() if isinstance(value, Tensor) else value
+
+
+def _is_integer_vector(kind: onnx.TypeProto.Tensor) -> bool:
+    integers = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+    return kind.elem_type in integers and len(kind.shape.dim) <= 1
 
 
 class EkidenBackend(Backend):  # type: ignore[misc]

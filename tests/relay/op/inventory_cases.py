@@ -202,6 +202,17 @@ def networks() -> Iterator[Case]:
         symbolic=False,
     )
     yield case(
+        lambda x, o, w, m: op.nn.deformable_conv2d(
+            x, o, w, padding=1, deformable_groups=2, groups=2, mask=m
+        ),
+        image,
+        offset,
+        weight,
+        normal(1, 18, 6, 5),
+        tolerance=1e-5,
+        symbolic=False,
+    )
+    yield case(
         lambda a, b: op.nn.correlation(a, b, 1, 1, 1, 1, 1, True),
         image,
         normal(1, 4, 6, 5),

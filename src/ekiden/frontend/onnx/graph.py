@@ -155,13 +155,13 @@ class Graph:
     ) -> None:
         local = self.shared.functions.get(key_of(proto))
         if local is not None:
-            self._expand(proto, local)
+            self._expand(proto, local, versions)
             return
         version = schema_version(proto, versions)
         row = find_row(proto, versions)
         if row is None:
             function = defined_by(proto, domain_of(proto), version, inputs)
-            self._expand(proto, function)
+            self._expand(proto, function, versions)
             return
         node = Node(
             proto,
@@ -173,9 +173,14 @@ class Graph:
         )
         self._define(proto, evaluate(node) or fold(node, row.convert(node)))
 
-    def _expand(self, proto: onnx.NodeProto, function: onnx.FunctionProto) -> None:
-        """Import the nodes of the function that defines an operator."""
-        nodes, versions = body(function, proto, self.shared.label)
+    def _expand(
+        self, proto: onnx.NodeProto, function: onnx.FunctionProto, around: Mapping[str, int]
+    ) -> None:
+        """Import the nodes of the function that defines an operator; domains that it gives no
+        version of have that of the graph `around` it.
+        """
+        nodes, stated = body(function, proto, self.shared.label)
+        versions = {**around, **stated}
         found = problems_of(nodes, versions, self.shared.functions)
         problems = [f"{describe(n)}: {p}" for n, p in found]
         self.shared.problems += problems

@@ -156,6 +156,10 @@ class Node:
             else self._bad(name, "a float", found)
         )
 
+    def get_number(self, name: str) -> float:
+        """A float attribute that must be there."""
+        return self.get_float(name, 0.0)
+
     def get_string(self, name: str, default: str) -> str:
         """A string attribute."""
         found = self._attributes.get(name, default)

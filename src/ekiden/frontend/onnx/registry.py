@@ -9,22 +9,26 @@ from ekiden.frontend.onnx.converters import (
     control,
     convolution,
     elementwise,
+    image,
     linear,
     movement,
     norm,
     placing,
     pool,
     quantize,
+    random,
     recurrent,
     reduction,
     sequence,
     shape,
+    signal,
+    training,
 )
 from ekiden.frontend.onnx.node import Converter, Row
 
 FAMILIES = (
     elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
-    quantize, recurrent, control, sequence,
+    quantize, recurrent, image, signal, random, training, control, sequence,
 )  # fmt: skip
 
 

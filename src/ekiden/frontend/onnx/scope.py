@@ -301,6 +301,12 @@ class Scope:
         self.type_of(expr)
         return with_span([expr], self.span)[0]
 
+    def shape_vector(self, value: Value, rank: int) -> Expr:
+        """The shape of a value as an int64 vector, with ones before it up to a rank."""
+        ones = relay_const(np.ones(rank - len(value.type.shape), np.int64))
+        own = op.shape_of(self.expr(value), dtype="int64")
+        return op.concatenate([ones, own], axis=0) if len(value.type.shape) < rank else own
+
     def scalar(self, dim: PrimExpr) -> Expr:
         """A dimension as an int64 scalar tensor."""
         return self._scalar(dim)

@@ -79,7 +79,13 @@ def _layout_field(call: Call) -> str | None:
     attrs = call.attrs
     if getattr(attrs, "out_layout", "") not in ("", "NCHW"):
         return None
-    return next((f for f in ("data_layout", "layout") if getattr(attrs, f, None) == "NCHW"), None)
+    fields = ("data_layout", "layout")
+    found = next((f for f in fields if getattr(attrs, f, None) == "NCHW"), None)
+    if found is not None:
+        images = sum(len(_shape(a)) == 4 for a in call.args)
+        if images > 1 + hasattr(attrs, "kernel_layout"):
+            return None  # others than data and kernel are images too, in the layout of the data
+    return found
 
 
 def _to_nhwc(call: Call, layout_field: str) -> RelayExpr:

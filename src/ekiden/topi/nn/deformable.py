@@ -48,6 +48,7 @@ def _deformable(
     out_dtype: str | None,
     layout: str,
     kernel_layout: str,
+    mask: Tensor | None = None,
 ) -> Tensor:
     n, c, _, _ = permute(data.shape, layout, "NCHW")
     out, per_group, kh, kw = permute(kernel.shape, kernel_layout, "OIHW")
@@ -67,7 +68,11 @@ def _deformable(
         row = cast(y * sy + ky * dy - top, "float32") + cast(move_y, "float32")
         column = cast(x * sx + kx * dx - left, "float32") + cast(move_x, "float32")
         at = permute((b, ci, as_dim(0), as_dim(0)), "NCHW", layout)
-        return cast(bilinear(data, at, y_axis, x_axis, row, column), data.dtype)
+        value = bilinear(data, at, y_axis, x_axis, row, column)
+        if mask is not None:
+            place = ci // each * kh * kw + ky * kw + kx
+            value = value * cast(mask[permute((b, place, y, x), "NCHW", layout)], "float32")
+        return cast(value, data.dtype)
 
     sampled = te.compute(sampled_shape, sample, name="deformed", tag="deformable_sample")
     taps = [te.reduce_axis((0, d), a) for d, a in ((kh, "kh"), (kw, "kw"), (per_group, "ci"))]
@@ -94,15 +99,17 @@ def deformable_conv2d_nchw(
     deformable_groups: int,
     groups: int,
     out_dtype: str | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """A convolution whose taps are moved by offsets and sampled bilinearly (Dai et al. 2017).
 
     data [N, C, H, W], offset [N, deformable_groups * KH * KW * (y, x), OH, OW],
-    kernel [O, C / groups, KH, KW].
+    kernel [O, C / groups, KH, KW], mask [N, deformable_groups * KH * KW, OH, OW]: a factor for each
+    tap (Zhu et al. 2018).
     """
     return _deformable(
         data, offset, kernel, strides, padding, dilation, deformable_groups, groups, out_dtype,
-        "NCHW", "OIHW",
+        "NCHW", "OIHW", mask,
     )  # fmt: skip
 
 

@@ -62,7 +62,8 @@ def _mod(node: Node) -> Expr:
     a, b = node.exprs()
     if not is_float(node.dtype(0)):
         return (op.mod if node.get_int("fmod", 0) else op.floor_mod)(a, b)
-    remainder = op.mod(a, b)
+    alone = op.logical_and(op.isinf(b), op.isfinite(a))
+    remainder = op.where(alone, a, op.mod(a, b))
     if node.get_int("fmod", 0):
         return remainder
     zero = number(node, 0)

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from ekiden.frontend.onnx.converters.resample import resample
 from ekiden.frontend.onnx.node import Converter, Node, Row
 from ekiden.frontend.onnx.value import Value
 from ekiden.ir import prim
@@ -15,7 +16,7 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, Shape, as_dim, equal, known, tidy
+from ekiden.topi.shape import Dim, Shape, as_dim, as_ints, equal, known, tidy
 
 _FAR = 10**9
 """A slice bound from here on means "to the end": no axis is that long, and exporters write many
@@ -65,7 +66,9 @@ def _even_parts(node: Node, extent: PrimExpr) -> list[Dim]:
     count = node.get_int("num_outputs", len(node.proto.output))
     number = known(extent)
     if number is None:
-        node.unsupported("an axis of symbolic extent needs 'split'")
+        divided = tidy(extent // count)
+        node.scope.require(prim.binary(prim.EQ, extent % count, 0))
+        return [divided] * count
     part = -(-number // count)
     return [*[part] * (count - 1), number - part * (count - 1)]
 
@@ -77,10 +80,21 @@ def _slice_attributes(node: Node) -> Expr | Value:
 
 
 def _slice(node: Node) -> Expr | Value:
+    if not (node.value(1).is_known and node.value(2).is_known):
+        return _slice_by_data(node)
     starts, ends = node.dims(1, "starts"), node.dims(2, "ends")
     axes = node.axes(3) if node.optional(3) is not None else tuple(range(len(starts)))
     steps = node.axes(4, "steps") if node.optional(4) is not None else (1,) * len(starts)
     return _sliced(node, starts, ends, axes, steps)
+
+
+def _slice_by_data(node: Node) -> Expr:
+    count = known(node.shape(1)[0])
+    axes = node.axes(3) if node.optional(3) is not None else tuple(range(count or 0))
+    at = [node.axis(a, node.rank(0)) for a in axes]
+    steps = node.expr(4) if node.optional(4) is not None else const(np.ones(len(at), np.int64))
+    first, last = node.expr(1), node.expr(2)
+    return op.strided_slice(node.expr(0), first, last, steps, axes=at)
 
 
 def _sliced(
@@ -170,7 +184,22 @@ def _padded(node: Node, pads: Sequence[Dim], axes: Sequence[int], fill: Expr) ->
     widths: list[tuple[Dim, Dim]] = [(0, 0)] * node.rank(0)
     for i, axis in enumerate(axes):
         widths[node.axis(axis, node.rank(0))] = (pads[i], pads[i + len(axes)])
+    if node.get_string("mode", "constant") == "wrap":
+        return _wrapped(node, widths)
     return op.nn.pad(node.expr(0), widths, fill, pad_mode=node.get_string("mode", "constant"))
+
+
+def _wrapped(node: Node, widths: Sequence[tuple[Dim, Dim]]) -> Expr:
+    """The data repeated beyond its borders."""
+    found = node.expr(0)
+    for axis, (pair, extent) in enumerate(zip(widths, node.shape(0), strict=True)):
+        before, after, size = (known(d) for d in (*pair, extent))
+        if before is None or after is None or size is None:
+            node.unsupported("mode 'wrap' needs constant padding and extents")
+        if before or after:
+            places = np.arange(-before, size + after) % size
+            found = op.take(found, const(places), axis=axis)
+    return found
 
 
 def _one_hot(node: Node) -> Expr:
@@ -213,8 +242,9 @@ def _space_to_depth(node: Node) -> Expr:
     size = node.get_int("blocksize")
     rows, columns = tidy(h // size), tidy(w // size)
     moved = op.reshape(node.expr(0), (n, c, rows, size, columns, size), allowzero=True)
+    first = node.get_string("mode", "DCR") == "CRD"
     return op.reshape(
-        op.transpose(moved, axes=(0, 3, 5, 1, 2, 4)),
+        op.transpose(moved, axes=(0, 1, 3, 5, 2, 4) if first else (0, 3, 5, 1, 2, 4)),
         (n, tidy(c * (size * size)), rows, columns),
         allowzero=True,
     )
@@ -287,14 +317,16 @@ def _resized(
     rounding: str,
 ) -> Expr | Value:
     shape = node.shape(0)
-    if len(shape) not in (3, 4):
-        node.unsupported(f"expected an input of rank 3 or 4, got {len(shape)}")
     factors = None if scales is None else [_factor(s) for s in scales]
     wanted = (
         [_scaled(d, f) for d, f in zip(shape, factors, strict=True)]
         if factors
         else [_size(s) for s in sizes or ()]
     )
+    if _is_unusual(node, shape, wanted, factors):
+        return _resampled(node, shape, wanted, factors)
+    if len(shape) not in (3, 4):
+        node.unsupported(f"expected an input of rank 3 or 4, got {len(shape)}")
     if not all(equal(a, b) for a, b in zip(shape[:2], wanted[:2], strict=True)):
         node.unsupported("only the spatial axes can be resized, not batch or channels")
     data, flat = node.expr(0), len(shape) == 3
@@ -309,6 +341,43 @@ def _resized(
         scales=None if factors is None else [1.0] * flat + factors[2:],
     )
     return op.squeeze(found, axis=[2]) if flat else found
+
+
+def _is_unusual(
+    node: Node, shape: Shape, wanted: Sequence[PrimExpr], factors: Sequence[float] | None
+) -> bool:
+    """Whether a resize needs more than a kernel for images does."""
+    mode = node.get_string("coordinate_transformation_mode", "half_pixel")
+    exact = factors is None or all(
+        known(d) is None or f * (known(d) or 0) == (known(w) or 0)
+        for d, w, f in zip(shape, wanted, factors, strict=True)
+    )
+    images = len(shape) in (3, 4) and all(
+        equal(a, b) for a, b in zip(shape[:2], wanted[:2], strict=True)
+    )
+    rare = mode in ("tf_crop_and_resize", "half_pixel_symmetric")
+    rare = rare or (mode == "align_corners" and not exact)
+    rare = rare or bool(node.get_int("antialias", 0)) or node.has("keep_aspect_ratio_policy")
+    static = all(known(d) is not None for d in (*shape, *wanted))
+    return static and (rare or not images)
+
+
+def _resampled(
+    node: Node, shape: Shape, wanted: Sequence[PrimExpr], factors: Sequence[float] | None
+) -> Expr:
+    old, new = as_ints(shape), list(as_ints(wanted))
+    policy = node.get_string("keep_aspect_ratio_policy", "stretch")
+    if factors is None:
+        factors = [n / o for n, o in zip(new, old, strict=True)]
+        if policy != "stretch":
+            axes = node.get_ints("axes", tuple(range(len(old))))
+            at = [node.axis(a, len(old)) for a in axes]
+            choose = min if policy == "not_larger" else max
+            scale = choose(factors[a] for a in at)
+            factors = [scale if a in at else 1.0 for a in range(len(old))]
+            for a in at:
+                new[a] = int(np.floor(scale * old[a] + 0.5))
+    return resample(node, new, factors)
 
 
 def _factor(scale: Dim | float) -> float:
@@ -333,9 +402,11 @@ def _scaled(extent: PrimExpr, factor: float) -> PrimExpr:
     return prim.cast(call_intrin("floor", prim.cast(extent, "float32") * factor), "int64")
 
 
-_BORDERS = {"mode": ("constant", "reflect", "edge")}
+_BORDERS = {"mode": ("constant", "reflect", "edge", "wrap")}
 _MODES = ("nearest", "linear", "bilinear", "cubic")
 _COORDINATES = (
+    "half_pixel_symmetric",
+    "tf_crop_and_resize",
     "half_pixel",
     "align_corners",
     "asymmetric",
@@ -344,7 +415,7 @@ _COORDINATES = (
 )
 _RESIZE = (
     "antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside"
-    " extrapolation_value mode nearest_mode"
+    " extrapolation_value keep_aspect_ratio_policy mode nearest_mode"
 )
 
 # fmt: off
@@ -361,7 +432,8 @@ ROWS = (
     Row("OneHot",         _one_hot, since=9, attributes="axis"),
     Row("DepthToSpace",   _depth_to_space, attributes="blocksize mode",
         values={"mode": ("DCR", "CRD")}),
-    Row("SpaceToDepth",   _space_to_depth, attributes="blocksize"),
+    Row("SpaceToDepth",   _space_to_depth, attributes="blocksize mode",
+        values={"mode": ("DCR", "CRD")}),
     Row("CumSum",         _cumulative(op.cumsum), since=11, attributes="exclusive reverse"),
     Row("CumProd",        _cumulative(op.cumprod), since=26, attributes="exclusive reverse"),
     Row("Upsample",       _upsample_attributes, since=7, attributes="mode scales",
@@ -369,6 +441,7 @@ ROWS = (
     Row("Upsample",       _upsample, since=9, attributes="mode", values={"mode": _MODES}),
     Row("Resize",         _upsample, since=10, attributes="mode", values={"mode": _MODES}),
     Row("Resize",         _resize, since=11, attributes=_RESIZE,
-        values={"mode": _MODES, "coordinate_transformation_mode": _COORDINATES, "antialias": (0,)}),
+        values={"mode": _MODES, "coordinate_transformation_mode": _COORDINATES,
+                "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller")}),
 )
 # fmt: on

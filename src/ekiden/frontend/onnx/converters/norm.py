@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ekiden.frontend.onnx.converters.elementwise import number
+from ekiden.frontend.onnx.converters.random import generator
 from ekiden.frontend.onnx.node import Converter, Node, Result, Row
 from ekiden.frontend.onnx.value import Value
 from ekiden.ir.dtype import to_numpy
@@ -151,10 +152,23 @@ def _flat(convert: Converter) -> Converter:
 
 def _dropout(node: Node) -> Result:
     training = node.optional(2)
-    if training is not None and (training.array is None or training.array.any()):
-        node.unsupported("input 'training_mode' must be the constant False")
+    if training is not None and node.numbers(2, "training_mode").any():
+        return _random_dropout(node)
     mask = op.full(const(True), node.shape(0), dtype="bool") if node.wants(1) else None
     return [node.value(0), mask]
+
+
+def _random_dropout(node: Node) -> Result:
+    """In training: elements kept at random, made larger by as much as the others leave room."""
+    kind = node.dtype(0)
+    ratio: Expr = const(0.5, kind)
+    if node.optional(1) is not None:
+        ratio = op.cast(op.reshape(node.expr(1), ()), kind)
+    drawn = TupleGetItem(op.random.uniform(generator(node), node.shape(0), "float32"), 1)
+    mask = op.greater_equal(drawn, op.cast(ratio, "float32"))
+    scale = op.divide(number(node, 1), op.subtract(number(node, 1), ratio))
+    kept = op.where(mask, op.multiply(node.expr(0), scale), number(node, 0))
+    return [kept, mask]
 
 
 def _lp_normalization(node: Node) -> Expr:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ekiden.frontend.onnx.converters.movement import from_front
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import PrimExpr
@@ -72,7 +74,13 @@ def _int64(node: Node, dim: PrimExpr) -> Expr:
 
 
 def _top_k(node: Node) -> list[Expr]:
-    count: Dim = node.get_int("k") if node.has("k") else node.dims(1, "K")[0]
+    count: Dim | Expr
+    if node.has("k"):
+        count = node.get_int("k")
+    elif node.value(1).is_known:
+        count = node.dims(1, "K")[0]
+    else:
+        count = op.reshape(node.expr(1), ())
     found = op.topk(
         node.expr(0),
         k=count,
@@ -91,6 +99,39 @@ def _reverse_sequence(node: Node) -> Expr:
         seq_axis=node.get_int("time_axis", 0),
         batch_axis=node.get_int("batch_axis", 1),
     )
+
+
+def _non_zero(node: Node) -> Expr:
+    """The coordinates of elements that are not 0, a column each."""
+    found = op.argwhere(node.expr(0)) if node.rank(0) else _zero_dimensional(node)
+    return op.transpose(op.cast(found, "int64"), axes=[1, 0])
+
+
+def _zero_dimensional(node: Node) -> Expr:
+    return op.argwhere(op.reshape(node.expr(0), (1,)))
+
+
+def _compress(node: Node) -> Expr:
+    """The slices along an axis (of the flattened tensor, without one) where a condition holds."""
+    data = node.expr(0) if node.has("axis") else op.reshape(node.expr(0), (-1,))
+    axis = node.axis(node.get_int("axis", 0), node.rank(0)) if node.has("axis") else 0
+    where = op.squeeze(op.argwhere(node.expr(1)), axis=[1])
+    return op.take(data, op.cast(where, "int64"), axis=axis)
+
+
+def _unique(node: Node) -> list[Expr]:
+    """Distinct elements, their first positions, which of them each element is, and counts."""
+    if node.has("axis") and node.rank(0) > 1:
+        node.unsupported("attribute 'axis' is only supported for vectors")
+    flat = op.reshape(node.expr(0), (-1,))
+    found = op.unique(flat, is_sorted=bool(node.get_int("sorted", 1)), return_counts=True)
+    values, first, which, number, counts = (TupleGetItem(found, i) for i in range(5))
+
+    def cut(padded: Expr) -> Expr:
+        return op.strided_slice(padded, const(np.array([0])), op.cast(number, "int64"), axes=[0])
+
+    wide = [op.cast(e, "int64") for e in (cut(first), which, cut(counts))]
+    return [cut(values), *wide]
 
 
 def _max_unpool(node: Node) -> Expr:
@@ -128,6 +169,9 @@ ROWS = (
     Row("TensorScatter",   _tensor_scatter, since=24, attributes="axis mode"),
     Row("TopK",            _top_k, attributes="axis k"),
     Row("TopK",            _top_k, since=10, attributes="axis largest sorted"),
+    Row("Unique",          _unique, since=11, attributes="axis sorted"),
+    Row("NonZero",         _non_zero, since=9),
+    Row("Compress",        _compress, since=9, attributes="axis"),
     Row("ReverseSequence", _reverse_sequence, since=10, attributes="batch_axis time_axis"),
     Row("MaxUnpool",       _max_unpool, since=9, attributes="kernel_shape pads strides"),
 )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import product as every
 
 import numpy as np
 
 from ekiden.frontend.onnx.converters.window import Window, padded, read_window
-from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.node import Node, Result, Row
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
-from ekiden.relay.expr import Expr
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import as_ints, product
 
 _MAX: Mapping[int, Callable[..., Expr]] = {
     1: op.nn.max_pool1d,
@@ -29,6 +31,83 @@ def _window(node: Node) -> Window:
     if node.rank(0) not in (3, 4, 5):
         node.unsupported(f"expected an input of rank 3, 4 or 5, got {node.rank(0)}")
     return read_window(node, node.get_ints("kernel_shape"))
+
+
+def _with_places(node: Node) -> Result:
+    """MaxPool, and where each maximum lies in the flattened data."""
+    found = _max_pool(node)
+    return [found, _places(node, _window(node))] if node.wants(1) else found
+
+
+def _places(node: Node, window: Window) -> Expr:
+    """Positions of maxima: the taps of every window side by side, the first of the largest."""
+    extents, padding = as_ints(node.shape(0)[2:]), window.padding
+    rank = len(extents)
+    if padding is None or node.get_int("ceil_mode", 0):
+        node.unsupported("output 1 needs constant padding, and 'ceil_mode' 0")
+    kind = node.dtype(0)
+    low = -np.inf if is_float(kind) else int(np.iinfo(kind).min)
+    widths = [(0, 0), (0, 0), *zip(padding[:rank], padding[rank:], strict=True)]
+    data = op.nn.pad(node.expr(0), widths, const(low, kind))
+    steps = list(zip(window.kernel, window.strides, window.dilations, strict=True))
+    counts = [
+        (e + padding[i] + padding[i + rank] - (k - 1) * d - 1) // s + 1
+        for i, (e, (k, s, d)) in enumerate(zip(extents, steps, strict=True))
+    ]
+    taps = np.array(list(every(*(range(k) for k in window.kernel))))
+    shifted = [
+        op.strided_slice(
+            data,
+            begin=[int(t * d) for t, (_, _, d) in zip(tap, steps, strict=True)],
+            end=[int(t * d) + (c - 1) * s + 1
+                 for t, (_, s, d), c in zip(tap, steps, counts, strict=True)],
+            strides=list(window.strides),
+            axes=list(range(2, 2 + rank)),
+        )
+        for tap in taps
+    ]  # fmt: skip
+    chosen = op.cast(op.argmax(op.stack(shifted, axis=0), axis=0), "int64")
+    order = list(range(rank))
+    if node.get_int("storage_order", 0):
+        order.reverse()
+    flat: Expr = const(0, "int64")
+    for axis in order:
+        _, stride, dilation = steps[axis]
+        starts = np.arange(counts[axis]) * stride - padding[axis]
+        shape = [1] * (2 + rank)
+        shape[2 + axis] = counts[axis]
+        offsets = const((taps[:, axis] * dilation).astype(np.int64))
+        at = op.add(const(starts.reshape(shape)), op.take(offsets, chosen, axis=0))
+        flat = op.add(op.multiply(flat, const(extents[axis], "int64")), at)
+    planes = product(node.shape(0)[:2])
+    first = op.multiply(op.arange(0, planes, 1, "int64"), const(int(np.prod(extents)), "int64"))
+    return op.add(flat, op.reshape(first, (*node.shape(0)[:2], *[1] * rank), allowzero=True))
+
+
+def _lp_pool(node: Node) -> Expr:
+    """The p-norm of each window: from the mean of the powers."""
+    window, power = _window(node), node.get_int("p", 2)
+    if window.padding is None or node.get_int("ceil_mode", 0):
+        node.unsupported("padding must be constant, and 'ceil_mode' 0")
+    kind = node.dtype(0)
+    raised = op.power(op.abs(node.expr(0)), const(power, kind))
+    mean = _AVERAGE[len(window.kernel)](
+        raised,
+        pool_size=window.kernel,
+        strides=window.strides,
+        dilation=window.dilations,
+        padding=window.padding,
+        count_include_pad=True,
+    )
+    total = op.multiply(mean, const(int(np.prod(window.kernel)), kind))
+    return op.power(total, const(1 / power, kind))
+
+
+def _global_lp_pool(node: Node) -> Expr:
+    power, kind = node.get_int("p", 2), node.dtype(0)
+    raised = op.power(op.abs(node.expr(0)), const(power, kind))
+    total = op.sum(raised, axis=list(range(2, node.rank(0))), keepdims=True)
+    return op.power(total, const(1 / power, kind))
 
 
 def _max_pool(node: Node) -> Expr:
@@ -80,9 +159,11 @@ _ATTRIBUTES = "auto_pad ceil_mode dilations kernel_shape pads strides"
 
 # fmt: off
 ROWS = (
-    Row("MaxPool",           _max_pool, attributes=f"{_ATTRIBUTES} storage_order", values=_AUTO),
+    Row("MaxPool",           _with_places, attributes=f"{_ATTRIBUTES} storage_order", values=_AUTO),
     Row("AveragePool",       _average_pool, attributes=f"{_ATTRIBUTES} count_include_pad",
         values=_AUTO),
+    Row("LpPool",            _lp_pool, attributes=f"{_ATTRIBUTES} p", values=_AUTO),
+    Row("GlobalLpPool",      _global_lp_pool, attributes="p"),
     Row("GlobalAveragePool", _global(op.nn.global_avg_pool2d, op.mean)),
     Row("GlobalMaxPool",     _global(op.nn.global_max_pool2d, op.max)),
 )

@@ -42,7 +42,10 @@ def _size(node: Node) -> Expr:
 
 
 def _reshape(node: Node) -> Expr:
-    wanted, allow_zero = node.dims(1, "shape"), bool(node.get_int("allowzero", 0))
+    allow_zero = bool(node.get_int("allowzero", 0))
+    if not node.value(1).is_known:
+        return op.reshape(node.expr(0), node.expr(1), allowzero=allow_zero)
+    wanted = node.dims(1, "shape")
     _require_same_count(node, wanted, allow_zero)
     return op.reshape(node.expr(0), wanted, allowzero=allow_zero)
 
@@ -98,6 +101,8 @@ def _unsqueeze(node: Node) -> Expr:
 
 
 def _expand(node: Node) -> Expr | Value:
+    if not node.value(1).is_known:
+        return _expand_by_data(node)
     wanted = as_shape(node.dims(1, "shape"))
     shape = node.shape(0)
     node.scope.broadcasts(shape, wanted)
@@ -105,6 +110,19 @@ def _expand(node: Node) -> Expr | Value:
     if found is None:
         node.unsupported(f"shape {shape!r} does not broadcast to {wanted!r}")
     return broadcast(node.value(0), node, found)
+
+
+def _expand_by_data(node: Node) -> Expr:
+    """Both ways: an extent of 1 in the shape leaves that of the data."""
+    count = known(node.shape(1)[0])
+    if count is None:
+        node.unsupported("the number of dimensions of 'shape' must be constant")
+    rank = max(count, node.rank(0))
+    own = node.scope.shape_vector(node.value(0), rank)
+    wanted = node.expr(1)
+    if count < rank:
+        wanted = op.concatenate([const(np.ones(rank - count, np.int64)), wanted], axis=0)
+    return op.broadcast_to(node.expr(0), op.where(op.equal(wanted, const(1, "int64")), own, wanted))
 
 
 def broadcast(value: Value, node: Node, shape: tuple[PrimExpr, ...]) -> Expr | Value:
@@ -118,7 +136,7 @@ def broadcast(value: Value, node: Node, shape: tuple[PrimExpr, ...]) -> Expr | V
 def _constant_of_shape(node: Node) -> Expr:
     fill = node.get_tensor("value")
     number = np.zeros((), np.float32) if fill is None else fill.reshape(())
-    shape = node.dims(0, "input")
+    shape = node.dims(0, "input") if node.value(0).is_known else node.expr(0)
     return op.full(
         const(number), shape, dtype="bool" if number.dtype == np.bool_ else str(number.dtype)
     )
@@ -132,6 +150,9 @@ def _bound(node: Node, index: int, what: str) -> Dim | float:
 
 
 def _range(node: Node) -> Expr:
+    if not all(node.value(i).is_known for i in range(3)):
+        bounds = tuple(op.reshape(e, ()) for e in node.exprs())
+        return op.arange(bounds[0], bounds[1], bounds[2], dtype=node.dtype(0))
     start, limit, step = (
         _bound(node, i, what) for i, what in enumerate(("start", "limit", "delta"))
     )
@@ -141,7 +162,8 @@ def _range(node: Node) -> Expr:
 
 
 def _tile(node: Node) -> Expr:
-    return op.tile(node.expr(0), node.dims(1, "repeats"))
+    times = node.dims(1, "repeats") if node.value(1).is_known else node.expr(1)
+    return op.tile(node.expr(0), times)
 
 
 # fmt: off

@@ -212,6 +212,17 @@ declare(
     _FUSES,
 )
 declare(
+    "nn.modulated_deformable_conv2d",
+    ("data", "offset", "weight", "mask"),
+    lambda attrs, data, offset, weight, mask: topi.nn.deformable_conv2d_nchw(
+        data, offset, weight, attrs.strides, attrs.padding, attrs.dilation,
+        attrs.deformable_groups, attrs.groups, attrs.out_dtype, mask,
+    ),
+    _WINDOWS,
+    DeformableConv2DAttrs,
+    _FUSES,
+)  # fmt: skip
+declare(
     "nn.correlation",
     ("data1", "data2"),
     lambda attrs, data1, data2: topi.nn.correlation_nchw(
@@ -355,12 +366,17 @@ def deformable_conv2d(
     kernel_layout: str = "OIHW",
     out_layout: str = "",
     out_dtype: str = "",
+    mask: Expr | None = None,
 ) -> Call:
-    """A convolution whose taps are moved by offsets and sampled between pixels."""
+    """A convolution whose taps are moved by offsets and sampled between pixels; with `mask`, times
+    a factor for each tap (NCHW alone; TVM has none).
+    """
     attrs = DeformableConv2DAttrs(
         spread(strides, 2), sides(padding, 2), spread(dilation, 2), deformable_groups, groups,
         channels, _size(kernel_size, 2), data_layout, kernel_layout, out_layout, out_dtype,
     )  # fmt: skip
+    if mask is not None:
+        return call("nn.modulated_deformable_conv2d", data, offset, weight, mask, attrs=attrs)
     return call("nn.deformable_conv2d", data, offset, weight, attrs=attrs)
 
 

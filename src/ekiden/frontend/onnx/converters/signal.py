@@ -1,0 +1,161 @@
+"""Fourier transforms; complex numbers are pairs (real, imaginary) along the last axis."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ekiden.frontend.onnx.dtype import from_onnx_dtype
+from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.value import Value, constant
+from ekiden.ir.dtype import to_numpy
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.topi.shape import known
+
+
+def _parts(node: Node) -> tuple[Expr, Expr]:
+    """The real and imaginary parts of the first input, without its last axis, in float64: sums of
+    many waves cancel.
+    """
+    data, last = op.cast(node.expr(0), "float64"), node.rank(0) - 1
+    real = op.squeeze(op.strided_slice(data, begin=[0], end=[1], axes=[last]), axis=[last])
+    if known(node.shape(0)[-1]) == 1:
+        return real, op.multiply(real, const(0.0, "float64"))
+    imaginary = op.strided_slice(data, begin=[1], end=[2], axes=[last])
+    return real, op.squeeze(imaginary, axis=[last])
+
+
+def _dft(node: Node) -> Expr:
+    axis = node.get_int("axis", 1)
+    if node.opset >= 20:
+        axis = -2 if node.optional(2) is None else int(node.numbers(2, "axis").item())
+    axis = node.axis(axis, node.rank(0))
+    inverse, onesided = bool(node.get_int("inverse", 0)), bool(node.get_int("onesided", 0))
+    length = None if node.optional(1) is None else int(node.numbers(1, "dft_length").item())
+    if inverse and onesided:
+        return _real_inverse(node, axis, length)
+    real, imaginary = (_resized(node, _last(node, p, axis), length) for p in _parts(node))
+    found = op.dft(real, imaginary, inverse=inverse)
+    parts: list[Expr] = [TupleGetItem(found, 0), TupleGetItem(found, 1)]
+    extent = known(node.typed(real).shape[-1])
+    if onesided:
+        if extent is None:
+            node.unsupported("attribute 'onesided' needs a transformed axis of constant extent")
+        rank = node.rank(0) - 1
+        parts = [_first(p, extent // 2 + 1, rank - 1) for p in parts]
+    return op.cast(op.stack([_back(node, p, axis) for p in parts], axis=-1), node.dtype(0))
+
+
+def _real_inverse(node: Node, axis: int, length: int | None) -> Expr:
+    """The real signal of which the input is the first half of the transform."""
+    half = known(node.shape(0)[axis])
+    if half is None:
+        node.unsupported("attribute 'onesided' needs a transformed axis of constant extent")
+    extent = 2 * (half - 1) if length is None else length
+    real, imaginary = (_resized(node, _last(node, p, axis), extent // 2 + 1) for p in _parts(node))
+    rank = node.rank(0) - 1
+    mirrored = const(np.array([extent - k for k in range(extent // 2 + 1, extent)], np.int64))
+    if extent > 2:
+        tails = [op.take(p, mirrored, axis=rank - 1) for p in (real, imaginary)]
+        real = op.concatenate([real, tails[0]], axis=rank - 1)
+        imaginary = op.concatenate([imaginary, op.negative(tails[1])], axis=rank - 1)
+    found = TupleGetItem(op.dft(real, imaginary, inverse=True), 0)
+    return op.cast(op.expand_dims(_back(node, found, axis), axis=rank), node.dtype(0))
+
+
+def _last(node: Node, part: Expr, axis: int) -> Expr:
+    rank = node.rank(0) - 1
+    order = [i for i in range(rank) if i != axis] + [axis]
+    return part if axis == rank - 1 else op.transpose(part, axes=order)
+
+
+def _back(node: Node, part: Expr, axis: int) -> Expr:
+    rank = node.rank(0) - 1
+    order = list(range(rank - 1))
+    order.insert(axis, rank - 1)
+    return part if axis == rank - 1 else op.transpose(part, axes=order)
+
+
+def _first(part: Expr, count: int, axis: int) -> Expr:
+    return op.strided_slice(part, begin=[0], end=[count], axes=[axis])
+
+
+def _resized(node: Node, part: Expr, length: int | None) -> Expr:
+    """The last axis cut, or filled with 0, to a length."""
+    shape = node.typed(part).shape
+    extent = known(shape[-1])
+    if length is None or extent == length:
+        return part
+    if extent is None:
+        node.unsupported("'dft_length' needs a transformed axis of constant extent")
+    if extent > length:
+        return _first(part, length, len(shape) - 1)
+    widths = [(0, 0)] * (len(shape) - 1) + [(0, length - extent)]
+    return op.nn.pad(part, widths, const(0.0, "float64"))
+
+
+def _stft(node: Node) -> Expr:
+    step = int(node.numbers(1, "frame_step").item())
+    window = node.optional(2)
+    if node.optional(3) is not None:
+        length = int(node.numbers(3, "frame_length").item())
+    else:
+        found = None if window is None else known(window.type.shape[0])
+        length = node.unsupported("'frame_length' must be constant") if found is None else found
+    taps: Expr = const(np.ones(length))
+    if window is not None:
+        taps = op.cast(node.expr(2), "float64")
+    one_sided = bool(node.get_int("onesided", 1))
+
+    def transformed(part: Expr) -> Expr:
+        made = op.stft(part, length, step, length, taps, normalized=False, onesided=one_sided)
+        return op.transpose(made, axes=[0, 2, 1, 3])
+
+    def narrow(found: Expr) -> Expr:
+        return op.cast(found, node.dtype(0))
+
+    if node.rank(0) == 2:
+        return narrow(transformed(op.cast(node.expr(0), "float64")))
+    real, imaginary = _parts(node)
+    if known(node.shape(0)[-1]) == 1:
+        return narrow(transformed(real))
+    x, y = transformed(real), transformed(imaginary)  # x + iy of a complex signal
+    turned = op.stack([op.negative(_part(y, 1)), _part(y, 0)], axis=-1)
+    return narrow(op.add(x, turned))
+
+
+def _part(data: Expr, index: int) -> Expr:
+    return op.take(data, const(index, "int64"), axis=3)
+
+
+def _mel_weights(node: Node) -> Value:
+    """A matrix from frequencies to mel bands: triangles between places evenly spaced in mels."""
+    names = ("num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz")
+    bands, length, rate, low, high = (node.numbers(i, n).item() for i, n in enumerate(names))
+    dtype = from_onnx_dtype(node.get_int("output_datatype", 1))
+    bins = length // 2 + 1
+    edges = 2595 * np.log10(1 + np.array([low, high]) / 700)
+    places = edges[0] + np.arange(bands + 2) * ((edges[1] - edges[0]) / (bands + 2))
+    hertz = 700 * (10 ** (places / 2595) - 1)
+    points = ((length + 1) * hertz // rate).astype(np.int64)
+    found = np.zeros((bins, bands))
+    for band, (left, centre, right) in enumerate(
+        zip(points[:-2], points[1:-1], points[2:], strict=True)
+    ):
+        found[left : centre + 1, band] = 1 if left == centre else _ramp(left, centre + 1, centre)
+        if right > centre:
+            found[centre:right, band] = (right - np.arange(centre, right)) / (right - centre)
+    return constant(found.astype(to_numpy(dtype)))
+
+
+def _ramp(low: int, stop: int, high: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return (np.arange(low, stop) - low) / (high - low)
+
+
+# fmt: off
+ROWS = (
+    Row("DFT",  _dft, since=17, attributes="axis inverse onesided"),
+    Row("STFT", _stft, since=17, attributes="onesided"),
+    Row("MelWeightMatrix", _mel_weights, since=17, attributes="output_datatype"),
+)
+# fmt: on

@@ -1,0 +1,111 @@
+"""Steps of optimisers (ai.onnx.preview.training): rate, step, then all tensors, all gradients and
+all states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.frontend.onnx.node import Node, Row
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+
+
+def _groups(node: Node, states: int) -> list[list[Expr]]:
+    """[tensor, gradient, states...] of each tensor that is trained."""
+    many = [node.expr(i) for i in range(2, len(node.inputs))]
+    count = len(many) // (states + 2)
+    return [many[i::count] for i in range(count)]
+
+
+def _columns(rows: Sequence[Sequence[Expr]]) -> list[Expr]:
+    return [each for column in zip(*rows, strict=True) for each in column]
+
+
+def _number(node: Node, value: float, like: Expr) -> Expr:
+    return const(value, node.typed(like).dtype)
+
+
+def _regular(node: Node, x: Expr, gradient: Expr) -> Expr:
+    """The gradient of the loss with a share of the tensor's square added."""
+    share = node.get_float("norm_coefficient", 0.0)
+    return op.add(op.multiply(_number(node, share, x), x), gradient)
+
+
+def _step(node: Node) -> Expr:
+    return op.cast(node.expr(1), node.dtype(0))
+
+
+def _adagrad(node: Node) -> list[Expr]:
+    one = const(1, node.dtype(0))
+    decay = op.multiply(_step(node), const(node.get_float("decay_factor", 0.0), node.dtype(0)))
+    rate = op.divide(node.expr(0), op.add(one, decay))
+    epsilon = node.get_float("epsilon", np.float32(1e-6))
+    rows = []
+    for x, gradient, squares in _groups(node, 1):
+        g = _regular(node, x, gradient)
+        total = op.add(squares, op.multiply(g, g))
+        scale = op.add(op.sqrt(total), _number(node, epsilon, x))
+        rows.append([op.subtract(x, op.divide(op.multiply(rate, g), scale)), total])
+    return _columns(rows)
+
+
+def _adam(node: Node) -> list[Expr]:
+    alpha, beta = (
+        node.get_float("alpha", np.float32(0.9)),
+        node.get_float("beta", np.float32(0.999)),
+    )
+    epsilon = node.get_float("epsilon", np.float32(1e-6))
+    after = node.get_float("norm_coefficient_post", 0.0)
+    kind = node.dtype(0)
+    one, step = const(1, kind), _step(node)
+
+    def missing(factor: float) -> Expr:
+        return op.subtract(one, op.power(const(factor, kind), step))
+
+    corrected = op.divide(op.multiply(node.expr(0), op.sqrt(missing(beta))), missing(alpha))
+    rate = op.where(op.greater(step, const(0, kind)), corrected, node.expr(0))
+    rows = []
+    for x, gradient, mean, squares in _groups(node, 2):
+
+        def mixed(old: Expr, new: Expr, share: float, like: Expr = x) -> Expr:
+            kept = op.multiply(_number(node, share, like), old)
+            return op.add(kept, op.multiply(_number(node, 1 - share, like), new))
+
+        g = _regular(node, x, gradient)
+        first, second = mixed(mean, g, alpha), mixed(squares, op.multiply(g, g), beta)
+        scale = op.add(op.sqrt(second), _number(node, epsilon, x))
+        moved = op.subtract(x, op.divide(op.multiply(rate, first), scale))
+        rows.append([op.multiply(_number(node, 1 - after, x), moved), first, second])
+    return _columns(rows)
+
+
+def _momentum(node: Node) -> list[Expr]:
+    kind, rate = node.dtype(0), node.expr(0)
+    alpha = const(node.get_float("alpha", 0.0), kind)
+    beta = const(node.get_float("beta", 0.0), kind)
+    first = op.greater(_step(node), const(0, kind))
+    share = op.where(first, beta, const(1, kind))
+    nesterov = node.get_string("mode", "standard") == "nesterov"
+    rows = []
+    for x, gradient, velocity in _groups(node, 1):
+        g = _regular(node, x, gradient)
+        new = op.add(op.multiply(alpha, velocity), op.multiply(share, g))
+        change = op.add(g, op.multiply(alpha, new)) if nesterov else new
+        rows.append([op.subtract(x, op.multiply(rate, change)), new])
+    return _columns(rows)
+
+
+_DOMAIN = "ai.onnx.preview.training"
+
+# fmt: off
+ROWS = (
+    Row("Adagrad",  _adagrad, domain=_DOMAIN, attributes="decay_factor epsilon norm_coefficient"),
+    Row("Adam",     _adam, domain=_DOMAIN,
+        attributes="alpha beta epsilon norm_coefficient norm_coefficient_post"),
+    Row("Momentum", _momentum, domain=_DOMAIN, attributes="alpha beta mode norm_coefficient",
+        values={"mode": ("standard", "nesterov")}),
+)
+# fmt: on
