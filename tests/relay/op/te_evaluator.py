@@ -115,6 +115,8 @@ class Evaluator:
                 return self.scalar(value, scope)
             case Select(condition=c, true_value=t, false_value=f):
                 return np.where(self.scalar(c, scope), self.scalar(t, scope), self.scalar(f, scope))
+            case Intrinsic(op="reinterpret", args=(bits,), dtype=dtype):
+                return np.asarray(self.scalar(bits, scope)).view(to_numpy(dtype))
             case Intrinsic(op=op, args=args):
                 return INTRINSICS[op].reference(*(self.scalar(a, scope) for a in args))
         raise AssertionError(f"no rule for {expr!r}")

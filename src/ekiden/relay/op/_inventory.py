@@ -40,6 +40,7 @@ def declare(
     variadic: bool = False,
     fields: int | Callable[[Attrs | None], int] | None = None,
     solve: Solve | None = None,
+    description: str = "",
 ) -> None:
     """Declare the operator `name` of topi's computation; `fields` is the number of results of a
     tuple. See OpDef for the rest.
@@ -57,6 +58,7 @@ def declare(
             fields=(lambda attrs: fields) if isinstance(fields, int) else fields,
             solve=solve,
             result=result,
+            description=description,
         )
     )
 

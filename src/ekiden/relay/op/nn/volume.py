@@ -221,6 +221,7 @@ declare(
     _WINDOWS,
     DeformableConv2DAttrs,
     _FUSES,
+    description="A deformable convolution with a factor for each tap (NCHW alone).",
 )  # fmt: skip
 declare(
     "nn.correlation",
