@@ -68,6 +68,14 @@ def test_run_prints_its_outputs(
     assert "[[" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", [["bench", "--seconds", "0.02"], ["profile"]])
+def test_a_model_is_compiled_first(
+    onnx_file: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command[0], str(onnx_file), *command[1:], "--dim", "n=4"]) == 0
+    assert capsys.readouterr().out
+
+
 def test_bench_prints_times(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", str(artifact), "--seconds", "0.05", "--dim", "n=4"]) == 0
     out = capsys.readouterr().out

@@ -6,13 +6,13 @@ import argparse
 import statistics
 import time
 
-import ekiden
-from ekiden.driver.commands.options import random_inputs
+from ekiden import runtime
+from ekiden.driver.commands.options import FILE, open_executable, random_inputs
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("file", help="an artifact that `ekiden compile` wrote")
+    parser.add_argument("file", help=FILE)
     parser.add_argument(
         "--dim", action="append", default=[], metavar="SYMBOL=4", help="a dimension (else 1)"
     )
@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     """Time whole calls from Python on random inputs; print the minimum, median and 90th
     percentile.
     """
-    executable = ekiden.load(options.file)
+    executable = open_executable(options.file)
     feed = random_inputs(executable, options.dim)
     for _ in range(3):
         executable(**feed)
@@ -36,6 +36,6 @@ def run(options: argparse.Namespace) -> int:
     times.sort()
     low, middle, high = times[0], statistics.median(times), times[int(0.9 * (len(times) - 1))]
     shapes = ", ".join(f"{n} {a.dtype}{list(a.shape)}" for n, a in feed.items())
-    print(f"{options.file} on {shapes}, {ekiden.runtime.num_threads()} threads, {len(times)} runs")
+    print(f"{options.file} on {shapes}, {runtime.num_threads()} threads, {len(times)} runs")
     print(f"  min {low * 1e3:.3f} ms   median {middle * 1e3:.3f} ms   90% {high * 1e3:.3f} ms")
     return 0

@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-import ekiden
 from ekiden.backend.vm.disassemble import print_instruction
 from ekiden.backend.vm.encode import Instruction, decode
-from ekiden.driver.commands.options import random_inputs, read_arrays
+from ekiden.driver.commands.options import FILE, open_executable, random_inputs, read_arrays
 from ekiden.driver.executable import Executable
 from ekiden.runtime import Tensor
 from ekiden.runtime.errors import EkidenError, InputError
@@ -32,7 +31,7 @@ quit"""
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("file", help="an artifact that `ekiden compile` wrote")
+    parser.add_argument("file", help=FILE)
     parser.add_argument(
         "--dim", action="append", default=[], metavar="SYMBOL=4", help="a dimension (else 1)"
     )
@@ -44,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Read commands from standard input until `quit`, its end, or the end of the run."""
-    executable = ekiden.load(options.file)
+    executable = open_executable(options.file)
     prompt = Prompt(executable)
     if options.state is None:
         feed = {**random_inputs(executable, options.dim), **read_arrays(options.input)}

@@ -16,6 +16,7 @@ from ekiden.backend.vm.compile import primitive_functions
 from ekiden.backend.vm.pipeline import optimize, pipeline
 from ekiden.codegen import llvm
 from ekiden.driver.build import import_model
+from ekiden.driver.commands.options import is_artifact
 from ekiden.ir.instrument import PassPrintingInstrument
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import PassContext
@@ -48,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the stage asked for: of a model the Relay text, of an artifact the bytecode, if none
     is.
     """
-    if _is_artifact(options.file):
+    if is_artifact(options.file):
         if options.stage not in (None, "bytecode") or options.before or options.after:
             raise CompileError(f"inspect '{options.file}': an artifact holds bytecode alone")
         _print_bytecode(ekiden.load(options.file))
@@ -63,11 +64,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(astext(import_model(options.file), show_meta_data=False))
     return 0
-
-
-def _is_artifact(path: str) -> bool:
-    with open(path, "rb") as file:
-        return file.read(8) == b"\x89EKIDEN\n"
 
 
 def _print_bytecode(executable: ekiden.Executable) -> None:

@@ -6,10 +6,26 @@ from collections.abc import Iterable
 
 import numpy as np
 
+import ekiden
 from ekiden.driver.executable import Dim, Executable, TensorInfo
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.runtime.errors import InputError
+
+FILE = "an artifact that `ekiden compile` wrote, or a model to compile first"
+"""The help of an argument that `open_executable` takes."""
+
+
+def is_artifact(path: str) -> bool:
+    """Whether a file is what `ekiden compile` writes. Raises OSError where there is none."""
+    with open(path, "rb") as file:
+        return file.read(8) == b"\x89EKIDEN\n"
+
+
+def open_executable(path: str) -> Executable:
+    """The executable of an artifact, or of an ONNX file compiled for this machine."""
+    is_model = path.endswith(".onnx") and not is_artifact(path)
+    return ekiden.compile(path) if is_model else ekiden.load(path)
 
 
 def split_pair(text: str, example: str) -> tuple[str, str]:

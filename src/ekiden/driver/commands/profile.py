@@ -9,15 +9,14 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.table import Table
 
-import ekiden
-from ekiden.driver.commands.options import random_inputs, read_arrays
+from ekiden.driver.commands.options import FILE, open_executable, random_inputs, read_arrays
 from ekiden.driver.files import write_whole
 from ekiden.runtime.profile import HEADS, TEXTS, Report
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("file", help="an artifact that `ekiden compile` wrote")
+    parser.add_argument("file", help=FILE)
     parser.add_argument(
         "--dim", action="append", default=[], metavar="SYMBOL=4", help="a dimension (else 1)"
     )
@@ -32,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Profile one run; print a table and write what is asked for."""
-    executable = ekiden.load(options.file)
+    executable = open_executable(options.file)
     feed = {**random_inputs(executable, options.dim), **read_arrays(options.input)}
     report = executable.profile(*(feed[info.name] for info in executable.inputs))
     _print(report, not options.calls, options.top)

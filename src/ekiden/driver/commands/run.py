@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-import ekiden
-from ekiden.driver.commands.options import read_arrays
+from ekiden.driver.commands.options import FILE, open_executable, read_arrays
 from ekiden.driver.files import write_whole
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("file", help="an artifact that `ekiden compile` wrote")
+    parser.add_argument("file", help=FILE)
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="one for each input"
     )
@@ -24,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run once and print or write the outputs."""
-    executable = ekiden.load(options.file)
+    executable = open_executable(options.file)
     result = executable(**read_arrays(options.input))
     tensors = result if isinstance(result, tuple) else (result,)
     for index, (info, tensor) in enumerate(zip(executable.outputs, tensors, strict=True)):

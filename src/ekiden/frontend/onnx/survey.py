@@ -99,7 +99,10 @@ def survey(model: Source, opset: int | None = None) -> Survey:
     weights = {t.name: t for t in proto.graph.initializer}
     counts = Counter((domain_of(n), n.op_type) for n in nodes)
     sample = {(domain_of(n), n.op_type): n for n in nodes}
-    sizes = [_size(t) for t in weights.values()]
+    constants = [
+        a.t for n in nodes if n.op_type == "Constant" for a in n.attribute if a.name == "value"
+    ]
+    sizes = [_size(t) for t in (*weights.values(), *constants)]
     return Survey(
         label,
         versions,
