@@ -26,7 +26,7 @@ NUMPY = {
     prim.GT: np.greater,
     prim.GE: np.greater_equal,
 }
-NUMBERS = [d for d in dt.SCALAR_BITS if d not in ("handle", "bool")]
+NUMBERS = [d for d in dt.SCALAR_BITS if d not in ("handle", "bool") and not dt.is_small(d)]
 
 
 def operands(dtype: str) -> tuple[np.ndarray, np.ndarray]:
