@@ -70,7 +70,9 @@ def shaped(dims: dict[str, Any], bias: str, layouts: tuple[str, ...]) -> list[li
     return shapes + ([[1 if n == "1" else dims[n] for n in bias]] if bias else [])
 
 
-def check(exe: ekiden.Executable, sizes: dict[str, int], bias: str = "", **options: Any) -> None:
+def check(
+    exe: ekiden.Executable, sizes: dict[str, int], bias: str, options: dict[str, Any]
+) -> None:
     rng = np.random.default_rng(sum(sizes.values()))
     shapes = shaped(sizes, bias, options.get("layouts", PLAIN))
     arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
