@@ -34,6 +34,7 @@ def pipeline(target: Target) -> Sequential:
             transform.RemoveUnusedFunctions(),  # what was inlined everywhere
             transform.InferType(),
             transform.HoistDimensions(),
+            transform.CarryDimensions(),
             transform.ManifestAlloc(),
             transform.MemoryPlan(),
         ),

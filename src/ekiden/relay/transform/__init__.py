@@ -19,6 +19,7 @@ from ekiden.relay.transform.annotate_target import AnnotateTarget
 from ekiden.relay.transform.bind_dimensions import BindDimensions
 from ekiden.relay.transform.canonicalize_cast import CanonicalizeCast
 from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
+from ekiden.relay.transform.carry_dimensions import CarryDimensions
 from ekiden.relay.transform.combine_parallel import (
     BatchingOps,
     CombineParallelBatchMatmul,
@@ -70,6 +71,7 @@ function_pass = function_pass_over(Function)
 for _factory in (
     NameDimensions,
     BindDimensions,
+    CarryDimensions,
     HoistDimensions,
     AnnotateSpans,
     ConvertLayout,
@@ -121,6 +123,7 @@ __all__ = [
     "BindDimensions",
     "CanonicalizeCast",
     "CanonicalizeOps",
+    "CarryDimensions",
     "CombineParallelBatchMatmul",
     "CombineParallelConv2D",
     "CombineParallelDense",
