@@ -326,7 +326,7 @@ static int expect_straight(const ek_executable *e, int32_t function) {
     if (!jumps && strncmp(name, "Invoke", 6) != 0 && strncmp(name, "AllocClosure", 12) != 0) {
       continue;
     }
-    if (*pc == EK_OP_InvokePacked || strncmp(name, "InvokePackedV", 13) == 0) continue;
+    if (strncmp(name, "InvokePacked", 12) == 0) continue;
     return ek_error("CompileError",
                     "graph executor: '%.*s' is not a straight line: it has the instruction %s; "
                     "the virtual machine runs it",

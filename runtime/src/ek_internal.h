@@ -112,6 +112,20 @@ void ek_workspace_adopt(void *prepared);
 void ek_workspace_discard(void *prepared);
 void ek_workspace_drop(void); /* all chunks of this thread */
 
+/* Memory that someone lends to the workspace of a thread for a while: what fits is taken from
+** there, the rest from chunks. 'top' bytes are taken. The size of a part is a multiple of the unit. */
+typedef struct ek_scratch {
+  char *begin;
+  size_t size, top;
+} ek_scratch;
+
+enum { EK_SCRATCH_UNIT = 64 };
+
+/* Lends memory to this thread; gives what was lent before. Nothing may be taken from it then. */
+ek_scratch ek_workspace_lend(ek_scratch lent);
+/* Part 'index' of 'count' of what is not taken. */
+ek_scratch ek_scratch_part(ek_scratch whole, int64_t index, int64_t count);
+
 #ifdef EK_HARD_TEST
 /* Makes the n-th allocation from now fail (1 is the next one), once; 0 turns that off. */
 void ek_hard_fail_at(int64_t n);

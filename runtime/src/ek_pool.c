@@ -56,6 +56,7 @@ static struct job {
   void *context;
   int64_t n;
   int64_t chunks;
+  ek_scratch scratch;          /* lent to the caller */
 } job;
 
 static uint32_t busy;          /* 1 while a caller has the pool */
@@ -80,8 +81,12 @@ static int64_t chunk_begin(int64_t index) {
   return index * size + (index < longer ? index : longer);
 }
 
+/* Each chunk has a part of what is lent to the caller. */
 static int run_chunk(int64_t index) {
-  return job.body(job.context, chunk_begin(index), chunk_begin(index + 1));
+  ek_scratch before = ek_workspace_lend(ek_scratch_part(job.scratch, index, job.chunks));
+  int status = job.body(job.context, chunk_begin(index), chunk_begin(index + 1));
+  ek_workspace_lend(before);
+  return status;
 }
 
 /* Workers -------------------------------------------------------------------------------------- */
@@ -231,8 +236,10 @@ static int run_shared(loop_body body, void *context, int64_t n, int64_t most, ui
   if (!is_started) start_workers();
   int64_t cores = (int64_t)worker_count + 1 - (int64_t)others;
   int64_t chunks = cores < 1 ? 1 : most < cores ? most : cores;
-  job = (struct job){body, context, n, chunks};
+  ek_scratch scratch = ek_workspace_lend((ek_scratch){NULL, 0, 0});
+  job = (struct job){body, context, n, chunks, scratch};
   int code = fork_join();
+  ek_workspace_lend(scratch);
   __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
   return code;
 }

@@ -8,7 +8,8 @@ int ek_kernel_error(const char *kind, const char *message) { return ek_error(kin
 /* Workspace --------------------------------------------------------------------------------------
 **
 ** Each thread has a stack of chunks, each a stack of blocks. A chunk that empties goes back to the
-** pool unless it is the last one, which is kept for the next call. */
+** pool unless it is the last one, which is kept for the next call. While memory is lent to a thread,
+** it is a stack of its own, which is asked first. */
 
 enum { LINE = 64, CHUNK_SIZE = 1 << 20 };
 
@@ -19,12 +20,27 @@ typedef struct chunk {         /* starts the chunk, in a cache line of its own *
 } chunk;
 
 typedef struct block {         /* in the cache line before each block */
-  chunk *in;
+  chunk *in;                   /* NULL for what was lent */
   size_t old_top;
 } block;
 
+static_assert((int)LINE == (int)EK_SCRATCH_UNIT, "blocks in lent memory are aligned");
+
 static EK_THREAD_LOCAL chunk *current;
 static EK_THREAD_LOCAL bool is_registered;
+static EK_THREAD_LOCAL ek_scratch lent;
+
+ek_scratch ek_workspace_lend(ek_scratch scratch) {
+  ek_scratch before = lent;
+  lent = scratch;
+  return before;
+}
+
+ek_scratch ek_scratch_part(ek_scratch whole, int64_t index, int64_t count) {
+  size_t size = (whole.size - whole.top) / (size_t)count / LINE * LINE;
+  if (size == 0) return (ek_scratch){NULL, 0, 0};
+  return (ek_scratch){whole.begin + whole.top + (size_t)index * size, size, 0};
+}
 
 static void pop_chunk(void) {
   chunk *empty = current;
@@ -73,6 +89,13 @@ void ek_workspace_discard(void *prepared) {
   if (unused != NULL) ek_buffer_free(unused, unused->actual);
 }
 
+static void *take_lent(size_t needed) {
+  char *at = lent.begin + lent.top;
+  *(block *)(void *)at = (block){NULL, lent.top};
+  lent.top += needed;
+  return at + LINE;
+}
+
 void *ek_workspace_alloc(int64_t nbytes) {
   if (nbytes < 0 || nbytes > PTRDIFF_MAX / 4) {
     ek_error("MemoryError", "allocate workspace: the size must be in range, got %lld",
@@ -80,6 +103,7 @@ void *ek_workspace_alloc(int64_t nbytes) {
     return NULL;
   }
   size_t needed = LINE + ((size_t)nbytes + LINE - 1) / LINE * LINE;
+  if (lent.size - lent.top >= needed) return take_lent(needed);
   chunk *in = current;
   if (in == NULL || in->actual - in->top < needed) in = push_chunk(needed);
   if (in == NULL) {
@@ -96,6 +120,11 @@ void ek_workspace_free(void *memory) {
   if (memory == NULL) return;
   block *freed = (block *)(void *)((char *)memory - LINE);
   chunk *in = freed->in;
+  if (in == NULL) {
+    assert(freed->old_top < lent.top && "freed out of order, or on another thread");
+    lent.top = freed->old_top;
+    return;
+  }
   assert(in == current && freed->old_top < in->top && "freed out of order, or on another thread");
   in->top = freed->old_top;
   if (in->top == LINE && in->below != NULL) pop_chunk();

@@ -76,6 +76,7 @@ next:
     if (offset == 0) goto failed;
     NEXT(offset);
   CASE(AllocArena): BODY(AllocArena); NEXT(6);
+  CASE(InvokePackedScratch): BODY(InvokePackedScratch); NEXT(5 + pc[2]);
   CASE(NATIVE):
     pc = vm->function->native->run(vm, R, vm->function->native, pc[1]);
     if (pc == NULL || ((uintptr_t)pc & EK_NATIVE_FAILED) != 0) goto failed;

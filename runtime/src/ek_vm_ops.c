@@ -297,6 +297,27 @@ int ek_op_InvokePacked(ek_vm *vm, ek_value *R, const int32_t *pc) {
   return status;
 }
 
+/* The bytes that a tensor may lend; none where it is not whole, or on no CPU. */
+static ek_scratch lendable(const ek_value *value) {
+  const ek_dltensor *tensor = ek_value_tensor(value);
+  ek_scratch none = {NULL, 0, 0};
+  bool is_bytes = tensor != NULL && tensor->ndim == 1 && tensor->dtype.bits == 8 &&
+                  tensor->dtype.lanes == 1 && tensor->device.type == EK_CPU &&
+                  tensor->strides == NULL && tensor->shape[0] > 0;
+  if (!is_bytes || expect_writable(value, value + 1) != 0) return none;
+  char *begin = (char *)tensor->data + tensor->byte_offset;
+  size_t skip = -(uintptr_t)begin % EK_SCRATCH_UNIT, size = (size_t)tensor->shape[0];
+  return size < skip ? none : (ek_scratch){begin + skip, size - skip, 0};
+}
+
+/* InvokePackedScratch primitive n outputs args scratch */
+int ek_op_InvokePackedScratch(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  ek_scratch before = ek_workspace_lend(lendable(&R[pc[4 + pc[2]]]));
+  int status = ek_op_InvokePacked(vm, R, pc);
+  ek_workspace_lend(before);
+  return status;
+}
+
 /* InvokePackedValue dst primitive n args: what the function gives, as a register can hold it. */
 int ek_op_InvokePackedValue(ek_vm *vm, ek_value *R, const int32_t *pc) {
   ek_value result = ek_value_none(), own;

@@ -134,6 +134,7 @@ static int after(ek_vm_hook *hook, ek_vm *vm, const int32_t *pc) {
   if (p->n_events >= p->max_events) return 0;
   switch (*pc) {
     case EK_OP_InvokePacked:
+    case EK_OP_InvokePackedScratch:
     case EK_OP_InvokePackedValue: return add_call(p, vm, pc, end - p->start);
     case EK_OP_Invoke:
     case EK_OP_InvokeClosure:

@@ -48,7 +48,7 @@ def jobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def test_kernels_compile_and_run(jobs: str) -> None:
     scales = [1.0, 2.0, 3.0, 4.0, 5.0]
-    made = build_kernels([primitive(s) for s in scales], [], TARGET, cache=KernelCache(None))
+    made = build_kernels([primitive(s) for s in scales], TARGET, cache=KernelCache(None))
     image = load_image(made.image)
     x = np.linspace(-1, 1, 4, dtype=np.float32)
     for scale, name in zip(scales, made.names, strict=True):
@@ -61,7 +61,6 @@ def test_equal_functions_share_a_kernel() -> None:
     n, m = SizeVar("n"), SizeVar("m")
     made = build_kernels(
         [primitive(1.0, n, 3), primitive(1.0, m, 3), primitive(2.0, n, 3)],
-        [],
         TARGET,
         cache=KernelCache(None),
     )
@@ -85,21 +84,21 @@ def test_one_symbol_twice_is_not_two_symbols() -> None:
 def test_a_cached_kernel_is_not_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = build_kernels([primitive(1.5)], [], TARGET, cache=KernelCache(tmp_path))
+    first = build_kernels([primitive(1.5)], TARGET, cache=KernelCache(tmp_path))
     monkeypatch.setattr(llvm, "compile_object", lambda *_: pytest.fail("compiled again"))
-    assert build_kernels([primitive(1.5)], [], TARGET, cache=KernelCache(tmp_path)) == first
+    assert build_kernels([primitive(1.5)], TARGET, cache=KernelCache(tmp_path)) == first
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = KernelCache(tmp_path / "file")
-    assert build_kernels([primitive(1.0)], [], TARGET, cache=cache).image
+    assert build_kernels([primitive(1.0)], TARGET, cache=cache).image
 
 
 def test_progress_counts_what_is_compiled(jobs: str) -> None:
     seen: list[tuple[int, int]] = []
     functions = [primitive(s) for s in (1.0, 2.0, 3.0, 4.0, 5.0)]
-    build_kernels(functions, [], TARGET, lambda d, t, n: seen.append((d, t)), KernelCache(None))
+    build_kernels(functions, TARGET, lambda d, t, n: seen.append((d, t)), KernelCache(None))
     assert seen == [(i, 5) for i in range(1, 6)]
 
 
@@ -115,13 +114,13 @@ def test_the_error_of_a_kernel_names_the_node_of_the_model(
     monkeypatch.setitem(OPS, "tanh", type(definition)(**{**changed, "lower": broken}))
     functions = [primitive(float(s), span="Tanh 'layer1/act'") for s in range(1, 6)]
     with pytest.raises(CompileError) as caught:
-        build_kernels(functions, [], TARGET, cache=KernelCache(None))
+        build_kernels(functions, TARGET, cache=KernelCache(None))
     assert str(caught.value) == "tanh: no such luck"
     (note,) = caught.value.__notes__
     assert note.startswith("while lowering the kernel fused_multiply_tanh_")
     assert note.endswith(" of Tanh 'layer1/act'")
     monkeypatch.undo()
-    assert build_kernels([primitive(1.0)], [], TARGET, cache=KernelCache(None)).image
+    assert build_kernels([primitive(1.0)], TARGET, cache=KernelCache(None)).image
 
 
 def test_a_worker_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +135,7 @@ def test_a_worker_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(llvm, "compile_object", die)
     functions = [primitive(float(s)) for s in range(1, 6)]
     with pytest.raises(CompileError, match="a worker process was killed"):
-        build_kernels(functions, [], TARGET, cache=KernelCache(None))
+        build_kernels(functions, TARGET, cache=KernelCache(None))
     assert parallel._WORK is None and not parallel.LOCK.locked()
 
 
@@ -146,7 +145,7 @@ def test_several_threads_may_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def work() -> None:
         functions = [primitive(float(s)) for s in range(1, 6)]
-        images.append(build_kernels(functions, [], TARGET, cache=KernelCache(None)).image)
+        images.append(build_kernels(functions, TARGET, cache=KernelCache(None)).image)
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:

@@ -56,7 +56,7 @@ def test_decode_accepts_unsigned_words() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([30], "decoding word 0: an opcode below 30 expected, got 30"),
+        ([31], "decoding word 0: an opcode below 31 expected, got 31"),
         ([0, 1], "decoding Move: 3 words expected, got 2"),
         ([7, 0, 0, -1], "decoding AllocADT: a list length >= 0 expected, got -1"),
     ],
@@ -155,6 +155,9 @@ PRINTED = {
     "switch $0 [2, -5]": make("Switch", value=0, offsets=(2, -5)),
     "alloc_arena $2 $1[3] 64 0": make(
         "AllocArena", dst=2, size=1, size_index=3, alignment=64, device=0
+    ),
+    "invoke_packed PackedFunc[7] (in: $0, out: $1) scratch $2": make(
+        "InvokePackedScratch", packed_index=7, output_size=1, args=(0, 1), scratch=2
     ),
 }
 

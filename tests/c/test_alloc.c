@@ -114,6 +114,58 @@ static void nested_workspaces(int depth) {
   ek_workspace_free(memory);
 }
 
+static _Alignas(64) char lent_memory[1 << 16];
+
+static bool is_lent(const void *at) {
+  return (const char *)at >= lent_memory && (const char *)at < lent_memory + sizeof lent_memory;
+}
+
+static void lent_memory_is_used_first(void) {
+  ek_scratch none = {NULL, 0, 0};
+  ek_scratch before = ek_workspace_lend((ek_scratch){lent_memory, 4096, 0});
+  CHECK(before.begin == NULL);
+  char *first = ek_workspace_alloc(1000), *second = ek_workspace_alloc(1000);
+  CHECK(is_lent(first) && is_lent(second) && second >= first + 1000);
+  char *large = ek_workspace_alloc(4096); /* does not fit */
+  char *small = ek_workspace_alloc(64);
+  CHECK(!is_lent(large) && is_lent(small));
+  ek_workspace_free(small);
+  ek_workspace_free(large);
+  ek_workspace_free(second);
+  CHECK(ek_workspace_alloc(1000) == second);
+  ek_workspace_free(second);
+  ek_workspace_free(first);
+  CHECK(ek_workspace_lend(none).top == 0);
+  void *own = ek_workspace_alloc(64);
+  CHECK(own != NULL && !is_lent(own));
+  ek_workspace_free(own);
+}
+
+/* Every chunk has a part of its own: all write all they get at once. */
+static int take_part(void *context, int64_t begin, int64_t end) {
+  (void)context;
+  for (int64_t i = begin; i < end; i++) {
+    char *memory = ek_workspace_alloc(4096);
+    if (!is_lent(memory)) return ek_error("RuntimeError", "not lent");
+    memset(memory, (int)i, 4096);
+    for (int k = 0; k < 4096; k++) {
+      if (memory[k] != (char)i) return ek_error("RuntimeError", "shared");
+    }
+    ek_workspace_free(memory);
+  }
+  return 0;
+}
+
+static void a_loop_shares_what_is_lent(void) {
+  ek_scratch lent = {lent_memory, sizeof lent_memory, 0};
+  ek_scratch before = ek_workspace_lend(lent);
+  void *outer = ek_workspace_alloc(1000);
+  CHECK(is_lent(outer));
+  for (int i = 0; i < 100; i++) CHECK(ek_parallel_for(take_part, NULL, 64, 1) == 0);
+  ek_workspace_free(outer);
+  CHECK(ek_workspace_lend(before).top == 0);
+}
+
 static void the_workspace_is_a_stack(void) {
   nested_workspaces(30);
   uint64_t before = allocations();
@@ -229,6 +281,8 @@ int main(void) {
   blocks_may_die_on_another_thread();
   many_threads_may_allocate();
   the_workspace_is_a_stack();
+  lent_memory_is_used_first();
+  a_loop_shares_what_is_lent();
   the_peak_is_of_what_is_in_use();
   nothing_passes_the_limit();
   arenas_are_taken_again();

@@ -119,3 +119,12 @@ def _wanted(extent: PrimExpr) -> str:
     if isinstance(extent, IntImm):
         return str(extent.value)
     return extent.name if isinstance(extent, Var) else "a function of the other dimensions"
+
+
+def in_place(func: PrimFunc) -> tuple[int, ...]:
+    """The numbers of the parameters that may lie in the bytes of the last one, the output: the
+    attribute `tir.in_place`.
+    """
+    found = (func.attrs or {}).get("tir.in_place", ())
+    assert isinstance(found, tuple)
+    return tuple(int(str(n)) for n in found)

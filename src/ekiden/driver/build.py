@@ -27,7 +27,6 @@ from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay.analysis import shape_conditions
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType, NameDimensions
-from ekiden.relay.transform.peak_memory import predict_peak
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 
@@ -88,8 +87,6 @@ def compile_to_bytes(
         "target": str(chosen),
     }
     prepared = optimize(module, chosen)
-    if (peak := predict_peak(prepared)) is not None:
-        metadata["memory"] = {"peak": peak}
     with _progress() as progress:
         is_native = executor == "aot"
         return compile_module(prepared, chosen, metadata, progress, is_native=is_native)

@@ -88,7 +88,8 @@ class OpDef:
     """One row of the operator table.
 
     name: as in Relay text ("nn.conv2d").
-    arguments: names of the inputs. `variadic`: the one input is a tuple (concatenate).
+    arguments: names of the inputs. `variadic`: the one input is a tuple (concatenate). `optional`:
+        how many of the last ones may be left out.
     attrs: the attribute class, or None.
     solve: what a program may leave out of the argument types, if anything.
     relation / reference / lower: see the types above; lower is None for operators without a kernel
@@ -112,6 +113,7 @@ class OpDef:
     solve: Solve | None = None
     pattern: OpPattern = OpPattern.OPAQUE
     variadic: bool = False
+    optional: int = 0
     stateful: bool = False
     reshape_only: bool = False
     dims: DimsOf | None = None

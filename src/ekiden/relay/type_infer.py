@@ -479,7 +479,8 @@ class _Inference:
         definition = OPS.get(name)
         if definition is None:
             self.fail(expr, f"{name}: no such operator")
-        if len(expr.args) != len(definition.arguments):
+        wanted = len(definition.arguments)
+        if not wanted - definition.optional <= len(expr.args) <= wanted:
             names = ", ".join(definition.arguments)
             self.fail(
                 expr,

@@ -187,6 +187,12 @@ OPCODES: tuple[Opcode, ...] = (
            ("dst", "size", "size_index", "alignment", "device"),
            "as AllocStorage, for what dies with the run: the machine keeps the buffer for "
            "the next"),
+    Opcode("InvokePackedScratch", 30, "invoke_packed",
+           "invoke_packed {packed_index} (in: {inputs}, out: {outputs}) scratch {scratch}",
+           "pnoRr",
+           ("packed_index", "output_size", "args", "scratch"),
+           "as InvokePacked; the primitive's working memory lies in the tensor scratch as "
+           "far as it fits, and overwrites it"),
 )
 # fmt: on
 

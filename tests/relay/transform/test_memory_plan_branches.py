@@ -19,6 +19,7 @@ from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.transform import ManifestAlloc, MemoryPlan, storage_places
 from ekiden.relay.transform.chains import let_chain
 from ekiden.relay.transform.manifest_alloc import size_in_bytes
+from ekiden.relay.transform.memory_plan import Kernels
 from ekiden.relay.transform.scopes import evaluation_order
 
 SHAPES = [(1,), (40,), (300,), (N,), (N, M), (2 * N, M)]
@@ -76,8 +77,11 @@ class _Machine:
     stamp of the kernel that made it.
     """
 
-    def __init__(self, symbols: dict[SizeVar, int], choices: list[bool]) -> None:
+    def __init__(
+        self, symbols: dict[SizeVar, int], choices: list[bool], kernels: Kernels | None = None
+    ) -> None:
         self.symbols = symbols
+        self.kernels = kernels or {}
         self.choices = choices
         self.taken = 0
         self.storages: dict[RelayExpr, np.ndarray] = {}
@@ -109,10 +113,13 @@ class _Machine:
                 storage = self.storages[value.args[0]]
                 assert offset % 64 == 0 and offset + size <= len(storage)
                 self.windows[variable] = storage[offset : offset + size]
-            case Call(args=(_, inputs, outputs)):
-                self.invoke(inputs, outputs)
+            case Call(args=(function, inputs, outputs, *scratch)):
+                for each in scratch:
+                    self.windows[each][:] = 0
+                self.invoke(function, inputs, outputs)
 
-    def invoke(self, inputs: RelayExpr, outputs: RelayExpr) -> None:
+    def invoke(self, function: RelayExpr, inputs: RelayExpr, outputs: RelayExpr) -> None:
+        """What the kernel may not replace must be there when it has written its result."""
         assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
         for each in inputs.fields:
             self.check(each)
@@ -120,6 +127,11 @@ class _Machine:
             window = self.windows[each]
             window[:] = len(self.stamps) + 1
             self.stamps[id(window)] = len(self.stamps) + 1
+        known = self.kernels.get(function)
+        replaced = known.in_place if known is not None else ()
+        for number, each in enumerate(inputs.fields):
+            if number not in replaced:
+                self.check(each)
 
     def check(self, tensor: RelayExpr) -> None:
         window = self.windows.get(tensor)

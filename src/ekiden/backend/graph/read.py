@@ -145,7 +145,12 @@ class _Reader:
                 if not isinstance(whole, _Tuple):
                     raise CompileError("graph: a field of what is not a tuple made here")
                 registers[dst] = whole.fields[index]
-            case "InvokePacked", (int(number), int(count), tuple(args)):
+            case ("InvokePacked" | "InvokePackedScratch"), (
+                int(number),
+                int(count),
+                tuple(args),
+                *_,
+            ):
                 self.invoke(self.primitives[number], count, args)
             case "ReshapeTensor", (int(dst), int(of), int(shape_register), int(index), int(ndim)):
                 registers[dst] = self.reshape(registers.get(of), shape_register, index, ndim)

@@ -4,16 +4,21 @@ the disk cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.facts import facts_of, packed, renamed, unpacked
 from ekiden.backend.kernels.lower import described, lower_primitive
 from ekiden.codegen import llvm
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.parallel import LOCK, Progress, Task, compile_tasks
 from ekiden.ir.op import Op
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import Var as PrimVar
 from ekiden.relay.expr import Call, Function
+from ekiden.relay.transform.manifest_alloc import tensor_types
+from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.target import Target
 from ekiden.tir import transform as tir_transform
@@ -24,9 +29,12 @@ MAX_NAME = 80
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Compiled kernels: the name of each function asked for, and objects that export them all."""
+    """Compiled kernels: the name and the facts of each function asked for, and objects that export
+    them all.
+    """
 
     names: list[str]
+    facts: list[KernelFacts]
     objects: list[bytes]
     exports: list[str]
 
@@ -34,6 +42,16 @@ class Kernels:
     def image(self) -> bytes:
         """One image of them."""
         return self.link()
+
+    def beside(self, programs: Sequence[PrimFunc], target: Target) -> Kernels:
+        """These, and loop programs compiled without the cache, exported under their own names."""
+        if not programs:
+            return self
+        with LOCK:
+            lowered = [tir_transform.lower(f, target) for f in programs]
+            code = llvm.compile_object(lowered, target)
+        exports = [*self.exports, *(f.name for f in programs)]
+        return Kernels(self.names, self.facts, [*self.objects, code], exports)
 
     def link(self, objects: Sequence[bytes] = (), exports: Sequence[str] = ()) -> bytes:
         """One image of them, and of other objects, which may call them; empty without any."""
@@ -51,21 +69,17 @@ def _display_name(function: Function) -> str:
 
 
 def _compile(function: Function, name: str, target: Target) -> bytes:
-    """The object code of a function in canonical form."""
+    """The facts and the object code of a function in canonical form."""
     try:
         func = lower_primitive(function, name, target)
-        # the VM gives results memory that no argument has
+        # the VM gives results memory that no argument has but those of tir.in_place
         func = func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True})
         lowered = tir_transform.lower(func, target)
-        return llvm.compile_object([lowered], target)
+        return packed(facts_of(lowered, target), llvm.compile_object([lowered], target))
     except Exception as error:
         if not getattr(error, "__notes__", None):
             error.add_note(f"while compiling {described(function, name)}")
         raise
-
-
-def _tasks(functions: Iterable[Function], target: Target) -> list[Task]:
-    return [_task(canonicalize(function), target) for function in functions]
 
 
 def _task(function: Function, target: Target) -> Task:
@@ -76,23 +90,33 @@ def _task(function: Function, target: Target) -> Task:
 
 def build_kernels(
     functions: Sequence[Function],
-    extra: Sequence[PrimFunc],
     target: Target,
     progress: Progress | None = None,
     cache: KernelCache | None = None,
 ) -> Kernels:
-    """Compile primitive functions and loop programs (`extra`, exported under their own names).
+    """Compile primitive functions. Equal functions share a kernel.
 
-    Equal functions share a kernel. Raises CompileError with the model node of the function that
-    failed.
+    Raises CompileError with the model node of the function that failed.
     """
-    tasks = _tasks(functions, target)
-    objects = compile_tasks(tasks, cache or KernelCache.default(), progress)
-    parts = list(objects.values())
-    names = list({t.key: t.name for t in tasks}.values())
-    if extra:
-        with LOCK:
-            lowered = [tir_transform.lower(f, target) for f in extra]
-            parts.append(llvm.compile_object(lowered, target))
-        names.extend(f.name for f in extra)
-    return Kernels([t.name for t in tasks], parts, names)
+    forms = [canonicalize(function) for function in functions]
+    tasks = [_task(form, target) for form in forms]
+    kept = compile_tasks(tasks, cache or KernelCache.default(), progress)
+    made = {key: unpacked(each) for key, each in kept.items()}
+    facts = [
+        renamed(made[task.key][0], _symbols(form, function))
+        for task, form, function in zip(tasks, forms, functions, strict=True)
+    ]
+    exports = list({t.key: t.name for t in tasks}.values())
+    return Kernels([t.name for t in tasks], facts, [code for _, code in made.values()], exports)
+
+
+def _symbols(form: Function, function: Function) -> dict[str, PrimExpr]:
+    """Symbol of the canonical form -> what it is in the function."""
+    pairs = zip(_dims(form), _dims(function), strict=True)
+    return {dim.name: own for dim, own in pairs if isinstance(dim, PrimVar)}
+
+
+def _dims(function: Function) -> list[PrimExpr]:
+    """The dimensions of all parameters, then of the results."""
+    kinds = [*(p.checked_type for p in function.params), function.body.checked_type]
+    return [d for kind in kinds for each in tensor_types(kind) for d in each.shape]

@@ -20,7 +20,7 @@ from ekiden.backend.kernels.lower import Constraint
 from ekiden.backend.vm.choices import Choices, Parts
 from ekiden.backend.vm.dims import Plan, Stage, is_static, values
 from ekiden.backend.vm.emit import Scope, emit_scope
-from ekiden.backend.vm.encode import make
+from ekiden.backend.vm.encode import KERNEL_CALLS, make
 from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.stages import arguments, sources, stage_kernel
 from ekiden.backend.vm.write import CALL_CLOSURE, VMFunction, write_executable
@@ -48,6 +48,8 @@ from ekiden.relay.expr import (
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.vm import ReshapeTensorAttrs
 from ekiden.relay.transform.chains import Binding, unchain
+from ekiden.relay.transform.memory_plan import MemoryPlan
+from ekiden.relay.transform.peak_memory import predict_peak
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.relay.transform.storage_lifetimes import op_name
 from ekiden.relay.visitor import type_post_order
@@ -350,7 +352,7 @@ class _FunctionCompiler(Choices):
         )
 
     def _invoke_kernel(self, call: Call) -> int:
-        function, inputs, outputs = call.args
+        function, inputs, outputs, *scratch = call.args
         assert (
             isinstance(function, Function)
             and isinstance(inputs, Tuple)
@@ -358,7 +360,11 @@ class _FunctionCompiler(Choices):
         )
         args = self._atoms(inputs.fields) + self._atoms(outputs.fields)
         index = self.program.primitives[function]
-        self.emit("InvokePacked", packed_index=index, output_size=len(outputs.fields), args=args)
+        operands = {"packed_index": index, "output_size": len(outputs.fields), "args": args}
+        if scratch:
+            self.emit("InvokePackedScratch", **operands, scratch=self._atom(scratch[0]))
+        else:
+            self.emit("InvokePacked", **operands)
         return -1
 
     def _call_host(self, function: str, call: Call) -> int:
@@ -439,7 +445,7 @@ def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
 
 
 MAY_FAIL = frozenset(
-    ("InvokePacked", "InvokePackedValue", "Invoke", "InvokeClosure", "InvokeClosureTail", "Fatal",
+    (*KERNEL_CALLS, "InvokePackedValue", "Invoke", "InvokeClosure", "InvokeClosureTail", "Fatal",
      "GetField", "GetTag", "If", "Switch", "ReadRef", "WriteRef", "ReadElement")
 )  # fmt: skip
 """Calls of kernels, and instructions that can fail for what they are given."""
@@ -466,10 +472,18 @@ def compile_module(
     is_native: bool = False,
 ) -> bytes:
     """The bytes of the executable of a module that the VM pipeline has prepared; with native code
-    of its functions beside their bytecode if asked for.
+    of its functions beside their bytecode if asked for. Plans its memory, as soon as its kernels
+    are compiled and say how much of it they need.
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """
+    fused = primitive_functions(module)
+    symbols = {f: build_external(f) for f in fused if is_external(f)}
+    fused = [f for f in fused if f not in symbols]
+    kernels = build_kernels(fused, target, progress)
+    module = MemoryPlan(dict(zip(fused, kernels.facts, strict=True)))(module)
+    if (peak := predict_peak(module)) is not None:
+        metadata = {**metadata, "memory": {"peak": peak}}
     functions = {
         g.name_hint: _flatten_closure(f)
         for g, f in module.functions.items()
@@ -482,10 +496,7 @@ def compile_module(
     }
     plans = [Plan(n, f, _constraints(module, n)) for n, f in functions.items()]
     shapes = {s: stage_kernel(p, s) for p in plans for s in p.stages if s.dims.exprs}
-    fused = primitive_functions(module)
-    symbols = {f: build_external(f) for f in fused if is_external(f)}
-    fused = [f for f in fused if f not in symbols]
-    kernels = build_kernels(fused, list(shapes.values()), target, progress)
+    kernels = kernels.beside(list(shapes.values()), target)
     own = dict(zip(fused, kernels.names, strict=True))
     hosts = host_functions(module)
     if hosts:

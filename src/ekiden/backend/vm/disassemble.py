@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ekiden.backend.vm.encode import Instruction, Operand, decode, dtype_name
+from ekiden.backend.vm.encode import KERNEL_CALLS, Instruction, Operand, decode, dtype_name
 from ekiden.runtime.opcodes import BY_NAME
 
 __all__ = ["disassemble", "disassemble_function", "print_instruction"]
@@ -57,13 +57,13 @@ def print_instruction(instruction: Instruction) -> str:
         name: _SHOW.get(letter, str)(value)
         for name, letter, value in zip(opcode.operands, letters, instruction.operands, strict=True)
     }
-    if instruction.name == "InvokePacked":
+    if instruction.name in KERNEL_CALLS:
         shown |= _inputs_and_outputs(instruction)
     return opcode.text.format(**shown)
 
 
 def _inputs_and_outputs(instruction: Instruction) -> dict[str, str]:
-    """The arguments of InvokePacked in their two parts."""
+    """The arguments of a kernel in their two parts."""
     args, output_size = instruction["args"], instruction["output_size"]
     assert isinstance(args, tuple) and isinstance(output_size, int)
     split = len(args) - output_size

@@ -14,12 +14,14 @@ from ekiden.runtime.dtypes import dtype_code, dtype_name
 from ekiden.runtime.errors import InternalError, LoadError
 from ekiden.runtime.opcodes import BY_NAME, OPCODES, Opcode
 
-__all__ = ["Instruction", "decode", "dtype_code", "dtype_name", "encode", "make"]
+__all__ = ["KERNEL_CALLS", "Instruction", "decode", "dtype_code", "dtype_name", "encode", "make"]
 
 Operand: TypeAlias = int | tuple[int, ...]
 
 LISTS = "RVJL"
 """The letters of operands that are lists, of which an instruction has at most one."""
+KERNEL_CALLS = ("InvokePacked", "InvokePackedScratch")
+"""Instructions that call a primitive with tensors for its results."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from ekiden.target import Target
 
 
 def pipeline(target: Target) -> Sequential:
-    """The passes of the virtual machine for a target."""
+    """The passes of the virtual machine for a target; MemoryPlan follows them when the kernels are
+    compiled.
+    """
     return Sequential(
         (
             transform.RemoveUnusedFunctions(),
@@ -36,7 +38,6 @@ def pipeline(target: Target) -> Sequential:
             transform.HoistDimensions(),
             transform.CarryDimensions(),
             transform.ManifestAlloc(),
-            transform.MemoryPlan(),
         ),
         "vm",
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ekiden.codegen.c.helpers import Helpers, asm_label, c_symbol, quoted
 from ekiden.codegen.c.statement import StatementWriter
 from ekiden.codegen.c.types import memory_type
-from ekiden.codegen.common import argument_label, dimensions, dtype_word, gaps
+from ekiden.codegen.common import argument_label, dimensions, dtype_word, gaps, in_place
 from ekiden.ir.prim import SizeVar, Var
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
@@ -64,7 +64,8 @@ def _function(func: PrimFunc, helpers: Helpers) -> list[str]:
     sizes = [row.extent for row in dimensions(func) if row.binds]
     variables = [v for v in sizes if isinstance(v, Var)]
     writer.positive |= {v for v in variables if isinstance(v, SizeVar)}
-    restrict = "restrict " if (func.attrs or {}).get("tir.noalias") else ""
+    apart = (func.attrs or {}).get("tir.noalias") and not in_place(func)
+    restrict = "restrict " if apart else ""
     arguments = [f"{memory_type(b.dtype)} *{restrict}{writer.define(b)}" for b in func.params]
     arguments += [f"int64_t {writer.define(v)}" for v in variables]
     writer.statement(func.body)

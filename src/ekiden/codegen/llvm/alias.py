@@ -7,6 +7,8 @@ buffer then leaves what was loaded from others valid, for the emitter and for LL
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ekiden.tir.expr import Buffer
 
 FIRST = 100_000
@@ -14,10 +16,14 @@ FIRST = 100_000
 
 
 class AliasScopes:
-    """The scopes of one function's buffers; nodes go to the metadata of its module."""
+    """The scopes of one function's buffers; nodes go to the metadata of its module.
 
-    def __init__(self, metadata: list[str]) -> None:
+    `homes`: buffers that may lie in the bytes of others have the scope of those.
+    """
+
+    def __init__(self, metadata: list[str], homes: Mapping[Buffer, Buffer]) -> None:
         self._metadata = metadata
+        self._homes = homes
         self._domain = self._node(f'distinct !{{!{self._next()}, !"function"}}')
         self._scopes: dict[Buffer, int] = {}
 
@@ -31,6 +37,7 @@ class AliasScopes:
 
     def number(self, buffer: Buffer) -> int:
         """The first of three nodes of a buffer: its scope, a list of it, a list of all others."""
+        buffer = self._homes.get(buffer, buffer)
         found = self._scopes.get(buffer)
         if found is None:
             scope = self._next()

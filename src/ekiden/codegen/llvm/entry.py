@@ -7,7 +7,7 @@ ek_dltensor.
 
 from __future__ import annotations
 
-from ekiden.codegen.common import Dimension, argument_label, dimensions, dtype_word, gaps
+from ekiden.codegen.common import Dimension, argument_label, dimensions, dtype_word, gaps, in_place
 from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import Operand
 from ekiden.codegen.llvm.debug import FunctionLines
@@ -30,7 +30,8 @@ class EntryEmitter(StatementEmitter):
         self.b.entry = []
         self.fast_math = fast_math_flags(func)
         if (func.attrs or {}).get("tir.noalias"):
-            self.alias = AliasScopes(self.module.metadata)
+            homes = {func.params[n]: func.params[-1] for n in in_place(func)}
+            self.alias = AliasScopes(self.module.metadata, homes)
         if self.module.debug is not None:
             line = self.module.debug.first_line(func)
             self.lines = FunctionLines(self.module.debug, self.name, line)

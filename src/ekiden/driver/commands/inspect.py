@@ -21,6 +21,7 @@ from ekiden.ir.instrument import PassPrintingInstrument
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import PassContext
 from ekiden.relay.printer import astext
+from ekiden.relay.transform import MemoryPlan
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir import transform as tir_transform
@@ -73,7 +74,8 @@ def _print_bytecode(executable: ekiden.Executable) -> None:
 
 
 def _print_passes(options: argparse.Namespace, target: Target) -> None:
-    names = dict.fromkeys(p.name for p in pipeline(target).passes)
+    plan = MemoryPlan()
+    names = dict.fromkeys(p.name for p in (*pipeline(target).passes, plan))
     for wanted in filter(None, (options.before, options.after)):
         if wanted not in names:
             raise CompileError(f"inspect: no pass '{wanted}'; there are {', '.join(names)}")
@@ -81,7 +83,7 @@ def _print_passes(options: argparse.Namespace, target: Target) -> None:
         filter(None, [options.before]), filter(None, [options.after]), file=sys.stdout
     )
     with PassContext(instruments=(instrument,)):
-        optimize(import_model(options.file), target)
+        plan(optimize(import_model(options.file), target))
 
 
 def _print_kernels(module: IRModule, options: argparse.Namespace, target: Target) -> None:

@@ -186,7 +186,9 @@ def _arity_errors(expr: Expr) -> list[str]:
     if definition is None:
         return [f"{expr.op.name}: no such operator"]
     expected, got = len(definition.arguments), len(expr.args)
-    return [] if expected == got else [f"{expr.op.name}: expected {expected} arguments, got {got}"]
+    if expected - definition.optional <= got <= expected:
+        return []
+    return [f"{expr.op.name}: expected {expected} arguments, got {got}"]
 
 
 def well_formed(value: IRModule | Expr) -> bool:

@@ -86,11 +86,13 @@ def _shape_of_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="vm.invoke_tvm_op",
-        arguments=("func", "inputs", "outputs"),
+        arguments=("func", "inputs", "outputs", "scratch"),
+        optional=1,
         relation=unit_relation,
         result="the empty tuple",
         stateful=True,
-        description="Call a kernel with its inputs and the tensors it writes.",
+        description="Call a kernel with its inputs and the tensors it writes; a fourth operand, "
+        "bytes, is where its working memory lies.",
     )
 )
 register_op(
@@ -164,9 +166,12 @@ register_op(
 )
 
 
-def invoke_tvm_op(func: Expr, inputs: Sequence[Expr], outputs: Sequence[Expr]) -> Call:
-    """Call the kernel `func`."""
-    return Call(get("vm.invoke_tvm_op"), (func, Tuple(tuple(inputs)), Tuple(tuple(outputs))))
+def invoke_tvm_op(
+    func: Expr, inputs: Sequence[Expr], outputs: Sequence[Expr], scratch: Expr | None = None
+) -> Call:
+    """Call the kernel `func`; its working memory lies in `scratch`, bytes, as far as it fits."""
+    args = (func, Tuple(tuple(inputs)), Tuple(tuple(outputs)))
+    return Call(get("vm.invoke_tvm_op"), args if scratch is None else (*args, scratch))
 
 
 def reshape_tensor(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:

@@ -11,29 +11,83 @@ same bytes of it. A function that calls itself, also through others, has one for
 between such calls, so that none waits for a call to return. Tensors that leave the function (its
 result, arguments of calls, fields of data, captured variables), that outlive a stretch, or whose
 size is known only in the middle of the function keep a storage of their own.
+
+Where a kernel reads a tensor last and may replace it element by element, its result lies in the
+same bytes. A kernel's working memory is a storage as well, which lives for its call:
+
+    let %_ = vm.invoke_tvm_op(fn ..., (%x,), (%y,));
+->  let %t2 = memory.alloc_tensor(%arena, offset=128, shape=(100000), dtype="uint8");
+    let %_ = vm.invoke_tvm_op(fn ..., (%x,), (%y,), %t2);
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import IntImm, PrimExpr, const
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Call, Function, Var
-from ekiden.relay.op.memory import AllocTensorAttrs, alloc_storage
-from ekiden.relay.transform.chains import Binding, Chain
+from ekiden.relay.op.memory import AllocTensorAttrs, alloc_storage, alloc_tensor
+from ekiden.relay.transform.chains import Binding, Chain, map_chains
 from ekiden.relay.transform.scopes import bodies, on_body, with_children
-from ekiden.relay.transform.storage_lifetimes import Block, Lifetimes, Request, run_of
+from ekiden.relay.transform.storage_in_place import merge_in_place
+from ekiden.relay.transform.storage_lifetimes import Block, Lifetimes, Request, op_name, run_of
 from ekiden.relay.transform.storage_places import ALIGNMENT, place_all
 
 Stretch = tuple[Block, int]
 """A block, and how many barriers stand before the stretch."""
+SMALL = 1 << 16
+"""Working memory below this many bytes a kernel takes from its thread, which keeps a little."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFacts:
+    """What the plan needs to know of a kernel.
+
+    `workspace`: bytes that it needs at once beside its arguments. `in_place`: numbers of the inputs
+    that may lie in the bytes of its output.
+    """
+
+    workspace: PrimExpr
+    in_place: tuple[int, ...] = ()
+
+
+Kernels = Mapping[RelayExpr, KernelFacts]
+"""Primitive function -> what is known of its kernel."""
+
+
+def _with_scratch(function: Function, known: set[PrimVar], kernels: Kernels) -> Function:
+    """The function with a storage for the working memory of each kernel that needs much."""
+
+    def lower(binding: Binding) -> list[Binding]:
+        variable, value = binding
+        if not (isinstance(value, Call) and op_name(value) == "vm.invoke_tvm_op"):
+            return [binding]
+        facts = kernels.get(value.args[0])
+        if facts is None or not known.issuperset(free_vars(facts.workspace)):
+            return [binding]
+        size = facts.workspace
+        if isinstance(size, IntImm) and size.value < SMALL:
+            return [binding]
+        storage, scratch = Var("storage"), Var("scratch")
+        scratch.set_checked_type(TensorType((size,), "uint8"))
+        return [
+            (storage, alloc_storage(size, ALIGNMENT)),
+            (scratch, alloc_tensor(storage, const(0), (size,), "uint8")),
+            (variable, value.with_fields(args=(*value.args, scratch))),
+        ]
+
+    def rewrite(chain: Chain, _: bool) -> Chain:
+        return Chain([b for each in chain.bindings for b in lower(each)], chain.result)
+
+    return on_body(lambda body: map_chains(body, rewrite))(function)
 
 
 def known_at_entry(function: Function) -> set[PrimVar]:
@@ -56,9 +110,12 @@ def known_at_entry(function: Function) -> set[PrimVar]:
 class _Planner:
     """Plans one function."""
 
-    def __init__(self, body: RelayExpr, known: set[PrimVar], group: Collection[str]) -> None:
+    def __init__(
+        self, body: RelayExpr, known: set[PrimVar], group: Collection[str], kernels: Kernels
+    ) -> None:
         self.lifetimes = Lifetimes(body, lambda callee: callee.name_hint in group)
         self.known = known
+        self.kernels = kernels
         self.moved: dict[Var, tuple[Var, PrimExpr]] = {}
         """Storage -> the arena it is in, and where."""
         self.arenas: dict[Stretch, Binding] = {}
@@ -66,11 +123,17 @@ class _Planner:
     def plan(self) -> RelayExpr:
         """The body with its arenas."""
         for stretch, requests in self._stretches().items():
-            places, total = place_all(requests)
+            places, total = place_all(merge_in_place(self.lifetimes, requests, self._may_replace))
             arena = Var("arena")
             self.arenas[stretch] = arena, alloc_storage(total, ALIGNMENT, arena=True)
-            self.moved.update((p.request.storage, (arena, p.offset)) for p in places)
+            for place in places:
+                for each in (place.request, *place.request.shares):
+                    self.moved[each.storage] = arena, place.offset
         return self._rewritten() if self.arenas else self.lifetimes.blocks[0].root
+
+    def _may_replace(self, kernel: RelayExpr) -> tuple[int, ...]:
+        facts = self.kernels.get(kernel)
+        return () if facts is None else facts.in_place
 
     def _stretches(self) -> dict[Stretch, list[Request]]:
         found: dict[Stretch, list[Request]] = {}
@@ -125,23 +188,24 @@ def _ends_within(request: Request, stretch: Stretch) -> bool:
     return request.is_dead_after(block.positions[block.barriers[count]] - 1)
 
 
-def _planned(function: Function, group: Collection[str]) -> Function:
+def _planned(function: Function, group: Collection[str], kernels: Kernels) -> Function:
     """A function with its arenas; `group` are the names of those it calls that may call it."""
     known = known_at_entry(function)
-    return on_body(lambda body: _Planner(body, known, group).plan())(function)
+    whole = _with_scratch(function, known, kernels)
+    return on_body(lambda body: _Planner(body, known, group, kernels).plan())(whole)
 
 
-@module_pass(name="MemoryPlan")
-def _memory_plan(module: IRModule, context: PassContext) -> IRModule:
-    groups = ({g.name_hint for g in group} for group in CallGraph(module).cycles())
-    cycles = {name: group for group in groups for name in group}
-    functions = dict(module.functions.items())
-    for name, function in functions.items():
-        if isinstance(function, Function):
-            functions[name] = _planned(function, cycles.get(name.name_hint, ()))
-    return module.with_functions(functions)
+def MemoryPlan(kernels: Kernels | None = None) -> Pass:  # noqa: N802
+    """The pass described at the top of this file; nothing is known of `kernels` left out."""
+    known = kernels or {}
 
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        groups = ({g.name_hint for g in group} for group in CallGraph(module).cycles())
+        cycles = {name: group for group in groups for name in group}
+        functions = dict(module.functions.items())
+        for name, function in functions.items():
+            if isinstance(function, Function):
+                functions[name] = _planned(function, cycles.get(name.name_hint, ()), known)
+        return module.with_functions(functions)
 
-def MemoryPlan() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
-    return _memory_plan
+    return Pass("MemoryPlan", transform)

@@ -71,8 +71,14 @@ class Request:
     """Storages that follow this one in its very bytes."""
 
     def spans(self) -> list[Span]:
-        """When it, or one that shares its bytes, is alive."""
-        return sorted(s for r in (self, *self.shares) for s in _spans(r))
+        """When it, or one that shares its bytes, is alive: apart from each other, ascending."""
+        found: list[Span] = []
+        for first, last in sorted(s for r in (self, *self.shares) for s in _spans(r)):
+            if found and first <= found[-1][1]:
+                found[-1] = found[-1][0], max(found[-1][1], last)
+            else:
+                found.append((first, last))
+        return found
 
     def is_dead_after(self, position: int) -> bool:
         """Whether no use comes after a position, in any block."""

@@ -24,6 +24,8 @@ from ekiden.relay.transform.storage_lifetimes import Request, Span, exclude_each
 ALIGNMENT = 64
 LONGEST = 20_000
 """Letters of the longest offset that is computed when a function is entered."""
+ROUNDS, EFFORT = 24, 20_000
+"""Most orders that are tried; and most places in all these together."""
 TYPICAL = 128
 """The value of a symbol at which sizes are placed, where its upper bound is not below."""
 
@@ -96,10 +98,60 @@ def _timeline(places: Sequence[Place]) -> _Timeline:
 
 
 def _place_constant(places: Sequence[Place]) -> int:
-    """Offsets for constant sizes; gives the bytes needed in all."""
-    timeline = _timeline(places)
+    """Offsets for constant sizes; gives the bytes needed in all.
+
+    Several orders, as long as one may be better: the largest first, or those alive longest, or in
+    order of use; then the best of these, with what reached its top moved to the front.
+    """
+    if not places:
+        return 0
+    least = _most_alive(places)
+    orders: list[list[Place]] = [
+        sorted(places, key=lambda p: (-_value(p.size), p.spans)),
+        sorted(places, key=lambda p: (-_duration(p) * _value(p.size), p.spans)),
+        sorted(places, key=lambda p: (p.spans, -_value(p.size))),
+    ]
+    best, offsets, order = _placed(orders[0]), [p.offset for p in places], orders[0]
+    rounds = min(ROUNDS, EFFORT // len(places))
+    for number in range(1, rounds):
+        if best == least:
+            break
+        if number < len(orders):
+            tried = orders[number]
+        else:
+            top = {p for p in places if _bytes(p)[1] == total}
+            tried = sorted(order, key=lambda p: p not in top)
+        total = _placed(tried)
+        if total < best:
+            best, offsets = total, [p.offset for p in places]
+        order = tried
+    for place, offset in zip(places, offsets, strict=True):
+        place.offset = offset
+    return best
+
+
+def _duration(place: Place) -> int:
+    return sum(last - first + 1 for first, last in place.spans)
+
+
+def _most_alive(places: Sequence[Place]) -> int:
+    """The bytes that are alive at once, where branches that exclude each other count together."""
+    changes: list[tuple[int, int]] = []
+    for place in places:
+        for first, last in place.spans:
+            changes += [(first, _value(place.size)), (last + 1, -_value(place.size))]
+    now = most = 0
+    for _, change in sorted(changes):
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _placed(order: Sequence[Place]) -> int:
+    """Offsets in an order, each the lowest that is free; gives the bytes needed in all."""
+    timeline = _timeline(order)
     total = 0
-    for place in sorted(places, key=lambda p: (-_value(p.size), p.spans)):
+    for place in order:
         size, offset = _value(place.size), 0
         for begin, end in sorted(_bytes(rival) for rival in timeline.rivals(place)):
             if offset + size <= begin:

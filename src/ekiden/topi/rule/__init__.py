@@ -22,6 +22,7 @@ from ekiden.topi.rule import (
     winograd,
 )
 from ekiden.topi.rule.default import schedule_default
+from ekiden.topi.rule.in_place import in_place_inputs
 from ekiden.topi.rule.stages import has_known_weights, is_epilogue
 
 Rule: TypeAlias = Callable[[list[te.Tensor], list[te.Tensor], Target, str], PrimFunc]
@@ -69,8 +70,17 @@ def schedule(
         rule = RULES.get(tensor.op.tag)
         accepts = _ACCEPTS.get(tensor.op.tag, has_known_weights)
         if rule is not None and accepts(tensor) and is_epilogue(tensor, outputs):
-            return rule(inputs, outputs, target, name)
-    return schedule_default(inputs, outputs, target, name)
+            made = rule(inputs, outputs, target, name)
+            return _in_place(made, in_place_inputs(inputs, outputs, tensor))
+    made = schedule_default(inputs, outputs, target, name)
+    return _in_place(made, in_place_inputs(inputs, outputs))
+
+
+def _in_place(function: PrimFunc, inputs: tuple[int, ...]) -> PrimFunc:
+    """The function with the numbers of the inputs that its output may replace."""
+    if not inputs:
+        return function
+    return function.with_fields(attrs={**(function.attrs or {}), "tir.in_place": inputs})
 
 
 __all__ = ["RULES", "WHOLE", "Rule", "schedule"]

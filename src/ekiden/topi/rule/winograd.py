@@ -9,7 +9,8 @@ Blocks of tiles, so that what is between the steps stays in the second-level cac
 A whole block is one step of a parallel loop; with fewer blocks than would keep the threads busy,
 each of the three steps is a parallel loop of its own. Rows of V and M are as long as they need to
 be plus one vector: else neighbouring places would share a set of the first-level cache. Where
-blocks do not divide the tiles, the last block repeats the last tile and stores it once.
+blocks do not divide the tiles, the last block repeats the last tile and stores it once. A patch
+that reaches over the border is put together first, with zeros outside.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ekiden.ir.prim import (
     binary,
     const,
     is_const,
+    logical_and,
     minimum,
 )
 from ekiden.target import Target
@@ -48,7 +50,6 @@ from ekiden.tir.stmt import (
     seq,
 )
 from ekiden.topi.nn.winograd import FEW, TAPS, matrices, suits
-from ekiden.topi.rule.conv2d import Geometry, pad_copy
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, column_mask, compute_tile, max_rows
@@ -190,18 +191,38 @@ class _Winograd:
         self.products = Buffer("products", (const(self.places * self.m_plane),))
         padding = attrs["padding"]
         assert isinstance(padding, tuple)
-        self.geometry = self._geometry(data, padding)
-        self.source = Buffer("padded", (data.shape[0], *self.geometry.padded(), data.shape[3]))
+        self.top, self.left = int(padding[0]), int(padding[1])
 
-    def _geometry(self, data: te.Tensor, padding: tuple[int, ...]) -> Geometry:
-        """The convolution with its border widened to whole tiles."""
-        _, height, width, _ = data.shape
-        top, left, _, _ = padding
-        bottom = simplify(self.down * self.m - height + (TAPS - 1 - top))
-        right = simplify(self.across * self.m - width + (TAPS - 1 - left))
-        border = (top, left, bottom, right)
-        ones = (1, 1)
-        return Geometry(data.shape, self.anchor.shape, (TAPS, TAPS), ones, border, ones, 1)
+    def is_inside(self, line: PrimExpr, column: PrimExpr) -> PrimExpr:
+        """Whether the patch that begins there has no place outside of the data; a constant where
+        that is so for all.
+        """
+        _, height, width, _ = self.data.shape
+        reach = [
+            (line, self.top, self.down, height),
+            (column, self.left, self.across, width),
+        ]
+        found: PrimExpr = const(True, "bool")
+        for at, before, tiles, extent in reach:
+            if before:
+                found = logical_and(found, at >= 0)
+            if not is_const(simplify(tiles * self.m + (TAPS - 1 - before) - extent), 0):
+                found = logical_and(found, at <= extent - self.size)
+        return found
+
+    def patch(self, to: Buffer, corner: tuple[PrimExpr, PrimExpr], pixel: PrimExpr) -> Stmt:
+        """Copy a vector of channels of a patch, zeros for what lies outside of the data."""
+        _, height, width, _ = self.data.shape
+        i, j = Var("i"), Var("j")
+        line, column = corner[0] + i, corner[1] + j
+        test = logical_and(line >= 0, line < height)
+        test = logical_and(test, logical_and(column >= 0, column < width))
+        place = (ramp((i * self.size + j) * self.lanes, 1, self.lanes),)
+        load = self.vector(self.data, pixel + (i * width + j) * self.depth)
+        zero = broadcast(const(0.0, "float32"), self.lanes)
+        each = IfThenElse(test, BufferStore(to, load, place), BufferStore(to, zero, place))
+        inner = For(j, const(0), const(self.size), ForKind.SERIAL, each)
+        return For(i, const(0), const(self.size), ForKind.SERIAL, inner)
 
     def place(self, tile: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
         """(image, line, column) of the first output pixel of a tile."""
@@ -234,42 +255,39 @@ class _Winograd:
 
     def spread(self, first: PrimExpr, kind: ForKind) -> Stmt:
         """V of a block of tiles."""
-        tile, group, i, j = Var("tile"), Var("group"), Var("i"), Var("j")
+        tile, group, i = Var("tile"), Var("group"), Var("i")
         stage = Buffer("stage", (const(self.places * self.lanes),), "float32", "local")
-        height, width = self.geometry.padded()
+        patch = Buffer("patch", (const(self.places * self.lanes),), "float32", "local")
+        _, height, width, _ = self.data.shape
         n, y, x = self.place(first + tile)
-        pixel = Var("pixel")
-        start = ((n * height + y) * width + x) * self.depth
-        offset, size, row = pixel + group * self.lanes, self.size, simplify(width * self.depth)
-        loads = [self.vector(self.source, offset + row * r + j * self.depth) for r in range(size)]
-        there = [(j + r * size) * self.lanes for r in range(size)]
-        columns = For(
-            j,
-            const(0),
-            const(size),
-            ForKind.SERIAL,
-            self.pass_over(self.spreading, loads, stage, there),
-        )
+        line, column, pixel = Var("line"), Var("column"), Var("pixel")
+        offset, size = pixel + group * self.lanes, self.size
+        near = self.spread_columns(self.data, offset, simplify(width * self.depth), self.depth, stage)
+        far = self.spread_columns(patch, const(0), const(size * self.lanes), self.lanes, stage)
+        fill = self.patch(patch, (line, column), offset)
+        inside = self.is_inside(line, column)
+        columns = near if is_const(inside, 1) else IfThenElse(inside, near, seq(fill, far))
         staged = [self.vector(stage, (i * size + c) * self.lanes) for c in range(size)]
         base = tile * self.depth + group * self.lanes
         out = [(i * size + c) * self.v_plane + base for c in range(size)]
-        rows = For(
-            i,
-            const(0),
-            const(size),
-            ForKind.SERIAL,
-            self.pass_over(self.spreading, staged, self.v, out),
-        )
-        groups = For(
-            group,
-            const(0),
-            const(self.depth // self.lanes),
-            ForKind.SERIAL,
-            Allocate(stage, seq(columns, rows)),
-        )
-        return For(
-            tile, const(0), const(self.block), kind, LetStmt(pixel, start, groups), {"grain": 2}
-        )
+        transform = self.pass_over(self.spreading, staged, self.v, out)
+        rows = For(i, const(0), const(size), ForKind.SERIAL, transform)
+        count = const(self.depth // self.lanes)
+        body = Allocate(patch, Allocate(stage, seq(columns, rows)))
+        start = ((n * height + line) * width + column) * self.depth
+        lets = [(line, y - self.top), (column, x - self.left), (pixel, start)]
+        groups = self._bound(lets, For(group, const(0), count, ForKind.SERIAL, body))
+        return For(tile, const(0), const(self.block), kind, groups, {"grain": 2})
+
+    def spread_columns(
+        self, source: Buffer, start: PrimExpr, row: PrimExpr, step: int, to: Buffer
+    ) -> Stmt:
+        """Transform the columns of a patch: `row` and `step` lead to the next line and pixel."""
+        j, size = Var("j"), self.size
+        loads = [self.vector(source, start + row * r + j * step) for r in range(size)]
+        there = [(j + r * size) * self.lanes for r in range(size)]
+        transform = self.pass_over(self.spreading, loads, to, there)
+        return For(j, const(0), const(size), ForKind.SERIAL, transform)
 
     def multiply(self, kind: ForKind) -> Stmt:
         """M of a block: a matrix product per place."""
@@ -365,7 +383,7 @@ class _Winograd:
         return IfThenElse(binary(LT, x, self.width), stored)
 
     def body(self) -> Stmt:
-        """The padded copy, then all blocks."""
+        """All blocks."""
         known = isinstance(self.count, IntImm)
         whole = not known or _values((self.count,))[0] >= BLOCKS_PER_CORE * self.target.cores
         kinds = ForKind.PARALLEL, ForKind.SERIAL
@@ -374,9 +392,7 @@ class _Winograd:
         first = block * self.block
         steps = seq(self.spread(first, inner), self.multiply(inner), self.gather(first, inner))
         each = Allocate(self.v, Allocate(self.products, steps))
-        blocks = For(block, const(0), self.count, outer, each, {"grain": 1})
-        copy = pad_copy(self.data, self.source, self.geometry, self.lanes)
-        return Allocate(self.source, seq(copy, blocks))
+        return For(block, const(0), self.count, outer, each, {"grain": 1})
 
 
 def winograd_conv2d(

@@ -1,0 +1,61 @@
+"""Which inputs of a kernel may lie in the bytes of its output.
+
+    out[i, j] = max(conv[i, j] + residual[i, j], 0)        residual: yes, the convolution's data: no
+
+An input may if each element of the output depends on that input's element in its own place alone,
+and the kernel writes an element once, when it has read what it needs for it. So do nests over one
+injective computation, and the anchors' kernels, which finish an element in registers; rules of
+several stages may keep an intermediate in the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.arith import prove_equal
+from ekiden.ir.prim import PrimExpr, is_const
+from ekiden.ir.prim_visitor import post_order
+from ekiden.te.inline import Inliner, inputs_of, is_injective, post_order_tensors
+from ekiden.te.tensor import ComputeOp, PlaceholderOp, ProducerLoad, Tensor
+
+
+def in_place_inputs(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], anchor: Tensor | None = None
+) -> tuple[int, ...]:
+    """The numbers of those inputs; `anchor` is what the rule computes before all else."""
+    output = outputs[0]
+    op = output.op
+    others = [
+        t
+        for t in post_order_tensors(outputs)
+        if t is not anchor and not isinstance(t.op, PlaceholderOp)
+    ]
+    is_plain = len(outputs) == 1 and output is not anchor and all(map(is_injective, others))
+    if not is_plain or not isinstance(op, ComputeOp):
+        return ()
+    body = Inliner(set(others)).expr(op.body[output.value_index])
+    axes = [a.var for a in op.axis]
+    elsewhere = set(inputs_of(anchor)) if anchor is not None else set()
+    read: set[Tensor] = set()
+    for load in post_order(body):
+        if isinstance(load, ProducerLoad):
+            read.add(load.producer)
+            if not _is_own_place(load, output, axes):
+                elsewhere.add(load.producer)
+    return tuple(n for n, t in enumerate(inputs) if t in read and t not in elsewhere)
+
+
+def _is_own_place(load: ProducerLoad, output: Tensor, axes: Sequence[PrimExpr]) -> bool:
+    tensor = load.producer
+    if tensor.dtype != output.dtype or len(tensor.shape) != len(output.shape):
+        return False
+    return all(
+        (index is axis or (is_const(extent, 1) and is_const(index, 0)))
+        and prove_equal(extent, wanted)
+        for index, axis, extent, wanted in zip(
+            load.indices, axes, tensor.shape, output.shape, strict=True
+        )
+    )
+
+
+__all__ = ["in_place_inputs"]

@@ -1,0 +1,173 @@
+"""MemoryPlan with what is known of kernels: results in the bytes of operands, working memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pass_checks import main_of, program
+from test_memory_plan_branches import N, M, _allocations, _Machine, programs
+
+import ekiden
+from ekiden import relay
+from ekiden.arith import evaluate
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import PrimExpr, const
+from ekiden.relay.build_module import bind_params_by_name
+from ekiden.relay.expr import Call, Function
+from ekiden.relay.transform import ManifestAlloc, MemoryPlan
+from ekiden.relay.transform.memory_plan import SMALL, KernelFacts, Kernels
+from ekiden.relay.transform.scopes import evaluation_order
+
+WORKSPACES = (const(0), const(SMALL), const(SMALL + 192), SMALL + N * 256, (M + N) * SMALL)
+
+
+def calls_of(module: IRModule) -> list[Call]:
+    """The calls of kernels in `main`."""
+    return [
+        e
+        for e in evaluation_order(main_of(module).body)
+        if isinstance(e, Call) and len(e.args) >= 3 and isinstance(e.args[0], Function)
+    ]
+
+
+def replaceable(function: Function) -> tuple[int, ...]:
+    """Inputs of the type of the result."""
+    return tuple(
+        n for n, p in enumerate(function.params) if p.type_annotation == function.ret_type
+    )
+
+
+def facts_for(module: IRModule, workspaces: list[PrimExpr], which: list[bool]) -> Kernels:
+    """Something for each kernel: of some, inputs of the result's type may be replaced."""
+    found = {}
+    for n, call in enumerate(calls_of(module)):
+        function = call.args[0]
+        assert isinstance(function, Function)
+        inputs = replaceable(function) if which[n % len(which)] else ()
+        found[function] = KernelFacts(workspaces[n % len(workspaces)], inputs)
+    return found
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    programs(), st.integers(0, 4), st.integers(1, 30), st.lists(st.booleans(), min_size=1),
+    st.lists(st.sampled_from(WORKSPACES), min_size=1, max_size=5),
+    st.lists(st.booleans(), min_size=1, max_size=5),
+)  # fmt: skip
+def test_nothing_is_overwritten_that_is_needed(
+    module: IRModule,
+    n: int,
+    m: int,
+    choices: list[bool],
+    workspaces: list[PrimExpr],
+    which: list[bool],
+) -> None:
+    kernels = facts_for(module, workspaces, which)
+    body = main_of(MemoryPlan(kernels)(module)).body
+    machine = _Machine({N: n, M: m}, choices, kernels)
+    machine.check(machine.run(body))
+
+
+def arenas(module: IRModule, kernels: Kernels | None = None) -> list[int]:
+    """The sizes of the arenas of `main`."""
+    planned = main_of(MemoryPlan(kernels)(module))
+    return [evaluate(a.size, {}) for a in _allocations(planned.body) if a.arena]
+
+
+K = "fn (%p: Tensor[(1600,), float32], Primitive=1) -> Tensor[(1600,), float32] { tanh(%p) }"
+TWO = (
+    "fn (%p: Tensor[(1600,), float32], %q: Tensor[(1600,), float32], Primitive=1)"
+    " -> Tensor[(1600,), float32] { add(%p, %q) }"
+)
+
+
+def chain(bindings: str) -> IRModule:
+    return ManifestAlloc()(
+        program(f"def @main(%x: Tensor[(1600,), float32]) {{ {bindings} %r }}")
+    )
+
+
+def known(module: IRModule, workspace: int = 0) -> Kernels:
+    return facts_for(module, [const(workspace)], [True])
+
+
+def test_a_chain_needs_one_place() -> None:
+    module = chain(f"let %a = {K}(%x); let %b = {K}(%a); let %c = {K}(%b); let %r = {K}(%c);")
+    assert arenas(module) == [2 * 6400]
+    assert arenas(module, known(module)) == [6400]
+
+
+def test_what_is_read_again_is_not_replaced() -> None:
+    module = chain(f"let %a = {K}(%x); let %b = {K}(%a); let %c = {TWO}(%a, %b); let %r = {K}(%c);")
+    assert arenas(module, known(module)) == [2 * 6400]  # %b beside %a, %c in the place of one
+
+
+def test_a_view_of_an_operand_counts_as_it() -> None:
+    """The second operand, which the kernel reads elsewhere, lies in the bytes of the first."""
+    flip = TWO.replace("add(%p, %q)", "add(%p, reverse(%q, axis=0))")
+    view = K.replace("Primitive=1", "Primitive=1, relay.reshape_only=1").replace("tanh(%p)", "%p")
+    module = chain(
+        f"let %a = {K}(%x); let %v = {view}(%a); let %b = {flip}(%a, %v); let %r = {K}(%b);"
+    )
+    kernels = dict(known(module))
+    (flipping,) = [f for f in kernels if len(f.params) == 2]
+    kernels[flipping] = KernelFacts(const(0), (0,))
+    assert arenas(module, kernels) == [2 * 6400]
+
+
+def test_working_memory_lies_where_nothing_lives() -> None:
+    module = chain(f"let %a = {K}(%x); let %b = {K}(%a); let %c = {K}(%b); let %r = {K}(%c);")
+    calls = calls_of(module)
+    facts = {c.args[0]: KernelFacts(const(0)) for c in calls}
+    facts[calls[3].args[0]] = KernelFacts(const(SMALL))
+    assert arenas(module, facts) == [6400 + SMALL]  # beside %c, over the place of %b
+    planned = MemoryPlan(facts)(module)
+    assert [len(c.args) for c in calls_of(planned)] == [3, 3, 3, 4]
+
+
+def test_little_working_memory_is_left_to_threads() -> None:
+    module = chain(f"let %a = {K}(%x); let %r = {K}(%a);")
+    planned = MemoryPlan(known(module, SMALL - 64))(module)
+    assert [len(c.args) for c in calls_of(planned)] == [3, 3]
+
+
+# Whole programs.
+
+def residual(shape: str, channels: int, size: int) -> IRModule:
+    """Layers of convolution, residual and activation; %a is read by two of them."""
+    return program(f"""
+    def @main(%x: Tensor[{shape}, float32], %w: Tensor[({channels}, {channels}, {size}, {size}),
+                                                       float32]) {{
+      %0 = tanh(%x);
+      %1 = nn.conv2d(%0, %w, padding=[1, 1, 1, 1], kernel_size=[{size}, {size}],
+                     channels={channels});
+      %2 = nn.relu(add(%1, %0));
+      %3 = nn.conv2d(%2, %w, padding=[1, 1, 1, 1], kernel_size=[{size}, {size}],
+                     channels={channels});
+      %4 = nn.relu(add(%3, %2));
+      %5 = multiply(%4, sigmoid(nn.global_avg_pool2d(%4)));
+      %6 = add(%5, %2);
+      (%6, tanh(%5))
+    }}""")
+
+
+@pytest.mark.parametrize("executor", ["vm", "aot"])
+@pytest.mark.parametrize(
+    ("shape", "channels"), [("(1, 16, 13, 11)", 16), ("(n, 16, 24, h)", 16), ("(1, 5, 9, 9)", 5)]
+)
+def test_results_are_those_of_the_interpreter(executor: str, shape: str, channels: int) -> None:
+    module = residual(shape, channels, 3)
+    rng = np.random.default_rng(0)
+    dims = (1, channels, 24 if "h" in shape else 13, 11)
+    if channels == 5:
+        dims = (1, 5, 9, 9)
+    x = rng.normal(size=dims).astype(np.float32)
+    w = rng.normal(size=(channels, channels, 3, 3), scale=0.1).astype(np.float32)
+    main = bind_params_by_name(main_of(module), {"w": w})
+    bound = IRModule.from_expr(main)
+    expected = relay.create_executor("debug", bound).evaluate()(x)
+    got = ekiden.compile(bound, executor=executor)(x)
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=2e-4, atol=2e-4)
