@@ -37,6 +37,7 @@ from ekiden.relay.transform.fast_math import FastMath
 from ekiden.relay.transform.fold_constant import FoldConstant
 from ekiden.relay.transform.fold_explicit_padding import FoldExplicitPadding
 from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
+from ekiden.relay.transform.fuse_attention import FuseAttention
 from ekiden.relay.transform.fuse_ops import FuseOps
 from ekiden.relay.transform.gradient import FirstOrderGradient, gradient
 from ekiden.relay.transform.hoist_dimensions import HoistDimensions
@@ -79,6 +80,7 @@ for _factory in (
     FirstOrderGradient,
     FoldConstant,
     FoldScaleAxis,
+    FuseAttention,
     FuseOps,
     InferType,
     LambdaLift,
@@ -139,6 +141,7 @@ __all__ = [
     "FoldExplicitPadding",
     "FoldScaleAxis",
     "FunctionPass",
+    "FuseAttention",
     "FuseOps",
     "HoistDimensions",
     "InferType",
