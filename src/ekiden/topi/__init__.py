@@ -32,6 +32,7 @@ from ekiden.topi import (
     slice,
     sorting,
     sparse,
+    text,
     transcendental,
     transform,
     vision,
@@ -55,7 +56,14 @@ _FAMILIES = (
     transcendental, transform,
 )  # fmt: skip
 """Modules whose names are those of this one."""
-_NAMESPACES = {"image": image, "nn": nn, "random": random, "sparse": sparse, "vision": vision}
+_NAMESPACES = {
+    "image": image,
+    "nn": nn,
+    "random": random,
+    "sparse": sparse,
+    "text": text,
+    "vision": vision,
+}
 """Modules that users name: topi.nn.conv2d."""
 
 

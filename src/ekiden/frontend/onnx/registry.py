@@ -22,6 +22,7 @@ from ekiden.frontend.onnx.converters import (
     sequence,
     shape,
     signal,
+    text,
     training,
 )
 from ekiden.frontend.onnx.node import Converter, Row
@@ -29,6 +30,7 @@ from ekiden.frontend.onnx.node import Converter, Row
 FAMILIES = (
     elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
     quantize, recurrent, image, signal, random, training, control, sequence,
+    text,
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from ekiden.relay.op import (
     op,
     random,
     sequence,
+    text,
     vision,
     vm,
 )
@@ -57,7 +58,7 @@ _FAMILIES = (
     _sorting,
     _transform,
 )
-_NAMESPACES = (image, memory, nn, random, sequence, vision, vm)
+_NAMESPACES = (image, memory, nn, random, sequence, text, vision, vm)
 
 attach("", globals())
 for _family in _NAMESPACES:
@@ -72,6 +73,7 @@ __all__ = [
     "op",
     "random",
     "register_gradient",
+    "text",
     "vision",
     "vm",
 ]
