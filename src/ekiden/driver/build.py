@@ -17,7 +17,7 @@ from ekiden.backend.vm.compile import compile_module
 from ekiden.backend.vm.pipeline import optimize
 from ekiden.codegen.parallel import Progress
 from ekiden.driver.executable import Dim, Executable
-from ekiden.driver.sequences import SEQUENCE
+from ekiden.driver.sequences import MAPS, SEQUENCE
 from ekiden.frontend.onnx import from_onnx
 from ekiden.frontend.onnx.importer import Shapes
 from ekiden.ir.module import IRModule
@@ -141,12 +141,18 @@ def _fields(kind: Type) -> list[Type]:
 
 def _describe(name: str, kind: Type, attrs: Mapping[str, object]) -> dict[str, object]:
     """`attrs["sequences"]` says that a List of tensors is one of Python at run time,
-    `attrs["texts"]` which tensors of bytes are strings.
+    `attrs["texts"]` which tensors of bytes are strings, `attrs["maps"]` which matrices are lists of
+    dictionaries.
     """
     texts = attrs.get("texts", ())
     assert isinstance(texts, Sequence)
     if isinstance(kind, TensorType) and name in texts:
         return {"name": name, "shape": [_dim(d) for d in kind.shape[:-1]], "dtype": TEXT}
+    maps = attrs.get("maps", {})
+    assert isinstance(maps, Mapping)
+    if isinstance(kind, TensorType) and name in maps:
+        keys, rows = list(maps[name]), [_dim(kind.shape[0])]
+        return {"name": name, "shape": rows, "dtype": f"{MAPS}{kind.dtype}", "keys": keys}
     element = kind.args[0] if attrs.get("sequences") and isinstance(kind, TypeCall) else None
     if isinstance(element, TensorType):
         shape = [_dim(d) for d in element.shape]

@@ -15,7 +15,7 @@ from ekiden.driver.closures import plain, with_functions
 from ekiden.driver.files import write_whole
 from ekiden.driver.library import export_library
 from ekiden.driver.machine import check_machine
-from ekiden.driver.sequences import SEQUENCE, from_list, to_list
+from ekiden.driver.sequences import MAPS, SEQUENCE, from_list, to_list, to_maps
 from ekiden.runtime import late_bound
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.profile import Peak, Report, profile
@@ -37,6 +37,8 @@ class TensorInfo:
     name: str
     shape: tuple[Dim, ...]
     dtype: str
+    keys: tuple[int | str, ...] = ()
+    """The keys of the dictionaries of an output that is a list of such."""
 
     def __str__(self) -> str:
         """`x: float32[batch, 3, 224, 224]`"""
@@ -58,9 +60,16 @@ def _info(entry: object) -> TensorInfo:
         case {"name": str(name), "shape": list(shape), "dtype": str(dtype)} if all(
             isinstance(d, (int, str)) for d in shape
         ):
-            return TensorInfo(name, tuple(shape), dtype)
+            keys = entry.get("keys", []) if isinstance(entry, dict) else []
+            return TensorInfo(name, tuple(shape), dtype, _keys(keys))
         case _:
             raise _expected("a name, shape and dtype of each input and output")
+
+
+def _keys(entry: object) -> tuple[int | str, ...]:
+    if not isinstance(entry, list) or not all(isinstance(k, (int, str)) for k in entry):
+        raise _expected("numbers and strings as keys")
+    return tuple(entry)
 
 
 def _limits(entries: object) -> dict[str, int]:
@@ -104,7 +113,7 @@ class Executable:
         self, *args: object, **named: object
     ) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
         """Run `main`. An input or output that is a sequence is a list of tensors, one that is a
-        tensor of strings an array of str.
+        tensor of strings an array of str, a sequence of maps a list of dictionaries.
 
         Raises InputError for a wrong name, number, dtype, rank or dimension, RunError if the run
         fails.
@@ -315,7 +324,7 @@ def _argument(info: TensorInfo, value: object) -> object:
 
 
 def _is_object(info: TensorInfo) -> bool:
-    return info.dtype == TEXT or info.dtype.startswith(SEQUENCE)
+    return info.dtype == TEXT or info.dtype.startswith((SEQUENCE, MAPS))
 
 
 def _result(info: TensorInfo, value: object) -> object:
@@ -323,6 +332,9 @@ def _result(info: TensorInfo, value: object) -> object:
     if info.dtype == TEXT:
         assert isinstance(value, runtime.Tensor)
         return decode(value.numpy())
+    if info.dtype.startswith(MAPS):
+        assert isinstance(value, runtime.Tensor)
+        return to_maps(value.numpy(), info.keys)
     return to_list(value) if info.dtype.startswith(SEQUENCE) else value
 
 

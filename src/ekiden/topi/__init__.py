@@ -22,6 +22,7 @@ from ekiden.topi import (
     image,
     index,
     linalg,
+    ml,
     nn,
     random,
     reduce,
@@ -58,6 +59,7 @@ _FAMILIES = (
 """Modules whose names are those of this one."""
 _NAMESPACES = {
     "image": image,
+    "ml": ml,
     "nn": nn,
     "random": random,
     "sparse": sparse,

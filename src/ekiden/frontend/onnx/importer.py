@@ -8,6 +8,7 @@ from typing import TypeAlias
 import onnx
 
 from ekiden.frontend.onnx.check import check_operators, raise_problems
+from ekiden.frontend.onnx.converters.ml_features import MapValue
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.facts import Facts, Learned
 from ekiden.frontend.onnx.graph import Graph, Shared
@@ -60,6 +61,7 @@ def from_onnx(
     `attrs["input_names"]` and `attrs["output_names"]` hold the model's own names in order;
     `attrs["sequences"]` says that lists of tensors among them are lists of Python at run time.
     `attrs["texts"]` names the inputs and outputs that are strings, as bytes (ekiden.runtime.text).
+    `attrs["maps"]` has the names of the columns of outputs whose rows are dictionaries.
     `attrs["constraints"]` holds pairs (condition on the symbolic dimensions, node that needs it)
     which every run must meet.
 
@@ -115,13 +117,15 @@ class _Import:
         raise_problems(self.shared.problems, self.label, self.shared.needed)
         if not self.proto.output:
             raise ImportModelError(f"import {self.label}: expected at least one output, got none")
+        function = self._function([self.graph.output(o.name) for o in self.proto.output])
         outputs = {o.name: self.graph.output(o.name) for o in self.proto.output}
-        function = self._function(list(outputs.values()))
         self.texts += [n for n, v in outputs.items() if isinstance(v, TextValue)]
+        maps = {n: v.keys for n, v in outputs.items() if isinstance(v, MapValue)}
         attrs: dict[str, object] = {
             "input_names": (*self.input_names, *self.params),
             "sequences": True,
             "texts": tuple(self.texts),
+            "maps": maps,
             "output_names": tuple(o.name for o in self.proto.output),
             "constraints": tuple(self.scope.constraints.values()),
         }

@@ -11,6 +11,8 @@ from ekiden.frontend.onnx.converters import (
     elementwise,
     image,
     linear,
+    ml_features,
+    ml_models,
     movement,
     norm,
     placing,
@@ -30,7 +32,7 @@ from ekiden.frontend.onnx.node import Converter, Row
 FAMILIES = (
     elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
     quantize, recurrent, image, signal, random, training, control, sequence,
-    text,
+    text, ml_features, ml_models,
 )  # fmt: skip
 
 

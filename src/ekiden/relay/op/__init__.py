@@ -10,6 +10,7 @@ from ekiden.relay.op import elementwise as _elementwise
 from ekiden.relay.op import (
     image,
     memory,
+    ml,
     nn,
     op,
     random,
@@ -58,7 +59,7 @@ _FAMILIES = (
     _sorting,
     _transform,
 )
-_NAMESPACES = (image, memory, nn, random, sequence, text, vision, vm)
+_NAMESPACES = (image, memory, ml, nn, random, sequence, text, vision, vm)
 
 attach("", globals())
 for _family in _NAMESPACES:
@@ -69,6 +70,7 @@ __all__ = [
     "get",
     "image",
     "memory",
+    "ml",
     "nn",
     "op",
     "random",
