@@ -220,7 +220,10 @@ class Node:
 
     def expr(self, index: int) -> Expr:
         """An input as an expression."""
-        return self.scope.expr(self.value(index))
+        found = self.value(index)
+        if found.is_text:
+            self.unsupported("expected a tensor of numbers, got one of strings")
+        return self.scope.expr(found)
 
     def exprs(self) -> list[Expr]:
         """All inputs as expressions."""

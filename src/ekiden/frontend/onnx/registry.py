@@ -14,6 +14,8 @@ from ekiden.frontend.onnx.converters import (
     elementwise,
     image,
     linear,
+    ml_features,
+    ml_models,
     movement,
     norm,
     placing,
@@ -25,6 +27,7 @@ from ekiden.frontend.onnx.converters import (
     sequence,
     shape,
     signal,
+    text,
     training,
 )
 from ekiden.frontend.onnx.node import Converter, Row
@@ -33,6 +36,7 @@ FAMILIES = (
     elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
     quantize, recurrent, image, signal, random, training, control, sequence,
     contrib, contrib_attention, contrib_quantize,
+    text, ml_features, ml_models,
 )  # fmt: skip
 
 
