@@ -34,9 +34,7 @@ def calls_of(module: IRModule) -> list[Call]:
 
 def replaceable(function: Function) -> tuple[int, ...]:
     """Inputs of the type of the result."""
-    return tuple(
-        n for n, p in enumerate(function.params) if p.type_annotation == function.ret_type
-    )
+    return tuple(n for n, p in enumerate(function.params) if p.type_annotation == function.ret_type)
 
 
 def facts_for(module: IRModule, workspaces: list[PrimExpr], which: list[bool]) -> Kernels:
@@ -84,9 +82,7 @@ TWO = (
 
 
 def chain(bindings: str) -> IRModule:
-    return ManifestAlloc()(
-        program(f"def @main(%x: Tensor[(1600,), float32]) {{ {bindings} %r }}")
-    )
+    return ManifestAlloc()(program(f"def @main(%x: Tensor[(1600,), float32]) {{ {bindings} %r }}"))
 
 
 def known(module: IRModule, workspace: int = 0) -> Kernels:
@@ -134,6 +130,7 @@ def test_little_working_memory_is_left_to_threads() -> None:
 
 
 # Whole programs.
+
 
 def residual(shape: str, channels: int, size: int) -> IRModule:
     """Layers of convolution, residual and activation; %a is read by two of them."""

@@ -145,11 +145,14 @@ class _Reader:
                 if not isinstance(whole, _Tuple):
                     raise CompileError("graph: a field of what is not a tuple made here")
                 registers[dst] = whole.fields[index]
-            case ("InvokePacked" | "InvokePackedScratch"), (
-                int(number),
-                int(count),
-                tuple(args),
-                *_,
+            case (
+                ("InvokePacked" | "InvokePackedScratch"),
+                (
+                    int(number),
+                    int(count),
+                    tuple(args),
+                    *_,
+                ),
             ):
                 self.invoke(self.primitives[number], count, args)
             case "ReshapeTensor", (int(dst), int(of), int(shape_register), int(index), int(ndim)):

@@ -58,9 +58,7 @@ def _replaced(
     home = _home(lifetimes, inputs.fields[number])
     if home is None or not lifetimes.requests[home].is_dead_after(at):
         return None
-    readers = [
-        n for n, v in enumerate(inputs.fields) if home in lifetimes.home.get(v, frozenset())
-    ]
+    readers = [n for n, v in enumerate(inputs.fields) if home in lifetimes.home.get(v, frozenset())]
     return home if all(n in allowed for n in readers) else None
 
 

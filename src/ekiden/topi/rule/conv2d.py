@@ -4,9 +4,9 @@
     weight[o // tile, i, j, c, o % tile]
 
 The rows of a register tile are neighbouring output pixels. A 1x1 convolution without stride and
-padding is a dense layer over all pixels. Others read from a copy of the data with its border of
-zeros (none is made without padding): then every tap of every pixel is an address at a constant
-distance. Without dilation the taps of one kernel row are contiguous, so k is two loops.
+padding is a dense layer over all pixels. Others read from copies of the data with its border of
+zeros (padding.py): of bands of lines, or of all where threads share out the weights. Without
+dilation the taps of one kernel row are contiguous, so k is two loops.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.arith import simplify
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer, broadcast, ramp
+from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import (
     Allocate,
-    BufferStore,
     For,
     ForKind,
-    IfThenElse,
     LetStmt,
     PrimFunc,
     Stmt,
@@ -32,59 +30,12 @@ from ekiden.tir.stmt import (
 )
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows, span
+from ekiden.topi.rule.geometry import geometry_of
+from ekiden.topi.rule.padding import Bands, band_lines, pad_copy
+from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows
 
 NARROW = 12
 """Lines of at most this many pixels share tiles (7x7x512 3x3: 83 % of the peak by lines)."""
-
-
-def _ints(value: object) -> tuple[int, ...]:
-    assert isinstance(value, tuple)
-    return tuple(int(v) for v in value)
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """The numbers of one convolution. Strides, dilation, kernel as (y, x); padding as (top, left,
-    bottom, right)."""
-
-    data: tuple[PrimExpr, ...]
-    out: tuple[PrimExpr, ...]
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    padding: tuple[int | PrimExpr, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether any tap can fall outside the data."""
-        return any(self.padding)
-
-    @property
-    def is_pointwise(self) -> bool:
-        """Whether output pixels are input pixels, one to one and in order."""
-        return self.kernel == (1, 1) and self.strides == (1, 1) and not self.is_padded
-
-    def padded(self) -> tuple[PrimExpr, ...]:
-        """Height and width of the data as it is read: with zeros around it."""
-        top, left, bottom, right = self.padding
-        return simplify(self.data[1] + top + bottom), simplify(self.data[2] + left + right)
-
-
-def geometry_of(anchor: te.Tensor) -> Geometry:
-    """The geometry of a convolution's tensor expression, from its attributes."""
-    attrs = anchor.op.attrs
-    data, _ = operands_of(anchor)
-    return Geometry(
-        data=data.shape,
-        out=anchor.shape,
-        kernel=_ints(attrs["kernel_size"]),
-        strides=_ints(attrs["strides"]),
-        padding=_ints(attrs["padding"]),
-        dilation=_ints(attrs["dilation"]),
-        groups=int(str(attrs["groups"])),
-    )
 
 
 class _Conv:
@@ -201,14 +152,20 @@ class _Conv:
             kind,
         )
 
-    def line_tiles(self, panel: Panel, line: PrimExpr) -> Stmt:
-        """One line of output pixels; lines are numbered over the batch."""
-        _, height, width, _ = self.geometry.out
-        sy, sx = self.geometry.strides
+    def whole_line(self, line: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+        """(image, line, offset of its first tap in all the data) of a line by its number."""
+        _, height, _, _ = self.geometry.out
         padded_height, padded_width = self.geometry.padded()
-        pixel = self.geometry.data[3]
         n, y = line // height, line % height
-        start = ((n * padded_height + y * sy) * padded_width) * pixel + panel.channel
+        row = padded_width * self.geometry.data[3]
+        return n, y, (n * padded_height + y * self.geometry.strides[0]) * row
+
+    def line_tiles(self, panel: Panel, n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
+        """One line of output pixels, whose first tap is at an offset of the source."""
+        _, height, width, _ = self.geometry.out
+        sx = self.geometry.strides[1]
+        pixel = self.geometry.data[3]
+        line, start = n * height + y, offset + panel.channel
 
         def body(rows: int, first: PrimExpr) -> Stmt:
             base, step = start + first * (pixel * sx), simplify(pixel * sx)
@@ -224,20 +181,24 @@ class _Conv:
         lines = simplify(self.geometry.out[0] * height)
         line, index = Var("line"), Var("p")
         flat = self.is_flat()
-        if panels >= self.target.cores and self.is_weight_heavy():
+        if self.by_panels(panels):
             panel = make(index)
+            tiles = self.line_tiles(panel, *self.whole_line(line))
             inside = (
                 self.flat_tiles(panel, ForKind.SERIAL)
                 if flat
-                else For(line, const(0), lines, ForKind.SERIAL, self.line_tiles(panel, line))
+                else For(line, const(0), lines, ForKind.SERIAL, tiles)
             )
             return For(index, const(0), const(panels), ForKind.PARALLEL, inside, {"grain": 1})
         if flat:
             return self.flat_with_panels(panels, make)
-        inside = For(
-            index, const(0), const(panels), ForKind.SERIAL, self.line_tiles(make(index), line)
-        )
+        each = self.line_tiles(make(index), *self.whole_line(line))
+        inside = For(index, const(0), const(panels), ForKind.SERIAL, each)
         return For(line, const(0), lines, ForKind.PARALLEL, inside, {"grain": 1})
+
+    def by_panels(self, panels: int) -> bool:
+        """Whether threads share out the panels."""
+        return panels >= self.target.cores and self.is_weight_heavy()
 
     def flat_with_panels(self, panels: int, make: Callable[[PrimExpr], Panel]) -> Stmt:
         """Tiles of pixels outside, panels inside."""
@@ -263,17 +224,21 @@ class _Conv:
         taps = self.group_in.value * kh * kw * self.channels  # type: ignore[attr-defined]
         return bool(taps >= pixels)
 
-    def groups_region(self) -> Stmt:
-        """Whole panels, then the last one if it is narrower; for every group."""
+    def parts(self) -> list[tuple[int, Callable[[PrimExpr], Panel]]]:
+        """Whole panels, then the last one if it is narrower, for every group: how many, and which
+        is which.
+        """
         whole, rest = divmod(self.group_out, self.width)
         parts = []
         if whole:
             parts.append(self._per_group(whole, 0, self.width))
         if rest:
             parts.append(self._per_group(1, whole, rest))
-        return seq(*parts)
+        return parts
 
-    def _per_group(self, panels: int, first: int, valid: int) -> Stmt:
+    def _per_group(
+        self, panels: int, first: int, valid: int
+    ) -> tuple[int, Callable[[PrimExpr], Panel]]:
         (kh, kw), groups = self.geometry.kernel, self.geometry.groups
         size = simplify(self.group_in * (kh * kw * self.width))
         per_group = -(-self.group_out // self.width)
@@ -286,19 +251,42 @@ class _Conv:
             column = simplify(group * self.group_out + within * self.width)
             return Panel(offset, column, simplify(group * self.group_in), valid)
 
-        return self.panel_region(panels * groups, make)
+        return panels * groups, make
+
+    def banded(self) -> Stmt:
+        """All lines, each band from a padded copy of what it reads."""
+        bands = Bands(self.data, self.geometry, band_lines(self.geometry, self.target), self.lanes)
+        self.source = bands.source
+
+        def line(n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
+            index = Var("p")
+            return seq(
+                *(
+                    For(
+                        index,
+                        const(0),
+                        const(count),
+                        ForKind.SERIAL,
+                        self.line_tiles(make(index), n, y, offset),
+                    )
+                    for count, make in self.parts()
+                )
+            )
+
+        return bands.loop(line)
 
     def body(self) -> Stmt:
-        """The kernel: the padded copy if needed, then all tiles."""
+        """The kernel: padded copies if needed, and all tiles."""
+        parts = self.parts()
         if not self.geometry.is_padded:
-            return self.groups_region()
+            return seq(*(self.panel_region(*part) for part in parts))
+        if not self.is_flat() and not any(self.by_panels(count) for count, _ in parts):
+            return self.banded()
         height, width = self.geometry.padded()
         shape = (self.geometry.data[0], height, width, self.geometry.data[3])
         self.source = Buffer("padded", shape, "float32")
-        return Allocate(
-            self.source,
-            seq(pad_copy(self.data, self.source, self.geometry, self.lanes), self.groups_region()),
-        )
+        copy = pad_copy(self.data, self.source, self.geometry, self.lanes)
+        return Allocate(self.source, seq(copy, *(self.panel_region(*part) for part in parts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,46 +298,6 @@ class Panel:
     column: PrimExpr
     channel: PrimExpr
     valid: int
-
-
-def pad_copy(data: Buffer, padded: Buffer, geometry: Geometry, lanes: int) -> Stmt:
-    """padded[n, y, x, c] = data[n, y - top, x - left, c], zero around it; lines in parallel."""
-    n, height, width, channels = geometry.data
-    padded_height, padded_width = geometry.padded()
-    top, left, _, right = geometry.padding
-    line, source = Var("line"), Var("source")
-    row = simplify(padded_width * channels)
-    image, y = line // padded_height, line % padded_height
-
-    def zeros(start: PrimExpr, count: PrimExpr) -> Stmt:
-        def body(first: PrimExpr, many: int) -> Stmt:
-            return BufferStore(
-                padded, broadcast(const(0.0, "float32"), many), (ramp(start + first, 1, many),)
-            )
-
-        return span(simplify(count), lanes, body)
-
-    def copy(start: PrimExpr, origin: PrimExpr, count: PrimExpr) -> Stmt:
-        def body(first: PrimExpr, many: int) -> Stmt:
-            load = data[ramp(origin + first, 1, many)]
-            return BufferStore(
-                padded,
-                load.with_fields(dtype=f"float32x{many}" if many > 1 else "float32"),
-                (ramp(start + first, 1, many),),
-            )
-
-        return span(simplify(count), lanes, body)
-
-    at = line * row
-    inside = seq(
-        zeros(at, left * channels),
-        copy(at + left * channels, source, width * channels),
-        zeros(at + (left + width) * channels, right * channels),
-    )
-    origin = ((image * height) + (y - top)) * (width * channels)
-    is_inside = logical_and(y >= top, y < height + top)
-    each = IfThenElse(is_inside, LetStmt(source, origin, inside), zeros(at, row))
-    return For(line, const(0), simplify(n * padded_height), ForKind.PARALLEL, each, {"grain": 8})
 
 
 def conv2d_nhwc_pack(

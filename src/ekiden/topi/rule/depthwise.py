@@ -17,10 +17,11 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
-from ekiden.topi.rule.conv2d import Geometry, geometry_of, pad_copy
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.topi.rule.tiles import balanced_rows
+from ekiden.topi.rule.geometry import Geometry, geometry_of
+from ekiden.topi.rule.padding import Bands, band_lines
+from ekiden.topi.rule.tiles import balanced_rows, column_mask
 
 PIXELS = 8
 """Most pixels of a tile."""
@@ -35,7 +36,7 @@ class _Depthwise:
         data, weight = operands_of(self.anchor)
         self.data, self.weight = self.buffers[data], self.buffers[weight]
         self.geometry: Geometry = geometry_of(self.anchor)
-        self.lanes = target.lanes("float32")
+        self.lanes, self.target = target.lanes("float32"), target
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         channels = self.geometry.out[3]
         assert isinstance(channels, IntImm)
@@ -93,56 +94,51 @@ class _Depthwise:
         stores = [self.epilogue.store(o[:-1], o[-1], acc[p], mask) for p, o in enumerate(out)]
         return Allocate(acc, seq(*clear, taps, *stores))
 
-    def line(self, line: PrimExpr, channel: PrimExpr, mask: PrimExpr | None) -> Stmt:
-        """One line of output pixels for one vector of channels."""
+    def line(
+        self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
+    ) -> Stmt:
+        """One line of output pixels for one vector of channels; `start` is the first tap's."""
         _, height, width, _ = self.geometry.out
-        sy, sx = self.geometry.strides
-        padded_height, padded_width = self.geometry.padded()
-        n, y = line // height, line % height
-        start = (n * padded_height + y * sy) * padded_width * self.channels + channel
+        sx = self.geometry.strides[1]
+        line = n * height + y
 
         def body(pixels: int, first: PrimExpr) -> Stmt:
             out = [
                 [n, y, first + p, channel, (line * width + first + p) * self.channels + channel]
                 for p in range(pixels)
             ]
-            return self.tile(pixels, start + first * (sx * self.channels), channel, mask, out)
+            base = start + channel + first * (sx * self.channels)
+            return self.tile(pixels, base, channel, mask, out)
 
         return balanced_rows(width, PIXELS, body)
 
-    def lines(self) -> Stmt:
-        """All lines in parallel; inside, vectors of channels."""
+    def vectors(self, n: PrimExpr, y: PrimExpr, start: PrimExpr) -> Stmt:
+        """One line of output pixels: vectors of channels, then the rest of them."""
         whole, rest = divmod(self.channels, self.lanes)
-        line, vector = Var("line"), Var("v")
+        vector = Var("v")
         parts: list[Stmt] = []
         if whole:
-            parts.append(
-                For(
-                    vector,
-                    const(0),
-                    const(whole),
-                    ForKind.SERIAL,
-                    self.line(line, vector * self.lanes, None),
-                )
-            )
+            body = self.line(n, y, start, vector * self.lanes, None)
+            parts.append(For(vector, const(0), const(whole), ForKind.SERIAL, body))
         if rest:
-            mask = ramp(const(0), 1, self.lanes) < broadcast(const(rest), self.lanes)
-            parts.append(self.line(line, const(whole * self.lanes), mask))
-        total = simplify(self.geometry.out[0] * self.geometry.out[1])
-        return For(line, const(0), total, ForKind.PARALLEL, seq(*parts), {"grain": 2})
+            mask = column_mask(rest, self.lanes)
+            parts.append(self.line(n, y, start, const(whole * self.lanes), mask))
+        return seq(*parts)
 
     def body(self) -> Stmt:
-        """The kernel: the padded copy if needed, then all lines."""
-        if not self.geometry.is_padded:
-            return self.lines()
-        height, width = self.geometry.padded()
-        self.source = Buffer(
-            "padded", (self.geometry.data[0], height, width, self.geometry.data[3]), "float32"
-        )
-        return Allocate(
-            self.source,
-            seq(pad_copy(self.data, self.source, self.geometry, self.lanes), self.lines()),
-        )
+        """All lines in parallel, padded ones in bands."""
+        if self.geometry.is_padded:
+            lines = band_lines(self.geometry, self.target)
+            bands = Bands(self.data, self.geometry, lines, self.lanes)
+            self.source = bands.source
+            return bands.loop(self.vectors)
+        n, height, _, _ = self.geometry.out
+        line = Var("line")
+        image, y = line // height, line % height
+        data_height, data_width = self.geometry.padded()
+        row = (image * data_height + y * self.geometry.strides[0]) * data_width
+        body = self.vectors(image, y, row * self.channels)
+        return For(line, const(0), simplify(n * height), ForKind.PARALLEL, body, {"grain": 2})
 
 
 def depthwise_conv2d_nhwc(

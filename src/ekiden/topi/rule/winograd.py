@@ -262,7 +262,9 @@ class _Winograd:
         n, y, x = self.place(first + tile)
         line, column, pixel = Var("line"), Var("column"), Var("pixel")
         offset, size = pixel + group * self.lanes, self.size
-        near = self.spread_columns(self.data, offset, simplify(width * self.depth), self.depth, stage)
+        near = self.spread_columns(
+            self.data, offset, simplify(width * self.depth), self.depth, stage
+        )
         far = self.spread_columns(patch, const(0), const(size * self.lanes), self.lanes, stage)
         fill = self.patch(patch, (line, column), offset)
         inside = self.is_inside(line, column)

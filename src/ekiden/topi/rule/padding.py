@@ -1,0 +1,143 @@
+"""Data with zeros around it, for convolutions: then every tap of every pixel is an address at a
+constant distance.
+
+    band of lines:  padded[r, x, c] = data[n, first*sy - top + r, x - left, c], zero outside
+                    the output lines first, first + 1, ... from it
+
+A thread copies what the lines of its band read, into memory of its own that stays in the
+second-level cache: neighbouring bands copy the lines that both read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ekiden.arith import simplify
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, minimum
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer, broadcast, ramp
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
+from ekiden.topi.rule.geometry import Geometry
+from ekiden.topi.rule.tiles import span
+
+DYNAMIC_LINES = 4
+"""Lines of a band where their number, or how long they are, is not known."""
+CACHE_SHARE = 3
+"""A band takes at most this part of the second-level cache."""
+
+
+def band_lines(geometry: Geometry, target: Target) -> int:
+    """Output lines of a band: as many as fit the cache, and equally many for each core."""
+    n, height, _, _ = geometry.out
+    _, width = geometry.padded()
+    sizes = (n, height, width, geometry.data[3])
+    if not all(isinstance(d, IntImm) for d in sizes):
+        return DYNAMIC_LINES
+    images, lines, pixels, channels = (d.value for d in sizes if isinstance(d, IntImm))
+    (kh, _), (sy, _), (dy, _) = geometry.kernel, geometry.strides, geometry.dilation
+    room = target.l2 // CACHE_SHARE // max(pixels * channels * 4, 1)
+    most = max(1, (room - (kh - 1) * dy - 1) // sy + 1)
+    total = images * lines
+    rounds = -(-total // (target.cores * most))
+    return max(1, min(lines, -(-total // (target.cores * max(rounds, 1)))))
+
+
+class Bands:
+    """The loop over bands; `source` is what the lines of a band read."""
+
+    def __init__(self, data: Buffer, geometry: Geometry, lines: int, lanes: int) -> None:
+        self.data, self.geometry, self.lines, self.lanes = data, geometry, lines, lanes
+        most = minimum(const(lines), geometry.out[1])
+        shape = (self.rows(simplify(most)), geometry.padded()[1], geometry.data[3])
+        self.source = Buffer("padded", shape, "float32")
+
+    def rows(self, lines: PrimExpr) -> PrimExpr:
+        """How many lines of data some lines of the output read."""
+        (kh, _), (sy, _), (dy, _) = (
+            self.geometry.kernel,
+            self.geometry.strides,
+            self.geometry.dilation,
+        )
+        return simplify((lines - 1) * sy + ((kh - 1) * dy + 1))
+
+    def loop(self, body: Callable[[PrimExpr, PrimExpr, PrimExpr], Stmt]) -> Stmt:
+        """`body(image, line, offset in the source of its first tap)` for all lines, bands in
+        parallel.
+        """
+        n, height, _, _ = self.geometry.out
+        (sy, _), top = self.geometry.strides, self.geometry.padding[0]
+        row = simplify(self.geometry.padded()[1] * self.geometry.data[3])
+        per_image = simplify((height + (self.lines - 1)) // self.lines)
+        band, r, line = Var("band"), Var("r"), Var("line")
+        image, first, count = Var("image"), Var("first"), Var("count")
+        copied = pad_row(
+            self.data, self.source, r * row, image, first * sy + r - top, self.geometry, self.lanes
+        )
+        copy = For(r, const(0), self.rows(count), ForKind.SERIAL, copied)
+        lines = For(
+            line, const(0), count, ForKind.SERIAL, body(image, first + line, line * (row * sy))
+        )
+        inside: Stmt = Allocate(self.source, seq(copy, lines))
+        lets = [
+            (image, band // per_image),
+            (first, band % per_image * self.lines),
+            (count, simplify(minimum(const(self.lines), height - first))),
+        ]
+        for name, value in reversed(lets):
+            inside = LetStmt(name, value, inside)
+        bands = simplify(n * per_image)
+        return For(band, const(0), bands, ForKind.PARALLEL, inside, {"grain": 1})
+
+
+def pad_row(
+    data: Buffer,
+    padded: Buffer,
+    at: PrimExpr,
+    image: PrimExpr,
+    y: PrimExpr,
+    geometry: Geometry,
+    lanes: int,
+) -> Stmt:
+    """Line `y` of an image, which may lie outside of it, to offset `at`, with zeros around it."""
+    _, height, width, channels = geometry.data
+    _, left, _, right = geometry.padding
+    row = simplify(geometry.padded()[1] * channels)
+    source = Var("source")
+
+    def zeros(start: PrimExpr, count: PrimExpr) -> Stmt:
+        def body(first: PrimExpr, many: int) -> Stmt:
+            zero = broadcast(const(0.0, "float32"), many)
+            return BufferStore(padded, zero, (ramp(start + first, 1, many),))
+
+        return span(simplify(count), lanes, body)
+
+    def copy(start: PrimExpr, origin: PrimExpr, count: PrimExpr) -> Stmt:
+        def body(first: PrimExpr, many: int) -> Stmt:
+            kind = f"float32x{many}" if many > 1 else "float32"
+            load = data[ramp(origin + first, 1, many)].with_fields(dtype=kind)
+            return BufferStore(padded, load, (ramp(start + first, 1, many),))
+
+        return span(simplify(count), lanes, body)
+
+    inside = seq(
+        zeros(at, left * channels),
+        copy(at + left * channels, source, width * channels),
+        zeros(at + (left + width) * channels, right * channels),
+    )
+    origin = (image * height + y) * (width * channels)
+    is_inside = logical_and(y >= 0, y < height)
+    return IfThenElse(is_inside, LetStmt(source, origin, inside), zeros(at, row))
+
+
+def pad_copy(data: Buffer, padded: Buffer, geometry: Geometry, lanes: int) -> Stmt:
+    """padded[n, y, x, c] = data[n, y - top, x - left, c], zero around it; lines in parallel."""
+    height, width = geometry.padded()
+    line = Var("line")
+    at = line * simplify(width * geometry.data[3])
+    y = line % height - geometry.padding[0]
+    each = pad_row(data, padded, at, line // height, y, geometry, lanes)
+    total = simplify(geometry.data[0] * height)
+    return For(line, const(0), total, ForKind.PARALLEL, each, {"grain": 8})
+
+
+__all__ = ["Bands", "band_lines", "pad_copy"]
