@@ -29,7 +29,7 @@ from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType, NameDimensions
 from ekiden.relay.transform.peak_memory import predict_peak
 from ekiden.runtime.errors import CompileError
-from ekiden.target import Target
+from ekiden.target.virtual_device import Targets, compilation_config
 
 Model: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule
 
@@ -49,7 +49,7 @@ def import_model(model: Model, shape: Shapes | None = None) -> IRModule:
 
 def compile(
     model: Model,
-    target: str | Target = "llvm",
+    target: Targets = "llvm",
     *,
     shape: Shapes | None = None,
     executor: str = "vm",
@@ -57,7 +57,9 @@ def compile(
     """Compile a model: a path to an ONNX file, its bytes, an onnx.ModelProto, or an IRModule with a
     function `main`.
 
-    `target` "llvm" is this machine. `shape` replaces the declared shapes of inputs by name.
+    `target` "llvm" is this machine; `{cpu(0): "llvm", cpu(1): "llvm"}`, or `[cpu(0), cpu(1)]`, says
+    on which devices, of which the first is for what the model does not place (docs/vm.md).
+    `shape` replaces the declared shapes of inputs by name.
     `executor` "aot" adds native code of the functions to their bytecode, which "vm" interprets;
     results and errors are the same. Options and instruments come from the current PassContext.
     Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
@@ -68,7 +70,7 @@ def compile(
 
 def compile_to_bytes(
     model: Model,
-    target: str | Target = "llvm",
+    target: Targets = "llvm",
     shape: Shapes | None = None,
     executor: str = "vm",
 ) -> bytes:
@@ -76,7 +78,9 @@ def compile_to_bytes(
     if executor not in EXECUTORS:
         kinds = " or ".join(map(repr, EXECUTORS))
         raise CompileError(f"compile: executor {kinds} expected, got {executor!r}")
-    chosen = Target.parse(target)
+    config = compilation_config(target)
+    chosen = config.target
+    assert chosen is not None
     module = import_model(model, shape)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
@@ -87,7 +91,7 @@ def compile_to_bytes(
         "producer": f"ekiden {version('ekiden')}",
         "target": str(chosen),
     }
-    prepared = optimize(module, chosen)
+    prepared = optimize(module, chosen, config)
     if (peak := predict_peak(prepared)) is not None:
         metadata["memory"] = {"peak": peak}
     with _progress() as progress:
