@@ -27,10 +27,10 @@ from ekiden.backend.vm.write import CALL_CLOSURE, Places, VMFunction, write_exec
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.node import fields_of
+from ekiden.ir.node import Node, fields_of
 from ekiden.ir.op import OPS, Array, Op
 from ekiden.ir.prim import IntImm, PrimExpr
-from ekiden.ir.type import FuncType
+from ekiden.ir.type import FuncType, GlobalTypeVar
 from ekiden.relay.expr import (
     Call,
     Constant,
@@ -75,6 +75,7 @@ class _Program:
 
     functions: dict[str, int]
     closures: set[str]
+    types: Mapping[GlobalTypeVar, Node]
     devices: dict[Device, int]
     """Device -> its number in the table, 0 the host."""
     primitives: dict[tuple[Function, int], int] = field(default_factory=dict)
@@ -112,6 +113,7 @@ class _FunctionCompiler(Choices):
         function = plan.function
         super().__init__(len(function.params))
         self.program = program
+        self.types = program.types
         self.plan = plan
         self.name = plan.name
         self.function = function
@@ -157,16 +159,18 @@ class _FunctionCompiler(Choices):
         assert chain.result is not None
         last = _last_binding(chain.bindings, chain.result)
         for variable, value in chain.bindings[:last]:
+            self.source = str(value.span or "")
             if isinstance(value, (If, Match)):
                 self.registers[variable] = self.new()
                 yield self._branches(value, self.registers[variable])
             else:
-                self.source = str(value.span or "")
                 self.registers[variable] = self._value(value)
                 if (made := self._made(value)) is not None:
                     self.closures[variable] = made
             self._compute_later(self.plan.after.get(variable))
         result = chain.result if last == len(chain.bindings) else chain.bindings[last][1]
+        if result is not chain.result:
+            self.source = str(result.span or "")
         if isinstance(result, (If, Match)):
             yield self._branches(result, to)
         else:
@@ -482,13 +486,20 @@ def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
     return found
 
 
+MAY_FAIL = frozenset(
+    ("InvokePacked", "InvokePackedValue", "Invoke", "InvokeClosure", "InvokeClosureTail", "Fatal",
+     "GetField", "GetTag", "If", "Switch", "ReadRef", "WriteRef", "ReadElement")
+)  # fmt: skip
+"""Calls of kernels, and instructions that can fail for what they are given."""
+
+
 def _sources(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
-    """Function -> number of each kernel call, and what it was made from."""
+    """Function -> number of each instruction that may fail, and what it was made from."""
     return {
         f.name: [
             [at, each.source]
             for at, each in enumerate(f.code)
-            if each.name == "InvokePacked" and each.source
+            if each.name in MAY_FAIL and each.source
         ]
         for f in functions
     }
@@ -536,7 +547,8 @@ def compile_module(
     numbers = {each: at for at, each in enumerate(dict.fromkeys(called))}
     names = [name for name, _ in numbers]
     devices = {each.device: at for at, each in enumerate(table)}
-    program = _Program({n: i for i, n in enumerate(functions)}, closures, devices)
+    own_numbers = {n: i for i, n in enumerate(functions)}
+    program = _Program(own_numbers, closures, module.type_definitions, devices)
     program.primitives = {(f, at): numbers[named[f], at] for f, at in calls}
     program.host_functions = {n: numbers[n, ANYWHERE] for n in hosts}
     program.shape_functions = {stage: numbers[s.name, ANYWHERE] for stage, s in shapes.items()}
