@@ -22,7 +22,7 @@ int ek_vm_copy_tensor(const ek_dltensor *tensor, ek_device device, ek_object **o
 static int copy_leaf(const ek_value *value, ek_device from, ek_device device, ek_value *to) {
   const ek_dltensor *tensor = ek_value_tensor(value);
   ek_object *copy;
-  if (tensor == NULL && value->type_index >= EK_NONE && value->type_index <= EK_FLOAT) {
+  if (tensor == NULL && value->type_index >= EK_INT && value->type_index <= EK_FLOAT) {
     *to = *value;
     return 0;
   }
