@@ -7,10 +7,12 @@ from ekiden.relay.op import (
     annotation,
     image,
     memory,
+    ml,
     nn,
     op,
     random,
     sequence,
+    text,
     vision,
     vm,
 )
@@ -59,7 +61,7 @@ _FAMILIES = (
     _sorting,
     _transform,
 )
-_NAMESPACES = (image, memory, nn, random, sequence, vision, vm)
+_NAMESPACES = (image, memory, ml, nn, random, sequence, text, vision, vm)
 
 attach("", globals())
 for _family in _NAMESPACES:
@@ -72,10 +74,12 @@ __all__ = [
     "get",
     "image",
     "memory",
+    "ml",
     "nn",
     "op",
     "random",
     "register_gradient",
+    "text",
     "vision",
     "vm",
 ]
