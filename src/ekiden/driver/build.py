@@ -21,6 +21,7 @@ from ekiden.driver.sequences import SEQUENCE
 from ekiden.frontend.onnx import from_onnx
 from ekiden.frontend.onnx.importer import Shapes
 from ekiden.ir.module import IRModule
+from ekiden.ir.pass_context import phase
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
@@ -37,6 +38,7 @@ EXECUTORS = ("vm", "aot")
 """How an executable runs: its bytecode is interpreted, or has native code beside it."""
 
 
+@phase("import")
 def import_model(model: Model, shape: Shapes | None = None) -> IRModule:
     """A module from whatever `compile` takes. Raises CompileError for anything else."""
     if isinstance(model, IRModule):
