@@ -33,6 +33,17 @@ cdef class Executable(Object):
         _check(status)
         return _wrap(Executable, out)
 
+    @staticmethod
+    def load_exec(bytecode, Module lib=None):
+        """The program of what the compiler's `save()` gave: bytecode, and the module of its kernels.
+
+        Bytecode alone calls functions of those names that are registered.
+        """
+        made = Executable.from_bytes(bytecode)
+        if lib is not None:
+            get_global_func("ek.executable.link")(made, lib)
+        return made
+
     def to_bytes(self):
         """The bytes of the program's file."""
         return _part(self.handle, EK_PART_FILE, 0)
