@@ -73,7 +73,9 @@ def test_a_module_of_a_program_runs_in_a_machine() -> None:
 
 
 def test_numbers_of_python_are_int32_and_float32() -> None:
-    text = 'def @main(%n: int32, %x: float32, %b: bool) { if (%b) { cast(%n, dtype="float32") } else { %x } }'
+    text = """
+    def @main(%n: int32, %x: float32, %b: bool) {
+      if (%b) { cast(%n, dtype="float32") } else { %x } }"""
     vm = runtime.vm.VirtualMachine(relay.vm.compile(relay.parse(text)))
     assert vm.run(3, 0.5, True).numpy() == 3  # type: ignore[attr-defined]
     assert vm.run(3, 0.5, False).numpy() == 0.5  # type: ignore[attr-defined]
