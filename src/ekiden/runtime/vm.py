@@ -20,16 +20,24 @@ from ekiden.runtime.errors import InputError
 from ekiden.runtime.stepping import Place, Stepper
 
 
+def executor_of(executable: Executable) -> str:
+    """What an executable was compiled for, of the executors that a machine has."""
+    return "async" if executable.metadata.get("executor") == "async" else "vm"
+
+
 class VirtualMachine:
     """Runs an executable, or what `ekiden.compile` and `relay.vm.compile` give."""
 
-    def __init__(self, exe: object, device: object = None) -> None:
-        """`device` is the one that the executable was compiled for."""
+    def __init__(self, exe: object, device: object = None, *, executor: str | None = None) -> None:
+        """`device` is the one that the executable was compiled for. `executor` "async" runs
+        independent kernels at the same time, "vm" one after another; else it is what the executable
+        was compiled for.
+        """
         raw = getattr(exe, "raw", exe)
         if not isinstance(raw, Executable):
             raise TypeError(f"VirtualMachine: expected an executable, got {type(exe).__name__}")
         self.module = raw
-        self._machine = Machine(raw)
+        self._machine = Machine(raw, executor or executor_of(raw))
         self._inputs: dict[str, dict[int, object]] = {}
         self._outputs: object = None
 
@@ -168,4 +176,4 @@ def _argument(value: object) -> object:
     return value if isinstance(value, Tensor) else tensor(value)  # type: ignore[arg-type]
 
 
-__all__ = ["Executable", "VirtualMachine"]
+__all__ = ["Executable", "VirtualMachine", "executor_of"]
