@@ -8,8 +8,12 @@ from ekiden.relay import transform
 from ekiden.target import CompilationConfig, Target
 
 
-def pipeline(target: Target, config: CompilationConfig | None = None) -> Sequential:
-    """The passes of the virtual machine for a target; `config` says on which devices."""
+def pipeline(
+    target: Target, config: CompilationConfig | None = None, *, concurrent: bool = False
+) -> Sequential:
+    """The passes of the virtual machine for a target; `config` says on which devices, `concurrent`
+    as in MemoryPlan.
+    """
     return Sequential(
         (
             transform.RemoveUnusedFunctions(),
@@ -37,12 +41,18 @@ def pipeline(target: Target, config: CompilationConfig | None = None) -> Sequent
             transform.HoistDimensions(),
             transform.CarryDimensions(),
             transform.ManifestAlloc(),
-            transform.MemoryPlan(),
+            transform.MemoryPlan(concurrent),
         ),
         "vm",
     )
 
 
-def optimize(module: IRModule, target: Target, config: CompilationConfig | None = None) -> IRModule:
+def optimize(
+    module: IRModule,
+    target: Target,
+    config: CompilationConfig | None = None,
+    *,
+    concurrent: bool = False,
+) -> IRModule:
     """A module ready for `compile_module`."""
-    return pipeline(target, config)(module)
+    return pipeline(target, config, concurrent=concurrent)(module)
