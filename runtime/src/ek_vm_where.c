@@ -121,7 +121,8 @@ void ek_vm_failed(ek_vm *vm, const int32_t *pc) {
   bool is_plain = error != NULL && known->kind.size == 8 &&
                   memcmp(known->kind.data, "RunError", 8) == 0;
   if (error != NULL) ek_error_set(error);
-  if (is_plain && pc != NULL && *pc != EK_OP_InvokePacked) add_place(vm, pc, known);
+  bool is_kernel = pc != NULL && (*pc == EK_OP_InvokePacked || *pc == EK_OP_InvokePackedScratch);
+  if (is_plain && pc != NULL && !is_kernel) add_place(vm, pc, known);
   ek_object_release(error);
   ek_vm_unwind(vm);
 }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from typing import overload
 
 from ekiden import runtime
 from ekiden.backend.vm.disassemble import disassemble
@@ -17,9 +19,12 @@ from ekiden.driver.library import export_library
 from ekiden.driver.machine import check_machine
 from ekiden.driver.sequences import MAPS, SEQUENCE, from_list, to_list, to_maps
 from ekiden.runtime import late_bound
+from ekiden.runtime.artifact import without_kernels
+from ekiden.runtime.callers import Machines, start
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.profile import Peak, Report, profile
 from ekiden.runtime.text import TEXT, decode, encode
+from ekiden.runtime.vm import executor_of
 
 Dim = int | str
 ANY_OBJECT = "object"
@@ -82,8 +87,8 @@ class Executable:
     """A compiled model: call it with arrays, save it, look into it.
 
     Arguments are NumPy arrays, anything with DLPack, or ekiden.Tensor; the result is one Tensor, or
-    a tuple of them. A call is safe from several threads only on executables of their own (`load`
-    the file twice).
+    a tuple of them. Any threads may call it at once: each call has a machine of its own, and they
+    share the threads of the pool and what `memory_limit` allows.
     """
 
     def __init__(self, raw: runtime.Executable) -> None:
@@ -99,15 +104,15 @@ class Executable:
         self._gives_objects = any(_is_object(o) for o in self.outputs)
         self._checked: list[tuple[int, ...]] | None = None
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
-        self._machine: runtime.VirtualMachine | None = None
+        self._known: Machines | None = None
         if not late_bound.missing(raw):
-            self._machine = runtime.VirtualMachine(raw)
+            self._known = Machines(raw, executor_of(raw))
 
     @property
-    def _vm(self) -> runtime.VirtualMachine:
-        if self._machine is None:
-            self._machine = runtime.VirtualMachine(self.raw)
-        return self._machine
+    def _machines(self) -> Machines:
+        if self._known is None:
+            self._known = Machines(self.raw, executor_of(self.raw))
+        return self._known
 
     def __call__(
         self, *args: object, **named: object
@@ -127,12 +132,20 @@ class Executable:
         if shapes != self._checked:
             self._check_shapes(values)
             self._checked = shapes
-        result = self._vm.invoke("main", *values)
+        result = self._machines.invoke("main", *values)
         if self._gives_objects:
             result = self._with_objects(result)
         if self._gives_functions:
-            result = with_functions(result, self._vm)
+            result = with_functions(result, self._machines)
         return result  # type: ignore[return-value]  # also lists, functions and data
+
+    def run_async(self, *args: object, **named: object) -> Future[object]:
+        """Begin a run; arguments as for a call, and they stay as they are until it has ended.
+
+        `.result()` of what is returned waits for it, and gives or raises what the call would;
+        `asyncio.wrap_future` awaits it. As many run at once as the pool has threads.
+        """
+        return start(lambda: self(*args, **named))
 
     def _with_objects(self, result: object) -> object:
         """The outputs with sequences as lists, and strings as arrays."""
@@ -217,9 +230,24 @@ class Executable:
         else:
             compiler.compile_when_hot(self.raw, calls)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file that `ekiden.load` reads. The file appears whole or not at all."""
+    @overload
+    def save(self, path: str | os.PathLike[str]) -> None: ...
+
+    @overload
+    def save(self) -> tuple[bytearray, runtime.Module]: ...
+
+    def save(
+        self, path: str | os.PathLike[str] | None = None
+    ) -> tuple[bytearray, runtime.Module] | None:
+        """Write one file that `ekiden.load` reads. The file appears whole or not at all.
+
+        Without a path, as in TVM: the bytecode alone and the module that has its kernels, for
+        `runtime.vm.Executable.load_exec`.
+        """
+        if path is None:
+            return bytearray(without_kernels(late_bound.whole(self.raw))), self.module
         write_whole(path, lambda file: file.write(late_bound.whole(self.raw)))
+        return None
 
     def move_late_bound_consts(self, path: str | os.PathLike[str], byte_limit: int = 0) -> None:
         """Write the constants of `byte_limit` bytes and more to a file, and wait for them from now
@@ -230,7 +258,7 @@ class Executable:
     def get_late_bound_consts(self, byte_limit: int = 0) -> dict[str, runtime.Tensor]:
         """The same, but give the constants by name."""
         self.raw, moved = late_bound.split(self.raw, byte_limit)
-        self._machine = None
+        self._known = None
         return moved
 
     def load_late_bound_consts(self, path: str | os.PathLike[str]) -> None:
@@ -276,6 +304,43 @@ class Executable:
     def primitive_ops(self) -> list[str]:
         """Names of the primitives."""
         return self.raw.primitives
+
+    @property
+    def module(self) -> runtime.Module:
+        """The functions and kernels of the executable by name."""
+        found = runtime.get_global_func("ek.executable.module")(self.raw)
+        assert isinstance(found, runtime.Module)
+        return found
+
+    @property
+    def lib(self) -> runtime.Module:
+        """The module with the kernels."""
+        return self.module
+
+    @property
+    def mod(self) -> Executable:
+        """What `export_library` is called on in TVM."""
+        return self
+
+    def get_function_params(self, func_name: str) -> list[str]:
+        """Names of a function's parameters."""
+        return self.raw.params(func_name)
+
+    @property
+    def constants(self) -> str:
+        """A line for each constant: its dtype and shape."""
+        found = enumerate(self.raw.constants)
+        return "\n".join(f"Const[{i}]: {_constant_text(c)}" for i, c in found)
+
+    @property
+    def stats(self) -> str:
+        """What is in it, as text: constants, functions and primitives by number."""
+        tables = (("globals", self.globals), ("primitives", self.primitive_ops))
+        lists = [
+            f"{what} (#{len(names)}): " + ", ".join(f"{n}[{i}]" for i, n in enumerate(names))
+            for what, names in tables
+        ]
+        return "\n".join([f"constants (#{len(self.raw.constants)}):", self.constants, *lists])
 
     @property
     def bytecode(self) -> str:
@@ -357,6 +422,12 @@ def _element(info: TensorInfo, position: int, value: object) -> object:
         wanted = f"shape {_show(info.shape)}, got {_show(tensor.shape)}"
         raise InputError(f"input '{name}': expected {wanted}")
     return tensor
+
+
+def _constant_text(constant: runtime.Tensor | None) -> str:
+    if constant is None:
+        return "late-bound"
+    return f"{constant.dtype}[{', '.join(map(str, constant.shape))}]"
 
 
 def _show(shape: Sequence[Dim]) -> str:

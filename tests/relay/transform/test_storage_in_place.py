@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pass_checks import main_of, program
-from test_memory_plan_branches import N, M, _allocations, _Machine, programs
+from test_memory_plan_branches import M, N, _allocations, _Machine, programs
 
 import ekiden
 from ekiden import relay

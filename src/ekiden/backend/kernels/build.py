@@ -14,6 +14,7 @@ from ekiden.codegen import llvm
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.parallel import LOCK, Progress, Task, compile_tasks
 from ekiden.ir.op import Op
+from ekiden.ir.pass_context import phase
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.relay.expr import Call, Function
@@ -53,6 +54,7 @@ class Kernels:
         exports = [*self.exports, *(f.name for f in programs)]
         return Kernels(self.names, self.facts, [*self.objects, code], exports)
 
+    @phase("link")
     def link(self, objects: Sequence[bytes] = (), exports: Sequence[str] = ()) -> bytes:
         """One image of them, and of other objects, which may call them; empty without any."""
         parts = [*self.objects, *objects]
@@ -88,6 +90,7 @@ def _task(function: Function, target: Target) -> Task:
     return Task(key, name, lambda: _compile(function, name, target))
 
 
+@phase("kernels")
 def build_kernels(
     functions: Sequence[Function],
     target: Target,

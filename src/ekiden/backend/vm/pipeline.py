@@ -5,12 +5,12 @@ from __future__ import annotations
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Sequential
 from ekiden.relay import transform
-from ekiden.target import Target
+from ekiden.target import CompilationConfig, Target
 
 
-def pipeline(target: Target) -> Sequential:
-    """The passes of the virtual machine for a target; MemoryPlan follows them when the kernels are
-    compiled.
+def pipeline(target: Target, config: CompilationConfig | None = None) -> Sequential:
+    """The passes of the virtual machine for a target; `config` says on which devices. MemoryPlan
+    follows them when the kernels are compiled.
     """
     return Sequential(
         (
@@ -28,6 +28,7 @@ def pipeline(target: Target) -> Sequential:
             transform.ConvertLayout(),
             transform.AlterOpLayout(target),  # needs NHWC
             transform.FoldConstant(),  # packs the weights
+            transform.PlanDevices(config),  # nothing that merges values may follow
             transform.FuseOps(),
             transform.ToANormalForm(),
             transform.DeadCodeElimination(),
@@ -43,6 +44,6 @@ def pipeline(target: Target) -> Sequential:
     )
 
 
-def optimize(module: IRModule, target: Target) -> IRModule:
+def optimize(module: IRModule, target: Target, config: CompilationConfig | None = None) -> IRModule:
     """A module ready for `compile_module`."""
-    return pipeline(target)(module)
+    return pipeline(target, config)(module)

@@ -20,7 +20,7 @@ from ekiden.ir.prim import IntImm
 from ekiden.relay.analysis.count import get_total_mac_number
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.memory import AllocStorageAttrs
-from ekiden.relay.transform import InferType
+from ekiden.relay.transform import InferType, MemoryPlan
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError, InputError, UnsupportedError
 from ekiden.target import Target
@@ -80,7 +80,7 @@ def _figures(file: str, found: Survey, dims: dict[str, int]) -> dict[str, object
             for p in found.inputs
         }
         fixed = InferType()(from_onnx(file, shapes)) if dims else module
-        optimized = optimize(fixed, Target.parse("llvm"))
+        optimized = MemoryPlan()(optimize(fixed, Target.parse("llvm")))
         return {
             "flops": 2 * get_total_mac_number(fixed),
             "activation_bytes": _activations(optimized),

@@ -54,6 +54,13 @@ class BindDimsAttrs(Attrs):
     attrs: Attrs | None = None
 
 
+@node("relay.attrs.InvokeAttrs")
+class InvokeAttrs(Attrs):
+    """Where a kernel runs: a number of the module's table of devices, 0 the host."""
+
+    device: int = 0
+
+
 def _match_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     assert isinstance(attrs, MatchShapeAttrs) and isinstance(types[0], TensorType)
     return TensorType(attrs.shape, types[0].dtype)
@@ -88,6 +95,7 @@ register_op(
         name="vm.invoke_tvm_op",
         arguments=("func", "inputs", "outputs", "scratch"),
         optional=1,
+        attrs=InvokeAttrs,
         relation=unit_relation,
         result="the empty tuple",
         stateful=True,
@@ -167,11 +175,13 @@ register_op(
 
 
 def invoke_tvm_op(
-    func: Expr, inputs: Sequence[Expr], outputs: Sequence[Expr], scratch: Expr | None = None
+    func: Expr, inputs: Sequence[Expr], outputs: Sequence[Expr], device: int = 0
 ) -> Call:
-    """Call the kernel `func`; its working memory lies in `scratch`, bytes, as far as it fits."""
-    args = (func, Tuple(tuple(inputs)), Tuple(tuple(outputs)))
-    return Call(get("vm.invoke_tvm_op"), args if scratch is None else (*args, scratch))
+    """Call the kernel `func`, whose inputs and outputs are on one device. A fourth operand, bytes,
+    is where its working memory lies, as far as it fits.
+    """
+    args = func, Tuple(tuple(inputs)), Tuple(tuple(outputs))
+    return Call(get("vm.invoke_tvm_op"), args, InvokeAttrs(device))
 
 
 def reshape_tensor(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:

@@ -6,11 +6,11 @@ together share bytes.
 ->  let %arena = memory.alloc_storage(size=128, arena=True);
     let %t0 = memory.alloc_tensor(%arena, offset=0, ...); ...
 
-A function has one arena, which it takes when it begins; branches of which only one runs have the
-same bytes of it. A function that calls itself, also through others, has one for each stretch
-between such calls, so that none waits for a call to return. Tensors that leave the function (its
-result, arguments of calls, fields of data, captured variables), that outlive a stretch, or whose
-size is known only in the middle of the function keep a storage of their own.
+A function has one arena on each device, which it takes when it begins; branches of which only one
+runs have the same bytes of it. A function that calls itself, also through others, has one for each
+stretch between such calls, so that none waits for a call to return. Tensors that leave the function
+(its result, arguments of calls, fields of data, captured variables), that outlive a stretch, or
+whose size is known only in the middle of the function keep a storage of their own.
 
 Where a kernel reads a tensor last and may replace it element by element, its result lies in the
 same bytes. A kernel's working memory is a storage as well, which lives for its call:
@@ -35,14 +35,16 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Call, Function, Var
 from ekiden.relay.op.memory import AllocTensorAttrs, alloc_storage, alloc_tensor
+from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform.chains import Binding, Chain, map_chains
+from ekiden.relay.transform.kernel_order import KernelOrder
 from ekiden.relay.transform.scopes import bodies, on_body, with_children
 from ekiden.relay.transform.storage_in_place import merge_in_place
 from ekiden.relay.transform.storage_lifetimes import Block, Lifetimes, Request, op_name, run_of
 from ekiden.relay.transform.storage_places import ALIGNMENT, place_all
 
-Stretch = tuple[Block, int]
-"""A block, and how many barriers stand before the stretch."""
+Stretch = tuple[Block, int, int]
+"""A block, how many barriers stand before the stretch, and the device of an arena of it."""
 SMALL = 1 << 16
 """Working memory below this many bytes a kernel takes from its thread, which keeps a little."""
 
@@ -76,10 +78,11 @@ def _with_scratch(function: Function, known: set[PrimVar], kernels: Kernels) -> 
         size = facts.workspace
         if isinstance(size, IntImm) and size.value < SMALL:
             return [binding]
+        assert isinstance(value.attrs, InvokeAttrs)
         storage, scratch = Var("storage"), Var("scratch")
         scratch.set_checked_type(TensorType((size,), "uint8"))
         return [
-            (storage, alloc_storage(size, ALIGNMENT)),
+            (storage, alloc_storage(size, ALIGNMENT, device=value.attrs.device)),
             (scratch, alloc_tensor(storage, const(0), (size,), "uint8")),
             (variable, value.with_fields(args=(*value.args, scratch))),
         ]
@@ -111,21 +114,30 @@ class _Planner:
     """Plans one function."""
 
     def __init__(
-        self, body: RelayExpr, known: set[PrimVar], group: Collection[str], kernels: Kernels
+        self,
+        body: RelayExpr,
+        known: set[PrimVar],
+        group: Collection[str],
+        kernels: Kernels,
+        concurrent: bool,
     ) -> None:
         self.lifetimes = Lifetimes(body, lambda callee: callee.name_hint in group)
+        self.order = KernelOrder(self.lifetimes) if concurrent else None
         self.known = known
         self.kernels = kernels
         self.moved: dict[Var, tuple[Var, PrimExpr]] = {}
         """Storage -> the arena it is in, and where."""
-        self.arenas: dict[Stretch, Binding] = {}
+        self.arenas: dict[tuple[Block, int], list[Binding]] = {}
+        """Where a stretch begins -> its arenas, one for each device."""
 
     def plan(self) -> RelayExpr:
         """The body with its arenas."""
         for stretch, requests in self._stretches().items():
-            places, total = place_all(merge_in_place(self.lifetimes, requests, self._may_replace))
+            merged = merge_in_place(self.lifetimes, requests, self._may_replace)
+            places, total = place_all(merged, self.order)
             arena = Var("arena")
-            self.arenas[stretch] = arena, alloc_storage(total, ALIGNMENT, arena=True)
+            made = alloc_storage(total, ALIGNMENT, arena=True, device=stretch[2])
+            self.arenas.setdefault(stretch[:2], []).append((arena, made))
             for place in places:
                 for each in (place.request, *place.request.shares):
                     self.moved[each.storage] = arena, place.offset
@@ -142,7 +154,7 @@ class _Planner:
                 free_vars(request.size)
             ):
                 continue
-            stretch = run_of(request.block, request.index)
+            stretch = *run_of(request.block, request.index), request.device
             if _ends_within(request, stretch):
                 found.setdefault(stretch, []).append(request)
         return found
@@ -155,15 +167,10 @@ class _Planner:
 
     def _chain(self, block: Block, new: Mapping[RelayExpr, RelayExpr]) -> Chain:
         starts = [0, *(b + 1 for b in block.barriers)]
-        arenas = {
-            start: self.arenas[block, count]
-            for count, start in enumerate(starts)
-            if (block, count) in self.arenas
-        }
+        arenas = {start: self.arenas.get((block, n), ()) for n, start in enumerate(starts)}
         bindings: list[Binding] = []
         for index, binding in enumerate(block.chain.bindings):
-            if index in arenas:
-                bindings.append(arenas[index])
+            bindings += arenas.get(index, ())
             if binding[0] not in self.moved:
                 bindings.append(self._binding(binding, new))
         return Chain(bindings, block.chain.result)
@@ -182,22 +189,31 @@ class _Planner:
 
 def _ends_within(request: Request, stretch: Stretch) -> bool:
     """Whether a storage is dead when the stretch ends."""
-    block, count = stretch
+    block, count, _ = stretch
     if count == len(block.barriers):
         return request.is_dead_after(block.end)
     return request.is_dead_after(block.positions[block.barriers[count]] - 1)
 
 
-def _planned(function: Function, group: Collection[str], kernels: Kernels) -> Function:
+def _planned(
+    function: Function, group: Collection[str], kernels: Kernels, concurrent: bool
+) -> Function:
     """A function with its arenas; `group` are the names of those it calls that may call it."""
     known = known_at_entry(function)
     whole = _with_scratch(function, known, kernels)
-    return on_body(lambda body: _Planner(body, known, group, kernels).plan())(whole)
+    return on_body(lambda body: _Planner(body, known, group, kernels, concurrent).plan())(whole)
 
 
-def MemoryPlan(kernels: Kernels | None = None) -> Pass:  # noqa: N802
-    """The pass described at the top of this file; nothing is known of `kernels` left out."""
-    known = kernels or {}
+def MemoryPlan(  # noqa: N802
+    kernels: Kernels | None = None, *, concurrent: bool = False
+) -> Pass:
+    """The pass described at the top of this file; nothing is known of `kernels` left out.
+
+    With `concurrent`, storages share bytes only where the kernels that use the one follow those of
+    the other by their data, so that independent kernels can run at the same time. Then no kernel
+    replaces what it reads, and threads have working memory of their own.
+    """
+    facts = {} if concurrent or kernels is None else kernels
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         groups = ({g.name_hint for g in group} for group in CallGraph(module).cycles())
@@ -205,7 +221,9 @@ def MemoryPlan(kernels: Kernels | None = None) -> Pass:  # noqa: N802
         functions = dict(module.functions.items())
         for name, function in functions.items():
             if isinstance(function, Function):
-                functions[name] = _planned(function, cycles.get(name.name_hint, ()), known)
+                functions[name] = _planned(
+                    function, cycles.get(name.name_hint, ()), facts, concurrent
+                )
         return module.with_functions(functions)
 
     return Pass("MemoryPlan", transform)
