@@ -50,7 +50,7 @@ from ekiden.relay.op.annotation import DeviceCopyAttrs
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.vm import InvokeAttrs, ReshapeTensorAttrs
 from ekiden.relay.transform.chains import Binding, unchain
-from ekiden.relay.transform.memory_plan import MemoryPlan
+from ekiden.relay.transform.memory_plan import Kernels, MemoryPlan
 from ekiden.relay.transform.peak_memory import predict_peak
 from ekiden.relay.transform.plan_devices import device_table
 from ekiden.relay.transform.scopes import evaluation_order
@@ -395,11 +395,10 @@ class _FunctionCompiler(Choices):
         )
         args = given + self._atoms(outputs.fields)
         index = self.program.primitives[function, device]
-        operands = {"packed_index": index, "output_size": len(outputs.fields), "args": args}
-        if scratch:
-            self.emit("InvokePackedScratch", **operands, scratch=self._atom(scratch[0]))
-        else:
-            self.emit("InvokePacked", **operands)
+        lent = {"scratch": self._atom(scratch[0])} if scratch else {}
+        name = "InvokePackedScratch" if scratch else "InvokePacked"
+        count = len(outputs.fields)
+        self.emit(name, packed_index=index, output_size=count, args=args, **lent)
         return -1
 
     def _call_host(self, function: str, call: Call) -> int:
@@ -533,7 +532,7 @@ def compile_module(
     symbols = {f: build_external(f) for f in fused if is_external(f)}
     fused = [f for f in fused if f not in symbols]
     kernels = build_kernels(fused, target, progress)
-    facts = dict(zip(fused, kernels.facts, strict=True))
+    facts: Kernels = dict(zip(fused, kernels.facts, strict=True))
     module = MemoryPlan(facts, concurrent=concurrent)(module)
     if (peak := predict_peak(module)) is not None:
         metadata = {**metadata, "memory": {"peak": peak}}
