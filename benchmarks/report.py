@@ -1,6 +1,7 @@
 """What each kernel of real models reaches, and the page of results in the documentation.
 
-    python benchmarks/report.py kernels MODEL.onnx ... [--threads N] [--top 10] [--json KERNELS]
+    python benchmarks/report.py kernels MODEL.onnx ... [--dim NAME=VALUE ...] [--threads N]
+                                        [--top 10] [--json KERNELS]
     python benchmarks/report.py kernels --manifest models.json [--only ID ...]
     python benchmarks/report.py page COMPARED.json ... [--kernels KERNELS ...] [--out docs]
 
@@ -138,7 +139,8 @@ def show(found: Sequence[Loss], top: int) -> None:
 def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed]]:
     """(name, file, inputs) of each model that was asked for."""
     for path in options.models:
-        yield Path(path).stem, Path(path), random_feed(ekiden.compile(path))
+        dims = {name: int(size) for name, size in (text.split("=") for text in options.dim)}
+        yield Path(path).stem, Path(path), random_feed(ekiden.compile(path), dims)
     if options.manifest is None:
         return
     manifest = Path(options.manifest).resolve()
@@ -153,15 +155,13 @@ def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed]]:
             yield entry["id"], Path(path), fetching.make_inputs(entry, entry["cases"][0], 0)
 
 
-def random_feed(exe: ekiden.Executable) -> Feed:
-    """Numbers for the inputs of a model; symbolic dimensions are one."""
-    random = np.random.default_rng(0)
-    return {
-        info.name: random.random([d if isinstance(d, int) else 1 for d in info.shape]).astype(
-            info.dtype
-        )
-        for info in exe.inputs
-    }
+def random_feed(exe: ekiden.Executable, dims: Mapping[str, int]) -> Feed:
+    """Numbers for the inputs of a model; symbolic dimensions that are not given are one."""
+    random, feed = np.random.default_rng(0), {}
+    for info in exe.inputs:
+        shape = [d if isinstance(d, int) else dims.get(d, 1) for d in info.shape]
+        feed[info.name] = random.random(shape).astype(info.dtype)
+    return feed
 
 
 def kernels(options: argparse.Namespace) -> None:
@@ -310,6 +310,7 @@ def main() -> None:
     command = commands.add_parser("kernels")
     command.set_defaults(run=kernels)
     command.add_argument("models", nargs="*")
+    command.add_argument("--dim", action="append", default=[])
     command.add_argument("--manifest")
     command.add_argument("--only", nargs="*")
     command.add_argument("--cache", default=str(Path.home() / ".cache" / "ekiden-bench"))
