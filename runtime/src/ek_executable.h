@@ -14,8 +14,8 @@ typedef struct ek_native {
   const int32_t *points;                   /* where the loop takes over; see ek_native.c */
   ek_object *const *constants;             /* of the executable */
   ek_object *const *linked;                /* its primitives */
-  /* Goes on behind call 'point' (0: from the start); gives the next instruction for the loop, or NULL
-  ** with an error. */
+  /* Goes on behind call 'point' (0: from the start); gives the next instruction for the loop, or,
+  ** with an error, the one that failed and EK_NATIVE_FAILED more; NULL where that is not known. */
   const int32_t *(*run)(struct ek_vm *vm, ek_value *registers, const struct ek_native *native,
                         int32_t point);
   ek_object *owner;                        /* owned: keeps the code loaded */
@@ -24,7 +24,9 @@ typedef struct ek_native {
 static_assert(offsetof(ek_native, linked) == 24, "native code reads it there");
 
 /* The names under which images export native code: this and the function's own. */
-#define EK_NATIVE_PREFIX "vm1:"
+#define EK_NATIVE_PREFIX "vm2:"
+
+enum { EK_NATIVE_FAILED = 1 };             /* bytes: instructions begin at multiples of four */
 
 typedef struct ek_vm_function {
   ek_bytes name;

@@ -9,7 +9,8 @@
 **   <the next one>                               Native 2   ...
 **
 ** "Native k" goes on in native code behind call k, which answers with the next instruction to run:
-** one of this piece, or NULL with an error. "Watch" stands at the entry of functions whose calls are
+** one of this piece, or, with an error, one byte past the instruction that failed; NULL where that is
+** not known. "Watch" stands at the entry of functions whose calls are
 ** counted. */
 #include "ek_vm.h"
 
@@ -97,6 +98,23 @@ void ek_native_free(ek_vm_function *f) {
   ek_release(f->native->owner);
   ek_free((void *)(uintptr_t)f->native->points);
   ek_free(f->native);
+}
+
+/* Whether 'at' lies among 'n' words from 'start', of whatever 'at' is a part. */
+static bool is_among(const int32_t *at, const int32_t *start, int32_t n) {
+  return (uintptr_t)at - (uintptr_t)start < (size_t)n * sizeof *start;
+}
+
+const int32_t *ek_native_bytecode(const ek_vm_function *f, const int32_t *pc) {
+  if (is_among(pc, f->code, f->n_words)) return pc;
+  if (f->native == NULL) return NULL;
+  const int32_t *point = f->native->points + NATIVE_WORDS, *end = f->code + f->n_words;
+  for (const int32_t *at = f->code; at < end; at += ek_instruction_words(at)) {
+    if (!moves_frames(*at)) continue;
+    if (point == pc) return at;
+    point += ek_instruction_words(at) + NATIVE_WORDS;
+  }
+  return NULL;
 }
 
 int ek_native_choose(ek_vm *vm, ek_value *R, const int32_t *pc) {

@@ -1,5 +1,5 @@
 /* Global functions by name: an array sorted by name, under one lock. */
-#include "ek_executable.h"
+#include "ek_vm.h"
 
 typedef struct entry {
   char *name;                  /* owned */
@@ -131,6 +131,54 @@ static int vm_module(void *self, const ek_value *args, int32_t nargs, ek_value *
   return 0;
 }
 
+/* A value for a reference: what a register can hold. 0 or -1. */
+static int own_value(const char *name, const ek_value *value, ek_value *to) {
+  const ek_dltensor *tensor = ek_value_tensor(value);
+  int32_t type = value->type_index;
+  if (tensor != NULL) return ek_vm_own_tensor(NULL, value, tensor, false, to);
+  if ((type < EK_INT || type > EK_FLOAT) && type < EK_OBJECT) {
+    return ek_error("TypeError", "%s: a tensor, a number or an object expected, got %s", name,
+                    ek_value_type_name(value));
+  }
+  *to = *value;
+  ek_value_retain(to);
+  return 0;
+}
+
+static int reference_new(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  ek_value value;
+  (void)self;
+  if (nargs != 1) return ek_error("TypeError", "ek.reference.new: expected 1 argument");
+  if (own_value("ek.reference.new", &args[0], &value) != 0) return -1;
+  ek_object *made = ek_vm_reference(value);
+  if (made == NULL) {
+    ek_value_release(&value);
+    return -1;
+  }
+  *ret = ek_value_object(made);
+  return 0;
+}
+
+static int reference_read(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_REFERENCE};
+  (void)self;
+  if (expect_args("ek.reference.read", args, nargs, 1, types) != 0) return -1;
+  *ret = ek_vm_reference_read(args[0].v.obj);
+  return 0;
+}
+
+static int reference_write(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  ek_value value;
+  (void)self;
+  (void)ret;
+  if (nargs != 2 || args[0].type_index != EK_REFERENCE) {
+    return ek_error("TypeError", "ek.reference.write: a reference and a value expected");
+  }
+  if (own_value("ek.reference.write", &args[1], &value) != 0) return -1;
+  ek_vm_reference_write(args[0].v.obj, value);
+  return 0;
+}
+
 /* (executable, module whose exports are native code of its functions) */
 static int attach_native(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   static const int32_t types[] = {EK_EXECUTABLE, EK_MODULE};
@@ -191,6 +239,9 @@ static const ek_builtin builtins[] = {
     {"ek.executable.watch", watch},
     {"ek.graph_executor.create", graph_executor},
     {"ek.module.save", save_module},
+    {"ek.reference.new", reference_new},
+    {"ek.reference.read", reference_read},
+    {"ek.reference.write", reference_write},
     {"ek.registry.names", registry_names},
     {"ek.runtime.allocation_count", allocation_count},
     {"ek.runtime.config_threadpool", config_threadpool},

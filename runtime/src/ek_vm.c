@@ -78,7 +78,7 @@ next:
   CASE(AllocArena): BODY(AllocArena); NEXT(6);
   CASE(NATIVE):
     pc = vm->function->native->run(vm, R, vm->function->native, pc[1]);
-    if (pc == NULL) goto failed;
+    if (pc == NULL || ((uintptr_t)pc & EK_NATIVE_FAILED) != 0) goto failed;
     DISPATCH();
   CASE(WATCH):
     TRY(ek_native_watched(vm));
@@ -88,7 +88,7 @@ next:
   }
 #endif
 failed:
-  ek_vm_unwind(vm);
+  ek_vm_failed(vm, pc);
   return -1;
 }
 /* clang-format on */

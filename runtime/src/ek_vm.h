@@ -123,11 +123,26 @@ int ek_native_choose(ek_vm *vm, ek_value *R, const int32_t *pc);
 ek_object *ek_vm_closure(ek_vm *vm, int32_t function, ek_adt *captured);
 ek_object *ek_vm_reference(ek_value value);
 
+/* What a reference holds, owned; and another value for it, which it takes over. */
+ek_value ek_vm_reference_read(ek_object *reference);
+void ek_vm_reference_write(ek_object *reference, ek_value value);
+
+/* The place in the bytecode of a function for one among its calls for native code; NULL for those
+** that are in neither. */
+const int32_t *ek_native_bytecode(const ek_vm_function *f, const int32_t *pc);
+
 /* Counts a call of the running function; when there have been enough, has native code made for the
 ** next ones. 0 or -1. */
 int ek_native_watched(ek_vm *vm);
 
 /* Leaves all frames. */
 void ek_vm_unwind(ek_vm *vm);
+
+/* ek_vm_where.c --------------------------------------------------------------------------------
+**
+** After the instruction at 'pc' of the running function failed: says in the pending error where in
+** the program that was, if it is a RunError (kernels say it themselves), and leaves all frames. 'pc'
+** may be what native code gave. */
+void ek_vm_failed(ek_vm *vm, const int32_t *pc);
 
 #endif /* EK_VM_H_ */

@@ -574,6 +574,24 @@ ek_object *ek_vm_reference(ek_value value) {
   return &reference->base;
 }
 
+ek_value ek_vm_reference_read(ek_object *object) {
+  ek_reference *reference = (ek_reference *)(void *)object;
+  lock_reference(reference);
+  ek_value value = reference->cell->fields[0];
+  ek_value_retain(&value);
+  unlock_reference(reference);
+  return value;
+}
+
+void ek_vm_reference_write(ek_object *object, ek_value value) {
+  ek_reference *reference = (ek_reference *)(void *)object;
+  lock_reference(reference);
+  ek_value old = reference->cell->fields[0];
+  reference->cell->fields[0] = value;
+  unlock_reference(reference);
+  ek_value_release(&old);
+}
+
 /* AllocRef dst value */
 int ek_op_AllocRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
   ek_object *reference = ek_vm_reference(ek_value_none());
@@ -588,12 +606,7 @@ int ek_op_AllocRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
 int ek_op_ReadRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm;
   if (R[pc[2]].type_index != EK_REFERENCE) return wrong_type("ReadRef", "a reference", &R[pc[2]]);
-  ek_reference *reference = (ek_reference *)(void *)R[pc[2]].v.obj;
-  lock_reference(reference);
-  ek_value value = reference->cell->fields[0];
-  ek_value_retain(&value);
-  unlock_reference(reference);
-  set(&R[pc[1]], value);
+  set(&R[pc[1]], ek_vm_reference_read(R[pc[2]].v.obj));
   return 0;
 }
 
@@ -601,13 +614,7 @@ int ek_op_ReadRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
 int ek_op_WriteRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm;
   if (R[pc[1]].type_index != EK_REFERENCE) return wrong_type("WriteRef", "a reference", &R[pc[1]]);
-  ek_reference *reference = (ek_reference *)(void *)R[pc[1]].v.obj;
-  ek_value value = fetch(R, pc[2]);
-  lock_reference(reference);
-  ek_value old = reference->cell->fields[0];
-  reference->cell->fields[0] = value;
-  unlock_reference(reference);
-  ek_value_release(&old);
+  ek_vm_reference_write(R[pc[1]].v.obj, fetch(R, pc[2]));
   return 0;
 }
 

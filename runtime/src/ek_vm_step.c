@@ -18,7 +18,10 @@ static int step_once(ek_vm *vm, ek_vm_hook *hook) {
   ek_value *R = vm->registers + vm->window;
   if (hook != NULL && hook->before(hook, vm, pc) != 0) return -1;
   vm->pc = pc + ek_instruction_words(pc);
-  if (ek_vm_ops[*pc](vm, R, pc) != 0) return -1;
+  if (ek_vm_ops[*pc](vm, R, pc) != 0) {
+    ek_vm_failed(vm, pc);
+    return -1;
+  }
   ek_vm_enter_bytecode(vm);
   return hook == NULL ? 0 : hook->after(hook, vm, pc);
 }

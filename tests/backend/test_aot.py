@@ -183,7 +183,7 @@ def test_an_artifact_keeps_its_native_code(tmp_path: Path) -> None:
     start = data.index(b"EKIMG\0\0\1")
     size = int.from_bytes(data[start + 40 : start + 48], "little")
     names = set(inspect(data[start : start + size]).exports)
-    assert {f"vm1:{name}" for name in exe.raw.globals} <= names
+    assert {f"vm2:{name}" for name in exe.raw.globals} <= names
     loaded = ekiden.load(tmp_path / "model.eki")
     assert leaves(loaded(np.int32(9))) == leaves(exe(np.int32(9)))
     exe.export_library(tmp_path / "model.so")

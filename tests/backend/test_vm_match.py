@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ekiden.backend.vm.match import Leaf, Test, decision_tree
+from ekiden.backend.vm.match import Leaf, Test, decision_tree, look, tuple_places
 from ekiden.relay import Match, parse
+from ekiden.relay.analysis.matches import pattern_text
 from ekiden.relay.transform.scopes import evaluation_order
 
 pytestmark = pytest.mark.quick
@@ -58,3 +59,18 @@ def test_the_place_that_most_clauses_ask_about_comes_first() -> None:
 
 def test_a_match_without_clauses_has_no_nodes() -> None:
     assert decision_tree([]) == []
+
+
+def test_a_value_is_shown_as_far_as_it_is_known() -> None:
+    module = parse(
+        f"{TYPES} def @f(%x: (List[int32], List[int32])) -> int32 {{"
+        " match? (%x) { (Cons(%a, _), _) => %a } }"
+    )
+    found = next(e for e in evaluation_order(module["f"].body) if isinstance(e, Match))  # type: ignore[attr-defined]
+    cons, nil = module.get_type("List")[1:]
+    places = tuple_places(found.clauses)
+    assert places == {(): 2}
+    assert pattern_text(look({(0,): cons, (0, 1): nil}, places)) == "(Cons(_, Nil), _)"
+    assert pattern_text(look({}, {})) == "_"
+    deep = {(1,) * n: cons for n in range(9)}
+    assert pattern_text(look(deep, {})) == "Cons(_, Cons(_, Cons(_, Cons(_, _))))"

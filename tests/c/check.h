@@ -27,13 +27,23 @@ static inline bool same_text(ek_bytes bytes, const char *text) {
   return bytes.size == strlen(text) && memcmp(bytes.data, text, bytes.size) == 0;
 }
 
+/* Whether a message is a text, or the text and then where in a program the error came up. */
+static inline bool same_message(ek_bytes message, const char *text) {
+  static const char place[] = " (in '";
+  size_t size = strlen(text), more = sizeof place - 1;
+  if (message.size >= size + more && memcmp(message.data + size, place, more) == 0) {
+    message.size = size;
+  }
+  return same_text(message, text);
+}
+
 static inline void check_error(const char *file, int line, const char *kind, const char *message) {
   ek_error_object *error = (ek_error_object *)(void *)ek_error_take();
   if (error == NULL) {
     fprintf(stderr, "%s:%d: there is no error\n", file, line);
     exit(1);
   }
-  if (!same_text(error->kind, kind) || !same_text(error->message, message)) {
+  if (!same_text(error->kind, kind) || !same_message(error->message, message)) {
     fprintf(stderr, "%s:%d: expected %s: %s\n   got %.*s: %.*s\n", file, line, kind, message,
             (int)error->kind.size, error->kind.data, (int)error->message.size, error->message.data);
     exit(1);

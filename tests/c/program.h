@@ -66,6 +66,7 @@ typedef struct program {
   const char *primitives[MAX_PRIMITIVES];
   const void *image;
   size_t image_size;
+  const char *metadata;        /* NULL for an empty object */
 } program;
 
 #define WORDS(...) \
@@ -143,7 +144,8 @@ static inline bytes program_file(const program *p) {
     if (kind == 3) section = primitives_section(p);
     if (kind == 4) section = code_section(p);
     if (kind == 5) add(&section, p->image, p->image_size);
-    if (kind == 6) add(&section, "{}", 2);
+    const char *metadata = p->metadata == NULL ? "{}" : p->metadata;
+    if (kind == 6) add(&section, metadata, strlen(metadata));
     add_number(&table, kind, 4);
     add_number(&table, ek_crc32(section.data, section.size), 4);
     add_number(&table, start + body.size, 8);

@@ -109,7 +109,7 @@ for bad in ((torch.rand(3, 7),), (), ("a",), (x.double(),), (tvm_ffi.convert(lam
 REFUSALS = """\
 ValueError shape_func_main: argument 0: dimension 1 must be 8
 ValueError call 'main': 1 arguments expected, got 0
-TypeError call 'main': argument 0 must be a tensor, a number or an ADT value, got ffi.SmallStr
+TypeError call 'main': argument 0 must be a tensor, a number or an ADT value, got a string
 TypeError shape_func_main: argument 0 (p0) must have dtype float32
 """
 
@@ -120,8 +120,9 @@ def test_the_published_package_runs_it(exported: Path, first: str) -> None:
     pytest.importorskip("torch")
     program = TVM_FFI.format(first=first)
     printed = run_python(program, exported / "one.so", exported / "two.so")
-    assert printed.startswith(REFUSALS)
-    assert len(printed.splitlines()) == 5
+    *known, last = printed.splitlines(keepends=True)
+    assert known == REFUSALS.splitlines(keepends=True)
+    assert last.startswith("TypeError")
 
 
 @needs_tvm_ffi

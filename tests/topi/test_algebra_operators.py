@@ -250,6 +250,7 @@ def test_against_numpy(family: str, backend: str) -> None:
 def test_every_operator_has_a_case() -> None:
     """Nothing is exported that nothing checks."""
     own = ("winograd_conv2d", "winograd_weight")  # see test_winograd.py
+    own += ("nn.recurrent", "nn.pack_recurrent")  # see tests/backend/test_recurrent_layers.py
     modules = (
         test_elementwise_operators, test_movement_operators, test_network_operators,
         test_detection_operators,

@@ -53,6 +53,9 @@ def elementwise() -> Iterator[Case]:
     for target in ("int32", "float64", "bool", "uint8"):
         x = np.abs(normal(4, 6)) * 3
         yield case("cast", x, dtype=target, expected=x.astype(target))
+    for source, target in (("float32", "int32"), ("int8", "uint8"), ("int64", "float64")):
+        x = normal(3, 5, dtype=source)
+        yield case("reinterpret", x, dtype=target, expected=x.view(target))
     for bounds in ((-0.5, 0.5), (-math.inf, 0.25), (0, math.inf)):
         low, high = bounds
         yield case(

@@ -547,6 +547,9 @@ EK_API ek_object *ek_error_take(void);
 **                                             functions set_input(key, tensor), run(),
 **                                             get_output(i), ... over a 'main' without jumps and
 **                                             calls; kernels may also be in the module lib, or NONE
+**   ek.reference.new(value)                   a reference of programs, that holds a tensor, a number
+**                                             or an object; ek.reference.read(r) gives what it holds,
+**                                             ek.reference.write(r, value) changes it
 **   ek.runtime.allocation_count()             as ek_pool_stats.system_allocations
 **   ek.runtime.num_threads([n])               as ek_num_threads
 **   ek.runtime.config_threadpool(n, cpus)     n as for ek_num_threads, and an array: the processors

@@ -92,6 +92,11 @@ def _accepts(name: str, e: PrimExpr) -> bool:
     return name not in _CONDITIONS or e.dtype == "bool"
 
 
+def _kind(e: PrimExpr) -> object:
+    """What the head of a pattern that is no name is compared with."""
+    return e.op if isinstance(e, Intrinsic) else type(e)
+
+
 def _match(p: Pattern, e: PrimExpr, found: Match) -> bool:
     """Whether an expression has the form of a pattern; names are filled in."""
     head = p.head
@@ -104,10 +109,8 @@ def _match(p: Pattern, e: PrimExpr, found: Match) -> bool:
         return _accepts(head, e)
     if isinstance(head, int):
         return isinstance(e, IntImm) and int(e.value) == head
-    is_kind = e.op == head if isinstance(e, Intrinsic) else type(e) is head
-    inside = children(e)
-    return is_kind and all(
-        _match(part, child, found) for part, child in zip(p.parts, inside, strict=True)
+    return _kind(e) == head and all(
+        _match(part, child, found) for part, child in zip(p.parts, children(e), strict=True)
     )
 
 
@@ -190,14 +193,26 @@ def compiled() -> dict[object, list[Compiled]]:
     return table
 
 
-def _shape(p: Pattern) -> object:
-    return None if p.is_name or isinstance(p.head, int) else p.head
+@cache
+def _candidates(kind: object, inside: tuple[object, ...]) -> tuple[Compiled, ...]:
+    """The rules for nodes of a kind whose children are of these kinds: most others fail at once."""
+    return tuple(
+        each
+        for each in compiled().get(kind, ())
+        if all(_may_be(p, k) for p, k in zip(each.pattern.parts, inside, strict=True))
+    )
+
+
+def _may_be(p: Pattern, kind: object) -> bool:
+    """Whether a pattern can fit a node of a kind."""
+    if p.is_name:
+        return kind is IntImm or p.head not in _CONSTANTS
+    return kind is IntImm if isinstance(p.head, int) else kind == p.head
 
 
 def apply(e: PrimExpr, prove: Prove) -> PrimExpr | None:
     """What the first rule that fits makes of a node, or None."""
-    key = e.op if isinstance(e, Intrinsic) else type(e)
-    for each in compiled().get(key, ()):
+    for each in _candidates(_kind(e), tuple(map(_kind, children(e)))):
         found: Match = {}
         if not _match(each.pattern, e, found):
             continue

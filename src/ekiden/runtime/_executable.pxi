@@ -182,3 +182,34 @@ cdef object _invoke(ek_object *vm, int32_t index, Arguments arguments):
     if status != 0:
         _raise_pending()
     return _move_out(&result)
+
+
+cdef class Ref(Object):
+    """A place whose value changes: what `ref(x)` of a program makes.
+
+    It can be an argument of programs; those share it with their caller and with each other. Values
+    are as arguments are: a Tensor, an array (of which a Tensor is made), data, a tuple.
+    """
+
+    def __init__(self, value):
+        if self.handle != NULL:
+            raise RuntimeError("Ref: initialised twice")
+        cdef Object made = get_global_func("ek.reference.new")(_readable(value))
+        ek_object_retain(made.handle)
+        self.handle = made.handle
+
+    @property
+    def value(self):
+        """What it holds now."""
+        return get_global_func("ek.reference.read")(self)
+
+    @value.setter
+    def value(self, value):
+        get_global_func("ek.reference.write")(self, _readable(value))
+
+    def __repr__(self):
+        kind = type(self.value).__name__
+        return f"Ref({kind} at {<size_t>self.handle:#x})"
+
+
+_CLASSES[EK_REFERENCE] = Ref

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import cast
 
-from ekiden.runtime._core import Executable, Tensor, tensor
+from ekiden.runtime._core import Executable, Object, Tensor, tensor
 from ekiden.runtime._core import VirtualMachine as Machine
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.stepping import Place, Stepper
@@ -165,7 +165,7 @@ class VirtualMachine:
 def _argument(value: object) -> object:
     if isinstance(value, (tuple, list)):
         return type(value)(map(_argument, value)) if type(value) in (tuple, list) else value
-    return value if isinstance(value, Tensor) else tensor(value)  # type: ignore[arg-type]
+    return value if isinstance(value, Object) else tensor(value)  # type: ignore[arg-type]
 
 
 __all__ = ["Executable", "VirtualMachine"]

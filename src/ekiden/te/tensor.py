@@ -12,7 +12,7 @@ from typing import overload
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import Node, node
-from ekiden.ir.prim import ExprLike, PrimExpr, SizeVar, Var, convert
+from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, SizeVar, Var, convert
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.te.reducer import Reduce, ReduceAxis
 from ekiden.te.statements import replace_buffers
@@ -167,7 +167,7 @@ def as_dims(shape: ExprLike | Sequence[ExprLike], what: str) -> tuple[PrimExpr, 
     for each in dims:
         if not dt.is_int(each.dtype):
             raise TypeError(f"{what}: a dimension must be an integer, got {each!r}")
-        if getattr(each, "value", 0) < 0:
+        if isinstance(each, IntImm) and each.value < 0:
             raise ValueError(f"{what}: a dimension must not be negative, got {many}")
     return dims
 

@@ -220,6 +220,15 @@ def recurrent_layers() -> Iterator[Case]:
     )
 
 
+def attention() -> Iterator[Case]:
+    """Heads; results are checked in tests/backend/test_attention.py."""
+    shapes = (2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 16), (2, 1, 1, 5)
+    inputs = [normal(*shape) for shape in shapes]
+    yield case(lambda q, k, v: op.nn.attention(q, k, v, causal="end"), *inputs[:3],
+               symbolic=(2, 3, 5), tolerance=1e-5)  # fmt: skip
+    yield case(op.nn.attention, *inputs, symbolic=(2, 3, 5), tolerance=1e-5)
+
+
 def products() -> Iterator[Case]:
     """Matrix products."""
     for m, k, n in ((3, 5, 7), (1, 1, 1), (0, 4, 3), (4, 0, 3), (17, 33, 20)):
@@ -519,6 +528,7 @@ CASES = all_of(
         winograd_convolutions,
         products,
         recurrent_layers,
+        attention,
         pooling,
         activations,
         normalisations,

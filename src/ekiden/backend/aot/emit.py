@@ -1,9 +1,10 @@
 """Functions of bytecode as LLVM functions.
 
-const int32_t *vm1:NAME(ek_vm *vm, ek_value *R, const ek_native *native, int32_t point)
+const int32_t *vm2:NAME(ek_vm *vm, ek_value *R, const ek_native *native, int32_t point)
 
 goes on behind call number `point` of the function, and ends at a call, a return or an error: it
-gives the next instruction for the machine's loop, or NULL (runtime/src/ek_native.c). Registers stay
+gives the next instruction for the machine's loop, or the address of the one that failed, plus one
+(runtime/src/ek_native.c). Registers stay
 in memory. Short instructions and calls of kernels are written out; for others the machine's own
 bodies are called.
 """
@@ -20,7 +21,7 @@ from ekiden.codegen.llvm.builder import Builder, Module
 from ekiden.runtime.errors import InternalError
 from ekiden.target import Target
 
-PREFIX = "vm1:"
+PREFIX = "vm2:"
 """Of the names of native functions: the version of what they know of the runtime."""
 NATIVE_WORDS = 2
 VALUE_SIZE, PAYLOAD = 16, 8
@@ -69,6 +70,7 @@ class _FunctionEmitter:
         self.program = program
         self.function = function
         self.b = Builder(program.module)
+        self.b.block = "start"
         self.facts: Facts = at_entry(len(function.params), function.n_registers)
         self.words: list[int] = []
         at = 0
@@ -76,6 +78,8 @@ class _FunctionEmitter:
             self.words.append(at)
             at += len(encode(instruction))
         self.targets = {t for i in range(len(function.code)) for t in self._jumps(i)}
+        self.failures: list[tuple[str, int]] = []
+        """Blocks that end in a failure, and the word of the instruction that failed."""
         self.points = 0
         self.resumed: list[int] = []
         self.place = NATIVE_WORDS
@@ -128,12 +132,23 @@ class _FunctionEmitter:
             f"  switch i32 %point, label %start [ {resume} ]",
             "start:",
             *self.b.lines,
-            "failed:",
-            "  ret ptr null",
+            *self._failed(),
             "}",
         ]
         self.program.module.defined.add(name)
         self.program.module.functions.append("\n".join(text))
+
+    def _failed(self) -> list[str]:
+        """The block that every failure leads to."""
+        if not self.failures:
+            return []
+        places = ", ".join(f"[ {4 * word + 1}, %{block} ]" for block, word in self.failures)
+        return [
+            "failed:",
+            f"  %failed.place = phi i64 {places}",
+            "  %failed.at = getelementptr i8, ptr %code, i64 %failed.place",
+            "  ret ptr %failed.at",
+        ]
 
     # registers
 
@@ -200,7 +215,7 @@ class _FunctionEmitter:
                 return False
             case "Fatal":
                 self._body(index, instruction)
-                self.b.branch("failed")
+                self.b.effect("unreachable")  # it always fails
                 return False
             case "Move":
                 self._move(_int(instruction["dst"]), _int(instruction["src"]))
@@ -238,11 +253,13 @@ class _FunctionEmitter:
         """Call the machine's own body of an instruction."""
         name = f"ek_op_{instruction.name}"
         self._service(name, "i32", "ptr", "ptr", "ptr")
-        self._check(self.b.value(f"call i32 @{name}(ptr %vm, ptr %R, ptr {self._pc(index)})"))
+        status = self.b.value(f"call i32 @{name}(ptr %vm, ptr %R, ptr {self._pc(index)})")
+        self._check(index, status)
 
-    def _check(self, status: str) -> None:
+    def _check(self, index: int, status: str) -> None:
         """Go on where a status is 0."""
         going = self.b.fresh("ok")
+        self.failures.append((self.b.block, self.words[index]))
         self.b.branch_if(self.b.value(f"icmp eq i32 {status}, 0"), going, "failed")
         self.b.start(going)
 
@@ -322,6 +339,7 @@ class _FunctionEmitter:
         pc = self._pc(index)
         chosen = b.value(f"call i32 @ek_native_choose(ptr %vm, ptr %R, ptr {pc})")
         cases = " ".join(f"i32 {i}, label %{label}" for i, label in enumerate(labels))
+        self.failures.append((b.block, self.words[index]))
         b.effect(f"switch i32 {chosen}, label %failed [ {cases} ]")
 
     def _switch(self, index: int, instruction: Instruction, labels: list[str]) -> None:
@@ -367,7 +385,7 @@ class _FunctionEmitter:
             b.effect(
                 f"store i64 {payload}, ptr {self._at('%args', VALUE_SIZE * i + PAYLOAD)}, align 8"
             )
-        self._call(_int(instruction["packed_index"]), len(args))
+        self._call(index, _int(instruction["packed_index"]), len(args))
         b.branch(done)
         if tuples:
             b.start(slow)
@@ -396,13 +414,13 @@ class _FunctionEmitter:
             b.start(going)
         return True
 
-    def _call(self, primitive: int, count: int) -> None:
+    def _call(self, index: int, primitive: int, count: int) -> None:
         b = self.b
         name = self.program.primitives[primitive]
         if name in self.program.kernels:
             self._service(f'"{name}"', "i32", "ptr", "ptr", "i32", "ptr")
             call = f'call i32 @"{name}"(ptr null, ptr %args, i32 {count}, ptr %ret)'
-            self._check(b.value(call))
+            self._check(index, b.value(call))
             return
         table = b.value(f"load ptr, ptr {self._at('%native', LINKED)}, align 8")
         function = b.value(f"load ptr, ptr {self._at(table, 8 * primitive)}, align 8")
@@ -412,7 +430,7 @@ class _FunctionEmitter:
         status = b.value(call)
         self._service("ek_value_drop", "void", "ptr")
         b.effect("call void @ek_value_drop(ptr %ret)")
-        self._check(status)
+        self._check(index, status)
 
 
 def _label(index: int) -> str:

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ekiden.backend.vm.emit import Emitter, Scope
-from ekiden.backend.vm.match import Leaf, Path, Test, decision_tree
+from ekiden.backend.vm.match import Leaf, Path, Test, decision_tree, look, tuple_places
 from ekiden.ir.expr import RelayExpr
-from ekiden.relay.expr import If, Match
+from ekiden.ir.node import Node
+from ekiden.ir.type import GlobalTypeVar
+from ekiden.relay.analysis.matches import pattern_text
+from ekiden.relay.expr import Constructor, If, Match, TypeData
 
 __all__ = ["Choices", "Parts"]
 
 Parts: TypeAlias = dict[Path, int]
 """Registers of parts of a value."""
-_Waiting: TypeAlias = tuple[int, int, Parts]
-"""A node of a decision tree that is not emitted yet, its label, and the parts known there."""
+_Heads: TypeAlias = dict[Path, Constructor]
+"""What parts of a value are made by."""
+_Waiting: TypeAlias = tuple[int, int, Parts, _Heads]
+"""A node of a decision tree that is not emitted yet, its label, and what is known there."""
 
 MAX_CASES = 256
 """A tag from here on has no place in a table of jumps."""
+
+
+@dataclass(slots=True)
+class _Ends:
+    """Where a match ends for the values that no clause fits: a Fatal for each look of them."""
+
+    tuples: Mapping[Path, int]
+    """Places of tuples in the value -> number of their fields."""
+    other: int
+    """The label for a value of unknown look."""
+    looks: list[tuple[int, _Heads]] = field(default_factory=list)
+    """Labels, and what is known of the value there."""
 
 
 class Choices(Emitter):
@@ -26,6 +45,8 @@ class Choices(Emitter):
 
     registers: dict[RelayExpr, int]
     """Where the values of variables are."""
+    types: Mapping[GlobalTypeVar, Node]
+    """Definitions of data types."""
 
     def _scope(self, body: RelayExpr, to: int | None) -> Scope:
         """Emit a let-chain; its result goes to a register, or is that of the function."""
@@ -48,15 +69,17 @@ class Choices(Emitter):
     def _match(self, expr: Match, to: int | None) -> Scope:
         nodes = decision_tree(expr.clauses)
         leaves = Counter(node.clause for node in nodes if isinstance(node, Leaf))
-        nothing, after = self.label(), self.label()
+        after = self.label()
+        ends = _Ends(tuple_places(expr.clauses), self.label())
         shared: dict[int, int] = {}
-        waiting: list[_Waiting] = [(0, self.label(), {(): self._atom(expr.data)})] if nodes else []
+        value = self._atom(expr.data)
+        waiting: list[_Waiting] = [(0, self.label(), {(): value}, {})] if nodes else []
         while waiting:
-            number, label, parts = waiting.pop()
+            number, label, parts, heads = waiting.pop()
             node = nodes[number]
             self.place(label)
             if isinstance(node, Test):
-                waiting.extend(reversed(self._test(node, parts, nothing)))
+                waiting.extend(reversed(self._test(node, parts, heads, ends)))
             elif leaves[node.clause] > 1:
                 self._join(node, parts, shared)
             else:
@@ -67,28 +90,55 @@ class Choices(Emitter):
             self.place(label)
             yield self._scope(expr.clauses[clause].rhs, to)
             self._leave(after, to)
-        self.place(nothing)
-        self.emit("Fatal")
+        self._end(expr, ends)
         self.place(after)
+
+    def _end(self, match: Match, ends: _Ends) -> None:
+        """The errors of values that no clause fits."""
+        before, where = self.source, f" of the match at {match.span}" if match.span else ""
+        for label, heads in ends.looks:
+            self.place(label)
+            shown = pattern_text(look(heads, ends.tuples))
+            self.source = f"no clause{where} is for {shown}"
+            self.emit("Fatal")
+        self.place(ends.other)
+        self.source = f"no clause{where} is for it"
+        self.emit("Fatal")
+        self.source = before
 
     def _leave(self, after: int, to: int | None) -> None:
         if to is not None:
             self.goto(after)
 
-    def _test(self, test: Test, parts: Parts, nothing: int) -> list[_Waiting]:
+    def _test(self, test: Test, parts: Parts, heads: _Heads, ends: _Ends) -> list[_Waiting]:
         """Emit a test; what is to be emitted for its outcomes."""
         value = self._part(test.path, parts)
+        known = {c.tag: {**heads, test.path: c} for c in self._constructors(test)}
         found = {node: self.label() for node in test.cases.values()}
-        other = nothing
-        if test.other is not None:
-            found[test.other] = other = self.label()
         labels = {tag: found[node] for tag, node in test.cases.items()}
+        waiting = [
+            (node, found[node], dict(parts), known.get(tag, heads))
+            for tag, node in test.cases.items()
+        ]
+        other = ends.other
+        if test.other is not None:
+            other = self.label()
+            waiting.append((test.other, other, dict(parts), heads))
+        else:
+            missing = {tag: self.label() for tag in known if tag not in labels}
+            ends.looks.extend((label, known[tag]) for tag, label in missing.items())
+            labels |= missing
         if max(labels) < MAX_CASES:
             cases = (labels.get(tag, other) for tag in range(max(labels) + 1))
             self.emit("Switch", value=value, offsets=(*cases, other))
         else:
             self._test_each(self.into("GetTag", object=value), labels, other)
-        return [(node, label, dict(parts)) for node, label in found.items()]
+        return waiting
+
+    def _constructors(self, test: Test) -> tuple[Constructor, ...]:
+        """All that a value can be made by where a test is made."""
+        data = self.types.get(test.data)
+        return data.constructors if isinstance(data, TypeData) else ()
 
     def _test_each(self, found: int, labels: dict[int, int], other: int) -> None:
         for tag, label in labels.items():

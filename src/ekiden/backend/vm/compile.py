@@ -6,7 +6,7 @@ are compiled first, so that their numbers are known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -27,10 +27,10 @@ from ekiden.backend.vm.write import CALL_CLOSURE, VMFunction, write_executable
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.node import fields_of
+from ekiden.ir.node import Node, fields_of
 from ekiden.ir.op import OPS, Array, Op
 from ekiden.ir.prim import IntImm, PrimExpr
-from ekiden.ir.type import FuncType
+from ekiden.ir.type import FuncType, GlobalTypeVar
 from ekiden.relay.expr import (
     Call,
     Constant,
@@ -69,6 +69,7 @@ class _Program:
 
     functions: dict[str, int]
     closures: set[str]
+    types: Mapping[GlobalTypeVar, Node]
     primitives: dict[Function, int] = field(default_factory=dict)
     shape_functions: dict[Stage, int] = field(default_factory=dict)
     host_functions: dict[str, int] = field(default_factory=dict)
@@ -101,6 +102,7 @@ class _FunctionCompiler(Choices):
         function = plan.function
         super().__init__(len(function.params))
         self.program = program
+        self.types = program.types
         self.plan = plan
         self.name = plan.name
         self.function = function
@@ -146,16 +148,18 @@ class _FunctionCompiler(Choices):
         assert chain.result is not None
         last = _last_binding(chain.bindings, chain.result)
         for variable, value in chain.bindings[:last]:
+            self.source = str(value.span or "")
             if isinstance(value, (If, Match)):
                 self.registers[variable] = self.new()
                 yield self._branches(value, self.registers[variable])
             else:
-                self.source = str(value.span or "")
                 self.registers[variable] = self._value(value)
                 if (made := self._made(value)) is not None:
                     self.closures[variable] = made
             self._compute_later(self.plan.after.get(variable))
         result = chain.result if last == len(chain.bindings) else chain.bindings[last][1]
+        if result is not chain.result:
+            self.source = str(result.span or "")
         if isinstance(result, (If, Match)):
             yield self._branches(result, to)
         else:
@@ -434,13 +438,20 @@ def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
     return found
 
 
+MAY_FAIL = frozenset(
+    ("InvokePacked", "InvokePackedValue", "Invoke", "InvokeClosure", "InvokeClosureTail", "Fatal",
+     "GetField", "GetTag", "If", "Switch", "ReadRef", "WriteRef", "ReadElement")
+)  # fmt: skip
+"""Calls of kernels, and instructions that can fail for what they are given."""
+
+
 def _sources(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
-    """Function -> number of each kernel call, and what it was made from."""
+    """Function -> number of each instruction that may fail, and what it was made from."""
     return {
         f.name: [
             [at, each.source]
             for at, each in enumerate(f.code)
-            if each.name == "InvokePacked" and each.source
+            if each.name in MAY_FAIL and each.source
         ]
         for f in functions
     }
@@ -481,7 +492,8 @@ def compile_module(
         metadata = {**metadata, "host_functions": hosts}
     called = [*kernels.names, *(s.name for s in shapes.values()), *symbols.values(), *hosts]
     names = list(dict.fromkeys(called))
-    program = _Program({n: i for i, n in enumerate(functions)}, closures)
+    numbers = {n: i for i, n in enumerate(functions)}
+    program = _Program(numbers, closures, module.type_definitions)
     program.primitives = {f: names.index(n) for f, n in {**own, **symbols}.items()}
     program.host_functions = {n: names.index(n) for n in hosts}
     program.shape_functions = {stage: names.index(s.name) for stage, s in shapes.items()}

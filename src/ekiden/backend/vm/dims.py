@@ -44,14 +44,18 @@ class Dims:
     def __init__(self, constraints: Sequence[Constraint] = ()) -> None:
         self.constraints: list[Constraint] = []
         self.exprs: list[PrimExpr] = [const(0)] if constraints else []
-        self._places: dict[Hashable, int] = {}
-        self._checked: set[Hashable] = set()
+        self._places: dict[tuple[int, ...], int] = {}
+        self._checked: set[int] = set()
+        self._numbers: dict[Hashable, int] = {}
+        """Structure of an expression -> its number."""
+        self._known: dict[int, tuple[int, PrimExpr]] = {}
+        """Identity of an expression -> its number; and the expression, which must stay alive."""
         for each in constraints:
             self.check(each)
 
     def place(self, exprs: Sequence[PrimExpr]) -> int:
         """Where the values of `exprs` stand, one after the other."""
-        key = structural_key(tuple(exprs))
+        key = tuple(map(self._number, exprs))
         if key not in self._places:
             self._places[key] = len(self.exprs)
             self.exprs.extend(exprs)
@@ -60,14 +64,22 @@ class Dims:
     def check(self, constraint: Constraint) -> None:
         """Add a condition, once."""
         if not self.checks(constraint):
-            self._checked.add(structural_key(constraint[0]))
+            self._checked.add(self._number(constraint[0]))
             self.constraints.append(constraint)
             if not self.exprs:
                 self.place((const(0),))
 
     def checks(self, constraint: Constraint) -> bool:
         """Whether a condition is among them."""
-        return structural_key(constraint[0]) in self._checked
+        return self._number(constraint[0]) in self._checked
+
+    def _number(self, expr: PrimExpr) -> int:
+        """The same for expressions of the same structure."""
+        known = self._known.get(id(expr))
+        if known is None:
+            number = self._numbers.setdefault(structural_key(expr), len(self._numbers))
+            known = self._known[id(expr)] = number, expr
+        return known[0]
 
 
 @dataclass(eq=False, slots=True)

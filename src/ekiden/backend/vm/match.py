@@ -14,12 +14,22 @@ every case. Tuples, variables and wildcards need no test.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ekiden.relay.expr import Clause, Pattern, PatternConstructor, PatternTuple, PatternVar, Var
+from ekiden.ir.type import GlobalTypeVar
+from ekiden.relay.expr import (
+    Clause,
+    Constructor,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    PatternVar,
+    PatternWildcard,
+    Var,
+)
 
-__all__ = ["Leaf", "Path", "Test", "decision_tree"]
+__all__ = ["Leaf", "Path", "Test", "decision_tree", "look", "tuple_places"]
 
 Path = tuple[int, ...]
 
@@ -41,6 +51,8 @@ class Test:
     """Tag -> number of the node."""
     other: int | None
     """The node for other tags; None where nothing fits."""
+    data: GlobalTypeVar
+    """The type of the value there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +114,8 @@ class _Builder:
             for tag in tags
         }
         rest = [row for row in rows if path not in row.tests]
-        return Test(path, cases, self.number(rest) if rest else None)
+        data = first.tests[path].constructor.belong_to
+        return Test(path, cases, self.number(rest) if rest else None, data)
 
 
 def _tag(row: _Row, path: Path, otherwise: int) -> int:
@@ -119,3 +132,35 @@ def decision_tree(clauses: Sequence[Clause]) -> list[Leaf | Test]:
     while len(builder.nodes) < len(builder.waiting):
         builder.nodes.append(builder.node(builder.waiting[len(builder.nodes)]))
     return builder.nodes
+
+
+def tuple_places(clauses: Sequence[Clause]) -> dict[Path, int]:
+    """The places of the tuples that clauses take apart, and how many fields each has."""
+    found: dict[Path, int] = {}
+    work: list[tuple[Pattern, Path]] = [(c.lhs, ()) for c in clauses]
+    while work:
+        pattern, path = work.pop()
+        if isinstance(pattern, PatternTuple):
+            found[path] = len(pattern.patterns)
+        if isinstance(pattern, (PatternTuple, PatternConstructor)):
+            work.extend((p, (*path, i)) for i, p in enumerate(pattern.patterns))
+    return found
+
+
+MAX_SHOWN = 4
+"""How deep an error shows a value."""
+
+
+def look(heads: Mapping[Path, Constructor], tuples: Mapping[Path, int], path: Path = ()) -> Pattern:
+    """The pattern of a value of which it is known what some places are made by; no deeper than an
+    error shows.
+    """
+    if len(path) < MAX_SHOWN:
+        made = heads.get(path)
+        count = tuples.get(path, 0) if made is None else len(made.inputs)
+        inner = tuple(look(heads, tuples, (*path, i)) for i in range(count))
+        if made is not None:
+            return PatternConstructor(made, inner)
+        if inner:
+            return PatternTuple(inner)
+    return PatternWildcard()

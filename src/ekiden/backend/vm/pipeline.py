@@ -20,6 +20,7 @@ def pipeline(target: Target) -> Sequential:
             transform.SimplifyInference(),
             transform.FoldConstant(),
             transform.BindDimensions(),  # shapes that are constants are known now
+            transform.FuseAttention(),  # before layouts hide its transpositions
             transform.EliminateCommonSubexpr(),
             transform.FoldScaleAxis(),  # before layouts change: it knows OIHW only
             transform.ConvertLayout(),
@@ -33,6 +34,7 @@ def pipeline(target: Target) -> Sequential:
             transform.RemoveUnusedFunctions(),  # what was inlined everywhere
             transform.InferType(),
             transform.HoistDimensions(),
+            transform.CarryDimensions(),
             transform.ManifestAlloc(),
             transform.MemoryPlan(),
         ),

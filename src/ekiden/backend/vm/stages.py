@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ekiden.arith import prove_equal, simplify, substitute
+from ekiden.arith import Analyzer, prove_equal, simplify, substitute
 from ekiden.backend.kernels.lower import message, shape_function
 from ekiden.backend.vm.dims import Dims, Plan, Stage
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import OPS
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, Var, cast, const
 from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.prim_visitor import substitute as replace
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function
@@ -56,8 +57,11 @@ def sources(function: Function, dims: Dims) -> Sources:
     found = [Source(path, _with_names(kind, shown)) for path, kind in tensors]
     plain = {d for t in found for d in t.kind.shape if isinstance(d, Var) and d not in shown}
     solved = _solve(shown, plain)
-    exprs = tuple(substitute(e, solved) for e in dims.exprs)
-    checks = tuple((substitute(c, solved), message(c, where)) for c, where in dims.constraints)
+    simplest = Analyzer().simplify  # one for all, which have much in common
+    exprs = tuple(simplest(replace(e, solved)) for e in dims.exprs)
+    checks = tuple(
+        (simplest(replace(c, solved)), message(c, where)) for c, where in dims.constraints
+    )
     needed = {v for e in (*exprs, *(c for c, _ in checks)) for v in free_vars(e)}
     used: list[Source] = []
     for each in found:

@@ -20,15 +20,14 @@ from ekiden.relay.gradient.helpers import (
 )
 from ekiden.relay.gradient.movement import number_of
 from ekiden.relay.op.gradient import register_gradient
-from ekiden.relay.op.nn.conv import Conv2DAttrs
 from ekiden.relay.op.nn.dense import BatchMatmulAttrs, MatmulAttrs
+from ekiden.relay.op.nn.geometry import AvgPool2DAttrs, Conv2DAttrs, MaxPool2DAttrs
 from ekiden.relay.op.nn.norm import (
     BatchNormAttrs,
     GroupNormAttrs,
     InstanceNormAttrs,
     LayerNormAttrs,
 )
-from ekiden.relay.op.nn.pool import AvgPool2DAttrs, MaxPool2DAttrs
 from ekiden.topi.shape import known
 
 Expr = RelayExpr

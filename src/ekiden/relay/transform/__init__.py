@@ -19,6 +19,7 @@ from ekiden.relay.transform.annotate_target import AnnotateTarget
 from ekiden.relay.transform.bind_dimensions import BindDimensions
 from ekiden.relay.transform.canonicalize_cast import CanonicalizeCast
 from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
+from ekiden.relay.transform.carry_dimensions import CarryDimensions
 from ekiden.relay.transform.combine_parallel import (
     BatchingOps,
     CombineParallelBatchMatmul,
@@ -36,6 +37,7 @@ from ekiden.relay.transform.fast_math import FastMath
 from ekiden.relay.transform.fold_constant import FoldConstant
 from ekiden.relay.transform.fold_explicit_padding import FoldExplicitPadding
 from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
+from ekiden.relay.transform.fuse_attention import FuseAttention
 from ekiden.relay.transform.fuse_ops import FuseOps
 from ekiden.relay.transform.gradient import FirstOrderGradient, gradient
 from ekiden.relay.transform.hoist_dimensions import HoistDimensions
@@ -69,6 +71,7 @@ function_pass = function_pass_over(Function)
 for _factory in (
     NameDimensions,
     BindDimensions,
+    CarryDimensions,
     HoistDimensions,
     AnnotateSpans,
     ConvertLayout,
@@ -77,6 +80,7 @@ for _factory in (
     FirstOrderGradient,
     FoldConstant,
     FoldScaleAxis,
+    FuseAttention,
     FuseOps,
     InferType,
     LambdaLift,
@@ -119,6 +123,7 @@ __all__ = [
     "BindDimensions",
     "CanonicalizeCast",
     "CanonicalizeOps",
+    "CarryDimensions",
     "CombineParallelBatchMatmul",
     "CombineParallelConv2D",
     "CombineParallelDense",
@@ -136,6 +141,7 @@ __all__ = [
     "FoldExplicitPadding",
     "FoldScaleAxis",
     "FunctionPass",
+    "FuseAttention",
     "FuseOps",
     "HoistDimensions",
     "InferType",

@@ -20,7 +20,7 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
-from ekiden.relay.op.nn.conv import Conv2DAttrs
+from ekiden.relay.op.nn.geometry import Conv2DAttrs
 from ekiden.relay.op.nn.recurrent import RecurrentAttrs
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType

@@ -147,7 +147,8 @@ def _stack(order: Sequence[Place], start: int) -> PrimExpr | None:
         place.offset = largest([ends[p] for p in ends if p in touching] or [const(start)])
         if len(prim_text(place.offset)) > LONGEST:
             return None
-        ends[place] = tops[place] = simplify(place.offset + place.size)
+        end = largest.analyzer.simplify(place.offset + place.size)
+        ends[place] = tops[place] = end
         for each in touching:
             tops.pop(each, None)
         timeline.add(place)

@@ -61,4 +61,4 @@ def recurrent(cell: Cell, inputs: Sequence[Tensor]) -> list[Tensor]:
     return list(made)
 
 
-__all__ = ["pack_recurrent", "packed_shape", "recurrent"]
+__all__ = ["pack_recurrent", "recurrent"]

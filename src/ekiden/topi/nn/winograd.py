@@ -72,10 +72,12 @@ def transform_weight(weight: Array, m: int, tile: int) -> Array:
     both = np.einsum("ai,bj->abij", g, g).reshape(-1, TAPS * TAPS).astype(weight.dtype)
     out, channels = weight.shape[:2]
     count = -(-out // tile)
-    rows = np.zeros((count * tile, channels, TAPS * TAPS), weight.dtype)
-    rows[:out] = weight.reshape(out, channels, TAPS * TAPS)
-    parts = rows.reshape(count, tile, channels, TAPS * TAPS).transpose(3, 0, 2, 1)
-    made = both @ np.ascontiguousarray(parts).reshape(TAPS * TAPS, -1)
+    rows = weight.reshape(out, channels, TAPS * TAPS)
+    if out < count * tile:
+        rows = np.concatenate([rows, np.zeros((count * tile - out, *rows.shape[1:]), rows.dtype)])
+    # the taps of an element stay together: a copy that scatters them takes longer than the product
+    parts = rows.reshape(count, tile, channels, TAPS * TAPS).transpose(0, 2, 1, 3)
+    made = both @ np.ascontiguousarray(parts).reshape(-1, TAPS * TAPS).T
     return np.ascontiguousarray(made.reshape(-1, count, channels, tile), weight.dtype)
 
 

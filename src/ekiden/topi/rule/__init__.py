@@ -11,6 +11,7 @@ from ekiden import te
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule import (
+    attention,
     batch_matmul,
     conv2d,
     conv2d_transpose,
@@ -40,7 +41,10 @@ RULES: dict[str, Rule] = {
 }
 # fmt: on
 """Anchors with kernels of their own; each takes one output that is elementwise on the anchor."""
-WHOLE: dict[str, Rule] = {"recurrent": recurrent.recurrent}
+WHOLE: dict[str, Rule] = {
+    "attention": attention.attention,
+    "recurrent": recurrent.recurrent,
+}
 """Operations that are a kernel of their own, with all their outputs."""
 _ACCEPTS: dict[str, Callable[[te.Tensor], bool]] = {
     **dict.fromkeys(("batch_matmul", "matmul", "dense"), batch_matmul.accepts),

@@ -2,6 +2,7 @@
 
 from ekiden.relay.op.image import upsampling
 from ekiden.relay.op.nn import activation as _activation
+from ekiden.relay.op.nn import attention as _attention
 from ekiden.relay.op.nn import conv as _conv
 from ekiden.relay.op.nn import dense as _dense
 from ekiden.relay.op.nn import norm as _norm
@@ -12,6 +13,7 @@ from ekiden.relay.op.nn import space as _space
 from ekiden.relay.op.nn import volume as _volume
 from ekiden.relay.op.nn import winograd as _winograd
 from ekiden.relay.op.nn.activation import *  # noqa: F403
+from ekiden.relay.op.nn.attention import *  # noqa: F403
 from ekiden.relay.op.nn.conv import *  # noqa: F403
 from ekiden.relay.op.nn.dense import *  # noqa: F403
 from ekiden.relay.op.nn.norm import *  # noqa: F403
@@ -23,6 +25,9 @@ from ekiden.relay.op.nn.volume import *  # noqa: F403
 from ekiden.relay.op.nn.winograd import *  # noqa: F403
 from ekiden.relay.op.reshape import batch_flatten
 
-_FAMILIES = (_activation, _conv, _dense, _norm, _pad, _pool, _recurrent, _space, _volume, _winograd)
+_FAMILIES = (
+    _activation, _attention, _conv, _dense, _norm, _pad, _pool, _recurrent, _space, _volume,
+    _winograd,
+)  # fmt: skip
 __all__ = ["batch_flatten", "upsampling"]
 __all__ += [name for family in _FAMILIES for name in family.__all__]

@@ -10,7 +10,6 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
-from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
@@ -26,75 +25,19 @@ from ekiden.relay.op._declare import (
     tensors,
 )
 from ekiden.relay.op.nn._solve import window, window_transposed
+from ekiden.relay.op.nn.geometry import (
+    Conv1DAttrs,
+    Conv2DAttrs,
+    Conv2DTransposeAttrs,
+    Ints,
+    sides,
+    spread,
+    window_size,
+)
 from ekiden.te import Tensor
 from ekiden.topi.layout import permute, transform_array
 from ekiden.topi.nn.weights import conv_weight_shape, unpack_conv_weight
 from ekiden.topi.shape import as_dim, transposed_extent, window_extent
-
-Ints = int | Sequence[int]
-
-
-def pair(value: Ints) -> tuple[int, ...]:
-    """(height, width) from one number or two."""
-    return (value, value) if isinstance(value, int) else tuple(value)
-
-
-def pads(padding: Ints) -> tuple[int, ...]:
-    """(top, left, bottom, right) from 1, 2 (height, width) or 4 numbers."""
-    many = (padding,) if isinstance(padding, int) else tuple(padding)
-    if len(many) not in (1, 2, 4):
-        raise ValueError(f"padding must be 1, 2 or 4 numbers, got {many}")
-    return many * (4 // len(many))
-
-
-@node("relay.attrs.Conv1DAttrs")
-class Conv1DAttrs(Attrs):
-    """Geometry and layouts of a 1-D convolution; padding is (left, right)."""
-
-    strides: tuple[int, ...] = (1,)
-    padding: tuple[int, ...] = (0, 0)
-    dilation: tuple[int, ...] = (1,)
-    groups: int = 1
-    channels: int | None = None
-    kernel_size: tuple[int, ...] | None = None
-    data_layout: str = "NCW"
-    kernel_layout: str = "OIW"
-    out_layout: str = ""
-    out_dtype: str = ""
-
-
-@node("relay.attrs.Conv2DAttrs")
-class Conv2DAttrs(Attrs):
-    """Geometry and layouts of a convolution; padding is (top, left, bottom, right)."""
-
-    strides: tuple[int, ...] = (1, 1)
-    padding: tuple[int, ...] = (0, 0, 0, 0)
-    dilation: tuple[int, ...] = (1, 1)
-    groups: int = 1
-    channels: int | None = None
-    kernel_size: tuple[int, ...] | None = None
-    data_layout: str = "NCHW"
-    kernel_layout: str = "OIHW"
-    out_layout: str = ""
-    out_dtype: str = ""
-
-
-@node("relay.attrs.Conv2DTransposeAttrs")
-class Conv2DTransposeAttrs(Attrs):
-    """Geometry and layouts of a transposed convolution; `output_padding` adds to the bottom and
-    right."""
-
-    channels: int | None = None
-    kernel_size: tuple[int, ...] | None = None
-    strides: tuple[int, ...] = (1, 1)
-    padding: tuple[int, ...] = (0, 0, 0, 0)
-    output_padding: tuple[int, ...] = (0, 0)
-    dilation: tuple[int, ...] = (1, 1)
-    groups: int = 1
-    data_layout: str = "NCHW"
-    kernel_layout: str = "IOHW"
-    out_layout: str = ""
-    out_dtype: str = ""
 
 
 def as_conv2d(attrs: Conv1DAttrs) -> Conv2DAttrs:
@@ -219,9 +162,8 @@ def conv2d(
 ) -> Call:
     """2-D convolution (correlation). `channels` is needed where the weight is packed and padded."""
     attrs = Conv2DAttrs(
-        pair(strides), pads(padding), pair(dilation), groups, channels,
-        None if kernel_size is None else pair(kernel_size), data_layout, kernel_layout, out_layout,
-        out_dtype,
+        spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups, channels,
+        window_size(kernel_size, 2), data_layout, kernel_layout, out_layout, out_dtype,
     )  # fmt: skip
     return call("nn.conv2d", data, weight, attrs=attrs)
 
@@ -299,11 +241,9 @@ def conv1d(
     out_dtype: str = "",
 ) -> Call:
     """1-D convolution (correlation); padding is one number or (left, right)."""
-    sides = (padding, padding) if isinstance(padding, int) else tuple(padding)
     attrs = Conv1DAttrs(
-        (strides,), sides * (2 // len(sides)), (dilation,), groups, channels,
-        None if kernel_size is None else (kernel_size,), data_layout, kernel_layout, out_layout,
-        out_dtype,
+        spread(strides, 1), sides(padding, 1), spread(dilation, 1), groups, channels,
+        window_size(kernel_size, 1), data_layout, kernel_layout, out_layout, out_dtype,
     )  # fmt: skip
     return call("nn.conv1d", data, weight, attrs=attrs)
 
@@ -421,9 +361,9 @@ def conv2d_transpose(
     """The gradient of a convolution with respect to its data; weight is (in, out / groups, height,
     width)."""
     attrs = Conv2DTransposeAttrs(
-        channels, None if kernel_size is None else pair(kernel_size), pair(strides), pads(padding),
-        pair(output_padding), pair(dilation), groups, data_layout, kernel_layout, out_layout,
-        out_dtype,
+        spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups, channels,
+        window_size(kernel_size, 2), data_layout, kernel_layout, out_layout, out_dtype,
+        spread(output_padding, 2),
     )  # fmt: skip
     return call("nn.conv2d_transpose", data, weight, attrs=attrs)
 

@@ -16,69 +16,24 @@ from ekiden.ir.prim import FloatImm, IntImm, PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_is, tensors
-from ekiden.relay.op.nn.conv import Ints, pads, pair
+from ekiden.relay.op.nn.geometry import (
+    AvgPool1DAttrs,
+    AvgPool2DAttrs,
+    AvgPool3DAttrs,
+    AvgPoolAttrs,
+    Ints,
+    MaxPool1DAttrs,
+    MaxPool2DAttrs,
+    MaxPool3DAttrs,
+    MaxPoolAttrs,
+    sides,
+    spread,
+)
 from ekiden.te import Tensor, identity
 from ekiden.topi.layout import parse, spatial
 from ekiden.topi.nn.pool import adaptive_avg_pool
 from ekiden.topi.shape import Shape, as_dim, as_ints, window_extent, window_extent_ceil
 
-
-@node("relay.attrs.MaxPool1DAttrs")
-class MaxPool1DAttrs(Attrs):
-    """Geometry and layout; padding is (left, right)."""
-
-    pool_size: tuple[int, ...] = (1,)
-    strides: tuple[int, ...] = (1,)
-    dilation: tuple[int, ...] = (1,)
-    padding: tuple[int, ...] = (0, 0)
-    layout: str = "NCW"
-    out_layout: str = ""
-    ceil_mode: bool = False
-
-
-@node("relay.attrs.AvgPool1DAttrs")
-class AvgPool1DAttrs(Attrs):
-    """Geometry and layout; `count_include_pad` counts padding in the mean."""
-
-    pool_size: tuple[int, ...] = (1,)
-    strides: tuple[int, ...] = (1,)
-    dilation: tuple[int, ...] = (1,)
-    padding: tuple[int, ...] = (0, 0)
-    layout: str = "NCW"
-    out_layout: str = ""
-    ceil_mode: bool = False
-    count_include_pad: bool = False
-
-
-@node("relay.attrs.MaxPool2DAttrs")
-class MaxPool2DAttrs(Attrs):
-    """Geometry and layout; padding is (top, left, bottom, right)."""
-
-    pool_size: tuple[int, ...] = (1, 1)
-    strides: tuple[int, ...] = (1, 1)
-    dilation: tuple[int, ...] = (1, 1)
-    padding: tuple[int, ...] = (0, 0, 0, 0)
-    layout: str = "NCHW"
-    out_layout: str = ""
-    ceil_mode: bool = False
-
-
-@node("relay.attrs.AvgPool2DAttrs")
-class AvgPool2DAttrs(Attrs):
-    """Geometry and layout; `count_include_pad` counts padding (nothing beyond) in the mean."""
-
-    pool_size: tuple[int, ...] = (1, 1)
-    strides: tuple[int, ...] = (1, 1)
-    dilation: tuple[int, ...] = (1, 1)
-    padding: tuple[int, ...] = (0, 0, 0, 0)
-    layout: str = "NCHW"
-    out_layout: str = ""
-    ceil_mode: bool = False
-    count_include_pad: bool = False
-
-
-MaxPoolAttrs = MaxPool1DAttrs | MaxPool2DAttrs
-AvgPoolAttrs = AvgPool1DAttrs | AvgPool2DAttrs
 PoolAttrs = MaxPoolAttrs | AvgPoolAttrs
 
 
@@ -101,11 +56,12 @@ def _reach(attrs: PoolAttrs, i: int) -> int:
     return (attrs.pool_size[i] - 1) * attrs.dilation[i] + 1
 
 
-def _pool_relation(name: str, kind: type[Attrs]) -> Callable[[Sequence[Type], Attrs | None], Type]:
+def _pool_relation(
+    name: str, kind: type[PoolAttrs]
+) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         (data,) = tensors(name, types, 1)
         wanted = attrs_of(kind, attrs)
-        assert isinstance(wanted, PoolAttrs)
         rank_is(name, data, len(attempt(name, parse, wanted.layout)), "data")
         if wanted.out_layout not in ("", wanted.layout):
             fail(
@@ -178,7 +134,7 @@ def _avg_reference(name: str) -> Callable[[AvgPoolAttrs, Array], Array]:
 
 
 def _pool(attrs: PoolAttrs, data: Tensor, kind: str, count_include_pad: bool) -> list[Tensor]:
-    compute = topi.nn.pool1d if len(attrs.pool_size) == 1 else topi.nn.pool2d
+    compute = (topi.nn.pool1d, topi.nn.pool2d, topi.nn.pool3d)[len(attrs.pool_size) - 1]
     return [
         compute(
             data, attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding, kind,
@@ -196,7 +152,7 @@ def _avg_lower(attrs: AvgPoolAttrs, inputs: Sequence[Tensor], out: TensorType) -
 
 
 def _declare(
-    name: str, kind: type[Attrs], reference: Callable[..., Array], lower: Lowering
+    name: str, kind: type[PoolAttrs], reference: Callable[..., Array], lower: Lowering
 ) -> None:
     register_op(
         OpDef(
@@ -213,35 +169,24 @@ def _declare(
     )
 
 
-_declare("nn.max_pool1d", MaxPool1DAttrs, _max_reference("nn.max_pool1d"), _max_lower)
-_declare("nn.max_pool2d", MaxPool2DAttrs, _max_reference("nn.max_pool2d"), _max_lower)
-_declare("nn.avg_pool1d", AvgPool1DAttrs, _avg_reference("nn.avg_pool1d"), _avg_lower)
-_declare("nn.avg_pool2d", AvgPool2DAttrs, _avg_reference("nn.avg_pool2d"), _avg_lower)
-
-
-def _single(value: Ints) -> tuple[int, ...]:
-    return (value,) if isinstance(value, int) else tuple(value)
-
-
-def _sides(padding: Ints) -> tuple[int, ...]:
-    many = _single(padding)
-    return many * (2 // len(many))
+for _axes, _max, _avg in (
+    (1, MaxPool1DAttrs, AvgPool1DAttrs),
+    (2, MaxPool2DAttrs, AvgPool2DAttrs),
+    (3, MaxPool3DAttrs, AvgPool3DAttrs),
+):
+    _declare(f"nn.max_pool{_axes}d", _max, _max_reference(f"nn.max_pool{_axes}d"), _max_lower)
+    _declare(f"nn.avg_pool{_axes}d", _avg, _avg_reference(f"nn.avg_pool{_axes}d"), _avg_lower)
 
 
 def max_pool1d(
     data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
     layout: str = "NCW", out_layout: str = "", ceil_mode: bool = False,
 ) -> Call:  # fmt: skip
-    """The maximum of each window."""
+    """The maximum of each window over one axis."""
     attrs = MaxPool1DAttrs(
-        _single(pool_size),
-        _single(strides),
-        _single(dilation),
-        _sides(padding),
-        layout,
-        out_layout,
-        ceil_mode,
-    )
+        spread(pool_size, 1), spread(strides, 1), spread(dilation, 1), sides(padding, 1),
+        layout, out_layout, ceil_mode,
+    )  # fmt: skip
     return call("nn.max_pool1d", data, attrs=attrs)
 
 
@@ -249,11 +194,24 @@ def max_pool2d(
     data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
     layout: str = "NCHW", out_layout: str = "", ceil_mode: bool = False,
 ) -> Call:  # fmt: skip
-    """The maximum of each window."""
+    """The maximum of each window over two axes."""
     attrs = MaxPool2DAttrs(
-        pair(pool_size), pair(strides), pair(dilation), pads(padding), layout, out_layout, ceil_mode
-    )
+        spread(pool_size, 2), spread(strides, 2), spread(dilation, 2), sides(padding, 2),
+        layout, out_layout, ceil_mode,
+    )  # fmt: skip
     return call("nn.max_pool2d", data, attrs=attrs)
+
+
+def max_pool3d(
+    data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
+    layout: str = "NCDHW", out_layout: str = "", ceil_mode: bool = False,
+) -> Call:  # fmt: skip
+    """The maximum of each window over three axes."""
+    attrs = MaxPool3DAttrs(
+        spread(pool_size, 3), spread(strides, 3), spread(dilation, 3), sides(padding, 3),
+        layout, out_layout, ceil_mode,
+    )  # fmt: skip
+    return call("nn.max_pool3d", data, attrs=attrs)
 
 
 def avg_pool1d(
@@ -261,10 +219,10 @@ def avg_pool1d(
     layout: str = "NCW", out_layout: str = "", ceil_mode: bool = False,
     count_include_pad: bool = False,
 ) -> Call:  # fmt: skip
-    """The mean of each window."""
+    """The mean of each window over one axis."""
     attrs = AvgPool1DAttrs(
-        _single(pool_size), _single(strides), _single(dilation), _sides(padding), layout,
-        out_layout, ceil_mode,
+        spread(pool_size, 1), spread(strides, 1), spread(dilation, 1), sides(padding, 1),
+        layout, out_layout, ceil_mode,
         count_include_pad,
     )  # fmt: skip
     return call("nn.avg_pool1d", data, attrs=attrs)
@@ -275,13 +233,27 @@ def avg_pool2d(
     layout: str = "NCHW", out_layout: str = "", ceil_mode: bool = False,
     count_include_pad: bool = False,
 ) -> Call:  # fmt: skip
-    """The mean of each window."""
+    """The mean of each window over two axes."""
     attrs = AvgPool2DAttrs(
-        pair(pool_size), pair(strides), pair(dilation), pads(padding), layout, out_layout,
-        ceil_mode,
+        spread(pool_size, 2), spread(strides, 2), spread(dilation, 2), sides(padding, 2),
+        layout, out_layout, ceil_mode,
         count_include_pad,
     )  # fmt: skip
     return call("nn.avg_pool2d", data, attrs=attrs)
+
+
+def avg_pool3d(
+    data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
+    layout: str = "NCDHW", out_layout: str = "", ceil_mode: bool = False,
+    count_include_pad: bool = False,
+) -> Call:  # fmt: skip
+    """The mean of each window over three axes."""
+    attrs = AvgPool3DAttrs(
+        spread(pool_size, 3), spread(strides, 3), spread(dilation, 3), sides(padding, 3),
+        layout, out_layout, ceil_mode,
+        count_include_pad,
+    )  # fmt: skip
+    return call("nn.avg_pool3d", data, attrs=attrs)
 
 
 @node("relay.attrs.GlobalPool2DAttrs")
@@ -401,11 +373,11 @@ def adaptive_avg_pool2d(
     data: Expr, output_size: Ints | None = None, layout: str = "NCHW", out_layout: str = ""
 ) -> Call:
     """The mean over windows that divide the data into `output_size`."""
-    size = None if output_size is None else pair(output_size)
+    size = None if output_size is None else spread(output_size, 2)
     return call("nn.adaptive_avg_pool2d", data, attrs=AdaptivePool2DAttrs(size, layout, out_layout))
 
 
 __all__ = [
-    "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d", "global_avg_pool2d", "global_max_pool2d",
-    "max_pool1d", "max_pool2d",
+    "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "global_avg_pool2d",
+    "global_max_pool2d", "max_pool1d", "max_pool2d", "max_pool3d",
 ]  # fmt: skip

@@ -1,8 +1,6 @@
-"""Convolutions and pooling over other than two axes; deformable convolution; correlation."""
+"""Convolutions over other than two axes; deformable convolution; correlation."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
@@ -12,119 +10,17 @@ from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call
 from ekiden.relay.op._inventory import declare
 from ekiden.relay.op.nn._solve import window, window_transposed
+from ekiden.relay.op.nn.geometry import (
+    Conv1DTransposeAttrs,
+    Conv3DAttrs,
+    Conv3DTransposeAttrs,
+    DeformableConv2DAttrs,
+    Ints,
+    sides,
+    spread,
+    window_size,
+)
 from ekiden.te import Tensor
-
-Ints = int | Sequence[int]
-
-
-def spread(value: Ints, rank: int) -> tuple[int, ...]:
-    """One number per spatial axis."""
-    return (value,) * rank if isinstance(value, int) else tuple(value)
-
-
-def sides(padding: Ints, rank: int) -> tuple[int, ...]:
-    """Padding before every axis, then after every one, from one number, one or two per axis.
-
-    Raises ValueError for another number of them.
-    """
-    many = (padding,) if isinstance(padding, int) else tuple(padding)
-    if len(many) not in (1, rank, 2 * rank):
-        raise ValueError(f"padding must be 1, {rank} or {2 * rank} numbers, got {many}")
-    return many * (2 * rank // len(many))
-
-
-@node("relay.attrs.Conv3DAttrs")
-class Conv3DAttrs(Attrs):
-    """Geometry and layouts; padding is (front, top, left, back, bottom, right)."""
-
-    strides: tuple[int, ...] = (1, 1, 1)
-    padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
-    dilation: tuple[int, ...] = (1, 1, 1)
-    groups: int = 1
-    channels: int | None = None
-    kernel_size: tuple[int, ...] | None = None
-    data_layout: str = "NCDHW"
-    kernel_layout: str = "OIDHW"
-    out_layout: str = ""
-    out_dtype: str = ""
-
-
-@node("relay.attrs.Conv1DTransposeAttrs")
-class Conv1DTransposeAttrs(Attrs):
-    """Geometry and layouts; padding is (left, right)."""
-
-    channels: int | None = None
-    kernel_size: tuple[int, ...] | None = None
-    strides: tuple[int, ...] = (1,)
-    output_padding: tuple[int, ...] = (0,)
-    padding: tuple[int, ...] = (0, 0)
-    dilation: tuple[int, ...] = (1,)
-    groups: int = 1
-    data_layout: str = "NCW"
-    kernel_layout: str = "IOW"
-    out_layout: str = ""
-    out_dtype: str = ""
-
-
-@node("relay.attrs.Conv3DTransposeAttrs")
-class Conv3DTransposeAttrs(Attrs):
-    """Geometry and layouts; padding is (front, top, left, back, bottom, right)."""
-
-    channels: int | None = None
-    kernel_size: tuple[int, ...] | None = None
-    strides: tuple[int, ...] = (1, 1, 1)
-    padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
-    output_padding: tuple[int, ...] = (0, 0, 0)
-    dilation: tuple[int, ...] = (1, 1, 1)
-    groups: int = 1
-    data_layout: str = "NCDHW"
-    kernel_layout: str = "IODHW"
-    out_layout: str = ""
-    out_dtype: str = ""
-
-
-@node("relay.attrs.MaxPool3DAttrs")
-class MaxPool3DAttrs(Attrs):
-    """Geometry and layout; padding is (front, top, left, back, bottom, right)."""
-
-    pool_size: tuple[int, ...] = (1, 1, 1)
-    strides: tuple[int, ...] = (1, 1, 1)
-    dilation: tuple[int, ...] = (1, 1, 1)
-    padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
-    layout: str = "NCDHW"
-    out_layout: str = ""
-    ceil_mode: bool = False
-
-
-@node("relay.attrs.AvgPool3DAttrs")
-class AvgPool3DAttrs(Attrs):
-    """As MaxPool3DAttrs; `count_include_pad` counts padding in the mean."""
-
-    pool_size: tuple[int, ...] = (1, 1, 1)
-    strides: tuple[int, ...] = (1, 1, 1)
-    dilation: tuple[int, ...] = (1, 1, 1)
-    padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
-    layout: str = "NCDHW"
-    out_layout: str = ""
-    ceil_mode: bool = False
-    count_include_pad: bool = False
-
-
-@node("relay.attrs.DeformableConv2DAttrs")
-class DeformableConv2DAttrs(Attrs):
-    """Geometry and layouts; each deformable group has offsets of its own."""
-
-    strides: tuple[int, ...] = (1, 1)
-    padding: tuple[int, ...] = (0, 0, 0, 0)
-    dilation: tuple[int, ...] = (1, 1)
-    deformable_groups: int = 1
-    groups: int = 1
-    channels: int | None = None
-    kernel_size: tuple[int, ...] | None = None
-    data_layout: str = "NCHW"
-    kernel_layout: str = "OIHW"
-    out_layout: str = ""
-    out_dtype: str = ""
 
 
 @node("relay.attrs.CorrelationAttrs")
@@ -182,28 +78,6 @@ for _name, _kind in (
         _name, ("data", "weight"), _transposed, _WINDOWS, _kind, _FUSES, solve=window_transposed
     )
 declare(
-    "nn.max_pool3d",
-    ("data",),
-    lambda attrs, data: topi.nn.pool3d(
-        data, attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding, "max", attrs.ceil_mode,
-        attrs.layout,
-    ),
-    "data's shape with the number of windows on the spatial axes",
-    MaxPool3DAttrs,
-    _FUSES,
-)  # fmt: skip
-declare(
-    "nn.avg_pool3d",
-    ("data",),
-    lambda attrs, data: topi.nn.pool3d(
-        data, attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding, "avg", attrs.ceil_mode,
-        attrs.layout, attrs.count_include_pad,
-    ),
-    "data's shape with the number of windows on the spatial axes",
-    AvgPool3DAttrs,
-    _FUSES,
-)  # fmt: skip
-declare(
     "nn.deformable_conv2d",
     ("data", "offset", "weight"),
     _deformable,
@@ -242,10 +116,6 @@ declare(
 )
 
 
-def _size(kernel_size: Ints | None, rank: int) -> tuple[int, ...] | None:
-    return None if kernel_size is None else spread(kernel_size, rank)
-
-
 def conv3d(
     data: Expr,
     weight: Expr,
@@ -264,7 +134,7 @@ def conv3d(
     layout = kernel_layout or ("OIDHW" if data_layout == "NCDHW" else "DHWIO")
     attrs = Conv3DAttrs(
         spread(strides, 3), sides(padding, 3), spread(dilation, 3), groups, channels,
-        _size(kernel_size, 3), data_layout, layout, out_layout, out_dtype,
+        window_size(kernel_size, 3), data_layout, layout, out_layout, out_dtype,
     )  # fmt: skip
     return call("nn.conv3d", data, weight, attrs=attrs)
 
@@ -286,9 +156,9 @@ def conv1d_transpose(
 ) -> Call:
     """A transposed convolution over one axis."""
     attrs = Conv1DTransposeAttrs(
-        channels, _size(kernel_size, 1), spread(strides, 1), spread(output_padding, 1),
-        sides(padding, 1), spread(dilation, 1), groups, data_layout, kernel_layout, out_layout,
-        out_dtype,
+        spread(strides, 1), sides(padding, 1), spread(dilation, 1), groups, channels,
+        window_size(kernel_size, 1), data_layout, kernel_layout, out_layout, out_dtype,
+        spread(output_padding, 1),
     )  # fmt: skip
     return call("nn.conv1d_transpose", data, weight, attrs=attrs)
 
@@ -310,46 +180,11 @@ def conv3d_transpose(
 ) -> Call:
     """A transposed convolution over three axes."""
     attrs = Conv3DTransposeAttrs(
-        channels, _size(kernel_size, 3), spread(strides, 3), sides(padding, 3),
-        spread(output_padding, 3), spread(dilation, 3), groups, data_layout, kernel_layout,
-        out_layout, out_dtype,
+        spread(strides, 3), sides(padding, 3), spread(dilation, 3), groups, channels,
+        window_size(kernel_size, 3), data_layout, kernel_layout, out_layout, out_dtype,
+        spread(output_padding, 3),
     )  # fmt: skip
     return call("nn.conv3d_transpose", data, weight, attrs=attrs)
-
-
-def max_pool3d(
-    data: Expr,
-    pool_size: Ints = (1, 1, 1),
-    strides: Ints = (1, 1, 1),
-    dilation: Ints = (1, 1, 1),
-    padding: Ints = (0, 0, 0),
-    layout: str = "NCDHW",
-    out_layout: str = "",
-    ceil_mode: bool = False,
-) -> Call:
-    """The maximum of windows over three axes."""
-    size, steps, apart = (spread(v, 3) for v in (pool_size, strides, dilation))
-    attrs = MaxPool3DAttrs(size, steps, apart, sides(padding, 3), layout, out_layout, ceil_mode)
-    return call("nn.max_pool3d", data, attrs=attrs)
-
-
-def avg_pool3d(
-    data: Expr,
-    pool_size: Ints = (1, 1, 1),
-    strides: Ints = (1, 1, 1),
-    dilation: Ints = (1, 1, 1),
-    padding: Ints = (0, 0, 0),
-    layout: str = "NCDHW",
-    out_layout: str = "",
-    ceil_mode: bool = False,
-    count_include_pad: bool = False,
-) -> Call:
-    """The mean of windows over three axes."""
-    size, steps, apart = (spread(v, 3) for v in (pool_size, strides, dilation))
-    attrs = AvgPool3DAttrs(
-        size, steps, apart, sides(padding, 3), layout, out_layout, ceil_mode, count_include_pad
-    )
-    return call("nn.avg_pool3d", data, attrs=attrs)
 
 
 def deformable_conv2d(
@@ -373,8 +208,9 @@ def deformable_conv2d(
     a factor for each tap (NCHW alone; TVM has none).
     """
     attrs = DeformableConv2DAttrs(
-        spread(strides, 2), sides(padding, 2), spread(dilation, 2), deformable_groups, groups,
-        channels, _size(kernel_size, 2), data_layout, kernel_layout, out_layout, out_dtype,
+        spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups, channels,
+        window_size(kernel_size, 2), data_layout, kernel_layout, out_layout, out_dtype,
+        deformable_groups,
     )  # fmt: skip
     if mask is not None:
         return call("nn.modulated_deformable_conv2d", data, offset, weight, mask, attrs=attrs)
@@ -400,6 +236,5 @@ def correlation(
 
 
 __all__ = [
-    "avg_pool3d", "conv1d_transpose", "conv3d", "conv3d_transpose", "correlation",
-    "deformable_conv2d", "max_pool3d",
+    "conv1d_transpose", "conv3d", "conv3d_transpose", "correlation", "deformable_conv2d",
 ]  # fmt: skip

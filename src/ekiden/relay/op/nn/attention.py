@@ -1,0 +1,154 @@
+"""Scaled dot-product attention as one operator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, register_op
+from ekiden.ir.prim import IntImm, is_const
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Expr, Tuple
+from ekiden.relay.op._declare import agree, attrs_of, call, fail, one_dtype, rank_is, tensor_fields
+from ekiden.topi.nn.attention import attention_shape
+from ekiden.topi.rule.attention import CAUSAL, Heads
+
+_NAME = "nn.attention"
+
+
+@node("relay.attrs.AttentionAttrs")
+class AttentionAttrs(Attrs):
+    """scale: the factor of scores (none: 1 / sqrt of the depth). causal: "" for all keys, "start"
+    for key j <= query i, "end" for j <= i + keys - queries. softcap: scores become softcap *
+    tanh(score / softcap) before the bias, 0 for not. Layouts: the order of the axes batch, head,
+    sequence, depth of query, key, value and result.
+    """
+
+    scale: float | None = None
+    causal: str = ""
+    softcap: float = 0.0
+    query_layout: str = "bhsd"
+    key_layout: str = "bhsd"
+    value_layout: str = "bhsd"
+    out_layout: str = "bhsd"
+
+    @property
+    def heads(self) -> Heads:
+        """The same, as the kernel takes it."""
+        layouts = (self.query_layout, self.key_layout, self.value_layout, self.out_layout)
+        return Heads(layouts, self.scale, self.causal, self.softcap)
+
+
+def _check(heads: Heads, given: Sequence[TensorType]) -> None:
+    if len(given) not in (3, 4):
+        fail(_NAME, f"expected query, key, value and perhaps a bias, got {len(given)} tensors")
+    if one_dtype(_NAME, given) != "float32":
+        fail(_NAME, f"tensors must be float32, got {given[0].dtype}")
+    for what, kind in zip(("query", "key", "value", "bias"), given, strict=False):
+        rank_is(_NAME, kind, 4, what)
+    for layout in heads.layouts:
+        if sorted(layout) != sorted("bhsd"):
+            fail(_NAME, f"a layout is an order of the letters b, h, s, d; got {layout!r}")
+    if heads.causal not in CAUSAL:
+        fail(_NAME, f"causal must be one of {', '.join(map(repr, CAUSAL))}; got {heads.causal!r}")
+
+
+def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    heads, given = attrs_of(AttentionAttrs, attrs).heads, tensor_fields(_NAME, types)
+    _check(heads, given)
+    query, key, value = (
+        dict(zip(layout, kind.shape, strict=True))
+        for layout, kind in zip(heads.layouts[:3], given[:3], strict=True)
+    )
+    agree(_NAME, query["b"], key["b"], "the batches of 'query' and 'key'")
+    agree(_NAME, query["d"], key["d"], "the depths of 'query' and 'key'")
+    for axis, what in (("b", "batches"), ("h", "heads"), ("s", "lengths")):
+        agree(_NAME, key[axis], value[axis], f"the {what} of 'key' and 'value'")
+    many, few = query["h"], key["h"]
+    if isinstance(many, IntImm) and isinstance(few, IntImm):
+        if few.value == 0 or many.value % few.value:
+            fail(_NAME, f"{many.value} heads of 'query' are no multiple of {few.value} of 'key'")
+    else:
+        agree(_NAME, many, few, "the heads of 'query' and 'key'")
+    if not isinstance(value["d"], IntImm):
+        fail(_NAME, "the depth of 'value' must be a number")
+    if heads.scale is None and not isinstance(query["d"], IntImm):
+        fail(_NAME, "the depth of 'query' must be a number where no scale is given")
+    if len(given) == 4:
+        dims = (query["b"], query["h"], query["s"], key["s"])
+        for got, wanted in zip(given[3].shape, dims, strict=True):
+            if not is_const(got, 1):
+                agree(_NAME, got, wanted, "the shape of 'bias' and that of the scores")
+    shape = attention_shape(heads, given[0].shape, given[2].shape)
+    return TensorType(shape, given[0].dtype)
+
+
+def _reference(attrs: AttentionAttrs, *arrays: Array) -> Array:
+    heads = attrs.heads
+    query, key, value = (
+        array.transpose([layout.index(axis) for axis in "bhsd"])
+        for array, layout in zip(arrays[:3], heads.layouts[:3], strict=True)
+    )
+    groups = query.shape[1] // key.shape[1]
+    key, value = (np.repeat(array, groups, axis=1) for array in (key, value))
+    scale = heads.scale if heads.scale is not None else 1 / math.sqrt(query.shape[-1])
+    scores = query @ key.swapaxes(-1, -2) * np.float32(scale)
+    if heads.softcap:
+        scores = np.tanh(scores / np.float32(heads.softcap)) * np.float32(heads.softcap)
+    if len(arrays) > 3:
+        scores = scores + arrays[3]
+    rows, columns = scores.shape[-2:]
+    if heads.causal:
+        shift = columns - rows if heads.causal == "end" else 0
+        seen = np.tri(rows, columns, shift, dtype=bool)
+        scores = np.where(seen, scores, np.float32(-np.inf))
+    with np.errstate(invalid="ignore"):
+        shares = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+        mixed = (shares @ value) / shares.sum(-1, keepdims=True)
+    return np.ascontiguousarray(mixed.transpose(["bhsd".index(a) for a in heads.layouts[3]]))
+
+
+register_op(
+    OpDef(
+        name=_NAME,
+        arguments=("data",),
+        attrs=AttentionAttrs,
+        relation=_relation,
+        reference=_reference,
+        lower=lambda attrs, inputs, out: [topi.nn.attention(attrs.heads, inputs)],
+        variadic=True,
+        result="as the query, with the depth of a value, in out_layout",
+        description="softmax(query * key^T * scale + bias) * value for each head.",
+    )
+)
+
+
+def attention(
+    query: Expr,
+    key: Expr,
+    value: Expr,
+    bias: Expr | None = None,
+    scale: float | None = None,
+    causal: str = "",
+    softcap: float = 0.0,
+    layouts: tuple[str, str, str, str] = ("bhsd", "bhsd", "bhsd", "bhsd"),
+) -> Call:
+    """softmax(query * key^T * scale + bias) * value for each head, of float32, in one kernel.
+
+    query [b, h, s, d], key [b, g, t, d] and value [b, g, t, e] give [b, h, s, e]; h is a multiple
+    of g, and neighbouring heads share a key. bias broadcasts to [b, h, s, t]. `causal` hides keys:
+    "start" those with j > i, "end" those with j > i + t - s. `softcap` bends scores before the
+    bias. `layouts` are the orders of axes of query, key, value and result. A row without keys is
+    NaN.
+    """
+    given = (query, key, value, *(() if bias is None else (bias,)))
+    attrs = AttentionAttrs(scale, causal, softcap, *layouts)
+    return call(_NAME, Tuple(given), attrs=attrs)
+
+
+__all__ = ["attention"]

@@ -1,0 +1,229 @@
+"""How windows move over the spatial axes: the attributes of convolutions and pooling, and the
+short forms in which users give them.
+
+Attributes have TVM's names and defaults. Padding names what is added before every spatial axis,
+then what is added after: (left, right), (top, left, bottom, right), (front, top, left, back,
+bottom, right).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+
+Ints = int | Sequence[int]
+
+
+def spread(value: Ints, rank: int) -> tuple[int, ...]:
+    """One number per spatial axis, from one for all or one each."""
+    return (value,) * rank if isinstance(value, int) else tuple(value)
+
+
+def sides(padding: Ints, rank: int) -> tuple[int, ...]:
+    """Padding before every axis, then after every one, from one number, one or two per axis.
+
+    Raises ValueError for another number of them.
+    """
+    many = (padding,) if isinstance(padding, int) else tuple(padding)
+    if len(many) not in (1, rank, 2 * rank):
+        counts = "1 or 2" if rank == 1 else f"1, {rank} or {2 * rank}"
+        raise ValueError(f"padding must be {counts} numbers, got {many}")
+    return many * (2 * rank // len(many))
+
+
+def window_size(kernel_size: Ints | None, rank: int) -> tuple[int, ...] | None:
+    """The window's extent on every spatial axis; None where the weight alone says it."""
+    return None if kernel_size is None else spread(kernel_size, rank)
+
+
+@node("relay.attrs.ConvAttrs")
+class ConvAttrs(Attrs):
+    """Geometry and layouts of a convolution.
+
+    `channels` and `kernel_size` repeat what the weight's shape says: they are checked against it,
+    and needed where a packed weight is padded. An empty `out_layout` is `data_layout`, an empty
+    `out_dtype` that of the data.
+    """
+
+    strides: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+    channels: int | None = None
+    kernel_size: tuple[int, ...] | None = None
+    data_layout: str = ""
+    kernel_layout: str = ""
+    out_layout: str = ""
+    out_dtype: str = ""
+
+
+@node("relay.attrs.Conv1DAttrs")
+class Conv1DAttrs(ConvAttrs):
+    """A convolution over one axis."""
+
+    strides: tuple[int, ...] = (1,)
+    padding: tuple[int, ...] = (0, 0)
+    dilation: tuple[int, ...] = (1,)
+    data_layout: str = "NCW"
+    kernel_layout: str = "OIW"
+
+
+@node("relay.attrs.Conv2DAttrs")
+class Conv2DAttrs(ConvAttrs):
+    """A convolution over two axes."""
+
+    strides: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+    dilation: tuple[int, ...] = (1, 1)
+    data_layout: str = "NCHW"
+    kernel_layout: str = "OIHW"
+
+
+@node("relay.attrs.Conv3DAttrs")
+class Conv3DAttrs(ConvAttrs):
+    """A convolution over three axes."""
+
+    strides: tuple[int, ...] = (1, 1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
+    dilation: tuple[int, ...] = (1, 1, 1)
+    data_layout: str = "NCDHW"
+    kernel_layout: str = "OIDHW"
+
+
+@node("relay.attrs.DeformableConv2DAttrs")
+class DeformableConv2DAttrs(Conv2DAttrs):
+    """A convolution whose taps are moved; each deformable group has offsets of its own."""
+
+    deformable_groups: int = 1
+
+
+@node("relay.attrs.ConvTransposeAttrs")
+class ConvTransposeAttrs(ConvAttrs):
+    """A transposed convolution; `output_padding` adds to the end of every axis."""
+
+    output_padding: tuple[int, ...] = ()
+
+
+@node("relay.attrs.Conv1DTransposeAttrs")
+class Conv1DTransposeAttrs(ConvTransposeAttrs):
+    """A transposed convolution over one axis."""
+
+    strides: tuple[int, ...] = (1,)
+    padding: tuple[int, ...] = (0, 0)
+    dilation: tuple[int, ...] = (1,)
+    data_layout: str = "NCW"
+    kernel_layout: str = "IOW"
+    output_padding: tuple[int, ...] = (0,)
+
+
+@node("relay.attrs.Conv2DTransposeAttrs")
+class Conv2DTransposeAttrs(ConvTransposeAttrs):
+    """A transposed convolution over two axes."""
+
+    strides: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+    dilation: tuple[int, ...] = (1, 1)
+    data_layout: str = "NCHW"
+    kernel_layout: str = "IOHW"
+    output_padding: tuple[int, ...] = (0, 0)
+
+
+@node("relay.attrs.Conv3DTransposeAttrs")
+class Conv3DTransposeAttrs(ConvTransposeAttrs):
+    """A transposed convolution over three axes."""
+
+    strides: tuple[int, ...] = (1, 1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
+    dilation: tuple[int, ...] = (1, 1, 1)
+    data_layout: str = "NCDHW"
+    kernel_layout: str = "IODHW"
+    output_padding: tuple[int, ...] = (0, 0, 0)
+
+
+@node("relay.attrs.MaxPoolAttrs")
+class MaxPoolAttrs(Attrs):
+    """Geometry and layout of a maximum over windows; `ceil_mode` keeps a last, partial window."""
+
+    pool_size: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+    layout: str = ""
+    out_layout: str = ""
+    ceil_mode: bool = False
+
+
+@node("relay.attrs.AvgPoolAttrs")
+class AvgPoolAttrs(MaxPoolAttrs):
+    """Geometry and layout of a mean over windows; `count_include_pad` counts the padding (nothing
+    beyond it) in the mean."""
+
+    count_include_pad: bool = False
+
+
+@node("relay.attrs.MaxPool1DAttrs")
+class MaxPool1DAttrs(MaxPoolAttrs):
+    """A maximum over windows of one axis."""
+
+    pool_size: tuple[int, ...] = (1,)
+    strides: tuple[int, ...] = (1,)
+    dilation: tuple[int, ...] = (1,)
+    padding: tuple[int, ...] = (0, 0)
+    layout: str = "NCW"
+
+
+@node("relay.attrs.AvgPool1DAttrs")
+class AvgPool1DAttrs(AvgPoolAttrs):
+    """A mean over windows of one axis."""
+
+    pool_size: tuple[int, ...] = (1,)
+    strides: tuple[int, ...] = (1,)
+    dilation: tuple[int, ...] = (1,)
+    padding: tuple[int, ...] = (0, 0)
+    layout: str = "NCW"
+
+
+@node("relay.attrs.MaxPool2DAttrs")
+class MaxPool2DAttrs(MaxPoolAttrs):
+    """A maximum over windows of two axes."""
+
+    pool_size: tuple[int, ...] = (1, 1)
+    strides: tuple[int, ...] = (1, 1)
+    dilation: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+    layout: str = "NCHW"
+
+
+@node("relay.attrs.AvgPool2DAttrs")
+class AvgPool2DAttrs(AvgPoolAttrs):
+    """A mean over windows of two axes."""
+
+    pool_size: tuple[int, ...] = (1, 1)
+    strides: tuple[int, ...] = (1, 1)
+    dilation: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+    layout: str = "NCHW"
+
+
+@node("relay.attrs.MaxPool3DAttrs")
+class MaxPool3DAttrs(MaxPoolAttrs):
+    """A maximum over windows of three axes."""
+
+    pool_size: tuple[int, ...] = (1, 1, 1)
+    strides: tuple[int, ...] = (1, 1, 1)
+    dilation: tuple[int, ...] = (1, 1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
+    layout: str = "NCDHW"
+
+
+@node("relay.attrs.AvgPool3DAttrs")
+class AvgPool3DAttrs(AvgPoolAttrs):
+    """A mean over windows of three axes."""
+
+    pool_size: tuple[int, ...] = (1, 1, 1)
+    strides: tuple[int, ...] = (1, 1, 1)
+    dilation: tuple[int, ...] = (1, 1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
+    layout: str = "NCDHW"

@@ -1,0 +1,39 @@
+"""Scaled dot-product attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.ir.prim import PrimExpr
+from ekiden.te import Tensor
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import Stmt
+from ekiden.topi.rule.attention import Attention, Heads
+
+
+def attention_shape(
+    heads: Heads, query: Sequence[PrimExpr], value: Sequence[PrimExpr]
+) -> tuple[PrimExpr, ...]:
+    """The shape of the result: as the query, with the width of a value."""
+    q_layout, _, v_layout, out_layout = heads.layouts
+    dims = dict(zip(q_layout, query, strict=True)) | {"d": value[v_layout.index("d")]}
+    return tuple(dims[axis] for axis in out_layout)
+
+
+def attention(heads: Heads, inputs: Sequence[Tensor]) -> Tensor:
+    """softmax(query * key^T * scale + bias) * value for each head; `inputs` are query, key, value
+    in their layouts, and the bias if there is one.
+    """
+    shape = attention_shape(heads, inputs[0].shape, inputs[2].shape)
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        return Attention(heads, ins, outs[0]).body()
+
+    (made,) = te.extern_op(
+        [shape], inputs, build, ["float32"], "attention", "attention", {"heads": heads}
+    )
+    return made
+
+
+__all__ = ["attention"]

@@ -1,0 +1,368 @@
+"""Scaled dot-product attention: scores, softmax and the product with the values in one kernel.
+
+    for head:  for rows of queries:  scores = q * k^T * scale + bias;  scores = exp(scores - max)
+                                     out = (scores * v) / sum
+
+The keys of a head are copied into panels as wide as a register tile (as the right matrix of
+topi.rule.batch_matmul); the scores of a tile of rows, and nothing more of them, lie in a small
+buffer that stays in L1: a row has all its scores before its softmax, so it is computed once. Values
+are read where they lie if their rows are whole vectors. Operands may have their axes in any order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.prim import (
+    Add,
+    Div,
+    IntImm,
+    Max,
+    Mul,
+    PrimExpr,
+    Select,
+    Sub,
+    Var,
+    const,
+    is_const,
+    maximum,
+    minimum,
+)  # fmt: skip
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+from ekiden.topi.rule.dense import make_buffers
+from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, column_mask, compute_tile, max_rows
+
+LANES = 16
+"""Lanes of a vector where no target is known."""
+WIDE = 4
+"""Vectors of a whole panel."""
+ROWS = 6
+"""Most queries of a tile."""
+CAUSAL = ("", "start", "end")
+"""Which keys a query sees: all; those up to its own place, counted from the first; those up to its
+own place, where the last query sees the last key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What is fixed about an attention: the orders of the axes of query, key, value and result
+    (batch, head, sequence, depth), the factor of scores (None: 1 / sqrt(depth)), CAUSAL, and the
+    limit to which scores are bent by tanh before the bias (0 for none)."""
+
+    layouts: tuple[str, str, str, str] = ("bhsd",) * 4
+    scale: float | None = None
+    causal: str = ""
+    softcap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor with its dimensions and strides by the letters of its layout."""
+
+    buffer: Buffer
+    dims: dict[str, PrimExpr]
+    strides: dict[str, PrimExpr]
+
+    @staticmethod
+    def of(buffer: Buffer, layout: str) -> Operand:
+        """A compact buffer whose axes are in the order of a layout."""
+        step: PrimExpr = const(1)
+        strides = {}
+        for axis, dim in zip(reversed(layout), reversed(buffer.shape), strict=True):
+            strides[axis] = step
+            step = simplify(step * dim)
+        return Operand(buffer, dict(zip(layout, buffer.shape, strict=True)), strides)
+
+
+class Attention:
+    """The statement of one attention. `inputs` are query, key, value and a bias, if there is one:
+    [1 or batch, 1 or heads, 1 or queries, 1 or keys]."""
+
+    def __init__(
+        self,
+        heads: Heads,
+        inputs: Sequence[Buffer],
+        output: Buffer,
+        target: Target | None = None,
+    ) -> None:
+        self.heads = heads
+        operands = zip((*inputs[:3], output), heads.layouts, strict=True)
+        self.q, self.k, self.v, self.out = (Operand.of(b, layout) for b, layout in operands)
+        self.bias = inputs[3] if len(inputs) > 3 else None
+        self.lanes = target.lanes("float32") if target else LANES
+        self.cores = target.cores if target else 1
+        self.limit = min(ROWS, max_rows(WIDE, target)) if target else ROWS
+        self.queries, self.keys = self.q.dims["s"], self.k.dims["s"]
+        self.depth = self.q.dims["d"]
+        width = self.v.dims["d"]
+        assert isinstance(width, IntImm)
+        self.width = width.value
+        # One row of scores: whole vectors, and one more so that rows do not begin in the same set.
+        vectors = (self.keys + (self.lanes - 1)) // self.lanes
+        self.stride = simplify((vectors + 1) * self.lanes)
+        self.padded = simplify(vectors * self.lanes)
+        self.scores = Buffer("scores", (simplify(self.stride * self.limit),))
+        self.totals = Buffer("totals", (const(self.limit),), scope="local")
+        self.panels = Buffer("keys", (simplify(self.padded * self.depth),))
+        columns = -(-self.width // self.lanes) * self.lanes
+        self.values = Buffer("values", (simplify(self.keys * columns),))
+        self.columns = columns
+
+    # Vectors.
+
+    def load(self, buffer: Buffer, at: PrimExpr, stride: PrimExpr | int = 1) -> PrimExpr:
+        """`lanes` elements."""
+        return BufferLoad(buffer, (ramp(at, stride, self.lanes),), f"float32x{self.lanes}")
+
+    def store(self, buffer: Buffer, at: PrimExpr, value: PrimExpr,
+              mask: PrimExpr | None = None) -> Stmt:  # fmt: skip
+        """Keep a vector."""
+        return BufferStore(buffer, value, (ramp(at, 1, self.lanes),), mask)
+
+    def splat(self, value: PrimExpr | float) -> PrimExpr:
+        """A number in every lane."""
+        number = value if isinstance(value, PrimExpr) else const(value, "float32")
+        return broadcast(number, self.lanes)
+
+    def below(self, first: PrimExpr, limit: PrimExpr) -> PrimExpr:
+        """The lanes whose number, counted from `first`, is less than `limit`."""
+        return ramp(first, 1, self.lanes) < broadcast(limit, self.lanes)
+
+    # Copies of keys and values.
+
+    def split(self) -> tuple[PrimExpr, PrimExpr]:
+        """(whole panels of keys, panels of one vector after them)."""
+        whole = simplify(self.keys // (WIDE * self.lanes))
+        return whole, simplify((self.padded - whole * (WIDE * self.lanes)) // self.lanes)
+
+    def pack_keys(self, base: PrimExpr, kind: ForKind) -> Stmt:
+        """keys[c * depth + d * panel width + i] = k[c + i, d] for the panel that begins at key c;
+        zeros beyond the last key."""
+        whole, narrow = self.split()
+
+        def panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
+            panel, d = Var("p"), Var("d")
+            key = first + panel * (vectors * self.lanes)
+            steps = [self._copy(base, key, d, v, vectors) for v in range(vectors)]
+            body = For(d, const(0), self.depth, ForKind.SERIAL, seq(*steps))
+            return For(panel, const(0), count, kind, body, {"grain": 1})
+
+        rest = whole * (WIDE * self.lanes)
+        return seq(panels(whole, const(0), WIDE), panels(narrow, rest, 1))
+
+    def _copy(self, base: PrimExpr, key: PrimExpr, d: PrimExpr, v: int, vectors: int) -> Stmt:
+        first, steps = key + v * self.lanes, self.k.strides
+        value = self.load(self.k.buffer, base + first * steps["s"] + d * steps["d"], steps["s"])
+        if not is_const(simplify(self.keys % self.lanes), 0):
+            value = if_then_else(self.below(first, self.keys), value, self.splat(0.0))
+        to = key * self.depth + d * (vectors * self.lanes) + v * self.lanes
+        return self.store(self.panels, to, value)
+
+    def reads_values(self) -> bool:
+        """Whether values are read where they lie."""
+        return is_const(self.v.strides["d"], 1) and self.columns == self.width
+
+    def pack_values(self, base: PrimExpr, kind: ForKind) -> Stmt:
+        """values[t * columns + i] = v[t, i], with zeros after the last column."""
+        t, steps = Var("t"), self.v.strides
+        moves = []
+        for first in range(0, self.columns, self.lanes):
+            at = base + t * steps["s"] + first * steps["d"]
+            value = self.load(self.v.buffer, at, steps["d"])
+            if first + self.lanes > self.width:
+                inside = column_mask(self.width - first, self.lanes)
+                value = if_then_else(inside, value, self.splat(0.0))
+            moves.append(self.store(self.values, t * self.columns + first, value))
+        return For(t, const(0), self.keys, kind, seq(*moves))
+
+    # A tile of rows.
+
+    def seen(self, row: PrimExpr) -> PrimExpr:
+        """How many keys a query sees, of those from the first."""
+        if not self.heads.causal:
+            return self.keys
+        shift = self.keys - self.queries if self.heads.causal == "end" else const(0)
+        return simplify(maximum(minimum(row + shift + 1, self.keys), const(0)))
+
+    def score(self, b: PrimExpr, h: PrimExpr, row: PrimExpr, key: PrimExpr, value: PrimExpr,
+              is_last: bool) -> PrimExpr:  # fmt: skip
+        """What a vector of products becomes before the softmax; -inf for keys that are not seen."""
+        scale = self.heads.scale
+        if scale is not None:
+            factor = const(scale, "float32")
+        else:
+            assert isinstance(self.depth, IntImm)
+            factor = const(1 / math.sqrt(self.depth.value), "float32")
+        vector = value.dtype
+        value = Mul(value, self.splat(factor), vector)
+        if cap := self.heads.softcap:
+            bent = call_intrin("tanh", Mul(value, self.splat(1 / cap), vector))
+            value = Mul(bent, self.splat(cap), vector)
+        is_seen = self.below(key, self.seen(row)) if is_last or self.heads.causal else None
+        if self.bias is not None:
+            value = Add(value, self._bias(b, h, row, key, is_seen), vector)
+        return value if is_seen is None else Select(is_seen, value, self.splat(-math.inf), vector)
+
+    def _bias(self, b: PrimExpr, h: PrimExpr, row: PrimExpr, key: PrimExpr,
+              mask: PrimExpr | None) -> PrimExpr:  # fmt: skip
+        assert self.bias is not None
+        at: PrimExpr = const(0)
+        for index, dim in zip((b, h, row), self.bias.shape, strict=False):
+            at = at * dim if is_const(dim, 1) else at * dim + index
+        last = self.bias.shape[3]
+        if is_const(last, 1) and not is_const(self.keys, 1):
+            return self.splat(self.bias[simplify(at)])
+        value = self.load(self.bias, simplify(at * last + key))
+        return value if mask is None else if_then_else(mask, value, self.splat(0.0))
+
+    def scored(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int) -> Stmt:
+        """The scores of a tile of rows, as far as its last row sees keys."""
+        whole, narrow = self.split()
+        if self.heads.causal:
+            vectors = (self.seen(first + (rows - 1)) + (self.lanes - 1)) // self.lanes
+            seen = minimum((vectors + (WIDE - 1)) // WIDE, whole)
+            narrow = maximum(minimum(vectors - seen * WIDE, narrow), const(0))
+        else:
+            seen = whole
+        rest = whole * (WIDE * self.lanes)
+        parts = [self._panels(b, h, first, rows, *each)
+                 for each in ((seen, const(0), WIDE), (narrow, rest, 1))
+                 if not is_const(each[0], 0)]  # fmt: skip
+        return seq(*parts)
+
+    def _panels(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int, count: PrimExpr,
+                begin: PrimExpr, vectors: int) -> Stmt:  # fmt: skip
+        shape = Tile(rows, vectors, self.lanes, vectors * self.lanes)
+        panel = Var("p")
+        key = simplify(begin + panel * (vectors * self.lanes))
+        steps = self.q.strides
+        base = b * steps["b"] + h * steps["h"]
+        starts = [base + (first + i) * steps["s"] for i in range(rows)]
+        loops = [KLoop(self.depth, steps["d"], const(vectors * self.lanes))]
+        is_last = vectors == 1 and not is_const(simplify(self.keys % self.lanes), 0)
+
+        def keep(i: PrimExpr, column: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
+            at = key + column
+            made = self.score(b, h, first + i, at, value, is_last)
+            return self.store(self.scores, i * self.stride + at, made)
+
+        staged = bool(self.heads.softcap)
+        tile = compute_tile(
+            shape, loops, self.q.buffer, starts, self.panels, key * self.depth, keep, staged
+        )
+        return For(panel, const(0), count, ForKind.SERIAL, tile)
+
+    def softmax(self, first: PrimExpr, rows: int) -> Stmt:
+        """scores = exp(scores - max) in each row of a tile, totals = 1 / their sum."""
+        row, i, j = Var("row"), Var("i"), Var("j")
+        vector, zero = f"float32x{self.lanes}", const(0)
+        best, total = (Buffer(n, (const(1),), vector, "register") for n in ("best", "total"))
+        start = row * self.stride
+        count = simplify((self.seen(first + (rows - 1)) + (self.lanes - 1)) // self.lanes)
+        top, made = Var("top", "float32"), Var("made", vector)
+        high = Max(best[zero], self.load(self.scores, start + i * self.lanes), vector)
+        highest = For(i, zero, count, ForKind.SERIAL, BufferStore(best, high, (zero,)))
+        place = start + j * self.lanes
+        shifted = Sub(self.load(self.scores, place), self.splat(top), vector)
+        keep = LetStmt(made, call_intrin("exp", shifted), seq(
+            self.store(self.scores, place, made),
+            BufferStore(total, Add(total[zero], made, vector), (zero,)),
+        ))  # fmt: skip
+        share = Div(const(1.0, "float32"), VectorReduce(total[zero], "sum", "float32"), "float32")
+        second = Allocate(total, seq(
+            BufferStore(total, self.splat(0.0), (zero,)),
+            For(j, zero, count, ForKind.SERIAL, keep),
+            BufferStore(self.totals, share, (row,)),
+        ))  # fmt: skip
+        both = Allocate(best, seq(
+            BufferStore(best, self.splat(-math.inf), (zero,)),
+            highest,
+            LetStmt(top, VectorReduce(best[zero], "max", "float32"), second),
+        ))  # fmt: skip
+        return For(row, zero, const(rows), ForKind.SERIAL, both)
+
+    def mixed(self, b: PrimExpr, h: PrimExpr, base: PrimExpr, first: PrimExpr, rows: int) -> Stmt:
+        """The product of a tile of rows with the values."""
+        direct = self.reads_values()
+        source = self.v.buffer if direct else self.values
+        step = self.v.strides["s"] if direct else const(self.columns)
+        out = self.out.strides
+        starts = [const(i) * self.stride for i in range(rows)]
+        origin = b * out["b"] + h * out["h"]
+        parts = []
+        for column in range(0, self.columns, WIDE * self.lanes):
+            vectors = min(WIDE, (self.columns - column) // self.lanes)
+            valid = min(vectors * self.lanes, self.width - column)
+            shape = Tile(rows, vectors, self.lanes, valid)
+
+            def keep(i: PrimExpr, at: PrimExpr, value: PrimExpr, mask: PrimExpr | None,
+                     column: int = column) -> Stmt:  # fmt: skip
+                share = Mul(value, self.splat(self.totals[i]), value.dtype)
+                place = origin + (first + i) * out["s"] + (at + column) * out["d"]
+                index = ramp(simplify(place), out["d"], self.lanes)
+                return BufferStore(self.out.buffer, share, (index,), mask)
+
+            loops = [KLoop(self.seen(first + (rows - 1)), const(1), step)]
+            begin = (base if direct else const(0)) + column
+            parts.append(compute_tile(shape, loops, self.scores, starts, source, begin, keep))
+        return seq(*parts)
+
+    # The whole.
+
+    def head(self, image: PrimExpr, kind: ForKind) -> Stmt:
+        """One head: copies, then tiles of rows."""
+        heads, groups = self.q.dims["h"], self.k.dims["h"]
+        b, h = Var("b"), Var("h")
+        shared = h if heads is groups else simplify(h // simplify(heads // groups))
+        k_base, v_base = (b * o.strides["b"] + shared * o.strides["h"] for o in (self.k, self.v))
+
+        def rows(count: int, first: PrimExpr) -> Stmt:
+            steps = seq(
+                self.scored(b, h, first, count),
+                self.softmax(first, count),
+                self.mixed(b, h, v_base, first, count),
+            )
+            return Allocate(self.scores, Allocate(self.totals, steps))
+
+        tiles = balanced_rows(self.queries, self.limit, rows, kind)
+        copies = [self.pack_keys(k_base, kind)]
+        if not self.reads_values():
+            copies.append(self.pack_values(v_base, kind))
+        made = Allocate(self.panels, seq(*copies, tiles))
+        if not self.reads_values():
+            made = Allocate(self.values, made)
+        return LetStmt(b, image // heads, LetStmt(h, image % heads, made))
+
+    def body(self) -> Stmt:
+        """Heads in parallel; rows where there are fewer heads than cores."""
+        images = simplify(self.q.dims["b"] * self.q.dims["h"])
+        few = isinstance(images, IntImm) and images.value < self.cores
+        outer, inner = ForKind.PARALLEL, ForKind.SERIAL
+        if few:
+            outer, inner = inner, outer
+        image = Var("image")
+        return For(image, const(0), images, outer, self.head(image, inner), {"grain": 1})
+
+
+def attention(
+    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+) -> PrimFunc:
+    """The rule for tag "attention"."""
+    op = outputs[0].op
+    heads = op.attrs["heads"]
+    assert isinstance(heads, Heads)
+    assert isinstance(op, te.ExternOp)
+    buffers = make_buffers(inputs, outputs)
+    made = Attention(heads, [buffers[t] for t in op.inputs], buffers[outputs[0]], target)
+    attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
+    return PrimFunc((*buffers.values(),), made.body(), attrs)
+
+
+__all__ = ["CAUSAL", "Attention", "Heads", "attention"]

@@ -1,0 +1,55 @@
+"""Networks exported by torch.onnx.export (dynamo), compiled once each, give what PyTorch gives at
+further sizes of every dimension that varies.
+
+EKIDEN_LONG_TESTS=1 takes them at the size of the published networks.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch, the source of the models")
+pytest.importorskip("onnxscript", reason="needs onnxscript, torch's exporter to ONNX")
+
+import pytorch_models  # noqa: E402 - needs torch
+
+import ekiden  # noqa: E402
+
+IS_LONG = bool(os.environ.get("EKIDEN_LONG_TESTS"))
+FULL = ("gpt2", "t5", "vit", "unet", "lstm")
+SLOW = ("mamba_unrolled",)
+"""Left to long runs: an export takes some seconds."""
+
+
+def check(example: pytorch_models.Example) -> None:
+    """Export, compile, compare at all sizes."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of torch's own code
+        model = pytorch_models.export(example)
+    exe = ekiden.compile(model)
+    for at in range(len(example.sizes)):
+        arguments = example.arguments(at)
+        with torch.no_grad():
+            wanted = example.network(*arguments)
+        found = exe(*[a.numpy() for a in arguments])
+        ours = found if isinstance(found, tuple) else (found,)
+        theirs = wanted if isinstance(wanted, tuple) else (wanted,)
+        assert len(ours) == len(theirs)
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [n for n in pytorch_models.MODELS if IS_LONG or n not in SLOW])
+def test_export_agrees_with_pytorch_at_every_size(name: str) -> None:
+    check(pytorch_models.MODELS[name]())
+
+
+@pytest.mark.skipif(not IS_LONG, reason="networks of full size: set EKIDEN_LONG_TESTS=1")
+@pytest.mark.parametrize("name", FULL)
+@pytest.mark.timeout(1200)
+def test_full_size(name: str) -> None:
+    check(pytorch_models.MODELS[name](full=True))
