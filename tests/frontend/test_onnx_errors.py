@@ -62,7 +62,7 @@ def test_every_unsupported_node_is_listed_once() -> None:
         "import model: 6 nodes are not supported\n"
         "  Sigmoidd 'layer/act': unknown operator; the nearest supported are Sigmoid, HardSigmoid\n"
         "  LayerNormalisation 'b': unknown operator; the nearest supported are LayerNormalization, "
-        "LpNormalization, GroupNormalization\n"
+        "LpNormalization, SimplifiedLayerNormalization\n"
         "  Conv 'conv': unknown attribute 'colour'; supported are auto_pad, dilations, group, kernel_shape, pads, strides\n"
         "  Pad 'edge': attribute 'mode' must be one of 'constant', 'reflect', 'edge', 'wrap', got 'mirror'\n"
         "  com.example::Quark 'q': unknown operator\n"
@@ -189,10 +189,10 @@ def test_a_weight_with_too_few_bytes_is_refused() -> None:
 
 def test_an_element_type_that_is_not_supported_is_named() -> None:
     model = raw_model([node("Identity", "x", "y")])
-    model.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.COMPLEX64
     assert (
         message(model, UnsupportedError)
-        == "import model: input 'x': element type string is not supported"
+        == "import model: input 'x': element type complex64 is not supported"
     )
 
 

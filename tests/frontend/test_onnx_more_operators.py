@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from onnx_models import Array, graph_model, interpret, ints, normal
 from test_onnx_operators import CASES, Case, case, scalar
 
-from ekiden.frontend.onnx.converters import control, recurrent, sequence
+from ekiden.frontend.onnx.converters import control, ml_features, recurrent, sequence, text
 from ekiden.frontend.onnx.registry import TABLE
 
 X = normal(2, 3, 4)
@@ -220,6 +220,7 @@ def test_dropout_in_training_keeps_the_mean() -> None:
 
 def test_every_converter_has_a_case() -> None:
     tested = {c.op_type for c in (*CASES, *MORE)} | {"Constant"} | NODE_TESTS | RANDOM
-    families = (*control.ROWS, *sequence.ROWS, *recurrent.ROWS)
+    families = (*control.ROWS, *sequence.ROWS, *recurrent.ROWS, *text.ROWS, *ml_features.ROWS)
     tested |= {r.op_type for r in families if not r.domain}
+    tested.add("SimplifiedLayerNormalization")  # ONNX Runtime's: test_onnx_contrib.py
     assert {name for domain, name in TABLE if domain == ""} == tested

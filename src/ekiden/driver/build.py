@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.metadata import version
@@ -17,7 +17,7 @@ from ekiden.backend.vm.compile import compile_module
 from ekiden.backend.vm.pipeline import optimize
 from ekiden.codegen.parallel import Progress
 from ekiden.driver.executable import Dim, Executable
-from ekiden.driver.sequences import SEQUENCE
+from ekiden.driver.sequences import MAPS, SEQUENCE
 from ekiden.frontend.onnx import from_onnx
 from ekiden.frontend.onnx.importer import Shapes
 from ekiden.ir.module import IRModule
@@ -29,6 +29,7 @@ from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType, NameDimensions
 from ekiden.relay.transform.peak_memory import predict_peak
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.text import TEXT
 from ekiden.target import Target
 
 Model: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule
@@ -119,10 +120,11 @@ def describe(module: IRModule) -> dict[str, object]:
     names = module.attrs.get("input_names") or [p.name_hint for p in main.params]
     out_names = module.attrs.get("output_names") or [f"output{i}" for i in range(len(results))]
     assert isinstance(names, Sequence) and isinstance(out_names, Sequence)
-    lists = bool(module.attrs.get("sequences"))
+    inputs = [_describe(str(n), k, module.attrs) for n, k in zip(names, kinds, strict=True)]
+    outputs = [_describe(str(n), k, module.attrs) for n, k in zip(out_names, results, strict=True)]
     return {
-        "inputs": [_describe(str(n), k, lists) for n, k in zip(names, kinds, strict=True)],
-        "outputs": [_describe(str(n), k, lists) for n, k in zip(out_names, results, strict=True)],
+        "inputs": inputs,
+        "outputs": outputs,
         "limits": limits(kinds),
     }
 
@@ -137,9 +139,21 @@ def _fields(kind: Type) -> list[Type]:
     return list(kind.fields) if isinstance(kind, TupleType) else [kind]
 
 
-def _describe(name: str, kind: Type, lists: bool) -> dict[str, object]:
-    """`lists` says that a List of tensors is one of Python at run time."""
-    element = kind.args[0] if lists and isinstance(kind, TypeCall) else None
+def _describe(name: str, kind: Type, attrs: Mapping[str, object]) -> dict[str, object]:
+    """`attrs["sequences"]` says that a List of tensors is one of Python at run time,
+    `attrs["texts"]` which tensors of bytes are strings, `attrs["maps"]` which matrices are lists of
+    dictionaries.
+    """
+    texts = attrs.get("texts", ())
+    assert isinstance(texts, Sequence)
+    if isinstance(kind, TensorType) and name in texts:
+        return {"name": name, "shape": [_dim(d) for d in kind.shape[:-1]], "dtype": TEXT}
+    maps = attrs.get("maps", {})
+    assert isinstance(maps, Mapping)
+    if isinstance(kind, TensorType) and name in maps:
+        keys, rows = list(maps[name]), [_dim(kind.shape[0])]
+        return {"name": name, "shape": rows, "dtype": f"{MAPS}{kind.dtype}", "keys": keys}
+    element = kind.args[0] if attrs.get("sequences") and isinstance(kind, TypeCall) else None
     if isinstance(element, TensorType):
         shape = [_dim(d) for d in element.shape]
         return {"name": name, "shape": shape, "dtype": f"{SEQUENCE}{element.dtype}"}

@@ -15,10 +15,11 @@ from ekiden.driver.closures import plain, with_functions
 from ekiden.driver.files import write_whole
 from ekiden.driver.library import export_library
 from ekiden.driver.machine import check_machine
-from ekiden.driver.sequences import SEQUENCE, from_list, to_list
+from ekiden.driver.sequences import MAPS, SEQUENCE, from_list, to_list, to_maps
 from ekiden.runtime import late_bound
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.profile import Peak, Report, profile
+from ekiden.runtime.text import TEXT, decode, encode
 
 Dim = int | str
 ANY_OBJECT = "object"
@@ -36,6 +37,8 @@ class TensorInfo:
     name: str
     shape: tuple[Dim, ...]
     dtype: str
+    keys: tuple[int | str, ...] = ()
+    """The keys of the dictionaries of an output that is a list of such."""
 
     def __str__(self) -> str:
         """`x: float32[batch, 3, 224, 224]`"""
@@ -57,9 +60,16 @@ def _info(entry: object) -> TensorInfo:
         case {"name": str(name), "shape": list(shape), "dtype": str(dtype)} if all(
             isinstance(d, (int, str)) for d in shape
         ):
-            return TensorInfo(name, tuple(shape), dtype)
+            keys = entry.get("keys", []) if isinstance(entry, dict) else []
+            return TensorInfo(name, tuple(shape), dtype, _keys(keys))
         case _:
             raise _expected("a name, shape and dtype of each input and output")
+
+
+def _keys(entry: object) -> tuple[int | str, ...]:
+    if not isinstance(entry, list) or not all(isinstance(k, (int, str)) for k in entry):
+        raise _expected("numbers and strings as keys")
+    return tuple(entry)
 
 
 def _limits(entries: object) -> dict[str, int]:
@@ -86,7 +96,7 @@ class Executable:
         self.outputs = _infos(metadata.get("outputs"))
         self._limits = _limits(metadata.get("limits", {}))
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
-        self._gives_lists = any(o.dtype.startswith(SEQUENCE) for o in self.outputs)
+        self._gives_objects = any(_is_object(o) for o in self.outputs)
         self._checked: list[tuple[int, ...]] | None = None
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
         self._machine: runtime.VirtualMachine | None = None
@@ -102,7 +112,8 @@ class Executable:
     def __call__(
         self, *args: object, **named: object
     ) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
-        """Run `main`. An input or output that is a sequence is a list of tensors.
+        """Run `main`. An input or output that is a sequence is a list of tensors, one that is a
+        tensor of strings an array of str, a sequence of maps a list of dictionaries.
 
         Raises InputError for a wrong name, number, dtype, rank or dimension, RunError if the run
         fails.
@@ -117,20 +128,17 @@ class Executable:
             self._check_shapes(values)
             self._checked = shapes
         result = self._vm.invoke("main", *values)
-        if self._gives_lists:
-            result = self._with_lists(result)
+        if self._gives_objects:
+            result = self._with_objects(result)
         if self._gives_functions:
             result = with_functions(result, self._vm)
         return result  # type: ignore[return-value]  # also lists, functions and data
 
-    def _with_lists(self, result: object) -> object:
-        """The outputs with sequences as lists."""
+    def _with_objects(self, result: object) -> object:
+        """The outputs with sequences as lists, and strings as arrays."""
         outputs = result if len(self.outputs) > 1 else (result,)
         assert isinstance(outputs, tuple)
-        made = [
-            to_list(v) if info.dtype.startswith(SEQUENCE) else v
-            for info, v in zip(self.outputs, outputs, strict=True)
-        ]
+        made = [_result(info, v) for info, v in zip(self.outputs, outputs, strict=True)]
         return made[0] if len(made) == 1 else tuple(made)
 
     def _names(self) -> str:
@@ -159,7 +167,7 @@ class Executable:
         for info, value in zip(self.inputs, values, strict=True):
             if not isinstance(value, runtime.Tensor):
                 continue
-            shape = value.shape
+            shape = value.shape[:-1] if info.dtype == TEXT else value.shape
             if len(shape) != len(info.shape):
                 wanted = f"{len(info.shape)} dimensions {_show(info.shape)}"
                 got = f"{len(shape)}: {_show(shape)}"
@@ -303,6 +311,8 @@ def _argument(info: TensorInfo, value: object) -> object:
             wanted = f"a list of tensors, got {type(value).__name__}"
             raise InputError(f"input '{info.name}': expected {wanted}")
         return from_list(value, lambda at, each: _element(info, at, each))
+    if info.dtype == TEXT:
+        return _text(info, value)
     try:
         tensor = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
     except (TypeError, ValueError, BufferError) as error:
@@ -311,6 +321,28 @@ def _argument(info: TensorInfo, value: object) -> object:
     if tensor.dtype != info.dtype:
         raise InputError(f"input '{info.name}': expected dtype {info.dtype}, got {tensor.dtype}")
     return tensor
+
+
+def _is_object(info: TensorInfo) -> bool:
+    return info.dtype == TEXT or info.dtype.startswith((SEQUENCE, MAPS))
+
+
+def _result(info: TensorInfo, value: object) -> object:
+    """An output as Python has it."""
+    if info.dtype == TEXT:
+        assert isinstance(value, runtime.Tensor)
+        return decode(value.numpy())
+    if info.dtype.startswith(MAPS):
+        assert isinstance(value, runtime.Tensor)
+        return to_maps(value.numpy(), info.keys)
+    return to_list(value) if info.dtype.startswith(SEQUENCE) else value
+
+
+def _text(info: TensorInfo, value: object) -> runtime.Tensor:
+    try:
+        return runtime.tensor(encode(value))
+    except TypeError as error:
+        raise InputError(f"input '{info.name}': expected an array of str: {error}") from error
 
 
 def _element(info: TensorInfo, position: int, value: object) -> object:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy.typing as npt
 
 from ekiden import runtime
 from ekiden.runtime.errors import RunError
@@ -11,6 +14,8 @@ SEQUENCE = "sequence of "
 """How the dtype of an input or output that is a sequence begins; that of its elements follows, and
 its shape is theirs.
 """
+MAPS = "maps to "
+"""How the dtype of an output begins that is a list of dictionaries, one for each row of it."""
 _CONS, _NIL = 0, 1
 
 
@@ -20,6 +25,11 @@ def from_list(values: Iterable[object], element: Callable[[int, object], object]
     for position, value in enumerate(values):
         made = runtime.ADT(_CONS, (element(position, value), made))
     return made
+
+
+def to_maps(rows: npt.NDArray[Any], keys: Sequence[int | str]) -> list[dict[int | str, object]]:
+    """The rows of a matrix as dictionaries."""
+    return [dict(zip(keys, row, strict=True)) for row in rows.tolist()]
 
 
 def to_list(value: object) -> list[object]:

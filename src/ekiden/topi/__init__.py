@@ -22,6 +22,7 @@ from ekiden.topi import (
     image,
     index,
     linalg,
+    ml,
     nn,
     random,
     reduce,
@@ -32,6 +33,7 @@ from ekiden.topi import (
     slice,
     sorting,
     sparse,
+    text,
     transcendental,
     transform,
     vision,
@@ -55,7 +57,15 @@ _FAMILIES = (
     transcendental, transform,
 )  # fmt: skip
 """Modules whose names are those of this one."""
-_NAMESPACES = {"image": image, "nn": nn, "random": random, "sparse": sparse, "vision": vision}
+_NAMESPACES = {
+    "image": image,
+    "ml": ml,
+    "nn": nn,
+    "random": random,
+    "sparse": sparse,
+    "text": text,
+    "vision": vision,
+}
 """Modules that users name: topi.nn.conv2d."""
 
 

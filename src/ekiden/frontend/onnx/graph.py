@@ -11,12 +11,14 @@ from itertools import islice
 import onnx
 
 from ekiden.frontend.onnx.check import domain_of, find_row, problems_of, schema_version
+from ekiden.frontend.onnx.converters.text import convert_text
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.function_body import body, defined_by
 from ekiden.frontend.onnx.load import Functions, key_of, names_read, sorted_nodes
-from ekiden.frontend.onnx.node import Node, Result, describe, read_attribute
+from ekiden.frontend.onnx.node import Node, Result, Row, describe, read_attribute
 from ekiden.frontend.onnx.scope import Scope, field_types, with_span
 from ekiden.frontend.onnx.shape_value import evaluate, fold
+from ekiden.frontend.onnx.text_value import has_text, text_constant
 from ekiden.frontend.onnx.unsupported import Unsupported
 from ekiden.frontend.onnx.value import Value, constant
 from ekiden.ir.span import Span
@@ -114,6 +116,8 @@ class Graph:
         """An initializer."""
         label, proto = self.shared.label, self.weights[name]
         try:
+            if proto.data_type == onnx.TensorProto.STRING:
+                return text_constant(onnx.numpy_helper.to_array(proto))
             from_onnx_dtype(proto.data_type)
             array = onnx.numpy_helper.to_array(proto)
         except Unsupported as error:
@@ -171,7 +175,7 @@ class Graph:
             self.shared.scope,
             lambda graph: Graph(graph, self.shared, self, versions),
         )
-        self._define(proto, evaluate(node) or fold(node, row.convert(node)))
+        self._define(proto, convert_text(node, row) if has_text(node) else _apply(row, node))
 
     def _expand(
         self, proto: onnx.NodeProto, function: onnx.FunctionProto, around: Mapping[str, int]
@@ -240,3 +244,7 @@ class Graph:
         if isinstance(found, TensorType):
             return [expr]
         return [TupleGetItem(expr, i) for i in range(len(field_types(found)))]
+
+
+def _apply(row: Row, node: Node) -> Result:
+    return evaluate(node) or fold(node, row.convert(node))

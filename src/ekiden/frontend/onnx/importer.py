@@ -8,6 +8,7 @@ from typing import TypeAlias
 import onnx
 
 from ekiden.frontend.onnx.check import check_operators, raise_problems
+from ekiden.frontend.onnx.converters.ml_features import MapValue
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.facts import Facts, Learned
 from ekiden.frontend.onnx.graph import Graph, Shared
@@ -22,6 +23,7 @@ from ekiden.frontend.onnx.load import (
 )
 from ekiden.frontend.onnx.scope import Scope
 from ekiden.frontend.onnx.sequence_value import Absent, SequenceValue, optional_type, sequence_of
+from ekiden.frontend.onnx.text_value import TextValue
 from ekiden.frontend.onnx.unsupported import Unsupported
 from ekiden.frontend.onnx.value import Names, Value, clean_name
 from ekiden.ir.module import IRModule
@@ -58,6 +60,8 @@ def from_onnx(
 
     `attrs["input_names"]` and `attrs["output_names"]` hold the model's own names in order;
     `attrs["sequences"]` says that lists of tensors among them are lists of Python at run time.
+    `attrs["texts"]` names the inputs and outputs that are strings, as bytes (ekiden.runtime.text).
+    `attrs["maps"]` has the names of the columns of outputs whose rows are dictionaries.
     `attrs["constraints"]` holds pairs (condition on the symbolic dimensions, node that needs it)
     which every run must meet.
 
@@ -96,6 +100,7 @@ class _Import:
         self.names = Names()
         self.params: dict[str, object] = {}
         self.input_names: list[str] = []
+        self.texts: list[str] = []
         self.shared, self.scope = shared, shared.scope
         self.scope.used = names_read(proto.node) | {o.name for o in proto.output}
         self.graph = Graph(proto, self.shared)
@@ -113,9 +118,14 @@ class _Import:
         if not self.proto.output:
             raise ImportModelError(f"import {self.label}: expected at least one output, got none")
         function = self._function([self.graph.output(o.name) for o in self.proto.output])
+        outputs = {o.name: self.graph.output(o.name) for o in self.proto.output}
+        self.texts += [n for n, v in outputs.items() if isinstance(v, TextValue)]
+        maps = {n: v.keys for n, v in outputs.items() if isinstance(v, MapValue)}
         attrs: dict[str, object] = {
             "input_names": (*self.input_names, *self.params),
             "sequences": True,
+            "texts": tuple(self.texts),
+            "maps": maps,
             "output_names": tuple(o.name for o in self.proto.output),
             "constraints": tuple(self.scope.constraints.values()),
         }
@@ -191,12 +201,22 @@ class _Import:
                 f"import {self.label}: input {info.name!r} has no shape; "
                 f"give one with shape={{{info.name!r}: ...}}"
             )
+        if kind.elem_type == onnx.TensorProto.STRING:
+            return self._text(info)
         try:
             dtype = from_onnx_dtype(kind.elem_type)
         except Unsupported as error:
             raise UnsupportedError(f"import {self.label}: input {info.name!r}: {error}") from error
         self.input_names.append(info.name)
         return self._add_param(info.name, TensorType(self._shape(info), dtype))
+
+    def _text(self, info: onnx.ValueInfoProto) -> Value:
+        """A tensor of strings: a last dimension more, of their bytes."""
+        width = self.scope.symbol(f"{clean_name(info.name) or 'input'}_bytes")
+        self.input_names.append(info.name)
+        self.texts.append(info.name)
+        value = self._add_param(info.name, TensorType((*self._shape(info), width), "uint8"))
+        return TextValue(self.scope.expr(value), value.type)
 
     def _add_param(self, name: str, type_: TensorType) -> Value:
         var = Var(self.names.unique(name, "input"), type_, span=Span(f"input '{name}'"))

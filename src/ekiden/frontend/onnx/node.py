@@ -123,9 +123,14 @@ class Node:
         self.scope = scope
         self._attributes = attributes
 
-    def with_inputs(self, inputs: Sequence[Value | None]) -> Node:
-        """The same node of other inputs: for converters that are made of others."""
-        return Node(self.proto, self.opset, self._attributes, inputs, self.scope)
+    def with_inputs(
+        self, inputs: Sequence[Value | None], attributes: Mapping[str, Attribute] | None = None
+    ) -> Node:
+        """The same node of other inputs, and other attributes if they are given: for converters
+        that are made of others.
+        """
+        stated = self._attributes if attributes is None else attributes
+        return Node(self.proto, self.opset, stated, inputs, self.scope)
 
     @property
     def op_type(self) -> str:
@@ -215,7 +220,10 @@ class Node:
 
     def expr(self, index: int) -> Expr:
         """An input as an expression."""
-        return self.scope.expr(self.value(index))
+        found = self.value(index)
+        if found.is_text:
+            self.unsupported("expected a tensor of numbers, got one of strings")
+        return self.scope.expr(found)
 
     def exprs(self) -> list[Expr]:
         """All inputs as expressions."""
@@ -273,6 +281,10 @@ class Node:
     def typed(self, expr: Expr) -> TensorType:
         """The type of an expression that is being built."""
         return self.scope.typed(expr)
+
+    def value_of(self, expr: Expr) -> Value:
+        """An expression under construction as a value."""
+        return Value(self.typed(expr), expr=expr)
 
     def wants(self, index: int) -> bool:
         """Whether an output is used by anyone."""

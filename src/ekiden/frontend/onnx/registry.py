@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterable
 
 from ekiden.frontend.onnx.converters import (
     cast,
+    contrib,
+    contrib_attention,
+    contrib_quantize,
     control,
     convolution,
     elementwise,
     image,
     linear,
+    ml_features,
+    ml_models,
     movement,
     norm,
     placing,
@@ -22,6 +27,7 @@ from ekiden.frontend.onnx.converters import (
     sequence,
     shape,
     signal,
+    text,
     training,
 )
 from ekiden.frontend.onnx.node import Converter, Row
@@ -29,6 +35,8 @@ from ekiden.frontend.onnx.node import Converter, Row
 FAMILIES = (
     elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
     quantize, recurrent, image, signal, random, training, control, sequence,
+    contrib, contrib_attention, contrib_quantize,
+    text, ml_features, ml_models,
 )  # fmt: skip
 
 

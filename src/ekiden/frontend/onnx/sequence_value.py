@@ -41,7 +41,7 @@ def _joined_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     return a if is_one else AnyDim()
 
 
-class _NoTensor(Value):
+class NoTensor(Value):
     """A value that is no tensor: what needs one is told so."""
 
     __slots__ = ()
@@ -54,7 +54,7 @@ class _NoTensor(Value):
         return super().__getattribute__(name)
 
 
-class Absent(_NoTensor):
+class Absent(NoTensor):
     """An optional value that is not there."""
 
     __slots__ = ()
@@ -69,7 +69,7 @@ class Absent(_NoTensor):
         return TupleType(())
 
 
-class SequenceValue(_NoTensor):
+class SequenceValue(NoTensor):
     """A sequence: `items` where its length is known, else a list of the program as `expr`, of
     `element`s.
     """

@@ -5,7 +5,7 @@ run-time expression.
 from __future__ import annotations
 
 import re
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,8 @@ class Value:
     __slots__ = ("array", "expr", "symbols", "type")
 
     type: TensorType
+    is_text: ClassVar[bool] = False
+    """Whether it is a tensor of strings, whose expression is one of bytes."""
 
     def __init__(
         self,

@@ -10,10 +10,12 @@ from ekiden.relay.op import elementwise as _elementwise
 from ekiden.relay.op import (
     image,
     memory,
+    ml,
     nn,
     op,
     random,
     sequence,
+    text,
     vision,
     vm,
 )
@@ -57,7 +59,7 @@ _FAMILIES = (
     _sorting,
     _transform,
 )
-_NAMESPACES = (image, memory, nn, random, sequence, vision, vm)
+_NAMESPACES = (image, memory, ml, nn, random, sequence, text, vision, vm)
 
 attach("", globals())
 for _family in _NAMESPACES:
@@ -68,10 +70,12 @@ __all__ = [
     "get",
     "image",
     "memory",
+    "ml",
     "nn",
     "op",
     "random",
     "register_gradient",
+    "text",
     "vision",
     "vm",
 ]

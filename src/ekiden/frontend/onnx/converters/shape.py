@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.text_value import text_constant
 from ekiden.frontend.onnx.value import Value, constant
 from ekiden.ir.op import Array
 from ekiden.ir.prim import EQ, AnyDim, IntImm, PrimExpr, binary
@@ -20,7 +21,14 @@ def _identity(node: Node) -> Value:
 def _constant(node: Node) -> Value:
     found = node.get_tensor("value")
     if found is not None:
-        return constant(found)
+        return text_constant(found) if found.dtype == np.object_ else constant(found)
+    if node.has("value_string") or node.has("value_strings"):
+        one = node.get_string("value_string", "")
+        return text_constant(
+            np.array(node.get_strings("value_strings"), object)
+            if node.has("value_strings")
+            else np.array(one, object)
+        )
     for name, dtype in (("value_float", np.float32), ("value_int", np.int64)):
         if node.has(name):
             number = node.get_float(name, 0) if dtype is np.float32 else node.get_int(name)
@@ -170,7 +178,8 @@ def _tile(node: Node) -> Expr:
 ROWS = (
     Row("Identity",        _identity),
     Row("Constant",        _constant,
-        attributes="value value_float value_floats value_int value_ints"),
+        attributes="value value_float value_floats value_int value_ints value_string "
+        "value_strings"),
     Row("Shape",           _shape, attributes="start end"),
     Row("Size",            _size),
     Row("Reshape",         _reshape, since=5, attributes="allowzero"),

@@ -1,0 +1,345 @@
+"""Operators of ai.onnx.ml that prepare features: tables from one value to another, scaling,
+one-hot, counts of n-grams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from itertools import pairwise
+
+import numpy as np
+
+from ekiden.frontend.onnx.node import Node, Result, Row
+from ekiden.frontend.onnx.sequence_value import NoTensor
+from ekiden.frontend.onnx.text_value import TextValue, rows, text_of
+from ekiden.frontend.onnx.value import Value
+from ekiden.ir.dtype import is_float
+from ekiden.ir.op import Array
+from ekiden.ir.type import Type
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, Tuple, const
+from ekiden.runtime.text import encode, sorted_texts
+from ekiden.topi.shape import Shape, known
+
+DOMAIN = "ai.onnx.ml"
+_END = 2**31 - 1
+"""Beyond any extent."""
+
+
+class MapValue(NoTensor):
+    """A list of dictionaries, one for each row of a matrix: what its columns are called."""
+
+    __slots__ = ("keys",)
+    what = "a sequence of maps"
+
+    def __init__(self, expr: Expr, keys: Sequence[int | str]) -> None:
+        self.array = self.symbols = None
+        self.expr, self.keys = expr, tuple(keys)
+
+    @property
+    def kind(self) -> Type:
+        """The type of the matrix."""
+        assert self.expr is not None
+        return self.expr.checked_type
+
+
+def shape_of(value: Value) -> Shape:
+    """The shape of numbers or strings."""
+    return value.shape if isinstance(value, TextValue) else value.type.shape
+
+
+def index_of(node: Node, given: Value, keys: Array | Sequence[int | float | str]) -> Expr:
+    """Where each element stands among the keys: int64, -1 for none; of equal keys the last."""
+    places = {k: i for i, k in enumerate(keys)}
+    if isinstance(given, TextValue):
+        order = sorted_texts(map(str, places))
+        found = op.text.find(rows(given), const(encode(order)))
+        found = op.reshape(found, given.shape, allowzero=True)
+        return _taken([places[k] for k in order], found, -1)
+    dtype = given.type.dtype
+    numbers = [k for k in places if k == k]
+    table = np.unique(np.array(numbers, dtype))
+    at = op.searchsorted(const(table), node.scope.expr(given), dtype="int64")
+    at = op.minimum(at, const(np.int64(len(table) - 1)))
+    same = op.equal(op.take(const(table), at, axis=0), node.scope.expr(given))
+    by_value = {np.array(k, dtype).item(): i for k, i in places.items()}
+    absent = next((i for k, i in places.items() if k != k), -1)
+    none: Expr = const(np.int64(-1))
+    if absent >= 0:
+        none = op.where(op.isnan(node.scope.expr(given)), const(np.int64(absent)), none)
+    mine = const(np.array([by_value[v.item()] for v in table], np.int64))
+    return op.where(same, op.take(mine, at, axis=0), none)
+
+
+def _taken(table: Sequence[int], places: Expr, default: int) -> Expr:
+    """Entries of a table; place -1 gives the default."""
+    return op.take(
+        const(np.array([*table, default], np.int64)), _or_last(places, len(table)), axis=0
+    )
+
+
+def _or_last(places: Expr, last: int) -> Expr:
+    """Places in a table, with `last` for -1."""
+    return op.where(op.less(places, const(np.int64(0))), const(np.int64(last)), places)
+
+
+def looked_up(node: Node, places: Expr, values: Array, default: object) -> Expr | TextValue:
+    """Values by places; -1 gives the default."""
+    end = np.array([default], values.dtype)
+    table = np.concatenate([values.ravel(), end])
+    at = _or_last(places, values.size)
+    if values.dtype == np.object_:
+        return text_of(node.scope, op.take(const(encode(table)), at, axis=0))
+    return op.take(const(table), at, axis=0)
+
+
+# Tables.
+
+_DEFAULTS = {"tensor": None, "floats": -0.0, "int64s": -1, "strings": "_Unused"}
+_TYPES = {"floats": np.float32, "int64s": np.int64, "strings": object}
+
+
+def attribute_list(node: Node, prefix: str) -> tuple[str, Array]:
+    """The list that a node gives as `prefix` of one of several types: which, and its values."""
+    found = node.get_tensor(f"{prefix}_tensor")
+    if found is not None:
+        return "tensor", found.ravel()
+    for kind, dtype in _TYPES.items():
+        if node.has(f"{prefix}_{kind}"):
+            read = {"floats": node.get_floats, "int64s": node.get_ints, "strings": node.get_strings}
+            return kind, np.array(read[kind](f"{prefix}_{kind}"), dtype)
+    node.unsupported(f"attribute '{prefix}_...' is missing")
+
+
+def _default(node: Node, kind: str, values: Array) -> object:
+    name = f"default_{kind.removesuffix('s')}"
+    if kind == "tensor":
+        given = node.get_tensor(name)
+        plain = "_Unused" if values.dtype == np.object_ else -1 if values.dtype.kind == "i" else 0
+        return plain if given is None else given.ravel()[0]
+    if kind == "strings":
+        return node.get_string(name, "_Unused")
+    return node.get_int(name, -1) if kind == "int64s" else node.get_float(name, -0.0)
+
+
+def _label_encoder(node: Node) -> Result:
+    _, keys = attribute_list(node, "keys")
+    kind, values = attribute_list(node, "values")
+    if keys.size != values.size:
+        node.unsupported(f"as many values as keys expected, got {values.size} and {keys.size}")
+    places = index_of(node, node.value(0), keys.tolist())
+    return looked_up(node, places, values, _default(node, kind, values))
+
+
+def _two_ways(node: Node, words: Sequence[str], numbers: Sequence[int]) -> Result:
+    """From words to numbers, or back, as the input is."""
+    if isinstance(node.value(0), TextValue):
+        places = index_of(node, node.value(0), words)
+        values = np.array(numbers, np.int64)
+        return looked_up(node, places, values, node.get_int("default_int64", -1))
+    places = index_of(node, node.value(0), numbers)
+    values = np.array(words, object)
+    return looked_up(node, places, values, node.get_string("default_string", "_Unused"))
+
+
+def _label_encoder_1(node: Node) -> Result:
+    words = node.get_strings("classes_strings")
+    return _two_ways(node, words, range(len(words)))
+
+
+def _category_mapper(node: Node) -> Result:
+    return _two_ways(node, node.get_strings("cats_strings"), node.get_ints("cats_int64s"))
+
+
+def _one_hot(node: Node) -> Expr:
+    """Unknown categories are rows of zeros, whatever `zeros` says."""
+    _, cats = attribute_list(node, "cats")
+    given = node.value(0)
+    if not isinstance(given, TextValue) and is_float(given.type.dtype):
+        given = node.scope.bound(op.cast(node.expr(0), "int64"))
+    places = index_of(node, given, cats.tolist())
+    wide = op.expand_dims(places, axis=len(shape_of(given)))
+    return op.cast(op.equal(wide, const(np.arange(cats.size, dtype=np.int64))), "float32")
+
+
+# Numbers.
+
+
+def as_float(node: Node, index: int = 0) -> Expr:
+    """An input as float32, unless it is a float."""
+    data = node.expr(index)
+    return data if is_float(node.dtype(index)) else op.cast(data, "float32")
+
+
+def _scaler(node: Node) -> Expr:
+    data = op.cast(node.expr(0), "float32")
+    offset, scale = (np.array(node.get_floats(n), np.float32) for n in ("offset", "scale"))
+    return op.multiply(op.subtract(data, const(offset)), const(scale))
+
+
+def _normalizer(node: Node) -> Expr:
+    data = op.cast(node.expr(0), "float32")
+    norm, axis = node.get_string("norm", "MAX"), node.rank(0) - 1
+    if norm == "L2":
+        size = op.sqrt(op.sum(op.multiply(data, data), axis=axis, keepdims=True))
+    else:
+        size = (op.max if norm == "MAX" else op.sum)(op.abs(data), axis=axis, keepdims=True)
+    return op.divide(data, op.maximum(size, const(np.float32(1e-30))))
+
+
+def _binarizer(node: Node) -> Expr:
+    limit = const(node.get_float("threshold", 0.0), node.dtype(0))
+    return op.cast(op.greater(node.expr(0), limit), node.dtype(0))
+
+
+def _imputer(node: Node) -> Expr:
+    floats, dtype = node.has("imputed_value_floats"), node.dtype(0)
+    name = "imputed_value_floats" if floats else "imputed_value_int64s"
+    values = np.array(node.get_floats(name) if floats else node.get_ints(name), dtype)
+    old = (
+        node.get_float("replaced_value_float", 0.0)
+        if floats
+        else node.get_int("replaced_value_int64")
+    )
+    data = node.expr(0)
+    missing = op.isnan(data) if old != old else op.equal(data, const(old, dtype))
+    return op.where(missing, const(values), data)
+
+
+def _feature_vectorizer(node: Node) -> Expr:
+    parts = []
+    for index, wanted in enumerate(node.get_ints("inputdimensions")):
+        data, width = op.cast(node.expr(index), "float32"), wanted
+        if node.rank(index) == 1:
+            data = op.expand_dims(data, axis=1)
+        have = known(node.typed(data).shape[1])
+        if have is None:
+            node.unsupported(f"the number of columns of input {index} must be known")
+        if have > width:
+            data = op.strided_slice(data, [0], [width], axes=[1])
+        elif have < width:
+            data = op.nn.pad(data, [(0, 0), (0, width - have)], const(np.float32(0)))
+        parts.append(data)
+    return parts[0] if len(parts) == 1 else op.concatenate(Tuple(tuple(parts)), axis=1)
+
+
+def _feature_extractor(node: Node) -> Expr | TextValue:
+    given = node.value(0)
+    rank = len(shape_of(given))
+    data = given.expr if isinstance(given, TextValue) else node.expr(0)
+    assert data is not None
+    found = op.take(data, op.reshape(node.expr(1), (-1,)), axis=rank - 1)
+    made = op.expand_dims(found, axis=0) if rank == 1 else found
+    return text_of(node.scope, made) if isinstance(given, TextValue) else made
+
+
+def _zip_map(node: Node) -> MapValue:
+    strings = node.has("classlabels_strings")
+    names = (
+        node.get_strings("classlabels_strings") if strings else node.get_ints("classlabels_int64s")
+    )
+    data = node.expr(0) if node.rank(0) == 2 else op.expand_dims(node.expr(0), axis=0)
+    return MapValue(node.scope.spanned(data), names)
+
+
+# Counts of n-grams.
+
+
+def _grams(node: Node, count: int) -> list[tuple[int, int, int]]:
+    """(length, first place in the pool, number) of the n-grams that are counted."""
+    starts = [*node.get_ints("ngram_counts"), count]
+    first, last = node.get_int("min_gram_length", 1), node.get_int("max_gram_length", 1)
+    found, gram = [], 0
+    for size, (start, end) in enumerate(pairwise(starts), 1):
+        number = (end - start) // size
+        found.append((size if first <= size <= last else 0, start, number))
+        gram += number
+    return found
+
+
+def _occurrences(node: Node, ids: Expr, pool: Array, size: int) -> Expr:
+    """How often each n-gram of a pool [number, size] occurs in each row of ids [batch, length]."""
+    length = node.typed(ids).shape[1]
+    skips = node.get_int("max_skip_count", 0) if size > 1 else 0
+    found = []
+    for step in range(1, skips + 2):
+        wide = op.nn.pad(ids, [(0, 0), (0, (size - 1) * step)], const(np.int64(-1)))
+        same = []
+        for k in range(size):
+            part = op.strided_slice(wide, [0, k * step], [_END, length + k * step], axes=[0, 1])
+            same.append(op.equal(op.expand_dims(part, axis=2), const(pool[:, k])))
+        hits = op.cast(reduce(op.logical_and, same), "float32")
+        found.append(op.sum(hits, axis=1))
+    return reduce(op.add, found)
+
+
+def _tf_idf(node: Node) -> Expr:
+    """Each n-gram of the pool has a column; tokens are numbered first."""
+    strings = node.has("pool_strings")
+    pool: list[int | float | str] = []
+    pool += node.get_strings("pool_strings") if strings else node.get_ints("pool_int64s")
+    tokens = {t: i for i, t in enumerate(dict.fromkeys(pool))}
+    ids = index_of(node, node.value(0), list(tokens))
+    rank = len(shape_of(node.value(0)))
+    batch = op.expand_dims(ids, axis=0) if rank == 1 else ids
+    columns = np.array(node.get_ints("ngram_indexes"), np.int64)
+    parts: list[Expr] = []
+    used: list[int] = []
+    at = 0
+    for size, start, number in _grams(node, len(pool)):
+        if size and number:
+            flat = [tokens[t] for t in pool[start : start + size * number]]
+            parts.append(_occurrences(node, batch, np.array(flat).reshape(number, size), size))
+            used += range(at, at + number)
+        at += number
+    if at != len(columns):
+        node.unsupported(f"'ngram_indexes' has {len(columns)} entries for {at} n-grams")
+    found = _weighted(node, parts, np.array(used, np.int64), columns)
+    return op.squeeze(found, axis=[0]) if rank == 1 else found
+
+
+def _weighted(node: Node, parts: Sequence[Expr], used: Array, columns: Array) -> Expr:
+    """Counts by weights, each in its column; columns that no n-gram has are 0."""
+    if not parts:
+        node.unsupported("no n-gram has a length that is counted")
+    counts = parts[0] if len(parts) == 1 else op.concatenate(Tuple(tuple(parts)), axis=1)
+    mode = node.get_string("mode", "TF")
+    if mode != "TF":
+        weights = np.ones(len(columns), np.float32)
+        if node.has("weights"):
+            weights = np.array(node.get_floats("weights"), np.float32)
+        base = counts if mode == "TFIDF" else op.minimum(counts, const(np.float32(1)))
+        counts = op.multiply(base, const(weights[used]))
+    place = np.full(int(columns.max()) + 1, len(used), np.int64)
+    place[columns[used]] = np.arange(len(used))
+    padded = op.nn.pad(counts, [(0, 0), (0, 1)], const(np.float32(0)))
+    return op.take(padded, const(place), axis=1)
+
+
+# fmt: off
+ROWS = (
+    Row("LabelEncoder", _label_encoder_1, domain=DOMAIN,
+        attributes="classes_strings default_int64 default_string"),
+    Row("LabelEncoder", _label_encoder, since=2, domain=DOMAIN,
+        attributes="default_float default_int64 default_string default_tensor keys_floats "
+        "keys_int64s keys_strings keys_tensor values_floats values_int64s values_strings "
+        "values_tensor"),
+    Row("CategoryMapper", _category_mapper, domain=DOMAIN,
+        attributes="cats_int64s cats_strings default_int64 default_string"),
+    Row("OneHotEncoder", _one_hot, domain=DOMAIN, attributes="cats_int64s cats_strings zeros"),
+    Row("Scaler", _scaler, domain=DOMAIN, attributes="offset scale"),
+    Row("Normalizer", _normalizer, domain=DOMAIN, attributes="norm",
+        values={"norm": ("MAX", "L1", "L2")}),
+    Row("Binarizer", _binarizer, domain=DOMAIN, attributes="threshold"),
+    Row("Imputer", _imputer, domain=DOMAIN,
+        attributes="imputed_value_floats imputed_value_int64s replaced_value_float "
+        "replaced_value_int64"),
+    Row("FeatureVectorizer", _feature_vectorizer, domain=DOMAIN, attributes="inputdimensions"),
+    Row("ArrayFeatureExtractor", _feature_extractor, domain=DOMAIN),
+    Row("ZipMap", _zip_map, domain=DOMAIN, attributes="classlabels_int64s classlabels_strings"),
+    Row("TfIdfVectorizer", _tf_idf, since=9,
+        attributes="max_gram_length max_skip_count min_gram_length mode ngram_counts ngram_indexes "
+        "pool_int64s pool_strings weights", values={"mode": ("TF", "IDF", "TFIDF")}),
+)
+# fmt: on

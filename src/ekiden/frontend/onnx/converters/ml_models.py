@@ -1,0 +1,485 @@
+"""Classifiers and regressors of ai.onnx.ml: linear ones, support vector machines, trees. What the
+standard leaves open about labels and scores is as ONNX's reference has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from ekiden.frontend.onnx.converters.ml_features import DOMAIN, as_float, looked_up
+from ekiden.frontend.onnx.node import Node, Result, Row
+from ekiden.frontend.onnx.trees import MODES, Question, Tables, forest
+from ekiden.ir.op import Array
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, Tuple, const
+from ekiden.topi.shape import as_dim
+
+POSTS = {"post_transform": ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")}
+
+
+def _number(node: Node, like: Expr, value: float) -> Expr:
+    return const(value, node.typed(like).dtype)
+
+
+def _both(first: Expr, second: Expr) -> Expr:
+    """Two columns side by side."""
+    return op.concatenate(Tuple((first, second)), axis=1)
+
+
+# What becomes of scores.
+
+
+def _softmax_zero(node: Node, scores: Expr) -> Expr:
+    """Softmax in which scores of 0 stay 0."""
+
+    def one(value: float) -> Expr:
+        return _number(node, scores, value)
+
+    greatest = op.max(scores, axis=1, keepdims=True)
+    is_zero = op.less_equal(op.abs(scores), one(1e-7))
+    small = op.multiply(scores, op.exp(op.negative(greatest)))
+    raised = op.where(is_zero, small, op.exp(op.subtract(scores, greatest)))
+    total = op.sum(raised, axis=1, keepdims=True)
+    nothing = op.equal(total, one(0.0))
+    return op.where(nothing, one(0.5), op.divide(raised, op.where(nothing, one(1.0), total)))
+
+
+def _probit(node: Node, scores: Expr) -> Expr:
+    """The inverse of the normal distribution, by Winitzki's approximation of the inverse of erf."""
+
+    def one(value: float) -> Expr:
+        return _number(node, scores, value)
+
+    x = op.subtract(op.multiply(scores, one(2.0)), one(1.0))
+    log = op.log(op.multiply(op.subtract(one(1.0), x), op.add(one(1.0), x)))
+    v = op.add(one(2.0 / (np.pi * 0.147)), op.multiply(one(0.5), log))
+    inner = op.subtract(op.multiply(v, v), op.multiply(one(1 / 0.147), log))
+    size = op.sqrt(op.subtract(op.sqrt(inner), v))
+    signed = op.where(op.less(x, one(0.0)), op.negative(size), size)
+    return op.multiply(one(1.41421356), signed)
+
+
+def post_transform(node: Node, scores: Expr) -> Expr:
+    """Scores [n, k] as the attribute of that name says."""
+    match node.get_string("post_transform", "NONE"):
+        case "SOFTMAX":
+            return op.nn.softmax(scores, axis=1)
+        case "LOGISTIC":
+            return op.sigmoid(scores)
+        case "SOFTMAX_ZERO":
+            return _softmax_zero(node, scores)
+        case "PROBIT":
+            return _probit(node, scores)
+    return scores
+
+
+def class_labels(node: Node) -> Array | None:
+    """The labels of the classes, int64 or objects; None if the node gives none."""
+    if node.has("classlabels_strings") and node.get_strings("classlabels_strings"):
+        return np.array(node.get_strings("classlabels_strings"), object)
+    for name in ("classlabels_ints", "classlabels_int64s"):
+        if node.has(name) and node.get_ints(name):
+            return np.array(node.get_ints(name), np.int64)
+    return None
+
+
+def _labelled(node: Node, places: Expr) -> Result:
+    """Labels of classes by their places."""
+    labels = class_labels(node)
+    if labels is None:
+        return places
+    return looked_up(node, places, labels, labels[0])
+
+
+def _best(scores: Expr) -> Expr:
+    return op.cast(op.argmax(scores, axis=1), "int64")
+
+
+def _threshold_labels(node: Node, scores: Expr, limit: float) -> Result:
+    """Labels where there is one column of scores: the class, or none."""
+    above = op.greater_equal(op.squeeze(scores, axis=[1]), _number(node, scores, limit))
+    labels = class_labels(node)
+    first = np.array([1], np.int64) if labels is None else labels[:1]
+    places = op.where(above, const(np.int64(0)), const(np.int64(-1)))
+    return looked_up(node, places, first, "" if first.dtype == np.object_ else 0)
+
+
+def _rows(values: Sequence[float], rows: int, width: int = -1) -> Array:
+    """A list of coefficients as a matrix of so many rows."""
+    return np.array(values, np.float32).reshape(rows, width)
+
+
+def _times(node: Node, data: Expr, weights: Array) -> Expr:
+    """Products of rows [n, k] with the rows of `weights` [m, k]: [n, m]."""
+    node.scope.same(node.typed(data).shape[1:], (as_dim(weights.shape[1]),))
+    return op.nn.dense(data, const(weights), units=len(weights))
+
+
+def _linear_scores(node: Node, columns: int) -> Expr:
+    data = as_float(node)
+    dtype = node.typed(data).dtype
+    weights = _rows(node.get_floats("coefficients"), columns).astype(dtype)
+    scores = _times(node, data, weights)
+    if not node.has("intercepts"):
+        return scores
+    return op.add(scores, const(np.array(node.get_floats("intercepts"), dtype)))
+
+
+def _linear_classifier(node: Node) -> Result:
+    labels = class_labels(node)
+    count = 1 if labels is None else len(labels)
+    columns = len(node.get_floats("intercepts")) if node.has("intercepts") else count
+    scores = _linear_scores(node, columns)
+    if columns == 1 and count == 2:
+        scores = _both(op.negative(scores), scores)
+    scores = op.cast(post_transform(node, scores), "float32")
+    if columns == 1 and count == 1:
+        limit = 0.0 if node.get_string("post_transform", "NONE") == "NONE" else 0.5
+        return [_label(_threshold_labels(node, scores, limit)), scores]
+    return [_label(_labelled(node, _best(scores))), scores]
+
+
+def _label(found: Result) -> Expr:
+    return found  # type: ignore[return-value]
+
+
+def _linear_regressor(node: Node) -> Expr:
+    scores = _linear_scores(node, node.get_int("targets", 1))
+    return op.cast(post_transform(node, scores), "float32")
+
+
+# Support vector machines.
+
+
+def _kernel(node: Node, data: Expr, vectors: Array) -> Expr:
+    """The kernel of each row with each support vector: [n, vectors]."""
+    params = node.get_floats("kernel_params") if node.has("kernel_params") else ()
+    gamma, coef0, degree = (*params, 0.0, 0.0, 0.0)[:3]
+    kind = node.get_string("kernel_type", "LINEAR")
+    if kind == "RBF":
+        far = op.subtract(op.expand_dims(data, axis=1), const(vectors))
+        return op.exp(op.multiply(const(np.float32(-gamma)), op.sum(op.multiply(far, far), axis=2)))
+    products = _times(node, data, vectors)
+    if kind == "LINEAR":
+        return products
+    scaled = op.add(op.multiply(products, const(np.float32(gamma))), const(np.float32(coef0)))
+    if kind == "SIGMOID":
+        return op.tanh(scaled)
+    return op.power(scaled, const(np.float32(int(degree))))
+
+
+def _rho(node: Node, count: int) -> Expr:
+    return const(np.array(node.get_floats("rho"), np.float32)[:count])
+
+
+def _svm_regressor(node: Node) -> Expr:
+    count = node.get_int("n_supports", 0)
+    data: Expr = op.cast(node.expr(0), "float32")
+    if count:
+        data = _kernel(node, data, _rows(node.get_floats("support_vectors"), count))
+    weights = _rows(node.get_floats("coefficients"), 1)
+    found = op.add(_times(node, data, weights), _rho(node, 1))
+    if node.get_int("one_class", 0):
+        above = op.greater(found, const(np.float32(0)))
+        return op.where(above, const(np.float32(1)), const(np.float32(-1)))
+    return post_transform(node, found)
+
+
+def _svm_classifier(node: Node) -> Result:
+    data, labels = op.cast(node.expr(0), "float32"), class_labels(node)
+    classes = 1 if labels is None else len(labels)
+    per_class = node.get_ints("vectors_per_class", ())
+    positive = min(node.get_floats("coefficients")) >= 0
+    if not sum(per_class):
+        weights = _rows(node.get_floats("coefficients"), classes)
+        scores = op.add(_times(node, data, weights), _rho(node, 1))
+        return _svm_result(node, scores, scores, False, positive)
+    pairs = _pair_scores(node, data, per_class)
+    votes = _votes(node, pairs, classes)
+    if not node.has("prob_a") or not node.get_floats("prob_a"):
+        return _svm_result(node, votes, pairs, False, positive)
+    return _svm_result(node, votes, _probabilities(node, pairs, classes), True, positive)
+
+
+def _pair_scores(node: Node, data: Expr, per_class: Sequence[int]) -> Expr:
+    """The score of each pair of classes, above 0 for the first: [n, pairs]."""
+    total = sum(per_class)
+    vectors = _rows(node.get_floats("support_vectors"), total)
+    weights = _rows(node.get_floats("coefficients"), -1, total)
+    starts = np.concatenate([[0], np.cumsum(per_class)])
+    pairs = list(combinations(range(len(per_class)), 2))
+    table = np.zeros((len(pairs), total), np.float32)
+    for column, (i, j) in enumerate(pairs):
+        for own, other in ((i, j - 1), (j, i)):
+            part = slice(starts[own], starts[own + 1])
+            table[column, part] = weights[other, part]
+    return op.add(_times(node, _kernel(node, data, vectors), table), _rho(node, len(pairs)))
+
+
+def _votes(node: Node, pairs: Expr, classes: int) -> Expr:
+    """How many pairs each class wins."""
+    wins = np.zeros((2, classes, classes * (classes - 1) // 2), np.float32)
+    for row, (i, j) in enumerate(combinations(range(classes), 2)):
+        wins[0, i, row] = wins[1, j, row] = 1
+    first = op.greater(pairs, const(np.float32(0)))
+    given = (op.cast(first, "float32"), op.cast(op.logical_not(first), "float32"))
+    return op.add(*(_times(node, g, w) for g, w in zip(given, wins, strict=True)))
+
+
+def _probabilities(node: Node, pairs: Expr, classes: int) -> Expr:
+    """Those of classes [n, classes], of the logistic functions of the scores of pairs."""
+    a, b = (const(np.array(node.get_floats(n), np.float32)) for n in ("prob_a", "prob_b"))
+    chance = op.sigmoid(op.negative(op.add(op.multiply(pairs, a), b)))
+    chance = op.clip(chance, 1e-7, 1 - 1e-7)
+    columns = list(combinations(range(classes), 2))
+    place = np.zeros((classes, classes), np.int64)
+    turned = np.zeros((classes, classes), np.bool_)
+    for column, (i, j) in enumerate(columns):
+        place[i, j] = place[j, i] = column
+        turned[j, i] = True
+    square = op.take(chance, const(place), axis=1)
+    whole = op.where(const(turned), op.subtract(const(np.float32(1)), square), square)
+    return op.ml.couple(whole)
+
+
+def _svm_result(node: Node, votes: Expr, scores: Expr, proba: bool, positive: bool) -> Result:
+    """Labels and scores; with two classes and one score there is another for the first class."""
+    labels = class_labels(node)
+    count = node.typed(scores).shape[1]
+    width = int(getattr(count, "value", 0))
+    single = len(node.get_floats("rho")) == 1
+    if single and (labels is None or len(labels) != 2):
+        best = op.max(votes, axis=1)
+        places = op.cast(op.greater(best, const(np.float32(0))), "int64")
+        label: Result = places
+    elif single and positive and not proba:
+        sure = op.greater_equal(op.max(votes, axis=1), const(np.float32(0.5)))
+        label = _labelled(node, op.where(sure, const(np.int64(1)), _best(votes)))
+    else:
+        label = _labelled(node, _best(votes))
+    if width == 1 and single and labels is not None and len(labels) == 2:
+        scores = post_transform(node, _both(op.negative(scores), scores))
+    elif width > 1:
+        scores = post_transform(node, scores)
+    return [_label(label), scores]
+
+
+# Trees.
+
+
+def _numbers(node: Node, name: str, dtype: type) -> Array | None:
+    """A list of floats, or the tensor that newer versions have beside it."""
+    found = node.get_tensor(f"{name}_as_tensor")
+    if found is None and node.has(name):
+        found = np.array(node.get_floats(name), np.float32)
+    return None if found is None or not found.size else found.ravel().astype(dtype)
+
+
+def _leaves(node: Node, data: Expr, tables: Tables) -> Expr:
+    parts = (tables.roots, tables.features, tables.limits, tables.children, tables.missing)
+    roots, features, limits, children, missing = map(const, parts)
+    return op.ml.tree_leaves(data, roots, features, limits, children, missing, tables.depth)
+
+
+def _old_forest(node: Node, dtype: type) -> tuple[Tables, Mapping[tuple[int, int], int]]:
+    """The trees of TreeEnsembleClassifier and Regressor: tables, and the leaf of (tree, node)."""
+    trees, ids = node.get_ints("nodes_treeids"), node.get_ints("nodes_nodeids")
+    modes, features = node.get_strings("nodes_modes"), node.get_ints("nodes_featureids")
+    values = _numbers(node, "nodes_values", dtype)
+    missing = node.get_ints("nodes_missing_value_tracks_true", ()) or (0,) * len(ids)
+    sides = [node.get_ints(f"nodes_{s}nodeids") for s in ("true", "false")]
+    lists = (trees, ids, modes, features, values, missing, *sides)
+    if values is None or len({len(each) for each in lists if each is not None}) != 1:
+        node.unsupported("the lists 'nodes_...' must be of one length")
+    keys = list(zip(trees, ids, strict=True))
+    is_leaf = [m == "LEAF" for m in modes]
+    leaf_of = {k: n for n, k in enumerate(k for k, leaf in zip(keys, is_leaf, strict=True) if leaf)}
+    place = {k: n for n, k in enumerate(keys)}
+
+    def target(tree: int, name: int) -> int:
+        if (tree, name) not in place:
+            node.unsupported(f"tree {tree} has no node {name}")
+        return -1 - leaf_of[tree, name] if (tree, name) in leaf_of else place[tree, name]
+
+    questions = {
+        n: Question(modes[n].removeprefix("BRANCH_"), features[n], (float(values[n]),), missing[n],
+                    *(target(trees[n], side[n]) for side in sides))
+        for n in range(len(keys)) if not is_leaf[n]
+    }  # fmt: skip
+    roots = [target(*keys[trees.index(t)]) for t in sorted(set(trees))]
+    return forest(questions, roots, len(leaf_of), dtype), leaf_of
+
+
+def _leaf_weights(
+    node: Node,
+    prefix: str,
+    leaf_of: Mapping[tuple[int, int], int],
+    columns: int,
+    empty: float,
+    dtype: type,
+) -> Array:
+    """What each leaf gives to each target: [leaves, columns]."""
+    table: Array = np.full((max(len(leaf_of), 1), columns), empty, dtype)
+    trees, ids = node.get_ints(f"{prefix}_treeids"), node.get_ints(f"{prefix}_nodeids")
+    weights = _numbers(node, f"{prefix}_weights", dtype)
+    targets = node.get_ints(f"{prefix}_ids")
+    if weights is None or not len(trees) == len(ids) == len(targets) == len(weights):
+        node.unsupported(f"the lists '{prefix}_...' must be of one length")
+    for tree, name, target, weight in zip(trees, ids, targets, weights, strict=True):
+        if not 0 <= target < columns:
+            node.unsupported(f"'{prefix}_ids' must be below {columns}, got {target}")
+        if (tree, name) in leaf_of:  # weights of other nodes are never reached
+            at = (leaf_of[tree, name], target)
+            table[at] = weight if table[at] == empty else table[at] + weight
+    return table
+
+
+_EMPTY = {"SUM": 0.0, "AVERAGE": 0.0, "MIN": np.inf, "MAX": -np.inf}
+
+
+def _aggregated(node: Node, leaves: Expr, table: Array, how: str, trees: int) -> Expr:
+    """What the leaves of all trees give together: [n, columns]."""
+    given = op.take(const(table), leaves, axis=0)
+    if how in ("MIN", "MAX"):
+        found = (op.min if how == "MIN" else op.max)(given, axis=1)
+        limits = np.finfo(table.dtype)
+        end = limits.max if how == "MIN" else limits.min
+        return op.where(op.isinf(found), const(np.array(end, table.dtype)), found)
+    total = op.sum(given, axis=1)
+    return op.divide(total, const(np.array(trees, table.dtype))) if how == "AVERAGE" else total
+
+
+def _dtype(node: Node) -> type:
+    return np.float64 if node.dtype(0) == "float64" else np.float32
+
+
+def _data(node: Node) -> Expr:
+    return op.cast(node.expr(0), str(np.dtype(_dtype(node))))
+
+
+def _tree_regressor(node: Node) -> Expr:
+    dtype, how = _dtype(node), node.get_string("aggregate_function", "SUM")
+    tables, leaf_of = _old_forest(node, dtype)
+    table = _leaf_weights(node, "target", leaf_of, node.get_int("n_targets", 1), _EMPTY[how], dtype)
+    scores = _aggregated(node, _leaves(node, _data(node), tables), table, how, len(tables.roots))
+    base = _numbers(node, "base_values", dtype)
+    if base is not None:
+        scores = op.add(scores, const(base))
+    return op.cast(post_transform(node, scores), "float32")
+
+
+def _tree_classifier(node: Node) -> Result:
+    dtype, labels = _dtype(node), class_labels(node)
+    if labels is None:
+        node.unsupported("attribute 'classlabels_...' is missing")
+    tables, leaf_of = _old_forest(node, dtype)
+    used = set(node.get_ints("class_ids"))
+    columns = max(len(labels), max(used, default=0) + 1)
+    table = _leaf_weights(node, "class", leaf_of, columns, 0.0, dtype)
+    scores = _aggregated(node, _leaves(node, _data(node), tables), table, "SUM", len(tables.roots))
+    base = _numbers(node, "base_values", dtype)
+    if base is not None:
+        scores = op.add(scores, const(base))
+    if len(used) == 1 and columns <= 2:
+        scores = _two_classes(node, scores)
+    scores = op.cast(post_transform(node, scores), "float32")
+    places = _best(scores)
+    if len(labels) == 1:
+        return [_label(places), scores]
+    return [_label(_labelled(node, places)), scores]
+
+
+def _two_classes(node: Node, scores: Expr) -> Expr:
+    """The scores of both classes, where the trees give that of one."""
+    score = op.strided_slice(scores, [0], [1], axes=[1])
+    plain = node.get_string("post_transform", "NONE") in ("NONE", "PROBIT")
+    other = op.subtract(_number(node, score, 1.0), score) if plain else op.negative(score)
+    return _both(other, score)
+
+
+def _tree_ensemble(node: Node) -> Expr:
+    """The form since version 5: nodes and leaves are numbered on their own."""
+    splits = node.get_tensor("nodes_splits")
+    weights = node.get_tensor("leaf_weights")
+    modes = node.get_tensor("nodes_modes")
+    if splits is None or weights is None or modes is None:
+        node.unsupported("attributes 'nodes_splits', 'nodes_modes' and 'leaf_weights' expected")
+    dtype = splits.dtype.type if splits.dtype == np.float64 else np.float32
+    leaves, columns = len(weights), node.get_int("n_targets", 1)
+    how = MODE_OF_SUM[node.get_int("aggregate_function", 1)]
+    table: Array = np.full((leaves, columns), _EMPTY[how], dtype)
+    table[np.arange(leaves), list(node.get_ints("leaf_targetids"))] = weights
+    tables = forest(_questions(node, splits, modes), node.get_ints("tree_roots"), leaves, dtype)
+    data = op.cast(node.expr(0), str(np.dtype(dtype)))
+    scores = _aggregated(node, _leaves(node, data, tables), table, how, len(tables.roots))
+    post = POSTS["post_transform"][(0, 1, 2, 3, 4)[node.get_int("post_transform", 0)]]
+    if post != "NONE":
+        node.unsupported(f"attribute 'post_transform' {post} of TreeEnsemble")
+    return op.cast(scores, node.dtype(0))
+
+
+MODE_OF_SUM = ("AVERAGE", "SUM", "MIN", "MAX")
+"""How the numbers of leaves become one, by the number that TreeEnsemble gives it."""
+
+
+def _questions(node: Node, splits: Array, modes: Array) -> dict[int, Question]:
+    sets = iter(_sets(node.get_tensor("membership_values")))
+    features = node.get_ints("nodes_featureids")
+    missing = node.get_ints("nodes_missing_value_tracks_true", ()) or (0,) * len(features)
+    sides = [
+        [-1 - t if leaf else t for t, leaf in zip(node.get_ints(f"nodes_{s}nodeids"),
+                                                  node.get_ints(f"nodes_{s}leafs"), strict=True)]
+        for s in ("true", "false")
+    ]  # fmt: skip
+    found = {}
+    for n, mode in enumerate(MODES[int(m)] for m in modes.ravel()):
+        values = next(sets, ()) if mode == "MEMBER" else (float(splits[n]),)
+        found[n] = Question(mode, features[n], values, missing[n], sides[0][n], sides[1][n])
+    return found
+
+
+def _sets(values: Array | None) -> list[list[float]]:
+    """Runs of numbers, each ended by one that is not a number."""
+    found: list[list[float]] = [[]]
+    for each in [] if values is None else values.ravel():
+        if np.isnan(each):
+            found.append([])
+        else:
+            found[-1].append(float(each))
+    return found[:-1]
+
+
+_NODES = (
+    "base_values base_values_as_tensor nodes_falsenodeids nodes_featureids nodes_hitrates "
+    "nodes_hitrates_as_tensor nodes_missing_value_tracks_true nodes_modes nodes_nodeids "
+    "nodes_treeids nodes_truenodeids nodes_values nodes_values_as_tensor post_transform"
+)
+# fmt: off
+ROWS = (
+    Row("LinearClassifier", _linear_classifier, domain=DOMAIN, values=POSTS,
+        attributes="classlabels_ints classlabels_strings coefficients intercepts multi_class "
+        "post_transform"),
+    Row("LinearRegressor", _linear_regressor, domain=DOMAIN, values=POSTS,
+        attributes="coefficients intercepts post_transform targets"),
+    Row("SVMClassifier", _svm_classifier, domain=DOMAIN, values=POSTS,
+        attributes="classlabels_ints classlabels_strings coefficients kernel_params kernel_type "
+        "post_transform prob_a prob_b rho support_vectors vectors_per_class"),
+    Row("SVMRegressor", _svm_regressor, domain=DOMAIN, values=POSTS,
+        attributes="coefficients kernel_params kernel_type n_supports one_class post_transform rho "
+        "support_vectors"),
+    Row("TreeEnsembleClassifier", _tree_classifier, domain=DOMAIN, values=POSTS,
+        attributes=f"{_NODES} class_ids class_nodeids class_treeids class_weights "
+        "class_weights_as_tensor classlabels_int64s classlabels_strings"),
+    Row("TreeEnsembleRegressor", _tree_regressor, domain=DOMAIN, values=POSTS,
+        attributes=f"{_NODES} aggregate_function n_targets target_ids target_nodeids "
+        "target_treeids target_weights target_weights_as_tensor"),
+    Row("TreeEnsemble", _tree_ensemble, domain=DOMAIN, since=5,
+        attributes="aggregate_function leaf_targetids leaf_weights membership_values n_targets "
+        "nodes_falseleafs nodes_falsenodeids nodes_featureids nodes_hitrates "
+        "nodes_missing_value_tracks_true nodes_modes nodes_splits nodes_trueleafs "
+        "nodes_truenodeids post_transform tree_roots"),
+)
+# fmt: on

@@ -1,0 +1,422 @@
+"""Regular expressions as tables: a deterministic automaton over the bytes of UTF-8, so that
+matching takes time in proportion to the text whatever the pattern.
+
+The syntax is RE2's, less Unicode classes (\\p), \\Q and flags but i and s. What looks at neighbours
+(^, $, \\b, \\B) is a condition on the byte before and the one behind: a state remembers what kind
+the byte before was, and a move knows the one behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeAlias, TypeVar
+
+import numpy as np
+
+from ekiden.ir.op import Array
+
+Ranges: TypeAlias = "tuple[tuple[int, int], ...]"
+Tree: TypeAlias = "tuple[object, ...]"
+"""("set", ranges), ("cat", trees), ("alt", trees), ("rep", tree, least, most or None) or ("if",
+condition).
+"""
+
+_Key = TypeVar("_Key")
+
+LAST = 0x10FFFF
+MOST_STATES = 10_000
+"""More than this is no pattern but a program."""
+MOST_NESTED = 100
+_DIGITS: Ranges = ((48, 57),)
+_WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
+_SPACE: Ranges = ((9, 10), (12, 13), (32, 32))
+_ESCAPES = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "a": 7}
+_CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
+_NAMED: dict[str, Ranges] = {
+    "alnum": ((48, 57), (65, 90), (97, 122)),
+    "alpha": ((65, 90), (97, 122)),
+    "blank": ((9, 9), (32, 32)),
+    "digit": _DIGITS,
+    "lower": ((97, 122),),
+    "punct": ((33, 47), (58, 64), (91, 96), (123, 126)),
+    "space": ((9, 13), (32, 32)),
+    "upper": ((65, 90),),
+    "word": _WORD,
+    "xdigit": ((48, 57), (65, 70), (97, 102)),
+}
+
+
+_CONDITIONS = {"^": "^", "\\A": "^", "$": "$", "\\z": "$", "\\b": "b", "\\B": "B"}
+"""What looks at neighbours: at the beginning, at the end, between two kinds of bytes, or not."""
+_START, _END, _LETTER, _OTHER = range(4)
+"""What stands beside a place: nothing before it or behind it, a byte of a word, or another."""
+
+
+def _holds(condition: str, before: int, behind: int) -> bool:
+    """Whether a condition holds between two neighbours."""
+    if condition in "^$":
+        return before == _START if condition == "^" else behind == _END
+    return ((before == _LETTER) != (behind == _LETTER)) == (condition == "b")
+
+
+class RegexError(ValueError):
+    """A pattern that cannot be read, or is beyond what is supported."""
+
+
+def _others(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """All characters that are in none of the ranges."""
+    found, start = [], 0
+    for low, high in sorted(ranges):
+        if low > start:
+            found.append((start, low - 1))
+        start = max(start, high + 1)
+    return (*found, (start, LAST)) if start <= LAST else tuple(found)
+
+
+def _both_cases(ranges: Ranges) -> Ranges:
+    """With the other case of ASCII letters."""
+    more = []
+    for low, high in ranges:
+        for first, last, shift in ((65, 90, 32), (97, 122, -32)):
+            if max(low, first) <= min(high, last):
+                more.append((max(low, first) + shift, min(high, last) + shift))
+    return (*ranges, *more)
+
+
+class _Parser:
+    """Reads a pattern from left to right."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern, self.at, self.depth = pattern, 0, 0
+        self.ignores_case = self.dot_takes_all = False
+
+    def fail(self, what: str) -> NoReturn:
+        """Raise RegexError for what stands here."""
+        raise RegexError(f"pattern {self.pattern!r}: {what} at position {self.at}")
+
+    def take(self, wanted: str) -> bool:
+        """Whether the text stands here; it is then behind."""
+        found = self.pattern.startswith(wanted, self.at)
+        self.at += len(wanted) if found else 0
+        return found
+
+    def next(self) -> str:
+        """The next character."""
+        if self.at >= len(self.pattern):
+            self.fail("more expected")
+        self.at += 1
+        return self.pattern[self.at - 1]
+
+    def whole(self) -> Tree:
+        """The tree of the pattern."""
+        found = self.choice()
+        if self.at < len(self.pattern):
+            self.fail("unexpected ')'")
+        return found
+
+    def choice(self) -> Tree:
+        """Alternatives."""
+        self.depth += 1
+        if self.depth > MOST_NESTED:
+            self.fail(f"more than {MOST_NESTED} nested groups")
+        ways = [self.chain()]
+        while self.take("|"):
+            ways.append(self.chain())
+        self.depth -= 1
+        return ways[0] if len(ways) == 1 else ("alt", ways)
+
+    def chain(self) -> Tree:
+        """Items one after the other."""
+        items: list[Tree] = []
+        while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
+            condition = next((c for c in _CONDITIONS if self.take(c)), None)
+            items.append(
+                self.repeated(self.item()) if condition is None else ("if", _CONDITIONS[condition])
+            )
+        return ("cat", items)
+
+    def repeated(self, tree: Tree) -> Tree:
+        """An item with what says how often."""
+        while self.at < len(self.pattern):
+            if self.take("*"):
+                tree = ("rep", tree, 0, None)
+            elif self.take("+"):
+                tree = ("rep", tree, 1, None)
+            elif self.take("?"):
+                tree = ("rep", tree, 0, 1)
+            elif (found := self.counts()) is not None:
+                tree = ("rep", tree, *found)
+            else:
+                break
+            self.take("?")  # which match is preferred makes no difference to whether there is one
+        return tree
+
+    def counts(self) -> tuple[int, int | None] | None:
+        """{2}, {2,} or {2,5}; anything else in braces is itself."""
+        end = self.pattern.find("}", self.at)
+        low, comma, high = self.pattern[self.at + 1 : end].partition(",")
+        is_one = self.pattern.startswith("{", self.at) and end > 0 and low.isdecimal()
+        if not is_one or (high and not high.isdecimal()):
+            return None
+        self.at = end + 1
+        most = int(low) if not comma else int(high) if high else None
+        if int(low) > 1000 or (most is not None and not int(low) <= most <= 1000):
+            self.fail("a count of at most 1000 expected")
+        return int(low), most
+
+    def item(self) -> Tree:
+        """A character, a class or a group."""
+        each = self.next()
+        if each == "(":
+            return self.group()
+        if each == "[":
+            return self.letters(self.bracket())
+        if each == ".":
+            return ("set", _others(() if self.dot_takes_all else ((10, 10),)))
+        if each == "\\":
+            return self.letters(self.escape())
+        if each in "*+?":
+            self.fail(f"nothing before {each!r}")
+        return self.letters(((ord(each), ord(each)),))
+
+    def letters(self, ranges: Ranges) -> Tree:
+        """One of these characters."""
+        return ("set", _both_cases(ranges) if self.ignores_case else ranges)
+
+    def group(self) -> Tree:
+        """What stands in parentheses; its flags end with it."""
+        before = self.ignores_case, self.dot_takes_all
+        if self.take("?"):
+            if self.take("P<") or self.take("<"):
+                end = self.pattern.find(">", self.at)
+                if end < 0 or self.pattern[self.at : end + 1].startswith(("=", "!")):
+                    self.fail("a group name expected")
+                self.at = end + 1
+            elif not self.take(":") and self.flags():
+                return ("cat", [])
+        found = self.choice()
+        if not self.take(")"):
+            self.fail("')' expected")
+        self.ignores_case, self.dot_takes_all = before
+        return found
+
+    def flags(self) -> bool:
+        """Flags; whether they are the whole group, and hold for what follows it."""
+        value = True
+        while (each := self.next()) not in ":)":
+            if each == "i":
+                self.ignores_case = value
+            elif each == "s":
+                self.dot_takes_all = value
+            elif each == "-":
+                value = False
+            else:
+                self.fail(f"the unsupported flag {each!r}")
+        return each == ")"
+
+    def escape(self) -> Ranges:
+        """What a backslash begins."""
+        each = self.next()
+        if each.lower() in _CLASSES:
+            found = _CLASSES[each.lower()]
+            return found if each.islower() else _others(found)
+        if each == "x":
+            end = self.pattern.find("}", self.at) if self.take("{") else self.at + 2
+            digits = self.pattern[self.at : end]
+            self.at = end + self.pattern.startswith("}", end)
+            try:
+                point = int(digits, 16)
+            except ValueError:
+                self.fail("hexadecimal digits expected")
+            return ((min(point, LAST), min(point, LAST)),)
+        if each in _ESCAPES:
+            return ((_ESCAPES[each],) * 2,)
+        if each.isalnum():
+            self.fail(f"the unsupported escape '\\{each}'")
+        return ((ord(each), ord(each)),)
+
+    def bracket(self) -> Ranges:
+        """The characters of a class in brackets."""
+        negated = self.take("^")
+        found: list[tuple[int, int]] = []
+        first = True
+        while first or not self.take("]"):
+            first = False
+            if self.take("[:"):
+                end = self.pattern.find(":]", self.at)
+                name = self.pattern[self.at : end]
+                if name.removeprefix("^") not in _NAMED:
+                    self.fail("the name of a class of characters expected")
+                named = _NAMED[name.removeprefix("^")]
+                found += _others(named) if name.startswith("^") else named
+                self.at = end + 2
+                continue
+            low = self.one()
+            after = self.pattern[self.at + 1 : self.at + 2]
+            if len(low) == 1 and after not in ("", "]") and self.take("-"):
+                high = self.one()
+                if len(high) != 1 or high[0][1] < low[0][0]:
+                    self.fail("a range of characters expected")
+                low = ((low[0][0], high[0][1]),)
+            found += low
+        ranges = tuple(found)
+        if negated:
+            return _others(_both_cases(ranges) if self.ignores_case else ranges)
+        return ranges
+
+    def one(self) -> Ranges:
+        """A character of a class, or a class of its own."""
+        each = self.next()
+        return self.escape() if each == "\\" else ((ord(each), ord(each)),)
+
+
+def byte_sequences(low: int, high: int) -> Iterator[list[tuple[int, int]]]:
+    """The characters from `low` to `high` as sequences of ranges of bytes."""
+    for bound in (0x7F, 0x7FF, 0xFFFF):
+        if low <= bound < high:
+            yield from byte_sequences(low, bound)
+            yield from byte_sequences(bound + 1, high)
+            return
+    for shift in (6, 12, 18) if high > 0x7F else ():
+        mask = (1 << shift) - 1
+        if low & ~mask == high & ~mask:
+            continue
+        cut = low | mask if low & mask else (high & ~mask) - 1
+        if low & mask or high & mask != mask:
+            yield from byte_sequences(low, cut)
+            yield from byte_sequences(cut + 1, high)
+            return
+    ends = (chr(c).encode("utf-8", "surrogatepass") for c in (low, high))
+    yield list(zip(*ends, strict=True))
+
+
+@dataclass
+class _Graph:
+    """A nondeterministic automaton: free moves, some under a condition, and moves on ranges of
+    bytes.
+    """
+
+    free: list[list[tuple[str, int]]] = field(default_factory=list)
+    moves: list[list[tuple[int, int, int]]] = field(default_factory=list)
+
+    def state(self) -> int:
+        """A new state."""
+        if len(self.free) >= 10 * MOST_STATES:
+            raise RegexError(f"the pattern needs more than {10 * MOST_STATES} states")
+        self.free.append([])
+        self.moves.append([])
+        return len(self.free) - 1
+
+    def add(self, tree: Tree, start: int) -> int:
+        """Put a tree behind a state; where it ends. Depth is bounded by MOST_NESTED."""
+        match tree:
+            case ("set", ranges):
+                return self._set(ranges, start)  # type: ignore[arg-type]
+            case ("cat", list(parts)):
+                for each in parts:
+                    start = self.add(each, start)
+                return start
+            case ("alt", list(parts)):
+                end = self.state()
+                for each in parts:
+                    self._free(self.add(each, start), end)
+                return end
+            case ("rep", tuple(inner), int(least), most):
+                return self._repeat(inner, start, least, most)  # type: ignore[arg-type]
+            case ("if", str(condition)):
+                return self._free(start, self.state(), condition)
+        raise AssertionError(f"not a tree: {tree!r}")
+
+    def _set(self, ranges: Ranges, start: int) -> int:
+        end = self.state()
+        for low, high in ranges:
+            for sequence in byte_sequences(low, high):
+                at = start
+                for first, last in sequence[:-1]:
+                    next_ = self.state()
+                    self.moves[at].append((first, last, next_))
+                    at = next_
+                self.moves[at].append((*sequence[-1], end))
+        return end
+
+    def _repeat(self, tree: Tree, start: int, least: int, most: int | None) -> int:
+        for _ in range(least):
+            start = self.add(tree, start)
+        if most is None:
+            inside = self._free(start, self.state())
+            self._free(self.add(tree, inside), inside)
+            return self._free(inside, self.state())
+        end = self.state()
+        for _ in range(most - least):
+            self._free(start, end)
+            start = self.add(tree, self._free(start, self.state()))
+        return self._free(start, end)
+
+    def _free(self, start: int, end: int, condition: str = "") -> int:
+        self.free[start].append((condition, end))
+        return end
+
+    def reached(self, states: Iterable[int], before: int, behind: int) -> frozenset[int]:
+        """The states and all that free moves reach between these neighbours."""
+        found, waiting = set(states), list(states)
+        while waiting:
+            for condition, each in self.free[waiting.pop()]:
+                if each not in found and (not condition or _holds(condition, before, behind)):
+                    found.add(each)
+                    waiting.append(each)
+        return frozenset(found)
+
+    def step(self, states: Iterable[int], byte: int) -> frozenset[int]:
+        """The states that a byte leads to."""
+        return frozenset(t for s in states for low, high, t in self.moves[s] if low <= byte <= high)
+
+
+def automaton(pattern: str) -> tuple[Array, Array, Array]:
+    """(moves int32 [states, kinds], kinds int32 [256], accepts bool [states]) of the automaton that
+    accepts what the whole pattern matches; it begins in state 0.
+
+    Raises RegexError for a pattern that is wrong, unsupported or too large.
+    """
+    graph = _Graph()
+    start = graph.state()
+    end = graph.add(_Parser(pattern).whole(), start)
+    looks = any(condition for free in graph.free for condition, _ in free)
+    kinds = _kinds([*graph.moves, [(*w, 0) for w in _WORD] if looks else []])
+    samples = [int(b) for b in np.unique(kinds, return_index=True)[1]]
+    sides = [_side(b) for b in samples]
+    states: dict[tuple[frozenset[int], int], int] = {(frozenset([start]), _START): 0}
+    table, accepts = [], []
+    for held, before in _growing(states):
+        row = []
+        for byte, side in zip(samples, sides, strict=True):
+            to = graph.step(graph.reached(held, before, side), byte)
+            row.append(states.setdefault((to, side if looks else _OTHER), len(states)))
+        table.append(row)
+        accepts.append(end in graph.reached(held, before, _END))
+    return np.array(table, np.int32), kinds, np.array(accepts)
+
+
+def _side(byte: int) -> int:
+    return _LETTER if any(low <= byte <= high for low, high in _WORD) else _OTHER
+
+
+def _growing(states: dict[_Key, int]) -> Iterator[_Key]:
+    """The keys of a dictionary to which others are added meanwhile."""
+    done = 0
+    while done < len(states):
+        fresh = list(states)[done:]
+        for each in fresh:
+            if len(states) > MOST_STATES:
+                raise RegexError(f"the pattern needs more than {MOST_STATES} states")
+            yield each
+        done += len(fresh)
+
+
+def _kinds(moves: Sequence[Sequence[tuple[int, int, int]]]) -> Array:
+    """Bytes that no move tells apart are of one kind."""
+    starts = np.zeros(257, np.int32)
+    for low, high, _ in (m for row in moves for m in row):
+        starts[low] = starts[high + 1] = 1
+    starts[0] = 0
+    return np.cumsum(starts)[:256].astype(np.int32)

@@ -1,0 +1,68 @@
+"""Operators of classical models."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import call
+from ekiden.relay.op._inventory import declare
+
+
+@node("relay.attrs.TreeLeavesAttrs")
+class TreeLeavesAttrs(Attrs):
+    """How long the longest path through a tree is."""
+
+    depth: int = 1
+
+
+def _leaves(attrs: TreeLeavesAttrs, data: Array, roots: Array, *nodes: Array) -> Array:
+    features, limits, children, missing = nodes
+    at = np.broadcast_to(roots, (len(data), len(roots)))
+    for _ in range(attrs.depth):
+        value = np.take_along_axis(data, features[at], 1)
+        yes = (value <= limits[at]) | (np.isnan(value) & (missing[at] != 0))
+        at = np.where(yes, children[at, 0], children[at, 1])
+    return at.astype(np.int32)
+
+
+declare(
+    "ml.tree_leaves",
+    ("data", "roots", "features", "limits", "children", "missing"),
+    lambda attrs, data, roots, *nodes: topi.ml.tree_leaves(data, roots, nodes, attrs.depth),
+    "int32 [n, trees]: the node at which each tree ends for each row",
+    TreeLeavesAttrs,
+    reference=_leaves,
+)
+declare(
+    "ml.couple",
+    ("pairs",),
+    lambda attrs, pairs: topi.ml.couple(pairs),
+    "[n, k]: probabilities of classes, of those of their pairs [n, k, k]",
+)
+
+
+def tree_leaves(
+    data: Expr,
+    roots: Expr,
+    features: Expr,
+    limits: Expr,
+    children: Expr,
+    missing: Expr,
+    depth: int,
+) -> Call:
+    """The node at which each tree ends for each row; see ekiden.topi.ml.tree_leaves."""
+    attrs = TreeLeavesAttrs(depth)
+    return call("ml.tree_leaves", data, roots, features, limits, children, missing, attrs=attrs)
+
+
+def couple(pairs: Expr) -> Call:
+    """Probabilities of classes; see ekiden.topi.ml.couple."""
+    return call("ml.couple", pairs)
+
+
+__all__ = ["couple", "tree_leaves"]

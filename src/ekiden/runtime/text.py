@@ -1,0 +1,56 @@
+"""Texts as programs hold them: tensors of bytes. The last axis of uint8 [..., width] is one text in
+UTF-8 with bytes 0xFF behind it, which no text in UTF-8 contains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+
+END = 255
+"""The byte behind a text."""
+TEXT = "string"
+"""The dtype of an input or output that is a tensor of texts; its shape is that without bytes."""
+
+
+def encode(texts: object, width: int | None = None) -> Array:
+    """An array (or nested lists) of str, or bytes in UTF-8, as bytes: a last axis more, of the
+    extent of the longest text, or `width`.
+
+    Raises TypeError for elements of other kinds.
+    """
+    given = np.asarray(texts, object)
+    raw = [_bytes(t) for t in given.ravel()]
+    wide = max([1, *map(len, raw)]) if width is None else width
+    made = np.full((len(raw), wide), END, np.uint8)
+    sizes = np.fromiter(map(len, raw), np.int64, len(raw))
+    made[np.arange(wide) < sizes[:, None]] = np.frombuffer(b"".join(raw), np.uint8)
+    return made.reshape(*given.shape, wide)
+
+
+def _bytes(text: object) -> bytes:
+    if isinstance(text, bytes):
+        return text
+    if isinstance(text, str):
+        return text.encode()
+    raise TypeError(f"texts must be str, got {type(text).__name__}")
+
+
+def decode(data: Array) -> Array:
+    """The texts in bytes, as an object array of str."""
+    rows = np.ascontiguousarray(data).reshape(-1, data.shape[-1])
+    ends = np.concatenate([rows == END, np.ones((len(rows), 1), np.bool_)], axis=1).argmax(1)
+    found = np.empty(len(rows), object)
+    for i, (row, end) in enumerate(zip(rows, ends, strict=True)):
+        found[i] = row[:end].tobytes().decode(errors="replace")
+    return found.reshape(data.shape[:-1])
+
+
+def sorted_texts(texts: Iterable[str]) -> list[str]:
+    """Texts in the order of their padded bytes: one that continues another comes before it."""
+    return sorted(texts, key=lambda t: t.encode() + bytes([END]))

@@ -1,0 +1,94 @@
+"""Kernels on texts against their meaning in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay
+from ekiden.frontend.onnx.converters.text import case_table
+from ekiden.relay.expr import Expr
+from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.op import text
+from ekiden.runtime.text import decode, encode, sorted_texts
+from ekiden.topi.text import GROWTH
+
+Array = np.ndarray[Any, Any]
+LETTERS = [*"ab, éßЖx ", "😀", "中"]
+
+
+def words(seed: int = 0, count: int = 40) -> Array:
+    rng = np.random.default_rng(seed)
+    made = ["".join(rng.choice(LETTERS, rng.integers(0, 9))) for _ in range(count)]
+    return np.array([*made, "", " ", "a,,b", ",,", "a"], object)
+
+
+WORDS = words()
+
+
+def run(function: Callable[..., Expr], *arrays: Array) -> Array:
+    """What a function of tensors gives, compiled and interpreted, with symbolic shapes."""
+    variables = [
+        relay.var(
+            f"x{n}",
+            relay.TensorType([relay.SizeVar(f"d{n}_{i}") for i in range(a.ndim)], str(a.dtype)),
+        )
+        for n, a in enumerate(arrays)
+    ]
+    module = ekiden.IRModule.from_expr(relay.Function(variables, function(*variables)))
+    wanted = np.asarray(Interpreter(module).evaluate("main", *arrays))
+    found = ekiden.compile(module)(*arrays).numpy()
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape
+    np.testing.assert_array_equal(found, wanted)
+    return found
+
+
+def test_texts_come_back() -> None:
+    for shape in ((45,), (9, 5), (3, 0), ()):
+        given = np.resize(WORDS, shape).astype(object)
+        found = decode(encode(given))
+        assert found.shape == given.shape and found.tolist() == given.tolist()
+    with pytest.raises(TypeError, match="texts must be str, got int"):
+        encode([1, "a"])
+
+
+def test_concat() -> None:
+    found = run(text.concat, encode(WORDS), encode(WORDS[::-1]))
+    assert decode(found).tolist() == [a + b for a, b in zip(WORDS, WORDS[::-1], strict=True)]
+
+
+def test_find() -> None:
+    keys = sorted_texts(set(WORDS[::2]))
+    found = run(text.find, encode(WORDS), encode(keys))
+    assert found.tolist() == [keys.index(w) if w in keys else -1 for w in WORDS]
+
+
+@pytest.mark.parametrize("delimiter", ["", ",", "é", ", "])
+@pytest.mark.parametrize("maxsplit", [-1, 0, 1, 3])
+def test_split(delimiter: str, maxsplit: int) -> None:
+    data = encode(WORDS)
+    counts = run(lambda x: text.count_parts(x, delimiter, maxsplit), data)
+    parts = [w.split(delimiter or None, maxsplit) for w in WORDS]
+    assert counts.tolist() == [len(p) for p in parts]
+    slots = np.zeros(counts.max(), np.int64)
+    found = run(lambda x, s: text.split(x, s, delimiter, maxsplit), data, slots)
+    for row, wanted in zip(decode(found), parts, strict=True):
+        assert row.tolist() == wanted + [""] * (len(slots) - len(wanted))
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_case(upper: bool) -> None:
+    given = np.array([*WORDS, "ﬃ ΐ Ǆ İ", "straße", "ÀÉÎ"], object)
+    found = decode(run(text.change_case, encode(given), *case_table(upper)))
+    assert found.tolist() == [w.upper() if upper else w.lower() for w in given]
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_no_letter_grows_more(upper: bool) -> None:
+    points, sizes, _ = case_table(upper)
+    assert all(s <= GROWTH * len(chr(p).encode()) for p, s in zip(points, sizes, strict=True))
+    assert list(points) == sorted(points)
