@@ -541,6 +541,8 @@ EK_API ek_object *ek_error_take(void);
 **                                             which makes a graph executor of it
 **   ek.executable.attach(executable, image)   gives functions the native code that a module of the
 **                                             compiler exports for them
+**   ek.executable.link(executable, module)    takes kernels that the executable has not from a
+**                                             module; once, before a machine is made for it
 **   ek.executable.watch(executable, n, hot)   calls hot(name) when a function has been called n
 **                                             times; once, before it runs
 **   ek.graph_executor.create(executable, lib) a module of the kind "GraphExecutor" with TVM's

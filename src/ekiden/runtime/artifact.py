@@ -112,6 +112,12 @@ def with_constants(data: bytes, constants: Sequence[Constant]) -> bytes:
     )
 
 
+def without_kernels(data: bytes) -> bytes:
+    """The same file without its native code."""
+    kept = [(kind, _same(p)) for kind, p in read_sections(data) if kind is not Section.IMAGE]
+    return write_sections(kept)
+
+
 def _same(payload: Bytes) -> Callable[[int], Pieces]:
     return lambda at: [payload]
 

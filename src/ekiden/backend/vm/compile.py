@@ -29,6 +29,7 @@ from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node, fields_of
 from ekiden.ir.op import OPS, Array, Op
+from ekiden.ir.pass_context import phase
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.type import FuncType, GlobalTypeVar
 from ekiden.relay.expr import (
@@ -457,6 +458,7 @@ def _sources(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
     }
 
 
+@phase("bytecode")
 def compile_module(
     module: IRModule,
     target: Target,

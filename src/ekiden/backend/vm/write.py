@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ekiden.backend.vm.encode import Instruction, dtype_code, encode
+from ekiden.ir.pass_context import phase
 from ekiden.runtime.artifact import Constant, Pieces, Section, write_constants, write_sections
 from ekiden.runtime.errors import InternalError
 
@@ -27,6 +28,7 @@ class VMFunction:
     code: tuple[Instruction, ...]
 
 
+@phase("write")
 def write_executable(
     functions: Sequence[VMFunction],
     constants: Sequence[np.ndarray],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call
@@ -42,6 +43,25 @@ for _name, _what in (
             description=_what,
         )
     )
+
+
+register_op(
+    OpDef(
+        name="annotation.stop_fusion",
+        arguments=("data",),
+        relation=_same,
+        result="the type of data",
+        reference=_identity,
+        lower=lambda attrs, inputs, out: [topi.copy(inputs[0])],
+        pattern=OpPattern.OPAQUE,
+        description="The same value, with which nothing is fused.",
+    )
+)
+
+
+def stop_fusion(data: Expr) -> Call:
+    """The same value; operators before it are not fused with those after it."""
+    return call("annotation.stop_fusion", data)
 
 
 def compiler_begin(data: Expr, compiler: str) -> Call:
