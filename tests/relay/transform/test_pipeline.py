@@ -16,7 +16,7 @@ from ekiden.ir.type import tensor_type
 from ekiden.relay import op
 from ekiden.relay.analysis import verify
 from ekiden.relay.expr import Call, Expr, Function, If, Let, Tuple, TupleGetItem, Var, const, var
-from ekiden.relay.transform import InferType, ManifestAlloc
+from ekiden.relay.transform import InferType, ManifestAlloc, MemoryPlan
 from ekiden.target import Target
 
 TARGET = Target.parse("llvm -mcpu=x86-64-v4")
@@ -119,8 +119,8 @@ class _VerifyAll(PassInstrument):
 def test_programs_with_explicit_memory_are_well_formed(module: IRModule) -> None:
     instrument = _VerifyAll()
     with PassContext(instruments=(instrument,)):
-        pipeline(TARGET)(module)
-    assert instrument.names[-2:] == ["MemoryPlan", "vm"]
+        MemoryPlan()(pipeline(TARGET)(module))
+    assert instrument.names[-2:] == ["vm", "MemoryPlan"]
 
 
 LENGTH = 20_000
