@@ -125,6 +125,7 @@ def _eye_like(node: Node) -> Expr:
 
 # fmt: off
 ROWS = (
+    Row("Det",    lambda node: op.det(node.expr(0)), since=11),
     Row("MatMul", multiply_matrices),
     Row("Gemm",   _gemm, attributes="alpha beta broadcast transA transB"),
     Row("Gemm",   _gemm, since=7, attributes="alpha beta transA transB"),
