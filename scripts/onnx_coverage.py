@@ -40,8 +40,8 @@ REASONS = {
     r"test_dft_inverse": "where the result is 0 it expects the rounding errors of NumPy's float32 "
     "transform; Ekiden, in float64, gives 0 to 15 digits",
     r"test_image_decoder": "images are decoded before a model, not in it: Ekiden has no codecs",
-    r"test_loop16_seq_none": "a loop makes a sequence of a scalar and vectors; elements of one whose "
-    "length is not known at import have one rank",
+    r"test_loop16_seq_none": "a loop makes a sequence of a scalar and vectors; elements of one "
+    "whose length is not known at import have one rank",
 }
 """Why tests do not pass, by a pattern of their names; others show their error."""
 

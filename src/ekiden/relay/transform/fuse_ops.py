@@ -17,6 +17,7 @@ from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op, OpPattern
+from ekiden.ir.prim import PrimExpr
 from ekiden.ir.transform import Pass, PassContext, register_option
 from ekiden.ir.type import FuncType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, Var
@@ -50,6 +51,8 @@ class _Node:
     anchor: OpPattern = OpPattern.OPAQUE
     """Group: the most complex pattern in it."""
     size: int = 1
+    symbols: frozenset[PrimExpr] = frozenset()
+    """Group: dimensions that its operators compute from data."""
     dominator: _Node | None = None
     dominator_pattern: OpPattern = OpPattern.OPAQUE
     depth: int = 1
@@ -85,6 +88,11 @@ def _pattern_of(expr: RelayExpr) -> OpPattern:
     return OpPattern.TUPLE if isinstance(expr, Tuple) else OpPattern.OPAQUE
 
 
+def _symbols_of(expr: RelayExpr) -> frozenset[PrimExpr]:
+    attrs = expr.attrs if isinstance(expr, Call) else None
+    return frozenset(getattr(attrs, "symbols", ()))
+
+
 def _edge_pattern(user: RelayExpr, pattern: OpPattern, operand: RelayExpr) -> OpPattern:
     """A broadcast operator is elementwise in the operand that already has the result's shape."""
     if isinstance(user, Tuple):
@@ -106,6 +114,7 @@ def _build_graph(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayE
     for expr in nodes:
         pattern = _pattern_of(expr)
         made = _Node(expr, len(graph), pattern, external=expr in outputs, anchor=pattern)
+        made.symbols = _symbols_of(expr)
         graph[expr] = made
         for operand in operands(expr):
             if operand in graph:
@@ -172,6 +181,7 @@ def _merge(child: _Node, parent: _Node) -> None:
     if child is parent:
         return
     parent.size += child.size
+    parent.symbols |= child.symbols
     child.parent = parent
     parent.anchor = (
         max(parent.anchor, child.anchor) if child.anchor != OpPattern.TUPLE else parent.anchor
@@ -186,6 +196,9 @@ def _fuse_into_dominator(each: _Node, allowed: Condition, max_size: int) -> None
     groups = {id(n.root()): n.root() for n in [*path, each.dominator]}
     if sum(g.size for g in groups.values()) > max_size:
         return
+    symbols: frozenset[PrimExpr] = frozenset().union(*(g.symbols for g in groups.values()))
+    if not symbols.issubset(getattr(each.dominator.expr.checked_type, "shape", ())):
+        return  # a kernel is told them by the shape of its result
     for n in path:
         _merge(n, each.dominator)
 
