@@ -60,10 +60,15 @@ void ek_free(void *block);
 void *ek_buffer_alloc(size_t size, size_t *actual);
 void ek_buffer_free(void *buffer, size_t actual);
 
+/* The same from the pool of a CPU device: memory never passes from one device's pool to another's. */
+enum { EK_CPU_DEVICES = 8 };
+void *ek_device_buffer_alloc(int32_t device, size_t size, size_t *actual);
+void ek_device_buffer_free(int32_t device, void *buffer, size_t actual);
+
 /* Adds one free block of the size of 'like' (from ek_alloc), or one free buffer of 'size' bytes, to
 ** what the pool keeps. Nothing happens without memory. */
 void ek_alloc_reserve(const void *like);
-void ek_buffer_reserve(size_t size);
+void ek_buffer_reserve(int32_t device, size_t size);
 
 /* ek_alloc, and a MemoryError when it fails. */
 void *ek_alloc_or_error(size_t size);
@@ -192,6 +197,21 @@ bool ek_storage_is_own(const ek_object *object);
 
 /* ek_device.c ---------------------------------------------------------------------------------- */
 
+static inline bool ek_device_same(ek_device a, ek_device b) {
+  return a.type == b.type && a.id == b.id;
+}
+
+/* Whether it is the host itself, not another CPU device. */
+static inline bool ek_device_is_host(ek_device device) {
+  return device.type == EK_CPU && device.id == 0;
+}
+
+/* "cpu(1)": what a device is called in messages. */
+typedef struct ek_device_name {
+  char text[32];
+} ek_device_name;
+ek_device_name ek_device_describe(ek_device device);
+
 /* The table of a kind of device other than the CPU; NULL with a ValueError when there is none. */
 const ek_device_table *ek_device_table_of(ek_device device, const char *doing);
 
@@ -236,6 +256,24 @@ int ek_call_packed(ek_call_site *site, const ek_value *args, int32_t nargs, ek_v
 void ek_value_drop(ek_value *value);
 
 enum { EK_MAX_THREADS = 256 };
+
+/* Takes the pool for the calling thread, whose loops run inline from now on: how many workers there
+** are, or 0 when it is another's, or the caller is inside a loop. A worker that is called runs
+** body(context, its number, that + 1), which gives 0; the caller's number is 0. */
+int32_t ek_pool_hold(int (*body)(void *context, int64_t begin, int64_t end), void *context);
+
+/* Calls a worker that is idle; false when there is none, or when its core is another caller's. Only
+** between ek_pool_hold and ek_pool_release, by any of their threads. */
+bool ek_pool_call(void);
+
+/* Waits until no worker runs what it was called for. Then the holder's loops use all workers
+** ('for_loops'), until it unsettles: before that it calls none. */
+void ek_pool_settle(bool for_loops);
+void ek_pool_unsettle(void);
+void ek_pool_release(void);
+
+/* Whether a loop of this thread was large enough for several threads, since this was last asked. */
+bool ek_pool_was_divisible(void);
 
 /* The number of threads, and the processors they keep to: n of them, or none for the default. */
 int ek_pool_config(int threads, const int *cpus, int n);

@@ -5,7 +5,7 @@
 ** callers at once.
 **
 ** Beside its functions a module gives the kernels of the executable, its constants (get_constant),
-** and under the name "default" a factory of graph executors (ek_graph.c). */
+** the executable itself (get_executable), and under the name "default" a factory of graph executors (ek_graph.c). */
 #include "ek_executable.h"
 
 typedef struct spare {
@@ -88,10 +88,21 @@ static int get_constant(void *context, const ek_value *args, int32_t nargs, ek_v
   return ek_executable_item(function->of->executable, EK_PART_CONSTANT, args[0].v.i64, ret);
 }
 
+/* The executable itself. */
+static int get_executable(void *context, const ek_value *args, int32_t nargs, ek_value *ret) {
+  const program_function *function = context;
+  (void)args;
+  if (nargs != 0) return ek_error("TypeError", "get_executable: no argument expected");
+  ek_retain(function->of->executable);
+  *ret = ek_value_object(function->of->executable);
+  return 0;
+}
+
 /* What a module gives beside the functions of its program; NULL for a name that is none. */
 static ek_packed find_extra(const char *name) {
   if (strcmp(name, "default") == 0) return make_graph;
-  return strcmp(name, "get_constant") == 0 ? get_constant : NULL;
+  if (strcmp(name, "get_constant") == 0) return get_constant;
+  return strcmp(name, "get_executable") == 0 ? get_executable : NULL;
 }
 
 static int program_get(void *context, ek_object *module, const char *name, ek_object **out) {

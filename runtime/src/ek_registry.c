@@ -230,11 +230,21 @@ static int bind_constant(void *self, const ek_value *args, int32_t nargs, ek_val
   return ek_executable_bind((ek_executable *)(void *)args[0].v.obj, args[1].v.i64, &args[2]);
 }
 
+/* (executable, module with kernels that it has not) */
+static int link_executable(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_EXECUTABLE, EK_MODULE};
+  (void)self;
+  (void)ret;
+  if (expect_args("ek.executable.link", args, nargs, 2, types) != 0) return -1;
+  return ek_executable_link((ek_executable *)(void *)args[0].v.obj, args[1].v.obj);
+}
+
 static int registry_names(void *self, const ek_value *args, int32_t nargs, ek_value *ret);
 
 static const ek_builtin builtins[] = {
     {"ek.executable.attach", attach_native},
     {"ek.executable.bind_constant", bind_constant},
+    {"ek.executable.link", link_executable},
     {"ek.executable.module", executable_module},
     {"ek.executable.watch", watch},
     {"ek.graph_executor.create", graph_executor},

@@ -53,6 +53,7 @@ typedef struct ek_vm {
   ek_value result;                         /* owned: of a run that ended, until it is handed out */
   ek_lent lent;                            /* by the caller, during a call */
   ek_arenas arenas;                        /* kept from run to run */
+  struct ek_async *async;                  /* owned; NULL where kernels run one after another */
   uint32_t is_running;                     /* atomic */
   bool has_run;                            /* once, at least */
   bool may_lend;                           /* what the caller lends is read where it lies */
@@ -76,19 +77,35 @@ int ek_vm_end(ek_vm *vm, ek_value *ret);
 /* Makes an idle machine the caller's; "'doing' 'name': ..." is the error. 0 or -1. */
 int ek_vm_acquire(ek_vm *vm, const char *doing, ek_bytes name);
 
-/* A tensor as a register can hold it: contiguous, owned, and ours. 'may_lend' lets it be borrowed
-** until the call ends. 0 or -1. */
+/* A tensor as a register can hold it: contiguous, owned, and ours, on the device that it is on.
+** 'may_lend' lets it be borrowed until the call ends. 0 or -1. */
 int ek_vm_own_tensor(ek_vm *vm, const ek_value *value, const ek_dltensor *tensor, bool may_lend,
                      ek_value *to);
 
-/* A copy on the host of a tensor that lies there, owned. 0 or -1. */
-int ek_vm_copy_tensor(const ek_dltensor *tensor, ek_object **out);
+/* ek_vm_device.c ------------------------------------------------------------------------------- */
+
+/* A copy of a tensor on a device, owned. 0 or -1. */
+int ek_vm_copy_tensor(const ek_dltensor *tensor, ek_device device, ek_object **out);
+
+/* A copy on 'device' of a value whose tensors lie on 'from': a tensor, a number, or an ADT value of
+** these to any depth. 0, or -1 and '*out' is NONE. */
+int ek_vm_copy_value(const ek_value *value, ek_device from, ek_device device, ek_value *out);
+
+/* Whether the first n of 'vm->args' lie where a primitive works. 0 or -1. */
+int ek_vm_check_places(const ek_vm *vm, int32_t primitive, int32_t n);
 
 /* ek_vm.c -------------------------------------------------------------------------------------- */
 
 /* Runs from 'pc' of the running function until the run's frame is left; its result is then in
 ** 'result'. On failure all frames are left. 0 or -1. */
 int ek_vm_run(ek_vm *vm);
+
+/* ek_async.c ------------------------------------------------------------------------------------
+**
+** The same with independent kernels at the same time, for a machine that was made so: ek_async_set
+** takes an idle one there, and back. */
+int ek_async_set(ek_vm *vm, bool is_async);
+int ek_async_run(ek_vm *vm);
 
 /* ek_vm_ops.c -----------------------------------------------------------------------------------
 **
@@ -104,6 +121,13 @@ typedef int (*ek_vm_op)(ek_vm *vm, ek_value *R, const int32_t *pc);
 #undef EK_OPCODE
 
 extern const ek_vm_op ek_vm_ops[EK_OP_COUNT];
+
+/* The arguments of an InvokePacked as its primitive gets them, borrowed in 'vm->args'. 1, 0 when it is
+** not to be called, or -1. */
+typedef struct ek_vm_call {
+  int32_t n, n_inputs;         /* the others are written */
+} ek_vm_call;
+int ek_vm_gather(ek_vm *vm, const ek_value *R, const int32_t *pc, ek_vm_call *call);
 
 /* Make room. 0 or -1. */
 int ek_vm_grow_frames(ek_vm *vm);

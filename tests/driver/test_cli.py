@@ -51,6 +51,19 @@ def test_compile_writes_an_artifact(
     assert out.read_bytes()[:8] == b"\x89EKIDEN\n"
 
 
+def test_compile_says_what_took_how_long(
+    onnx_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small.eki"
+    assert main(["compile", str(onnx_file), "-o", str(out), "--timing"]) == 0
+    rows = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
+    top = [row for row in rows if not row.startswith(" ")]
+    assert top[1:] == ["import", "InferType", "NameDimensions", "vm", "bytecode"]
+    assert [r for r in rows if r in ("  FuseOps", "  kernels", "  link", "  write")] == [
+        "  FuseOps", "  kernels", "  link", "  write"
+    ]  # fmt: skip
+
+
 def test_run_writes_its_outputs(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -141,8 +141,10 @@ def test_machine_refuses(machine: VirtualMachine) -> None:
 
 
 def test_benchmark_counts(machine: VirtualMachine) -> None:
-    seconds = machine.benchmark(X, ONES, repeat=3, number=2)
-    assert len(seconds) == 3 and min(seconds) > 0
+    found = machine.benchmark(tvm.cpu(), X, ONES, repeat=3, number=2)
+    assert len(found.results) == 3 and found.min > 0
+    named = machine.benchmark(tvm.cpu(), x=X, y=ONES, repeat=1, number=1, end_to_end=True)
+    assert named.mean == named.median > 0
 
 
 def test_compiler_in_steps() -> None:

@@ -29,8 +29,11 @@ def graph_model(
     weights: Feed | None = None,
     opset: int = 17,
     symbolic: bool = False,
+    domains: Sequence[str] = (),
 ) -> onnx.ModelProto:
-    """A model whose inputs have the shapes of `inputs`, or a symbol per axis."""
+    """A model whose inputs have the shapes of `inputs`, or a symbol per axis; of further domains it
+    imports version 1.
+    """
     infos = [
         helper.make_tensor_value_info(
             name,
@@ -42,7 +45,8 @@ def graph_model(
     results = [helper.make_empty_tensor_value_info(o) for o in outputs]
     initializers = [onnx.numpy_helper.from_array(a, n) for n, a in (weights or {}).items()]
     graph = helper.make_graph(list(nodes), "test", infos, results, initializers)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     return onnx.shape_inference.infer_shapes(model)
 
 

@@ -62,7 +62,7 @@ def test_every_unsupported_node_is_listed_once() -> None:
         "import model: 6 nodes are not supported\n"
         "  Sigmoidd 'layer/act': unknown operator; the nearest supported are Sigmoid, HardSigmoid\n"
         "  LayerNormalisation 'b': unknown operator; the nearest supported are LayerNormalization, "
-        "LpNormalization, GroupNormalization\n"
+        "LpNormalization, SimplifiedLayerNormalization\n"
         "  Conv 'conv': unknown attribute 'colour'; supported are auto_pad, dilations, group, kernel_shape, pads, strides\n"
         "  Pad 'edge': attribute 'mode' must be one of 'constant', 'reflect', 'edge', 'wrap', got 'mirror'\n"
         "  com.example::Quark 'q': unknown operator\n"

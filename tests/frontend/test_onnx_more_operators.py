@@ -246,4 +246,5 @@ def test_every_converter_has_a_case() -> None:
     tested = {c.op_type for c in (*CASES, *MORE)} | {"Constant"} | NODE_TESTS | RANDOM
     families = (*control.ROWS, *sequence.ROWS, *recurrent.ROWS, *text.ROWS, *ml_features.ROWS)
     tested |= {r.op_type for r in families if not r.domain}
+    tested.add("SimplifiedLayerNormalization")  # ONNX Runtime's: test_onnx_contrib.py
     assert {name for domain, name in TABLE if domain == ""} == tested

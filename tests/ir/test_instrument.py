@@ -18,6 +18,7 @@ from ekiden.ir.instrument import (
     find_breaking_pass,
     pass_instrument,
 )
+from ekiden.ir.pass_context import phase
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import Pass, PassContext, PassInfo, PassInstrument, Sequential
 from ekiden.relay import Expr, Function, IRModule, op, parse, var
@@ -256,6 +257,22 @@ def test_timing_is_the_tree_of_what_ran() -> None:
     lines = timer.render().splitlines()
     assert len(lines) == 5 and lines[0].startswith("outer: ") and lines[0].endswith("(100.0%)")
     assert lines[3].startswith("    Same: ")
+
+
+def test_phases_are_timed_with_the_passes_inside() -> None:
+    @phase("all of it")
+    def work() -> None:
+        with phase("part"):
+            exp(MODULE)
+        raise ValueError("on purpose")
+
+    timer = PassTimingInstrument()
+    with PassContext(instruments=[timer]), pytest.raises(ValueError, match="on purpose"):
+        work()
+    (whole,) = timer.root.children
+    assert (whole.name, whole.children[0].name) == ("all of it", "part")
+    assert [c.name for c in whole.children[0].children] == ["Exp"]
+    assert whole.seconds >= whole.children[0].seconds > 0
 
 
 def test_timing_survives_a_pass_that_fails() -> None:

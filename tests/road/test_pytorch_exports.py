@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
+from functools import cache
+from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch, the source of the models")
 pytest.importorskip("onnxscript", reason="needs onnxscript, torch's exporter to ONNX")
 
 import pytorch_models  # noqa: E402 - needs torch
+from pytorch_models import Example  # noqa: E402
 
 import ekiden  # noqa: E402
 
@@ -25,12 +31,16 @@ SLOW = ("mamba_unrolled",)
 """Left to long runs: an export takes some seconds."""
 
 
-def check(example: pytorch_models.Example) -> None:
-    """Export, compile, compare at all sizes."""
+@cache
+def exported(name: str, full: bool = False) -> tuple[Example, onnx.ModelProto]:
+    example = pytorch_models.MODELS[name](full=full)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of torch's own code
-        model = pytorch_models.export(example)
-    exe = ekiden.compile(model)
+        return example, pytorch_models.export(example)
+
+
+def check(example: Example, exe: ekiden.Executable) -> None:
+    """Compare at all sizes."""
     for at in range(len(example.sizes)):
         arguments = example.arguments(at)
         with torch.no_grad():
@@ -45,11 +55,26 @@ def check(example: pytorch_models.Example) -> None:
 
 @pytest.mark.parametrize("name", [n for n in pytorch_models.MODELS if IS_LONG or n not in SLOW])
 def test_export_agrees_with_pytorch_at_every_size(name: str) -> None:
-    check(pytorch_models.MODELS[name]())
+    example, model = exported(name)
+    check(example, ekiden.compile(model))
 
 
 @pytest.mark.skipif(not IS_LONG, reason="networks of full size: set EKIDEN_LONG_TESTS=1")
 @pytest.mark.parametrize("name", FULL)
 @pytest.mark.timeout(1200)
 def test_full_size(name: str) -> None:
-    check(pytorch_models.MODELS[name](full=True))
+    example, model = exported(name, full=True)
+    check(example, ekiden.compile(model))
+
+
+def test_what_onnx_runtime_makes_of_an_export_agrees_too(tmp_path: Path) -> None:
+    example, model = exported("gpt2")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(model.SerializeToString(), options)
+    optimised = onnx.load(options.optimized_model_filepath)
+    fused = Counter(n.op_type for n in optimised.graph.node if n.domain == "com.microsoft")
+    assert fused["FusedMatMul"] and fused["FastGelu"] and fused["SkipLayerNormalization"]
+    check(example, ekiden.compile(options.optimized_model_filepath))

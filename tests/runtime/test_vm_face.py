@@ -42,3 +42,62 @@ def test_an_executable_says_what_is_in_it() -> None:
     assert sorted(exe.globals) == ["f", "main"]
     assert any("less" in name for name in exe.primitive_ops)
     assert "f(n)" in exe.bytecode
+
+
+ADD = "def @main(%x: Tensor[(2, 3), float32]) { nn.relu(%x) + tanh(%x) }"
+
+
+def test_bytecode_and_kernels_go_apart_and_come_together() -> None:
+    exe = relay.vm.compile(relay.parse(ADD))
+    code, lib = exe.save()
+    assert isinstance(code, bytearray) and isinstance(lib, runtime.Module)
+    assert len(code) < len(exe.raw.to_bytes())
+    joined = runtime.vm.Executable.load_exec(code, lib)
+    found = runtime.vm.VirtualMachine(joined).run(X)
+    np.testing.assert_array_equal(found.numpy(), exe(X).numpy())  # type: ignore[attr-defined, union-attr]
+    alone = runtime.vm.Executable.load_exec(code)
+    with pytest.raises(Exception, match=exe.primitive_ops[0]):
+        runtime.vm.VirtualMachine(alone)
+
+
+def test_a_module_of_a_program_runs_in_a_machine() -> None:
+    exe = relay.vm.compile(relay.parse(ADD))
+    machine_of = runtime.vm.VirtualMachine
+    np.testing.assert_array_equal(
+        machine_of(exe.module).run(X).numpy(),  # type: ignore[attr-defined]
+        machine_of(exe).run(X).numpy(),  # type: ignore[attr-defined]
+    )
+    assert exe.mod.get_function_params("main") == ["x"]
+    with pytest.raises(TypeError, match="get_executable: no argument expected"):
+        exe.module["get_executable"](1)
+
+
+def test_numbers_of_python_are_int32_and_float32() -> None:
+    text = """
+    def @main(%n: int32, %x: float32, %b: bool) {
+      if (%b) { cast(%n, dtype="float32") } else { %x } }"""
+    vm = runtime.vm.VirtualMachine(relay.vm.compile(relay.parse(text)))
+    assert vm.run(3, 0.5, True).numpy() == 3  # type: ignore[attr-defined]
+    assert vm.run(3, 0.5, False).numpy() == 0.5  # type: ignore[attr-defined]
+
+
+def test_text_of_what_is_inside() -> None:
+    x, weight = relay.var("x", shape=(2, 3)), relay.const(X)
+    exe = relay.vm.compile(relay.Function([x], x + weight))
+    assert exe.constants == "Const[0]: float32[2, 3]"
+    stats = exe.stats.splitlines()
+    assert stats[0] == "constants (#1):" and "globals (#1): main[0]" in stats
+    assert stats[-1] == f"primitives (#1): {exe.primitive_ops[0]}[0]"
+
+
+def test_stop_fusion_stands_between_kernels() -> None:
+    x = relay.var("x", shape=(2, 3))
+    apart = relay.tanh(relay.annotation.stop_fusion(relay.nn.relu(x)))
+    together = relay.tanh(relay.nn.relu(x))
+    counts = []
+    for body in (apart, together):
+        exe = relay.vm.compile(relay.Function([x], body))
+        counts.append(len(exe.primitive_ops))
+        found = runtime.vm.VirtualMachine(exe).run(X - 3)
+        np.testing.assert_allclose(found.numpy(), np.tanh(np.maximum(X - 3, 0)), rtol=1e-6)  # type: ignore[attr-defined]
+    assert counts == [3, 1]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from typing import overload
 
 from ekiden import runtime
 from ekiden.backend.vm.disassemble import disassemble
@@ -17,9 +18,11 @@ from ekiden.driver.library import export_library
 from ekiden.driver.machine import check_machine
 from ekiden.driver.sequences import MAPS, SEQUENCE, from_list, to_list, to_maps
 from ekiden.runtime import late_bound
+from ekiden.runtime.artifact import without_kernels
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.profile import Peak, Report, profile
 from ekiden.runtime.text import TEXT, decode, encode
+from ekiden.runtime.vm import executor_of
 
 Dim = int | str
 ANY_OBJECT = "object"
@@ -101,13 +104,16 @@ class Executable:
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
         self._machine: runtime.VirtualMachine | None = None
         if not late_bound.missing(raw):
-            self._machine = runtime.VirtualMachine(raw)
+            self._machine = self._new_machine()
 
     @property
     def _vm(self) -> runtime.VirtualMachine:
         if self._machine is None:
-            self._machine = runtime.VirtualMachine(self.raw)
+            self._machine = self._new_machine()
         return self._machine
+
+    def _new_machine(self) -> runtime.VirtualMachine:
+        return runtime.VirtualMachine(self.raw, executor_of(self.raw))
 
     def __call__(
         self, *args: object, **named: object
@@ -217,9 +223,24 @@ class Executable:
         else:
             compiler.compile_when_hot(self.raw, calls)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file that `ekiden.load` reads. The file appears whole or not at all."""
+    @overload
+    def save(self, path: str | os.PathLike[str]) -> None: ...
+
+    @overload
+    def save(self) -> tuple[bytearray, runtime.Module]: ...
+
+    def save(
+        self, path: str | os.PathLike[str] | None = None
+    ) -> tuple[bytearray, runtime.Module] | None:
+        """Write one file that `ekiden.load` reads. The file appears whole or not at all.
+
+        Without a path, as in TVM: the bytecode alone and the module that has its kernels, for
+        `runtime.vm.Executable.load_exec`.
+        """
+        if path is None:
+            return bytearray(without_kernels(late_bound.whole(self.raw))), self.module
         write_whole(path, lambda file: file.write(late_bound.whole(self.raw)))
+        return None
 
     def move_late_bound_consts(self, path: str | os.PathLike[str], byte_limit: int = 0) -> None:
         """Write the constants of `byte_limit` bytes and more to a file, and wait for them from now
@@ -276,6 +297,43 @@ class Executable:
     def primitive_ops(self) -> list[str]:
         """Names of the primitives."""
         return self.raw.primitives
+
+    @property
+    def module(self) -> runtime.Module:
+        """The functions and kernels of the executable by name."""
+        found = runtime.get_global_func("ek.executable.module")(self.raw)
+        assert isinstance(found, runtime.Module)
+        return found
+
+    @property
+    def lib(self) -> runtime.Module:
+        """The module with the kernels."""
+        return self.module
+
+    @property
+    def mod(self) -> Executable:
+        """What `export_library` is called on in TVM."""
+        return self
+
+    def get_function_params(self, func_name: str) -> list[str]:
+        """Names of a function's parameters."""
+        return self.raw.params(func_name)
+
+    @property
+    def constants(self) -> str:
+        """A line for each constant: its dtype and shape."""
+        found = enumerate(self.raw.constants)
+        return "\n".join(f"Const[{i}]: {_constant_text(c)}" for i, c in found)
+
+    @property
+    def stats(self) -> str:
+        """What is in it, as text: constants, functions and primitives by number."""
+        tables = (("globals", self.globals), ("primitives", self.primitive_ops))
+        lists = [
+            f"{what} (#{len(names)}): " + ", ".join(f"{n}[{i}]" for i, n in enumerate(names))
+            for what, names in tables
+        ]
+        return "\n".join([f"constants (#{len(self.raw.constants)}):", self.constants, *lists])
 
     @property
     def bytecode(self) -> str:
@@ -357,6 +415,12 @@ def _element(info: TensorInfo, position: int, value: object) -> object:
         wanted = f"shape {_show(info.shape)}, got {_show(tensor.shape)}"
         raise InputError(f"input '{name}': expected {wanted}")
     return tensor
+
+
+def _constant_text(constant: runtime.Tensor | None) -> str:
+    if constant is None:
+        return "late-bound"
+    return f"{constant.dtype}[{', '.join(map(str, constant.shape))}]"
 
 
 def _show(shape: Sequence[Dim]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ekiden import runtime
 from ekiden.backend.graph.graph import Graph
 from ekiden.backend.graph.read import read_graph
 from ekiden.backend.graph.write import new_module
@@ -26,13 +25,6 @@ class ExecutorFactoryModule(Executable):
             self._read = read_graph(self.raw)
         return self._read
 
-    @property
-    def module(self) -> Module:
-        """The functions and kernels of the executable by name."""
-        found = runtime.get_global_func("ek.executable.module")(self.raw)
-        assert isinstance(found, Module)
-        return found
-
     def get_graph_json(self) -> str:
         """The program as a graph in TVM's JSON."""
         return self._graph()[0].to_json()
@@ -51,7 +43,6 @@ class ExecutorFactoryModule(Executable):
 
     graph_json = property(get_graph_json)
     params = property(get_params)
-    lib = property(get_lib)
 
     def __getitem__(self, name: str) -> Callable[..., object]:
         """A function by name: "default" makes a graph executor for a device, "debug_create" one

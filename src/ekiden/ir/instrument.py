@@ -201,7 +201,7 @@ class PassProfile:
 
 
 class PassTimingInstrument(PassInstrument):
-    """Times passes as the tree in which they ran each other.
+    """Times passes, and what else a compilation does, as the tree in which they ran each other.
 
     `render()` after (or within) the context gives it as text, `seconds` the sum by name.
     """
@@ -212,16 +212,24 @@ class PassTimingInstrument(PassInstrument):
 
     def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
         """Start the clock."""
-        profile = PassProfile(info.name)
-        (self._open[-1][0] if self._open else self.root).children.append(profile)
-        self._open.append((profile, time.perf_counter()))
+        self.enter_phase(info.name)
 
     def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
         """Stop it; passes left open by an exception in between are dropped."""
+        self.exit_phase(info.name)
+
+    def enter_phase(self, name: str) -> None:
+        """Start the clock."""
+        profile = PassProfile(name)
+        (self._open[-1][0] if self._open else self.root).children.append(profile)
+        self._open.append((profile, time.perf_counter()))
+
+    def exit_phase(self, name: str) -> None:
+        """Stop it, and those of what an exception left open in between."""
         while self._open:
             profile, started = self._open.pop()
             profile.seconds = time.perf_counter() - started
-            if profile.name == info.name:
+            if profile.name == name:
                 return
 
     @property
@@ -250,7 +258,8 @@ class PassTimingInstrument(PassInstrument):
         return "\n".join(lines)
 
 
-HOOKS = ("enter_pass_ctx", "exit_pass_ctx", "should_run", "run_before_pass", "run_after_pass")
+HOOKS = ("enter_pass_ctx", "exit_pass_ctx", "should_run", "run_before_pass", "run_after_pass",
+         "enter_phase", "exit_phase")  # fmt: skip
 
 
 def pass_instrument(cls: type) -> type:

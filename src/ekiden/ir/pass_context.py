@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextvars
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -55,6 +56,12 @@ class PassInstrument:
 
     def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
         """Called with the module a pass has made."""
+
+    def enter_phase(self, name: str) -> None:
+        """Called when a part of a compilation begins that is no pass: importing, kernels."""
+
+    def exit_phase(self, name: str) -> None:
+        """Called when it has ended, whether or not it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,3 +232,16 @@ _CURRENT: contextvars.ContextVar[PassContext] = contextvars.ContextVar(
     "PassContext",
     default=PassContext(),  # noqa: B039  every thread of control starts with the same default
 )
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """A part of a compilation that is no pass, for the current context's instruments; around a
+    block or, as a decorator, around a function.
+    """
+    context = PassContext.current()
+    context.notify(lambda each: each.enter_phase(name))
+    try:
+        yield
+    finally:
+        context.notify(lambda each: each.exit_phase(name))

@@ -33,6 +33,17 @@ cdef class Executable(Object):
         _check(status)
         return _wrap(Executable, out)
 
+    @staticmethod
+    def load_exec(bytecode, Module lib=None):
+        """The program of what the compiler's `save()` gave: bytecode, and the module of its kernels.
+
+        Bytecode alone calls functions of those names that are registered.
+        """
+        made = Executable.from_bytes(bytecode)
+        if lib is not None:
+            get_global_func("ek.executable.link")(made, lib)
+        return made
+
     def to_bytes(self):
         """The bytes of the program's file."""
         return _part(self.handle, EK_PART_FILE, 0)
@@ -55,6 +66,11 @@ cdef class Executable(Object):
     def primitives(self):
         """Names of the kernels and other functions the program calls."""
         return _parts(self.handle, EK_PART_PRIMITIVE)
+
+    @property
+    def devices(self):
+        """The devices that the program uses; the first one is the host."""
+        return _parts(self.handle, EK_PART_DEVICE)
 
     def code(self, name):
         """Number of registers of a function, and its instructions as words of 32 bits."""
@@ -111,11 +127,16 @@ cdef class VirtualMachine(Object):
     cdef readonly Executable executable
     """The program this machine runs."""
 
-    def __init__(self, Executable executable not None):
+    def __init__(self, Executable executable not None, executor="vm"):
+        """`executor` "async" runs independent kernels at the same time, "vm" one after another."""
         if self.handle != NULL:
             raise RuntimeError("VirtualMachine: initialised twice")
+        if executor not in ("vm", "async"):
+            raise ValueError(f"VirtualMachine: executor 'vm' or 'async' expected, got {executor!r}")
         _check(ek_vm_new(executable.handle, &self.handle))
         self.executable = executable
+        if executor == "async":
+            get_global_func("ek.vm.module")(self)["async"](1)
 
     def invoke(self, name, *args):
         """Run a function of the program by its name.

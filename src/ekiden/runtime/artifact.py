@@ -31,6 +31,7 @@ class Section(IntEnum):
     CODE = 4
     IMAGE = 5
     METADATA = 6
+    DEVICES = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,12 @@ def with_constants(data: bytes, constants: Sequence[Constant]) -> bytes:
             for kind, payload in read_sections(data)
         ]
     )
+
+
+def without_kernels(data: bytes) -> bytes:
+    """The same file without its native code."""
+    kept = [(kind, _same(p)) for kind, p in read_sections(data) if kind is not Section.IMAGE]
+    return write_sections(kept)
 
 
 def _same(payload: Bytes) -> Callable[[int], Pieces]:

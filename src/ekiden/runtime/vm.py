@@ -14,22 +14,39 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import cast
 
-from ekiden.runtime._core import Executable, Object, Tensor, tensor
+import numpy as np
+
+from ekiden.runtime._core import Executable, Module, Object, Tensor, tensor
 from ekiden.runtime._core import VirtualMachine as Machine
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.stepping import Place, Stepper
+from ekiden.runtime.timing import BenchmarkResult, Evaluator
+
+_NUMBERS = {bool: "bool", int: "int32", float: "float32"}
+
+
+def executor_of(executable: Executable) -> str:
+    """What an executable was compiled for, of the executors that a machine has."""
+    return "async" if executable.metadata.get("executor") == "async" else "vm"
 
 
 class VirtualMachine:
-    """Runs an executable, or what `ekiden.compile` and `relay.vm.compile` give."""
+    """Runs an executable: what `ekiden.compile` and `relay.vm.compile` give, or a module that
+    `export_library` wrote.
+    """
 
-    def __init__(self, exe: object, device: object = None) -> None:
-        """`device` is the one that the executable was compiled for."""
+    def __init__(self, exe: object, device: object = None, *, executor: str | None = None) -> None:
+        """`device` is the one that the executable was compiled for. `executor` "async" runs
+        independent kernels at the same time, "vm" one after another; else it is what the executable
+        was compiled for.
+        """
         raw = getattr(exe, "raw", exe)
+        if isinstance(raw, Module) and "get_executable" in raw:
+            raw = raw["get_executable"]()
         if not isinstance(raw, Executable):
             raise TypeError(f"VirtualMachine: expected an executable, got {type(exe).__name__}")
         self.module = raw
-        self._machine = Machine(raw)
+        self._machine = Machine(raw, executor or executor_of(raw))
         self._inputs: dict[str, dict[int, object]] = {}
         self._outputs: object = None
 
@@ -94,18 +111,38 @@ class VirtualMachine:
         return list(found) if isinstance(found, tuple) else [found]
 
     def benchmark(
-        self, *args: object, func_name: str = "main", repeat: int = 5, number: int = 5
-    ) -> list[float]:
-        """Seconds of a call, the mean of `number` calls, `repeat` times; one call before them."""
-        given = [_argument(a) for a in args]
-        self._machine.invoke(func_name, *given)
-        seconds = []
-        for _ in range(repeat):
+        self,
+        device: object,
+        *args: object,
+        func_name: str = "main",
+        repeat: int = 5,
+        number: int = 5,
+        min_repeat_ms: int | None = None,
+        limit_zero_time_iterations: int = 100,
+        end_to_end: bool = False,
+        cooldown_interval_ms: int = 0,
+        repeats_to_cooldown: int = 1,
+        **kwargs: object,
+    ) -> BenchmarkResult:
+        """The seconds of a call, each repeat's the mean of `number` calls; one call before them.
+
+        `device` is the executable's; `end_to_end` changes nothing: arguments are on the host.
+        """
+        if kwargs:
+            self.set_input(func_name, *args, **kwargs)
+        given = self._collected(func_name) if kwargs else [_argument(a) for a in args]
+
+        def run(values: tuple[object, ...], count: int) -> float:
             start = time.perf_counter()
-            for _ in range(number):
-                self._machine.invoke(func_name, *given)
-            seconds.append((time.perf_counter() - start) / number)
-        return seconds
+            for _ in range(count):
+                self._machine.invoke(func_name, *values)
+            return time.perf_counter() - start
+
+        measure = Evaluator(
+            run, None, number, repeat, min_repeat_ms or 0, limit_zero_time_iterations,
+            cooldown_interval_ms, repeats_to_cooldown,
+        )  # fmt: skip
+        return measure(*given)
 
     @cached_property
     def stepper(self) -> Stepper:
@@ -163,9 +200,12 @@ class VirtualMachine:
 
 
 def _argument(value: object) -> object:
+    """What the machine takes; Python's numbers become int32 and float32, as in TVM."""
+    if isinstance(value, (int, float)):
+        return tensor(np.asarray(value, _NUMBERS[type(value)]))
     if isinstance(value, (tuple, list)):
         return type(value)(map(_argument, value)) if type(value) in (tuple, list) else value
     return value if isinstance(value, Object) else tensor(value)  # type: ignore[arg-type]
 
 
-__all__ = ["Executable", "VirtualMachine"]
+__all__ = ["Executable", "VirtualMachine", "executor_of"]

@@ -13,6 +13,7 @@ from ekiden.codegen import llvm
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.parallel import LOCK, Progress, Task, compile_tasks
 from ekiden.ir.op import Op
+from ekiden.ir.pass_context import phase
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.target import Target
@@ -35,6 +36,7 @@ class Kernels:
         """One image of them."""
         return self.link()
 
+    @phase("link")
     def link(self, objects: Sequence[bytes] = (), exports: Sequence[str] = ()) -> bytes:
         """One image of them, and of other objects, which may call them; empty without any."""
         parts = [*self.objects, *objects]
@@ -74,6 +76,7 @@ def _task(function: Function, target: Target) -> Task:
     return Task(key, name, lambda: _compile(function, name, target))
 
 
+@phase("kernels")
 def build_kernels(
     functions: Sequence[Function],
     extra: Sequence[PrimFunc],

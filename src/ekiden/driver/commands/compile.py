@@ -9,6 +9,8 @@ from pathlib import Path
 import ekiden
 from ekiden.driver.commands.options import parse_shapes
 from ekiden.driver.files import check_folder
+from ekiden.ir.instrument import PassTimingInstrument
+from ekiden.ir.transform import PassContext
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=1,3,H,W",
         help="fix dimensions of an input",
     )
+    parser.add_argument("--timing", action="store_true", help="say what took how long")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -34,11 +37,15 @@ def run(options: argparse.Namespace) -> int:
     check_folder(options.output)
     started = time.perf_counter()
     shape = parse_shapes(options.shape) or None
-    executable = ekiden.compile(options.model, options.target, shape=shape)
+    timing = PassTimingInstrument()
+    with PassContext(instruments=[timing] if options.timing else []):
+        executable = ekiden.compile(options.model, options.target, shape=shape)
     executable.save(options.output)
     size = Path(options.output).stat().st_size
     print(f"{options.output}: {size / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s")
     for what, infos in (("input", executable.inputs), ("output", executable.outputs)):
         for info in infos:
             print(f"  {what} {info}")
+    if options.timing:
+        print(timing.render())
     return 0

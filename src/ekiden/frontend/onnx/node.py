@@ -125,10 +125,15 @@ class Node:
         self.scope = scope
         self._attributes = attributes
 
-    def with_inputs(self, inputs: Sequence[Value | None]) -> Node:
-        """The same node of other inputs: for converters that are made of others."""
+    def with_inputs(
+        self, inputs: Sequence[Value | None], attributes: Mapping[str, Attribute] | None = None
+    ) -> Node:
+        """The same node of other inputs, and other attributes if they are given: for converters
+        that are made of others.
+        """
+        stated = self._attributes if attributes is None else attributes
         nest, named = self._nest, self._named
-        return Node(self.proto, self.opset, self._attributes, inputs, self.scope, nest, named)
+        return Node(self.proto, self.opset, stated, inputs, self.scope, nest, named)
 
     def named(self, name: str) -> Value:
         """A value of the graph around the node, by its name."""
@@ -283,6 +288,10 @@ class Node:
     def typed(self, expr: Expr) -> TensorType:
         """The type of an expression that is being built."""
         return self.scope.typed(expr)
+
+    def value_of(self, expr: Expr) -> Value:
+        """An expression under construction as a value."""
+        return Value(self.typed(expr), expr=expr)
 
     def wants(self, index: int) -> bool:
         """Whether an output is used by anyone."""

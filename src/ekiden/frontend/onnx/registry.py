@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable
 
 from ekiden.frontend.onnx.converters import (
     cast,
+    contrib,
+    contrib_attention,
+    contrib_quantize,
     control,
     convolution,
     elementwise,
@@ -32,6 +35,7 @@ from ekiden.frontend.onnx.node import Converter, Row
 FAMILIES = (
     elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
     quantize, recurrent, image, signal, random, training, control, sequence,
+    contrib, contrib_attention, contrib_quantize,
     text, ml_features, ml_models,
 )  # fmt: skip
 

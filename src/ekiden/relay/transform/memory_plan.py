@@ -6,11 +6,11 @@ together share bytes.
 ->  let %arena = memory.alloc_storage(size=128, arena=True);
     let %t0 = memory.alloc_tensor(%arena, offset=0, ...); ...
 
-A function has one arena, which it takes when it begins; branches of which only one runs have the
-same bytes of it. A function that calls itself, also through others, has one for each stretch
-between such calls, so that none waits for a call to return. Tensors that leave the function (its
-result, arguments of calls, fields of data, captured variables), that outlive a stretch, or whose
-size is known only in the middle of the function keep a storage of their own.
+A function has one arena on each device, which it takes when it begins; branches of which only one
+runs have the same bytes of it. A function that calls itself, also through others, has one for each
+stretch between such calls, so that none waits for a call to return. Tensors that leave the function
+(its result, arguments of calls, fields of data, captured variables), that outlive a stretch, or
+whose size is known only in the middle of the function keep a storage of their own.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Call, Function, Var
 from ekiden.relay.op.memory import AllocTensorAttrs, alloc_storage
 from ekiden.relay.transform.chains import Binding, Chain
+from ekiden.relay.transform.kernel_order import KernelOrder
 from ekiden.relay.transform.scopes import bodies, on_body, with_children
 from ekiden.relay.transform.storage_lifetimes import Block, Lifetimes, Request, run_of
 from ekiden.relay.transform.storage_places import ALIGNMENT, place_all
 
-Stretch = tuple[Block, int]
-"""A block, and how many barriers stand before the stretch."""
+Stretch = tuple[Block, int, int]
+"""A block, how many barriers stand before the stretch, and the device of an arena of it."""
 
 
 def known_at_entry(function: Function) -> set[PrimVar]:
@@ -56,19 +57,24 @@ def known_at_entry(function: Function) -> set[PrimVar]:
 class _Planner:
     """Plans one function."""
 
-    def __init__(self, body: RelayExpr, known: set[PrimVar], group: Collection[str]) -> None:
+    def __init__(
+        self, body: RelayExpr, known: set[PrimVar], group: Collection[str], concurrent: bool
+    ) -> None:
         self.lifetimes = Lifetimes(body, lambda callee: callee.name_hint in group)
+        self.order = KernelOrder(self.lifetimes) if concurrent else None
         self.known = known
         self.moved: dict[Var, tuple[Var, PrimExpr]] = {}
         """Storage -> the arena it is in, and where."""
-        self.arenas: dict[Stretch, Binding] = {}
+        self.arenas: dict[tuple[Block, int], list[Binding]] = {}
+        """Where a stretch begins -> its arenas, one for each device."""
 
     def plan(self) -> RelayExpr:
         """The body with its arenas."""
         for stretch, requests in self._stretches().items():
-            places, total = place_all(requests)
+            places, total = place_all(requests, self.order)
             arena = Var("arena")
-            self.arenas[stretch] = arena, alloc_storage(total, ALIGNMENT, arena=True)
+            made = alloc_storage(total, ALIGNMENT, arena=True, device=stretch[2])
+            self.arenas.setdefault(stretch[:2], []).append((arena, made))
             self.moved.update((p.request.storage, (arena, p.offset)) for p in places)
         return self._rewritten() if self.arenas else self.lifetimes.blocks[0].root
 
@@ -79,7 +85,7 @@ class _Planner:
                 free_vars(request.size)
             ):
                 continue
-            stretch = run_of(request.block, request.index)
+            stretch = *run_of(request.block, request.index), request.device
             if _ends_within(request, stretch):
                 found.setdefault(stretch, []).append(request)
         return found
@@ -92,15 +98,10 @@ class _Planner:
 
     def _chain(self, block: Block, new: Mapping[RelayExpr, RelayExpr]) -> Chain:
         starts = [0, *(b + 1 for b in block.barriers)]
-        arenas = {
-            start: self.arenas[block, count]
-            for count, start in enumerate(starts)
-            if (block, count) in self.arenas
-        }
+        arenas = {start: self.arenas.get((block, n), ()) for n, start in enumerate(starts)}
         bindings: list[Binding] = []
         for index, binding in enumerate(block.chain.bindings):
-            if index in arenas:
-                bindings.append(arenas[index])
+            bindings += arenas.get(index, ())
             if binding[0] not in self.moved:
                 bindings.append(self._binding(binding, new))
         return Chain(bindings, block.chain.result)
@@ -119,29 +120,37 @@ class _Planner:
 
 def _ends_within(request: Request, stretch: Stretch) -> bool:
     """Whether a storage is dead when the stretch ends."""
-    block, count = stretch
+    block, count, _ = stretch
     if count == len(block.barriers):
         return request.is_dead_after(block.end)
     return request.is_dead_after(block.positions[block.barriers[count]] - 1)
 
 
-def _planned(function: Function, group: Collection[str]) -> Function:
+def _planned(function: Function, group: Collection[str], concurrent: bool) -> Function:
     """A function with its arenas; `group` are the names of those it calls that may call it."""
     known = known_at_entry(function)
-    return on_body(lambda body: _Planner(body, known, group).plan())(function)
+    return on_body(lambda body: _Planner(body, known, group, concurrent).plan())(function)
 
 
-@module_pass(name="MemoryPlan")
-def _memory_plan(module: IRModule, context: PassContext) -> IRModule:
+def _planned_module(module: IRModule, concurrent: bool) -> IRModule:
     groups = ({g.name_hint for g in group} for group in CallGraph(module).cycles())
     cycles = {name: group for group in groups for name in group}
     functions = dict(module.functions.items())
     for name, function in functions.items():
         if isinstance(function, Function):
-            functions[name] = _planned(function, cycles.get(name.name_hint, ()))
+            functions[name] = _planned(function, cycles.get(name.name_hint, ()), concurrent)
     return module.with_functions(functions)
 
 
-def MemoryPlan() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
-    return _memory_plan
+def MemoryPlan(concurrent: bool = False) -> Pass:  # noqa: N802
+    """The pass described at the top of this file.
+
+    With `concurrent`, storages share bytes only where the kernels that use the one follow those of
+    the other by their data, so that independent kernels can run at the same time.
+    """
+
+    @module_pass(name="MemoryPlan")
+    def plan(module: IRModule, context: PassContext) -> IRModule:
+        return _planned_module(module, concurrent)
+
+    return plan

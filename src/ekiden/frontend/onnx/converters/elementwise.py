@@ -221,12 +221,16 @@ def _softsign(node: Node) -> Expr:
 
 
 def _gelu(node: Node) -> Expr:
-    x = node.expr(0)
-    if node.get_string("approximate", "none") == "none":
-        inner = op.erf(op.multiply(x, number(node, 0.5**0.5)))
-    else:
+    return gelu(node, node.expr(0), node.get_string("approximate", "none") == "tanh")
+
+
+def gelu(node: Node, x: Expr, by_tanh: bool = False) -> Expr:
+    """x * P(X <= x) for a normal X, exactly or by the usual approximation."""
+    if by_tanh:
         cubic = op.multiply(number(node, 0.044715), op.multiply(x, op.multiply(x, x)))
         inner = op.tanh(op.multiply(number(node, (2 / np.pi) ** 0.5), op.add(x, cubic)))
+    else:
+        inner = op.erf(op.multiply(x, number(node, 0.5**0.5)))
     return op.multiply(op.multiply(number(node, 0.5), x), op.add(number(node, 1), inner))
 
 

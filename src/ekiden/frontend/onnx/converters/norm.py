@@ -206,7 +206,7 @@ ROWS = (
         attributes="epsilon is_test momentum spatial", values={"spatial": (1,)}),
     Row("BatchNormalization", _batch_norm_training, since=14,
         attributes="epsilon momentum training_mode"),
-    Row("LayerNormalization", _layer_norm, since=17,
+    Row("LayerNormalization", _layer_norm,  # ONNX Runtime puts it into older opsets, too
         attributes="axis epsilon stash_type", values=_STASH),
     Row("InstanceNormalization", _instance_norm, since=6, attributes="epsilon"),
     Row("GroupNormalization", _group_norm, since=21,

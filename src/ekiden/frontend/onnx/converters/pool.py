@@ -35,7 +35,7 @@ def _window(node: Node) -> Window:
 
 def _with_places(node: Node) -> Result:
     """MaxPool, and where each maximum lies in the flattened data."""
-    found = _max_pool(node)
+    found = max_pool(node)
     return [found, _places(node, _window(node))] if node.wants(1) else found
 
 
@@ -110,7 +110,8 @@ def _global_lp_pool(node: Node) -> Expr:
     return op.power(total, const(1 / power, kind))
 
 
-def _max_pool(node: Node) -> Expr:
+def max_pool(node: Node) -> Expr:
+    """MaxPool, its maxima alone."""
     window = _window(node)
     data, padding = node.expr(0), window.padding
     if padding is None:
@@ -128,7 +129,8 @@ def _max_pool(node: Node) -> Expr:
     )
 
 
-def _average_pool(node: Node) -> Expr:
+def average_pool(node: Node) -> Expr:
+    """AveragePool."""
     window = _window(node)
     padding = window.padding
     if padding is None:
@@ -154,17 +156,19 @@ def _global(images: Callable[[Expr], Expr], other: Callable[..., Expr]) -> Calla
     return convert
 
 
+global_average_pool = _global(op.nn.global_avg_pool2d, op.mean)
+"""GlobalAveragePool."""
 _AUTO = {"auto_pad": ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")}
 _ATTRIBUTES = "auto_pad ceil_mode dilations kernel_shape pads strides"
 
 # fmt: off
 ROWS = (
     Row("MaxPool",           _with_places, attributes=f"{_ATTRIBUTES} storage_order", values=_AUTO),
-    Row("AveragePool",       _average_pool, attributes=f"{_ATTRIBUTES} count_include_pad",
+    Row("AveragePool",       average_pool, attributes=f"{_ATTRIBUTES} count_include_pad",
         values=_AUTO),
     Row("LpPool",            _lp_pool, attributes=f"{_ATTRIBUTES} p", values=_AUTO),
     Row("GlobalLpPool",      _global_lp_pool, attributes="p"),
-    Row("GlobalAveragePool", _global(op.nn.global_avg_pool2d, op.mean)),
+    Row("GlobalAveragePool", global_average_pool),
     Row("GlobalMaxPool",     _global(op.nn.global_max_pool2d, op.max)),
 )
 # fmt: on

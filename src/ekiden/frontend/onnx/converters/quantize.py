@@ -58,7 +58,8 @@ def _target(node: Node) -> str:
     return from_onnx_dtype(stated) if stated else "uint8"
 
 
-def _quantize(node: Node) -> Expr:
+def quantize(node: Node) -> Expr:
+    """QuantizeLinear: data, scale, zero point."""
     wanted = _target(node)
     stated = node.get_int("precision", 0)
     wide = from_onnx_dtype(stated) if stated else node.dtype(1)
@@ -78,7 +79,8 @@ def _narrowed(node: Node, scaled: Expr, dtype: str) -> Expr:
     return saturated(node, scaled, dtype) if node.get_int("saturate", 1) else op.cast(scaled, dtype)
 
 
-def _dequantize(node: Node) -> Expr:
+def dequantize(node: Node) -> Expr:
+    """DequantizeLinear: data, scale, zero point."""
     scale = _spread(node, node.value(1))
     stated = node.get_int("output_dtype", 0)
     wanted = from_onnx_dtype(stated) if stated else node.dtype(1)
@@ -126,10 +128,6 @@ def _kernel(node: Node, data: int, zero: int) -> Expr:
     return op.subtract(wide, shift)
 
 
-def _as_value(node: Node, expr: Expr) -> Value:
-    return Value(node.typed(expr), expr=expr)
-
-
 def _inner(node: Node, inputs: list[Value | None], convert: Callable[[Node], Expr]) -> Expr:
     """What a converter makes of other inputs, with the attributes of this node."""
     return convert(node.with_inputs(inputs))
@@ -146,19 +144,20 @@ def _with_bytes(node: Node, weight: Array) -> Expr:
     return qnn.dense(node.expr(0), rows, point, kernel_point, node.dtype(0))
 
 
-def _mat_mul_integer(node: Node) -> Expr:
+def integer_product(node: Node) -> Expr:
+    """MatMulInteger: inputs 2 and 3 are the zero points of 0 and 1."""
     weight, point = node.value(1), node.optional(2)
     scalar = point is None or not point.type.shape
     if weight.array is not None and weight.array.ndim == 2 and scalar and node.rank(0) > 0:
         return _with_bytes(node, weight.array)
-    a = _as_value(node, _shifted(node, 0, 2, rows=True))
-    b = _as_value(node, _shifted(node, 1, 3))
+    a = node.value_of(_shifted(node, 0, 2, rows=True))
+    b = node.value_of(_shifted(node, 1, 3))
     return _inner(node, [a, b], multiply_matrices)
 
 
 def _conv_integer(node: Node) -> Expr:
-    data = _as_value(node, _shifted(node, 0, 2))
-    weight = _as_value(node, _kernel(node, 1, 3))
+    data = node.value_of(_shifted(node, 0, 2))
+    weight = node.value_of(_kernel(node, 1, 3))
     return _inner(node, [data, weight], convolve)
 
 
@@ -175,33 +174,35 @@ def _factor(node: Node, left: int, right: int, result: int, spread: Callable[[in
     return op.divide(op.multiply(a, b), c)
 
 
-def _scalar(node: Node, index: int) -> Expr:
+def scalar_input(node: Node, index: int) -> Expr:
+    """An input of one element as a scalar."""
     return op.reshape(node.expr(index), ()) if node.rank(index) else node.expr(index)
 
 
 def _q_linear_mat_mul(node: Node) -> Expr:
-    a = _as_value(node, _shifted(node, 0, 2, rows=True))
-    b = _as_value(node, _shifted(node, 3, 5))
+    a = node.value_of(_shifted(node, 0, 2, rows=True))
+    b = node.value_of(_shifted(node, 3, 5))
     total = _inner(node, [a, b], multiply_matrices)
 
     def spread(index: int) -> Expr:
         shape = node.shape(index)
         if not shape or known(shape[0]) == 1:
-            return _scalar(node, index)
+            return scalar_input(node, index)
         return op.expand_dims(node.expr(index), axis=1) if index == 1 else node.expr(index)
 
     return _requantized(node, total, _factor(node, 1, 4, 6, spread), 7)
 
 
-def _q_linear_conv(node: Node) -> Expr:
-    data = _as_value(node, _shifted(node, 0, 2))
-    weight = _as_value(node, _kernel(node, 3, 5))
+def quantized_conv(node: Node) -> Expr:
+    """QLinearConv."""
+    data = node.value_of(_shifted(node, 0, 2))
+    weight = node.value_of(_kernel(node, 3, 5))
     total = _inner(node, [data, weight, node.optional(8)], convolve)
 
     def spread(index: int) -> Expr:
         shape = node.shape(index)
         if not shape or known(shape[0]) == 1:
-            return _scalar(node, index)
+            return scalar_input(node, index)
         return op.expand_dims(node.expr(index), axis=1, num_newaxis=node.rank(0) - 2)
 
     return _requantized(node, total, _factor(node, 1, 4, 6, spread), 7)
@@ -211,12 +212,12 @@ _CONV = "auto_pad dilations group kernel_shape pads strides"
 
 # fmt: off
 ROWS = (
-    Row("QuantizeLinear",   _quantize, since=10,
+    Row("QuantizeLinear",   quantize, since=10,
         attributes="axis block_size output_dtype precision saturate"),
-    Row("DequantizeLinear", _dequantize, since=10, attributes="axis block_size output_dtype"),
-    Row("MatMulInteger",    _mat_mul_integer, since=10),
+    Row("DequantizeLinear", dequantize, since=10, attributes="axis block_size output_dtype"),
+    Row("MatMulInteger",    integer_product, since=10),
     Row("ConvInteger",      _conv_integer, since=10, attributes=_CONV),
     Row("QLinearMatMul",    _q_linear_mat_mul, since=10),
-    Row("QLinearConv",      _q_linear_conv, since=10, attributes=_CONV),
+    Row("QLinearConv",      quantized_conv, since=10, attributes=_CONV),
 )
 # fmt: on

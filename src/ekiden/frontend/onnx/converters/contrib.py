@@ -1,0 +1,357 @@
+"""Operators of com.microsoft that ONNX Runtime's optimiser and exporters of transformers leave in
+models: fused activations, normalisations, products and convolutions. As ONNX Runtime 1.31 documents
+them (docs/ContribOperators.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ekiden.frontend.onnx.converters.convolution import convolve
+from ekiden.frontend.onnx.converters.elementwise import gelu, note_broadcast, number
+from ekiden.frontend.onnx.converters.linear import multiply_matrices
+from ekiden.frontend.onnx.node import Attribute, Converter, Node, Result, Row
+from ekiden.frontend.onnx.value import Value, constant
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import as_ints, known
+
+DOMAIN = "com.microsoft"
+
+# Activations.
+
+
+def _fast_gelu(node: Node) -> Expr:
+    return gelu(node, _biased(node), by_tanh=True)
+
+
+def _biased(node: Node) -> Expr:
+    """Input 0, with input 1 added if it is there."""
+    if node.optional(1) is None:
+        return node.expr(0)
+    note_broadcast(node)
+    return op.add(node.expr(0), node.expr(1))
+
+
+def _quick_gelu(node: Node) -> Expr:
+    x, alpha = node.expr(0), node.get_float("alpha", np.float32(1.702))
+    return op.multiply(x, op.sigmoid(op.multiply(x, number(node, alpha))))
+
+
+def _bias_split_gelu(node: Node) -> Expr:
+    left, right = (
+        op.strided_slice(_biased(node), begin=[b], end=[e], axes=[node.rank(0) - 1])
+        for b, e in _halves(node)
+    )
+    return op.multiply(left, gelu(node, right))
+
+
+def _halves(node: Node) -> list[tuple[int, int]]:
+    width = known(node.shape(0)[-1])
+    if width is None or width % 2:
+        node.unsupported("the last extent must be an even number")
+    return [(0, width // 2), (width // 2, width)]
+
+
+def _bias_softmax(node: Node) -> Expr:
+    """softmax(data + bias) over the axes from `axis` on; outer broadcast repeats the bias before
+    them, inner broadcast inside.
+    """
+    axis = node.axis(node.get_int("axis", 1), node.rank(0))
+    if axis != node.rank(0) - 1:
+        node.unsupported("'axis' must be the last")
+    return op.nn.softmax(_biased(node), axis=axis)
+
+
+def _clipped(node: Node, x: Expr, params: Sequence[float]) -> Expr:
+    return op.clip(x, *(params or (-float(np.finfo(np.float32).max), np.inf)))
+
+
+def _hard_sigmoid(node: Node, x: Expr, params: Sequence[float]) -> Expr:
+    alpha, beta = params or (0.2, 0.5)
+    return op.clip(op.add(op.multiply(x, number(node, alpha)), number(node, beta)), 0.0, 1.0)
+
+
+_ACTIVATIONS: Mapping[str, Callable[[Node, Expr, Sequence[float]], Expr]] = {
+    "": lambda node, x, params: x,
+    "Relu": lambda node, x, params: op.nn.relu(x),
+    "Tanh": lambda node, x, params: op.tanh(x),
+    "Sigmoid": lambda node, x, params: op.sigmoid(x),
+    "LeakyRelu": lambda node, x, params: op.nn.leaky_relu(x, alpha=(params or (0.01,))[0]),
+    "Clip": _clipped,
+    "HardSigmoid": _hard_sigmoid,
+    "Gelu": lambda node, x, params: gelu(node, x),
+    "FastGelu": lambda node, x, params: gelu(node, x, by_tanh=True),
+}
+_ACTIVATION = {"activation": tuple(_ACTIVATIONS)}
+
+
+def _activated(node: Node, x: Expr) -> Expr:
+    """With the activation that the node has fused; its numbers in one attribute or in several."""
+    params: tuple[float, ...] = ()
+    if node.has("activation_params"):
+        params = node.get_floats("activation_params")
+    names = [f"activation_{n}" for n in ("alpha", "beta", "gamma")]
+    params += tuple(node.get_number(n) for n in names if node.has(n))
+    return _ACTIVATIONS[node.get_string("activation", "")](node, x, params)
+
+
+# Normalisations.
+
+_EPSILON = np.float32(1e-12)
+
+
+def _skipped(node: Node, bias: int) -> Expr:
+    """Input 0 plus input 1, which may lack leading axes, plus the bias."""
+    node.scope.broadcasts(node.shape(0), node.shape(1))
+    total: Expr = op.add(node.expr(0), node.expr(1))
+    return total if node.optional(bias) is None else op.add(total, node.expr(bias))
+
+
+def _skip_layer_norm(node: Node) -> Result:
+    total = _skipped(node, 4)
+    return [_layer_norm(node, total, 2, 3), None, None, total]
+
+
+def _layer_norm(node: Node, data: Expr, scale: int, bias: int) -> Expr:
+    """Over the last axis; a bias that is absent is 0."""
+    gamma = node.value(scale)
+    beta: Expr = op.zeros_like(node.expr(scale))
+    beta = beta if node.optional(bias) is None else node.expr(bias)
+    return op.nn.layer_norm(
+        data, node.scope.expr(gamma), beta, epsilon=node.get_float("epsilon", _EPSILON)
+    )
+
+
+def _rms_norm(node: Node, data: Expr, scale: Expr, epsilon: float) -> tuple[Expr, Expr]:
+    """data / sqrt(mean(data²) + epsilon) * scale over the last axis, and that factor; the mean in
+    float32.
+    """
+    wide = op.cast(data, "float32")
+    mean = op.mean(op.multiply(wide, wide), axis=[-1], keepdims=True)
+    factor = op.rsqrt(op.add(mean, const(epsilon, "float32")))
+    scaled = op.multiply(op.multiply(wide, factor), op.cast(scale, "float32"))
+    return op.cast(scaled, node.typed(data).dtype), factor
+
+
+def rms_normalized(node: Node, data: Expr, scale: Expr, epsilon: float) -> Expr:
+    """RMS normalisation over the last axis."""
+    return _rms_norm(node, data, scale, epsilon)[0]
+
+
+def _skip_rms_norm(node: Node) -> Result:
+    total = _skipped(node, 3)
+    epsilon = node.get_float("epsilon", _EPSILON)
+    found, factor = _rms_norm(node, total, node.expr(2), epsilon)
+    return [found, None, factor, total]
+
+
+def _simplified_layer_norm(node: Node) -> Result:
+    if node.axis(node.get_int("axis", -1), node.rank(0)) != node.rank(0) - 1:
+        node.unsupported("'axis' must be the last")
+    epsilon = node.get_float("epsilon", np.float32(1e-5))
+    return list(_rms_norm(node, node.expr(0), node.expr(1), epsilon))
+
+
+def _embed_layer_norm(node: Node) -> Result:
+    """Words, positions and segments looked up, added and normalised; and how many words the mask
+    leaves in each row.
+    """
+    ids, length = node.expr(0), node.shape(0)[1]
+    total: Expr = op.take(node.expr(2), ids, axis=0)
+    if node.optional(8) is not None:
+        positions: Expr = op.take(node.expr(3), node.expr(8), axis=0)
+    else:
+        positions = op.strided_slice(node.expr(3), begin=[0], end=[length], axes=[0])
+    total = op.add(total, positions)
+    if node.optional(1) is not None and node.optional(4) is not None:
+        node.scope.same(node.shape(0), node.shape(1))
+        total = op.add(total, op.take(node.expr(4), node.expr(1), axis=0))
+    counts: Expr = op.full(const(0, "int32"), (node.shape(0)[0],), dtype="int32")
+    if node.optional(7) is not None:
+        ones = op.equal(node.expr(7), const(1, "int32"))
+        counts = op.sum(op.cast(ones, "int32"), axis=[1])
+    return [_layer_norm(node, total, 5, 6), counts, total]
+
+
+def _group_norm(node: Node) -> Result:
+    """GroupNorm and, with a skip and a bias that are added before, SkipGroupNorm."""
+    data = node.expr(0)
+    if node.optional(3) is not None:
+        skip = node.expr(3)
+        if node.rank(3) == 2:
+            skip = op.expand_dims(skip, axis=1, num_newaxis=2)
+        data = op.add(data, skip)
+    if node.optional(4) is not None:
+        data = op.add(data, node.expr(4))
+    last = bool(node.get_int("channels_last", 1))
+    moved = op.transpose(data, axes=[0, 3, 1, 2]) if last else data
+    scale, bias = (op.cast(node.expr(i), node.dtype(0)) for i in (1, 2))
+    found: Expr = op.nn.group_norm(
+        moved, scale, bias, num_groups=node.get_int("groups"), axis=1,
+        epsilon=node.get_float("epsilon", np.float32(1e-5)),
+    )  # fmt: skip
+    if node.get_int("activation"):
+        found = op.multiply(found, op.sigmoid(found))
+    return [op.transpose(found, axes=[0, 2, 3, 1]) if last else found, data]
+
+
+# Products and convolutions.
+
+
+def _arranged(node: Node, index: int, swap: bool, batch: bool) -> Value:
+    """A matrix with its last two axes exchanged, or its first axis moved before the last one."""
+    value, rank = node.value(index), node.rank(index)
+    axes = list(range(rank))
+    if batch:
+        axes = [*axes[1:-1], 0, axes[-1]]
+    if swap and rank > 1:
+        axes[-2:] = reversed(axes[-2:])
+    if axes == list(range(rank)):
+        return value
+    if value.array is not None:
+        return constant(np.ascontiguousarray(value.array.transpose(axes)))
+    return node.value_of(op.transpose(node.expr(index), axes=axes))
+
+
+def _fused_mat_mul(node: Node) -> Expr:
+    sides = [
+        _arranged(node, i, bool(node.get_int(f"trans{n}")), bool(node.get_int(f"transBatch{n}")))
+        for i, n in enumerate("AB")
+    ]
+    found = multiply_matrices(node.with_inputs(sides))
+    alpha = node.get_float("alpha", 1.0)
+    return _activated(node, found if alpha == 1 else op.multiply(found, number(node, alpha)))
+
+
+def _fused_gemm(node: Node) -> Expr:
+    sides = [_arranged(node, i, bool(node.get_int(f"trans{n}")), False) for i, n in enumerate("AB")]
+    found = multiply_matrices(node.with_inputs(sides))
+    alpha, beta = node.get_float("alpha", 1.0), node.get_float("beta", 1.0)
+    found = found if alpha == 1 else op.multiply(found, number(node, alpha))
+    if node.optional(2) is not None and beta:
+        bias = node.expr(2)
+        found = op.add(found, bias if beta == 1 else op.multiply(bias, number(node, beta)))
+    return _activated(node, found)
+
+
+def _fused_conv(node: Node) -> Expr:
+    """Conv, then input 3 added, then the activation."""
+    found = convolve(node.with_inputs([node.optional(i) for i in range(3)]))
+    if node.optional(3) is not None:
+        node.scope.same(node.typed(found).shape, node.shape(3))
+        found = op.add(found, node.expr(3))
+    return _activated(node, found)
+
+
+def channels_first(convert: Converter, *images: int) -> Converter:
+    """An operator on images whose channels are the last axis, by the one on channels first."""
+
+    def turned(node: Node) -> Result:
+        inputs = list(node.inputs)
+        for at in images:
+            if node.optional(at) is not None:
+                rank = node.rank(at)
+                moved = op.transpose(node.expr(at), axes=[0, rank - 1, *range(1, rank - 1)])
+                inputs[at] = node.value_of(moved)
+        found = convert(node.with_inputs(inputs))
+        assert isinstance(found, Expr)
+        rank = len(node.typed(found).shape)
+        return op.transpose(found, axes=[0, *range(2, rank), 1])
+
+    return turned
+
+
+# What ONNX has too, under another name or with inputs instead of attributes.
+
+
+def _expand_dims(node: Node) -> Expr:
+    (axis,) = node.axes(1, "axis")
+    return op.expand_dims(node.expr(0), axis=node.axis(axis, node.rank(0) + 1))
+
+
+def _distances(node: Node) -> Expr:
+    """Distances of the rows of two matrices: |a|² + |b|² - 2ab, as a sum of squares."""
+    a, b = op.expand_dims(node.expr(0), axis=1), op.expand_dims(node.expr(1), axis=0)
+    node.scope.same(node.shape(0)[1:], node.shape(1)[1:])
+    apart = op.subtract(a, b)
+    found = op.sum(op.multiply(apart, apart), axis=[2])
+    return op.sqrt(found) if node.get_string("metric", "sqeuclidean") == "euclidean" else found
+
+
+def _relative_position_bias(node: Node) -> Expr:
+    """T5's bias: [1, heads, queries, keys] of a table [buckets, heads]."""
+    buckets, _ = as_ints(node.shape(0))
+    queries, keys = (node.dims(i, "a length")[0] for i in (1, 2))
+    limit, both = node.get_int("max_distance"), bool(node.get_int("is_bidirectional"))
+    column = op.expand_dims(op.arange(0, keys, 1, dtype="int32"), axis=0)
+    row = op.expand_dims(op.arange(0, queries, 1, dtype="int32"), axis=1)
+    ahead: Expr = op.subtract(column, row)
+    found: Expr = const(0, "int32")
+    if both:
+        buckets //= 2
+        above = op.greater(ahead, const(0, "int32"))
+        found, ahead = op.multiply(op.cast(above, "int32"), const(buckets, "int32")), op.abs(ahead)
+    else:
+        ahead = op.maximum(op.negative(ahead), const(0, "int32"))
+    exact = buckets // 2
+    ratio = op.divide(op.cast(ahead, "float32"), const(float(exact), "float32"))
+    steps = op.multiply(op.log(ratio), const((buckets - exact) / np.log(limit / exact), "float32"))
+    far = op.add(op.cast(op.maximum(steps, const(0.0, "float32")), "int32"), const(exact, "int32"))
+    far = op.minimum(far, const(buckets - 1, "int32"))
+    near = op.less(ahead, const(exact, "int32"))
+    places = op.add(found, op.where(near, ahead, far))
+    looked_up = op.take(node.expr(0), places, axis=0)
+    return op.expand_dims(op.transpose(looked_up, axes=[2, 0, 1]), axis=0)
+
+
+_CONV = "auto_pad dilations group kernel_shape pads strides"
+_FUSED = "activation activation_alpha activation_beta activation_gamma activation_axis"
+_PRODUCT = "alpha transA transB transBatchA transBatchB"
+
+
+def contrib_row(
+    name: str,
+    convert: Converter,
+    attributes: str = "",
+    values: Mapping[str, tuple[Attribute, ...]] | None = None,
+) -> Row:
+    """A row of the domain com.microsoft."""
+    return Row(name, convert, attributes=attributes, values=values or {}, domain=DOMAIN)
+
+
+# fmt: off
+ROWS = (
+    contrib_row("Gelu",                 lambda node: gelu(node, node.expr(0))),
+    contrib_row("FastGelu",             _fast_gelu),
+    contrib_row("BiasGelu",             lambda node: gelu(node, _biased(node))),
+    contrib_row("QuickGelu",            _quick_gelu, "alpha"),
+    contrib_row("BiasSplitGelu",        _bias_split_gelu),
+    contrib_row("BiasSoftmax",          _bias_softmax, "axis is_inner_broadcast"),
+    contrib_row("SkipLayerNormalization", _skip_layer_norm, "epsilon"),
+    contrib_row("SkipSimplifiedLayerNormalization", _skip_rms_norm, "epsilon"),
+    contrib_row("EmbedLayerNormalization", _embed_layer_norm, "epsilon mask_index_type"),
+    Row("SimplifiedLayerNormalization", _simplified_layer_norm,
+        attributes="axis epsilon stash_type"),
+    contrib_row("SimplifiedLayerNormalization", _simplified_layer_norm, "axis epsilon stash_type"),
+    contrib_row("GroupNorm",            _group_norm, "activation channels_last epsilon groups"),
+    contrib_row("SkipGroupNorm",        _group_norm, "activation channels_last epsilon groups"),
+    contrib_row("FusedMatMul",          _fused_mat_mul, _PRODUCT),
+    contrib_row("TransposeMatMul",      _fused_mat_mul, _PRODUCT),
+    contrib_row("FusedMatMulActivation", _fused_mat_mul, f"{_PRODUCT} {_FUSED}",
+         values=_ACTIVATION),
+    contrib_row("FusedGemm",            _fused_gemm, f"alpha beta transA transB {_FUSED}",
+         values=_ACTIVATION),
+    contrib_row("FusedConv",            _fused_conv, f"{_CONV} activation activation_params",
+         values=_ACTIVATION),
+    contrib_row("NhwcConv",             channels_first(convolve, 0), _CONV),
+    contrib_row("NhwcFusedConv",        channels_first(_fused_conv, 0, 3),
+         f"{_CONV} activation activation_params", values=_ACTIVATION),
+    contrib_row("ExpandDims",           _expand_dims),
+    contrib_row("CDist",                _distances, "metric",
+         values={"metric": ("sqeuclidean", "euclidean")}),
+    contrib_row("RelativePositionBias", _relative_position_bias, "is_bidirectional max_distance"),
+)
+# fmt: on

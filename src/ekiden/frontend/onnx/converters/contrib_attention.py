@@ -1,0 +1,453 @@
+"""Attention of com.microsoft: Attention, QAttention, MultiHeadAttention, GroupQueryAttention and
+RotaryEmbedding, as ONNX Runtime 1.31 documents them (docs/ContribOperators.md).
+
+All become nn.attention; masks become a bias that is added to the scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ekiden.frontend.onnx.converters.contrib import DOMAIN, rms_normalized
+from ekiden.frontend.onnx.converters.linear import multiply_matrices
+from ekiden.frontend.onnx.converters.quantize import integer_product
+from ekiden.frontend.onnx.node import Node, Result, Row
+from ekiden.ir.prim import PrimExpr, maximum
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import as_dim, equal, known
+
+HEADS_LAST = "bshd"
+HEADS_FIRST = "bhsd"
+_LOWEST = float(np.finfo(np.float32).min)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What is added to the scores before the softmax, and which keys a query sees."""
+
+    bias: Expr | None = None
+    causal: str = ""
+    softcap: float = 0.0
+
+    def with_bias(self, bias: Expr | None) -> Scores:
+        """With a bias added to the one there is."""
+        if self.bias is None or bias is None:
+            return Scores(bias if self.bias is None else self.bias, self.causal, self.softcap)
+        return Scores(op.add(self.bias, bias), self.causal, self.softcap)
+
+
+def _heads(node: Node, data: Expr, heads: int) -> Expr:
+    """[batch, length, heads * depth] as [batch, length, heads, depth]."""
+    batch, length, width = node.typed(data).shape
+    extent = known(width)
+    if extent is None or extent % heads:
+        node.unsupported(f"expected a width that {heads} heads share, got {width!r}")
+    return op.reshape(data, (batch, length, heads, extent // heads), allowzero=True)
+
+
+def _attend(node: Node, q: Expr, k: Expr, v: Expr, layouts: Sequence[str], scores: Scores) -> Expr:
+    """[batch, length, heads * depth] of query, key and value in their layouts. Computed in float32,
+    and given in the query's dtype.
+    """
+    dtype = node.typed(q).dtype
+    q, k, v = (op.cast(t, "float32") if dtype != "float32" else t for t in (q, k, v))
+    bias = scores.bias
+    bias = op.cast(bias, "float32") if bias is not None and dtype != "float32" else bias
+    scale = node.get_float("scale", 0.0) or None
+    found: Expr = op.nn.attention(
+        q, k, v, bias, scale=scale, causal=scores.causal, softcap=scores.softcap,
+        layouts=(layouts[0], layouts[1], layouts[2], HEADS_LAST),
+    )  # fmt: skip
+    batch, length, heads, depth = node.typed(found).shape
+    joined = op.reshape(found, (batch, length, heads * depth), allowzero=True)
+    return joined if dtype == "float32" else op.cast(joined, dtype)
+
+
+def _moved(t: Expr) -> Expr:
+    """Heads first from heads last, or the other way round."""
+    return op.transpose(t, axes=[0, 2, 1, 3])
+
+
+# Masks.
+
+
+def _forbidden(node: Node, allowed: Expr, axes: int) -> Expr:
+    """0 where a key may be seen, the filter value elsewhere; `axes` of extent 1 after the batch."""
+    value = node.get_float("mask_filter_value", -10000.0)
+    bias = op.where(allowed, const(0.0, "float32"), const(value, "float32"))
+    return op.expand_dims(bias, axis=1, num_newaxis=axes) if axes else bias
+
+
+def _lengths_mask(node: Node, index: int, batch: PrimExpr, total: PrimExpr) -> Expr:
+    """Of [batch] ends of keys, or of [2 * batch] ends and then begins."""
+    count = node.shape(index)[0]
+    places = op.expand_dims(op.arange(0, total, 1, dtype="int32"), axis=0)
+    vector = node.expr(index)
+    if equal(count, batch):
+        return op.less(places, op.expand_dims(vector, axis=1))
+    if not equal(count, batch * 2):
+        node.unsupported(f"a mask of shape ({count!r},) needs {batch!r} or twice as many elements")
+    ends, begins = (
+        op.expand_dims(op.strided_slice(vector, begin=[b], end=[e], axes=[0]), axis=1)
+        for b, e in ((0, batch), (batch, batch * 2))
+    )
+    return op.logical_and(op.less(places, ends), op.greater_equal(places, begins))
+
+
+def _mask(node: Node, index: int, batch: PrimExpr, rows: PrimExpr, total: PrimExpr) -> Expr | None:
+    """The bias [batch, 1, 1 or rows, total] of a mask input in any of its forms; None without."""
+    if node.optional(index) is None:
+        return None
+    rank, one = node.rank(index), const(0, node.dtype(index))
+    if rank == 1:
+        return _forbidden(node, _lengths_mask(node, index, batch, total), 2)
+    mask = node.expr(index)
+    if rank == 4:
+        past = total - rows
+        mask = op.strided_slice(mask, begin=[past, 0], end=[total, total], axes=[2, 3])
+        return _forbidden(node, op.not_equal(mask, one), 0)
+    node.scope.same(node.shape(index)[-1:], (total,))
+    return _forbidden(node, op.not_equal(mask, one), {2: 2, 3: 1}[rank])
+
+
+def _scores(node: Node, mask: int, bias: int, dims: tuple[PrimExpr, PrimExpr, PrimExpr]) -> Scores:
+    """dims: batch, queries, keys."""
+    batch, rows, total = dims
+    found = Scores(causal="end" if node.get_int("unidirectional", 0) else "")
+    found = found.with_bias(_mask(node, mask, batch, rows, total))
+    if node.optional(bias) is None:
+        return found
+    added = node.expr(bias)
+    return found.with_bias(op.cast(added, "float32") if node.dtype(bias) != "float32" else added)
+
+
+# Attention with its projection.
+
+
+def _widths(node: Node, total: PrimExpr) -> tuple[int, int]:
+    """The widths of query (and key), and of value."""
+    if node.has("qkv_hidden_sizes"):
+        q, k, v = node.get_ints("qkv_hidden_sizes")
+        if q != k:
+            node.unsupported(f"query and key must have one width, got {q} and {k}")
+        return q, v
+    whole = known(total)
+    if whole is None or whole % 3:
+        node.unsupported(f"expected weights for query, key and value, got {total!r} columns")
+    return whole // 3, whole // 3
+
+
+def _self_attention(node: Node, projected: Expr, mask: int, past: int, bias: int) -> Result:
+    """Of the projections [batch, length, query + key + value], with an output for the past."""
+    heads = node.get_int("num_heads")
+    batch, length, total = node.typed(projected).shape
+    width, depth = _widths(node, total)
+    cuts = (0, width, 2 * width, 2 * width + depth)
+    q, k, v = (
+        _heads(node, op.strided_slice(projected, begin=[b], end=[e], axes=[2]), heads)
+        for b, e in pairwise(cuts)
+    )
+    if node.optional(past) is None and not node.wants(1):
+        scores = _scores(node, mask, bias, (batch, length, length))
+        return _attend(node, q, k, v, (HEADS_LAST,) * 3, scores)
+    k, v = _moved(k), _moved(v)
+    if node.optional(past) is not None:
+        k, v = (
+            op.concatenate([op.take(node.expr(past), const(i, "int64"), axis=0), t], axis=2)
+            for i, t in enumerate((k, v))
+        )
+    keys = node.typed(k).shape[2]
+    scores = _scores(node, mask, bias, (batch, length, keys))
+    found = _attend(node, q, k, v, (HEADS_LAST, HEADS_FIRST, HEADS_FIRST), scores)
+    return [found, op.stack([k, v], axis=0) if node.wants(1) else None]
+
+
+def _attention(node: Node) -> Result:
+    projected = multiply_matrices(node.with_inputs(node.inputs[:2]))
+    if node.optional(2) is not None:
+        projected = op.add(projected, node.expr(2))
+    return _self_attention(node, projected, mask=3, past=4, bias=5)
+
+
+def _q_attention(node: Node) -> Result:
+    """Attention whose input and weights are bytes."""
+    sides = [node.value(0), node.value(1), node.optional(6), node.optional(7)]
+    total = integer_product(node.with_inputs(sides))
+    scale = op.multiply(*(_flat_scale(node, i) for i in (3, 4)))
+    projected = op.multiply(op.cast(total, "float32"), scale)
+    return _self_attention(node, op.add(projected, node.expr(2)), mask=5, past=8, bias=9)
+
+
+def _flat_scale(node: Node, index: int) -> Expr:
+    shape = node.shape(index)
+    return op.reshape(node.expr(index), ()) if shape and known(shape[0]) == 1 else node.expr(index)
+
+
+# Attention of given queries, keys and values.
+
+
+def _split_packed(node: Node, heads: int) -> list[tuple[Expr, str]]:
+    """Query, key and value of inputs that hold several of them."""
+    if node.rank(0) == 5:
+        parts = (op.take(node.expr(0), const(i, "int64"), axis=3) for i in range(3))
+        return [(p, HEADS_LAST) for p in parts]
+    query = (_with_bias(node, node.expr(0), 0), HEADS_LAST)
+    if node.rank(1) == 5:
+        parts = (op.take(node.expr(1), const(i, "int64"), axis=3) for i in range(2))
+        return [query, *((p, HEADS_LAST) for p in parts)]
+    return [query, *(_given(node, i) for i in (1, 2))]
+
+
+def _given(node: Node, index: int) -> tuple[Expr, str]:
+    """A key or value [batch, length, width], or [batch, heads, length, depth] as it is cached."""
+    if node.rank(index) == 4:
+        return node.expr(index), HEADS_FIRST
+    return _with_bias(node, node.expr(index), index), HEADS_LAST
+
+
+def _with_bias(node: Node, data: Expr, index: int) -> Expr:
+    """Split into heads, after its part of the bias of all three (input 3) is added."""
+    heads = node.get_int("num_heads")
+    if node.optional(3) is not None:
+        width = known(node.shape(0)[2])
+        end = known(node.shape(3)[0])
+        if width is None or end is None:
+            node.unsupported("the widths of 'query' and 'bias' must be constant")
+        cuts = (0, width, 2 * width, end)
+        own = op.strided_slice(node.expr(3), begin=[cuts[index]], end=[cuts[index + 1]], axes=[0])
+        data = op.add(data, own)
+    return _heads(node, data, heads)
+
+
+def _multi_head_attention(node: Node) -> Result:
+    parts = _split_packed(node, node.get_int("num_heads"))
+    if node.wants(3):
+        node.unsupported("output 3 (the scores) is not supported")
+    (q, _), (k, k_layout), (v, v_layout) = parts
+    if node.optional(6) is not None or node.wants(1) or node.wants(2):
+        k, v = (
+            t if layout == HEADS_FIRST else _moved(t)
+            for t, layout in ((k, k_layout), (v, v_layout))
+        )
+        k_layout = v_layout = HEADS_FIRST
+        if node.optional(6) is not None:
+            k, v = (op.concatenate([node.expr(i), t], axis=2) for i, t in ((6, k), (7, v)))
+    batch, rows = node.typed(q).shape[:2]
+    keys = node.typed(k).shape[k_layout.index("s")]
+    scores = _scores(node, 4, 5, (batch, rows, keys))
+    found = _attend(node, q, k, v, (HEADS_LAST, k_layout, v_layout), scores)
+    return [found, k, v]
+
+
+# Rotary positions.
+
+
+def rotated(node: Node, data: Expr, cos: Expr, sin: Expr, interleaved: bool) -> Expr:
+    """data [batch, length, heads, depth] turned by angles [batch, length, depth / 2] or fewer."""
+    depth = known(node.typed(data).shape[3])
+    half = known(node.typed(cos).shape[-1])
+    if depth is None or half is None:
+        node.unsupported("the depth of a head must be constant")
+    cos, sin = (op.cast(op.expand_dims(t, axis=2), node.typed(data).dtype) for t in (cos, sin))
+    turned = _slice(data, 0, 2 * half)
+    if interleaved:
+        real, imaginary = (_slice(turned, at, 2 * half, 2) for at in (0, 1))
+    else:
+        real, imaginary = _slice(turned, 0, half), _slice(turned, half, 2 * half)
+    left = op.subtract(op.multiply(real, cos), op.multiply(imaginary, sin))
+    right = op.add(op.multiply(real, sin), op.multiply(imaginary, cos))
+    if interleaved:
+        found: Expr = op.stack([left, right], axis=4)
+        found = op.reshape(found, node.typed(turned).shape, allowzero=True)
+    else:
+        found = op.concatenate([left, right], axis=3)
+    if 2 * half == depth:
+        return found
+    return op.concatenate([found, _slice(data, 2 * half, depth)], axis=3)
+
+
+def _slice(data: Expr, begin: int, end: int, step: int = 1) -> Expr:
+    return op.strided_slice(data, begin=[begin], end=[end], strides=[step], axes=[3])
+
+
+def _rotary_embedding(node: Node) -> Expr:
+    data, heads = node.expr(0), node.get_int("num_heads", 0)
+    is_first = node.rank(0) == 4
+    if is_first:
+        data = _moved(data)
+    else:
+        if not heads:
+            depth = node.get_int("rotary_embedding_dim", 0) or 2 * (known(node.shape(2)[1]) or 0)
+            heads = (known(node.shape(0)[2]) or 0) // max(depth, 1)
+        data = _heads(node, data, max(heads, 1))
+    length = node.typed(data).shape[1]
+    positions = node.expr(1)
+    if node.rank(1) == 1:
+        steps = op.arange(0, length, 1, dtype="int64")
+        positions = op.expand_dims(op.add(steps, op.reshape(positions, ())), axis=0)
+    cos, sin = (op.take(node.expr(i), positions, axis=0) for i in (2, 3))
+    found = rotated(node, data, cos, sin, bool(node.get_int("interleaved", 0)))
+    if is_first:
+        return _moved(found)
+    return op.reshape(found, node.shape(0), allowzero=True)
+
+
+# Groups of queries that share keys, with a cache.
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """Where the keys of a group attention lie.
+
+    before: [batch], how many keys each row has had; rows: how many come; total: how many places
+    there are.
+    """
+
+    before: Expr
+    rows: PrimExpr
+    total: PrimExpr
+
+
+def _cache(node: Node, batch: PrimExpr, rows: PrimExpr) -> _Cache:
+    """A first call (as many rows as keys) begins at 0, further ones after the keys of before."""
+    lengths = op.add(op.reshape(node.expr(5), (batch,)), const(1, "int32"))
+    if node.value(6).is_known:
+        whole = as_dim(node.dims(6, "total_sequence_length")[0])
+        count = node.scope.scalar(whole)
+    else:
+        whole, count = None, op.reshape(node.expr(6), ())
+    if node.optional(3) is None:
+        total = rows
+    elif whole is None:
+        total = node.shape(3)[2] + rows
+    else:
+        total = maximum(node.shape(3)[2], whole)
+    is_first = op.equal(op.cast(count, "int64"), node.scope.scalar(rows))
+    later = op.subtract(lengths, _size(node, rows))
+    before = op.where(is_first, const(0, "int32"), later)
+    return _Cache(op.reshape(before, (batch,)), rows, total)
+
+
+def _extended(node: Node, past: int, new: Expr, cache: _Cache) -> Expr:
+    """The cache [batch, heads, total, depth]: what was there, and `new` [batch, heads, rows, depth]
+    from the row's own length on.
+    """
+    if node.optional(past) is None:
+        return new
+    batch, heads, _, depth = node.typed(new).shape
+    shape = (batch, heads, cache.total, depth)
+    places = op.reshape(op.arange(0, cache.total, 1, dtype="int32"), (1, 1, cache.total, 1))
+    at = op.subtract(places, op.reshape(cache.before, (batch, 1, 1, 1)))
+    zero, rows = const(0, "int32"), _size(node, cache.rows)
+    inside = op.minimum(op.maximum(at, zero), op.subtract(rows, const(1, "int32")))
+    fresh = op.gather(new, 2, op.broadcast_to(inside, shape))
+    # with a place of zeros behind it, which is looked at where nothing was kept
+    widths = [(0, 0), (0, 0), (0, 1), (0, 0)]
+    kept = op.nn.pad(node.expr(past), widths, const(0.0, node.dtype(past)))
+    held = _size(node, node.shape(past)[2])
+    place = op.where(op.less(at, zero), op.minimum(places, held), held)
+    old = op.gather(kept, 2, op.broadcast_to(place, shape))
+    is_new = op.logical_and(op.greater_equal(at, zero), op.less(at, rows))
+    return op.where(is_new, fresh, old)
+
+
+def _size(node: Node, dim: PrimExpr) -> Expr:
+    """A dimension as an int32 scalar."""
+    return op.cast(node.scope.scalar(dim), "int32")
+
+
+def _group_bias(node: Node, cache: _Cache, batch: PrimExpr) -> Expr:
+    """[batch, 1, rows, total]: the lowest number where a key comes after the query, or too long
+    before it.
+    """
+    key = op.reshape(op.arange(0, cache.total, 1, dtype="int32"), (1, 1, 1, cache.total))
+    row = op.reshape(op.arange(0, cache.rows, 1, dtype="int32"), (1, 1, cache.rows, 1))
+    own = op.add(row, op.reshape(cache.before, (batch, 1, 1, 1)))
+    seen: Expr = op.less_equal(key, own)
+    window = node.get_int("local_window_size", -1)
+    if window >= 0:
+        near = op.greater(key, op.subtract(own, const(window, "int32")))
+        seen = op.logical_and(seen, near)
+    if not node.get_int("causal", 1):
+        count = op.add(op.reshape(cache.before, (batch, 1, 1, 1)), _size(node, cache.rows))
+        seen = op.broadcast_to(op.less(key, count), (batch, 1, cache.rows, cache.total))
+    return op.where(seen, const(0.0, "float32"), const(_LOWEST, "float32"))
+
+
+def _queries(node: Node) -> tuple[Expr, Expr, Expr]:
+    """Query, key and value, split into heads; packed ones lie in input 0."""
+    many, few = node.get_int("num_heads"), node.get_int("kv_num_heads")
+    if node.optional(1) is not None:
+        return (
+            _heads(node, node.expr(0), many),
+            _heads(node, node.expr(1), few),
+            _heads(node, node.expr(2), few),
+        )
+    whole = _heads(node, node.expr(0), many + 2 * few)
+    cuts = (0, many, many + few, many + 2 * few)
+    q, k, v = (op.strided_slice(whole, begin=[b], end=[e], axes=[2]) for b, e in pairwise(cuts))
+    return q, k, v
+
+
+def _group_query_attention(node: Node) -> Result:
+    for index, what in ((11, "head_sink"), (12, "k_scale"), (13, "v_scale")):
+        if node.optional(index) is not None:
+            node.unsupported(f"input {index} ({what!r}) is not supported")
+    if node.wants(3):
+        node.unsupported("output 3 (the scores) is not supported")
+    q, k, v = _queries(node)
+    batch, rows = node.typed(q).shape[:2]
+    cache = _cache(node, batch, rows)
+    if node.optional(14) is not None:
+        epsilon = node.get_float("qk_norm_epsilon", np.float32(1e-6))
+        q, k = (rms_normalized(node, t, node.expr(i), epsilon) for t, i in ((q, 14), (k, 15)))
+    if node.get_int("do_rotary", 0):
+        cos, sin = _angles(node, cache)
+        turn = bool(node.get_int("rotary_interleaved", 0))
+        q, k = (rotated(node, t, cos, sin, turn) for t in (q, k))
+    keys, values = (_extended(node, i, _moved(t), cache) for i, t in ((3, k), (4, v)))
+    scores = Scores(softcap=node.get_float("softcap", 0.0)).with_bias(
+        _group_bias(node, cache, batch)
+    )
+    if node.optional(10) is not None:
+        scores = scores.with_bias(op.cast(node.expr(10), "float32"))
+    found = _attend(node, q, keys, values, (HEADS_LAST, HEADS_FIRST, HEADS_FIRST), scores)
+    return [found, keys, values]
+
+
+def _angles(node: Node, cache: _Cache) -> list[Expr]:
+    """Cosines and sines for the place of each row: the one given, or the next in the cache."""
+    if node.optional(9) is not None:
+        places = node.expr(9)
+    else:
+        steps = op.expand_dims(op.arange(0, cache.rows, 1, dtype="int32"), axis=0)
+        places = op.add(steps, op.expand_dims(cache.before, axis=1))
+    return [op.take(node.expr(i), places, axis=0) for i in (7, 8)]
+
+
+_ONE = "mask_filter_value num_heads scale unidirectional"
+_NO = {"do_rotary": (0,), "past_present_share_buffer": (0,)}
+
+# fmt: off
+ROWS = (
+    Row("Attention", _attention, domain=DOMAIN, values=_NO,
+        attributes=f"{_ONE} do_rotary past_present_share_buffer qkv_hidden_sizes"),
+    Row("QAttention", _q_attention, domain=DOMAIN, values=_NO,
+        attributes=f"{_ONE} do_rotary past_present_share_buffer"),
+    Row("MultiHeadAttention", _multi_head_attention, domain=DOMAIN, attributes=_ONE),
+    Row("RotaryEmbedding", _rotary_embedding, domain=DOMAIN,
+        values={"is_packed_batching": (0,), "scale": (1.0,)},
+        attributes="interleaved is_packed_batching num_heads rotary_embedding_dim scale"),
+    Row("GroupQueryAttention", _group_query_attention, domain=DOMAIN,
+        values={"smooth_softmax": (0,), "kv_cache_bit_width": (0,), "qk_output": (0,),
+                "k_quant_type": ("NONE",), "v_quant_type": ("NONE",), "sliding_window_cache": (0,)},
+        attributes="causal do_rotary k_quant_type kv_cache_bit_width kv_num_heads local_window_size"
+        " num_heads qk_norm_epsilon qk_output rotary_interleaved scale sliding_window_cache"
+        " smooth_softmax softcap v_quant_type"),
+)
+# fmt: on

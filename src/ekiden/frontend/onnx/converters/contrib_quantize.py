@@ -1,0 +1,270 @@
+"""Quantised operators of com.microsoft: bytes that stand for numbers around operators on floats,
+products of bytes, and weights of a few bits for each block. As ONNX Runtime 1.31 documents them
+(docs/ContribOperators.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ekiden.frontend.onnx.converters.contrib import channels_first, contrib_row
+from ekiden.frontend.onnx.converters.elementwise import note_broadcast
+from ekiden.frontend.onnx.converters.linear import multiply_matrices
+from ekiden.frontend.onnx.converters.norm import ROWS as NORMS
+from ekiden.frontend.onnx.converters.pool import average_pool, global_average_pool, max_pool
+from ekiden.frontend.onnx.converters.quantize import (
+    dequantize,
+    integer_product,
+    quantize,
+    quantized_conv,
+    scalar_input,
+)
+from ekiden.frontend.onnx.node import Attribute, Node
+from ekiden.frontend.onnx.value import Value, constant
+from ekiden.ir.op import Array
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.relay.qnn import op as qnn
+from ekiden.topi.shape import known
+
+_NONE: Mapping[str, Attribute] = {}
+
+
+def _numbers(node: Node, data: int, attributes: Mapping[str, Attribute] = _NONE) -> Value:
+    """The numbers that an input stands for; its scale and zero point are the next two inputs."""
+    inputs = [node.optional(data + i) for i in range(3)]
+    return node.value_of(dequantize(node.with_inputs(inputs, attributes)))
+
+
+def _bytes(node: Node, found: Expr, scale: int) -> Expr:
+    """Numbers as bytes of the type of input 0, by a scale and the zero point after it."""
+    zero = node.optional(scale + 1)
+    if zero is None:
+        zero = constant(np.zeros((), node.dtype(0)))
+    inputs = [node.value_of(found), node.value(scale), zero]
+    return quantize(node.with_inputs(inputs, _NONE))
+
+
+def _pair(function: Callable[[Expr, Expr], Expr]) -> Callable[[Node], Expr]:
+    """An operator on two tensors of bytes."""
+
+    def convert(node: Node) -> Expr:
+        both = node.with_inputs([_numbers(node, 0), _numbers(node, 3)])
+        note_broadcast(both)
+        return _bytes(node, function(*both.exprs()), 6)
+
+    return convert
+
+
+def _single(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
+    """An operator on one tensor of bytes, with the attributes of the node."""
+
+    def convert(node: Node) -> Expr:
+        return _bytes(node, function(node.with_inputs([_numbers(node, 0)])), 3)
+
+    return convert
+
+
+def _pool(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
+    """An operator on images, whose channels may come last."""
+
+    def convert(node: Node) -> Expr:
+        if not node.get_int("channels_last", 0):
+            return _single(function)(node)
+        found = channels_first(_single(function), 0)(node)
+        assert isinstance(found, Expr)
+        return found
+
+    return convert
+
+
+def _conv(node: Node) -> Expr:
+    if not node.get_int("channels_last", 0):
+        return quantized_conv(node)
+    found = channels_first(quantized_conv, 0)(node)
+    assert isinstance(found, Expr)
+    return found
+
+
+def _leaky_relu(node: Node) -> Expr:
+    return op.nn.leaky_relu(node.expr(0), alpha=node.get_float("alpha", np.float32(0.01)))
+
+
+def _mean(node: Node) -> Expr:
+    axes = node.get_ints("axes", tuple(range(node.rank(0))))
+    return op.mean(node.expr(0), axis=list(axes), keepdims=bool(node.get_int("keepdims", 1)))
+
+
+def _softmax(node: Node) -> Expr:
+    """As Softmax of the opset that an attribute states."""
+    opset = node.get_int("opset")
+    rows = [r for r in NORMS if r.op_type == "Softmax" and r.since <= opset]
+    default = -1 if opset >= 13 else 1
+    inner = node.with_inputs([_numbers(node, 0)], {"axis": node.get_int("axis", default)})
+    found = max(rows, key=lambda r: r.since).convert(inner)
+    assert isinstance(found, Expr)
+    return _bytes(node, found, 3)
+
+
+def _concat(node: Node) -> Expr:
+    """Scale and zero point of the result come first, then triples of inputs."""
+    parts = [_numbers(node, at) for at in range(2, len(node.inputs), 3)]
+    first = node.typed(node.scope.expr(parts[0]))
+    axis = node.axis(node.get_int("axis", 0), len(first.shape))
+    joined = op.concatenate([node.scope.expr(p) for p in parts], axis=axis)
+    inputs = [node.value_of(joined), node.value(0), node.value(1)]
+    return quantize(node.with_inputs(inputs, _NONE))
+
+
+def _where(node: Node) -> Expr:
+    inner = node.with_inputs([node.value(0), _numbers(node, 1), _numbers(node, 4)])
+    note_broadcast(inner)
+    found = node.value_of(op.where(*inner.exprs()))
+    return quantize(node.with_inputs([found, node.value(7), node.value(8)], _NONE))
+
+
+# Products.
+
+
+def _scaled(node: Node, total: Expr, scales: Sequence[Expr], bias: int) -> Expr:
+    """A sum of products of bytes as numbers, with the bias."""
+    factor = op.multiply(*scales)
+    found = op.multiply(op.cast(total, "float32"), factor)
+    return found if node.optional(bias) is None else op.add(found, node.expr(bias))
+
+
+def _scale(node: Node, index: int) -> Expr:
+    """A scale: of the tensor, or one for each column."""
+    shape = node.shape(index)
+    return scalar_input(node, index) if shape and known(shape[0]) == 1 else node.expr(index)
+
+
+def _dynamic_quantize_mat_mul(node: Node) -> Expr:
+    """The left side is quantised as it comes."""
+    levels, scale, point = qnn.dynamic_quantize(node.expr(0))
+    sides = [node.value_of(levels), node.value(1), node.value_of(point), node.optional(3)]
+    total = integer_product(node.with_inputs(sides))
+    return _scaled(node, total, (scale, _scale(node, 2)), 4)
+
+
+def _mat_mul_integer_to_float(node: Node) -> Expr:
+    sides = [node.value(0), node.value(1), node.optional(4), node.optional(5)]
+    total = integer_product(node.with_inputs(sides))
+    return _scaled(node, total, (_scale(node, 2), _scale(node, 3)), 6)
+
+
+def _gemm(node: Node) -> Expr:
+    """alpha * A * B + C, with C in steps of the product of the scales; bytes if a scale of the
+    result is given.
+    """
+    sides = [
+        _turned(node, i) if node.get_int(f"trans{n}") else node.value(i)
+        for i, n in ((0, "A"), (3, "B"))
+    ]
+    total = integer_product(node.with_inputs([*sides, node.value(2), node.value(5)]))
+    if node.optional(6) is not None:
+        total = op.add(total, node.expr(6))
+    scale = op.multiply(_scale(node, 4), const(node.get_float("alpha", 1.0), "float32"))
+    found = op.multiply(op.cast(total, "float32"), op.multiply(_scale(node, 1), scale))
+    return found if node.optional(7) is None else _bytes(node, found, 7)
+
+
+def _turned(node: Node, index: int) -> Value:
+    array = node.value(index).array
+    if array is not None:
+        return constant(np.ascontiguousarray(array.T))
+    return node.value_of(op.transpose(node.expr(index), axes=[1, 0]))
+
+
+# Weights of a few bits.
+
+
+def _unpacked(packed: Array, bits: int) -> Array:
+    """Bytes as the numbers of 2, 4 or 8 bits in them, the lowest first, along the last axis."""
+    count = 8 // bits
+    shifts = np.arange(count, dtype=np.uint8) * np.uint8(bits)
+    parts = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
+    found: Array = parts.reshape(*packed.shape[:-1], packed.shape[-1] * count)
+    return found
+
+
+def _points(node: Node, index: int, rows: int, blocks: int, bits: int) -> Array:
+    """The zero point of each block [rows, blocks]: the middle if there is none."""
+    if node.optional(index) is None:
+        return np.full((rows, blocks), float(1 << (bits - 1)), np.float32)
+    found = node.numbers(index, "zero_points")
+    if found.dtype != np.uint8:
+        return found.reshape(rows, blocks).astype(np.float32)
+    return _unpacked(found.reshape(rows, -1), bits)[:, :blocks].astype(np.float32)
+
+
+def _mat_mul_n_bits(node: Node) -> Expr:
+    """A product with weights [N, blocks, bytes of a block], which become numbers at import."""
+    rows, columns, block = (node.get_int(n) for n in ("N", "K", "block_size"))
+    bits = node.get_int("bits", 4)
+    blocks = -(-columns // block)
+    levels = _unpacked(node.numbers(1, "B").reshape(rows, blocks, -1), bits).astype(np.float32)
+    points = _points(node, 3, rows, blocks, bits)
+    scales = node.numbers(2, "scales").reshape(rows, blocks).astype(np.float32)
+    weight = ((levels - points[..., None]) * scales[..., None]).reshape(rows, -1)[:, :columns]
+    if node.optional(4) is not None:
+        node.unsupported("input 4 ('g_idx') is not supported")
+    right = constant(np.ascontiguousarray(weight.T).astype(node.dtype(0)))
+    found = multiply_matrices(node.with_inputs([node.value(0), right]))
+    return found if node.optional(5) is None else op.add(found, node.expr(5))
+
+
+def _gather_block_quantized(node: Node) -> Expr:
+    """Rows of a table whose last axis is quantised in blocks."""
+    table, bits = node.numbers(0, "data"), node.get_int("bits", 4)
+    rank = table.ndim
+    if node.axis(node.get_int("gather_axis", 0), rank) != 0:
+        node.unsupported("'gather_axis' must be 0")
+    if node.axis(node.get_int("quantize_axis", 1), rank) != rank - 1:
+        node.unsupported("'quantize_axis' must be the last")
+    block = node.get_int("block_size", 128)
+    is_packed = table.dtype == np.uint8
+    levels = (_unpacked(table, bits) if is_packed else table).astype(np.float32)
+    scales = node.numbers(2, "scales")
+    points: Array = np.asarray(1 << (bits - 1) if is_packed else 0, np.float32)
+    if node.optional(3) is not None:
+        given = node.numbers(3, "zero_points")
+        points = (_unpacked(given, bits) if is_packed else given).astype(np.float32)
+        points = np.repeat(points[..., : scales.shape[-1]], block, -1)[..., : levels.shape[-1]]
+    spread = np.repeat(scales, block, -1)[..., : levels.shape[-1]].astype(np.float32)
+    return op.take(const(((levels - points) * spread).astype(scales.dtype)), node.expr(1), axis=0)
+
+
+_CONV = "auto_pad channels_last dilations group kernel_shape pads strides"
+_POOL = "auto_pad ceil_mode channels_last count_include_pad kernel_shape pads strides"
+_BITS = {"bits": (2, 4, 8)}
+
+# fmt: off
+ROWS = (
+    contrib_row("QuantizeLinear",       quantize, "axis"),
+    contrib_row("DequantizeLinear",     dequantize, "axis"),
+    contrib_row("QLinearAdd",           _pair(op.add)),
+    contrib_row("QLinearMul",           _pair(op.multiply)),
+    contrib_row("QLinearSigmoid",       _single(lambda node: op.sigmoid(node.expr(0)))),
+    contrib_row("QLinearLeakyRelu",     _single(_leaky_relu), "alpha"),
+    contrib_row("QLinearReduceMean",    _single(_mean), "axes keepdims"),
+    contrib_row("QLinearSoftmax",       _softmax, "axis opset"),
+    contrib_row("QLinearConcat",        _concat, "axis"),
+    contrib_row("QLinearWhere",         _where),
+    contrib_row("QLinearAveragePool",   _pool(average_pool), _POOL),
+    contrib_row("QLinearGlobalAveragePool", _pool(global_average_pool), "channels_last"),
+    contrib_row("QLinearConv",          _conv, _CONV),
+    contrib_row("NhwcMaxPool",          channels_first(max_pool, 0),
+         "auto_pad ceil_mode dilations kernel_shape pads strides"),
+    contrib_row("QGemm",                _gemm, "alpha transA transB"),
+    contrib_row("DynamicQuantizeMatMul", _dynamic_quantize_mat_mul),
+    contrib_row("MatMulIntegerToFloat", _mat_mul_integer_to_float),
+    contrib_row("MatMulNBits",          _mat_mul_n_bits,
+         "K N accuracy_level bits block_size weight_prepacked",
+         values={**_BITS, "weight_prepacked": (0,)}),
+    contrib_row("GatherBlockQuantized", _gather_block_quantized,
+         "bits block_size gather_axis quantize_axis", values=_BITS),
+)
+# fmt: on
