@@ -17,7 +17,8 @@ from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op, OpPattern
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import Var as Symbol
+from ekiden.ir.prim_visitor import free_vars as prim_vars
 from ekiden.ir.transform import Pass, PassContext, register_option
 from ekiden.ir.type import FuncType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, Var
@@ -51,8 +52,6 @@ class _Node:
     anchor: OpPattern = OpPattern.OPAQUE
     """Group: the most complex pattern in it."""
     size: int = 1
-    symbols: frozenset[PrimExpr] = frozenset()
-    """Group: dimensions that its operators compute from data."""
     dominator: _Node | None = None
     dominator_pattern: OpPattern = OpPattern.OPAQUE
     depth: int = 1
@@ -88,18 +87,26 @@ def _pattern_of(expr: RelayExpr) -> OpPattern:
     return OpPattern.TUPLE if isinstance(expr, Tuple) else OpPattern.OPAQUE
 
 
-def _symbols_of(expr: RelayExpr) -> frozenset[PrimExpr]:
-    attrs = expr.attrs if isinstance(expr, Call) else None
-    return frozenset(getattr(attrs, "symbols", ()))
-
-
 def _edge_pattern(user: RelayExpr, pattern: OpPattern, operand: RelayExpr) -> OpPattern:
-    """A broadcast operator is elementwise in the operand that already has the result's shape."""
+    """A broadcast operator is elementwise in the operand that already has the result's shape. It
+    stays apart from one whose dimensions, perhaps named inside, cannot be told from the result's.
+    """
     if isinstance(user, Tuple):
         return OpPattern.INJECTIVE
+    if pattern == OpPattern.BROADCAST and _hides_dimension(user, operand):
+        return OpPattern.OPAQUE
     if pattern == OpPattern.BROADCAST and _same_shape(user, operand):
         return OpPattern.ELEMWISE
     return pattern
+
+
+def _hides_dimension(user: RelayExpr, operand: RelayExpr) -> bool:
+    """Whether a dimension of the operand is in the result only as a part of expressions."""
+    inner = getattr(operand.checked_type, "shape", ())
+    outer = getattr(user.checked_type, "shape", ())
+    plain = {d for d in outer if isinstance(d, Symbol)}
+    parts = {v for d in outer for v in prim_vars(d)} - plain
+    return any(isinstance(d, Symbol) and d in parts for d in inner)
 
 
 def _same_shape(a: RelayExpr, b: RelayExpr) -> bool:
@@ -114,7 +121,6 @@ def _build_graph(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayE
     for expr in nodes:
         pattern = _pattern_of(expr)
         made = _Node(expr, len(graph), pattern, external=expr in outputs, anchor=pattern)
-        made.symbols = _symbols_of(expr)
         graph[expr] = made
         for operand in operands(expr):
             if operand in graph:
@@ -181,7 +187,6 @@ def _merge(child: _Node, parent: _Node) -> None:
     if child is parent:
         return
     parent.size += child.size
-    parent.symbols |= child.symbols
     child.parent = parent
     parent.anchor = (
         max(parent.anchor, child.anchor) if child.anchor != OpPattern.TUPLE else parent.anchor
@@ -196,9 +201,6 @@ def _fuse_into_dominator(each: _Node, allowed: Condition, max_size: int) -> None
     groups = {id(n.root()): n.root() for n in [*path, each.dominator]}
     if sum(g.size for g in groups.values()) > max_size:
         return
-    symbols: frozenset[PrimExpr] = frozenset().union(*(g.symbols for g in groups.values()))
-    if not symbols.issubset(getattr(each.dominator.expr.checked_type, "shape", ())):
-        return  # a kernel is told them by the shape of its result
     for n in path:
         _merge(n, each.dominator)
 
@@ -221,7 +223,7 @@ def _step(each: _Node, phase: int, max_size: int) -> None:
     """
     dominator = each.dominator
     anchor = each.root().anchor
-    if dominator is None or anchor == OpPattern.OPAQUE or each.pattern == OpPattern.OPAQUE:
+    if dominator is None or OpPattern.OPAQUE in (anchor, each.pattern, each.dominator_pattern):
         return
     if phase == 2:
         target = dominator.root().anchor
