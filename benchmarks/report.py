@@ -277,7 +277,8 @@ def _peers(axis: Axis, rows: Sequence[Record]) -> None:
     engines = list(dict.fromkeys(e for row in rows for e in row["engines"]))[1:]
     for engine, mark in zip(engines, "os^v", strict=False):
         figures = [row["engines"].get(engine, {}) for row in rows]
-        axis.plot([f.get("speedup", float("nan")) for f in figures], names, mark, label=engine)
+        ratios = [f.get("speedup", float("nan")) if agrees(f) else float("nan") for f in figures]
+        axis.plot(ratios, names, mark, label=engine)
     axis.axvline(1, color="gray", linewidth=0.8)
     axis.set_xscale("log")
     axis.invert_yaxis()
