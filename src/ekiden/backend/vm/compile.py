@@ -18,6 +18,7 @@ from ekiden.backend.kernels.build import build_kernels
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint
 from ekiden.backend.vm.choices import Choices, Parts
+from ekiden.backend.vm.constants import ConstantPool
 from ekiden.backend.vm.dims import Plan, Stage, is_static, values
 from ekiden.backend.vm.emit import Scope, emit_scope
 from ekiden.backend.vm.encode import make
@@ -74,17 +75,7 @@ class _Program:
     primitives: dict[Function, int] = field(default_factory=dict)
     shape_functions: dict[Stage, int] = field(default_factory=dict)
     host_functions: dict[str, int] = field(default_factory=dict)
-    constants: list[Array] = field(default_factory=list)
-    _numbers: dict[object, int] = field(default_factory=dict)
-
-    def constant(self, data: Array) -> int:
-        """The number of a constant: one for each array, and one for each shape."""
-        small = data.size <= 16
-        key: object = (str(data.dtype), data.shape, data.tobytes()) if small else id(data)
-        if key not in self._numbers:
-            self._numbers[key] = len(self.constants)
-            self.constants.append(data)
-        return self._numbers[key]
+    constants: ConstantPool = field(default_factory=ConstantPool)
 
 
 def _flatten_closure(function: Function) -> Function:
@@ -228,7 +219,7 @@ class _FunctionCompiler(Choices):
         return tuple(map(self._atom, exprs))
 
     def _load_constant(self, data: Array) -> int:
-        return self.into("LoadConst", const_index=self.program.constant(data))
+        return self.into("LoadConst", const_index=self.program.constants.number(data))
 
     def _load_int(self, value: int) -> int:
         return self.into("LoadConsti", value=value)
@@ -505,4 +496,4 @@ def compile_module(
     native = native_code(compiled, names, kernels.exports, target) if is_native else Native()
     image = kernels.link(native.objects, native.exports)
     compiled += _closure_calls(functions["main"])
-    return write_executable(compiled, program.constants, names, image, metadata)
+    return write_executable(compiled, program.constants.arrays, names, image, metadata)
