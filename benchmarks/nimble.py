@@ -12,7 +12,8 @@ Each engine holds its model in a process of its own. Engines take turns at every
 and the stream runs once per round after a first round in which lengths are seen for the first time.
 Printed for each engine: time of the stream per token (for trees: per node), each case by its median
 over the later rounds; the same as a multiple of ours; and the 99th percentile of all times of the
-stream, the first ones included, as multiples of the median of their case.
+stream, the first ones included, as multiples of the median of their case. The two figures in
+brackets are the same for the time in which the calling thread ran: others may use the machine.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ WORKLOADS = {
 }
 Times = dict[str, list[list[float]]]
 """engine -> rounds -> seconds of each case of the stream."""
+Measured = tuple[Times, Times]
+"""All seconds, and those in which the calling thread ran."""
 
 
 def agree(expected: list[Array], got: list[Array]) -> bool:
@@ -79,16 +82,18 @@ def check(workers: Mapping[str, Worker], cases: list[int]) -> None:
                 raise SystemExit(f"{name} disagrees with {ours[0]} on case {case}")
 
 
-def measure(workers: Mapping[str, Worker], cases: list[int], rounds: int) -> Times:
+def measure(workers: Mapping[str, Worker], cases: list[int], rounds: int) -> Measured:
     """The first round and `rounds` more."""
-    times: Times = {name: [] for name in workers}
+    times: Measured = ({name: [] for name in workers}, {name: [] for name in workers})
     for _ in range(rounds + 1):
-        for of_engine in times.values():
+        for of_engine in (*times[0].values(), *times[1].values()):
             of_engine.append([])
         for case in cases:
             for name, worker in workers.items():
                 time.sleep(PAUSE)
-                times[name][-1].append(worker.ask(case).seconds[0])
+                reply = worker.ask(case)
+                times[0][name][-1].append(reply.seconds[0])
+                times[1][name][-1].append(reply.busy[0])
     return times
 
 
@@ -104,16 +109,18 @@ def surprise(times: list[list[float]]) -> float:
     return float(np.percentile(ratios, 99))
 
 
-def report(name: str, threads: int, workload: Workload, cases: list[int], times: Times) -> None:
+def report(name: str, threads: int, workload: Workload, cases: list[int], times: Measured) -> None:
     """One line per engine."""
     tokens = sum(map(workload.tokens, cases))
-    sums = {engine: sum(steady(rounds)) for engine, rounds in times.items()}
-    ours = next(iter(sums.values()))
-    for engine, found in sums.items():
+    sums = [{engine: sum(steady(rounds)) for engine, rounds in each.items()} for each in times]
+    ours = [next(iter(each.values())) for each in sums]
+    for engine, found in sums[0].items():
+        ratio, busy = (each[engine] / own for each, own in zip(sums, ours, strict=True))
+        late, busy_late = (surprise(each[engine]) for each in times)
         print(
             f"{name:6} {threads} thread{'s' if threads > 1 else ' '} {engine:14}"
-            f" {found / tokens * 1e6:9.1f} us/token  x{found / ours:6.2f}"
-            f"   99 %: x{surprise(times[engine]):.2f} of steady",
+            f" {found / tokens * 1e6:9.1f} us/token  x{ratio:6.2f} (x{busy:6.2f})"
+            f"   99 %: x{late:.2f} (x{busy_late:.2f}) of steady",
             flush=True,
         )
 

@@ -29,6 +29,8 @@ class Reply:
     """What one request took, and what it gave if it was asked for."""
 
     seconds: list[float]
+    busy: list[float]
+    """Of these, the seconds that the calling thread ran: less where others had the core."""
     results: list[Array]
 
 
@@ -64,12 +66,13 @@ def _serve(make: Make, threads: int, pipe: Connection) -> None:
     pipe.send(time.perf_counter() - start)
     while True:
         case, calls, keep = pipe.recv()
-        seconds, results = [], []
+        seconds, busy, results = [], [], []
         for _ in range(calls):
-            start = time.perf_counter()
+            start, began = time.perf_counter(), time.thread_time()
             results = run(case)
+            busy.append(time.thread_time() - began)
             seconds.append(time.perf_counter() - start)
-        pipe.send(Reply(seconds, [np.array(r) for r in results] if keep else []))
+        pipe.send(Reply(seconds, busy, [np.array(r) for r in results] if keep else []))
 
 
 class Weights:

@@ -541,13 +541,15 @@ int ek_executable_bind(ek_executable *e, int64_t index, const ek_value *value) {
 
 /* Linking -------------------------------------------------------------------------------------- */
 
-static int link_primitive(ek_executable *e, ek_bytes name, ek_object *image, ek_object *library,
+static int link_primitive(ek_executable *e, int32_t index, ek_object *image, ek_object *library,
                           ek_object **out) {
+  ek_bytes name = e->primitives[index];
   char *key = ek_alloc_or_error(name.size + 1);
   if (key == NULL) return -1;
   memcpy(key, name.data, name.size);
   key[name.size] = '\0';
   int status = image == NULL ? 0 : ek_module_get(image, key, out);
+  e->is_kernel[index] = *out != NULL;
   if (*out == NULL) e->keeps_arguments = true;
   if (status == 0 && *out == NULL && library != NULL) status = ek_module_get(library, key, out);
   if (status == 0 && *out == NULL) *out = ek_registry_get(key);
@@ -564,13 +566,14 @@ static int link_primitive(ek_executable *e, ek_bytes name, ek_object *image, ek_
 /* Under the lock. */
 static int link_all(ek_executable *e, ek_object *library) {
   ek_object *image = NULL;
-  size_t size = (size_t)e->n_primitives * sizeof *e->linked + 1;
+  size_t n = (size_t)e->n_primitives, size = n * (sizeof *e->linked + sizeof *e->is_kernel) + 1;
   if (e->image.size != 0 && ek_image_load(e->image.data, e->image.size, &image) != 0) return -1;
   ek_object **linked = ek_alloc_or_error(size);
   int status = linked == NULL ? -1 : 0;
   if (linked != NULL) memset(linked, 0, size);
+  e->is_kernel = (bool *)(linked + n);
   for (int32_t i = 0; i < e->n_primitives && status == 0; i++) {
-    status = link_primitive(e, e->primitives[i], image, library, &linked[i]);
+    status = link_primitive(e, i, image, library, &linked[i]);
   }
   e->linked = linked;
   if (status == 0 && image != NULL) status = ek_native_attach(e, image);

@@ -58,6 +58,7 @@ typedef struct ek_executable {
   int32_t max_args;                        /* the longest register list of any instruction */
   ek_mutex lock;                           /* guards linking */
   ek_object **linked;                      /* owned, one per primitive; NULL until linked */
+  bool *is_kernel;                         /* behind 'linked': whether the image has it */
   uint32_t hot_calls;                      /* from how many calls on a watched function is hot */
   ek_object *hot;                          /* owned function of its name, called once; or NULL */
   bool keeps_arguments;                    /* a run may leave references to them behind it */

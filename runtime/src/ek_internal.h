@@ -237,6 +237,24 @@ void ek_value_drop(ek_value *value);
 
 enum { EK_MAX_THREADS = 256 };
 
+/* Takes the pool for the calling thread, whose loops run inline from now on: how many workers there
+** are, or 0 when it is another's, or the caller is inside a loop. A worker that is called runs
+** body(context, its number, that + 1), which gives 0; the caller's number is 0. */
+int32_t ek_pool_hold(int (*body)(void *context, int64_t begin, int64_t end), void *context);
+
+/* Calls a worker that is idle; false when there is none, or when its core is another caller's. Only
+** between ek_pool_hold and ek_pool_release, by any of their threads. */
+bool ek_pool_call(void);
+
+/* Waits until no worker runs what it was called for. Then the holder's loops use all workers
+** ('for_loops'), until it unsettles: before that it calls none. */
+void ek_pool_settle(bool for_loops);
+void ek_pool_unsettle(void);
+void ek_pool_release(void);
+
+/* Whether a loop of this thread was large enough for several threads, since this was last asked. */
+bool ek_pool_was_divisible(void);
+
 /* The number of threads, and the processors they keep to: n of them, or none for the default. */
 int ek_pool_config(int threads, const int *cpus, int n);
 

@@ -68,7 +68,10 @@ static int own_cpus[MAX_THREADS]; /* what workers 1, 2, ... were told to keep to
 static int own_cpu_count;
 static unsigned char *slots;
 static size_t slots_actual;
+static struct job held;         /* what called workers do; its n is that of its chunks */
 static EK_THREAD_LOCAL bool is_inside;
+static EK_THREAD_LOCAL bool is_holder;
+static EK_THREAD_LOCAL bool was_divisible; /* a loop since ek_pool_was_divisible */
 
 static slot *slot_at(int64_t worker) { return (slot *)(void *)(slots + worker * SLOT_SIZE); }
 
@@ -117,11 +120,16 @@ static void worker_main(void *context) {
   }
 }
 
-static void post(slot *to, uint32_t state) {
-  __atomic_exchange_n(&to->state, state, __ATOMIC_SEQ_CST);
+/* After a state was written. */
+static void rouse(slot *to) {
   if (__atomic_load_n(&to->parked, __ATOMIC_SEQ_CST) == 0) return;
   __atomic_store_n(&to->parked, 0, __ATOMIC_SEQ_CST);
   ek_wake(&to->parked);
+}
+
+static void post(slot *to, uint32_t state) {
+  __atomic_exchange_n(&to->state, state, __ATOMIC_SEQ_CST);
+  rouse(to);
 }
 
 /* In the child of a fork only the forking thread lives; the pool starts anew there. */
@@ -129,7 +137,7 @@ static void forget_workers(void) {
   is_started = false;
   worker_count = 0;
   slots = NULL;
-  callers = is_inside ? 1 : 0;
+  callers = is_inside || is_holder ? 1 : 0;
   __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
 }
 
@@ -194,17 +202,22 @@ static void run_here(outcome *total, int64_t index) {
   note(total, failed, failed ? ek_error_take() : NULL);
 }
 
-static void finish_chunk(outcome *total, slot *of) {
+/* Takes an offer back (true), or waits until its worker has done it. */
+static bool take_back(slot *of) {
   uint32_t expected = OFFERED;
   if (__atomic_compare_exchange_n(&of->state, &expected, IDLE, false, __ATOMIC_RELAXED,
                                   __ATOMIC_RELAXED)) {
-    run_here(total, of->index);
-    return;
+    return true;
   }
   for (int spins = 0; __atomic_load_n(&of->state, __ATOMIC_ACQUIRE) != IDLE; spins++) {
     if (spins < PATIENCE) ek_pause(); else ek_thread_yield();
   }
-  note(total, of->failed != 0, of->error);
+  return false;
+}
+
+static void finish_chunk(outcome *total, slot *of) {
+  if (take_back(of)) run_here(total, of->index);
+  else note(total, of->failed != 0, of->error);
 }
 
 /* The caller holds 'busy' and has set the job. */
@@ -226,29 +239,93 @@ static int32_t threads(void) {
   return known != 0 ? known : ek_num_threads(0);
 }
 
-/* The caller has 'busy', and gives it back. 'most' is how many chunks there can be. */
+/* The caller has 'busy'. 'most' is how many chunks there can be. */
 static int run_shared(loop_body body, void *context, int64_t n, int64_t most, uint32_t others) {
   if (!is_started) start_workers();
   int64_t cores = (int64_t)worker_count + 1 - (int64_t)others;
   int64_t chunks = cores < 1 ? 1 : most < cores ? most : cores;
   job = (struct job){body, context, n, chunks};
-  int code = fork_join();
-  __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
+  return fork_join();
+}
+
+static int run_held(loop_body body, void *context, int64_t n, int64_t most) {
+  is_inside = true;
+  int code = run_shared(body, context, n, most, __atomic_load_n(&callers, __ATOMIC_RELAXED) - 1);
+  is_inside = false;
   return code;
 }
 
 int ek_parallel_for(loop_body body, void *context, int64_t n, int64_t grain) {
   if (n <= 0) return 0;
   if (grain < 1) grain = 1;
-  if (n / grain < 2 || is_inside || threads() == 1) return body(context, 0, n);
+  if (n / grain < 2) return body(context, 0, n);
+  was_divisible = true;
+  if (is_inside || threads() == 1) return body(context, 0, n);
+  if (is_holder) return run_held(body, context, n, n / grain);
   uint32_t others = __atomic_fetch_add(&callers, 1, __ATOMIC_RELAXED);
+  bool has_pool = __atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE) == 0;
   is_inside = true;
-  int code = __atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE) != 0
-                 ? body(context, 0, n)
-                 : run_shared(body, context, n, n / grain, others);
+  int code = has_pool ? run_shared(body, context, n, n / grain, others) : body(context, 0, n);
   is_inside = false;
+  if (has_pool) __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
   __atomic_fetch_sub(&callers, 1, __ATOMIC_RELAXED);
   return code;
+}
+
+/* Holding -------------------------------------------------------------------------------------- */
+
+bool ek_pool_was_divisible(void) {
+  bool was = was_divisible;
+  was_divisible = false;
+  return was;
+}
+
+int32_t ek_pool_hold(loop_body body, void *context) {
+  if (is_inside || is_holder || threads() == 1) return 0;
+  __atomic_fetch_add(&callers, 1, __ATOMIC_RELAXED);
+  bool has_pool = __atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE) == 0;
+  if (has_pool && !is_started) start_workers();
+  if (has_pool && worker_count != 0) {
+    job = held = (struct job){body, context, MAX_THREADS, MAX_THREADS};
+    is_inside = is_holder = true;
+    return worker_count;
+  }
+  if (has_pool) __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
+  __atomic_fetch_sub(&callers, 1, __ATOMIC_RELAXED);
+  return 0;
+}
+
+bool ek_pool_call(void) {
+  int32_t most = worker_count + 1 - (int32_t)__atomic_load_n(&callers, __ATOMIC_RELAXED);
+  for (int32_t i = 0; i < most; i++) {
+    uint32_t expected = IDLE;
+    slot *of = slot_at(i);
+    if (__atomic_load_n(&of->state, __ATOMIC_RELAXED) != IDLE) continue;
+    if (!__atomic_compare_exchange_n(&of->state, &expected, OFFERED, false, __ATOMIC_SEQ_CST,
+                                     __ATOMIC_RELAXED)) {
+      continue;
+    }
+    rouse(of);
+    return true;
+  }
+  return false;
+}
+
+void ek_pool_settle(bool for_loops) {
+  for (int32_t i = 0; i < worker_count; i++) (void)take_back(slot_at(i));
+  is_inside = !for_loops;
+}
+
+void ek_pool_unsettle(void) {
+  job = held;
+  is_inside = true;
+}
+
+void ek_pool_release(void) {
+  ek_pool_settle(true);
+  is_holder = false;
+  __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
+  __atomic_fetch_sub(&callers, 1, __ATOMIC_RELAXED);
 }
 
 /* The number of threads ------------------------------------------------------------------------ */
@@ -270,7 +347,7 @@ static int32_t default_threads(void) {
 
 /* Until no loop runs: the caller then holds 'busy'. */
 static int acquire(void) {
-  if (is_inside) {
+  if (is_inside || is_holder) {
     return ek_error("RuntimeError", "set the number of threads: a parallel loop is running");
   }
   while (__atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE) != 0) ek_thread_yield();

@@ -53,6 +53,7 @@ typedef struct ek_vm {
   ek_value result;                         /* owned: of a run that ended, until it is handed out */
   ek_lent lent;                            /* by the caller, during a call */
   ek_arenas arenas;                        /* kept from run to run */
+  struct ek_async *async;                  /* owned; NULL where kernels run one after another */
   uint32_t is_running;                     /* atomic */
   bool has_run;                            /* once, at least */
   bool may_lend;                           /* what the caller lends is read where it lies */
@@ -90,6 +91,13 @@ int ek_vm_copy_tensor(const ek_dltensor *tensor, ek_object **out);
 ** 'result'. On failure all frames are left. 0 or -1. */
 int ek_vm_run(ek_vm *vm);
 
+/* ek_async.c ------------------------------------------------------------------------------------
+**
+** The same with independent kernels at the same time, for a machine that was made so: ek_async_set
+** takes an idle one there, and back. */
+int ek_async_set(ek_vm *vm, bool is_async);
+int ek_async_run(ek_vm *vm);
+
 /* ek_vm_ops.c -----------------------------------------------------------------------------------
 **
 ** The body of each instruction: R is the running function's register 0, pc the instruction's first
@@ -104,6 +112,13 @@ typedef int (*ek_vm_op)(ek_vm *vm, ek_value *R, const int32_t *pc);
 #undef EK_OPCODE
 
 extern const ek_vm_op ek_vm_ops[EK_OP_COUNT];
+
+/* The arguments of an InvokePacked as its primitive gets them, borrowed in 'vm->args'. 1, 0 when it is
+** not to be called, or -1. */
+typedef struct ek_vm_call {
+  int32_t n, n_inputs;         /* the others are written */
+} ek_vm_call;
+int ek_vm_gather(ek_vm *vm, const ek_value *R, const int32_t *pc, ek_vm_call *call);
 
 /* Make room. 0 or -1. */
 int ek_vm_grow_frames(ek_vm *vm);

@@ -14,6 +14,7 @@ static void vm_deleter(void *self, int flags) {
     ek_free(vm->args);
     ek_lent_free(&vm->lent);
     ek_arenas_remove(&vm->arenas);
+    (void)ek_async_set(vm, false);
     ek_release(&vm->executable->base);
   }
   if (flags & EK_DELETE_MEMORY) ek_free(self);
@@ -214,7 +215,7 @@ int ek_vm_invoke(ek_object *object, int32_t function, const ek_value *args, int3
   if (!ek_is(object, EK_VM)) return ek_error("TypeError", "call: a virtual machine expected");
   ek_vm *vm = (ek_vm *)(void *)object;
   if (ek_vm_begin(vm, function, args, nargs, true) != 0) return -1;
-  int status = ek_vm_run(vm);
+  int status = vm->async == NULL ? ek_vm_run(vm) : ek_async_run(vm);
   bool is_first = status == 0 && !vm->has_run;
   if (is_first) {
     vm->has_run = true;

@@ -71,6 +71,16 @@ static int profile(ek_vm *vm, const ek_value *args, int32_t nargs, ek_value *ret
   return ek_vm_profile(vm, (int32_t)function, args[1].v.i64, args + 2, nargs - 2, ret);
 }
 
+static int set_async(ek_vm *vm, const ek_value *args, int32_t nargs, ek_value *ret) {
+  ek_value none;
+  (void)ret;
+  if (expect_ints("async", args, nargs, 1) != 0) return -1;
+  if (ek_vm_acquire(vm, "change executor of", ek_bytes_of("virtual machine")) != 0) return -1;
+  int status = ek_async_set(vm, args[0].v.i64 != 0);
+  (void)ek_vm_end(vm, &none);
+  return status;
+}
+
 /* Breakpoints ---------------------------------------------------------------------------------- */
 
 /* The word of instruction 'number' of a function, or NULL with the error set. */
@@ -184,6 +194,7 @@ static const struct {
     {"frames", frames},        /* array of function, instruction of each frame, innermost first */
     {"registers", registers},  /* depth of a frame, 0 the innermost: array of its values */
     {"profile", profile},      /* function, max_events, arguments: see ek_vm_profile */
+    {"async", set_async},      /* 1 or 0: run independent kernels at the same time, or not */
     {"save", save},            /* the state as bytes */
     {"resume", resume},        /* bytes: stand where they say */
 };

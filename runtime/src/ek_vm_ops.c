@@ -276,23 +276,31 @@ static int expect_writable(const ek_value *outputs, const ek_value *end) {
   return 0;
 }
 
-/* InvokePacked primitive n outputs args. Arguments are borrowed: registers hold them meanwhile. */
-int ek_op_InvokePacked(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  int32_t n = pc[2], inputs = n - pc[3], count = 0, first_output = 0;
+int ek_vm_gather(ek_vm *vm, const ek_value *R, const int32_t *pc, ek_vm_call *call) {
+  int32_t n = pc[2], inputs = n - pc[3], count = 0;
   const int32_t *registers = pc + 4;
   if (pc[3] == 1 && is_empty_tensor(&R[registers[n - 1]])) return 0;
   for (int32_t i = 0; i < n; i++) {
     const ek_value *value = &R[registers[i]];
-    if (i == inputs) first_output = count;
+    if (i == inputs) call->n_inputs = count;
     if (value->type_index != EK_ADT) {
       vm->args[count++] = *value;
     } else if ((count = flatten(vm, value, count, n - i)) < 0) {
       return -1;
     }
   }
-  if (inputs < n && expect_writable(vm->args + first_output, vm->args + count) != 0) return -1;
+  call->n = count;
+  if (inputs == n) call->n_inputs = count;
+  return expect_writable(vm->args + call->n_inputs, vm->args + count) == 0 ? 1 : -1;
+}
+
+/* InvokePacked primitive n outputs args. Arguments are borrowed: registers hold them meanwhile. */
+int ek_op_InvokePacked(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  ek_vm_call call;
   ek_value result = ek_value_none();
-  int status = ek_function_call(vm->executable->linked[pc[1]], vm->args, count, &result);
+  int status = ek_vm_gather(vm, R, pc, &call);
+  if (status <= 0) return status;
+  status = ek_function_call(vm->executable->linked[pc[1]], vm->args, call.n, &result);
   ek_value_release(&result);
   return status;
 }

@@ -213,7 +213,7 @@ def test_building_with_an_executor() -> None:
 
 
 def test_an_executor_that_there_is_not() -> None:
-    with pytest.raises(CompileError, match="executor 'vm' or 'aot' expected, got 'fast'"):
+    with pytest.raises(CompileError, match="one of 'vm', 'aot', 'async' expected, got 'fast'"):
         ekiden.compile(module_of(COUNTING), executor="fast")
 
 

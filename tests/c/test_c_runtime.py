@@ -60,6 +60,7 @@ BUILDS = {
     "thread": Build(
         ("-O1", "-g", "-fsanitize=thread"),
         (
+            "test_async",
             "test_pool",
             "test_object",
             "test_registry",

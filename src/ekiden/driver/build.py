@@ -35,8 +35,9 @@ from ekiden.target import Target
 
 Model: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule
 
-EXECUTORS = ("vm", "aot")
-"""How an executable runs: its bytecode is interpreted, or has native code beside it."""
+EXECUTORS = ("vm", "aot", "async")
+"""How an executable runs: its bytecode is interpreted, has native code beside it, or is interpreted
+with independent kernels at the same time."""
 
 
 @phase("import")
@@ -62,6 +63,7 @@ def compile(
 
     `target` "llvm" is this machine. `shape` replaces the declared shapes of inputs by name.
     `executor` "aot" adds native code of the functions to their bytecode, which "vm" interprets;
+    "async" plans memory for kernels that run at the same time, and runs them so (docs/vm.md);
     results and errors are the same. Options and instruments come from the current PassContext.
     Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
     """
@@ -77,8 +79,8 @@ def compile_to_bytes(
 ) -> bytes:
     """The bytes of the artifact that `compile` makes and `Executable.save` writes."""
     if executor not in EXECUTORS:
-        kinds = " or ".join(map(repr, EXECUTORS))
-        raise CompileError(f"compile: executor {kinds} expected, got {executor!r}")
+        kinds = ", ".join(map(repr, EXECUTORS))
+        raise CompileError(f"compile: executor one of {kinds} expected, got {executor!r}")
     chosen = Target.parse(target)
     module = import_model(model, shape)
     if "main" not in module or not isinstance(module["main"], Function):
@@ -90,7 +92,7 @@ def compile_to_bytes(
         "producer": f"ekiden {version('ekiden')}",
         "target": str(chosen),
     }
-    prepared = optimize(module, chosen)
+    prepared = optimize(module, chosen, concurrent=executor == "async")
     if (peak := predict_peak(prepared)) is not None:
         metadata["memory"] = {"peak": peak}
     with _progress() as progress:

@@ -22,6 +22,7 @@ from ekiden.runtime.artifact import without_kernels
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.profile import Peak, Report, profile
 from ekiden.runtime.text import TEXT, decode, encode
+from ekiden.runtime.vm import executor_of
 
 Dim = int | str
 ANY_OBJECT = "object"
@@ -103,13 +104,16 @@ class Executable:
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
         self._machine: runtime.VirtualMachine | None = None
         if not late_bound.missing(raw):
-            self._machine = runtime.VirtualMachine(raw)
+            self._machine = self._new_machine()
 
     @property
     def _vm(self) -> runtime.VirtualMachine:
         if self._machine is None:
-            self._machine = runtime.VirtualMachine(self.raw)
+            self._machine = self._new_machine()
         return self._machine
+
+    def _new_machine(self) -> runtime.VirtualMachine:
+        return runtime.VirtualMachine(self.raw, executor_of(self.raw))
 
     def __call__(
         self, *args: object, **named: object

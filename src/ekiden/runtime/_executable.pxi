@@ -122,11 +122,16 @@ cdef class VirtualMachine(Object):
     cdef readonly Executable executable
     """The program this machine runs."""
 
-    def __init__(self, Executable executable not None):
+    def __init__(self, Executable executable not None, executor="vm"):
+        """`executor` "async" runs independent kernels at the same time, "vm" one after another."""
         if self.handle != NULL:
             raise RuntimeError("VirtualMachine: initialised twice")
+        if executor not in ("vm", "async"):
+            raise ValueError(f"VirtualMachine: executor 'vm' or 'async' expected, got {executor!r}")
         _check(ek_vm_new(executable.handle, &self.handle))
         self.executable = executable
+        if executor == "async":
+            get_global_func("ek.vm.module")(self)["async"](1)
 
     def invoke(self, name, *args):
         """Run a function of the program by its name.

@@ -25,20 +25,28 @@ from ekiden.runtime.timing import BenchmarkResult, Evaluator
 _NUMBERS = {bool: "bool", int: "int32", float: "float32"}
 
 
+def executor_of(executable: Executable) -> str:
+    """What an executable was compiled for, of the executors that a machine has."""
+    return "async" if executable.metadata.get("executor") == "async" else "vm"
+
+
 class VirtualMachine:
     """Runs an executable: what `ekiden.compile` and `relay.vm.compile` give, or a module that
     `export_library` wrote.
     """
 
-    def __init__(self, exe: object, device: object = None) -> None:
-        """`device` is the one that the executable was compiled for."""
+    def __init__(self, exe: object, device: object = None, *, executor: str | None = None) -> None:
+        """`device` is the one that the executable was compiled for. `executor` "async" runs
+        independent kernels at the same time, "vm" one after another; else it is what the executable
+        was compiled for.
+        """
         raw = getattr(exe, "raw", exe)
         if isinstance(raw, Module) and "get_executable" in raw:
             raw = raw["get_executable"]()
         if not isinstance(raw, Executable):
             raise TypeError(f"VirtualMachine: expected an executable, got {type(exe).__name__}")
         self.module = raw
-        self._machine = Machine(raw)
+        self._machine = Machine(raw, executor or executor_of(raw))
         self._inputs: dict[str, dict[int, object]] = {}
         self._outputs: object = None
 
@@ -200,4 +208,4 @@ def _argument(value: object) -> object:
     return value if isinstance(value, Object) else tensor(value)  # type: ignore[arg-type]
 
 
-__all__ = ["Executable", "VirtualMachine"]
+__all__ = ["Executable", "VirtualMachine", "executor_of"]

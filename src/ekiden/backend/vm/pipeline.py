@@ -8,8 +8,8 @@ from ekiden.relay import transform
 from ekiden.target import Target
 
 
-def pipeline(target: Target) -> Sequential:
-    """The passes of the virtual machine for a target."""
+def pipeline(target: Target, concurrent: bool = False) -> Sequential:
+    """The passes of the virtual machine for a target; `concurrent` as in MemoryPlan."""
     return Sequential(
         (
             transform.RemoveUnusedFunctions(),
@@ -36,12 +36,12 @@ def pipeline(target: Target) -> Sequential:
             transform.HoistDimensions(),
             transform.CarryDimensions(),
             transform.ManifestAlloc(),
-            transform.MemoryPlan(),
+            transform.MemoryPlan(concurrent),
         ),
         "vm",
     )
 
 
-def optimize(module: IRModule, target: Target) -> IRModule:
+def optimize(module: IRModule, target: Target, concurrent: bool = False) -> IRModule:
     """A module ready for `compile_module`."""
-    return pipeline(target)(module)
+    return pipeline(target, concurrent)(module)

@@ -28,6 +28,7 @@ from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Call, Function, Var
 from ekiden.relay.op.memory import AllocTensorAttrs, alloc_storage
 from ekiden.relay.transform.chains import Binding, Chain
+from ekiden.relay.transform.kernel_order import KernelOrder
 from ekiden.relay.transform.scopes import bodies, on_body, with_children
 from ekiden.relay.transform.storage_lifetimes import Block, Lifetimes, Request, run_of
 from ekiden.relay.transform.storage_places import ALIGNMENT, place_all
@@ -56,8 +57,11 @@ def known_at_entry(function: Function) -> set[PrimVar]:
 class _Planner:
     """Plans one function."""
 
-    def __init__(self, body: RelayExpr, known: set[PrimVar], group: Collection[str]) -> None:
+    def __init__(
+        self, body: RelayExpr, known: set[PrimVar], group: Collection[str], concurrent: bool
+    ) -> None:
         self.lifetimes = Lifetimes(body, lambda callee: callee.name_hint in group)
+        self.order = KernelOrder(self.lifetimes) if concurrent else None
         self.known = known
         self.moved: dict[Var, tuple[Var, PrimExpr]] = {}
         """Storage -> the arena it is in, and where."""
@@ -66,7 +70,7 @@ class _Planner:
     def plan(self) -> RelayExpr:
         """The body with its arenas."""
         for stretch, requests in self._stretches().items():
-            places, total = place_all(requests)
+            places, total = place_all(requests, self.order)
             arena = Var("arena")
             self.arenas[stretch] = arena, alloc_storage(total, ALIGNMENT, arena=True)
             self.moved.update((p.request.storage, (arena, p.offset)) for p in places)
@@ -125,23 +129,31 @@ def _ends_within(request: Request, stretch: Stretch) -> bool:
     return request.is_dead_after(block.positions[block.barriers[count]] - 1)
 
 
-def _planned(function: Function, group: Collection[str]) -> Function:
+def _planned(function: Function, group: Collection[str], concurrent: bool) -> Function:
     """A function with its arenas; `group` are the names of those it calls that may call it."""
     known = known_at_entry(function)
-    return on_body(lambda body: _Planner(body, known, group).plan())(function)
+    return on_body(lambda body: _Planner(body, known, group, concurrent).plan())(function)
 
 
-@module_pass(name="MemoryPlan")
-def _memory_plan(module: IRModule, context: PassContext) -> IRModule:
+def _planned_module(module: IRModule, concurrent: bool) -> IRModule:
     groups = ({g.name_hint for g in group} for group in CallGraph(module).cycles())
     cycles = {name: group for group in groups for name in group}
     functions = dict(module.functions.items())
     for name, function in functions.items():
         if isinstance(function, Function):
-            functions[name] = _planned(function, cycles.get(name.name_hint, ()))
+            functions[name] = _planned(function, cycles.get(name.name_hint, ()), concurrent)
     return module.with_functions(functions)
 
 
-def MemoryPlan() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
-    return _memory_plan
+def MemoryPlan(concurrent: bool = False) -> Pass:  # noqa: N802
+    """The pass described at the top of this file.
+
+    With `concurrent`, storages share bytes only where the kernels that use the one follow those of
+    the other by their data, so that independent kernels can run at the same time.
+    """
+
+    @module_pass(name="MemoryPlan")
+    def plan(module: IRModule, context: PassContext) -> IRModule:
+        return _planned_module(module, concurrent)
+
+    return plan

@@ -19,6 +19,7 @@ from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, const, maximum
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.structural import structural_key
 from ekiden.ir.text import prim_text
+from ekiden.relay.transform.kernel_order import KernelOrder
 from ekiden.relay.transform.storage_lifetimes import Request, Span, exclude_each_other
 
 ALIGNMENT = 64
@@ -35,15 +36,25 @@ class Place:
     request: Request
     size: PrimExpr
     spans: list[Span]
+    order: KernelOrder | None = None
     offset: PrimExpr = field(default_factory=lambda: const(0))
 
 
-def place_all(requests: Sequence[Request]) -> tuple[list[Place], PrimExpr]:
-    """A place for each request, and the size of the arena they are in."""
-    places = [Place(r, round_up(r.size), r.spans()) for r in requests]
+def place_all(
+    requests: Sequence[Request], order: KernelOrder | None = None
+) -> tuple[list[Place], PrimExpr]:
+    """A place for each request, and the size of the arena they are in.
+
+    With `order` kernels run as soon as it lets them, not one after another.
+    """
+    places = [Place(r, round_up(r.size), _spans(r, order), order) for r in requests]
     fixed = [p for p in places if isinstance(p.size, IntImm)]
     symbolic = [p for p in places if not isinstance(p.size, IntImm)]
     return places, _place_symbolic(symbolic, _place_constant(fixed))
+
+
+def _spans(request: Request, order: KernelOrder | None) -> list[Span]:
+    return request.spans() if order is None else order.widened(request, request.spans())
 
 
 def round_up(size: PrimExpr) -> PrimExpr:
@@ -88,7 +99,14 @@ class _Timeline:
             start = bisect_right(self.begins, (first, len(self.spans)))
             end = bisect_right(self.begins, (last, len(self.spans)))
             found.update((self.spans[n], None) for _, n in self.begins[start:end])
-        return [p for p in found if not exclude_each_other(p.request, place.request)]
+        return [p for p in found if not _may_share(p, place)]
+
+
+def _may_share(a: Place, b: Place) -> bool:
+    """Whether two storages that are alive at the same positions may have the same bytes."""
+    if a.order is not None and a.order.are_apart(a.request, b.request):
+        return True
+    return exclude_each_other(a.request, b.request)
 
 
 def _timeline(places: Sequence[Place]) -> _Timeline:
@@ -126,7 +144,7 @@ def _place_symbolic(places: Sequence[Place], start: int) -> PrimExpr:
     """Offsets for symbolic sizes, from byte `start`; gives the bytes needed in all."""
     if not places:
         return const(start)
-    typical = {p: Place(p.request, const(_typical(p.size)), p.spans) for p in places}
+    typical = {p: Place(p.request, const(_typical(p.size)), p.spans, p.order) for p in places}
     _place_constant(list(typical.values()))
     order = sorted(places, key=lambda p: (_value(typical[p].offset), p.spans))
     total = _stack(order, start)

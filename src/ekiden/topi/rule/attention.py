@@ -43,6 +43,8 @@ LANES = 16
 """Lanes of a vector where no target is known."""
 WIDE = 4
 """Vectors of a whole panel."""
+LINE = 16
+"""Elements of a cache line."""
 ROWS = 6
 """Most queries of a tile."""
 CAUSAL = ("", "start", "end")
@@ -146,24 +148,48 @@ class Attention:
         """keys[c * depth + d * panel width + i] = k[c + i, d] for the panel that begins at key c;
         zeros beyond the last key."""
         whole, narrow = self.split()
+        turned = not is_const(self.k.strides["s"], 1)
 
         def panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
-            panel, d = Var("p"), Var("d")
+            panel = Var("p")
             key = first + panel * (vectors * self.lanes)
-            steps = [self._copy(base, key, d, v, vectors) for v in range(vectors)]
-            body = For(d, const(0), self.depth, ForKind.SERIAL, seq(*steps))
+            body = (self._turn if turned and vectors == WIDE else self._copy)(base, key, vectors)
             return For(panel, const(0), count, kind, body, {"grain": 1})
 
         rest = whole * (WIDE * self.lanes)
         return seq(panels(whole, const(0), WIDE), panels(narrow, rest, 1))
 
-    def _copy(self, base: PrimExpr, key: PrimExpr, d: PrimExpr, v: int, vectors: int) -> Stmt:
-        first, steps = key + v * self.lanes, self.k.strides
-        value = self.load(self.k.buffer, base + first * steps["s"] + d * steps["d"], steps["s"])
-        if not is_const(simplify(self.keys % self.lanes), 0):
-            value = if_then_else(self.below(first, self.keys), value, self.splat(0.0))
-        to = key * self.depth + d * (vectors * self.lanes) + v * self.lanes
-        return self.store(self.panels, to, value)
+    def _turn(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
+        """A whole panel of keys that lie in rows, a cache line of each row at a time: rows are
+        often a large power of two apart, and few such lines stay in L1 together."""
+        width, steps = vectors * self.lanes, self.k.strides
+        blocks = simplify(self.depth // LINE)
+
+        def move(i: PrimExpr, d: PrimExpr) -> Stmt:
+            value = self.k.buffer[base + (key + i) * steps["s"] + d * steps["d"]]
+            return BufferStore(self.panels, value, (key * self.depth + d * width + i,))
+
+        block, i, row, d = Var("block"), Var("i"), Var("row"), Var("d")
+        line = seq(*(move(i, block * LINE + j) for j in range(LINE)))
+        rest = For(d, blocks * LINE, self.depth - blocks * LINE, ForKind.SERIAL, move(row, d))
+        return seq(
+            For(block, const(0), blocks, ForKind.SERIAL,
+                For(i, const(0), const(width), ForKind.SERIAL, line)),
+            For(row, const(0), const(width), ForKind.SERIAL, rest),
+        )  # fmt: skip
+
+    def _copy(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
+        """A panel, a step of the depth at a time."""
+        d, steps = Var("d"), self.k.strides
+        moves = []
+        for v in range(vectors):
+            first = key + v * self.lanes
+            value = self.load(self.k.buffer, base + first * steps["s"] + d * steps["d"], steps["s"])
+            if not is_const(simplify(self.keys % self.lanes), 0):
+                value = if_then_else(self.below(first, self.keys), value, self.splat(0.0))
+            to = key * self.depth + d * (vectors * self.lanes) + v * self.lanes
+            moves.append(self.store(self.panels, to, value))
+        return For(d, const(0), self.depth, ForKind.SERIAL, seq(*moves))
 
     def reads_values(self) -> bool:
         """Whether values are read where they lie."""
