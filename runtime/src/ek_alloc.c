@@ -184,7 +184,7 @@ static void to_system(void *memory, size_t size) {
 /* Buffers -------------------------------------------------------------------------------------- */
 
 static ek_mutex shared_lock = EK_MUTEX_INIT;
-static list shared_buffers[BUFFER_CLASSES];
+static list shared_buffers[EK_CPU_DEVICES][BUFFER_CLASSES]; /* each CPU device has its own */
 static list shared_small[SMALL_CLASSES];
 
 /* The size of class i is (STEPS + i % STEPS) << (i / STEPS + FIRST_LOG - 3). */
@@ -213,12 +213,12 @@ static unsigned list_of(size_t actual) {
   return buffer_class_size(index) == actual ? index : index - 1;
 }
 
-static void *take_kept(size_t *actual) {
+static void *take_kept(int32_t device, size_t *actual) {
   unsigned first = list_of(*actual);
   void *found = NULL;
   ek_mutex_lock(&shared_lock);
   for (unsigned i = first; found == NULL && i <= first + LOOK_AHEAD && i < BUFFER_CLASSES; i++) {
-    found = pop(&shared_buffers[i]);
+    found = pop(&shared_buffers[device][i]);
     if (found != NULL) *actual = buffer_actual(i);
   }
   ek_mutex_unlock(&shared_lock);
@@ -242,35 +242,41 @@ static void count_use(size_t actual) {
   }
 }
 
-void *ek_buffer_alloc(size_t size, size_t *actual) {
+void *ek_device_buffer_alloc(int32_t device, size_t size, size_t *actual) {
   is_refused = false;
   if (size > (size_t)PTRDIFF_MAX / 2) return NULL;
   *actual = keeps ? buffer_actual(buffer_class(size)) : size == 0 ? 1 : size;
-  void *buffer = keeps ? take_kept(actual) : NULL;
+  void *buffer = keeps ? take_kept(device, actual) : NULL;
   if (buffer == NULL) buffer = fresh_buffer(*actual);
   if (buffer != NULL) count_use(*actual);
   return buffer;
 }
 
-static void keep_buffer(void *buffer, size_t actual) {
+void *ek_buffer_alloc(size_t size, size_t *actual) {
+  return ek_device_buffer_alloc(0, size, actual);
+}
+
+static void keep_buffer(int32_t device, void *buffer, size_t actual) {
   ek_mutex_lock(&shared_lock);
-  push(&shared_buffers[list_of(actual)], buffer);
+  push(&shared_buffers[device][list_of(actual)], buffer);
   ek_mutex_unlock(&shared_lock);
 }
 
-void ek_buffer_reserve(size_t size) {
+void ek_buffer_reserve(int32_t device, size_t size) {
   if (!keeps || size > (size_t)PTRDIFF_MAX / 2) return;
   size_t actual = buffer_actual(buffer_class(size));
   void *fresh = from_system(actual, actual >= PAGE ? PAGE : BUFFER_ALIGNMENT, 0);
-  if (fresh != NULL) keep_buffer(fresh, actual);
+  if (fresh != NULL) keep_buffer(device, fresh, actual);
 }
 
-void ek_buffer_free(void *buffer, size_t actual) {
+void ek_device_buffer_free(int32_t device, void *buffer, size_t actual) {
   if (buffer == NULL) return;
   __atomic_fetch_sub(&bytes_in_use, actual, __ATOMIC_RELAXED);
-  if (keeps) keep_buffer(buffer, actual);
+  if (keeps) keep_buffer(device, buffer, actual);
   else to_system(buffer, actual);
 }
+
+void ek_buffer_free(void *buffer, size_t actual) { ek_device_buffer_free(0, buffer, actual); }
 
 /* Small blocks --------------------------------------------------------------------------------- */
 
@@ -380,7 +386,9 @@ static uint64_t free_bytes(void) {
   for (unsigned i = 0; i < SMALL_CLASSES; i++) {
     total += small_size(i) * (shared_small[i].count + local_small[i].count);
   }
-  for (unsigned i = 0; i < BUFFER_CLASSES; i++) total += buffer_actual(i) * shared_buffers[i].count;
+  for (unsigned i = 0; i < BUFFER_CLASSES; i++) {
+    for (int d = 0; d < EK_CPU_DEVICES; d++) total += buffer_actual(i) * shared_buffers[d][i].count;
+  }
   ek_mutex_unlock(&shared_lock);
   return total;
 }
@@ -396,7 +404,7 @@ static void trim_all(void) {
   ek_mutex_lock(&shared_lock);
   for (unsigned i = 0; i < SMALL_CLASSES; i++) trim(&shared_small[i], small_size(i));
   for (unsigned i = 0; i < BUFFER_CLASSES; i++) {
-    trim(&shared_buffers[i], buffer_actual(i));
+    for (int d = 0; d < EK_CPU_DEVICES; d++) trim(&shared_buffers[d][i], buffer_actual(i));
   }
   ek_mutex_unlock(&shared_lock);
 }

@@ -446,8 +446,11 @@ static void wait_for_operands(ek_async *a, const ek_value *R, const int32_t *pc)
     case EK_OP_Switch: wait_for(a, &R[pc[1]]); break;
     case EK_OP_AllocStorage:
     case EK_OP_AllocArena:
-    case EK_OP_DeviceCopy:
     case EK_OP_ReadElement: wait_for(a, &R[pc[2]]); break;
+    case EK_OP_DeviceCopy:
+      if (R[pc[2]].type_index == EK_ADT) wait_for_all(a); /* all tensors in it are read */
+      else wait_for(a, &R[pc[2]]);
+      break;
     case EK_OP_AllocTensorReg: wait_for(a, &R[pc[3]]); wait_for(a, &R[pc[5]]); break;
     case EK_OP_ReshapeTensor: wait_for(a, &R[pc[3]]); break;
     default: break;

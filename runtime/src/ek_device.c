@@ -1,5 +1,7 @@
-/* Kinds of devices other than the CPU: a table of tables. */
+/* Kinds of devices other than the CPU: a table of tables; names of devices. */
 #include "ek_internal.h"
+
+#include <stdio.h>
 
 enum { KINDS = 64 };
 
@@ -18,6 +20,13 @@ int ek_device_register(int32_t type, const ek_device_table *table) {
                     known->name, table->name);
   }
   return 0;
+}
+
+ek_device_name ek_device_describe(ek_device device) {
+  ek_device_name name;
+  if (device.type == EK_CPU) snprintf(name.text, sizeof name.text, "cpu(%d)", device.id);
+  else snprintf(name.text, sizeof name.text, "device %d(%d)", device.type, device.id);
+  return name;
 }
 
 const ek_device_table *ek_device_table_of(ek_device device, const char *doing) {

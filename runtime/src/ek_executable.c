@@ -14,7 +14,7 @@
 #include <stdio.h>
 
 #include "ek_crc32.h"
-#include "ek_verify.h"
+#include "ek_vm.h"
 
 enum {
   FORMAT_VERSION = 1,
@@ -34,11 +34,13 @@ typedef enum section {
   CODE,
   IMAGE,
   METADATA,
+  DEVICES,
   SECTIONS
 } section;
 
 static const char *const section_names[SECTIONS] = {"header", "GLOBALS", "CONSTANTS", "PRIMITIVES",
-                                                    "CODE",   "IMAGE",   "METADATA"};
+                                                    "CODE",   "IMAGE",   "METADATA",
+                                                    "DEVICES"};
 
 /* The cursor ----------------------------------------------------------------------------------- */
 
@@ -201,7 +203,7 @@ static void read_table(reader *r, const unsigned char *data, size_t size, ek_byt
   }
   if (!r->failed && end != size) fail(r, "%zu bytes follow the last section", size - (size_t)end);
   for (int kind = GLOBALS; kind < SECTIONS; kind++) {
-    if (payloads[kind].data == NULL && kind != IMAGE)
+    if (payloads[kind].data == NULL && kind != IMAGE && kind != DEVICES)
       fail(r, "section %s is missing", section_names[kind]);
   }
 }
@@ -343,6 +345,56 @@ static void read_image(reader *r, ek_executable *e) {
 
 static void read_metadata(reader *r, ek_executable *e) { e->metadata = text(r, left(r)); }
 
+/* A table of the host alone is not written: the file would not be the only one of its content. */
+static void read_device_table(reader *r, ek_executable *e) {
+  int32_t n = count(r, 8);
+  if (!r->failed && n < 2) fail(r, "at least 2 devices expected, got %d", n);
+  ek_device *devices = items(r, n, sizeof *devices);
+  for (int32_t i = 0; i < n && !r->failed; i++) {
+    devices[i].type = (int32_t)u32(r);
+    devices[i].id = (int32_t)u32(r);
+    bool is_new = true;
+    for (int32_t k = 0; k < i; k++) is_new = is_new && !ek_device_same(devices[k], devices[i]);
+    if (i == 0 && !ek_device_is_host(devices[0])) fail(r, "device 0 must be the host");
+    if (devices[i].type < EK_CPU || devices[i].id < 0 || !is_new) {
+      fail(r, "device %d: one that differs from those before it expected, got type %d, id %d", i,
+           devices[i].type, devices[i].id);
+    }
+  }
+  ek_free(e->devices);
+  e->devices = devices;
+  if (!r->failed) e->n_devices = n;
+}
+
+/* Which devices constants, primitives and parameters are on. */
+static void read_places(reader *r, ek_executable *e) {
+  int64_t n = (int64_t)e->n_constants + e->n_primitives;
+  int64_t n_free = n; /* behind them, places name a device itself */
+  for (int32_t i = 0; i < e->n_functions; i++) n += e->functions[i].n_params;
+  if ((uint64_t)n != left(r) / 4 || n > INT32_MAX / 4) fail(r, "%lld places expected, got %zu", (long long)n, left(r) / 4);
+  e->places = items(r, (int32_t)n, sizeof *e->places);
+  for (int64_t i = 0; i < n && !r->failed; i++) {
+    bool is_primitive = i >= e->n_constants && i < n_free;
+    uint32_t place = u32(r);
+    if (place >= (uint32_t)e->n_devices + is_primitive) {
+      fail(r, "place %lld: a device below %d expected, got %u", (long long)i, e->n_devices, place);
+    }
+    e->places[i] = (int32_t)place;
+  }
+  if (r->failed) return;
+  e->primitive_places = e->places + e->n_constants;
+  const int32_t *places = e->places + n_free;
+  for (int32_t i = 0; i < e->n_functions; i++) {
+    e->functions[i].places = places;
+    places += e->functions[i].n_params;
+  }
+}
+
+static void read_devices(reader *r, ek_executable *e) {
+  read_device_table(r, e);
+  if (!r->failed) read_places(r, e);
+}
+
 static void verify(reader *r, ek_executable *e) {
   char message[EK_VERIFY_MESSAGE];
   r->section = section_names[CODE];
@@ -356,7 +408,8 @@ static void verify(reader *r, ek_executable *e) {
 static int read_executable(const char *source, ek_executable *e) {
   static void (*const readers[SECTIONS])(reader *, ek_executable *) = {
       [GLOBALS] = read_globals, [CONSTANTS] = read_constants, [PRIMITIVES] = read_primitives,
-      [CODE] = read_code,       [IMAGE] = read_image,         [METADATA] = read_metadata};
+      [CODE] = read_code,       [IMAGE] = read_image,         [METADATA] = read_metadata,
+      [DEVICES] = read_devices};
   ek_bytes payloads[SECTIONS] = {{NULL, 0}};
   reader r = {source, section_names[0], e->data, e->data + e->size, false};
   read_table(&r, e->data, e->size, payloads);
@@ -413,6 +466,8 @@ static void executable_deleter(void *self, int flags) {
     ek_free(e->functions);
     ek_free(e->primitives);
     ek_free(e->words);
+    ek_free(e->devices);
+    ek_free(e->places);
     ek_object_release(e->file);
   }
   if (flags & EK_DELETE_MEMORY) ek_free(self);
@@ -430,7 +485,10 @@ static int executable_new(const char *source, file_object *file, const void *byt
   e->data = bytes;
   e->size = size;
   e->lock = (ek_mutex)EK_MUTEX_INIT;
-  if (read_executable(source, e) != 0) {
+  e->n_devices = 1;
+  e->devices = ek_alloc_or_error(sizeof *e->devices);
+  if (e->devices != NULL) e->devices[0] = (ek_device){EK_CPU, 0};
+  if (e->devices == NULL || read_executable(source, e) != 0) {
     ek_release(&e->base);
     return -1;
   }
@@ -497,7 +555,7 @@ static bool is_same_kind(const ek_dltensor *a, const ek_dltensor *b) {
 /* A read-only view of a tensor where kernels can read it, else of a copy. */
 static int as_constant(const ek_value *value, const ek_dltensor *data, ek_object **out) {
   ek_object *owner = value->v.obj, *copy = NULL;
-  bool can_stay = value->type_index == EK_TENSOR && data->device.type == EK_CPU &&
+  bool can_stay = value->type_index == EK_TENSOR && ek_device_is_host(data->device) &&
                   ek_dltensor_is_contiguous(data) &&
                   (uintptr_t)ek_dltensor_data(data) % ALIGNMENT == 0;
   if (!can_stay) {
@@ -563,10 +621,28 @@ static int link_primitive(ek_executable *e, int32_t index, ek_object *image, ek_
   return status;
 }
 
+/* Moves the constants that other devices have to these, once. Under the lock. */
+static int place_constants(ek_executable *e) {
+  for (int32_t i = 0; e->places != NULL && i < e->n_constants; i++) {
+    const ek_dltensor *data = &((ek_tensor *)(void *)e->constants[i])->dl;
+    ek_device device = e->devices[e->places[i]];
+    ek_object *copy, *made;
+    if (ek_device_same(data->device, device)) continue;
+    if (ek_vm_copy_tensor(data, device, &copy) != 0) return -1;
+    int status = ek_tensor_strided(copy, &((ek_tensor *)(void *)copy)->dl, EK_DLPACK_READ_ONLY, &made);
+    ek_release(copy);
+    if (status != 0) return -1;
+    ek_release(e->constants[i]);
+    e->constants[i] = made;
+  }
+  return 0;
+}
+
 /* Under the lock. */
 static int link_all(ek_executable *e, ek_object *library) {
   ek_object *image = NULL;
   size_t n = (size_t)e->n_primitives, size = n * (sizeof *e->linked + sizeof *e->is_kernel) + 1;
+  if (place_constants(e) != 0) return -1;
   if (e->image.size != 0 && ek_image_load(e->image.data, e->image.size, &image) != 0) return -1;
   ek_object **linked = ek_alloc_or_error(size);
   int status = linked == NULL ? -1 : 0;
@@ -621,6 +697,7 @@ static int64_t count_of(const ek_executable *e, int32_t part) {
     case EK_PART_REGISTERS: return e->n_functions;
     case EK_PART_CONSTANT: return e->n_constants;
     case EK_PART_PRIMITIVE: return e->n_primitives;
+    case EK_PART_DEVICE: return e->n_devices;
     case EK_PART_METADATA:
     case EK_PART_FILE: return 1;
     default: return ek_error("ValueError", "read executable: there is no part %d", part);
@@ -656,8 +733,8 @@ int ek_executable_item(ek_object *executable, int32_t part, int64_t index, ek_va
     return ek_error("IndexError", "read executable: part %d has %lld items, got index %lld", part,
                     (long long)n, (long long)index);
   }
-  const ek_vm_function *f =
-      &e->functions[part == EK_PART_CONSTANT || part == EK_PART_PRIMITIVE ? 0 : index];
+  bool is_function = part <= EK_PART_PARAMS || part == EK_PART_CODE || part == EK_PART_REGISTERS;
+  const ek_vm_function *f = &e->functions[is_function ? index : 0];
   switch (part) {
     case EK_PART_GLOBAL: return ek_string_new(EK_STR, f->name.data, f->name.size, out);
     case EK_PART_PARAMS: return params_of(f, out);
@@ -672,6 +749,9 @@ int ek_executable_item(ek_object *executable, int32_t part, int64_t index, ek_va
       return 0;
     case EK_PART_PRIMITIVE:
       return ek_string_new(EK_STR, e->primitives[index].data, e->primitives[index].size, out);
+    case EK_PART_DEVICE:
+      *out = (ek_value){.type_index = EK_DEVICE, .v.device = e->devices[index]};
+      return 0;
     case EK_PART_METADATA: return ek_string_new(EK_STR, e->metadata.data, e->metadata.size, out);
     default: return ek_string_new(EK_BYTES, (const char *)e->data, e->size, out);
   }

@@ -35,6 +35,7 @@ typedef struct ek_vm_function {
   int32_t *code;                           /* verified words; jumps count words from their opcode */
   const int32_t *entry;                    /* atomic: where calls begin: 'code', or native points */
   ek_native *native;                       /* owned; NULL where there is none */
+  const int32_t *places;                   /* device of each parameter; NULL: all on the host */
   int32_t n_params;
   int32_t n_registers;
   int32_t n_words;
@@ -55,6 +56,10 @@ typedef struct ek_executable {
   int32_t n_functions;
   int32_t n_constants;
   int32_t n_primitives;
+  int32_t n_devices;                       /* at least 1 */
+  ek_device *devices;                      /* the first one is the host */
+  int32_t *places;                         /* of constants, then primitives, then parameters */
+  const int32_t *primitive_places;         /* in 'places': 1 + device, or 0 where any will do */
   int32_t max_args;                        /* the longest register list of any instruction */
   ek_mutex lock;                           /* guards linking */
   ek_object **linked;                      /* owned, one per primitive; NULL until linked */

@@ -60,10 +60,15 @@ void ek_free(void *block);
 void *ek_buffer_alloc(size_t size, size_t *actual);
 void ek_buffer_free(void *buffer, size_t actual);
 
+/* The same from the pool of a CPU device: memory never passes from one device's pool to another's. */
+enum { EK_CPU_DEVICES = 8 };
+void *ek_device_buffer_alloc(int32_t device, size_t size, size_t *actual);
+void ek_device_buffer_free(int32_t device, void *buffer, size_t actual);
+
 /* Adds one free block of the size of 'like' (from ek_alloc), or one free buffer of 'size' bytes, to
 ** what the pool keeps. Nothing happens without memory. */
 void ek_alloc_reserve(const void *like);
-void ek_buffer_reserve(size_t size);
+void ek_buffer_reserve(int32_t device, size_t size);
 
 /* ek_alloc, and a MemoryError when it fails. */
 void *ek_alloc_or_error(size_t size);
@@ -191,6 +196,21 @@ bool ek_tensor_is_own(const ek_object *object);
 bool ek_storage_is_own(const ek_object *object);
 
 /* ek_device.c ---------------------------------------------------------------------------------- */
+
+static inline bool ek_device_same(ek_device a, ek_device b) {
+  return a.type == b.type && a.id == b.id;
+}
+
+/* Whether it is the host itself, not another CPU device. */
+static inline bool ek_device_is_host(ek_device device) {
+  return device.type == EK_CPU && device.id == 0;
+}
+
+/* "cpu(1)": what a device is called in messages. */
+typedef struct ek_device_name {
+  char text[32];
+} ek_device_name;
+ek_device_name ek_device_describe(ek_device device);
 
 /* The table of a kind of device other than the CPU; NULL with a ValueError when there is none. */
 const ek_device_table *ek_device_table_of(ek_device device, const char *doing);

@@ -9,7 +9,7 @@ static void storage_empty(ek_storage *storage) {
   ek_device device = storage->device;
   if (storage->data == NULL) return;
   if (device.type == EK_CPU) {
-    ek_buffer_free(storage->data, storage->size);
+    ek_device_buffer_free(device.id, storage->data, storage->size);
     return;
   }
   const ek_device_table *table = ek_device_table_of(device, "free storage");
@@ -29,9 +29,13 @@ static int storage_fill(ek_storage *storage, size_t size, size_t alignment) {
     storage->size = size;
     return table == NULL ? -1 : table->alloc(device, size, alignment, &storage->data);
   }
+  if (device.id < 0 || device.id >= EK_CPU_DEVICES) {
+    return ek_error("ValueError", "allocate storage: a CPU device from 0 to %d expected, got %d",
+                    EK_CPU_DEVICES - 1, device.id);
+  }
   /* Buffers of a page and more are aligned to pages. */
   size_t wanted = alignment > 64 && size < MAX_ALIGNMENT ? MAX_ALIGNMENT : size;
-  storage->data = ek_buffer_alloc(wanted, &storage->size);
+  storage->data = ek_device_buffer_alloc(device.id, wanted, &storage->size);
   return storage->data == NULL ? ek_error_memory(size) : 0;
 }
 

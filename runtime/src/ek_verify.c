@@ -136,7 +136,7 @@ static void check_operand(verifier *v, char letter) {
     case 'I': skip(v, 2); break;
     case 't': check_dtype(v); break;
     case 'a': check_alignment(v); break;
-    case 'd': below(v, 1, "a device below"); break;
+    case 'd': below(v, e->n_devices, "a device below"); break;
     case 'j': skip(v, 1); break; /* when all instructions are known */
     case 'J': check_jumps(v); break;
     default: assert(!"a letter of vm_opcodes.def without a check");

@@ -77,13 +77,22 @@ int ek_vm_end(ek_vm *vm, ek_value *ret);
 /* Makes an idle machine the caller's; "'doing' 'name': ..." is the error. 0 or -1. */
 int ek_vm_acquire(ek_vm *vm, const char *doing, ek_bytes name);
 
-/* A tensor as a register can hold it: contiguous, owned, and ours. 'may_lend' lets it be borrowed
-** until the call ends. 0 or -1. */
+/* A tensor as a register can hold it: contiguous, owned, and ours, on the device that it is on.
+** 'may_lend' lets it be borrowed until the call ends. 0 or -1. */
 int ek_vm_own_tensor(ek_vm *vm, const ek_value *value, const ek_dltensor *tensor, bool may_lend,
                      ek_value *to);
 
-/* A copy on the host of a tensor that lies there, owned. 0 or -1. */
-int ek_vm_copy_tensor(const ek_dltensor *tensor, ek_object **out);
+/* ek_vm_device.c ------------------------------------------------------------------------------- */
+
+/* A copy of a tensor on a device, owned. 0 or -1. */
+int ek_vm_copy_tensor(const ek_dltensor *tensor, ek_device device, ek_object **out);
+
+/* A copy on 'device' of a value whose tensors lie on 'from': a tensor, a number, or an ADT value of
+** these to any depth. 0, or -1 and '*out' is NONE. */
+int ek_vm_copy_value(const ek_value *value, ek_device from, ek_device device, ek_value *out);
+
+/* Whether the first n of 'vm->args' lie where a primitive works. 0 or -1. */
+int ek_vm_check_places(const ek_vm *vm, int32_t primitive, int32_t n);
 
 /* ek_vm.c -------------------------------------------------------------------------------------- */
 

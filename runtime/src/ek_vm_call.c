@@ -57,18 +57,6 @@ int ek_vm_new(ek_object *executable, ek_object **out) {
 
 /* Arguments ------------------------------------------------------------------------------------ */
 
-int ek_vm_copy_tensor(const ek_dltensor *tensor, ek_object **out) {
-  if (tensor->device.type != EK_CPU) {
-    return ek_error("RunError", "copy tensor: a tensor of the host expected, got device type %d",
-                    tensor->device.type);
-  }
-  ek_device host = {EK_CPU, 0};
-  if (ek_tensor_new(tensor->shape, tensor->ndim, tensor->dtype, host, out) != 0) return -1;
-  if (ek_tensor_copy(tensor, &((ek_tensor *)(void *)*out)->dl) == 0) return 0;
-  ek_release(*out);
-  return -1;
-}
-
 /* Whether elements lie where loads of them may be made. */
 static bool is_aligned(const ek_dltensor *tensor) {
   uintptr_t size = tensor->dtype.bits / 8;
@@ -84,7 +72,7 @@ int ek_vm_own_tensor(ek_vm *vm, const ek_value *value, const ek_dltensor *tensor
     return ek_lent_add(&vm->lent, tensor, to);
   }
   if (is_lent || !can_stay) {
-    if (ek_vm_copy_tensor(tensor, &copy) != 0) return -1;
+    if (ek_vm_copy_tensor(tensor, tensor->device, &copy) != 0) return -1;
   } else if (!ek_tensor_is_own(value->v.obj)) {
     if (ek_tensor_strided(value->v.obj, tensor, 0, &copy) != 0) return -1;
   } else {
@@ -99,6 +87,19 @@ enum { MAX_NESTING = 64 };
 
 static int own_argument(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_value *value,
                         int depth, ek_value *to);
+
+/* A tensor among the arguments, on the device of its parameter. */
+static int own_on_device(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_value *value,
+                         const ek_dltensor *tensor, ek_value *to) {
+  ek_device device = vm->executable->devices[f->places == NULL ? 0 : f->places[index]];
+  ek_object *copy;
+  if (ek_device_same(tensor->device, device)) {
+    return ek_vm_own_tensor(vm, value, tensor, vm->may_lend, to);
+  }
+  if (ek_vm_copy_tensor(tensor, device, &copy) != 0) return -1;
+  *to = ek_value_object(copy);
+  return 0;
+}
 
 /* An array of arguments as a tuple: other languages know arrays. */
 static int own_array(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_array *array,
@@ -125,7 +126,7 @@ static int own_argument(ek_vm *vm, const ek_vm_function *f, int32_t index, const
                         int depth, ek_value *to) {
   const ek_dltensor *tensor = ek_value_tensor(value);
   int32_t type = value->type_index;
-  if (tensor != NULL) return ek_vm_own_tensor(vm, value, tensor, vm->may_lend, to);
+  if (tensor != NULL) return own_on_device(vm, f, index, value, tensor, to);
   if (type == EK_ARRAY) {
     return own_array(vm, f, index, (ek_array *)(void *)value->v.obj, depth, to);
   }
@@ -149,7 +150,8 @@ static void reserve_like(const ek_value *value) {
   }
   if (at == NULL || !ek_storage_is_own(at)) return;
   ek_alloc_reserve(at);
-  ek_buffer_reserve(((const ek_storage *)(const void *)at)->size);
+  const ek_storage *storage = (const ek_storage *)(const void *)at;
+  if (storage->device.type == EK_CPU) ek_buffer_reserve(storage->device.id, storage->size);
 }
 
 /* A caller holds the last result while the next is computed, so after the first run the pool gets

@@ -22,7 +22,7 @@ static int read_int64s(const char *instruction, const ek_value *value, int32_t i
                        const int64_t **out) {
   if (value->type_index != EK_TENSOR) return wrong_type(instruction, "an int64 tensor", value);
   const ek_dltensor *tensor = &((ek_tensor *)(void *)value->v.obj)->dl;
-  if (tensor->device.type != EK_CPU ||
+  if (!ek_device_is_host(tensor->device) ||
       memcmp(&tensor->dtype, &int64_dtype, sizeof int64_dtype) != 0 ||
       !ek_dltensor_is_contiguous(tensor)) {
     return ek_error("RunError", "%s: an int64 tensor of the host expected, got another",
@@ -77,7 +77,7 @@ static int read_scalar(const char *instruction, const ek_value *value, int64_t *
   if (value->type_index != EK_TENSOR)
     return wrong_type(instruction, "an integer or a tensor", value);
   const ek_dltensor *tensor = &((ek_tensor *)(void *)value->v.obj)->dl;
-  if (tensor->device.type != EK_CPU || !is_integral(tensor->dtype) ||
+  if (!ek_device_is_host(tensor->device) || !is_integral(tensor->dtype) ||
       ek_dltensor_nbytes(tensor) != tensor->dtype.bits / 8) {
     return ek_error("RunError",
                     "%s: an integer or boolean tensor of one element expected, got another",
@@ -291,7 +291,9 @@ int ek_vm_gather(ek_vm *vm, const ek_value *R, const int32_t *pc, ek_vm_call *ca
   }
   call->n = count;
   if (inputs == n) call->n_inputs = count;
-  return expect_writable(vm->args + call->n_inputs, vm->args + count) == 0 ? 1 : -1;
+  if (expect_writable(vm->args + call->n_inputs, vm->args + count) != 0) return -1;
+  if (vm->executable->n_devices == 1) return 1;
+  return ek_vm_check_places(vm, pc[1], count) == 0 ? 1 : -1;
 }
 
 /* InvokePacked primitive n outputs args. Arguments are borrowed: registers hold them meanwhile. */
@@ -436,11 +438,11 @@ static int read_bytes(const char *instruction, const ek_value *R, const int32_t 
 
 /* AllocStorage dst size size_index alignment device */
 int ek_op_AllocStorage(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  (void)vm;
   size_t size;
   ek_object *storage;
+  ek_device device = vm->executable->devices[pc[5]];
   if (read_bytes("AllocStorage", R, pc, &size) != 0) return -1;
-  if (ek_storage_new(size, (size_t)pc[4], host, &storage) != 0) return -1;
+  if (ek_storage_new(size, (size_t)pc[4], device, &storage) != 0) return -1;
   set_object(&R[pc[1]], storage);
   return 0;
 }
@@ -449,8 +451,9 @@ int ek_op_AllocStorage(ek_vm *vm, ek_value *R, const int32_t *pc) {
 int ek_op_AllocArena(ek_vm *vm, ek_value *R, const int32_t *pc) {
   size_t size;
   ek_object *storage;
+  ek_device device = vm->executable->devices[pc[5]];
   if (read_bytes("AllocArena", R, pc, &size) != 0) return -1;
-  if (ek_arenas_take(&vm->arenas, size, (size_t)pc[4], host, &storage) != 0) return -1;
+  if (ek_arenas_take(&vm->arenas, size, (size_t)pc[4], device, &storage) != 0) return -1;
   set_object(&R[pc[1]], storage);
   return 0;
 }
@@ -518,22 +521,12 @@ int ek_op_ReshapeTensor(ek_vm *vm, ek_value *R, const int32_t *pc) {
   return 0;
 }
 
-/* DeviceCopy dst src dst_device src_device */
-int ek_op_DeviceCopy(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  (void)vm;
-  const ek_dltensor *tensor = tensor_in("DeviceCopy", &R[pc[2]]);
-  ek_object *copy;
-  if (tensor == NULL || ek_vm_copy_tensor(tensor, &copy) != 0) return -1;
-  set_object(&R[pc[1]], copy);
-  return 0;
-}
-
 /* ReadElement dst tensor index */
 int ek_op_ReadElement(ek_vm *vm, ek_value *R, const int32_t *pc) {
   const ek_dltensor *tensor = tensor_in("ReadElement", &R[pc[2]]);
   (void)vm;
   if (tensor == NULL) return -1;
-  if (tensor->device.type != EK_CPU || !is_integral(tensor->dtype) ||
+  if (!ek_device_is_host(tensor->device) || !is_integral(tensor->dtype) ||
       !ek_dltensor_is_contiguous(tensor)) {
     return ek_error("RunError",
                     "ReadElement: an integer or boolean tensor of the host expected, got another");

@@ -16,6 +16,8 @@ def test_equal_arrays_have_one_number() -> None:
     other[501] += 1  # not among the bytes that are looked at first
     assert [pool.number(x) for x in (big, big.copy(), other, big)] == [0, 0, 1, 0]
     assert len(pool.arrays) == 2
+    assert [pool.number(big, 1), pool.number(big.copy(), 1), pool.number(big)] == [2, 2, 0]
+    assert pool.places == [0, 0, 1]
 
 
 def test_what_differs_in_more_than_its_values_is_another() -> None:

@@ -668,7 +668,8 @@ static inline const ek_dltensor *ek_value_tensor(const ek_value *value) {
   return value->type_index == EK_DLTENSOR_PTR ? (const ek_dltensor *)value->v.ptr : NULL;
 }
 
-/* Memory from the pool of 'device'. 'alignment' is a power of two up to 4096, or 0 for 64. Contents
+/* Memory from the pool of 'device'; each CPU device, id 0 (the host) to 7, has one of its own, and
+** counts as memory of the process like the others. 'alignment' is a power of two up to 4096, or 0 for 64. Contents
 ** are undefined. 0 or -1 (MemoryError, ValueError); '*out' owned. */
 EK_API int ek_storage_new(size_t size, size_t alignment, ek_device device, ek_object **out);
 
@@ -878,7 +879,8 @@ typedef enum ek_executable_part {
   EK_PART_CODE = 4,        /* bytes: int32 words of function i */
   EK_PART_REGISTERS = 5,   /* int: registers of function i */
   EK_PART_METADATA = 6,    /* one string: JSON */
-  EK_PART_FILE = 7         /* one item, bytes: the whole file */
+  EK_PART_FILE = 7,        /* one item, bytes: the whole file */
+  EK_PART_DEVICE = 8       /* device i of the table; device 0 is the host */
 } ek_executable_part;
 
 EK_API int ek_executable_item(ek_object *executable, int32_t part, int64_t index, ek_value *out);
@@ -891,7 +893,8 @@ static inline int64_t ek_executable_count(ek_object *executable, int32_t part) {
 
 /* A virtual machine holds the registers and frames of one caller and is reused call after call: one
 ** caller at a time (a second one gets a RuntimeError). It retains the executable. 'function' is an
-** index into the globals. Arguments are borrowed: tensors, ints, ADTs. Results are owned; a result
+** index into the globals. Arguments are borrowed: tensors, ints, ADTs; tensors that are not on the
+** device of their parameter, alone or in an array, are copied there. Results are owned; a result
 ** that views a constant or an argument keeps that alive. 0 or -1. */
 EK_API int ek_vm_new(ek_object *executable, ek_object **out);
 EK_API int ek_vm_invoke(ek_object *vm, int32_t function, const ek_value *args, int32_t nargs,

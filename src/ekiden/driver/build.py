@@ -31,7 +31,7 @@ from ekiden.relay.transform import InferType, NameDimensions
 from ekiden.relay.transform.peak_memory import predict_peak
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.text import TEXT
-from ekiden.target import Target
+from ekiden.target.virtual_device import Targets, compilation_config
 
 Model: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule
 
@@ -53,7 +53,7 @@ def import_model(model: Model, shape: Shapes | None = None) -> IRModule:
 
 def compile(
     model: Model,
-    target: str | Target = "llvm",
+    target: Targets = "llvm",
     *,
     shape: Shapes | None = None,
     executor: str = "vm",
@@ -61,7 +61,9 @@ def compile(
     """Compile a model: a path to an ONNX file, its bytes, an onnx.ModelProto, or an IRModule with a
     function `main`.
 
-    `target` "llvm" is this machine. `shape` replaces the declared shapes of inputs by name.
+    `target` "llvm" is this machine; `{cpu(0): "llvm", cpu(1): "llvm"}`, or `[cpu(0), cpu(1)]`, says
+    on which devices, of which the first is for what the model does not place (docs/vm.md).
+    `shape` replaces the declared shapes of inputs by name.
     `executor` "aot" adds native code of the functions to their bytecode, which "vm" interprets;
     "async" plans memory for kernels that run at the same time, and runs them so (docs/vm.md);
     results and errors are the same. Options and instruments come from the current PassContext.
@@ -73,7 +75,7 @@ def compile(
 
 def compile_to_bytes(
     model: Model,
-    target: str | Target = "llvm",
+    target: Targets = "llvm",
     shape: Shapes | None = None,
     executor: str = "vm",
 ) -> bytes:
@@ -81,7 +83,9 @@ def compile_to_bytes(
     if executor not in EXECUTORS:
         kinds = ", ".join(map(repr, EXECUTORS))
         raise CompileError(f"compile: executor one of {kinds} expected, got {executor!r}")
-    chosen = Target.parse(target)
+    config = compilation_config(target)
+    chosen = config.target
+    assert chosen is not None
     module = import_model(model, shape)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
@@ -92,7 +96,7 @@ def compile_to_bytes(
         "producer": f"ekiden {version('ekiden')}",
         "target": str(chosen),
     }
-    prepared = optimize(module, chosen, concurrent=executor == "async")
+    prepared = optimize(module, chosen, config, concurrent=executor == "async")
     if (peak := predict_peak(prepared)) is not None:
         metadata["memory"] = {"peak": peak}
     with _progress() as progress:

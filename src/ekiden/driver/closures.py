@@ -6,6 +6,7 @@ import numpy as np
 
 from ekiden import runtime
 from ekiden.backend.vm.write import CALL_CLOSURE
+from ekiden.runtime.callers import Machines
 from ekiden.runtime.errors import RunError
 
 __all__ = ["Closure", "plain", "with_functions"]
@@ -14,7 +15,7 @@ __all__ = ["Closure", "plain", "with_functions"]
 class Closure:
     """A function that a program gave. It can be an argument of that program's functions."""
 
-    def __init__(self, machine: runtime.VirtualMachine, value: object) -> None:
+    def __init__(self, machine: Machines, value: object) -> None:
         self.machine = machine
         self.value = value
 
@@ -38,7 +39,7 @@ def plain(value: object) -> object:
     return value.value if isinstance(value, Closure) else value
 
 
-def with_functions(root: object, machine: runtime.VirtualMachine) -> object:
+def with_functions(root: object, machine: Machines) -> object:
     """A result with a function for each closure in it; however deep it is."""
     made: dict[int, object] = {}
     stack = [root]
@@ -53,7 +54,7 @@ def with_functions(root: object, machine: runtime.VirtualMachine) -> object:
     return made[id(root)]
 
 
-def _converted(value: object, fields: list[object], machine: runtime.VirtualMachine) -> object:
+def _converted(value: object, fields: list[object], machine: Machines) -> object:
     if isinstance(value, tuple):
         return runtime.ADT(value.tag, fields) if isinstance(value, runtime.ADT) else tuple(fields)
     return Closure(machine, value) if getattr(value, "type_key", "") == "ek.Closure" else value

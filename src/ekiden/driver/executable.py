@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -19,6 +20,7 @@ from ekiden.driver.machine import check_machine
 from ekiden.driver.sequences import MAPS, SEQUENCE, from_list, to_list, to_maps
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import without_kernels
+from ekiden.runtime.callers import Machines, start
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.profile import Peak, Report, profile
 from ekiden.runtime.text import TEXT, decode, encode
@@ -85,8 +87,8 @@ class Executable:
     """A compiled model: call it with arrays, save it, look into it.
 
     Arguments are NumPy arrays, anything with DLPack, or ekiden.Tensor; the result is one Tensor, or
-    a tuple of them. A call is safe from several threads only on executables of their own (`load`
-    the file twice).
+    a tuple of them. Any threads may call it at once: each call has a machine of its own, and they
+    share the threads of the pool and what `memory_limit` allows.
     """
 
     def __init__(self, raw: runtime.Executable) -> None:
@@ -102,18 +104,15 @@ class Executable:
         self._gives_objects = any(_is_object(o) for o in self.outputs)
         self._checked: list[tuple[int, ...]] | None = None
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
-        self._machine: runtime.VirtualMachine | None = None
+        self._known: Machines | None = None
         if not late_bound.missing(raw):
-            self._machine = self._new_machine()
+            self._known = Machines(raw, executor_of(raw))
 
     @property
-    def _vm(self) -> runtime.VirtualMachine:
-        if self._machine is None:
-            self._machine = self._new_machine()
-        return self._machine
-
-    def _new_machine(self) -> runtime.VirtualMachine:
-        return runtime.VirtualMachine(self.raw, executor_of(self.raw))
+    def _machines(self) -> Machines:
+        if self._known is None:
+            self._known = Machines(self.raw, executor_of(self.raw))
+        return self._known
 
     def __call__(
         self, *args: object, **named: object
@@ -133,12 +132,20 @@ class Executable:
         if shapes != self._checked:
             self._check_shapes(values)
             self._checked = shapes
-        result = self._vm.invoke("main", *values)
+        result = self._machines.invoke("main", *values)
         if self._gives_objects:
             result = self._with_objects(result)
         if self._gives_functions:
-            result = with_functions(result, self._vm)
+            result = with_functions(result, self._machines)
         return result  # type: ignore[return-value]  # also lists, functions and data
+
+    def run_async(self, *args: object, **named: object) -> Future[object]:
+        """Begin a run; arguments as for a call, and they stay as they are until it has ended.
+
+        `.result()` of what is returned waits for it, and gives or raises what the call would;
+        `asyncio.wrap_future` awaits it. As many run at once as the pool has threads.
+        """
+        return start(lambda: self(*args, **named))
 
     def _with_objects(self, result: object) -> object:
         """The outputs with sequences as lists, and strings as arrays."""
@@ -251,7 +258,7 @@ class Executable:
     def get_late_bound_consts(self, byte_limit: int = 0) -> dict[str, runtime.Tensor]:
         """The same, but give the constants by name."""
         self.raw, moved = late_bound.split(self.raw, byte_limit)
-        self._machine = None
+        self._known = None
         return moved
 
     def load_late_bound_consts(self, path: str | os.PathLike[str]) -> None:

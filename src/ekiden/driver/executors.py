@@ -25,7 +25,7 @@ from ekiden.relay.interpreter import Closure, ConstructorValue, Interpreter, Ref
 from ekiden.relay.transform import InferType, RemoveUnusedFunctions
 from ekiden.relay.visitor import bind, closed, free_vars
 from ekiden.runtime.errors import CompileError, InputError
-from ekiden.target import Target
+from ekiden.target.virtual_device import Targets, compilation_config
 
 Result = object
 """A runtime.Tensor, a tuple of results, a ConstructorValue or ADT, a RefValue, or a function."""
@@ -34,7 +34,7 @@ Result = object
 class Executor:
     """Evaluates expressions over the functions of a module."""
 
-    def __init__(self, mod: IRModule, target: Target) -> None:
+    def __init__(self, mod: IRModule, target: Targets) -> None:
         self.mod = mod
         self.target = target
 
@@ -148,7 +148,7 @@ def create_executor(
     kind: str = "debug",
     mod: IRModule | None = None,
     device: object = None,
-    target: str | Target = "llvm",
+    target: Targets = "llvm",
     params: Mapping[str, object] | None = None,
 ) -> Executor:
     """An executor of a kind: "debug" interprets, "vm" compiles; so do "aot", to native code, and
@@ -162,7 +162,8 @@ def create_executor(
     module = mod if mod is not None else IRModule()
     if params:
         module = bind_params_in_module(module, params)
-    return EXECUTORS[kind](module, Target.parse(target))
+    compilation_config(target)  # its errors come here
+    return EXECUTORS[kind](module, target)
 
 
 def _arrange(main: Function, args: Sequence[object], named: Mapping[str, object]) -> list[object]:

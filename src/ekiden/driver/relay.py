@@ -13,7 +13,7 @@ from ekiden.ir.module import IRModule
 from ekiden.relay.backend import Executor
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.transform import InferType
-from ekiden.target import Target
+from ekiden.target.virtual_device import Targets, compilation_config
 
 Params = Mapping[str, object]
 
@@ -25,7 +25,7 @@ def _module(ir_mod: IRModule | BaseFunc, params: Params | None) -> IRModule:
 
 def build(
     ir_mod: IRModule | BaseFunc,
-    target: str | Target = "llvm",
+    target: Targets = "llvm",
     *,
     params: Params | None = None,
     executor: str | Executor = "graph",
@@ -43,10 +43,12 @@ def build(
 
 
 def optimize(
-    mod: IRModule | BaseFunc, target: str | Target = "llvm", params: Params | None = None
+    mod: IRModule | BaseFunc, target: Targets = "llvm", params: Params | None = None
 ) -> tuple[IRModule, dict[str, object]]:
     """The module as it is lowered to kernels, and no parameters: they are constants in it."""
-    return optimize_module(InferType()(_module(mod, params)), Target.parse(target)), {}
+    config = compilation_config(target)
+    assert config.target is not None
+    return optimize_module(InferType()(_module(mod, params)), config.target, config), {}
 
 
 __all__ = ["build", "optimize"]

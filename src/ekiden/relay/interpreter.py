@@ -47,6 +47,7 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
+from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
 from ekiden.runtime.errors import InputError, RunError
 
 Symbols = dict[PrimVar, int]
@@ -328,7 +329,11 @@ class Interpreter:
             self._finish(call, frame, is_tail, ConstructorValue(callee, args))
         elif isinstance(callee, Op):
             attrs = self._bind(call.attrs, frame.symbols) if call.attrs is not None else None
-            value = _host_value(callee, attrs, args) or evaluate_call(callee, attrs, args)
+            value: Value
+            if isinstance(attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
+                value = args[0]  # any value; here all are in one place
+            else:
+                value = _host_value(callee, attrs, args) or evaluate_call(callee, attrs, args)
             self._finish(call, frame, is_tail, value)
         else:
             raise RunError(f"call: expected a function, got {type(callee).__name__}")

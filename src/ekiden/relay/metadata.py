@@ -21,6 +21,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import AnyDim, FloatImm, IntImm, PrimExpr, SizeVar
 from ekiden.relay.expr import Constant
 from ekiden.runtime.errors import LoadError
+from ekiden.target import VirtualDevice
 
 Entries = Mapping[str, Sequence[object]]
 """Type key -> the objects of that type, in the order of their numbers."""
@@ -93,6 +94,9 @@ class _Reader:
                 return tuple(data)
             case "runtime.String":
                 return str(node.get("repr_str", ""))
+            case "VirtualDevice":
+                kind, number = attrs["device_type_int"], attrs["virtual_device_id"]
+                return VirtualDevice(int(kind), virtual_device_id=int(number))
             case "relay.Constant":
                 return Constant(self.arrays[int(attrs["data"])])
         return self._scalar(kind, attrs)

@@ -59,6 +59,7 @@ from ekiden.relay.printer import VERSION
 from ekiden.relay.type_infer import infer_type
 from ekiden.relay.type_parser import TypeParser
 from ekiden.runtime.errors import LoadError, TypeInferenceError
+from ekiden.target.virtual_device import PARAM_PLACES, RESULT_PLACE, all_on_host
 
 _R = typing.TypeVar("_R")
 Steps = Generator["Steps", Expr, Expr]
@@ -74,7 +75,6 @@ INFIX: dict[str, tuple[int, str]] = {
     "==": (7, "equal"),     "!=": (7, "not_equal"),
 }
 """Operator -> how tightly it binds, and the Relay operator it means. All associate to the left."""
-_DEVICE = "virtual_device"
 FLOATS = {"f": "float32", "f16": "float16", "f32": "float32", "f64": "float64"}
 # fmt: on
 assert operators is not None  # imported so that every operator is registered
@@ -138,6 +138,8 @@ class _Parser(TypeParser):
     ) -> None:
         tokens, metadata = tokenize(source)
         super().__init__(source, tokens)
+        self.places: dict[Var, object] = {}
+        """Parameter -> the device that stands behind its name."""
         self.meta = _read_metadata(source, metadata) or meta or {}
         self.init = init or IRModule()
         self.globals = {g.name_hint: g for g in self.init.functions}
@@ -314,25 +316,16 @@ class _Parser(TypeParser):
                 params.append(self.bind())
             else:
                 key = self._key()
-                if key == _DEVICE:
-                    self._skip_device()
-                else:
-                    attrs[key] = self.value()
+                attrs[key] = self.value()
             if not self.next_is(")"):
                 self.expect(",")
+        places = tuple(map(self.places.get, params))
+        if any(places):
+            attrs[PARAM_PLACES] = places
+        if all_on_host((*places, attrs.get(RESULT_PLACE))):
+            attrs.pop(PARAM_PLACES, None)
+            attrs.pop(RESULT_PLACE, None)
         return tuple(params), attrs
-
-    def _skip_device(self) -> None:
-        """TVM's note of a device, `VirtualDevice(device_type=1, ...)` or meta data: here a target
-        says it.
-        """
-        depth = 0
-        while self.token.kind != "end":
-            text = self.token.text if self.token.kind == "mark" else ""
-            if depth == 0 and text in (",", ")", "}"):
-                return
-            depth += (text in ("(", "[", "{")) - (text in (")", "]", "}"))
-            self.advance()
 
     def _key(self) -> str:
         if self.token.kind not in ("name", "string"):
@@ -344,14 +337,18 @@ class _Parser(TypeParser):
     def new_var(self) -> Var:
         """`%x` or `%x: type`, not yet in sight."""
         name = self.expect_kind("local", "a variable")
+        place = None
         if self.take("{"):
             self._key()
-            self._skip_device()
+            place = self.value()
             self.expect("}")
         annotation = self.type() if self.take(":") else None
         if isinstance(annotation, IncompleteType):
             annotation = None
-        return Var(name.text, annotation, span=self.span(name.at))
+        made = Var(name.text, annotation, span=self.span(name.at))
+        if place is not None:
+            self.places[made] = place
+        return made
 
     def bind(self, scope: int = -1) -> Var:
         """A new variable, in sight from here on."""

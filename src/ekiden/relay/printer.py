@@ -51,6 +51,7 @@ from ekiden.relay.expr import (
 from ekiden.relay.metadata import write_metadata
 from ekiden.relay.print_scopes import Block, Scopes
 from ekiden.relay.visitor import free_vars
+from ekiden.target.virtual_device import PARAM_PLACES, VirtualDevice
 
 VERSION = "0.0.5"
 _PLAIN = re.compile(r"[A-Za-z_]\w*(?:/\w+)*(?:\.[A-Za-z_]\w*(?:/\w+)*)*", re.ASCII)
@@ -194,13 +195,12 @@ class _Printer:
         """`%x`"""
         return f"%{self.var_names.get(var, var.name_hint)}"
 
-    def param(self, var: Var) -> str:
-        """`%x: Tensor[(3,), float32]`"""
-        return (
-            f"{self.var(var)}: {self.type(var.type_annotation)}"
-            if var.type_annotation is not None
-            else self.var(var)
-        )
+    def param(self, var: Var, place: object = None) -> str:
+        """`%x: Tensor[(3,), float32]`; with a device behind the name where one is given."""
+        name = self.var(var)
+        if place is not None:
+            name += f" {{virtual_device={self.value(place)}}}"
+        return name if var.type_annotation is None else f"{name}: {self.type(var.type_annotation)}"
 
     def atom(self, expr: Expr) -> str:
         """An expression without parts."""
@@ -239,6 +239,8 @@ class _Printer:
                 return f"[{', '.join(map(self.value, value))}]"
             case Type():
                 return self.type(value)
+            case VirtualDevice():
+                return str(value)
         return json.dumps(str(value))
 
     def attrs(self, call: Call) -> list[str]:
@@ -254,7 +256,8 @@ class _Printer:
 
     def function_attrs(self, attrs: Mapping[str, object] | None) -> list[str]:
         """`Primitive=1`"""
-        return [f"{quote_name(k)}={self.value(v)}" for k, v in (attrs or {}).items()]
+        shown = [(k, v) for k, v in (attrs or {}).items() if k != PARAM_PLACES]
+        return [f"{quote_name(k)}={self.value(v)}" for k, v in shown]
 
     def pattern(self, pattern: Pattern) -> str:
         """`Cons(%head, _)`"""
@@ -274,7 +277,9 @@ class _Printer:
 
     def head(self, function: Function, start: str) -> str:
         """Everything of a function before its body."""
-        params = [*map(self.param, function.params), *self.function_attrs(function.attrs)]
+        places = function.attr(PARAM_PLACES)
+        each = places if isinstance(places, tuple) else (None,) * len(function.params)
+        params = [*map(self.param, function.params, each), *self.function_attrs(function.attrs)]
         ret = f" -> {self.type(function.ret_type)}" if function.ret_type is not None else ""
         type_params = type_params_text(function.type_params, self.type_names)
         return f"{start}{type_params}({', '.join(params)}){ret} {{"

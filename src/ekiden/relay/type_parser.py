@@ -28,6 +28,7 @@ from ekiden.ir.type import (
 )
 from ekiden.relay.lexer import Source, Token
 from ekiden.relay.metadata import Entries
+from ekiden.target.virtual_device import CPU, VirtualDevice
 
 _INFIX = {kind.symbol: (level, kind) for kind, level in PRECEDENCE.items()}
 _FUNCTIONS: dict[str, type[BinaryExpr]] = {name: kind for kind, name in FUNCTIONS.items()}
@@ -287,10 +288,42 @@ class TypeParser:
             return None
         if token.text == "meta" and token.kind == "name" and self.peek(1).text == "[":
             return self._meta_value()
+        if token.text == "VirtualDevice" and self.peek(1).text == "(":
+            return self._virtual_device()
         found = self.prim()
         if isinstance(found, IntImm):
             return bool(found.value) if found.dtype == "bool" else found.value
         return found
+
+    def _virtual_device(self) -> VirtualDevice:
+        """`VirtualDevice(device_type=1, virtual_device_id=0, target=...)`"""
+        self.advance()
+        self.expect("(")
+        numbers: dict[str, int] = {}
+        while not self.take(")"):
+            key = self.advance().text
+            self.expect("=")
+            if key in ("device_type", "virtual_device_id"):
+                number = self.value()
+                if not isinstance(number, int):
+                    self.fail(f"expected a number as {key}, got {number!r}")
+                numbers[key] = number
+            else:
+                self._skip_value()
+            if not self.next_is(")"):
+                self.expect(",")
+        kind, number = numbers.get("device_type", CPU), numbers.get("virtual_device_id", 0)
+        return VirtualDevice(kind, virtual_device_id=number)
+
+    def _skip_value(self) -> None:
+        """Over what TVM says of a target: here a compilation has one."""
+        depth = 0
+        while self.token.kind != "end":
+            text = self.token.text if self.token.kind == "mark" else ""
+            if depth == 0 and text in (",", ")", "}"):
+                return
+            depth += (text in ("(", "[", "{")) - (text in (")", "]", "}"))
+            self.advance()
 
     def _list(self, end: str) -> tuple[object, ...]:
         found: list[object] = []

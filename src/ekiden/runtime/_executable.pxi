@@ -67,6 +67,11 @@ cdef class Executable(Object):
         """Names of the kernels and other functions the program calls."""
         return _parts(self.handle, EK_PART_PRIMITIVE)
 
+    @property
+    def devices(self):
+        """The devices that the program uses; the first one is the host."""
+        return _parts(self.handle, EK_PART_DEVICE)
+
     def code(self, name):
         """Number of registers of a function, and its instructions as words of 32 bits."""
         index = self.index(name)

@@ -179,7 +179,7 @@ cdef object _to_numpy(Tensor self):
     cdef ek_dltensor *dl = self.dl()
     cdef np.npy_intp strides[EK_MAX_NDIM]
     cdef np.ndarray array
-    if dl.device.type != EK_CPU:
+    if dl.device.type != EK_CPU or dl.device.id != 0:
         array = _to_numpy(self.copyto(Device(EK_CPU, 0)))
         np.PyArray_CLEARFLAGS(array, np.NPY_ARRAY_WRITEABLE)
         return array

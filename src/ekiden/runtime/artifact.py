@@ -31,6 +31,7 @@ class Section(IntEnum):
     CODE = 4
     IMAGE = 5
     METADATA = 6
+    DEVICES = 7
 
 
 @dataclass(frozen=True, slots=True)

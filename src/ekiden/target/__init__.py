@@ -1,5 +1,6 @@
-"""Targets: what the code will run on, as a value with its facts."""
+"""Targets: what the code will run on, as a value with its facts; devices that values are on."""
 
 from ekiden.target.target import Target
+from ekiden.target.virtual_device import HOST, CompilationConfig, VirtualDevice
 
-__all__ = ["Target"]
+__all__ = ["HOST", "CompilationConfig", "Target", "VirtualDevice"]

@@ -25,12 +25,15 @@ def native_code(
     primitives: Sequence[str],
     kernels: Collection[str],
     target: Target,
+    *,
+    is_checked: bool = False,
 ) -> Native:
     """The native code of functions. `kernels` are linked with it and called directly; other
-    primitives are found in the executable at run time.
+    primitives are found in the executable at run time. `is_checked`: of several devices.
     """
     with LOCK:
-        code = llvm.compile_text(emit_functions(functions, primitives, kernels, target), target)
+        text = emit_functions(functions, primitives, kernels, target, is_checked=is_checked)
+        code = llvm.compile_text(text, target)
     return Native((code,), tuple(PREFIX + each.name for each in functions))
 
 

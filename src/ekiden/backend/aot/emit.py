@@ -54,11 +54,15 @@ def emit_functions(
     primitives: Sequence[str],
     kernels: Collection[str],
     target: Target,
+    *,
+    is_checked: bool = False,
 ) -> str:
-    """The text of an LLVM module with all functions, exported under PREFIX and their names."""
+    """The text of an LLVM module with all functions, exported under PREFIX and their names. With
+    `is_checked` the machine looks where the arguments of kernels are.
+    """
     program = Program(primitives, kernels)
     for function in functions:
-        _FunctionEmitter(program, function).write()
+        _FunctionEmitter(program, function, is_checked).write()
     head = [f"; for {target}", f'target triple = "{target.triple}"']
     return program.module.text(head) + "attributes #0 = { nounwind }\n"
 
@@ -66,9 +70,10 @@ def emit_functions(
 class _FunctionEmitter:
     """Writes one function, instruction by instruction."""
 
-    def __init__(self, program: Program, function: VMFunction) -> None:
+    def __init__(self, program: Program, function: VMFunction, is_checked: bool) -> None:
         self.program = program
         self.function = function
+        self.is_checked = is_checked
         self.b = Builder(program.module)
         self.b.block = "start"
         self.facts: Facts = at_entry(len(function.params), function.n_registers)
@@ -363,7 +368,7 @@ class _FunctionEmitter:
         b = self.b
         args, count = _tuple(instruction["args"]), _int(instruction["output_size"])
         outputs = args[len(args) - count :]
-        if not all(self._fact(r).is_writable for r in outputs):
+        if self.is_checked or not all(self._fact(r).is_writable for r in outputs):
             self._body(index, instruction)
             return
         done = b.fresh("done")

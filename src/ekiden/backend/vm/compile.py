@@ -24,7 +24,7 @@ from ekiden.backend.vm.emit import Scope, emit_scope
 from ekiden.backend.vm.encode import make
 from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.stages import arguments, sources, stage_kernel
-from ekiden.backend.vm.write import CALL_CLOSURE, VMFunction, write_executable
+from ekiden.backend.vm.write import CALL_CLOSURE, Places, VMFunction, write_executable
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -47,20 +47,26 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
+from ekiden.relay.op.annotation import DeviceCopyAttrs
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
-from ekiden.relay.op.vm import ReshapeTensorAttrs
+from ekiden.relay.op.vm import InvokeAttrs, ReshapeTensorAttrs
 from ekiden.relay.transform.chains import Binding, unchain
+from ekiden.relay.transform.plan_devices import device_table
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.relay.transform.storage_lifetimes import op_name
 from ekiden.relay.visitor import type_post_order
+from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError, InternalError
-from ekiden.target import Target
+from ekiden.target import Target, VirtualDevice
+from ekiden.target.virtual_device import PARAM_PLACES
 
 _Closure: TypeAlias = tuple[int, tuple[int, ...]]
 """The number of a function and the registers of what it captures."""
 
 HOST = 0
 """The device index of the host."""
+ANYWHERE = -1
+"""In its place: a primitive looks at shapes alone, or at values of the host that are no tensors."""
 
 
 @dataclass(slots=True)
@@ -72,7 +78,10 @@ class _Program:
     functions: dict[str, int]
     closures: set[str]
     types: Mapping[GlobalTypeVar, Node]
-    primitives: dict[Function, int] = field(default_factory=dict)
+    devices: dict[Device, int]
+    """Device -> its number in the table, 0 the host."""
+    primitives: dict[tuple[Function, int], int] = field(default_factory=dict)
+    """Fused function, and the device it runs on."""
     shape_functions: dict[Stage, int] = field(default_factory=dict)
     host_functions: dict[str, int] = field(default_factory=dict)
     constants: ConstantPool = field(default_factory=ConstantPool)
@@ -218,8 +227,8 @@ class _FunctionCompiler(Choices):
     def _atoms(self, exprs: tuple[RelayExpr, ...]) -> tuple[int, ...]:
         return tuple(map(self._atom, exprs))
 
-    def _load_constant(self, data: Array) -> int:
-        return self.into("LoadConst", const_index=self.program.constants.number(data))
+    def _load_constant(self, data: Array, device: int = HOST) -> int:
+        return self.into("LoadConst", const_index=self.program.constants.number(data, device))
 
     def _load_int(self, value: int) -> int:
         return self.into("LoadConsti", value=value)
@@ -265,7 +274,7 @@ class _FunctionCompiler(Choices):
     def _operator(self, name: str, call: Call) -> int:
         match name, call.attrs:
             case "memory.alloc_storage", AllocStorageAttrs(
-                size=size, alignment=alignment, arena=arena
+                size=size, alignment=alignment, arena=arena, device=device
             ):
                 register, index = self._integer(size)
                 return self.into(
@@ -273,7 +282,7 @@ class _FunctionCompiler(Choices):
                     size=register,
                     size_index=index,
                     alignment=alignment,
-                    device=HOST,
+                    device=device,
                 )
             case "memory.alloc_tensor", AllocTensorAttrs():
                 return self._alloc_tensor(self._atom(call.args[0]), call.attrs)
@@ -289,6 +298,8 @@ class _FunctionCompiler(Choices):
                 return self.into("ShapeOf", tensor=self._atom(call.args[0]))
             case "vm.invoke_tvm_op", _:
                 return self._invoke_kernel(call)
+            case "device_copy", DeviceCopyAttrs():
+                return self._copy(call.args[0], call.attrs)
             case "memory.kill", _:
                 return -1  # registers.py knows when values die
             case _ if OPS[name].host:
@@ -298,6 +309,19 @@ class _FunctionCompiler(Choices):
                 raise CompileError(
                     f"{name}{where}: the operator has neither a kernel nor an instruction"
                 )
+
+    def _copy(self, value: RelayExpr, attrs: DeviceCopyAttrs) -> int:
+        """A copy on another device; of a constant, the constant there."""
+        source, target = attrs.src_virtual_device.device, attrs.dst_virtual_device.device
+        to = self.program.devices[target]
+        if isinstance(value, Constant):
+            return self._load_constant(value.data, to)
+        return self.into(
+            "DeviceCopy",
+            src=self._atom(value),
+            dst_device=to,
+            src_device=self.program.devices[source],
+        )
 
     def _integer(self, value: PrimExpr) -> tuple[int, int]:
         """(register, element) of an integer."""
@@ -348,8 +372,16 @@ class _FunctionCompiler(Choices):
             and isinstance(inputs, Tuple)
             and isinstance(outputs, Tuple)
         )
-        args = self._atoms(inputs.fields) + self._atoms(outputs.fields)
-        index = self.program.primitives[function]
+        assert isinstance(call.attrs, InvokeAttrs)
+        device = call.attrs.device
+        given = tuple(
+            self._load_constant(each.data, device)
+            if isinstance(each, Constant)
+            else self._atom(each)
+            for each in inputs.fields
+        )
+        args = given + self._atoms(outputs.fields)
+        index = self.program.primitives[function, device]
         self.emit("InvokePacked", packed_index=index, output_size=len(outputs.fields), args=args)
         return -1
 
@@ -396,9 +428,11 @@ def _closure_calls(main: Function) -> list[VMFunction]:
     ]
 
 
-def primitive_functions(module: IRModule) -> list[Function]:
-    """The fused functions that a module with explicit memory calls, each once, in order."""
-    found: dict[Function, None] = {}
+def primitive_functions(module: IRModule) -> list[tuple[Function, int]]:
+    """The fused functions that a module with explicit memory calls, each once on each device, in
+    order.
+    """
+    found: dict[tuple[Function, int], None] = {}
     for function in module.functions.values():
         assert isinstance(function, Function)
         for expr in evaluation_order(function.body):
@@ -408,8 +442,8 @@ def primitive_functions(module: IRModule) -> list[Function]:
                 and expr.op.name == "vm.invoke_tvm_op"
             ):
                 kernel = expr.args[0]
-                assert isinstance(kernel, Function)
-                found[kernel] = None
+                assert isinstance(kernel, Function) and isinstance(expr.attrs, InvokeAttrs)
+                found[kernel, expr.attrs.device] = None
     return list(found)
 
 
@@ -421,6 +455,18 @@ def host_functions(module: IRModule) -> list[str]:
         calls = [e.op.name for e in exprs if isinstance(e, Call) and isinstance(e.op, Op)]
         found.update(OPS[name].host for name in calls)
     return sorted(found - {""})
+
+
+def param_places(
+    function: Function | None, count: int, devices: Mapping[Device, int]
+) -> tuple[int, ...]:
+    """The numbers of the devices that the parameters of a function are on."""
+    found = function.attr(PARAM_PLACES) if function is not None else None
+    if not isinstance(found, tuple):
+        return (HOST,) * count
+    captured = (HOST,) * (count - len(found))  # nobody passes these from outside
+    places = (p.device if isinstance(p, VirtualDevice) else None for p in found)
+    return captured + tuple(HOST if p is None else devices[p] for p in places)
 
 
 def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
@@ -475,7 +521,8 @@ def compile_module(
     }
     plans = [Plan(n, f, _constraints(module, n)) for n, f in functions.items()]
     shapes = {s: stage_kernel(p, s) for p in plans for s in p.stages if s.dims.exprs}
-    fused = primitive_functions(module)
+    calls = primitive_functions(module)
+    fused = list(dict.fromkeys(f for f, _ in calls))
     symbols = {f: build_external(f) for f in fused if is_external(f)}
     fused = [f for f in fused if f not in symbols]
     kernels = build_kernels(fused, list(shapes.values()), target, progress)
@@ -483,17 +530,34 @@ def compile_module(
     hosts = host_functions(module)
     if hosts:
         metadata = {**metadata, "host_functions": hosts}
-    called = [*kernels.names, *(s.name for s in shapes.values()), *symbols.values(), *hosts]
-    names = list(dict.fromkeys(called))
-    numbers = {n: i for i, n in enumerate(functions)}
-    program = _Program(numbers, closures, module.type_definitions)
-    program.primitives = {f: names.index(n) for f, n in {**own, **symbols}.items()}
-    program.host_functions = {n: names.index(n) for n in hosts}
-    program.shape_functions = {stage: names.index(s.name) for stage, s in shapes.items()}
+    named = {**own, **symbols}
+    table = device_table(module)
+    called = [(named[f], device) for f, device in calls]
+    anywhere = [*(s.name for s in shapes.values()), *hosts]
+    called += [(name, ANYWHERE) for name in anywhere]
+    numbers = {each: at for at, each in enumerate(dict.fromkeys(called))}
+    names = [name for name, _ in numbers]
+    devices = {each.device: at for at, each in enumerate(table)}
+    own_numbers = {n: i for i, n in enumerate(functions)}
+    program = _Program(own_numbers, closures, module.type_definitions, devices)
+    program.primitives = {(f, at): numbers[named[f], at] for f, at in calls}
+    program.host_functions = {n: numbers[n, ANYWHERE] for n in hosts}
+    program.shape_functions = {stage: numbers[s.name, ANYWHERE] for stage, s in shapes.items()}
     compiled = [_FunctionCompiler(program, plan).compile() for plan in plans]
     about = {n: describe_kernel(f) for f, n in own.items()}
     metadata = {**metadata, "kernels": about, "sources": _sources(compiled)}
-    native = native_code(compiled, names, kernels.exports, target) if is_native else Native()
+    several = len(table) > 1
+    native = (
+        native_code(compiled, names, kernels.exports, target, is_checked=several)
+        if is_native
+        else Native()
+    )
     image = kernels.link(native.objects, native.exports)
     compiled += _closure_calls(functions["main"])
-    return write_executable(compiled, program.constants.arrays, names, image, metadata)
+    places = Places(
+        tuple(each.device for each in table),
+        tuple(program.constants.places),
+        tuple(device for _, device in numbers),
+        tuple(param_places(functions.get(f.name), len(f.params), devices) for f in compiled),
+    )
+    return write_executable(compiled, program.constants.arrays, names, image, metadata, places)

@@ -23,26 +23,30 @@ class ConstantPool:
     """
 
     arrays: list[Array] = field(default_factory=list)
-    _known: dict[int, tuple[int, Array]] = field(default_factory=dict)
-    """Identity of an array -> its number; and the array, which must stay alive."""
+    places: list[int] = field(default_factory=list)
+    """The number of the device of each."""
+    _known: dict[tuple[int, int], tuple[int, Array]] = field(default_factory=dict)
+    """Identity of an array and device -> its number; and the array, which must stay alive."""
     _alike: dict[object, list[int]] = field(default_factory=dict)
-    """dtype, shape and sample -> numbers."""
+    """Device, dtype, shape and sample -> numbers."""
 
-    def number(self, data: Array) -> int:
-        """The number of an array, which must not change from now on."""
-        if id(data) not in self._known:
-            self._known[id(data)] = self._find(data), data
-        return self._known[id(data)][0]
+    def number(self, data: Array, device: int = 0) -> int:
+        """The number of an array on a device; it must not change from now on."""
+        key = id(data), device
+        if key not in self._known:
+            self._known[key] = self._find(data, device), data
+        return self._known[key][0]
 
-    def _find(self, data: Array) -> int:
+    def _find(self, data: Array, device: int) -> int:
         content = _bytes(data)
         sample = content[:: max(1, content.size // SAMPLE)].tobytes()
-        alike = self._alike.setdefault((str(data.dtype), data.shape, sample), [])
+        alike = self._alike.setdefault((device, str(data.dtype), data.shape, sample), [])
         for number in alike:
             if np.array_equal(content, _bytes(self.arrays[number])):
                 return number
         alike.append(len(self.arrays))
         self.arrays.append(data)
+        self.places.append(device)
         return alike[-1]
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Sequential
 from ekiden.relay import transform
-from ekiden.target import Target
+from ekiden.target import CompilationConfig, Target
 
 
-def pipeline(target: Target, concurrent: bool = False) -> Sequential:
-    """The passes of the virtual machine for a target; `concurrent` as in MemoryPlan."""
+def pipeline(
+    target: Target, config: CompilationConfig | None = None, *, concurrent: bool = False
+) -> Sequential:
+    """The passes of the virtual machine for a target; `config` says on which devices, `concurrent`
+    as in MemoryPlan.
+    """
     return Sequential(
         (
             transform.RemoveUnusedFunctions(),
@@ -26,6 +30,7 @@ def pipeline(target: Target, concurrent: bool = False) -> Sequential:
             transform.ConvertLayout(),
             transform.AlterOpLayout(target),  # needs NHWC
             transform.FoldConstant(),  # packs the weights
+            transform.PlanDevices(config),  # nothing that merges values may follow
             transform.FuseOps(),
             transform.ToANormalForm(),
             transform.DeadCodeElimination(),
@@ -42,6 +47,12 @@ def pipeline(target: Target, concurrent: bool = False) -> Sequential:
     )
 
 
-def optimize(module: IRModule, target: Target, concurrent: bool = False) -> IRModule:
+def optimize(
+    module: IRModule,
+    target: Target,
+    config: CompilationConfig | None = None,
+    *,
+    concurrent: bool = False,
+) -> IRModule:
     """A module ready for `compile_module`."""
-    return pipeline(target, concurrent)(module)
+    return pipeline(target, config, concurrent=concurrent)(module)

@@ -12,7 +12,7 @@ from ekiden.ir.pass_context import phase
 from ekiden.runtime.artifact import Constant, Pieces, Section, write_constants, write_sections
 from ekiden.runtime.errors import InternalError
 
-__all__ = ["CALL_CLOSURE", "VMFunction", "write_executable"]
+__all__ = ["CALL_CLOSURE", "Places", "VMFunction", "write_executable"]
 
 CALL_CLOSURE = "call closure"
 """Begins the names of functions by which a caller of the program calls closures that it gave."""
@@ -28,6 +28,18 @@ class VMFunction:
     code: tuple[Instruction, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The devices of an executable, DLPack's (type, id), the host first; and which of them, by
+    number, each constant, primitive (-1 for any) and parameter of a function is on.
+    """
+
+    devices: tuple[tuple[int, int], ...] = ((1, 0),)
+    constants: tuple[int, ...] = ()
+    primitives: tuple[int, ...] = ()
+    params: tuple[tuple[int, ...], ...] = ()
+
+
 @phase("write")
 def write_executable(
     functions: Sequence[VMFunction],
@@ -35,10 +47,12 @@ def write_executable(
     primitives: Sequence[str],
     image: bytes,
     metadata: dict[str, object],
+    places: Places | None = None,
 ) -> bytes:
     """The file's bytes; the same arguments always give the same bytes.
 
-    Primitives are named by their position, functions too. An empty `image` leaves its section out.
+    Primitives are named by their position, functions too. An empty `image` leaves its section out,
+    and so do `places` on the host alone.
     Constants may be of any layout; they are stored contiguous and little-endian.
     """
     arrays = [_contiguous(constant) for constant in constants]
@@ -50,6 +64,8 @@ def write_executable(
         (Section.IMAGE, lambda at: [image]),
         (Section.METADATA, lambda at: [_json(metadata)]),
     ]
+    if places is not None and len(places.devices) > 1:
+        sections.append((Section.DEVICES, lambda at: [_places(places)]))
     return write_sections([s for s in sections if image or s[0] is not Section.IMAGE])
 
 
@@ -65,6 +81,13 @@ def _strings(texts: Sequence[str]) -> bytes:
 def _globals(functions: Sequence[VMFunction]) -> bytes:
     names = [_string(function.name) + _strings(function.params) for function in functions]
     return struct.pack("<I", len(functions)) + b"".join(names)
+
+
+def _places(places: Places) -> bytes:
+    devices = [number for device in places.devices for number in device]
+    numbers = [*places.constants, *(p + 1 for p in places.primitives)]
+    numbers += [p for params in places.params for p in params]
+    return struct.pack(f"<I{len(devices)}i{len(numbers)}I", len(places.devices), *devices, *numbers)
 
 
 def _code(functions: Sequence[VMFunction]) -> bytes:

@@ -85,7 +85,7 @@ def _print_passes(options: argparse.Namespace, target: Target) -> None:
 
 
 def _print_kernels(module: IRModule, options: argparse.Namespace, target: Target) -> None:
-    for number, function in enumerate(primitive_functions(module)):
+    for number, function in enumerate(dict.fromkeys(f for f, _ in primitive_functions(module))):
         if options.kernel in str(function.span):
             lowered = lower_primitive(canonicalize(function), f"kernel{number}", target)
             print(f"// {function.span or ''}\n{KERNEL_STAGES[options.stage](lowered, target)}\n")

@@ -3,11 +3,8 @@ its TVM name. Each family is a module, whose `__all__` is the one list of its na
 
 from ekiden.ir.op import get
 from ekiden.relay.op import algebra as _algebra
-from ekiden.relay.op import broadcast as _broadcast
-from ekiden.relay.op import create as _create
-from ekiden.relay.op import dynamic as dyn
-from ekiden.relay.op import elementwise as _elementwise
 from ekiden.relay.op import (
+    annotation,
     image,
     memory,
     ml,
@@ -19,6 +16,10 @@ from ekiden.relay.op import (
     vision,
     vm,
 )
+from ekiden.relay.op import broadcast as _broadcast
+from ekiden.relay.op import create as _create
+from ekiden.relay.op import dynamic as dyn
+from ekiden.relay.op import elementwise as _elementwise
 from ekiden.relay.op import index as _index
 from ekiden.relay.op import join as _join
 from ekiden.relay.op import placing as _placing
@@ -30,6 +31,7 @@ from ekiden.relay.op import sorting as _sorting
 from ekiden.relay.op import transform as _transform
 from ekiden.relay.op._document import attach
 from ekiden.relay.op.algebra import *  # noqa: F403
+from ekiden.relay.op.annotation import device_copy
 from ekiden.relay.op.broadcast import *  # noqa: F403
 from ekiden.relay.op.create import *  # noqa: F403
 from ekiden.relay.op.elementwise import *  # noqa: F403
@@ -66,6 +68,8 @@ for _family in _NAMESPACES:
     attach(_family.__name__.rpartition(".")[2] + ".", vars(_family))
 
 __all__ = [
+    "annotation",
+    "device_copy",
     "dyn",
     "get",
     "image",

@@ -1,4 +1,4 @@
-"""The annotation dialect: marks that passes leave for later ones. They mean nothing to a run."""
+"""The annotation dialect: marks for passes: code of external compilers, places of values."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call
+from ekiden.target.virtual_device import HOST, DeviceLike, VirtualDevice, virtual_device
 
 
 @node("relay.attrs.CompilerAttrs")
@@ -18,6 +19,23 @@ class CompilerAttrs(Attrs):
     """The external compiler that code is for."""
 
     compiler: str = "default"
+
+
+@node("relay.attrs.OnDeviceAttrs")
+class OnDeviceAttrs(Attrs):
+    """The device of an expression: of what computes it, of its result, or of both."""
+
+    virtual_device: VirtualDevice = HOST
+    constrain_result: bool = False
+    constrain_body: bool = True
+
+
+@node("relay.attrs.DeviceCopyAttrs")
+class DeviceCopyAttrs(Attrs):
+    """From where to where."""
+
+    src_virtual_device: VirtualDevice = HOST
+    dst_virtual_device: VirtualDevice = HOST
 
 
 def _same(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -47,6 +65,28 @@ for _name, _what in (
 
 register_op(
     OpDef(
+        name="on_device",
+        arguments=("body",),
+        attrs=OnDeviceAttrs,
+        relation=_same,
+        result="the type of body",
+        reference=_identity,
+        description="A value whose place is said; where it is used elsewhere, it is copied.",
+    )
+)
+register_op(
+    OpDef(
+        name="device_copy",
+        arguments=("data",),
+        attrs=DeviceCopyAttrs,
+        relation=_same,
+        result="the type of data",
+        reference=_identity,
+        description="A copy on another device.",
+    )
+)
+register_op(
+    OpDef(
         name="annotation.stop_fusion",
         arguments=("data",),
         relation=_same,
@@ -57,6 +97,29 @@ register_op(
         description="The same value, with which nothing is fused.",
     )
 )
+
+
+def on_device(
+    body: Expr,
+    device: DeviceLike | None = None,
+    constrain_result: bool = False,
+    constrain_body: bool = True,
+) -> Expr:
+    """`body`, computed on a device (`constrain_body`), or with its result there, or both.
+
+    With neither, or without a device, it is `body` itself. Of a function, it is where its result
+    is.
+    """
+    if device is None or not (constrain_result or constrain_body):
+        return body
+    place = virtual_device(device)
+    return call("on_device", body, attrs=OnDeviceAttrs(place, constrain_result, constrain_body))
+
+
+def device_copy(data: Expr, src_device: DeviceLike, dst_device: DeviceLike) -> Call:
+    """`data`, which is on the first device, copied to the second."""
+    attrs = DeviceCopyAttrs(virtual_device(src_device), virtual_device(dst_device))
+    return call("device_copy", data, attrs=attrs)
 
 
 def stop_fusion(data: Expr) -> Call:

@@ -19,12 +19,14 @@ from ekiden.relay.expr import Call, Expr
 class AllocStorageAttrs(Attrs):
     """`size` and `alignment` in bytes.
 
-    An `arena` holds nothing that outlives the run, so that the next run may have it again.
+    An `arena` holds nothing that outlives the run, so that the next run may have it again. `device`
+    is a number of the module's table of devices, 0 the host.
     """
 
     size: PrimExpr
     alignment: int = 64
     arena: bool = False
+    device: int = 0
 
 
 @node("relay.attrs.AllocTensorAttrs")
@@ -84,9 +86,11 @@ register_op(
 )
 
 
-def alloc_storage(size: PrimExpr, alignment: int = 64, arena: bool = False) -> Call:
+def alloc_storage(
+    size: PrimExpr, alignment: int = 64, arena: bool = False, device: int = 0
+) -> Call:
     """A buffer of `size` bytes."""
-    return Call(get("memory.alloc_storage"), (), AllocStorageAttrs(size, alignment, arena))
+    return Call(get("memory.alloc_storage"), (), AllocStorageAttrs(size, alignment, arena, device))
 
 
 def alloc_tensor(storage: Expr, offset: PrimExpr, shape: tuple[PrimExpr, ...], dtype: str) -> Call:

@@ -54,6 +54,13 @@ class BindDimsAttrs(Attrs):
     attrs: Attrs | None = None
 
 
+@node("relay.attrs.InvokeAttrs")
+class InvokeAttrs(Attrs):
+    """Where a kernel runs: a number of the module's table of devices, 0 the host."""
+
+    device: int = 0
+
+
 def _match_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     assert isinstance(attrs, MatchShapeAttrs) and isinstance(types[0], TensorType)
     return TensorType(attrs.shape, types[0].dtype)
@@ -87,6 +94,7 @@ register_op(
     OpDef(
         name="vm.invoke_tvm_op",
         arguments=("func", "inputs", "outputs"),
+        attrs=InvokeAttrs,
         relation=unit_relation,
         result="the empty tuple",
         stateful=True,
@@ -164,9 +172,12 @@ register_op(
 )
 
 
-def invoke_tvm_op(func: Expr, inputs: Sequence[Expr], outputs: Sequence[Expr]) -> Call:
-    """Call the kernel `func`."""
-    return Call(get("vm.invoke_tvm_op"), (func, Tuple(tuple(inputs)), Tuple(tuple(outputs))))
+def invoke_tvm_op(
+    func: Expr, inputs: Sequence[Expr], outputs: Sequence[Expr], device: int = 0
+) -> Call:
+    """Call the kernel `func`, whose inputs and outputs are on one device."""
+    args = func, Tuple(tuple(inputs)), Tuple(tuple(outputs))
+    return Call(get("vm.invoke_tvm_op"), args, InvokeAttrs(device))
 
 
 def reshape_tensor(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:

@@ -54,6 +54,7 @@ from ekiden.relay.transform.merge_composite import MergeComposite
 from ekiden.relay.transform.name_dimensions import NameDimensions
 from ekiden.relay.transform.partial_evaluate import PartialEvaluate
 from ekiden.relay.transform.partition_graph import PartitionGraph
+from ekiden.relay.transform.plan_devices import PlanDevices
 from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.transform.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.simplify_inference import SimplifyInference
@@ -87,6 +88,7 @@ for _factory in (
     ManifestAlloc,
     ManifestLifetimes,
     MemoryPlan,
+    PlanDevices,
     SimplifyInference,
     CanonicalizeCast,
     CanonicalizeOps,
@@ -163,6 +165,7 @@ __all__ = [
     "PassContext",
     "PassInfo",
     "PassInstrument",
+    "PlanDevices",
     "RemoveUnusedFunctions",
     "Sequential",
     "SimplifyExpr",

@@ -6,10 +6,13 @@
     let %_ = vm.invoke_tvm_op(fn ..., (%x,), (%y,));
 
 Functions that only change a shape become vm.reshape_tensor. Sizes and shapes are expressions on the
-symbols of the function's parameters. Needs A-normal form and checked types.
+symbols of the function's parameters. Storages and kernels have the device that the planned module
+puts them on. Needs A-normal form and checked types.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
@@ -23,10 +26,14 @@ from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.memory import alloc_storage, alloc_tensor
 from ekiden.relay.op.vm import invoke_tvm_op, reshape_tensor
 from ekiden.relay.transform.chains import Binding, Chain, map_chains
+from ekiden.relay.transform.device_domains import Domains
+from ekiden.relay.transform.plan_devices import device_table
 from ekiden.relay.transform.scopes import map_functions, on_body
 from ekiden.runtime.errors import CompileError
 
 ALIGNMENT = 64
+
+DeviceOf = Callable[[Call], int]
 
 
 def size_in_bytes(kind: TensorType) -> PrimExpr:
@@ -60,16 +67,16 @@ def _check_known(kind: TensorType, span: Span | None) -> None:
         )
 
 
-def _allocate(tensor: Var, kind: TensorType) -> list[Binding]:
+def _allocate(tensor: Var, kind: TensorType, device: int) -> list[Binding]:
     storage = Var("storage")
     storage.set_checked_type(StorageType())
     return [
-        (storage, alloc_storage(size_in_bytes(kind), ALIGNMENT)),
+        (storage, alloc_storage(size_in_bytes(kind), ALIGNMENT, device=device)),
         (tensor, alloc_tensor(storage, const(0), kind.shape, kind.dtype)),
     ]
 
 
-def _lower_binding(variable: Var, value: RelayExpr) -> list[Binding]:
+def _lower_binding(variable: Var, value: RelayExpr, device_of: DeviceOf) -> list[Binding]:
     function = primitive_of(value)
     if function is None:
         return [(variable, value)]
@@ -80,14 +87,14 @@ def _lower_binding(variable: Var, value: RelayExpr) -> list[Binding]:
     if function.attr("relay.reshape_only"):
         assert isinstance(kind, TensorType)
         return [(variable, reshape_tensor(value.args[0], kind.shape))]
-    if isinstance(kind, TensorType):
-        invoke = invoke_tvm_op(function, value.args, (variable,)).with_fields(span=value.span)
-        return [*_allocate(variable, kind), (Var("_"), invoke)]
-    outputs = [_tensor(each) for each in tensor_types(kind)]
-    allocations = [
-        b for o, k in zip(outputs, tensor_types(kind), strict=True) for b in _allocate(o, k)
-    ]
-    invoke = invoke_tvm_op(function, value.args, outputs).with_fields(span=value.span)
+    device = device_of(value)
+    single = isinstance(kind, TensorType)
+    outputs = [variable] if single else [_tensor(each) for each in tensor_types(kind)]
+    pairs = zip(outputs, tensor_types(kind), strict=True)
+    allocations = [b for o, k in pairs for b in _allocate(o, k, device)]
+    invoke = invoke_tvm_op(function, value.args, outputs, device).with_fields(span=value.span)
+    if single:
+        return [*allocations, (Var("_"), invoke)]
     return [*allocations, (Var("_"), invoke), (variable, _as_value(outputs, kind))]
 
 
@@ -107,14 +114,24 @@ def _as_value(tensors: list[Var], kind: Type) -> RelayExpr:
     return build(kind)
 
 
-def _lower_chain(chain: Chain, is_function_body: bool) -> Chain:
-    lowered = [b for variable, value in chain.bindings for b in _lower_binding(variable, value)]
-    return Chain(lowered, chain.result)
+def _devices(module: IRModule) -> DeviceOf:
+    """Where each kernel of a module runs, as a number of its table of devices."""
+    numbers = {each.device: at for at, each in enumerate(device_table(module))}
+    if len(numbers) == 1:
+        return lambda call: 0
+    domains = Domains(module)
+    return lambda call: numbers[domains.worker(call)]
 
 
 @module_pass(name="ManifestAlloc")
 def _manifest_alloc(module: IRModule, context: PassContext) -> IRModule:
-    return map_functions(module, on_body(lambda body: map_chains(body, _lower_chain)))
+    device_of = _devices(module)
+
+    def lower(chain: Chain, is_function_body: bool) -> Chain:
+        lowered = [b for v, value in chain.bindings for b in _lower_binding(v, value, device_of)]
+        return Chain(lowered, chain.result)
+
+    return map_functions(module, on_body(lambda body: map_chains(body, lower)))
 
 
 def ManifestAlloc() -> Pass:  # noqa: N802

@@ -6,11 +6,11 @@ together share bytes.
 ->  let %arena = memory.alloc_storage(size=128, arena=True);
     let %t0 = memory.alloc_tensor(%arena, offset=0, ...); ...
 
-A function has one arena, which it takes when it begins; branches of which only one runs have the
-same bytes of it. A function that calls itself, also through others, has one for each stretch
-between such calls, so that none waits for a call to return. Tensors that leave the function (its
-result, arguments of calls, fields of data, captured variables), that outlive a stretch, or whose
-size is known only in the middle of the function keep a storage of their own.
+A function has one arena on each device, which it takes when it begins; branches of which only one
+runs have the same bytes of it. A function that calls itself, also through others, has one for each
+stretch between such calls, so that none waits for a call to return. Tensors that leave the function
+(its result, arguments of calls, fields of data, captured variables), that outlive a stretch, or
+whose size is known only in the middle of the function keep a storage of their own.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from ekiden.relay.transform.scopes import bodies, on_body, with_children
 from ekiden.relay.transform.storage_lifetimes import Block, Lifetimes, Request, run_of
 from ekiden.relay.transform.storage_places import ALIGNMENT, place_all
 
-Stretch = tuple[Block, int]
-"""A block, and how many barriers stand before the stretch."""
+Stretch = tuple[Block, int, int]
+"""A block, how many barriers stand before the stretch, and the device of an arena of it."""
 
 
 def known_at_entry(function: Function) -> set[PrimVar]:
@@ -65,14 +65,16 @@ class _Planner:
         self.known = known
         self.moved: dict[Var, tuple[Var, PrimExpr]] = {}
         """Storage -> the arena it is in, and where."""
-        self.arenas: dict[Stretch, Binding] = {}
+        self.arenas: dict[tuple[Block, int], list[Binding]] = {}
+        """Where a stretch begins -> its arenas, one for each device."""
 
     def plan(self) -> RelayExpr:
         """The body with its arenas."""
         for stretch, requests in self._stretches().items():
             places, total = place_all(requests, self.order)
             arena = Var("arena")
-            self.arenas[stretch] = arena, alloc_storage(total, ALIGNMENT, arena=True)
+            made = alloc_storage(total, ALIGNMENT, arena=True, device=stretch[2])
+            self.arenas.setdefault(stretch[:2], []).append((arena, made))
             self.moved.update((p.request.storage, (arena, p.offset)) for p in places)
         return self._rewritten() if self.arenas else self.lifetimes.blocks[0].root
 
@@ -83,7 +85,7 @@ class _Planner:
                 free_vars(request.size)
             ):
                 continue
-            stretch = run_of(request.block, request.index)
+            stretch = *run_of(request.block, request.index), request.device
             if _ends_within(request, stretch):
                 found.setdefault(stretch, []).append(request)
         return found
@@ -96,15 +98,10 @@ class _Planner:
 
     def _chain(self, block: Block, new: Mapping[RelayExpr, RelayExpr]) -> Chain:
         starts = [0, *(b + 1 for b in block.barriers)]
-        arenas = {
-            start: self.arenas[block, count]
-            for count, start in enumerate(starts)
-            if (block, count) in self.arenas
-        }
+        arenas = {start: self.arenas.get((block, n), ()) for n, start in enumerate(starts)}
         bindings: list[Binding] = []
         for index, binding in enumerate(block.chain.bindings):
-            if index in arenas:
-                bindings.append(arenas[index])
+            bindings += arenas.get(index, ())
             if binding[0] not in self.moved:
                 bindings.append(self._binding(binding, new))
         return Chain(bindings, block.chain.result)
@@ -123,7 +120,7 @@ class _Planner:
 
 def _ends_within(request: Request, stretch: Stretch) -> bool:
     """Whether a storage is dead when the stretch ends."""
-    block, count = stretch
+    block, count, _ = stretch
     if count == len(block.barriers):
         return request.is_dead_after(block.end)
     return request.is_dead_after(block.positions[block.barriers[count]] - 1)

@@ -14,6 +14,7 @@ from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm
 from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Constructor, Function
+from ekiden.relay.transform.plan_devices import device_table
 from ekiden.relay.transform.storage_lifetimes import Lifetimes
 from ekiden.relay.transform.storage_places import round_up
 
@@ -30,8 +31,11 @@ def predict_peak(module: IRModule) -> int | None:
     """The most bytes that arenas, storages and results of a run of `main` take at once.
 
     Inputs, constants and the scratch memory of kernels are not counted; of branches, the one that
-    needs most. None where it depends on dimensions or data: on symbolic sizes, recursion, closures.
+    needs most. None where it depends on dimensions or data (symbolic sizes, recursion, closures),
+    and for several devices.
     """
+    if len(device_table(module)) > 1:
+        return None  # copies between devices are made as they come
     needs: dict[str, _Need | None] = {}
     for group in CallGraph(module).components():
         names = [g.name_hint for g in group]

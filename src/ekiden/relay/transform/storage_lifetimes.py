@@ -65,6 +65,7 @@ class Request:
     block: Block
     index: int
     first: int
+    device: int = 0
     uses: dict[Block, int] = field(default_factory=dict)
     """The last use in each block."""
     shares: list[Request] = field(default_factory=list)
@@ -174,7 +175,9 @@ class Lifetimes:
     def _visit(self, block: Block, index: int, at: int) -> None:
         variable, value = block.chain.bindings[index]
         if isinstance(value, Call) and isinstance(value.attrs, AllocStorageAttrs):
-            self.requests[variable] = Request(variable, value.attrs.size, block, index, at)
+            self.requests[variable] = Request(
+                variable, value.attrs.size, block, index, at, value.attrs.device
+            )
             self.home[variable] = frozenset((variable,))
             return
         used = self._used(value)

@@ -1,0 +1,132 @@
+"""Independent kernels at the same time, and two callers at once: what they gain.
+
+    python benchmarks/async.py [MODEL.onnx ...] [--threads 2] [--rounds 30]
+
+For each program the least time of a run, one kernel after another and independent kernels at the
+same time, both on all threads, in turn. Then, for the first, the median and 99th-percentile times
+of a call with one caller and with two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+import ekiden
+from ekiden import relay, runtime
+from ekiden.driver.executable import Executable
+from ekiden.ir.module import IRModule
+from ekiden.relay.expr import Expr, Function
+
+Layer = Callable[[Expr, int], Expr]
+CALLS = 300
+
+
+def dense(x: Expr, width: int) -> Expr:
+    """A layer whose loops split among threads, where it is large."""
+    weight = np.random.default_rng(0).standard_normal((width, width)).astype("float32")
+    return relay.tanh(relay.nn.dense(x, relay.const(weight / np.float32(width))))
+
+
+def ordered(x: Expr, width: int) -> Expr:
+    """A layer that no threads can share."""
+    return relay.sort(relay.multiply(x, relay.const(np.float32(-1))), axis=1)
+
+
+def towers(layer: Layer, width: int, depth: int, count: int = 2) -> IRModule:
+    """Chains of layers side by side."""
+    x = relay.var("x", shape=(1, width))
+    ends = []
+    for number in range(count):
+        y: Expr = relay.add(x, relay.const(np.float32(number)))
+        for _ in range(depth):
+            y = layer(y, width)
+        ends.append(y)
+    return IRModule.from_expr(Function([x], relay.concatenate(ends, axis=0)))
+
+
+def programs(paths: list[str]) -> Iterator[tuple[str, IRModule | str]]:
+    """Names and models."""
+    yield "two towers, 8 x dense 128", towers(dense, 128, 8)
+    yield "two towers, 8 x dense 512", towers(dense, 512, 8)
+    yield "two towers, 8 x sort 4096", towers(ordered, 4096, 8)
+    for path in paths:
+        yield Path(path).stem, path
+
+
+def sample(exe: Executable) -> list[np.ndarray]:
+    """Inputs; symbols are 1."""
+    rng = np.random.default_rng(0)
+    shapes = [[d if isinstance(d, int) else 1 for d in info.shape] for info in exe.inputs]
+    pairs = zip(shapes, exe.inputs, strict=True)
+    return [rng.random(shape).astype(info.dtype) for shape, info in pairs]
+
+
+def least(runs: list[Callable[[], object]], rounds: int) -> list[float]:
+    """The least microseconds of each, in turn."""
+    found = [float("inf")] * len(runs)
+    for _ in range(rounds):
+        for i, run in enumerate(runs):
+            run()
+            start = time.perf_counter()
+            run()
+            found[i] = min(found[i], (time.perf_counter() - start) * 1e6)
+    return found
+
+
+def latencies(exe: Executable, callers: int) -> np.ndarray:
+    """Microseconds of all calls of some callers at once."""
+    given = sample(exe)
+    found: list[float] = []
+
+    def call() -> None:
+        own = []
+        for _ in range(CALLS):
+            start = time.perf_counter()
+            exe(*given)
+            own.append((time.perf_counter() - start) * 1e6)
+        found.extend(own)
+
+    threads = [threading.Thread(target=call) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return np.array(found)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=30)
+    options = parser.parse_args()
+    runtime.num_threads(options.threads)
+    print(
+        f"{'us, least of ' + str(options.rounds):32} {'one':>9} {'together':>9} {'gain':>6} memory"
+    )
+    first = None
+    for name, model in programs(options.models):
+        exes = [ekiden.compile(model, executor=e) for e in ("vm", "async")]
+        first = first or exes[0]
+        given = sample(exes[0])
+        one, both = least([partial(e, *given) for e in exes], options.rounds)
+        peaks = [e.peak_memory for e in exes]
+        ratio = f"{peaks[1] / peaks[0]:.2f}" if peaks[0] and peaks[1] else "?"
+        print(f"{name:32} {one:9.1f} {both:9.1f} {one / both:5.2f}x {ratio:>6}")
+    assert first is not None
+    for callers in (1, 2):
+        found = latencies(first, callers)
+        middle, late = np.percentile(found, [50, 99])
+        print(f"{callers} caller(s): median {middle:.1f} us, 99th percentile {late:.1f} us")
+
+
+if __name__ == "__main__":
+    main()

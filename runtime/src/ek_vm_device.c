@@ -1,0 +1,118 @@
+/* Where values lie: copies between devices, and the check that a primitive's arguments lie on one. */
+#include "ek_vm.h"
+
+#include <stdio.h>
+
+#include "ek_vm_inline.h"
+
+static int wrong_place(const char *what, ek_device expected, ek_device got) {
+  ek_device_name wanted = ek_device_describe(expected), found = ek_device_describe(got);
+  return ek_error("RunError", "%s: a tensor on %s expected, got one on %s", what, wanted.text,
+                  found.text);
+}
+
+int ek_vm_copy_tensor(const ek_dltensor *tensor, ek_device device, ek_object **out) {
+  if (ek_tensor_new(tensor->shape, tensor->ndim, tensor->dtype, device, out) != 0) return -1;
+  if (ek_tensor_copy(tensor, &((ek_tensor *)(void *)*out)->dl) == 0) return 0;
+  ek_release(*out);
+  return -1;
+}
+
+/* What is no ADT value: a tensor is copied, a number stays itself. */
+static int copy_leaf(const ek_value *value, ek_device from, ek_device device, ek_value *to) {
+  const ek_dltensor *tensor = ek_value_tensor(value);
+  ek_object *copy;
+  if (tensor == NULL && value->type_index >= EK_INT && value->type_index <= EK_FLOAT) {
+    *to = *value;
+    return 0;
+  }
+  if (tensor == NULL) {
+    return ek_error("RunError", "DeviceCopy: a tensor, a number or data of these expected, got %s",
+                    ek_value_type_name(value));
+  }
+  if (!ek_device_same(tensor->device, from)) {
+    return wrong_place("DeviceCopy", from, tensor->device);
+  }
+  if (ek_vm_copy_tensor(tensor, device, &copy) != 0) return -1;
+  *to = ek_value_object(copy);
+  return 0;
+}
+
+/* ADT values of which fields are still to be copied. */
+typedef struct copying {
+  const ek_adt *from;
+  ek_adt *to;                  /* reachable from the root of the copy */
+  int32_t next;
+} copying;
+
+typedef struct copy_stack {
+  copying *items;
+  size_t n, capacity;
+} copy_stack;
+
+/* A new ADT value like 'from', whose fields are copied later; one whose fields are all under way
+** already makes room, so that long lists take none. */
+static int open_copy(copy_stack *stack, const ek_adt *from, ek_value *to) {
+  while (stack->n != 0 && stack->items[stack->n - 1].next == stack->items[stack->n - 1].from->size) {
+    stack->n--;
+  }
+  if (stack->n == stack->capacity) {
+    size_t capacity = 2 * stack->capacity + 8;
+    copying *larger = ek_alloc_or_error(capacity * sizeof *larger);
+    if (larger == NULL) return -1;
+    if (stack->n != 0) memcpy(larger, stack->items, stack->n * sizeof *larger);
+    ek_free(stack->items);
+    stack->items = larger;
+    stack->capacity = capacity;
+  }
+  ek_adt *made = ek_adt_alloc(from->tag, from->size);
+  if (made == NULL) return -1;
+  *to = ek_value_object(&made->base);
+  stack->items[stack->n++] = (copying){from, made, 0};
+  return 0;
+}
+
+static int copy_part(copy_stack *stack, const ek_value *value, ek_device from, ek_device device,
+                     ek_value *to) {
+  if (value->type_index != EK_ADT) return copy_leaf(value, from, device, to);
+  return open_copy(stack, (const ek_adt *)(const void *)value->v.obj, to);
+}
+
+int ek_vm_copy_value(const ek_value *value, ek_device from, ek_device device, ek_value *out) {
+  copy_stack stack = {NULL, 0, 0};
+  *out = ek_value_none();
+  int status = copy_part(&stack, value, from, device, out);
+  while (status == 0 && stack.n != 0) {
+    copying *top = &stack.items[stack.n - 1];
+    int32_t at = top->next++;
+    if (at >= top->from->size) stack.n--;
+    else status = copy_part(&stack, &top->from->fields[at], from, device, &top->to->fields[at]);
+  }
+  ek_free(stack.items);
+  if (status != 0) ek_value_release(out);
+  return status;
+}
+
+/* DeviceCopy dst src dst_device src_device */
+int ek_op_DeviceCopy(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  const ek_device *devices = vm->executable->devices;
+  ek_value copy;
+  if (ek_vm_copy_value(&R[pc[2]], devices[pc[4]], devices[pc[3]], &copy) != 0) return -1;
+  set(&R[pc[1]], copy);
+  return 0;
+}
+
+int ek_vm_check_places(const ek_vm *vm, int32_t primitive, int32_t n) {
+  const ek_executable *e = vm->executable;
+  int32_t place = e->primitive_places[primitive];
+  for (int32_t i = 0; place != 0 && i < n; i++) {
+    const ek_dltensor *tensor = ek_value_tensor(&vm->args[i]);
+    if (tensor == NULL || ek_device_same(tensor->device, e->devices[place - 1])) continue;
+    char what[128];
+    ek_bytes name = e->primitives[primitive];
+    snprintf(what, sizeof what, "InvokePacked: argument %d of '%.*s'", i,
+             (int)(name.size < 80 ? name.size : 80), name.data);
+    return wrong_place(what, e->devices[place - 1], tensor->device);
+  }
+  return 0;
+}

@@ -1,0 +1,424 @@
+"""Which device each value of a program is on: unification of device domains.
+
+A value has a domain: that of a tensor, of data and of a reference is one place; that of a tuple has
+a domain for each field, that of a function one for each parameter and one for the result. What must
+lie together shares a place: the arguments and the result of an operator, a reference or a data
+structure and all it holds, a variable and its uses, the parameters of a function and the arguments
+of all its calls. Marks of the program go first; then uses in the order of evaluation. Where a use
+would put two devices into one place, the places stay apart, and the value is copied there.
+
+Conditions, sizes that are read, and operators that run on the host have its place; the place of a
+tensor whose shape alone is read does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import OPS, Op
+from ekiden.ir.prim_visitor import post_order
+from ekiden.ir.type import FuncType, TensorType, TupleType, Type
+from ekiden.relay.expr import (
+    Call,
+    Constant,
+    Constructor,
+    Function,
+    If,
+    Let,
+    Match,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    PatternVar,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+)
+from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
+from ekiden.relay.op.vm import BindDimsAttrs
+from ekiden.relay.transform.scopes import evaluation_order, is_atom
+from ekiden.relay.transform.storage_lifetimes import op_name
+from ekiden.relay.visitor import children, pattern_vars
+from ekiden.runtime import Device
+from ekiden.target.virtual_device import HOST, PARAM_PLACES, RESULT_PLACE, VirtualDevice
+from ekiden.tir.expr import Buffer, BufferLoad
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """One place, as an entry of a union-find structure; its device once that is known."""
+
+    device: Device | None = None
+    parent: Place | None = None
+
+    def root(self) -> Place:
+        """The entry that stands for all that are joined."""
+        at = self
+        while at.parent is not None:
+            if at.parent.parent is not None:
+                at.parent = at.parent.parent
+            at = at.parent
+        return at
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Parts:
+    """The domains of a tuple's fields; or of a function's parameters, then its result."""
+
+    items: tuple[Domain, ...]
+
+
+Domain = Place | Parts
+
+
+def domain_of(kind: Type) -> Domain:
+    """A new domain for values of a type."""
+    if isinstance(kind, TupleType):
+        return Parts(tuple(map(domain_of, kind.fields)))
+    if isinstance(kind, FuncType):
+        return Parts(tuple(map(domain_of, (*kind.arg_types, kind.ret_type))))
+    return Place()
+
+
+def places(domain: Domain) -> Iterator[Place]:
+    """The places of a domain."""
+    stack = [domain]
+    while stack:
+        at = stack.pop()
+        if isinstance(at, Place):
+            yield at.root()
+        else:
+            stack.extend(reversed(at.items))
+
+
+def unify(a: Domain, b: Domain) -> None:
+    """Join the places of two domains, but for those that are on two devices. A tuple or function in
+    one place has all its parts there.
+    """
+    stack = [(a, b)]
+    while stack:
+        left, right = stack.pop()
+        if isinstance(left, Place) and isinstance(right, Place):
+            _join(left.root(), right.root())
+        elif isinstance(left, Parts) and isinstance(right, Parts):
+            stack.extend(reversed(list(zip(left.items, right.items, strict=True))))
+        else:
+            parts, place = (left, right) if isinstance(left, Parts) else (right, left)
+            assert isinstance(parts, Parts)
+            stack.extend((each, place) for each in reversed(parts.items))
+
+
+def _join(a: Place, b: Place) -> None:
+    if a is b or (a.device != b.device and a.device is not None and b.device is not None):
+        return
+    if a.device is None:
+        a.parent = b
+    else:
+        b.parent = a
+
+
+def put(domain: Domain, where: object) -> None:
+    """Put what has no device yet on that of a mark: a virtual device, or a tuple of marks."""
+    stack = [(domain, where)]
+    while stack:
+        at, mark = stack.pop()
+        if isinstance(mark, tuple) and isinstance(at, Parts):
+            stack.extend(zip(at.items, mark, strict=False))
+        elif isinstance(mark, VirtualDevice):
+            for place in places(at):
+                place.device = place.device or mark.device
+
+
+class Domains:
+    """The domains of all expressions of a module whose types are known."""
+
+    def __init__(self, module: IRModule, default: Device = HOST.device) -> None:
+        self.default = default
+        self._host = Place(HOST.device)
+        self._of: dict[RelayExpr, Domain] = {}
+        self._globals: dict[GlobalVar, Parts] = {}
+        self._slots: dict[Call, Domain] = {}
+        """A mark -> where what it marks has to be."""
+        self._workers: dict[Call, Place] = {}
+        """A call of an operator -> where it runs."""
+        functions = {g: f for g, f in module.functions.items() if isinstance(f, Function)}
+        self.orders = {f: evaluation_order(f.body) for f in functions.values()}
+        """Function -> the expressions in it."""
+        for name, function in functions.items():
+            self._globals[name] = self._declare(function)
+            self._one_place_each(self._globals[name])
+        every = [e for f in functions.values() for e in self.orders[f]]
+        for function in self.orders:
+            self._mark_result(function)
+        for expr in every:
+            self._prepare(expr)
+        for call, slot in self._slots.items():
+            unify(self.of(call.args[0]), slot)
+        for expr in every:
+            self._visit(expr)
+        for function, domain in zip(functions.values(), self._globals.values(), strict=True):
+            unify(self.of(function.body), domain.items[-1])
+        self._decide(functions.values())
+
+    def of(self, expr: RelayExpr) -> Domain:
+        """The domain of an expression; a constant is on the host, and on each use a new one."""
+        if isinstance(expr, Constant):
+            return Place(HOST.device)
+        if isinstance(expr, GlobalVar) and expr in self._globals:
+            return self._globals[expr]
+        if expr not in self._of:
+            kind = expr.checked_type_or_none()
+            is_value = not isinstance(expr, (Op, Constructor))
+            assert kind is not None or not is_value, f"{type(expr).__name__}: its type is not known"
+            self._of[expr] = Place() if kind is None else domain_of(kind)
+        return self._of[expr]
+
+    def device(self, place: Place) -> Device:
+        """Where a place is."""
+        return place.root().device or self.default
+
+    def worker(self, call: Call) -> Device:
+        """Where a call of a kernel runs."""
+        return self.device(self._together(call))
+
+    def devices(self, domain: Domain) -> tuple[Device, ...]:
+        """Where the places of a domain are."""
+        return tuple(map(self.device, places(domain)))
+
+    def used(self) -> list[Device]:
+        """All devices that something is on, each once, the host first."""
+        every = [*self._globals.values(), *self._of.values()]
+        found = dict.fromkeys(d for domain in every for d in self.devices(domain))
+        return sorted(found.keys() | {HOST.device}, key=lambda d: (d != HOST.device, d))
+
+    def uses(self, expr: RelayExpr) -> list[Domain | None]:
+        """Where an expression needs each of its children; None for what stays where it is."""
+        match expr:
+            case Call():
+                return [None, *self._arguments(expr)]
+            case Tuple(fields=fields):
+                domain = self.of(expr)
+                return list(domain.items) if isinstance(domain, Parts) else [domain] * len(fields)
+            case Let(var=var):
+                return [None, self.of(var), self.of(expr)]
+            case If():
+                return [self._host, self.of(expr), self.of(expr)]
+            case Function(params=params) if not is_atom(expr):
+                domain = self.of(expr)
+                assert isinstance(domain, Parts)
+                return [*(None for _ in params), domain.items[-1]]
+            case RefCreate():
+                return [self.of(expr)]
+            case RefWrite(ref=ref):
+                return [None, self.of(ref)]
+            case Match(clauses=clauses):
+                bound = [[None] * len(pattern_vars(c.lhs)) for c in clauses]
+                return [None, *(d for each in bound for d in (*each, self.of(expr)))]
+            case _:
+                return [None] * len(children(expr))
+
+    def is_worker(self, expr: RelayExpr) -> bool:
+        """Whether an expression calls a kernel, which takes constants where it runs."""
+        if not isinstance(expr, Call):
+            return False
+        if isinstance(expr.op, Op):
+            return OPS[expr.op.name].lower is not None
+        return isinstance(expr.op, Function) and is_atom(expr.op)
+
+    # Marks
+
+    def _declare(self, function: Function) -> Parts:
+        """The domain of a function; its parameters have the domains in it."""
+        params = [self.of(p) for p in function.params]
+        if function not in self._of:
+            inner = function.body
+            if isinstance(inner, Function) and inner.checked_type_or_none() is None:
+                result: Domain = self._declare(inner)  # of a lifted closure
+            else:
+                result = domain_of(inner.checked_type)
+            self._of[function] = Parts((*params, result))
+            put(self._of[function], function.attr(PARAM_PLACES))
+            put(result, function.attr(RESULT_PLACE))
+        made = self._of[function]
+        assert isinstance(made, Parts)
+        return made
+
+    @staticmethod
+    def _one_place_each(domain: Parts) -> None:
+        """A caller of the program gives each parameter of it on one device."""
+        for each in domain.items[:-1]:
+            if isinstance(each, Parts) and not any(p.device for p in places(each)):
+                unify(each, Place())
+
+    def _mark_result(self, function: Function) -> None:
+        body = function.body
+        if isinstance(body, Call) and isinstance(body.attrs, OnDeviceAttrs):
+            put(self._result(body), body.attrs.virtual_device)
+
+    def _prepare(self, expr: RelayExpr) -> None:
+        """What a program says of places, before anything flows."""
+        if isinstance(expr, Function) and not is_atom(expr):
+            self._declare(expr)
+            self._mark_result(expr)
+        elif isinstance(expr, Let):
+            if isinstance(expr.value, Function) and not is_atom(expr.value):
+                self._of[expr.var] = self._declare(expr.value)
+            if isinstance(expr.value, Call) and isinstance(expr.value.attrs, OnDeviceAttrs):
+                put(self._result(expr.value), expr.value.attrs.virtual_device)
+        elif isinstance(expr, Call) and isinstance(expr.attrs, DeviceCopyAttrs):
+            self._slots[expr] = self._slot(expr, expr.attrs.src_virtual_device)
+            put(self.of(expr), expr.attrs.dst_virtual_device)
+        elif isinstance(expr, Call) and isinstance(expr.attrs, OnDeviceAttrs):
+            if expr.attrs.constrain_body:
+                self._slots[expr] = self._slot(expr, expr.attrs.virtual_device)
+            if expr.attrs.constrain_result:
+                put(self._result(expr), expr.attrs.virtual_device)
+
+    def _slot(self, call: Call, where: VirtualDevice) -> Domain:
+        domain = domain_of(call.checked_type)
+        put(_result_of(domain, call.checked_type), where)
+        return domain
+
+    def _result(self, call: Call) -> Domain:
+        return _result_of(self.of(call), call.checked_type)
+
+    # Flow
+
+    def _visit(self, expr: RelayExpr) -> None:
+        if is_atom(expr) or isinstance(expr, Constant):
+            return
+        self._connect_inside(expr)
+        for child, where in zip(children(expr), self.uses(expr), strict=True):
+            if where is not None and not isinstance(child, Constant):
+                unify(self.of(child), where)
+
+    def _connect_inside(self, expr: RelayExpr) -> None:
+        """What an expression's domain has to do with those of parts that stay where they are."""
+        match expr:
+            case TupleGetItem(tuple_value=value, index=index):
+                whole = self.of(value)
+                unify(self.of(expr), whole.items[index] if isinstance(whole, Parts) else whole)
+            case RefRead(ref=ref):
+                unify(self.of(expr), self.of(ref))
+            case Match(data=data, clauses=clauses):
+                for clause in clauses:
+                    self._bind(clause.lhs, self.of(data))
+            case Call(op=Op()) if isinstance(expr.attrs, OnDeviceAttrs):
+                if isinstance(expr.checked_type, FuncType):
+                    unify(self.of(expr), self.of(expr.args[0]))
+            case Call(op=op) if not isinstance(op, (Op, Constructor)) and not is_primitive(op):
+                called = self.of(op)
+                unify(self.of(expr), called.items[-1] if isinstance(called, Parts) else called)
+
+    def _bind(self, pattern: Pattern, domain: Domain) -> None:
+        stack = [(pattern, domain)]
+        while stack:
+            at, where = stack.pop()
+            match at:
+                case PatternVar(var=var):
+                    unify(self.of(var), where)
+                case PatternTuple(patterns=inner) if isinstance(where, Parts):
+                    stack.extend(zip(inner, where.items, strict=True))
+                case PatternTuple(patterns=inner) | PatternConstructor(patterns=inner):
+                    stack.extend((each, where) for each in inner)
+
+    def _arguments(self, call: Call) -> Sequence[Domain | None]:
+        """Where a call needs its arguments."""
+        n = len(call.args)
+        if isinstance(call.attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
+            return [None]  # the value goes on from here to where it is used
+        if not isinstance(call.op, Op):
+            if isinstance(call.op, Constructor) or is_primitive(call.op):
+                return [self._together(call)] * n
+            called = self.of(call.op)
+            return called.items[:-1] if isinstance(called, Parts) else [called] * n
+        name = call.op.name
+        if isinstance(call.attrs, BindDimsAttrs):
+            return [self.of(call), self._sources(call, call.attrs)]
+        if name in ("vm.shape_of", "shape_of"):
+            unify(self.of(call), self._host)
+            return [None] * n
+        if OPS[name].host:
+            unify(self.of(call), self._host)
+            return [self._host] * n
+        if op_name(call) in ("vm.match_shape", "vm.forget_shape", "vm.reshape_tensor"):
+            return [self.of(call)]
+        return [self._together(call)] * n
+
+    def _together(self, call: Call) -> Place:
+        """The one place of a call's arguments and results."""
+        if call not in self._workers:
+            self._workers[call] = Place()
+            unify(self.of(call), self._workers[call])
+        return self._workers[call]
+
+    def _sources(self, call: Call, attrs: BindDimsAttrs) -> Domain | None:
+        """Where the sources of dimensions are needed: on the host those whose elements are read."""
+        sources = self.of(call.args[1])
+        kind = call.args[1].checked_type
+        if not isinstance(sources, Parts) or not isinstance(kind, TupleType):
+            return self._host
+        read = elements_read(attrs, kind.fields)
+        return Parts(
+            tuple(
+                self._host if is_read else each
+                for each, is_read in zip(sources.items, read, strict=True)
+            )
+        )
+
+    # What nothing says
+
+    def _decide(self, functions: Iterable[Function]) -> None:
+        """Results of functions are on the default device, parameters beside the result; what a mark
+        leaves open stays where it was computed.
+        """
+        for root in functions:
+            for each in (root, *reversed(self.orders[root])):
+                if isinstance(each, Function) and not is_atom(each):
+                    self._decide_function(each)
+        for order in self.orders.values():
+            for expr in order:
+                if isinstance(expr, Call) and isinstance(expr.attrs, OnDeviceAttrs):
+                    unify(self.of(expr), self.of(expr.args[0]))
+
+    def _decide_function(self, function: Function) -> None:
+        domain = self.of(function)
+        assert isinstance(domain, Parts)
+        for place in places(domain.items[-1]):
+            place.device = place.device or self.default
+        beside = set(self.devices(domain.items[-1]))
+        device = beside.pop() if len(beside) == 1 else self.default
+        for each in domain.items[:-1]:
+            for place in places(each):
+                place.device = place.device or device
+
+
+def is_primitive(op: RelayExpr) -> bool:
+    """Whether what is called is a fused function."""
+    return isinstance(op, Function) and is_atom(op)
+
+
+def _result_of(domain: Domain, kind: Type) -> Domain:
+    """Of a function the domain of its result, else the domain."""
+    is_function = isinstance(kind, FuncType) and isinstance(domain, Parts)
+    return domain.items[-1] if is_function and isinstance(domain, Parts) else domain
+
+
+def elements_read(attrs: BindDimsAttrs, kinds: Sequence[Type]) -> list[bool]:
+    """Of which sources of dimensions elements are read, not the shape alone."""
+    if not attrs.operator:
+        return [True] * len(kinds)
+    rule = OPS[attrs.operator].dims
+    assert rule is not None
+    buffers = [
+        Buffer(f"x{i}", k.shape, k.dtype) for i, k in enumerate(kinds) if isinstance(k, TensorType)
+    ]
+    dims, conditions = rule(attrs.attrs, buffers)
+    exprs = [*dims, *(c for c, _ in conditions)]
+    loaded = {e.buffer for d in exprs for e in post_order(d) if isinstance(e, BufferLoad)}
+    return [each in loaded for each in buffers]

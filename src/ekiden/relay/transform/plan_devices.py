@@ -1,0 +1,257 @@
+"""Decide which device each value is on, and copy values that are used on another.
+
+    def @main(%a, %b) { %0 = on_device(nn.relu(%a), virtual_device=cpu(1)); add(%0, %b) }
+->  def @main(%a {virtual_device=cpu(1)}, %b {virtual_device=cpu(0)}, virtual_device=cpu(0)) {
+      %0 = nn.relu(%a); add(device_copy(%0, cpu(1), cpu(0)), %b) }
+
+`on_device` marks are gone afterwards: copies, and the attributes of functions (`PARAM_PLACES` of
+ekiden.target.virtual_device), say it all, and planning again changes nothing. A constant is on the
+host unless it is copied, which costs nothing at run time; a kernel takes it where it runs. A tuple
+is copied field by field; a function that is used with others than its devices is wrapped in one
+that copies. Names the devices in the module's attribute `virtual_devices`, the host first. A module
+that says nothing of devices stays as it is.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import FuncType, RelayRefType, TupleType, Type
+from ekiden.relay.expr import Call, Clause, Constant, Function, Match, Tuple, TupleGetItem, Var
+from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs, device_copy
+from ekiden.relay.transform.device_domains import Domain, Domains, Parts, Place
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.scopes import evaluation_order, infer_here, is_atom
+from ekiden.relay.visitor import children, pattern_vars, rebuild
+from ekiden.runtime.errors import CompileError
+from ekiden.target.virtual_device import (
+    HOST,
+    PARAM_PLACES,
+    RESULT_PLACE,
+    CompilationConfig,
+    VirtualDevice,
+    all_on_host,
+    check_supported,
+    virtual_device,
+)
+
+TABLE = "virtual_devices"
+"""The attribute of a planned module: its devices, the host first. Their places are the numbers by
+which bytecode knows them."""
+
+
+def device_table(module: IRModule) -> tuple[VirtualDevice, ...]:
+    """The devices of a planned module; of another, the host."""
+    found = module.attrs.get(TABLE, (HOST,))
+    assert isinstance(found, tuple)
+    return found
+
+
+class _Planner:
+    """Rewrites the functions of one module."""
+
+    def __init__(self, domains: Domains) -> None:
+        self.domains = domains
+        self._new: dict[RelayExpr, RelayExpr] = {}
+        self._moved: dict[tuple[object, ...], RelayExpr] = {}
+        """(value, from, to) -> its copy, which all uses share."""
+
+    def plan(self, function: Function) -> Function:
+        """A global function with its copies and the places of its parameters and result."""
+        for expr in self.domains.orders[function]:
+            self._new[expr] = self._rewritten(expr)
+        domain = self.domains.of(function)
+        assert isinstance(domain, Parts)
+        body = self._at(function.body, domain.items[-1])
+        return self._placed(function.with_fields(body=body), domain)
+
+    def _rewritten(self, expr: RelayExpr) -> RelayExpr:
+        if is_atom(expr) or isinstance(expr, Constant):
+            return expr
+        if isinstance(expr, Call) and isinstance(expr.attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
+            return self._at(expr.args[0], self.domains.of(expr))
+        takes_constants = self.domains.is_worker(expr)
+        given = [
+            self._new.get(child, child)
+            if where is None or (takes_constants and isinstance(child, Constant))
+            else self._at(child, where)
+            for child, where in zip(children(expr), self.domains.uses(expr), strict=True)
+        ]
+        made = _with_parts(expr, given)
+        if isinstance(made, Function):
+            domain = self.domains.of(expr)
+            assert isinstance(domain, Parts)
+            made = self._placed(made, domain)
+        if made is not expr and (known := expr.checked_type_or_none()) is not None:
+            made.set_checked_type(known)
+        return made
+
+    def _at(self, child: RelayExpr, where: Domain) -> RelayExpr:
+        """What stands for a child where it is needed."""
+        value = self._new.get(child, child)
+        if isinstance(child, Constant):
+            infer_here(child)
+        return self._move(value, child.checked_type, self.domains.of(child), where)
+
+    def _move(self, value: RelayExpr, kind: Type, here: Domain, there: Domain) -> RelayExpr:
+        """A value of domain `here` as one of domain `there`."""
+        if isinstance(here, Place) and isinstance(there, Place):
+            if self.domains.device(here) == self.domains.device(there):
+                return value
+        elif self._agree(here, there):
+            return value
+        key = value, *self.domains.devices(here), None, *self.domains.devices(there)
+        if key not in self._moved:
+            self._moved[key] = self._copied(value, kind, here, there)
+        return self._moved[key]
+
+    def _agree(self, here: Domain, there: Domain) -> bool:
+        """Whether two domains are on the same devices, part by part."""
+        if isinstance(here, Place) and isinstance(there, Place):
+            return self.domains.device(here) == self.domains.device(there)
+        pairs = zip(_parts(here, there), _parts(there, here), strict=True)
+        return all(self._agree(a, b) for a, b in pairs)
+
+    def _copied(self, value: RelayExpr, kind: Type, here: Domain, there: Domain) -> RelayExpr:
+        if isinstance(kind, TupleType):
+            fields = [
+                self._move(_field(value, n), k, a, b)
+                for n, (k, a, b) in enumerate(
+                    zip(kind.fields, _parts(here, there), _parts(there, here), strict=True)
+                )
+            ]
+            return infer_here(Tuple(tuple(fields)))
+        if isinstance(kind, FuncType):
+            return self._wrapped(value, kind, _parts(here, there), _parts(there, here))
+        assert isinstance(here, Place) and isinstance(there, Place)
+        source, target = self.domains.device(here), self.domains.device(there)
+        if isinstance(kind, RelayRefType):
+            where = f" ({value.span})" if value.span else ""
+            raise CompileError(
+                f"PlanDevices{where}: a reference on {target} expected, got one on {source}, and a"
+                " reference cannot be copied"
+            )
+        made = device_copy(value, source, target)
+        return infer_here(made.with_fields(span=value.span))
+
+    def _wrapped(
+        self,
+        value: RelayExpr,
+        kind: FuncType,
+        here: tuple[Domain, ...],
+        there: tuple[Domain, ...],
+    ) -> RelayExpr:
+        """fn (%x) { copy(value(copy(%x))) }"""
+        params = tuple(Var("x", each) for each in kind.arg_types)
+        for param, each in zip(params, kind.arg_types, strict=True):
+            param.set_checked_type(each)
+        moved = zip(params, kind.arg_types, there[:-1], here[:-1], strict=True)
+        call = Call(value, tuple(self._move(*each) for each in moved))
+        call.set_checked_type(kind.ret_type)
+        body = self._move(call, kind.ret_type, here[-1], there[-1])
+        made = self._placed(Function(params, body, kind.ret_type), Parts(there))
+        made.set_checked_type(kind)
+        return made
+
+    def _placed(self, function: Function, domain: Parts) -> Function:
+        """A function with the places of its domain as attributes."""
+        *params, result = map(self._place, domain.items, _kinds(function))
+        plain = function.without_attr(PARAM_PLACES).without_attr(RESULT_PLACE)
+        if all_on_host((*params, result)):
+            return plain
+        return plain.with_attr({PARAM_PLACES: tuple(params), RESULT_PLACE: result})
+
+    def _place(self, domain: Domain, kind: Type) -> object:
+        if isinstance(kind, FuncType):
+            return None
+        if isinstance(kind, TupleType) and len({*self.domains.devices(domain)}) > 1:
+            assert isinstance(domain, Parts)
+            return tuple(map(self._place, domain.items, kind.fields))
+        found = self.domains.devices(domain)
+        return virtual_device(found[0]) if found else None
+
+
+def _kinds(function: Function) -> list[Type]:
+    return [*(p.checked_type for p in function.params), function.body.checked_type]
+
+
+def _parts(domain: Domain, like: Domain) -> tuple[Domain, ...]:
+    """The parts of a domain; of one place, as many as the other has."""
+    if isinstance(domain, Parts):
+        return domain.items
+    assert isinstance(like, Parts)
+    return (domain,) * len(like.items)
+
+
+def _field(value: RelayExpr, index: int) -> RelayExpr:
+    return (
+        value.fields[index] if isinstance(value, Tuple) else infer_here(TupleGetItem(value, index))
+    )
+
+
+def _with_parts(expr: RelayExpr, parts: list[RelayExpr]) -> RelayExpr:
+    """An expression with other children; a variable that a pattern binds and a clause gives back
+    may be two of them.
+    """
+    if not isinstance(expr, Match):
+        return rebuild(expr, parts)
+    results = _results(expr, parts)
+    same = all(c.rhs is made for c, made in zip(expr.clauses, results, strict=True))
+    if same and parts[0] is expr.data:
+        return expr
+    clauses = tuple(Clause(c.lhs, made) for c, made in zip(expr.clauses, results, strict=True))
+    return Match(parts[0], clauses, expr.complete, span=expr.span)
+
+
+def _results(expr: Match, parts: list[RelayExpr]) -> list[RelayExpr]:
+    """Of the children of a match, those that its clauses give."""
+    found, at = [], 0
+    for clause in expr.clauses:
+        at += len(pattern_vars(clause.lhs)) + 1
+        found.append(parts[at])
+    return found
+
+
+def _says_devices(module: IRModule) -> bool:
+    """Whether something in a module is about devices."""
+    if TABLE in module.attrs:
+        return True
+    for function in module.functions.values():
+        if not isinstance(function, Function):
+            continue
+        exprs = evaluation_order(function.body)
+        if function.attr(PARAM_PLACES) is not None or function.attr(RESULT_PLACE) is not None:
+            return True
+        for each in exprs:
+            attrs = each.attrs if isinstance(each, (Call, Function)) else None
+            if isinstance(attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
+                return True
+            if isinstance(each, Function) and each.attr(PARAM_PLACES) is not None:
+                return True
+    return False
+
+
+def PlanDevices(config: CompilationConfig | None = None) -> Pass:  # noqa: N802
+    """The pass described at the top of this file. `config` says where programs are that do not say
+    otherwise: the host, unless it is given. Raises CompileError for devices that are no CPUs.
+    """
+    chosen = config or CompilationConfig()
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        default = HOST if TABLE in module.attrs else chosen.default_primitive_virtual_device
+        if default.is_host and not _says_devices(module):
+            return module
+        domains = Domains(module, default.device)
+        table = tuple(map(virtual_device, domains.used()))
+        for each in table:
+            check_supported(each)
+        planner = _Planner(domains)
+        planned: dict[GlobalVar | str, BaseFunc] = {
+            g: planner.plan(f) if isinstance(f, Function) else f
+            for g, f in module.functions.items()
+        }
+        attrs = {**module.attrs, TABLE: table}
+        return InferType()(IRModule(planned, module.type_definitions, attrs))
+
+    return Pass("PlanDevices", transform, 0, (InferType(),))

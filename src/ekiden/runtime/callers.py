@@ -1,0 +1,47 @@
+"""Many callers of one program: a machine for each call, and calls that are waited for later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar
+
+from ekiden.runtime._core import Executable, VirtualMachine, num_threads
+
+Result = TypeVar("Result")
+
+
+class Machines:
+    """Machines of one executable: as many as there were calls at once, at most.
+
+    Each keeps its arena for the next call, until another one needs the memory (`memory_limit`).
+    """
+
+    def __init__(self, executable: Executable, executor: str) -> None:
+        self.executable = executable
+        self._executor = executor
+        self._idle = [VirtualMachine(executable, executor)]
+
+    def invoke(self, name: str, *args: object) -> object:
+        """As VirtualMachine.invoke, from any thread."""
+        try:
+            machine = self._idle.pop()
+        except IndexError:
+            machine = VirtualMachine(self.executable, self._executor)
+        try:
+            return machine.invoke(name, *args)
+        finally:
+            self._idle.append(machine)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(num_threads(), "ekiden")
+
+
+def start(call: Callable[[], Result]) -> Future[Result]:
+    """A call on one of the process's threads for this: as many as the runtime has, so that calls
+    which wait take no core from those that run.
+    """
+    return _pool().submit(call)

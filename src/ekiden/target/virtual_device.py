@@ -1,0 +1,145 @@
+"""VirtualDevice: where a program wants a value to be, and what a compilation knows of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ekiden.ir.node import Node, freeze, ignored, node
+from ekiden.runtime import Device, device
+from ekiden.runtime.errors import CompileError
+from ekiden.target.target import Target
+
+DeviceLike: TypeAlias = "VirtualDevice | Device | str"
+"""What names a device: itself, or a name such as "cpu:1"."""
+
+CPU = 1
+"""DLPack's number for the kind of device that the host is."""
+
+
+@node("VirtualDevice")
+class VirtualDevice(Node):
+    """A device of a program, in DLPack's numbers (TVM's name and order of fields).
+
+    The first field may be a Device or the name of one. Of memory scopes there is "global" alone:
+    another raises ValueError. What `target` says does not tell devices apart.
+    """
+
+    device_type: int | Device | str = CPU
+    target: str = ignored(default="")
+    memory_scope: str = ignored(default="")
+    virtual_device_id: int = 0
+
+    def __post_init__(self) -> None:
+        """Take a Device or name apart; a target is kept as its text."""
+        if not isinstance(self.device_type, int):
+            found = device(self.device_type)
+            freeze(self, device_type=found.type, virtual_device_id=found.id)
+        if self.memory_scope not in ("", "global"):
+            got = f"got {self.memory_scope!r}"
+            raise ValueError(f"VirtualDevice: expected the memory scope 'global', {got}")
+        freeze(self, target=str(self.target or ""))
+
+    @property
+    def device(self) -> Device:
+        """The device itself."""
+        assert isinstance(self.device_type, int)
+        return Device(self.device_type, self.virtual_device_id)
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is the device on which shapes, conditions and the virtual machine are."""
+        return self.device == HOST.device
+
+    def __str__(self) -> str:
+        """As Relay text says it."""
+        number = f", virtual_device_id={self.virtual_device_id}" if self.virtual_device_id else ""
+        return f"VirtualDevice(device_type={self.device_type}{number})"
+
+
+HOST = VirtualDevice()
+"""cpu(0)."""
+
+PARAM_PLACES, RESULT_PLACE = "param_virtual_devices", "virtual_device"
+"""The attributes of a planned function: the place of each parameter, and of the result. A place is
+a virtual device, a tuple of places for a tuple, or None: of functions, and of what may be anywhere.
+A function of a planned module without them has all on the host.
+"""
+
+
+def all_on_host(places: object) -> bool:
+    """Whether no device but the host is among places."""
+    if isinstance(places, tuple):
+        return all(map(all_on_host, places))
+    return not isinstance(places, VirtualDevice) or places.is_host
+
+
+def virtual_device(value: DeviceLike) -> VirtualDevice:
+    """The virtual device that a value names. Raises ValueError for an unknown name."""
+    return value if isinstance(value, VirtualDevice) else VirtualDevice(value)
+
+
+@dataclass(frozen=True, slots=True)
+class CompilationConfig:
+    """The devices of a compilation and the target of their code (TVM's name).
+
+    The first device is where a program is that does not say otherwise.
+    """
+
+    devices: tuple[VirtualDevice, ...] = (HOST,)
+    target: Target | None = None
+
+    @property
+    def host_virtual_device(self) -> VirtualDevice:
+        """Where shapes and conditions are."""
+        return HOST
+
+    @property
+    def default_primitive_virtual_device(self) -> VirtualDevice:
+        """Where operators run that nothing places."""
+        return self.devices[0]
+
+
+Targets: TypeAlias = "str | Target | Mapping[DeviceLike, str | Target] | Sequence[object]"
+"""What `compile` takes: a target; or devices, alone or each with its target."""
+
+
+def compilation_config(targets: Targets) -> CompilationConfig:
+    """The devices and the one target of what a user gives: `"llvm"`,
+    `{cpu(0): "llvm", cpu(1): "llvm"}`, `[cpu(0), cpu(1)]`.
+
+    Raises CompileError for devices other than CPUs, and for two different targets.
+    """
+    pairs = list(_pairs(targets))
+    parsed = list(dict.fromkeys(Target.parse(t) for _, t in pairs if t is not None))
+    if len(parsed) > 1:
+        kinds = " and ".join(map(str, parsed))
+        raise CompileError(f"compile: one target for all CPU devices expected, got {kinds}")
+    found: dict[Device, VirtualDevice] = {}
+    for each, _ in pairs:
+        check_supported(each)
+        found.setdefault(each.device, each)
+    target = parsed[0] if parsed else Target.parse("llvm")
+    return CompilationConfig(tuple(found.values()), target)
+
+
+def check_supported(each: VirtualDevice) -> None:
+    """Raises CompileError for a device that there is no code generator for."""
+    if each.device_type != CPU:
+        raise CompileError(f"compile: CPU devices expected, got {each.device}")
+
+
+def _pairs(targets: Targets) -> Iterable[tuple[VirtualDevice, str | Target | None]]:
+    if isinstance(targets, (str, Target)):
+        yield HOST, targets
+    elif isinstance(targets, Mapping):
+        for place, target in targets.items():
+            yield virtual_device(place), target
+    else:
+        for each in targets:
+            if isinstance(each, (str, Target)):
+                yield HOST, each
+            else:
+                assert isinstance(each, (Device, VirtualDevice))
+                yield virtual_device(each), None
