@@ -255,6 +255,45 @@ static void print_the_cost_of_a_loop(void) {
   printf("two chunks of 2 us: %.2f us\n", 1e6 * time_loop(spin, 2e-6));
 }
 
+static uint32_t visits[5];     /* atomic, one per worker */
+
+static int visit(void *context, int64_t begin, int64_t end) {
+  CHECK(context == visits && end == begin + 1 && begin >= 1 && begin < 4);
+  CHECK(run(N, 1).calls == 1); /* its loops run inline */
+  __atomic_fetch_add(&visits[begin], 1, __ATOMIC_RELAXED);
+  return 0;
+}
+
+static void hold_nothing(void *context) {
+  (void)context;
+  CHECK(ek_pool_hold(visit, visits) == 0 && run(N, 1).calls == 1);
+}
+
+/* Its workers come one by one; between that its loops have all threads, and others none. */
+static void a_caller_holds_the_pool(void) {
+  ek_thread other;
+  ek_num_threads(4);
+  for (int repeat = 0; repeat < 50; repeat++) {
+    CHECK(ek_pool_hold(visit, visits) == 3 && ek_pool_hold(visit, visits) == 0);
+    uint32_t called = 0, before = visits[1] + visits[2] + visits[3];
+    for (int i = 0; i < 3; i++) called += ek_pool_call();
+    CHECK(called >= 1 && run(N, 1).calls == 1);
+    ek_pool_settle(true);
+    uint32_t came = visits[1] + visits[2] + visits[3] - before;
+    CHECK(came <= called && run(N, 1).calls == 4 && ek_pool_was_divisible());
+    ek_pool_unsettle();
+    CHECK(!ek_pool_was_divisible() && run(N, N).calls == 1 && !ek_pool_was_divisible());
+    if (repeat == 0) {
+      CHECK(ek_thread_start(&other, hold_nothing, NULL, -1) == 0);
+      ek_thread_join(other);
+    }
+    CHECK_ERROR(ek_num_threads(2), "RuntimeError",
+                "set the number of threads: a parallel loop is running");
+    ek_pool_release();
+  }
+  CHECK(run(N, 1).calls == 4 && visits[1] + visits[2] + visits[3] != 0);
+}
+
 int main(void) {
   every_index_is_given_out_once();
   chunks_are_as_large_as_the_grain();
@@ -263,6 +302,7 @@ int main(void) {
   the_number_is_fixed_inside_a_loop();
   several_callers_share_it();
   two_models_share_the_cores();
+  a_caller_holds_the_pool();
   workers_keep_to_the_processors_given();
   parked_workers_wake();
   if (can_fork) a_forked_child_starts_its_own_workers();

@@ -54,6 +54,21 @@ def test_check_counts(onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert isinstance(found["activation_bytes"], int) and found["activation_bytes"] >= 4 * 4 * 4
 
 
+def test_check_finds_a_size_where_1_is_too_small(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"], name="wide")]
+    x, y = (helper.make_tensor_value_info(n, 1, ["b", 1, f"{n}s"]) for n in "xy")
+    weight = onnx.numpy_helper.from_array(np.ones((1, 1, 20), np.float32), "w")
+    graph = helper.make_graph(nodes, "test", [x], [y], [weight])
+    onnx.save(helper.make_model(graph, ir_version=8), tmp_path / "wide.onnx")
+    assert main(["check", str(tmp_path / "wide.onnx")]) == 0
+    found = capsys.readouterr().out
+    assert "b = 1, xs = 64" in found and "MFLOP" in found
+    assert main(["check", str(tmp_path / "wide.onnx"), "--dim", "xs=8"]) == 0
+    assert "figures are left out" in capsys.readouterr().out
+
+
 def test_check_lists_what_is_not_supported(
     strange_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

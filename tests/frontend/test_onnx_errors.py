@@ -106,7 +106,8 @@ def test_an_opset_outside_the_range_is_refused(opset: int) -> None:
     model = raw_model([node("Relu", "x", "y")], opset=opset)
     assert (
         message(model, UnsupportedError)
-        == f"import model: expected an opset from 1 to {onnx.defs.onnx_opset_version()}, got {opset}"
+        == f"import model: expected an opset from 1 to {onnx.defs.onnx_opset_version()}, "
+        f"which the installed onnx package knows, got {opset}"
     )
 
 
@@ -150,7 +151,7 @@ def test_names_made_twice_are_reported() -> None:
     model = raw_model([node("Relu", "x", "y"), node("Neg", "x", "y")])
     assert (
         message(model)
-        == "import model: every tensor must be made once, but 'y' are made more than once"
+        == "import model: every tensor must be made once, but 'y' is made more than once"
     )
 
 
@@ -224,3 +225,39 @@ def test_a_default_attribute_that_is_unknown_to_the_converter_is_accepted() -> N
     feed = {"i": normal(1, 1, 2, 2)}
     weights = {"r": np.zeros(0, np.float32), "s": np.array([1, 1, 2, 2], np.float32)}
     from_onnx(graph_model([resize], feed, ["y"], weights, opset=18))
+
+
+def test_sides_of_a_product_are_named_as_the_model_has_them() -> None:
+    made = graph_model([node("MatMul", "x w", "y", name="proj")], {"x": normal(2, 5)}, ["y"])
+    made.graph.initializer.append(onnx.numpy_helper.from_array(normal(4, 3), "w"))
+    with pytest.raises(ImportModelError) as caught:
+        from_onnx(made)
+    assert str(caught.value) == (
+        "import model: MatMul 'proj': dimension 1 of the left input and dimension 0 of the right "
+        "one must agree, got 5 and 4"
+    )
+    assert caught.value.__notes__[-1] == (
+        "hint: it follows from the input 'x', Tensor[(2, 5), float32]; "
+        "shape={name: (...)} gives other shapes"
+    )
+
+
+def outside(folder: Path) -> Path:
+    """A model whose weight lies in a file beside it."""
+    made = graph_model([node("Add", "x w", "y")], {"x": normal(3)}, ["y"], {"w": normal(3)})
+    path = folder / "model.onnx"
+    onnx.save(made, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    return path
+
+
+def test_weights_in_files_that_are_not_there(tmp_path: Path) -> None:
+    path = outside(tmp_path)
+    from_onnx(path)
+    with pytest.raises(ImportModelError, match="'w' lies in the file 'w.bin', and a model without"):
+        from_onnx(path.read_bytes())
+    (tmp_path / "w.bin").write_bytes(b"123")
+    with pytest.raises(ImportModelError, match="length .12. exceeds available data"):
+        from_onnx(path)
+    (tmp_path / "w.bin").unlink()
+    with pytest.raises(ImportModelError, match="'w' lies in the file 'w.bin', which must be in"):
+        from_onnx(path)

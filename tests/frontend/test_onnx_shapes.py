@@ -9,6 +9,7 @@ import pytest
 from onnx import ModelProto, helper
 from onnx_models import FLOAT, compare, graph_model, interpret, ints, normal
 
+from ekiden import compile as compile_model
 from ekiden.arith import Analyzer, evaluate
 from ekiden.frontend.onnx import from_onnx
 from ekiden.ir.prim import PrimExpr, SizeVar, Var
@@ -208,3 +209,32 @@ def test_symbols_of_shapes_are_never_negative() -> None:
     model = graph_model([node("Relu", "x", "y")], {"x": normal(2)}, ["y"], symbolic=True)
     (size,) = result(main_of(model))
     assert Analyzer().can_prove(size >= 0)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 4), (1, 7)])
+def test_a_range_by_steps_of_a_dimension(rows: int, columns: int) -> None:
+    x = normal(rows, columns)
+    nodes = [
+        node("Shape", "x", "n", start=1, end=2),
+        node("Squeeze", "n", "step"),
+        node("Size", "x", "all"),
+        node("Range", "zero all step", "y"),
+    ]
+    weights = {"zero": np.array(0, np.int64)}
+    model = graph_model(nodes, {"x": x}, ["y"], weights, symbolic=True)  # type: ignore[arg-type]
+    compare(model, {"x": x})
+
+
+def test_two_pieces_whose_extents_are_data_are_added() -> None:
+    """The extents are compared at run time: the sum keeps neither of their names."""
+    x = normal(9)
+    nodes = [
+        node("Slice", "x zero n zero", "first"),
+        node("Exp", "first", "grown"),
+        node("Slice", "x m n zero", "second"),
+        node("Add", "grown second", "y"),
+    ]
+    counts = {"n": ints(5), "m": ints(4)}
+    model = graph_model(nodes, {"x": x, **counts}, ["y"], {"zero": ints(0)})  # type: ignore[arg-type]
+    found = compile_model(model)(x, counts["n"], counts["m"]).numpy()
+    np.testing.assert_allclose(found, np.exp(x[:5]) + x[4:5], rtol=1e-6)

@@ -88,6 +88,14 @@ def test_a_mask_that_chooses(sides: str) -> None:
     fused(before, [*inputs(), seen if sides.startswith("{") else ~seen])
 
 
+def test_rows_that_are_zero() -> None:
+    """As Attention of ONNX is defined: a row that sees no key gives zeros."""
+    text = written(SCORES, more=f", %m: Tensor[({ROWS}, 1), bool]")
+    text = text.replace("; nn", "; %1 = where(%m, 0f, %0); nn", 1)
+    before = program(text.replace("reshape(%0", "reshape(%1"))
+    fused(before, [*inputs(), np.arange(ROWS)[:, None] < 2])
+
+
 def test_factors_of_query_and_key() -> None:
     product = f"nn.batch_matmul(multiply({QUERY}, 0.5f), multiply(3f, {KEY}))"
     attrs = fused(program(written(f"reshape({product}, newshape=[{FOUR}, {ROWS}])")), inputs())

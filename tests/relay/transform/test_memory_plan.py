@@ -1,5 +1,7 @@
 """MemoryPlan: tensors that are not alive together share bytes, and only those."""
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -36,7 +38,7 @@ def typed(name: str, kind: TensorType) -> Var:
 
 
 @st.composite
-def chains(draw: st.DrawFn) -> IRModule:
+def chains(draw: st.DrawFn, concurrent: bool = False) -> IRModule:
     """A chain of kernels with constant or symbolic sizes, views and tuples of earlier values."""
     x = typed("x", tensor_type((N, M)))
     known = [x]
@@ -63,7 +65,8 @@ def chains(draw: st.DrawFn) -> IRModule:
     body: Expr = Let(result, Tuple(tuple(kept)), result)
     for variable, value in reversed(bindings):
         body = Let(variable, value, body)
-    return MemoryPlan()(ManifestAlloc()(IRModule({"main": Function((x,), body, None)})))
+    module = IRModule({"main": Function((x,), body, None)})
+    return MemoryPlan(concurrent)(ManifestAlloc()(module))
 
 
 def _places(module: IRModule) -> dict[Var, tuple[Var, AllocTensorAttrs]]:
@@ -79,12 +82,16 @@ def _places(module: IRModule) -> dict[Var, tuple[Var, AllocTensorAttrs]]:
     return found
 
 
-def _simulate(module: IRModule, symbols: dict[SizeVar, int]) -> None:
-    """Run the chain on bytes: each kernel stamps its result; what it reads must be intact."""
+def _simulate(module: IRModule, symbols: dict[SizeVar, int], order: Random | None = None) -> None:
+    """Run the chain on bytes: each kernel stamps its result; what it reads must be intact.
+
+    With `order` kernels run in any order in which they find their inputs computed.
+    """
     places = _places(module)
     storages: dict[Var, np.ndarray] = {}
     stamps: dict[Var, int] = {}
     homes: dict[Expr, Var] = {}
+    waiting: list[Call] = []
 
     def window(tensor: Var) -> np.ndarray:
         storage, attrs = places[tensor]
@@ -101,6 +108,23 @@ def _simulate(module: IRModule, symbols: dict[SizeVar, int]) -> None:
                     f"{tensor.name_hint} was overwritten"
                 )
 
+    def run(call: Call) -> None:
+        _, inputs, outputs = call.args
+        check_intact(inputs)
+        for out in outputs.fields:
+            stamps[out] = len(stamps) + 1
+            window(out)[:] = stamps[out]
+
+    def is_ready(call: Call) -> bool:
+        found = (homes.get(each) for each in evaluation_order(call.args[1]))
+        return all(tensor is None or tensor in stamps for tensor in found)
+
+    def run_waiting() -> None:
+        while order is not None and waiting:
+            call = order.choice([each for each in waiting if is_ready(each)])
+            waiting.remove(call)
+            run(call)
+
     at = main_of(module).body
     while isinstance(at, Let):
         value = at.value
@@ -110,14 +134,13 @@ def _simulate(module: IRModule, symbols: dict[SizeVar, int]) -> None:
         elif at.var in places:
             homes[at.var] = at.var
         elif isinstance(value, Call) and value.op.name == "vm.invoke_tvm_op":
-            _, inputs, outputs = value.args
-            check_intact(inputs)
-            for out in outputs.fields:
-                stamps[out] = len(stamps) + 1
-                window(out)[:] = stamps[out]
+            waiting.append(value)
+            if order is None:
+                run(value)
         elif isinstance(value, Call) and value.args[0] in homes:
             homes[at.var] = homes[value.args[0]]
         elif isinstance(value, Tuple):
+            run_waiting()
             check_intact(value)
         at = at.body
 
@@ -126,6 +149,14 @@ def _simulate(module: IRModule, symbols: dict[SizeVar, int]) -> None:
 @given(chains(), st.integers(0, 5), st.integers(1, 40))
 def test_no_tensor_is_overwritten_while_it_is_needed(module: IRModule, n: int, m: int) -> None:
     _simulate(module, {N: n, M: m})
+
+
+@settings(max_examples=40, deadline=None)
+@given(chains(concurrent=True), st.integers(1, 40), st.randoms())
+def test_kernels_may_run_in_any_order_of_their_data(
+    module: IRModule, n: int, order: Random
+) -> None:
+    _simulate(module, {N: n, M: 3}, order)
 
 
 @settings(max_examples=50, deadline=None)

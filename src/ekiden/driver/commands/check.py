@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Iterator, Mapping
 
 from ekiden.backend.vm.compile import host_functions
 from ekiden.backend.vm.pipeline import optimize
@@ -36,7 +37,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("file", help="an ONNX model")
     parser.add_argument(
-        "--dim", action="append", default=[], metavar="SYMBOL=4", help="a dimension (else 1)"
+        "--dim",
+        action="append",
+        default=[],
+        metavar="SYMBOL=4",
+        help="a dimension (else 1, or more where a model needs it)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -49,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     problems = [f"{p.node} ({p.domain or 'ai.onnx'} {p.opset}): {p.reason}" for p in found.problems]
     if not problems:
         try:
-            figures = _figures(options.file, found, dims)
+            figures = _figures(options.file, found, dims, options.dim)
         except UnsupportedError as error:
             problems = list(error.nodes) or [str(error)]
     if options.json:
@@ -68,26 +73,52 @@ def _dims(found: Survey, texts: list[str]) -> dict[str, int]:
     return {n: int(given.get(n, 1)) for n in found.dimensions}
 
 
-def _figures(file: str, found: Survey, dims: dict[str, int]) -> dict[str, object]:
-    """FLOPs, bytes of activations and functions of the host, for these sizes.
+TRIED = (8, 64, 512)
+"""Sizes of a dimension that is not given, where 1 is too small for the model."""
+
+
+def _figures(file: str, found: Survey, dims: dict[str, int], texts: list[str]) -> dict[str, object]:
+    """FLOPs, bytes of activations and functions of the host, for these sizes. Where a model takes
+    no dimensions of 1, dimensions that are not among `texts` grow one by one; `dims` then has the
+    sizes that were found.
 
     The import of the model as it stands raises; sizes for which it cannot be are left out.
     """
     module = InferType()(from_onnx(file))
-    try:
-        shapes: dict[str, tuple[Dim, ...]] = {
-            p.name: tuple(dims.get(d, 1) if isinstance(d, str) else d for d in p.shape or ())
-            for p in found.inputs
-        }
-        fixed = InferType()(from_onnx(file, shapes)) if dims else module
-        optimized = optimize(fixed, Target.parse("llvm"))
-        return {
-            "flops": 2 * get_total_mac_number(fixed),
-            "activation_bytes": _activations(optimized),
-            "host_functions": host_functions(optimized),
-        }
-    except CompileError as error:
-        return {"flops": None, "activation_bytes": None, "note": str(error)}
+    note = ""
+    for sizes in _tries(dims, pairs(texts, "SYMBOL=4")):
+        try:
+            measured = _measured(file, found, sizes, module)
+        except CompileError as error:
+            note = note or str(error)
+            continue
+        dims.update(sizes)
+        return measured
+    return {"flops": None, "activation_bytes": None, "note": note}
+
+
+def _tries(dims: dict[str, int], given: Mapping[str, str]) -> Iterator[dict[str, int]]:
+    yield dict(dims)
+    for size in TRIED:
+        for name in dims:
+            if name not in given:
+                yield {**dims, name: size}
+
+
+def _measured(
+    file: str, found: Survey, dims: Mapping[str, int], module: IRModule
+) -> dict[str, object]:
+    shapes: dict[str, tuple[Dim, ...]] = {
+        p.name: tuple(dims.get(d, 1) if isinstance(d, str) else d for d in p.shape or ())
+        for p in found.inputs
+    }
+    fixed = InferType()(from_onnx(file, shapes)) if dims else module
+    optimized = optimize(fixed, Target.parse("llvm"))
+    return {
+        "flops": 2 * get_total_mac_number(fixed),
+        "activation_bytes": _activations(optimized),
+        "host_functions": host_functions(optimized),
+    }
 
 
 def _activations(module: IRModule) -> int:

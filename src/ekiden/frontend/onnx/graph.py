@@ -21,10 +21,12 @@ from ekiden.frontend.onnx.shape_value import evaluate, fold
 from ekiden.frontend.onnx.text_value import has_text, text_constant
 from ekiden.frontend.onnx.unsupported import Unsupported
 from ekiden.frontend.onnx.value import Value, constant
+from ekiden.ir.prim import IntImm
 from ekiden.ir.span import Span
 from ekiden.ir.text import type_text
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Expr, TupleGetItem
+from ekiden.relay.visitor import free_vars
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
 
 CHAIN = 8
@@ -48,6 +50,16 @@ class Shared:
     """Nodes that turned out to be unsupported, in any graph."""
     needed: dict[str, None] = field(default_factory=dict)
     """Inputs of the model that would have to be constants."""
+
+
+def _check_extents(name: str, kind: TensorType) -> None:
+    """Raise where a window is wider than what it moves over."""
+    for axis, dim in enumerate(kind.shape):
+        if isinstance(dim, IntImm) and dim.value < 0:
+            raise ImportModelError(
+                f"dimension {axis} of the output {name!r} would be {dim.value}: the inputs are too "
+                "small"
+            )
 
 
 class Graph:
@@ -202,7 +214,19 @@ class Graph:
         chain = " <- ".join(islice(self._chain(proto), CHAIN))
         if chain:
             found.add_note(f"made by {chain}")
+        if sources := self._sources(inputs):
+            given = ", ".join(sources)
+            found.add_note(
+                f"hint: it follows from {given}; shape={{name: (...)}} gives other shapes"
+            )
         return found
+
+    def _sources(self, inputs: Sequence[Value | None]) -> list[str]:
+        """The inputs of the model, with their types, that the inputs of a node are made of."""
+        names = self.shared.scope.param_names
+        exprs = [v.expr for v in inputs if v is not None and v.expr is not None]
+        made_of = dict.fromkeys(v for e in exprs for v in free_vars(e) if v in names)
+        return [f"the input {names[v]!r}, {type_text(v.checked_type)}" for v in made_of]
 
     def _chain(self, proto: onnx.NodeProto) -> list[str]:
         """The nodes that led to one, the nearest first."""
@@ -232,6 +256,8 @@ class Graph:
                 raise Unsupported(f"output {index} ({name!r}) is not supported")
         exprs = {i: e for i, _ in wanted if isinstance(e := many[i], Expr)}
         types = {i: scope.typed(e) for i, e in exprs.items()}
+        for index, kind in types.items():
+            _check_extents(proto.output[index], kind)
         spanned = dict(zip(exprs, with_span(list(exprs.values()), scope.span), strict=True))
         for index, name in wanted:
             found = many[index]

@@ -25,12 +25,13 @@ Source: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 def read_model(source: Source) -> tuple[onnx.ModelProto, str]:
     """The parsed model and its name for messages.
 
-    Raises ImportModelError for a file that is missing, cut short or no ONNX model.
+    Raises ImportModelError for a file that is missing, cut short or no ONNX model, and for weights
+    in files of their own that are missing or cut short.
     """
-    if isinstance(source, onnx.ModelProto):
-        return _checked(source, "model"), "model"
-    if isinstance(source, bytes):
-        return _checked(_parse(source, "model"), "model"), "model"
+    if isinstance(source, (bytes, onnx.ModelProto)):
+        model = _parse(source, "model") if isinstance(source, bytes) else source
+        _check_weights_are_here(model)
+        return _checked(model, "model"), "model"
     path = Path(source)
     label = f"model {path.name!r}"
     try:
@@ -54,7 +55,29 @@ def _parse(data: bytes, label: str) -> onnx.ModelProto:
         ) from error
 
 
+def _outside(model: onnx.ModelProto) -> Iterator[tuple[onnx.TensorProto, str]]:
+    """The initializers that lie in files of their own, and the names of those."""
+    for each in model.graph.initializer:
+        if each.data_location == onnx.TensorProto.EXTERNAL:
+            yield each, next((e.value for e in each.external_data if e.key == "location"), "")
+
+
+def _check_weights_are_here(model: onnx.ModelProto) -> None:
+    for weight, file in _outside(model):
+        raise ImportModelError(
+            f"import model: the weight {weight.name!r} lies in the file {file!r}, and a model "
+            "without a path does not say where that is; give the path of the model instead, or "
+            "load it with its weights (onnx.load)"
+        )
+
+
 def _load_external_data(model: onnx.ModelProto, path: Path, label: str) -> None:
+    for weight, file in _outside(model):
+        if not (path.parent / file).exists():
+            raise ImportModelError(
+                f"import {label}: the weight {weight.name!r} lies in the file {file!r}, which must "
+                f"be in the folder of the model, {str(path.parent)!r}; there is none"
+            )
     try:
         onnx.external_data_helper.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
@@ -144,7 +167,8 @@ def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str
     version = found.get("", NEWEST)
     if not OLDEST <= version <= NEWEST:
         raise UnsupportedError(
-            f"import {label}: expected an opset from {OLDEST} to {NEWEST}, got {version}"
+            f"import {label}: expected an opset from {OLDEST} to {NEWEST}, which the installed "
+            f"onnx package knows, got {version}"
         )
     return found
 
@@ -202,7 +226,7 @@ def check_names(graph: onnx.GraphProto, label: str, outer: frozenset[str] = froz
     if twice:
         raise ImportModelError(
             f"import {label}: every tensor must be made once, "
-            f"but {', '.join(twice)} are made more than once"
+            f"but {', '.join(twice)} {'is' if len(twice) == 1 else 'are'} made more than once"
         )
     seen = outer.union(counts)
     missing = list(_missing(graph, seen))

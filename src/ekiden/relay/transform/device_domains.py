@@ -153,10 +153,14 @@ class Domains:
             self._globals[name] = self._declare(function)
             self._one_place_each(self._globals[name])
         every = [e for f in functions.values() for e in self.orders[f]]
+        for expr in every:
+            self._declare_inside(expr)
+        for expr in every:
+            self._connect_inside(expr)
         for function in self.orders:
             self._mark_result(function)
         for expr in every:
-            self._prepare(expr)
+            self._mark(expr)
         for call, slot in self._slots.items():
             unify(self.of(call.args[0]), slot)
         for expr in every:
@@ -260,14 +264,20 @@ class Domains:
         if isinstance(body, Call) and isinstance(body.attrs, OnDeviceAttrs):
             put(self._result(body), body.attrs.virtual_device)
 
-    def _prepare(self, expr: RelayExpr) -> None:
+    def _declare_inside(self, expr: RelayExpr) -> None:
+        """The domains of functions, by which they may call themselves."""
+        value = expr.value if isinstance(expr, Let) else expr
+        if not isinstance(value, Function) or is_atom(value):
+            return
+        domain = self._declare(value)
+        if isinstance(expr, Let):
+            self._of[expr.var] = domain
+
+    def _mark(self, expr: RelayExpr) -> None:
         """What a program says of places, before anything flows."""
         if isinstance(expr, Function) and not is_atom(expr):
-            self._declare(expr)
             self._mark_result(expr)
         elif isinstance(expr, Let):
-            if isinstance(expr.value, Function) and not is_atom(expr.value):
-                self._of[expr.var] = self._declare(expr.value)
             if isinstance(expr.value, Call) and isinstance(expr.value.attrs, OnDeviceAttrs):
                 put(self._result(expr.value), expr.value.attrs.virtual_device)
         elif isinstance(expr, Call) and isinstance(expr.attrs, DeviceCopyAttrs):
@@ -292,14 +302,17 @@ class Domains:
     def _visit(self, expr: RelayExpr) -> None:
         if is_atom(expr) or isinstance(expr, Constant):
             return
-        self._connect_inside(expr)
         for child, where in zip(children(expr), self.uses(expr), strict=True):
             if where is not None and not isinstance(child, Constant):
                 unify(self.of(child), where)
 
     def _connect_inside(self, expr: RelayExpr) -> None:
-        """What an expression's domain has to do with those of parts that stay where they are."""
+        """What an expression's domain has to do with those of parts that stay where they are; these
+        are never apart, so that this comes before all marks.
+        """
         match expr:
+            case Let(var=var, value=value) if not isinstance(value, Constant):
+                unify(self.of(var), self.of(value))
             case TupleGetItem(tuple_value=value, index=index):
                 whole = self.of(value)
                 unify(self.of(expr), whole.items[index] if isinstance(whole, Parts) else whole)
@@ -311,9 +324,13 @@ class Domains:
             case Call(op=Op()) if isinstance(expr.attrs, OnDeviceAttrs):
                 if isinstance(expr.checked_type, FuncType):
                     unify(self.of(expr), self.of(expr.args[0]))
+            case Call(op=Op()) if isinstance(expr.attrs, BindDimsAttrs):
+                pass  # an alias, and sources that are put apart
             case Call(op=op) if not isinstance(op, (Op, Constructor)) and not is_primitive(op):
                 called = self.of(op)
                 unify(self.of(expr), called.items[-1] if isinstance(called, Parts) else called)
+            case Call():
+                self._arguments(expr)
 
     def _bind(self, pattern: Pattern, domain: Domain) -> None:
         stack = [(pattern, domain)]

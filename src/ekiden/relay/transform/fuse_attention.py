@@ -9,8 +9,9 @@ tensors included.
 ->  nn.attention((%x, %y, %z, %mask), scale=0.125f, query_layout="bshd", ..., out_layout="bshd")
 
 Between the product and the softmax there may be factors, then additions, then choices
-(where(%seen, %x, -1e9f)); factors may stand before the product too. Scores and shares that
-something else uses stay as they are.
+(where(%seen, %x, -1e9f)); factors may stand before the product too, and where(%empty, 0f, %shares)
+with a condition on rows after the softmax. Scores and shares that something else uses stay as they
+are.
 """
 
 from __future__ import annotations
@@ -129,6 +130,14 @@ class _Operand:
         return _same([self.dims["b"], self.dims["h"]], [batch, heads])
 
 
+def _is_per_row(condition: RelayExpr, scores: RelayExpr) -> bool:
+    """Whether a condition is one of rows, and as it broadcasts to scores of any width."""
+    shape = _shape(condition)
+    rows = _shape(scores)[-len(shape) : -1]
+    fits = all(is_const(c, 1) or prove_equal(c, r) for c, r in zip(shape, rows, strict=False))
+    return 0 < len(shape) <= 4 and is_const(shape[-1], 1) and fits
+
+
 def _splits(four: Shape, three: Shape) -> bool:
     """Whether [b, h, x, y] became [b * h, x, y]."""
     return len(four) == 4 and len(three) == 3 and _same(four[2:], three[1:])
@@ -142,6 +151,8 @@ class _Scores:
     biases: list[RelayExpr] = field(default_factory=list)
     shape: Shape = ()
     """Of four axes, if there was such a one."""
+    empty: RelayExpr | None = None
+    """Rows whose result is zero."""
 
 
 class _Fuser:
@@ -168,18 +179,24 @@ class _Fuser:
 
     # The chain from the second product to the first.
 
-    def shares(self, product: Call) -> Call | None:
-        """The softmax over the last axis that a product's left side is."""
+    def shares(self, product: Call) -> tuple[Call, RelayExpr | None] | None:
+        """The softmax over the last axis that a product's left side is, and the rows for which
+        zeros stand there instead, if a choice says so."""
         left = product.args[0]
         rank = len(_shape(left))
         if (flat := _call(left, "reshape")) and _splits(_shape(flat.args[0]), _shape(flat)):
             if not self.is_own(flat):
                 return None
             left, rank = flat.args[0], 4
+        empty: RelayExpr | None = None
+        if (choice := _call(left, "where")) and rank == 4 and self.is_own(choice):
+            empty, instead, left = choice.args
+            if _number(instead) != 0.0 or not _is_per_row(empty, left):
+                return None
         found = _call(left, "nn.softmax")
         if found is None or not self.is_own(found):
             return None
-        return found if getattr(found.attrs, "axis", -1) in (-1, rank - 1) else None
+        return (found, empty) if getattr(found.attrs, "axis", -1) in (-1, rank - 1) else None
 
     def scores(self, expr: RelayExpr) -> tuple[Call, _Scores] | None:
         """The first product and what is done to it."""
@@ -250,11 +267,12 @@ class _Fuser:
         """The attention that ends in a product."""
         if getattr(product.attrs, "transpose_a", False) or _kind(product).dtype != "float32":
             return None
-        softmax = self.shares(product)
-        found = None if softmax is None else self.scores(softmax.args[0])
-        if found is None:
+        shares = self.shares(product)
+        found = None if shares is None else self.scores(shares[0].args[0])
+        if shares is None or found is None:
             return None
         first, made = found
+        made.empty = shares[1]
         query = _Operand(first.args[0], _layout(first, "transpose_a"))
         key = _Operand(first.args[1], _layout(first, "transpose_b", True))
         value = _Operand(product.args[1], _layout(product, "transpose_b"))
@@ -283,7 +301,11 @@ class _Fuser:
         call = op.nn.attention(query.expr, key.expr, value.expr, bias, scale, layouts=layouts)
         call = call.with_fields(span=product.span)
         self.uses[call] = 1
-        return op.reshape(typed(call), _shape(product), allowzero=True)
+        whole: RelayExpr = typed(call)
+        if scores.empty is not None:
+            zero = Constant(np.zeros((), _kind(product).dtype))
+            whole = typed(op.where(scores.empty, zero, whole))
+        return op.reshape(whole, _shape(product), allowzero=True)
 
     def _heads(self, operands: Sequence[_Operand], total: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
         for each in operands:

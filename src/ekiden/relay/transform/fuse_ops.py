@@ -17,6 +17,8 @@ from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op, OpPattern
+from ekiden.ir.prim import Var as Symbol
+from ekiden.ir.prim_visitor import free_vars as prim_vars
 from ekiden.ir.transform import Pass, PassContext, register_option
 from ekiden.ir.type import FuncType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, Var
@@ -86,12 +88,25 @@ def _pattern_of(expr: RelayExpr) -> OpPattern:
 
 
 def _edge_pattern(user: RelayExpr, pattern: OpPattern, operand: RelayExpr) -> OpPattern:
-    """A broadcast operator is elementwise in the operand that already has the result's shape."""
+    """A broadcast operator is elementwise in the operand that already has the result's shape. It
+    stays apart from one whose dimensions, perhaps named inside, cannot be told from the result's.
+    """
     if isinstance(user, Tuple):
         return OpPattern.INJECTIVE
+    if pattern == OpPattern.BROADCAST and _hides_dimension(user, operand):
+        return OpPattern.OPAQUE
     if pattern == OpPattern.BROADCAST and _same_shape(user, operand):
         return OpPattern.ELEMWISE
     return pattern
+
+
+def _hides_dimension(user: RelayExpr, operand: RelayExpr) -> bool:
+    """Whether a dimension of the operand is in the result only as a part of expressions."""
+    inner = getattr(operand.checked_type, "shape", ())
+    outer = getattr(user.checked_type, "shape", ())
+    plain = {d for d in outer if isinstance(d, Symbol)}
+    parts = {v for d in outer for v in prim_vars(d)} - plain
+    return any(isinstance(d, Symbol) and d in parts for d in inner)
 
 
 def _same_shape(a: RelayExpr, b: RelayExpr) -> bool:
@@ -208,7 +223,7 @@ def _step(each: _Node, phase: int, max_size: int) -> None:
     """
     dominator = each.dominator
     anchor = each.root().anchor
-    if dominator is None or anchor == OpPattern.OPAQUE or each.pattern == OpPattern.OPAQUE:
+    if dominator is None or OpPattern.OPAQUE in (anchor, each.pattern, each.dominator_pattern):
         return
     if phase == 2:
         target = dominator.root().anchor

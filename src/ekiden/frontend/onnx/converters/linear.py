@@ -12,7 +12,8 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import is_const
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Shape, as_dim, broadcast_shape, equal, product
+from ekiden.runtime.errors import ImportModelError
+from ekiden.topi.shape import Shape, as_dim, broadcast_shape, equal, known, product
 
 
 def _weight(matrix: Array) -> Expr:
@@ -25,6 +26,7 @@ def multiply_matrices(node: Node) -> Expr:
     a, b = node.value(0), node.value(1)
     if not node.rank(0) or not node.rank(1):
         node.unsupported("inputs must have at least 1 dimension")
+    _check_inner(node)
     node.scope.same(node.shape(0)[-1:], node.shape(1)[-2:][:1])
     if b.array is not None and b.array.ndim == 2:
         return op.nn.dense(node.expr(0), _weight(b.array), units=b.array.shape[1])
@@ -39,6 +41,17 @@ def multiply_matrices(node: Node) -> Expr:
         )
         return op.squeeze(_batched(node, row, b), axis=-2)
     return _batched(node, a, b)
+
+
+def _check_inner(node: Node) -> None:
+    """Say which dimensions differ as the model has them: a constant side is turned around later."""
+    left, right = node.shape(0)[-1], node.shape(1)[-2:][0]
+    if known(left) is not None and known(right) is not None and known(left) != known(right):
+        at = max(node.rank(1) - 2, 0)
+        raise ImportModelError(
+            f"dimension {node.rank(0) - 1} of the left input and dimension {at} of the right one "
+            f"must agree, got {left!r} and {right!r}"
+        )
 
 
 def _times_vector(node: Node) -> Expr:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ekiden.arith import simplify
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.text_value import text_constant
 from ekiden.frontend.onnx.value import Value, constant
 from ekiden.ir.op import Array
-from ekiden.ir.prim import EQ, AnyDim, IntImm, PrimExpr, binary
+from ekiden.ir.prim import EQ, GE, AnyDim, IntImm, PrimExpr, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import Dim, as_dim, as_shape, broadcast_shape, equal, known, product
@@ -165,8 +166,18 @@ def _range(node: Node) -> Expr:
         _bound(node, i, what) for i, what in enumerate(("start", "limit", "delta"))
     )
     if isinstance(step, PrimExpr):
-        node.unsupported("'delta' must be constant")
+        return _steps(node, start, limit, step)
     return op.arange(start, limit, step, dtype=node.dtype(0))
+
+
+def _steps(node: Node, start: Dim | float, limit: Dim | float, step: PrimExpr) -> Expr:
+    """Range by steps of a symbolic length, which must be positive."""
+    if isinstance(start, float) or isinstance(limit, float):
+        node.unsupported("'delta' must be constant where the others are floats")
+    node.scope.require(binary(GE, step, 1))
+    count = simplify((as_dim(limit) - as_dim(start) + step - 1) // step)
+    places = op.multiply(op.arange(0, count, 1, dtype="int64"), node.scope.scalar(step))
+    return op.cast(op.add(places, node.scope.scalar(as_dim(start))), node.dtype(0))
 
 
 def _tile(node: Node) -> Expr:

@@ -1,0 +1,226 @@
+"""PlanDevices: where values go, which copies are made, and that planning again changes nothing."""
+
+import re
+
+import pytest
+
+from ekiden import IRModule, relay, structural_equal
+from ekiden.relay.op.annotation import on_device
+from ekiden.relay.transform import InferType, PlanDevices
+from ekiden.runtime import cpu
+from ekiden.runtime.errors import CompileError
+from ekiden.target import CompilationConfig, VirtualDevice
+from ekiden.target.virtual_device import PARAM_PLACES, RESULT_PLACE, compilation_config
+
+META = {"VirtualDevice": [VirtualDevice(cpu(0)), VirtualDevice(cpu(1))]}
+ON_0 = "virtual_device=meta[VirtualDevice][0]"
+ON_1 = "virtual_device=meta[VirtualDevice][1]"
+T = "Tensor[(5, 7), float32]"
+DEFAULT = CompilationConfig((VirtualDevice(cpu(1)),))
+"""Programs below are on cpu(1) where they say nothing, so that what they say shows."""
+
+
+def plan(text: str, config: CompilationConfig = DEFAULT) -> IRModule:
+    """The planned module, which parses back and does not change any more."""
+    source = InferType()(relay.parse(f'#[version = "0.0.5"]\n{text}', init_meta_table=META))
+    assert structural_equal(relay.fromtext(source.astext()), source)
+    planned = PlanDevices(config)(source)
+    assert structural_equal(relay.fromtext(planned.astext()), planned)
+    assert structural_equal(PlanDevices(config)(planned), planned)
+    assert "on_device" not in planned.astext()
+    return planned
+
+
+def places(module: IRModule, name: str = "main") -> tuple[list[int], int]:
+    """The numbers of the CPU devices of a function's parameters, and of its result."""
+    function = module[name]
+    params = function.attr(PARAM_PLACES) or (VirtualDevice(),) * len(function.params)
+    result = function.attr(RESULT_PLACE) or VirtualDevice()
+    return [p.virtual_device_id for p in params], result.virtual_device_id
+
+
+def copies(module: IRModule) -> int:
+    return module.astext().count("device_copy(")
+
+
+ABCD = f"def @main(%a: {T}, %b: {T}, %c: {T}, %d: {T})"
+CASES = {
+    "nothing is said": (
+        f"{ABCD} {{ %0 = add(%a, %b); %1 = add(%c, %d); subtract(%0, %1) }}",
+        ([1, 1, 1, 1], 1), 0,
+    ),
+    "one operand elsewhere": (
+        f"{ABCD} {{ %0 = add(%a, %b); %1 = on_device(%0, {ON_0}); %2 = add(%c, %d);"
+        " subtract(%1, %2) }",
+        ([0, 0, 1, 1], 1), 1,
+    ),
+    "a copy that the program makes": (
+        f"{ABCD} {{ %0 = add(%a, %b); %1 = device_copy(%0, src_{ON_0}, dst_{ON_1});"
+        " %2 = add(%c, %d); subtract(%1, %2) }",
+        ([0, 0, 1, 1], 1), 1,
+    ),
+    "a value that two marks share is copied once": (
+        f"def @main(%a: {T}, %b: {T}) {{ %0 = add(%a, %b); %1 = on_device(%0, {ON_0});"
+        f" %2 = on_device(%0, {ON_0}); subtract(%1, %2) }}",
+        ([0, 0], 1), 1,
+    ),
+    "the use of a variable places its value": (
+        f"{ABCD} {{ let %l = add(%a, %b); let %r = add(%c, %d); %0 = on_device(%l, {ON_0});"
+        " subtract(%0, %r) }",
+        ([0, 0, 1, 1], 1), 1,
+    ),
+    "the body of a function places its arguments": (
+        f"{ABCD} {{ let %f = fn (%x, %y) {{ %0 = add(%x, %y); on_device(%0, {ON_0}) }};"
+        " %1 = %f(%a, %b); %2 = add(%c, %d); subtract(%1, %2) }",
+        ([0, 0, 0, 0], 0), 0,
+    ),
+    "the use of a call places the function": (
+        f"{ABCD} {{ let %f = fn (%x, %y) {{ add(%x, %y) }}; %0 = %f(%a, %b);"
+        f" %1 = on_device(%0, {ON_0}); %2 = add(%c, %d); subtract(%1, %2) }}",
+        ([0, 0, 1, 1], 1), 1,
+    ),
+    "functions that give functions": (
+        f"def @main(%x: {T}, %y: {T}) {{ let %f = fn (%g) {{ fn (%a) {{"
+        f" %0 = on_device(%a, {ON_0}); %1 = %g(%0); add(%1, %x) }} }};"
+        " let %h = fn (%b) { negative(%b) }; %2 = %f(%h); %3 = %2(%y); subtract(%x, %3) }",
+        ([1, 0], 1), 1,
+    ),
+    "a function in a tuple": (
+        f"def @main(%x: {T}, %y: {T}) {{ let %f = fn (%a: {T}, %b: {T}) {{"
+        f" %0 = on_device(%b, {ON_0}); add(%a, %0) }}; let %t = (%f, %x);"
+        " %1 = %t.1; %2 = %t.0; %2(%1, %y) }",
+        ([1, 0], 1), 1,
+    ),
+    "branches that are functions": (
+        f"def @main(%x: bool, %y: {T}, %z: {T}) {{ let %f = fn (%a) {{"
+        f" %0 = on_device(%y, {ON_0}, constrain_result=True); add(%a, %0) }};"
+        " let %g = fn (%a1) { subtract(%a1, %y) };"
+        " let %h = if (%x) { %f } else { %g }; %h(%z) }",
+        ([0, 0, 0], 0), 0,
+    ),
+    "a condition is on the host": (
+        f"def @main(%x: {T}) {{ %0 = on_device(sum(%x), {ON_1}, constrain_result=True);"
+        " if (greater(%0, 0f)) { %x } else { negative(%x) } }",
+        ([1], 1), 1,
+    ),
+    "global functions": (
+        f"def @f(%a: {T}, %b: {T}) -> {T} {{ %0 = on_device(%b, {ON_0}); add(%a, %0) }}"
+        f" def @main(%x: {T}, %y: {T}) -> {T} {{ @f(%y, %x) }}",
+        ([0, 1], 1), 1,
+    ),
+    "a reference": (
+        f"def @main(%x: {T}, %y: {T}) {{ let %r = ref(%x); %0 = on_device(%y, {ON_0});"
+        " ref_write(%r, %0); %1 = ref_read(%r); add(%x, %1) }",
+        ([1, 0], 1), 1,
+    ),
+    "data": (
+        "type List[A] { Cons(A, List[A]), Nil, }"
+        f" def @main(%x: {T}, %y: {T}) {{ %0 = on_device(%y, {ON_0}, constrain_result=True);"
+        " %1 = Nil; %2 = Cons(%0, %1); let %l = Cons(%x, %2);"
+        " match? (%l) { Cons(%z, _) => { %z } } }",
+        ([0, 0], 0), 0,
+    ),
+    "a tuple may be on several devices": (
+        f"def @main(%x: {T}, %y: {T}) {{ %0 = on_device(negative(%x), {ON_0},"
+        " constrain_result=True); %1 = negative(%y); let %t = (%0, %1); %2 = %t.1; %2 }",
+        ([0, 1], 1), 0,
+    ),
+    "the shape of a tensor is on the host, wherever the tensor is": (
+        f"def @main(%x: Tensor[(?, 7), float32]) {{"
+        f" %0 = on_device(%x, {ON_1}, constrain_result=True); vm.shape_of(%0) }}",
+        ([1], 0), 0,
+    ),
+    "there and back": (
+        f"def @main(%x: {T}, %y: {T}) {{ %0 = add(%x, %y); %1 = on_device(%0, {ON_1});"
+        f" %2 = negative(%1); %3 = on_device(%2, {ON_0}); %4 = negative(%0); %5 = add(%3, %4);"
+        f" %6 = on_device(%5, {ON_1}); %7 = negative(%6); on_device(%7, {ON_0}) }}",
+        ([1, 1], 0), 3,
+    ),
+    "what is copied into place by a mark that says nothing of the value": (
+        f"def @main(%x: {T}) {{ %0 = on_device(negative(%x), {ON_1}, constrain_result=True);"
+        f" %1 = on_device(%0, {ON_0}, constrain_result=True, constrain_body=False);"
+        " nn.relu(%1) }",
+        ([1], 0), 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_go_where_they_are_used(name: str) -> None:
+    text, expected, count = CASES[name]
+    planned = plan(text)
+    assert places(planned) == expected
+    assert copies(planned) == count
+
+
+def test_the_text_of_a_planned_module() -> None:
+    text = f"def @main(%a: {T}, %b: {T}) {{ %0 = on_device(nn.relu(%a), {ON_1}); add(%0, %b) }}"
+    planned = plan(text, CompilationConfig())
+    lines = re.sub(r" /\*.*?\*/", "", planned.astext()).splitlines()
+    one = "VirtualDevice(device_type=1, virtual_device_id=1)"
+    host = "VirtualDevice(device_type=1)"
+    assert lines[1] == f'attributes {{"virtual_devices" = [{host}, {one}]}}'
+    head = f"(%a {{virtual_device={one}}}: {T}, %b {{virtual_device={host}}}: {T}, virtual_device="
+    assert head in lines[2]
+    assert f"  %1 = device_copy(%0, src_virtual_device={one});" in lines
+
+
+def test_a_function_that_fits_no_devices_is_wrapped() -> None:
+    planned = plan(
+        f"def @main(%c: bool, %x: {T}) {{"
+        f" let %f = fn (%a: {T}) {{ on_device(negative(%a), {ON_0}) }};"
+        f" let %g = fn (%a1: {T}) {{ on_device(nn.relu(%a1), {ON_1}) }};"
+        " let %h = if (%c) { %f } else { %g }; %h(%x) }"
+    )
+    assert planned.astext().count("fn (") >= 3
+    assert copies(planned) == 2
+
+
+def test_a_reference_cannot_be_copied() -> None:
+    text = (
+        f"def @main(%x: {T}) {{ let %r = on_device(ref(%x), {ON_0}, constrain_result=True);"
+        f" let %s = on_device(%r, {ON_1}, constrain_result=True); ref_read(%s) }}"
+    )
+    with pytest.raises(CompileError, match=r"a reference on cpu\(1\) expected, got one on"):
+        plan(text)
+
+
+def test_a_module_that_says_nothing_stays_itself() -> None:
+    x = relay.var("x", shape=(3,))
+    module = InferType()(IRModule.from_expr(relay.Function([x], relay.nn.relu(x))))
+    assert PlanDevices()(module).attrs == {}
+
+
+def test_marks() -> None:
+    x = relay.var("x", shape=(3,))
+    assert on_device(x, None) is x
+    assert on_device(x, "cpu:1", constrain_body=False) is x
+    assert on_device(x, "cpu:1").attrs.virtual_device.device == cpu(1)
+    copy = relay.op.device_copy(x, cpu(0), VirtualDevice(cpu(1)))
+    assert copy.attrs.dst_virtual_device.device == cpu(1)
+    with pytest.raises(ValueError, match="expected the memory scope 'global', got 'texture'"):
+        VirtualDevice(cpu(0), memory_scope="texture")
+
+
+def test_configurations() -> None:
+    for given in ({cpu(1): "llvm", cpu(0): "llvm"}, [cpu(1), cpu(0)]):
+        config = compilation_config(given)
+        assert [d.device for d in config.devices] == [cpu(1), cpu(0)]
+        assert config.default_primitive_virtual_device.device == cpu(1)
+        assert config.host_virtual_device.is_host
+    with pytest.raises(CompileError, match="one target for all CPU devices expected"):
+        compilation_config({cpu(0): "llvm", cpu(1): "llvm -mcpu=x86-64-v3"})
+    with pytest.raises(CompileError, match=r"CPU devices expected, got cuda\(0\)"):
+        compilation_config({"cuda": "llvm"})
+
+
+def test_a_chain_of_any_length() -> None:
+    x = relay.var("x", shape=(3,))
+    value = x
+    for number in range(5000):
+        value = relay.nn.relu(value)
+        if number % 250 == 0:
+            value = on_device(value, cpu(number // 250 % 2))
+    module = InferType()(IRModule.from_expr(relay.Function([x], value)))
+    planned = PlanDevices()(module)
+    assert len(planned.attrs["virtual_devices"]) == 2
