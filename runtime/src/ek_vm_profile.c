@@ -79,10 +79,13 @@ static int add_argument(profile *p, const ek_value *value) {
   return 0;
 }
 
-/* The arguments of a primitive as it gets them: an ADT stands for its fields. */
+/* The arguments of a primitive as it gets them: an ADT stands for its fields. Of a copy between
+** devices, the copy. */
 static int add_call(profile *p, const ek_vm *vm, const int32_t *pc, int64_t took) {
   bool is_value = *pc == EK_OP_InvokePackedValue;
-  const int32_t *registers = pc + 4, n = is_value ? pc[3] : pc[2];
+  bool is_copy = *pc == EK_OP_DeviceCopy;
+  const int32_t *registers = pc + (is_copy ? 1 : 4);
+  int32_t n = is_copy ? 1 : is_value ? pc[3] : pc[2];
   const ek_value *R = vm->registers + vm->window;
   int64_t function = vm->function - vm->executable->functions;
   int64_t place = p->n_events, count = 0, *at = more(p, 6);
@@ -133,6 +136,7 @@ static int after(ek_vm_hook *hook, ek_vm *vm, const int32_t *pc) {
   count[1] += end - p->start;
   if (p->n_events >= p->max_events) return 0;
   switch (*pc) {
+    case EK_OP_DeviceCopy:
     case EK_OP_InvokePacked:
     case EK_OP_InvokePackedValue: return add_call(p, vm, pc, end - p->start);
     case EK_OP_Invoke:

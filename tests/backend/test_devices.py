@@ -2,6 +2,9 @@
 made, memory is apart, and arguments that lie elsewhere are copied or refused.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,7 +35,12 @@ def random(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape).astype("float32")
 
 
-def check(module: IRModule, *args: np.ndarray, executors: tuple[str, ...] = ("vm", "aot", "async")):
+EVERY = ("vm", "aot", "async")
+
+
+def check(
+    module: IRModule, *args: np.ndarray, executors: Sequence[str] = EVERY
+) -> ekiden.Executable:
     """The executable of a module, whose results are those of the interpreter."""
     expected = relay.create_executor("debug", module).evaluate()(*args)
     for kind in executors:
@@ -169,13 +177,22 @@ def test_a_warm_run_allocates_nothing() -> None:
     assert allocations() == before
 
 
-def test_a_saved_program_knows_its_devices(tmp_path) -> None:
+def test_a_saved_program_knows_its_devices(tmp_path: Path) -> None:
     exe = ekiden.compile(parse(PROGRAMS["closures"][0]))
     exe.save(tmp_path / "two.eki")
     again = ekiden.load(tmp_path / "two.eki")
     assert again.raw.to_bytes() == exe.raw.to_bytes()
     args = PROGRAMS["closures"][1]
     np.testing.assert_array_equal(again(*args).numpy(), exe(*args).numpy())
+
+
+def test_a_profile_shows_copies() -> None:
+    text, args, _ = PROGRAMS["operators"]
+    report = ekiden.compile(parse(text)).profile(*args, peak=False)
+    (copy,) = [call for call in report.calls if call.name.startswith("device_copy")]
+    assert copy.name == "device_copy cpu(1) -> cpu(0)"
+    assert copy.nbytes == 4 * 5 * 7
+    assert "device_copy cpu(1) -> cpu(0)" in str(report)
 
 
 def by_hand(*code: Instruction, places: Places, primitives: tuple[str, ...] = ()) -> bytes:

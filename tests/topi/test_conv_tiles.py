@@ -17,6 +17,7 @@ from ekiden.tir.transform import lower
 from ekiden.topi.nn import conv
 from ekiden.topi.nn.weights import pack_weight
 from ekiden.topi.rule import schedule
+from ekiden.topi.rule.tiles import fitting_lanes
 
 TARGET = Target.host()
 TILE = 4 * TARGET.lanes("float32")
@@ -132,3 +133,22 @@ def test_empty_batch() -> None:
     weight = np.ones((4, 2, 3, 3), "float32")
     run, packed = make((SizeVar("n"), 5, 5, 2), weight, (1, 1), (1, 1, 1, 1), (1, 1), 1)
     run(np.zeros((0, 5, 5, 2), "float32"), packed, np.zeros((0, 5, 5, 4), "float32"))
+
+
+@pytest.mark.parametrize("out", [1, 3, 8, 9])
+@pytest.mark.parametrize("per_in", [1, 5, 8])
+def test_few_output_channels_take_narrow_vectors(out: int, per_in: int) -> None:
+    rng = np.random.default_rng(out)
+    x = rng.standard_normal((1, 9, 17, per_in)).astype(np.float32)
+    w = rng.standard_normal((out, per_in, 3, 5)).astype(np.float32)
+    run, packed = make(x.shape, w, (1, 1), (1, 2, 1, 2), (1, 1), 1)
+    wanted = reference(x, w, (1, 1), (1, 2, 1, 2), (1, 1), 1)
+    found = np.zeros(wanted.shape, np.float32)
+    run(x, packed, found)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_lanes_fit_what_is_used() -> None:
+    wide, narrow = Target.parse("llvm -mcpu=znver4"), Target.parse("llvm -mcpu=x86-64-v3")
+    assert [fitting_lanes(n, wide) for n in (1, 8, 9, 16, 24)] == [8, 8, 16, 16, 16]
+    assert [fitting_lanes(n, narrow) for n in (1, 4, 8, 24)] == [8, 8, 8, 8]

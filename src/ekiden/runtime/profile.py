@@ -292,6 +292,7 @@ class _Reader:
         metadata = executable.metadata
         self.functions = executable.globals
         self.primitives = executable.primitives
+        self.devices = executable.devices
         self.code = {name: list(instructions(executable.code(name)[1])) for name in self.functions}
         self.words = {name: executable.code(name)[1] for name in self.functions}
         self.kernels = cast("dict[str, dict[str, object]]", metadata.get("kernels", {}))
@@ -334,12 +335,17 @@ class _Reader:
             arguments.append(argument)
         caller = self.functions[function]
         place, opcode = self.code[caller][number]
-        first = place + 1 + opcode.operands.index("packed_index")
-        name = self.primitives[self.words[caller][first]]
+        name = self._name(opcode, self.words[caller][place:])
         source = self.sources.get((caller, number), "")
         work = self._flops(name, arguments)
         call = KernelCall(caller, number, name, source, start, duration, tuple(arguments), work)
         return call, at
+
+    def _name(self, opcode: Opcode, words: Sequence[int]) -> str:
+        """The primitive that an instruction calls; of a copy, from where to where."""
+        if opcode.name == "DeviceCopy":
+            return f"device_copy {self.devices[words[4]]} -> {self.devices[words[3]]}"
+        return self.primitives[words[1 + opcode.operands.index("packed_index")]]
 
     def _flops(self, name: str, arguments: Sequence[Argument]) -> int:
         """The operations of a kernel; 0 where the executable does not say."""

@@ -181,9 +181,7 @@ def test_a_reference_cannot_be_copied() -> None:
         f"def @main(%x: {T}) {{ let %r = on_device(ref(%x), {ON_0}, constrain_result=True);"
         f" let %s = on_device(%r, {ON_1}, constrain_result=True); ref_read(%s) }}"
     )
-    with pytest.raises(
-        CompileError, match=r"a reference on cpu\(1\) expected, got one on cpu\(0\)"
-    ):
+    with pytest.raises(CompileError, match=r"a reference on cpu\(1\) expected, got one on"):
         plan(text)
 
 

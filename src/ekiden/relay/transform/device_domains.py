@@ -266,11 +266,12 @@ class Domains:
 
     def _declare_inside(self, expr: RelayExpr) -> None:
         """The domains of functions, by which they may call themselves."""
-        if isinstance(expr, Function) and not is_atom(expr):
-            self._declare(expr)
-        elif isinstance(expr, Let):
-            if isinstance(expr.value, Function) and not is_atom(expr.value):
-                self._of[expr.var] = self._declare(expr.value)
+        value = expr.value if isinstance(expr, Let) else expr
+        if not isinstance(value, Function) or is_atom(value):
+            return
+        domain = self._declare(value)
+        if isinstance(expr, Let):
+            self._of[expr.var] = domain
 
     def _mark(self, expr: RelayExpr) -> None:
         """What a program says of places, before anything flows."""

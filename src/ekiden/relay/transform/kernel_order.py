@@ -12,8 +12,9 @@ from __future__ import annotations
 from ekiden.relay.expr import Call, Tuple, Var
 from ekiden.relay.transform.storage_lifetimes import Lifetimes, Request, Span
 
-MOST = 10_000_000
-"""Kernels times chains, beyond which all kernels count as following each other."""
+MOST = 500_000
+"""Kernels times chains, beyond which all kernels count as following each other: planning would take
+seconds."""
 
 
 class KernelOrder:

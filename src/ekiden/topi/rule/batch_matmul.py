@@ -6,8 +6,9 @@ The right matrix is copied into panels first, as wide as a register tile, unless
 panel: that makes every step of k read neighbouring memory, undoes a transposition, and pads the
 last vector with zeros. The copy costs about 1 / M of the product. Panels are four vectors wide;
 columns left over make panels of one vector, of which the last is stored under a mask, so that the
-number of columns need not be known. Threads share out the batch, or the rows where there is no
-batch.
+number of columns need not be known. Threads share out the batch, or the panels: each is multiplied
+as soon as it is copied, and stays in the core's cache; with too few panels, the rows. Few rows are
+bound by memory, and read the matrix as it lies (see `streaming`).
 """
 
 from __future__ import annotations
@@ -21,15 +22,20 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Prefetch, PrimFunc, Stmt, seq
 from ekiden.topi.rule.dense import make_buffers, product
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.topi.rule.streaming import Streamed, streamed_product
 from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows, stepped_rows
 
 WIDE = 4
 """Vectors of a whole panel."""
 NARROW_ROWS = 8
 """Rows of a tile one vector wide: enough to hide the latency of a multiply-add."""
+AHEAD = 16
+"""Steps of k by which a matrix is brought near while it is copied."""
+LINE = 16
+"""Floats in a cache line; as many steps of k are copied together of a transposed matrix."""
 STEPS = (3, 1)
 """Row counts below the largest, where the number of rows is not known."""
 
@@ -93,16 +99,10 @@ class _Product:
     # the panels
 
     def is_direct(self) -> bool:
-        """Whether the right matrix is read where it lies: one panel of whole vectors, or too few
-        rows to pay for a copy."""
-        if (
-            self.transpose_b
-            or not isinstance(self.columns, IntImm)
-            or self.columns.value % self.lanes
-        ):
+        """Whether the right matrix is read where it lies: it is one panel of whole vectors."""
+        if self.transpose_b or not isinstance(self.columns, IntImm):
             return False
-        few = isinstance(self.rows, IntImm) and self.rows.value < NARROW_ROWS
-        return few or self.columns.value <= WIDE * self.lanes
+        return self.columns.value <= WIDE * self.lanes and self.columns.value % self.lanes == 0
 
     def split(self) -> tuple[PrimExpr, PrimExpr]:
         """(whole panels, panels of one vector after them)."""
@@ -117,37 +117,60 @@ class _Product:
         width = WIDE * self.lanes
 
         def panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
-            panel, k = Var("p"), Var("k")
+            panel = Var("p")
             column = first + panel * (vectors * self.lanes)
-            steps = [
-                self._copy(packed, image, column, k, v, vectors, vectors == 1)
-                for v in range(vectors)
-            ]
-            body = For(k, const(0), self.k, ForKind.SERIAL, seq(*steps))
+            body = self.pack_panel(packed, column * self.k, image, column, vectors)
             return For(panel, const(0), count, kind, body, {"grain": 1})
 
         return seq(panels(whole, const(0), WIDE), panels(narrow, whole * width, 1))
 
-    def _copy(
-        self,
-        packed: Buffer,
-        image: PrimExpr,
-        column: PrimExpr,
-        k: PrimExpr,
-        v: int,
-        vectors: int,
-        masked: bool,
+    def pack_panel(
+        self, packed: Buffer, base: PrimExpr, image: PrimExpr, column: PrimExpr, vectors: int
     ) -> Stmt:
-        """One vector of a panel; columns beyond the matrix become zeros."""
+        """packed[base + k * width + i] = b[k, column + i] for one panel; columns beyond the matrix
+        become zeros.
+        """
+        if self.transpose_b and vectors == WIDE:
+            return self._turned(packed, base, image, column)
+        k, width = Var("k"), vectors * self.lanes
+        origin = image * self.b.batch + column * self.b.column
+        steps: list[Stmt] = []
+        if not self.transpose_b:
+            ahead = origin + (k + AHEAD) * self.b.row
+            steps = [Prefetch(self.b.buffer, (ahead + n,), 3) for n in range(0, width, LINE)]
+        for v in range(vectors):
+            first, to = column + v * self.lanes, base + k * width + v * self.lanes
+            at = image * self.b.batch + k * self.b.row + first * self.b.column
+            steps.append(self._copy(packed, to, at, self.mask(first) if vectors == 1 else None))
+        return For(k, const(0), self.k, ForKind.SERIAL, seq(*steps))
+
+    def _turned(self, packed: Buffer, base: PrimExpr, image: PrimExpr, column: PrimExpr) -> Stmt:
+        """A whole panel of a transposed matrix, a cache line of each column after the other: a
+        gather costs several times as many loads.
+        """
+        block, i, left, rest = (Var(n) for n in ("block", "i", "left", "rest"))
+        width = WIDE * self.lanes
+        origin = image * self.b.batch + column * self.b.column
+
+        def one(k: PrimExpr, at: Var) -> Stmt:
+            value = BufferLoad(self.b.buffer, (origin + at * self.b.column + k,), "float32")
+            return BufferStore(packed, value, (base + k * width + at,))
+
+        whole = simplify(self.k // LINE)
+        line = seq(*(one(block * LINE + n, i) for n in range(LINE)))
+        columns = For(i, const(0), const(width), ForKind.SERIAL, line)
+        tail = For(rest, const(0), const(width), ForKind.SERIAL, one(whole * LINE + left, rest))
+        return seq(
+            For(block, const(0), whole, ForKind.SERIAL, columns),
+            For(left, const(0), simplify(self.k - whole * LINE), ForKind.SERIAL, tail),
+        )
+
+    def _copy(self, packed: Buffer, to: PrimExpr, at: PrimExpr, mask: PrimExpr | None) -> Stmt:
+        """One vector of a panel."""
         vector = f"float32x{self.lanes}"
-        first = column + v * self.lanes
-        at = image * self.b.batch + k * self.b.row + first * self.b.column
         value: PrimExpr = BufferLoad(self.b.buffer, (ramp(at, self.b.column, self.lanes),), vector)
-        if masked:
-            value = if_then_else(
-                self.mask(first), value, broadcast(const(0.0, "float32"), self.lanes)
-            )
-        to = column * self.k + k * (vectors * self.lanes) + v * self.lanes
+        if mask is not None:
+            value = if_then_else(mask, value, broadcast(const(0.0, "float32"), self.lanes))
         return BufferStore(packed, value, (ramp(to, 1, self.lanes),))
 
     def mask(self, first: PrimExpr) -> PrimExpr:
@@ -164,6 +187,7 @@ class _Product:
         rows: int,
         column: PrimExpr,
         vectors: int,
+        ahead: Callable[[PrimExpr], Stmt] | None = None,
     ) -> Stmt:
         """A tile of rows on one panel. `source` is the copy, whose batch step is 0, or the matrix
         itself."""
@@ -182,7 +206,9 @@ class _Product:
         start = image * self.a.batch
         a_rows = [start + (first + i) * self.a.row for i in range(rows)]
         base = image * source.batch + column * source.column
-        return compute_tile(shape, loops, self.a.buffer, a_rows, source.buffer, base, store)
+        return compute_tile(
+            shape, loops, self.a.buffer, a_rows, source.buffer, base, store, ahead=ahead
+        )
 
     def panels(
         self, source: Operand, image: PrimExpr, count: PrimExpr, begin: PrimExpr, vectors: int
@@ -222,14 +248,86 @@ class _Product:
 
     def one(self, image: PrimExpr, kind: ForKind) -> Stmt:
         """One matrix of the batch: pack, multiply."""
+        if self.is_streamed():
+            return self.streamed(image, kind)
         if self.is_direct():
             return self.direct(image, kind)
+        if kind is ForKind.SERIAL or self.has_enough_panels():
+            return self.by_panels(image, kind)
         size = simplify(self.k * ((self.columns + (self.lanes - 1)) // self.lanes * self.lanes))
         packed = Buffer("packed", (size,))
         source = Operand(packed, const(0), self.k, const(0))
         return Allocate(
             packed, seq(self.pack(packed, image, kind), self.product(source, image, kind))
         )
+
+    def has_enough_panels(self) -> bool:
+        """Whether threads can share out the panels: with one more for some at most a tenth of the
+        time is lost.
+        """
+        whole, _ = self.split()
+        if not isinstance(whole, IntImm) or whole.value < self.target.cores:
+            return False
+        each = -(-whole.value // self.target.cores)
+        return 10 * whole.value >= 9 * each * self.target.cores
+
+    def by_panels(self, image: PrimExpr, kind: ForKind) -> Stmt:
+        """Each panel is copied, and then all rows are multiplied by it."""
+        whole, narrow = self.split()
+        width = WIDE * self.lanes
+        return seq(
+            *(
+                self.panel_run(image, count, begin, vectors, kind)
+                for count, begin, vectors in ((whole, const(0), WIDE), (narrow, whole * width, 1))
+                if not (isinstance(count, IntImm) and count.value == 0)
+            )
+        )
+
+    def panel_run(
+        self, image: PrimExpr, count: PrimExpr, begin: PrimExpr, vectors: int, kind: ForKind
+    ) -> Stmt:
+        """`count` panels from column `begin`. Each of the first row tiles brings one cache line of
+        each line of the next panel to L2: then copying that does not wait for memory.
+        """
+        panel, width = Var("p"), vectors * self.lanes
+        column = simplify(begin + panel * width)
+        packed = Buffer("packed", (simplify(self.k * width),))
+        source = Operand(packed, const(0), const(0), const(0))
+        limit = max_rows(WIDE, self.target) if vectors == WIDE else NARROW_ROWS
+
+        def body(rows: int, first: PrimExpr) -> Stmt:
+            line = first // limit % (width // LINE) * LINE
+            following = image * self.b.batch + column + width + line
+
+            def ahead(k: PrimExpr) -> Stmt:
+                return Prefetch(self.b.buffer, (following + k * self.b.row,), 2)
+
+            wanted = None if self.transpose_b or vectors != WIDE else ahead
+            return self.tile(source, image, first, rows, column, vectors, wanted)
+
+        tiles = self.row_tiles(limit, body, ForKind.SERIAL)
+        each = Allocate(
+            packed, seq(self.pack_panel(packed, const(0), image, column, vectors), tiles)
+        )
+        return For(panel, const(0), count, kind, each, {"grain": 1})
+
+    def is_streamed(self) -> bool:
+        """Whether there are so few rows that reading the right matrix is what takes the time."""
+        few = isinstance(self.rows, IntImm) and 0 < self.rows.value < NARROW_ROWS
+        return few and not self.transpose_b
+
+    def streamed(self, image: PrimExpr, kind: ForKind) -> Stmt:
+        """Few rows: the matrix is read line by line."""
+        assert isinstance(self.rows, IntImm)
+
+        def store(row: int, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+            at = const(row)
+            flat = (image * self.rows + at) * self.columns + column
+            return self.epilogue.store([*self.indices(image, at), column], flat, value, mask)
+
+        rows = [image * self.a.batch + self.a.row * i for i in range(self.rows.value)]
+        shape = Streamed(self.k, self.columns, rows, self.a.column, image * self.b.batch)
+        return streamed_product(shape, self.a.buffer, self.b.buffer, store, self.target, kind)
 
     def direct(self, image: PrimExpr, kind: ForKind) -> Stmt:
         """Multiply by the matrix as it lies; its columns are whole vectors."""

@@ -32,7 +32,15 @@ from ekiden.tir.stmt import (
 )
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows, span
+from ekiden.topi.rule.tiles import (
+    KLoop,
+    Tile,
+    balanced_rows,
+    compute_tile,
+    fitting_lanes,
+    max_rows,
+    span,
+)
 
 NARROW = 12
 """Lines of at most this many pixels share tiles (7x7x512 3x3: 83 % of the peak by lines)."""
@@ -132,8 +140,8 @@ class _Conv:
         panel: Panel,
     ) -> Stmt:
         """A tile of pixels: `a_rows` are their data offsets, `out` is the number of the first."""
-        vectors = -(-panel.valid // self.lanes)
-        shape = Tile(rows, vectors, self.lanes, panel.valid)
+        lanes = fitting_lanes(panel.valid, self.target)
+        shape = Tile(rows, -(-panel.valid // lanes), lanes, panel.valid)
 
         def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
             at = panel.column + column

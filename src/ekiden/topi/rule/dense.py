@@ -21,7 +21,15 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import For, ForKind, IfThenElse, Prefetch, PrimFunc, Stmt, seq
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.topi.rule.tiles import WORD, KLoop, Tile, balanced_rows, compute_tile, max_rows
+from ekiden.topi.rule.tiles import (
+    WORD,
+    KLoop,
+    Tile,
+    balanced_rows,
+    compute_tile,
+    fitting_lanes,
+    max_rows,
+)
 
 LINE = 16
 """Words of 4 bytes in a cache line."""
@@ -79,8 +87,8 @@ class _Dense:
 
     def tile(self, rows: int, first: PrimExpr, panel: PrimExpr, valid: int, near: bool) -> Stmt:
         """One tile of `rows` rows and one panel, which is `near` if other rows read it before."""
-        vectors = -(-valid // self.lanes)
-        shape = Tile(rows, vectors, self.lanes, valid, self.anchor.dtype)
+        lanes = self.lanes if self.word > 1 else fitting_lanes(valid, self.target)
+        shape = Tile(rows, -(-valid // lanes), lanes, valid, self.anchor.dtype)
 
         def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
             row, at = first + i, panel * self.width + column

@@ -1,0 +1,344 @@
+"""What each kernel of real models reaches, and the page of results in the documentation.
+
+    python benchmarks/report.py kernels MODEL.onnx ... [--dim NAME=VALUE ...] [--threads N]
+                                        [--top 10] [--json KERNELS]
+    python benchmarks/report.py kernels --manifest models.json [--only ID ...]
+    python benchmarks/report.py page COMPARED.json ... [--kernels KERNELS ...] [--out docs]
+                                     [--threads N ...] [--note TEXT]
+
+`kernels` runs each model under `exe.profile`, takes the least time of each kernel call over the
+rounds, and holds it against what the machine does at best, measured in the same process:
+multiply-adds, and copies of as many bytes as the call touches (small ones stay in caches). The
+nearer of the two limits bounds a kernel; time beyond it is lost. It ends with the kernels that lose
+most over all models. Models of a manifest come through the `fetch_models.py` beside it.
+
+`page` writes `performance.md` with the table of what a comparison of engines measured (JSON: rows
+of model, threads, and engines with `ms` and `speedup`), and `performance.svg`, which needs
+matplotlib (`pip install ekiden[docs]`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+import ekiden
+from ekiden.driver.peak import measure_peak
+from ekiden.runtime import num_threads
+from ekiden.runtime.profile import Peak, Report, Row
+
+Record: TypeAlias = dict[str, Any]
+"""An object of a JSON file."""
+Axis: TypeAlias = Any
+"""A picture of matplotlib."""
+Feed: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
+
+CACHED = (1 << 18, 1 << 22)
+"""Bytes of copies that caches of a core, and then of the chip, hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the machine does at best: operations in a second, and bytes in a second by how many are
+    touched, ascending.
+    """
+
+    flops: float
+    copies: tuple[tuple[int, float], ...]
+
+    def seconds(self, row: Row) -> float:
+        """The least time the calls of a kernel may take."""
+        each = row.nbytes // max(row.count, 1)
+        speed = next((s for size, s in self.copies if each <= size), self.copies[-1][1])
+        return max(row.flops / self.flops, row.nbytes / speed)
+
+    def bound(self, row: Row) -> str:
+        """Which limit is the nearer one."""
+        return "flops" if row.flops / self.flops >= self.seconds(row) else "bytes"
+
+
+class Loss(NamedTuple):
+    """A kernel of a model: its calls on one set of shapes, and the seconds beyond its limit."""
+
+    model: str
+    row: Row
+    lost: float
+    share: float
+    bound: str
+
+    def record(self) -> Record:
+        """As JSON."""
+        return {
+            "model": self.model,
+            "kernel": self.row.name,
+            "source": self.row.source,
+            "shapes": self.row.shapes,
+            "calls": self.row.count,
+            "ms": self.row.duration / 1e6,
+            "gflops": self.row.flops / max(self.row.duration, 1),
+            "share": self.share,
+            "bound": self.bound,
+            "lost_ms": self.lost * 1e3,
+        }
+
+
+def measure_limits(peak: Peak) -> Limits:
+    """The measured peak, and copies within caches beside it."""
+    copies = []
+    for size in CACHED:
+        source, copy = np.ones(size // 2, np.uint8), np.ones(size // 2, np.uint8)
+        calls, spent = max(1, (1 << 22) // size), []
+        for _ in range(15):
+            start = time.perf_counter()
+            for _ in range(calls):
+                np.copyto(copy, source)
+            spent.append(time.perf_counter() - start)
+        copies.append((size, size * calls / min(spent)))
+    return Limits(peak.flops, (*copies, (1 << 62, peak.bandwidth)))
+
+
+def best_of(reports: Sequence[Report]) -> Report:
+    """The first report with the least time of each call over all: the calls are the same."""
+    calls = tuple(
+        replace(same[0], duration=min(call.duration for call in same))
+        for same in zip(*(r.calls for r in reports), strict=True)
+    )
+    return replace(reports[0], calls=calls)
+
+
+def losses(model: str, report: Report, limits: Limits) -> list[Loss]:
+    """Each kernel of a report with what it loses, in the order of its first call."""
+    found = []
+    for row in report.rows():
+        spent, least = row.duration * 1e-9, limits.seconds(row)
+        share = min(1.0, least / max(spent, 1e-9))
+        found.append(Loss(model, row, max(0.0, spent - least), share, limits.bound(row)))
+    return found
+
+
+def show(found: Sequence[Loss], top: int) -> None:
+    """Print the kernels that lose most."""
+    print(f"{'ms':>9} {'lost':>9} {'calls':>5} {'GFLOP/s':>8} {'of limit':>11}  kernel, arguments")
+    for loss in sorted(found, key=lambda each: -each.lost)[:top]:
+        row = loss.row
+        rate = f"{row.flops / row.duration:8.1f}" if row.flops else f"{'':8}"
+        name = row.name.rpartition("_")[0].removeprefix("fused_")[:60]
+        cells = f"{row.duration / 1e6:9.3f} {loss.lost * 1e3:9.3f} {row.count:5} {rate}"
+        print(f"{cells} {loss.share:5.0%} {loss.bound}  {loss.model} {name} {row.shapes[:100]}")
+
+
+def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed]]:
+    """(name, file, inputs) of each model that was asked for."""
+    for path in options.models:
+        dims = {name: int(size) for name, size in (text.split("=") for text in options.dim)}
+        yield Path(path).stem, Path(path), random_feed(ekiden.compile(path), dims)
+    if options.manifest is None:
+        return
+    manifest = Path(options.manifest).resolve()
+    sys.path.insert(0, str(manifest.parent))
+    fetching = importlib.import_module("fetch_models")
+    wanted = set(options.only or ())
+    for entry in fetching.load(manifest):
+        chosen = not wanted or entry["id"] in wanted or wanted & set(entry["tags"])
+        if entry["format"] == "onnx" and chosen:
+            found = fetching.fetch([entry], options.cache)[entry["id"]]
+            path = fetching.prepare(entry, found, options.cache)
+            yield entry["id"], Path(path), fetching.make_inputs(entry, entry["cases"][0], 0)
+
+
+def random_feed(exe: ekiden.Executable, dims: Mapping[str, int]) -> Feed:
+    """Numbers for the inputs of a model; symbolic dimensions that are not given are one."""
+    random, feed = np.random.default_rng(0), {}
+    for info in exe.inputs:
+        shape = [d if isinstance(d, int) else dims.get(d, 1) for d in info.shape]
+        feed[info.name] = random.random(shape).astype(info.dtype)
+    return feed
+
+
+def kernels(options: argparse.Namespace) -> None:
+    """The command of that name."""
+    num_threads(options.threads)
+    everything: list[Loss] = []
+    for name, path, feed in models(options):
+        exe = ekiden.compile(path)
+        peak = measure_peak()
+        report = best_of([exe.profile(peak=False, **feed) for _ in range(options.rounds)])
+        limits = measure_limits(peak)
+        found = losses(name, report, limits)
+        spent, lost = sum(f.row.duration for f in found), sum(f.lost for f in found)
+        print(
+            f"\n{name}: {spent / 1e6:.3f} ms in kernels, {lost * 1e3:.3f} ms lost; at best"
+            f" {limits.flops / 1e9:.0f} GFLOP/s, copies"
+            f" {', '.join(f'{speed / 1e9:.0f}' for _, speed in limits.copies)} GB/s"
+        )
+        show(found, options.top)
+        sys.stdout.flush()
+        everything += found
+    print(f"\nthe {options.top} that lose most over all models")
+    show(everything, options.top)
+    if options.json:
+        records = [{"threads": options.threads, **f.record()} for f in everything]
+        Path(options.json).write_text(json.dumps(records, indent=1))
+
+
+def page(options: argparse.Namespace) -> None:
+    """The command of that name."""
+    rows = [row for path in options.compared for row in json.loads(Path(path).read_text())]
+    layers = [row for path in options.kernels for row in json.loads(Path(path).read_text())]
+    folder = Path(options.out)
+    rows = [row for row in rows if row["threads"] in options.threads]
+    (folder / "performance.md").write_text(markdown(rows, options.note))
+    plot(rows, layers, folder / "performance.svg")
+
+
+def markdown(rows: Sequence[Record], note: str = "") -> str:
+    """The page: what was measured, and a table per number of threads."""
+    text = [PAGE, *([f"\n{note}"] if note else [])]
+    for threads in sorted({row["threads"] for row in rows}):
+        mine = [row for row in rows if row["threads"] == threads]
+        engines = list(dict.fromkeys(e for row in mine for e in row["engines"]))
+        text.append(f"\n## On {threads} {'core' if threads == 1 else 'cores'}\n")
+        text.append(summary(mine, engines))
+        text.append("| model | " + " | ".join(f"{e}, ms" for e in engines) + " | over the best |")
+        text.append("|---" * (len(engines) + 2) + "|")
+        text += [line(row, engines) for row in mine]
+    return "\n".join(text) + "\n"
+
+
+def summary(rows: Sequence[Record], engines: Sequence[str]) -> str:
+    """Geometric means over each peer, and over the better one of each model."""
+    parts = []
+    for engine in engines[1:]:
+        found = [row["engines"][engine] for row in rows if engine in row["engines"]]
+        ratios = [each["speedup"] for each in found if "speedup" in each and agrees(each)]
+        if ratios:
+            mean = statistics.geometric_mean(ratios)
+            parts.append(f"{mean:.2f} times as fast as {engine} ({len(ratios)} models)")
+    best = [row["speedup_over_best"] for row in rows if "speedup_over_best" in row]
+    if best:
+        mean = statistics.geometric_mean(best)
+        parts.append(f"{mean:.2f} times the better one of each model, {min(best):.2f} at worst")
+    return f"Geometric means: {'; '.join(parts)}.\n"
+
+
+def agrees(figures: Record) -> bool:
+    """Whether an engine's result is that of the reference, as far as it was compared."""
+    error = figures.get("error_over_tolerance", 0.0)
+    return isinstance(error, float) and error <= 1
+
+
+def line(row: Record, engines: Sequence[str]) -> str:
+    """A row of the table."""
+    cells = [f"{row['model']}"]
+    for engine in engines:
+        figures = row["engines"].get(engine, {})
+        shown = f"{figures['ms']:.3f}" if "ms" in figures else "fails"
+        cells.append(shown if agrees(figures) else f"{shown} (differs)")
+    best = row.get("speedup_over_best")
+    cells.append("" if best is None else f"{best:.2f}")
+    return f"| {' | '.join(cells)} |"
+
+
+def plot(rows: Sequence[Record], layers: Sequence[Record], path: Path) -> None:
+    """Two pictures: the time of each peer over ours for each model; and for the kernels that took
+    part in `layers` the share of their limit.
+    """
+    # Optional, and slow to import.
+    import matplotlib  # noqa: PLC0415
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text: a third of the size
+    from matplotlib import pyplot  # noqa: PLC0415
+
+    threads = sorted({row["threads"] for row in rows})
+    figure, axes = pyplot.subplots(
+        1, len(threads) + 1, figsize=(6 * (len(threads) + 1), 9), layout="constrained"
+    )
+    for axis, count in zip(axes, threads, strict=False):
+        _peers(axis, [row for row in rows if row["threads"] == count])
+        axis.set_title(f"time of a peer / ours, {count} thread{'s' * (count > 1)}")
+    _shares(axes[-1], layers)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _peers(axis: Axis, rows: Sequence[Record]) -> None:
+    names = [row["model"] for row in rows]
+    engines = list(dict.fromkeys(e for row in rows for e in row["engines"]))[1:]
+    for engine, mark in zip(engines, "os^v", strict=False):
+        figures = [row["engines"].get(engine, {}) for row in rows]
+        ratios = [f.get("speedup", float("nan")) if agrees(f) else float("nan") for f in figures]
+        axis.plot(ratios, names, mark, label=engine)
+    axis.axvline(1, color="gray", linewidth=0.8)
+    axis.set_xscale("log")
+    axis.invert_yaxis()
+    axis.legend()
+
+
+def _shares(axis: Axis, layers: Sequence[Record]) -> None:
+    by_model: dict[str, list[Record]] = {}
+    for row in layers:
+        by_model.setdefault(row["model"], []).append(row)
+    for model, mine in by_model.items():
+        heavy = [row for row in mine if row["bound"] == "flops"]
+        shares = sorted((100 * row["share"] for row in heavy), reverse=True)
+        axis.plot(np.linspace(0, 100, len(shares)), shares, label=model, linewidth=1)
+    axis.set_title("products and convolutions: % of the peak, best first")
+    axis.set_xlabel("% of the layers of a model")
+    axis.set_ylim(0, 105)
+    if 0 < len(by_model) <= 12:
+        axis.legend(fontsize="small")
+
+
+PAGE = """\
+# Performance
+
+Made by `python benchmarks/report.py page` from measurements of one machine; do not edit.
+
+Models run as they come, without tuning. The engines take turns, each in a process of its own; the
+time is the median over rounds, of a call from Python with NumPy arrays. What is over 1 in the last
+column is faster than the best other engine that gives the same result.
+
+![Time of each model, and what layers reach of the peak](performance.svg)"""
+
+
+def main() -> None:
+    """Run the command that was asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("kernels")
+    command.set_defaults(run=kernels)
+    command.add_argument("models", nargs="*")
+    command.add_argument("--dim", action="append", default=[])
+    command.add_argument("--manifest")
+    command.add_argument("--only", nargs="*")
+    command.add_argument("--cache", default=str(Path.home() / ".cache" / "ekiden-bench"))
+    command.add_argument("--threads", type=int, default=1)
+    command.add_argument("--rounds", type=int, default=5)
+    command.add_argument("--top", type=int, default=10)
+    command.add_argument("--json")
+    command = commands.add_parser("page")
+    command.set_defaults(run=page)
+    command.add_argument("compared", nargs="+")
+    command.add_argument("--kernels", nargs="*", default=[])
+    command.add_argument("--threads", nargs="*", type=int, default=[1, 2])
+    command.add_argument("--note", default="", help="of the machine, and what else ran on it")
+    command.add_argument("--out", default=str(Path(__file__).resolve().parent.parent / "docs"))
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Products with matrices that are not known when code is made: few rows, panel by panel, stored
+transposed, against NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ekiden import te
+from ekiden.codegen.llvm import compile_object, link
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import SizeVar, const
+from ekiden.runtime import load_image
+from ekiden.target import Target
+from ekiden.te.tensor import Tensor
+from ekiden.tir.transform import lower
+from ekiden.topi.nn import batch_matmul, matmul
+from ekiden.topi.rule import schedule
+from ekiden.topi.rule.streaming import Streamed
+
+HOST = Target.host()
+Dim = int | SizeVar
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype("float32")
+
+
+def compiled(inputs: list[Tensor], output: Tensor, target: Target) -> Callable[..., object]:
+    func = schedule(inputs, [output], target, "kernel")
+    image = link([compile_object([lower(func, target)], target)], ["kernel"])
+    kernel: Callable[..., object] = load_image(image)["kernel"]
+    return kernel
+
+
+def product(
+    a: Sequence[Dim], b: Sequence[Dim], tb: bool = False, target: Target = HOST
+) -> Callable[..., object]:
+    left, right = te.placeholder(tuple(a), name="a"), te.placeholder(tuple(b), name="b")
+    op = batch_matmul if len(b) == 3 else matmul
+    return compiled([left, right], op(left, right, transpose_b=tb), target)
+
+
+def check(kernel: Callable[..., object], x: np.ndarray, y: np.ndarray, tb: bool = False) -> None:
+    wanted = x.astype(np.float64) @ (np.swapaxes(y, -1, -2) if tb else y)
+    out = np.full(wanted.shape, np.nan, "float32")
+    kernel(x, y, out)
+    np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("m", [1, 3, 7])
+@pytest.mark.parametrize(("n", "k"), [(16, 8), (1, 9), (37, 1), (1000, 19), (5000, 3), (40, 0)])
+def test_few_rows(m: int, n: int, k: int) -> None:
+    check(product((m, k), (k, n)), random(m, k), random(k, n))
+
+
+@pytest.mark.parametrize("cpu", ["x86-64", "x86-64-v3"])
+def test_few_rows_on_narrower_vectors(cpu: str) -> None:
+    target = Target.parse(f"llvm -mcpu={cpu} -cores=2")
+    check(product((2, 21), (21, 300), target=target), random(2, 21), random(21, 300))
+
+
+def test_few_rows_of_a_matrix_of_any_size() -> None:
+    n, k = SizeVar("n"), SizeVar("k")
+    kernel = product((2, k), (k, n))
+    for columns, depth in ((1, 1), (70, 9), (3000, 16), (64, 0)):
+        check(kernel, random(2, depth), random(depth, columns))
+
+
+def test_few_rows_in_a_batch() -> None:
+    check(product((3, 2, 20), (3, 20, 50)), random(3, 2, 20), random(3, 20, 50))
+
+
+def test_few_rows_with_an_epilogue() -> None:
+    a, b = te.placeholder((2, 30), name="a"), te.placeholder((30, 45), name="b")
+    bias = te.placeholder((45,), name="bias")
+    made = matmul(a, b)
+    output = te.compute(
+        (2, 45), lambda i, j: call_intrin("tanh", made[i, j] + bias[j], dtype="float32"), name="y"
+    )
+    x, y, z = random(2, 30), random(30, 45), random(45)
+    out = np.zeros((2, 45), "float32")
+    compiled([a, b, bias], output, HOST)(x, y, z, out)
+    np.testing.assert_allclose(out, np.tanh(x @ y + z), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tb", [False, True])
+@pytest.mark.parametrize("cores", [1, 2, 3])
+@pytest.mark.parametrize(("m", "n", "k"), [(9, 300, 35), (50, 260, 16), (8, 192, 3)])
+def test_panel_by_panel(m: int, n: int, k: int, cores: int, tb: bool) -> None:
+    target = replace(HOST, cores=cores)
+    shape = (n, k) if tb else (k, n)
+    check(product((m, k), shape, tb, target), random(m, k), random(*shape), tb)
+
+
+@pytest.mark.parametrize("tb", [False, True])
+def test_batches_panel_by_panel(tb: bool) -> None:
+    n, k = SizeVar("n"), SizeVar("k")
+    kernel = product((2, 11, k), (2, n, k) if tb else (2, k, n), tb)
+    for columns, depth in ((200, 40), (5, 1), (64, 17)):
+        y = random(2, columns, depth) if tb else random(2, depth, columns)
+        check(kernel, random(2, 11, depth), y, tb)
+
+
+def test_sums_of_few_rows_stay_in_the_first_cache() -> None:
+
+    for rows in (1, 2, 7):
+        shape = Streamed(const(8), const(1 << 20), [const(0)] * rows, const(1), const(0))
+        run = shape.run(HOST)
+        assert run % HOST.lanes("float32") == 0
+        assert 4 * run * rows <= 4 * 4096 + 4 * rows * HOST.lanes("float32")
+        assert rows * shape.depth <= 24
