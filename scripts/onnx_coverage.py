@@ -31,8 +31,8 @@ TABLE = Path(__file__).parents[1] / "docs" / "onnx-coverage.md"
 
 _RANDOM = "its expected values are NumPy's random stream; Ekiden draws another, as distributed"
 _ROUNDED = (
-    "float16 is rounded between the steps of the operator, elsewhere than in the reference: results "
-    "differ in the last one or two places"
+    "float16 is rounded between the steps of the operator, elsewhere than in the reference: "
+    "results differ in the last one or two places"
 )
 REASONS = {
     r"test_bernoulli|test_training_dropout": _RANDOM,
