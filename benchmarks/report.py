@@ -4,6 +4,7 @@
                                         [--top 10] [--json KERNELS]
     python benchmarks/report.py kernels --manifest models.json [--only ID ...]
     python benchmarks/report.py page COMPARED.json ... [--kernels KERNELS ...] [--out docs]
+                                     [--threads N ...] [--note TEXT]
 
 `kernels` runs each model under `exe.profile`, takes the least time of each kernel call over the
 rounds, and holds it against what the machine does at best, measured in the same process:
@@ -195,13 +196,14 @@ def page(options: argparse.Namespace) -> None:
     rows = [row for path in options.compared for row in json.loads(Path(path).read_text())]
     layers = [row for path in options.kernels for row in json.loads(Path(path).read_text())]
     folder = Path(options.out)
-    (folder / "performance.md").write_text(markdown(rows))
+    rows = [row for row in rows if row["threads"] in options.threads]
+    (folder / "performance.md").write_text(markdown(rows, options.note))
     plot(rows, layers, folder / "performance.svg")
 
 
-def markdown(rows: Sequence[Record]) -> str:
+def markdown(rows: Sequence[Record], note: str = "") -> str:
     """The page: what was measured, and a table per number of threads."""
-    text = [PAGE]
+    text = [PAGE, *([f"\n{note}"] if note else [])]
     for threads in sorted({row["threads"] for row in rows}):
         mine = [row for row in rows if row["threads"] == threads]
         engines = list(dict.fromkeys(e for row in mine for e in row["engines"]))
@@ -218,7 +220,7 @@ def summary(rows: Sequence[Record], engines: Sequence[str]) -> str:
     parts = []
     for engine in engines[1:]:
         found = [row["engines"][engine] for row in rows if engine in row["engines"]]
-        ratios = [figures["speedup"] for figures in found if "speedup" in figures]
+        ratios = [each["speedup"] for each in found if "speedup" in each and agrees(each)]
         if ratios:
             mean = statistics.geometric_mean(ratios)
             parts.append(f"{mean:.2f} times as fast as {engine} ({len(ratios)} models)")
@@ -229,12 +231,19 @@ def summary(rows: Sequence[Record], engines: Sequence[str]) -> str:
     return f"Geometric means: {'; '.join(parts)}.\n"
 
 
+def agrees(figures: Record) -> bool:
+    """Whether an engine's result is that of the reference, as far as it was compared."""
+    error = figures.get("error_over_tolerance", 0.0)
+    return isinstance(error, float) and error <= 1
+
+
 def line(row: Record, engines: Sequence[str]) -> str:
     """A row of the table."""
     cells = [f"{row['model']}"]
     for engine in engines:
         figures = row["engines"].get(engine, {})
-        cells.append(f"{figures['ms']:.3f}" if "ms" in figures else "fails")
+        shown = f"{figures['ms']:.3f}" if "ms" in figures else "fails"
+        cells.append(shown if agrees(figures) else f"{shown} (differs)")
     best = row.get("speedup_over_best")
     cells.append("" if best is None else f"{best:.2f}")
     return f"| {' | '.join(cells)} |"
@@ -248,11 +257,12 @@ def plot(rows: Sequence[Record], layers: Sequence[Record], path: Path) -> None:
     import matplotlib  # noqa: PLC0415
 
     matplotlib.use("svg")
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text: a third of the size
     from matplotlib import pyplot  # noqa: PLC0415
 
     threads = sorted({row["threads"] for row in rows})
     figure, axes = pyplot.subplots(
-        1, len(threads) + 1, figsize=(5 * (len(threads) + 1), 9), layout="constrained"
+        1, len(threads) + 1, figsize=(6 * (len(threads) + 1), 9), layout="constrained"
     )
     for axis, count in zip(axes, threads, strict=False):
         _peers(axis, [row for row in rows if row["threads"] == count])
@@ -267,7 +277,8 @@ def _peers(axis: Axis, rows: Sequence[Record]) -> None:
     engines = list(dict.fromkeys(e for row in rows for e in row["engines"]))[1:]
     for engine, mark in zip(engines, "os^v", strict=False):
         figures = [row["engines"].get(engine, {}) for row in rows]
-        axis.plot([f.get("speedup", float("nan")) for f in figures], names, mark, label=engine)
+        ratios = [f.get("speedup", float("nan")) if agrees(f) else float("nan") for f in figures]
+        axis.plot(ratios, names, mark, label=engine)
     axis.axvline(1, color="gray", linewidth=0.8)
     axis.set_xscale("log")
     axis.invert_yaxis()
@@ -322,6 +333,8 @@ def main() -> None:
     command.set_defaults(run=page)
     command.add_argument("compared", nargs="+")
     command.add_argument("--kernels", nargs="*", default=[])
+    command.add_argument("--threads", nargs="*", type=int, default=[1, 2])
+    command.add_argument("--note", default="", help="of the machine, and what else ran on it")
     command.add_argument("--out", default=str(Path(__file__).resolve().parent.parent / "docs"))
     options = parser.parse_args()
     options.run(options)

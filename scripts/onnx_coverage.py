@@ -29,6 +29,22 @@ from ekiden.driver import onnx_backend
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 TABLE = Path(__file__).parents[1] / "docs" / "onnx-coverage.md"
 
+_RANDOM = "its expected values are NumPy's random stream; Ekiden draws another, as distributed"
+_ROUNDED = (
+    "float16 is rounded between the steps of the operator, elsewhere than in the reference: "
+    "results differ in the last one or two places"
+)
+REASONS = {
+    r"test_bernoulli|test_training_dropout": _RANDOM,
+    r"test_attention_.*fp16|test_causal_conv_.*fp16": _ROUNDED,
+    r"test_dft_inverse": "where the result is 0 it expects the rounding errors of NumPy's float32 "
+    "transform; Ekiden, in float64, gives 0 to 15 digits",
+    r"test_image_decoder": "images are decoded before a model, not in it: Ekiden has no codecs",
+    r"test_loop16_seq_none": "a loop makes a sequence of a scalar and vectors; elements of one "
+    "whose length is not known at import have one rank",
+}
+"""Why tests do not pass, by a pattern of their names; others show their error."""
+
 
 @dataclass
 class Outcome:
@@ -198,14 +214,15 @@ def table(kinds: Sequence[Tested]) -> str:
         lines.append(f"| {kind} | {sum(not o.reason for o in outcomes)} | {len(cases)} |")
     for kind, cases, outcomes in kinds:
         lines += ["", f"## {kind}", "", "| test | result |", "|---|---|"]
-        rows = {c.name: _result(o) for c, o in zip(cases, outcomes, strict=True)}
+        rows = {c.name: _result(c, o) for c, o in zip(cases, outcomes, strict=True)}
         lines += [f"| {name} | {rows[name]} |" for name in sorted(rows)]
     return "\n".join(lines) + "\n"
 
 
-def _result(each: Outcome) -> str:
+def _result(case: TestCase, each: Outcome) -> str:
     if each.reason:
-        return each.reason.replace("|", "\\|")
+        known = (why for pattern, why in REASONS.items() if re.match(pattern, case.name))
+        return "fails: " + next(known, each.reason).replace("|", "\\|")
     return f"pass; {each.note}" if each.note else "pass"
 
 

@@ -66,9 +66,13 @@ def test_the_page_has_a_row_per_model_and_a_table_per_threads(report: ModuleType
     rows = [
         {"model": "a", "threads": t, "engines": engines, "speedup_over_best": 2.0} for t in (1, 2)
     ] + [{"model": "b", "threads": 1, "engines": {"ekiden": {"error": "no"}}}]
-    text = report.markdown(rows)
+    wrong = {"ms": 0.5, "speedup": 0.5, "error_over_tolerance": "integers differ"}
+    rows.append({"model": "c", "threads": 1, "engines": {"ekiden": {"ms": 1.0}, "other": wrong}})
+    text = report.markdown(rows, "on a machine")
     assert "## On 1 core\n" in text
     assert "## On 2 cores\n" in text
     assert "2.00 times as fast as other (1 models)" in text
     assert "| a | 1.000 | 2.000 | fails | 2.00 |" in text
+    assert "| c | 1.000 | 0.500 (differs) | fails |  |" in text
+    assert "\non a machine\n" in text
     assert "| b | fails | fails | fails |  |" in text

@@ -486,6 +486,7 @@ static void issue_all(ek_async *a) {
     vm->pc = pc + ek_instruction_words(pc);
     a->n_issued++;
     if (run_instruction(a, vm->registers + vm->window, pc) != 0) {
+      ek_vm_say_where(vm, pc);
       ek_mutex_lock(&a->lock);
       note_failure(a, a->n_issued);
       ek_mutex_unlock(&a->lock);

@@ -165,8 +165,11 @@ void ek_vm_unwind(ek_vm *vm);
 /* ek_vm_where.c --------------------------------------------------------------------------------
 **
 ** After the instruction at 'pc' of the running function failed: says in the pending error where in
-** the program that was, if it is a RunError (kernels say it themselves), and leaves all frames. 'pc'
-** may be what native code gave. */
+** the program that was, if it is a RunError (kernels say it themselves). 'pc' may be what native code
+** gave. */
+void ek_vm_say_where(const ek_vm *vm, const int32_t *pc);
+
+/* The same, and leaves all frames. */
 void ek_vm_failed(ek_vm *vm, const int32_t *pc);
 
 #endif /* EK_VM_H_ */

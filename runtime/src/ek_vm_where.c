@@ -112,7 +112,7 @@ static void add_place(const ek_vm *vm, const int32_t *pc, const ek_error_object 
            (int)f->name.size, f->name.data, text);
 }
 
-void ek_vm_failed(ek_vm *vm, const int32_t *pc) {
+void ek_vm_say_where(const ek_vm *vm, const int32_t *pc) {
   uintptr_t place = (uintptr_t)pc;
   if (place & EK_NATIVE_FAILED) pc = (const int32_t *)(place - EK_NATIVE_FAILED);
   pc = pc == NULL ? NULL : ek_native_bytecode(vm->function, pc);
@@ -124,5 +124,9 @@ void ek_vm_failed(ek_vm *vm, const int32_t *pc) {
   bool is_kernel = pc != NULL && (*pc == EK_OP_InvokePacked || *pc == EK_OP_InvokePackedScratch);
   if (is_plain && pc != NULL && !is_kernel) add_place(vm, pc, known);
   ek_object_release(error);
+}
+
+void ek_vm_failed(ek_vm *vm, const int32_t *pc) {
+  ek_vm_say_where(vm, pc);
   ek_vm_unwind(vm);
 }

@@ -14,7 +14,7 @@ from ekiden.backend.vm.operands import writes
 from ekiden.backend.vm.registers import allocate
 from ekiden.runtime.errors import InternalError
 
-pytestmark = pytest.mark.quick
+quick = pytest.mark.quick
 
 N_PARAMS = 3
 Draw = st.DrawFn
@@ -173,6 +173,7 @@ def test_a_function_computes_the_same_in_fewer_registers(
     assert count <= max(highest + 1, N_PARAMS)
 
 
+@quick
 def test_a_move_goes_where_its_source_dies() -> None:
     code = [
         make("AllocADT", dst=1, tag=0, fields=(0,)),
@@ -185,6 +186,7 @@ def test_a_move_goes_where_its_source_dies() -> None:
     )
 
 
+@quick
 def test_an_argument_is_moved_where_it_is_read_last() -> None:
     code = [
         make("Invoke", dst=3, func=0, args=(0, 1, 0)),
@@ -196,6 +198,7 @@ def test_an_argument_is_moved_where_it_is_read_last() -> None:
     assert made[-2]["args"] == (1, -3)  # the closure stays until it is called
 
 
+@quick
 def test_what_nothing_reads_is_not_made() -> None:
     code = [
         make("GetField", dst=1, object=0, index=0),
@@ -205,6 +208,7 @@ def test_what_nothing_reads_is_not_made() -> None:
     assert allocate(code, 1) == (1, (make("Ret", src=0),))
 
 
+@quick
 def test_dead_values_are_forgotten_before_a_call_on_the_way_that_does_not_need_them() -> None:
     """$1 is read on one way only; the other forgets it before its call."""
     code = [
@@ -225,6 +229,7 @@ def test_dead_values_are_forgotten_before_a_call_on_the_way_that_does_not_need_t
     assert made[1]["false_offset"] == 4
 
 
+@quick
 def test_tensors_in_a_shared_storage_are_not_forgotten_before_memory_is_asked_for() -> None:
     """The tensor of a storage of its own is; a view of the arena costs nothing to keep."""
     tensor = {"offset": 0, "dtype": "float32", "shape": ()}
@@ -249,6 +254,7 @@ def test_tensors_in_a_shared_storage_are_not_forgotten_before_memory_is_asked_fo
     assert own[0] not in killed
 
 
+@quick
 def test_a_jump_back_is_refused() -> None:
     with pytest.raises(InternalError, match="registers: Goto at 1 jumps back"):
         allocate([make("LoadConsti", dst=0, value=1), make("Goto", offset=-1)], 0)

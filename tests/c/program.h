@@ -67,6 +67,8 @@ typedef struct program {
   const void *image;
   size_t image_size;
   const char *metadata;        /* NULL for an empty object */
+  const int32_t *devices;      /* words of the section DEVICES, or NULL */
+  int32_t n_device_words;
 } program;
 
 #define WORDS(...) \
@@ -133,11 +135,12 @@ static inline bytes primitives_section(const program *p) {
 /* The file of a program; the caller frees its data. */
 static inline bytes program_file(const program *p) {
   bytes file = {0}, table = {0}, body = {0};
-  uint32_t n = p->image == NULL ? 5 : 6;
+  uint32_t n = 5u + (p->image != NULL ? 1 : 0) + (p->devices != NULL ? 1 : 0);
   size_t start = (32 + 24 * n + 63) / 64 * 64;
-  for (uint32_t kind = 1; kind <= 6; kind++) {
+  for (uint32_t kind = 1; kind <= 7; kind++) {
     bytes section = {0};
     if (kind == 5 && p->image == NULL) continue;
+    if (kind == 7 && p->devices == NULL) continue;
     pad(&body);
     if (kind == 1) section = globals_section(p);
     if (kind == 2) section = constants_section(p, start + body.size);
@@ -146,6 +149,9 @@ static inline bytes program_file(const program *p) {
     if (kind == 5) add(&section, p->image, p->image_size);
     const char *metadata = p->metadata == NULL ? "{}" : p->metadata;
     if (kind == 6) add(&section, metadata, strlen(metadata));
+    for (int32_t i = 0; kind == 7 && i < p->n_device_words; i++) {
+      add_number(&section, (uint32_t)p->devices[i], 4);
+    }
     add_number(&table, kind, 4);
     add_number(&table, ek_crc32(section.data, section.size), 4);
     add_number(&table, start + body.size, 8);

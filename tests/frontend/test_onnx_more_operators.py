@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from onnx_models import Array, graph_model, interpret, ints, normal
+from onnx_models import Array, check_node, graph_model, interpret, ints, normal
 from test_onnx_operators import CASES, Case, case, scalar
 
 from ekiden.frontend.onnx.converters import control, ml_features, recurrent, sequence, text
@@ -32,6 +32,25 @@ MORE = [
     ],
     case("Acosh", POSITIVE, rtol=1e-4),
     case("BitwiseNot", WHOLE, opset=18),
+    case("Det", normal(2, 4, 4), reference=True, rtol=1e-4),
+    case("Det", np.array([[0, 1], [1, 0]], np.float32), reference=True),
+    *[
+        case(
+            "AffineGrid",
+            normal(2, len(size) - 2, len(size) - 1),
+            table(*size),
+            attrs={"align_corners": corners},
+            constants=(1,),
+            opset=20,
+            reference=True,
+        )
+        for size in ((2, 1, 4, 5), (2, 1, 3, 4, 5))
+        for corners in (0, 1)
+    ],
+    *[
+        case("Unique", np.round(X), attrs={"axis": axis, "sorted": 1}, outputs=4, reference=True)
+        for axis in (0, 1, -1)
+    ],
     case("BitShift", WORDS, WORDS % 5, attrs={"direction": "LEFT"}),
     case("BitShift", WORDS, WORDS % 5, attrs={"direction": "RIGHT"}),
     case("Mod", X, normal(2, 3, 4, seed=1), attrs={"fmod": 0}, opset=26, reference=True, rtol=1e-4),
@@ -216,6 +235,11 @@ def test_dropout_in_training_keeps_the_mean() -> None:
     found, mask = interpret(graph_model([node], {"x": x}, ["y", "mask"], weights), [x])
     np.testing.assert_allclose(found, np.where(mask, np.float32(1 / 0.75), 0), rtol=1e-6)
     assert abs(mask.mean() - 0.75) < 0.05
+
+
+def test_affine_grid_of_a_size_by_data() -> None:
+    maps, size = normal(2, 2, 3), table(2, 1, 4, 5)
+    check_node("AffineGrid", [maps, size], opset=20, reference=True, align_corners=1)
 
 
 def test_every_converter_has_a_case() -> None:

@@ -30,12 +30,12 @@ def a_list(*values: int) -> runtime.ADT:
     return made
 
 
-@pytest.fixture(params=["vm", "aot", "steps"])
+@pytest.fixture(params=["vm", "aot", "async", "steps"])
 def run(request: pytest.FixtureRequest) -> Run:
     """run(text, *args): what `main` of a program gives."""
 
     def start(text: str, *args: object) -> runtime.Tensor:
-        kind = "aot" if request.param == "aot" else "vm"
+        kind = "vm" if request.param == "steps" else request.param
         exe = ekiden.compile(relay.parse(LISTS + text), executor=kind)
         if request.param != "steps":
             return exe(*args)  # type: ignore[return-value]

@@ -92,6 +92,7 @@ def events_of(root: Expr) -> list[Event]:
 
 
 def common(a: Block | None, b: Block) -> Block:
+    """The innermost block around both; `b` where `a` is not known yet."""
     if a is None:
         return b
     while a is not b:

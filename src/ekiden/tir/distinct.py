@@ -44,6 +44,7 @@ class _Distinct(StmtMutator):
         self._seen: set[Var | Buffer] = set()
 
     def visit(self, stmt: Stmt) -> Stmt:
+        """Outer bindings keep their names: what they bind is noted before going inside."""
         again = [b for b in bound(stmt) if b in self._seen]
         if again:
             stmt = _rebound(stmt, again)

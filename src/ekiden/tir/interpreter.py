@@ -72,6 +72,7 @@ class _Runtime:
 
     @staticmethod
     def div(a: Array, b: Array) -> Array:
+        """Division towards zero for integers, as in C; floats divide."""
         kind = np.asarray(a).dtype
         if not np.issubdtype(kind, np.integer):
             return np.asarray(np.divide(a, b))[()]
@@ -111,6 +112,7 @@ class _Source:
         return 0
 
     def name(self, thing: Var | Buffer) -> str:
+        """Its name in the source: its own and a number, since names need not be unique."""
         if thing not in self.names:
             clean = "".join(c if c.isalnum() else "_" for c in thing.name)
             self.names[thing] = f"{clean}_{len(self.names)}"
@@ -120,6 +122,7 @@ class _Source:
         self.lines.append("    " * depth + line)
 
     def statement(self, s: Stmt, depth: int) -> None:
+        """Write the lines of a statement, which must have been lowered (TypeError)."""
         self.depth = depth
         match s:
             case SeqStmt():
@@ -153,6 +156,7 @@ class _Source:
                 raise TypeError(f"interpreter: {type(s).__name__} must be lowered first")
 
     def allocate(self, buffer: Buffer, depth: int) -> None:
+        """Fresh memory full of NaN or 77, so that reading what was not written shows."""
         lanes, kind = dt.lanes(buffer.dtype), dt.element(buffer.dtype)
         count = " * ".join(f"({self.text(d)})" for d in buffer.shape) or "1"
         shape = f"({count},)" if lanes == 1 else f"({count}, {lanes})"
@@ -195,6 +199,7 @@ class _Source:
         return done[id(e)]
 
     def node(self, e: PrimExpr, x: list[str]) -> str:
+        """One node as Python; `x` has the text of its children."""
         match e:
             case Var():
                 return self.name(e)
@@ -244,6 +249,7 @@ class _Source:
         return f"{view}({whole}, {x[0]}, ({', '.join(x[len(e.indices) :])},))"
 
     def intrinsic(self, e: Intrinsic, x: list[str]) -> str:
+        """A call by its reference in NumPy; a scalar condition evaluates the chosen side alone."""
         if e.op == "call_function":
             return f"{self.constant(self.called)}({', '.join(x)})"
         if e.op == "reinterpret":
@@ -271,6 +277,7 @@ class _Masked:
         self._source = source
 
     def under(self, e: PrimExpr, mask: str) -> str:
+        """The text, with vector loads only in the lanes that a mask lets through."""
         done: dict[int, str] = {}
         for each in post_order(e):
             x = [done[id(c)] for c in children(each)]

@@ -313,6 +313,7 @@ class _Verifier:
         return bool(set(looped) & set(free_vars(*extents)))
 
     def end(self, index: PrimExpr, looped: Sequence[Var], upper: bool) -> PrimExpr | None:
+        """The first or last value of an index over loops; None where it is not linear in them."""
         form = linear_form(index, looped)
         if form is None:
             return None

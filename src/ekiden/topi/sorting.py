@@ -298,4 +298,33 @@ def argwhere(condition: Tensor) -> tuple[Tensor, Tensor]:
     return found[0], found[1]
 
 
-__all__ = ["argsort", "argwhere", "searchsorted", "sort", "topk", "unique"]
+def row_ranks(data: Tensor) -> Tensor:
+    """How many rows of [n, m] stand before each one in lexicographic order: int64 [n], the same for
+    equal rows. Each row is compared with each other one.
+
+    Raises ValueError for other than a matrix.
+    """
+    if data.ndim != 2:
+        raise ValueError(f"row_ranks: expected a matrix, got {data.shape}")
+    rows, width = data.shape
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        source, ranks = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
+        with ib.for_range(0, rows, "i", kind="parallel") as i:
+            ranks[i] = 0
+            with ib.for_range(0, rows, "j") as j:
+                side = ib.allocate("int64", 1, "side", "local")  # below 0: row j is before row i
+                side[0] = 0
+                with ib.for_range(0, width, "k") as k, ib.if_scope(side[0].equal(0)):
+                    mine, other = ib.let("mine", source[i, k]), ib.let("other", source[j, k])
+                    later = Select(before(mine, other), const(1), const(0), "int64")
+                    side[0] = Select(before(other, mine), const(-1), later, "int64")
+                with ib.if_scope(side[0] < 0):
+                    ranks[i] = ranks[i] + 1
+        return ib.get()
+
+    return te.extern_op([(rows,)], [data], build, ["int64"], name="row_ranks")[0]
+
+
+__all__ = ["argsort", "argwhere", "row_ranks", "searchsorted", "sort", "topk", "unique"]

@@ -18,6 +18,7 @@ from ekiden.backend.kernels.build import build_kernels
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint
 from ekiden.backend.vm.choices import Choices, Parts
+from ekiden.backend.vm.constants import ConstantPool
 from ekiden.backend.vm.dims import Plan, Stage, is_static, values
 from ekiden.backend.vm.emit import Scope, emit_scope
 from ekiden.backend.vm.encode import KERNEL_CALLS, make
@@ -85,19 +86,7 @@ class _Program:
     """Fused function, and the device it runs on."""
     shape_functions: dict[Stage, int] = field(default_factory=dict)
     host_functions: dict[str, int] = field(default_factory=dict)
-    constants: list[Array] = field(default_factory=list)
-    constant_places: list[int] = field(default_factory=list)
-    _numbers: dict[object, int] = field(default_factory=dict)
-
-    def constant(self, data: Array, device: int = HOST) -> int:
-        """The number of a constant on a device: one for each array, and one for each shape."""
-        small = data.size <= 16
-        key: object = (str(data.dtype), data.shape, data.tobytes()) if small else id(data)
-        if (key, device) not in self._numbers:
-            self._numbers[key, device] = len(self.constants)
-            self.constants.append(data)
-            self.constant_places.append(device)
-        return self._numbers[key, device]
+    constants: ConstantPool = field(default_factory=ConstantPool)
 
 
 def _flatten_closure(function: Function) -> Function:
@@ -241,7 +230,7 @@ class _FunctionCompiler(Choices):
         return tuple(map(self._atom, exprs))
 
     def _load_constant(self, data: Array, device: int = HOST) -> int:
-        return self.into("LoadConst", const_index=self.program.constant(data, device))
+        return self.into("LoadConst", const_index=self.program.constants.number(data, device))
 
     def _load_int(self, value: int) -> int:
         return self.into("LoadConsti", value=value)
@@ -579,8 +568,8 @@ def compile_module(
     compiled += _closure_calls(functions["main"])
     places = Places(
         tuple(each.device for each in table),
-        tuple(program.constant_places),
+        tuple(program.constants.places),
         tuple(device for _, device in numbers),
         tuple(param_places(functions.get(f.name), len(f.params), devices) for f in compiled),
     )
-    return write_executable(compiled, program.constants, names, image, metadata, places)
+    return write_executable(compiled, program.constants.arrays, names, image, metadata, places)

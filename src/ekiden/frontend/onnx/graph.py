@@ -186,6 +186,7 @@ class Graph:
             inputs,
             self.shared.scope,
             lambda graph: Graph(graph, self.shared, self, versions),
+            self.value,
         )
         self._define(proto, convert_text(node, row) if has_text(node) else _apply(row, node))
 

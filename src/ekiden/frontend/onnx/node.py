@@ -17,7 +17,6 @@ from ekiden.frontend.onnx.value import Value
 from ekiden.ir.op import Array
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Expr
-from ekiden.relay.visitor import free_vars
 from ekiden.topi.shape import Dim, Shape
 
 Attribute: TypeAlias = (
@@ -114,9 +113,12 @@ class Node:
         inputs: Sequence[Value | None],
         scope: Scope,
         nest: Callable[[onnx.GraphProto], Body] | None = None,
+        named: Callable[[str], Value | None] | None = None,
     ) -> None:
-        """`nest` makes a graph of an attribute one that can be imported in place."""
-        self._nest = nest
+        """`nest` makes a graph of an attribute one that can be imported in place, `named` finds a
+        value of the graph around the node.
+        """
+        self._nest, self._named = nest, named
         self.proto = proto
         self.opset = opset
         self.inputs = list(inputs)
@@ -130,7 +132,13 @@ class Node:
         that are made of others.
         """
         stated = self._attributes if attributes is None else attributes
-        return Node(self.proto, self.opset, stated, inputs, self.scope)
+        nest, named = self._nest, self._named
+        return Node(self.proto, self.opset, stated, inputs, self.scope, nest, named)
+
+    def named(self, name: str) -> Value:
+        """A value of the graph around the node, by its name."""
+        found = None if self._named is None else self._named(name)
+        return self.unsupported(f"there is no tensor {name!r} yet") if found is None else found
 
     @property
     def op_type(self) -> str:
@@ -267,8 +275,7 @@ class Node:
 
     def needs(self, index: int, reason: str) -> NoReturn:
         """Give up because an input's value has to be known; says which parameters it is made of."""
-        names = self.scope.param_names
-        raise Unsupported(reason, [names[v] for v in free_vars(self.expr(index)) if v in names])
+        raise Unsupported(reason, self.scope.params_of(self.expr(index)))
 
     def axis(self, axis: int, rank: int) -> int:
         """`axis` counted from the front."""

@@ -26,6 +26,7 @@ from ekiden.relay.expr import Call, Constant, Expr, Function, Let, Tuple, TupleG
 from ekiden.relay.expr import const as relay_const
 from ekiden.relay.op import sequence
 from ekiden.relay.type_infer import infer_expr_type
+from ekiden.relay.visitor import free_vars as relay_free_vars
 from ekiden.relay.visitor import map_type
 from ekiden.runtime.errors import ImportModelError
 from ekiden.topi.shape import equal
@@ -45,6 +46,7 @@ class Scope:
         self._sources: dict[SizeVar, tuple[Var, int]] = {}
         self._scalars: dict[SizeVar, Expr] = {}
         self._blocks = [Block()]
+        self._origins: dict[Var, Expr] = {}
         self._count = 0
         self.module = IRModule(None, {sequence.LIST.header: sequence.LIST})
 
@@ -134,7 +136,19 @@ class Scope:
             return Value(kind, expr=spanned)
         var = self.variable(name, kind)
         self._blocks[-1].bind(var, spanned)
+        self._origins[var] = spanned
         return Value(self.typed(var), expr=var)
+
+    def params_of(self, expr: Expr) -> list[str]:
+        """The names of the parameters of `main` that a value is made of."""
+        found: dict[Var, None] = {}
+        waiting = [expr]
+        while waiting:
+            for var in relay_free_vars(waiting.pop()):
+                if var not in found:
+                    found[var] = None
+                    waiting += [self._origins[var]] if var in self._origins else []
+        return [self.param_names[v] for v in found if v in self.param_names]
 
     def leaving(self, value: Value) -> Expr:
         """A value as a result of the innermost block: dimensions that only the block knows become

@@ -23,7 +23,8 @@ from ekiden.ir.dtype import is_float, is_int, to_numpy
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import PrimExpr
-from ekiden.relay.expr import Expr
+from ekiden.ir.type import TupleType
+from ekiden.relay.expr import Expr, TupleGetItem
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.visitor import free_vars, post_order
 from ekiden.topi.shape import infer_reshape
@@ -56,13 +57,24 @@ def fold(node: Node, result: Result) -> Result:
     else as it is.
     """
     present = [v for v in node.inputs if v is not None]
-    if not isinstance(result, Expr) or not present or any(v.array is None for v in present):
+    if not present or any(v.array is None for v in present):
         return result
+    size = sum(v.elements.size for v in present)
+    if not isinstance(result, Expr):
+        many = result if isinstance(result, Sequence) else [result]
+        return [_fold_one(node, each, size) if isinstance(each, Expr) else each for each in many]
+    kind = node.scope.type_of(result)
+    if isinstance(kind, TupleType):
+        return [_fold_one(node, TupleGetItem(result, i), size) for i in range(len(kind.fields))]
+    return _fold_one(node, result, size)
+
+
+def _fold_one(node: Node, result: Expr, size: int) -> Expr | Value:
+    """`size` is the number of elements that the result is made of."""
     shape = getattr(node.scope.type_of(result), "shape", None)
-    sizes = [v.elements.size for v in present]
     if shape is None or not all(map(prim.is_const, shape)) or free_vars(result):
         return result
-    if sum(sizes) + math.prod(d.value for d in shape) > SMALL or _is_stateful(result):
+    if size + math.prod(d.value for d in shape) > SMALL or _is_stateful(result):
         return result
     found = Interpreter().evaluate(result)
     return constant(found) if isinstance(found, np.ndarray) else result

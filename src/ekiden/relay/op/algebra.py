@@ -128,6 +128,9 @@ def _collapsed(data: Array, shape: Sequence[int]) -> Array:
 declare("einsum", ("data",), lambda attrs, *x: topi.einsum(attrs.equation, *x),
         "the axes the equation names, with the operands' dtype", EinsumAttrs, reference=_einsum,
         variadic=True)  # fmt: skip
+declare("det", ("data",), lambda attrs, data: topi.det(data),
+        "the determinants of the matrices in the last two axes",
+        reference=lambda attrs, data: np.linalg.det(data).astype(data.dtype))  # fmt: skip
 declare(
     "dft",
     ("re_data", "im_data"),
@@ -233,6 +236,11 @@ def einsum(data: Sequence[Expr] | Expr, equation: str) -> Call:
     return call("einsum", as_tuple(data), attrs=EinsumAttrs(equation))
 
 
+def det(data: Expr) -> Call:
+    """The determinants of the matrices in the last two axes."""
+    return call("det", data)
+
+
 def dft(re_data: Expr, im_data: Expr, inverse: bool = False) -> Call:
     """The real and imaginary parts of the Fourier transform along the last axis."""
     return call("dft", re_data, im_data, attrs=DFTAttrs(inverse))
@@ -330,7 +338,7 @@ def fixed_point_multiply(data: Expr, multiplier: int, shift: int) -> Call:
 
 
 __all__ = [
-    "broadcast_to_like", "collapse_sum_like", "collapse_sum_to", "dft", "einsum",
+    "broadcast_to_like", "collapse_sum_like", "collapse_sum_to", "det", "dft", "einsum",
     "fixed_point_multiply", "full_like", "invert_permutation", "matrix_set_diag", "meshgrid",
     "slice_like", "stft", "trilu", "unravel_index", "variance",
 ]  # fmt: skip

@@ -109,6 +109,15 @@ declare(
     fields=lambda attrs: 2,
 )
 declare(
+    "row_ranks",
+    ("data",),
+    lambda attrs, data: topi.row_ranks(data),
+    "int64 [n]: how many rows stand before each one of [n, m]",
+    reference=lambda attrs, data: np.array(
+        [sum(tuple(other) < tuple(row) for other in data) for row in data], np.int64
+    ),
+)
+declare(
     "searchsorted",
     ("sorted_sequence", "values"),
     lambda attrs, rows, values: topi.searchsorted(rows, values, attrs.right, attrs.dtype),
@@ -183,6 +192,11 @@ def sort(data: Expr, axis: int = -1, is_ascend: bool = True) -> Call:
     return call("sort", data, attrs=ArgsortAttrs(axis, bool(is_ascend)))
 
 
+def row_ranks(data: Expr) -> Call:
+    """How many rows of [n, m] stand before each one in order: int64 [n]; see topi.row_ranks."""
+    return call("row_ranks", data)
+
+
 def argsort(data: Expr, axis: int = -1, is_ascend: bool = True, dtype: str = "int32") -> Call:
     """Positions of the elements in order along an axis; equal elements keep theirs."""
     return call("argsort", data, attrs=ArgsortAttrs(axis, bool(is_ascend), dtype))
@@ -213,5 +227,5 @@ def searchsorted(
 
 
 __all__ = [
-    "argsort", "argwhere", "argwhere_padded", "searchsorted", "sort", "topk", "unique",
+    "argsort", "argwhere", "argwhere_padded", "row_ranks", "searchsorted", "sort", "topk", "unique",
 ]  # fmt: skip

@@ -63,6 +63,7 @@ class _Relaid(StmtMutator):
         self._old, self._new, self._map = old, new, index_map
 
     def visit_block(self, stmt: Block) -> Stmt:
+        """Moves the block's accesses, simplified by what is known of its iterators."""
         analyzer = Analyzer()
         for each in stmt.iter_vars:
             analyzer.bind(each.var, 0, each.extent)

@@ -358,6 +358,7 @@ class _Bindings(StmtMutator):
         self._inside = ExprRewriter(lambda e: self._values.get(e, e) if isinstance(e, Var) else e)
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
+        """Variables replaced, then `change`."""
         if isinstance(expr, IntImm):
             return expr
         new = substitute_expr(expr, self._values)
@@ -409,6 +410,7 @@ class _Accesses(ExprRewriter):
         return self._new if buffer is self._old else buffer
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
+        """old[i] = v  ->  new[move(i)] = v"""
         new = super().visit_store(stmt)
         if stmt.buffer is self._old:
             assert isinstance(new, BufferStore)

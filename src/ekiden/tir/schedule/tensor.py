@@ -318,6 +318,7 @@ class _Placed(ExprRewriter):
         return e
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
+        """A store goes to the part of its buffer that took its place."""
         new = super().visit_store(stmt)
         assert isinstance(new, BufferStore)
         if stmt.buffer not in self._parts:

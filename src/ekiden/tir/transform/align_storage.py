@@ -59,6 +59,7 @@ class _Strided(ExprRewriter):
         return e
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
+        """t[i, j] = v  ->  t[i * stride + j] = v"""
         new = super().visit_store(stmt)
         if stmt.buffer is self._old:
             assert isinstance(new, BufferStore)
@@ -71,6 +72,7 @@ class _Align(StmtMutator):
         self._rules = rules
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
+        """The buffer with gaps between rows; not one that calls take to be without."""
         body = self.visit(stmt.body)
         old = stmt.buffer
         rules = self._rules.get(old.name)

@@ -35,6 +35,7 @@ class _Shift(ExprRewriter):
         return e
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
+        """t[i] = v  ->  t[i - low] = v"""
         if stmt.buffer is not self._old:
             return super().visit_store(stmt)
         indices = self._moved(self.exprs(stmt.indices))
@@ -46,12 +47,14 @@ class _Compact(StmtMutator):
         self._loops: list[For] = []
 
     def visit_for(self, stmt: For) -> Stmt:
+        """Loops around are noted: an allocation may move into them."""
         self._loops.append(stmt)
         new = super().visit_for(stmt)
         self._loops.pop()
         return new
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
+        """Inner buffers first; one that is read as flat memory stays as it is."""
         stmt = stmt.with_fields(body=self.visit(stmt.body))
         flat = any(
             len(a.indices) != len(stmt.buffer.shape) for a in accesses(stmt.body, stmt.buffer)

@@ -46,6 +46,7 @@ class _Flatten(Simplifier):
         self._kept: list[PrimExpr] = []
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
+        """Loads get one index each before they are simplified."""
         if isinstance(expr, (IntImm, FloatImm)):
             return expr
         self._kept.append(expr)

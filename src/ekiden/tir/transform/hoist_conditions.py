@@ -24,6 +24,7 @@ class _Hoist(StmtMutator):
         self.has_copied = False
 
     def visit_for(self, stmt: For) -> Stmt:
+        """for i: if c: s  ->  if c: for i: s, where c is the same in all steps."""
         new = super().visit_for(stmt)
         if not isinstance(new, For) or new.kind not in KINDS:
             return new

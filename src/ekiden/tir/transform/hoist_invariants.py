@@ -67,6 +67,7 @@ class _Regroup(StmtMutator):
         return stmt.with_fields(min=low, extent=extent, body=body)
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
+        """The expression with what does not change in the loop named before it."""
         if isinstance(expr, (IntImm, FloatImm, Var)):
             return expr
         self._alive.append(expr)

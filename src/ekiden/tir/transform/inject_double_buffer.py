@@ -50,6 +50,7 @@ class _Slot(ExprRewriter):
         return e
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
+        """t[i] = v  ->  t[slot, i] = v"""
         new = super().visit_store(stmt)
         assert isinstance(new, BufferStore)
         if stmt.buffer is not self._old:

@@ -56,6 +56,7 @@ class _PerThread(ExprRewriter):
         return e
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
+        """t[i] = v  ->  t[thread, i] = v"""
         new = super().visit_store(stmt)
         assert isinstance(new, BufferStore)
         if stmt.buffer is not self._old:
@@ -63,6 +64,7 @@ class _PerThread(ExprRewriter):
         return new.with_fields(buffer=self._new, indices=self._moved(new.indices))
 
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
+        """As a store."""
         new = super().visit_prefetch(stmt)
         assert isinstance(new, Prefetch)
         if stmt.buffer is not self._old:

@@ -111,6 +111,7 @@ class _Decide(StmtMutator):
         self._decisions = decisions
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
+        """`if likely(a and b)` without what is decided; gone where that is false."""
         marked = _likely(stmt.condition)
         if marked is None:
             return super().visit_if(stmt)

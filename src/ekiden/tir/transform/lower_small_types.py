@@ -75,6 +75,7 @@ class _Lower(StmtMutator):
         return _held(converted(found, wide, kind), kind)
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
+        """A value goes to memory as its carrier; packed ones change their bits of a byte alone."""
         kind = stmt.buffer.dtype
         found = super().visit_store(stmt)
         if not isinstance(found, BufferStore) or not dt.is_small(kind):

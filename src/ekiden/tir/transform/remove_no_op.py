@@ -39,6 +39,7 @@ class _Remove(StmtMutator):
         self._read: set[Var | Buffer] = set()
 
     def visit(self, stmt: Stmt) -> Stmt:
+        """What a statement reads or writes is noted when those after it have been seen."""
         new = super().visit(stmt)
         for e in post_order(*expressions(new)):
             if isinstance(e, Var):
@@ -50,12 +51,14 @@ class _Remove(StmtMutator):
         return new
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
+        """let x = v: s  ->  s, where nothing reads x and v does nothing else."""
         body = self.visit(stmt.body)
         if is_nothing(body) or (stmt.var not in self._read and not has_effects(stmt.value)):
             return body
         return stmt.with_fields(body=body)
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
+        """A buffer that nothing inside uses goes."""
         body = self.visit(stmt.body)
         if is_nothing(body) or stmt.buffer not in self._read:
             return body
@@ -66,6 +69,7 @@ class _Remove(StmtMutator):
         return NOTHING if is_nothing(body) else stmt.with_fields(body=body)
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
+        """A condition without statements goes, unless asking it has an effect."""
         then = self.visit(stmt.then_case)
         other = None if stmt.else_case is None else self.visit(stmt.else_case)
         other = None if other is None or is_nothing(other) else other

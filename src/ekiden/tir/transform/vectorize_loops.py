@@ -268,6 +268,7 @@ class _Vectorize(Simplifier):
         return super().expr(expr) if self._inside else expr
 
     def visit_for(self, stmt: For) -> Stmt:
+        """Vectorized loops become vectors; what is known of other loops is kept for them."""
         if stmt.kind is ForKind.VECTORIZED:
             outer, self._inside = self._inside, True
             vectors = self._vectors(stmt)

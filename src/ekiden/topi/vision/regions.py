@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 
 from ekiden import te
@@ -37,9 +38,8 @@ def _roi_align(
     layout: str,
     aligned: bool,
 ) -> Tensor:
-    modes = ("avg", "max")
-    if mode not in modes:
-        raise ValueError(f"roi_align: mode must be avg or max, got {mode!r}")
+    if mode not in ("avg", "max", "max_tap"):
+        raise ValueError(f"roi_align: mode must be avg, max or max_tap, got {mode!r}")
     _, channels, height, width = permute(data.shape, layout, "NCHW")
     high, wide = _pair(pooled_size)
     dtype = data.dtype
@@ -65,7 +65,7 @@ def _roi_align(
             rows = const(sample_ratio) if sample_ratio > 0 else ib.let("rows", _ceiled(bin_y))
             columns = const(sample_ratio) if sample_ratio > 0 else ib.let("columns", _ceiled(bin_x))
             total = ib.allocate(FLOAT, 1, "total", "local")
-            total[0] = te.min_value(FLOAT) if mode == "max" else const(0.0, FLOAT)
+            total[0] = const(0.0, FLOAT) if mode == "avg" else te.min_value(FLOAT)
             with ib.for_range(0, rows, "iy") as iy, ib.for_range(0, columns, "ix") as ix:
                 y = edges[1] + bin_y * (
                     cast(row, FLOAT) + (cast(iy, FLOAT) + 0.5) / cast(rows, FLOAT)
@@ -84,13 +84,14 @@ def _roi_align(
                         ib.let("x", te.max(te.min(x, cast(width - 1, FLOAT)), 0.0)),
                         height,
                         width,
+                        te.max if mode == "max_tap" else operator.add,
                     )
-                    total[0] = te.max(total[0], found) if mode == "max" else total[0] + found
-                if mode == "max":
+                    total[0] = total[0] + found if mode == "avg" else te.max(total[0], found)
+                if mode != "avg":
                     with ib.else_scope():
                         total[0] = te.max(total[0], 0.0)
             count = te.max(cast(rows * columns, FLOAT), 1.0)
-            out[place] = total[0] if mode == "max" else total[0] / count
+            out[place] = total[0] / count if mode == "avg" else total[0]
         return ib.get()
 
     return te.extern_op([shape], [data, rois], build, [dtype], name="roi_align")[0]
@@ -107,14 +108,17 @@ def _between(
     x: PrimExpr,
     height: PrimExpr,
     width: PrimExpr,
+    join: Callable[[PrimExpr, PrimExpr], PrimExpr] = operator.add,
 ) -> PrimExpr:
-    """Bilinear interpolation at a place within the data."""
+    """Bilinear interpolation at a place within the data; `join` is put for the sum of the four
+    weighted pixels.
+    """
     top, left = cast(call_intrin("floor", y), "int64"), cast(call_intrin("floor", x), "int64")
     bottom, right = te.min(top + 1, height - 1), te.min(left + 1, width - 1)
     dy, dx = y - cast(top, FLOAT), x - cast(left, FLOAT)
-    upper = pixel(top, left) * (1.0 - dx) + pixel(top, right) * dx
-    lower = pixel(bottom, left) * (1.0 - dx) + pixel(bottom, right) * dx
-    return upper * (1.0 - dy) + lower * dy
+    upper = join(pixel(top, left) * (1.0 - dx), pixel(top, right) * dx)
+    lower = join(pixel(bottom, left) * (1.0 - dx), pixel(bottom, right) * dx)
+    return join(upper * (1.0 - dy), lower * dy)
 
 
 def roi_align_nchw(
@@ -129,7 +133,8 @@ def roi_align_nchw(
     """Regions [n, (image, left, top, right, bottom)] of [N, C, H, W] as [n, C, ...pooled_size].
 
     Each bin is the mean (or maximum) of samples between pixels, `sample_ratio` a side, below 1 as
-    many as it has pixels. `aligned` moves the region by half a pixel (Mask R-CNN; ONNX's
+    many as it has pixels. Mode max_tap takes the greatest of the weighted pixels instead, as ONNX.
+    `aligned` moves the region by half a pixel (Mask R-CNN; ONNX's
     half_pixel).
     """
     return _roi_align(data, rois, pooled_size, spatial_scale, mode, sample_ratio, "NCHW", aligned)

@@ -12,7 +12,7 @@ from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.sequence_value import Absent, joined
 from ekiden.frontend.onnx.shape_value import lift, select
 from ekiden.frontend.onnx.value import Value, constant, known
-from ekiden.ir.prim import maximum
+from ekiden.ir.prim import IntImm, maximum
 from ekiden.ir.type import Type
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, If, Tuple, const
@@ -139,7 +139,7 @@ def _scan(node: Node) -> list[Value]:
     inputs = [node.value(states + i) for i in range(count)]
     axes = _each(node, "scan_input_axes", count)
     axes = [node.axis(a, len(v.type.shape)) for a, v in zip(axes, inputs, strict=True)]
-    backwards = _each(node, "scan_input_directions", count)
+    backwards = _each(node, _DIRECTIONS[node.has("directions")], count)
     extents = [v.type.shape[a] for v, a in zip(inputs, axes, strict=True)]
     node.scope.same(extents[:1] * (count - 1), extents[1:])
     limit = node.scope.spanned(node.scope.scalar(extents[0]))
@@ -166,6 +166,24 @@ def _scan(node: Node) -> list[Value]:
     ]
 
 
+def _scan_8(node: Node) -> list[Value | Expr]:
+    """Before opset 9: the first axis of everything is that of samples, each scanned on its own."""
+    if node.optional(0) is not None:
+        node.unsupported("input 0 (the lengths of sequences) is only supported since opset 9")
+    samples = node.shape(1)[0]
+    if not isinstance(samples, IntImm) or not samples.value:
+        node.unsupported("the number of samples must be constant")
+    made = []
+    for sample in range(samples.value):
+        inputs: list[Value | None] = []
+        for index in range(1, len(node.inputs)):
+            one = op.take(node.expr(index), const(np.int64(sample)), axis=0)
+            inputs.append(node.scope.bound(one))
+        made.append(_scan(node.with_inputs(inputs)))
+    rows = [[node.scope.expr(v) for v in each] for each in zip(*made, strict=True)]
+    return [op.stack(each, axis=0) for each in rows]
+
+
 def _each(node: Node, name: str, count: int) -> list[int]:
     """An attribute with a number for each scan input or output; 0 where it is not set."""
     found = node.get_ints(name, (0,) * count)
@@ -174,6 +192,8 @@ def _each(node: Node, name: str, count: int) -> list[int]:
     return list(found)
 
 
+_DIRECTIONS = ("scan_input_directions", "directions")
+"""The attribute as it is called since opset 9, and before."""
 SCAN = (
     "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes "
     "scan_output_directions"
@@ -181,5 +201,6 @@ SCAN = (
 ROWS = (
     Row("If", _if, attributes="then_branch else_branch"),
     Row("Loop", _loop, attributes="body"),
+    Row("Scan", _scan_8, since=8, attributes="body directions num_scan_inputs"),
     Row("Scan", _scan, since=9, attributes=SCAN),
 )

@@ -86,6 +86,7 @@ def _conv_transpose(node: Node) -> Expr:
     rank, groups = len(kernel), node.get_int("group", 1)
     extra = node.get_ints("output_padding", (0,) * rank)
     window = _transposed_window(node, kernel, extra)
+    extra = _with_room(node, kernel, extra)
     data, weight, flat = _flat(node, node.expr(0), node.expr(1), window)
     (columns,) = _numbers(node, "the output channels", 1)[:1]
     found = (op.nn.conv2d_transpose if len(flat.kernel) == 2 else op.nn.conv3d_transpose)(
@@ -102,16 +103,32 @@ def _conv_transpose(node: Node) -> Expr:
     return _finish(node, found, rank == 1)
 
 
-def _transposed_window(node: Node, kernel: tuple[int, ...], extra: tuple[int, ...]) -> Window:
+def _with_room(node: Node, kernel: tuple[int, ...], extra: tuple[int, ...]) -> tuple[int, ...]:
+    """The padding at the end of the result, with what `output_shape` asks for beyond the input."""
+    if not node.has("output_shape"):
+        return extra
     rank = len(kernel)
-    strides, dilations = (
-        node.get_ints("strides", (1,) * rank),
-        node.get_ints("dilations", (1,) * rank),
-    )
+    strides, reach = _reach(node, kernel, extra)
+    totals = _totals_for(node, node.get_ints("output_shape")[-rank:], strides, reach)
+    return tuple(e + max(-t, 0) for e, t in zip(extra, totals, strict=True))
+
+
+def _reach(
+    node: Node, kernel: tuple[int, ...], extra: tuple[int, ...]
+) -> tuple[tuple[int, ...], list[int]]:
+    """The strides, and how many results each input reaches."""
+    rank = len(kernel)
+    dilations = node.get_ints("dilations", (1,) * rank)
+    reach = [(k - 1) * d + 1 + e for k, d, e in zip(kernel, dilations, extra, strict=True)]
+    return node.get_ints("strides", (1,) * rank), reach
+
+
+def _transposed_window(node: Node, kernel: tuple[int, ...], extra: tuple[int, ...]) -> Window:
+    rank, dilations = len(kernel), node.get_ints("dilations", (1,) * len(kernel))
+    strides, reach = _reach(node, kernel, extra)
     auto = node.get_string("auto_pad", "NOTSET")
     pads = node.get_ints("pads", (0,) * 2 * rank)
     before, after = pads[:rank], pads[rank:]
-    reach = [(k - 1) * d + 1 + e for k, d, e in zip(kernel, dilations, extra, strict=True)]
     totals: list[int] | None = None
     if node.has("output_shape"):
         totals = _totals_for(node, node.get_ints("output_shape")[-rank:], strides, reach)
@@ -120,6 +137,7 @@ def _transposed_window(node: Node, kernel: tuple[int, ...], extra: tuple[int, ..
     elif auto == "VALID":
         before = after = (0,) * rank
     if totals is not None:
+        totals = [max(t, 0) for t in totals]
         small, large = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
         before, after = (small, large) if auto == "SAME_UPPER" else (large, small)
     return Window(kernel, strides, dilations, before, after)
@@ -128,15 +146,15 @@ def _transposed_window(node: Node, kernel: tuple[int, ...], extra: tuple[int, ..
 def _totals_for(
     node: Node, wanted: tuple[int, ...], strides: tuple[int, ...], reach: list[int]
 ) -> list[int]:
-    """The padding of each axis that gives the extents in `output_shape`."""
+    """The padding of each axis that gives the extents in `output_shape`; below 0, the result is
+    that much larger than what the input reaches, at its end.
+    """
     totals = []
     for extent, size, stride, span in zip(node.shape(0)[2:], wanted, strides, reach, strict=True):
         number = known(extent)
         if number is None:
             node.unsupported("attribute 'output_shape' needs a constant input shape")
         totals.append(stride * (number - 1) + span - size)
-    if min(totals) < 0:
-        node.unsupported(f"attribute 'output_shape' {wanted} is larger than what the input gives")
     return totals
 
 

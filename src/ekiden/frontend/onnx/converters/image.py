@@ -9,7 +9,7 @@ import numpy as np
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import Dim, as_ints, known, tidy
+from ekiden.topi.shape import Dim, as_dim, as_ints, known, tidy
 from ekiden.topi.shape import product as product_of
 
 _METHODS = {
@@ -32,6 +32,45 @@ def _grid_sample(node: Node) -> Expr:
     )
 
 
+def _affine_grid(node: Node) -> Expr:
+    """Where each pixel of an image of a given size comes from, by an affine map of [-1, 1]."""
+    maps, rank = node.expr(0), (known(node.shape(1)[0]) or 0) - 2
+    if rank not in (2, 3):
+        node.unsupported(f"'size' must have 4 or 5 elements, got {node.shape(1)[0]}")
+
+    def column(index: int) -> Expr:
+        part = op.take(maps, const(index, "int64"), axis=2)
+        for _ in range(rank):
+            part = op.expand_dims(part, axis=1)
+        return part
+
+    found = column(rank)
+    for axis in range(rank):  # the first column of a map is for the last axis of the image
+        line = op.expand_dims(_line(node, axis), axis=1)
+        for _ in range(rank - 1 - axis):
+            line = op.expand_dims(line, axis=1)
+        found = op.add(found, op.multiply(line, column(rank - 1 - axis)))
+    return found
+
+
+def _line(node: Node, axis: int) -> Expr:
+    """The places of the pixels along an axis of the image."""
+    size, dtype = node.value(1), node.dtype(0)
+    one, two = const(1.0, dtype), const(2.0, dtype)
+    if size.is_known:
+        extent = size.dims()[axis + 2]
+        steps, number = op.arange(0, extent, 1, dtype="int64"), node.scope.scalar(as_dim(extent))
+    else:
+        number = op.take(op.cast(node.expr(1), "int64"), const(axis + 2, "int64"), axis=0)
+        steps = op.arange(const(np.int64(0)), number, const(np.int64(1)), dtype="int64")
+    at = op.multiply(two, op.cast(node.scope.expr(node.scope.bound(steps)), dtype))
+    count = op.cast(number, dtype)
+    if node.get_int("align_corners", 0):
+        span = op.maximum(op.subtract(count, one), one)
+        return op.subtract(op.divide(at, span), one)
+    return op.subtract(op.divide(op.add(at, one), count), one)
+
+
 def _roi_align(node: Node) -> Expr:
     rois = node.expr(1)
     image = op.expand_dims(op.cast(node.expr(2), node.dtype(1)), axis=1)
@@ -42,7 +81,7 @@ def _roi_align(node: Node) -> Expr:
         (node.get_int("output_height", 1), node.get_int("output_width", 1)),
         node.get_float("spatial_scale", 1.0),
         sample_ratio=node.get_int("sampling_ratio", 0) or -1,
-        mode=node.get_string("mode", "avg"),
+        mode={"avg": "avg", "max": "max_tap"}[node.get_string("mode", "avg")],
         aligned=node.get_string("coordinate_transformation_mode", before) == "half_pixel",
     )
 
@@ -132,6 +171,7 @@ _PADDING = {"mode": tuple(_METHODS), "padding_mode": ("zeros", "border", "reflec
 ROWS = (
     Row("GridSample", _grid_sample, since=16, attributes="align_corners mode padding_mode",
         values=_PADDING),
+    Row("AffineGrid", _affine_grid, since=20, attributes="align_corners"),
     Row("RoiAlign", _roi_align, since=10,
         attributes="coordinate_transformation_mode mode output_height output_width"
                    " sampling_ratio spatial_scale",

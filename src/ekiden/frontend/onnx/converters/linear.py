@@ -136,8 +136,15 @@ def _eye_like(node: Node) -> Expr:
     return op.cast(op.equal(op.add(row, const(node.get_int("k", 0), "int64")), column), dtype)
 
 
+def _det(node: Node) -> Expr:
+    rows, columns = node.shape(0)[-2:-1], node.shape(0)[-1:]
+    node.scope.same(rows, columns)
+    return op.det(node.expr(0))
+
+
 # fmt: off
 ROWS = (
+    Row("Det",    _det, since=11),
     Row("MatMul", multiply_matrices),
     Row("Gemm",   _gemm, attributes="alpha beta broadcast transA transB"),
     Row("Gemm",   _gemm, since=7, attributes="alpha beta transA transB"),

@@ -121,9 +121,9 @@ def _compress(node: Node) -> Expr:
 
 def _unique(node: Node) -> list[Expr]:
     """Distinct elements, their first positions, which of them each element is, and counts."""
-    if node.has("axis") and node.rank(0) > 1:
-        node.unsupported("attribute 'axis' is only supported for vectors")
-    flat = op.reshape(node.expr(0), (-1,))
+    is_sliced = node.has("axis") and node.rank(0) > 1
+    axis = node.axis(node.get_int("axis", 0), node.rank(0)) if is_sliced else 0
+    flat = _slice_ranks(node, axis) if is_sliced else op.reshape(node.expr(0), (-1,))
     found = op.unique(flat, is_sorted=bool(node.get_int("sorted", 1)), return_counts=True)
     values, first, which, number, counts = (TupleGetItem(found, i) for i in range(5))
 
@@ -131,7 +131,19 @@ def _unique(node: Node) -> list[Expr]:
         return op.strided_slice(padded, const(np.array([0])), op.cast(number, "int64"), axes=[0])
 
     wide = [op.cast(e, "int64") for e in (cut(first), which, cut(counts))]
+    if is_sliced:
+        places = node.scope.bound(wide[0])
+        return [op.take(node.expr(0), node.scope.expr(places), axis=axis), *wide]
     return [cut(values), *wide]
+
+
+def _slice_ranks(node: Node, axis: int) -> Expr:
+    """For each slice along an axis, how many others stand before it in order."""
+    order = [axis, *(i for i in range(node.rank(0)) if i != axis)]
+    shape = node.shape(0)
+    rest = product(tuple(shape[i] for i in order[1:]))
+    rows = op.reshape(op.transpose(node.expr(0), axes=order), (shape[axis], rest), allowzero=True)
+    return op.row_ranks(rows)
 
 
 def _max_unpool(node: Node) -> Expr:

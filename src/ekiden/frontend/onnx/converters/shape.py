@@ -93,7 +93,7 @@ def _axes(node: Node) -> tuple[int, ...] | None:
 def _squeeze(node: Node) -> Expr:
     axes = _axes(node)
     if axes is None and any(known(d) is None for d in node.shape(0)):
-        node.unsupported("'axes' must be given where the shape is symbolic")
+        node.needs(0, "'axes' must be given where the shape is symbolic")
     if axes is None:
         axes = tuple(i for i, d in enumerate(node.shape(0)) if known(d) == 1)
     return op.squeeze(node.expr(0), axis=[node.axis(a, node.rank(0)) for a in axes])

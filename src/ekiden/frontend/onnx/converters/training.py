@@ -1,5 +1,5 @@
-"""Steps of optimisers (ai.onnx.preview.training): rate, step, then all tensors, all gradients and
-all states.
+"""Training (ai.onnx.preview.training): derivatives, and steps of optimisers, whose inputs are rate,
+step, then all tensors, all gradients and all states.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import numpy as np
 
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, const
+from ekiden.relay.expr import Expr, Function, Tuple, Var, const
+from ekiden.relay.transform.gradient import gradient as differentiate
+from ekiden.relay.visitor import bind, free_vars
 
 
 def _groups(node: Node, states: int) -> list[list[Expr]]:
@@ -100,8 +102,36 @@ def _momentum(node: Node) -> list[Expr]:
 
 _DOMAIN = "ai.onnx.preview.training"
 
+
+def _gradient(node: Node) -> list[Expr]:
+    """The derivatives of `y` by `xs`, which are inputs of the model, at the node's inputs."""
+    names = (*node.get_strings("xs"), *node.get_strings("zs"))
+    y = node.scope.expr(node.named(node.get_string("y", "")))
+    places = [_parameter(node, n) for n in names]
+    free = list(dict.fromkeys((*places, *free_vars(y))))
+    if not node.scope.param_names.keys() >= set(free):
+        node.unsupported("'y' depends on values whose shapes are found at run time")
+    made = differentiate(Function(tuple(free), y), node.scope.module)
+    assert isinstance(made.body, Tuple)
+    found = made.body.fields[1]
+    assert isinstance(found, Tuple)
+    given = {p: node.expr(places.index(v)) if v in places else v
+             for p, v in zip(made.params, free, strict=True)}  # fmt: skip
+    wanted = bind(Tuple(found.fields[: len(node.get_strings("xs"))]), given)
+    assert isinstance(wanted, Tuple)
+    return list(wanted.fields)
+
+
+def _parameter(node: Node, name: str) -> Var:
+    found = node.scope.expr(node.named(name))
+    if not isinstance(found, Var) or found not in node.scope.param_names:
+        node.unsupported(f"{name!r} in 'xs' or 'zs' must be an input of the model")
+    return found
+
+
 # fmt: off
 ROWS = (
+    Row("Gradient", _gradient, domain=_DOMAIN, attributes="xs y zs"),
     Row("Adagrad",  _adagrad, domain=_DOMAIN, attributes="decay_factor epsilon norm_coefficient"),
     Row("Adam",     _adam, domain=_DOMAIN,
         attributes="alpha beta epsilon norm_coefficient norm_coefficient_post"),

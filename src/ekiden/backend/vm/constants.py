@@ -1,0 +1,54 @@
+"""The constants of an executable: equal arrays are stored once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ekiden.ir.op import Array
+
+__all__ = ["ConstantPool"]
+
+SAMPLE = 64
+"""How many bytes of an array are looked at before all are: most that differ differ there."""
+
+
+@dataclass(slots=True)
+class ConstantPool:
+    """Numbers of constants, in the order in which they are first used.
+
+    `arrays` has each one once. Equal means the same dtype, shape and bytes: zeros of both signs
+    are two constants, and a NaN is one.
+    """
+
+    arrays: list[Array] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    """The number of the device of each."""
+    _known: dict[tuple[int, int], tuple[int, Array]] = field(default_factory=dict)
+    """Identity of an array and device -> its number; and the array, which must stay alive."""
+    _alike: dict[object, list[int]] = field(default_factory=dict)
+    """Device, dtype, shape and sample -> numbers."""
+
+    def number(self, data: Array, device: int = 0) -> int:
+        """The number of an array on a device; it must not change from now on."""
+        key = id(data), device
+        if key not in self._known:
+            self._known[key] = self._find(data, device), data
+        return self._known[key][0]
+
+    def _find(self, data: Array, device: int) -> int:
+        content = _bytes(data)
+        sample = content[:: max(1, content.size // SAMPLE)].tobytes()
+        alike = self._alike.setdefault((device, str(data.dtype), data.shape, sample), [])
+        for number in alike:
+            if np.array_equal(content, _bytes(self.arrays[number])):
+                return number
+        alike.append(len(self.arrays))
+        self.arrays.append(data)
+        self.places.append(device)
+        return alike[-1]
+
+
+def _bytes(data: Array) -> Array:
+    return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
