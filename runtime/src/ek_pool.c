@@ -294,7 +294,7 @@ int32_t ek_pool_hold(loop_body body, void *context) {
   bool has_pool = __atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE) == 0;
   if (has_pool && !is_started) start_workers();
   if (has_pool && worker_count != 0) {
-    job = held = (struct job){body, context, MAX_THREADS, MAX_THREADS};
+    job = held = (struct job){body, context, MAX_THREADS, MAX_THREADS, {NULL, 0, 0}};
     is_inside = is_holder = true;
     return worker_count;
   }
