@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ import test_network_operators
 from topi_cases import BACKENDS, Array, Case, case, check, every_backend, integers, normal
 
 from ekiden import te, topi
+
+ROOT = Path(__file__).parents[2]
 
 
 def products() -> Iterator[Case]:
@@ -236,9 +239,57 @@ def sparse() -> Iterator[Case]:
     )
 
 
+def walk(data: Array, root: int, nodes: tuple[Array, ...]) -> list[int]:
+    """The leaves of one tree."""
+    features, limits, children, missing = nodes
+    found = []
+    for row in data:
+        at = root
+        while children[at, 0] != at:
+            value = row[features[at]]
+            below = value <= limits[at] or (np.isnan(value) and missing[at])
+            at = children[at, 0 if below else 1]
+        found.append(at)
+    return found
+
+
+def classical() -> Iterator[Case]:
+    """Determinants, orders of rows, trees, classes from pairs."""
+    for shape in ((3, 3), (2, 4, 4), (5, 1, 1)):
+        yield case("det", normal(*shape), symbolic=False, expected=np.linalg.det, tolerance=1e-4)
+    rows = integers(0, 3, 13, 2)
+    ranks = np.array([sum(tuple(b) < tuple(a) for b in rows) for a in rows], "int64")
+    yield case("row_ranks", rows, symbolic=(13,), expected=ranks)
+    nodes = (
+        np.array([0, 1, 0, 2, 0, 0, 0], "int32"),
+        np.array([0.1, -0.2, 0, 0.5, 0, 0, 0], "float32"),
+        np.array([[1, 2], [4, 3], [2, 2], [5, 6], [4, 4], [5, 5], [6, 6]], "int32"),
+        np.array([1, 0, 0, 1, 0, 0, 0], "int32"),
+    )
+    data = normal(9, 3)
+    data[2, 0] = data[4, 1] = np.nan
+    leaves = np.array([walk(data, 0, nodes), walk(data, 1, nodes)], "int32").T
+    yield case("ml.tree_leaves", data, np.array([0, 1], "int32"), *nodes, symbolic=False,
+               build=lambda x, r, *n: topi.ml.tree_leaves(x, r, n, 3), expected=leaves)  # fmt: skip
+    own = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
+    pairs = own[:, :, None] / (own[:, :, None] + own[:, None, :])
+    yield case("ml.couple", pairs.astype("float32"), symbolic=False, tolerance=5e-3,
+               expected=own.astype("float32"))  # fmt: skip
+
+
 CASES: dict[str, list[Case]] = {
-    f.__name__: list(f()) for f in (products, transforms, randoms, sparse)
+    f.__name__: list(f()) for f in (products, transforms, randoms, sparse, classical)
 }
+
+ELSEWHERE = {
+    "nn.winograd_conv2d": "tests/topi/test_winograd.py",
+    "nn.winograd_weight": "tests/topi/test_winograd.py",
+    "nn.recurrent": "tests/backend/test_recurrent_layers.py",
+    "nn.pack_recurrent": "tests/backend/test_recurrent_layers.py",
+    "nn.attention": "tests/backend/test_attention.py",
+    **{f"text.{name}": "tests/topi/test_text.py" for name in topi.text.__all__},
+}
+"""Operators whose kernels have test files of their own."""
 
 
 @every_backend
@@ -249,15 +300,14 @@ def test_against_numpy(family: str, backend: str) -> None:
 
 def test_every_operator_has_a_case() -> None:
     """Nothing is exported that nothing checks."""
-    own = ("winograd_conv2d", "winograd_weight")  # see test_winograd.py
-    own += ("nn.recurrent", "nn.pack_recurrent")  # see tests/backend/test_recurrent_layers.py
     modules = (
         test_elementwise_operators, test_movement_operators, test_network_operators,
         test_detection_operators,
     )  # fmt: skip
     families = [CASES, *(m.CASES for m in modules)]
     named = {c.name for f in families for c in itertools.chain.from_iterable(f.values())}
-    assert {n for n in topi.operators() if not n.endswith(own)} <= named
+    assert topi.operators().keys() - ELSEWHERE <= named
+    assert all((ROOT / path).exists() for path in ELSEWHERE.values())
 
 
 def test_known_answer_of_threefry() -> None:
