@@ -287,7 +287,7 @@ ELSEWHERE = {
     "nn.recurrent": "tests/backend/test_recurrent_layers.py",
     "nn.pack_recurrent": "tests/backend/test_recurrent_layers.py",
     "nn.attention": "tests/backend/test_attention.py",
-    **{f"text.{name}": "tests/topi/test_text.py" for name in topi.text.__all__},
+    **{f"text.{name}": "tests/topi/test_text_kernels.py" for name in topi.text.__all__},
 }
 """Operators whose kernels have test files of their own."""
 
