@@ -534,7 +534,7 @@ def test_misuse() -> None:
         ),
         (
             lambda: topi.vision.roi_align_nchw(x, x, 2, 1.0, "sum"),
-            "mode must be avg or max, got 'sum'",
+            "mode must be avg, max or max_tap, got 'sum'",
         ),
         (
             lambda: topi.vision.all_class_non_max_suppression(x, x, 1, 0.5, 0.5, "torch"),

@@ -160,8 +160,9 @@ def _describe(name: str, kind: Type, attrs: Mapping[str, object]) -> dict[str, o
     assert isinstance(texts, Sequence)
     if isinstance(kind, TensorType) and name in texts:
         return {"name": name, "shape": [_dim(d) for d in kind.shape[:-1]], "dtype": TEXT}
-    maps = attrs.get("maps", {})
-    assert isinstance(maps, Mapping)
+    given = attrs.get("maps", ())
+    assert isinstance(given, Sequence)
+    maps = dict(given)
     if isinstance(kind, TensorType) and name in maps:
         keys, rows = list(maps[name]), [_dim(kind.shape[0])]
         return {"name": name, "shape": rows, "dtype": f"{MAPS}{kind.dtype}", "keys": keys}

@@ -66,7 +66,7 @@ def chains(draw: st.DrawFn, concurrent: bool = False) -> IRModule:
     for variable, value in reversed(bindings):
         body = Let(variable, value, body)
     module = IRModule({"main": Function((x,), body, None)})
-    return MemoryPlan(concurrent)(ManifestAlloc()(module))
+    return MemoryPlan(concurrent=concurrent)(ManifestAlloc()(module))
 
 
 def _places(module: IRModule) -> dict[Var, tuple[Var, AllocTensorAttrs]]:

@@ -61,7 +61,8 @@ def from_onnx(
     `attrs["input_names"]` and `attrs["output_names"]` hold the model's own names in order;
     `attrs["sequences"]` says that lists of tensors among them are lists of Python at run time.
     `attrs["texts"]` names the inputs and outputs that are strings, as bytes (ekiden.runtime.text).
-    `attrs["maps"]` has the names of the columns of outputs whose rows are dictionaries.
+    `attrs["maps"]` has the names of outputs whose rows are dictionaries,
+    each with its columns.
     `attrs["constraints"]` holds pairs (condition on the symbolic dimensions, node that needs it)
     which every run must meet.
 
@@ -120,12 +121,12 @@ class _Import:
         function = self._function([self.graph.output(o.name) for o in self.proto.output])
         outputs = {o.name: self.graph.output(o.name) for o in self.proto.output}
         self.texts += [n for n, v in outputs.items() if isinstance(v, TextValue)]
-        maps = {n: v.keys for n, v in outputs.items() if isinstance(v, MapValue)}
+        maps = [(n, tuple(v.keys)) for n, v in outputs.items() if isinstance(v, MapValue)]
         attrs: dict[str, object] = {
             "input_names": (*self.input_names, *self.params),
             "sequences": True,
             "texts": tuple(self.texts),
-            "maps": maps,
+            "maps": tuple(maps),
             "output_names": tuple(o.name for o in self.proto.output),
             "constraints": tuple(self.scope.constraints.values()),
         }
