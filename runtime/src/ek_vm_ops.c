@@ -313,7 +313,7 @@ static ek_scratch lendable(const ek_value *value) {
   ek_scratch none = {NULL, 0, 0};
   bool is_bytes = tensor != NULL && tensor->ndim == 1 && tensor->dtype.bits == 8 &&
                   tensor->dtype.lanes == 1 && tensor->device.type == EK_CPU &&
-                  tensor->strides == NULL && tensor->shape[0] > 0;
+                  tensor->shape[0] > 0 && (tensor->strides == NULL || tensor->strides[0] == 1);
   if (!is_bytes || expect_writable(value, value + 1) != 0) return none;
   char *begin = (char *)tensor->data + tensor->byte_offset;
   size_t skip = -(uintptr_t)begin % EK_SCRATCH_UNIT, size = (size_t)tensor->shape[0];
