@@ -239,6 +239,46 @@ static void copies_between_devices(void) {
 }
 
 /* Equality of integers of any kind, and of one-element tensors of them. */
+/* Where working memory of 256 bytes lies, as a number. */
+static int where_to_work(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  (void)self;
+  (void)ret;
+  CHECK(nargs == 1);
+  char *memory = ek_workspace_alloc(256);
+  if (memory == NULL) return -1;
+  memset(memory, 1, 256);
+  *(int64_t *)ek_dltensor_data(ek_value_tensor(&args[0])) = (int64_t)(intptr_t)memory;
+  ek_workspace_free(memory);
+  return 0;
+}
+
+static void a_tensor_is_lent_to_a_call(void) {
+  program p = {.functions = {{"main", 0, 5,
+                              WORDS(LoadConsti, 0, 4096, 0, /**/
+                                    AllocStorage, 1, 0, 0, 64, 0, /**/
+                                    AllocTensor, 2, 1, 0, 0, EK_DTYPE_UINT, 8, 1, 1, 4096, 0, /**/
+                                    AllocStorage, 3, 0, 0, 64, 0, /**/
+                                    AllocTensor, 4, 3, 0, 0, INT64_SCALAR, 0, /**/
+                                    InvokePackedScratch, 0, 1, 1, 4, 2, /**/
+                                    AllocADT, 0, 0, 2, 2, 4, Ret, 0)}},
+               .primitives = {"ek.test.where_to_work"}};
+  ek_object *made;
+  CHECK(ek_function_new(NULL, where_to_work, NULL, &made) == 0);
+  CHECK(ek_registry_set("ek.test.where_to_work", made, 1) == 0);
+  ek_object_release(made);
+  ek_object *vm = machine_of(&p);
+  for (int i = 0; i < 3; i++) {
+    ek_value result = ek_value_none();
+    CHECK(ek_vm_invoke(vm, 0, NULL, 0, &result) == 0);
+    const ek_adt *both = (ek_adt *)(void *)result.v.obj;
+    char *lent = ek_dltensor_data(ek_value_tensor(&both->fields[0]));
+    int64_t at = *(int64_t *)ek_dltensor_data(ek_value_tensor(&both->fields[1]));
+    CHECK(at >= (intptr_t)lent && at + 256 <= (intptr_t)lent + 4096);
+    ek_value_release(&result);
+  }
+  ek_object_release(vm);
+}
+
 static void branches_on_scalars(void) {
   static const struct {
     uint8_t code, bits;
@@ -525,6 +565,7 @@ int main(void) {
   tensors_take_the_place_of_others();
   reshapes();
   copies_between_devices();
+  a_tensor_is_lent_to_a_call();
   branches_on_scalars();
   packed_calls_flatten();
   empty_outputs_skip_the_kernel();
