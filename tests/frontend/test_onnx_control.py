@@ -155,6 +155,23 @@ def test_branches_of_different_ranks_run_where_the_rest_fits() -> None:
         Interpreter(from_onnx(made)).evaluate("main", normal(3, 3))
 
 
+def test_data_that_equal_a_constant_are_the_special_case() -> None:
+    nodes = [
+        node("Equal", "d one", "c"),
+        node(
+            "If",
+            "c",
+            "step",
+            then_branch=branch("Identity", "zero"),
+            else_branch=branch("Div", "d two"),
+        ),
+        node("Mul", "x step", "y"),
+    ]
+    weights = {"one": ints(1), "zero": ints(0), "two": ints(2)}
+    made = model(nodes, [value("d", INT, [1]), value("x", INT, [3])], "y", weights)
+    check(made, d=ints(8), x=ints(1, 2, 3))
+
+
 def test_what_no_branch_can_compute_is_an_error() -> None:
     nodes = [
         node(

@@ -287,7 +287,8 @@ class Executable:
     @property
     def peak_memory(self) -> int | None:
         """The most bytes that the tensors of a run take at once, as the compiler predicts for
-        static programs; inputs, weights and the scratch memory of kernels are not counted.
+        static programs, the working memory of kernels with them; inputs and weights are not
+        counted.
 
         None where it depends on the run. `runtime.memory_stats` has what was needed.
         """

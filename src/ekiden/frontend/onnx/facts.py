@@ -16,14 +16,14 @@ class Facts:
 
     same: names that are one dimension. upper: bounds. equal: extents of resized images (by text)
     that must be other extents. choices: node whose branches give values that cannot be one -> the
-    branch that is imported (0, then 1); the other one fails at run time.
+    branches not yet seen to fail, the imported one first; the other one fails at run time.
     """
 
     def __init__(self) -> None:
         self.same: dict[str, str] = {}
         self.upper: dict[str, int] = {}
         self.equal: dict[str, PrimExpr] = {}
-        self.choices: dict[str, int] = {}
+        self.choices: dict[str, tuple[int, ...]] = {}
         self._symbols: dict[str, SizeVar] = {}
 
     def symbol(self, name: str) -> SizeVar:
@@ -41,8 +41,8 @@ class Facts:
         False if none has.
         """
         while self.choices:
-            last, branch = self.choices.popitem()
-            if branch == 0:
-                self.choices[last] = 1
+            last, (_, *left) = self.choices.popitem()
+            if left:
+                self.choices[last] = tuple(left)
                 return True
         return False

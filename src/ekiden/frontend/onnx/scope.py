@@ -201,11 +201,11 @@ class Scope:
         whole = self.spanned(expr)
         return [self.bound(TupleGetItem(whole, i), name) for i, name in enumerate(names)]
 
-    def branch(self) -> int:
+    def branch(self, order: tuple[int, ...]) -> int:
         """Which branch of the current node to import, where its branches give values that cannot
-        be one: the first, until that is known to fail.
+        be one: the first of this order that is not known to fail.
         """
-        return self._facts.choices.setdefault(str(self.span), 0)
+        return self._facts.choices.setdefault(str(self.span), order)[0]
 
     def same(self, first: Sequence[PrimExpr], other: Sequence[PrimExpr]) -> None:
         """Note that dimensions must be equal.

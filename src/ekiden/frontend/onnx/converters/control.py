@@ -12,10 +12,11 @@ from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.sequence_value import Absent, joined
 from ekiden.frontend.onnx.shape_value import lift, select
 from ekiden.frontend.onnx.value import Value, constant, known
+from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm, maximum
 from ekiden.ir.type import Type
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, If, Tuple, const
+from ekiden.relay.expr import Call, Constant, Expr, If, Tuple, const
 from ekiden.runtime.errors import CompileError, UnsupportedError
 from ekiden.topi.shape import as_dim
 
@@ -69,11 +70,21 @@ def _if(node: Node) -> list[Value]:
     common = [k for k in kinds if k is not None]
     if len(common) < len(kinds):
         reason = "the rest of the model needs values of another rank"
-        return _only(node, sides, node.scope.branch(), reason)
+        return _only(node, sides, node.scope.branch(_likelier(node.value(0))), reason)
     chosen = If(as_scalar(node, node.value(0)), sides[0].expr(common), sides[1].expr(common))
     found = node.scope.fields(_placed(node, chosen), node.proto.output)
     known = [_known(node, *pair) for pair in zip(sides[0].values, sides[1].values, strict=True)]
     return [v if k is None else k for k, v in zip(known, found, strict=True)]
+
+
+def _likelier(condition: Value) -> tuple[int, ...]:
+    """The branches, the likelier one first. That data equal a constant is the special case; that an
+    extent is 1 is asked by exporters before they drop the axis, and then it mostly is.
+    """
+    match condition.expr:
+        case Call(op=Op(name="equal"), args=args) if any(isinstance(a, Constant) for a in args):
+            return 1, 0
+    return 0, 1
 
 
 def _placed(node: Node, expr: Expr) -> Expr:
