@@ -67,6 +67,10 @@ def test_check_finds_a_size_where_1_is_too_small(
     assert "b = 1, xs = 64" in found and "MFLOP" in found
     assert main(["check", str(tmp_path / "wide.onnx"), "--dim", "xs=8"]) == 0
     assert "figures are left out" in capsys.readouterr().out
+    assert main(["verify", str(tmp_path / "wide.onnx"), "--against", "onnx"]) == 0
+    assert "agrees with onnx" in capsys.readouterr().out
+    assert main(["verify", str(tmp_path / "wide.onnx"), "--dim", "xs=8"]) == 1
+    assert "xs" in capsys.readouterr().err
 
 
 def test_check_lists_what_is_not_supported(

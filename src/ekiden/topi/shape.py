@@ -215,7 +215,14 @@ def window_extent(
     if is_any(size):
         return size
     reach = (as_dim(kernel) - 1) * dilation + 1
+    assume(lambda: windows_fit(size, reach, stride, before, after), (size, reach))
     return tidy((size + (before + after) - reach) // stride + 1)
+
+
+def windows_fit(size: PrimExpr, reach: PrimExpr, slack: int, before: int, after: int) -> PrimExpr:
+    """Whether the number of windows is not negative: none begins beyond `slack` elements outside,
+    a stride where numbers are rounded down."""
+    return size >= tidy(reach - (before + after + slack))
 
 
 def window_extent_ceil(
@@ -226,6 +233,7 @@ def window_extent_ceil(
     if is_any(size):
         return size
     reach = (kernel - 1) * dilation + 1
+    assume(lambda: windows_fit(size, as_dim(reach), 2 * stride - 1, before, after), (size,))
     count = ceil_div(size + (before + after) - reach, stride) + 1
     return tidy(minimum(count, ceil_div(size + before, stride)))
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from ekiden.backend.vm.compile import host_functions
 from ekiden.backend.vm.pipeline import optimize
-from ekiden.driver.commands.options import pairs
+from ekiden.driver.commands.options import pairs, tried_sizes
 from ekiden.driver.executable import Dim
 from ekiden.frontend.onnx import Survey, from_onnx, survey
 from ekiden.ir.module import IRModule
@@ -73,10 +73,6 @@ def _dims(found: Survey, texts: list[str]) -> dict[str, int]:
     return {n: int(given.get(n, 1)) for n in found.dimensions}
 
 
-TRIED = (8, 64, 512)
-"""Sizes of a dimension that is not given, where 1 is too small for the model."""
-
-
 def _figures(file: str, found: Survey, dims: dict[str, int], texts: list[str]) -> dict[str, object]:
     """FLOPs, bytes of activations and functions of the host, for these sizes. Where a model takes
     no dimensions of 1, dimensions that are not among `texts` grow one by one; `dims` then has the
@@ -86,7 +82,7 @@ def _figures(file: str, found: Survey, dims: dict[str, int], texts: list[str]) -
     """
     module = InferType()(from_onnx(file))
     note = ""
-    for sizes in _tries(dims, pairs(texts, "SYMBOL=4")):
+    for sizes in tried_sizes(dims, pairs(texts, "SYMBOL=4")):
         try:
             measured = _measured(file, found, sizes, module)
         except CompileError as error:
@@ -95,14 +91,6 @@ def _figures(file: str, found: Survey, dims: dict[str, int], texts: list[str]) -
         dims.update(sizes)
         return measured
     return {"flops": None, "activation_bytes": None, "note": note}
-
-
-def _tries(dims: dict[str, int], given: Mapping[str, str]) -> Iterator[dict[str, int]]:
-    yield dict(dims)
-    for size in TRIED:
-        for name in dims:
-            if name not in given:
-                yield {**dims, name: size}
 
 
 def _measured(

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     executable = open_executable(options.file)
     prompt = Prompt(executable)
     if options.state is None:
-        feed = {**random_inputs(executable, options.dim), **read_arrays(options.input)}
+        feed = random_inputs(executable, options.dim, read_arrays(options.input))
         prompt.stepper.start("main", *(feed[info.name] for info in executable.inputs))
     else:
         prompt.stepper.load_state(options.state)

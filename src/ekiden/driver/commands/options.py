@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import MappingProxyType
 
 import numpy as np
 
@@ -10,8 +12,9 @@ import ekiden
 from ekiden.driver.executable import Dim, Executable, TensorInfo
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
-from ekiden.runtime.errors import InputError
+from ekiden.runtime.errors import InputError, RunError
 
+_NONE: Mapping[str, Array] = MappingProxyType({})
 FILE = "an artifact that `ekiden compile` wrote, or a model to compile first"
 """The help of an argument that `open_executable` takes."""
 
@@ -80,13 +83,39 @@ def _read_array(name: str, path: str) -> Array:
     return array
 
 
-def random_inputs(executable: Executable, dims: Iterable[str]) -> dict[str, Array]:
-    """Random arrays for every input; symbols are bound by `dims` ("batch=4"), else 1."""
+TRIED = (8, 64, 256, 512)
+"""Sizes of a dimension that is not given, where 1 is too small for the model."""
+
+
+def tried_sizes(dims: Mapping[str, int], given: Container[str]) -> Iterator[dict[str, int]]:
+    """These dimensions; then with one of those not given larger."""
+    yield dict(dims)
+    for size in TRIED:
+        for name in dims:
+            if name not in given:
+                yield {**dims, name: size}
+
+
+def random_inputs(
+    executable: Executable, dims: Iterable[str], arrays: Mapping[str, Array] = _NONE
+) -> dict[str, Array]:
+    """Random arrays for every input that is not among `arrays`. Symbols are bound by `dims`
+    ("batch=4"), else 1; where the model does not run with 1, one of them grows until it does, if
+    it does.
+
+    Raises InputError for what is no dimension.
+    """
     found = pairs(dims, "SYMBOL=4")
-    symbols = {d for info in executable.inputs for d in info.shape if isinstance(d, str)}
-    bound = dict.fromkeys(symbols, 1) | {n: _size(n, v, symbols) for n, v in found.items()}
-    rng = np.random.default_rng(0)
-    return {info.name: _random(info, bound, rng) for info in executable.inputs}
+    names = [d for info in executable.inputs for d in info.shape if isinstance(d, str)]
+    given = {n: _size(n, v, set(names)) for n, v in found.items()}
+    feeds: list[dict[str, Array]] = []
+    for bound in tried_sizes(dict.fromkeys(names, 1) | given, given):
+        rng = np.random.default_rng(0)
+        feeds.append({i.name: _random(i, bound, rng) for i in executable.inputs} | dict(arrays))
+        with suppress(InputError, RunError):
+            executable(**feeds[-1])
+            return feeds[-1]
+    return feeds[0]
 
 
 def _size(name: str, value: str, symbols: set[str]) -> int:

@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Profile one run; print a table and write what is asked for."""
     executable = open_executable(options.file)
-    feed = {**random_inputs(executable, options.dim), **read_arrays(options.input)}
+    feed = random_inputs(executable, options.dim, read_arrays(options.input))
     report = executable.profile(*(feed[info.name] for info in executable.inputs))
     _print(report, not options.calls, options.top)
     for path, text in ((options.json, report.json()), (options.trace, report.trace())):

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         model = with_all_outputs(model, label)
     engine = options.against or next(e for e in ENGINES if importlib.util.find_spec(e))
     executable = ekiden.compile(model)
-    feed = {**random_inputs(executable, options.dim), **read_arrays(options.input)}
+    feed = random_inputs(executable, options.dim, read_arrays(options.input))
     result = executable(**feed)
     tensors = result if isinstance(result, tuple) else (result,)
     found: list[object] = [t.numpy() if hasattr(t, "numpy") else t for t in tensors]

@@ -25,7 +25,7 @@ from ekiden.frontend.onnx.scope import Scope
 from ekiden.frontend.onnx.sequence_value import Absent, SequenceValue, optional_type, sequence_of
 from ekiden.frontend.onnx.text_value import TextValue
 from ekiden.frontend.onnx.unsupported import Unsupported
-from ekiden.frontend.onnx.value import Names, Value, clean_name
+from ekiden.frontend.onnx.value import Names, Value, clean_name, dim_name
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import AnyDim, PrimExpr, const
 from ekiden.ir.span import Span
@@ -40,11 +40,6 @@ Shapes: TypeAlias = Mapping[str, Dims | Sequence[Dims] | None]
 
 A sequence has a list of shapes, and is then given as that many inputs "name.0", "name.1", ...; an
 optional input that is never there has None.
-"""
-
-_UNNAMED = ("None", "unknown", "unk")
-"""Names that exporters give to dimensions they know nothing of: not one dimension, however often
-they occur.
 """
 
 
@@ -234,8 +229,7 @@ class _Import:
     def _dim(self, name: str, axis: int, stated: int | str | None) -> PrimExpr:
         if isinstance(stated, int) and stated >= 0:
             return const(stated)
-        cleaned = clean_name(stated) if isinstance(stated, str) and stated not in _UNNAMED else ""
-        return self.scope.symbol(cleaned or f"{clean_name(name) or 'input'}_dim{axis}")
+        return self.scope.symbol(dim_name(name, axis, stated if isinstance(stated, str) else ""))
 
     def _weights_as_params(self) -> None:
         """The floating-point weights become parameters of main."""

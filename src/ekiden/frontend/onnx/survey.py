@@ -20,6 +20,7 @@ from ekiden.frontend.onnx.load import (
     subgraphs,
 )
 from ekiden.frontend.onnx.node import describe
+from ekiden.frontend.onnx.value import dim_name
 
 Dim = int | str
 
@@ -158,7 +159,7 @@ def _port(info: onnx.ValueInfoProto) -> Port:
     if not tensor.HasField("shape"):
         return Port(info.name, dtype, None)
     dims = [
-        int(d.dim_value) if d.HasField("dim_value") else str(d.dim_param) or f"{info.name}_{i}"
+        int(d.dim_value) if d.HasField("dim_value") else dim_name(info.name, i, d.dim_param)
         for i, d in enumerate(tensor.shape.dim)
     ]
     return Port(info.name, dtype, tuple(dims))

@@ -106,6 +106,18 @@ def clean_name(name: str) -> str:
     return f"v{cleaned}" if cleaned[:1].isdigit() else cleaned
 
 
+def dim_name(name: str, axis: int, stated: str = "") -> str:
+    """What a symbolic dimension of an input is called: as the model calls it, if it does."""
+    cleaned = "" if stated in _UNNAMED else clean_name(stated)
+    return cleaned or f"{clean_name(name) or 'input'}_dim{axis}"
+
+
+_UNNAMED = ("None", "unknown", "unk")
+"""Names that exporters give to dimensions they know nothing of: not one dimension, however often
+they occur.
+"""
+
+
 class Names:
     """Hands out clean names, each once."""
 

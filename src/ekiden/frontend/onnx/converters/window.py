@@ -10,7 +10,7 @@ from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import PrimExpr, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_dim, ceil_div, known, tidy
+from ekiden.topi.shape import Dim, as_dim, ceil_div, known, tidy, windows_fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,24 @@ def read_window(node: Node, kernel: Sequence[int]) -> Window:
     else:
         pads = node.get_ints("pads", (0,) * 2 * rank) if auto == "NOTSET" else (0,) * 2 * rank
         before, after = [as_dim(p) for p in pads[:rank]], [as_dim(p) for p in pads[rank:]]
+        _check_fit(node, kernel, strides, dilations, pads)
     return Window(tuple(kernel), strides, dilations, _plain(before), _plain(after))
+
+
+def _check_fit(
+    node: Node,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int],
+) -> None:
+    """Require symbolic extents to be as large as a window."""
+    rounds_up = node.get_int("ceil_mode", 0)
+    for i, extent in enumerate(node.shape(0)[2:]):
+        if known(extent) is None:
+            reach = as_dim((kernel[i] - 1) * dilations[i] + 1)
+            slack = 2 * strides[i] - 1 if rounds_up else strides[i]
+            node.scope.require(windows_fit(extent, reach, slack, pads[i], pads[i + len(kernel)]))
 
 
 def _plain(dims: Sequence[PrimExpr]) -> tuple[Dim, ...]:
