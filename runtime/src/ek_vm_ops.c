@@ -636,7 +636,8 @@ int ek_op_ReadRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
 int ek_op_WriteRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm;
   if (R[pc[1]].type_index != EK_REFERENCE) return wrong_type("WriteRef", "a reference", &R[pc[1]]);
-  ek_vm_reference_write(R[pc[1]].v.obj, fetch(R, pc[2]));
+  ek_object *reference = R[pc[1]].v.obj;   /* read first: the value may be moved from there */
+  ek_vm_reference_write(reference, fetch(R, pc[2]));
   return 0;
 }
 

@@ -129,6 +129,14 @@ static void references(void) {
   CHECK(run_one(&p, 10) == 8);
 }
 
+/* A register may be moved into the reference that it holds; the cycle is broken before the end. */
+static void a_reference_is_moved_into_itself(void) {
+  program p = {.functions = {{"main", 1, 3,
+                              WORDS(AllocRef, 1, 0, Move, 2, 1, WriteRef, 1, MOVED(1), /**/
+                                    WriteRef, 2, 0, ReadRef, 0, 2, Ret, 0)}}};
+  CHECK(run_one(&p, 10) == 10);
+}
+
 /* A chain of references dies without recursion. */
 static void long_chains_of_references(void) {
   program p = {.functions = {{"main", 1, 1, WORDS(AllocRef, 0, MOVED(0), Ret, 0)}}};
@@ -259,6 +267,7 @@ int main(void) {
   tail_calls_permute_arguments();
   moved_arguments();
   references();
+  a_reference_is_moved_into_itself();
   long_chains_of_references();
   references_outlive_what_is_lent();
   switches();
