@@ -182,8 +182,8 @@ class _Conv:
         return balanced_rows(width, self.pixel_rows(panel), body)
 
     def panel_region(self, panels: int, make: Callable[[PrimExpr], Panel]) -> Stmt:
-        """All pixels of some panels: threads share out the panels, or with too few of them the
-        lines."""
+        """All pixels of some panels: threads share out the panels, the lines, or with few lines
+        the panels of each."""
         _, height, _, _ = self.geometry.out
         lines = simplify(self.geometry.out[0] * height)
         line, index = Var("line"), Var("p")
@@ -200,8 +200,18 @@ class _Conv:
         if flat:
             return self.flat_with_panels(panels, make)
         each = self.line_tiles(make(index), *self.whole_line(line))
+        if self.has_few_lines():
+            part = Var("part")
+            inside = LetStmt(line, part // panels, LetStmt(index, part % panels, each))
+            total = simplify(lines * panels)
+            return For(part, const(0), total, ForKind.PARALLEL, inside, {"grain": 1})
         inside = For(index, const(0), const(panels), ForKind.SERIAL, each)
         return For(line, const(0), lines, ForKind.PARALLEL, inside, {"grain": 1})
+
+    def has_few_lines(self) -> bool:
+        """Whether the lines of an image are fewer than the threads: those of one axis, say."""
+        height = self.geometry.out[1]
+        return isinstance(height, IntImm) and height.value < self.target.cores
 
     def by_panels(self, panels: int) -> bool:
         """Whether threads share out the panels."""
@@ -287,7 +297,8 @@ class _Conv:
         parts = self.parts()
         if not self.geometry.is_padded:
             return seq(*(self.panel_region(*part) for part in parts))
-        if not self.is_flat() and not any(self.by_panels(count) for count, _ in parts):
+        shares_panels = self.has_few_lines() or any(self.by_panels(count) for count, _ in parts)
+        if not self.is_flat() and not shares_panels:
             return self.banded()
         height, width = self.geometry.padded()
         shape = (self.geometry.data[0], height, width, self.geometry.data[3])
