@@ -8,8 +8,10 @@ tree          child-sum Tree-LSTM 300/150; trees of 5-50 leaves, ADT values for 
 bert          BERT-base; a stream of random lengths 5-128
 
 Weights are seeded and the same everywhere; results are compared with ours before anything is timed.
-Each engine holds its model in a process of its own. Engines take turns at every case of the stream,
-and the stream runs once per round after a first round in which lengths are seen for the first time.
+Each engine holds its model in a process of its own and takes the whole stream without a break, as a
+server would; engines take turns round by round, after a first round in which lengths are seen for
+the first time. (With a pause of 20 ms after each case, runs of a millisecond take up to twice as
+long: cores sleep, and caches hold the data of others.)
 Printed for each engine: time of the stream per token (for trees: per node), each case by its median
 over the later rounds; the same as a multiple of ours; and the 99th percentile of all times of the
 stream, the first ones included, as multiples of the median of their case. The two figures in
@@ -76,7 +78,7 @@ def agree(expected: list[Array], got: list[Array]) -> bool:
 def check(workers: Mapping[str, Worker], cases: list[int]) -> None:
     """Compare all engines; this also warms them up, with other lengths than the stream's."""
     for case in cases:
-        ours, *others = ((n, w.ask(case, keep=True).results) for n, w in workers.items())
+        ours, *others = ((n, w.ask([case], keep=True).results) for n, w in workers.items())
         for name, results in others:
             if not agree(ours[1], results):
                 raise SystemExit(f"{name} disagrees with {ours[0]} on case {case}")
@@ -86,14 +88,11 @@ def measure(workers: Mapping[str, Worker], cases: list[int], rounds: int) -> Mea
     """The first round and `rounds` more."""
     times: Measured = ({name: [] for name in workers}, {name: [] for name in workers})
     for _ in range(rounds + 1):
-        for of_engine in (*times[0].values(), *times[1].values()):
-            of_engine.append([])
-        for case in cases:
-            for name, worker in workers.items():
-                time.sleep(PAUSE)
-                reply = worker.ask(case)
-                times[0][name][-1].append(reply.seconds[0])
-                times[1][name][-1].append(reply.busy[0])
+        for name, worker in workers.items():
+            time.sleep(PAUSE)
+            reply = worker.ask(cases)
+            times[0][name].append(reply.seconds)
+            times[1][name].append(reply.busy)
     return times
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
@@ -47,9 +47,9 @@ class Worker:
         theirs.close()  # so that the end of the process ends the wait
         self.ready = float(self.pipe.recv())
 
-    def ask(self, case: int, calls: int = 1, keep: bool = False) -> Reply:
-        """Run a case some times."""
-        self.pipe.send((case, calls, keep))
+    def ask(self, cases: Sequence[int], keep: bool = False) -> Reply:
+        """Run cases one after the other; `keep` the results of the last."""
+        self.pipe.send((cases, keep))
         reply = self.pipe.recv()
         assert isinstance(reply, Reply)
         return reply
@@ -65,9 +65,9 @@ def _serve(make: Make, threads: int, pipe: Connection) -> None:
     run = make(threads)
     pipe.send(time.perf_counter() - start)
     while True:
-        case, calls, keep = pipe.recv()
+        cases, keep = pipe.recv()
         seconds, busy, results = [], [], []
-        for _ in range(calls):
+        for case in cases:
             start, began = time.perf_counter(), time.thread_time()
             results = run(case)
             busy.append(time.thread_time() - began)
