@@ -132,6 +132,26 @@ def test_parallel_loop_captures_what_it_uses() -> None:
     assert not got[0].any()
 
 
+@pytest.mark.parametrize("where", [SERIAL, PARALLEL])
+def test_a_loop_apart_is_a_function(where: ForKind) -> None:
+    n, i, j = SizeVar("n"), Var("i"), Var("j")
+    scale, factor = Var("scale", "float32"), Var("factor", "float32x4")
+    x, out = Buffer("x", (n, const(12))), Buffer("out", (n, const(12)))
+    place = ramp(i * 12 + j * 4, 1, 4)
+    value = BufferLoad(x, (place,), "float32x4") * factor + broadcast(scale, 4)
+    inner = For(j, const(1), const(2), SERIAL, BufferStore(out, value, (place,)), {"apart": 1})
+    body = LetStmt(factor, broadcast(x[i * 12], 4), inner)
+    loop = For(i, const(0), n, where, body, {"grain": 1})
+    func = function((x, out), LetStmt(scale, x[0] + 1.0, loop))
+    values = np.random.default_rng(0).standard_normal((50, 12)).astype("float32")
+    got = np.zeros_like(values)
+    build(func)(values, got)
+    wanted = values * values[:, :1] + (values[0, 0] + np.float32(1))
+    np.testing.assert_allclose(got[:, 4:], wanted[:, 4:], rtol=1e-6, atol=1e-6)
+    assert not got[:, :4].any()
+    assert emit(func, Target.host()).count(".body") >= 2
+
+
 def test_scratch_memory_in_and_around_a_parallel_loop() -> None:
     n, i, j = SizeVar("n"), Var("i"), Var("j")
     x, out = vector(n), vector(n, name="out")

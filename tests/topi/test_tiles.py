@@ -210,3 +210,13 @@ def test_tiles_stay_in_registers(m: Dim) -> None:
     text = assembly([lower(dense_kernel(m, 256, 128), TARGET)], TARGET)
     loops = [line for line in text.splitlines() if "zmm" in line and "rsp" in line]
     assert loops == []
+
+
+def test_tiles_stay_in_registers_where_much_is_computed_on_the_way_out() -> None:
+    """Two sizes of tiles, and the many constants of erf."""
+
+    def after(x: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda i, j: call_intrin("erf", x[i, j]), tag="elemwise")
+
+    text = assembly([lower(dense_kernel(16, 384, 512, after), TARGET)], TARGET)
+    assert [line for line in text.splitlines() if "(%rsp), %zmm" in line] == []

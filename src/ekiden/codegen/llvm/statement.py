@@ -2,7 +2,9 @@
 branches.
 
 A parallel loop becomes a function of its own, `int body(ctx, begin, end)`, run by ek_parallel_for;
-what it uses from outside travels in a structure of 8-byte slots; a vector takes several.
+what it uses from outside travels in a structure of 8-byte slots; a vector takes several. So does a
+loop annotated with "apart", which is called: LLVM would keep its constants in registers throughout
+the loops around it, and spill there.
 """
 
 from __future__ import annotations
@@ -268,6 +270,8 @@ class StatementEmitter(PackedCallEmitter):
             self.nested(LetStmt(s.loop_var, s.min, s.body))
         elif s.kind is ForKind.PARALLEL and not self.in_parallel():
             self.parallel(s)
+        elif "apart" in (s.annotations or {}):
+            self.apart(s)
         else:
             begin = self.value(s.min)
             end = self.value(s.min + s.extent)
@@ -356,8 +360,20 @@ class StatementEmitter(PackedCallEmitter):
 
     def parallel(self, s: For) -> None:
         """Run the body by ek_parallel_for over [0, extent)."""
-        b, grain = self.b, int(str((s.annotations or {}).get("grain", 1)))
-        body = BodyEmitter(self.module, self)
+        grain = int(str((s.annotations or {}).get("grain", 1)))
+        self.module.declare("ek_parallel_for", "i32", ["ptr", "ptr", "i64", "i64"])
+        function, context, extent = self.function_of(s)
+        arguments = f"ptr @{function}, ptr {context}, i64 {extent}, i64 {max(grain, 1)}"
+        self.run_function(f"@ek_parallel_for({arguments})")
+
+    def apart(self, s: For) -> None:
+        """Run the body in a function of its own over [0, extent)."""
+        function, context, extent = self.function_of(s)
+        self.run_function(f"@{function}(ptr {context}, i64 0, i64 {extent})")
+
+    def function_of(self, s: For) -> tuple[str, Operand, Operand]:
+        """The function of a loop's body, what it uses from here, and the loop's extent."""
+        b, body = self.b, BodyEmitter(self.module, self)
         function = body.write(s)
         slots = max(body.slots, 1)
         context = f"%{b.fresh('context')}"
@@ -366,17 +382,17 @@ class StatementEmitter(PackedCallEmitter):
             place = b.value(f"getelementptr i64, ptr {context}, i64 {slot}")
             b.effect(f"store {register_type(dtype)} {value}, ptr {place}, align 8")
         extent = emit_cast(b, self.value(s.extent), s.extent.dtype, "int64")
-        self.module.declare("ek_parallel_for", "i32", ["ptr", "ptr", "i64", "i64"])
-        status = b.value(
-            f"call i32 @ek_parallel_for(ptr @{function}, ptr {context},"
-            f" i64 {extent}, i64 {max(grain, 1)})"
-        )
-        b.touch_memory()
-        self.fail_unless(b.value(f"icmp eq i32 {status}, 0"))
+        return function, context, extent
+
+    def run_function(self, call: str) -> None:
+        """Call what may write memory, and fail."""
+        status = self.b.value(f"call i32 {call}")
+        self.b.touch_memory()
+        self.fail_unless(self.b.value(f"icmp eq i32 {status}, 0"))
 
 
 class BodyEmitter(StatementEmitter):
-    """The function of a parallel loop's body: asks the function around for what it uses."""
+    """The function of a loop's body: asks the function around for what it uses."""
 
     def __init__(self, module: Module, outer: StatementEmitter) -> None:
         super().__init__(module, outer.name, outer.demoted)

@@ -103,7 +103,7 @@ def compute_tile(
     = 0. `ahead` makes a statement for each step of the innermost loop: prefetches.
 
     With `staged` the results pass through a small buffer, and the code of `store` stands once in a
-    loop instead of once per accumulator: for stores that compute much.
+    loop, in a function of its own, instead of once per accumulator: for stores that compute much.
     """
     acc = tile.accumulator()
     zero = broadcast(const(0, tile.dtype), tile.lanes)
@@ -134,7 +134,7 @@ def _staged_stores(tile: Tile, stage: Buffer, store: Store) -> Stmt:
         [For(vector, const(0), const(whole), ForKind.SERIAL, one(vector, None))] if whole else []
     )
     masked = [one(const(whole), column_mask(rest, tile.lanes))] if rest else []
-    return For(row, const(0), const(tile.rows), ForKind.SERIAL, seq(*parts, *masked))
+    return For(row, const(0), const(tile.rows), ForKind.SERIAL, seq(*parts, *masked), {"apart": 1})
 
 
 def column_mask(valid: int, lanes: int) -> PrimExpr:
