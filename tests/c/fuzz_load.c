@@ -6,6 +6,9 @@
 **           -Iruntime/include -Iruntime/src -Itests/c runtime/src/[a-z]*.c tests/c/fuzz_load.c \
 **           -pthread -ldl -o fuzz_load
 **
+** Run it with ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1: objects that come to own
+** themselves are not freed, and other leaks are seen under EK_HARD_TEST.
+**
 ** Without, this has a main of its own: "fuzz_load RUNS SEED" damages files made here RUNS times.
 ** Checksums would stop most damage at the door, so they are mended three times in four. What was
 ** being tried when it fails lies in fuzz-failure.eki.
@@ -17,14 +20,6 @@
 #include <sys/resource.h>
 
 #include "ek_vm_step.h"
-
-#ifdef __SANITIZE_ADDRESS__
-/* Objects that come to own themselves are not freed; what else leaks is seen under EK_HARD_TEST. */
-const char *__asan_default_options(void);
-const char *__asan_default_options(void) {
-  return "detect_leaks=0:max_allocation_size_mb=64:allocator_may_return_null=1";
-}
-#endif
 
 enum {
 #define EK_OPCODE(name, text, format, operands, meaning) name = EK_OP_##name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import ekiden
 from ekiden import relay
 from ekiden.frontend.onnx.converters.text import case_table
+from ekiden.frontend.onnx.regex import automaton
 from ekiden.relay.expr import Expr
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.op import text
@@ -78,6 +80,12 @@ def test_split(delimiter: str, maxsplit: int) -> None:
     found = run(lambda x, s: text.split(x, s, delimiter, maxsplit), data, slots)
     for row, wanted in zip(decode(found), parts, strict=True):
         assert row.tolist() == wanted + [""] * (len(slots) - len(wanted))
+
+
+@pytest.mark.parametrize("pattern", ["a*", "[ab,]+", ".*é.*", "(ab|x )?.", "[^a😀]{2,5}", ""])
+def test_match(pattern: str) -> None:
+    found = run(text.match, encode(WORDS), *automaton(pattern))
+    assert found.tolist() == [re.fullmatch(pattern, w) is not None for w in WORDS]
 
 
 @pytest.mark.parametrize("upper", [False, True])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph, Node, Output
-from ekiden.backend.vm.encode import Instruction, decode, dtype_name
+from ekiden.backend.vm.encode import KERNEL_CALLS, Instruction, decode, dtype_name
 from ekiden.runtime import Executable, Tensor
 from ekiden.runtime.errors import CompileError
 
@@ -145,15 +145,7 @@ class _Reader:
                 if not isinstance(whole, _Tuple):
                     raise CompileError("graph: a field of what is not a tuple made here")
                 registers[dst] = whole.fields[index]
-            case (
-                ("InvokePacked" | "InvokePackedScratch"),
-                (
-                    int(number),
-                    int(count),
-                    tuple(args),
-                    *_,
-                ),
-            ):
+            case name, (int(number), int(count), tuple(args), *_) if name in KERNEL_CALLS:
                 self.invoke(self.primitives[number], count, args)
             case "ReshapeTensor", (int(dst), int(of), int(shape_register), int(index), int(ndim)):
                 registers[dst] = self.reshape(registers.get(of), shape_register, index, ndim)

@@ -7,15 +7,13 @@ import statistics
 import time
 
 from ekiden import runtime
-from ekiden.driver.commands.options import FILE, open_executable, random_inputs
+from ekiden.driver.commands.options import FILE, add_dims, open_executable, random_inputs
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("file", help=FILE)
-    parser.add_argument(
-        "--dim", action="append", default=[], metavar="SYMBOL=4", help="a dimension (else 1)"
-    )
+    add_dims(parser)
     parser.add_argument("--seconds", type=float, default=2.0, help="how long to measure (2)")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from ekiden.backend.vm.compile import host_functions
 from ekiden.backend.vm.pipeline import optimize
-from ekiden.driver.commands.options import pairs, tried_sizes
+from ekiden.driver.commands.options import add_dims, pairs, tried_sizes
 from ekiden.driver.executable import Dim
 from ekiden.frontend.onnx import Survey, from_onnx, survey
 from ekiden.ir.module import IRModule
@@ -36,13 +36,7 @@ HINT = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("file", help="an ONNX model")
-    parser.add_argument(
-        "--dim",
-        action="append",
-        default=[],
-        metavar="SYMBOL=4",
-        help="a dimension (else 1, or more where a model needs it)",
-    )
+    add_dims(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

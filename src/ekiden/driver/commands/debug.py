@@ -10,7 +10,13 @@ import numpy as np
 
 from ekiden.backend.vm.disassemble import print_instruction
 from ekiden.backend.vm.encode import Instruction, decode
-from ekiden.driver.commands.options import FILE, open_executable, random_inputs, read_arrays
+from ekiden.driver.commands.options import (
+    FILE,
+    add_dims,
+    open_executable,
+    random_inputs,
+    read_arrays,
+)
 from ekiden.driver.executable import Executable
 from ekiden.runtime import Tensor
 from ekiden.runtime.errors import EkidenError, InputError
@@ -32,9 +38,7 @@ quit"""
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("file", help=FILE)
-    parser.add_argument(
-        "--dim", action="append", default=[], metavar="SYMBOL=4", help="a dimension (else 1)"
-    )
+    add_dims(parser)
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import MappingProxyType
@@ -49,6 +50,17 @@ def pairs(texts: Iterable[str], example: str) -> dict[str, str]:
             raise InputError(f"read an argument: '{name}' is given twice")
         found[name] = value
     return found
+
+
+def add_dims(parser: argparse.ArgumentParser) -> None:
+    """The argument `--dim`, as `random_inputs` takes it."""
+    parser.add_argument(
+        "--dim",
+        action="append",
+        default=[],
+        metavar="SYMBOL=4",
+        help="a dimension (else 1, or more where the model needs it)",
+    )
 
 
 def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[Dim, ...]]:

@@ -9,7 +9,13 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.table import Table
 
-from ekiden.driver.commands.options import FILE, open_executable, random_inputs, read_arrays
+from ekiden.driver.commands.options import (
+    FILE,
+    add_dims,
+    open_executable,
+    random_inputs,
+    read_arrays,
+)
 from ekiden.driver.files import write_whole
 from ekiden.runtime.profile import HEADS, TEXTS, Report
 
@@ -17,9 +23,7 @@ from ekiden.runtime.profile import HEADS, TEXTS, Report
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("file", help=FILE)
-    parser.add_argument(
-        "--dim", action="append", default=[], metavar="SYMBOL=4", help="a dimension (else 1)"
-    )
+    add_dims(parser)
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
     )

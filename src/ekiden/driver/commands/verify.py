@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 import ekiden
-from ekiden.driver.commands.options import random_inputs, read_arrays
+from ekiden.driver.commands.options import add_dims, random_inputs, read_arrays
 from ekiden.frontend.onnx.load import read_model, sorted_nodes
 from ekiden.frontend.onnx.node import describe
 from ekiden.ir.op import Array
@@ -48,9 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="else random"
     )
-    parser.add_argument(
-        "--dim", action="append", default=[], metavar="SYMBOL=4", help="a dimension (else 1)"
-    )
+    add_dims(parser)
     parser.add_argument("--rtol", type=float, default=1e-4, help="relative tolerance (1e-4)")
     parser.add_argument("--atol", type=float, default=1e-6, help="absolute tolerance (1e-6)")
     parser.add_argument(

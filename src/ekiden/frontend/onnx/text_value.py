@@ -19,7 +19,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import Max, PrimExpr, binary
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay import op
-from ekiden.relay.expr import Constant, Expr, Tuple, TupleGetItem, const
+from ekiden.relay.expr import Expr, Tuple, TupleGetItem, const
 from ekiden.runtime.text import END, encode
 from ekiden.topi.shape import Dim, Shape, equal, known, product
 
@@ -156,8 +156,3 @@ def _counted(scope: Scope, start: PrimExpr | int, count: PrimExpr, shape: Shape)
         return constant(first + np.arange(int(np.prod(sizes)), dtype=np.int64).reshape(sizes))
     numbers = op.arange(start, start + count, 1, dtype="int64")
     return scope.bound(op.reshape(numbers, shape, allowzero=True))
-
-
-def keys_of(texts: Sequence[str]) -> Constant:
-    """Distinct sorted texts as the keys of `text.find`."""
-    return const(encode(np.array(texts, object)))
