@@ -169,7 +169,7 @@ static int take(ek_async *a, bool is_issuer) {
   int i = a->is_exclusive ? -1 : earliest(a, false);
   if (i >= 0 && is_wide(a, a->tasks[i].primitive)) {
     bool is_free = a->running == 0, is_long = is_long_and_wide(a, &a->tasks[i]);
-    bool has_company = !is_free || (a->ready & (a->ready - 1)) != 0 || 
+    bool has_company = !is_free || (a->ready & (a->ready - 1)) != 0 ||
                        (a->is_issuing && !is_issuer);
     bool may_wait = is_long ? is_free || !is_worth_running_alone(a, &a->tasks[i]) : !has_company;
     if (is_free && is_issuer && may_wait) a->is_exclusive = true;
