@@ -5,7 +5,7 @@ Rows run in parallel; each is sorted by merging, stable, with not-a-number as th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ekiden import te
 from ekiden.ir import dtype as dt
@@ -16,6 +16,7 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.elementwise import as_bool
+from ekiden.topi.ranks import Selection, index_dtype, rank, rank_dtype, selects
 from ekiden.topi.shape import Dim, as_dim, known, normalize_axis, product, replaced
 from ekiden.topi.transform import unravel
 
@@ -33,48 +34,52 @@ def before(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     return binary(Or, a < b, logical_and(nan_b, Not(nan_a)))
 
 
-def ordered(a: PrimExpr, b: PrimExpr, ascending: bool) -> PrimExpr:
-    """`before` in the wanted direction."""
-    return before(a, b) if ascending else before(b, a)
-
-
 def merge_sort(
-    ib: IRBuilder,
-    keys: BufferVar,
-    order: BufferVar,
-    size: PrimExpr,
-    half: PrimExpr,
-    ascending: bool,
+    ib: IRBuilder, ranks: BufferVar, order: BufferVar, size: PrimExpr, half: PrimExpr
 ) -> PrimExpr:
-    """Sort keys[:size] with their positions order[:size]; both buffers have two halves of `half`.
+    """Sort ranks[:size] with their positions order[:size]; both buffers have two halves of `half`.
 
     Gives where the sorted half begins: 0 or `half` by the parity of the number of passes.
     """
-    state = ib.allocate("int64", 3, "state", "local")  # left, right, where the sorted half begins
-    state[2] = 0
+    begins = ib.allocate("int64", 1, "begins", "register")  # where the sorted half begins
+    begins[0] = 0
     with ib.for_range(0, PASSES, "pass") as step:
         width = ib.let("width", call_intrin("left_shift", const(1, "int64"), step))
         with ib.if_scope(width < size):
-            source = ib.let("source", state[2])
+            source = ib.let("source", begins[0])
             target = ib.let("target", half - source)
             with ib.for_range(0, (size + width * 2 - 1) // (width * 2), "run") as run:
                 low = ib.let("low", run * width * 2)
                 middle = ib.let("middle", te.min(low + width, size))
                 high = ib.let("high", te.min(middle + width, size))
-                state[0], state[1] = low, middle
-                with ib.for_range(low, high, "at") as at:
-                    left, right = ib.let("left", state[0]), ib.let("right", state[1])
-                    a = keys[source + te.min(left, size - 1)]
-                    b = keys[source + te.min(right, size - 1)]
-                    behind = binary(Or, left >= middle, ordered(b, a, ascending))
-                    second = ib.let("second", logical_and(right < high, behind))
-                    chosen = ib.let("chosen", source + Select(second, right, left, "int64"))
-                    keys[target + at] = keys[chosen]
-                    order[target + at] = order[chosen]
-                    state[0] = left + Select(second, const(0), const(1), "int64")
-                    state[1] = right + Select(second, const(1), const(0), "int64")
-            state[2] = target
-    return ib.let("sorted", state[2])
+                _merge(ib, (ranks, order), source, target, (low, middle, high))
+            begins[0] = target
+    return ib.let("sorted", begins[0])
+
+
+def _merge(
+    ib: IRBuilder,
+    buffers: tuple[BufferVar, BufferVar],
+    source: PrimExpr,
+    target: PrimExpr,
+    bounds: tuple[PrimExpr, PrimExpr, PrimExpr],
+) -> None:
+    """Two sorted runs into one, without branches: what comes next is as good as random."""
+    ranks, order = buffers
+    low, middle, high = bounds
+    state = ib.allocate("int64", 2, "state", "register")  # the next of the left, of the right run
+    state[0], state[1] = low, middle
+    with ib.for_range(low, high, "at") as at:
+        left, right = ib.let("left", state[0]), ib.let("right", state[1])
+        a = ib.let("a", ranks[source + te.min(left, middle - 1)])
+        b = ib.let("b", ranks[source + te.min(right, high - 1)])
+        behind = binary(Or, left >= middle, b < a)
+        second = ib.let("second", logical_and(right < high, behind))
+        ranks[target + at] = Select(second, b, a, ranks.dtype)
+        order[target + at] = order[source + Select(second, right, left, "int64")]
+        taken = ib.let("taken", cast(second, "int64"))
+        state[0] = left + 1 - taken
+        state[1] = right + taken
 
 
 def sort_extern(
@@ -93,32 +98,66 @@ def sort_extern(
     """
     size = data.shape[axis]
     rest = replaced(data.shape, axis, as_dim(1))
+    few = known(extent) if valid_count is None and selects(extent, size) else None
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = IRBuilder()
         source = ib.buffer_ptr(ins[0])
         with ib.for_range(0, product(rest), "row", kind="parallel") as row:
             place = unravel(row, rest)
-            keys = ib.allocate(data.dtype, size * 2, "keys")
-            order = ib.allocate("int64", size * 2, "order")
-            with ib.for_range(0, size, "i") as i:
-                keys[i] = source[replaced(place, axis, i)]
-                order[i] = i
+
+            def ranked(at: PrimExpr) -> PrimExpr:
+                return rank(source[replaced(place, axis, at)], ascending)
+
             count = size
             if valid_count is not None:
                 found = cast(ib.buffer_ptr(ins[1])[place[: valid_count.ndim]], "int64")
                 count = ib.let("count", te.max(te.min(found, size), 0))
-            begin = merge_sort(ib, keys, order, count, size, ascending)
+            if few is None:
+                position = _sorted(ib, ranked, count, size)
+            else:
+                position = _selected(ib, ranked, few, size, rank_dtype(data.dtype))
             with ib.for_range(0, extent, "k") as k:
-                at = ib.let("at", k + Select(k < count, begin, const(0), "int64"))
+                at = ib.let("at", cast(position(k), "int64"))
                 inside = replaced(place, axis, k)
                 for (what, _), out in zip(wanted, outs, strict=True):
-                    ib.buffer_ptr(out)[inside] = keys[at] if what == "values" else order[at]
+                    value = source[replaced(place, axis, at)] if what == "values" else at
+                    ib.buffer_ptr(out)[inside] = value
         return ib.get()
 
     inputs = [data] if valid_count is None else [data, valid_count]
     shape = replaced(data.shape, axis, extent)
     return te.extern_op([shape] * len(wanted), inputs, build, [d for _, d in wanted], name=name)
+
+
+Place = Callable[[PrimExpr], PrimExpr]
+
+
+def _sorted(ib: IRBuilder, ranked: Place, count: PrimExpr, size: PrimExpr) -> Place:
+    """Sort `count` of the `size` elements of a row; gives where the k-th was."""
+    first = ranked(const(0))
+    ranks = ib.allocate(first.dtype, size * 2, "ranks")
+    order = ib.allocate(index_dtype(size), size * 2, "order")
+    with ib.for_range(0, size, "i") as i:
+        ranks[i] = ranked(i)
+        order[i] = i
+    begin = merge_sort(ib, ranks, order, count, size)
+    return lambda k: order[k + Select(k < count, begin, const(0), "int64")]
+
+
+def _selected(ib: IRBuilder, ranked: Place, count: int, size: PrimExpr, dtype: str) -> Place:
+    """Find the `count` first elements of a row; gives where the k-th was."""
+    index = index_dtype(size)
+    selection = Selection(ib, count, dtype, index)
+    ranks = ib.allocate(dtype, count * 2, "ranks")
+    order = ib.allocate(index, count * 2, "order")
+    some = ib.let("some", te.min(as_dim(count), size))
+    with ib.for_range(0, some, "i") as i:
+        ranks[i] = ranked(i)
+        order[i] = i
+    selection.begin(ranks, order, merge_sort(ib, ranks, order, some, as_dim(count)), some)
+    selection.scan(some, size, ranked)
+    return selection.position
 
 
 def sort(data: Tensor, axis: int = -1, is_ascend: bool | int = 1) -> Tensor:
