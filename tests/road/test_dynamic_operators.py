@@ -126,6 +126,12 @@ CASES = [
         [(X, ints(1, 2, 0, 3).reshape(2, 2)), (X, ints(0, 0, 0, 0).reshape(2, 2))],
     ),
     Case(
+        "dyn.nn.pad",
+        lambda x, w: op.nn.pad(x, w, pad_mode="wrap"),
+        lambda x, w: np.pad(x, w, mode="wrap"),
+        [(X, ints(1, 2, 0, 3).reshape(2, 2)), (X, ints(0, 0, 0, 0).reshape(2, 2))],
+    ),
+    Case(
         "dyn.strided_slice",
         lambda x, b, e, s: op.strided_slice(x, b, e, s),
         _slice,

@@ -113,6 +113,23 @@ def test_transposes_that_meet_cancel() -> None:
     )
 
 
+def test_operators_that_gain_nothing_stay() -> None:
+    text = """def @main(%x: Tensor[(1, 3, 8, 8), float32]) {
+      nn.relu(nn.max_pool2d(%x, pool_size=[2, 2])) }"""
+    check(ConvertLayout(), text, text)
+
+
+def test_they_follow_a_transpose_without_a_convolution() -> None:
+    before = program(
+        """def @main(%x: Tensor[(1, 8, 8, 3), float32]) {
+          transpose(nn.avg_pool2d(transpose(%x, axes=[0, 3, 1, 2]), pool_size=[2, 2]),
+                    axes=[0, 2, 3, 1]) }"""
+    )
+    after = InferType()(ConvertLayout()(before))
+    assert calls(after) == ["nn.avg_pool2d"]
+    assert_same_meaning(before, after, [array(1, 8, 8, 3)])
+
+
 def test_programs_without_images_stay() -> None:
     text = (
         "def @main(%x: Tensor[(2, 3), float32], %w: Tensor[(4, 3), float32]) { nn.dense(%x, %w) }"

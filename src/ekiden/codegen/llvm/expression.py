@@ -13,6 +13,7 @@ from ekiden.codegen.llvm.builder import Builder, Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
 from ekiden.codegen.llvm.operations import emit_binary, reduce_lanes
+from ekiden.codegen.llvm.strided import emit_strided, is_near
 from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import (
@@ -315,10 +316,28 @@ class ExpressionEmitter:
 
     def memory_load(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
         """A load under the mask in force."""
+        lanes = dt.lanes(index.dtype)
+        mask = self.mask.value if self.mask is not None and self.mask.lanes == lanes else None
+        index = self.affine(index)
+        stride = index.stride if isinstance(index, Ramp) else None
+        if not isinstance(stride, IntImm) or not is_near(stride.value, lanes):
+            return self.masked_load(buffer, index, dtype, mask)
+        assert isinstance(index, Ramp)
+        neighbours = index.with_fields(stride=IntImm(1, stride.dtype))
+
+        def load(offset: int, within: Operand | None) -> Operand:
+            moved = neighbours.with_fields(base=neighbours.base + offset)
+            return self.masked_load(buffer, moved, dtype, within)
+
+        return emit_strided(self.b, dtype, stride.value, mask, load)
+
+    def masked_load(
+        self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None
+    ) -> Operand:
+        """A load of the lanes that a mask has; of all without one."""
         b, kind, lanes = self.b, register_type(dtype), dt.lanes(index.dtype)
         align = dt.itemsize(dt.element(dtype))
         address, gathers = self.address(buffer, index)
-        mask = self.mask.value if self.mask is not None and self.mask.lanes == lanes else None
         if lanes == 1 or (mask is None and not gathers):
             return b.load(
                 f"load {kind}, ptr {address}, align {align}{self.scope_of(buffer)}",

@@ -61,7 +61,7 @@ class DynStridedSliceAttrs(Attrs):
 
 @node("relay.attrs.DynPadAttrs")
 class DynPadAttrs(Attrs):
-    """The mode: "constant", "edge" or "reflect"."""
+    """The mode: one of PAD_MODES."""
 
     pad_mode: str = "constant"
     symbols: tuple[PrimExpr, ...] = ()
@@ -436,6 +436,16 @@ def _pad(attrs: DynPadAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[
     return [pad_by_mode(data, value, pairs, attrs.pad_mode, out.shape)]
 
 
+PAD_MODES = ("constant", "edge", "reflect", "wrap")
+"""What borders hold: a value, the nearest element, the data mirrored, or the data repeated (TVM has
+no "wrap")."""
+
+
+def padded(data: Array, width: Sequence[Sequence[int]] | Array, mode: str) -> Array:
+    """`data` with borders of a mode that takes no value."""
+    return np.pad(data, width, mode=mode)  # type: ignore[call-overload,no-any-return]
+
+
 def _pad_reference(attrs: DynPadAttrs, data: Array, width: Array, value: Array) -> Array:
     cuts = tuple(
         slice(max(0, -a), d - max(0, -b))
@@ -444,7 +454,7 @@ def _pad_reference(attrs: DynPadAttrs, data: Array, width: Array, value: Array) 
     grown = np.maximum(width, 0)
     if attrs.pad_mode == "constant":
         return np.pad(data[cuts], grown, constant_values=value.item())
-    return np.pad(data[cuts], grown, mode="edge" if attrs.pad_mode == "edge" else "reflect")
+    return padded(data[cuts], grown, attrs.pad_mode)
 
 
 declare_dynamic(

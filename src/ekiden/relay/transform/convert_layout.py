@@ -4,15 +4,17 @@ cancel.
     nn.relu(nn.conv2d(%x, W))                                 (NCHW)
 ->  transpose(nn.relu(nn.conv2d(transpose(%x), W, NHWC)))     one in, one out, for a whole network
 
-Sweep 1, from inputs to results, puts each operator that has a layout between two transposes, moves
-a transpose of an operand to the result wherever the operator can work on the transposed data (table
-SINK), and merges transposes that meet. Sweep 2 turns transposes that move only dimensions of size 1
-into reshapes, merges reshapes, and drops those that change nothing.
+Sweep 1, from inputs to results, puts each operator that has a layout between two transposes (where
+there is a convolution, which gains by it), moves a transpose of an operand to the result wherever
+the operator can work on the transposed data (table SINK), and merges transposes that meet. Sweep 2
+turns transposes that move only dimensions of size 1 into reshapes, merges reshapes, and drops those
+that change nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -28,6 +30,7 @@ from ekiden.relay.expr import Call, Constant, Tuple
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import infer_here, map_functions, on_body, rewrite_graph
+from ekiden.relay.visitor import post_order
 
 Perm = tuple[int, ...]
 TO_NHWC: Perm = (0, 2, 3, 1)
@@ -283,10 +286,20 @@ def _sink(call: Call) -> RelayExpr:
     return rule(call, perm) or call
 
 
-def _sweep(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+def _gains(root: RelayExpr) -> bool:
+    """Whether a convolution is among the operators with a layout: the others follow it, but are as
+    fast in NCHW as in NHWC, and not worth a transpose.
+    """
+    calls = (e for e in post_order(root, into_functions=True) if isinstance(e, Call))
+    return any(hasattr(c.attrs, "kernel_layout") and _layout_field(c) for c in calls if op_of(c))
+
+
+def _sweep(old: RelayExpr, new: RelayExpr, gains: bool) -> RelayExpr:
     if not isinstance(new, Call) or not op_of(new):
         return new
     layout_field = _layout_field(new)
+    if layout_field and not gains and _perm_below(new.args[0]) != TO_NCHW:
+        return new
     made = _to_nhwc(new, layout_field) if layout_field else _sink(new)
     return _with_span(made, new)
 
@@ -320,7 +333,7 @@ def _tidy(old: RelayExpr, new: RelayExpr) -> RelayExpr:
 
 def convert_layout(root: RelayExpr) -> RelayExpr:
     """Both sweeps over an expression. Needs checked types."""
-    return rewrite_graph(rewrite_graph(root, _sweep), _tidy)
+    return rewrite_graph(rewrite_graph(root, partial(_sweep, gains=_gains(root))), _tidy)
 
 
 @module_pass(name="ConvertLayout", opt_level=3, required=(InferType(),))

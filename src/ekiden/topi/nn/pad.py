@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.ir.prim import (
@@ -12,7 +13,6 @@ from ekiden.ir.prim import (
     Var,
     cast,
     convert,
-    is_const,
     maximum,
     minimum,
 )
@@ -21,6 +21,17 @@ from ekiden.topi.nn.conv import guarded
 from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, known, tidy
 
 Place = Callable[[PrimExpr, PrimExpr], PrimExpr]
+"""(position, extent of the data) -> position within the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """What positions beyond the data show: close before and close after it, and anywhere."""
+
+    near: tuple[Place, Place]
+    anywhere: Place
+    reach: Callable[[int], int]
+    """How far data of an extent are from where `near` no longer holds."""
 
 
 def pad(
@@ -53,10 +64,9 @@ def mirror_pad(
     name: str = "MirrorPadInput",
 ) -> Tensor:
     """`data` with mirrored borders, which repeat the edge ("SYMMETRIC") or not ("REFLECT")."""
-    places = {"SYMMETRIC": _symmetric, "REFLECT": _reflect}
-    if mode not in places:
+    if mode not in ("SYMMETRIC", "REFLECT"):
         raise ValueError(f"mirror_pad: mode must be SYMMETRIC or REFLECT, got {mode!r}")
-    return _moved(data, _widths(data, pad_before, pad_after), places[mode], name)
+    return _moved(data, _widths(data, pad_before, pad_after), BORDERS[mode.lower()], name)
 
 
 def _widths(
@@ -77,7 +87,7 @@ def _padded_shape(data: Tensor, width: Sequence[Sequence[PrimExpr]]) -> Shape:
 def _moved(
     data: Tensor,
     width: Sequence[Sequence[PrimExpr]],
-    place: Place,
+    border: Border,
     name: str,
     shape: Shape | None = None,
 ) -> Tensor:
@@ -85,7 +95,7 @@ def _moved(
 
     def body(*i: Var) -> PrimExpr:
         return data[
-            [_placed(n, d, a, b, place) for n, d, (a, b) in zip(i, data.shape, width, strict=True)]
+            [_placed(n, d, a, b, border) for n, d, (a, b) in zip(i, data.shape, width, strict=True)]
         ]
 
     return te.compute(shape or _padded_shape(data, width), body, name=name, tag="injective")
@@ -98,11 +108,11 @@ def pad_by_mode(
     mode: str,
     shape: Shape | None = None,
 ) -> Tensor:
-    """`data` with (before, after) borders per axis: a value, the nearest element ("edge"), or
-    mirrored without the edge ("reflect"). `shape` is what that gives, where widths are data.
+    """`data` with (before, after) borders per axis: a value ("constant"), or one of BORDERS.
+    `shape` is what that gives, where widths are data.
     """
     if mode != "constant":
-        return _moved(data, width, _edge if mode == "edge" else _reflect, "pad", shape)
+        return _moved(data, width, BORDERS[mode], "pad", shape)
     return te.compute(
         shape or _padded_shape(data, width),
         lambda *i: _constant(data, pad_value[()], width, i),
@@ -134,30 +144,65 @@ def _is_at_most_zero(width: PrimExpr) -> bool:
 
 
 def _placed(
-    index: PrimExpr, size: PrimExpr, before: PrimExpr, after: PrimExpr, place: Place
+    index: PrimExpr, size: PrimExpr, before: PrimExpr, after: PrimExpr, border: Border
 ) -> PrimExpr:
-    """The element that a position of the result shows; negative widths crop first."""
-    if is_const(before, 0) and is_const(after, 0):
-        return index
+    """The element that a position of the result shows; negative widths crop first.
+
+    The borders are apart from the inside, so that loops can be cut there.
+    """
     first, cut = maximum(as_dim(0) - before, 0), maximum(as_dim(0) - after, 0)
-    return first + place(index - maximum(before, 0), size - first - cut)
+    position, inside = index - maximum(before, 0), size - first - cut
+    found = position
+    if not _is_at_most_zero(after):
+        beyond = _beyond(position, inside, after, border, 1)
+        found = Select(position >= inside, beyond, found, "int64")
+    if not _is_at_most_zero(before):
+        beyond = _beyond(position, inside, before, border, 0)
+        found = Select(position < 0, beyond, found, "int64")
+    return first + found
 
 
-def _edge(position: PrimExpr, size: PrimExpr) -> PrimExpr:
-    return maximum(minimum(position, size - 1), 0)
+def _beyond(
+    position: PrimExpr, size: PrimExpr, width: PrimExpr, border: Border, side: int
+) -> PrimExpr:
+    """The element that a position beyond one side of the data shows."""
+    widest, extent = known(width), known(size)
+    if widest is None or extent is None or widest > border.reach(extent):
+        return border.anywhere(position, size)
+    return border.near[side](position, size)
 
 
-def _reflect(position: PrimExpr, size: PrimExpr) -> PrimExpr:
+def _reflected(position: PrimExpr, size: PrimExpr) -> PrimExpr:
     """Back and forth with period 2 (size - 1)."""
     period = maximum((size - 1) * 2, 1)
     phase = position % period
     return Select(phase < size, phase, period - phase, "int64")
 
 
-def _symmetric(position: PrimExpr, size: PrimExpr) -> PrimExpr:
+def _doubled(position: PrimExpr, size: PrimExpr) -> PrimExpr:
     """Back and forth with period 2 size."""
     phase = position % maximum(size * 2, 1)
     return Select(phase < size, phase, size * 2 - 1 - phase, "int64")
+
+
+BORDERS: Mapping[str, Border] = {
+    "edge": Border(
+        (lambda p, n: as_dim(0), lambda p, n: n - 1),
+        lambda p, n: maximum(minimum(p, n - 1), 0),
+        lambda n: n,
+    ),
+    "reflect": Border(
+        (lambda p, n: as_dim(0) - p, lambda p, n: (n - 1) * 2 - p), _reflected, lambda n: n - 1
+    ),
+    "symmetric": Border(
+        (lambda p, n: as_dim(-1) - p, lambda p, n: n * 2 - 1 - p), _doubled, lambda n: n
+    ),
+    "wrap": Border(
+        (lambda p, n: p + n, lambda p, n: p - n), lambda p, n: p % maximum(n, 1), lambda n: n
+    ),
+}
+"""What stands beyond the data: its first or last element, the data mirrored without or with that
+element, or the data repeated."""
 
 
 __all__ = ["mirror_pad", "pad"]

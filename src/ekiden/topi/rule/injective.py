@@ -43,21 +43,48 @@ class _Region:
     value: PrimExpr
 
 
-def _regions(whole: _Region, analyzer: Analyzer) -> list[_Region]:
-    """The box cut along each axis where a condition changes."""
+def _regions(whole: _Region, analyzer: Analyzer, lanes: int) -> list[_Region]:
+    """The box cut along each axis where a condition changes; along the last one not into less than
+    vectors of so many lanes, which work under masks, unless that would scatter what they load.
+    """
     done = [whole]
+    places = [i for x in Accesses([], [whole.value]).loads for i in x.indices]
+    if any(e.dtype == "bool" for e in post_order(*places)):
+        lanes = 1
     for n in range(len(whole.axes)):
-        done = [part for region in done for part in _cut(region, n, analyzer)]
+        is_last = n == len(whole.axes) - 1
+        least = (
+            lanes if is_last and analyzer.coefficient(whole.index, whole.axes[n].var) == 1 else 1
+        )
+        done = [part for region in done for part in _cut(region, n, analyzer, least)]
     return done
 
 
-def _cut(region: _Region, n: int, analyzer: Analyzer) -> list[_Region]:
+def _cut(region: _Region, n: int, analyzer: Analyzer, least: int) -> list[_Region]:
     axis = region.axes[n]
     others = {a.var for a in region.axes if a is not axis}
-    points = split_points([region.value], axis, others, analyzer)
+    points = _at_least(split_points([region.value], axis, others, analyzer), least)
     if len(points) == 2:
         return [region]
     return [_part(region, n, low, high, analyzer) for low, high in pairwise(points)]
+
+
+def _at_least(points: list[PrimExpr], least: int) -> list[PrimExpr]:
+    """Where to cut instead, so that no part but the last is shorter: 0, 1, 55, 56 becomes 0, 16,
+    48, 56 for 16.
+    """
+    places = [p.value for p in points if isinstance(p, IntImm)]
+    if len(places) < len(points) or all(b - a >= least for a, b in pairwise(places)):
+        return points
+    found = [0]
+    while (here := found[-1]) < places[-1]:
+        following, *later = [p for p in places if p > here]
+        if following - here < least:
+            following = min(here + least, places[-1])
+        elif later and later[0] - following < least:
+            following = here + (following - here) // least * least
+        found.append(following)
+    return [const(p) for p in found]
 
 
 def _part(region: _Region, n: int, low: PrimExpr, high: PrimExpr, analyzer: Analyzer) -> _Region:
@@ -202,5 +229,7 @@ def injective_nest(
     """`buffer[index] = value` for all values of the axes; with parallel loops at the top of a
     function.
     """
-    regions = _regions(_Region(tuple(axes), index, value), analyzer)
+    loaded = [x.dtype for x in Accesses([index], [value]).loads]
+    lanes = vector_lanes(target, buffer.dtype, loaded)
+    regions = _regions(_Region(tuple(axes), index, value), analyzer, lanes)
     return sequence(*(_Nest(buffer, r, analyzer, target).build(top) for r in regions))

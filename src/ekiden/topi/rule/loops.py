@@ -213,9 +213,6 @@ def flat_parallel(axis: Axis, lanes: int, weight: int, body: Callable[[PrimExpr]
     return For(chunk, const(0), steps, ForKind.PARALLEL, nest, {"grain": GRAIN // CHUNK})
 
 
-_HOLDS_BELOW = {LT: 0, LE: 1, GE: 0, GT: 1}
-
-
 def _threshold(
     condition: PrimExpr, axis: Axis, others: set[Var], analyzer: Analyzer
 ) -> list[PrimExpr]:
@@ -226,7 +223,7 @@ def _threshold(
         return []
     difference = condition.a - condition.b
     scale = analyzer.coefficient(difference, axis.var)
-    if scale not in (1, -1):
+    if not scale or (isinstance(condition, (EQ, NE)) and scale not in (1, -1)):
         return []
     rest = analyzer.simplify(substitute(difference, {axis.var: const(0)}))
     if any(e in others or isinstance(e, BufferLoad) for e in post_order(rest)):
@@ -235,12 +232,12 @@ def _threshold(
 
 
 def _edges(kind: type[BinaryExpr], rest: PrimExpr, scale: int) -> list[PrimExpr]:
-    """v + rest < 0 iff v < -rest;  -v + rest < 0 iff v >= rest + 1."""
-    root = -rest if scale > 0 else rest
+    """s*v + rest < 0 iff v < -(rest // s);  -s*v + rest < 0 iff v >= rest // s + 1."""
     if kind in (EQ, NE):
+        root = -rest if scale > 0 else rest
         return [simplify(root), simplify(root + 1)]
-    after = _HOLDS_BELOW[kind] if scale > 0 else 1 - _HOLDS_BELOW[kind]
-    return [simplify(root + after)]
+    least = rest - 1 if kind in (LE, GT) else rest
+    return [simplify(-(least // scale) if scale > 0 else least // -scale + 1)]
 
 
 MAX_PARTS = 80

@@ -184,22 +184,7 @@ def _padded(node: Node, pads: Sequence[Dim], axes: Sequence[int], fill: Expr) ->
     widths: list[tuple[Dim, Dim]] = [(0, 0)] * node.rank(0)
     for i, axis in enumerate(axes):
         widths[node.axis(axis, node.rank(0))] = (pads[i], pads[i + len(axes)])
-    if node.get_string("mode", "constant") == "wrap":
-        return _wrapped(node, widths)
     return op.nn.pad(node.expr(0), widths, fill, pad_mode=node.get_string("mode", "constant"))
-
-
-def _wrapped(node: Node, widths: Sequence[tuple[Dim, Dim]]) -> Expr:
-    """The data repeated beyond its borders."""
-    found = node.expr(0)
-    for axis, (pair, extent) in enumerate(zip(widths, node.shape(0), strict=True)):
-        before, after, size = (known(d) for d in (*pair, extent))
-        if before is None or after is None or size is None:
-            node.unsupported("mode 'wrap' needs constant padding and extents")
-        if before or after:
-            places = np.arange(-before, size + after) % size
-            found = op.take(found, const(places), axis=axis)
-    return found
 
 
 def _one_hot(node: Node) -> Expr:

@@ -12,14 +12,15 @@ from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op._declare import attrs_of, call, fail, one_dtype, rank_is, tensors
-from ekiden.relay.op.dynamic import DynPadAttrs, constant_of, dynamic
+from ekiden.relay.op.dynamic import PAD_MODES, DynPadAttrs, constant_of, dynamic, padded
 from ekiden.topi.nn.pad import pad_by_mode
 from ekiden.topi.shape import Dim, as_attr, as_ints, as_shape, is_any, tidy
 
 
 @node("relay.attrs.PadAttrs")
 class PadAttrs(Attrs):
-    """(before, after) per axis, which may be symbolic; mode "constant", "edge" or "reflect"."""
+    """(before, after) per axis, which may be symbolic; mode "constant", "edge", "reflect" or
+    "wrap"."""
 
     pad_width: tuple[tuple[Dim, ...], ...] = ()
     pad_mode: str = "constant"
@@ -32,8 +33,8 @@ def _pad_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     rank_is("nn.pad", pad_value, 0, "pad_value")
     if len(wanted.pad_width) != len(data.shape):
         fail("nn.pad", f"pad_width must have {len(data.shape)} pairs, got {wanted.pad_width}")
-    if wanted.pad_mode not in ("constant", "edge", "reflect"):
-        fail("nn.pad", f"pad_mode must be constant, edge or reflect, got {wanted.pad_mode!r}")
+    if wanted.pad_mode not in PAD_MODES:
+        fail("nn.pad", f"pad_mode must be one of {', '.join(PAD_MODES)}, got {wanted.pad_mode!r}")
     pairs = [as_shape(p) for p in wanted.pad_width]
     shape = tuple(
         d if is_any(d) else tidy(d + a + b) for d, (a, b) in zip(data.shape, pairs, strict=True)
@@ -49,7 +50,7 @@ def _pad_reference(attrs: PadAttrs, data: Array, pad_value: Array) -> Array:
     grown = [(max(0, a), max(0, b)) for a, b in width]
     if attrs.pad_mode == "constant":
         return np.pad(data[cuts], grown, constant_values=pad_value.item())
-    return np.pad(data[cuts], grown, mode="edge" if attrs.pad_mode == "edge" else "reflect")
+    return padded(data[cuts], grown, attrs.pad_mode)
 
 
 register_op(
