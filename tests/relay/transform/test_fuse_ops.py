@@ -182,7 +182,8 @@ def test_other_windows_have_a_kernel_of_their_own(pool: str, size: int) -> None:
 
 
 def test_windows_of_what_others_read_too_have_a_kernel_of_their_own() -> None:
-    text = f"""def @main(%x: Tensor[(1, 8, 8, 16), float32], %w: Tensor[(36, 1, 16, 16), float32]) {{
+    text = f"""def @main(%x: Tensor[(1, 8, 8, 16), float32],
+                       %w: Tensor[(36, 1, 16, 16), float32]) {{
       %0 = {CONV}(%x, %w, tile_size=4, channels=16, padding=[1, 1, 1, 1]);
       %1 = nn.relu(%0);
       (%1, nn.max_pool2d(%1, {WINDOWS}, layout="NHWC")) }}"""
