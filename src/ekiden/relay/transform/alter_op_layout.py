@@ -2,6 +2,7 @@
 
     nn.dense(%x, W)                       ->  nn.contrib_dense_pack(%x, packed W, units=N, tile=64)
     nn.dense(%x u8, W s8)                 ->  the same with four bytes of a row side by side
+    nn.dense(%x bf16, W bf16) in f32      ->  the same with two elements of a row side by side
     nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
     nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method
     nn.conv2d(..., groups=G)              ->  kernel layout GOHWI{tile}o; depthwise: HWOI
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm
@@ -26,7 +28,7 @@ from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
 from ekiden.target import Target
-from ekiden.topi.nn.weights import WORD
+from ekiden.topi.nn.weights import WORD_OF
 from ekiden.topi.nn.winograd import POINTS, TAPS, suits, tile_size
 
 VECTORS_PER_ROW = 4
@@ -61,21 +63,26 @@ def _dense(call: Call, target: Target) -> RelayExpr:
     )
 
 
-def _dense_bytes(call: Call, target: Target) -> RelayExpr:
+WORDS = {("uint8", "int8"): "dense_u8s8", ("bfloat16", "bfloat16"): "dense_bf16"}
+"""dtypes of data and weight -> the kind of packing that puts neighbours of a row side by side."""
+
+
+def _dense_words(call: Call, kind: str, target: Target) -> RelayExpr:
     data, weight = call.args
     assert isinstance(weight, Constant)
     units, depth = weight.data.shape
-    missing = -depth % WORD
+    missing = -depth % WORD_OF[_dtype(data)]
     if missing:
-        kind = data.checked_type
-        assert isinstance(kind, TensorType)
-        rows = ((0, 0),) * (len(kind.shape) - 1)
-        zero = Constant(np.zeros((), np.uint8))
+        shape = data.checked_type
+        assert isinstance(shape, TensorType)
+        rows = ((0, 0),) * (len(shape.shape) - 1)
+        zero = Constant(np.zeros((), to_numpy(shape.dtype)))
         data = op.nn.pad(data, (*rows, (0, missing)), zero)
         weight = Constant(np.pad(weight.data, ((0, 0), (0, missing))), span=weight.span)
     tile = tile_width(units, target)
-    packed = op.nn.contrib_pack_weight(weight, kind="dense_u8s8", tile=tile)
-    return op.nn.contrib_dense_pack(data, packed, units, tile, "int32").with_fields(span=call.span)
+    packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile)
+    out = _dtype(call)
+    return op.nn.contrib_dense_pack(data, packed, units, tile, out).with_fields(span=call.span)
 
 
 def _channels_in(call: Call) -> int | None:
@@ -151,8 +158,10 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
             return _typed_like(_recurrent(new, target), old)
         if not isinstance(new, Call) or len(new.args) < 2 or not isinstance(new.args[1], Constant):
             return new
-        if op_of(new) == "nn.dense" and [_dtype(a) for a in new.args] == ["uint8", "int8"]:
-            return _typed_like(_dense_bytes(new, target), old)
+        words = WORDS.get((_dtype(new.args[0]), _dtype(new.args[1])))
+        if op_of(new) == "nn.dense" and words is not None and _dtype(old) in ("int32", "float32"):
+            new.set_checked_type(old.checked_type)
+            return _typed_like(_dense_words(new, words, target), old)
         if not _is_float32(old):
             return new
         if not _is_float32(new.args[0]) or not _is_float32(new.args[1]):
