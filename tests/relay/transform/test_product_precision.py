@@ -14,17 +14,17 @@ from ekiden import relay
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
+from ekiden.ir.pass_context import PRECISION
 from ekiden.ir.transform import PassContext
 from ekiden.relay.expr import Call
 from ekiden.relay.transform import InferType, ProductPrecision, ToMixedPrecision
-from ekiden.relay.transform.product_precision import DTYPE
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import PassError
 from ekiden.target import Target
 
 BRIEF = Target.parse("llvm -mcpu=znver4 -mattr=avx512bf16")
 PLAIN = Target.parse("llvm -mcpu=x86-64-v3")
-ASKED = {DTYPE: "bfloat16"}
+ASKED = {PRECISION: "bfloat16"}
 SMALL = ("float16", "bfloat16")
 EPSILON = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
 """Twice the distance of neighbours at 1, and a little for sums."""
@@ -85,7 +85,7 @@ def test_where_bfloat16_is_asked_for(dtype: str, target: Target, after: list[str
 
 def test_only_bfloat16_can_be_asked_for() -> None:
     with (
-        PassContext(config={DTYPE: "int8"}),
+        PassContext(config={PRECISION: "int8"}),
         pytest.raises(PassError, match="expected 'bfloat16' or '', got 'int8'"),
     ):
         ProductPrecision(BRIEF)(layer("float32"))
@@ -120,7 +120,7 @@ def compiled(module: IRModule, *inputs: Array) -> Array:
 @pytest.mark.parametrize("out_dtype", ["", "float32"])
 @pytest.mark.parametrize(
     ("rows", "depth", "units"),
-    [(1, 1, 1), (3, 7, 17), (37, 16, 129), (0, 8, 16), (2, 0, 3), (2, 65, 64)],
+    [(1, 1, 1), (3, 7, 17), (37, 16, 129), (0, 8, 16), (2, 0, 3)],
 )
 def test_dense_layers(dtype: str, out_dtype: str, rows: int, depth: int, units: int) -> None:
     n = relay.SizeVar("n")

@@ -16,7 +16,8 @@ from __future__ import annotations
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.transform import Pass, PassContext, register_option
+from ekiden.ir.pass_context import PRECISION
+from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
@@ -28,12 +29,6 @@ from ekiden.relay.transform.to_mixed_precision import ALWAYS
 from ekiden.runtime.errors import PassError
 from ekiden.target import Target
 
-DTYPE = register_option(
-    "relay.ProductPrecision.dtype",
-    str,
-    "",
-    'the type that operands of dense layers are rounded to: "bfloat16", or "" for none',
-)
 FEATURE = "avx512bf16"
 """The target's ability to multiply bfloat16."""
 WIDE, BRIEF = "float32", "bfloat16"
@@ -85,7 +80,7 @@ def ProductPrecision(target: Target) -> Pass:  # noqa: N802
     """The pass described at the top of this file. Raises PassError for a type it does not know."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        asked = str(context.option(DTYPE))
+        asked = str(context.option(PRECISION))
         if asked not in ("", BRIEF):
             raise PassError(f"ProductPrecision: expected {BRIEF!r} or '', got {asked!r}")
         table = dict.fromkeys(ALWAYS, _rewrite(target, asked))
