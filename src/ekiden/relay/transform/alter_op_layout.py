@@ -4,6 +4,7 @@
     nn.dense(%x u8, W s8)                 ->  the same with four bytes of a row side by side
     nn.dense(%x bf16, W bf16) in f32      ->  the same with two elements of a row side by side
     nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
+    nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side
     nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method
     nn.conv2d(..., groups=G)              ->  kernel layout GOHWI{tile}o; depthwise: HWOI
     nn.recurrent((%x, W, ...))            ->  nn.recurrent((%x, packed W, ...))
@@ -28,7 +29,7 @@ from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
 from ekiden.target import Target
-from ekiden.topi.nn.weights import WORD_OF
+from ekiden.topi.nn.weights import WORD, WORD_OF
 from ekiden.topi.nn.winograd import POINTS, TAPS, suits, tile_size
 
 VECTORS_PER_ROW = 4
@@ -63,11 +64,7 @@ def _dense(call: Call, target: Target) -> RelayExpr:
     )
 
 
-WORDS = {("uint8", "int8"): "dense_u8s8", ("bfloat16", "bfloat16"): "dense_bf16"}
-"""dtypes of data and weight -> the kind of packing that puts neighbours of a row side by side."""
-
-
-def _dense_words(call: Call, kind: str, target: Target) -> RelayExpr:
+def _dense_words(call: Call, target: Target) -> RelayExpr:
     data, weight = call.args
     assert isinstance(weight, Constant)
     units, depth = weight.data.shape
@@ -80,9 +77,32 @@ def _dense_words(call: Call, kind: str, target: Target) -> RelayExpr:
         data = op.nn.pad(data, (*rows, (0, missing)), zero)
         weight = Constant(np.pad(weight.data, ((0, 0), (0, missing))), span=weight.span)
     tile = tile_width(units, target)
+    kind = "dense_bf16" if _dtype(call.args[0]) == "bfloat16" else "dense_u8s8"
     packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile)
     out = _dtype(call)
     return op.nn.contrib_dense_pack(data, packed, units, tile, out).with_fields(span=call.span)
+
+
+def _conv_bytes(call: Call, target: Target) -> RelayExpr:
+    attrs, (data, weight) = call.attrs, call.args
+    assert isinstance(attrs, Conv2DAttrs)
+    assert isinstance(weight, Constant)
+    plain = attrs.data_layout == "NHWC" and attrs.kernel_layout == "OIHW" and attrs.groups == 1
+    if not plain or any(attrs.padding) or attrs.out_dtype != "int32":
+        return call
+    channels, depth, *kernel = weight.data.shape
+    missing = -depth % WORD
+    if missing:
+        none = (0, 0)
+        data = op.nn.pad(data, (none, none, none, (0, missing)), Constant(np.zeros((), np.uint8)))
+        padded = np.pad(weight.data, (none, (0, missing), none, none))
+        weight = Constant(padded, span=weight.span)
+    tile = tile_width(channels, target)
+    packed = op.nn.contrib_pack_weight(weight, kind="conv2d_u8s8", tile=tile)
+    changed = attrs.with_fields(
+        kernel_layout=f"OHWI{tile}o{WORD}i", channels=channels, kernel_size=tuple(kernel)
+    )
+    return Call(call.op, (data, packed), changed, span=call.span)
 
 
 def _channels_in(call: Call) -> int | None:
@@ -150,6 +170,14 @@ def _recurrent(call: Call, target: Target) -> RelayExpr:
     return call.with_fields(args=(Tuple((data, packed, *rest)),))
 
 
+WORDS = {
+    ("nn.dense", "uint8", "int8"): _dense_words,
+    ("nn.dense", "bfloat16", "bfloat16"): _dense_words,
+    ("nn.conv2d", "uint8", "int8"): _conv_bytes,
+}
+"""Operator, dtypes of data and weight -> what packs the weight with neighbours side by side."""
+
+
 def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
     """Pack the constant weights below root for a target. Needs checked types."""
 
@@ -158,10 +186,10 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
             return _typed_like(_recurrent(new, target), old)
         if not isinstance(new, Call) or len(new.args) < 2 or not isinstance(new.args[1], Constant):
             return new
-        words = WORDS.get((_dtype(new.args[0]), _dtype(new.args[1])))
-        if op_of(new) == "nn.dense" and words is not None and _dtype(old) in ("int32", "float32"):
+        words = WORDS.get((op_of(new), _dtype(new.args[0]), _dtype(new.args[1])))
+        if words is not None and _dtype(old) in ("int32", "float32"):
             new.set_checked_type(old.checked_type)
-            return _typed_like(_dense_words(new, words, target), old)
+            return _typed_like(words(new, target), old)
         if not _is_float32(old):
             return new
         if not _is_float32(new.args[0]) or not _is_float32(new.args[1]):

@@ -9,7 +9,7 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, cast, const
 from ekiden.te import Tensor
 from ekiden.topi.broadcast import broadcast_indices
-from ekiden.topi.nn.weights import pack_weight_shape
+from ekiden.topi.nn.weights import WORD_OF_KIND, pack_weight_shape
 from ekiden.topi.shape import as_dim, broadcast_shape
 
 
@@ -127,14 +127,14 @@ def pack_weight(weight: Tensor, kind: str, tile: int, groups: int) -> Tensor:
     zeros."""
     shape = pack_weight_shape(weight.shape, kind, tile, groups)
     per_group = weight.shape[0] // groups if kind == "group_conv2d" else weight.shape[0]
-    plain = kind.startswith("dense")
+    plain, word = kind.startswith("dense"), WORD_OF_KIND.get(kind)
 
     def body(*i: Var) -> PrimExpr:
         indices: tuple[PrimExpr, ...]
         group, indices = (i[0], i[1:]) if kind == "group_conv2d" else (as_dim(0), i)
-        if len(shape) == 4 and plain:
-            panel, step, row, part = indices
-            indices = (panel, step * shape[3] + part, row)
+        if word:
+            *outer, step, row, part = indices
+            indices = (*outer, step * word + part, row)
         within = indices[0] * tile + indices[-1]
         inner = indices[1:-1] if plain else (indices[-2], *indices[1:-2])
         load = weight[(group * per_group + within, *inner)]
