@@ -6,15 +6,17 @@ Each operator is declared once, and everything else reads the declaration.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 import numpy.typing as npt
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.extensions import note_extension
 from ekiden.ir.node import ignored, node
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.span import Span
@@ -77,10 +79,18 @@ class Op(RelayExpr):
         register_op_attr(self.name, attr_name, value)
 
 
-DimsOf = Callable[..., "tuple[Sequence[PrimExpr], Sequence[tuple[PrimExpr, str]]]"]
+class Wanted(NamedTuple):
+    """A condition that must hold at run time, what is wrong otherwise, and the integers that are
+    then shown, by name."""
+
+    condition: PrimExpr
+    text: str
+    shown: Mapping[str, PrimExpr] = MappingProxyType({})
+
+
+DimsOf = Callable[..., "tuple[Sequence[PrimExpr], Sequence[Wanted]]"]
 """(attributes, argument buffers) -> the unknown dimensions of the result, in order, as int64
-expressions on the shapes and the elements of the arguments; then conditions (expression, text) that
-must hold."""
+expressions on the shapes and the elements of the arguments; then what must hold of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +144,7 @@ def register_op(definition: OpDef) -> OpDef:
     """Add a row to the operator table. Raises ValueError when the name is taken."""
     if definition.name in OPS:
         raise ValueError(f"operator {definition.name!r} is declared twice")
+    note_extension(definition.relation)
     OPS[definition.name] = definition
     _OP_NODES[definition.name] = Op(definition.name)
     return definition
@@ -164,6 +175,7 @@ def register_op_attr(
 
     def register(given: _V) -> _V:
         get(op_name)
+        note_extension(given)
         OP_ATTRS.setdefault(attr_key, {})[op_name] = given
         return given
 

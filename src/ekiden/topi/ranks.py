@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import PrimExpr, Select, cast, const, maximum
+from ekiden.ir.prim import PrimExpr, Select, cast, const, logical_and, maximum
 from ekiden.tir.expr import VectorReduce, ramp
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.topi.shape import known
@@ -61,22 +62,20 @@ def index_dtype(size: PrimExpr) -> str:
     return "int64" if longest is None or longest >= 1 << 31 else "int32"
 
 
-def selects(count: PrimExpr, size: PrimExpr) -> bool:
+def selects(count: PrimExpr, size: PrimExpr) -> PrimExpr:
     """Whether keeping the `count` first of `size` elements beats sorting all.
 
     A row in random order puts count * (1 + ln(size / count)) elements among those kept, each for
-    about 12 + count / 12 ns; sorting takes 3 ns per element and pass. Without a known size: up to
-    128, which is ahead from 700 elements.
+    about 12 + count / 12 ns; sorting takes 3 ns per element and pass. What is not known is asked
+    when it runs.
     """
     few, many = known(count), known(size)
-    if few is None or few < 1:
-        return False
-    if many is None:
-        return few <= 128
-    if many < 2 * few:
-        return False
+    if few is None or many is None:
+        return simplify(logical_and(logical_and(count > 0, count <= 256), count * 8 <= size))
+    if few < 1 or many < 2 * few:
+        return const(False)
     kept = few * (1 + math.log(many / few)) * (12 + few / 12)
-    return kept + many / 4 < 3 * many * math.log2(many)
+    return const(kept + many / 4 < 3 * many * math.log2(many))
 
 
 class Selection:
@@ -86,9 +85,9 @@ class Selection:
     before.
     """
 
-    def __init__(self, ib: IRBuilder, count: int, dtype: str, index: str) -> None:
-        self.ib, self.last = ib, const(LANES + count - 1)
-        self.blocks = -(-count // LANES)
+    def __init__(self, ib: IRBuilder, count: PrimExpr, dtype: str, index: str) -> None:
+        self.ib, self.last = ib, simplify(count + (LANES - 1))
+        self.blocks = simplify((count + (LANES - 1)) // LANES)
         places = (self.blocks + 1) * LANES
         self.kept = ib.allocate(dtype, places, "kept")
         self.order = ib.allocate(index, places, "kept_order")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import Not, Or, PrimExpr, Select, binary, cast, const, logical_and
+from ekiden.ir.prim import IntImm, Not, Or, PrimExpr, Select, binary, cast, const, logical_and
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
@@ -98,7 +98,7 @@ def sort_extern(
     """
     size = data.shape[axis]
     rest = replaced(data.shape, axis, as_dim(1))
-    few = known(extent) if valid_count is None and selects(extent, size) else None
+    are_few = selects(extent, size) if valid_count is None else const(False)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = IRBuilder()
@@ -109,25 +109,42 @@ def sort_extern(
             def ranked(at: PrimExpr) -> PrimExpr:
                 return rank(source[replaced(place, axis, at)], ascending)
 
-            count = size
-            if valid_count is not None:
-                found = cast(ib.buffer_ptr(ins[1])[place[: valid_count.ndim]], "int64")
-                count = ib.let("count", te.max(te.min(found, size), 0))
-            if few is None:
-                position = _sorted(ib, ranked, count, size)
-            else:
-                position = _selected(ib, ranked, few, size, rank_dtype(data.dtype))
-            with ib.for_range(0, extent, "k") as k:
-                at = ib.let("at", cast(position(k), "int64"))
-                inside = replaced(place, axis, k)
-                for (what, _), out in zip(wanted, outs, strict=True):
-                    value = source[replaced(place, axis, at)] if what == "values" else at
-                    ib.buffer_ptr(out)[inside] = value
+            def store(position: Place) -> None:
+                with ib.for_range(0, extent, "k") as k:
+                    at = ib.let("at", cast(position(k), "int64"))
+                    inside = replaced(place, axis, k)
+                    for (what, _), out in zip(wanted, outs, strict=True):
+                        value = source[replaced(place, axis, at)] if what == "values" else at
+                        ib.buffer_ptr(out)[inside] = value
+
+            def select() -> None:
+                store(_selected(ib, ranked, extent, size, rank_dtype(data.dtype)))
+
+            def sort_all() -> None:
+                count = size
+                if valid_count is not None:
+                    found = cast(ib.buffer_ptr(ins[1])[place[: valid_count.ndim]], "int64")
+                    count = ib.let("count", te.max(te.min(found, size), 0))
+                store(_sorted(ib, ranked, count, size))
+
+            _either(ib, are_few, select, sort_all)
         return ib.get()
 
     inputs = [data] if valid_count is None else [data, valid_count]
     shape = replaced(data.shape, axis, extent)
     return te.extern_op([shape] * len(wanted), inputs, build, [d for _, d in wanted], name=name)
+
+
+def _either(
+    ib: IRBuilder, condition: PrimExpr, then: Callable[[], None], other: Callable[[], None]
+) -> None:
+    if isinstance(condition, IntImm):
+        (then if condition.value else other)()
+        return
+    with ib.if_scope(condition):
+        then()
+    with ib.else_scope():
+        other()
 
 
 Place = Callable[[PrimExpr], PrimExpr]
@@ -145,18 +162,17 @@ def _sorted(ib: IRBuilder, ranked: Place, count: PrimExpr, size: PrimExpr) -> Pl
     return lambda k: order[k + Select(k < count, begin, const(0), "int64")]
 
 
-def _selected(ib: IRBuilder, ranked: Place, count: int, size: PrimExpr, dtype: str) -> Place:
-    """Find the `count` first elements of a row; gives where the k-th was."""
+def _selected(ib: IRBuilder, ranked: Place, count: PrimExpr, size: PrimExpr, dtype: str) -> Place:
+    """Find the `count` first elements of a row, not more than it has; gives where the k-th was."""
     index = index_dtype(size)
     selection = Selection(ib, count, dtype, index)
     ranks = ib.allocate(dtype, count * 2, "ranks")
     order = ib.allocate(index, count * 2, "order")
-    some = ib.let("some", te.min(as_dim(count), size))
-    with ib.for_range(0, some, "i") as i:
+    with ib.for_range(0, count, "i") as i:
         ranks[i] = ranked(i)
         order[i] = i
-    selection.begin(ranks, order, merge_sort(ib, ranks, order, some, as_dim(count)), some)
-    selection.scan(some, size, ranked)
+    selection.begin(ranks, order, merge_sort(ib, ranks, order, count, count), count)
+    selection.scan(count, size, ranked)
     return selection.position
 
 
