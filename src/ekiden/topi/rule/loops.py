@@ -160,7 +160,8 @@ def serial(axes: Sequence[Axis], body: Stmt) -> Stmt:
 
 def vectorized(axis: Axis, lanes: int, body: Stmt, low: PrimExpr | None = None) -> Stmt:
     """The body for all values of an axis, lanes at a time."""
-    return For(axis.var, low or const(0), axis.extent, ForKind.VECTORIZED, body, {"lanes": lanes})
+    start = const(0) if low is None else low
+    return For(axis.var, start, axis.extent, ForKind.VECTORIZED, body, {"lanes": lanes})
 
 
 def parallel_outer(axes: Sequence[Axis], work: int, body: Stmt) -> Stmt:

@@ -31,6 +31,10 @@ ACCUMULATORS = 4
 """Independent vectors of a cheap reduction, to hide the latency of its operation."""
 
 
+COLUMNS = 8
+"""Vectors of columns that a reduction over rows keeps in registers, of at least as many rows."""
+
+
 def reduces_contiguous(tensor: Tensor) -> bool:
     """Whether the last reduced axis is the last axis of what is read."""
     op = tensor.op
@@ -91,11 +95,29 @@ class ReduceNest:
             body = self.over_reduced() if along else self.element()
             return parallel_outer(self.axes, work, body) if top else serial(self.axes, body)
         inner = self.axes[-1]
-        body = vectorized(inner, self.lanes, self.element())
+        many = self._columns(inner)
+        if many > 1:
+            return self.over_columns(inner, many, work, top)
+        return self._rows(vectorized(inner, self.lanes, self.element()), inner.extent, work, top)
+
+    def _rows(self, body: Stmt, columns: PrimExpr, work: int, top: bool) -> Stmt:
+        """The body, which makes so many columns, within the loops over the outer axes."""
         outer = self.axes[:-1]
         if not top:
             return serial(outer, body)
-        return parallel_outer(outer, work * estimate([inner.extent]), body)
+        return parallel_outer(outer, work * estimate([columns]), body)
+
+    def _columns(self, inner: Axis) -> int:
+        """Vectors of columns summed together: all that stands in a row, where it is read in
+        order and rows are many.
+        """
+        in_order = all(
+            self.analyzer.coefficient(i, inner.var) in (0, 1) for i in self.accesses.indices
+        )
+        if not in_order or not isinstance(inner.extent, IntImm) or cost(self.values) > 1:
+            return 1
+        few = estimate([a.extent for a in self.reduced]) < COLUMNS
+        return 1 if few else min(COLUMNS, inner.extent.value // self.lanes)
 
     def along_reduced(self) -> bool:
         """Whether vectors run along the last reduced axis: fewer loads stride there, or more walk
@@ -130,6 +152,37 @@ class ReduceNest:
         finish = BufferStore(self.buffer, total[0], (self.index,))
         begin = BufferStore(total, self.start(), (const(0),))
         return Allocate(total, sequence(begin, serial(self.reduced, update), finish))
+
+    def over_columns(self, inner: Axis, many: int, work: int, top: bool) -> Stmt:
+        """Groups of `many` vectors of columns, each row of a group read before the next; then the
+        columns left, a vector at a time.
+        """
+        assert isinstance(inner.extent, IntImm)
+        step, group = (
+            many * self.lanes,
+            Axis(Var("group"), const(inner.extent.value // (many * self.lanes))),
+        )
+        sums = Buffer("sums", (const(many),), dt.with_lanes(self.dtype, self.lanes), "register")
+        places = [
+            Vectorizer(inner.var, group.var * step + n * self.lanes, self.lanes)
+            for n in range(many)
+        ]
+        begin = [BufferStore(sums, self.start(self.lanes), (const(n),)) for n in range(many)]
+        each = [self._step(sums, n, v, self.lanes, None) for n, v in enumerate(places)]
+        result = Var("result", self.dtype)
+        finish: list[Stmt] = []
+        for n, vectors in enumerate(places):
+            vectors.define(result, sums[n])
+            finish.append(vectors.visit(BufferStore(self.buffer, result, (self.index,))))
+        made = Allocate(sums, sequence(*begin, serial(self.reduced, sequence(*each)), *finish))
+        outer = [*self.axes[:-1], group]
+        groups = parallel_outer(outer, work * step, made) if top else serial(outer, made)
+        done = const(inner.extent.value // step * step)
+        rest = Axis(inner.var, simplify(inner.extent - done))
+        if is_const(rest.extent, 0):
+            return groups
+        left = vectorized(rest, self.lanes, self.element(), done)
+        return sequence(groups, self._rows(left, rest.extent, work, top))
 
     # Vectors along the reduced axis.
 
