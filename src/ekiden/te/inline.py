@@ -50,6 +50,15 @@ def is_injective(tensor: Tensor) -> bool:
     return isinstance(op, ComputeOp) and not isinstance(op.body[0], Reduce)
 
 
+STORED = "stored"
+"""The attribute of a computation whose elements are stored, not made again where they are read."""
+
+
+def is_stored(tensor: Tensor) -> bool:
+    """Whether a computation asks for that."""
+    return isinstance(tensor.op, ComputeOp) and bool(tensor.op.attrs.get(STORED))
+
+
 class Inliner:
     """Replaces loads of chosen computations by their expressions, once per distinct element.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.te import Tensor
+from ekiden.te.inline import STORED
 from ekiden.topi.layout import spatial
 from ekiden.topi.shape import Dim, Shape, as_dim, known, replaced
 
@@ -58,22 +60,54 @@ def resize(
     extrapolation value.
     """
 
-    def body(*i: Var) -> PrimExpr:
-        taps, outside = [], []
-        for n, a in enumerate(axes):
-            scale = None if scales is None else scales[n]
-            part = None if region is None else region[n]
-            x = _coordinate(sampling.mode, i[a], data.shape[a], shape[a], scale, part)
-            taps.append(_taps(sampling, x, data.shape[a]))
-            if part is not None:
-                last = cast(data.shape[a] - 1, FLOAT)
-                outside.append(binary(Or, x < 0.0, x > last))
-        total = _weighted(data, list(i), list(zip(axes, taps, strict=True)))
-        for each in outside:
-            total = Select(each, const(extrapolation, total.dtype), total, total.dtype)
-        return _finish(total, out_dtype)
+    here = dict(zip(axes, range(len(axes)), strict=True))
+    name = f"resize{len(axes)}d"
 
-    return te.compute(shape, body, name=f"resize{len(axes)}d", tag="injective")
+    def along(source: Tensor, part: Sequence[int], last: bool) -> Tensor:
+        """The source resized along some of the axes; converted after the last of them."""
+
+        def body(*i: Var) -> PrimExpr:
+            taps, outside = [], []
+            for a in part:
+                scale = None if scales is None else scales[here[a]]
+                window = None if region is None else region[here[a]]
+                x = _coordinate(sampling.mode, i[a], data.shape[a], shape[a], scale, window)
+                taps.append(_taps(sampling, x, data.shape[a]))
+                if window is not None:
+                    bound = cast(data.shape[a] - 1, FLOAT)
+                    outside.append(binary(Or, x < 0.0, x > bound))
+            total = _weighted(source, list(i), list(zip(part, taps, strict=True)))
+            for each in outside:
+                total = Select(each, const(extrapolation, total.dtype), total, total.dtype)
+            return _finish(total, out_dtype) if last else total
+
+        made = [shape[n] if n in part else d for n, d in enumerate(source.shape)]
+        kept = {} if last else {STORED: True}
+        return te.compute(made, body, name=name, tag="injective", attrs=kept)
+
+    first, second = _parts(data, shape, axes, sampling.method, region is not None)
+    return along(along(data, first, False), second, True) if first else along(data, second, True)
+
+
+def _parts(
+    data: Tensor, shape: Shape, axes: Sequence[int], method: str, cropped: bool
+) -> tuple[Sequence[int], Sequence[int]]:
+    """The axes to resize first, with the result stored, and the others.
+
+    Elements along the last axis of the data are picked one by one, those along others come in
+    vectors: so the former is resized while there are few lines, before they are multiplied or
+    after they have become fewer.
+    """
+    *others, last = axes
+    sizes = [(known(data.shape[a]), known(shape[a])) for a in others]
+    if cropped or not others or last != data.ndim - 1:
+        return (), axes
+    if any(before is None or after is None for before, after in sizes):
+        return (), axes
+    old, new = (math.prod(extents) for extents in zip(*sizes, strict=True))  # type: ignore[arg-type]
+    if method == "nearest_neighbor":
+        return ((last,), others) if new > old else ((), axes)
+    return ((last,), others) if new >= old else (others, (last,))
 
 
 def _weighted(

@@ -17,7 +17,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import rewrite, substitute
 from ekiden.target import Target
-from ekiden.te.inline import inputs_of
+from ekiden.te.inline import inputs_of, is_stored
 from ekiden.te.prim_func import BufferMap, allocated, extern_stage, whole_operations
 from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ExternOp, ProducerLoad, Tensor
@@ -353,7 +353,9 @@ def shared_axes(stages: Sequence[Tensor]) -> int:
                 limit = _leading_match(tensor, load.producer, load.indices, limit)
     reductions = [t for t in stages if isinstance(t.op, ComputeOp) and t.op.reduce_axis]
     if not reductions:
-        return 0
+        # a plane of a stored stage at a time: what picks its elements is found once for all rows
+        planes = min(max(t.ndim - 2, 0) for t in stages)
+        return min(limit, planes) if any(map(is_stored, stages)) else 0
     return (
         limit
         if all(map(reduces_contiguous, reductions))

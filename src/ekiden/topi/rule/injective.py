@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ekiden.arith import Analyzer, simplify
 from ekiden.ir.intrinsic import EXPENSIVE
-from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const, minimum
+from ekiden.ir.prim import Cast, IntImm, Intrinsic, PrimExpr, Var, const, minimum
 from ekiden.ir.prim_visitor import post_order, substitute
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
@@ -32,6 +32,9 @@ BLOCK = 64
 """Rows of a block of a transposition."""
 STRIP = 8
 """Neighbours that a transposition writes per row."""
+
+MOST_ROWS = 1024
+"""Rows that a vector of columns is walked down where elements of all are picked alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,9 @@ class _Nest:
         if inner is not last:
             body = vectorized(inner, self.lanes, serial([last], self.store()))
             outer = [a for a in outer if a is not last]
+        elif outer and self.picks(inner, outer[-1]):
+            body = vectorized(inner, self.lanes, serial(outer[-1:], self.store()))
+            outer = outer[:-1]
         else:
             body = vectorized(inner, self.lanes, self.store())
         work = estimate([a.extent for a in self.axes if a not in outer]) * cost([self.value])
@@ -153,6 +159,13 @@ class _Nest:
         return all(
             self.analyzer.coefficient(i, axis.var) in (0, 1) for i in self.loads.load_indices
         )
+
+    def picks(self, inner: Axis, row: Axis) -> bool:
+        """Whether a load picks elements along the inner axis by a computation, the same ones in
+        every row: they are then found once for a vector of all rows.
+        """
+        few = isinstance(row.extent, IntImm) and row.extent.value <= MOST_ROWS
+        return few and any(_is_picked(i, inner.var, row.var) for i in self.loads.load_indices)
 
     def strided_axis(self, inner: Axis) -> Axis | None:
         """An outer axis that a load walks contiguously where it strides along the inner one."""
@@ -215,6 +228,13 @@ class _Nest:
         if short:
             return rows(lambda given: sequence(strips(given), tail(given)))
         return sequence(For(strip, const(0), whole, ForKind.SERIAL, rows(one)), rows(tail))
+
+
+def _is_picked(index: PrimExpr, column: Var, row: Var) -> bool:
+    """Whether what an index makes of a column is no multiple of it, and has nothing of the row."""
+    parts = [set(post_order(e)) for e in post_order(index) if isinstance(e, (Cast, Intrinsic))]
+    within = [p for p in parts if column in p]
+    return bool(within) and not any(row in p for p in within)
 
 
 def injective_nest(

@@ -11,7 +11,7 @@ from ekiden.arith import prove_equal
 from ekiden.ir.intrinsic import EXPENSIVE
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, is_const
 from ekiden.ir.prim_visitor import post_order
-from ekiden.te.inline import Inliner, inputs_of, is_injective, post_order_tensors
+from ekiden.te.inline import Inliner, inputs_of, is_injective, is_stored, post_order_tensors
 from ekiden.te.tensor import ComputeOp, PlaceholderOp, ProducerLoad, Tensor
 
 
@@ -68,7 +68,8 @@ def chosen_stages(outputs: Sequence[Tensor]) -> list[Tensor]:
     """The outputs after inlining: what is left in `post_order_tensors` of them are placeholders and
     stages.
 
-    An expensive computation with several consumers, one of them a reduction, stays a stage.
+    An expensive computation with several consumers, one of them a reduction, stays a stage, as does
+    one that says so.
     """
     order = post_order_tensors(outputs)
     consumers: dict[Tensor, list[Tensor]] = {t: [] for t in order}
@@ -78,10 +79,13 @@ def chosen_stages(outputs: Sequence[Tensor]) -> list[Tensor]:
     keep = [
         t
         for t in order
-        if is_injective(t)
-        and len(consumers[t]) > 1
-        and not all(map(is_injective, consumers[t]))
-        and _is_expensive(t)
+        if is_stored(t)
+        or (
+            is_injective(t)
+            and len(consumers[t]) > 1
+            and not all(map(is_injective, consumers[t]))
+            and _is_expensive(t)
+        )
     ]
     return te.inline_injective(outputs, keep)
 

@@ -1,0 +1,110 @@
+"""Planes worked on by rows and columns: resizing in two steps, reductions over rows."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from topi_cases import Array, Case, case, check, every_backend, normal
+
+from ekiden import te, topi
+from ekiden.target import Target
+from ekiden.tir import astext
+
+
+def resized(x: Array, size: Sequence[int], method: str) -> Array:
+    """The last axes resized one after the other, in float64; coordinates of half pixels."""
+    found = x.astype("float64")
+    for axis, extent in zip(range(-len(size), 0), size, strict=True):
+        old = found.shape[axis]
+        place = (np.arange(extent) + 0.5) * old / extent - 0.5
+        base = np.floor(place)
+        if method == "nearest_neighbor":
+            taps = [(np.ceil(place - 0.5), np.ones(extent))]
+        elif method == "linear":
+            taps = [(base, 1 - place + base), (base + 1, place - base)]
+        else:
+            taps = [(base + n, cubic(abs(place - base - n))) for n in range(-1, 3)]
+        shape = [extent, *[1] * (-1 - axis)]
+        found = sum(
+            np.take(found, np.clip(at, 0, old - 1).astype(int), axis) * weight.reshape(shape)
+            for at, weight in taps
+        )
+    return np.asarray(found if x.dtype.kind == "f" else np.round(found)).astype(x.dtype)
+
+
+def cubic(d: Array) -> Array:
+    """The convolution kernel of Keys with a = -0.5."""
+    near, far = (1.5 * d - 2.5) * d * d + 1, ((-0.5 * d + 2.5) * d - 4) * d + 2
+    return np.where(d <= 1, near, far)
+
+
+def resizes() -> Iterator[Case]:
+    """Larger and smaller, by rows and by columns."""
+    for size in ((26, 34), (7, 9), (26, 9), (1, 17)):
+        for method in ("linear", "cubic", "nearest_neighbor"):
+            x = normal(2, 3, 13, 17)
+            yield case(
+                "image.resize2d", x, roi=None, size=size, method=method, symbolic=(2, 3),
+                expected=resized(x, size, method), tolerance=2e-5,
+            )  # fmt: skip
+    x = normal(1, 2, 5, 6, 7)
+    yield case(
+        "image.resize3d", x, roi=None, size=(8, 9, 20), symbolic=False,
+        expected=resized(x, (8, 9, 20), "linear"),
+    )  # fmt: skip
+    x = normal(2, 5, 17, dtype="int32")
+    yield case(
+        "image.resize1d", x, roi=None, size=34, symbolic=False, expected=resized(x, (34,), "linear")
+    )
+    x = normal(1, 2, 6, 18)
+    yield case(
+        "image.resize2d", x, symbolic=False, expected=np.maximum(
+            resized(np.maximum(x, 0), (12, 36), "linear").reshape(2, -1) - 0.5, 0
+        ),
+        build=lambda t: topi.nn.relu(topi.reshape(topi.image.resize2d(
+            topi.nn.relu(t), None, (12, 36)), (2, 432)) - 0.5),
+    )  # fmt: skip
+
+
+def columns() -> Iterator[Case]:
+    """Widths of whole groups of vectors, of some, and with a rest; few and many rows."""
+    for shape, axes in (
+        ((20, 300), (0,)),
+        ((3, 300), (0,)),
+        ((9, 128), (0,)),
+        ((2, 11, 40), (1,)),
+        ((4, 5, 150), (0, 1)),
+        ((17, 5), (0,)),
+        ((0, 64), (0,)),
+        ((16, 0), (0,)),
+    ):
+        for name, function in (("sum", np.sum), ("max", np.max)):
+            if shape[0] == 0 and name == "max":
+                continue
+            x = normal(*shape)
+            yield case(name, x, axis=axes, expected=function(x, axes), symbolic=shape[:1])
+    for dtype in ("int8", "float64", "int64"):
+        x = normal(30, 140, dtype=dtype)
+        expected = x.min(0, keepdims=True)
+        yield case("min", x, axis=0, keepdims=True, expected=expected, symbolic=(30,))
+    x = normal(24, 170)
+    exponents = np.exp(x.astype("float64") - x.max(0))
+    softmax = (exponents / exponents.sum(0)).astype("float32")
+    yield case("nn.softmax", x, axis=0, expected=softmax, symbolic=(24,))
+
+
+CASES: dict[str, Sequence[Case]] = {f.__name__: list(f()) for f in (resizes, columns)}
+
+
+@every_backend
+@pytest.mark.parametrize("family", CASES)
+def test_against_numpy(family: str, backend: str) -> None:
+    check(CASES[family], backend)
+
+
+def test_lines_are_resized_before_they_are_multiplied() -> None:
+    x = te.placeholder((1, 8, 16, 16))
+    for size, stored in ((40, "(16, 40)"), (5, "(5, 16)")):
+        result = topi.image.resize2d(x, None, (size, size))
+        text = astext(topi.rule.schedule([x], [result], Target.parse("llvm"), "f"))
+        assert f"T.alloc_buffer({stored}" in text, size
