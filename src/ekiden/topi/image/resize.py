@@ -104,7 +104,7 @@ def _parts(
         return (), axes
     if any(before is None or after is None for before, after in sizes):
         return (), axes
-    old, new = (math.prod(extents) for extents in zip(*sizes, strict=True))  # type: ignore[arg-type]
+    old, new = (math.prod(extents) for extents in zip(*sizes, strict=True))
     if method == "nearest_neighbor":
         return ((last,), others) if new > old else ((), axes)
     return ((last,), others) if new >= old else (others, (last,))

@@ -13,6 +13,7 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
+from ekiden.topi.ranks import rank, rank_dtype
 from ekiden.topi.shape import as_dim, tidy
 from ekiden.topi.sorting import merge_sort, sort_extern
 
@@ -239,12 +240,12 @@ def all_class_non_max_suppression(
 
         with ib.for_range(0, rows, "row", kind="parallel") as row:
             b, c = row // classes, row % classes
-            keys = ib.allocate(scores.dtype, count * 2, "keys")
+            ranks = ib.allocate(rank_dtype(scores.dtype), count * 2, "ranks")
             order = ib.allocate("int64", count * 2, "order")
             above = _above(
-                ib, lambda n: value[b, c, n], count, threshold(score_threshold), keys, order
+                ib, lambda n: value[b, c, n], count, threshold(score_threshold), ranks, order
             )
-            begin = merge_sort(ib, keys, order, above, count, False)
+            begin = merge_sort(ib, ranks, order, above, count)
             kept = _select(
                 ib,
                 (above, count),
@@ -273,17 +274,17 @@ def _above(
     score: Callable[[PrimExpr], PrimExpr],
     count: PrimExpr,
     threshold: PrimExpr,
-    keys: BufferVar,
+    ranks: BufferVar,
     order: BufferVar,
 ) -> PrimExpr:
-    """How many scores are above the threshold: they and their positions come to the front."""
+    """How many scores are above the threshold: their ranks, largest first, and their positions come to the front."""
     found = ib.allocate("int64", 1, "above", "local")
     found[0] = 0
     with ib.for_range(0, count, "n") as n:
         value = ib.let("value", score(n))
         with ib.if_scope(value > threshold):
             slot = ib.let("slot", found[0])
-            keys[slot], order[slot] = value, n
+            ranks[slot], order[slot] = rank(value, False), n
             found[0] = slot + 1
     return ib.let("eligible", found[0])
 
