@@ -17,6 +17,7 @@ from ekiden.topi.rule import (
     conv2d_transpose,
     dense,
     depthwise,
+    nibbles,
     recurrent,
     thread,
     winograd,
@@ -38,6 +39,7 @@ RULES: dict[str, Rule] = {
     "depthwise_conv2d_nhwc":  depthwise.depthwise_conv2d_nhwc,
     "batch_matmul":           batch_matmul.batch_matmul,
     "matmul":                 batch_matmul.matmul,
+    "dense_nibbles_pack":     nibbles.dense_nibbles_pack,
     "dense":                  batch_matmul.dense,
 }
 # fmt: on
@@ -50,6 +52,7 @@ WHOLE: dict[str, Rule] = {
 _ACCEPTS: dict[str, Callable[[te.Tensor], bool]] = {
     **dict.fromkeys(("batch_matmul", "matmul", "dense"), batch_matmul.accepts),
     "dense_pack": dense.accepts,
+    "dense_nibbles_pack": nibbles.accepts,
     "conv2d_transpose": conv2d_transpose.accepts,
     "winograd_conv2d": winograd.accepts,
 }
