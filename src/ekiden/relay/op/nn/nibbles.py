@@ -108,7 +108,8 @@ def _packed_reference(
 ) -> Array:
     scales, points = (x.transpose(0, 2, 1).reshape(-1, x.shape[1], 1) for x in (scale, point))
     levels = (unpack_words(weight).astype(np.float32) - points) * scales
-    values = data.reshape(*step.shape, -1).astype(np.float32) * step[..., None]
+    blocks = data.reshape(*step.shape, weight.shape[2] * GROUP)
+    values = blocks.astype(np.float32) * step[..., None]
     rows = values.reshape(data.shape)
     return np.asarray(rows @ levels.reshape(len(levels), -1)[: attrs.units].T)
 
