@@ -11,6 +11,7 @@ dilation the taps of one kernel row are contiguous, so k is two loops.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ from ekiden.tir.stmt import (
 )
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.topi.rule.geometry import geometry_of
+from ekiden.topi.rule.geometry import Geometry, geometry_of
 from ekiden.topi.rule.padding import Bands, band_lines, pad_copy
 from ekiden.topi.rule.tiles import (
     KLoop,
@@ -45,7 +46,7 @@ NARROW = 12
 """Lines of at most this many pixels share tiles (7x7x512 3x3: 83 % of the peak by lines)."""
 
 
-class _Conv:
+class Conv:
     """One convolution kernel being built."""
 
     def __init__(
@@ -56,16 +57,25 @@ class _Conv:
         attrs = self.anchor.op.attrs
         data, weight = operands_of(self.anchor)
         self.data, self.weight = self.buffers[data], self.buffers[weight]
-        self.geometry = geometry_of(self.anchor)
+        self.geometry = self.find_geometry()
         self.width = int(str(attrs["tile"]))
         self.channels = int(str(attrs["channels"]))
         self.lanes, self.target = target.lanes("float32"), target
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         self.group_in = weight.shape[-2]
         self.group_out = self.channels // self.geometry.groups
+        self.taps = self.count_taps()
         self.source = self.data  # or the padded copy
 
-    def k_loops(self) -> list[KLoop]:
+    def find_geometry(self) -> Geometry:
+        """The numbers of the anchor."""
+        return geometry_of(self.anchor)
+
+    def count_taps(self) -> int:
+        """Of the weight."""
+        return math.prod(self.geometry.kernel)
+
+    def k_loops(self, panel: Panel) -> list[KLoop]:
         """The reduction: kernel rows, then taps and channels, as one loop where they are
         contiguous."""
         (kh, kw), (dy, dx), width = self.geometry.kernel, self.geometry.dilation, const(self.width)
@@ -95,13 +105,11 @@ class _Conv:
 
         def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
             at = panel.column + column
-            return self.epilogue.store(
-                [*indices(i), at], (out + i) * self.channels + at, value, mask
-            )
+            return self.keep([*indices(i), at], (out + i) * self.channels + at, value, mask, panel)
 
         return compute_tile(
             shape,
-            self.k_loops(),
+            self.k_loops(panel),
             self.source,
             a_rows,
             self.weight,
@@ -109,6 +117,17 @@ class _Conv:
             store,
             not self.epilogue.is_light,
         )
+
+    def keep(
+        self,
+        place: list[PrimExpr],
+        flat: PrimExpr,
+        value: PrimExpr,
+        mask: PrimExpr | None,
+        panel: Panel,
+    ) -> Stmt:
+        """Store a vector of results of a panel; `flat` is the offset of `place`."""
+        return self.epilogue.store(place, flat, value, mask)
 
     def is_flat(self) -> bool:
         """Whether tiles run over all output pixels: pointwise, or lines too short to be cut into
@@ -237,9 +256,8 @@ class _Conv:
         if not all(isinstance(d, IntImm) for d in (height, width, channels)):
             return False
         pixels = height.value * width.value * channels.value  # type: ignore[attr-defined]
-        kh, kw = self.geometry.kernel
-        taps = self.group_in.value * kh * kw * self.channels  # type: ignore[attr-defined]
-        return bool(taps >= pixels)
+        weights = self.group_in.value * self.taps * self.channels  # type: ignore[attr-defined]
+        return bool(weights >= pixels)
 
     def parts(self) -> list[tuple[int, Callable[[PrimExpr], Panel]]]:
         """Whole panels, then the last one if it is narrower, for every group: how many, and which
@@ -256,8 +274,8 @@ class _Conv:
     def _per_group(
         self, panels: int, first: int, valid: int
     ) -> tuple[int, Callable[[PrimExpr], Panel]]:
-        (kh, kw), groups = self.geometry.kernel, self.geometry.groups
-        size = simplify(self.group_in * (kh * kw * self.width))
+        groups = self.geometry.groups
+        size = simplify(self.group_in * (self.taps * self.width))
         per_group = -(-self.group_out // self.width)
 
         def make(index: PrimExpr) -> Panel:
@@ -322,7 +340,7 @@ def conv2d_nhwc_pack(
     inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
 ) -> PrimFunc:
     """The rule for tag "conv2d_nhwc_pack"."""
-    kernel = _Conv(inputs, outputs, target, "conv2d_nhwc_pack")
+    kernel = Conv(inputs, outputs, target, "conv2d_nhwc_pack")
     return PrimFunc(
         (*kernel.buffers.values(),),
         kernel.body(),
@@ -334,7 +352,7 @@ def group_conv2d_nhwc_pack(
     inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
 ) -> PrimFunc:
     """The rule for tag "group_conv2d_nhwc_pack"."""
-    kernel = _Conv(inputs, outputs, target, "group_conv2d_nhwc_pack")
+    kernel = Conv(inputs, outputs, target, "group_conv2d_nhwc_pack")
     return PrimFunc(
         (*kernel.buffers.values(),),
         kernel.body(),
