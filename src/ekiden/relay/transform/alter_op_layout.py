@@ -3,6 +3,7 @@
     nn.dense(%x, W)                       ->  nn.contrib_dense_pack(%x, packed W, units=N, tile=64)
     nn.dense(%x u8, W s8)                 ->  the same with four bytes of a row side by side
     nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
+    nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side
     nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method
     nn.conv2d(..., groups=G)              ->  kernel layout GOHWI{tile}o; depthwise: HWOI
     nn.conv2d_transpose(%x, W, NHWC, IOHW)  ->  kernel layout OHWI{tile}o, GOHWI{tile}o or HWIO;
@@ -81,6 +82,28 @@ def _dense_bytes(call: Call, target: Target) -> RelayExpr:
     tile = tile_width(units, target)
     packed = op.nn.contrib_pack_weight(weight, kind="dense_u8s8", tile=tile)
     return op.nn.contrib_dense_pack(data, packed, units, tile, "int32").with_fields(span=call.span)
+
+
+def _conv_bytes(call: Call, target: Target) -> RelayExpr:
+    attrs, (data, weight) = call.attrs, call.args
+    assert isinstance(attrs, Conv2DAttrs)
+    assert isinstance(weight, Constant)
+    plain = attrs.data_layout == "NHWC" and attrs.kernel_layout == "OIHW" and attrs.groups == 1
+    if not plain or any(attrs.padding) or attrs.out_dtype != "int32":
+        return call
+    channels, depth, *kernel = weight.data.shape
+    missing = -depth % WORD
+    if missing:
+        none = (0, 0)
+        data = op.nn.pad(data, (none, none, none, (0, missing)), Constant(np.zeros((), np.uint8)))
+        padded = np.pad(weight.data, (none, (0, missing), none, none))
+        weight = Constant(padded, span=weight.span)
+    tile = tile_width(channels, target)
+    packed = op.nn.contrib_pack_weight(weight, kind="conv2d_u8s8", tile=tile)
+    changed = attrs.with_fields(
+        kernel_layout=f"OHWI{tile}o{WORD}i", channels=channels, kernel_size=tuple(kernel)
+    )
+    return Call(call.op, (data, packed), changed, span=call.span)
 
 
 def _channels_in(call: Call) -> int | None:
@@ -210,6 +233,10 @@ def _recurrent(call: Call, target: Target) -> RelayExpr:
     return call.with_fields(args=(Tuple((data, packed, *rest)),))
 
 
+BYTES = {"nn.dense": _dense_bytes, "nn.conv2d": _conv_bytes}
+"""What packs the weight of a product of uint8 and int8."""
+
+
 def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
     """Pack the constant weights below root for a target. Needs checked types."""
 
@@ -223,8 +250,8 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
             return _typed_like(_conv2d_transpose(new, target), old)
         if not isinstance(new.args[1], Constant):
             return new
-        if op_of(new) == "nn.dense" and [_dtype(a) for a in new.args] == ["uint8", "int8"]:
-            return _typed_like(_dense_bytes(new, target), old)
+        if op_of(new) in BYTES and [_dtype(a) for a in new.args] == ["uint8", "int8"]:
+            return _typed_like(BYTES[op_of(new)](new, target), old)
         if not _is_float32(old):
             return new
         if not _is_float32(new.args[0]) or not _is_float32(new.args[1]):

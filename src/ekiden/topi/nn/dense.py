@@ -130,9 +130,9 @@ def pack_weight(weight: Tensor, kind: str, tile: int, groups: int) -> Tensor:
     def body(*i: Var) -> PrimExpr:
         indices: tuple[PrimExpr, ...]
         group, indices = (i[0], i[1:]) if kind == "group_conv2d" else (as_dim(0), i)
-        if kind == "dense_u8s8":
-            panel, step, row, byte = indices
-            indices = (panel, step * WORD + byte, row)
+        if kind.endswith("_u8s8"):
+            *outer, step, row, byte = indices
+            indices = (*outer, step * WORD + byte, row)
         within = indices[0] * tile + indices[-1]
         plain = kind in ("dense", "dense_u8s8")
         inner = indices[1:-1] if plain else (indices[-2], *indices[1:-2])

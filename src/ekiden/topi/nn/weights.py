@@ -3,6 +3,7 @@
 OIHW, HWIO, ...   plain: out channels, in channels / groups, kernel height, width in any order
 OHWI{r}o          packed: [ceil(O/r)][KH][KW][I/groups][r], zero padded (groups = 1)
 GOHWI{r}o         packed per group: [G][ceil(O/G/r)][KH][KW][I/G][r]
+OHWI{r}o4i        packed, of bytes: [ceil(O/r)][KH][KW][I/4][r][4], as dense_u8s8
 HWOI              depthwise: [KH][KW][C][1]
 IOHW, HWIO        transposed convolutions: I in channels, O out channels / groups; packed as above
 ODHWI{r}o, ...    the same over three axes
@@ -21,10 +22,10 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.topi.layout import packed_tile, parse, permute
 from ekiden.topi.shape import as_dim, ceil_div, tidy
 
-KINDS = ("dense", "dense_u8s8", "conv2d", "group_conv2d")
+KINDS = ("dense", "dense_u8s8", "conv2d", "conv2d_u8s8", "group_conv2d")
 """What `pack_weight` can pack."""
 WORD = 4
-"""Bytes that a step of a product of bytes takes; divides K."""
+"""Bytes that a step of a product of bytes takes; divides K, and I."""
 
 
 def conv_weight_shape(
@@ -42,6 +43,9 @@ def conv_weight_shape(
         return permute(shape, kernel_layout, f"OI{axes}")
     if channels is None:
         raise ValueError(f"a weight in {kernel_layout} needs the attribute 'channels'")
+    if kernel_layout.endswith("i"):
+        *window, words = shape[1:-2]
+        return as_dim(channels), tidy(words * WORD), *window
     *window, per_group = shape[-2 - len(axes) : -1]
     return as_dim(channels), per_group, *window
 
@@ -77,6 +81,8 @@ def pack_weight_shape(
     out, per_group, *window = shape
     if kind == "conv2d":
         return tidy(ceil_div(out, tile)), *window, per_group, r
+    if kind == "conv2d_u8s8":
+        return tidy(ceil_div(out, tile)), *window, tidy(per_group // WORD), r, as_dim(WORD)
     return as_dim(groups), tidy(ceil_div(out // groups, tile)), *window, per_group, r
 
 
@@ -90,6 +96,10 @@ def pack_weight(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
     if kind == "conv2d":
         rows = _pack_rows(weight, tile)
         return rows.transpose(0, *range(3, rows.ndim), 2, 1).copy()
+    if kind == "conv2d_u8s8":
+        plain = pack_weight(weight, "conv2d", tile)
+        words = plain.reshape(*plain.shape[:-2], -1, WORD, tile)
+        return words.swapaxes(-1, -2).copy()
     parts = [pack_weight(part, "conv2d", tile) for part in np.split(weight, groups, axis=0)]
     return np.stack(parts)
 
@@ -123,6 +133,9 @@ def unpack_conv_weight(
     assert channels is not None, "checked by the relation"
     if kernel_layout.startswith("G"):
         return np.concatenate([_unpack_tiles(part)[: channels // groups] for part in weight])
+    if kernel_layout.endswith("i"):
+        count, kh, kw, words, tile, word = weight.shape
+        weight = weight.swapaxes(-1, -2).reshape(count, kh, kw, words * word, tile)
     return _unpack_tiles(weight)[:channels]
 
 
