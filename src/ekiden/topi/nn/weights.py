@@ -9,6 +9,7 @@ IOHW, HWIO        transposed convolutions: I in channels, O out channels / group
 ODHWI{r}o, ...    the same over three axes
 dense {r}         [ceil(N/r)][K][r]
 dense_u8s8 {r}    [ceil(N/r)][K/4][r][4]: four neighbours of a row side by side
+dense_bf16 {r}    [ceil(N/r)][K/2][r][2]: two of them
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.topi.layout import packed_tile, parse, permute
 from ekiden.topi.shape import as_dim, ceil_div, tidy
 
-KINDS = ("dense", "dense_u8s8", "conv2d", "conv2d_u8s8", "group_conv2d")
+KINDS = ("dense", "dense_u8s8", "dense_bf16", "conv2d", "conv2d_u8s8", "group_conv2d")
 """What `pack_weight` can pack."""
 WORD = 4
 """Bytes that a step of a product of bytes takes; divides K, and I."""
+WORD_OF = {"uint8": WORD, "int8": WORD, "bfloat16": 2}
+"""dtype -> elements that a step of a product takes at a time, where that is more than one."""
+WORD_OF_KIND = {"dense_u8s8": WORD, "conv2d_u8s8": WORD, "dense_bf16": WORD_OF["bfloat16"]}
+"""What is packed in words -> their elements."""
 
 
 def conv_weight_shape(
@@ -75,9 +80,10 @@ def pack_weight_shape(
     if kind == "dense":
         n, k = shape
         return tidy(ceil_div(n, tile)), k, r
-    if kind == "dense_u8s8":
+    if kind.startswith("dense_"):
+        word = WORD_OF_KIND[kind]
         n, k = shape
-        return tidy(ceil_div(n, tile)), tidy(k // WORD), r, as_dim(WORD)
+        return tidy(ceil_div(n, tile)), tidy(k // word), r, as_dim(word)
     out, per_group, *window = shape
     if kind == "conv2d":
         return tidy(ceil_div(out, tile)), *window, per_group, r
@@ -90,9 +96,11 @@ def pack_weight(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
     """Pack [N, K] (dense), OIHW or OIDHW, padding the last tile of output channels with zeros."""
     if kind == "dense":
         return _pack_rows(weight, tile).transpose(0, 2, 1).copy()
-    if kind == "dense_u8s8":
+    if kind.startswith("dense_"):
+        word = WORD_OF_KIND[kind]
         rows = _pack_rows(weight, tile)
-        return rows.reshape(len(rows), tile, -1, WORD).transpose(0, 2, 1, 3).copy()
+        words = rows.reshape(len(rows), tile, rows.shape[2] // word, word)
+        return words.transpose(0, 2, 1, 3).copy()
     if kind == "conv2d":
         rows = _pack_rows(weight, tile)
         return rows.transpose(0, *range(3, rows.ndim), 2, 1).copy()
@@ -114,7 +122,7 @@ def _pack_rows(weight: Array, tile: int) -> Array:
 
 
 def unpack_dense_weight(packed: Array, units: int) -> Array:
-    """[ceil(N/r)][K][r], or [ceil(N/r)][K/4][r][4], back to [N, K]."""
+    """[ceil(N/r)][K][r], or [ceil(N/r)][K/word][r][word], back to [N, K]."""
     if packed.ndim == 4:
         count, words, tile, word = packed.shape
         return packed.transpose(0, 2, 1, 3).reshape(count * tile, words * word)[:units]
