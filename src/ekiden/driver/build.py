@@ -13,7 +13,7 @@ from typing import TypeAlias
 import onnx
 
 from ekiden import runtime
-from ekiden.backend.vm.compile import compile_module
+from ekiden.backend.vm.compile import compile_variants
 from ekiden.backend.vm.pipeline import optimize
 from ekiden.codegen.parallel import Progress
 from ekiden.driver.executable import Dim, Executable
@@ -60,8 +60,10 @@ def compile(
     """Compile a model: a path to an ONNX file, its bytes, an onnx.ModelProto, or an IRModule with a
     function `main`.
 
-    `target` "llvm" is this machine; `{cpu(0): "llvm", cpu(1): "llvm"}`, or `[cpu(0), cpu(1)]`, says
-    on which devices, of which the first is for what the model does not place (docs/vm.md).
+    `target` "llvm" is this machine; a list of targets gives variants of the code, the best first,
+    of which an artifact runs the first that its machine can (docs/targets.md).
+    `{cpu(0): "llvm", cpu(1): "llvm"}`, or `[cpu(0), cpu(1)]`, says on which devices, of which the
+    first is for what the model does not place (docs/vm.md).
     `shape` replaces the declared shapes of inputs by name.
     `executor` "aot" adds native code of the functions to their bytecode, which "vm" interprets;
     "async" plans memory for kernels that run at the same time, and runs them so (docs/vm.md);
@@ -83,27 +85,23 @@ def compile_to_bytes(
         kinds = ", ".join(map(repr, EXECUTORS))
         raise CompileError(f"compile: executor one of {kinds} expected, got {executor!r}")
     config = compilation_config(target)
-    chosen = config.target
-    assert chosen is not None
     module = import_model(model, shape)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
     module = _with_conditions(NameDimensions()(InferType()(module)))
+    targets = config.primitive_targets
     metadata: dict[str, object] = {
         "executor": executor,
         "main": describe(module),
         "producer": f"ekiden {version('ekiden')}",
-        "target": str(chosen),
     }
-    prepared = optimize(module, chosen, config)
+    if len(targets) > 1:
+        metadata["variants"] = list(map(str, targets))
     with _progress() as progress:
-        is_native = executor == "aot"
-        return compile_module(
-            prepared,
-            chosen,
-            metadata,
+        return compile_variants(
+            ((t, optimize(module, t, config), {**metadata, "target": str(t)}) for t in targets),
             progress,
-            is_native=is_native,
+            is_native=executor == "aot",
             concurrent=executor == "async",
         )
 
