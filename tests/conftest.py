@@ -1,10 +1,10 @@
-"""Every loop program that the tests lower is printed, parsed back and compared, before and after.
-
-`-m quick` leaves that out.
+"""Every loop program that the tests lower is printed, parsed back and compared, before and after;
+`-m quick` leaves that out. Models are compiled each time, not taken from the cache of artifacts.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 
@@ -15,6 +15,8 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.tir import transform
+
+os.environ["EKIDEN_CACHE_LIMIT"] = "0"
 
 
 class RoundTrip:

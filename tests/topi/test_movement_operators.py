@@ -275,6 +275,16 @@ def ordering() -> Iterator[Case]:
     yield case(
         "topk", x, k=0, axis=0, is_ascend=True, expected=(np.sort(x, 0), np.argsort(x, 0, "stable"))
     )
+    x = np.round(normal(2, 41) * 2)  # few of many are selected, equal ones by position
+    x[1, ::7] = np.nan
+    first = {
+        True: np.argsort(x, 1, "stable"),
+        False: np.argsort(-np.nan_to_num(x, nan=99), 1, "stable"),
+    }
+    for ascending, order in first.items():
+        for k in (1, 2, 5, 10, 11):
+            values = np.take_along_axis(x, order[:, :k], 1)
+            yield case("topk", x, k=k, is_ascend=ascending, expected=(values, order[:, :k]))
     row, wanted = np.sort(np.round(normal(9) * 2)), np.round(normal(4, 3) * 2)
     for right in (False, True):
         side = "right" if right else "left"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ekiden.ir.extensions import note_extension
 from ekiden.relay.expr import Function
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError
@@ -26,6 +27,7 @@ _CODEGENS: dict[str, Codegen] = {}
 
 def register_external(compiler: str, codegen: Codegen) -> None:
     """Name the code generator of an external compiler; a later one takes its place."""
+    note_extension(codegen)
     _CODEGENS[compiler] = codegen
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ekiden.driver.executable import Executable, TensorInfo, load
 
 if TYPE_CHECKING:
-    from ekiden.driver.build import compile
+    from ekiden.driver.compiler import compile
 
 __all__ = ["Executable", "TensorInfo", "compile", "load"]
 
@@ -15,6 +15,6 @@ def __getattr__(name: str) -> object:
     """`compile` brings the whole compiler, so it is imported when first asked for."""
     if name != "compile":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = import_module("ekiden.driver.build").compile
+    found: object = import_module("ekiden.driver.compiler").compile
     globals()[name] = found
     return found

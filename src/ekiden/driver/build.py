@@ -1,4 +1,4 @@
-"""compile(): from a model to an executable."""
+"""From a model to the bytes of an artifact."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from typing import TypeAlias
 
 import onnx
 
-from ekiden import runtime
 from ekiden.backend.vm.compile import compile_variants
 from ekiden.backend.vm.pipeline import optimize
 from ekiden.codegen.parallel import Progress
-from ekiden.driver.executable import Dim, Executable
+from ekiden.driver.executable import Dim
 from ekiden.driver.sequences import MAPS, SEQUENCE
 from ekiden.frontend.onnx import from_onnx
 from ekiden.frontend.onnx.importer import Shapes
@@ -50,28 +50,12 @@ def import_model(model: Model, shape: Shapes | None = None) -> IRModule:
     return from_onnx(model, shape)
 
 
-def compile(
-    model: Model,
-    target: Targets = "llvm",
-    *,
-    shape: Shapes | None = None,
-    executor: str = "vm",
-) -> Executable:
-    """Compile a model: a path to an ONNX file, its bytes, an onnx.ModelProto, or an IRModule with a
-    function `main`.
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """An artifact, and the names of the files beside the model's that it has weights from."""
 
-    `target` "llvm" is this machine; a list of targets gives variants of the code, the best first,
-    of which an artifact runs the first that its machine can (docs/targets.md).
-    `{cpu(0): "llvm", cpu(1): "llvm"}`, or `[cpu(0), cpu(1)]`, says on which devices, of which the
-    first is for what the model does not place (docs/vm.md).
-    `shape` replaces the declared shapes of inputs by name.
-    `executor` "aot" adds native code of the functions to their bytecode, which "vm" interprets;
-    "async" plans memory for kernels that run at the same time, and runs them so (docs/vm.md);
-    results and errors are the same. Options and instruments come from the current PassContext.
-    Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
-    """
-    made = compile_to_bytes(model, target, shape, executor)
-    return Executable(runtime.Executable.from_bytes(made))
+    artifact: bytes
+    weight_files: tuple[str, ...]
 
 
 def compile_to_bytes(
@@ -81,6 +65,11 @@ def compile_to_bytes(
     executor: str = "vm",
 ) -> bytes:
     """The bytes of the artifact that `compile` makes and `Executable.save` writes."""
+    return compile_model(model, target, shape, executor).artifact
+
+
+def compile_model(model: Model, target: Targets, shape: Shapes | None, executor: str) -> Compiled:
+    """Compile; arguments and errors are those of `compile`."""
     if executor not in EXECUTORS:
         kinds = ", ".join(map(repr, EXECUTORS))
         raise CompileError(f"compile: executor one of {kinds} expected, got {executor!r}")
@@ -88,6 +77,8 @@ def compile_to_bytes(
     module = import_model(model, shape)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
+    weight_files = module.attrs.get("weight_files", ())
+    assert isinstance(weight_files, tuple)
     module = _with_conditions(NameDimensions()(InferType()(module)))
     targets = config.primitive_targets
     metadata: dict[str, object] = {
@@ -98,12 +89,13 @@ def compile_to_bytes(
     if len(targets) > 1:
         metadata["variants"] = list(map(str, targets))
     with _progress() as progress:
-        return compile_variants(
+        made = compile_variants(
             ((t, optimize(module, t, config), {**metadata, "target": str(t)}) for t in targets),
             progress,
             is_native=executor == "aot",
             concurrent=executor == "async",
         )
+    return Compiled(made, weight_files)
 
 
 def _with_conditions(module: IRModule) -> IRModule:

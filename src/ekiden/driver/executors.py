@@ -13,7 +13,7 @@ from itertools import count
 import numpy as np
 
 from ekiden import runtime
-from ekiden.driver.build import compile
+from ekiden.driver.compiler import compile
 from ekiden.driver.executable import Executable
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule

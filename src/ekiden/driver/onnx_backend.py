@@ -12,7 +12,7 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
-from ekiden.driver.build import compile
+from ekiden.driver.compiler import compile
 from ekiden.driver.executable import Executable
 from ekiden.frontend.onnx.importer import Dims, Shapes
 from ekiden.ir.op import Array

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.extensions import note_extension
 from ekiden.ir.node import ignored, node
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.span import Span
@@ -134,6 +135,7 @@ def register_op(definition: OpDef) -> OpDef:
     """Add a row to the operator table. Raises ValueError when the name is taken."""
     if definition.name in OPS:
         raise ValueError(f"operator {definition.name!r} is declared twice")
+    note_extension(definition.relation)
     OPS[definition.name] = definition
     _OP_NODES[definition.name] = Op(definition.name)
     return definition
@@ -164,6 +166,7 @@ def register_op_attr(
 
     def register(given: _V) -> _V:
         get(op_name)
+        note_extension(given)
         OP_ATTRS.setdefault(attr_key, {})[op_name] = given
         return given
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import overload
 
 from ekiden.ir.expr import BaseFunc
+from ekiden.ir.extensions import note_extension
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, register_option
 from ekiden.runtime.errors import EkidenError, PassError
@@ -44,6 +45,7 @@ _FACTORIES: dict[str, Callable[[], Pass]] = {}
 
 def register_pass(name: str, factory: Callable[[], Pass]) -> None:
     """Let passes name this one in `required` and in `Sequential`."""
+    note_extension(factory)
     _FACTORIES[name] = factory
 
 

@@ -1,7 +1,9 @@
 """The environment variables that Ekiden reads, all of them, in one place.
 
-EKIDEN_CACHE_DIR     folder of compiled kernels; empty turns the cache off (default: the user's
-                     cache folder)
+EKIDEN_CACHE_DIR     folder of compiled kernels, and in its folder `artifacts` of compiled models;
+                     empty turns both caches off (default: the user's cache folder)
+EKIDEN_CACHE_LIMIT   most bytes of compiled models that are kept, such as 500M; 0 keeps none
+                     (default: 4G)
 EKIDEN_NUM_THREADS   threads of the pool; read by the C runtime when it starts
 EKIDEN_MEMORY_LIMIT  most bytes the runtime may hold, such as 500M; read by the C runtime when it
                      first asks the system for memory (default: no limit)
@@ -15,15 +17,24 @@ EKIDEN_DEBUG_DIR     folder for shared libraries with debug lines, and the text 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+
+DEFAULT_CACHE_LIMIT = 4 << 30
 
 
 def cache_dir(default: Path) -> Path | None:
-    """The folder of compiled kernels, or None if the cache is off."""
+    """The folder of what was compiled, or None if nothing is kept."""
     chosen = os.environ.get("EKIDEN_CACHE_DIR")
     if chosen is None:
         return default
     return Path(chosen) if chosen else None
+
+
+def cache_limit() -> int:
+    """How many bytes of compiled models are kept."""
+    found = re.fullmatch(r"(\d+)([KMG]?)", os.environ.get("EKIDEN_CACHE_LIMIT", ""))
+    return int(found[1]) << 10 * " KMG".index(found[2] or " ") if found else DEFAULT_CACHE_LIMIT
 
 
 def compile_jobs() -> int:

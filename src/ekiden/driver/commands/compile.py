@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from ekiden.driver.build import compile_to_bytes
 from ekiden.driver.commands.options import parse_shapes
+from ekiden.driver.compiler import compile_artifact
 from ekiden.driver.executable import tensor_infos
 from ekiden.driver.files import check_folder, write_whole
 from ekiden.ir.instrument import PassTimingInstrument
@@ -43,7 +43,8 @@ def run(options: argparse.Namespace) -> int:
     shape = parse_shapes(options.shape) or None
     timing = PassTimingInstrument()
     with PassContext(instruments=[timing] if options.timing else []):
-        made = compile_to_bytes(options.model, options.target or "llvm", shape)
+        found = compile_artifact(options.model, options.target or "llvm", shape)
+    made = found if isinstance(found, bytes) else found.to_bytes()
     write_whole(options.output, lambda file: file.write(made))
     print(f"{options.output}: {len(made) / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s")
     for what, infos in zip(("input", "output"), tensor_infos(read_metadata(made)), strict=True):

@@ -59,7 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compare; name the first node that differs."""
-    model, label = read_model(options.file)
+    model, label, _ = read_model(options.file)
     makers = {o: describe(n) for n in model.graph.node for o in n.output if o}
     if options.layers:
         model = with_all_outputs(model, label)

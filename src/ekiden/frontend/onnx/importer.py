@@ -59,12 +59,13 @@ def from_onnx(
     `attrs["maps"]` has the names of outputs whose rows are dictionaries,
     each with its columns.
     `attrs["constraints"]` holds pairs (condition on the symbolic dimensions, node that needs it)
-    which every run must meet.
+    which every run must meet. `attrs["weight_files"]` names the files beside the model's, if there
+    are such, that weights were read from.
 
     Raises ImportModelError for a broken model, and UnsupportedError listing every node that cannot
     be imported.
     """
-    proto, label = read_model(model)
+    proto, label, weight_files = read_model(model)
     check_names(proto.graph, label)
     versions = opsets(proto, label, opset)
     functions = local_functions(proto, label)
@@ -73,7 +74,8 @@ def from_onnx(
     while True:
         try:
             shared = Shared(versions, label, Scope(facts, set()), functions)
-            return _Import(proto.graph, shared, shape or {}, freeze_params).run()
+            made = _Import(proto.graph, shared, shape or {}, freeze_params)
+            return made.run({"weight_files": weight_files} if weight_files else {})
         except Learned:
             continue  # each restart knows one fact more about a dimension, of which there are few
         except ImportModelError:
@@ -101,8 +103,8 @@ class _Import:
         self.scope.used = names_read(proto.node) | {o.name for o in proto.output}
         self.graph = Graph(proto, self.shared)
 
-    def run(self) -> IRModule:
-        """Import everything, or raise."""
+    def run(self, attrs: Mapping[str, object]) -> IRModule:
+        """Import everything, or raise; `attrs` become attributes of the module with its own."""
         inputs = [i for i in self.proto.input if i.name not in self.graph.weights]
         self._check_shapes([i.name for i in inputs])
         for each in inputs:
@@ -117,7 +119,8 @@ class _Import:
         outputs = {o.name: self.graph.output(o.name) for o in self.proto.output}
         self.texts += [n for n, v in outputs.items() if isinstance(v, TextValue)]
         maps = [(n, tuple(v.keys)) for n, v in outputs.items() if isinstance(v, MapValue)]
-        attrs: dict[str, object] = {
+        attrs = {
+            **attrs,
             "input_names": (*self.input_names, *self.params),
             "sequences": True,
             "texts": tuple(self.texts),

@@ -22,8 +22,8 @@ OLDEST, NEWEST = 1, onnx.defs.onnx_opset_version()
 Source: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 
 
-def read_model(source: Source) -> tuple[onnx.ModelProto, str]:
-    """The parsed model and its name for messages.
+def read_model(source: Source) -> tuple[onnx.ModelProto, str, tuple[str, ...]]:
+    """The parsed model, its name for messages, and the files beside its own with weights of it.
 
     Raises ImportModelError for a file that is missing, cut short or no ONNX model, and for weights
     in files of their own that are missing or cut short.
@@ -31,7 +31,7 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, str]:
     if isinstance(source, (bytes, onnx.ModelProto)):
         model = _parse(source, "model") if isinstance(source, bytes) else source
         _check_weights_are_here(model)
-        return _checked(model, "model"), "model"
+        return _checked(model, "model"), "model", ()
     path = Path(source)
     label = f"model {path.name!r}"
     try:
@@ -41,8 +41,9 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, str]:
             f"import {label}: cannot read {str(path)!r}: {error.strerror}"
         ) from error
     model = _checked(_parse(data, label), label)
+    files = tuple(sorted({file for _, file in _outside(model)}))
     _load_external_data(model, path, label)
-    return model, label
+    return model, label, files
 
 
 def _parse(data: bytes, label: str) -> onnx.ModelProto:
@@ -56,10 +57,20 @@ def _parse(data: bytes, label: str) -> onnx.ModelProto:
 
 
 def _outside(model: onnx.ModelProto) -> Iterator[tuple[onnx.TensorProto, str]]:
-    """The initializers that lie in files of their own, and the names of those."""
-    for each in model.graph.initializer:
+    """The tensors that lie in files of their own, and the names of those."""
+    for each in _tensors(model.graph):
         if each.data_location == onnx.TensorProto.EXTERNAL:
             yield each, next((e.value for e in each.external_data if e.key == "location"), "")
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """The initializers and the tensors of attributes, graphs inside nodes included."""
+    yield from graph.initializer
+    for node in _inside(graph.node):
+        for attribute in node.attribute:
+            yield from [attribute.t] if attribute.HasField("t") else attribute.tensors
+        for inner in subgraphs(node):
+            yield from inner.initializer
 
 
 def _check_weights_are_here(model: onnx.ModelProto) -> None:

@@ -31,6 +31,7 @@ from ekiden.frontend.onnx.converters import (
     training,
 )
 from ekiden.frontend.onnx.node import Converter, Row
+from ekiden.ir.extensions import note_extension
 
 FAMILIES = (
     elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
@@ -78,6 +79,7 @@ def register(
                 f"register {op!r} of domain {domain!r}: version {since} is there; "
                 "say override=True to replace it"
             )
+        note_extension(convert)
         TABLE[key] = (*others, Row(op, convert, since, attributes, domain=key[0]))
         return convert
 

@@ -89,7 +89,7 @@ class Survey:
 
 def survey(model: Source, opset: int | None = None) -> Survey:
     """Look through a model. Raises ImportModelError for what is none."""
-    proto, label = read_model(model)
+    proto, label, _ = read_model(model)
     versions = opsets(proto, label, opset)
     nodes = _all_nodes(sorted_nodes(proto.graph, label))
     functions = local_functions(proto, label)

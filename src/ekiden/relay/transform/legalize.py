@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.extensions import note_extension
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS
 from ekiden.ir.transform import Pass, PassContext
@@ -39,6 +40,7 @@ def register_legalize(
     def register(legalization: Legalization) -> Legalization:
         if op_name not in OPS:
             raise KeyError(f"register legalize: no operator {op_name!r}")
+        note_extension(legalization)
         LEGALIZATIONS.setdefault(table, {})[op_name] = legalization
         return legalization
 

@@ -1,0 +1,168 @@
+"""What the artifact of a model depends on, as one digest: the model's bytes, what is asked of
+`compile`, and the compiler itself.
+
+Importing this, and making a key, needs nothing that only compiling does.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import operator
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from ekiden.ir.extensions import is_extended
+from ekiden.ir.pass_context import PassContext
+from ekiden.target.virtual_device import Targets, compilation_config
+
+_PACKAGES = ("ekiden", "llvmlite", "numpy", "ml_dtypes", "onnx")
+"""The packages whose versions decide what is compiled."""
+_LEAF, _BLOCK = 16 << 20, 1 << 20
+"""Bytes of a file that one thread takes at a time, and that it has in memory of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of `compile`.
+
+    digest: of everything but weights in files of their own. folder: where those lie. made_at: when
+    it was made, in nanoseconds; whatever has changed since is not what it says.
+    """
+
+    digest: str
+    path: Path | None
+    made_at: int
+
+    def key(self, weight_files: Sequence[str]) -> str:
+        """The name of the artifact, given the files beside the model that it has weights in.
+
+        Raises OSError where one cannot be read, ValueError where there is no model to be beside.
+        """
+        if not weight_files:
+            return self.digest
+        if self.path is None:
+            raise ValueError("weights lie beside a model without a path")
+        folder = self.path.parent
+        return _digest([self.digest, *(file_digest(folder / name) for name in weight_files)])
+
+    def is_current(self, weight_files: Sequence[str]) -> bool:
+        """Whether no file has changed since the request was made. Raises OSError."""
+        if self.path is None:
+            return True
+        files = (self.path, *(self.path.parent / name for name in weight_files))
+        states = [path.stat() for path in files]
+        return all(max(s.st_mtime_ns, s.st_ctime_ns) <= self.made_at for s in states)
+
+
+def request(
+    model: object, target: Targets, shape: Mapping[str, object] | None, executor: str
+) -> Request | None:
+    """What is asked, or None where it must be compiled: something watches the passes, the program
+    has extended the compiler, the model is a module, or is none at all.
+    """
+    context = PassContext.current()
+    if context.instruments or is_extended():
+        return None
+    made_at = time.time_ns()
+    try:
+        config = compilation_config(target)
+        asked = [
+            compiler_digest(),
+            _model_digest(model),
+            executor,
+            [str(each) for each in config.primitive_targets],
+            [str(each) for each in config.devices],
+            _plain(shape),
+            context.opt_level,
+            sorted(context.required_pass),
+            sorted(context.disabled_pass),
+            _plain(context.config),
+        ]
+        return Request(_digest(asked), _path(model), made_at)
+    except Exception:  # whatever is wrong with what was given, compiling says it
+        return None
+
+
+@functools.cache
+def compiler_digest() -> str:
+    """A digest of all of Ekiden, source and runtime, and of the versions beneath. Takes 10 ms."""
+    found = hashlib.sha256(" ".join([sys.version, *map(version, _PACKAGES)]).encode())
+    root = Path(__file__).parents[1]
+    for path in sorted(_sources(root)):
+        found.update(path.removeprefix(str(root)).encode())
+        with open(path, "rb", buffering=0) as file:
+            found.update(file.read())
+    return found.hexdigest()
+
+
+def _sources(root: Path) -> Iterator[str]:
+    for folder, _, names in os.walk(root):
+        yield from (f"{folder}/{name}" for name in names if name.endswith((".py", ".so")))
+
+
+def _path(model: object) -> Path | None:
+    return Path(model) if isinstance(model, (str, os.PathLike)) else None
+
+
+def _model_digest(model: object) -> str:
+    """Raises TypeError for what is neither a path, nor bytes, nor a model of ONNX."""
+    path = _path(model)
+    if path is not None:
+        return file_digest(path)
+    if type(model).__name__ == "ModelProto":
+        model = operator.methodcaller("SerializeToString", deterministic=True)(model)
+    if not isinstance(model, bytes):
+        raise TypeError(f"no digest of {type(model).__name__}")
+    view = memoryview(model)
+    return _tree(len(view), lambda at: hashlib.sha256(view[at : at + _LEAF]))
+
+
+def file_digest(path: Path) -> str:
+    """A digest of a file's bytes. Raises OSError, also for what can be read but once.
+
+    The file is read, not mapped, since it may be cut short meanwhile.
+    """
+    state = path.stat()
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError(f"'{path}' is no regular file")
+    with open(path, "rb", buffering=0) as file:
+        return _tree(state.st_size, lambda at: _leaf(file.fileno(), at))
+
+
+def _leaf(handle: int, start: int) -> hashlib._Hash:
+    found, block = hashlib.sha256(), memoryview(bytearray(_BLOCK))
+    for at in range(start, start + _LEAF, _BLOCK):
+        found.update(block[: os.preadv(handle, [block], at)])
+    return found
+
+
+def _tree(size: int, leaf: Callable[[int], hashlib._Hash]) -> str:
+    """SHA-256 over that of each leaf of so many bytes; all cores work on the leaves."""
+    starts = range(0, size, _LEAF)
+    with ThreadPoolExecutor(max(1, min(len(starts), os.cpu_count() or 1))) as pool:
+        leaves = [each.digest() for each in pool.map(leaf, starts)]
+    return hashlib.sha256(b"".join(leaves)).hexdigest()
+
+
+def _digest(parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _plain(value: object) -> object:
+    """The same as lists, numbers and strings. Raises TypeError for what is made of other things."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return sorted([key, _plain(each)] for key, each in value.items())
+    if isinstance(value, Sequence):
+        return list(map(_plain, value))
+    return operator.index(value)  # type: ignore[arg-type]  # raises TypeError
