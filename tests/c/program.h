@@ -136,10 +136,9 @@ static inline bytes primitives_section(const program *p) {
 
 static inline bytes metadata_section(const program *p, uint32_t variant) {
   bytes section = {0};
-  char number[8];
-  snprintf(number, sizeof number, "%u", variant);
-  const char *common = p->metadata == NULL ? "{}" : p->metadata, *content = variant ? number : common;
-  add(&section, content, strlen(content));
+  const char *content = p->metadata == NULL ? "{}" : p->metadata;
+  if (variant != 0) add_number(&section, '0' + variant, 1);
+  else add(&section, content, strlen(content));
   return section;
 }
 
@@ -163,7 +162,8 @@ static inline bool section_of(const program *p, uint32_t kind, uint32_t variant,
   for (int32_t i = 0; kind == 7 && i < p->n_device_words; i++) {
     add_number(section, (uint32_t)p->devices[i], 4);
   }
-  return section->data != NULL;
+  if (kind == 6) return !has_variants;
+  return kind != 0 && (kind != 5 || p->image != NULL) && (kind != 7 || p->devices != NULL);
 }
 
 /* The file of a program; the caller frees its data. */
