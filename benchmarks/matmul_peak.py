@@ -21,7 +21,7 @@ from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.driver.peak import CHAINS, STEPS, peak_loop
 from ekiden.ir.prim import Var, const
-from ekiden.runtime import Tensor, load_image, num_threads, tensor
+from ekiden.runtime import Tensor, empty, load_image, num_threads, tensor
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, seq
@@ -61,10 +61,17 @@ def product(
     data, weight = te.placeholder((m, k), name="data"), te.placeholder(operand.shape, name="weight")
     result = matmul(data, weight) if variable else dense_pack(data, weight, n, tile)
     kernel, spent = build(schedule([data, weight], [result], target, "product"), target)
-    arguments = [tensor(x), tensor(operand), tensor(np.zeros((m, n), np.float32))]
+    arguments = [placed(x), placed(operand), placed(np.zeros((m, n), np.float32))]
     kernel(*arguments)
     np.testing.assert_allclose(arguments[2].numpy(), x @ w.T, rtol=1e-3, atol=2e-3)
     return kernel, arguments, spent
+
+
+def placed(array: np.ndarray) -> Tensor:
+    """A copy where the runtime puts what kernels make: in large pages, if it is large."""
+    made = empty(array.shape, "float32")
+    made.numpy()[...] = array
+    return made
 
 
 def reading(elements: int, parts: int, target: Target) -> PrimFunc:

@@ -11,7 +11,7 @@ from ekiden.ir.prim import PrimExpr, SizeVar, maximum
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
-from ekiden.topi.nn import winograd_conv2d
+from ekiden.topi.nn import pool2d, winograd_conv2d
 from ekiden.topi.nn.winograd import convolve, matrices, tile_size, transform_weight
 from ekiden.topi.rule import schedule, winograd
 
@@ -88,6 +88,60 @@ def test_kernel_is_the_convolution(
     got = np.full(expected.shape, 77, np.float32)
     kernel(x, made, b, got)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=3e-5)
+
+
+@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize(
+    ("shape", "channels", "padding"),
+    [
+        ((1, 8, 8), 2 * LANES, (1, 1, 1, 1)),
+        ((2, 10, 14), LANES + 5, (1, 1, 1, 1)),
+        ((1, 30, 28), 5 * LANES, (0, 0, 0, 0)),
+        ((1, 9, 12), LANES, (2, 1, 1, 1)),
+    ],
+)
+def test_windows_of_two_are_taken_on_the_way_out(
+    m: int, shape: tuple[int, int, int], channels: int, padding: Pads
+) -> None:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((*shape, LANES), np.float32)
+    w = random.standard_normal((channels, LANES, 3, 3), np.float32) / np.float32(17)
+    made = transform_weight(w, m, min(4 * LANES, -(-channels // LANES) * LANES))
+    expected = np.maximum(direct(x, w, padding), -0.1)
+    n, height, width, _ = expected.shape
+    residual = random.standard_normal(expected.shape, np.float32)
+    data, weight = te.placeholder(x.shape, name="data"), te.placeholder(made.shape, name="weight")
+    other = te.placeholder(residual.shape, name="residual")
+    result = winograd_conv2d(data, weight, m, channels, padding)
+    both = te.compute(result.shape, lambda *i: maximum(result[i], -0.1) + other[i], tag="injective")
+    pooled = pool2d(both, (2, 2), (2, 2), (1, 1), (0, 0, 0, 0), "max", False, "NHWC", True)
+    assert winograd.before_pool([pooled]) == [both]
+    func = schedule([data, weight, other], [pooled], TARGET, "kernel")
+    assert "tir.in_place" not in (func.attrs or {})
+    image = link([compile_object([lower(func, TARGET)], TARGET)], ["kernel"])
+    got = np.full((n, height // 2, width // 2, channels), 77, np.float32)
+    load_image(image)["kernel"](x, made, residual, got)
+    windows = (expected + residual).reshape(n, height // 2, 2, width // 2, 2, channels)
+    np.testing.assert_allclose(got, windows.max((2, 4)), rtol=1e-4, atol=3e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "padding", "kind"),
+    [(3, 2, (0, 0, 1, 1), "max"), (2, 1, (0, 0, 0, 0), "max"), (2, 2, (0, 0, 0, 0), "avg"),
+     (2, 2, (1, 1, 1, 1), "max")],
+)  # fmt: skip
+def test_other_windows_are_not(
+    size: int, stride: int, padding: tuple[int, int, int, int], kind: str
+) -> None:
+    data = te.placeholder((1, 8, 8, LANES), name="data")
+    pooled = pool2d(data, (size,) * 2, (stride,) * 2, (1, 1), padding, kind, False, "NHWC", True)
+    assert winograd.before_pool([pooled]) == [pooled]
+
+
+def test_windows_of_two_that_leave_a_line_over_are_not() -> None:
+    data = te.placeholder((1, 9, 8, LANES), name="data")
+    pooled = pool2d(data, (2, 2), (2, 2), (1, 1), (0,) * 4, "max", False, "NHWC", True)
+    assert winograd.before_pool([pooled]) == [pooled]
 
 
 def test_small_images_get_small_tiles() -> None:

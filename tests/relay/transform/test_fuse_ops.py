@@ -146,3 +146,45 @@ def test_groups_have_a_largest_size() -> None:
 def test_operators_without_a_kernel_are_left() -> None:
     module = FuseOps()(program(f"def @main({X}) {{ vm.shape_of(tanh(%x)) }}"))
     assert groups(module) == [["tanh"]] and calls(module) == ["tanh", "vm.shape_of"]
+
+
+def winograd_and_pool(pool: str, size: int = 8, between: str = "nn.relu(%0)") -> str:
+    return f"""def @main(%x: Tensor[(1, {size}, 8, 16), float32],
+                      %w: Tensor[(36, 1, 16, 16), float32]) {{
+      %0 = nn.contrib_conv2d_winograd_without_weight_transform(%x, %w, tile_size=4, channels=16,
+        padding=[1, 1, 1, 1]);
+      %1 = {between};
+      tanh(nn.max_pool2d(%1, {pool}, layout="NHWC")) }}"""
+
+
+WINDOWS = "pool_size=[2, 2], strides=[2, 2]"
+CONV = "nn.contrib_conv2d_winograd_without_weight_transform"
+
+
+def test_windows_of_two_end_the_group_of_a_winograd_convolution() -> None:
+    assert fused(winograd_and_pool(WINDOWS)) == [[CONV, "nn.relu", "nn.max_pool2d"], ["tanh"]]
+    residual = winograd_and_pool(WINDOWS, between="add(%x, %0)")
+    assert fused(residual) == [[CONV, "add", "nn.max_pool2d"], ["tanh"]]
+
+
+@pytest.mark.parametrize(
+    ("pool", "size"),
+    [
+        ("pool_size=[3, 3], strides=[2, 2]", 8),
+        ("pool_size=[2, 2], strides=[1, 1]", 8),
+        ("pool_size=[2, 2], strides=[2, 2], padding=[1, 1, 1, 1]", 8),
+        (WINDOWS, 9),
+    ],
+)
+def test_other_windows_have_a_kernel_of_their_own(pool: str, size: int) -> None:
+    found = fused(winograd_and_pool(pool, size))
+    assert found == [[CONV, "nn.relu"], ["nn.max_pool2d", "tanh"]]
+
+
+def test_windows_of_what_others_read_too_have_a_kernel_of_their_own() -> None:
+    text = f"""def @main(%x: Tensor[(1, 8, 8, 16), float32],
+                       %w: Tensor[(36, 1, 16, 16), float32]) {{
+      %0 = {CONV}(%x, %w, tile_size=4, channels=16, padding=[1, 1, 1, 1]);
+      %1 = nn.relu(%0);
+      (%1, nn.max_pool2d(%1, {WINDOWS}, layout="NHWC")) }}"""
+    assert fused(text) == [[CONV, "nn.relu"], ["nn.max_pool2d"]]

@@ -10,6 +10,7 @@ from ekiden.driver.compiler import compile_artifact
 from ekiden.driver.executable import tensor_infos
 from ekiden.driver.files import check_folder, write_whole
 from ekiden.ir.instrument import PassTimingInstrument
+from ekiden.ir.pass_context import PRECISION
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.artifact import read_metadata
 
@@ -33,6 +34,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=1,3,H,W",
         help="fix dimensions of an input",
     )
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the operands of dense layers, where the processor multiplies it",
+    )
     parser.add_argument("--timing", action="store_true", help="say what took how long")
 
 
@@ -42,7 +49,8 @@ def run(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     shape = parse_shapes(options.shape) or None
     timing = PassTimingInstrument()
-    with PassContext(instruments=[timing] if options.timing else []):
+    config = {} if options.precision == "float32" else {PRECISION: options.precision}
+    with PassContext(config=config, instruments=[timing] if options.timing else []):
         found = compile_artifact(options.model, options.target or "llvm", shape)
     made = found if isinstance(found, bytes) else found.to_bytes()
     write_whole(options.output, lambda file: file.write(made))

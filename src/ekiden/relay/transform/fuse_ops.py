@@ -5,7 +5,8 @@
 
 The algorithm is Relay's (Roesch et al. 2018): a node joins its immediate post-dominator when every
 path between them is simple enough. Operators that only change a shape never join a group, because
-as a view they cost nothing.
+as a view they cost nothing. A maximum over windows of 2x2 ends the group of a convolution by
+Winograd's method, whose tiles hold whole windows.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op, OpPattern
+from ekiden.ir.prim import IntImm
 from ekiden.ir.prim import Var as Symbol
 from ekiden.ir.prim_visitor import free_vars as prim_vars
 from ekiden.ir.transform import Pass, PassContext, register_option
 from ekiden.ir.type import FuncType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, Var
+from ekiden.relay.op.nn.geometry import MaxPool2DAttrs
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import (
     evaluation_order,
@@ -78,7 +81,39 @@ def is_inline_constant(expr: RelayExpr) -> bool:
     return isinstance(expr, Constant) and expr.data.ndim == 0
 
 
+WINOGRAD = "nn.contrib_conv2d_winograd_without_weight_transform"
+NEAR = 8
+"""How many operators between a convolution and a pooling are looked at."""
+
+
+def _ends_winograd(expr: RelayExpr) -> bool:
+    """Whether an operator is a maximum over windows of 2x2 that do not overlap and fill the data,
+    of what is elementwise on a convolution by Winograd's method.
+    """
+    if not (isinstance(expr, Call) and isinstance(expr.attrs, MaxPool2DAttrs)):
+        return False
+    attrs = expr.attrs
+    plain = attrs.layout == "NHWC" and attrs.dilation == (1, 1) and not any(attrs.padding)
+    sides = getattr(expr.args[0].checked_type, "shape", ())[1:3]
+    if not (plain and attrs.pool_size == attrs.strides == (2, 2)) or not all(
+        isinstance(d, IntImm) and d.value % 2 == 0 for d in sides
+    ):
+        return False
+    stack = [(expr.args[0], 0)]
+    while stack:
+        at, depth = stack.pop()
+        if not (isinstance(at, Call) and isinstance(at.op, Op)) or depth > NEAR:
+            continue
+        if at.op.name == WINOGRAD:
+            return True
+        if _pattern_of(at) <= OpPattern.BROADCAST:
+            stack += [(a, depth + 1) for a in at.args if _same_shape(a, at)]
+    return False
+
+
 def _pattern_of(expr: RelayExpr) -> OpPattern:
+    if _ends_winograd(expr):
+        return OpPattern.ELEMWISE
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         definition = expr.op.definition
         if definition.lower is None or definition.reshape_only:
@@ -124,7 +159,10 @@ def _build_graph(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayE
         graph[expr] = made
         for operand in operands(expr):
             if operand in graph:
-                graph[operand].users.append((made, _edge_pattern(expr, pattern, operand)))
+                edge = _edge_pattern(expr, pattern, operand)
+                if _ends_winograd(operand):
+                    edge = OpPattern.OPAQUE
+                graph[operand].users.append((made, edge))
     return graph
 
 

@@ -49,9 +49,14 @@ WHOLE: dict[str, Rule] = {
 """Operations that are a kernel of their own, with all their outputs."""
 _ACCEPTS: dict[str, Callable[[te.Tensor], bool]] = {
     **dict.fromkeys(("batch_matmul", "matmul", "dense"), batch_matmul.accepts),
+    "dense_pack": dense.accepts,
     "conv2d_transpose": conv2d_transpose.accepts,
     "winograd_conv2d": winograd.accepts,
 }
+_ENDS: dict[str, Callable[[list[te.Tensor]], list[te.Tensor]]] = {
+    "winograd_conv2d": winograd.before_pool,
+}
+"""What must be elementwise on the anchor, of the outputs: a rule may do more behind that."""
 
 
 def schedule(
@@ -69,9 +74,11 @@ def schedule(
     for tensor in te.post_order_tensors(outputs):
         rule = RULES.get(tensor.op.tag)
         accepts = _ACCEPTS.get(tensor.op.tag, has_known_weights)
-        if rule is not None and accepts(tensor) and is_epilogue(tensor, outputs):
+        ends = _ENDS.get(tensor.op.tag, list)(outputs)
+        if rule is not None and accepts(tensor) and is_epilogue(tensor, ends):
             made = rule(inputs, outputs, target, name)
-            return _in_place(made, in_place_inputs(inputs, outputs, tensor))
+            replaced = in_place_inputs(inputs, outputs, tensor) if ends == outputs else ()
+            return _in_place(made, replaced)
     made = schedule_default(inputs, outputs, target, name)
     return _in_place(made, in_place_inputs(inputs, outputs))
 

@@ -2,13 +2,13 @@
 
     out[i, m, n] = sum over k of a[i, m, k] * b[i, k, n]        either may be stored transposed
 
-The right matrix is copied into panels first, as wide as a register tile, unless it already is one
-panel: that makes every step of k read neighbouring memory, undoes a transposition, and pads the
-last vector with zeros. The copy costs about 1 / M of the product. Panels are four vectors wide;
-columns left over make panels of one vector, of which the last is stored under a mask, so that the
-number of columns need not be known. Threads share out the batch, or the panels: each is multiplied
-as soon as it is copied, and stays in the core's cache; with too few panels, the rows. Few rows are
-bound by memory, and read the matrix as it lies (see `streaming`).
+The right matrix is copied into panels, as wide as a register tile, unless it already is one panel:
+that makes every step of k read neighbouring memory, undoes a transposition, and pads the last
+vector with zeros. The first row tile of a whole panel makes the copy while it multiplies. Panels
+are four vectors wide; columns left over make panels of one vector, of which the last is stored
+under a mask, so that the number of columns need not be known. Threads share out the batch, or the
+panels: each is multiplied as soon as it is copied, and stays in the core's cache; with too few
+panels, the rows. Few rows are bound by memory, and read the matrix as it lies (see `streaming`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Prefetch, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    For,
+    ForKind,
+    IfThenElse,
+    Prefetch,
+    PrimFunc,
+    Stmt,
+    seq,
+)
 from ekiden.topi.rule.dense import make_buffers, product
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.streaming import Streamed, streamed_product
@@ -286,30 +296,58 @@ class _Product:
     def panel_run(
         self, image: PrimExpr, count: PrimExpr, begin: PrimExpr, vectors: int, kind: ForKind
     ) -> Stmt:
-        """`count` panels from column `begin`. Each of the first row tiles brings one cache line of
-        each line of the next panel to L2: then copying that does not wait for memory.
-        """
+        """`count` panels from column `begin`."""
         panel, width = Var("p"), vectors * self.lanes
         column = simplify(begin + panel * width)
         packed = Buffer("packed", (simplify(self.k * width),))
+        if self.transpose_b or vectors != WIDE:
+            body = self.copied_panel(packed, image, column, vectors)
+        else:
+            body = self.read_panel(packed, image, column)
+        return For(panel, const(0), count, kind, Allocate(packed, body), {"grain": 1})
+
+    def copied_panel(self, packed: Buffer, image: PrimExpr, column: PrimExpr, vectors: int) -> Stmt:
+        """A panel is copied, then all rows are multiplied by it."""
         source = Operand(packed, const(0), const(0), const(0))
         limit = max_rows(WIDE, self.target) if vectors == WIDE else NARROW_ROWS
 
         def body(rows: int, first: PrimExpr) -> Stmt:
-            line = first // limit % (width // LINE) * LINE
-            following = image * self.b.batch + column + width + line
+            return self.tile(source, image, first, rows, column, vectors)
+
+        made = self.pack_panel(packed, const(0), image, column, vectors)
+        return seq(made, self.row_tiles(limit, body, ForKind.SERIAL))
+
+    def read_panel(self, packed: Buffer, image: PrimExpr, column: PrimExpr) -> Stmt:
+        """A panel whose first row tile reads the matrix as it lies, and copies it for the others:
+        waiting for memory hides behind multiplying. Each of the next tiles brings one cache line of
+        each line of the next panel to L2.
+        """
+        source = Operand(packed, const(0), const(0), const(0))
+        limit, width = max_rows(WIDE, self.target), WIDE * self.lanes
+        origin = image * self.b.batch + column
+
+        def copy(k: PrimExpr) -> Stmt:
+            line = origin + k * self.b.row
+            near = [line + AHEAD * self.b.row + n for n in range(0, width, LINE)]
+            return seq(
+                *(Prefetch(self.b.buffer, (at,), 3) for at in near),
+                *(
+                    self._copy(packed, k * width + n, line + n, None)
+                    for n in range(0, width, self.lanes)
+                ),
+            )
+
+        def body(rows: int, first: PrimExpr) -> Stmt:
+            following = origin + width + first // limit % (width // LINE) * LINE
 
             def ahead(k: PrimExpr) -> Stmt:
                 return Prefetch(self.b.buffer, (following + k * self.b.row,), 2)
 
-            wanted = None if self.transpose_b or vectors != WIDE else ahead
-            return self.tile(source, image, first, rows, column, vectors, wanted)
+            early = self.tile(self.b, image, first, rows, column, WIDE, copy)
+            later = self.tile(source, image, first, rows, column, WIDE, ahead)
+            return IfThenElse(first.equal(0), early, later)
 
-        tiles = self.row_tiles(limit, body, ForKind.SERIAL)
-        each = Allocate(
-            packed, seq(self.pack_panel(packed, const(0), image, column, vectors), tiles)
-        )
-        return For(panel, const(0), count, kind, each, {"grain": 1})
+        return self.row_tiles(limit, body, ForKind.SERIAL)
 
     def is_streamed(self) -> bool:
         """Whether there are so few rows that reading the right matrix is what takes the time."""

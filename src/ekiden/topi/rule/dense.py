@@ -2,7 +2,8 @@
 
     out[m, n] = sum over k of data[m, k] * weight[n // tile, k, n % tile]
 
-or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4].
+or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4]; of bfloat16
+with float32 results, two steps of k side by side.
 
 Loop order: with few rows the row tile stays in L1 while the panels stream by; with many the panel
 stays in L2 while the rows stream by. Threads share out the panels, so that each reads its part of
@@ -16,13 +17,14 @@ from collections.abc import Callable, Sequence
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const
+from ekiden.ir.prim import IntImm, Min, PrimExpr, Var, const
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import For, ForKind, IfThenElse, Prefetch, PrimFunc, Stmt, seq
+from ekiden.topi.nn.weights import WORD_OF
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.topi.rule.stages import has_known_weights
 from ekiden.topi.rule.tiles import (
-    WORD,
     KLoop,
     Tile,
     balanced_rows,
@@ -71,7 +73,7 @@ class _Dense:
         self.target = target
         self.rows = product(data.shape[:-1])
         self.k = data.shape[-1]
-        self.word = WORD if len(weight.shape) == 4 else 1
+        self.word = WORD_OF[weight.dtype] if len(weight.shape) == 4 else 1
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         self.leading = list(outputs[0].shape[:-1])
 
@@ -131,10 +133,9 @@ class _Dense:
 
         return balanced_rows(self.rows, limit, body, kind)
 
-    def panel_tiles(self, panels: int, first_panel: int, valid: int) -> Stmt:
-        """Panels outside and in parallel, row tiles inside."""
+    def panel_tiles(self, panel: PrimExpr, valid: int) -> Stmt:
+        """All rows of one panel."""
         limit = max_rows(-(-valid // self.lanes), self.target)
-        panel = Var("p")
 
         def body(rows: int, first: PrimExpr) -> Stmt:
             early = self.tile(rows, first, panel, valid, False)
@@ -142,33 +143,55 @@ class _Dense:
                 return early
             return IfThenElse(first <= limit, early, self.tile(rows, first, panel, valid, True))
 
-        inside = balanced_rows(self.rows, limit, body)
-        return For(panel, const(first_panel), const(panels), ForKind.PARALLEL, inside, {"grain": 1})
+        return balanced_rows(self.rows, limit, body)
 
     def body(self) -> Stmt:
-        """Whole panels, then the last one if it is narrower."""
+        """All panels, of which the last one may be narrower."""
         whole, rest = divmod(self.units, self.width)
-        parts = [self.region(whole, 0, self.width)] if whole else []
-        if rest:
-            parts.append(self.region(1, whole, rest))
-        return seq(*parts)
-
-    def region(self, panels: int, first_panel: int, valid: int) -> Stmt:
-        """All rows of some panels."""
-        few = isinstance(self.rows, IntImm) and self.rows.value <= FEW_ROWS
-        if panels >= self.target.cores and not few:
-            return self.panel_tiles(panels, first_panel, valid)
+        panels = whole + (rest > 0)
         if panels < self.target.cores:
-            return self.row_tiles(const(panels), const(first_panel), valid, ForKind.PARALLEL)
-        return self.chunks(panels, first_panel, valid)
+            return self.shared_rows(whole, rest)
+        if isinstance(self.rows, IntImm) and self.rows.value <= FEW_ROWS:
+            return self.chunks(panels, whole, rest)
+        return self.shared_panels(panels, whole, rest)
 
-    def chunks(self, panels: int, first_panel: int, valid: int) -> Stmt:
+    def shared_rows(self, whole: int, rest: int) -> Stmt:
+        """Threads share out the row tiles."""
+        kind = ForKind.PARALLEL
+        wide = [self.row_tiles(const(whole), const(0), self.width, kind)] if whole else []
+        return seq(*wide, *([self.row_tiles(const(1), const(whole), rest, kind)] if rest else []))
+
+    def shared_panels(self, panels: int, whole: int, rest: int) -> Stmt:
+        """Panels outside and in parallel, row tiles inside."""
+        panel = Var("p")
+        if whole == 0:
+            inside = self.panel_tiles(panel, rest)
+        elif rest == 0:
+            inside = self.panel_tiles(panel, self.width)
+        else:
+            wide, narrow = self.panel_tiles(panel, self.width), self.panel_tiles(const(whole), rest)
+            inside = IfThenElse(panel < whole, wide, narrow)
+        return For(panel, const(0), const(panels), ForKind.PARALLEL, inside, {"grain": 1})
+
+    def chunks(self, panels: int, whole: int, rest: int) -> Stmt:
         """One run of panels per thread; inside, row tiles outermost."""
         chunk, count = Var("c"), min(self.target.cores, panels)
-        begin = chunk * panels // count
-        extent = simplify((chunk + 1) * panels // count - begin)
-        inside = self.row_tiles(extent, begin + first_panel, valid, ForKind.SERIAL)
-        return For(chunk, const(0), const(count), ForKind.PARALLEL, inside, {"grain": 1})
+        begin, end = chunk * panels // count, (chunk + 1) * panels // count
+        parts = []
+        if whole:
+            extent = simplify((Min(end, const(whole), end.dtype) if rest else end) - begin)
+            parts.append(self.row_tiles(extent, begin, self.width, ForKind.SERIAL))
+        if rest:
+            narrow = self.row_tiles(const(1), const(whole), rest, ForKind.SERIAL)
+            parts.append(IfThenElse(chunk.equal(count - 1), narrow) if count > 1 else narrow)
+        return For(chunk, const(0), const(count), ForKind.PARALLEL, seq(*parts), {"grain": 1})
+
+
+def accepts(anchor: te.Tensor) -> bool:
+    """Whether the rule covers a product: a weight of words, or float32 throughout."""
+    data, weight = operands_of(anchor)
+    plain = {data.dtype, weight.dtype, anchor.dtype} == {"float32"}
+    return has_known_weights(anchor) and (plain or len(weight.shape) == 4)
 
 
 def dense_pack(

@@ -74,14 +74,27 @@ class Epilogue:
     ) -> Stmt:
         """`output[indices] = f(value)`; the index of `axis` is the first of `lanes` neighbours,
         `flat` its element offset (of axes after that one, none has more than one element)."""
+        return self.put(flat, self.finished(indices, value, mask, axis), mask)
+
+    def finished(
+        self,
+        indices: Sequence[PrimExpr],
+        value: PrimExpr,
+        mask: PrimExpr | None,
+        axis: int = -1,
+    ) -> PrimExpr:
+        """`f(value)`, as in `store`."""
         lanes = dt.lanes(value.dtype)
         env: dict[PrimExpr, PrimExpr] = dict(zip(self.axis, indices, strict=True))
         first = indices[axis]
         env[self.axis[axis]] = Ramp(first, const(1), lanes, dt.with_lanes("int64", lanes))
-        result = broadcast(self._vectorize(env, value, mask), lanes)
-        return BufferStore(
-            self.target, result, (Ramp(flat, const(1), lanes, dt.with_lanes("int64", lanes)),), mask
-        )
+        return broadcast(self._vectorize(env, value, mask), lanes)
+
+    def put(self, flat: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+        """Store a vector from element `flat` on."""
+        lanes = dt.lanes(value.dtype)
+        place = Ramp(flat, const(1), lanes, dt.with_lanes("int64", lanes))
+        return BufferStore(self.target, value, (place,), mask)
 
     def _vectorize(self, env: Env, value: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
         """The body with the last axis a vector, the anchor's element the given value; loads are

@@ -11,6 +11,9 @@ each of the three steps is a parallel loop of its own. Rows of V and M are as lo
 be plus one vector: else neighbouring places would share a set of the first-level cache. Where
 blocks do not divide the tiles, the last block repeats the last tile and stores it once. A patch
 that reaches over the border is put together first, with zeros outside.
+
+A maximum over windows of 2x2 that follows is taken before anything is stored: windows lie within
+tiles. (VGG-19, 224x224x64: 16 MB less to write and to read.)
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import (
+    EQ,
     LT,
     Add,
     IntImm,
+    Max,
     Mul,
     PrimExpr,
     Sub,
@@ -37,6 +42,7 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.target import Target
+from ekiden.te.inline import inputs_of
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import (
     Allocate,
@@ -69,6 +75,31 @@ def accepts(anchor: te.Tensor) -> bool:
     if not all(isinstance(d, IntImm) for d in (data.shape[3], *weight.shape, anchor.shape[3])):
         return False
     return anchor.dtype == "float32" and suits(*_values((data.shape[3], anchor.shape[3])))
+
+
+def before_pool(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
+    """What `outputs` is the maximum over windows of 2x2 of, if it is that; else `outputs`."""
+    output = outputs[0]
+    sources = inputs_of(output)
+    if len(outputs) != 1 or output.op.name != "max_pool" or len(sources) != 1:
+        return list(outputs)
+    assert isinstance(output.op, te.ComputeOp)
+    n, y, x, c = (a.var for a in output.op.axis)
+    found = {
+        tuple(simplify(i - j) for i, j in zip(e.indices, (n, y * 2, x * 2, c), strict=True))
+        for e in te.tensor_loads(output.op)
+    }
+    taps = {tuple(map(as_int, each)) for each in found}
+    sides = [as_int(d) for d in sources[0].shape[1:3]]
+    is_even = all(d is not None and d % 2 == 0 for d in sides)
+    return (
+        sources if is_even and taps == {(0, i, j, 0) for i in (0, 1) for j in (0, 1)} else [output]
+    )
+
+
+def as_int(expr: PrimExpr) -> int | None:
+    """The value of a constant."""
+    return expr.value if isinstance(expr, IntImm) else None
 
 
 def _values(dims: Sequence[PrimExpr]) -> tuple[int, ...]:
@@ -181,7 +212,10 @@ class _Winograd:
         self.count = simplify((self.tiles + (self.block - 1)) // self.block)
         self.is_even = is_const(simplify(self.tiles % self.block), 0)
         self.lanes, self.target = target.lanes("float32"), target
-        self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
+        (result,) = before_pool(outputs)
+        self.is_pooled = result is not outputs[0]
+        target_of = {**self.buffers, result: self.buffers[outputs[0]]}
+        self.epilogue = Epilogue(self.anchor, result, target_of)
         a, b, _ = matrices(self.m)
         self.spreading, self.gathering = _Transform(b, self.lanes), _Transform(a, self.lanes)
         self.v_plane = self.block * self.depth + self.lanes
@@ -362,8 +396,12 @@ class _Winograd:
         staged = [self.vector(stage, (i * size + c) * self.lanes) for c in range(size)]
         names = [Var("part", self.gathering.vector) for _ in staged]
         lets, made = self.gathering.apply(names)
+        bound = [*zip(names, staged, strict=True), *lets]
+        if self.is_pooled:
+            rows = self.pooled_rows((n, y, x), group, i, (bound, made), mask)
+            return Allocate(stage, seq(columns, rows))
         stores = [self.pixel((n, y + i, x + c), group, v, mask) for c, v in enumerate(made)]
-        line = self._bound([*zip(names, staged, strict=True), *lets], seq(*stores))
+        line = self._bound(bound, seq(*stores))
         if not is_const(simplify(self.height % m), 0):
             line = IfThenElse(binary(LT, y + i, self.height), line)
         rows = For(i, const(0), const(m), ForKind.SERIAL, line)
@@ -380,9 +418,47 @@ class _Winograd:
         (n, y, x), channel = at, group * self.lanes
         flat = ((n * self.height + y) * self.width + x) * self.channels + channel
         stored = self.epilogue.store([n, y, x, channel], flat, value, mask)
+        return self.if_across(x, stored)
+
+    def if_across(self, x: PrimExpr, stored: Stmt) -> Stmt:
+        """A statement for a column, if that is in the image."""
         if is_const(simplify(self.width % self.m), 0):
             return stored
         return IfThenElse(binary(LT, x, self.width), stored)
+
+    def pooled_rows(
+        self,
+        corner: tuple[PrimExpr, PrimExpr, PrimExpr],
+        group: PrimExpr,
+        i: Var,
+        line: tuple[Sequence[tuple[Var, PrimExpr]], Sequence[PrimExpr]],
+        mask: PrimExpr | None,
+    ) -> Stmt:
+        """The maxima of windows of 2x2: of two lines of a tile, then of neighbours. `line` says
+        how line `i` is computed.
+        """
+        (n, y, x), m, channel, vector = corner, self.m, group * self.lanes, self.gathering.vector
+        bound, made = line
+        upper = Buffer("upper", (const(m // 2 * self.lanes),), "float32", "local")
+        wide = [Var("pair", vector) for _ in range(m // 2)]
+        ends = [
+            self.epilogue.finished([n, y + i, x + c, channel], v, mask) for c, v in enumerate(made)
+        ]
+        pairs = [binary(Max, a, b) for a, b in zip(ends[::2], ends[1::2], strict=True)]
+        height, width = simplify(self.height // 2), simplify(self.width // 2)
+        first, second = [], []
+        for k, pair in enumerate(wide):
+            place = ramp(const(k * self.lanes), 1, self.lanes)
+            first.append(BufferStore(upper, pair, (place,)))
+            above = self.vector(upper, const(k * self.lanes))
+            at = (n * height + (y + i) // 2) * width + x // 2 + k
+            stored = self.epilogue.put(at * self.channels + channel, binary(Max, above, pair), mask)
+            second.append(self.if_across(x + 2 * k, stored))
+        half = IfThenElse(binary(EQ, i % 2, const(0)), seq(*first), seq(*second))
+        body = self._bound([*bound, *zip(wide, pairs, strict=True)], half)
+        if not is_const(simplify(self.height % m), 0):
+            body = IfThenElse(binary(LT, y + i, self.height), body)
+        return Allocate(upper, For(i, const(0), const(m), ForKind.SERIAL, body))
 
     def body(self) -> Stmt:
         """All blocks."""
