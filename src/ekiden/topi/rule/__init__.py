@@ -17,6 +17,7 @@ from ekiden.topi.rule import (
     conv2d_transpose,
     dense,
     depthwise,
+    nibbles,
     recurrent,
     thread,
     upsample,
@@ -40,6 +41,7 @@ RULES: dict[str, Rule] = {
     "depthwise_conv_nhwc":    depthwise.depthwise_conv,
     "batch_matmul":           batch_matmul.batch_matmul,
     "matmul":                 batch_matmul.matmul,
+    "dense_nibbles_pack":     nibbles.dense_nibbles_pack,
     "dense":                  batch_matmul.dense,
 }
 # fmt: on
@@ -52,6 +54,7 @@ WHOLE: dict[str, Rule] = {
 _ACCEPTS: dict[str, Callable[[te.Tensor], bool]] = {
     **dict.fromkeys(("batch_matmul", "matmul", "dense"), batch_matmul.accepts),
     "dense_pack": dense.accepts,
+    "dense_nibbles_pack": nibbles.accepts,
     "conv2d_transpose": upsample.accepts,
     **dict.fromkeys(("conv_transpose_pack", "depthwise_conv_transpose"), conv2d_transpose.accepts),
     "winograd_conv2d": winograd.accepts,
