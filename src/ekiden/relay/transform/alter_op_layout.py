@@ -2,6 +2,7 @@
 
     nn.dense(%x, W)                       ->  nn.contrib_dense_pack(%x, packed W, units=N, tile=64)
     nn.dense(%x u8, W s8)                 ->  the same with four bytes of a row side by side
+    nn.dense(%x bf16, W bf16) in f32      ->  the same with two elements of a row side by side
     nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
     nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side
     nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm
@@ -28,7 +30,7 @@ from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
 from ekiden.target import Target
-from ekiden.topi.nn.weights import WORD
+from ekiden.topi.nn.weights import WORD, WORD_OF
 from ekiden.topi.nn.winograd import POINTS, TAPS, suits, tile_size
 
 VECTORS_PER_ROW = 4
@@ -63,21 +65,23 @@ def _dense(call: Call, target: Target) -> RelayExpr:
     )
 
 
-def _dense_bytes(call: Call, target: Target) -> RelayExpr:
+def _dense_words(call: Call, target: Target) -> RelayExpr:
     data, weight = call.args
     assert isinstance(weight, Constant)
     units, depth = weight.data.shape
-    missing = -depth % WORD
+    missing = -depth % WORD_OF[_dtype(data)]
     if missing:
-        kind = data.checked_type
-        assert isinstance(kind, TensorType)
-        rows = ((0, 0),) * (len(kind.shape) - 1)
-        zero = Constant(np.zeros((), np.uint8))
+        shape = data.checked_type
+        assert isinstance(shape, TensorType)
+        rows = ((0, 0),) * (len(shape.shape) - 1)
+        zero = Constant(np.zeros((), to_numpy(shape.dtype)))
         data = op.nn.pad(data, (*rows, (0, missing)), zero)
         weight = Constant(np.pad(weight.data, ((0, 0), (0, missing))), span=weight.span)
     tile = tile_width(units, target)
-    packed = op.nn.contrib_pack_weight(weight, kind="dense_u8s8", tile=tile)
-    return op.nn.contrib_dense_pack(data, packed, units, tile, "int32").with_fields(span=call.span)
+    kind = "dense_bf16" if _dtype(call.args[0]) == "bfloat16" else "dense_u8s8"
+    packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile)
+    out = _dtype(call)
+    return op.nn.contrib_dense_pack(data, packed, units, tile, out).with_fields(span=call.span)
 
 
 def _conv_bytes(call: Call, target: Target) -> RelayExpr:
@@ -175,8 +179,12 @@ def _recurrent(call: Call, target: Target) -> RelayExpr:
     return call.with_fields(args=(Tuple((data, packed, *rest)),))
 
 
-BYTES = {"nn.dense": _dense_bytes, "nn.conv2d": _conv_bytes}
-"""What packs the weight of a product of uint8 and int8."""
+WORDS = {
+    ("nn.dense", "uint8", "int8"): _dense_words,
+    ("nn.dense", "bfloat16", "bfloat16"): _dense_words,
+    ("nn.conv2d", "uint8", "int8"): _conv_bytes,
+}
+"""Operator, dtypes of data and weight -> what packs the weight with neighbours side by side."""
 
 
 def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
@@ -190,9 +198,10 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
         is_constant = isinstance(new.args[1], Constant)
         if not is_constant and op_of(new) != "nn.conv2d":
             return new
-        dtypes = [_dtype(a) for a in new.args]
-        if is_constant and op_of(new) in BYTES and dtypes == ["uint8", "int8"]:
-            return _typed_like(BYTES[op_of(new)](new, target), old)
+        words = WORDS.get((op_of(new), _dtype(new.args[0]), _dtype(new.args[1])))
+        if is_constant and words is not None and _dtype(old) in ("int32", "float32"):
+            new.set_checked_type(old.checked_type)
+            return _typed_like(words(new, target), old)
         if not _is_float32(old):
             return new
         if not _is_float32(new.args[0]) or not _is_float32(new.args[1]):
