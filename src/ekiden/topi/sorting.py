@@ -67,7 +67,8 @@ def merge_sort(
 
     Gives where the sorted half begins: 0 or `half` by the parity of the number of passes.
     """
-    state = ib.allocate("int64", 3, "state", "register")  # left, right, where the sorted half begins
+    # left, right, where the sorted half begins
+    state = ib.allocate("int64", 3, "state", "register")
     state[2] = 0
     with ib.for_range(0, PASSES, "pass") as step:
         width = ib.let("width", call_intrin("left_shift", const(1, "int64"), step))
