@@ -1,4 +1,5 @@
-"""Convolutions in NHWC with packed constant weights, as matrix products over output pixels.
+"""Convolutions in NHWC or NDHWC with packed constant weights, as matrix products over output
+pixels.
 
     out[n, y, x, o] = sum over i, j, c of data[n, y*sy + i*dy - top, x*sx + j*dx - left, c] *
     weight[o // tile, i, j, c, o % tile]
@@ -14,6 +15,7 @@ have their border already.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,7 +36,7 @@ from ekiden.tir.stmt import (
 from ekiden.topi.nn.weights import WORD
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.topi.rule.geometry import geometry_of
+from ekiden.topi.rule.geometry import Geometry, geometry_of
 from ekiden.topi.rule.padding import Bands, band_lines, pad_copy
 from ekiden.topi.rule.tiles import (
     KLoop,
@@ -49,7 +51,7 @@ NARROW = 12
 """Lines of at most this many pixels share tiles (7x7x512 3x3: 83 % of the peak by lines)."""
 
 
-class _Conv:
+class Conv:
     """One convolution kernel being built."""
 
     def __init__(
@@ -60,7 +62,7 @@ class _Conv:
         attrs = self.anchor.op.attrs
         data, weight = operands_of(self.anchor)
         self.data, self.weight = self.buffers[data], self.buffers[weight]
-        self.geometry = geometry_of(self.anchor)
+        self.geometry = self.find_geometry()
         self.width = int(str(attrs["tile"]))
         self.channels = int(str(attrs["channels"]))
         self.lanes, self.target = target.lanes("float32"), target
@@ -69,23 +71,45 @@ class _Conv:
         assert self.word == 1 or not self.geometry.is_padded, "bytes have their border already"
         self.group_in = simplify(weight.shape[-2 if self.word == 1 else 3] * self.word)
         self.group_out = self.channels // self.geometry.groups
+        self.taps = self.count_taps()
         self.source = self.data  # or the padded copy
+        self.slice: PrimExpr | None = None  # of bands: from the lines of a slice to the next ones
 
-    def k_loops(self) -> list[KLoop]:
-        """The reduction: kernel rows, then taps and channels, as one loop where they are
+    def function(self, name: str) -> PrimFunc:
+        """The kernel as a function."""
+        attrs = {"global_symbol": name, "num_outputs": 1, "tir.tiled": 1}
+        return PrimFunc((*self.buffers.values(),), self.body(), attrs)
+
+    def find_geometry(self) -> Geometry:
+        """The numbers of the anchor."""
+        return geometry_of(self.anchor)
+
+    def count_taps(self) -> int:
+        """Of the weight."""
+        return math.prod(self.geometry.kernel) * self.geometry.depth.kernel
+
+    def k_loops(self, panel: Panel) -> list[KLoop]:
+        """The reduction: slices, kernel rows, then taps and channels, as one loop where they are
         contiguous."""
-        (kh, kw), (dy, dx) = self.geometry.kernel, self.geometry.dilation
-        pixel = self.geometry.data[3]
-        row = self.geometry.padded()[1] * pixel
-        if self.geometry.is_pointwise or (kh, kw) == (1, 1):
-            return [self.channel_loop(1)]
+        depth, (kh, kw), (dy, dx) = (
+            self.geometry.depth,
+            self.geometry.kernel,
+            self.geometry.dilation,
+        )
+        *slices, row, pixel = self.geometry.steps(self.slice)
         per_tap = self.group_in * self.width
-        rows = [KLoop(const(kh), row * dy, per_tap * kw)] if kh > 1 else []
+        loops: list[KLoop] = []
+        if depth.kernel > 1:
+            loops.append(
+                KLoop(const(depth.kernel), slices[0] * depth.dilation, per_tap * (kh * kw))
+            )
+        if kh > 1:
+            loops.append(KLoop(const(kh), row * dy, per_tap * kw))
         if kw == 1:
-            return [*rows, self.channel_loop(1)]
+            return [*loops, self.channel_loop(1)]
         if dx == 1 and self.geometry.groups == 1:
-            return [*rows, self.channel_loop(kw)]
-        return [*rows, KLoop(const(kw), pixel * dx, per_tap), self.channel_loop(1)]
+            return [*loops, self.channel_loop(kw)]
+        return [*loops, KLoop(const(kw), pixel * dx, per_tap), self.channel_loop(1)]
 
     def channel_loop(self, taps: int) -> KLoop:
         """The loop over the channels of neighbouring taps."""
@@ -106,13 +130,11 @@ class _Conv:
 
         def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
             at = panel.column + column
-            return self.epilogue.store(
-                [*indices(i), at], (out + i) * self.channels + at, value, mask
-            )
+            return self.keep([*indices(i), at], (out + i) * self.channels + at, value, mask, panel)
 
         return compute_tile(
             shape,
-            self.k_loops(),
+            self.k_loops(panel),
             self.source,
             a_rows,
             self.weight,
@@ -120,6 +142,17 @@ class _Conv:
             store,
             not self.epilogue.is_light,
         )
+
+    def keep(
+        self,
+        place: list[PrimExpr],
+        flat: PrimExpr,
+        value: PrimExpr,
+        mask: PrimExpr | None,
+        panel: Panel,
+    ) -> Stmt:
+        """Store a vector of results of a panel; `flat` is the offset of `place`."""
+        return self.epilogue.store(self.geometry.place(place), flat, value, mask)
 
     def is_flat(self) -> bool:
         """Whether tiles run over all output pixels: pointwise, or lines too short to be cut into
@@ -153,7 +186,8 @@ class _Conv:
         """The data offset of the first tap of an output pixel."""
         sy, sx = self.geometry.strides
         height, width = self.geometry.padded()
-        return ((n * height + y * sy) * width + x * sx) * self.geometry.data[3]
+        image = self.geometry.first_slice(n)
+        return ((image * height + y * sy) * width + x * sx) * self.geometry.data[3]
 
     def pixel_rows(self, panel: Panel) -> int:
         """Rows of a tile for a panel."""
@@ -176,7 +210,8 @@ class _Conv:
         padded_height, padded_width = self.geometry.padded()
         n, y = line // height, line % height
         row = padded_width * self.geometry.data[3]
-        return n, y, (n * padded_height + y * self.geometry.strides[0]) * row
+        image = self.geometry.first_slice(n)
+        return n, y, (image * padded_height + y * self.geometry.strides[0]) * row
 
     def line_tiles(self, panel: Panel, n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
         """One line of output pixels, whose first tap is at an offset of the source."""
@@ -221,7 +256,7 @@ class _Conv:
 
     def has_few_lines(self) -> bool:
         """Whether the lines of an image are fewer than the threads: those of one axis, say."""
-        height = self.geometry.out[1]
+        height = simplify(self.geometry.out[1] * self.geometry.depth.out)
         return isinstance(height, IntImm) and height.value < self.target.cores
 
     def by_panels(self, panels: int) -> bool:
@@ -244,13 +279,11 @@ class _Conv:
     def is_weight_heavy(self) -> bool:
         """Whether the weights are larger than the data of an image: then each panel should be read
         once."""
-        _, height, width, channels = self.geometry.data
-        if not all(isinstance(d, IntImm) for d in (height, width, channels)):
+        pixels = simplify(math.prod(self.geometry.data[1:], start=self.geometry.depth.size))
+        if not isinstance(pixels, IntImm):
             return False
-        pixels = height.value * width.value * channels.value  # type: ignore[attr-defined]
-        kh, kw = self.geometry.kernel
-        taps = self.group_in.value * kh * kw * self.channels  # type: ignore[attr-defined]
-        return bool(taps >= pixels)
+        weights = self.group_in.value * self.taps * self.channels  # type: ignore[attr-defined]
+        return bool(weights >= pixels.value)
 
     def parts(self) -> list[tuple[int, Callable[[PrimExpr], Panel]]]:
         """Whole panels, then the last one if it is narrower, for every group: how many, and which
@@ -267,8 +300,8 @@ class _Conv:
     def _per_group(
         self, panels: int, first: int, valid: int
     ) -> tuple[int, Callable[[PrimExpr], Panel]]:
-        (kh, kw), groups = self.geometry.kernel, self.geometry.groups
-        size = simplify(self.group_in * (kh * kw * self.width))
+        groups = self.geometry.groups
+        size = simplify(self.group_in * (self.taps * self.width))
         per_group = -(-self.group_out // self.width)
 
         def make(index: PrimExpr) -> Panel:
@@ -284,7 +317,7 @@ class _Conv:
     def banded(self) -> Stmt:
         """All lines, each band from a padded copy of what it reads."""
         bands = Bands(self.data, self.geometry, band_lines(self.geometry, self.target), self.lanes)
-        self.source = bands.source
+        self.source, self.slice = bands.source, bands.slice
 
         def line(n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
             index = Var("p")
@@ -312,7 +345,7 @@ class _Conv:
         if not self.is_flat() and not shares_panels:
             return self.banded()
         height, width = self.geometry.padded()
-        shape = (self.geometry.data[0], height, width, self.geometry.data[3])
+        shape = (self.geometry.slices(), height, width, self.geometry.data[3])
         self.source = Buffer("padded", shape, "float32")
         copy = pad_copy(self.data, self.source, self.geometry, self.lanes)
         return Allocate(self.source, seq(copy, *(self.panel_region(*part) for part in parts)))
@@ -329,25 +362,8 @@ class Panel:
     valid: int
 
 
-def conv2d_nhwc_pack(
+def conv_pack(
     inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
 ) -> PrimFunc:
-    """The rule for tag "conv2d_nhwc_pack"."""
-    kernel = _Conv(inputs, outputs, target, "conv2d_nhwc_pack")
-    return PrimFunc(
-        (*kernel.buffers.values(),),
-        kernel.body(),
-        {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1},
-    )
-
-
-def group_conv2d_nhwc_pack(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
-) -> PrimFunc:
-    """The rule for tag "group_conv2d_nhwc_pack"."""
-    kernel = _Conv(inputs, outputs, target, "group_conv2d_nhwc_pack")
-    return PrimFunc(
-        (*kernel.buffers.values(),),
-        kernel.body(),
-        {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1},
-    )
+    """The rule for tag "conv_nhwc_pack"."""
+    return Conv(inputs, outputs, target, "conv_nhwc_pack").function(name)

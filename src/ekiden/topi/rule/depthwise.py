@@ -10,6 +10,8 @@ vector in use for several pixels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import call_intrin, if_then_else
@@ -21,27 +23,39 @@ from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.geometry import Geometry, geometry_of
 from ekiden.topi.rule.padding import Bands, band_lines
-from ekiden.topi.rule.tiles import balanced_rows, column_mask
+from ekiden.topi.rule.tiles import KLoop, balanced_rows, column_mask
 
 PIXELS = 8
 """Most pixels of a tile."""
 
 
-class _Depthwise:
+class Depthwise:
     """One depthwise kernel being built."""
 
-    def __init__(self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target) -> None:
-        self.anchor = find_anchor(outputs, "depthwise_conv2d_nhwc")
+    def __init__(
+        self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, tag: str
+    ) -> None:
+        self.anchor = find_anchor(outputs, tag)
         self.buffers = make_buffers(inputs, outputs)
         data, weight = operands_of(self.anchor)
         self.data, self.weight = self.buffers[data], self.buffers[weight]
-        self.geometry: Geometry = geometry_of(self.anchor)
+        self.geometry: Geometry = self.find_geometry()
         self.lanes, self.target = target.lanes("float32"), target
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         channels = self.geometry.out[3]
         assert isinstance(channels, IntImm)
         self.channels = channels.value
         self.source = self.data
+        self.slice: PrimExpr | None = None
+
+    def function(self, name: str) -> PrimFunc:
+        """The kernel as a function."""
+        attrs = {"global_symbol": name, "num_outputs": 1, "tir.tiled": 1}
+        return PrimFunc((*self.buffers.values(),), self.body(), attrs)
+
+    def find_geometry(self) -> Geometry:
+        """The numbers of the anchor."""
+        return geometry_of(self.anchor)
 
     def load(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
         """A vector of channels, zero where the mask is off."""
@@ -53,25 +67,38 @@ class _Depthwise:
             else if_then_else(mask, found, broadcast(const(0.0, "float32"), self.lanes))
         )
 
+    def taps(self) -> list[KLoop]:
+        """Slices of taps, rows of taps, and the taps of a row."""
+        depth, (kh, kw), (dy, dx) = (
+            self.geometry.depth,
+            self.geometry.kernel,
+            self.geometry.dilation,
+        )
+        *slices, row, pixel = self.geometry.steps(self.slice)
+        across = const(kw * self.channels)
+        loops = [KLoop(const(kh), row * dy, across), KLoop(const(kw), pixel * dx, pixel)]
+        if slices:
+            step = slices[0] * depth.dilation
+            loops.insert(0, KLoop(const(depth.kernel), step, across * kh))
+        return loops
+
     def tile(
         self,
         pixels: int,
         base: PrimExpr,
-        channel: PrimExpr,
+        weights: PrimExpr,
         mask: PrimExpr | None,
-        out: list[list[PrimExpr]],
+        loops: list[KLoop],
+        store: Callable[[int, PrimExpr], Stmt],
     ) -> Stmt:
-        """`pixels` pixels from data offset `base`; `out` gives (indices..., flat offset) of each
-        result."""
-        (kh, kw), (dy, dx), (_, sx) = (
-            self.geometry.kernel,
-            self.geometry.dilation,
-            self.geometry.strides,
-        )
-        row = self.geometry.padded()[1] * self.channels
+        """`pixels` pixels from data offset `base` and weight offset `weights`; `store` keeps the
+        result of one."""
+        sx = self.geometry.strides[1]
         acc = Buffer("acc", (const(pixels),), f"float32x{self.lanes}", "register")
-        i, j, w = Var("i"), Var("j"), Var("w", acc.dtype)
-        start = base + i * (row * dy) + j * (dx * self.channels)
+        w, taps = Var("w", acc.dtype), [Var(f"k{i}") for i in range(len(loops))]
+        start, at = base, weights
+        for tap, loop in zip(taps, loops, strict=True):
+            start, at = start + tap * loop.a_stride, at + tap * loop.b_stride
         steps = [
             BufferStore(
                 acc,
@@ -86,13 +113,13 @@ class _Depthwise:
             )
             for p in range(pixels)
         ]
-        weight = self.load(self.weight, (i * kw + j) * self.channels + channel, mask)
-        taps: Stmt = For(j, const(0), const(kw), ForKind.SERIAL, LetStmt(w, weight, seq(*steps)))
-        taps = For(i, const(0), const(kh), ForKind.SERIAL, taps)
+        inside: Stmt = LetStmt(w, self.load(self.weight, at, mask), seq(*steps))
+        for tap, loop in zip(reversed(taps), reversed(loops), strict=True):
+            inside = For(tap, const(0), loop.extent, ForKind.SERIAL, inside)
         zero = broadcast(const(0.0, "float32"), self.lanes)
         clear = [BufferStore(acc, zero, (const(p),)) for p in range(pixels)]
-        stores = [self.epilogue.store(o[:-1], o[-1], acc[p], mask) for p, o in enumerate(out)]
-        return Allocate(acc, seq(*clear, taps, *stores))
+        stores = [store(p, acc[p]) for p in range(pixels)]
+        return Allocate(acc, seq(*clear, inside, *stores))
 
     def line(
         self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
@@ -103,12 +130,13 @@ class _Depthwise:
         line = n * height + y
 
         def body(pixels: int, first: PrimExpr) -> Stmt:
-            out = [
-                [n, y, first + p, channel, (line * width + first + p) * self.channels + channel]
-                for p in range(pixels)
-            ]
+            def store(p: int, value: PrimExpr) -> Stmt:
+                flat = (line * width + first + p) * self.channels + channel
+                place = self.geometry.place([n, y, first + p, channel])
+                return self.epilogue.store(place, flat, value, mask)
+
             base = start + channel + first * (sx * self.channels)
-            return self.tile(pixels, base, channel, mask, out)
+            return self.tile(pixels, base, channel, mask, self.taps(), store)
 
         return balanced_rows(width, PIXELS, body)
 
@@ -130,24 +158,21 @@ class _Depthwise:
         if self.geometry.is_padded:
             lines = band_lines(self.geometry, self.target)
             bands = Bands(self.data, self.geometry, lines, self.lanes)
-            self.source = bands.source
+            self.source, self.slice = bands.source, bands.slice
             return bands.loop(self.vectors)
         n, height, _, _ = self.geometry.out
         line = Var("line")
         image, y = line // height, line % height
         data_height, data_width = self.geometry.padded()
-        row = (image * data_height + y * self.geometry.strides[0]) * data_width
+        row = (
+            self.geometry.first_slice(image) * data_height + y * self.geometry.strides[0]
+        ) * data_width
         body = self.vectors(image, y, row * self.channels)
         return For(line, const(0), simplify(n * height), ForKind.PARALLEL, body, {"grain": 2})
 
 
-def depthwise_conv2d_nhwc(
+def depthwise_conv(
     inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
 ) -> PrimFunc:
-    """The rule for tag "depthwise_conv2d_nhwc"."""
-    kernel = _Depthwise(inputs, outputs, target)
-    return PrimFunc(
-        (*kernel.buffers.values(),),
-        kernel.body(),
-        {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1},
-    )
+    """The rule for tag "depthwise_conv_nhwc"."""
+    return Depthwise(inputs, outputs, target, "depthwise_conv_nhwc").function(name)

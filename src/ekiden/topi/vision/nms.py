@@ -277,7 +277,9 @@ def _above(
     ranks: BufferVar,
     order: BufferVar,
 ) -> PrimExpr:
-    """How many scores are above the threshold: their ranks, largest first, and their positions come to the front."""
+    """How many scores are above the threshold: their ranks, the largest first, and positions come to
+    the front.
+    """
     found = ib.allocate("int64", 1, "above", "local")
     found[0] = 0
     with ib.for_range(0, count, "n") as n:
