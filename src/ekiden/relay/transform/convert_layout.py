@@ -104,11 +104,15 @@ def _to_nhwc(call: Call, layout_field: str) -> RelayExpr:
     changes: dict[str, object] = {layout_field: layout}
     if hasattr(call.attrs, "out_layout"):
         changes["out_layout"] = ""
-    rank = len(layout)
-    to_last, to_first = (0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1))
-    args = (transpose(call.args[0], to_last), *call.args[1:])
+    back = _from_last(len(layout))
+    args = (transpose(call.args[0], inverse(back)), *call.args[1:])
     made = _fresh(call.with_fields(args=args, attrs=call.attrs.with_fields(**changes)))
-    return transpose(infer_here(made), to_first)
+    return transpose(infer_here(made), back)
+
+
+def _from_last(rank: int) -> Perm:
+    """Channels from the last place to the second: NHWC -> NCHW."""
+    return (0, rank - 1, *range(1, rank - 1))
 
 
 def _fresh(call: Call) -> Call:
@@ -308,8 +312,10 @@ def _sweep(old: RelayExpr, new: RelayExpr, gains: bool) -> RelayExpr:
     if not isinstance(new, Call) or not op_of(new):
         return new
     layout_field = _layout_field(new)
-    if layout_field and not gains and _perm_below(new.args[0]) != TO_NCHW:
-        return new
+    if layout_field and not gains:
+        below = _perm_below(new.args[0])
+        if below is None or below != _from_last(len(below)):
+            return new
     made = _to_nhwc(new, layout_field) if layout_field else _sink(new)
     return _with_span(made, new)
 

@@ -277,7 +277,7 @@ def _above(
     ranks: BufferVar,
     order: BufferVar,
 ) -> PrimExpr:
-    """How many scores are above the threshold: their ranks, the largest first, and positions come to
+    """How many scores are above the threshold: their ranks, largest first, and positions come to
     the front.
     """
     found = ib.allocate("int64", 1, "above", "local")
