@@ -93,7 +93,18 @@ def columns() -> Iterator[Case]:
     yield case("nn.softmax", x, axis=0, expected=softmax, symbolic=(24,))
 
 
-CASES: dict[str, Sequence[Case]] = {f.__name__: list(f()) for f in (resizes, columns)}
+def rows() -> Iterator[Case]:
+    """Whole rows written at positions that repeat."""
+    for width in (5, 16, 37):
+        x, at, updates = normal(6, width), np.array([[4, 1, 4, -6]]), normal(4, width)
+        for mode in ("update", "add"):
+            expected = x.copy()
+            for place, row in zip(at[0], updates, strict=True):
+                expected[place] = row if mode == "update" else expected[place] + row
+            yield case("scatter_nd", x, at, updates, mode=mode, expected=expected, symbolic=(6, 37))
+
+
+CASES: dict[str, Sequence[Case]] = {f.__name__: list(f()) for f in (resizes, columns, rows)}
 
 
 @every_backend

@@ -11,13 +11,15 @@ from ekiden import te
 from ekiden.ir.prim import ExprLike, PrimExpr, Var, cast, const, convert, maximum, minimum
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt, seq
+from ekiden.tir.stmt import BufferStore, Stmt, seq
 from ekiden.topi.index import from_either_end
-from ekiden.topi.rule.loops import Axis, estimate, parallel_outer, serial
+from ekiden.topi.rule.loops import Axis, estimate, parallel_outer, serial, vectorized
 from ekiden.topi.shape import Dim, as_shape, known, normalize_axis
 
 Combine = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
+LANES = 16
+"""Of the vectors that rows are copied in."""
 REDUCTIONS: Mapping[str, Combine] = {
     "update": lambda old, new: new,
     "add": lambda old, new: old + new,
@@ -48,8 +50,7 @@ def copied(source: Buffer, target: Buffer) -> Stmt:
     axes = _axes(target.shape)
     store: Stmt = BufferStore(target, source[_vars(axes)], _vars(axes))
     if axes:
-        last = axes[-1]
-        store = For(last.var, const(0), last.extent, ForKind.VECTORIZED, store, {"lanes": 16})
+        store = vectorized(axes[-1], LANES, store)
     return parallel_outer(axes[:-1], estimate(target.shape[-1:]), store)
 
 
@@ -98,7 +99,9 @@ def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, mode: str = "upda
         found = [ins[1][(const(n), *here[:rank])] for n in range(count)]
         place = [from_either_end(p, data.shape[n]) for n, p in enumerate(found)]
         position = (*place, *here[rank:])
-        store = BufferStore(outs[0], combine(outs[0][position], ins[2][here]), position)
+        store: Stmt = BufferStore(outs[0], combine(outs[0][position], ins[2][here]), position)
+        if rank < len(axes):  # whole rows go in: their elements do not meet
+            store, axes = vectorized(axes[-1], LANES, store), axes[:-1]
         return seq(copied(ins[0], outs[0]), serial(axes, store))
 
     return te.extern_op(

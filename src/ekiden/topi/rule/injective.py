@@ -15,6 +15,7 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt
 from ekiden.tir.visitor import sequence
 from ekiden.topi.rule.loops import (
+    CHUNK,
     Accesses,
     Axis,
     cost,
@@ -33,8 +34,10 @@ BLOCK = 64
 STRIP = 8
 """Neighbours that a transposition writes per row."""
 
-MOST_ROWS = 1024
-"""Rows that a vector of columns is walked down where elements of all are picked alike."""
+FEW_ROWS = 128
+"""Rows that a vector of columns is walked down where elements of all are picked alike;"""
+PLANE = 1 << 18
+"""or elements of all rows, which stay in the second cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +140,21 @@ class _Nest:
             body = vectorized(inner, self.lanes, serial([last], self.store()))
             outer = [a for a in outer if a is not last]
         elif outer and self.picks(inner, outer[-1]):
+            if len(outer) == 1 and top:
+                return self._all_rows(inner, outer[0])
             body = vectorized(inner, self.lanes, serial(outer[-1:], self.store()))
             outer = outer[:-1]
         else:
             body = vectorized(inner, self.lanes, self.store())
         work = estimate([a.extent for a in self.axes if a not in outer]) * cost([self.value])
         return parallel_outer(outer, work, body) if top else serial(outer, body)
+
+    def _all_rows(self, inner: Axis, row: Axis) -> Stmt:
+        """Every vector of columns walked down all rows."""
+        weight = min(estimate([row.extent]) * cost([self.value]), CHUNK // (4 * self.lanes))
+        return flat_parallel(
+            inner, self.lanes, weight, lambda at: serial([row], self.store({inner.var: at}))
+        )
 
     def vector_axis(self) -> Axis:
         """The last axis; the one before it where the last is very short and the other is long."""
@@ -164,8 +176,12 @@ class _Nest:
         """Whether a load picks elements along the inner axis by a computation, the same ones in
         every row: they are then found once for a vector of all rows.
         """
-        few = isinstance(row.extent, IntImm) and row.extent.value <= MOST_ROWS
-        return few and any(_is_picked(i, inner.var, row.var) for i in self.loads.load_indices)
+        if not isinstance(row.extent, IntImm):
+            return False
+        within = estimate([row.extent, inner.extent]) <= PLANE
+        if row.extent.value > FEW_ROWS and not within:
+            return False
+        return any(_is_picked(x.indices[0], inner.var, row.var) for x in self.loads.loads)
 
     def strided_axis(self, inner: Axis) -> Axis | None:
         """An outer axis that a load walks contiguously where it strides along the inner one."""
