@@ -7,6 +7,7 @@ OHWI{r}o4i        packed, of bytes: [ceil(O/r)][KH][KW][I/4][r][4], as dense_u8s
 HWOI              depthwise: [KH][KW][C][1]
 dense {r}         [ceil(N/r)][K][r]
 dense_u8s8 {r}    [ceil(N/r)][K/4][r][4]: four neighbours of a row side by side
+dense_bf16 {r}    [ceil(N/r)][K/2][r][2]: two of them
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.topi.layout import packed_tile, parse, permute
 from ekiden.topi.shape import as_dim, ceil_div, tidy
 
-KINDS = ("dense", "dense_u8s8", "conv2d", "conv2d_u8s8", "group_conv2d")
+KINDS = ("dense", "dense_u8s8", "dense_bf16", "conv2d", "conv2d_u8s8", "group_conv2d")
 """What `pack_weight` can pack."""
 WORD = 4
 """Bytes that a step of a product of bytes takes; divides K, and I."""
+WORD_OF = {"uint8": WORD, "int8": WORD, "bfloat16": 2}
+"""dtype -> elements that a step of a product takes at a time, where that is more than one."""
+WORD_OF_KIND = {"dense_u8s8": WORD, "conv2d_u8s8": WORD, "dense_bf16": WORD_OF["bfloat16"]}
+"""What is packed in words -> their elements."""
 
 
 def conv_weight_shape(
@@ -55,9 +60,10 @@ def pack_weight_shape(
     if kind == "dense":
         n, k = shape
         return tidy(ceil_div(n, tile)), k, r
-    if kind == "dense_u8s8":
+    if kind.startswith("dense_"):
+        word = WORD_OF_KIND[kind]
         n, k = shape
-        return tidy(ceil_div(n, tile)), tidy(k // WORD), r, as_dim(WORD)
+        return tidy(ceil_div(n, tile)), tidy(k // word), r, as_dim(word)
     out, per_group, kh, kw = shape
     if kind == "conv2d":
         return tidy(ceil_div(out, tile)), kh, kw, per_group, r
@@ -70,9 +76,11 @@ def pack_weight(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
     """Pack [N, K] (dense) or OIHW, padding the last tile of output channels with zeros."""
     if kind == "dense":
         return _pack_rows(weight, tile).transpose(0, 2, 1).copy()
-    if kind == "dense_u8s8":
+    if kind.startswith("dense_"):
+        word = WORD_OF_KIND[kind]
         rows = _pack_rows(weight, tile)
-        return rows.reshape(len(rows), tile, -1, WORD).transpose(0, 2, 1, 3).copy()
+        words = rows.reshape(len(rows), tile, rows.shape[2] // word, word)
+        return words.transpose(0, 2, 1, 3).copy()
     if kind == "conv2d":
         return _pack_rows(weight, tile).transpose(0, 3, 4, 2, 1).copy()
     if kind == "conv2d_u8s8":
@@ -93,7 +101,7 @@ def _pack_rows(weight: Array, tile: int) -> Array:
 
 
 def unpack_dense_weight(packed: Array, units: int) -> Array:
-    """[ceil(N/r)][K][r], or [ceil(N/r)][K/4][r][4], back to [N, K]."""
+    """[ceil(N/r)][K][r], or [ceil(N/r)][K/word][r][word], back to [N, K]."""
     if packed.ndim == 4:
         count, words, tile, word = packed.shape
         return packed.transpose(0, 2, 1, 3).reshape(count * tile, words * word)[:units]

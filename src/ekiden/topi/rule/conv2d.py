@@ -31,12 +31,12 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
+from ekiden.topi.nn.weights import WORD
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.geometry import geometry_of
 from ekiden.topi.rule.padding import Bands, band_lines, pad_copy
 from ekiden.topi.rule.tiles import (
-    WORD,
     KLoop,
     Tile,
     balanced_rows,
