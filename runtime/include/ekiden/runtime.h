@@ -794,9 +794,12 @@ EK_API int ek_module_load(const char *path, ek_object **out);
 ** copied. Layout, little-endian:
 **     0  "EKIMG\0", a, 1      16  u64 text size            32  u64 offset of the import table
 **     8  u32 exports           24  u64 offset of exports    40  u64 total size
-**    12  u32 imports           48  zeros up to 4096
+**    12  u32 imports           48  what it needs, then zeros up to 4096
 **   4096  text: code and read-only data, position independent
-** 'a' is the architecture: 0 x86-64, 1 AArch64; another machine's image is refused.
+** 'a' is the architecture: 0 x86-64, 1 AArch64; another machine's image is refused. What it needs
+** are words with a space between each two: the name of the processor that the code is for, which is
+** for messages, then abilities by the names of /proc/cpuinfo, such as "avx2". The image is refused
+** where one is missing, or is not known to this runtime. Nothing at all: it needs none.
 ** Export table: per export u32 name length, name, u64 offset in the text. Import table: per import
 ** u32 name length, name. The tables follow the text in this order without gaps but for zeros. In
 ** memory, a table of one 8-byte address per import follows the text on the next 4096-byte boundary,
@@ -809,8 +812,8 @@ EK_API int ek_image_load(const void *bytes, size_t size, ek_object **out);
 **
 ** What compiled code calls; kernel.h declares it for C. ek_service returns the address of one by
 ** its name, or NULL: for code generators that place code themselves, and for languages that cannot
-** use what is inline here. The table: ek_parallel_for, ek_kernel_error, ek_workspace_alloc,
-** ek_workspace_free, ek_call_packed, ek_value_drop, memcpy, memmove, memset.
+** use what is inline here. The table: ek_parallel_for, ek_kernel_error, ek_kernel_error_values,
+** ek_workspace_alloc, ek_workspace_free, ek_call_packed, ek_value_drop, memcpy, memmove, memset.
 */
 typedef void (*ek_address)(void);
 EK_API ek_address ek_service(const char *name);

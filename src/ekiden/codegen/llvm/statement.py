@@ -17,10 +17,11 @@ from ekiden.codegen.llvm.expression import DemoteRegisterError, RegisterKey
 from ekiden.codegen.llvm.packed_call import PackedCallEmitter
 from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import LT, IntImm, PrimExpr, SizeVar, Var, const, is_const
+from ekiden.ir.prim import LT, IntImm, PrimExpr, SizeVar, Var, cast, const, is_const
 from ekiden.runtime.errors import InternalError
 from ekiden.tir.expr import Broadcast, Buffer, Ramp
 from ekiden.tir.stmt import (
+    SHOWN,
     Allocate,
     AssertStmt,
     BufferStore,
@@ -80,7 +81,7 @@ class StatementEmitter(PackedCallEmitter):
                 if not isinstance(s.value, IntImm):
                     self.value(s.value)
             case AssertStmt():
-                self.check(self.value(s.condition), s.kind, s.message)
+                self.assertion(s)
             case Prefetch():
                 self.prefetch(s)
             case _:
@@ -159,6 +160,18 @@ class StatementEmitter(PackedCallEmitter):
         self.module.declare("ek_kernel_error", "i32", ["ptr", "ptr"])
         text, name = self.module.string(message), self.module.string(kind)
         self.fail_unless(condition, f"call i32 @ek_kernel_error(ptr {name}, ptr {text})")
+
+    def assertion(self, s: AssertStmt) -> None:
+        """A check whose message may show values."""
+        if not s.values:
+            return self.check(self.value(s.condition), s.kind, s.message)
+        self.module.declare("ek_kernel_error_values", "i32", ["ptr", "ptr", "ptr"])
+        text, name = self.module.string(s.format), self.module.string(s.kind)
+        words = self.words(SHOWN)
+        for n, value in enumerate(s.values):
+            self.put(words, n, f"i64 {self.value(cast(value, 'int64'))}")
+        call = f"call i32 @ek_kernel_error_values(ptr {name}, ptr {text}, ptr {words})"
+        return self.fail_unless(self.value(s.condition), call)
 
     # stores
 
