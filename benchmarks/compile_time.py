@@ -26,7 +26,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-COLD, WARM, LOADS = 1, 2, 2
+COLD, WARM, LOADS = 3, 5, 7
 COMPILE = """
 import sys, time, ekiden
 for _ in range(int(sys.argv[3])):
