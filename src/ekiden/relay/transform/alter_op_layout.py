@@ -3,6 +3,7 @@
     nn.dense(%x, W)                       ->  nn.contrib_dense_pack(%x, packed W, units=N, tile=64)
     nn.dense(%x u8, W s8)                 ->  the same with four bytes of a row side by side
     nn.dense(%x bf16, W bf16) in f32      ->  the same with two elements of a row side by side
+    nn.contrib_dense_nibbles(%x, W, ...)  ->  nn.contrib_dense_nibbles_pack of %x rounded to bytes
     nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
     nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side
     nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method
@@ -32,6 +33,7 @@ from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv2DTransposeAttrs
 from ekiden.relay.op.nn.recurrent import RecurrentAttrs
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.nibbles import dense_nibbles
 from ekiden.relay.transform.scopes import infer_here, map_functions, on_body, rewrite_graph
 from ekiden.target import Target
 from ekiden.topi.nn.conv_transpose import is_few
@@ -272,9 +274,12 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
             return _typed_like(words(new, target), old)
         if not _is_float32(old):
             return new
+        name = op_of(new)
+        if name == "nn.contrib_dense_nibbles":
+            new = dense_nibbles(new, target)
+            name = op_of(new)
         if not _is_float32(new.args[0]) or not _is_float32(new.args[1]):
             return new
-        name = op_of(new)
         if name == "nn.dense":
             return _typed_like(_dense(new, target), old)
         if name != "nn.conv2d":

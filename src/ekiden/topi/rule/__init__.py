@@ -17,6 +17,7 @@ from ekiden.topi.rule import (
     conv2d_transpose,
     dense,
     depthwise,
+    nibbles,
     recurrent,
     thread,
     upsample,
@@ -41,6 +42,7 @@ RULES: dict[str, Rule] = {
     "depthwise_conv2d_nhwc":  depthwise.depthwise_conv2d_nhwc,
     "batch_matmul":           batch_matmul.batch_matmul,
     "matmul":                 batch_matmul.matmul,
+    "dense_nibbles_pack":     nibbles.dense_nibbles_pack,
     "dense":                  batch_matmul.dense,
 }
 # fmt: on
@@ -53,6 +55,7 @@ WHOLE: dict[str, Rule] = {
 _ACCEPTS: dict[str, Callable[[te.Tensor], bool]] = {
     **dict.fromkeys(("batch_matmul", "matmul", "dense"), batch_matmul.accepts),
     "dense_pack": dense.accepts,
+    "dense_nibbles_pack": nibbles.accepts,
     "conv2d_transpose": upsample.accepts,
     **dict.fromkeys(
         ("conv2d_transpose_pack", "depthwise_conv2d_transpose"), conv2d_transpose.accepts
