@@ -27,6 +27,7 @@ from ekiden.relay.op._declare import (
 from ekiden.relay.op.nn._solve import window, window_transposed
 from ekiden.relay.op.nn.geometry import (
     Conv1DAttrs,
+    Conv1DTransposeAttrs,
     Conv2DAttrs,
     Conv2DTransposeAttrs,
     Ints,
@@ -45,7 +46,7 @@ from ekiden.topi.nn.weights import (
 from ekiden.topi.shape import as_dim, transposed_extent, window_extent
 
 
-def as_conv2d(attrs: Conv1DAttrs) -> Conv2DAttrs:
+def as_conv2d(attrs: Conv1DAttrs | Conv1DTransposeAttrs) -> Conv2DAttrs:
     """The 2-D convolution of height 1 that a 1-D one is."""
     left, right = attrs.padding
     return Conv2DAttrs(
@@ -54,6 +55,16 @@ def as_conv2d(attrs: Conv1DAttrs) -> Conv2DAttrs:
         None if attrs.kernel_size is None else (1, *attrs.kernel_size),
         attrs.data_layout.replace("W", "HW"), attrs.kernel_layout.replace("W", "HW"),
         attrs.out_layout.replace("W", "HW"), attrs.out_dtype,
+    )  # fmt: skip
+
+
+def as_conv2d_transpose(attrs: Conv1DTransposeAttrs) -> Conv2DTransposeAttrs:
+    """The 2-D transposed convolution of height 1 that a 1-D one is."""
+    flat = as_conv2d(attrs)
+    return Conv2DTransposeAttrs(
+        flat.strides, flat.padding, flat.dilation, flat.groups, flat.channels, flat.kernel_size,
+        flat.data_layout, flat.kernel_layout, flat.out_layout, flat.out_dtype,
+        (0, *attrs.output_padding),
     )  # fmt: skip
 
 
