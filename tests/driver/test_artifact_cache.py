@@ -20,6 +20,7 @@ from ekiden.codegen.cache import KernelCache
 from ekiden.driver import build
 from ekiden.driver.artifact_cache import ArtifactCache
 from ekiden.driver.artifact_key import Request, file_digest, request
+from ekiden.driver.compiler import compile_artifact
 from ekiden.driver.executable import Executable
 from ekiden.frontend.onnx import register
 from ekiden.frontend.onnx.registry import TABLE
@@ -49,6 +50,7 @@ def compiles(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("EKIDEN_CACHE_LIMIT", "1G")
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(KernelCache, "default", lambda: KernelCache(cache))
+    monkeypatch.setattr(extensions, "_FOREIGN", [])  # tests before this one have some
     counted = Compiles()
     monkeypatch.setattr(build, "compile_model", counted)
     yield counted
@@ -185,7 +187,7 @@ def test_a_file_written_meanwhile_is_not_what_was_compiled(
     wanted = request(path, "llvm", None, "vm")
     assert wanted is not None
     early = Request(wanted.digest, wanted.path, path.stat().st_mtime_ns - 1)
-    ArtifactCache.default().put(early, b"what was read then", ())
+    assert ArtifactCache.default().put(early, build.compile_to_bytes(model()), ()) is None
     assert kept(tmp_path) == []
 
 
@@ -246,12 +248,18 @@ def test_what_was_used_last_is_kept(tmp_path: Path) -> None:
 
 
 def test_an_artifact_of_more_than_a_quarter_of_the_limit_is_not_kept(tmp_path: Path) -> None:
-    cache = ArtifactCache(tmp_path / "kept", 399)
-    cache.put(Request("a", None, 0), bytes(100), ())
-    assert not (tmp_path / "kept").exists()
-    cache = ArtifactCache(tmp_path / "kept", 400)
-    cache.put(Request("a", None, 0), bytes(100), ())
+    artifact = build.compile_to_bytes(model())
+    for limit in (4 * len(artifact) - 1, 4 * len(artifact)):
+        assert not (tmp_path / "kept").exists()
+        ArtifactCache(tmp_path / "kept", limit).put(Request("a", None, 0), artifact, ())
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["a.eki"]
+
+
+def test_code_for_other_machines_is_not_kept(compiles: Compiles, tmp_path: Path) -> None:
+    for count in (1, 2):
+        made = compile_artifact(model(), "llvm -mcpu=neoverse-n1")
+        assert isinstance(made, memoryview) and compiles.count == count
+    assert kept(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -293,12 +301,6 @@ def test_a_module_is_compiled(compiles: Compiles) -> None:
     assert compiles.count == 2
 
 
-@pytest.fixture
-def own_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "_FOREIGN", [])
-
-
-@pytest.mark.usefixtures("own_extensions")
 def test_a_converter_of_the_program_is_used(
     compiles: Compiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,8 +312,8 @@ def test_a_converter_of_the_program_is_used(
     assert compiles.count == 2 and not np.allclose(before, after)
 
 
-@pytest.mark.usefixtures("own_extensions")
 def test_a_pass_of_the_program_is_an_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extensions, "_FOREIGN", [])
     monkeypatch.setattr("ekiden.ir.transform._FACTORIES", {})
     register_pass("InferType", InferType)
     assert not extensions.is_extended()
@@ -337,6 +339,7 @@ def test_errors_are_those_of_compiling(
             given()
 
 
+@pytest.mark.usefixtures("compiles")
 def test_a_pipe_is_left_to_the_compiler(tmp_path: Path) -> None:
     """What can be read but once is not even opened, which would wait for a writer."""
     os.mkfifo(tmp_path / "pipe")

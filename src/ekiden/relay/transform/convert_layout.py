@@ -4,11 +4,11 @@ cancel.
     nn.relu(nn.conv2d(%x, W))                                 (NCHW)
 ->  transpose(nn.relu(nn.conv2d(transpose(%x), W, NHWC)))     one in, one out, for a whole network
 
-Sweep 1, from inputs to results, puts each operator that has a layout between two transposes (where
-there is a convolution, which gains by it), moves a transpose of an operand to the result wherever
-the operator can work on the transposed data (table SINK), and merges transposes that meet. Sweep 2
-turns transposes that move only dimensions of size 1 into reshapes, merges reshapes, and drops those
-that change nothing.
+Sweep 1, from inputs to results, gives convolutions over one axis a height, puts each operator that
+has a layout between two transposes (where there is a convolution, which gains by it), moves a
+transpose of an operand to the result wherever the operator can work on the transposed data (table
+SINK), and merges transposes that meet. Sweep 2 turns transposes that move only dimensions of size 1
+into reshapes, merges reshapes, and drops those that change nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.one_axis import over_two_axes, without_height
 from ekiden.relay.transform.scopes import infer_here, map_functions, on_body, rewrite_graph
 from ekiden.relay.visitor import post_order
 
@@ -305,19 +306,26 @@ def _gains(root: RelayExpr) -> bool:
     fast in NCHW as in NHWC, and not worth a transpose.
     """
     calls = (e for e in post_order(root, into_functions=True) if isinstance(e, Call))
-    return any(hasattr(c.attrs, "kernel_layout") and _layout_field(c) for c in calls if op_of(c))
+    kernels = [c for c in calls if op_of(c) and hasattr(c.attrs, "kernel_layout")]
+    return any(_layout_field(c) or over_two_axes(c) is not None for c in kernels)
 
 
 def _sweep(old: RelayExpr, new: RelayExpr, gains: bool) -> RelayExpr:
     if not isinstance(new, Call) or not op_of(new):
         return new
-    layout_field = _layout_field(new)
-    if layout_field and not gains:
-        below = _perm_below(new.args[0])
-        if below is None or below != _from_last(len(below)):
-            return new
-    made = _to_nhwc(new, layout_field) if layout_field else _sink(new)
-    return _with_span(made, new)
+    wide = over_two_axes(new)
+    if wide is not None:
+        return _with_span(without_height(_converted(wide, gains), new), new)
+    return _with_span(_converted(new, gains), new)
+
+
+def _converted(call: Call, gains: bool) -> RelayExpr:
+    layout_field = _layout_field(call)
+    if layout_field is None:
+        return _sink(call)
+    below = _perm_below(call.args[0])
+    follows = below is not None and below == _from_last(len(below))
+    return _to_nhwc(call, layout_field) if gains or follows else call
 
 
 def _with_span(made: RelayExpr, old: RelayExpr) -> RelayExpr:
