@@ -277,7 +277,15 @@ def _recurrent(call: Call, target: Target) -> RelayExpr:
     return call.with_fields(args=(Tuple((data, packed, *rest)),))
 
 
+def _depthwise_bytes(call: Call, target: Target) -> RelayExpr:
+    """Of uint8 and float32: the depthwise kernel takes them."""
+    attrs = call.attrs
+    assert isinstance(attrs, Conv2DAttrs)
+    return _conv(call, target) if attrs.groups == attrs.channels == _channels_in(call) else call
+
+
 WORDS = {
+    ("nn.conv2d", "uint8", "float32"): _depthwise_bytes,
     ("nn.dense", "uint8", "int8"): _dense_words,
     ("nn.dense", "bfloat16", "bfloat16"): _dense_words,
     ("nn.conv2d", "uint8", "int8"): _conv_bytes,

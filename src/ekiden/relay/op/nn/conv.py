@@ -93,12 +93,16 @@ def _conv_shape(
     return permute((n, out, rows, columns), "NCHW", attrs.out_layout or attrs.data_layout)
 
 
+MIXED = (("uint8", "int8", "int32"), ("uint8", "float32", "float32"))
+"""Data, weights and results of convolutions that are not of one type."""
+
+
 def _conv2d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors("nn.conv2d", types, 2)
     wanted = attrs_of(Conv2DAttrs, attrs)
     rank_is("nn.conv2d", data, 4, "data")
-    is_bytes = (data.dtype, weight.dtype, wanted.out_dtype) == ("uint8", "int8", "int32")
-    dtype = "int32" if is_bytes else one_dtype("nn.conv2d", (data, weight))
+    is_mixed = (data.dtype, weight.dtype, wanted.out_dtype) in MIXED
+    dtype = wanted.out_dtype if is_mixed else one_dtype("nn.conv2d", (data, weight))
     return TensorType(
         _conv_shape("nn.conv2d", wanted, data.shape, weight.shape), wanted.out_dtype or dtype
     )
@@ -177,7 +181,8 @@ def conv2d(
     out_layout: str = "",
     out_dtype: str = "",
 ) -> Call:
-    """2-D convolution (correlation), of one dtype, or of uint8 and int8 with out_dtype int32.
+    """2-D convolution (correlation), of one dtype, or of uint8 and int8 with out_dtype int32, or of
+    uint8 and float32 with out_dtype float32.
     `channels` is needed where the weight is packed and padded.
     """
     attrs = Conv2DAttrs(
