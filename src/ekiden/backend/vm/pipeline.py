@@ -23,6 +23,7 @@ def pipeline(target: Target, config: CompilationConfig | None = None) -> Sequent
             transform.FoldConstant(),
             transform.BindDimensions(),  # shapes that are constants are known now
             transform.FuseAttention(),  # before layouts hide its transpositions
+            transform.CombineFewRows(),
             transform.ProductPrecision(target),
             transform.FoldConstant(),  # weights in the type they are multiplied in
             transform.EliminateCommonSubexpr(),

@@ -22,6 +22,7 @@ from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
 from ekiden.relay.transform.carry_dimensions import CarryDimensions
 from ekiden.relay.transform.combine_parallel import (
     BatchingOps,
+    CombineFewRows,
     CombineParallelBatchMatmul,
     CombineParallelConv2D,
     CombineParallelDense,
@@ -94,6 +95,7 @@ for _factory in (
     CanonicalizeCast,
     CanonicalizeOps,
     BatchingOps,
+    CombineFewRows,
     CombineParallelBatchMatmul,
     CombineParallelConv2D,
     CombineParallelDense,
@@ -127,6 +129,7 @@ __all__ = [
     "CanonicalizeCast",
     "CanonicalizeOps",
     "CarryDimensions",
+    "CombineFewRows",
     "CombineParallelBatchMatmul",
     "CombineParallelConv2D",
     "CombineParallelDense",
