@@ -31,6 +31,7 @@ def pipeline(target: Target, config: CompilationConfig | None = None) -> Sequent
             transform.ConvertLayout(),
             transform.AlterOpLayout(target),  # needs NHWC
             transform.FoldConstant(),  # packs the weights
+            transform.Rematerialize(),
             transform.PlanDevices(config),  # nothing that merges values may follow
             transform.FuseOps(),
             transform.ToANormalForm(),

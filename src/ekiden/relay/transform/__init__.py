@@ -57,6 +57,7 @@ from ekiden.relay.transform.partial_evaluate import PartialEvaluate
 from ekiden.relay.transform.partition_graph import PartitionGraph
 from ekiden.relay.transform.plan_devices import PlanDevices
 from ekiden.relay.transform.product_precision import ProductPrecision
+from ekiden.relay.transform.rematerialize import Rematerialize
 from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.transform.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.simplify_inference import SimplifyInference
@@ -113,6 +114,7 @@ for _factory in (
     Defunctionalize,
     ToANormalForm,
     ToGraphNormalForm,
+    Rematerialize,
     RemoveUnusedFunctions,
     Inline,
     InlinePrimitives,
@@ -171,6 +173,7 @@ __all__ = [
     "PassInstrument",
     "PlanDevices",
     "ProductPrecision",
+    "Rematerialize",
     "RemoveUnusedFunctions",
     "Sequential",
     "SimplifyExpr",
