@@ -54,7 +54,7 @@ def import_model(model: Model, shape: Shapes | None = None) -> IRModule:
 class Compiled:
     """An artifact, and the names of the files beside the model's that it has weights from."""
 
-    artifact: bytes
+    artifact: memoryview
     weight_files: tuple[str, ...]
 
 
@@ -65,7 +65,7 @@ def compile_to_bytes(
     executor: str = "vm",
 ) -> bytes:
     """The bytes of the artifact that `compile` makes and `Executable.save` writes."""
-    return compile_model(model, target, shape, executor).artifact
+    return bytes(compile_model(model, target, shape, executor).artifact)
 
 
 def compile_model(model: Model, target: Targets, shape: Shapes | None, executor: str) -> Compiled:

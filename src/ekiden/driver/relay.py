@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ekiden import runtime
 from ekiden.backend.vm.pipeline import optimize as optimize_module
-from ekiden.driver.build import compile_to_bytes
+from ekiden.driver.build import compile_model
 from ekiden.driver.factory import ExecutorFactoryModule
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
@@ -36,9 +36,8 @@ def build(
     The result can be called; `["default"](device)` makes a graph executor of it.
     """
     kind = executor if isinstance(executor, str) else executor.name
-    made = compile_to_bytes(
-        _module(ir_mod, params), target, executor="vm" if kind == "graph" else kind
-    )
+    kind = "vm" if kind == "graph" else kind
+    made = compile_model(_module(ir_mod, params), target, None, kind).artifact
     return ExecutorFactoryModule(runtime.Executable.from_bytes(made))
 
 

@@ -22,6 +22,7 @@ def pipeline(target: Target, config: CompilationConfig | None = None) -> Sequent
             transform.SimplifyInference(),
             transform.FoldConstant(),
             transform.BindDimensions(),  # shapes that are constants are known now
+            transform.MultiplyEinsums(),
             transform.FuseAttention(),  # before layouts hide its transpositions
             transform.CombineFewRows(),
             transform.ProductPrecision(target),
