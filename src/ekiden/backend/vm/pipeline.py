@@ -24,6 +24,7 @@ def pipeline(target: Target, config: CompilationConfig | None = None) -> Sequent
             transform.BindDimensions(),  # shapes that are constants are known now
             transform.MultiplyEinsums(),
             transform.FuseAttention(),  # before layouts hide its transpositions
+            transform.CombineFewRows(),
             transform.ProductPrecision(target),
             transform.FoldConstant(),  # weights in the type they are multiplied in
             transform.EliminateCommonSubexpr(),
@@ -31,6 +32,7 @@ def pipeline(target: Target, config: CompilationConfig | None = None) -> Sequent
             transform.ConvertLayout(),
             transform.AlterOpLayout(target),  # needs NHWC
             transform.FoldConstant(),  # packs the weights
+            transform.Rematerialize(),
             transform.PlanDevices(config),  # nothing that merges values may follow
             transform.FuseOps(),
             transform.ToANormalForm(),
