@@ -264,6 +264,7 @@ int ek_module_save(ek_object *module, const char *path);
 int ek_parallel_for(int (*body)(void *context, int64_t begin, int64_t end), void *context,
                     int64_t n, int64_t grain);
 int ek_kernel_error(const char *kind, const char *message);
+int ek_kernel_error_values(const char *kind, const char *format, const int64_t *values);
 void *ek_workspace_alloc(int64_t nbytes);
 void ek_workspace_free(void *memory);
 int ek_call_packed(ek_call_site *site, const ek_value *args, int32_t nargs, ek_value *ret);

@@ -5,6 +5,12 @@
 
 int ek_kernel_error(const char *kind, const char *message) { return ek_error(kind, "%s", message); }
 
+int ek_kernel_error_values(const char *kind, const char *format, const int64_t *values) {
+  typedef long long shown;
+  return ek_error(kind, format, (shown)values[0], (shown)values[1], (shown)values[2],
+                  (shown)values[3]);
+}
+
 /* Workspace --------------------------------------------------------------------------------------
 **
 ** Each thread has a stack of chunks, each a stack of blocks. A chunk that empties goes back to the
@@ -166,6 +172,7 @@ static const struct {
     {"ek_object_release", (ek_address)ek_object_release},
     {"ek_call_packed", (ek_address)ek_call_packed},
     {"ek_kernel_error", (ek_address)ek_kernel_error},
+    {"ek_kernel_error_values", (ek_address)ek_kernel_error_values},
     {"ek_parallel_for", (ek_address)ek_parallel_for},
     {"ek_workspace_alloc", (ek_address)ek_workspace_alloc},
     {"ek_workspace_free", (ek_address)ek_workspace_free},

@@ -14,11 +14,13 @@ from ekiden.codegen.build import build
 from ekiden.codegen.cache import KernelCache
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import SizeVar
+from ekiden.ir.prim import SizeVar, cast, const
 from ekiden.runtime import Module
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir import PrimFunc
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import AssertStmt, BufferStore, seq
 
 pytestmark = pytest.mark.quick
 
@@ -47,6 +49,22 @@ def test_a_function_becomes_a_module(target: str) -> None:
     x, y = np.ones((1, 4), "float32"), np.zeros((1, 4), "float32")
     module(x, y)
     assert (y == 2.0).all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_assertion_shows_values(target: str) -> None:
+    n, m = SizeVar("n"), SizeVar("m")
+    x, y, out = (Buffer(name, (d,)) for name, d in (("x", n), ("y", m), ("out", const(1))))
+    names, values = ("n", "100% of m"), (n, cast(m, "int32"))
+    check = AssertStmt(n.equal(m), "100% must fit", "ValueError", names, values)
+    body = seq(check, BufferStore(out, const(1.0), (const(0),)))
+    module = build(PrimFunc((x, y, out), body, {"global_symbol": "f"}), target, cache=NO_CACHE)
+    a, b, got = (np.zeros(size, "float32") for size in (3, 4, 1))
+    with pytest.raises(ValueError, match=r"^100% must fit; n is 3, 100% of m is 4$"):
+        module["f"](a, b, got)
+    assert got.tolist() == [0.0]
+    module["f"](a, a, got)
+    assert got.tolist() == [1.0]
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -8,8 +8,9 @@ import pytest
 
 from conftest import build
 from ekiden.codegen.llvm import assembly, emit
+from ekiden.ir.dtype import to_numpy
 from ekiden.ir.intrinsic import call_intrin, if_then_else
-from ekiden.ir.prim import FloorDiv, IntImm, SizeVar, Var, cast, const
+from ekiden.ir.prim import Cast, FloorDiv, IntImm, SizeVar, Var, cast, const
 from ekiden.runtime.errors import InternalError, RunError
 from ekiden.target import Target
 from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, broadcast, ramp
@@ -231,6 +232,21 @@ def test_masked_tail(lanes: int, dtype: str) -> None:
         kernel(values, got)
         assert got.astype("float32").sum() == count
         assert not got[count:].any()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("first", [0, 16])
+def test_a_mask_of_one_lane_stores_one_element(dtype: str, first: int) -> None:
+    """What is narrowed and stored under a constant mask keeps its neighbours."""
+    x, out = vector(16, "float32" if "float" in dtype else "int32"), vector(40, dtype, "out")
+    lane = ramp(const(0), 1, 16)
+    value = Cast(BufferLoad(x, (lane,), f"{x.dtype}x16"), f"{dtype}x16")
+    mask = ramp(const(first), 1, 16) < broadcast(const(first + 1), 16)
+    kernel = build(function((x, out), BufferStore(out, value, (ramp(const(3), 1, 16),), mask)))
+    storage = to_numpy(dtype)
+    got = np.full(40, 7, storage)
+    kernel(np.arange(16, 32).astype(to_numpy(x.dtype)), got)
+    assert got.astype("float32").tolist() == [7] * 3 + [16] + [7] * 36
 
 
 def test_gather_scatter_and_strides() -> None:

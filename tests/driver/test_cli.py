@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx_files import arguments, expected, model
 
+import ekiden
 from ekiden.cli import main
 
 pytestmark = pytest.mark.quick
@@ -232,3 +233,9 @@ def test_a_reader_that_stops_early_is_no_error(onnx_file: Path) -> None:
     command = f"{sys.executable} -m ekiden.cli inspect {onnx_file} --stage tir | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert "Error" not in done.stderr and done.stdout
+
+
+def test_compile_asks_for_bfloat16(tmp_path: Path, onnx_file: Path) -> None:
+    out = tmp_path / "model.eki"
+    assert main(["compile", str(onnx_file), "-o", str(out), "--precision", "bfloat16"]) == 0
+    assert ekiden.load(out).inputs

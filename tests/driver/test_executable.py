@@ -147,7 +147,7 @@ def test_a_constraint_of_the_module_is_checked() -> None:
     assert exe(np.zeros((4, 2), np.float32)).shape == (4, 2)
     with pytest.raises(ekiden.InputError) as caught:
         exe(np.zeros((5, 2), np.float32))
-    assert str(caught.value) == "run: Resize 'up' needs floormod(n, 4) == 0"
+    assert str(caught.value) == "run: Resize 'up' needs floormod(n, 4) == 0; n is 5"
 
 
 def test_what_is_saved_is_the_same_every_time(artifact: Path, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ class Emulator:
             "ek_workspace_alloc": lambda n, _1, _2: self.reserve(n),
             "ek_workspace_free": lambda _0, _1, _2: 0,
             "ek_kernel_error": lambda _0, _1, _2: -1 & (1 << 64) - 1,
+            "ek_kernel_error_values": lambda _0, _1, _2: -1 & (1 << 64) - 1,
         }
         name = self.info.imports[(address - SERVICES) // SERVICE_SIZE]
         if name == "ek_parallel_for":

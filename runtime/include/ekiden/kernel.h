@@ -19,6 +19,7 @@ extern "C" {
 int ek_parallel_for(int (*body)(void *context, int64_t begin, int64_t end), void *context,
                     int64_t n, int64_t grain);
 int ek_kernel_error(const char *kind, const char *message);
+int ek_kernel_error_values(const char *kind, const char *format, const int64_t *values);
 void *ek_workspace_alloc(int64_t nbytes);
 void ek_workspace_free(void *memory);
 int ek_call_packed(ek_call_site *site, const ek_value *args, int32_t nargs, ek_value *ret);
@@ -63,6 +64,15 @@ static inline int ek_kernel_error(const char *kind, const char *message) {
   static ek_address known;
   service call = (service)ek_find_service(&known, "ek_kernel_error");
   return call(kind, message);
+}
+
+/* ek_error with a format of at most four "%lld" for the first of four values. Returns -1. */
+static inline int ek_kernel_error_values(const char *kind, const char *format,
+                                         const int64_t *values) {
+  typedef int (*service)(const char *, const char *, const int64_t *);
+  static ek_address known;
+  service call = (service)ek_find_service(&known, "ek_kernel_error_values");
+  return call(kind, format, values);
 }
 
 /* Scratch memory of this thread, aligned to 64 bytes, from a stack of blocks that are kept between

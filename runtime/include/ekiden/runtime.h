@@ -809,8 +809,8 @@ EK_API int ek_image_load(const void *bytes, size_t size, ek_object **out);
 **
 ** What compiled code calls; kernel.h declares it for C. ek_service returns the address of one by
 ** its name, or NULL: for code generators that place code themselves, and for languages that cannot
-** use what is inline here. The table: ek_parallel_for, ek_kernel_error, ek_workspace_alloc,
-** ek_workspace_free, ek_call_packed, ek_value_drop, memcpy, memmove, memset.
+** use what is inline here. The table: ek_parallel_for, ek_kernel_error, ek_kernel_error_values,
+** ek_workspace_alloc, ek_workspace_free, ek_call_packed, ek_value_drop, memcpy, memmove, memset.
 */
 typedef void (*ek_address)(void);
 EK_API ek_address ek_service(const char *name);

@@ -40,6 +40,18 @@ def _dot4(total: object, a: object, b: object) -> object:
     return np.asarray(total, np.int32) + (left * right).sum(-1, dtype=np.int32)
 
 
+def _dot2(total: object, a: object, b: object) -> object:
+    """Per lane, the sum of the products of the two bfloat16 in the bits of two words and a
+    number."""
+    left, right = (np.asarray(x, np.float32)[..., None].view(np.uint32) for x in (a, b))
+    parts = [
+        (left << shift & 0xFFFF0000).view(np.float32)
+        * (right << shift & 0xFFFF0000).view(np.float32)
+        for shift in (np.uint32(16), np.uint32(0))
+    ]
+    return np.asarray(total, np.float32) + (parts[0] + parts[1])[..., 0]
+
+
 def _not_here(x: object) -> object:
     raise TypeError("this intrinsic has no meaning without what is around it")
 
@@ -75,6 +87,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("fma",          3, lambda a, b, c: a * b + c),
     IntrinsicDef("if_then_else", 3, np.where),     # evaluates the chosen side alone: guards loads
     IntrinsicDef("dot4_u8s8",    3, _dot4),           # acc + 4 products of bytes in words a, b
+    IntrinsicDef("dot2_bf16",    3, _dot2),           # acc + 2 products of bfloat16 in words a, b
     IntrinsicDef("reinterpret",  1, _not_here),       # the bits as another type; the dtype is given
     IntrinsicDef("call_packed",  ANY, _call_packed, "int32", effects=True),
     IntrinsicDef("call_function", ANY, _not_here, "int32", effects=True),  # of the same module

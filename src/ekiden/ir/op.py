@@ -6,10 +6,11 @@ Each operator is declared once, and everything else reads the declaration.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 import numpy.typing as npt
 
@@ -78,10 +79,18 @@ class Op(RelayExpr):
         register_op_attr(self.name, attr_name, value)
 
 
-DimsOf = Callable[..., "tuple[Sequence[PrimExpr], Sequence[tuple[PrimExpr, str]]]"]
+class Wanted(NamedTuple):
+    """A condition that must hold at run time, what is wrong otherwise, and the integers that are
+    then shown, by name."""
+
+    condition: PrimExpr
+    text: str
+    shown: Mapping[str, PrimExpr] = MappingProxyType({})
+
+
+DimsOf = Callable[..., "tuple[Sequence[PrimExpr], Sequence[Wanted]]"]
 """(attributes, argument buffers) -> the unknown dimensions of the result, in order, as int64
-expressions on the shapes and the elements of the arguments; then conditions (expression, text) that
-must hold."""
+expressions on the shapes and the elements of the arguments; then what must hold of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

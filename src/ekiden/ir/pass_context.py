@@ -88,6 +88,15 @@ def register_option(key: str, kind: type, default: object, doc: str) -> str:
     return key
 
 
+PRECISION = register_option(
+    "relay.ProductPrecision.dtype",
+    str,
+    "",
+    'the type that operands of dense layers are rounded to: "bfloat16", or "" for none',
+)
+"""Here, as it is asked for before the passes are imported (docs/targets.md)."""
+
+
 def _checked(key: str, value: object) -> object:
     """The value of an option, an int where the option is a bool turned into one."""
     if key not in OPTIONS:

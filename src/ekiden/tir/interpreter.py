@@ -151,7 +151,9 @@ class _Source:
             case Prefetch():
                 self.put(depth, "pass")
             case AssertStmt():
-                self.put(depth, f"assert {self.text(s.condition)}, {s.message!r}")
+                values = ", ".join(map(self.text, s.values))
+                said = f"{s.format!r} % ({values},)" if values else repr(s.message)
+                self.put(depth, f"assert {self.text(s.condition)}, {said}")
             case _:
                 raise TypeError(f"interpreter: {type(s).__name__} must be lowered first")
 

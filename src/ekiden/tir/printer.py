@@ -125,7 +125,10 @@ class _Printer:
                 self._evaluate(s, indent)
             case AssertStmt():
                 message = quoted(s.message)
-                what = message if s.kind == "RunError" else f"({quoted(s.kind)}, {message})"
+                pairs = zip(s.names, s.values, strict=True)
+                shown = [f"({quoted(name)}, {e.text(value)})" for name, value in pairs]
+                plain = s.kind == "RunError" and not shown
+                what = message if plain else f"({', '.join([quoted(s.kind), message, *shown])})"
                 self.put(f"assert {e.text(s.condition)}, {what}", indent)
             case Prefetch():
                 at = e.element(s.buffer, s.indices, s.buffer.dtype)

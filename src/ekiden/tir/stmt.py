@@ -115,13 +115,26 @@ class Evaluate(Stmt):
     value: PrimExpr
 
 
+SHOWN = 4
+"""Most values that the message of an AssertStmt shows."""
+
+
 @node("tir.AssertStmt")
 class AssertStmt(Stmt):
-    """Fail the kernel with an error of this kind and message unless the condition holds."""
+    """Fail the kernel with an error of this kind and message unless the condition holds. The
+    message ends with what `values` are: at most SHOWN integers, each under its name."""
 
     condition: PrimExpr
     message: str
     kind: str = "RunError"
+    names: tuple[str, ...] = ()
+    values: tuple[PrimExpr, ...] = ()
+
+    @property
+    def format(self) -> str:
+        """The message as a format of C, whose arguments are the values."""
+        shown = [f"{name} is ".replace("%", "%%") + "%lld" for name in self.names]
+        return "; ".join([self.message.replace("%", "%%"), *([", ".join(shown)] if shown else [])])
 
 
 @node("tir.Prefetch")

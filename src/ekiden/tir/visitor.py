@@ -70,8 +70,10 @@ def expressions(stmt: Stmt) -> tuple[PrimExpr, ...]:
             return (*stmt.indices, stmt.value, *predicate)
         case For():
             return (stmt.min, stmt.extent)
-        case IfThenElse() | AssertStmt():
+        case IfThenElse():
             return (stmt.condition,)
+        case AssertStmt():
+            return (stmt.condition, *stmt.values)
         case LetStmt() | Evaluate():
             return (stmt.value,)
         case Prefetch():
@@ -227,7 +229,7 @@ class StmtMutator:
 
     def visit_assert(self, stmt: AssertStmt) -> Stmt:
         """Rebuild an AssertStmt."""
-        return stmt.with_fields(condition=self.expr(stmt.condition))
+        return stmt.with_fields(condition=self.expr(stmt.condition), values=self.exprs(stmt.values))
 
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
         """Rebuild a Prefetch."""

@@ -78,6 +78,48 @@ def test_products_of_bytes_do_not_saturate() -> None:
 
 
 @pytest.mark.parametrize(
+    ("data_dtype", "weight_dtype", "channels", "out", "window", "options"),
+    [
+        ("uint8", "int8", 8, 70, 3, {"padding": (1, 1)}),
+        ("uint8", "int8", 3, 5, 7, {"padding": (3, 2, 1, 0), "strides": (2, 2)}),
+        ("int8", "int8", 6, 16, 1, {}),
+        ("int8", "uint8", 4, 33, 3, {"dilation": (2, 1)}),
+        ("uint8", "uint8", 12, 3, 1, {"strides": (2, 1)}),
+        ("uint8", "int8", 6, 6, 3, {"groups": 6, "padding": (1, 1)}),
+        ("int8", "uint8", 4, 8, 2, {"groups": 2}),
+        ("uint8", "int8", 80, 4, 3, {"groups": 2}),  # sums that float32 does not hold
+    ],
+)
+def test_conv2d(
+    data_dtype: str,
+    weight_dtype: str,
+    channels: int,
+    out: int,
+    window: int,
+    options: dict[str, tuple[int, ...] | int],
+) -> None:
+    groups = int(options.get("groups", 1))  # type: ignore[call-overload]
+    data = random(data_dtype, 2, channels, 9, 7)
+    weight = random(weight_dtype, out, channels // groups, window, window, seed=1)
+    middle = 128 if weight_dtype == "uint8" else 0
+    columns = random(weight_dtype, out, seed=2)
+    for point, kernel_point in ((0, np.array(middle)), (3, np.array(5)), (3, columns)):
+        x = relay.var("x", relay.tensor_type((2, channels, relay.SizeVar("h"), 7), data_dtype))
+        points = scalar(point, data_dtype), relay.const(kernel_point.astype(weight_dtype))
+        body = qnn.conv2d(x, relay.const(weight), *points, data_dtype, **options)
+        shifted = data.astype(np.float64) - point
+        kernel = weight.astype(np.float64) - kernel_point.reshape(-1, 1, 1, 1)
+        a, w = (
+            relay.var(n, shape=v.shape, dtype="float64") for n, v in (("a", shifted), ("w", kernel))
+        )
+        plain = relay.Function([a, w], relay.nn.conv2d(a, w, **options))
+        wide = relay.create_executor("debug").evaluate(plain)(shifted, kernel).numpy()
+        for (found,) in both([x], body, data):
+            np.testing.assert_array_equal(found, wide)
+            assert found.dtype == np.int32
+
+
+@pytest.mark.parametrize(
     "values", [[0.0, 0.0], [1.0, 2.0], [-3.0, -1.0], [-1.0, 0.5, 2.0], [1e-30, 0.0]]
 )
 def test_dynamic_quantize(values: list[float]) -> None:

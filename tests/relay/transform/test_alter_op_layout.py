@@ -76,7 +76,44 @@ def test_a_convolution_gets_the_layout_of_its_kernel(
     assert_same_meaning(before, after, [array(2, channels_in, 6, 7)], rtol=1e-4)
 
 
-def test_a_weight_that_is_not_constant_stays() -> None:
+@pytest.mark.parametrize(
+    ("shape", "groups", "layout"),
+    [((20, 3, 3, 3), 1, "OHWI32o"), ((6, 1, 3, 3), 6, "HWOI"), ((40, 2, 3, 3), 2, "GOHWI32o")],
+)
+def test_a_convolution_packs_a_weight_that_comes_later(
+    shape: tuple[int, ...], groups: int, layout: str
+) -> None:
+    channels = shape[1] * groups
+    before = program(
+        f"""def @main(%x: Tensor[(2, {channels}, 6, 7), float32],
+                      %w: Tensor[({", ".join(map(str, shape))}), float32]) {{
+          nn.conv2d(%x, %w, padding=[1, 1, 1, 1], groups={groups}) }}"""
+    )
+    after = packed(before)
+    assert layouts(after) == [layout]
+    assert_same_meaning(before, after, [array(2, channels, 6, 7), array(*shape)], rtol=1e-4)
+
+
+@pytest.mark.parametrize(("channels", "pads"), [(8, 0), (3, 1)])
+def test_a_convolution_of_bytes_gets_words_of_channels(channels: int, pads: int) -> None:
+    random = np.random.default_rng(0)
+    weight = random.integers(-128, 128, (20, channels, 3, 3)).astype("int8")
+    before = program(
+        f"""def @main(%x: Tensor[(2, 6, 7, {channels}), uint8],
+                      %w: Tensor[(20, {channels}, 3, 3), int8]) {{
+          nn.conv2d(%x, %w, data_layout="NHWC", kernel_layout="OIHW", out_dtype="int32") }}""",
+        w=weight,
+    )
+    after = packed(before)
+    assert layouts(after) == ["OHWI32o4i"]
+    assert calls(after).count("nn.pad") == pads
+    assert (1, 3, 3, -(-channels // 4), 32, 4) in weights(after)
+    assert_same_meaning(
+        before, after, [random.integers(0, 256, (2, 6, 7, channels)).astype("uint8")]
+    )
+
+
+def test_the_weight_of_a_product_that_is_not_constant_stays() -> None:
     before = program(
         "def @main(%x: Tensor[(2, 5), float32], %w: Tensor[(4, 5), float32]) { nn.dense(%x, %w) }"
     )

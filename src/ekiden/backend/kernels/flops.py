@@ -102,7 +102,6 @@ _TERMS: tuple[tuple[re.Pattern[str], Callable[[Call, Sequence[Dims]], PrimExpr]]
     (re.compile("winograd"), lambda _, shapes: 9 * shapes[1][-2]),
     (re.compile(r"conv\dd_transpose"), _of_transposed),
     (re.compile(r"conv\dd"), _of_convolution),
-    (re.compile("dense_pack"), lambda _, shapes: shapes[1][-2]),
     (re.compile(r"dense|matmul"), _of_matmul),
 )
 """Operator -> the terms of each element of its result."""

@@ -4,14 +4,15 @@ makes the loops.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ekiden import te
 from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.ir.prim import FloorDiv, FloorMod, IntImm, PrimExpr, Select, const
-from ekiden.ir.prim_visitor import rewrite
+from ekiden.ir.prim_visitor import free_vars, rewrite
 from ekiden.ir.text import prim_text
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.transform.manifest_alloc import tensor_types
@@ -19,7 +20,7 @@ from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import AssertStmt, BufferStore, PrimFunc, seq
+from ekiden.tir.stmt import SHOWN, AssertStmt, BufferStore, PrimFunc, seq
 from ekiden.topi import rule
 
 Tensors = list[te.Tensor]
@@ -93,15 +94,37 @@ Constraint = tuple[PrimExpr, str]
 """A condition on symbols that every run must meet, and what needs it: a node of the model."""
 
 
-def message(condition: PrimExpr, where: str) -> str:
-    """What a run says that does not meet a condition."""
-    return f"run: {where} needs {prim_text(condition)}"
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A condition that a run must meet, what it says otherwise, and integers that it then shows, by
+    name."""
+
+    condition: PrimExpr
+    message: str
+    shown: Mapping[str, PrimExpr] = field(default_factory=dict)
+
+    @staticmethod
+    def of(constraint: Constraint) -> Check:
+        """That of a constraint; it shows the values of its symbols."""
+        condition, where = constraint
+        shown = {v.name: v for v in free_vars(condition)[:SHOWN]}
+        return Check(condition, f"run: {where} needs {prim_text(condition)}", shown)
+
+    def map(self, change: Callable[[PrimExpr], PrimExpr]) -> Check:
+        """The same about other expressions."""
+        shown = {name: change(value) for name, value in self.shown.items()}
+        return Check(change(self.condition), self.message, shown)
+
+    def stmt(self) -> AssertStmt:
+        """What fails a kernel."""
+        values = (*map(_total, self.shown.values()),)
+        return AssertStmt(self.condition, self.message, "InputError", (*self.shown,), values)
 
 
 def shape_function(
     params: Sequence[Buffer],
     exprs: Sequence[PrimExpr],
-    checks: Sequence[tuple[PrimExpr, str]],
+    checks: Sequence[Check],
     name: str,
     result: Buffer | None = None,
     first: int = 0,
@@ -113,7 +136,7 @@ def shape_function(
     checks, so that they and the rest may read them.
     """
     dims = result or Buffer("dims", (const(len(exprs)),), "int64")
-    asserts = [AssertStmt(c, text, "InputError") for c, text in checks]
+    asserts = [check.stmt() for check in checks]
     stores = [BufferStore(dims, _total(e), (const(i),)) for i, e in enumerate(exprs)]
     body = seq(*stores[:first], *asserts, *stores[first:])
     return PrimFunc((*params, dims), body, {"global_symbol": name, "num_outputs": 1})
@@ -134,4 +157,4 @@ def _total(expr: PrimExpr) -> PrimExpr:
     return rewrite(expr, guard)
 
 
-__all__ = ["described", "lower_primitive", "message", "shape_function", "te_graph"]
+__all__ = ["Check", "described", "lower_primitive", "shape_function", "te_graph"]

@@ -23,6 +23,8 @@ def pipeline(target: Target, config: CompilationConfig | None = None) -> Sequent
             transform.FoldConstant(),
             transform.BindDimensions(),  # shapes that are constants are known now
             transform.FuseAttention(),  # before layouts hide its transpositions
+            transform.ProductPrecision(target),
+            transform.FoldConstant(),  # weights in the type they are multiplied in
             transform.EliminateCommonSubexpr(),
             transform.FoldScaleAxis(),  # before layouts change: it knows OIHW only
             transform.ConvertLayout(),

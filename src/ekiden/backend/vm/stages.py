@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ekiden.arith import Analyzer, prove_equal, simplify, substitute
-from ekiden.backend.kernels.lower import message, shape_function
+from ekiden.backend.kernels.lower import Check, shape_function
 from ekiden.backend.vm.dims import Dims, Plan, Stage
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import OPS
@@ -42,8 +42,7 @@ class Sources:
     tensors: tuple[Source, ...]
     exprs: tuple[PrimExpr, ...]
     """The expressions of the dims, in the symbols that the tensors have as dimensions."""
-    checks: tuple[tuple[PrimExpr, str], ...]
-    """Conditions, and what a run says that does not meet one."""
+    checks: tuple[Check, ...]
 
 
 def sources(function: Function, dims: Dims) -> Sources:
@@ -60,9 +59,9 @@ def sources(function: Function, dims: Dims) -> Sources:
     simplest = Analyzer().simplify  # one for all, which have much in common
     exprs = tuple(simplest(replace(e, solved)) for e in dims.exprs)
     checks = tuple(
-        (simplest(replace(c, solved)), message(c, where)) for c, where in dims.constraints
+        Check.of(each).map(lambda e: simplest(replace(e, solved))) for each in dims.constraints
     )
-    needed = {v for e in (*exprs, *(c for c, _ in checks)) for v in free_vars(e)}
+    needed = {v for e in (*exprs, *(c.condition for c in checks)) for v in free_vars(e)}
     used: list[Source] = []
     for each in found:
         given = needed & {d for d in each.kind.shape if isinstance(d, Var)}
@@ -173,7 +172,7 @@ class _StageKernel:
         ]
         self.result = Buffer("dims", (const(len(stage.dims.exprs)),), "int64")
         self.defined: dict[Var, PrimExpr] = {}
-        self.checks: list[tuple[PrimExpr, str]] = []
+        self.checks: list[Check] = []
 
     def build(self, name: str) -> PrimFunc:
         """The whole kernel."""
@@ -191,8 +190,8 @@ class _StageKernel:
             self.defined[e] if isinstance(e, Var) and e in self.defined else substitute(e, known)
             for e in dims.exprs
         )
-        wanted = [*self.checks, *((c, message(c, where)) for c, where in dims.constraints)]
-        checks = [(substitute(c, known), text) for c, text in wanted]
+        wanted = [*self.checks, *map(Check.of, dims.constraints)]
+        checks = [check.map(lambda e: substitute(e, known)) for check in wanted]
         params = [*self.buffers, *self.vectors]
         first = len(self.stage.symbols)
         return shape_function(params, exprs, checks, name, self.result, first)
@@ -214,20 +213,21 @@ class _StageKernel:
             values: Sequence[PrimExpr]
             values, conditions = rule(attrs.attrs, buffers)
             name = f"run: {attrs.operator}{where}"
-            self.checks.extend((c, f"{name}: {text}") for c, text in conditions)
+            self.checks.extend(Check(c, f"{name}: {text}", shown) for c, text, shown in conditions)
         else:
             values = [cast(buffers[0][i], "int64") for i in range(len(attrs.symbols))]
         for symbol, value in zip(attrs.symbols, values, strict=True):
             if isinstance(symbol, Var) and symbol not in self.defined:
                 self.defined[symbol] = value
                 text = f"run: {attrs.operator}{where}: a dimension of the result is negative"
-                self.checks.append((symbol >= 0, text))
+                self.checks.append(Check(symbol >= 0, text, {"it": value}))
 
     def _match(self, wanted: PrimExpr, dim: PrimExpr, text: str) -> None:
         if isinstance(wanted, Var) and wanted in self.stage.symbols and wanted not in self.defined:
             self.defined[wanted] = dim
         elif not isinstance(wanted, AnyDim) and wanted is not dim:
-            self.checks.append((dim.equal(wanted), text))
+            shown = {v.name: v for v in free_vars(wanted)}
+            self.checks.append(Check(dim.equal(wanted), text, {**shown, "it": dim}))
 
 
 def _own_shape(kind: TensorType, number: int) -> tuple[PrimExpr, ...]:

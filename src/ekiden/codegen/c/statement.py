@@ -13,11 +13,12 @@ from ekiden.codegen.c.helpers import Helpers, quoted
 from ekiden.codegen.c.types import c_type, memory_type
 from ekiden.codegen.common import dtype_word, stored_value
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, StringImm, Var, const, is_const
+from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, StringImm, Var, cast, const, is_const
 from ekiden.ir.prim_visitor import post_order, same
 from ekiden.runtime.errors import InternalError
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, VectorReduce
 from ekiden.tir.stmt import (
+    SHOWN,
     Allocate,
     AssertStmt,
     BufferStore,
@@ -61,7 +62,7 @@ class StatementWriter(ExpressionWriter):
                     self.put(f"(void){self.text(s.value)};")
                     self.forget()
             case AssertStmt():
-                self.check(f"!({self.text(s.condition)})", s.kind, s.message)
+                self.assertion(s)
             case Prefetch():
                 place = self.element(s.buffer, self.text(s.indices[0]))
                 self.put(f"__builtin_prefetch(&{place}, 0, {s.locality});")
@@ -81,6 +82,18 @@ class StatementWriter(ExpressionWriter):
         self.put(f"if ({wrong}) {{")
         self.fail(f"ek_kernel_error({quoted(kind)}, {quoted(message)})")
         self.put("}")
+
+    def assertion(self, s: AssertStmt) -> None:
+        """A check whose message may show values."""
+        wrong = f"!({self.text(s.condition)})"
+        if not s.values:
+            return self.check(wrong, s.kind, s.message)
+        values = ", ".join(self.text(cast(v, "int64")) for v in s.values)
+        given = f"{quoted(s.kind)}, {quoted(s.format)}, (const int64_t[{SHOWN}]){{{values}}}"
+        self.put(f"if ({wrong}) {{")
+        self.fail(f"ek_kernel_error_values({given})")
+        self.put("}")
+        return None
 
     def call_packed(self, e: Intrinsic) -> str:
         """ek_call_packed over values and tensors on the stack; the result is a variable."""

@@ -30,6 +30,7 @@ HEADER = struct.Struct("<6sBBIIQQQQ")
 SERVICES = (
     "ek_call_packed",
     "ek_kernel_error",
+    "ek_kernel_error_values",
     "ek_parallel_for",
     "ek_value_drop",
     "ek_workspace_alloc",

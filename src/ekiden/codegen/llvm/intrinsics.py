@@ -151,6 +151,24 @@ def _dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Ope
     return total
 
 
+def _dot2(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
+    """total + the products of the two bfloat16 in the bits of x with those of y. The instruction
+    takes subnormal numbers as 0."""
+    lanes, target = dt.lanes(dtype), b.module.target
+    if target is not None and "avx512bf16" in target.features and lanes == 16:
+        name, sums, pairs = "llvm.x86.avx512bf16.dpbf16ps.512", "<16 x float>", "<32 x bfloat>"
+        b.module.declare(name, sums, [sums, pairs, pairs])
+        a, c = (b.pure(f"bitcast {sums} {o} to {pairs}") for o in (x, y))
+        return b.pure(f"call {sums} @{name}({sums} {total}, {pairs} {a}, {pairs} {c})")
+    word, m = dt.with_lanes("int32", lanes), FloatMath(b, dtype)
+    left, right = (b.convert("bitcast", dtype, word, o) for o in (x, y))
+    for opcode, by in (("shl", 16), ("and", -65536)):
+        one, other = (b.binary(opcode, word, o, b.const(by, word)) for o in (left, right))
+        factor = b.convert("bitcast", word, dtype, one)
+        total = _fma(m, factor, b.convert("bitcast", word, dtype, other), total)
+    return total
+
+
 def _left_shift(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
     return _shifted(b, "shl", dtype, x, y)
 
@@ -185,6 +203,7 @@ FLOAT: dict[str, Callable[..., Operand]] = {
 TESTS = ("isnan", "isinf")
 INTEGER: dict[str, Callable[..., Operand]] = {
     "bitwise_and": _bitwise("and"), "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"),
-    "dot4_u8s8": _dot4, "left_shift": _left_shift, "right_shift": _right_shift,
+    "dot4_u8s8": _dot4, "dot2_bf16": _dot2,
+    "left_shift": _left_shift, "right_shift": _right_shift,
 }
 # fmt: on

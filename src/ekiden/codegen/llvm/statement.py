@@ -17,10 +17,11 @@ from ekiden.codegen.llvm.expression import DemoteRegisterError, RegisterKey
 from ekiden.codegen.llvm.packed_call import PackedCallEmitter
 from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var, const, is_const
+from ekiden.ir.prim import LT, IntImm, PrimExpr, SizeVar, Var, cast, const, is_const
 from ekiden.runtime.errors import InternalError
-from ekiden.tir.expr import Buffer, Ramp
+from ekiden.tir.expr import Broadcast, Buffer, Ramp
 from ekiden.tir.stmt import (
+    SHOWN,
     Allocate,
     AssertStmt,
     BufferStore,
@@ -33,6 +34,19 @@ from ekiden.tir.stmt import (
     SeqStmt,
     Stmt,
 )
+
+
+def is_first_lane(mask: PrimExpr) -> bool:
+    """Whether a mask is known to be of the first lane alone: of vectors that it narrows to elements
+    of one or two bytes, LLVM 22 stores four bytes there.
+    """
+    match mask:
+        case LT(
+            a=Ramp(base=IntImm(value=first), stride=IntImm(value=1)),
+            b=Broadcast(value=IntImm(value=limit)),
+        ):
+            return limit - first == 1
+    return False
 
 
 class StatementEmitter(PackedCallEmitter):
@@ -67,7 +81,7 @@ class StatementEmitter(PackedCallEmitter):
                 if not isinstance(s.value, IntImm):
                     self.value(s.value)
             case AssertStmt():
-                self.check(self.value(s.condition), s.kind, s.message)
+                self.assertion(s)
             case Prefetch():
                 self.prefetch(s)
             case _:
@@ -147,6 +161,18 @@ class StatementEmitter(PackedCallEmitter):
         text, name = self.module.string(message), self.module.string(kind)
         self.fail_unless(condition, f"call i32 @ek_kernel_error(ptr {name}, ptr {text})")
 
+    def assertion(self, s: AssertStmt) -> None:
+        """A check whose message may show values."""
+        if not s.values:
+            return self.check(self.value(s.condition), s.kind, s.message)
+        self.module.declare("ek_kernel_error_values", "i32", ["ptr", "ptr", "ptr"])
+        text, name = self.module.string(s.format), self.module.string(s.kind)
+        words = self.words(SHOWN)
+        for n, value in enumerate(s.values):
+            self.put(words, n, f"i64 {self.value(cast(value, 'int64'))}")
+        call = f"call i32 @ek_kernel_error_values(ptr {name}, ptr {text}, ptr {words})"
+        return self.fail_unless(self.value(s.condition), call)
+
     # stores
 
     def store(self, s: BufferStore) -> None:
@@ -186,6 +212,9 @@ class StatementEmitter(PackedCallEmitter):
         if s.predicate is not None:
             mask = self.value(s.predicate)
         address, scatters = self.address(s.buffer, index)
+        if not scatters and s.predicate is not None and is_first_lane(s.predicate):
+            lanes, element = 1, register_type(dt.element(dtype))
+            kind, value = element, b.pure(f"extractelement {kind} {value}, i64 0")
         if lanes == 1 or (mask is None and not scatters):
             b.effect(f"store {kind} {value}, ptr {address}, align {align}{self.scope_of(s.buffer)}")
             return

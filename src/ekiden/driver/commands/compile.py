@@ -10,6 +10,7 @@ import ekiden
 from ekiden.driver.commands.options import parse_shapes
 from ekiden.driver.files import check_folder
 from ekiden.ir.instrument import PassTimingInstrument
+from ekiden.ir.pass_context import PRECISION
 from ekiden.ir.transform import PassContext
 
 
@@ -29,6 +30,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=1,3,H,W",
         help="fix dimensions of an input",
     )
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the operands of dense layers, where the processor multiplies it",
+    )
     parser.add_argument("--timing", action="store_true", help="say what took how long")
 
 
@@ -38,7 +45,8 @@ def run(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     shape = parse_shapes(options.shape) or None
     timing = PassTimingInstrument()
-    with PassContext(instruments=[timing] if options.timing else []):
+    config = {} if options.precision == "float32" else {PRECISION: options.precision}
+    with PassContext(config=config, instruments=[timing] if options.timing else []):
         executable = ekiden.compile(options.model, options.target, shape=shape)
     executable.save(options.output)
     size = Path(options.output).stat().st_size

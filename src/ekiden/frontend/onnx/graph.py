@@ -187,6 +187,7 @@ class Graph:
             self.shared.scope,
             lambda graph: Graph(graph, self.shared, self, versions),
             self.value,
+            self._makers,
         )
         self._define(proto, convert_text(node, row) if has_text(node) else _apply(row, node))
 

@@ -114,11 +114,12 @@ class Node:
         scope: Scope,
         nest: Callable[[onnx.GraphProto], Body] | None = None,
         named: Callable[[str], Value | None] | None = None,
+        makers: Mapping[str, onnx.NodeProto] | None = None,
     ) -> None:
         """`nest` makes a graph of an attribute one that can be imported in place, `named` finds a
-        value of the graph around the node.
+        value of the graph around the node, `makers` the node of that graph that made it.
         """
-        self._nest, self._named = nest, named
+        self._nest, self._named, self._makers = nest, named, makers or {}
         self.proto = proto
         self.opset = opset
         self.inputs = list(inputs)
@@ -133,7 +134,12 @@ class Node:
         """
         stated = self._attributes if attributes is None else attributes
         nest, named = self._nest, self._named
-        return Node(self.proto, self.opset, stated, inputs, self.scope, nest, named)
+        return Node(self.proto, self.opset, stated, inputs, self.scope, nest, named, self._makers)
+
+    def maker(self, index: int) -> onnx.NodeProto | None:
+        """The node of the same graph that made an input of the model's node, if one did."""
+        names = self.proto.input
+        return self._makers.get(names[index]) if index < len(names) else None
 
     def named(self, name: str) -> Value:
         """A value of the graph around the node, by its name."""

@@ -15,7 +15,7 @@ from ekiden import te, topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, DimsOf, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, DimsOf, OpDef, OpPattern, Wanted, register_op
 from ekiden.ir.prim import NE, AnyDim, PrimExpr, Select, binary, cast, const, maximum, minimum
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Expr
@@ -27,9 +27,8 @@ from ekiden.topi.nn.pad import pad_by_mode
 from ekiden.topi.shape import known, normalize_axis, product
 from ekiden.topi.slice import dynamic_strided_slice
 
-Dims = tuple[list[PrimExpr], list[tuple[PrimExpr, str]]]
-"""The unknown dimensions of a result, and conditions with what a run says that does not meet
-them."""
+Dims = tuple[list[PrimExpr], list[Wanted]]
+"""The unknown dimensions of a result, and what must hold at run time."""
 
 
 @node("relay.attrs.DynamicAttrs")
@@ -188,7 +187,9 @@ def _reshape_dims(attrs: DynReshapeAttrs, buffers: Sequence[Buffer]) -> Dims:
     others = product([_choose(w.equal(-1), const(1), w) for w in wanted])
     free = total // _choose(others.equal(0), const(1), others)
     dims = [_choose(w.equal(-1), free, w) for w in wanted]
-    return dims, [(product(dims).equal(total), "the data has another number of elements")]
+    wrong, made = "the data has another number of elements", product(dims)
+    shown = {"that of the data": total, "that of the new shape": made}
+    return dims, [Wanted(made.equal(total), wrong, shown)]
 
 
 def _reshape_reference(attrs: DynReshapeAttrs, data: Array, newshape: Array) -> Array:
@@ -214,14 +215,15 @@ declare_dynamic(
 def _expanded_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
     data, axis = buffers
     rank = len(data.shape)
-    at = _at(axis, *(0 for _ in axis.shape))
-    at = _choose(at < 0, at + (rank + 1), at)
+    given = _at(axis, *(0 for _ in axis.shape))
+    at = _choose(given < 0, given + (rank + 1), given)
     dims = []
     for i in range(rank + 1):
         before = data.shape[i] if i < rank else const(1)
         after = data.shape[i - 1] if i else const(1)
         dims.append(_choose(at > i, before, _choose(at < i, after, const(1))))
-    return dims, [(at >= 0, "axis is out of range"), (at <= rank, "axis is out of range")]
+    wrong, shown = "axis is out of range", {"it": given, "the rank": const(rank)}
+    return dims, [Wanted(at >= 0, wrong, shown), Wanted(at <= rank, wrong, shown)]
 
 
 declare_dynamic(
@@ -243,14 +245,15 @@ def _squeezed_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
     axes = [_choose(a < 0, a + rank, a) for a in _elements(axis)]
     position: PrimExpr = const(0)
     dims: list[PrimExpr] = [const(0)] * (rank - len(axes))
-    checks: list[tuple[PrimExpr, str]] = []
+    checks: list[Wanted] = []
     for i, extent in enumerate(data.shape):
         dropped = sum((cast(a.equal(i), "int64") for a in axes), const(0))
         for j in range(len(dims)):
             here = (position + dropped * rank).equal(j)
             dims[j] = _choose(here, extent, dims[j])
         one = (dropped * (extent - 1)).equal(0)
-        checks.append((one, f"dimension {i} of data is dropped and not 1"))
+        wrong = f"dimension {i} of data is dropped and not 1"
+        checks.append(Wanted(one, wrong, {"it": extent}))
         position = position + 1 - dropped
     return dims, checks
 
@@ -326,7 +329,7 @@ def _arange_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
         count: PrimExpr = const(0) - (start - stop) // by
     else:
         count = cast(te.ceil((stop - start) / by), "int64")
-    return [maximum(count, 0)], [(binary(NE, step, 0), "step is 0")]
+    return [maximum(count, 0)], [Wanted(binary(NE, step, 0), "step is 0")]
 
 
 def _only(x: Tensor) -> PrimExpr:
@@ -364,7 +367,8 @@ def _broadcast_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
     for axis, extent in enumerate(data.shape):
         target = wanted[len(wanted) - len(data.shape) + axis]
         fits = ((extent - 1) * (extent - target)).equal(0)
-        checks.append((fits, f"dimension {axis} of data does not broadcast to the shape"))
+        wrong = f"dimension {axis} of data does not broadcast to the shape"
+        checks.append(Wanted(fits, wrong, {"it": extent, "the shape there": target}))
     return wanted, checks
 
 
@@ -397,7 +401,9 @@ def _tile_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
     times = _elements(reps)
     rank = max(len(times), len(data.shape))
     pairs = zip(_aligned(data.shape, rank), _aligned(times, rank), strict=True)
-    return [d * t for d, t in pairs], [(t >= 0, "a repetition is negative") for t in times]
+    return [d * t for d, t in pairs], [
+        Wanted(t >= 0, "a repetition is negative", {"it": t}) for t in times
+    ]
 
 
 def _tile(data: Tensor, shape: Sequence[PrimExpr]) -> Tensor:
@@ -489,7 +495,7 @@ def _slice_dims(attrs: DynStridedSliceAttrs, buffers: Sequence[Buffer]) -> Dims:
         last = _choose(back, maximum(last, -1), minimum(last, size))
         by = _choose(step.equal(0), const(1), step)
         dims[axis] = maximum(const(0) - (first - last) // by, 0)
-    checks = [(binary(NE, s, 0), "a stride is 0") for s in steps]
+    checks = [Wanted(binary(NE, s, 0), "a stride is 0") for s in steps]
     return [dims[a] for a in sorted(dims)], checks
 
 
@@ -580,9 +586,9 @@ def _topk_dims(attrs: DynTopKAttrs, buffers: Sequence[Buffer]) -> Dims:
     size = data.shape[attrs.axis % len(data.shape)]
     k = _at(number, *(0 for _ in number.shape))
     wanted = _choose(k < 1, size, k)
-    return [wanted] * (2 if attrs.ret_type == "both" else 1), [
-        (k <= size, "k is larger than the extent of the axis")
-    ]
+    wrong, shown = "k is larger than the extent of the axis", {"k": k, "the extent": size}
+    both = 2 if attrs.ret_type == "both" else 1
+    return [wanted] * both, [Wanted(k <= size, wrong, shown)]
 
 
 def _topk(attrs: DynTopKAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ekiden.ir.op import Array
 from ekiden.relay.expr import Constant, Expr, TupleGetItem, const
 from ekiden.relay.op import (
     add,
@@ -20,6 +21,7 @@ from ekiden.relay.op import (
     minimum,
     multiply,
     nn,
+    reshape,
     round,
     subtract,
     where,
@@ -27,7 +29,11 @@ from ekiden.relay.op import (
 from ekiden.relay.op import max as largest
 from ekiden.relay.op import min as smallest
 from ekiden.relay.op import sum as total
+from ekiden.relay.op._declare import call
+from ekiden.relay.op.nn.geometry import Conv2DAttrs, Ints, sides, spread
 
+EXACT_TAPS = (1 << 24) // (255 * 255)
+"""Products of two bytes without their zero points whose sum float32 holds."""
 SIGN = 128
 """Between the numbers of uint8 and those of int8."""
 
@@ -55,6 +61,12 @@ def _as_int8(weight: Constant, point: Expr) -> tuple[Constant, Expr]:
     return Constant(moved, span=weight.span), subtract(cast(point, "int32"), _int32(SIGN))
 
 
+def _is_symmetric(weight: Constant, point: Expr) -> bool:
+    """Whether the weight as int8 has no zero point."""
+    middle = 0 if weight.data.dtype == np.int8 else SIGN
+    return isinstance(point, Constant) and bool(np.all(point.data == middle))
+
+
 def dense(
     data: Expr,
     weight: Constant,
@@ -69,7 +81,7 @@ def dense(
     for the caller to multiply.
     """
     data, point = _as_uint8(data, input_zero_point, data_dtype)
-    is_symmetric = weight.data.dtype == np.int8 and _is_zero(kernel_zero_point)
+    is_symmetric = _is_symmetric(weight, kernel_zero_point)
     weight, kernel_point = _as_int8(weight, kernel_zero_point)
     made: Expr = nn.dense(data, weight, out_dtype="int32")
     if not (data_dtype == "uint8" and _is_zero(input_zero_point)):
@@ -79,6 +91,62 @@ def dense(
         return made
     sums = total(subtract(cast(data, "int32"), point), axis=(-1,), keepdims=True)
     return subtract(made, multiply(sums, kernel_point))
+
+
+def _grouped(data: Expr, weight: Constant, points: tuple[Expr, Expr], window: Conv2DAttrs) -> Expr:
+    """A convolution of groups: in float32 where that is exact."""
+    taps = int(np.prod(weight.data.shape[1:]))
+    wide = "float32" if taps <= EXACT_TAPS else "int32"
+    kernel = subtract(cast(weight, wide), reshape(cast(points[1], wide), (-1, 1, 1, 1)))
+    shifted = subtract(cast(data, wide), cast(points[0], wide))
+    return cast(call("nn.conv2d", shifted, kernel, attrs=window), "int32")
+
+
+def conv2d(
+    data: Expr,
+    weight: Constant,
+    input_zero_point: Expr,
+    kernel_zero_point: Expr,
+    data_dtype: str = "uint8",
+    strides: Ints = (1, 1),
+    padding: Ints = (0, 0),
+    dilation: Ints = (1, 1),
+    groups: int = 1,
+) -> Expr:
+    """The int32 convolution of data - input_zero_point with weight - kernel_zero_point.
+
+    data [n, c, h, w] of `data_dtype` (uint8 or int8), its border the zero point; weight [o, c /
+    groups, kh, kw] of uint8 or int8; input_zero_point a scalar, kernel_zero_point a scalar or [o].
+    TVM's qnn.conv2d with out_dtype int32.
+    """
+    if groups > 1:
+        window = Conv2DAttrs(spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups)
+        return _grouped(data, weight, (input_zero_point, kernel_zero_point), window)
+    data, point = _as_uint8(data, input_zero_point, data_dtype)
+    is_symmetric = _is_symmetric(weight, kernel_zero_point)
+    is_plain = data_dtype == "uint8" and _is_zero(input_zero_point)
+    weight, kernel_point = _as_int8(weight, kernel_zero_point)
+    top, left, bottom, right = sides(padding, 2)
+    if top or left or bottom or right:
+        around = ((0, 0), (0, 0), (top, bottom), (left, right))
+        data = nn.pad(data, around, cast(point, "uint8"))
+
+    def convolved(kernel: Array) -> Expr:
+        made: Expr = nn.conv2d(
+            data,
+            Constant(kernel, span=weight.span),
+            strides=strides,
+            dilation=dilation,
+            out_dtype="int32",
+        )
+        rows = kernel.astype(np.int32).sum(axis=(1, 2, 3), dtype=np.int32)[:, None, None]
+        return made if is_plain else subtract(made, multiply(const(rows), point))
+
+    made = convolved(weight.data)
+    if is_symmetric:
+        return made
+    sums = convolved(np.ones_like(weight.data[:1]))
+    return subtract(made, multiply(sums, reshape(kernel_point, (-1, 1, 1))))
 
 
 def dynamic_quantize(data: Expr) -> tuple[Expr, Expr, Expr]:
@@ -131,4 +199,4 @@ def dynamic_lstm(
     return TupleGetItem(layer, 0), TupleGetItem(layer, 1), TupleGetItem(layer, 2)
 
 
-__all__ = ["dense", "dynamic_lstm", "dynamic_quantize"]
+__all__ = ["conv2d", "dense", "dynamic_lstm", "dynamic_quantize"]

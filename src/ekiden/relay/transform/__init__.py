@@ -56,6 +56,7 @@ from ekiden.relay.transform.name_dimensions import NameDimensions
 from ekiden.relay.transform.partial_evaluate import PartialEvaluate
 from ekiden.relay.transform.partition_graph import PartitionGraph
 from ekiden.relay.transform.plan_devices import PlanDevices
+from ekiden.relay.transform.product_precision import ProductPrecision
 from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.transform.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.simplify_inference import SimplifyInference
@@ -169,6 +170,7 @@ __all__ = [
     "PassInfo",
     "PassInstrument",
     "PlanDevices",
+    "ProductPrecision",
     "RemoveUnusedFunctions",
     "Sequential",
     "SimplifyExpr",

@@ -1,18 +1,22 @@
-"""Put constant weights into the order the target's register tiles read them.
+"""Put weights into the order the target's register tiles read them.
 
     nn.dense(%x, W)                       ->  nn.contrib_dense_pack(%x, packed W, units=N, tile=64)
     nn.dense(%x u8, W s8)                 ->  the same with four bytes of a row side by side
+    nn.dense(%x bf16, W bf16) in f32      ->  the same with two elements of a row side by side
     nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
+    nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side
     nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method
     nn.conv2d(..., groups=G)              ->  kernel layout GOHWI{tile}o; depthwise: HWOI
     nn.recurrent((%x, W, ...))            ->  nn.recurrent((%x, packed W, ...))
-The packing itself is an operator on a constant, so FoldConstant leaves only the packed weight.
+The packing itself is an operator, which FoldConstant does where the weight is constant. Where it is
+not, convolutions pack it at run time, which costs little beside them.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm
@@ -26,7 +30,7 @@ from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
 from ekiden.target import Target
-from ekiden.topi.nn.weights import WORD
+from ekiden.topi.nn.weights import WORD, WORD_OF
 from ekiden.topi.nn.winograd import POINTS, TAPS, suits, tile_size
 
 VECTORS_PER_ROW = 4
@@ -61,21 +65,45 @@ def _dense(call: Call, target: Target) -> RelayExpr:
     )
 
 
-def _dense_bytes(call: Call, target: Target) -> RelayExpr:
+def _dense_words(call: Call, target: Target) -> RelayExpr:
     data, weight = call.args
     assert isinstance(weight, Constant)
     units, depth = weight.data.shape
-    missing = -depth % WORD
+    missing = -depth % WORD_OF[_dtype(data)]
     if missing:
-        kind = data.checked_type
-        assert isinstance(kind, TensorType)
-        rows = ((0, 0),) * (len(kind.shape) - 1)
-        zero = Constant(np.zeros((), np.uint8))
+        shape = data.checked_type
+        assert isinstance(shape, TensorType)
+        rows = ((0, 0),) * (len(shape.shape) - 1)
+        zero = Constant(np.zeros((), to_numpy(shape.dtype)))
         data = op.nn.pad(data, (*rows, (0, missing)), zero)
         weight = Constant(np.pad(weight.data, ((0, 0), (0, missing))), span=weight.span)
     tile = tile_width(units, target)
-    packed = op.nn.contrib_pack_weight(weight, kind="dense_u8s8", tile=tile)
-    return op.nn.contrib_dense_pack(data, packed, units, tile, "int32").with_fields(span=call.span)
+    kind = "dense_bf16" if _dtype(call.args[0]) == "bfloat16" else "dense_u8s8"
+    packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile)
+    out = _dtype(call)
+    return op.nn.contrib_dense_pack(data, packed, units, tile, out).with_fields(span=call.span)
+
+
+def _conv_bytes(call: Call, target: Target) -> RelayExpr:
+    attrs, (data, weight) = call.attrs, call.args
+    assert isinstance(attrs, Conv2DAttrs)
+    assert isinstance(weight, Constant)
+    plain = attrs.data_layout == "NHWC" and attrs.kernel_layout == "OIHW" and attrs.groups == 1
+    if not plain or any(attrs.padding) or attrs.out_dtype != "int32":
+        return call
+    channels, depth, *kernel = weight.data.shape
+    missing = -depth % WORD
+    if missing:
+        none = (0, 0)
+        data = op.nn.pad(data, (none, none, none, (0, missing)), Constant(np.zeros((), np.uint8)))
+        padded = np.pad(weight.data, (none, (0, missing), none, none))
+        weight = Constant(padded, span=weight.span)
+    tile = tile_width(channels, target)
+    packed = op.nn.contrib_pack_weight(weight, kind="conv2d_u8s8", tile=tile)
+    changed = attrs.with_fields(
+        kernel_layout=f"OHWI{tile}o{WORD}i", channels=channels, kernel_size=tuple(kernel)
+    )
+    return Call(call.op, (data, packed), changed, span=call.span)
 
 
 def _channels_in(call: Call) -> int | None:
@@ -83,6 +111,13 @@ def _channels_in(call: Call) -> int | None:
     assert isinstance(kind, TensorType)
     last = kind.shape[-1]
     return last.value if isinstance(last, IntImm) else None
+
+
+def _known_shape(expr: RelayExpr) -> tuple[int, ...] | None:
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType)
+    extents = tuple(d.value for d in kind.shape if isinstance(d, IntImm))
+    return extents if len(extents) == len(kind.shape) else None
 
 
 def _winograd_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int | None:
@@ -111,22 +146,23 @@ def _winograd(call: Call, attrs: Conv2DAttrs, m: int, target: Target) -> RelayEx
 
 def _conv2d(call: Call, target: Target) -> RelayExpr:
     attrs, weight = call.attrs, call.args[1]
-    assert isinstance(attrs, Conv2DAttrs) and isinstance(weight, Constant)
-    if attrs.data_layout != "NHWC" or attrs.kernel_layout != "OIHW":
+    assert isinstance(attrs, Conv2DAttrs)
+    shape = _known_shape(weight)
+    if attrs.data_layout != "NHWC" or attrs.kernel_layout != "OIHW" or shape is None:
         return call
-    if (m := _winograd_tile(call, attrs, target)) is not None:
+    is_constant = isinstance(weight, Constant)
+    if is_constant and (m := _winograd_tile(call, attrs, target)) is not None:
         return _winograd(call, attrs, m, target)
-    channels = weight.data.shape[0]
+    channels, _, *kernel = shape
     if attrs.groups > 1 and attrs.groups == channels == _channels_in(call):
-        packed: RelayExpr = Constant(weight.data.transpose(2, 3, 0, 1).copy(), span=weight.span)
+        packed: RelayExpr = op.transpose(weight, (2, 3, 0, 1))
         layout = "HWOI"
     else:
         kind = "conv2d" if attrs.groups == 1 else "group_conv2d"
         tile = tile_width(channels // attrs.groups, target)
         packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile, groups=attrs.groups)
         layout = f"{'' if attrs.groups == 1 else 'G'}OHWI{tile}o"
-    kernel_size = tuple(weight.data.shape[2:])
-    changed = attrs.with_fields(kernel_layout=layout, channels=channels, kernel_size=kernel_size)
+    changed = attrs.with_fields(kernel_layout=layout, channels=channels, kernel_size=tuple(kernel))
     return Call(call.op, (call.args[0], packed), changed, span=call.span)
 
 
@@ -143,16 +179,29 @@ def _recurrent(call: Call, target: Target) -> RelayExpr:
     return call.with_fields(args=(Tuple((data, packed, *rest)),))
 
 
+WORDS = {
+    ("nn.dense", "uint8", "int8"): _dense_words,
+    ("nn.dense", "bfloat16", "bfloat16"): _dense_words,
+    ("nn.conv2d", "uint8", "int8"): _conv_bytes,
+}
+"""Operator, dtypes of data and weight -> what packs the weight with neighbours side by side."""
+
+
 def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
     """Pack the constant weights below root for a target. Needs checked types."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         if isinstance(new, Call) and op_of(new) == "nn.recurrent":
             return _typed_like(_recurrent(new, target), old)
-        if not isinstance(new, Call) or len(new.args) < 2 or not isinstance(new.args[1], Constant):
+        if not isinstance(new, Call) or len(new.args) < 2:
             return new
-        if op_of(new) == "nn.dense" and [_dtype(a) for a in new.args] == ["uint8", "int8"]:
-            return _typed_like(_dense_bytes(new, target), old)
+        is_constant = isinstance(new.args[1], Constant)
+        if not is_constant and op_of(new) != "nn.conv2d":
+            return new
+        words = WORDS.get((op_of(new), _dtype(new.args[0]), _dtype(new.args[1])))
+        if is_constant and words is not None and _dtype(old) in ("int32", "float32"):
+            new.set_checked_type(old.checked_type)
+            return _typed_like(words(new, target), old)
         if not _is_float32(old):
             return new
         if not _is_float32(new.args[0]) or not _is_float32(new.args[1]):

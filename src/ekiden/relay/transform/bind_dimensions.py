@@ -305,7 +305,7 @@ def _constant_dims(call: Call) -> list[PrimExpr | None]:
         return each
 
     loaded = [simplify(rewrite(d, read)) for d in dims]
-    checks = [simplify(rewrite(c, read)) for c, _ in conditions]
+    checks = [simplify(rewrite(c, read)) for c, *_ in conditions]
     if not all(is_const(c, 1) for c in checks):
         return [None] * len(loaded)
     return [None if any(isinstance(e, BufferLoad) for e in post_order(d)) else d for d in loaded]

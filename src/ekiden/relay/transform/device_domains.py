@@ -436,6 +436,6 @@ def elements_read(attrs: BindDimsAttrs, kinds: Sequence[Type]) -> list[bool]:
         Buffer(f"x{i}", k.shape, k.dtype) for i, k in enumerate(kinds) if isinstance(k, TensorType)
     ]
     dims, conditions = rule(attrs.attrs, buffers)
-    exprs = [*dims, *(c for c, _ in conditions)]
+    exprs = [*dims, *(c for c, *_ in conditions)]
     loaded = {e.buffer for d in exprs for e in post_order(d) if isinstance(e, BufferLoad)}
     return [each in loaded for each in buffers]

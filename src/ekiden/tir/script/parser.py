@@ -13,7 +13,7 @@ from typing import TypeAlias
 from ekiden.arith import simplify
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import PrimExpr, SizeVar, Var, const
+from ekiden.ir.prim import PrimExpr, SizeVar, Var, const, convert
 from ekiden.tir.expr import Buffer, BufferLoad, Bytes
 from ekiden.tir.script import builtins as script
 from ekiden.tir.script.blocks import Arguments, BlockReader
@@ -282,8 +282,10 @@ class FunctionParser(BlockReader):
 
     def _assert(self, node: ast.Assert) -> Stmt:
         said = None if node.msg is None else self.evaluator.value(node.msg)
-        kind, message = said if isinstance(said, tuple) else ("RunError", said or "")
-        return AssertStmt(self.evaluator.expr(node.test), str(message), str(kind))
+        kind, message, *shown = said if isinstance(said, tuple) else ("RunError", said or "")
+        names, values = tuple(str(n) for n, _ in shown), tuple(convert(v) for _, v in shown)
+        test = self.evaluator.expr(node.test)
+        return AssertStmt(test, str(message), str(kind), names, values)
 
     def _if(self, node: ast.If) -> Stmt | None:
         test = self.evaluator.value(node.test)

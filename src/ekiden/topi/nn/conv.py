@@ -10,7 +10,7 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import EQ, PrimExpr, Var, binary, cast, const, logical_and
 from ekiden.te import Tensor
 from ekiden.topi.layout import packed_tile, permute
-from ekiden.topi.nn.weights import conv_weight_shape
+from ekiden.topi.nn.weights import WORD, conv_weight_shape
 from ekiden.topi.shape import as_dim, as_ints, known, tidy, transposed_extent, window_extent
 
 Padding = int | Sequence[int] | str
@@ -40,6 +40,8 @@ def _weight_element(
     if layout.startswith("G"):
         group, within = out // out_per_group, out % out_per_group
         return weight[(group, within // tile, *window, channel, within % tile)]
+    if layout.endswith("i"):
+        return weight[(out // tile, *window, channel // WORD, out % tile, channel % WORD)]
     return weight[(out // tile, *window, channel, out % tile)]
 
 

@@ -9,7 +9,7 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, cast, const
 from ekiden.te import Tensor
 from ekiden.topi.broadcast import broadcast_indices
-from ekiden.topi.nn.weights import WORD, pack_weight_shape
+from ekiden.topi.nn.weights import WORD_OF_KIND, pack_weight_shape
 from ekiden.topi.shape import as_dim, broadcast_shape
 
 
@@ -47,9 +47,10 @@ def dense(
 
 
 def dense_pack(data: Tensor, weight: Tensor, units: int, tile: int, out_dtype: str = "") -> Tensor:
-    """`dense` with the weight packed as [ceil(units/tile)][k][tile], or [...][k/4][tile][4]."""
+    """`dense` with the weight packed as [ceil(units/tile)][k][tile], or in words of
+    neighbours as [...][k/word][tile][word]."""
     dtype = out_dtype or data.dtype
-    word = as_dim(WORD if len(weight.shape) == 4 else 1)
+    word = weight.shape[3] if len(weight.shape) == 4 else as_dim(1)
     k = te.reduce_axis((0, weight.shape[1] * word), "k")
 
     def body(*i: Var) -> PrimExpr:
@@ -126,15 +127,15 @@ def pack_weight(weight: Tensor, kind: str, tile: int, groups: int) -> Tensor:
     zeros."""
     shape = pack_weight_shape(weight.shape, kind, tile, groups)
     per_group = weight.shape[0] // groups if kind == "group_conv2d" else weight.shape[0]
+    plain, word = kind.startswith("dense"), WORD_OF_KIND.get(kind)
 
     def body(*i: Var) -> PrimExpr:
         indices: tuple[PrimExpr, ...]
         group, indices = (i[0], i[1:]) if kind == "group_conv2d" else (as_dim(0), i)
-        if kind == "dense_u8s8":
-            panel, step, row, byte = indices
-            indices = (panel, step * WORD + byte, row)
+        if word:
+            *outer, step, row, part = indices
+            indices = (*outer, step * word + part, row)
         within = indices[0] * tile + indices[-1]
-        plain = kind in ("dense", "dense_u8s8")
         inner = indices[1:-1] if plain else (indices[-2], *indices[1:-2])
         load = weight[(group * per_group + within, *inner)]
         return if_then_else(within < per_group, load, const(0, weight.dtype))

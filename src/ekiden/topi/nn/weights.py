@@ -3,9 +3,11 @@
 OIHW, HWIO, ...   plain: out channels, in channels / groups, kernel height, width in any order
 OHWI{r}o          packed: [ceil(O/r)][KH][KW][I/groups][r], zero padded (groups = 1)
 GOHWI{r}o         packed per group: [G][ceil(O/G/r)][KH][KW][I/G][r]
+OHWI{r}o4i        packed, of bytes: [ceil(O/r)][KH][KW][I/4][r][4], as dense_u8s8
 HWOI              depthwise: [KH][KW][C][1]
 dense {r}         [ceil(N/r)][K][r]
 dense_u8s8 {r}    [ceil(N/r)][K/4][r][4]: four neighbours of a row side by side
+dense_bf16 {r}    [ceil(N/r)][K/2][r][2]: two of them
 """
 
 from __future__ import annotations
@@ -19,10 +21,14 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.topi.layout import packed_tile, parse, permute
 from ekiden.topi.shape import as_dim, ceil_div, tidy
 
-KINDS = ("dense", "dense_u8s8", "conv2d", "group_conv2d")
+KINDS = ("dense", "dense_u8s8", "dense_bf16", "conv2d", "conv2d_u8s8", "group_conv2d")
 """What `pack_weight` can pack."""
 WORD = 4
-"""Bytes that a step of a product of bytes takes; divides K."""
+"""Bytes that a step of a product of bytes takes; divides K, and I."""
+WORD_OF = {"uint8": WORD, "int8": WORD, "bfloat16": 2}
+"""dtype -> elements that a step of a product takes at a time, where that is more than one."""
+WORD_OF_KIND = {"dense_u8s8": WORD, "conv2d_u8s8": WORD, "dense_bf16": WORD_OF["bfloat16"]}
+"""What is packed in words -> their elements."""
 
 
 def conv_weight_shape(
@@ -39,6 +45,9 @@ def conv_weight_shape(
         return permute(shape, kernel_layout, "OIHW")
     if channels is None:
         raise ValueError(f"a weight in {kernel_layout} needs the attribute 'channels'")
+    if kernel_layout.endswith("i"):
+        kh, kw, words = shape[1:4]
+        return as_dim(channels), tidy(words * WORD), kh, kw
     kh, kw, per_group = shape[-4:-1]
     return as_dim(channels), per_group, kh, kw
 
@@ -51,12 +60,15 @@ def pack_weight_shape(
     if kind == "dense":
         n, k = shape
         return tidy(ceil_div(n, tile)), k, r
-    if kind == "dense_u8s8":
+    if kind.startswith("dense_"):
+        word = WORD_OF_KIND[kind]
         n, k = shape
-        return tidy(ceil_div(n, tile)), tidy(k // WORD), r, as_dim(WORD)
+        return tidy(ceil_div(n, tile)), tidy(k // word), r, as_dim(word)
     out, per_group, kh, kw = shape
     if kind == "conv2d":
         return tidy(ceil_div(out, tile)), kh, kw, per_group, r
+    if kind == "conv2d_u8s8":
+        return tidy(ceil_div(out, tile)), kh, kw, tidy(per_group // WORD), r, as_dim(WORD)
     return as_dim(groups), tidy(ceil_div(out // groups, tile)), kh, kw, per_group, r
 
 
@@ -64,11 +76,17 @@ def pack_weight(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
     """Pack [N, K] (dense) or OIHW, padding the last tile of output channels with zeros."""
     if kind == "dense":
         return _pack_rows(weight, tile).transpose(0, 2, 1).copy()
-    if kind == "dense_u8s8":
+    if kind.startswith("dense_"):
+        word = WORD_OF_KIND[kind]
         rows = _pack_rows(weight, tile)
-        return rows.reshape(len(rows), tile, -1, WORD).transpose(0, 2, 1, 3).copy()
+        words = rows.reshape(len(rows), tile, rows.shape[2] // word, word)
+        return words.transpose(0, 2, 1, 3).copy()
     if kind == "conv2d":
         return _pack_rows(weight, tile).transpose(0, 3, 4, 2, 1).copy()
+    if kind == "conv2d_u8s8":
+        plain = pack_weight(weight, "conv2d", tile)
+        words = plain.reshape(*plain.shape[:3], -1, WORD, tile)
+        return words.swapaxes(-1, -2).copy()
     parts = [pack_weight(part, "conv2d", tile) for part in np.split(weight, groups, axis=0)]
     return np.stack(parts)
 
@@ -83,7 +101,7 @@ def _pack_rows(weight: Array, tile: int) -> Array:
 
 
 def unpack_dense_weight(packed: Array, units: int) -> Array:
-    """[ceil(N/r)][K][r], or [ceil(N/r)][K/4][r][4], back to [N, K]."""
+    """[ceil(N/r)][K][r], or [ceil(N/r)][K/word][r][word], back to [N, K]."""
     if packed.ndim == 4:
         count, words, tile, word = packed.shape
         return packed.transpose(0, 2, 1, 3).reshape(count * tile, words * word)[:units]
@@ -101,6 +119,9 @@ def unpack_conv_weight(
     assert channels is not None, "checked by the relation"
     if kernel_layout.startswith("G"):
         return np.concatenate([_unpack_tiles(part)[: channels // groups] for part in weight])
+    if kernel_layout.endswith("i"):
+        count, kh, kw, words, tile, word = weight.shape
+        weight = weight.swapaxes(-1, -2).reshape(count, kh, kw, words * word, tile)
     return _unpack_tiles(weight)[:channels]
 
 

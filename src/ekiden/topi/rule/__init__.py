@@ -49,6 +49,7 @@ WHOLE: dict[str, Rule] = {
 """Operations that are a kernel of their own, with all their outputs."""
 _ACCEPTS: dict[str, Callable[[te.Tensor], bool]] = {
     **dict.fromkeys(("batch_matmul", "matmul", "dense"), batch_matmul.accepts),
+    "dense_pack": dense.accepts,
     "conv2d_transpose": conv2d_transpose.accepts,
     "winograd_conv2d": winograd.accepts,
 }

@@ -7,6 +7,9 @@ The rows of a register tile are neighbouring output pixels. A 1x1 convolution wi
 padding is a dense layer over all pixels. Others read from copies of the data with its border of
 zeros (padding.py): of bands of lines, or of all where threads share out the weights. Without
 dilation the taps of one kernel row are contiguous, so k is two loops.
+
+Data of uint8 and weights of int8 [o // tile, i, j, c // 4, o % tile, c % 4] give int32; such data
+have their border already.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
+from ekiden.topi.nn.weights import WORD
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.geometry import geometry_of
@@ -61,25 +65,32 @@ class _Conv:
         self.channels = int(str(attrs["channels"]))
         self.lanes, self.target = target.lanes("float32"), target
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
-        self.group_in = weight.shape[-2]
+        self.word = WORD if weight.dtype == "int8" else 1
+        assert self.word == 1 or not self.geometry.is_padded, "bytes have their border already"
+        self.group_in = simplify(weight.shape[-2 if self.word == 1 else 3] * self.word)
         self.group_out = self.channels // self.geometry.groups
         self.source = self.data  # or the padded copy
 
     def k_loops(self) -> list[KLoop]:
         """The reduction: kernel rows, then taps and channels, as one loop where they are
         contiguous."""
-        (kh, kw), (dy, dx), width = self.geometry.kernel, self.geometry.dilation, const(self.width)
+        (kh, kw), (dy, dx) = self.geometry.kernel, self.geometry.dilation
         pixel = self.geometry.data[3]
         row = self.geometry.padded()[1] * pixel
         if self.geometry.is_pointwise or (kh, kw) == (1, 1):
-            return [KLoop(self.group_in, const(1), width)]
+            return [self.channel_loop(1)]
         per_tap = self.group_in * self.width
         rows = [KLoop(const(kh), row * dy, per_tap * kw)] if kh > 1 else []
         if kw == 1:
-            return [*rows, KLoop(self.group_in, const(1), width)]
+            return [*rows, self.channel_loop(1)]
         if dx == 1 and self.geometry.groups == 1:
-            return [*rows, KLoop(self.group_in * kw, const(1), width)]
-        return [*rows, KLoop(const(kw), pixel * dx, per_tap), KLoop(self.group_in, const(1), width)]
+            return [*rows, self.channel_loop(kw)]
+        return [*rows, KLoop(const(kw), pixel * dx, per_tap), self.channel_loop(1)]
+
+    def channel_loop(self, taps: int) -> KLoop:
+        """The loop over the channels of neighbouring taps."""
+        steps = simplify(self.group_in * taps // self.word)
+        return KLoop(steps, const(self.word), const(self.width * self.word))
 
     def tile(
         self,
@@ -90,8 +101,8 @@ class _Conv:
         panel: Panel,
     ) -> Stmt:
         """A tile of pixels: `a_rows` are their data offsets, `out` is the number of the first."""
-        lanes = fitting_lanes(panel.valid, self.target)
-        shape = Tile(rows, -(-panel.valid // lanes), lanes, panel.valid)
+        lanes = self.lanes if self.word > 1 else fitting_lanes(panel.valid, self.target)
+        shape = Tile(rows, -(-panel.valid // lanes), lanes, panel.valid, self.anchor.dtype)
 
         def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
             at = panel.column + column

@@ -2,7 +2,8 @@
 
     out[m, n] = sum over k of data[m, k] * weight[n // tile, k, n % tile]
 
-or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4].
+or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4]; of bfloat16
+with float32 results, two steps of k side by side.
 
 Loop order: with few rows the row tile stays in L1 while the panels stream by; with many the panel
 stays in L2 while the rows stream by. Threads share out the panels, so that each reads its part of
@@ -20,9 +21,10 @@ from ekiden.ir.prim import IntImm, Min, PrimExpr, Var, const
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import For, ForKind, IfThenElse, Prefetch, PrimFunc, Stmt, seq
+from ekiden.topi.nn.weights import WORD_OF
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.topi.rule.stages import has_known_weights
 from ekiden.topi.rule.tiles import (
-    WORD,
     KLoop,
     Tile,
     balanced_rows,
@@ -71,7 +73,7 @@ class _Dense:
         self.target = target
         self.rows = product(data.shape[:-1])
         self.k = data.shape[-1]
-        self.word = WORD if len(weight.shape) == 4 else 1
+        self.word = WORD_OF[weight.dtype] if len(weight.shape) == 4 else 1
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         self.leading = list(outputs[0].shape[:-1])
 
@@ -183,6 +185,13 @@ class _Dense:
             narrow = self.row_tiles(const(1), const(whole), rest, ForKind.SERIAL)
             parts.append(IfThenElse(chunk.equal(count - 1), narrow) if count > 1 else narrow)
         return For(chunk, const(0), const(count), ForKind.PARALLEL, seq(*parts), {"grain": 1})
+
+
+def accepts(anchor: te.Tensor) -> bool:
+    """Whether the rule covers a product: a weight of words, or float32 throughout."""
+    data, weight = operands_of(anchor)
+    plain = {data.dtype, weight.dtype, anchor.dtype} == {"float32"}
+    return has_known_weights(anchor) and (plain or len(weight.shape) == 4)
 
 
 def dense_pack(

@@ -47,8 +47,9 @@ from ekiden.tir.stmt import (
     seq,
 )
 from ekiden.topi.cells import Cell, VectorMaths
+from ekiden.topi.nn.weights import WORD
 from ekiden.topi.rule.dense import make_buffers
-from ekiden.topi.rule.tiles import WORD, KLoop, Tile, balanced_rows, compute_tile
+from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile
 
 LANES = 16
 """Hidden units of a panel where no target is known."""

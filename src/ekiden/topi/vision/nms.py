@@ -14,7 +14,7 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.shape import as_dim, tidy
-from ekiden.topi.sorting import sort_extern
+from ekiden.topi.sorting import merge_sort, sort_extern
 
 Corner = Callable[[PrimExpr, int], PrimExpr]
 """(box, n) -> a coordinate of the box."""
@@ -217,7 +217,6 @@ def all_class_non_max_suppression(
         )
     batch, classes, count = scores.shape
     rows = tidy(batch * classes)
-    (order,) = sort_extern(scores, 2, False, count, [("indices", "int32")], None, "nms_order")
     bounds = [
         t
         for t in (max_output_boxes_per_class, iou_threshold, score_threshold)
@@ -226,9 +225,9 @@ def all_class_non_max_suppression(
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = IRBuilder()
-        corners, value, rank = map(ib.buffer_ptr, ins[:3])
+        corners, value = map(ib.buffer_ptr, ins[:2])
         selected, number = map(ib.buffer_ptr, outs)
-        given = dict(zip(map(id, bounds), ins[3:], strict=True))
+        given = dict(zip(map(id, bounds), ins[2:], strict=True))
         most = _limit(
             max_output_boxes_per_class, ib, given.get(id(max_output_boxes_per_class)), count
         )
@@ -240,20 +239,26 @@ def all_class_non_max_suppression(
 
         with ib.for_range(0, rows, "row", kind="parallel") as row:
             b, c = row // classes, row % classes
-            _select(
+            keys = ib.allocate(scores.dtype, count * 2, "keys")
+            order = ib.allocate("int64", count * 2, "order")
+            above = _above(
+                ib, lambda n: value[b, c, n], count, threshold(score_threshold), keys, order
+            )
+            begin = merge_sort(ib, keys, order, above, count, False)
+            kept = _select(
                 ib,
-                lambda n: cast(rank[b, c, n], "int64"),
-                lambda box: value[b, c, box] > threshold(score_threshold),
+                (above, count),
+                lambda n: order[begin + n],
                 lambda box, n: corners[b, box, n],
                 lambda slot, box: selected.__setitem__((row, slot), box),
-                (number, row),
-                (count, most, threshold(iou_threshold)),
+                (most, threshold(iou_threshold)),
             )
+            number[row] = kept
         return ib.get()
 
     chosen = te.extern_op(
         [(rows, count), (rows,)],
-        [boxes, scores, order, *bounds],
+        [boxes, scores, *bounds],
         build,
         ["int32", "int32"],
         name="all_class_nms",
@@ -263,36 +268,56 @@ def all_class_non_max_suppression(
     return _as_tensorflow(chosen[0], chosen[1], scores)
 
 
+def _above(
+    ib: IRBuilder,
+    score: Callable[[PrimExpr], PrimExpr],
+    count: PrimExpr,
+    threshold: PrimExpr,
+    keys: BufferVar,
+    order: BufferVar,
+) -> PrimExpr:
+    """How many scores are above the threshold: they and their positions come to the front."""
+    found = ib.allocate("int64", 1, "above", "local")
+    found[0] = 0
+    with ib.for_range(0, count, "n") as n:
+        value = ib.let("value", score(n))
+        with ib.if_scope(value > threshold):
+            slot = ib.let("slot", found[0])
+            keys[slot], order[slot] = value, n
+            found[0] = slot + 1
+    return ib.let("eligible", found[0])
+
+
 def _select(
     ib: IRBuilder,
+    sizes: tuple[PrimExpr, PrimExpr],
     ranked: Callable[[PrimExpr], PrimExpr],
-    eligible: Callable[[PrimExpr], PrimExpr],
     corner: Corner,
     keep: Callable[[PrimExpr, PrimExpr], None],
-    number: tuple[BufferVar, PrimExpr],
-    limits: tuple[PrimExpr, PrimExpr, PrimExpr],
-) -> None:
-    """The boxes of one row, from the first in rank; limits: (boxes, at most, overlap)."""
-    count, most, threshold = limits
-    kept = ib.allocate("int64", count, "kept")
+    limits: tuple[PrimExpr, PrimExpr],
+) -> PrimExpr:
+    """How many boxes of one row stay, from the first in rank; sizes: how many there are, and may
+    be; limits: (at most, overlap).
+    """
+    (count, room), (most, threshold) = sizes, limits
+    kept = ib.allocate("int64", room, "kept")
     found = ib.allocate("int64", 1, "found", "local")
     found[0] = 0
     with ib.for_range(0, count, "n") as n, ib.if_scope(found[0] < most):
         box = ib.let("box", ranked(n))
-        with ib.if_scope(eligible(box)):
-            stays = ib.allocate("int32", 1, "stays", "local")
-            stays[0] = 1
-            already = ib.let("already", found[0])
-            with ib.for_range(0, already, "k") as k:
-                shared = ib.let("shared", overlap(corner, box, kept[k]))
-                with ib.if_scope(shared > threshold):
-                    stays[0] = 0
-            with ib.if_scope(stays[0].equal(1)):
-                slot = ib.let("slot", found[0])
-                kept[slot] = box
-                keep(slot, box)
-                found[0] = slot + 1
-    number[0][number[1]] = found[0]
+        stays = ib.allocate("int32", 1, "stays", "local")
+        stays[0] = 1
+        already = ib.let("already", found[0])
+        with ib.for_range(0, already, "k") as k, ib.if_scope(stays[0].equal(1)):
+            shared = ib.let("shared", overlap(corner, box, kept[k]))
+            with ib.if_scope(shared > threshold):
+                stays[0] = 0
+        with ib.if_scope(stays[0].equal(1)):
+            slot = ib.let("slot", found[0])
+            kept[slot] = box
+            keep(slot, box)
+            found[0] = slot + 1
+    return found[0]
 
 
 def _as_onnx(chosen: Tensor, number: Tensor, classes: PrimExpr) -> list[Tensor]:
@@ -303,9 +328,6 @@ def _as_onnx(chosen: Tensor, number: Tensor, classes: PrimExpr) -> list[Tensor]:
         ib = IRBuilder()
         picked, many = map(ib.buffer_ptr, ins)
         out, total = map(ib.buffer_ptr, outs)
-        with ib.for_range(0, size, "n") as n:
-            for field in range(3):
-                out[n, field] = 0
         total[0] = 0
         with ib.for_range(0, rows, "row") as row:
             here = ib.let("here", cast(many[row], "int64"))
@@ -314,6 +336,9 @@ def _as_onnx(chosen: Tensor, number: Tensor, classes: PrimExpr) -> list[Tensor]:
                 for field, value in enumerate((row // classes, row % classes, picked[row, k])):
                     out[slot, field] = value
                 total[0] = slot + 1
+        with ib.for_range(total[0], size, "n") as n:
+            for field in range(3):
+                out[n, field] = 0
         return ib.get()
 
     shapes = [(size, as_dim(3)), (as_dim(1),)]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from ekiden.frontend.onnx.converters.byte_products import (
+    Convolution,
+    dequantized_sides,
+    is_convolution,
+)
 from ekiden.frontend.onnx.converters.window import Window, padded, read_window
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.value import constant
@@ -55,8 +60,8 @@ def _finish(node: Node, found: Expr, squeeze: bool) -> Expr:
     return op.squeeze(found, axis=[2]) if squeeze else found
 
 
-def convolve(node: Node) -> Expr:
-    """Conv, in the dtype of its inputs."""
+def convolve(node: Node, conv2d: Convolution | None = None) -> Expr:
+    """Conv, in the dtype of its inputs; `conv2d` multiplies bytes, over one or two axes."""
     _check_rank(node)
     window = read_window(node, _kernel(node))
     data = node.expr(0)
@@ -67,7 +72,8 @@ def convolve(node: Node) -> Expr:
             window.kernel, window.strides, window.dilations, padding[::2], padding[1::2]
         )
     data, weight, flat = _flat(node, data, node.expr(1), window)
-    found = (op.nn.conv2d if len(flat.kernel) == 2 else op.nn.conv3d)(
+    plain = op.nn.conv2d if len(flat.kernel) == 2 else op.nn.conv3d
+    found = (conv2d or plain)(
         data,
         weight,
         strides=flat.strides,
@@ -78,6 +84,15 @@ def convolve(node: Node) -> Expr:
         kernel_size=flat.kernel,
     )
     return _finish(node, found, node.rank(0) == 3)
+
+
+def _conv(node: Node) -> Expr:
+    """Of bytes where both inputs are dequantised just before."""
+    sides = dequantized_sides(node, 0)
+    if sides is None or not is_convolution(node, *sides):
+        return convolve(node)
+    inner = node.with_inputs([*(s.value for s in sides), node.optional(2)])
+    return convolve(inner, Convolution(node, *sides))
 
 
 def _conv_transpose(node: Node) -> Expr:
@@ -163,7 +178,7 @@ _ATTRIBUTES = "auto_pad dilations group kernel_shape pads strides"
 
 # fmt: off
 ROWS = (
-    Row("Conv",          convolve, attributes=_ATTRIBUTES, values=_PADS),
+    Row("Conv",          _conv, attributes=_ATTRIBUTES, values=_PADS),
     Row("ConvTranspose", _conv_transpose,
         attributes=f"{_ATTRIBUTES} output_padding output_shape", values=_PADS),
 )

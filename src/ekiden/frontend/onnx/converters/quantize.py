@@ -4,10 +4,17 @@ point, for a tensor, along an axis, or for each block of an axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ekiden.frontend.onnx.converters.byte_products import (
+    Convolution,
+    Levels,
+    dense,
+    is_convolution,
+    suits,
+)
 from ekiden.frontend.onnx.converters.cast import saturated
 from ekiden.frontend.onnx.converters.convolution import convolve
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
@@ -15,11 +22,9 @@ from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.value import Value
 from ekiden.ir.dtype import SCALAR_BITS, SMALL_FLOATS, is_unsigned
-from ekiden.ir.op import Array
 from ekiden.ir.prim import AnyDim
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, const
-from ekiden.relay.qnn import op as qnn
+from ekiden.relay.expr import Expr
 from ekiden.topi.shape import known
 
 
@@ -133,32 +138,34 @@ def _inner(node: Node, inputs: list[Value | None], convert: Callable[[Node], Exp
     return convert(node.with_inputs(inputs))
 
 
-def _with_bytes(node: Node, weight: Array) -> Expr:
-    """The product with a constant matrix."""
-    point, kernel_point = (
-        const(np.zeros((), node.dtype(i - 2))) if node.optional(i) is None else node.expr(i)
-        for i in (2, 3)
-    )
-    node.scope.same(node.shape(0)[-1:], node.shape(1)[:1])
-    rows = const(np.ascontiguousarray(weight.T))
-    return qnn.dense(node.expr(0), rows, point, kernel_point, node.dtype(0))
-
-
 def integer_product(node: Node) -> Expr:
     """MatMulInteger: inputs 2 and 3 are the zero points of 0 and 1."""
-    weight, point = node.value(1), node.optional(2)
-    scalar = point is None or not point.type.shape
-    if weight.array is not None and weight.array.ndim == 2 and scalar and node.rank(0) > 0:
-        return _with_bytes(node, weight.array)
+    left, right = (Levels(node.value(i), node.optional(i + 2)) for i in (0, 1))
+    weight = node.value(1).array
+    if suits(left, right) and weight is not None and weight.ndim == 2 and node.rank(0) > 0:
+        node.scope.same(node.shape(0)[-1:], node.shape(1)[:1])
+        return dense(node, left, right, np.ascontiguousarray(weight.T))
     a = node.value_of(_shifted(node, 0, 2, rows=True))
     b = node.value_of(_shifted(node, 1, 3))
     return _inner(node, [a, b], multiply_matrices)
 
 
+def _integer_conv(node: Node, inputs: Sequence[int], bias: Value | None = None) -> Expr:
+    """The convolution of inputs (data, weight, their zero points) in int32."""
+    data, weight, point, kernel_point = inputs
+    sides = [
+        Levels(node.value(i), node.optional(p)) for i, p in zip(inputs[:2], inputs[2:], strict=True)
+    ]
+    if is_convolution(node, *sides):
+        inner = node.with_inputs([*(s.value for s in sides), bias])
+        return convolve(inner, Convolution(node, *sides))
+    wide = node.value_of(_shifted(node, data, point))
+    flat = node.value_of(_kernel(node, weight, kernel_point))
+    return _inner(node, [wide, flat, bias], convolve)
+
+
 def _conv_integer(node: Node) -> Expr:
-    data = node.value_of(_shifted(node, 0, 2))
-    weight = node.value_of(_kernel(node, 1, 3))
-    return _inner(node, [data, weight], convolve)
+    return _integer_conv(node, (0, 1, 2, 3))
 
 
 def _requantized(node: Node, total: Expr, factor: Expr, zero: int) -> Expr:
@@ -180,9 +187,8 @@ def scalar_input(node: Node, index: int) -> Expr:
 
 
 def _q_linear_mat_mul(node: Node) -> Expr:
-    a = node.value_of(_shifted(node, 0, 2, rows=True))
-    b = node.value_of(_shifted(node, 3, 5))
-    total = _inner(node, [a, b], multiply_matrices)
+    sides = [node.value(0), node.value(3), node.optional(2), node.optional(5)]
+    total = integer_product(node.with_inputs(sides))
 
     def spread(index: int) -> Expr:
         shape = node.shape(index)
@@ -195,9 +201,7 @@ def _q_linear_mat_mul(node: Node) -> Expr:
 
 def quantized_conv(node: Node) -> Expr:
     """QLinearConv."""
-    data = node.value_of(_shifted(node, 0, 2))
-    weight = node.value_of(_kernel(node, 3, 5))
-    total = _inner(node, [data, weight, node.optional(8)], convolve)
+    total = _integer_conv(node, (0, 3, 2, 5), node.optional(8))
 
     def spread(index: int) -> Expr:
         shape = node.shape(index)

@@ -81,7 +81,8 @@ def _conv2d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors("nn.conv2d", types, 2)
     wanted = attrs_of(Conv2DAttrs, attrs)
     rank_is("nn.conv2d", data, 4, "data")
-    dtype = one_dtype("nn.conv2d", (data, weight))
+    is_bytes = (data.dtype, weight.dtype, wanted.out_dtype) == ("uint8", "int8", "int32")
+    dtype = "int32" if is_bytes else one_dtype("nn.conv2d", (data, weight))
     return TensorType(
         _conv_shape("nn.conv2d", wanted, data.shape, weight.shape), wanted.out_dtype or dtype
     )
@@ -160,7 +161,9 @@ def conv2d(
     out_layout: str = "",
     out_dtype: str = "",
 ) -> Call:
-    """2-D convolution (correlation). `channels` is needed where the weight is packed and padded."""
+    """2-D convolution (correlation), of one dtype, or of uint8 and int8 with out_dtype int32.
+    `channels` is needed where the weight is packed and padded.
+    """
     attrs = Conv2DAttrs(
         spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups, channels,
         window_size(kernel_size, 2), data_layout, kernel_layout, out_layout, out_dtype,

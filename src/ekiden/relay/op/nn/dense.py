@@ -28,7 +28,7 @@ from ekiden.relay.op.broadcast import broadcast_types
 from ekiden.relay.op.nn._solve import matrix
 from ekiden.topi.nn.weights import (
     KINDS,
-    WORD,
+    WORD_OF,
     pack_weight,
     pack_weight_shape,
     unpack_dense_weight,
@@ -236,6 +236,10 @@ class DensePackAttrs(Attrs):
     out_dtype: str = ""
 
 
+WORDS = (("uint8", "int8", "int32"), ("bfloat16", "bfloat16", "float32"))
+"""Of products whose weight is packed in words: data, weight, result."""
+
+
 def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     name = "nn.contrib_dense_pack"
     data, weight = tensors(name, types, 2)
@@ -243,10 +247,12 @@ def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     rank_at_least(name, data, 1, "data")
     dtypes = {"data": data.dtype, "weight": weight.dtype}
     if len(weight.shape) == 4:
-        if (data.dtype, weight.dtype, wanted.out_dtype) != ("uint8", "int8", "int32"):
-            fail(name, f"a weight of words takes uint8 and int8 to int32, got {dtypes}")
-        agree(name, as_dim(WORD), weight.shape[3], "the bytes of a word")
-        depth = tidy(weight.shape[1] * WORD)
+        if (data.dtype, weight.dtype, wanted.out_dtype) not in WORDS:
+            takes = " or ".join(f"{a} and {b} to {c}" for a, b, c in WORDS)
+            fail(name, f"a weight of words takes {takes}, got {dtypes}")
+        word = WORD_OF[weight.dtype]
+        agree(name, as_dim(word), weight.shape[3], "the elements of a word")
+        depth = tidy(weight.shape[1] * word)
     else:
         rank_is(name, weight, 3, "weight")
         one_dtype(name, (data, weight))

@@ -1,0 +1,89 @@
+"""Choose in which type each product of matrices and each convolution is computed.
+
+    nn.dense(%x f16, %w f16)                   ->  cast(nn.dense(cast(%x, f32), cast(%w, f32)), f16)
+    nn.dense(cast(%x f32, bf16), W), no bf16   ->  nn.dense(%x, cast(W, f32))
+    nn.dense(%x f32, W f32), asked for bf16    ->  nn.dense(cast(%x, bf16), cast(W, bf16), f32)
+
+Processors multiply float32; some bfloat16 too, twice as many at a time, with sums in float32. So
+products of float16 and bfloat16 are computed in float32, of the values from which their operands
+were rounded where those are at hand, but for dense layers of bfloat16 with constant weights on a
+processor that has them. Where the option `relay.ProductPrecision.dtype` is "bfloat16", dense layers
+of float32 become such; on processors without them they stay exact.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.pass_context import PRECISION
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.transform.calls import Rewrite, rewrite_calls
+from ekiden.relay.transform.fold_scale_axis import op_of
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.scopes import map_functions, on_body
+from ekiden.relay.transform.to_mixed_precision import ALWAYS
+from ekiden.runtime.errors import PassError
+from ekiden.target import Target
+
+FEATURE = "avx512bf16"
+"""The target's ability to multiply bfloat16."""
+WIDE, BRIEF = "float32", "bfloat16"
+SMALL = ("float16", BRIEF)
+
+
+def _dtype(expr: RelayExpr) -> str:
+    kind = expr.checked_type
+    return kind.dtype if isinstance(kind, TensorType) else ""
+
+
+def _widened(expr: RelayExpr) -> RelayExpr:
+    """An operand in float32: what it was rounded from, if that is known."""
+    if op_of(expr) == "cast" and isinstance(expr, Call) and _dtype(expr.args[0]) == WIDE:
+        return expr.args[0]
+    return expr if _dtype(expr) == WIDE else op.cast(expr, WIDE)
+
+
+def _in(call: Call, operands: list[RelayExpr]) -> RelayExpr:
+    """The product over operands of another type, summed in float32, its result in its own."""
+    out = _dtype(call)
+    attrs = call.attrs
+    if attrs is not None and hasattr(attrs, "out_dtype"):
+        attrs = attrs.with_fields(out_dtype=WIDE)
+    made = Call(call.op, tuple(operands), attrs, span=call.span)
+    return made if out == WIDE else op.cast(made, out)
+
+
+def _rewrite(target: Target, asked: str) -> Rewrite:
+    has_brief = target.kind == "llvm" and FEATURE in target.features
+
+    def rewrite(call: Call) -> RelayExpr | None:
+        data, weight = call.args[:2]
+        assert isinstance(call.op, Op)
+        is_layer = call.op.name == "nn.dense" and isinstance(weight, Constant) and has_brief
+        dtypes = {_dtype(data), _dtype(weight)}
+        if is_layer and dtypes == {BRIEF}:
+            return None if getattr(call.attrs, "out_dtype", "") == WIDE else _in(call, [*call.args])
+        if len(dtypes) == 1 and dtypes.issubset(SMALL):
+            return _in(call, [_widened(a) for a in call.args])
+        if is_layer and asked and dtypes == {WIDE} == {_dtype(call)}:
+            return _in(call, [op.cast(a, BRIEF) for a in call.args])
+        return None
+
+    return rewrite
+
+
+def ProductPrecision(target: Target) -> Pass:  # noqa: N802
+    """The pass described at the top of this file. Raises PassError for a type it does not know."""
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        asked = str(context.option(PRECISION))
+        if asked not in ("", BRIEF):
+            raise PassError(f"ProductPrecision: expected {BRIEF!r} or '', got {asked!r}")
+        table = dict.fromkeys(ALWAYS, _rewrite(target, asked))
+        return map_functions(module, on_body(lambda body: rewrite_calls(body, table)))
+
+    return Pass("ProductPrecision", transform, 0, (InferType(),))
