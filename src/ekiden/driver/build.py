@@ -63,13 +63,23 @@ def compile_to_bytes(
     target: Targets = "llvm",
     shape: Shapes | None = None,
     executor: str = "vm",
+    *,
+    in_place: bool = True,
 ) -> bytes:
-    """The bytes of the artifact that `compile` makes and `Executable.save` writes."""
-    return compile_model(model, target, shape, executor).artifact
+    """The bytes of the artifact that `compile` makes and `Executable.save` writes; `in_place` as in
+    `pipeline`.
+    """
+    return compile_model(model, target, shape, executor, in_place).artifact
 
 
-def compile_model(model: Model, target: Targets, shape: Shapes | None, executor: str) -> Compiled:
-    """Compile; arguments and errors are those of `compile`."""
+def compile_model(
+    model: Model,
+    target: Targets,
+    shape: Shapes | None,
+    executor: str,
+    in_place: bool = True,
+) -> Compiled:
+    """Compile; arguments and errors are those of `compile`, `in_place` as in `pipeline`."""
     if executor not in EXECUTORS:
         kinds = ", ".join(map(repr, EXECUTORS))
         raise CompileError(f"compile: executor one of {kinds} expected, got {executor!r}")
@@ -88,7 +98,7 @@ def compile_model(model: Model, target: Targets, shape: Shapes | None, executor:
         "producer": f"ekiden {version('ekiden')}",
         "target": str(chosen),
     }
-    prepared = optimize(module, chosen, config)
+    prepared = optimize(module, chosen, config, in_place=in_place and executor != "async")
     with _progress() as progress:
         made = compile_module(
             prepared,

@@ -36,10 +36,22 @@ def build(
     The result can be called; `["default"](device)` makes a graph executor of it.
     """
     kind = executor if isinstance(executor, str) else executor.name
-    made = compile_to_bytes(
-        _module(ir_mod, params), target, executor="vm" if kind == "graph" else kind
-    )
-    return ExecutorFactoryModule(runtime.Executable.from_bytes(made))
+    kind = "vm" if kind == "graph" else kind
+    return ExecutorFactoryModule(to_executable(ir_mod, target, params, kind, in_place=False))
+
+
+def to_executable(
+    ir_mod: IRModule | BaseFunc,
+    target: Targets,
+    params: Params | None,
+    executor: str = "vm",
+    *,
+    in_place: bool = True,
+) -> runtime.Executable:
+    """The executable of a module or function; `in_place` as in `pipeline`."""
+    module = _module(ir_mod, params)
+    made = compile_to_bytes(module, target, executor=executor, in_place=in_place)
+    return runtime.Executable.from_bytes(made)
 
 
 def optimize(

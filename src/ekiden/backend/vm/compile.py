@@ -51,7 +51,6 @@ from ekiden.relay.op.annotation import DeviceCopyAttrs
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.vm import InvokeAttrs, ReshapeTensorAttrs
 from ekiden.relay.transform.chains import Binding, unchain
-from ekiden.relay.transform.concatenate_in_place import ConcatenateInPlace
 from ekiden.relay.transform.memory_plan import Kernels, MemoryPlan
 from ekiden.relay.transform.peak_memory import predict_peak
 from ekiden.relay.transform.plan_devices import device_table
@@ -517,8 +516,6 @@ def compile_module(
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """
-    if not concurrent:  # where parts of a storage were written at once, kernels would wait
-        module = ConcatenateInPlace()(module)
     calls = primitive_functions(module)
     fused = list(dict.fromkeys(f for f, _ in calls))
     symbols = {f: build_external(f) for f in fused if is_external(f)}

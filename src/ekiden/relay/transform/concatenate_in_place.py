@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ekiden.arith import prove_equal, simplify
+from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -43,7 +43,6 @@ from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, alloc_te
 from ekiden.relay.op.vm import InvokeAttrs, invoke_tvm_op, part, prefix
 from ekiden.relay.transform.chains import Binding, Chain, map_chains
 from ekiden.relay.transform.fuse_ops import WINOGRAD
-from ekiden.relay.transform.manifest_alloc import size_in_bytes
 from ekiden.relay.transform.memory_plan import known_at_entry
 from ekiden.relay.transform.scopes import (
     evaluation_order,
@@ -52,7 +51,6 @@ from ekiden.relay.transform.scopes import (
     operands,
     with_children,
 )
-from ekiden.relay.transform.storage_lifetimes import op_name
 
 LINE = 64
 """Where a part begins is a multiple of this many bytes, as are rows that it lies in: vectors stay
@@ -68,7 +66,6 @@ class _Kernel:
     """A call of a kernel with one result, by its place in the chain."""
 
     at: int
-    call: Call
     function: Function
     inputs: tuple[RelayExpr, ...]
     output: Var
@@ -129,10 +126,11 @@ class _Facts:
         elif isinstance(value.attrs, InvokeAttrs):
             function, inputs, outputs, *scratch = value.args
             assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
-            is_known = isinstance(function, Function) and not scratch
-            if is_known and len(outputs.fields) == 1 and isinstance(outputs.fields[0], Var):
-                output = outputs.fields[0]
-                self.kernels[output] = _Kernel(at, value, function, inputs.fields, output)
+            if not isinstance(function, Function) or scratch or len(outputs.fields) != 1:
+                return
+            (output,) = outputs.fields
+            assert isinstance(output, Var)
+            self.kernels[output] = _Kernel(at, function, inputs.fields, output)
 
     def _is_only_one(self, at: int) -> bool:
         value = self.chain.bindings[at][1]
@@ -204,9 +202,7 @@ def _writing_part(function: Function, shape: tuple[PrimExpr, ...]) -> Function:
     return _function(function.params, infer_here(part(function.body, shape)), function)
 
 
-def _reading_parts(
-    function: Function, shapes: Mapping[int, tuple[PrimExpr, ...]]
-) -> Function:
+def _reading_parts(function: Function, shapes: Mapping[int, tuple[PrimExpr, ...]]) -> Function:
     """The function with some parameters, by number, as parts of tensors of these shapes."""
     params = list(function.params)
     new: dict[RelayExpr, RelayExpr] = {}
@@ -423,14 +419,13 @@ class _Chain:
         if output in replaced:
             assert isinstance(output, Var)
             function = _writing_part(function, _shape(replaced[output]))
-        given, made = with_children(inputs, replaced), with_children(outputs, replaced)
-        return call.with_fields(args=(function, _typed(given), _typed(made), *call.args[3:]))
+        given = Tuple(tuple(_new(e, replaced) for e in inputs.fields))
+        made = Tuple((_new(output, replaced),))
+        return call.with_fields(args=(function, given, made, *call.args[3:]))
 
 
-def _typed(fields: RelayExpr) -> RelayExpr:
-    """A tuple with the types of its fields, which may have changed."""
-    assert isinstance(fields, Tuple)
-    return infer_here(Tuple(fields.fields))
+def _new(value: RelayExpr, replaced: Mapping[Var, Var]) -> RelayExpr:
+    return replaced.get(value, value) if isinstance(value, Var) else value
 
 
 def _weight(value: RelayExpr) -> int:

@@ -92,9 +92,7 @@ class Epilogue:
         env[self.axis[axis]] = Ramp(first, const(1), lanes, dt.with_lanes("int64", lanes))
         return broadcast(self._vectorize(env, value, mask), lanes)
 
-    def put(
-        self, flat: PrimExpr, last: PrimExpr, value: PrimExpr, mask: PrimExpr | None
-    ) -> Stmt:
+    def put(self, flat: PrimExpr, last: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
         """Store a vector from element `flat` on, whose last index is `last`; in longer rows where
         the output is a part of a larger tensor.
         """
