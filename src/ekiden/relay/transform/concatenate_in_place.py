@@ -2,7 +2,7 @@
 
     let %a = memory.alloc_tensor(%s0, offset=0, shape=(4, 16)); invoke(f, (%x,), (%a,));
     let %b = memory.alloc_tensor(%s1, offset=0, shape=(8, 16)); invoke(g, (%x,), (%b,));
-    let %y = memory.alloc_tensor(%s2, offset=0, shape=(12, 16)); invoke(concatenate, (%a, %b), (%y,))
+    let %y = memory.alloc_tensor(%s2, offset=0, shape=(12, 16)); invoke(join, (%a, %b), (%y,))
 ->  let %a = memory.alloc_tensor(%s2, offset=0, shape=(4, 16)); invoke(f, (%x,), (%a,));
     let %b = memory.alloc_tensor(%s2, offset=256, shape=(8, 16)); invoke(g, (%x,), (%b,));
     let %y = memory.alloc_tensor(%s2, offset=0, shape=(12, 16));
