@@ -6,10 +6,10 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "ek_cpu.h"
 #include "ek_platform.h"
 
 #if defined(__x86_64__)
-#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -83,19 +83,13 @@ __attribute__((target("pclmul,sse4.1"))) static uint32_t by_folding(uint32_t sta
   return by_table(by_table(0, rest, sizeof rest), at, size);
 }
 
-/* Asked of the processor: the compiler's own question needs a library that not all of them have. */
-static bool can_fold(void) {
-  unsigned a, b, c = 0, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d)) return false;
-  return (c & bit_PCLMUL) != 0 && (c & bit_SSE4_1) != 0;
-}
 #else
 static uint32_t by_folding(uint32_t state, const unsigned char *at, size_t size) {
   return by_table(state, at, size);
 }
-
-static bool can_fold(void) { return false; }
 #endif
+
+static bool can_fold(void) { return ek_cpu_has("pclmulqdq", 9) && ek_cpu_has("sse4_1", 6); }
 
 uint32_t ek_crc32(const void *data, size_t size) {
   ek_call_once(&tables_once, make_tables);

@@ -14,6 +14,7 @@
 #include <stdio.h>
 
 #include "ek_crc32.h"
+#include "ek_image.h"
 #include "ek_vm.h"
 
 enum {
@@ -52,7 +53,7 @@ typedef struct reader {
 } reader;
 
 __attribute__((format(printf, 2, 3))) static void fail(reader *r, const char *format, ...) {
-  char message[256];
+  char message[EK_IMAGE_LACKS + 64];
   va_list args;
   if (r->failed) return;
   r->failed = true;
@@ -162,46 +163,102 @@ static void read_header(reader *r, size_t size, int32_t *n_sections) {
     fail(r, "the file has %llu bytes, got %zu", (unsigned long long)total, size);
   }
   uint32_t n = u32(r), checksum = u32(r);
-  if (n >= SECTIONS || n * (size_t)ENTRY_SIZE > left(r))
-    fail(r, "at most %d sections expected, got %u", SECTIONS - 1, n);
+  if (n > left(r) / ENTRY_SIZE) fail(r, "%u sections expected, the file ends before", n);
   if (!r->failed && ek_crc32(r->at, n * (size_t)ENTRY_SIZE) != checksum)
     fail(r, "the section table is corrupted: its checksum differs");
   *n_sections = r->failed ? 0 : (int32_t)n;
 }
 
-/* Fills 'payloads' by section kind; absent ones stay NULL. 'end' is that of the section before. */
-static uint64_t read_entry(reader *r, const unsigned char *data, size_t size, uint64_t end,
-                           uint32_t *last_kind, ek_bytes *payloads) {
-  uint32_t kind = u32(r), checksum = u32(r);
-  uint64_t offset = u64(r), length = u64(r);
-  if (r->failed) return 0;
-  if (kind < GLOBALS || kind >= SECTIONS) fail(r, "unknown section %u", kind);
-  if (kind <= *last_kind) fail(r, "section %u follows section %u", kind, *last_kind);
-  if (offset != aligned(end))
-    fail(r, "section %u: offset %llu expected, got %llu", kind, (unsigned long long)aligned(end),
-         (unsigned long long)offset);
-  if (offset > size || length > size - offset)
-    fail(r, "section %u: it does not fit in the file", kind);
-  if (r->failed) return 0;
-  r->section = section_names[kind];
-  expect_zeros(r, data + end, data + offset);
-  if (ek_crc32(data + offset, (size_t)length) != checksum)
-    fail(r, "corrupted: its checksum differs");
-  payloads[kind] = (ek_bytes){(const char *)data + offset, (size_t)length};
-  *last_kind = kind;
-  r->section = section_names[0];
-  return offset + length;
+typedef struct entry {
+  uint32_t kind, variant, checksum;
+  uint64_t offset, length;
+} entry;
+
+static entry next_entry(reader *r) {
+  uint32_t id = u32(r);
+  entry next = {id & 0xffff, id >> 16, u32(r), 0, 0};
+  next.offset = u64(r);
+  next.length = u64(r);
+  return next;
 }
 
+/* What the entries before say of the next. */
+typedef struct table_state {
+  entry last;
+  uint32_t common;             /* a bit for each kind of which there is one for all variants */
+  uint32_t images;             /* of single variants */
+  uint64_t end;                /* of the section before */
+} table_state;
+
+static void check_place(reader *r, const entry *e, const table_state *before) {
+  if (e->kind < GLOBALS || e->kind >= SECTIONS) {
+    fail(r, "unknown section %u", e->kind);
+    return;
+  }
+  bool ascends = e->variant == before->last.variant ? e->kind > before->last.kind
+                                                    : e->variant == before->last.variant + 1;
+  if (!ascends)
+    fail(r, "section %u of variant %u follows section %u of variant %u", e->kind, e->variant,
+         before->last.kind, before->last.variant);
+  if (e->variant != 0 && (e->kind == CONSTANTS || before->common >> e->kind & 1))
+    fail(r, "section %u of variant %u: it is common to all", e->kind, e->variant);
+}
+
+static void check_entry(reader *r, const unsigned char *data, size_t size, table_state *before) {
+  entry e = next_entry(r);
+  if (r->failed) return;
+  check_place(r, &e, before);
+  if (e.offset != aligned(before->end))
+    fail(r, "section %u: offset %llu expected, got %llu", e.kind,
+         (unsigned long long)aligned(before->end), (unsigned long long)e.offset);
+  if (e.offset > size || e.length > size - e.offset)
+    fail(r, "section %u: it does not fit in the file", e.kind);
+  if (r->failed) return;
+  r->section = section_names[e.kind];
+  expect_zeros(r, data + before->end, data + e.offset);
+  if (ek_crc32(data + e.offset, (size_t)e.length) != e.checksum)
+    fail(r, "corrupted: its checksum differs");
+  r->section = section_names[0];
+  if (e.variant == 0) before->common |= 1u << e.kind;
+  else before->images += e.kind == IMAGE;
+  before->last = e;
+  before->end = e.offset + e.length;
+}
+
+/* The first variant whose code this machine can run, or 0 where the code is one for all. */
+static uint32_t choose(reader *r, reader table, int32_t n, const unsigned char *data) {
+  char lacks[EK_IMAGE_LACKS] = "";
+  for (int32_t i = 0; i < n; i++) {
+    entry e = next_entry(&table);
+    if (e.kind != IMAGE) continue;
+    size_t used = strlen(lacks);
+    if (used != 0) snprintf(lacks + used, sizeof lacks - used, ", ");
+    if (!ek_image_lacks(data + e.offset, (size_t)e.length, lacks, sizeof lacks)) return e.variant;
+  }
+  r->section = section_names[IMAGE];
+  if (lacks[0] != '\0') fail(r, "this machine lacks what its code needs: %s", lacks);
+  return 0;
+}
+
+/* Fills 'payloads' by section kind with what is common and what the chosen variant has of its own;
+** absent ones stay NULL. */
 static void read_table(reader *r, const unsigned char *data, size_t size, ek_bytes *payloads) {
   int32_t n;
-  uint32_t last_kind = 0;
   read_header(r, size, &n);
-  uint64_t end = HEADER_SIZE + (uint64_t)n * ENTRY_SIZE;
-  for (int32_t i = 0; i < n && !r->failed; i++) {
-    end = read_entry(r, data, size, end, &last_kind, payloads);
+  reader table = *r;
+  table_state before = {.end = HEADER_SIZE + (uint64_t)n * ENTRY_SIZE};
+  for (int32_t i = 0; i < n && !r->failed; i++) check_entry(r, data, size, &before);
+  if (!r->failed && before.end != size)
+    fail(r, "%zu bytes follow the last section", size - (size_t)before.end);
+  if (before.images != before.last.variant)
+    fail(r, "%u variants have %u images", before.last.variant, before.images);
+  if (r->failed) return;
+  uint32_t variant = choose(r, table, n, data);
+  for (int32_t i = 0; i < n; i++) {
+    entry e = next_entry(&table);
+    if (e.variant != 0 && e.variant != variant) continue;
+    payloads[e.kind] = (ek_bytes){(const char *)data + e.offset, (size_t)e.length};
   }
-  if (!r->failed && end != size) fail(r, "%zu bytes follow the last section", size - (size_t)end);
   for (int kind = GLOBALS; kind < SECTIONS; kind++) {
     if (payloads[kind].data == NULL && kind != IMAGE && kind != DEVICES)
       fail(r, "section %s is missing", section_names[kind]);

@@ -3,9 +3,11 @@
 ** A cursor reads the tables straight through, fails once and stays failed. Everything is checked
 ** before memory is mapped. What is checked is the container; code is code, and is trusted.
 */
-#include "ek_internal.h"
+#include "ek_image.h"
 
 #include <stdio.h>
+
+#include "ek_cpu.h"
 
 enum { PAGE = 4096, HEADER_SIZE = 48 };
 
@@ -90,11 +92,57 @@ static int load_error(const char *section, const char *what) {
   return ek_error("LoadError", "load code image: %s: %s", section, what);
 }
 
+/* The text behind the numbers of the header: printable, to the first byte that is not. */
+static ek_bytes needs_of(const unsigned char *bytes) {
+  size_t size = 0;
+  const unsigned char *text = bytes + HEADER_SIZE;
+  while (size < PAGE - HEADER_SIZE && text[size] >= ' ' && text[size] <= '~') size++;
+  return (ek_bytes){(const char *)text, size};
+}
+
+/* Takes the next word of a text. */
+static ek_bytes word_of(ek_bytes *text) {
+  const char *space = memchr(text->data, ' ', text->size);
+  size_t size = space == NULL ? text->size : (size_t)(space - text->data);
+  ek_bytes word = {text->data, size};
+  size += space != NULL;
+  *text = (ek_bytes){text->data + size, text->size - size};
+  return word;
+}
+
+static void add(char *text, size_t capacity, const char *form, ek_bytes word) {
+  size_t used = strlen(text);
+  snprintf(text + used, capacity - used, form, (int)word.size, word.data);
+}
+
+bool ek_image_lacks(const unsigned char *bytes, size_t size, char *out, size_t capacity) {
+  bool lacks = false;
+  if (size < PAGE || memcmp(bytes, magic, 6) != 0) return false;
+  ek_bytes needs = needs_of(bytes), processor = word_of(&needs);
+  if (bytes[6] != ARCHITECTURE) {
+    needs = ek_bytes_of(bytes[6] == 0 ? "x86-64" : bytes[6] == 1 ? "AArch64" : "its architecture");
+    add(out, capacity, "%.*s", needs);
+    lacks = true;
+  } else {
+    while (needs.size != 0) {
+      ek_bytes name = word_of(&needs);
+      if (ek_cpu_has(name.data, name.size)) continue;
+      add(out, capacity, lacks ? " %.*s" : "%.*s", name);
+      lacks = true;
+    }
+  }
+  if (lacks && processor.size != 0) add(out, capacity, " (%.*s)", processor);
+  return lacks;
+}
+
 static int read_header(const unsigned char *bytes, size_t size, header *out) {
+  char lacks[EK_IMAGE_LACKS] = "";
   if (size < PAGE) return load_error("header", "the file ends inside it");
   if (memcmp(bytes, magic, 6) != 0) return load_error("header", "this is no code image");
-  if (bytes[6] != magic[6]) return load_error("header", "its code is for another architecture");
   if (bytes[7] != magic[7]) return load_error("header", "it is of another version");
+  if (ek_image_lacks(bytes, size, lacks, sizeof lacks))
+    return ek_error("LoadError",
+                    "load code image: header: this machine lacks what its code needs: %s", lacks);
   reader r = {bytes + sizeof magic, bytes + HEADER_SIZE, NULL};
   out->exports = u32(&r);
   out->imports = u32(&r);
@@ -103,6 +151,7 @@ static int read_header(const unsigned char *bytes, size_t size, header *out) {
   out->import_offset = u64(&r);
   out->total = u64(&r);
   r.end = bytes + PAGE;
+  r.at += needs_of(bytes).size;
   zeros_to_end(&r);
   return r.failed == NULL ? 0 : load_error("header", r.failed);
 }

@@ -49,7 +49,7 @@ def jobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def test_kernels_compile_and_run(jobs: str) -> None:
     scales = [1.0, 2.0, 3.0, 4.0, 5.0]
     made = build_kernels([primitive(s) for s in scales], TARGET, cache=KernelCache(None))
-    image = load_image(made.image)
+    image = load_image(made.link(TARGET))
     x = np.linspace(-1, 1, 4, dtype=np.float32)
     for scale, name in zip(scales, made.names, strict=True):
         out = np.zeros(4, np.float32)
@@ -65,7 +65,7 @@ def test_equal_functions_share_a_kernel() -> None:
         cache=KernelCache(None),
     )
     assert made.names[0] == made.names[1] != made.names[2]
-    assert len(llvm.inspect(made.image).exports) == 2
+    assert len(llvm.inspect(made.link(TARGET)).exports) == 2
 
 
 def test_canonical_functions_differ_in_names_alone() -> None:
@@ -92,7 +92,7 @@ def test_a_cached_kernel_is_not_compiled_again(
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = KernelCache(tmp_path / "file")
-    assert build_kernels([primitive(1.0)], TARGET, cache=cache).image
+    assert build_kernels([primitive(1.0)], TARGET, cache=cache).link(TARGET)
 
 
 def test_progress_counts_what_is_compiled(jobs: str) -> None:
@@ -120,7 +120,7 @@ def test_the_error_of_a_kernel_names_the_node_of_the_model(
     assert note.startswith("while lowering the kernel fused_multiply_tanh_")
     assert note.endswith(" of Tanh 'layer1/act'")
     monkeypatch.undo()
-    assert build_kernels([primitive(1.0)], TARGET, cache=KernelCache(None)).image
+    assert build_kernels([primitive(1.0)], TARGET, cache=KernelCache(None)).link(TARGET)
 
 
 def test_a_worker_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_several_threads_may_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def work() -> None:
         functions = [primitive(float(s)) for s in range(1, 6)]
-        images.append(build_kernels(functions, TARGET, cache=KernelCache(None)).image)
+        images.append(build_kernels(functions, TARGET, cache=KernelCache(None)).link(TARGET))
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:

@@ -175,7 +175,7 @@ static void change(bytes *file) {
 static void keep_image(bytes *file, const bytes *from) {
   for (uint32_t i = 0; i < word_at(from, 24) && file->size == from->size; i++) {
     size_t entry = 32 + 24 * (size_t)i;
-    if (word_at(from, entry) != 5) continue;
+    if ((word_at(from, entry) & 0xffff) != 5) continue;
     uint32_t offset = word_at(from, entry + 8), length = word_at(from, entry + 16);
     memcpy(file->data + entry, from->data + entry, 24);
     memcpy(file->data + offset, from->data + offset, length);
@@ -233,8 +233,9 @@ static bytes copy_of(const void *data, size_t size) {
   return copy;
 }
 
-/* The file of a program with all instructions. */
-static bytes all_instructions(const image_bytes *image) {
+/* The file of a program with all instructions; with the image, or as two variants, of which the
+** first is not for this machine. */
+static bytes all_instructions(const image_bytes *image, const image_bytes *other) {
   program p = {
       .functions =
           {{"main", 1, 8,
@@ -257,8 +258,10 @@ static bytes all_instructions(const image_bytes *image) {
            {"cycle", 1, 3, WORDS(AllocRef, 1, -1, WriteRef, 1, 2, Ret, 1)}},
       .constants = {{shape, 2}, {values, 6}},
       .primitives = {"answer", "ek.test.add"},
-      .image = image->bytes,
-      .image_size = image->size};
+      .image = other == NULL ? image->bytes : NULL,
+      .image_size = image->size,
+      .variants = {other == NULL ? NULL : other->bytes, image->bytes},
+      .variant_size = image->size};
   return program_file(&p);
 }
 
@@ -267,17 +270,19 @@ static void damage(bytes *file) {
   if (random_below(16) == 0) file->size = random_below(file->size);
 }
 
-/* One more damaged program, or image; whether it loaded. */
+/* One more damaged program, or image; whether it loaded. One in four with damaged native code, or
+** words on what that needs, does not run. */
 static bool try_program(const bytes *seed, const bytes *image) {
   const bytes *from = random_below(8) == 0 ? image : seed;
   bytes file = copy_of(from->data, from->size);
+  bool runs = from == seed && random_below(4) != 0;
   damage(&file);
-  if (from == seed) keep_image(&file, from);
+  if (runs) keep_image(&file, from);
   if (random_below(4) != 0) mend(&file);
   bytes exact = copy_of(file.data, file.size); /* so that a read past the end is seen */
   trying = &exact;
   LLVMFuzzerTestOneInput(exact.data, exact.size);
-  bool loaded = from == seed && exact.size != 0 && loads_and_runs(&exact);
+  bool loaded = runs && exact.size != 0 && loads_and_runs(&exact);
   free(exact.data);
   free(file.data);
   return loaded;
@@ -316,8 +321,9 @@ static bool try_state(ek_object *vm, const bytes *seed) {
 
 int main(int argc, char **argv) {
   long long runs = argc > 1 ? atoll(argv[1]) : 2000, loaded = 0, resumed = 0;
-  image_bytes image = make_image();
-  bytes file = all_instructions(&image), image_file = copy_of(image.bytes, image.size);
+  image_bytes image = make_image_for(0, "x86-64 sse4_1"), other = make_image_for(1, "cortex-a72");
+  bytes file = all_instructions(&image, NULL), image_file = copy_of(image.bytes, image.size);
+  bytes variants = all_instructions(&image, &other);
   ek_object *executable, *vm;
   state = argc > 2 ? (uint64_t)atoll(argv[2]) : 1;
   signal(SIGABRT, on_failure);
@@ -329,11 +335,12 @@ int main(int argc, char **argv) {
   register_test_add();
   ek_num_threads(1);
   CHECK(loads_and_runs(&file) || (fprintf(stderr, "the seed does not load\n"), false));
+  CHECK(loads_and_runs(&variants));
   CHECK(ek_executable_from_bytes(file.data, file.size, 1, &executable) == 0);
   CHECK(ek_vm_new(executable, &vm) == 0);
   bytes states[3] = {state_after(vm, 0, 8), state_after(vm, 1, 5), state_after(vm, 4, 6)};
   for (long long run = 0; run < runs; run++) {
-    loaded += try_program(&file, &image_file);
+    loaded += try_program(run % 2 == 0 ? &file : &variants, &image_file);
     if (!IS_HARD) resumed += try_state(vm, &states[run % 3]); /* may hold a cycle */
     if (run % 64 == 0) ek_pool_trim();
   }
@@ -341,6 +348,7 @@ int main(int argc, char **argv) {
   ek_object_release(executable);
   for (int i = 0; i < 3; i++) free(states[i].data);
   free(file.data);
+  free(variants.data);
   free(image_file.data);
   printf("%lld damaged programs and states: %lld loaded, %lld resumed\n", runs, loaded, resumed);
   return 0;

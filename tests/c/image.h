@@ -60,4 +60,12 @@ static inline image_bytes make_image(void) {
   return image;
 }
 
+/* The same, for a processor with certain abilities. */
+static inline image_bytes make_image_for(int architecture, const char *needs) {
+  image_bytes image = make_image();
+  image.bytes[6] = (unsigned char)architecture;
+  memcpy(image.bytes + 48, needs, strlen(needs));
+  return image;
+}
+
 #endif /* IMAGE_H_ */

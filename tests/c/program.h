@@ -69,6 +69,8 @@ typedef struct program {
   const char *metadata;        /* NULL for an empty object */
   const int32_t *devices;      /* words of the section DEVICES, or NULL */
   int32_t n_device_words;
+  const void *variants[4];     /* images of variants, in place of 'image', or NULLs; */
+  size_t variant_size;         /* all have this size, and metadata of their own: their number */
 } program;
 
 #define WORDS(...) \
@@ -132,27 +134,55 @@ static inline bytes primitives_section(const program *p) {
   return section;
 }
 
+static inline bytes metadata_section(const program *p, uint32_t variant) {
+  bytes section = {0};
+  const char *content = p->metadata == NULL ? "{}" : p->metadata;
+  if (variant != 0) add_number(&section, '0' + variant, 1);
+  else add(&section, content, strlen(content));
+  return section;
+}
+
+/* The section of a variant, or of all, if there is one: whether there is. */
+static inline bool section_of(const program *p, uint32_t kind, uint32_t variant, size_t at,
+                              bytes *section) {
+  bool has_variants = p->variants[0] != NULL;
+  *section = (bytes){0};
+  if (variant != 0) {
+    if (kind != 5 && kind != 6) return false;
+    if (kind == 5) add(section, p->variants[variant - 1], p->variant_size);
+    if (kind == 6) *section = metadata_section(p, variant);
+    return true;
+  }
+  if (kind == 1) *section = globals_section(p);
+  if (kind == 2) *section = constants_section(p, at);
+  if (kind == 3) *section = primitives_section(p);
+  if (kind == 4) *section = code_section(p);
+  if (kind == 5 && p->image != NULL) add(section, p->image, p->image_size);
+  if (kind == 6 && !has_variants) *section = metadata_section(p, 0);
+  for (int32_t i = 0; kind == 7 && i < p->n_device_words; i++) {
+    add_number(section, (uint32_t)p->devices[i], 4);
+  }
+  if (kind == 6) return !has_variants;
+  return kind != 0 && (kind != 5 || p->image != NULL) && (kind != 7 || p->devices != NULL);
+}
+
 /* The file of a program; the caller frees its data. */
 static inline bytes program_file(const program *p) {
   bytes file = {0}, table = {0}, body = {0};
-  uint32_t n = 5u + (p->image != NULL ? 1 : 0) + (p->devices != NULL ? 1 : 0);
+  uint32_t n_variants = 0, n = 5u + (p->image != NULL ? 1 : 0) + (p->devices != NULL ? 1 : 0);
+  while (n_variants < 4 && p->variants[n_variants] != NULL) n_variants++;
+  if (n_variants != 0) n += 2 * n_variants - 1;
   size_t start = (32 + 24 * n + 63) / 64 * 64;
-  for (uint32_t kind = 1; kind <= 7; kind++) {
-    bytes section = {0};
-    if (kind == 5 && p->image == NULL) continue;
-    if (kind == 7 && p->devices == NULL) continue;
+  for (uint32_t each = 0; each < 8 * (n_variants + 1); each++) {
+    uint32_t kind = each % 8, variant = each / 8;
+    bytes section;
+    size_t end = body.size;
     pad(&body);
-    if (kind == 1) section = globals_section(p);
-    if (kind == 2) section = constants_section(p, start + body.size);
-    if (kind == 3) section = primitives_section(p);
-    if (kind == 4) section = code_section(p);
-    if (kind == 5) add(&section, p->image, p->image_size);
-    const char *metadata = p->metadata == NULL ? "{}" : p->metadata;
-    if (kind == 6) add(&section, metadata, strlen(metadata));
-    for (int32_t i = 0; kind == 7 && i < p->n_device_words; i++) {
-      add_number(&section, (uint32_t)p->devices[i], 4);
+    if (!section_of(p, kind, variant, start + body.size, &section)) {
+      body.size = end;
+      continue;
     }
-    add_number(&table, kind, 4);
+    add_number(&table, variant << 16 | kind, 4);
     add_number(&table, ek_crc32(section.data, section.size), 4);
     add_number(&table, start + body.size, 8);
     add_number(&table, section.size, 8);

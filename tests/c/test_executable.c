@@ -437,6 +437,93 @@ static void registers_are_bounded_by_the_file(void) {
               "2 words");
 }
 
+/* Variants ------------------------------------------------------------------------------------- */
+
+static image_bytes images[4];
+
+/* Of three, the last two run here. */
+static program with_variants(const program *p) {
+  program q = *p;
+  images[0] = make_image_for(1, "cortex-a72");
+  images[1] = make_image_for(0, "x86-64 sse4_1");
+  images[2] = make_image_for(0, "x86-64");
+  q.image = NULL;
+  for (int i = 0; i < 3; i++) q.variants[i] = images[i].bytes;
+  q.variant_size = images[0].size;
+  return q;
+}
+
+static void the_first_variant_that_runs_is_taken(const program *p) {
+  program q = with_variants(p);
+  ek_object *executable;
+  ek_value metadata = ek_value_none();
+  ek_bytes content;
+  CHECK(load_program(&q, &executable) == 0);
+  CHECK(ek_executable_item(executable, EK_PART_METADATA, 0, &metadata) == 0);
+  CHECK(ek_string_borrow(&metadata, &content) && same_text(content, "2"));
+  CHECK(((ek_executable *)(void *)executable)->image.size == q.variant_size);
+  ek_value_release(&metadata);
+  ek_object_release(executable);
+}
+
+static void where_none_runs_all_are_named(const program *p) {
+  program q = with_variants(p);
+  ek_object *executable;
+  images[1] = make_image_for(0, "x86-64-v9 sse4_1 avx9 avx10_vnni");
+  q.variants[2] = NULL;
+  CHECK_ERROR(load_program(&q, &executable), "LoadError",
+              "load executable: IMAGE: this machine lacks what its code needs: AArch64 "
+              "(cortex-a72), avx9 avx10_vnni (x86-64-v9)");
+  memset(images[0].bytes + 48, 'x', 4096 - 48);
+  memset(images[1].bytes + 48, 'y', 4096 - 48);
+  images[1].bytes[50] = ' ';
+  CHECK(load_program(&q, &executable) == -1);
+  drop_error();
+}
+
+static void refuse_entry(const program *p, uint32_t index, uint32_t kind, const char *message) {
+  bytes file = program_file(p);
+  ek_object *executable;
+  put32(file.data + 32 + 24 * index, kind);
+  put32(file.data + 28, ek_crc32(file.data + 32, 24 * get32(file.data + 24)));
+  CHECK_ERROR(ek_executable_from_bytes(file.data, file.size, 1, &executable), "LoadError", message);
+  free(file.data);
+}
+
+/* The table is 1 2 3 4 7, then 5 6 of each variant. */
+static void variants_stand_in_order(const program *p) {
+  program q = with_variants(p);
+  const uint32_t first = q.devices == NULL ? 4 : 5;
+  refuse_entry(&q, first, 2 << 16 | 5, "load executable: header: section 5 of variant 2 follows "
+                                       "section 4 of variant 0");
+  refuse_entry(&q, first + 1, 1 << 16 | 5, "load executable: header: section 5 of variant 1 follows "
+                                           "section 5 of variant 1");
+  refuse_entry(&q, first + 1, 6, "load executable: header: section 6 of variant 0 follows section "
+                                 "5 of variant 1");
+  refuse_entry(&q, first, 1 << 16 | 4, "load executable: header: section 4 of variant 1: it is "
+                                       "common to all");
+  refuse_entry(&q, first, 1 << 16 | 2, "load executable: header: section 2 of variant 1: it is "
+                                       "common to all");
+  refuse_entry(&q, first, 1 << 16 | 7, "load executable: header: section 6 of variant 1 follows "
+                                       "section 7 of variant 1");
+  refuse_entry(&q, first, 1 << 16 | 9, "load executable: header: unknown section 9");
+  refuse_entry(&q, first, 5, "load executable: header: section 5 of variant 2: it is common to all");
+  refuse_entry(&q, first + 4, 2 << 16 | 7, "load executable: header: 3 variants have 2 images");
+}
+
+/* Sections of a variant that is not taken are checked too. */
+static void all_variants_are_checked(const program *p) {
+  program q = with_variants(p);
+  bytes file = program_file(&q);
+  every_prefix_is_refused(&file);
+  for (size_t at = 0; at < file.size; at += 7) {
+    file.data[at] ^= 0x40;
+    CHECK(load_copy(file.data, file.size) == -1);
+    file.data[at] ^= 0x40;
+  }
+  free(file.data);
+}
+
 static void checksums_are_those_of_zlib(void) {
   unsigned char data[1000];
   CHECK(ek_crc32("123456789", 9) == 0xcbf43926);
@@ -471,6 +558,10 @@ int main(void) {
   bytecode_is_verified();
   control_cannot_run_off_the_end();
   registers_are_bounded_by_the_file();
+  the_first_variant_that_runs_is_taken(&p);
+  where_none_runs_all_are_named(&p);
+  variants_stand_in_order(&p);
+  all_variants_are_checked(&p);
   free(file.data);
   return 0;
 }

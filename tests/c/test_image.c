@@ -214,6 +214,32 @@ static void calls_by_name_look_in_imports_first(void) {
 }
 #endif
 
+static void what_a_machine_lacks_is_named(void) {
+  ek_object *module = NULL;
+  image_bytes plain = make_image_for(0, "x86-64"), other = make_image_for(1, "neoverse-n1 sve");
+  image_bytes strange = make_image_for(0, "z80 sse4_1 sixty avx9"), unnamed = make_image_for(7, "");
+  image_bytes damaged = make_image_for(0, "x86-64\n");
+  CHECK(load_exact(&plain, plain.size) == 0);
+  CHECK_ERROR(load_exact(&damaged, damaged.size), "LoadError",
+              "load code image: header: there are bytes behind its last entry");
+  CHECK_ERROR(ek_image_load(other.bytes, other.size, &module), "LoadError",
+              "load code image: header: this machine lacks what its code needs: AArch64 "
+              "(neoverse-n1)");
+  CHECK_ERROR(ek_image_load(strange.bytes, strange.size, &module), "LoadError",
+              "load code image: header: this machine lacks what its code needs: sixty avx9 (z80)");
+  CHECK_ERROR(ek_image_load(unnamed.bytes, unnamed.size, &module), "LoadError",
+              "load code image: header: this machine lacks what its code needs: its architecture");
+}
+
+static void what_is_lacking_may_be_long(void) {
+  image_bytes image = make_image();
+  ek_object *module = NULL;
+  memset(image.bytes + 48, 'a', 4096 - 48);
+  for (int at = 100; at < 4000; at += 10) image.bytes[at] = ' ';
+  CHECK(ek_image_load(image.bytes, image.size, &module) == -1);
+  drop_error();
+}
+
 static void profilers_are_told_the_names(void) {
   image_bytes image = make_image();
   ek_object *module = NULL;
@@ -249,6 +275,8 @@ int main(void) {
   damaged_bytes_do_no_harm();
   errors_name_the_section();
   a_name_may_stand_once();
+  what_a_machine_lacks_is_named();
+  what_is_lacking_may_be_long();
   profilers_are_told_the_names();
   imports_of_calls_have_names();
 #if defined(__x86_64__)

@@ -11,13 +11,11 @@ from onnx_files import arguments, expected, model
 
 import ekiden
 from ekiden.driver.executable import TensorInfo
-from ekiden.driver.machine import check_machine
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.type import tensor_type
 from ekiden.relay import op
 from ekiden.relay.expr import Function, var
-from ekiden.target import Target
 
 pytestmark = pytest.mark.quick
 
@@ -243,24 +241,6 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
         ekiden.load(path)
     with pytest.raises(OSError, match="nothing"):
         ekiden.load(tmp_path / "nothing")
-
-
-def test_code_for_another_processor_is_refused() -> None:
-    flags = {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"}
-    check_machine("llvm -mcpu=x86-64-v3", flags)
-    with pytest.raises(ekiden.LoadError) as caught:
-        check_machine("llvm -mcpu=x86-64-v4", flags)
-    lacks = "this machine lacks avx512bw, avx512cd, avx512dq, avx512f, avx512vl"
-    assert str(caught.value) == f"load executable: it was compiled for x86-64-v4: {lacks}"
-
-
-def test_code_for_another_architecture_is_refused() -> None:
-    other = "aarch64" if Target.host().architecture == "x86-64" else "x86-64"
-    text = "llvm -mcpu=neoverse-n1" if other == "aarch64" else "llvm -mcpu=x86-64"
-    with pytest.raises(ekiden.LoadError) as caught:
-        ekiden.compile(model(), text)
-    here = f"this machine is {Target.host().architecture}"
-    assert str(caught.value) == f"load executable: it was compiled for {other}: {here}"
 
 
 def test_copies_run_in_threads(artifact: Path) -> None:

@@ -125,7 +125,7 @@ def build(
     if folder is None:
         tasks = [_task(f, chosen, generator) for f in funcs]
         objects = compile_tasks(tasks, cache or KernelCache.default(), progress)
-        module = load_image(llvm.link(list(objects.values()), [f.name for f in funcs]))
+        module = load_image(llvm.link(list(objects.values()), [f.name for f in funcs], chosen))
     else:
         lowered = [lower(f, chosen) for f in funcs]
         module = build_library(

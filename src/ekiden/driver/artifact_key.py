@@ -79,7 +79,7 @@ def request(
             compiler_digest(),
             _model_digest(model),
             executor,
-            str(config.target),
+            [str(each) for each in config.primitive_targets],
             [str(each) for each in config.devices],
             _plain(shape),
             context.opt_level,

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import onnx
 
-from ekiden.backend.vm.compile import compile_module
+from ekiden.backend.vm.compile import compile_variants
 from ekiden.backend.vm.pipeline import optimize
 from ekiden.codegen.parallel import Progress
 from ekiden.driver.executable import Dim
@@ -84,26 +84,28 @@ def compile_model(
         kinds = ", ".join(map(repr, EXECUTORS))
         raise CompileError(f"compile: executor one of {kinds} expected, got {executor!r}")
     config = compilation_config(target)
-    chosen = config.target
-    assert chosen is not None
     module = import_model(model, shape)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
     weight_files = module.attrs.get("weight_files", ())
     assert isinstance(weight_files, tuple)
     module = _with_conditions(NameDimensions()(InferType()(module)))
+    targets = config.primitive_targets
     metadata: dict[str, object] = {
         "executor": executor,
         "main": describe(module),
         "producer": f"ekiden {version('ekiden')}",
-        "target": str(chosen),
     }
-    prepared = optimize(module, chosen, config, in_place=in_place and executor != "async")
+    if len(targets) > 1:
+        metadata["variants"] = list(map(str, targets))
+    in_place = in_place and executor != "async"
+    prepared = (
+        (t, optimize(module, t, config, in_place=in_place), {**metadata, "target": str(t)})
+        for t in targets
+    )
     with _progress() as progress:
-        made = compile_module(
+        made = compile_variants(
             prepared,
-            chosen,
-            metadata,
             progress,
             is_native=executor == "aot",
             concurrent=executor == "async",

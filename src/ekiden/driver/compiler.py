@@ -29,8 +29,10 @@ def compile(
     """Compile a model: a path to an ONNX file, its bytes, an onnx.ModelProto, or an IRModule with a
     function `main`.
 
-    `target` "llvm" is this machine; `{cpu(0): "llvm", cpu(1): "llvm"}`, or `[cpu(0), cpu(1)]`, says
-    on which devices, of which the first is for what the model does not place (docs/vm.md).
+    `target` "llvm" is this machine; a list of targets gives variants of the code, the best first,
+    of which an artifact runs the first that its machine can (docs/targets.md).
+    `{cpu(0): "llvm", cpu(1): "llvm"}`, or `[cpu(0), cpu(1)]`, says on which devices, of which the
+    first is for what the model does not place (docs/vm.md).
     `shape` replaces the declared shapes of inputs by name.
     `executor` "aot" adds native code of the functions to their bytecode, which "vm" interprets;
     "async" plans memory for kernels that run at the same time, and runs them so (docs/vm.md);
@@ -39,13 +41,25 @@ def compile(
     A model of ONNX that was compiled before, by the same compiler with the same options, is mapped
     from the cache (EKIDEN_CACHE_LIMIT), unless instruments watch.
     Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
+    LoadError where this machine cannot run the code; `ekiden compile` writes it all the same.
+    """
+    made = compile_artifact(model, target, shape, executor)
+    return Executable(runtime.Executable.from_bytes(made) if isinstance(made, bytes) else made)
+
+
+def compile_artifact(
+    model: Model, target: Targets, shape: Shapes | None = None, executor: str = "vm"
+) -> bytes | runtime.Executable:
+    """What `compile` makes: as it was found in the cache, or the bytes of the artifact, which need
+    not be for this machine.
     """
     cache = ArtifactCache.default()
     wanted = request(model, target, shape, executor) if cache.folder is not None else None
     found = cache.get(wanted) if wanted is not None else None
     if found is not None:
-        return Executable(found)
+        return found
     made = import_module("ekiden.driver.build").compile_model(model, target, shape, executor)
+    assert isinstance(made.artifact, bytes)
     if wanted is not None:
         cache.put(wanted, made.artifact, made.weight_files)
-    return Executable(runtime.Executable.from_bytes(made.artifact))
+    return made.artifact

@@ -16,7 +16,6 @@ from ekiden.backend.vm.write import CALL_CLOSURE
 from ekiden.driver.closures import plain, with_functions
 from ekiden.driver.files import write_whole
 from ekiden.driver.library import export_library
-from ekiden.driver.machine import check_machine
 from ekiden.driver.sequences import MAPS, SEQUENCE, from_list, to_list, to_maps
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import without_kernels
@@ -77,7 +76,23 @@ def _keys(entry: object) -> tuple[int | str, ...]:
     return tuple(entry)
 
 
-def _limits(entries: object) -> dict[str, int]:
+def _main(metadata: Mapping[str, object]) -> dict[str, object]:
+    main = metadata.get("main")
+    if not isinstance(main, dict):
+        raise _expected("a description")
+    return main
+
+
+def tensor_infos(metadata: Mapping[str, object]) -> tuple[tuple[TensorInfo, ...], ...]:
+    """The inputs of `main` and its outputs, as the metadata of an executable have them. Raises
+    LoadError where these are others.
+    """
+    main = _main(metadata)
+    return _infos(main.get("inputs")), _infos(main.get("outputs"))
+
+
+def _limits(metadata: Mapping[str, object]) -> dict[str, int]:
+    entries = _main(metadata).get("limits", {})
     if not isinstance(entries, dict) or not all(isinstance(v, int) for v in entries.values()):
         raise _expected("limits of symbols as numbers")
     return entries
@@ -93,13 +108,8 @@ class Executable:
 
     def __init__(self, raw: runtime.Executable) -> None:
         self.raw = raw
-        check_machine(raw.metadata.get("target"))
-        metadata = raw.metadata.get("main")
-        if not isinstance(metadata, dict):
-            raise _expected("a description")
-        self.inputs = _infos(metadata.get("inputs"))
-        self.outputs = _infos(metadata.get("outputs"))
-        self._limits = _limits(metadata.get("limits", {}))
+        self.inputs, self.outputs = tensor_infos(raw.metadata)
+        self._limits = _limits(raw.metadata)
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
         self._gives_objects = any(_is_object(o) for o in self.outputs)
         self._checked: list[tuple[int, ...]] | None = None
@@ -245,7 +255,8 @@ class Executable:
         `runtime.vm.Executable.load_exec`.
         """
         if path is None:
-            return bytearray(without_kernels(late_bound.whole(self.raw))), self.module
+            number = self.variants.index(self.target) + 1 if len(self.variants) > 1 else 0
+            return bytearray(without_kernels(late_bound.whole(self.raw), number)), self.module
         write_whole(path, lambda file: file.write(late_bound.whole(self.raw)))
         return None
 
@@ -283,6 +294,17 @@ class Executable:
         language; see ekiden.driver.library.export_library.
         """
         export_library(self.raw, path, cc=cc, options=options)
+
+    @property
+    def target(self) -> str:
+        """What the code that runs was compiled for."""
+        return str(self.raw.metadata.get("target", ""))
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The targets that the artifact has code for, the best first: `target` is one of them."""
+        found = self.raw.metadata.get("variants")
+        return tuple(map(str, found)) if isinstance(found, list) else (self.target,)
 
     @property
     def peak_memory(self) -> int | None:

@@ -47,7 +47,7 @@ def measure_peak(target: Target | None = None) -> Peak:
     pool; and of a copy that no cache holds. Takes 0.2 s.
     """
     chosen = Target.host() if target is None else target
-    image = link([compile_object([lower(peak_loop(chosen), chosen)], chosen)], ["peak"])
+    image = link([compile_object([lower(peak_loop(chosen), chosen)], chosen)], ["peak"], chosen)
     lanes = chosen.lanes("float32")
     loop, out = load_image(image)["peak"], tensor(np.zeros(CHAINS * lanes, np.float32))
     flops = 2 * CHAINS * STEPS * lanes * num_threads() / _best(lambda: loop(out))

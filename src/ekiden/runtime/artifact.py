@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +11,8 @@ from enum import IntEnum
 
 MAGIC = b"\x89EKIDEN\n"
 VERSION = 1
+VARIANT_BITS = 16
+"""Above so many bits of a section's kind stands the variant that it is of."""
 BYTE_ORDER = 0x01020304
 ALIGNMENT = 64
 """Of sections and of the data of constants, in the file and so in memory."""
@@ -35,6 +38,17 @@ class Section(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A section of all variants (0) or of one, by its number: how it is written, as a function from
+    where it starts in the file to its bytes in pieces.
+    """
+
+    kind: Section
+    payload_at: Callable[[int], Pieces]
+    variant: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Constant:
     """A constant as it stands in the file; a late-bound one has no data."""
 
@@ -45,13 +59,15 @@ class Constant:
     data: Bytes | None
 
 
-def write_sections(sections: Sequence[tuple[Section, Callable[[int], Pieces]]]) -> bytes:
-    """The file of sections, each a function from where it starts to its bytes in pieces."""
-    at = _aligned(_HEADER.size + len(sections) * _ENTRY.size)
+def write_sections(parts: Iterable[Part]) -> bytes:
+    """The file of sections, of each variant of each kind at most one."""
+    ordered = sorted(parts, key=lambda part: (part.variant, part.kind))
+    at = _aligned(_HEADER.size + len(ordered) * _ENTRY.size)
     entries, pieces = [], []
-    for kind, payload_at in sections:
-        payload = payload_at(at)
+    for part in ordered:
+        payload = part.payload_at(at)
         length = sum(len(piece) for piece in payload)
+        kind = part.variant << VARIANT_BITS | part.kind
         entries.append(_ENTRY.pack(kind, _checksum(payload), at, length))
         pieces += [*payload, bytes(-length % ALIGNMENT)]
         at += _aligned(length)
@@ -59,13 +75,14 @@ def write_sections(sections: Sequence[tuple[Section, Callable[[int], Pieces]]]) 
     return b"".join([_head(entries, at), *pieces])
 
 
-def read_sections(data: bytes) -> list[tuple[Section, memoryview]]:
-    """The sections of a file that the loader has accepted."""
+def read_sections(data: bytes) -> list[tuple[Section, int, memoryview]]:
+    """The sections of a file that the loader has accepted: kind, variant, bytes."""
     count = _HEADER.unpack_from(data)[4]
     found = []
     for index in range(count):
         kind, _, at, length = _ENTRY.unpack_from(data, _HEADER.size + index * _ENTRY.size)
-        found.append((Section(kind), memoryview(data)[at : at + length]))
+        variant, kind = divmod(kind, 1 << VARIANT_BITS)
+        found.append((Section(kind), variant, memoryview(data)[at : at + length]))
     return found
 
 
@@ -89,7 +106,7 @@ def write_constants(constants: Sequence[Constant], start: int) -> Pieces:
 
 def read_constants(data: bytes) -> list[Constant]:
     """The constants of a file that the loader has accepted."""
-    section = dict(read_sections(data))[Section.CONSTANTS]
+    section = next(p for kind, _, p in read_sections(data) if kind is Section.CONSTANTS)
     (count,) = struct.unpack_from("<I", section)
     at, found = 4, []
     for _ in range(count):
@@ -101,26 +118,39 @@ def read_constants(data: bytes) -> list[Constant]:
     return found
 
 
+def read_metadata(data: bytes) -> dict[str, object]:
+    """The metadata, of the first variant, of a file that the loader accepts, here or elsewhere."""
+    section = next(p for kind, _, p in read_sections(data) if kind is Section.METADATA)
+    found = json.loads(bytes(section))
+    assert isinstance(found, dict)
+    return found
+
+
 def with_constants(data: bytes, constants: Sequence[Constant]) -> bytes:
     """The same file with other data of its constants, or without that of some."""
     return write_sections(
-        [
-            (kind, lambda at: write_constants(constants, at))
-            if kind is Section.CONSTANTS
-            else (kind, _same(payload))
-            for kind, payload in read_sections(data)
-        ]
+        _constants_part(constants) if kind is Section.CONSTANTS else _same(kind, payload, variant)
+        for kind, variant, payload in read_sections(data)
     )
 
 
-def without_kernels(data: bytes) -> bytes:
-    """The same file without its native code."""
-    kept = [(kind, _same(p)) for kind, p in read_sections(data) if kind is not Section.IMAGE]
-    return write_sections(kept)
+def without_kernels(data: bytes, variant: int) -> bytes:
+    """The same file without native code, of one variant; 0 where there is but one."""
+    constants = _constants_part(read_constants(data))  # their data moves
+    kept = [
+        _same(kind, payload)
+        for kind, of, payload in read_sections(data)
+        if kind not in (Section.IMAGE, Section.CONSTANTS) and of in (0, variant)
+    ]
+    return write_sections([constants, *kept])
 
 
-def _same(payload: Bytes) -> Callable[[int], Pieces]:
-    return lambda at: [payload]
+def _constants_part(constants: Sequence[Constant]) -> Part:
+    return Part(Section.CONSTANTS, lambda at: write_constants(constants, at))
+
+
+def _same(kind: Section, payload: Bytes, variant: int = 0) -> Part:
+    return Part(kind, lambda at: [payload], variant)
 
 
 def _head(entries: Sequence[bytes], size: int) -> bytes:

@@ -117,6 +117,19 @@ class Target:
         """
         return self.architecture == "aarch64" or self.cpu not in ABILITIES[ability]
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The flags of /proc/cpuinfo that its code relies on. Features of LLVM that are none of
+        `cpuinfo.KNOWN` say what is fast, or are of no use to compiled code.
+        """
+        extra = [cpuinfo.RENAMED.get(f, f) for f in self.features]
+        known = [flag for flag in extra if flag in cpuinfo.KNOWN]
+        return tuple(dict.fromkeys((*cpuinfo.ABILITIES[self.cpu], *known)))
+
+    def serves(self, other: Target) -> bool:
+        """Whether every machine that runs code for `other` runs that for this one."""
+        return self.architecture == other.architecture and set(self.needs) <= set(other.needs)
+
     def __str__(self) -> str:
         """The text form `parse` reads, with every fact."""
         features = f" -mattr={','.join(self.features)}" if self.features else ""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from ekiden.ir.node import Node, freeze, ignored, node
 from ekiden.runtime import Device, device
@@ -13,6 +13,8 @@ from ekiden.target.target import Target
 
 DeviceLike: TypeAlias = "VirtualDevice | Device | str"
 """What names a device: itself, or a name such as "cpu:1"."""
+
+Each = TypeVar("Each")
 
 CPU = 1
 """DLPack's number for the kind of device that the host is."""
@@ -82,13 +84,19 @@ def virtual_device(value: DeviceLike) -> VirtualDevice:
 
 @dataclass(frozen=True, slots=True)
 class CompilationConfig:
-    """The devices of a compilation and the target of their code (TVM's name).
+    """The devices of a compilation and the targets of their code (TVM's name).
 
-    The first device is where a program is that does not say otherwise.
+    The first device is where a program is that does not say otherwise. Several targets are variants
+    of the code, the best first: an executable runs the first that its machine can.
     """
 
     devices: tuple[VirtualDevice, ...] = (HOST,)
-    target: Target | None = None
+    primitive_targets: tuple[Target, ...] = ()
+
+    @property
+    def target(self) -> Target | None:
+        """The first target."""
+        return self.primitive_targets[0] if self.primitive_targets else None
 
     @property
     def host_virtual_device(self) -> VirtualDevice:
@@ -101,27 +109,42 @@ class CompilationConfig:
         return self.devices[0]
 
 
-Targets: TypeAlias = "str | Target | Mapping[DeviceLike, str | Target] | Sequence[object]"
-"""What `compile` takes: a target; or devices, alone or each with its target."""
+TargetLike: TypeAlias = str | Target
+Targets: TypeAlias = (
+    "TargetLike | Mapping[DeviceLike, TargetLike | Sequence[TargetLike]] | Sequence[object]"
+)
+"""What `compile` takes: targets, of which several are variants; or devices, alone or each with its
+targets."""
 
 
 def compilation_config(targets: Targets) -> CompilationConfig:
-    """The devices and the one target of what a user gives: `"llvm"`,
+    """The devices and targets of what a user gives: `"llvm"`,
+    `["llvm -mcpu=x86-64-v4", "llvm -mcpu=x86-64-v3"]` for two variants,
     `{cpu(0): "llvm", cpu(1): "llvm"}`, `[cpu(0), cpu(1)]`.
 
-    Raises CompileError for devices other than CPUs, and for two different targets.
+    Raises CompileError for devices other than CPUs, for different targets of two devices, and for a
+    variant that would never be chosen.
     """
-    pairs = list(_pairs(targets))
-    parsed = list(dict.fromkeys(Target.parse(t) for _, t in pairs if t is not None))
-    if len(parsed) > 1:
-        kinds = " and ".join(map(str, parsed))
+    pairs = [(place, tuple(map(Target.parse, given))) for place, given in _pairs(targets)]
+    lists = list(dict.fromkeys(given for _, given in pairs if given))
+    if len(lists) > 1:
+        kinds = " and ".join(", ".join(map(str, given)) for given in lists)
         raise CompileError(f"compile: one target for all CPU devices expected, got {kinds}")
     found: dict[Device, VirtualDevice] = {}
     for each, _ in pairs:
         check_supported(each)
         found.setdefault(each.device, each)
-    target = parsed[0] if parsed else Target.parse("llvm")
-    return CompilationConfig(tuple(found.values()), target)
+    variants = tuple(dict.fromkeys(lists[0])) if lists else (Target.parse("llvm"),)
+    _check_variants(variants)
+    return CompilationConfig(tuple(found.values()) or (HOST,), variants)
+
+
+def _check_variants(variants: Sequence[Target]) -> None:
+    for at, later in enumerate(variants):
+        for before in variants[:at]:
+            if before.serves(later):
+                never = f"code for {later.cpu} would never run: {before.cpu} stands before it"
+                raise CompileError(f"compile: {never}, and runs wherever it does")
 
 
 def check_supported(each: VirtualDevice) -> None:
@@ -130,16 +153,22 @@ def check_supported(each: VirtualDevice) -> None:
         raise CompileError(f"compile: CPU devices expected, got {each.device}")
 
 
-def _pairs(targets: Targets) -> Iterable[tuple[VirtualDevice, str | Target | None]]:
-    if isinstance(targets, (str, Target)):
-        yield HOST, targets
-    elif isinstance(targets, Mapping):
-        for place, target in targets.items():
-            yield virtual_device(place), target
-    else:
-        for each in targets:
-            if isinstance(each, (str, Target)):
-                yield HOST, each
-            else:
-                assert isinstance(each, (Device, VirtualDevice))
-                yield virtual_device(each), None
+def _pairs(targets: Targets) -> Iterator[tuple[VirtualDevice, Sequence[TargetLike]]]:
+    """Devices, each with its targets or none."""
+    if isinstance(targets, Mapping):
+        for place, given in targets.items():
+            yield virtual_device(place), _several(given)
+        return
+    given_all = _several(targets)
+    variants = [t for t in given_all if isinstance(t, (str, Target))]
+    for each in given_all:
+        if isinstance(each, (str, Target)):
+            yield HOST, variants
+        else:
+            assert isinstance(each, (Device, VirtualDevice))
+            yield virtual_device(each), ()
+
+
+def _several(given: TargetLike | Sequence[Each]) -> Sequence[TargetLike | Each]:
+    """What may be one target, as a sequence."""
+    return (given,) if isinstance(given, (str, Target)) else given

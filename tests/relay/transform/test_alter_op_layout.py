@@ -77,6 +77,44 @@ def test_a_convolution_gets_the_layout_of_its_kernel(
 
 
 @pytest.mark.parametrize(
+    ("channels_in", "channels", "groups", "attrs", "layout"),
+    [
+        (3, 20, 1, "strides=[2, 2], padding=[1, 1, 1, 1]", "OHWI32o"),
+        (6, 6, 6, "strides=[2, 1], output_padding=[1, 0]", "HWIO"),
+        (4, 40, 2, "strides=[2, 1], dilation=[1, 2]", "GOHWI32o"),
+        (3, 1, 1, "strides=[3, 3]", "IOHW"),  # all taps are one panel
+        (3, 20, 1, "padding=[1, 0, 1, 2]", "OHWI32o"),
+        (4, 20, 2, "dilation=[1, 2], output_padding=[0, 1]", "GOHWI16o"),
+    ],
+)
+def test_a_transposed_convolution_gets_the_layout_of_its_kernel(
+    channels_in: int, channels: int, groups: int, attrs: str, layout: str
+) -> None:
+    weight = array(channels_in, channels // groups, 3, 3)
+    before = program(
+        f"""def @main(%x: Tensor[(2, {channels_in}, 6, 7), float32],
+                      %w: Tensor[({", ".join(map(str, weight.shape))}), float32]) {{
+          nn.conv2d_transpose(%x, %w, groups={groups}, {attrs}) }}""",
+        w=weight,
+    )
+    after = packed(before)
+    assert layouts(after) == [layout]
+    has_strides = "strides" in attrs
+    assert ("nn.conv2d_transpose" in calls(after)) == has_strides
+    assert_same_meaning(before, after, [array(2, channels_in, 6, 7)], rtol=1e-4)
+
+
+def test_the_weight_of_a_transposed_convolution_need_not_be_constant() -> None:
+    before = program(
+        """def @main(%x: Tensor[(2, 4, 6, 7), float32], %w: Tensor[(4, 10, 3, 3), float32]) {
+          nn.conv2d_transpose(%x, %w, groups=2, strides=[2, 2]) }"""
+    )
+    after = packed(before)
+    assert layouts(after) == ["GOHWI16o"] and "nn.contrib_pack_weight" in calls(after)
+    assert_same_meaning(before, after, [array(2, 4, 6, 7), array(4, 10, 3, 3)], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
     ("shape", "groups", "layout"),
     [((20, 3, 3, 3), 1, "OHWI32o"), ((6, 1, 3, 3), 6, "HWOI"), ((40, 2, 3, 3), 2, "GOHWI32o")],
 )

@@ -22,9 +22,9 @@ def compile_now(executable: Executable, names: Sequence[str]) -> None:
         n_registers, words = executable.code(name)
         params = tuple(executable.params(name))
         functions.append(VMFunction(name, params, n_registers, tuple(decode(words))))
-    several = len(executable.devices) > 1
-    made = native_code(functions, executable.primitives, (), Target.host(), is_checked=several)
-    image = runtime.load_image(llvm.link(made.objects, made.exports))
+    several, target = len(executable.devices) > 1, Target.host()
+    made = native_code(functions, executable.primitives, (), target, is_checked=several)
+    image = runtime.load_image(llvm.link(made.objects, made.exports, target))
     runtime.get_global_func("ek.executable.attach")(executable, image)
 
 

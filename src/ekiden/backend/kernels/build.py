@@ -39,11 +39,6 @@ class Kernels:
     objects: list[bytes]
     exports: list[str]
 
-    @property
-    def image(self) -> bytes:
-        """One image of them."""
-        return self.link()
-
     def beside(self, programs: Sequence[PrimFunc], target: Target) -> Kernels:
         """These, and loop programs compiled without the cache, exported under their own names."""
         if not programs:
@@ -55,10 +50,12 @@ class Kernels:
         return Kernels(self.names, self.facts, [*self.objects, code], exports)
 
     @phase("link")
-    def link(self, objects: Sequence[bytes] = (), exports: Sequence[str] = ()) -> bytes:
+    def link(
+        self, target: Target, objects: Sequence[bytes] = (), exports: Sequence[str] = ()
+    ) -> bytes:
         """One image of them, and of other objects, which may call them; empty without any."""
         parts = [*self.objects, *objects]
-        return llvm.link(parts, [*self.exports, *exports]) if parts else b""
+        return llvm.link(parts, [*self.exports, *exports], target) if parts else b""
 
 
 def _display_name(function: Function) -> str:

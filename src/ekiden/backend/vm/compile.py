@@ -6,8 +6,8 @@ are compiled first, so that their numbers are known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -24,7 +24,7 @@ from ekiden.backend.vm.emit import Scope, emit_scope
 from ekiden.backend.vm.encode import KERNEL_CALLS, make
 from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.stages import arguments, sources, stage_kernel
-from ekiden.backend.vm.write import CALL_CLOSURE, Places, VMFunction, write_executable
+from ekiden.backend.vm.write import CALL_CLOSURE, Places, Program, VMFunction, write_programs
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -82,11 +82,11 @@ class _Program:
     types: Mapping[GlobalTypeVar, Node]
     devices: dict[Device, int]
     """Device -> its number in the table, 0 the host."""
+    constants: ConstantPool
     primitives: dict[tuple[Function, int], int] = field(default_factory=dict)
     """Fused function, and the device it runs on."""
     shape_functions: dict[Stage, int] = field(default_factory=dict)
     host_functions: dict[str, int] = field(default_factory=dict)
-    constants: ConstantPool = field(default_factory=ConstantPool)
 
 
 def _flatten_closure(function: Function) -> Function:
@@ -500,7 +500,6 @@ def _sources(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
     }
 
 
-@phase("bytecode")
 def compile_module(
     module: IRModule,
     target: Target,
@@ -510,9 +509,50 @@ def compile_module(
     is_native: bool = False,
     concurrent: bool = False,
 ) -> bytes:
-    """The bytes of the executable of a module that the VM pipeline has prepared; with native code
-    of its functions beside their bytecode if asked for; `concurrent` as in MemoryPlan. Plans its
-    memory, as soon as its kernels are compiled and say how much of it they need.
+    """The bytes of the executable of a module, as `compile_variants` has it."""
+    given = [(target, module, metadata)]
+    return compile_variants(given, progress, is_native=is_native, concurrent=concurrent)
+
+
+def compile_variants(
+    variants: Iterable[tuple[Target, IRModule, dict[str, object]]],
+    progress: Progress | None = None,
+    *,
+    is_native: bool = False,
+    concurrent: bool = False,
+) -> bytes:
+    """The bytes of the executable of a module that the VM pipeline has prepared for each target,
+    with its metadata; with native code of its functions beside their bytecode if asked for;
+    `concurrent` as in MemoryPlan. Equal constants of variants are one.
+
+    Raises CompileError for what the virtual machine cannot run, naming the node of the model.
+    """
+    pool = ConstantPool()
+    programs = [
+        _compile_variant(
+            module, target, metadata, pool, progress, is_native=is_native, concurrent=concurrent
+        )
+        for target, module, metadata in variants
+    ]
+    for each in programs:
+        assert each.places.devices == programs[0].places.devices, "devices do not depend on targets"
+    placed = [replace(p, places=replace(p.places, constants=tuple(pool.places))) for p in programs]
+    return write_programs(placed, pool.arrays)
+
+
+@phase("bytecode")
+def _compile_variant(
+    module: IRModule,
+    target: Target,
+    metadata: dict[str, object],
+    constants: ConstantPool,
+    progress: Progress | None = None,
+    *,
+    is_native: bool = False,
+    concurrent: bool = False,
+) -> Program:
+    """The program of a module; its constants are put beside those that are there. Plans its memory,
+    as soon as its kernels are compiled and say how much of it they need.
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """
@@ -551,7 +591,7 @@ def compile_module(
     names = [name for name, _ in numbers]
     devices = {each.device: at for at, each in enumerate(table)}
     own_numbers = {n: i for i, n in enumerate(functions)}
-    program = _Program(own_numbers, closures, module.type_definitions, devices)
+    program = _Program(own_numbers, closures, module.type_definitions, devices, constants)
     program.primitives = {(f, at): numbers[named[f], at] for f, at in calls}
     program.host_functions = {n: numbers[n, ANYWHERE] for n in hosts}
     program.shape_functions = {stage: numbers[s.name, ANYWHERE] for stage, s in shapes.items()}
@@ -564,12 +604,11 @@ def compile_module(
         if is_native
         else Native()
     )
-    image = kernels.link(native.objects, native.exports)
+    image = kernels.link(target, native.objects, native.exports)
     compiled += _closure_calls(functions["main"])
     places = Places(
-        tuple(each.device for each in table),
-        tuple(program.constants.places),
-        tuple(device for _, device in numbers),
-        tuple(param_places(functions.get(f.name), len(f.params), devices) for f in compiled),
+        devices=tuple(each.device for each in table),
+        primitives=tuple(device for _, device in numbers),
+        params=tuple(param_places(functions.get(f.name), len(f.params), devices) for f in compiled),
     )
-    return write_executable(compiled, program.constants.arrays, names, image, metadata, places)
+    return Program(compiled, names, image, metadata, places)

@@ -3,16 +3,30 @@
 import json
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ekiden.backend.vm.encode import Instruction, dtype_code, encode
 from ekiden.ir.pass_context import phase
-from ekiden.runtime.artifact import Constant, Pieces, Section, write_constants, write_sections
+from ekiden.runtime.artifact import (
+    Constant,
+    Part,
+    Pieces,
+    Section,
+    write_constants,
+    write_sections,
+)
 from ekiden.runtime.errors import InternalError
 
-__all__ = ["CALL_CLOSURE", "Places", "VMFunction", "write_executable"]
+__all__ = [
+    "CALL_CLOSURE",
+    "Places",
+    "Program",
+    "VMFunction",
+    "write_executable",
+    "write_programs",
+]
 
 CALL_CLOSURE = "call closure"
 """Begins the names of functions by which a caller of the program calls closures that it gave."""
@@ -40,7 +54,19 @@ class Places:
     params: tuple[tuple[int, ...], ...] = ()
 
 
-@phase("write")
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What an executable has for one target. Primitives are named by their position, functions too.
+    An empty `image` leaves its section out, and so do `places` on the host alone.
+    """
+
+    functions: Sequence[VMFunction]
+    primitives: Sequence[str]
+    image: bytes
+    metadata: dict[str, object]
+    places: Places = field(default_factory=Places)
+
+
 def write_executable(
     functions: Sequence[VMFunction],
     constants: Sequence[np.ndarray],
@@ -49,24 +75,49 @@ def write_executable(
     metadata: dict[str, object],
     places: Places | None = None,
 ) -> bytes:
-    """The file's bytes; the same arguments always give the same bytes.
+    """The bytes of a file for one target; as `write_programs` has it."""
+    program = Program(functions, primitives, image, metadata, places or Places())
+    return write_programs([program], constants)
 
-    Primitives are named by their position, functions too. An empty `image` leaves its section out,
-    and so do `places` on the host alone.
-    Constants may be of any layout; they are stored contiguous and little-endian.
+
+@phase("write")
+def write_programs(programs: Sequence[Program], constants: Sequence[np.ndarray]) -> bytes:
+    """The file's bytes: of several programs, variants of one, the loader takes the first whose
+    image its machine can run. The same arguments always give the same bytes.
+
+    Constants are those of all; they may be of any layout, and are stored contiguous and
+    little-endian. Where there is no native code, one program serves all.
     """
     arrays = [_contiguous(constant) for constant in constants]
-    sections: list[tuple[Section, Callable[[int], Pieces]]] = [
-        (Section.GLOBALS, lambda at: [_globals(functions)]),
-        (Section.CONSTANTS, lambda at: write_constants(list(map(_constant, arrays)), at)),
-        (Section.PRIMITIVES, lambda at: [_strings(primitives)]),
-        (Section.CODE, lambda at: [_code(functions)]),
-        (Section.IMAGE, lambda at: [image]),
-        (Section.METADATA, lambda at: [_json(metadata)]),
-    ]
-    if places is not None and len(places.devices) > 1:
-        sections.append((Section.DEVICES, lambda at: [_places(places)]))
-    return write_sections([s for s in sections if image or s[0] is not Section.IMAGE])
+    several = programs if all(each.image for each in programs) else programs[:1]
+    written = [_sections(each) for each in several]
+    kinds = dict.fromkeys(kind for sections in written for kind in sections)
+    common = {k for k in kinds if all(s.get(k) == written[0].get(k) for s in written)}
+    parts = [Part(Section.CONSTANTS, lambda at: write_constants(list(map(_constant, arrays)), at))]
+    parts += [Part(kind, _at_once(written[0][kind])) for kind in kinds if kind in common]
+    for number, sections in enumerate(written, start=1):
+        own = {kind: payload for kind, payload in sections.items() if kind not in common}
+        parts += [Part(kind, _at_once(payload), number) for kind, payload in own.items()]
+    return write_sections(parts)
+
+
+def _sections(program: Program) -> dict[Section, bytes]:
+    """The bytes of all sections but CONSTANTS."""
+    found = {
+        Section.GLOBALS: _globals(program.functions),
+        Section.PRIMITIVES: _strings(program.primitives),
+        Section.CODE: _code(program.functions),
+        Section.METADATA: _json(program.metadata),
+    }
+    if program.image:
+        found[Section.IMAGE] = program.image
+    if len(program.places.devices) > 1:
+        found[Section.DEVICES] = _places(program.places)
+    return found
+
+
+def _at_once(payload: bytes) -> Callable[[int], Pieces]:
+    return lambda at: [payload]
 
 
 def _string(text: str) -> bytes:

@@ -4,7 +4,7 @@ to load.
 Layout (the loader is runtime/src/ek_image.c; runtime.h has the specification):
 
        0  "EKIMG\\0", architecture, 1, u32 exports, u32 imports, u64 text size,
-          u64 offset of exports, u64 offset of imports, u64 size
+          u64 offset of exports, u64 offset of imports, u64 size, what it needs
     4096  text: code, then read-only data, then a stub per import that jumps to the address in its
           slot
      ...  export table {u32 length, name, u64 offset in text}, import table {u32 length, name}
@@ -22,6 +22,7 @@ from ekiden.codegen.llvm import elf
 from ekiden.codegen.llvm.relocation import ARCHITECTURES, X86_64, Reference
 from ekiden.runtime.errors import InternalError, LoadError
 from ekiden.runtime.opcodes import OPCODES
+from ekiden.target import Target
 
 MAGIC = b"EKIMG\0"
 VERSION = 1
@@ -54,10 +55,13 @@ class ImageInfo:
     exports: dict[str, int]
     imports: tuple[str, ...]
     text: bytes
+    needs: tuple[str, ...] = ()
+    """The processor that it is for, then the flags of /proc/cpuinfo that its code relies on."""
 
 
-def link(objects: Sequence[bytes], exports: Sequence[str]) -> bytes:
-    """Link objects into an image that exports the named functions, in that order.
+def link(objects: Sequence[bytes], exports: Sequence[str], target: Target | None = None) -> bytes:
+    """Link objects into an image that exports the named functions, in that order. It loads where
+    there is all that code for the target needs; without one, on any machine of its architecture.
 
     The same objects give the same bytes. Raises InternalError if code needs what the runtime does
     not provide, if an export is missing, or if two objects define one name.
@@ -72,7 +76,8 @@ def link(objects: Sequence[bytes], exports: Sequence[str]) -> bytes:
     counts = len(exports), len(linker.imports)
     mark = linker.architecture.mark
     header = HEADER.pack(MAGIC, mark, VERSION, *counts, len(text), exports_at, imports_at, total)
-    return header.ljust(PAGE, b"\0") + text + tail
+    needs = " ".join((target.cpu, *target.needs)) if target is not None else ""
+    return (header + needs.encode()).ljust(PAGE, b"\0") + text + tail
 
 
 def _entry(name: str) -> bytes:
@@ -197,7 +202,8 @@ def inspect(image: bytes) -> ImageInfo:
     for _ in range(n_imports):
         name, at = _name(image, at)
         imports.append(name)
-    return ImageInfo(exports, tuple(imports), image[PAGE : PAGE + text_size])
+    needs = image[HEADER.size : PAGE].rstrip(b"\0").decode()
+    return ImageInfo(exports, tuple(imports), image[PAGE : PAGE + text_size], tuple(needs.split()))
 
 
 def _name(image: bytes, at: int) -> tuple[str, int]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
-import ekiden
 from ekiden.driver.commands.options import parse_shapes
-from ekiden.driver.files import check_folder
+from ekiden.driver.compiler import compile_artifact
+from ekiden.driver.executable import tensor_infos
+from ekiden.driver.files import check_folder, write_whole
 from ekiden.ir.instrument import PassTimingInstrument
 from ekiden.ir.pass_context import PRECISION
 from ekiden.ir.transform import PassContext
+from ekiden.runtime.artifact import read_metadata
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +22,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", required=True, help="the artifact to write, for instance model.eki"
     )
     parser.add_argument(
-        "--target", default="llvm", help="'llvm' (this machine) or 'llvm -mcpu=...'"
+        "--target",
+        action="append",
+        metavar="'llvm -mcpu=...'",
+        help="what to make code for, else this machine; several give variants, the best first",
     )
     parser.add_argument(
         "--shape",
@@ -40,18 +44,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compile, save, and say what the model takes and gives."""
+    """Compile, write, and say what the model takes and gives. The code need not run here."""
     check_folder(options.output)
     started = time.perf_counter()
     shape = parse_shapes(options.shape) or None
     timing = PassTimingInstrument()
     config = {} if options.precision == "float32" else {PRECISION: options.precision}
     with PassContext(config=config, instruments=[timing] if options.timing else []):
-        executable = ekiden.compile(options.model, options.target, shape=shape)
-    executable.save(options.output)
-    size = Path(options.output).stat().st_size
-    print(f"{options.output}: {size / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s")
-    for what, infos in (("input", executable.inputs), ("output", executable.outputs)):
+        found = compile_artifact(options.model, options.target or "llvm", shape)
+    made = found if isinstance(found, bytes) else found.to_bytes()
+    write_whole(options.output, lambda file: file.write(made))
+    print(f"{options.output}: {len(made) / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s")
+    for what, infos in zip(("input", "output"), tensor_infos(read_metadata(made)), strict=True):
         for info in infos:
             print(f"  {what} {info}")
     if options.timing:

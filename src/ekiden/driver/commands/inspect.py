@@ -71,6 +71,10 @@ def _print_bytecode(executable: ekiden.Executable) -> None:
     print(executable.disassemble())
     if executable.peak_memory is not None:
         print(f"Peak memory of a run: {executable.peak_memory} bytes, inputs and weights aside")
+    if len(executable.variants) > 1:
+        print("Variants, and which one this machine runs:")
+        for each in executable.variants:
+            print(f"{'*' if each == executable.target else ' '} {each}")
 
 
 def _print_passes(options: argparse.Namespace, target: Target) -> None:

@@ -101,8 +101,8 @@ def _conv(attrs: object, result: Ints, data: Ints, weight: Ints) -> int:
 
 
 def _conv_transpose(attrs: object, result: Ints, data: Ints, weight: Ints) -> int:
-    layout = str(getattr(attrs, "kernel_layout", "IOHW"))
-    return math.prod(data) * math.prod(weight) // max(weight[layout.index("I")], 1)
+    layout = str(getattr(attrs, "data_layout", "NCHW"))
+    return math.prod(data) * math.prod(weight) // max(data[layout.index("C")], 1)
 
 
 def _product(attrs: object, result: Ints, data: Ints, weight: Ints) -> int:

@@ -7,12 +7,16 @@
     nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side
     nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method
     nn.conv2d(..., groups=G)              ->  kernel layout GOHWI{tile}o; depthwise: HWOI
+    nn.conv2d_transpose(%x, W, NHWC, IOHW)  ->  kernel layout OHWI{tile}o, GOHWI{tile}o or HWIO;
+                                              without strides: nn.conv2d of the flipped weight
     nn.recurrent((%x, W, ...))            ->  nn.recurrent((%x, packed W, ...))
 The packing itself is an operator, which FoldConstant does where the weight is constant. Where it is
 not, convolutions pack it at run time, which costs little beside them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,12 +28,13 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
-from ekiden.relay.op.nn.geometry import Conv2DAttrs
+from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv2DTransposeAttrs
 from ekiden.relay.op.nn.recurrent import RecurrentAttrs
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.scopes import infer_here, map_functions, on_body, rewrite_graph
 from ekiden.target import Target
+from ekiden.topi.nn.conv_transpose import is_few
 from ekiden.topi.nn.weights import WORD, WORD_OF
 from ekiden.topi.nn.winograd import POINTS, TAPS, suits, tile_size
 
@@ -166,6 +171,66 @@ def _conv2d(call: Call, target: Target) -> RelayExpr:
     return Call(call.op, (call.args[0], packed), changed, span=call.span)
 
 
+def _is_one_panel(
+    attrs: Conv2DTransposeAttrs, channels: int, kernel: Sequence[int], target: Target
+) -> bool:
+    """Whether topi/rule/upsample.py takes a transposed convolution."""
+    cuts = any(attrs.padding) or any(attrs.output_padding)
+    plain = attrs.groups == 1 and attrs.dilation == (1, 1) and not cuts
+    fits = plain and tuple(kernel) == attrs.strides
+    return fits and is_few(channels, kernel, target.lanes("float32"))
+
+
+def _as_conv2d(call: Call, attrs: Conv2DTransposeAttrs, weight: Constant) -> Call | None:
+    """A transposed convolution without strides as the convolution it is, unless that would cut off
+    data."""
+    kernel = weight.data.shape[2:]
+    reach = [(k - 1) * d for k, d in zip(kernel, attrs.dilation, strict=True)]
+    ends = (*reach, *map(sum, zip(reach, attrs.output_padding, strict=True)))
+    padding = tuple(r - p for r, p in zip(ends, attrs.padding, strict=True))
+    if min(padding) < 0:
+        return None
+    parts = np.split(weight.data[:, :, ::-1, ::-1], attrs.groups)
+    flipped = Constant(np.concatenate([part.swapaxes(0, 1) for part in parts]), span=weight.span)
+    made = op.nn.conv2d(
+        call.args[0], infer_here(flipped), attrs.strides, padding, attrs.dilation, attrs.groups,
+        len(flipped.data), kernel, "NHWC", "OIHW", attrs.out_layout, attrs.out_dtype,
+    ).with_fields(span=call.span)  # fmt: skip
+    made.set_checked_type(call.checked_type)
+    return made
+
+
+def _conv2d_transpose(call: Call, target: Target) -> RelayExpr:
+    """With packed weights, or depthwise HWIO; as it is where all taps together are one panel
+    (topi/rule/upsample.py)."""
+    attrs, weight = call.attrs, call.args[1]
+    assert isinstance(attrs, Conv2DTransposeAttrs)
+    shape = _known_shape(weight)
+    if attrs.data_layout != "NHWC" or attrs.kernel_layout != "IOHW" or shape is None:
+        return call
+    inputs, per_group, *kernel = shape
+    groups, channels = attrs.groups, per_group * attrs.groups
+    if _is_one_panel(attrs, channels, kernel, target):
+        return call
+    if isinstance(weight, Constant) and attrs.strides == (1, 1):
+        flipped = _as_conv2d(call, attrs, weight)
+        if flipped is not None:
+            return _conv2d(flipped, target)
+    if 1 < groups == inputs == channels:
+        packed: RelayExpr = op.transpose(weight, (2, 3, 0, 1))
+        layout = "HWIO"
+    else:
+        tile = tile_width(per_group, target)
+        split = op.reshape(weight, (groups, inputs // groups, per_group, *kernel))
+        swapped = op.transpose(split, (0, 2, 1, 3, 4))
+        rows = op.reshape(swapped, (channels, inputs // groups, *kernel))
+        pack = "conv2d" if groups == 1 else "group_conv2d"
+        packed = op.nn.contrib_pack_weight(rows, kind=pack, tile=tile, groups=groups)
+        layout = f"{'' if groups == 1 else 'G'}OHWI{tile}o"
+    changed = attrs.with_fields(kernel_layout=layout, channels=channels, kernel_size=tuple(kernel))
+    return Call(call.op, (call.args[0], packed), changed, span=call.span)
+
+
 def _recurrent(call: Call, target: Target) -> RelayExpr:
     given, attrs = call.args[0], call.attrs
     assert isinstance(attrs, RecurrentAttrs)
@@ -195,6 +260,9 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
             return _typed_like(_recurrent(new, target), old)
         if not isinstance(new, Call) or len(new.args) < 2:
             return new
+        if op_of(new) == "nn.conv2d_transpose" and all(map(_is_float32, (old, *new.args))):
+            new.set_checked_type(old.checked_type)
+            return _typed_like(_conv2d_transpose(new, target), old)
         is_constant = isinstance(new.args[1], Constant)
         if not is_constant and op_of(new) != "nn.conv2d":
             return new

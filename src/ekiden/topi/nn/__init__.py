@@ -4,6 +4,7 @@ from ekiden.topi.nn import activation as _activation
 from ekiden.topi.nn import attention as _attention
 from ekiden.topi.nn import conv as _conv
 from ekiden.topi.nn import conv_layouts as _conv_layouts
+from ekiden.topi.nn import conv_transpose as _conv_transpose
 from ekiden.topi.nn import deformable as _deformable
 from ekiden.topi.nn import dense as _dense
 from ekiden.topi.nn import loss as _loss
@@ -20,6 +21,7 @@ from ekiden.topi.nn.activation import *  # noqa: F403
 from ekiden.topi.nn.attention import *  # noqa: F403
 from ekiden.topi.nn.conv import *  # noqa: F403
 from ekiden.topi.nn.conv_layouts import *  # noqa: F403
+from ekiden.topi.nn.conv_transpose import *  # noqa: F403
 from ekiden.topi.nn.deformable import *  # noqa: F403
 from ekiden.topi.nn.dense import *  # noqa: F403
 from ekiden.topi.nn.loss import *  # noqa: F403
@@ -34,7 +36,7 @@ from ekiden.topi.nn.upsample import *  # noqa: F403
 from ekiden.topi.nn.winograd import *  # noqa: F403
 
 _FAMILIES = (
-    _activation, _attention, _conv, _conv_layouts, _deformable, _dense, _loss, _lstm, _norm, _pad,
-    _pool, _recurrent, _softmax, _space, _upsample, _winograd,
+    _activation, _attention, _conv, _conv_layouts, _conv_transpose, _deformable, _dense, _loss,
+    _lstm, _norm, _pad, _pool, _recurrent, _softmax, _space, _upsample, _winograd,
 )  # fmt: skip
 __all__ = [name for family in _FAMILIES for name in family.__all__]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import EQ, PrimExpr, Var, binary, cast, const, logical_and
+from ekiden.ir.prim import PrimExpr, Var, cast, const, logical_and
 from ekiden.te import Tensor
 from ekiden.topi.layout import packed_tile, permute
-from ekiden.topi.nn.weights import WORD, conv_weight_shape
-from ekiden.topi.shape import as_dim, as_ints, known, tidy, transposed_extent, window_extent
+from ekiden.topi.nn.weights import WORD, conv_weight_shape, window_axes
+from ekiden.topi.shape import as_ints, known, tidy, window_extent
 
 Padding = int | Sequence[int] | str
 
@@ -24,7 +24,7 @@ def _tag(data_layout: str, kernel_layout: str, groups: int) -> str:
     return "conv2d"
 
 
-def _weight_element(
+def weight_element(
     weight: Tensor,
     layout: str,
     out: PrimExpr,
@@ -36,7 +36,7 @@ def _weight_element(
     layout."""
     tile = packed_tile(layout)
     if not tile:
-        return weight[permute((out, channel, *window), "OIHW", layout)]
+        return weight[permute((out, channel, *window), f"OI{window_axes(layout)}", layout)]
     if layout.startswith("G"):
         group, within = out // out_per_group, out % out_per_group
         return weight[(group, within // tile, *window, channel, within % tile)]
@@ -62,14 +62,9 @@ def inside(index: PrimExpr, size: PrimExpr, before: bool, after: bool) -> list[P
     return ([index >= 0] if before else []) + ([index < size] if after else [])
 
 
-def letters(layout: str) -> str:
-    """The spatial axes of a data layout: "HW" of "NHWC"."""
-    return "".join(each for each in "DHW" if each in layout)
-
-
 def default_kernel_layout(data_layout: str, transposed: bool = False) -> str:
     """The weight layout that goes with a data layout: OIHW with NCHW, HWIO with the others."""
-    spatial, pair = letters(data_layout), "IO" if transposed else "OI"
+    spatial, pair = window_axes(data_layout), "IO" if transposed else "OI"
     return pair + spatial if data_layout.startswith("NC") else spatial + pair[::-1]
 
 
@@ -125,14 +120,11 @@ def conv(
     Its tag names the layouts that have kernels of their own. `channels` is the number of results,
     where the weight is packed.
     """
-    axes_of = letters(data_layout)
+    axes_of = window_axes(data_layout)
     rank, plain = len(axes_of), f"NC{axes_of}"
     layout = kernel_layout or default_kernel_layout(data_layout)
     n, _, *sizes = permute(inp.shape, data_layout, plain)
-    if rank == 2:
-        out, per_group, *kernel = conv_weight_shape(filt.shape, layout, channels, groups)
-    else:
-        out, per_group, *kernel = permute(filt.shape, layout, f"OI{axes_of}")
+    out, per_group, *kernel = conv_weight_shape(filt.shape, layout, channels, groups)
     strides, steps = ntuple(stride, rank, "stride"), ntuple(dilation, rank, "dilation")
     around = pads(padding, kernel, steps)
     before, after = around[:rank], around[rank:]
@@ -157,10 +149,7 @@ def conv(
         channel = ci if groups == 1 else (o // out_per_group) * per_group + ci
         indices = permute((b, channel, *at), plain, data_layout)
         value = guarded(inp, indices, conditions, const(0, inp.dtype))
-        if rank == 2:
-            factor = _weight_element(filt, layout, o, ci, taps, out_per_group)
-        else:
-            factor = filt[permute((o, ci, *taps), f"OI{axes_of}", layout)]
+        factor = weight_element(filt, layout, o, ci, taps, out_per_group)
         return te.sum(cast(value, dtype) * cast(factor, dtype), (*taps, ci))
 
     attrs = {
@@ -174,98 +163,4 @@ def conv(
     return te.compute(shape, body, name=f"conv{rank}d", tag=tag, attrs=attrs)
 
 
-def conv_transpose(
-    inp: Tensor,
-    filt: Tensor,
-    stride: int | Sequence[int] = 1,
-    padding: Padding = 0,
-    output_padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    data_layout: str = "NCHW",
-    kernel_layout: str = "",
-    out_dtype: str | None = None,
-    out_layout: str = "",
-) -> Tensor:
-    """The transposed convolution over one to three axes, gathered: each result sums the taps that
-    reach it. The weight is [in channels, out channels / groups, window].
-    """
-    axes_of = letters(data_layout)
-    rank, plain, weight_plain = len(axes_of), f"NC{axes_of}", f"IO{axes_of}"
-    layout = kernel_layout or default_kernel_layout(data_layout, True)
-    n, c, *sizes = permute(inp.shape, data_layout, plain)
-    _, out_per_group, *kernel = permute(filt.shape, layout, weight_plain)
-    strides, steps = ntuple(stride, rank, "stride"), ntuple(dilation, rank, "dilation")
-    around, extra = pads(padding, kernel, steps), ntuple(output_padding, rank, "output_padding")
-    before, after = around[:rank], around[rank:]
-    extents = [
-        transposed_extent(*each)
-        for each in zip(sizes, kernel, strides, before, after, steps, extra, strict=True)
-    ]
-    per_group = tidy(c // groups)
-    result, dtype = out_layout or data_layout, out_dtype or inp.dtype
-    counts = [_tap_count(k, s, d) for k, s, d in zip(kernel, strides, steps, strict=True)]
-    taps = [te.reduce_axis((0, d), f"k{a.lower()}") for d, a in zip(counts, axes_of, strict=True)]
-    ci = te.reduce_axis((0, per_group), "ci")
-
-    def body(*i: Var) -> PrimExpr:
-        b, o, *positions = permute(i, result, plain)
-        windows: list[PrimExpr] = []
-        places: list[PrimExpr] = []
-        conditions: list[PrimExpr] = []
-        for axis in range(rank):
-            window, at, reaches = _tap(
-                positions[axis] + before[axis], taps[axis], kernel[axis], sizes[axis],
-                strides[axis], steps[axis],
-            )  # fmt: skip
-            windows.append(window)
-            places.append(at)
-            conditions += reaches
-        channel = ci if groups == 1 else (o // out_per_group) * per_group + ci
-        within = o if groups == 1 else o % out_per_group
-        together = conditions[0]
-        for each in conditions[1:]:
-            together = logical_and(together, each)
-        value = inp[permute((b, channel, *places), plain, data_layout)]
-        factor = filt[permute((channel, within, *windows), weight_plain, layout)]
-        product = cast(value, dtype) * cast(factor, dtype)
-        return te.sum(if_then_else(together, product, const(0, dtype)), (*taps, ci))
-
-    shape = permute((n, out_per_group * groups, *extents), plain, result)
-    attrs = {
-        "inputs": (inp, filt), "strides": strides, "padding": around, "dilation": steps,
-        "groups": groups, "data_layout": data_layout, "kernel_layout": layout,
-    }  # fmt: skip
-    name = f"conv{rank}d_transpose"
-    return te.compute(shape, body, name=name, tag=name, attrs=attrs)
-
-
-def _tap_count(kernel: PrimExpr, stride: int, dilation: int) -> PrimExpr:
-    """How many taps can reach a result pixel: every stride-th one where taps are dense, else all
-    are tried."""
-    return tidy((kernel + (stride - 1)) // stride) if dilation == 1 else kernel
-
-
-def _tap(
-    position: PrimExpr, j: PrimExpr, kernel: PrimExpr, size: PrimExpr, stride: int, dilation: int
-) -> tuple[PrimExpr, PrimExpr, list[PrimExpr]]:
-    """(kernel index, data index, what must hold) of the j-th tap of a position of the uncropped
-    result.
-
-    position = data index * stride + kernel index * dilation.
-    """
-    if dilation == 1:
-        tap, at = position % stride + j * stride, position // stride - j
-        fits = [] if _divides(stride, kernel) else [tap < kernel]
-        return tap, at, [*fits, at >= 0, at < size]
-    start = position - j * dilation
-    exact = [] if stride == 1 else [binary(EQ, start % stride, as_dim(0))]
-    return j, start // stride, [*exact, start >= 0, start // stride < size]
-
-
-def _divides(stride: int, kernel: PrimExpr) -> bool:
-    number = known(kernel)
-    return number is not None and number % stride == 0
-
-
-__all__ = ["conv", "conv_transpose"]
+__all__ = ["conv"]

@@ -123,8 +123,8 @@ def batch_matmul(
 
 
 def pack_weight(weight: Tensor, kind: str, tile: int, groups: int) -> Tensor:
-    """A weight ([N, K] or OIHW) in the layout of the packed kernels, its last tile padded with
-    zeros."""
+    """A weight ([N, K], OIHW or OIDHW) in the layout of the packed kernels, its last tile padded
+    with zeros."""
     shape = pack_weight_shape(weight.shape, kind, tile, groups)
     per_group = weight.shape[0] // groups if kind == "group_conv2d" else weight.shape[0]
     plain, word = kind.startswith("dense"), WORD_OF_KIND.get(kind)

@@ -5,6 +5,8 @@ OHWI{r}o          packed: [ceil(O/r)][KH][KW][I/groups][r], zero padded (groups 
 GOHWI{r}o         packed per group: [G][ceil(O/G/r)][KH][KW][I/G][r]
 OHWI{r}o4i        packed, of bytes: [ceil(O/r)][KH][KW][I/4][r][4], as dense_u8s8
 HWOI              depthwise: [KH][KW][C][1]
+IOHW, HWIO        transposed convolutions: I in channels, O out channels / groups; packed as above
+ODHWI{r}o, ...    the same over three axes
 dense {r}         [ceil(N/r)][K][r]
 dense_u8s8 {r}    [ceil(N/r)][K/4][r][4]: four neighbours of a row side by side
 dense_bf16 {r}    [ceil(N/r)][K/2][r][2]: two of them
@@ -34,28 +36,46 @@ WORD_OF_KIND = {"dense_u8s8": WORD, "conv2d_u8s8": WORD, "dense_bf16": WORD_OF["
 def conv_weight_shape(
     shape: Sequence[PrimExpr], kernel_layout: str, channels: int | None, groups: int
 ) -> tuple[PrimExpr, ...]:
-    """(out channels, in channels per group, height, width). Raises ValueError on a rank that does
-    not fit."""
+    """(out channels, in channels per group, extents of the window). Raises ValueError on a rank
+    that does not fit."""
     if len(parse(kernel_layout)) != len(shape):
         raise ValueError(
             f"'weight' must have {len(parse(kernel_layout))} dimensions ({kernel_layout}),"
             f" got {len(shape)}"
         )
+    axes = window_axes(kernel_layout)
     if not packed_tile(kernel_layout):
-        return permute(shape, kernel_layout, "OIHW")
+        return permute(shape, kernel_layout, f"OI{axes}")
     if channels is None:
         raise ValueError(f"a weight in {kernel_layout} needs the attribute 'channels'")
     if kernel_layout.endswith("i"):
-        kh, kw, words = shape[1:4]
-        return as_dim(channels), tidy(words * WORD), kh, kw
-    kh, kw, per_group = shape[-4:-1]
-    return as_dim(channels), per_group, kh, kw
+        *window, words = shape[1:-2]
+        return as_dim(channels), tidy(words * WORD), *window
+    *window, per_group = shape[-2 - len(axes) : -1]
+    return as_dim(channels), per_group, *window
+
+
+def conv_transpose_weight_shape(
+    shape: Sequence[PrimExpr], kernel_layout: str, channels: int | None, groups: int
+) -> tuple[PrimExpr, ...]:
+    """(in channels, out channels per group, extents of the window) of a transposed convolution.
+    Raises ValueError on a rank that does not fit."""
+    if not packed_tile(kernel_layout):
+        return permute(shape, kernel_layout, f"IO{window_axes(kernel_layout)}")
+    out, per_group, *window = conv_weight_shape(shape, kernel_layout, channels, groups)
+    return tidy(per_group * groups), tidy(out // groups), *window
+
+
+def window_axes(layout: str) -> str:
+    """The spatial axes of a layout: "HW" of "NHWC"."""
+    return "".join(each for each in "DHW" if each in layout)
 
 
 def pack_weight_shape(
     shape: Sequence[PrimExpr], kind: str, tile: int, groups: int
 ) -> tuple[PrimExpr, ...]:
-    """The shape of a packed weight, from [N, K] (dense) or OIHW."""
+    """The shape of a packed weight, from [N, K] (dense), OIHW or
+    OIDHW."""
     r = as_dim(tile)
     if kind == "dense":
         n, k = shape
@@ -64,16 +84,16 @@ def pack_weight_shape(
         word = WORD_OF_KIND[kind]
         n, k = shape
         return tidy(ceil_div(n, tile)), tidy(k // word), r, as_dim(word)
-    out, per_group, kh, kw = shape
+    out, per_group, *window = shape
     if kind == "conv2d":
-        return tidy(ceil_div(out, tile)), kh, kw, per_group, r
+        return tidy(ceil_div(out, tile)), *window, per_group, r
     if kind == "conv2d_u8s8":
-        return tidy(ceil_div(out, tile)), kh, kw, tidy(per_group // WORD), r, as_dim(WORD)
-    return as_dim(groups), tidy(ceil_div(out // groups, tile)), kh, kw, per_group, r
+        return tidy(ceil_div(out, tile)), *window, tidy(per_group // WORD), r, as_dim(WORD)
+    return as_dim(groups), tidy(ceil_div(out // groups, tile)), *window, per_group, r
 
 
 def pack_weight(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
-    """Pack [N, K] (dense) or OIHW, padding the last tile of output channels with zeros."""
+    """Pack [N, K] (dense), OIHW or OIDHW, padding the last tile of output channels with zeros."""
     if kind == "dense":
         return _pack_rows(weight, tile).transpose(0, 2, 1).copy()
     if kind.startswith("dense_"):
@@ -82,10 +102,11 @@ def pack_weight(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
         words = rows.reshape(len(rows), tile, rows.shape[2] // word, word)
         return words.transpose(0, 2, 1, 3).copy()
     if kind == "conv2d":
-        return _pack_rows(weight, tile).transpose(0, 3, 4, 2, 1).copy()
+        rows = _pack_rows(weight, tile)
+        return rows.transpose(0, *range(3, rows.ndim), 2, 1).copy()
     if kind == "conv2d_u8s8":
         plain = pack_weight(weight, "conv2d", tile)
-        words = plain.reshape(*plain.shape[:3], -1, WORD, tile)
+        words = plain.reshape(*plain.shape[:-2], -1, WORD, tile)
         return words.swapaxes(-1, -2).copy()
     parts = [pack_weight(part, "conv2d", tile) for part in np.split(weight, groups, axis=0)]
     return np.stack(parts)
@@ -113,9 +134,10 @@ def unpack_dense_weight(packed: Array, units: int) -> Array:
 def unpack_conv_weight(
     weight: Array, kernel_layout: str, channels: int | None, groups: int
 ) -> Array:
-    """A weight in any layout as OIHW."""
+    """A weight in any layout as OIHW, or OIDHW."""
     if not packed_tile(kernel_layout):
-        return np.transpose(weight, [kernel_layout.index(letter) for letter in "OIHW"])
+        order = f"OI{window_axes(kernel_layout)}"
+        return np.transpose(weight, [kernel_layout.index(letter) for letter in order])
     assert channels is not None, "checked by the relation"
     if kernel_layout.startswith("G"):
         return np.concatenate([_unpack_tiles(part)[: channels // groups] for part in weight])
@@ -125,6 +147,18 @@ def unpack_conv_weight(
     return _unpack_tiles(weight)[:channels]
 
 
+def unpack_conv_transpose_weight(
+    weight: Array, kernel_layout: str, channels: int | None, groups: int
+) -> Array:
+    """The weight of a transposed convolution in any layout as IOHW, or IODHW."""
+    if not packed_tile(kernel_layout):
+        order = f"IO{window_axes(kernel_layout)}"
+        return np.transpose(weight, [kernel_layout.index(letter) for letter in order])
+    plain = unpack_conv_weight(weight, kernel_layout, channels, groups)
+    return np.concatenate([part.swapaxes(0, 1) for part in np.split(plain, groups)])
+
+
 def _unpack_tiles(packed: Array) -> Array:
-    count, kh, kw, per_group, tile = packed.shape
-    return packed.transpose(0, 4, 3, 1, 2).reshape(count * tile, per_group, kh, kw)
+    count, *window, per_group, tile = packed.shape
+    order = (0, packed.ndim - 1, packed.ndim - 2, *range(1, packed.ndim - 2))
+    return packed.transpose(order).reshape(count * tile, per_group, *window)

@@ -19,6 +19,7 @@ from ekiden.topi.rule import (
     depthwise,
     recurrent,
     thread,
+    upsample,
     winograd,
 )
 from ekiden.topi.rule.default import schedule_default
@@ -33,7 +34,9 @@ RULES: dict[str, Rule] = {
     "dense_pack":             dense.dense_pack,
     "conv2d_nhwc_pack":       conv2d.conv2d_nhwc_pack,
     "group_conv2d_nhwc_pack": conv2d.group_conv2d_nhwc_pack,
-    "conv2d_transpose":       conv2d_transpose.conv2d_transpose,
+    "conv2d_transpose":       upsample.upsample,
+    "conv2d_transpose_pack":  conv2d_transpose.conv2d_transpose,
+    "depthwise_conv2d_transpose": conv2d_transpose.depthwise_conv2d_transpose,
     "winograd_conv2d":        winograd.winograd_conv2d,
     "depthwise_conv2d_nhwc":  depthwise.depthwise_conv2d_nhwc,
     "batch_matmul":           batch_matmul.batch_matmul,
@@ -50,7 +53,10 @@ WHOLE: dict[str, Rule] = {
 _ACCEPTS: dict[str, Callable[[te.Tensor], bool]] = {
     **dict.fromkeys(("batch_matmul", "matmul", "dense"), batch_matmul.accepts),
     "dense_pack": dense.accepts,
-    "conv2d_transpose": conv2d_transpose.accepts,
+    "conv2d_transpose": upsample.accepts,
+    **dict.fromkeys(
+        ("conv2d_transpose_pack", "depthwise_conv2d_transpose"), conv2d_transpose.accepts
+    ),
     "winograd_conv2d": winograd.accepts,
 }
 _ENDS: dict[str, Callable[[list[te.Tensor]], list[te.Tensor]]] = {

@@ -14,6 +14,7 @@ have their border already.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ from ekiden.tir.stmt import (
 from ekiden.topi.nn.weights import WORD
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.topi.rule.geometry import geometry_of
+from ekiden.topi.rule.geometry import Geometry, geometry_of
 from ekiden.topi.rule.padding import Bands, band_lines, pad_copy
 from ekiden.topi.rule.tiles import (
     KLoop,
@@ -49,7 +50,7 @@ NARROW = 12
 """Lines of at most this many pixels share tiles (7x7x512 3x3: 83 % of the peak by lines)."""
 
 
-class _Conv:
+class Conv:
     """One convolution kernel being built."""
 
     def __init__(
@@ -60,7 +61,7 @@ class _Conv:
         attrs = self.anchor.op.attrs
         data, weight = operands_of(self.anchor)
         self.data, self.weight = self.buffers[data], self.buffers[weight]
-        self.geometry = geometry_of(self.anchor)
+        self.geometry = self.find_geometry()
         self.width = int(str(attrs["tile"]))
         self.channels = int(str(attrs["channels"]))
         self.lanes, self.target = target.lanes("float32"), target
@@ -69,9 +70,18 @@ class _Conv:
         assert self.word == 1 or not self.geometry.is_padded, "bytes have their border already"
         self.group_in = simplify(weight.shape[-2 if self.word == 1 else 3] * self.word)
         self.group_out = self.channels // self.geometry.groups
+        self.taps = self.count_taps()
         self.source = self.data  # or the padded copy
 
-    def k_loops(self) -> list[KLoop]:
+    def find_geometry(self) -> Geometry:
+        """The numbers of the anchor."""
+        return geometry_of(self.anchor)
+
+    def count_taps(self) -> int:
+        """Of the weight."""
+        return math.prod(self.geometry.kernel)
+
+    def k_loops(self, panel: Panel) -> list[KLoop]:
         """The reduction: kernel rows, then taps and channels, as one loop where they are
         contiguous."""
         (kh, kw), (dy, dx) = self.geometry.kernel, self.geometry.dilation
@@ -106,13 +116,11 @@ class _Conv:
 
         def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
             at = panel.column + column
-            return self.epilogue.store(
-                [*indices(i), at], (out + i) * self.channels + at, value, mask
-            )
+            return self.keep([*indices(i), at], (out + i) * self.channels + at, value, mask, panel)
 
         return compute_tile(
             shape,
-            self.k_loops(),
+            self.k_loops(panel),
             self.source,
             a_rows,
             self.weight,
@@ -120,6 +128,17 @@ class _Conv:
             store,
             not self.epilogue.is_light,
         )
+
+    def keep(
+        self,
+        place: list[PrimExpr],
+        flat: PrimExpr,
+        value: PrimExpr,
+        mask: PrimExpr | None,
+        panel: Panel,
+    ) -> Stmt:
+        """Store a vector of results of a panel; `flat` is the offset of `place`."""
+        return self.epilogue.store(place, flat, value, mask)
 
     def is_flat(self) -> bool:
         """Whether tiles run over all output pixels: pointwise, or lines too short to be cut into
@@ -248,9 +267,8 @@ class _Conv:
         if not all(isinstance(d, IntImm) for d in (height, width, channels)):
             return False
         pixels = height.value * width.value * channels.value  # type: ignore[attr-defined]
-        kh, kw = self.geometry.kernel
-        taps = self.group_in.value * kh * kw * self.channels  # type: ignore[attr-defined]
-        return bool(taps >= pixels)
+        weights = self.group_in.value * self.taps * self.channels  # type: ignore[attr-defined]
+        return bool(weights >= pixels)
 
     def parts(self) -> list[tuple[int, Callable[[PrimExpr], Panel]]]:
         """Whole panels, then the last one if it is narrower, for every group: how many, and which
@@ -267,8 +285,8 @@ class _Conv:
     def _per_group(
         self, panels: int, first: int, valid: int
     ) -> tuple[int, Callable[[PrimExpr], Panel]]:
-        (kh, kw), groups = self.geometry.kernel, self.geometry.groups
-        size = simplify(self.group_in * (kh * kw * self.width))
+        groups = self.geometry.groups
+        size = simplify(self.group_in * (self.taps * self.width))
         per_group = -(-self.group_out // self.width)
 
         def make(index: PrimExpr) -> Panel:
@@ -333,7 +351,7 @@ def conv2d_nhwc_pack(
     inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
 ) -> PrimFunc:
     """The rule for tag "conv2d_nhwc_pack"."""
-    kernel = _Conv(inputs, outputs, target, "conv2d_nhwc_pack")
+    kernel = Conv(inputs, outputs, target, "conv2d_nhwc_pack")
     return PrimFunc(
         (*kernel.buffers.values(),),
         kernel.body(),
@@ -345,7 +363,7 @@ def group_conv2d_nhwc_pack(
     inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
 ) -> PrimFunc:
     """The rule for tag "group_conv2d_nhwc_pack"."""
-    kernel = _Conv(inputs, outputs, target, "group_conv2d_nhwc_pack")
+    kernel = Conv(inputs, outputs, target, "group_conv2d_nhwc_pack")
     return PrimFunc(
         (*kernel.buffers.values(),),
         kernel.body(),

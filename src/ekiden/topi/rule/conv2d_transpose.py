@@ -1,215 +1,226 @@
-"""Transposed convolutions whose windows do not overlap (kernel = stride, no padding), in NHWC.
+"""Transposed convolutions in NHWC with packed weights, in register tiles.
 
-    out[n, y*s + i, x*s + j, o] = sum over c of data[n, y, x, c] * weight[c, o, i, j]
+    out[n, y*sy + i*dy - top, x*sx + j*dx - left, o] += data[n, y, x, c] * weight[c, o, i, j]
 
-Every tap is a matrix product of the input pixels, stored at every s-th pixel. The weights are put
-in panels first, a copy that is small beside the product. With few output channels all taps are the
-columns of one product; its rows go to a buffer in the order of the output's lines, from which
-whole vectors are finished and stored.
+The results at one phase, stride * q + phase on each axis, are an ordinary convolution over q with
+the taps that reach them (geometry.py): no tap is multiplied with a zero between the data. The loops
+are those of conv2d.py, where a panel of weights is one of a phase, and results are stored at every
+stride-th place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from ekiden import te
 from ekiden.arith import prove_equal, simplify
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, logical_and
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer, broadcast, ramp
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, PrimFunc, Stmt, seq
-from ekiden.topi.rule.dense import make_buffers
-from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
+from ekiden.topi.rule.conv2d import NARROW, Conv, Panel
+from ekiden.topi.rule.depthwise import PIXELS, Depthwise
+from ekiden.topi.rule.epilogue import operands_of
+from ekiden.topi.rule.geometry import Geometry, Phases, phases_of, transposed_geometry
 from ekiden.topi.rule.stages import has_known_weights
-from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, column_mask, compute_tile, max_rows
-
-TAG = "conv2d_transpose"
-VECTORS = 4
-"""Vectors of a panel."""
+from ekiden.topi.rule.tiles import KLoop, balanced_rows
 
 
 def accepts(anchor: te.Tensor) -> bool:
-    """Whether the rule covers a transposed convolution."""
+    """Whether the rules of this file cover a transposed convolution of packed weights."""
     attrs = anchor.op.attrs
     data, weight = operands_of(anchor)
     if not has_known_weights(anchor) or {data.dtype, weight.dtype, anchor.dtype} != {"float32"}:
         return False
-    layouts = attrs["data_layout"], attrs["kernel_layout"], attrs["groups"], attrs["dilation"]
-    if layouts != ("NHWC", "IOHW", 1, (1, 1)) or any(attrs["padding"]):  # type: ignore[arg-type]
-        return False
-    sizes = zip(anchor.shape[1:3], data.shape[1:3], weight.shape[2:], _pair(anchor), strict=True)
-    return all(is_const(k, s) and prove_equal(out, size * s) for out, size, k, s in sizes)
+    return attrs["data_layout"] == attrs["out_layout"] == "NHWC"
 
 
-def _pair(anchor: te.Tensor) -> tuple[int, int]:
-    strides = anchor.op.attrs["strides"]
-    assert isinstance(strides, tuple)
-    return int(strides[0]), int(strides[1])
+@dataclass(frozen=True, slots=True)
+class _At:
+    """A phase: where its results are, its taps as loops over data and weights, and the offsets of
+    the first tap in both, in pixels and taps."""
+
+    place: tuple[PrimExpr, ...]
+    taps: tuple[PrimExpr, ...]
+    origin: PrimExpr
+    first: PrimExpr
 
 
-class _Transposed:
+class _Output:
+    """The places of results."""
+
+    def __init__(self, anchor: te.Tensor, axes: tuple[Phases, ...], geometry: Geometry) -> None:
+        self.anchor, self.axes, self.geometry = anchor, axes, geometry
+        self.number = 1
+        for axis in axes:
+            self.number *= axis.stride
+
+    def phase(self, index: PrimExpr) -> _At:
+        """A phase by its number."""
+        place: list[PrimExpr] = []
+        for axis in reversed(self.axes):
+            place.insert(0, simplify(index % axis.stride))
+            index = simplify(index // axis.stride)
+        origin = first = const(0)
+        sizes = self.geometry.padded()
+        for axis, at, size in zip(self.axes, place, sizes, strict=True):
+            origin = simplify(origin * size + axis.origin(at))
+            first = simplify(first * axis.kernel + axis.first(at))
+        taps = tuple(axis.taps(at) for axis, at in zip(self.axes, place, strict=True))
+        return _At(tuple(place), taps, origin, first)
+
+    def loops(self, at: _At, pixel: PrimExpr, weights: PrimExpr) -> list[KLoop]:
+        """Rows of taps, and the taps of a row, where a pixel and a tap are so many elements."""
+        made: list[KLoop] = []
+        sizes = self.geometry.padded()
+        for axis, taps, size in reversed(list(zip(self.axes, at.taps, sizes, strict=True))):
+            made.insert(0, KLoop(taps, simplify(pixel * -axis.move), simplify(weights * axis.step)))
+            pixel, weights = simplify(pixel * size), simplify(weights * axis.kernel)
+        return made
+
+    def spread(self, at: _At, place: list[PrimExpr]) -> list[PrimExpr]:
+        """The place of a result by that among the results of its phase."""
+        n, *inner, channel = place
+        steps = zip(inner, self.axes, at.place, strict=True)
+        return [n, *(q * axis.stride + phase for q, axis, phase in steps), channel]
+
+    def guarded(self, place: list[PrimExpr], store: Callable[[PrimExpr], Stmt]) -> Stmt:
+        """`store(offset)` for a place, if it is inside: the last results of some phases are not."""
+        flat: PrimExpr = const(0)
+        inside: PrimExpr | None = None
+        for at, extent in zip(place, self.anchor.shape, strict=True):
+            flat = flat * extent + at
+        counts = self.geometry.out
+        for i, axis in enumerate(self.axes, 1):
+            if not prove_equal(counts[i] * axis.stride, self.anchor.shape[i]):
+                test = place[i] < self.anchor.shape[i]
+                inside = test if inside is None else logical_and(inside, test)
+        made = store(flat)
+        return made if inside is None else IfThenElse(inside, made)
+
+
+@dataclass(frozen=True, slots=True)
+class _PhasePanel(Panel):
+    """A panel of weights for one phase."""
+
+    at: _At
+
+
+class _Transposed(Conv):
     """One kernel being built."""
 
-    def __init__(self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target) -> None:
-        self.anchor = find_anchor(outputs, TAG)
-        self.buffers = make_buffers(inputs, outputs)
-        data, weight = operands_of(self.anchor)
-        self.data, self.weight = self.buffers[data], self.buffers[weight]
-        self.kernel = _pair(self.anchor)
-        self.taps = self.kernel[0] * self.kernel[1]
-        depth, channels = weight.shape[:2]
-        assert isinstance(depth, IntImm)
-        assert isinstance(channels, IntImm)
-        self.depth, self.channels = depth.value, channels.value
-        self.lanes, self.target = target.lanes("float32"), target
-        self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
-        joint = self.channels * self.taps
-        self.is_joint = 2 * self.channels <= self.lanes and joint <= VECTORS * self.lanes
-        columns = joint if self.is_joint else self.channels
-        self.width = -(-columns // self.lanes) * self.lanes
-        size = self.width * self.depth * (1 if self.is_joint else self.taps)
-        self.packed = Buffer("packed", (const(size),))
+    def find_geometry(self) -> Geometry:
+        """The numbers of the convolutions of all phases."""
+        axes = phases_of(self.anchor)
+        geometry = transposed_geometry(self.anchor, axes)
+        self.output = _Output(self.anchor, axes, geometry)
+        return geometry
 
-    def pack(self) -> Stmt:
-        """packed[tap][c][o], or packed[c][tap, o] where all taps are columns of one product."""
-        tap, c, o = Var("tap"), Var("c"), Var("o")
-        source = self.weight[(c * self.channels + o) * self.taps + tap]
-        if self.is_joint:
-            place = c * self.width + tap * self.channels + o
-        else:
-            place = (tap * self.depth + c) * self.width + o
-        body: Stmt = BufferStore(self.packed, source, (place,))
-        for var, extent in ((o, self.channels), (c, self.depth), (tap, self.taps)):
-            body = For(var, const(0), const(extent), ForKind.SERIAL, body)
-        return body
+    def count_taps(self) -> int:
+        """Of the weight."""
+        return _taps(self.output.axes)
 
-    def rows(self, line: PrimExpr, first: PrimExpr, rows: int) -> list[PrimExpr]:
-        """The data offsets of input pixels of a line."""
-        return [(line * self.data.shape[2] + first + i) * self.depth for i in range(rows)]
+    def is_flat(self) -> bool:
+        """Whether lines are too short to be cut into good tiles."""
+        width = self.geometry.out[2]
+        return isinstance(width, IntImm) and width.value <= NARROW
 
-    # one product per tap
+    def k_loops(self, panel: Panel) -> list[KLoop]:
+        """The taps of a phase, then channels."""
+        assert isinstance(panel, _PhasePanel)
+        per_tap = self.group_in * self.width
+        taps = self.output.loops(panel.at, self.geometry.data[3], per_tap)
+        return [*_several(taps), KLoop(self.group_in, const(1), const(self.width))]
 
-    def separate(self, line: PrimExpr) -> Stmt:
-        """All taps of a line, each stored in place."""
-        tap, panel = Var("tap"), Var("p")
-        whole, rest = divmod(self.channels, VECTORS * self.lanes)
-        full = VECTORS * self.lanes
-        parts: list[Stmt] = []
-        if whole:
-            body = self.panel(line, tap, panel * full, full)
-            parts.append(For(panel, const(0), const(whole), ForKind.SERIAL, body))
-        if rest:
-            parts.append(self.panel(line, tap, const(whole * full), rest))
-        return For(tap, const(0), const(self.taps), ForKind.SERIAL, seq(*parts))
-
-    def panel(self, line: PrimExpr, tap: PrimExpr, column: PrimExpr, valid: int) -> Stmt:
-        """One tap, a panel of output channels, all pixels of a line."""
-        (sy, sx), (_, height, width, _) = self.kernel, self.data.shape
-        vectors = -(-valid // self.lanes)
-        n, y = line // height, line % height * sy + tap // sx
-
-        def body(rows: int, first: PrimExpr) -> Stmt:
-            def store(i: PrimExpr, at: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
-                x, o = (first + i) * sx + tap % sx, column + at
-                flat = ((n * (height * sy) + y) * (width * sx) + x) * self.channels + o
-                return self.epilogue.store([n, y, x, o], flat, value, mask)
-
-            return compute_tile(
-                Tile(rows, vectors, self.lanes, valid),
-                [KLoop(const(self.depth), const(1), const(self.width))],
-                self.data,
-                self.rows(line, first, rows),
-                self.packed,
-                tap * (self.depth * self.width) + column,
-                store,
-                not self.epilogue.is_light,
-            )
-
-        return balanced_rows(width, max_rows(vectors, self.target), body)
-
-    # one product for all taps
-
-    def joint(self, line: PrimExpr) -> Stmt:
-        """All taps of a line as one product, then its output lines from a buffer."""
-        (sy, sx), (_, _, width, _) = self.kernel, self.data.shape
-        across = simplify(width * (sx * self.channels))
-        stage = Buffer("lines", (simplify(across * sy),))
-        vectors, valid = self.width // self.lanes, self.taps * self.channels
-
-        def body(rows: int, first: PrimExpr) -> Stmt:
-            def store(i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
-                assert isinstance(at, IntImm)
-                return self.scatter(stage, across, first + i, at.value, value)
-
-            return compute_tile(
-                Tile(rows, vectors, self.lanes, valid),
-                [KLoop(const(self.depth), const(1), const(self.width))],
-                self.data,
-                self.rows(line, first, rows),
-                self.packed,
-                const(0),
-                store,
-            )
-
-        tiles = balanced_rows(width, max_rows(vectors, self.target), body)
-        return Allocate(stage, seq(tiles, self.finish(stage, across, line)))
-
-    def scatter(
-        self, stage: Buffer, across: PrimExpr, x: PrimExpr, at: int, value: PrimExpr
+    def keep(
+        self,
+        place: list[PrimExpr],
+        flat: PrimExpr,
+        value: PrimExpr,
+        mask: PrimExpr | None,
+        panel: Panel,
     ) -> Stmt:
-        """The columns of one pixel from column `at` on, each to its output line."""
-        run = self.kernel[1] * self.channels
-        parts: list[Stmt] = []
-        for i in range(self.kernel[0]):
-            low, high = max(i * run - at, 0), min((i + 1) * run - at, self.lanes)
-            if low >= high:
-                continue
-            mask = column_mask(high, self.lanes)
-            if low:
-                over = broadcast(const(low - 1), self.lanes) < ramp(const(0), 1, self.lanes)
-                mask = logical_and(mask, over)
-            start = across * i + x * run + (at - i * run)
-            parts.append(BufferStore(stage, value, (ramp(start, 1, self.lanes),), mask))
-        return seq(*parts)
+        """Store results at their phase."""
+        assert isinstance(panel, _PhasePanel)
+        at = self.output.spread(panel.at, place)
+        return self.output.guarded(at, lambda offset: self.epilogue.store(at, offset, value, mask))
 
-    def finish(self, stage: Buffer, across: PrimExpr, line: PrimExpr) -> Stmt:
-        """The output lines from their buffer."""
-        i, x = Var("i"), Var("x")
-        n, y = line // self.data.shape[1], line % self.data.shape[1] * self.kernel[0] + i
-        wide = simplify(self.data.shape[2] * self.kernel[1])
-        base = (line * self.kernel[0] + i) * across
+    def parts(self) -> list[tuple[int, Callable[[PrimExpr], Panel]]]:
+        """The panels of all phases."""
+        return [self._of_phases(*part) for part in super().parts()]
 
-        def store(at: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> Stmt:
-            place = at * self.channels
-            lanes = ramp(across * i + place, 1, self.lanes)
-            value = stage[lanes].with_fields(dtype=f"float32x{self.lanes}")
-            axis = -2 if self.channels == 1 else -1
-            return self.epilogue.store([n, y, at, column], base + place, value, mask, axis)
+    def _of_phases(
+        self, panels: int, make: Callable[[PrimExpr], Panel]
+    ) -> tuple[int, Callable[[PrimExpr], Panel]]:
+        def made(index: PrimExpr) -> Panel:
+            at, panel = self.output.phase(index // panels), make(index % panels)
+            offset = panel.offset + at.first * (self.group_in * self.width)
+            start = panel.channel + at.origin * self.geometry.data[3]
+            return _PhasePanel(offset, panel.column, simplify(start), panel.valid, at)
 
-        if self.channels > 1:
-            mask = column_mask(self.channels, self.lanes)
-            inside: Stmt = For(x, const(0), wide, ForKind.SERIAL, store(x, const(0), mask))
-        else:
-            whole, rest = simplify(wide // self.lanes), simplify(wide % self.lanes)
-            body = store(x * self.lanes, const(0), None)
-            inside = For(x, const(0), whole, ForKind.SERIAL, body)
-            tail = ramp(const(0), 1, self.lanes) < broadcast(rest, self.lanes)
-            last = store(whole * self.lanes, const(0), tail)
-            inside = seq(inside, IfThenElse(rest > 0, last))
-        return For(i, const(0), const(self.kernel[0]), ForKind.SERIAL, inside)
+        return panels * self.output.number, made
 
-    def body(self) -> Stmt:
-        """The panels of weights, then all lines."""
-        line = Var("line")
-        inside = self.joint(line) if self.is_joint else self.separate(line)
-        total = simplify(self.data.shape[0] * self.data.shape[1])
-        lines = For(line, const(0), total, ForKind.PARALLEL, inside, {"grain": 2})
-        return Allocate(self.packed, seq(self.pack(), lines))
+
+def _several(loops: list[KLoop]) -> list[KLoop]:
+    """Without loops over one tap."""
+    return [k for k in loops if not (isinstance(k.extent, IntImm) and k.extent.value == 1)]
+
+
+def _taps(axes: tuple[Phases, ...]) -> int:
+    made = 1
+    for axis in axes:
+        made *= axis.kernel
+    return made
+
+
+class _TransposedDepthwise(Depthwise):
+    """One depthwise kernel being built."""
+
+    tag = "depthwise_conv2d_transpose"
+
+    def find_geometry(self) -> Geometry:
+        """The numbers of the convolutions of all phases."""
+        axes = phases_of(self.anchor)
+        geometry = transposed_geometry(self.anchor, axes)
+        self.output = _Output(self.anchor, axes, geometry)
+        return geometry
+
+    def line(
+        self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
+    ) -> Stmt:
+        """One line of every phase for one vector of channels."""
+        width, index = self.geometry.out[2], Var("phase")
+        at = self.output.phase(index)
+        loops = self.output.loops(at, const(self.channels), const(self.channels))
+        weights = at.first * self.channels + channel
+
+        def body(pixels: int, first: PrimExpr) -> Stmt:
+            def store(p: int, value: PrimExpr) -> Stmt:
+                place = self.output.spread(at, [n, y, first + p, channel])
+                return self.output.guarded(
+                    place, lambda offset: self.epilogue.store(place, offset, value, mask)
+                )
+
+            base = start + channel + (at.origin + first) * self.channels
+            return self.tile(pixels, base, weights, mask, loops, store)
+
+        lines = balanced_rows(width, PIXELS, body)
+        return For(index, const(0), const(self.output.number), ForKind.SERIAL, lines)
 
 
 def conv2d_transpose(
     inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
 ) -> PrimFunc:
-    """The rule for tag "conv2d_transpose"."""
-    kernel = _Transposed(inputs, outputs, target)
-    params = (*kernel.buffers.values(),)
+    """The rule for tag "conv2d_transpose_pack"."""
+    kernel = _Transposed(inputs, outputs, target, "conv2d_transpose_pack")
     attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
-    return PrimFunc(params, kernel.body(), attrs)
+    return PrimFunc((*kernel.buffers.values(),), kernel.body(), attrs)
+
+
+def depthwise_conv2d_transpose(
+    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+) -> PrimFunc:
+    """The rule for tag "depthwise_conv2d_transpose"."""
+    kernel = _TransposedDepthwise(inputs, outputs, target)
+    attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
+    return PrimFunc((*kernel.buffers.values(),), kernel.body(), attrs)

@@ -10,6 +10,8 @@ vector in use for several pixels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import call_intrin, if_then_else
@@ -21,27 +23,33 @@ from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.geometry import Geometry, geometry_of
 from ekiden.topi.rule.padding import Bands, band_lines
-from ekiden.topi.rule.tiles import balanced_rows, column_mask
+from ekiden.topi.rule.tiles import KLoop, balanced_rows, column_mask
 
 PIXELS = 8
 """Most pixels of a tile."""
 
 
-class _Depthwise:
+class Depthwise:
     """One depthwise kernel being built."""
 
+    tag = "depthwise_conv2d_nhwc"
+
     def __init__(self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target) -> None:
-        self.anchor = find_anchor(outputs, "depthwise_conv2d_nhwc")
+        self.anchor = find_anchor(outputs, self.tag)
         self.buffers = make_buffers(inputs, outputs)
         data, weight = operands_of(self.anchor)
         self.data, self.weight = self.buffers[data], self.buffers[weight]
-        self.geometry: Geometry = geometry_of(self.anchor)
+        self.geometry: Geometry = self.find_geometry()
         self.lanes, self.target = target.lanes("float32"), target
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         channels = self.geometry.out[3]
         assert isinstance(channels, IntImm)
         self.channels = channels.value
         self.source = self.data
+
+    def find_geometry(self) -> Geometry:
+        """The numbers of the anchor."""
+        return geometry_of(self.anchor)
 
     def load(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
         """A vector of channels, zero where the mask is off."""
@@ -53,25 +61,31 @@ class _Depthwise:
             else if_then_else(mask, found, broadcast(const(0.0, "float32"), self.lanes))
         )
 
+    def taps(self) -> list[KLoop]:
+        """Rows of taps, and the taps of a row."""
+        (kh, kw), (dy, dx) = self.geometry.kernel, self.geometry.dilation
+        row = self.geometry.padded()[1] * self.channels
+        return [
+            KLoop(const(kh), row * dy, const(kw * self.channels)),
+            KLoop(const(kw), const(dx * self.channels), const(self.channels)),
+        ]
+
     def tile(
         self,
         pixels: int,
         base: PrimExpr,
-        channel: PrimExpr,
+        weights: PrimExpr,
         mask: PrimExpr | None,
-        out: list[list[PrimExpr]],
+        loops: list[KLoop],
+        store: Callable[[int, PrimExpr], Stmt],
     ) -> Stmt:
-        """`pixels` pixels from data offset `base`; `out` gives (indices..., flat offset) of each
-        result."""
-        (kh, kw), (dy, dx), (_, sx) = (
-            self.geometry.kernel,
-            self.geometry.dilation,
-            self.geometry.strides,
-        )
-        row = self.geometry.padded()[1] * self.channels
+        """`pixels` pixels from data offset `base` and weight offset `weights`; `store` keeps the
+        result of one."""
+        sx = self.geometry.strides[1]
         acc = Buffer("acc", (const(pixels),), f"float32x{self.lanes}", "register")
         i, j, w = Var("i"), Var("j"), Var("w", acc.dtype)
-        start = base + i * (row * dy) + j * (dx * self.channels)
+        rows, columns = loops
+        start = base + i * rows.a_stride + j * columns.a_stride
         steps = [
             BufferStore(
                 acc,
@@ -86,12 +100,13 @@ class _Depthwise:
             )
             for p in range(pixels)
         ]
-        weight = self.load(self.weight, (i * kw + j) * self.channels + channel, mask)
-        taps: Stmt = For(j, const(0), const(kw), ForKind.SERIAL, LetStmt(w, weight, seq(*steps)))
-        taps = For(i, const(0), const(kh), ForKind.SERIAL, taps)
+        at = weights + i * rows.b_stride + j * columns.b_stride
+        inside = LetStmt(w, self.load(self.weight, at, mask), seq(*steps))
+        taps: Stmt = For(j, const(0), columns.extent, ForKind.SERIAL, inside)
+        taps = For(i, const(0), rows.extent, ForKind.SERIAL, taps)
         zero = broadcast(const(0.0, "float32"), self.lanes)
         clear = [BufferStore(acc, zero, (const(p),)) for p in range(pixels)]
-        stores = [self.epilogue.store(o[:-1], o[-1], acc[p], mask) for p, o in enumerate(out)]
+        stores = [store(p, acc[p]) for p in range(pixels)]
         return Allocate(acc, seq(*clear, taps, *stores))
 
     def line(
@@ -103,12 +118,12 @@ class _Depthwise:
         line = n * height + y
 
         def body(pixels: int, first: PrimExpr) -> Stmt:
-            out = [
-                [n, y, first + p, channel, (line * width + first + p) * self.channels + channel]
-                for p in range(pixels)
-            ]
+            def store(p: int, value: PrimExpr) -> Stmt:
+                flat = (line * width + first + p) * self.channels + channel
+                return self.epilogue.store([n, y, first + p, channel], flat, value, mask)
+
             base = start + channel + first * (sx * self.channels)
-            return self.tile(pixels, base, channel, mask, out)
+            return self.tile(pixels, base, channel, mask, self.taps(), store)
 
         return balanced_rows(width, PIXELS, body)
 
@@ -145,7 +160,7 @@ def depthwise_conv2d_nhwc(
     inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
 ) -> PrimFunc:
     """The rule for tag "depthwise_conv2d_nhwc"."""
-    kernel = _Depthwise(inputs, outputs, target)
+    kernel = Depthwise(inputs, outputs, target)
     return PrimFunc(
         (*kernel.buffers.values(),),
         kernel.body(),

@@ -35,8 +35,13 @@ from ekiden.relay.op.nn.geometry import (
     window_size,
 )
 from ekiden.te import Tensor
-from ekiden.topi.layout import permute, transform_array
-from ekiden.topi.nn.weights import conv_weight_shape, unpack_conv_weight
+from ekiden.topi.layout import packed_tile, permute, transform_array
+from ekiden.topi.nn.weights import (
+    conv_transpose_weight_shape,
+    conv_weight_shape,
+    unpack_conv_transpose_weight,
+    unpack_conv_weight,
+)
 from ekiden.topi.shape import as_dim, transposed_extent, window_extent
 
 
@@ -256,10 +261,18 @@ def _transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors(name, types, 2)
     wanted = attrs_of(Conv2DTransposeAttrs, attrs)
     rank_is(name, data, 4, "data")
-    rank_is(name, weight, 4, "weight")
     dtype = one_dtype(name, (data, weight))
     n, c, h, w = attempt(name, permute, data.shape, wanted.data_layout, "NCHW")
-    channels, per_group, kh, kw = attempt(name, permute, weight.shape, wanted.kernel_layout, "IOHW")
+    if not packed_tile(wanted.kernel_layout):
+        rank_is(name, weight, 4, "weight")
+    channels, per_group, kh, kw = attempt(
+        name,
+        conv_transpose_weight_shape,
+        weight.shape,
+        wanted.kernel_layout,
+        wanted.channels,
+        wanted.groups,
+    )
     agree(name, c, channels, "channels of 'data' and 'weight'")
     out = per_group * wanted.groups
     if wanted.channels is not None:
@@ -310,7 +323,9 @@ def _scatter(attrs: Conv2DTransposeAttrs, data: Array, weight: Array) -> Array:
 def _transpose_reference(attrs: Conv2DTransposeAttrs, data: Array, weight: Array) -> Array:
     dtype = to_numpy(attrs.out_dtype or str(data.dtype))
     plain = transform_array(data, attrs.data_layout, "NCHW").astype(dtype)
-    kernel = transform_array(weight, attrs.kernel_layout, "IOHW").astype(dtype)
+    kernel = unpack_conv_transpose_weight(
+        weight, attrs.kernel_layout, attrs.channels, attrs.groups
+    ).astype(dtype)
     groups = zip(np.split(plain, attrs.groups, 1), np.split(kernel, attrs.groups, 0), strict=True)
     full = np.concatenate([_scatter(attrs, d, w) for d, w in groups], axis=1)
     top, left, bottom, right = attrs.padding
@@ -326,6 +341,7 @@ def _transpose_lower(
         topi.nn.conv_transpose(
             data, weight, attrs.strides, attrs.padding, attrs.output_padding, attrs.dilation,
             attrs.groups, attrs.data_layout, attrs.kernel_layout, attrs.out_dtype, attrs.out_layout,
+            attrs.channels,
         )
     ]  # fmt: skip
 

@@ -312,7 +312,8 @@ def _pack_weight_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     wanted = attrs_of(PackWeightAttrs, attrs)
     if wanted.kind not in KINDS:
         fail(name, f"kind must be one of {', '.join(KINDS)}, got {wanted.kind!r}")
-    rank_is(name, weight, 2 if wanted.kind.startswith("dense") else 4, "weight")
+    if wanted.kind.startswith("dense") or len(weight.shape) != 5:
+        rank_is(name, weight, 2 if wanted.kind.startswith("dense") else 4, "weight")
     shape = attempt(name, pack_weight_shape, weight.shape, wanted.kind, wanted.tile, wanted.groups)
     return TensorType(shape, weight.dtype)
 
@@ -334,8 +335,8 @@ register_op(
 
 
 def contrib_pack_weight(weight: Expr, kind: str, tile: int, groups: int = 1) -> Call:
-    """A weight ([N, K] or OIHW) in the layout of the packed kernels; meant to be folded when it is
-    constant."""
+    """A weight ([N, K], OIHW or OIDHW) in the layout of the packed kernels; meant to be folded when
+    it is constant."""
     return call("nn.contrib_pack_weight", weight, attrs=PackWeightAttrs(kind, tile, groups))
 
 

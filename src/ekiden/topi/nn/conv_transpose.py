@@ -1,0 +1,137 @@
+"""Transposed convolutions over one to three axes, gathered: each result sums the taps that reach
+it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.prim import EQ, PrimExpr, Var, binary, cast, const, logical_and
+from ekiden.te import Tensor
+from ekiden.topi.layout import packed_tile, permute
+from ekiden.topi.nn.conv import Padding, default_kernel_layout, ntuple, pads, weight_element
+from ekiden.topi.nn.weights import conv_transpose_weight_shape, window_axes
+from ekiden.topi.shape import as_dim, known, tidy, transposed_extent
+
+VECTORS = 4
+"""Vectors of a panel of weights."""
+
+
+def is_few(channels: int, kernel: Sequence[int], lanes: int) -> bool:
+    """Whether the output channels of all taps fit a panel of weights, and those of one are less
+    than half a vector."""
+    return 2 * channels <= lanes and channels * math.prod(kernel) <= VECTORS * lanes
+
+
+def _tag(kernel_layout: str, rank: int, is_depthwise: bool) -> str:
+    plain = f"conv{rank}d_transpose"
+    if packed_tile(kernel_layout):
+        return f"{plain}_pack"
+    return f"depthwise_{plain}" if kernel_layout == "HWIO" and is_depthwise else plain
+
+
+def conv_transpose(
+    inp: Tensor,
+    filt: Tensor,
+    stride: int | Sequence[int] = 1,
+    padding: Padding = 0,
+    output_padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    data_layout: str = "NCHW",
+    kernel_layout: str = "",
+    out_dtype: str | None = None,
+    out_layout: str = "",
+    channels: int | None = None,
+) -> Tensor:
+    """The transposed convolution over one to three axes, gathered: each result sums the taps that
+    reach it. The weight is [in channels, out channels / groups, window], or packed; `channels` is
+    then the number of results.
+    """
+    axes_of = window_axes(data_layout)
+    rank, plain = len(axes_of), f"NC{axes_of}"
+    layout = kernel_layout or default_kernel_layout(data_layout, True)
+    n, c, *sizes = permute(inp.shape, data_layout, plain)
+    _, out_per_group, *kernel = conv_transpose_weight_shape(filt.shape, layout, channels, groups)
+    strides, steps = ntuple(stride, rank, "stride"), ntuple(dilation, rank, "dilation")
+    around, extra = pads(padding, kernel, steps), ntuple(output_padding, rank, "output_padding")
+    before, after = around[:rank], around[rank:]
+    extents = [
+        transposed_extent(*each)
+        for each in zip(sizes, kernel, strides, before, after, steps, extra, strict=True)
+    ]
+    per_group = tidy(c // groups)
+    result, dtype = out_layout or data_layout, out_dtype or inp.dtype
+    counts = [_tap_count(k, s, d) for k, s, d in zip(kernel, strides, steps, strict=True)]
+    taps = [te.reduce_axis((0, d), f"k{a.lower()}") for d, a in zip(counts, axes_of, strict=True)]
+    ci = te.reduce_axis((0, per_group), "ci")
+
+    def body(*i: Var) -> PrimExpr:
+        b, o, *positions = permute(i, result, plain)
+        windows: list[PrimExpr] = []
+        places: list[PrimExpr] = []
+        conditions: list[PrimExpr] = []
+        for axis in range(rank):
+            window, at, reaches = _tap(
+                positions[axis] + before[axis], taps[axis], kernel[axis], sizes[axis],
+                strides[axis], steps[axis],
+            )  # fmt: skip
+            windows.append(window)
+            places.append(at)
+            conditions += reaches
+        channel = ci if groups == 1 else (o // out_per_group) * per_group + ci
+        together = conditions[0]
+        for each in conditions[1:]:
+            together = logical_and(together, each)
+        value = inp[permute((b, channel, *places), plain, data_layout)]
+        if packed_tile(layout):
+            factor = weight_element(filt, layout, o, ci, windows, out_per_group)
+        else:
+            within = o if groups == 1 else o % out_per_group
+            factor = filt[permute((channel, within, *windows), f"IO{axes_of}", layout)]
+        product = cast(value, dtype) * cast(factor, dtype)
+        return te.sum(if_then_else(together, product, const(0, dtype)), (*taps, ci))
+
+    shape = permute((n, out_per_group * groups, *extents), plain, result)
+    attrs = {
+        "inputs": (inp, filt), "strides": strides, "padding": around, "dilation": steps,
+        "groups": groups, "data_layout": data_layout, "kernel_layout": layout,
+        "out_layout": result, "output_padding": extra, "kernel_size": tuple(map(known, kernel)),
+        "channels": known(tidy(out_per_group * groups)), "tile": packed_tile(layout),
+    }  # fmt: skip
+    is_depthwise = groups > 1 and known(per_group) == known(out_per_group) == 1
+    tag = _tag(layout, rank, is_depthwise)
+    return te.compute(shape, body, name=f"conv{rank}d_transpose", tag=tag, attrs=attrs)
+
+
+def _tap_count(kernel: PrimExpr, stride: int, dilation: int) -> PrimExpr:
+    """How many taps can reach a result pixel: every stride-th one where taps are dense, else all
+    are tried."""
+    return tidy((kernel + (stride - 1)) // stride) if dilation == 1 else kernel
+
+
+def _tap(
+    position: PrimExpr, j: PrimExpr, kernel: PrimExpr, size: PrimExpr, stride: int, dilation: int
+) -> tuple[PrimExpr, PrimExpr, list[PrimExpr]]:
+    """(kernel index, data index, what must hold) of the j-th tap of a position of the uncropped
+    result.
+
+    position = data index * stride + kernel index * dilation.
+    """
+    if dilation == 1:
+        tap, at = position % stride + j * stride, position // stride - j
+        fits = [] if _divides(stride, kernel) else [tap < kernel]
+        return tap, at, [*fits, at >= 0, at < size]
+    start = position - j * dilation
+    exact = [] if stride == 1 else [binary(EQ, start % stride, as_dim(0))]
+    return j, start // stride, [*exact, start >= 0, start // stride < size]
+
+
+def _divides(stride: int, kernel: PrimExpr) -> bool:
+    number = known(kernel)
+    return number is not None and number % stride == 0
+
+
+__all__ = ["conv_transpose"]
