@@ -32,25 +32,26 @@ def inputs(length: int) -> tuple[np.ndarray, ...]:
     return words, np.zeros((1, length), np.int64), np.ones((1, length), np.float32)
 
 
-def whole_run(exe: ekiden.Executable, length: int) -> Measure:
+def whole_run(machine: VirtualMachine, length: int) -> Measure:
     """A run of a compiled network."""
     given = inputs(length)
 
     def measure() -> float:
         start = time.perf_counter()
-        exe(*given)
+        machine.invoke("main", *given)
         return time.perf_counter() - start
 
     return measure
 
 
-def kernels_of(exe: ekiden.Executable, length: int) -> Measure:
-    """The calls of kernels in a run."""
+def kernels_of(machine: VirtualMachine, length: int) -> Measure:
+    """The calls of kernels in a run of the same machine, in the memory that its runs use."""
     given = inputs(length)
-    index = exe.raw.index("main")
-    profile = get_global_func("ek.vm.module")(VirtualMachine(exe.raw))["profile"]
-    first = sum(len(decode(exe.raw.code(n)[1])) for n in exe.raw.globals[:index])
-    code = decode(exe.raw.code("main")[1])
+    exe = machine.executable
+    index = exe.index("main")
+    profile = get_global_func("ek.vm.module")(machine)["profile"]
+    first = sum(len(decode(exe.code(n)[1])) for n in exe.globals[:index])
+    code = decode(exe.code("main")[1])
     calls = [first + i for i, each in enumerate(code) if each.name == "InvokePacked"]
 
     def measure() -> float:
@@ -88,11 +89,11 @@ def main() -> None:
     num_threads(options.threads)
     length = options.length
 
-    def compiled(sequence: str | int, executor: str) -> ekiden.Executable:
+    def compiled(sequence: str | int, executor: str) -> VirtualMachine:
         module: relay.IRModule = bert(options.layers, 1, sequence)
         exe = ekiden.compile(module, executor=executor)
         gc.collect()
-        return exe
+        return VirtualMachine(exe.raw)
 
     aot = compiled(length, "aot")
     measures = {

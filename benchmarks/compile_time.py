@@ -1,10 +1,16 @@
-"""How long compiling takes with a cold and with a warm kernel cache, and loading what was saved.
+"""How long compiling takes, by what was compiled before, and loading what was saved.
 
     python benchmarks/compile_time.py [MODEL.onnx ...]
 
+    cold      nothing was compiled before
+    kernels   the kernels were, for a model with other weights, say
+    again     the same in a process that has compiled already
+    artifact  the model was: it is mapped from the cache of artifacts
+    load      `ekiden.load` of what was saved
+
 Every figure is the median over processes of their own, the time in one of them that `compile` or
-`load` takes, the import of the compiler included. Without a model, a network of the convolutions of
-ResNet-50 is made.
+`load` takes, and with it, but for `again`, the import of all it needs. Without a model, a network
+of the convolutions of ResNet-50 and BERT-base are made, with random weights.
 """
 
 from __future__ import annotations
@@ -23,9 +29,10 @@ from onnx import TensorProto, helper, numpy_helper
 COLD, WARM, LOADS = 3, 5, 7
 COMPILE = """
 import sys, time, ekiden
-started = time.perf_counter()
-executable = ekiden.compile(sys.argv[1])
-print(time.perf_counter() - started)
+for _ in range(int(sys.argv[3])):
+    started = time.perf_counter()
+    executable = ekiden.compile(sys.argv[1])
+    print(time.perf_counter() - started)
 executable.save(sys.argv[2])
 """
 LOAD = """
@@ -36,31 +43,60 @@ print(time.perf_counter() - started)
 """
 STAGES = ((64, 56, 3), (128, 28, 4), (256, 14, 6), (512, 7, 3))
 """(inner channels, side, blocks) of the stages of ResNet-50."""
+LAYERS, WIDTH, HEADS, WORDS = 12, 768, 12, 30522
+"""Of BERT-base."""
+COLUMNS = ("cold", "kernels", "again", "artifact", "load")
 
 
-def seconds(program: str, *args: str, cache: str) -> float:
-    """What a fresh process that runs `program` prints."""
-    environment = dict(os.environ, EKIDEN_CACHE_DIR=cache)
+def seconds(program: str, *args: str, cache: str, limit: str = "0") -> list[float]:
+    """What a fresh process that runs `program` prints; `limit` is that of cached artifacts."""
+    environment = dict(os.environ, EKIDEN_CACHE_DIR=cache, EKIDEN_CACHE_LIMIT=limit)
     command = [sys.executable, "-c", program, *args]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return float(done.stdout)
+    return list(map(float, done.stdout.split()))
 
 
-def network(path: Path) -> Path:
-    """The bottlenecks of ResNet-50 as an ONNX file, with random weights."""
-    rng = np.random.default_rng(0)
-    nodes: list[onnx.NodeProto] = []
-    weights: list[onnx.TensorProto] = []
+class Network:
+    """An ONNX model that is being made; weights are random."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+
+    def weight(self, *shape: int) -> str:
+        """The name of a weight, of small numbers."""
+        values = self.rng.standard_normal(shape, np.float32) / np.float32(shape[-1])
+        return self.constant(values)
+
+    def constant(self, values: np.ndarray) -> str:
+        """The name of a constant."""
+        name = f"weight{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(values, name))
+        return name
+
+    def add(self, op_type: str, *inputs: str, **attributes: object) -> str:
+        """The name of the result of a node."""
+        name = f"{op_type}{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, inputs, [name], name, **attributes))
+        return name
+
+    def save(self, path: Path, given: onnx.ValueInfoProto, result: str) -> Path:
+        """Write the model that gives `result`."""
+        y = helper.make_tensor_value_info(result, TensorProto.FLOAT, None)
+        graph = helper.make_graph(self.nodes, path.stem, [given], [y], self.weights)
+        opset = helper.make_opsetid("", 20)
+        onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=9), path)
+        return path
+
+
+def bottlenecks(path: Path) -> Path:
+    """The bottlenecks of ResNet-50 as an ONNX file."""
+    net = Network()
 
     def conv(data: str, out: int, into: int, side: int, stride: int = 1) -> str:
-        name = f"conv{len(weights)}"
-        values = rng.standard_normal((out, into, side, side)).astype(np.float32) / into
-        weights.append(numpy_helper.from_array(values, f"{name}_w"))
-        pads = [side // 2] * 4
-        attributes = {"pads": pads, "strides": [stride] * 2}
-        nodes.append(helper.make_node("Conv", [data, f"{name}_w"], [name], name, **attributes))
-        nodes.append(helper.make_node("Relu", [name], [f"{name}_r"], f"{name}_r"))
-        return f"{name}_r"
+        weight, pads = net.weight(out, into, side, side), [side // 2] * 4
+        return net.add("Relu", net.add("Conv", data, weight, pads=pads, strides=[stride] * 2))
 
     at, width = "x", 64
     for inner, side, blocks in STAGES:
@@ -70,36 +106,61 @@ def network(path: Path) -> Path:
                 conv(conv(at, inner, width, 1), inner, inner, 3, stride), 4 * inner, inner, 1
             )
             skip = at if block else conv(at, 4 * inner, width, 1, stride)
-            nodes.append(helper.make_node("Add", [body, skip], [f"{body}_sum"], f"{body}_sum"))
-            at, width = f"{body}_sum", 4 * inner
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64, 56, 56])
-    y = helper.make_tensor_value_info(at, TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "bottlenecks", [x], [y], weights)
-    opset = helper.make_opsetid("", 17)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=9), path)
-    return path
+            at, width = net.add("Add", body, skip), 4 * inner
+    return net.save(
+        path, helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64, 56, 56]), at
+    )
+
+
+def bert_base(path: Path) -> Path:
+    """BERT-base as an ONNX file, of any batch and length."""
+    net = Network()
+    split = net.constant(np.array([0, 0, HEADS, WIDTH // HEADS]))
+    join, scale = net.constant(np.array([0, 0, WIDTH])), net.constant(np.float32(64**-0.5))
+
+    def dense(data: str, out: int, into: int) -> str:
+        return net.add("Add", net.add("MatMul", data, net.weight(into, out)), net.weight(out))
+
+    def norm(data: str) -> str:
+        return net.add("LayerNormalization", data, net.weight(WIDTH), net.weight(WIDTH), axis=-1)
+
+    def heads(data: str, perm: list[int]) -> str:
+        return net.add("Transpose", net.add("Reshape", dense(data, WIDTH, WIDTH), split), perm=perm)
+
+    at = norm(net.add("Gather", net.weight(WORDS, WIDTH), "words"))
+    for _ in range(LAYERS):
+        q, k, v = heads(at, [0, 2, 1, 3]), heads(at, [0, 2, 3, 1]), heads(at, [0, 2, 1, 3])
+        scores = net.add("Softmax", net.add("Mul", net.add("MatMul", q, k), scale), axis=-1)
+        mixed = net.add("Transpose", net.add("MatMul", scores, v), perm=[0, 2, 1, 3])
+        at = norm(net.add("Add", at, dense(net.add("Reshape", mixed, join), WIDTH, WIDTH)))
+        inner = net.add("Gelu", dense(at, 4 * WIDTH, WIDTH))
+        at = norm(net.add("Add", at, dense(inner, WIDTH, 4 * WIDTH)))
+    given = helper.make_tensor_value_info("words", TensorProto.INT64, ["batch", "length"])
+    return net.save(path, given, at)
 
 
 def measure(model: Path, scratch: Path) -> None:
     """Print a row of medians for a model."""
-    saved = str(scratch / "model.eki")
-    cold = []
-    for run in range(COLD):
-        cache = str(scratch / f"{model.stem}{run}")
-        cold.append(seconds(COMPILE, str(model), saved, cache=cache))
-    warm = [seconds(COMPILE, str(model), saved, cache=cache) for _ in range(WARM)]
-    load = [seconds(LOAD, saved, cache=cache) for _ in range(LOADS)]
+    saved, args = str(scratch / "model.eki"), (str(model), str(scratch / "model.eki"))
+    caches = [str(scratch / f"{model.stem}{run}") for run in range(COLD)]
+    cold = [seconds(COMPILE, *args, "1", cache=each) for each in caches]
+    warm = [seconds(COMPILE, *args, "2", cache=caches[0]) for _ in range(WARM)]
+    kept = [seconds(COMPILE, *args, "1", cache=caches[0], limit="4G") for _ in range(1 + WARM)]
+    load = [seconds(LOAD, saved, cache=caches[0]) for _ in range(LOADS)]
     size = Path(saved).stat().st_size / 1e6
-    row = (statistics.median(times) for times in (cold, warm, load))
-    print("{:28} {:8.2f} s {:8.2f} s {:8.3f} s {:8.1f} MB".format(model.stem, *row, size))
+    columns = (cold, [w[:1] for w in warm], [w[1:] for w in warm], kept[1:], load)
+    row = (statistics.median(times for (times,) in runs) for runs in columns)
+    print(f"{model.stem:28}", *(f"{each:8.3f} s" for each in row), f"{size:8.1f} MB")
 
 
 def main() -> None:
-    """Measure the models named, or the network made here."""
+    """Measure the models named, or those made here."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        models = [Path(a) for a in sys.argv[1:]] or [network(scratch / "bottlenecks.onnx")]
-        print(f"{'model':28} {'cold':>10} {'warm':>10} {'load':>10} {'artifact':>11}")
+        models = [Path(a) for a in sys.argv[1:]]
+        if not models:
+            models = [bottlenecks(scratch / "bottlenecks.onnx"), bert_base(scratch / "bert.onnx")]
+        print(f"{'model':28}", *(f"{name:>10}" for name in COLUMNS), f"{'artifact':>11}")
         for model in models:
             measure(model, scratch)
 

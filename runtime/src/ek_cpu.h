@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 /* Whether there are the instructions that /proc/cpuinfo calls by this name, and the system keeps
-** their registers. False for a name that is not known here: what docs/artifact-format.md lists is. */
+** their registers. False for a name that is not known here; docs/artifact-format.md lists them. */
 bool ek_cpu_has(const char *name, size_t size);
 
 #endif /* EK_CPU_H_ */

@@ -185,8 +185,8 @@ static entry next_entry(reader *r) {
 /* What the entries before say of the next. */
 typedef struct table_state {
   entry last;
-  uint32_t common;             /* a bit for each kind of which there is one for all variants */
-  uint32_t images;             /* of single variants */
+  uint32_t common, own;        /* a bit for each kind of section that all variants share, or not */
+  uint64_t n_own, n_own_kinds;
   uint64_t end;                /* of the section before */
 } table_state;
 
@@ -219,8 +219,10 @@ static void check_entry(reader *r, const unsigned char *data, size_t size, table
   if (ek_crc32(data + e.offset, (size_t)e.length) != e.checksum)
     fail(r, "corrupted: its checksum differs");
   r->section = section_names[0];
-  if (e.variant == 0) before->common |= 1u << e.kind;
-  else before->images += e.kind == IMAGE;
+  uint32_t bit = 1u << e.kind;
+  before->n_own += e.variant != 0;
+  before->n_own_kinds += e.variant != 0 && (before->own & bit) == 0;
+  *(e.variant == 0 ? &before->common : &before->own) |= bit;
   before->last = e;
   before->end = e.offset + e.length;
 }
@@ -250,8 +252,9 @@ static void read_table(reader *r, const unsigned char *data, size_t size, ek_byt
   for (int32_t i = 0; i < n && !r->failed; i++) check_entry(r, data, size, &before);
   if (!r->failed && before.end != size)
     fail(r, "%zu bytes follow the last section", size - (size_t)before.end);
-  if (before.images != before.last.variant)
-    fail(r, "%u variants have %u images", before.last.variant, before.images);
+  if (before.n_own != before.n_own_kinds * before.last.variant ||
+      (before.own != 0 && (before.own >> IMAGE & 1) == 0))
+    fail(r, "an IMAGE and the same sections expected of each of %u variants", before.last.variant);
   if (r->failed) return;
   uint32_t variant = choose(r, table, n, data);
   for (int32_t i = 0; i < n; i++) {

@@ -6,9 +6,9 @@
 
 enum { EK_IMAGE_LACKS = 256 }; /* bytes for the longest text of ek_image_lacks that is useful */
 
-/* Whether this machine lacks what the code of an image of 'size' bytes needs. Then its names, and in brackets the
-** processor that the code is for, are added to the text in 'out', as far as they fit. False for
-** bytes that are no image: to be told by ek_image_load. */
+/* Whether this machine lacks what the code of an image of 'size' bytes needs. Then its names, and
+** in brackets the processor that the code is for, are added to the text in 'out', as far as they
+** fit. False for bytes that are no image: to be told by ek_image_load. */
 bool ek_image_lacks(const unsigned char *bytes, size_t size, char *out, size_t capacity);
 
 #endif /* EK_IMAGE_H_ */

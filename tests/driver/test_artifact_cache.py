@@ -49,6 +49,7 @@ def compiles(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("EKIDEN_CACHE_LIMIT", "1G")
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(KernelCache, "default", lambda: KernelCache(cache))
+    monkeypatch.setattr(extensions, "_FOREIGN", [])  # tests before this one have some
     counted = Compiles()
     monkeypatch.setattr(build, "compile_model", counted)
     yield counted
@@ -293,12 +294,6 @@ def test_a_module_is_compiled(compiles: Compiles) -> None:
     assert compiles.count == 2
 
 
-@pytest.fixture
-def own_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "_FOREIGN", [])
-
-
-@pytest.mark.usefixtures("own_extensions")
 def test_a_converter_of_the_program_is_used(
     compiles: Compiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,8 +305,8 @@ def test_a_converter_of_the_program_is_used(
     assert compiles.count == 2 and not np.allclose(before, after)
 
 
-@pytest.mark.usefixtures("own_extensions")
 def test_a_pass_of_the_program_is_an_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extensions, "_FOREIGN", [])
     monkeypatch.setattr("ekiden.ir.transform._FACTORIES", {})
     register_pass("InferType", InferType)
     assert not extensions.is_extended()
@@ -337,6 +332,7 @@ def test_errors_are_those_of_compiling(
             given()
 
 
+@pytest.mark.usefixtures("compiles")
 def test_a_pipe_is_left_to_the_compiler(tmp_path: Path) -> None:
     """What can be read but once is not even opened, which would wait for a writer."""
     os.mkfifo(tmp_path / "pipe")

@@ -231,3 +231,10 @@ def test_the_command_line_compiles_for_other_machines(tmp_path: Path) -> None:
     path.write_bytes(model().SerializeToString())
     assert main(["compile", str(path), "--target", OTHER, "-o", str(made)]) == 0
     assert made.read_bytes() == compile_to_bytes(str(path), OTHER)
+
+
+@pytest.mark.parametrize("none", [[], {}])
+def test_no_target_is_refused(none: list[str] | dict[str, str]) -> None:
+    with pytest.raises(ekiden.CompileError) as caught:
+        ekiden.compile(model(), none)
+    assert str(caught.value) == f"compile: a target or a device expected, got {none}"

@@ -9,10 +9,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_models import Array, compare, graph_model, interpret, ints, normal
+from onnx_models import Array, compare, expected, graph_model, interpret, ints, normal
 
+import ekiden
 from ekiden.frontend.onnx import from_onnx
 from ekiden.runtime.errors import UnsupportedError
+from ekiden.target import Target
 
 DOMAIN = "com.microsoft"
 
@@ -380,6 +382,28 @@ def test_weights_of_a_few_bits(bits: int, zeros: bool) -> None:
         "MatMulNBits", [normal(2, columns), packed, scales, points], (1, 2, 3), rtol=1e-4,
         N=rows, K=columns, bits=bits, block_size=block,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "rows", "block"), [((1, 40), 130, 16), ((2, 5, 64), 5, 32), ((13, 128), 70, 128)]
+)
+def test_weights_of_four_bits_and_data_of_bytes(
+    shape: tuple[int, ...], rows: int, block: int, zeros: bool
+) -> None:
+    blocks = -(-shape[-1] // block)
+    packed, scales = some_bytes(rows, blocks, block // 2), normal(rows * blocks) ** 2
+    points = some_bytes(rows * (-(-blocks // 2)), seed=3) if zeros else None
+    model, feed = contrib_model(
+        "MatMulNBits", [normal(*shape), packed, scales, points], (1, 2, 3),
+        N=rows, K=shape[-1], bits=4, block_size=block, accuracy_level=4,
+    )  # fmt: skip
+    (wanted,) = expected(model, feed, False)
+    found = np.asarray(ekiden.compile(model)(*feed.values()).numpy())
+    assert found.shape == wanted.shape
+    exact = "avx512vnni" in Target.host().features  # else data are not rounded
+    error = np.abs(found - wanted).max() / np.abs(wanted).max()
+    assert error < (1e-5 if exact else 1e-2)
 
 
 def test_a_table_of_a_few_bits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ from onnx import helper
 from onnx_models import compare, graph_model, normal
 
 from ekiden.frontend.onnx import from_onnx
+from ekiden.ir.structural import structural_equal
 from ekiden.relay.expr import Call, Constant, Function, Tuple
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.type_infer import infer_type
 from ekiden.relay.visitor import post_order
+from ekiden.runtime.errors import ImportModelError
 
 pytestmark = pytest.mark.quick
 
@@ -154,3 +157,26 @@ def test_functions_of_the_model_are_inlined() -> None:
     np.testing.assert_allclose(
         Interpreter(from_onnx(model)).evaluate("main", x), x * x + x, rtol=1e-6
     )
+
+
+def test_a_model_may_come_through_a_pipe() -> None:
+    """Its size is not known before it is read."""
+    proto = graph_model([node("Relu", ["x"], ["y"])], {"x": normal(2, 3)}, ["y"])
+    data = proto.SerializeToString()
+    read, write = os.pipe()
+    try:
+        with open(write, "wb") as file:
+            file.write(data)
+        module = from_onnx(Path(f"/dev/fd/{read}"))
+    finally:
+        os.close(read)
+    assert structural_equal(module, from_onnx(data))
+
+
+def test_an_empty_file_is_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "empty.onnx"
+    path.write_bytes(b"")
+    with pytest.raises(
+        ImportModelError, match=r"import model 'empty\.onnx': expected an ONNX model"
+    ):
+        from_onnx(path)

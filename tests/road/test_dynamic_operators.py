@@ -215,16 +215,36 @@ def test_every_operator_whose_shape_is_data_has_a_case() -> None:
 @pytest.mark.parametrize(
     "name, bad, message",
     [
-        ("dyn.reshape", (X, ints(5, 5)), "elements; that of the data is 24, that of the new shape is 25"),
-        ("dyn.reshape", (X, ints(-2, -12)), "dyn.reshape.*: a dimension of the result is negative; it is -2"),
+        (
+            "dyn.reshape",
+            (X, ints(5, 5)),
+            "elements; that of the data is 24, that of the new shape is 25",
+        ),
+        (
+            "dyn.reshape",
+            (X, ints(-2, -12)),
+            "dyn.reshape.*: a dimension of the result is negative; it is -2",
+        ),
         ("dyn.reshape", (numbers(0, 3), ints(0, -1)), None),
         ("dyn.expand_dims", (X, scalar(3)), "axis is out of range; it is 3, the rank is 2"),
-        ("dyn.squeeze", (numbers(1, 3, 1, 2), ints(0, 1)), "dimension 1 of data is dropped and not 1; it is 3"),
+        (
+            "dyn.squeeze",
+            (numbers(1, 3, 1, 2), ints(0, 1)),
+            "dimension 1 of data is dropped and not 1; it is 3",
+        ),
         ("dyn.full", (scalar(1, "float32"), ints(2, -3)), "dyn.full.*: a dimension"),
         ("dyn.arange", (scalar(1), scalar(4), scalar(0)), "dyn.arange.*: step is 0"),
-        ("dyn.broadcast_to", (numbers(2, 3), ints(1, 4, 3)), "not broadcast to the shape; it is 2, the shape there is 4"),
+        (
+            "dyn.broadcast_to",
+            (numbers(2, 3), ints(1, 4, 3)),
+            "not broadcast to the shape; it is 2, the shape there is 4",
+        ),
         ("dyn.strided_slice", (X, ints(0, 0), ints(1, 1), ints(0, 1)), "a stride is 0"),
-        ("dyn.topk", (X, scalar(7)), "k is larger than the extent of the axis; k is 7, the extent is 6"),
+        (
+            "dyn.topk",
+            (X, scalar(7)),
+            "k is larger than the extent of the axis; k is 7, the extent is 6",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(

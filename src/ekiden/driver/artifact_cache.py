@@ -21,6 +21,7 @@ from ekiden import runtime
 from ekiden.driver.artifact_key import Request
 from ekiden.driver.files import write_whole
 from ekiden.runtime import environment
+from ekiden.runtime.artifact import Bytes
 from ekiden.runtime.errors import LoadError
 
 LARGEST = 4
@@ -59,7 +60,7 @@ class ArtifactCache:
             os.utime(path)
         return found
 
-    def put(self, wanted: Request, made: bytes, weight_files: Sequence[str]) -> None:
+    def put(self, wanted: Request, made: Bytes, weight_files: Sequence[str]) -> None:
         """Keep an artifact, unless the model has changed since it was asked for, and remove those
         not used for longest; readers see all of a file or none.
         """

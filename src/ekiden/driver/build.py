@@ -54,7 +54,7 @@ def import_model(model: Model, shape: Shapes | None = None) -> IRModule:
 class Compiled:
     """An artifact, and the names of the files beside the model's that it has weights from."""
 
-    artifact: bytes
+    artifact: memoryview
     weight_files: tuple[str, ...]
 
 
@@ -63,13 +63,9 @@ def compile_to_bytes(
     target: Targets = "llvm",
     shape: Shapes | None = None,
     executor: str = "vm",
-    *,
-    in_place: bool = True,
 ) -> bytes:
-    """The bytes of the artifact that `compile` makes and `Executable.save` writes; `in_place` as in
-    `pipeline`.
-    """
-    return compile_model(model, target, shape, executor, in_place).artifact
+    """The bytes of the artifact that `compile` makes and `Executable.save` writes."""
+    return bytes(compile_model(model, target, shape, executor).artifact)
 
 
 def compile_model(

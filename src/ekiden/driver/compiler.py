@@ -44,12 +44,13 @@ def compile(
     LoadError where this machine cannot run the code; `ekiden compile` writes it all the same.
     """
     made = compile_artifact(model, target, shape, executor)
-    return Executable(runtime.Executable.from_bytes(made) if isinstance(made, bytes) else made)
+    found = made if isinstance(made, runtime.Executable) else runtime.Executable.from_bytes(made)
+    return Executable(found)
 
 
 def compile_artifact(
     model: Model, target: Targets, shape: Shapes | None = None, executor: str = "vm"
-) -> bytes | runtime.Executable:
+) -> memoryview | runtime.Executable:
     """What `compile` makes: as it was found in the cache, or the bytes of the artifact, which need
     not be for this machine.
     """
@@ -59,7 +60,7 @@ def compile_artifact(
     if found is not None:
         return found
     made = import_module("ekiden.driver.build").compile_model(model, target, shape, executor)
-    assert isinstance(made.artifact, bytes)
+    assert isinstance(made.artifact, memoryview)
     if wanted is not None:
         cache.put(wanted, made.artifact, made.weight_files)
     return made.artifact

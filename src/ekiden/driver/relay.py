@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ekiden import runtime
 from ekiden.backend.vm.pipeline import optimize as optimize_module
-from ekiden.driver.build import compile_to_bytes
+from ekiden.driver.build import compile_model
 from ekiden.driver.factory import ExecutorFactoryModule
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
@@ -49,9 +49,8 @@ def to_executable(
     in_place: bool = True,
 ) -> runtime.Executable:
     """The executable of a module or function; `in_place` as in `pipeline`."""
-    module = _module(ir_mod, params)
-    made = compile_to_bytes(module, target, executor=executor, in_place=in_place)
-    return runtime.Executable.from_bytes(made)
+    made = compile_model(_module(ir_mod, params), target, None, executor, in_place)
+    return runtime.Executable.from_bytes(made.artifact)
 
 
 def optimize(

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
+
 MAGIC = b"\x89EKIDEN\n"
 VERSION = 1
 VARIANT_BITS = 16
@@ -59,7 +61,7 @@ class Constant:
     data: Bytes | None
 
 
-def write_sections(parts: Iterable[Part]) -> bytes:
+def write_sections(parts: Iterable[Part]) -> memoryview:
     """The file of sections, of each variant of each kind at most one."""
     ordered = sorted(parts, key=lambda part: (part.variant, part.kind))
     at = _aligned(_HEADER.size + len(ordered) * _ENTRY.size)
@@ -72,10 +74,10 @@ def write_sections(parts: Iterable[Part]) -> bytes:
         pieces += [*payload, bytes(-length % ALIGNMENT)]
         at += _aligned(length)
     at -= len(pieces.pop())  # nothing follows the last section
-    return b"".join([_head(entries, at), *pieces])
+    return _joined([_head(entries, at), *pieces])
 
 
-def read_sections(data: bytes) -> list[tuple[Section, int, memoryview]]:
+def read_sections(data: Bytes) -> list[tuple[Section, int, memoryview]]:
     """The sections of a file that the loader has accepted: kind, variant, bytes."""
     count = _HEADER.unpack_from(data)[4]
     found = []
@@ -104,7 +106,7 @@ def write_constants(constants: Sequence[Constant], start: int) -> Pieces:
     return [b"".join(records) + padding, *data]
 
 
-def read_constants(data: bytes) -> list[Constant]:
+def read_constants(data: Bytes) -> list[Constant]:
     """The constants of a file that the loader has accepted."""
     section = next(p for kind, _, p in read_sections(data) if kind is Section.CONSTANTS)
     (count,) = struct.unpack_from("<I", section)
@@ -118,7 +120,7 @@ def read_constants(data: bytes) -> list[Constant]:
     return found
 
 
-def read_metadata(data: bytes) -> dict[str, object]:
+def read_metadata(data: Bytes) -> dict[str, object]:
     """The metadata, of the first variant, of a file that the loader accepts, here or elsewhere."""
     section = next(p for kind, _, p in read_sections(data) if kind is Section.METADATA)
     found = json.loads(bytes(section))
@@ -126,7 +128,7 @@ def read_metadata(data: bytes) -> dict[str, object]:
     return found
 
 
-def with_constants(data: bytes, constants: Sequence[Constant]) -> bytes:
+def with_constants(data: bytes, constants: Sequence[Constant]) -> memoryview:
     """The same file with other data of its constants, or without that of some."""
     return write_sections(
         _constants_part(constants) if kind is Section.CONSTANTS else _same(kind, payload, variant)
@@ -134,7 +136,7 @@ def with_constants(data: bytes, constants: Sequence[Constant]) -> bytes:
     )
 
 
-def without_kernels(data: bytes, variant: int) -> bytes:
+def without_kernels(data: Bytes, variant: int) -> memoryview:
     """The same file without native code, of one variant; 0 where there is but one."""
     constants = _constants_part(read_constants(data))  # their data moves
     kept = [
@@ -158,6 +160,18 @@ def _head(entries: Sequence[bytes], size: int) -> bytes:
     table = b"".join(entries)
     header = _HEADER.pack(MAGIC, VERSION, BYTE_ORDER, size, len(entries), zlib.crc32(table))
     return header + table + bytes(-len(header + table) % ALIGNMENT)
+
+
+def _joined(pieces: Pieces) -> memoryview:
+    """One after the other, in an array of NumPy: it has large pages, and takes a third of the time
+    that joined `bytes` do.
+    """
+    made = np.empty(sum(map(len, pieces)), np.uint8).data
+    at = 0
+    for piece in pieces:
+        made[at : at + len(piece)] = piece
+        at += len(piece)
+    return made
 
 
 def _checksum(payload: Iterable[Bytes]) -> int:

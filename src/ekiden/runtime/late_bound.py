@@ -56,7 +56,7 @@ def bind(executable: Executable, given: Mapping[str, object]) -> None:
         set_constant(executable, int(name.removeprefix(PREFIX)), data)
 
 
-def whole(executable: Executable) -> bytes:
+def whole(executable: Executable) -> bytes | memoryview:
     """The bytes of an executable with all the constants it has been given."""
     data = executable.to_bytes()
     constants = read_constants(data)

@@ -122,10 +122,12 @@ def compilation_config(targets: Targets) -> CompilationConfig:
     `["llvm -mcpu=x86-64-v4", "llvm -mcpu=x86-64-v3"]` for two variants,
     `{cpu(0): "llvm", cpu(1): "llvm"}`, `[cpu(0), cpu(1)]`.
 
-    Raises CompileError for devices other than CPUs, for different targets of two devices, and for a
-    variant that would never be chosen.
+    Raises CompileError for none, for devices other than CPUs, for different targets of two devices,
+    and for a variant that would never be chosen.
     """
     pairs = [(place, tuple(map(Target.parse, given))) for place, given in _pairs(targets)]
+    if not pairs:
+        raise CompileError(f"compile: a target or a device expected, got {targets!r}")
     lists = list(dict.fromkeys(given for _, given in pairs if given))
     if len(lists) > 1:
         kinds = " and ".join(", ".join(map(str, given)) for given in lists)

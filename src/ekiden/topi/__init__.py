@@ -5,8 +5,8 @@ one list of its names; `operators()` is the table of all. Operators whose result
 data (unique, argwhere, non-maximum suppression) give a padded result and how much of it counts.
 
 Anchors of schedule rules carry a tag: elemwise, broadcast, injective, concatenate, reduce, softmax,
-pool, layer_norm, dense, dense_pack, matmul, batch_matmul, conv2d, conv2d_nhwc_pack,
-depthwise_conv2d_nhwc, group_conv2d_nhwc_pack, ...
+pool, layer_norm, dense, dense_pack, matmul, batch_matmul, conv2d, conv_nhwc_pack,
+depthwise_conv_nhwc, conv_transpose_pack, ...
 """
 
 from __future__ import annotations

@@ -124,22 +124,22 @@ def tensordot(a: Tensor, b: Tensor, axes: int | Sequence[Sequence[int]] = 2) -> 
     return einsum(f"{''.join(first)},{''.join(second)}->{''.join(free)}", a, b)
 
 
-def _labels(subscripts: str, operands: Sequence[Tensor]) -> tuple[list[list[str]], list[str]]:
+def einsum_labels(subscripts: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:
     """The label of every axis of every operand and of the result; those of an ellipsis are numbers,
-    aligned at its last axis.
+    aligned at its last axis. Raises ValueError where they do not fit the ranks of the operands.
     """
     text = subscripts.replace(" ", "")
     inputs, arrow, output = text.partition("->")
     terms = inputs.split(",")
-    if len(terms) != len(operands):
-        raise ValueError(f"einsum: {subscripts!r} names {len(terms)} operands, got {len(operands)}")
+    if len(terms) != len(ranks):
+        raise ValueError(f"einsum: {subscripts!r} names {len(terms)} operands, got {len(ranks)}")
     hidden = 0
     found: list[list[str]] = []
-    for term, tensor in zip(terms, operands, strict=True):
+    for term, rank in zip(terms, ranks, strict=True):
         before, dots, after = term.partition("...")
-        free = tensor.ndim - len(before) - len(after)
+        free = rank - len(before) - len(after)
         if free < 0 or (free and not dots):
-            raise ValueError(f"einsum: {term!r} does not name the {tensor.ndim} axes of an operand")
+            raise ValueError(f"einsum: {term!r} does not name the {rank} axes of an operand")
         hidden = max(hidden, free)
         found.append([*before, *(str(-n) for n in range(free, 0, -1)), *after])
     ellipsis = [str(-n) for n in range(hidden, 0, -1)]
@@ -171,7 +171,7 @@ def einsum(subscripts: str, *operand: Tensor | Sequence[Tensor]) -> Tensor:
     many: list[Tensor] = []
     for each in operand:
         many.extend([each] if isinstance(each, Tensor) else each)
-    labels, output = _labels(subscripts, many)
+    labels, output = einsum_labels(subscripts, [t.ndim for t in many])
     extents = _extents(labels, many)
     missing = [n for n in output if n not in extents]
     if missing:
@@ -198,4 +198,4 @@ def einsum(subscripts: str, *operand: Tensor | Sequence[Tensor]) -> Tensor:
     return _narrow(te.compute(shape, body, name="einsum", tag="einsum"), dtype)
 
 
-__all__ = ["det", "einsum", "matmul", "tensordot"]
+__all__ = ["det", "einsum", "einsum_labels", "matmul", "tensordot"]

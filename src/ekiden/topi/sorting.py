@@ -67,7 +67,8 @@ def merge_sort(
 
     Gives where the sorted half begins: 0 or `half` by the parity of the number of passes.
     """
-    state = ib.allocate("int64", 3, "state", "local")  # left, right, where the sorted half begins
+    # left, right, where the sorted half begins
+    state = ib.allocate("int64", 3, "state", "register")
     state[2] = 0
     with ib.for_range(0, PASSES, "pass") as step:
         width = ib.let("width", call_intrin("left_shift", const(1, "int64"), step))
@@ -136,7 +137,7 @@ def select_sorted(
     """keys[:wanted], order[:wanted]: the first elements of load(0), ..., load(size - 1) in order
     and their positions, by a heap of the best so far; 0 < wanted <= size.
     """
-    state = ib.allocate("int64", 3, "heap", "local")
+    state = ib.allocate("int64", 3, "heap", "register")
     precedes = _first(ib, keys, order, ascending)
     state[1], state[2] = wanted, const(0)
     with ib.for_range(0, PASSES, "bit") as bit:

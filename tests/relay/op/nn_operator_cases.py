@@ -12,6 +12,7 @@ from operator_cases import Case, all_of, case, integers, normal, positive
 import ekiden.relay.op as op
 from ekiden.ir.op import Array
 from ekiden.topi.layout import transform_array
+from ekiden.topi.nn.nibbles import pack_nibbles
 from ekiden.topi.nn.winograd import transform_weight
 
 
@@ -229,6 +230,29 @@ def attention() -> Iterator[Case]:
     yield case(op.nn.attention, *inputs, symbolic=(2, 3, 5), tolerance=1e-5)
 
 
+def products_of_nibbles(x: Array, n: int, block: int) -> Iterator[Case]:
+    """Of weights of four bits, as they come and packed."""
+    blocks = -(-x.shape[1] // block)
+    weight = integers(0, 255, n, blocks, block // 2, dtype="uint8")
+    scale, point = positive(n, blocks), integers(0, 15, n, blocks, dtype="uint8")
+    low, high = weight & 15, weight >> 4
+    levels = np.stack((low, high), -1).reshape(n, blocks, block).astype("float64")
+    plain = ((levels - point[..., None]) * scale[..., None]).reshape(n, -1)
+    yield case(
+        op.nn.contrib_dense_nibbles, x, weight, scale, point,
+        expected=lambda a, *_: a @ plain[:, : a.shape[1]].T, symbolic=(len(x),), tolerance=1e-4,
+    )  # fmt: skip
+    data = integers(-127, 127, len(x), blocks * block, dtype="int8")
+    step = positive(len(x), blocks)
+    total = data.reshape(len(x), blocks, block).sum(-1, dtype="int32")
+    yield case(
+        lambda *args: op.nn.contrib_dense_nibbles_pack(*args, units=n),
+        data, step, total, *pack_nibbles(weight, scale, point),
+        expected=lambda a, s, *_: (a * np.repeat(s, block, -1).astype("float64")) @ plain.T,
+        symbolic=(len(x),), tolerance=1e-4,
+    )  # fmt: skip
+
+
 def products() -> Iterator[Case]:
     """Matrix products."""
     for m, k, n in ((3, 5, 7), (1, 1, 1), (0, 4, 3), (4, 0, 3), (17, 33, 20)):
@@ -259,6 +283,8 @@ def products() -> Iterator[Case]:
         wide, normal(3, 50, dtype="int8"), normal(4, 50, dtype="int8"),
         expected=lambda a, b: a.astype("int32") @ b.T.astype("int32"),
     )  # fmt: skip
+    for m, k, n in ((3, 32, 5), (1, 20, 70), (0, 16, 3)):
+        yield from products_of_nibbles(normal(m, k), n, 16)
     for ta, tb in product((False, True), repeat=2):
         a, b = normal(*((5, 3) if ta else (3, 5))), normal(*((4, 5) if tb else (5, 4)))
         yield case(

@@ -225,3 +225,17 @@ def test_a_transposition_of_nothing_becomes_a_view() -> None:
     made = ConvertLayout()(module)
     assert calls(made) == ["nn.relu", "reshape"]
     assert_same_meaning(module, made, (np.zeros((0, 1, 1), np.float32),))
+
+
+def test_volumes_have_their_channels_last() -> None:
+    before = program(
+        """def @main(%x: Tensor[(1, 3, 8, 8, 8), float32], %w: Tensor[(4, 3, 3, 3, 3), float32],
+                    %v: Tensor[(4, 2, 2, 2, 2), float32], %b: Tensor[(4, 1, 1, 1), float32]) {
+          %0 = nn.relu(add(nn.conv3d(%x, %w), %b));
+          %1 = nn.max_pool3d(%0, pool_size=[2, 2, 2], strides=[2, 2, 2]);
+          nn.conv3d_transpose(%1, %v, strides=[2, 2, 2]) }""",
+        w=array(4, 3, 3, 3, 3), v=array(4, 2, 2, 2, 2), b=array(4, 1, 1, 1),
+    )  # fmt: skip
+    after = InferType()(ConvertLayout()(before))
+    assert calls(after).count("transpose") == 2
+    assert_same_meaning(before, after, [array(1, 3, 8, 8, 8)], rtol=1e-4)

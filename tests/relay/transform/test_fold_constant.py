@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pass_checks import check, main_of, program
 
-from ekiden.relay.expr import Constant, Tuple
+from ekiden.relay.expr import Call, Constant, Tuple
 from ekiden.relay.transform import FoldConstant
 
 pytestmark = pytest.mark.quick
@@ -75,3 +75,19 @@ def test_an_attribute_with_a_symbol_is_not_evaluated() -> None:
     text = """def @main(%x: Tensor[(n,), float32]) {
       add(%x, broadcast_to(1f, shape=[n])) }"""
     check(FoldConstant(), text, text)
+
+
+def test_large_constants_are_computed_and_results_too_large_are_not() -> None:
+    weight = np.arange(128 * 256, dtype=np.float32).reshape(128, 256)
+    module = program(
+        """def @main(%w: Tensor[(128, 256), float32]) {
+          (transpose(%w, axes=[1, 0]), exp(negative(%w)),
+           broadcast_to(%w, shape=[100000000, 128, 256])) }""",
+        w=weight,
+    )
+    body = main_of(FoldConstant()(module)).body
+    assert isinstance(body, Tuple)
+    turned, power, huge = body.fields
+    assert isinstance(turned, Constant) and isinstance(power, Constant) and isinstance(huge, Call)
+    np.testing.assert_array_equal(turned.data, weight.T)
+    np.testing.assert_array_equal(power.data, np.exp(-weight))

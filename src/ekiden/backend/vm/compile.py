@@ -508,7 +508,7 @@ def compile_module(
     *,
     is_native: bool = False,
     concurrent: bool = False,
-) -> bytes:
+) -> memoryview:
     """The bytes of the executable of a module, as `compile_variants` has it."""
     given = [(target, module, metadata)]
     return compile_variants(given, progress, is_native=is_native, concurrent=concurrent)
@@ -520,7 +520,7 @@ def compile_variants(
     *,
     is_native: bool = False,
     concurrent: bool = False,
-) -> bytes:
+) -> memoryview:
     """The bytes of the executable of a module that the VM pipeline has prepared for each target,
     with its metadata; with native code of its functions beside their bytecode if asked for;
     `concurrent` as in MemoryPlan. Equal constants of variants are one.

@@ -27,6 +27,7 @@ def pipeline(
             transform.SimplifyInference(),
             transform.FoldConstant(),
             transform.BindDimensions(),  # shapes that are constants are known now
+            transform.MultiplyEinsums(),
             transform.FuseAttention(),  # before layouts hide its transpositions
             transform.ProductPrecision(target),
             transform.FoldConstant(),  # weights in the type they are multiplied in

@@ -77,11 +77,11 @@ def write_executable(
 ) -> bytes:
     """The bytes of a file for one target; as `write_programs` has it."""
     program = Program(functions, primitives, image, metadata, places or Places())
-    return write_programs([program], constants)
+    return bytes(write_programs([program], constants))
 
 
 @phase("write")
-def write_programs(programs: Sequence[Program], constants: Sequence[np.ndarray]) -> bytes:
+def write_programs(programs: Sequence[Program], constants: Sequence[np.ndarray]) -> memoryview:
     """The file's bytes: of several programs, variants of one, the loader takes the first whose
     image its machine can run. The same arguments always give the same bytes.
 

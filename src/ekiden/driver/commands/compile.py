@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     config = {} if options.precision == "float32" else {PRECISION: options.precision}
     with PassContext(config=config, instruments=[timing] if options.timing else []):
         found = compile_artifact(options.model, options.target or "llvm", shape)
-    made = found if isinstance(found, bytes) else found.to_bytes()
+    made = found if isinstance(found, memoryview) else found.to_bytes()
     write_whole(options.output, lambda file: file.write(made))
     print(f"{options.output}: {len(made) / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s")
     for what, infos in zip(("input", "output"), tensor_infos(read_metadata(made)), strict=True):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
@@ -35,7 +36,7 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, str, tuple[str, ...]]:
     path = Path(source)
     label = f"model {path.name!r}"
     try:
-        data = path.read_bytes()
+        data = _read(path)
     except OSError as error:
         raise ImportModelError(
             f"import {label}: cannot read {str(path)!r}: {error.strerror}"
@@ -46,7 +47,18 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, str, tuple[str, ...]]:
     return model, label, files
 
 
-def _parse(data: bytes, label: str) -> onnx.ModelProto:
+def _read(path: Path) -> bytes | memoryview:
+    """The bytes of a file. An array of NumPy has large pages, and takes a third of the time that
+    `bytes` do.
+    """
+    with open(path, "rb", buffering=0) as file:
+        data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
+        size = file.readinto(data.data)  # less where it has shrunk; a pipe has no size at all
+        rest = file.readall()
+    return data.data if size == len(data) and not rest else data[:size].tobytes() + rest
+
+
+def _parse(data: bytes | memoryview, label: str) -> onnx.ModelProto:
     try:
         return onnx.ModelProto.FromString(data)
     except DecodeError as error:

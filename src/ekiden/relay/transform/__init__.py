@@ -52,6 +52,7 @@ from ekiden.relay.transform.manifest_lifetimes import ManifestLifetimes
 from ekiden.relay.transform.memory_plan import MemoryPlan
 from ekiden.relay.transform.merge_compiler_regions import MergeCompilerRegions
 from ekiden.relay.transform.merge_composite import MergeComposite
+from ekiden.relay.transform.multiply_einsums import MultiplyEinsums
 from ekiden.relay.transform.name_dimensions import NameDimensions
 from ekiden.relay.transform.partial_evaluate import PartialEvaluate
 from ekiden.relay.transform.partition_graph import PartitionGraph
@@ -91,6 +92,7 @@ for _factory in (
     ManifestAlloc,
     ManifestLifetimes,
     MemoryPlan,
+    MultiplyEinsums,
     PlanDevices,
     SimplifyInference,
     CanonicalizeCast,
@@ -162,6 +164,7 @@ __all__ = [
     "MergeCompilerRegions",
     "MergeComposite",
     "ModulePass",
+    "MultiplyEinsums",
     "NameDimensions",
     "PartialEvaluate",
     "PartitionGraph",

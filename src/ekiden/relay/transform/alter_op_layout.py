@@ -3,12 +3,14 @@
     nn.dense(%x, W)                       ->  nn.contrib_dense_pack(%x, packed W, units=N, tile=64)
     nn.dense(%x u8, W s8)                 ->  the same with four bytes of a row side by side
     nn.dense(%x bf16, W bf16) in f32      ->  the same with two elements of a row side by side
+    nn.contrib_dense_nibbles(%x, W, ...)  ->  nn.contrib_dense_nibbles_pack of %x rounded to bytes
     nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
     nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side
     nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method
     nn.conv2d(..., groups=G)              ->  kernel layout GOHWI{tile}o; depthwise: HWOI
     nn.conv2d_transpose(%x, W, NHWC, IOHW)  ->  kernel layout OHWI{tile}o, GOHWI{tile}o or HWIO;
                                               without strides: nn.conv2d of the flipped weight
+    nn.conv3d, nn.conv3d_transpose (NDHWC)  ->  the same with one more axis
     nn.recurrent((%x, W, ...))            ->  nn.recurrent((%x, packed W, ...))
 The packing itself is an operator, which FoldConstant does where the weight is constant. Where it is
 not, convolutions pack it at run time, which costs little beside them.
@@ -28,10 +30,11 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
-from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv2DTransposeAttrs
+from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs, ConvTransposeAttrs
 from ekiden.relay.op.nn.recurrent import RecurrentAttrs
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.nibbles import dense_nibbles
 from ekiden.relay.transform.scopes import infer_here, map_functions, on_body, rewrite_graph
 from ekiden.target import Target
 from ekiden.topi.nn.conv_transpose import is_few
@@ -42,6 +45,12 @@ VECTORS_PER_ROW = 4
 """Vectors in one row of a register tile: 6 rows x 4 vectors fill the registers of AVX-512 (kernel
 design 6x64).
 """
+
+CONVOLUTIONS = ("nn.conv2d", "nn.conv3d")
+TRANSPOSED = ("nn.conv2d_transpose", "nn.conv3d_transpose")
+PLAIN = (("NHWC", "OIHW"), ("NDHWC", "OIDHW"))
+"""Layouts of data and weights of convolutions that have kernels, once packed."""
+PLAIN_TRANSPOSED = (("NHWC", "IOHW"), ("NDHWC", "IODHW"))
 
 
 def tile_width(channels: int, target: Target) -> int:
@@ -149,39 +158,41 @@ def _winograd(call: Call, attrs: Conv2DAttrs, m: int, target: Target) -> RelayEx
     ).with_fields(span=call.span)
 
 
-def _conv2d(call: Call, target: Target) -> RelayExpr:
+def _conv(call: Call, target: Target) -> RelayExpr:
     attrs, weight = call.attrs, call.args[1]
-    assert isinstance(attrs, Conv2DAttrs)
+    assert isinstance(attrs, Conv2DAttrs | Conv3DAttrs)
     shape = _known_shape(weight)
-    if attrs.data_layout != "NHWC" or attrs.kernel_layout != "OIHW" or shape is None:
+    if (attrs.data_layout, attrs.kernel_layout) not in PLAIN or shape is None:
         return call
-    is_constant = isinstance(weight, Constant)
-    if is_constant and (m := _winograd_tile(call, attrs, target)) is not None:
-        return _winograd(call, attrs, m, target)
+    axes = attrs.data_layout[1:-1]
+    if isinstance(weight, Constant) and isinstance(attrs, Conv2DAttrs):
+        m = _winograd_tile(call, attrs, target)
+        if m is not None:
+            return _winograd(call, attrs, m, target)
     channels, _, *kernel = shape
     if attrs.groups > 1 and attrs.groups == channels == _channels_in(call):
-        packed: RelayExpr = op.transpose(weight, (2, 3, 0, 1))
-        layout = "HWOI"
+        packed: RelayExpr = op.transpose(weight, (*range(2, len(shape)), 0, 1))
+        layout = f"{axes}OI"
     else:
         kind = "conv2d" if attrs.groups == 1 else "group_conv2d"
         tile = tile_width(channels // attrs.groups, target)
         packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile, groups=attrs.groups)
-        layout = f"{'' if attrs.groups == 1 else 'G'}OHWI{tile}o"
+        layout = f"{'' if attrs.groups == 1 else 'G'}O{axes}I{tile}o"
     changed = attrs.with_fields(kernel_layout=layout, channels=channels, kernel_size=tuple(kernel))
     return Call(call.op, (call.args[0], packed), changed, span=call.span)
 
 
 def _is_one_panel(
-    attrs: Conv2DTransposeAttrs, channels: int, kernel: Sequence[int], target: Target
+    attrs: ConvTransposeAttrs, channels: int, kernel: Sequence[int], target: Target
 ) -> bool:
     """Whether topi/rule/upsample.py takes a transposed convolution."""
     cuts = any(attrs.padding) or any(attrs.output_padding)
-    plain = attrs.groups == 1 and attrs.dilation == (1, 1) and not cuts
-    fits = plain and tuple(kernel) == attrs.strides
+    plain = attrs.groups == 1 and set(attrs.dilation) == {1} and not cuts
+    fits = plain and len(kernel) == 2 and tuple(kernel) == attrs.strides
     return fits and is_few(channels, kernel, target.lanes("float32"))
 
 
-def _as_conv2d(call: Call, attrs: Conv2DTransposeAttrs, weight: Constant) -> Call | None:
+def _as_conv(call: Call, attrs: ConvTransposeAttrs, weight: Constant) -> Call | None:
     """A transposed convolution without strides as the convolution it is, unless that would cut off
     data."""
     kernel = weight.data.shape[2:]
@@ -190,43 +201,46 @@ def _as_conv2d(call: Call, attrs: Conv2DTransposeAttrs, weight: Constant) -> Cal
     padding = tuple(r - p for r, p in zip(ends, attrs.padding, strict=True))
     if min(padding) < 0:
         return None
-    parts = np.split(weight.data[:, :, ::-1, ::-1], attrs.groups)
+    parts = np.split(np.flip(weight.data, tuple(range(2, weight.data.ndim))), attrs.groups)
     flipped = Constant(np.concatenate([part.swapaxes(0, 1) for part in parts]), span=weight.span)
-    made = op.nn.conv2d(
+    axes = attrs.data_layout[1:-1]
+    made = (op.nn.conv2d if len(axes) == 2 else op.nn.conv3d)(
         call.args[0], infer_here(flipped), attrs.strides, padding, attrs.dilation, attrs.groups,
-        len(flipped.data), kernel, "NHWC", "OIHW", attrs.out_layout, attrs.out_dtype,
+        len(flipped.data), kernel, attrs.data_layout, f"OI{axes}", attrs.out_layout,
+        attrs.out_dtype,
     ).with_fields(span=call.span)  # fmt: skip
     made.set_checked_type(call.checked_type)
     return made
 
 
-def _conv2d_transpose(call: Call, target: Target) -> RelayExpr:
+def _conv_transpose(call: Call, target: Target) -> RelayExpr:
     """With packed weights, or depthwise HWIO; as it is where all taps together are one panel
     (topi/rule/upsample.py)."""
     attrs, weight = call.attrs, call.args[1]
-    assert isinstance(attrs, Conv2DTransposeAttrs)
+    assert isinstance(attrs, ConvTransposeAttrs)
     shape = _known_shape(weight)
-    if attrs.data_layout != "NHWC" or attrs.kernel_layout != "IOHW" or shape is None:
+    if (attrs.data_layout, attrs.kernel_layout) not in PLAIN_TRANSPOSED or shape is None:
         return call
+    axes = attrs.data_layout[1:-1]
     inputs, per_group, *kernel = shape
     groups, channels = attrs.groups, per_group * attrs.groups
     if _is_one_panel(attrs, channels, kernel, target):
         return call
-    if isinstance(weight, Constant) and attrs.strides == (1, 1):
-        flipped = _as_conv2d(call, attrs, weight)
+    if isinstance(weight, Constant) and set(attrs.strides) == {1}:
+        flipped = _as_conv(call, attrs, weight)
         if flipped is not None:
-            return _conv2d(flipped, target)
+            return _conv(flipped, target)
     if 1 < groups == inputs == channels:
-        packed: RelayExpr = op.transpose(weight, (2, 3, 0, 1))
-        layout = "HWIO"
+        packed: RelayExpr = op.transpose(weight, (*range(2, len(shape)), 0, 1))
+        layout = f"{axes}IO"
     else:
         tile = tile_width(per_group, target)
         split = op.reshape(weight, (groups, inputs // groups, per_group, *kernel))
-        swapped = op.transpose(split, (0, 2, 1, 3, 4))
+        swapped = op.transpose(split, (0, 2, 1, *range(3, len(shape) + 1)))
         rows = op.reshape(swapped, (channels, inputs // groups, *kernel))
         pack = "conv2d" if groups == 1 else "group_conv2d"
         packed = op.nn.contrib_pack_weight(rows, kind=pack, tile=tile, groups=groups)
-        layout = f"{'' if groups == 1 else 'G'}OHWI{tile}o"
+        layout = f"{'' if groups == 1 else 'G'}O{axes}I{tile}o"
     changed = attrs.with_fields(kernel_layout=layout, channels=channels, kernel_size=tuple(kernel))
     return Call(call.op, (call.args[0], packed), changed, span=call.span)
 
@@ -260,11 +274,11 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
             return _typed_like(_recurrent(new, target), old)
         if not isinstance(new, Call) or len(new.args) < 2:
             return new
-        if op_of(new) == "nn.conv2d_transpose" and all(map(_is_float32, (old, *new.args))):
+        if op_of(new) in TRANSPOSED and all(map(_is_float32, (old, *new.args))):
             new.set_checked_type(old.checked_type)
-            return _typed_like(_conv2d_transpose(new, target), old)
+            return _typed_like(_conv_transpose(new, target), old)
         is_constant = isinstance(new.args[1], Constant)
-        if not is_constant and op_of(new) != "nn.conv2d":
+        if not is_constant and op_of(new) not in CONVOLUTIONS:
             return new
         words = WORDS.get((op_of(new), _dtype(new.args[0]), _dtype(new.args[1])))
         if is_constant and words is not None and _dtype(old) in ("int32", "float32"):
@@ -272,15 +286,18 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
             return _typed_like(words(new, target), old)
         if not _is_float32(old):
             return new
+        name = op_of(new)
+        if name == "nn.contrib_dense_nibbles":
+            new = dense_nibbles(new, target)
+            name = op_of(new)
         if not _is_float32(new.args[0]) or not _is_float32(new.args[1]):
             return new
-        name = op_of(new)
         if name == "nn.dense":
             return _typed_like(_dense(new, target), old)
-        if name != "nn.conv2d":
+        if name not in CONVOLUTIONS:
             return new
         new.set_checked_type(old.checked_type)
-        return _typed_like(_conv2d(new, target), old)
+        return _typed_like(_conv(new, target), old)
 
     return rewrite_graph(root, rewrite)
 

@@ -30,8 +30,13 @@ from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import infer_here, map_functions, on_body, rewrite_graph
 
 Perm = tuple[int, ...]
-TO_NHWC: Perm = (0, 2, 3, 1)
-TO_NCHW: Perm = (0, 3, 1, 2)
+LAST = {"NCHW": "NHWC", "NCDHW": "NDHWC"}
+"""Layouts with the channels first, and last."""
+VOLUMES = (
+    "nn.conv3d", "nn.conv3d_transpose", "nn.max_pool3d", "nn.avg_pool3d", "nn.global_max_pool3d",
+    "nn.global_avg_pool3d",
+)  # fmt: skip
+"""Operators over three axes that can have the channels last."""
 
 
 def inverse(perm: Perm) -> Perm:
@@ -77,25 +82,30 @@ def axes_of(call: Call) -> Perm:
 
 def _layout_field(call: Call) -> str | None:
     attrs = call.attrs
-    if getattr(attrs, "out_layout", "") not in ("", "NCHW"):
-        return None
     fields = ("data_layout", "layout")
-    found = next((f for f in fields if getattr(attrs, f, None) == "NCHW"), None)
-    if found is not None:
-        images = sum(len(_shape(a)) == 4 for a in call.args)
-        if images > 1 + hasattr(attrs, "kernel_layout"):
-            return None  # others than data and kernel are images too, in the layout of the data
+    found = next((f for f in fields if getattr(attrs, f, None) in LAST), None)
+    if found is None or getattr(attrs, "out_layout", "") not in ("", getattr(attrs, found)):
+        return None
+    rank = len(getattr(attrs, found))
+    if rank == 5 and op_of(call) not in VOLUMES:
+        return None
+    images = sum(len(_shape(a)) == rank for a in call.args)
+    if images > 1 + hasattr(attrs, "kernel_layout"):
+        return None  # others than data and kernel are images too, in the layout of the data
     return found
 
 
 def _to_nhwc(call: Call, layout_field: str) -> RelayExpr:
     assert call.attrs is not None
-    changes: dict[str, object] = {layout_field: "NHWC"}
+    layout = LAST[getattr(call.attrs, layout_field)]
+    changes: dict[str, object] = {layout_field: layout}
     if hasattr(call.attrs, "out_layout"):
         changes["out_layout"] = ""
-    args = (transpose(call.args[0], TO_NHWC), *call.args[1:])
+    rank = len(layout)
+    to_last, to_first = (0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1))
+    args = (transpose(call.args[0], to_last), *call.args[1:])
     made = _fresh(call.with_fields(args=args, attrs=call.attrs.with_fields(**changes)))
-    return transpose(infer_here(made), TO_NCHW)
+    return transpose(infer_here(made), to_first)
 
 
 def _fresh(call: Call) -> Call:

@@ -7,6 +7,9 @@ add(1f, 2f)  ->  3f          (%a, %b).1  ->  %b          if (True) { %a } else {
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeAlias
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import itemsize
@@ -22,12 +25,26 @@ from ekiden.relay.expr import Call, Constant, Function, If, Tuple, TupleGetItem
 from ekiden.relay.interpreter import evaluate_call
 from ekiden.relay.transform.dead_code_elimination import has_effect
 from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.scopes import bodies, map_functions, on_body, operands, rewrite_graph
+from ekiden.relay.transform.scopes import (
+    bodies,
+    evaluation_order,
+    map_functions,
+    on_body,
+    operands,
+    rewrite_graph,
+)
+from ekiden.runtime import environment
 
 MAX_BYTES, MAX_GROWTH = 1 << 20, 16
 """A result may be this large, or this many times as large as what it is made from (a weight of one
 row is packed to a vector's width), so that folding does not blow an artifact up.
 """
+
+
+LARGE = 1 << 16
+"""Bytes of constants worth a thread."""
+
+Values: TypeAlias = Future[Array | tuple[Array, ...]]
 
 
 def _is_constant(expr: RelayExpr) -> bool:
@@ -75,17 +92,35 @@ def _constant(data: Array, kind: TensorType, span: Span | None) -> Constant:
     return made
 
 
-def _fold_call(call: Call, kind: Type | None) -> RelayExpr:
+def _foldable(call: Call, kind: Type | None) -> list[TensorType] | None:
+    """The tensors that a call gives, None where it is not to be computed."""
     if not isinstance(call.op, Op) or not all(map(_is_constant, call.args)):
-        return call
+        return None
     if not can_compute(call.op, call.attrs):
-        return call
+        return None
     kinds = _leaves(kind)
+    fits = kinds is not None and sum(map(_bytes, kinds)) <= max(
+        MAX_BYTES, MAX_GROWTH * _given(call)
+    )
+    return kinds if fits else None
+
+
+def _given(call: Call) -> int:
+    """The bytes of constant arguments."""
     arrays = [_value(a) for a in call.args]
-    given = sum(d.nbytes for a in arrays for d in (a if isinstance(a, tuple) else (a,)))
-    if kinds is None or sum(map(_bytes, kinds)) > max(MAX_BYTES, MAX_GROWTH * given):
+    return sum(d.nbytes for a in arrays for d in (a if isinstance(a, tuple) else (a,)))
+
+
+def _evaluate(call: Call) -> Array | tuple[Array, ...]:
+    assert isinstance(call.op, Op)
+    return evaluate_call(call.op, call.attrs, [_value(a) for a in call.args])
+
+
+def _fold_call(call: Call, kind: Type | None, begun: Mapping[RelayExpr, Values]) -> RelayExpr:
+    kinds = _foldable(call, kind)
+    if kinds is None:
         return call
-    value = evaluate_call(call.op, call.attrs, arrays)
+    value = begun[call].result() if call in begun else _evaluate(call)
     values = value if isinstance(value, tuple) else (value,)
     folded = tuple(_constant(v, k, call.span) for v, k in zip(values, kinds, strict=True))
     if not isinstance(kind, TupleType):
@@ -104,10 +139,28 @@ def _value(expr: RelayExpr) -> Array | tuple[Array, ...]:
 
 def fold_constant(root: RelayExpr) -> RelayExpr:
     """Fold an expression whose checked types are known. Only what has no effect is dropped."""
+    with ThreadPoolExecutor(environment.compile_jobs()) as pool:
+        return _fold(root, _begin(root, pool))
+
+
+def _begin(root: RelayExpr, pool: ThreadPoolExecutor) -> dict[RelayExpr, Values]:
+    """Begin what takes large constants, weights that are packed or transformed, each in a thread:
+    the work is NumPy's, which lets others run.
+    """
+    begun: dict[RelayExpr, Values] = {}
+    for call in evaluation_order(root):
+        if not isinstance(call, Call) or not _foldable(call, call.checked_type_or_none()):
+            continue
+        if _given(call) >= LARGE:
+            begun[call] = pool.submit(_evaluate, call)
+    return begun
+
+
+def _fold(root: RelayExpr, begun: Mapping[RelayExpr, Values]) -> RelayExpr:
     effects: set[RelayExpr] = set()
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        made = _rewrite(old, new, effects)
+        made = _rewrite(old, new, effects, begun)
         inside = operands(made) if isinstance(made, Function) else [*operands(made), *bodies(made)]
         if has_effect(made) or any(e in effects for e in inside):
             effects.add(made)
@@ -116,10 +169,15 @@ def fold_constant(root: RelayExpr) -> RelayExpr:
     return rewrite_graph(root, rewrite)
 
 
-def _rewrite(old: RelayExpr, new: RelayExpr, effects: set[RelayExpr]) -> RelayExpr:
+def _rewrite(
+    old: RelayExpr,
+    new: RelayExpr,
+    effects: set[RelayExpr],
+    begun: Mapping[RelayExpr, Values],
+) -> RelayExpr:
     match new:
         case Call():
-            return _fold_call(new, old.checked_type_or_none())
+            return _fold_call(new, old.checked_type_or_none(), begun)
         case TupleGetItem(tuple_value=Tuple(fields=fields) as made, index=index):
             return new if made in effects else fields[index]
         case If(cond=Constant(data=data), true_branch=yes, false_branch=no):

@@ -9,6 +9,7 @@ from ekiden.topi.nn import deformable as _deformable
 from ekiden.topi.nn import dense as _dense
 from ekiden.topi.nn import loss as _loss
 from ekiden.topi.nn import lstm as _lstm
+from ekiden.topi.nn import nibbles as _nibbles
 from ekiden.topi.nn import norm as _norm
 from ekiden.topi.nn import pad as _pad
 from ekiden.topi.nn import pool as _pool
@@ -26,6 +27,7 @@ from ekiden.topi.nn.deformable import *  # noqa: F403
 from ekiden.topi.nn.dense import *  # noqa: F403
 from ekiden.topi.nn.loss import *  # noqa: F403
 from ekiden.topi.nn.lstm import *  # noqa: F403
+from ekiden.topi.nn.nibbles import *  # noqa: F403
 from ekiden.topi.nn.norm import *  # noqa: F403
 from ekiden.topi.nn.pad import *  # noqa: F403
 from ekiden.topi.nn.pool import *  # noqa: F403
@@ -37,6 +39,6 @@ from ekiden.topi.nn.winograd import *  # noqa: F403
 
 _FAMILIES = (
     _activation, _attention, _conv, _conv_layouts, _conv_transpose, _deformable, _dense, _loss,
-    _lstm, _norm, _pad, _pool, _recurrent, _softmax, _space, _upsample, _winograd,
+    _lstm, _nibbles, _norm, _pad, _pool, _recurrent, _softmax, _space, _upsample, _winograd,
 )  # fmt: skip
 __all__ = [name for family in _FAMILIES for name in family.__all__]

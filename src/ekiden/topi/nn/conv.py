@@ -18,10 +18,10 @@ Padding = int | Sequence[int] | str
 
 def _tag(data_layout: str, kernel_layout: str, groups: int) -> str:
     if packed_tile(kernel_layout):
-        return "group_conv2d_nhwc_pack" if kernel_layout.startswith("G") else "conv2d_nhwc_pack"
-    if (data_layout, kernel_layout) == ("NHWC", "HWOI") and groups > 1:
-        return "depthwise_conv2d_nhwc"
-    return "conv2d"
+        return "conv_nhwc_pack"
+    if (data_layout, kernel_layout) in (("NHWC", "HWOI"), ("NDHWC", "DHWOI")) and groups > 1:
+        return "depthwise_conv_nhwc"
+    return f"conv{len(window_axes(data_layout))}d"
 
 
 def weight_element(
@@ -158,7 +158,7 @@ def conv(
         "tile": packed_tile(layout), "data_layout": data_layout, "kernel_layout": layout,
         "out_layout": result,
     }  # fmt: skip
-    tag = _tag(data_layout, layout, groups) if rank == 2 else f"conv{rank}d"
+    tag = _tag(data_layout, layout, groups)
     shape = permute((n, out, *extents), plain, result)
     return te.compute(shape, body, name=f"conv{rank}d", tag=tag, attrs=attrs)
 

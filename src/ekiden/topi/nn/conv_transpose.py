@@ -26,10 +26,11 @@ def is_few(channels: int, kernel: Sequence[int], lanes: int) -> bool:
 
 
 def _tag(kernel_layout: str, rank: int, is_depthwise: bool) -> str:
-    plain = f"conv{rank}d_transpose"
     if packed_tile(kernel_layout):
-        return f"{plain}_pack"
-    return f"depthwise_{plain}" if kernel_layout == "HWIO" and is_depthwise else plain
+        return "conv_transpose_pack"
+    if is_depthwise and kernel_layout in ("HWIO", "DHWIO"):
+        return "depthwise_conv_transpose"
+    return f"conv{rank}d_transpose"
 
 
 def conv_transpose(

@@ -17,6 +17,7 @@ from ekiden.topi.rule import (
     conv2d_transpose,
     dense,
     depthwise,
+    nibbles,
     recurrent,
     thread,
     upsample,
@@ -32,15 +33,15 @@ Rule: TypeAlias = Callable[[list[te.Tensor], list[te.Tensor], Target, str], Prim
 # fmt: off
 RULES: dict[str, Rule] = {
     "dense_pack":             dense.dense_pack,
-    "conv2d_nhwc_pack":       conv2d.conv2d_nhwc_pack,
-    "group_conv2d_nhwc_pack": conv2d.group_conv2d_nhwc_pack,
+    "conv_nhwc_pack":         conv2d.conv_pack,
     "conv2d_transpose":       upsample.upsample,
-    "conv2d_transpose_pack":  conv2d_transpose.conv2d_transpose,
-    "depthwise_conv2d_transpose": conv2d_transpose.depthwise_conv2d_transpose,
+    "conv_transpose_pack":    conv2d_transpose.conv_transpose,
+    "depthwise_conv_transpose": conv2d_transpose.depthwise_conv_transpose,
     "winograd_conv2d":        winograd.winograd_conv2d,
-    "depthwise_conv2d_nhwc":  depthwise.depthwise_conv2d_nhwc,
+    "depthwise_conv_nhwc":    depthwise.depthwise_conv,
     "batch_matmul":           batch_matmul.batch_matmul,
     "matmul":                 batch_matmul.matmul,
+    "dense_nibbles_pack":     nibbles.dense_nibbles_pack,
     "dense":                  batch_matmul.dense,
 }
 # fmt: on
@@ -53,10 +54,9 @@ WHOLE: dict[str, Rule] = {
 _ACCEPTS: dict[str, Callable[[te.Tensor], bool]] = {
     **dict.fromkeys(("batch_matmul", "matmul", "dense"), batch_matmul.accepts),
     "dense_pack": dense.accepts,
+    "dense_nibbles_pack": nibbles.accepts,
     "conv2d_transpose": upsample.accepts,
-    **dict.fromkeys(
-        ("conv2d_transpose_pack", "depthwise_conv2d_transpose"), conv2d_transpose.accepts
-    ),
+    **dict.fromkeys(("conv_transpose_pack", "depthwise_conv_transpose"), conv2d_transpose.accepts),
     "winograd_conv2d": winograd.accepts,
 }
 _ENDS: dict[str, Callable[[list[te.Tensor]], list[te.Tensor]]] = {

@@ -33,7 +33,7 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
-from ekiden.topi.rule.dense import make_buffers, product
+from ekiden.topi.rule.dense import make_buffers, product, unflatten
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.streaming import Streamed, streamed_product
 from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows, stepped_rows
@@ -100,11 +100,7 @@ class _Product:
         """All indices of the output but the last."""
         if self.batched:
             return [image, row]
-        found: list[PrimExpr] = []
-        for dim in reversed(self.leading[1:]):
-            found.append(row % dim)
-            row = row // dim
-        return [row, *reversed(found)] if self.leading else []
+        return unflatten(row, self.leading, const(0))[:-1]
 
     # the panels
 

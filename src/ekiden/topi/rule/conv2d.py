@@ -1,4 +1,5 @@
-"""Convolutions in NHWC with packed constant weights, as matrix products over output pixels.
+"""Convolutions in NHWC or NDHWC with packed constant weights, as matrix products over output
+pixels.
 
     out[n, y, x, o] = sum over i, j, c of data[n, y*sy + i*dy - top, x*sx + j*dx - left, c] *
     weight[o // tile, i, j, c, o % tile]
@@ -72,6 +73,12 @@ class Conv:
         self.group_out = self.channels // self.geometry.groups
         self.taps = self.count_taps()
         self.source = self.data  # or the padded copy
+        self.slice: PrimExpr | None = None  # of bands: from the lines of a slice to the next ones
+
+    def function(self, name: str) -> PrimFunc:
+        """The kernel as a function."""
+        attrs = {"global_symbol": name, "num_outputs": 1, "tir.tiled": 1}
+        return PrimFunc((*self.buffers.values(),), self.body(), attrs)
 
     def find_geometry(self) -> Geometry:
         """The numbers of the anchor."""
@@ -79,23 +86,30 @@ class Conv:
 
     def count_taps(self) -> int:
         """Of the weight."""
-        return math.prod(self.geometry.kernel)
+        return math.prod(self.geometry.kernel) * self.geometry.depth.kernel
 
     def k_loops(self, panel: Panel) -> list[KLoop]:
-        """The reduction: kernel rows, then taps and channels, as one loop where they are
+        """The reduction: slices, kernel rows, then taps and channels, as one loop where they are
         contiguous."""
-        (kh, kw), (dy, dx) = self.geometry.kernel, self.geometry.dilation
-        pixel = self.geometry.data[3]
-        row = self.geometry.padded()[1] * pixel
-        if self.geometry.is_pointwise or (kh, kw) == (1, 1):
-            return [self.channel_loop(1)]
+        depth, (kh, kw), (dy, dx) = (
+            self.geometry.depth,
+            self.geometry.kernel,
+            self.geometry.dilation,
+        )
+        *slices, row, pixel = self.geometry.steps(self.slice)
         per_tap = self.group_in * self.width
-        rows = [KLoop(const(kh), row * dy, per_tap * kw)] if kh > 1 else []
+        loops: list[KLoop] = []
+        if depth.kernel > 1:
+            loops.append(
+                KLoop(const(depth.kernel), slices[0] * depth.dilation, per_tap * (kh * kw))
+            )
+        if kh > 1:
+            loops.append(KLoop(const(kh), row * dy, per_tap * kw))
         if kw == 1:
-            return [*rows, self.channel_loop(1)]
+            return [*loops, self.channel_loop(1)]
         if dx == 1 and self.geometry.groups == 1:
-            return [*rows, self.channel_loop(kw)]
-        return [*rows, KLoop(const(kw), pixel * dx, per_tap), self.channel_loop(1)]
+            return [*loops, self.channel_loop(kw)]
+        return [*loops, KLoop(const(kw), pixel * dx, per_tap), self.channel_loop(1)]
 
     def channel_loop(self, taps: int) -> KLoop:
         """The loop over the channels of neighbouring taps."""
@@ -138,7 +152,7 @@ class Conv:
         panel: Panel,
     ) -> Stmt:
         """Store a vector of results of a panel; `flat` is the offset of `place`."""
-        return self.epilogue.store(place, flat, value, mask)
+        return self.epilogue.store(self.geometry.place(place), flat, value, mask)
 
     def is_flat(self) -> bool:
         """Whether tiles run over all output pixels: pointwise, or lines too short to be cut into
@@ -172,7 +186,8 @@ class Conv:
         """The data offset of the first tap of an output pixel."""
         sy, sx = self.geometry.strides
         height, width = self.geometry.padded()
-        return ((n * height + y * sy) * width + x * sx) * self.geometry.data[3]
+        image = self.geometry.first_slice(n)
+        return ((image * height + y * sy) * width + x * sx) * self.geometry.data[3]
 
     def pixel_rows(self, panel: Panel) -> int:
         """Rows of a tile for a panel."""
@@ -195,7 +210,8 @@ class Conv:
         padded_height, padded_width = self.geometry.padded()
         n, y = line // height, line % height
         row = padded_width * self.geometry.data[3]
-        return n, y, (n * padded_height + y * self.geometry.strides[0]) * row
+        image = self.geometry.first_slice(n)
+        return n, y, (image * padded_height + y * self.geometry.strides[0]) * row
 
     def line_tiles(self, panel: Panel, n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
         """One line of output pixels, whose first tap is at an offset of the source."""
@@ -240,7 +256,7 @@ class Conv:
 
     def has_few_lines(self) -> bool:
         """Whether the lines of an image are fewer than the threads: those of one axis, say."""
-        height = self.geometry.out[1]
+        height = simplify(self.geometry.out[1] * self.geometry.depth.out)
         return isinstance(height, IntImm) and height.value < self.target.cores
 
     def by_panels(self, panels: int) -> bool:
@@ -263,12 +279,11 @@ class Conv:
     def is_weight_heavy(self) -> bool:
         """Whether the weights are larger than the data of an image: then each panel should be read
         once."""
-        _, height, width, channels = self.geometry.data
-        if not all(isinstance(d, IntImm) for d in (height, width, channels)):
+        pixels = simplify(math.prod(self.geometry.data[1:], start=self.geometry.depth.size))
+        if not isinstance(pixels, IntImm):
             return False
-        pixels = height.value * width.value * channels.value  # type: ignore[attr-defined]
         weights = self.group_in.value * self.taps * self.channels  # type: ignore[attr-defined]
-        return bool(weights >= pixels)
+        return bool(weights >= pixels.value)
 
     def parts(self) -> list[tuple[int, Callable[[PrimExpr], Panel]]]:
         """Whole panels, then the last one if it is narrower, for every group: how many, and which
@@ -302,7 +317,7 @@ class Conv:
     def banded(self) -> Stmt:
         """All lines, each band from a padded copy of what it reads."""
         bands = Bands(self.data, self.geometry, band_lines(self.geometry, self.target), self.lanes)
-        self.source = bands.source
+        self.source, self.slice = bands.source, bands.slice
 
         def line(n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
             index = Var("p")
@@ -330,7 +345,7 @@ class Conv:
         if not self.is_flat() and not shares_panels:
             return self.banded()
         height, width = self.geometry.padded()
-        shape = (self.geometry.data[0], height, width, self.geometry.data[3])
+        shape = (self.geometry.slices(), height, width, self.geometry.data[3])
         self.source = Buffer("padded", shape, "float32")
         copy = pad_copy(self.data, self.source, self.geometry, self.lanes)
         return Allocate(self.source, seq(copy, *(self.panel_region(*part) for part in parts)))
@@ -347,25 +362,8 @@ class Panel:
     valid: int
 
 
-def conv2d_nhwc_pack(
+def conv_pack(
     inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
 ) -> PrimFunc:
-    """The rule for tag "conv2d_nhwc_pack"."""
-    kernel = Conv(inputs, outputs, target, "conv2d_nhwc_pack")
-    return PrimFunc(
-        (*kernel.buffers.values(),),
-        kernel.body(),
-        {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1},
-    )
-
-
-def group_conv2d_nhwc_pack(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
-) -> PrimFunc:
-    """The rule for tag "group_conv2d_nhwc_pack"."""
-    kernel = Conv(inputs, outputs, target, "group_conv2d_nhwc_pack")
-    return PrimFunc(
-        (*kernel.buffers.values(),),
-        kernel.body(),
-        {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1},
-    )
+    """The rule for tag "conv_nhwc_pack"."""
+    return Conv(inputs, outputs, target, "conv_nhwc_pack").function(name)

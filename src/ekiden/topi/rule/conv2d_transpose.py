@@ -1,4 +1,4 @@
-"""Transposed convolutions in NHWC with packed weights, in register tiles.
+"""Transposed convolutions in NHWC or NDHWC with packed weights, in register tiles.
 
     out[n, y*sy + i*dy - top, x*sx + j*dx - left, o] += data[n, y, x, c] * weight[c, o, i, j]
 
@@ -10,20 +10,24 @@ stride-th place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.arith import prove_equal, simplify
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
 from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
 from ekiden.topi.rule.conv2d import NARROW, Conv, Panel
 from ekiden.topi.rule.depthwise import PIXELS, Depthwise
 from ekiden.topi.rule.epilogue import operands_of
-from ekiden.topi.rule.geometry import Geometry, Phases, phases_of, transposed_geometry
+from ekiden.topi.rule.geometry import Geometry, phases_of, transposed_geometry
 from ekiden.topi.rule.stages import has_known_weights
 from ekiden.topi.rule.tiles import KLoop, balanced_rows
+
+LAST = ("NHWC", "NDHWC")
+"""Layouts with the channels last."""
 
 
 def accepts(anchor: te.Tensor) -> bool:
@@ -32,13 +36,13 @@ def accepts(anchor: te.Tensor) -> bool:
     data, weight = operands_of(anchor)
     if not has_known_weights(anchor) or {data.dtype, weight.dtype, anchor.dtype} != {"float32"}:
         return False
-    return attrs["data_layout"] == attrs["out_layout"] == "NHWC"
+    return attrs["data_layout"] == attrs["out_layout"] and attrs["data_layout"] in LAST
 
 
 @dataclass(frozen=True, slots=True)
 class _At:
-    """A phase: where its results are, its taps as loops over data and weights, and the offsets of
-    the first tap in both, in pixels and taps."""
+    """A phase: where its results are on each axis, how many taps it has, the offset of its first
+    data, and the number of its first tap."""
 
     place: tuple[PrimExpr, ...]
     taps: tuple[PrimExpr, ...]
@@ -47,56 +51,53 @@ class _At:
 
 
 class _Output:
-    """The places of results."""
+    """The results of a transposed convolution by their phases."""
 
-    def __init__(self, anchor: te.Tensor, axes: tuple[Phases, ...], geometry: Geometry) -> None:
-        self.anchor, self.axes, self.geometry = anchor, axes, geometry
-        self.number = 1
-        for axis in axes:
-            self.number *= axis.stride
+    def __init__(self, anchor: te.Tensor) -> None:
+        self.anchor, self.axes = anchor, phases_of(anchor)
+        self.geometry = transposed_geometry(anchor, self.axes)
+        self.number = math.prod(axis.stride for axis in self.axes)
+        self.taps = math.prod(axis.kernel for axis in self.axes)
 
-    def phase(self, index: PrimExpr) -> _At:
-        """A phase by its number."""
+    def phase(self, index: PrimExpr, steps: list[PrimExpr]) -> _At:
+        """A phase by its number, where pixels of the source are so far apart."""
         place: list[PrimExpr] = []
         for axis in reversed(self.axes):
             place.insert(0, simplify(index % axis.stride))
             index = simplify(index // axis.stride)
         origin = first = const(0)
-        sizes = self.geometry.padded()
-        for axis, at, size in zip(self.axes, place, sizes, strict=True):
-            origin = simplify(origin * size + axis.origin(at))
+        for axis, at, step in zip(self.axes, place, steps, strict=True):
+            origin = simplify(origin + axis.origin(at) * step)
             first = simplify(first * axis.kernel + axis.first(at))
         taps = tuple(axis.taps(at) for axis, at in zip(self.axes, place, strict=True))
         return _At(tuple(place), taps, origin, first)
 
-    def loops(self, at: _At, pixel: PrimExpr, weights: PrimExpr) -> list[KLoop]:
-        """Rows of taps, and the taps of a row, where a pixel and a tap are so many elements."""
+    def loops(self, at: _At, steps: list[PrimExpr], weights: PrimExpr) -> list[KLoop]:
+        """The taps of a phase, where those of the weight are `weights` apart."""
         made: list[KLoop] = []
-        sizes = self.geometry.padded()
-        for axis, taps, size in reversed(list(zip(self.axes, at.taps, sizes, strict=True))):
-            made.insert(0, KLoop(taps, simplify(pixel * -axis.move), simplify(weights * axis.step)))
-            pixel, weights = simplify(pixel * size), simplify(weights * axis.kernel)
+        for axis, taps, step in reversed(list(zip(self.axes, at.taps, steps, strict=True))):
+            made.insert(0, KLoop(taps, simplify(step * -axis.move), simplify(weights * axis.step)))
+            weights = simplify(weights * axis.kernel)
         return made
 
-    def spread(self, at: _At, place: list[PrimExpr]) -> list[PrimExpr]:
-        """The place of a result by that among the results of its phase."""
-        n, *inner, channel = place
+    def store(
+        self, at: _At, place: list[PrimExpr], keep: Callable[[list[PrimExpr], PrimExpr], Stmt]
+    ) -> Stmt:
+        """`keep(indices, offset)` for a place among the results of a phase, if it is inside: the
+        last results of some phases are not."""
+        n, *inner, channel = self.geometry.place(place)
         steps = zip(inner, self.axes, at.place, strict=True)
-        return [n, *(q * axis.stride + phase for q, axis, phase in steps), channel]
-
-    def guarded(self, place: list[PrimExpr], store: Callable[[PrimExpr], Stmt]) -> Stmt:
-        """`store(offset)` for a place, if it is inside: the last results of some phases are not."""
+        indices = [n, *(q * axis.stride + phase for q, axis, phase in steps), channel]
         flat: PrimExpr = const(0)
-        inside: PrimExpr | None = None
-        for at, extent in zip(place, self.anchor.shape, strict=True):
-            flat = flat * extent + at
-        counts = self.geometry.out
-        for i, axis in enumerate(self.axes, 1):
-            if not prove_equal(counts[i] * axis.stride, self.anchor.shape[i]):
-                test = place[i] < self.anchor.shape[i]
-                inside = test if inside is None else logical_and(inside, test)
-        made = store(flat)
-        return made if inside is None else IfThenElse(inside, made)
+        for index, extent in zip(indices, self.anchor.shape, strict=True):
+            flat = flat * extent + index
+        made = keep(indices, flat)
+        sizes = operands_of(self.anchor)[0].shape[1:-1]
+        extents = self.anchor.shape[1:-1]
+        for index, axis, size, extent in zip(indices[1:-1], self.axes, sizes, extents, strict=True):
+            if not prove_equal(axis.count(size) * axis.stride, extent):
+                made = IfThenElse(index < extent, made)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +112,12 @@ class _Transposed(Conv):
 
     def find_geometry(self) -> Geometry:
         """The numbers of the convolutions of all phases."""
-        axes = phases_of(self.anchor)
-        geometry = transposed_geometry(self.anchor, axes)
-        self.output = _Output(self.anchor, axes, geometry)
-        return geometry
+        self.output = _Output(self.anchor)
+        return self.output.geometry
 
     def count_taps(self) -> int:
         """Of the weight."""
-        return _taps(self.output.axes)
+        return self.output.taps
 
     def is_flat(self) -> bool:
         """Whether lines are too short to be cut into good tiles."""
@@ -129,8 +128,8 @@ class _Transposed(Conv):
         """The taps of a phase, then channels."""
         assert isinstance(panel, _PhasePanel)
         per_tap = self.group_in * self.width
-        taps = self.output.loops(panel.at, self.geometry.data[3], per_tap)
-        return [*_several(taps), KLoop(self.group_in, const(1), const(self.width))]
+        taps = self.output.loops(panel.at, self.geometry.steps(self.slice), per_tap)
+        return [*_several(taps), self.channel_loop(1)]
 
     def keep(
         self,
@@ -142,8 +141,9 @@ class _Transposed(Conv):
     ) -> Stmt:
         """Store results at their phase."""
         assert isinstance(panel, _PhasePanel)
-        at = self.output.spread(panel.at, place)
-        return self.output.guarded(at, lambda offset: self.epilogue.store(at, offset, value, mask))
+        return self.output.store(
+            panel.at, place, lambda indices, at: self.epilogue.store(indices, at, value, mask)
+        )
 
     def parts(self) -> list[tuple[int, Callable[[PrimExpr], Panel]]]:
         """The panels of all phases."""
@@ -153,10 +153,11 @@ class _Transposed(Conv):
         self, panels: int, make: Callable[[PrimExpr], Panel]
     ) -> tuple[int, Callable[[PrimExpr], Panel]]:
         def made(index: PrimExpr) -> Panel:
-            at, panel = self.output.phase(index // panels), make(index % panels)
+            at = self.output.phase(index // panels, self.geometry.steps(self.slice))
+            panel = make(index % panels)
             offset = panel.offset + at.first * (self.group_in * self.width)
-            start = panel.channel + at.origin * self.geometry.data[3]
-            return _PhasePanel(offset, panel.column, simplify(start), panel.valid, at)
+            start = simplify(panel.channel + at.origin)
+            return _PhasePanel(offset, panel.column, start, panel.valid, at)
 
         return panels * self.output.number, made
 
@@ -166,61 +167,47 @@ def _several(loops: list[KLoop]) -> list[KLoop]:
     return [k for k in loops if not (isinstance(k.extent, IntImm) and k.extent.value == 1)]
 
 
-def _taps(axes: tuple[Phases, ...]) -> int:
-    made = 1
-    for axis in axes:
-        made *= axis.kernel
-    return made
-
-
 class _TransposedDepthwise(Depthwise):
     """One depthwise kernel being built."""
 
-    tag = "depthwise_conv2d_transpose"
-
     def find_geometry(self) -> Geometry:
         """The numbers of the convolutions of all phases."""
-        axes = phases_of(self.anchor)
-        geometry = transposed_geometry(self.anchor, axes)
-        self.output = _Output(self.anchor, axes, geometry)
-        return geometry
+        self.output = _Output(self.anchor)
+        return self.output.geometry
 
     def line(
         self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
         """One line of every phase for one vector of channels."""
-        width, index = self.geometry.out[2], Var("phase")
-        at = self.output.phase(index)
-        loops = self.output.loops(at, const(self.channels), const(self.channels))
+        width, index, steps = self.geometry.out[2], Var("phase"), self.geometry.steps(self.slice)
+        at = self.output.phase(index, steps)
+        loops = self.output.loops(at, steps, const(self.channels))
         weights = at.first * self.channels + channel
 
         def body(pixels: int, first: PrimExpr) -> Stmt:
             def store(p: int, value: PrimExpr) -> Stmt:
-                place = self.output.spread(at, [n, y, first + p, channel])
-                return self.output.guarded(
-                    place, lambda offset: self.epilogue.store(place, offset, value, mask)
+                place = [n, y, first + p, channel]
+                return self.output.store(
+                    at, place, lambda indices, at: self.epilogue.store(indices, at, value, mask)
                 )
 
-            base = start + channel + (at.origin + first) * self.channels
+            base = start + channel + at.origin + first * self.channels
             return self.tile(pixels, base, weights, mask, loops, store)
 
         lines = balanced_rows(width, PIXELS, body)
         return For(index, const(0), const(self.output.number), ForKind.SERIAL, lines)
 
 
-def conv2d_transpose(
+def conv_transpose(
     inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
 ) -> PrimFunc:
-    """The rule for tag "conv2d_transpose_pack"."""
-    kernel = _Transposed(inputs, outputs, target, "conv2d_transpose_pack")
-    attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
-    return PrimFunc((*kernel.buffers.values(),), kernel.body(), attrs)
+    """The rule for tag "conv_transpose_pack"."""
+    return _Transposed(inputs, outputs, target, "conv_transpose_pack").function(name)
 
 
-def depthwise_conv2d_transpose(
+def depthwise_conv_transpose(
     inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
 ) -> PrimFunc:
-    """The rule for tag "depthwise_conv2d_transpose"."""
-    kernel = _TransposedDepthwise(inputs, outputs, target)
-    attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
-    return PrimFunc((*kernel.buffers.values(),), kernel.body(), attrs)
+    """The rule for tag "depthwise_conv_transpose"."""
+    kernel = _TransposedDepthwise(inputs, outputs, target, "depthwise_conv_transpose")
+    return kernel.function(name)

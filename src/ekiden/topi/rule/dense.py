@@ -59,6 +59,17 @@ def product(dims: Sequence[PrimExpr]) -> PrimExpr:
     return simplify(total)
 
 
+def unflatten(row: PrimExpr, leading: Sequence[PrimExpr], column: PrimExpr) -> list[PrimExpr]:
+    """The indices of an element from its row among all and its column."""
+    found: list[PrimExpr] = []
+    for dim in reversed(leading[1:]):
+        found.append(row % dim)
+        row = row // dim
+    if leading:
+        found.append(row)
+    return [*reversed(found), column]
+
+
 class _Dense:
     """One dense kernel being built."""
 
@@ -77,16 +88,6 @@ class _Dense:
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         self.leading = list(outputs[0].shape[:-1])
 
-    def indices(self, row: PrimExpr, column: PrimExpr) -> list[PrimExpr]:
-        """The indices of an element from its row among all and its column."""
-        found: list[PrimExpr] = []
-        for dim in reversed(self.leading[1:]):
-            found.append(row % dim)
-            row = row // dim
-        if self.leading:
-            found.append(row)
-        return [*reversed(found), column]
-
     def tile(self, rows: int, first: PrimExpr, panel: PrimExpr, valid: int, near: bool) -> Stmt:
         """One tile of `rows` rows and one panel, which is `near` if other rows read it before."""
         lanes = self.lanes if self.word > 1 else fitting_lanes(valid, self.target)
@@ -94,7 +95,9 @@ class _Dense:
 
         def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
             row, at = first + i, panel * self.width + column
-            return self.epilogue.store(self.indices(row, at), row * self.units + at, value, mask)
+            return self.epilogue.store(
+                unflatten(row, self.leading, at), row * self.units + at, value, mask
+            )
 
         step = self.width * self.word
         loops = [KLoop(simplify(self.k // self.word), const(self.word), const(step))]

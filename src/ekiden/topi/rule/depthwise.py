@@ -32,10 +32,10 @@ PIXELS = 8
 class Depthwise:
     """One depthwise kernel being built."""
 
-    tag = "depthwise_conv2d_nhwc"
-
-    def __init__(self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target) -> None:
-        self.anchor = find_anchor(outputs, self.tag)
+    def __init__(
+        self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, tag: str
+    ) -> None:
+        self.anchor = find_anchor(outputs, tag)
         self.buffers = make_buffers(inputs, outputs)
         data, weight = operands_of(self.anchor)
         self.data, self.weight = self.buffers[data], self.buffers[weight]
@@ -46,6 +46,12 @@ class Depthwise:
         assert isinstance(channels, IntImm)
         self.channels = channels.value
         self.source = self.data
+        self.slice: PrimExpr | None = None
+
+    def function(self, name: str) -> PrimFunc:
+        """The kernel as a function."""
+        attrs = {"global_symbol": name, "num_outputs": 1, "tir.tiled": 1}
+        return PrimFunc((*self.buffers.values(),), self.body(), attrs)
 
     def find_geometry(self) -> Geometry:
         """The numbers of the anchor."""
@@ -62,13 +68,19 @@ class Depthwise:
         )
 
     def taps(self) -> list[KLoop]:
-        """Rows of taps, and the taps of a row."""
-        (kh, kw), (dy, dx) = self.geometry.kernel, self.geometry.dilation
-        row = self.geometry.padded()[1] * self.channels
-        return [
-            KLoop(const(kh), row * dy, const(kw * self.channels)),
-            KLoop(const(kw), const(dx * self.channels), const(self.channels)),
-        ]
+        """Slices of taps, rows of taps, and the taps of a row."""
+        depth, (kh, kw), (dy, dx) = (
+            self.geometry.depth,
+            self.geometry.kernel,
+            self.geometry.dilation,
+        )
+        *slices, row, pixel = self.geometry.steps(self.slice)
+        across = const(kw * self.channels)
+        loops = [KLoop(const(kh), row * dy, across), KLoop(const(kw), pixel * dx, pixel)]
+        if slices:
+            step = slices[0] * depth.dilation
+            loops.insert(0, KLoop(const(depth.kernel), step, across * kh))
+        return loops
 
     def tile(
         self,
@@ -83,9 +95,10 @@ class Depthwise:
         result of one."""
         sx = self.geometry.strides[1]
         acc = Buffer("acc", (const(pixels),), f"float32x{self.lanes}", "register")
-        i, j, w = Var("i"), Var("j"), Var("w", acc.dtype)
-        rows, columns = loops
-        start = base + i * rows.a_stride + j * columns.a_stride
+        w, taps = Var("w", acc.dtype), [Var(f"k{i}") for i in range(len(loops))]
+        start, at = base, weights
+        for tap, loop in zip(taps, loops, strict=True):
+            start, at = start + tap * loop.a_stride, at + tap * loop.b_stride
         steps = [
             BufferStore(
                 acc,
@@ -100,14 +113,13 @@ class Depthwise:
             )
             for p in range(pixels)
         ]
-        at = weights + i * rows.b_stride + j * columns.b_stride
-        inside = LetStmt(w, self.load(self.weight, at, mask), seq(*steps))
-        taps: Stmt = For(j, const(0), columns.extent, ForKind.SERIAL, inside)
-        taps = For(i, const(0), rows.extent, ForKind.SERIAL, taps)
+        inside: Stmt = LetStmt(w, self.load(self.weight, at, mask), seq(*steps))
+        for tap, loop in zip(reversed(taps), reversed(loops), strict=True):
+            inside = For(tap, const(0), loop.extent, ForKind.SERIAL, inside)
         zero = broadcast(const(0.0, "float32"), self.lanes)
         clear = [BufferStore(acc, zero, (const(p),)) for p in range(pixels)]
         stores = [store(p, acc[p]) for p in range(pixels)]
-        return Allocate(acc, seq(*clear, taps, *stores))
+        return Allocate(acc, seq(*clear, inside, *stores))
 
     def line(
         self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
@@ -120,7 +132,8 @@ class Depthwise:
         def body(pixels: int, first: PrimExpr) -> Stmt:
             def store(p: int, value: PrimExpr) -> Stmt:
                 flat = (line * width + first + p) * self.channels + channel
-                return self.epilogue.store([n, y, first + p, channel], flat, value, mask)
+                place = self.geometry.place([n, y, first + p, channel])
+                return self.epilogue.store(place, flat, value, mask)
 
             base = start + channel + first * (sx * self.channels)
             return self.tile(pixels, base, channel, mask, self.taps(), store)
@@ -145,24 +158,21 @@ class Depthwise:
         if self.geometry.is_padded:
             lines = band_lines(self.geometry, self.target)
             bands = Bands(self.data, self.geometry, lines, self.lanes)
-            self.source = bands.source
+            self.source, self.slice = bands.source, bands.slice
             return bands.loop(self.vectors)
         n, height, _, _ = self.geometry.out
         line = Var("line")
         image, y = line // height, line % height
         data_height, data_width = self.geometry.padded()
-        row = (image * data_height + y * self.geometry.strides[0]) * data_width
+        row = (
+            self.geometry.first_slice(image) * data_height + y * self.geometry.strides[0]
+        ) * data_width
         body = self.vectors(image, y, row * self.channels)
         return For(line, const(0), simplify(n * height), ForKind.PARALLEL, body, {"grain": 2})
 
 
-def depthwise_conv2d_nhwc(
+def depthwise_conv(
     inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
 ) -> PrimFunc:
-    """The rule for tag "depthwise_conv2d_nhwc"."""
-    kernel = Depthwise(inputs, outputs, target)
-    return PrimFunc(
-        (*kernel.buffers.values(),),
-        kernel.body(),
-        {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1},
-    )
+    """The rule for tag "depthwise_conv_nhwc"."""
+    return Depthwise(inputs, outputs, target, "depthwise_conv_nhwc").function(name)

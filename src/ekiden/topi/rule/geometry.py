@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import EQ, PrimExpr, binary, const
+from ekiden.ir.prim import EQ, PrimExpr, binary, const, logical_and
 from ekiden.topi.rule.epilogue import operands_of
 
 
@@ -18,9 +18,32 @@ def _ints(value: object) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Depth:
+    """The outermost of three spatial axes: an image is then one slice of the result, and reads
+    `kernel` slices of the data."""
+
+    size: PrimExpr
+    out: PrimExpr
+    kernel: int
+    stride: int
+    front: int
+    back: int
+    dilation: int
+
+    @property
+    def padded(self) -> PrimExpr:
+        """Slices of the data as it is read."""
+        return simplify(self.size + (self.front + self.back))
+
+
+FLAT = Depth(const(1), const(1), 1, 1, 0, 0, 1)
+"""Of convolutions over two axes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Geometry:
     """The numbers of one convolution. Strides, dilation, kernel as (y, x); padding as (top, left,
-    bottom, right)."""
+    bottom, right); data and out as (image, y, x, channel), where every slice is an image."""
 
     data: tuple[PrimExpr, ...]
     out: tuple[PrimExpr, ...]
@@ -29,36 +52,95 @@ class Geometry:
     padding: tuple[int | PrimExpr, ...]
     dilation: tuple[int, ...]
     groups: int
+    depth: Depth = FLAT
 
     @property
     def is_padded(self) -> bool:
         """Whether any tap can fall outside the data."""
-        return any(self.padding)
+        return any((*self.padding, self.depth.front, self.depth.back))
 
     @property
     def is_pointwise(self) -> bool:
         """Whether output pixels are input pixels, one to one and in order."""
-        return self.kernel == (1, 1) and self.strides == (1, 1) and not self.is_padded
+        one = self.depth.kernel == self.depth.stride == 1
+        return one and self.kernel == self.strides == (1, 1) and not self.is_padded
 
     def padded(self) -> tuple[PrimExpr, ...]:
         """Height and width of the data as it is read: with zeros around it."""
         top, left, bottom, right = self.padding
         return simplify(self.data[1] + top + bottom), simplify(self.data[2] + left + right)
 
+    def slices(self) -> PrimExpr:
+        """How many images the data have as they are read."""
+        if self.depth is FLAT:
+            return self.data[0]
+        return simplify(self.data[0] // self.depth.size * self.depth.padded)
+
+    def first_slice(self, image: PrimExpr) -> PrimExpr:
+        """The first of the images, with those of zeros, that an image of the result reads."""
+        if self.depth is FLAT:
+            return image
+        out, step = self.depth.out, self.depth.stride
+        return image // out * self.depth.padded + image % out * step
+
+    def unpadded(self, image: PrimExpr) -> tuple[PrimExpr, PrimExpr | None]:
+        """The image of the data that an image among those of zeros is, and whether it is one."""
+        if self.depth is FLAT:
+            return image, None
+        padded, size = self.depth.padded, self.depth.size
+        at = image % padded - self.depth.front
+        found = image // padded * size + at
+        return found, logical_and(at >= 0, at < size) if self.is_deep_padded else None
+
+    def steps(self, slice: PrimExpr | None) -> list[PrimExpr]:
+        """From a pixel of the data as it is read to its neighbour on each spatial axis, slices
+        first, which are `slice` apart if that is given."""
+        height, width = self.padded()
+        row = simplify(width * self.data[3])
+        if self.depth is FLAT:
+            return [row, self.data[3]]
+        return [simplify(height * row) if slice is None else slice, row, self.data[3]]
+
+    def place(self, at: list[PrimExpr]) -> list[PrimExpr]:
+        """The indices of a result in its tensor, by (image, line, column, channel)."""
+        if self.depth is FLAT:
+            return at
+        image, *inner = at
+        return [image // self.depth.out, image % self.depth.out, *inner]
+
+    @property
+    def is_deep_padded(self) -> bool:
+        """Whether there are slices of zeros."""
+        return bool(self.depth.front or self.depth.back)
+
+
+def _geometry(
+    data: tuple[PrimExpr, ...],
+    out: tuple[PrimExpr, ...],
+    windows: tuple[tuple[int, ...], ...],
+    groups: int,
+) -> Geometry:
+    """Of data and results over two or three axes; `windows` are extent, stride, zeros before and
+    after, and dilation of each."""
+    if len(windows) == 2:
+        kernel, strides, before, after, dilation = zip(*windows, strict=True)
+        return Geometry(data, out, kernel, strides, (*before, *after), dilation, groups)
+    depth = Depth(data[1], out[1], *windows[0])
+    n, size, *image = data
+    flat = (simplify(n * size), *image)
+    found = _geometry(flat, (simplify(n * out[1]), *out[2:]), windows[1:], groups)
+    return replace(found, depth=depth)
+
 
 def geometry_of(anchor: te.Tensor) -> Geometry:
     """The geometry of a convolution's tensor expression, from its attributes."""
     attrs = anchor.op.attrs
     data, _ = operands_of(anchor)
-    return Geometry(
-        data=data.shape,
-        out=anchor.shape,
-        kernel=_ints(attrs["kernel_size"]),
-        strides=_ints(attrs["strides"]),
-        padding=_ints(attrs["padding"]),
-        dilation=_ints(attrs["dilation"]),
-        groups=int(str(attrs["groups"])),
-    )
+    names = ("kernel_size", "strides", "padding", "dilation")
+    kernel, strides, padding, dilation = (_ints(attrs[name]) for name in names)
+    before, after = padding[: len(kernel)], padding[len(kernel) :]
+    windows = tuple(zip(kernel, strides, before, after, dilation, strict=True))
+    return _geometry(data.shape, anchor.shape, windows, int(str(attrs["groups"])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +233,9 @@ def transposed_geometry(anchor: te.Tensor, axes: tuple[Phases, ...]) -> Geometry
     data, _ = operands_of(anchor)
     n, *sizes, _ = data.shape
     counts = [axis.count(size) for axis, size in zip(axes, sizes, strict=True)]
-    return Geometry(
-        data=data.shape,
-        out=(n, *counts, anchor.shape[-1]),
-        kernel=tuple(axis.front + axis.ahead + 1 for axis in axes),
-        strides=(1,) * len(axes),
-        padding=(*(axis.front for axis in axes), *(axis.back for axis in axes)),
-        dilation=(1,) * len(axes),
-        groups=int(str(anchor.op.attrs["groups"])),
-    )
+    windows = tuple((axis.front + axis.ahead + 1, 1, axis.front, axis.back, 1) for axis in axes)
+    out = (n, *counts, anchor.shape[-1])
+    return _geometry(data.shape, out, windows, int(str(anchor.op.attrs["groups"])))
 
 
-__all__ = ["Geometry", "Phases", "geometry_of", "phases_of", "transposed_geometry"]
+__all__ = ["FLAT", "Geometry", "Phases", "geometry_of", "phases_of", "transposed_geometry"]

@@ -35,7 +35,8 @@ def band_lines(geometry: Geometry, target: Target) -> int:
         return DYNAMIC_LINES
     images, lines, pixels, channels = (d.value for d in sizes if isinstance(d, IntImm))
     (kh, _), (sy, _), (dy, _) = geometry.kernel, geometry.strides, geometry.dilation
-    room = target.l2 // CACHE_SHARE // max(pixels * channels * 4, 1)
+    line = pixels * channels * geometry.depth.kernel * 4
+    room = target.l2 // CACHE_SHARE // max(line, 1)
     most = max(1, (room - (kh - 1) * dy - 1) // sy + 1)
     total = images * lines
     rounds = -(-total // (target.cores * most))
@@ -47,9 +48,11 @@ class Bands:
 
     def __init__(self, data: Buffer, geometry: Geometry, lines: int, lanes: int) -> None:
         self.data, self.geometry, self.lines, self.lanes = data, geometry, lines, lanes
-        most = minimum(const(lines), geometry.out[1])
-        shape = (self.rows(simplify(most)), geometry.padded()[1], geometry.data[3])
+        rows = self.rows(simplify(minimum(const(lines), geometry.out[1])))
+        shape = (simplify(rows * geometry.depth.kernel), geometry.padded()[1], geometry.data[3])
         self.source = Buffer("padded", shape, "float32")
+        self.slice = simplify(rows * geometry.padded()[1] * geometry.data[3])
+        """How far apart the slices are that a result reads: all of those are there."""
 
     def rows(self, lines: PrimExpr) -> PrimExpr:
         """How many lines of data some lines of the output read."""
@@ -70,10 +73,12 @@ class Bands:
         per_image = simplify((height + (self.lines - 1)) // self.lines)
         band, r, line = Var("band"), Var("r"), Var("line")
         image, first, count = Var("image"), Var("first"), Var("count")
-        copied = pad_row(
-            self.data, self.source, r * row, image, first * sy + r - top, self.geometry, self.lanes
-        )
-        copy = For(r, const(0), self.rows(count), ForKind.SERIAL, copied)
+        tap, depth = Var("tap"), self.geometry.depth
+        read = self.geometry.first_slice(image) + tap * depth.dilation
+        y, at = first * sy + r - top, tap * self.slice + r * row
+        copied = pad_row(self.data, self.source, at, read, y, self.geometry, self.lanes)
+        copy: Stmt = For(r, const(0), self.rows(count), ForKind.SERIAL, copied)
+        copy = For(tap, const(0), const(depth.kernel), ForKind.SERIAL, copy)
         lines = For(
             line, const(0), count, ForKind.SERIAL, body(image, first + line, line * (row * sy))
         )
@@ -98,7 +103,8 @@ def pad_row(
     geometry: Geometry,
     lanes: int,
 ) -> Stmt:
-    """Line `y` of an image, which may lie outside of it, to offset `at`, with zeros around it."""
+    """Line `y` of an image, which may lie outside of it, to offset `at`, with zeros around it.
+    Images of zeros count among them."""
     _, height, width, channels = geometry.data
     _, left, _, right = geometry.padding
     row = simplify(geometry.padded()[1] * channels)
@@ -124,8 +130,11 @@ def pad_row(
         copy(at + left * channels, source, width * channels),
         zeros(at + (left + width) * channels, right * channels),
     )
+    image, is_image = geometry.unpadded(image)
     origin = (image * height + y) * (width * channels)
     is_inside = logical_and(y >= 0, y < height)
+    if is_image is not None:
+        is_inside = logical_and(is_image, is_inside)
     return IfThenElse(is_inside, LetStmt(source, origin, inside), zeros(at, row))
 
 
@@ -136,7 +145,7 @@ def pad_copy(data: Buffer, padded: Buffer, geometry: Geometry, lanes: int) -> St
     at = line * simplify(width * geometry.data[3])
     y = line % height - geometry.padding[0]
     each = pad_row(data, padded, at, line // height, y, geometry, lanes)
-    total = simplify(geometry.data[0] * height)
+    total = simplify(geometry.slices() * height)
     return For(line, const(0), total, ForKind.PARALLEL, each, {"grain": 8})
 
 

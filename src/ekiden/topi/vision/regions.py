@@ -18,6 +18,8 @@ from ekiden.topi.shape import as_dim, product, tidy
 from ekiden.topi.transform import unravel
 
 FLOAT = "float32"
+Pixel = Callable[[PrimExpr, PrimExpr], PrimExpr]
+"""(line, column) -> the pixel there."""
 
 
 def _pair(size: int | Sequence[int]) -> tuple[int, int]:
@@ -49,52 +51,66 @@ def _roi_align(
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = IRBuilder()
         pixels, boxes, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1]), ib.buffer_ptr(outs[0])
-        with ib.for_range(0, product(outs[0].shape), "n", kind="parallel") as n:
-            place = unravel(n, outs[0].shape)
-            box, channel, row, column = permute(place, layout, "NCHW")
+        places = (rois.shape[0], as_dim(high), as_dim(wide))
+        with ib.for_range(0, product(places), "n", kind="parallel") as n:
+            box, row, column = unravel(n, places)
             image = ib.let("image", from_either_end(boxes[box, 0], data.shape[0]))
-            move = 0.5 if aligned else 0.0
-            edges = [
-                ib.let("edge", cast(boxes[box, k], FLOAT) * spatial_scale - move)
-                for k in range(1, 5)
-            ]
-            extents = [edges[2] - edges[0], edges[3] - edges[1]]
-            if not aligned:
-                extents = [te.max(e, 1.0) for e in extents]
-            bin_x, bin_y = ib.let("bin", extents[0] / wide), ib.let("bin", extents[1] / high)
-            rows = const(sample_ratio) if sample_ratio > 0 else ib.let("rows", _ceiled(bin_y))
-            columns = const(sample_ratio) if sample_ratio > 0 else ib.let("columns", _ceiled(bin_x))
-            total = ib.allocate(FLOAT, 1, "total", "local")
-            total[0] = const(0.0, FLOAT) if mode == "avg" else te.min_value(FLOAT)
+            corner = [cast(boxes[box, k], FLOAT) * spatial_scale for k in range(1, 5)]
+            axis_x = _bins(ib, (corner[0], corner[2]), wide, sample_ratio, aligned)
+            axis_y = _bins(ib, (corner[1], corner[3]), high, sample_ratio, aligned)
+            rows, columns = axis_y[2], axis_x[2]
+            total = ib.allocate(FLOAT, channels, "total")
+            with ib.for_range(0, channels, "c") as c:
+                total[c] = const(0.0, FLOAT) if mode == "avg" else te.min_value(FLOAT)
             with ib.for_range(0, rows, "iy") as iy, ib.for_range(0, columns, "ix") as ix:
-                y = edges[1] + bin_y * (
-                    cast(row, FLOAT) + (cast(iy, FLOAT) + 0.5) / cast(rows, FLOAT)
-                )
-                x = edges[0] + bin_x * (
-                    cast(column, FLOAT) + (cast(ix, FLOAT) + 0.5) / cast(columns, FLOAT)
-                )
-                inside = _near(y, height)
-                inside = logical_and(inside, _near(x, width))
-                with ib.if_scope(inside):
-                    found = _between(
-                        lambda a, b: cast(
-                            pixels[permute((image, channel, a, b), "NCHW", layout)], FLOAT
-                        ),
+                y, x = _place(axis_y, row, iy), _place(axis_x, column, ix)
+                with ib.if_scope(logical_and(_near(y, height), _near(x, width))):
+                    sample = _between(
+                        ib,
                         ib.let("y", te.max(te.min(y, cast(height - 1, FLOAT)), 0.0)),
                         ib.let("x", te.max(te.min(x, cast(width - 1, FLOAT)), 0.0)),
-                        height,
-                        width,
+                        (height, width),
                         te.max if mode == "max_tap" else operator.add,
                     )
-                    total[0] = total[0] + found if mode == "avg" else te.max(total[0], found)
+                    with ib.for_range(0, channels, "c") as c:
+                        found = sample(
+                            lambda a, b: cast(
+                                pixels[permute((image, c, a, b), "NCHW", layout)],
+                                FLOAT,
+                            )
+                        )
+                        total[c] = total[c] + found if mode == "avg" else te.max(total[c], found)
                 if mode != "avg":
-                    with ib.else_scope():
-                        total[0] = te.max(total[0], 0.0)
-            count = te.max(cast(rows * columns, FLOAT), 1.0)
-            out[place] = total[0] / count if mode == "avg" else total[0]
+                    with ib.else_scope(), ib.for_range(0, channels, "c") as c:
+                        total[c] = te.max(total[c], 0.0)
+            count = ib.let("count", te.max(cast(rows * columns, FLOAT), 1.0))
+            with ib.for_range(0, channels, "c") as c:
+                mean = total[c] / count if mode == "avg" else total[c]
+                out[permute((box, c, row, column), "NCHW", layout)] = mean
         return ib.get()
 
     return te.extern_op([shape], [data, rois], build, [dtype], name="roi_align")[0]
+
+
+Bins = tuple[PrimExpr, PrimExpr, PrimExpr]
+"""Where a region begins along an axis, the extent of a bin, how many samples one has."""
+
+
+def _bins(
+    ib: IRBuilder, ends: tuple[PrimExpr, PrimExpr], count: int, sample_ratio: int, aligned: bool
+) -> Bins:
+    move = 0.5 if aligned else 0.0
+    first, last = (ib.let("edge", end - move) for end in ends)
+    extent = last - first if aligned else te.max(last - first, 1.0)
+    size = ib.let("bin", extent / count)
+    samples = const(sample_ratio) if sample_ratio > 0 else ib.let("samples", _ceiled(size))
+    return first, size, samples
+
+
+def _place(axis: Bins, index: PrimExpr, sample: PrimExpr) -> PrimExpr:
+    """Where a sample of a bin lies along an axis."""
+    first, size, samples = axis
+    return first + size * (cast(index, FLOAT) + (cast(sample, FLOAT) + 0.5) / cast(samples, FLOAT))
 
 
 def _near(place: PrimExpr, size: PrimExpr) -> PrimExpr:
@@ -103,22 +119,28 @@ def _near(place: PrimExpr, size: PrimExpr) -> PrimExpr:
 
 
 def _between(
-    pixel: Callable[[PrimExpr, PrimExpr], PrimExpr],
+    ib: IRBuilder,
     y: PrimExpr,
     x: PrimExpr,
-    height: PrimExpr,
-    width: PrimExpr,
+    sizes: tuple[PrimExpr, PrimExpr],
     join: Callable[[PrimExpr, PrimExpr], PrimExpr] = operator.add,
-) -> PrimExpr:
-    """Bilinear interpolation at a place within the data; `join` is put for the sum of the four
-    weighted pixels.
+) -> Callable[[Pixel], PrimExpr]:
+    """Bilinear interpolation at a place within the data, whose pixels are given later; `join` is
+    put for the sum of the four weighted ones.
     """
-    top, left = cast(call_intrin("floor", y), "int64"), cast(call_intrin("floor", x), "int64")
-    bottom, right = te.min(top + 1, height - 1), te.min(left + 1, width - 1)
-    dy, dx = y - cast(top, FLOAT), x - cast(left, FLOAT)
-    upper = join(pixel(top, left) * (1.0 - dx), pixel(top, right) * dx)
-    lower = join(pixel(bottom, left) * (1.0 - dx), pixel(bottom, right) * dx)
-    return join(upper * (1.0 - dy), lower * dy)
+    height, width = sizes
+    top = ib.let("top", cast(call_intrin("floor", y), "int64"))
+    left = ib.let("left", cast(call_intrin("floor", x), "int64"))
+    bottom = ib.let("bottom", te.min(top + 1, height - 1))
+    right = ib.let("right", te.min(left + 1, width - 1))
+    dy, dx = ib.let("dy", y - cast(top, FLOAT)), ib.let("dx", x - cast(left, FLOAT))
+
+    def sample(pixel: Pixel) -> PrimExpr:
+        upper = join(pixel(top, left) * (1.0 - dx), pixel(top, right) * dx)
+        lower = join(pixel(bottom, left) * (1.0 - dx), pixel(bottom, right) * dx)
+        return join(upper * (1.0 - dy), lower * dy)
+
+    return sample
 
 
 def roi_align_nchw(

@@ -200,11 +200,33 @@ def _points(node: Node, index: int, rows: int, blocks: int, bits: int) -> Array:
     return _unpacked(found.reshape(rows, -1), bits)[:, :blocks].astype(np.float32)
 
 
+ACCURACY_OF_BYTES = 4
+"""The accuracy level that lets data be rounded to bytes."""
+
+
+def _in_bytes(node: Node, rows: int, blocks: int, bits: int) -> Expr | None:
+    """The product with its weight as it is, if data may be rounded to bytes and it has four
+    bits."""
+    points = None if node.optional(3) is None else node.numbers(3, "zero_points")
+    plain = bits == 4 and node.optional(4) is None and node.dtype(0) == "float32"
+    if not plain or node.get_int("accuracy_level", 0) != ACCURACY_OF_BYTES or not node.rank(0):
+        return None
+    if points is not None and points.dtype != np.uint8:
+        return None
+    weight = node.numbers(1, "B").reshape(rows, blocks, -1)
+    scale = node.numbers(2, "scales").reshape(rows, blocks).astype(np.float32)
+    point = _points(node, 3, rows, blocks, bits).astype(np.uint8)
+    data = node.expr(0)
+    return op.nn.contrib_dense_nibbles(data, const(weight), const(scale), const(point))
+
+
 def _mat_mul_n_bits(node: Node) -> Expr:
     """A product with weights [N, blocks, bytes of a block], which become numbers at import."""
     rows, columns, block = (node.get_int(n) for n in ("N", "K", "block_size"))
     bits = node.get_int("bits", 4)
     blocks = -(-columns // block)
+    if (found := _in_bytes(node, rows, blocks, bits)) is not None:
+        return found if node.optional(5) is None else op.add(found, node.expr(5))
     levels = _unpacked(node.numbers(1, "B").reshape(rows, blocks, -1), bits).astype(np.float32)
     points = _points(node, 3, rows, blocks, bits)
     scales = node.numbers(2, "scales").reshape(rows, blocks).astype(np.float32)

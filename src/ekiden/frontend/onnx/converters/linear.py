@@ -18,8 +18,10 @@ from ekiden.topi.shape import Shape, as_dim, broadcast_shape, equal, known, prod
 
 
 def _weight(matrix: Array) -> Expr:
-    """A constant right side [k, n] as the weight [n, k] of nn.dense."""
-    return const(np.ascontiguousarray(matrix.T))
+    """A constant right side [k, n] as the weight [n, k] of nn.dense: a view, for packing it turns
+    it back.
+    """
+    return const(matrix.T)
 
 
 def multiply_matrices(node: Node) -> Expr:

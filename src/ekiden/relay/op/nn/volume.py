@@ -42,6 +42,7 @@ def _transposed(
     return topi.nn.conv_transpose(
         data, weight, attrs.strides, attrs.padding, attrs.output_padding, attrs.dilation,
         attrs.groups, attrs.data_layout, attrs.kernel_layout, attrs.out_dtype, attrs.out_layout,
+        attrs.channels,
     )  # fmt: skip
 
 
@@ -63,7 +64,7 @@ declare(
     ("data", "weight"),
     lambda attrs, data, weight: topi.nn.conv(
         data, weight, attrs.strides, attrs.padding, attrs.dilation, attrs.groups, attrs.data_layout,
-        attrs.kernel_layout, attrs.out_dtype, out_layout=attrs.out_layout,
+        attrs.kernel_layout, attrs.out_dtype, attrs.channels, attrs.out_layout,
     ),
     _WINDOWS,
     Conv3DAttrs,

@@ -1,0 +1,140 @@
+"""nn.contrib_dense_nibbles, and the same with a packed weight and quantised data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import (
+    agree,
+    attrs_of,
+    call,
+    fail,
+    rank_at_least,
+    rank_is,
+    tensors,
+)
+from ekiden.topi.nn.nibbles import GROUP, PANEL, unpack_nibbles, unpack_words
+from ekiden.topi.shape import as_dim, tidy
+
+_NAME = "nn.contrib_dense_nibbles"
+_PACKED = "nn.contrib_dense_nibbles_pack"
+
+
+def _takes(name: str, given: Sequence[TensorType], dtypes: Sequence[str]) -> None:
+    found = [t.dtype for t in given]
+    if found != list(dtypes):
+        fail(name, f"takes {', '.join(dtypes)}, got {', '.join(found)}")
+
+
+def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    data, weight, scale, point = given = tensors(_NAME, types, 4)
+    _takes(_NAME, given, ("float32", "uint8", "float32", "uint8"))
+    rank_at_least(_NAME, data, 1, "data")
+    rank_is(_NAME, weight, 3, "weight")
+    for each, what in ((scale, "scale"), (point, "point")):
+        rank_is(_NAME, each, 2, what)
+        for at in range(2):
+            agree(_NAME, each.shape[at], weight.shape[at], f"'{what}' and the blocks of 'weight'")
+    block = weight.shape[2] * 2
+    blocks = tidy((data.shape[-1] + (block - 1)) // block)
+    agree(_NAME, blocks, weight.shape[1], "the blocks of 'data' and of 'weight'")
+    return TensorType((*data.shape[:-1], weight.shape[0]), data.dtype)
+
+
+def _reference(attrs: None, data: Array, weight: Array, scale: Array, point: Array) -> Array:
+    levels = unpack_nibbles(weight).astype(np.float32) - point[..., None]
+    plain = (levels * scale[..., None]).reshape(len(weight), -1)
+    return np.asarray(data @ plain[:, : data.shape[-1]].T)
+
+
+register_op(
+    OpDef(
+        name=_NAME,
+        arguments=("data", "weight", "scale", "point"),
+        relation=_relation,
+        reference=_reference,
+        lower=lambda attrs, inputs, out: [topi.nn.dense_nibbles(*inputs)],
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(..., n) of data (..., k) and a weight [n, blocks, bytes of a block] of two numbers"
+        " in a byte, with a scale and a zero point for each block",
+    )
+)
+
+
+def contrib_dense_nibbles(data: Expr, weight: Expr, scale: Expr, point: Expr) -> Call:
+    """data[..., k] times the transpose of (weight - point) * scale; where processors multiply
+    bytes, of data rounded to 8 bits for each block."""
+    return call(_NAME, data, weight, scale, point)
+
+
+@node("relay.attrs.DenseNibblesPackAttrs")
+class DenseNibblesPackAttrs(Attrs):
+    """The true number of results per row."""
+
+    units: int = 0
+
+
+def _packed_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    given = tensors(_PACKED, types, 6)
+    data, step, total, weight = given[:4]
+    _takes(_PACKED, given, ("int8", "float32", "int32", "int32", "float32", "uint8"))
+    rank_is(_PACKED, weight, 4, "weight")
+    agree(_PACKED, as_dim(PANEL), weight.shape[3], "the rows of a panel of 'weight'")
+    depth = tidy(weight.shape[1] * weight.shape[2] * GROUP)
+    agree(_PACKED, data.shape[-1], depth, "the summed dimensions")
+    for each, what in ((step, "step"), (total, "total")):
+        agree(_PACKED, each.shape[-1], weight.shape[1], f"'{what}' and the blocks of 'weight'")
+    units = attrs_of(DenseNibblesPackAttrs, attrs).units
+    agree(_PACKED, as_dim(-(-units // PANEL)), weight.shape[0], "the panels of 'units'")
+    return TensorType((*data.shape[:-1], as_dim(units)), "float32")
+
+
+def _packed_reference(
+    attrs: DenseNibblesPackAttrs,
+    data: Array,
+    step: Array,
+    total: Array,
+    weight: Array,
+    scale: Array,
+    point: Array,
+) -> Array:
+    scales, points = (x.transpose(0, 2, 1).reshape(-1, x.shape[1], 1) for x in (scale, point))
+    levels = (unpack_words(weight).astype(np.float32) - points) * scales
+    blocks = data.reshape(*step.shape, weight.shape[2] * GROUP)
+    values = blocks.astype(np.float32) * step[..., None]
+    rows = values.reshape(data.shape)
+    return np.asarray(rows @ levels.reshape(len(levels), -1)[: attrs.units].T)
+
+
+register_op(
+    OpDef(
+        name=_PACKED,
+        arguments=("data", "step", "total", "weight", "scale", "point"),
+        attrs=DenseNibblesPackAttrs,
+        relation=_packed_relation,
+        reference=_packed_reference,
+        lower=lambda attrs, inputs, out: [topi.nn.dense_nibbles_pack(inputs, attrs.units)],
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="(..., units)",
+    )
+)
+
+
+def contrib_dense_nibbles_pack(
+    data: Expr, step: Expr, total: Expr, weight: Expr, scale: Expr, point: Expr, units: int
+) -> Call:
+    """`contrib_dense_nibbles` of int8 data with a step for each block, and their sums, with a
+    weight as `topi.nn.nibbles` packs it."""
+    attrs = DenseNibblesPackAttrs(units)
+    return call(_PACKED, data, step, total, weight, scale, point, attrs=attrs)
+
+
+__all__ = ["contrib_dense_nibbles", "contrib_dense_nibbles_pack"]

@@ -1,0 +1,106 @@
+"""Products with weights of four bits that have a scale and a zero point for each block of a row.
+
+plain    weight uint8 [N][blocks][block / 2], the number of the lower k in the lower half of a byte;
+         scale float32 and point uint8 [N][blocks]
+packed   weight int32 [panels][blocks][block / 8][64]: in each word the numbers k to k + 3 in the
+         lower halves of its bytes, k + 4 to k + 7 in the upper ones; scale and point
+         [panels][blocks][64]; rows of the last panel that are none have scale 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import te
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.op import Array
+from ekiden.ir.prim import PrimExpr, Var, cast, const
+from ekiden.te import Tensor
+from ekiden.topi.shape import as_dim
+
+PANEL = 64
+"""Rows of a weight that are packed together."""
+GROUP = 8
+"""Numbers in a word; divides a block."""
+
+
+def unpack_nibbles(packed: Array) -> Array:
+    """[..., n] bytes as [..., 2 n] numbers, the lower half of each first."""
+    halves: Array = np.stack((packed & np.uint8(15), packed >> np.uint8(4)), axis=-1)
+    return halves.reshape(*packed.shape[:-1], -1)
+
+
+def pack_nibbles(weight: Array, scale: Array, point: Array) -> tuple[Array, Array, Array]:
+    """Plain to packed."""
+    missing = -len(weight) % PANEL
+    levels = _panels(unpack_nibbles(weight), missing)  # [panels][64][blocks][block]
+    words = levels.reshape(*levels.shape[:3], -1, 2, GROUP // 2)
+    bytes_ = words[..., 0, :] | words[..., 1, :] << np.uint8(4)
+    packed = np.ascontiguousarray(bytes_).view("<i4")[..., 0].transpose(0, 2, 3, 1)
+    scales, points = (_panels(x, missing).transpose(0, 2, 1).copy() for x in (scale, point))
+    return packed.astype(np.int32), scales, points
+
+
+def _panels(rows: Array, missing: int) -> Array:
+    padded = np.pad(rows, ((0, missing), *((0, 0),) * (rows.ndim - 1)))
+    return padded.reshape(-1, PANEL, *rows.shape[1:])
+
+
+def unpack_words(packed: Array) -> Array:
+    """A packed weight as its numbers: [rows of all panels][blocks][block]."""
+    bytes_ = np.ascontiguousarray(packed.transpose(0, 3, 1, 2)).astype("<i4")[..., None]
+    bytes_ = bytes_.view(np.uint8)
+    levels = np.concatenate((bytes_ & np.uint8(15), bytes_ >> np.uint8(4)), axis=-1)
+    return levels.reshape(-1, levels.shape[2], levels.shape[3] * GROUP)
+
+
+def dense_nibbles(data: Tensor, weight: Tensor, scale: Tensor, point: Tensor) -> Tensor:
+    """data[..., k] times the transpose of the plain weight; k may end within the last block."""
+    block = weight.shape[2] * 2
+    k = te.reduce_axis((0, data.shape[-1]), "k")
+
+    def body(*i: Var) -> PrimExpr:
+        at = (i[-1], k // block)
+        byte = cast(weight[(*at, k % block // 2)], "int32")
+        level = _half(byte, cast(k % 2 * 4, "int32"))
+        weighed = cast(level - cast(point[at], "int32"), data.dtype) * scale[at]
+        return te.sum(data[(*i[:-1], k)] * weighed, k)
+
+    return te.compute((*data.shape[:-1], weight.shape[0]), body, name="dense_nibbles")
+
+
+def _half(word: PrimExpr, shift: PrimExpr) -> PrimExpr:
+    shifted = call_intrin("right_shift", word, shift, dtype="int32")
+    return call_intrin("bitwise_and", shifted, const(15, "int32"), dtype="int32")
+
+
+def dense_nibbles_pack(inputs: Sequence[Tensor], units: int) -> Tensor:
+    """int8 data[..., k] with a step for each block times the transpose of the packed weight.
+
+    inputs: data, its steps and the sums of its blocks, the weight, its scales and zero points.
+    """
+    data, step, _, weight, scale, point = inputs
+    block = weight.shape[2] * GROUP
+    k = te.reduce_axis((0, data.shape[-1]), "k")
+
+    def body(*i: Var) -> PrimExpr:
+        panel, row, at = i[-1] // PANEL, i[-1] % PANEL, k // block
+        shift = k % (GROUP // 2) * 8 + k % GROUP // (GROUP // 2) * 4
+        word = weight[panel, at, k % block // GROUP, row]
+        level = _half(word, cast(shift, "int32")) - cast(point[panel, at, row], "int32")
+        product = cast(cast(data[(*i[:-1], k)], "int32") * level, "float32")
+        return te.sum(product * step[(*i[:-1], at)] * scale[panel, at, row], k)
+
+    attrs = {"inputs": tuple(inputs), "units": units}
+    return te.compute(
+        (*data.shape[:-1], as_dim(units)),
+        body,
+        name="dense_nibbles_pack",
+        tag="dense_nibbles_pack",
+        attrs=attrs,
+    )
+
+
+__all__ = ["dense_nibbles", "dense_nibbles_pack"]

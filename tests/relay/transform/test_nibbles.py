@@ -1,0 +1,90 @@
+"""Weights of four bits: what a target makes of them, and that compiled it is right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pass_checks import Array, calls
+
+import ekiden
+from ekiden import relay
+from ekiden.ir.module import IRModule
+from ekiden.relay.transform import AlterOpLayout, InferType
+from ekiden.runtime.errors import TypeInferenceError
+from ekiden.target import Target
+from ekiden.topi.nn.nibbles import PANEL, pack_nibbles, unpack_nibbles, unpack_words
+
+NAME = "nn.contrib_dense_nibbles"
+BYTES = Target.parse("llvm -mcpu=znver4 -mattr=avx512vnni")
+PLAIN = Target.parse("llvm -mcpu=x86-64-v3")
+
+
+def weights(rows: int, blocks: int, block: int) -> tuple[Array, Array, Array]:
+    random = np.random.default_rng(rows + blocks)
+    levels = random.integers(0, 256, (rows, blocks, block // 2), dtype=np.uint8)
+    scale = random.random((rows, blocks), np.float32)
+    return levels, scale, random.integers(0, 16, (rows, blocks), dtype=np.uint8)
+
+
+def dequantized(levels: Array, scale: Array, point: Array) -> Array:
+    wide = unpack_nibbles(levels).astype("float64") - point[..., None]
+    return (wide * scale[..., None]).reshape(len(levels), -1)
+
+
+def layer(given: tuple[Array, Array, Array], depth: int, relu: bool = False) -> IRModule:
+    x = relay.var("x", relay.TensorType((relay.SizeVar("n"), depth), "float32"))
+    body = relay.nn.contrib_dense_nibbles(x, *map(relay.const, given))
+    return IRModule.from_expr(relay.Function([x], relay.nn.relu(body) if relu else body))
+
+
+@pytest.mark.parametrize(("rows", "blocks", "block"), [(1, 1, 8), (64, 2, 16), (65, 3, 32)])
+def test_packing_keeps_every_number(rows: int, blocks: int, block: int) -> None:
+    levels, scale, point = weights(rows, blocks, block)
+    words, scales, points = pack_nibbles(levels, scale, point)
+    panels = -(-rows // PANEL)
+    assert words.shape == (panels, blocks, block // 8, PANEL) and words.dtype == np.int32
+    assert scales.shape == points.shape == (panels, blocks, PANEL)
+    np.testing.assert_array_equal(unpack_words(words)[:rows], unpack_nibbles(levels))
+    assert not scales.transpose(0, 2, 1).reshape(-1, blocks)[rows:].any()
+
+
+@pytest.mark.parametrize(
+    ("target", "last"), [(BYTES, "nn.contrib_dense_nibbles_pack"), (PLAIN, "nn.contrib_dense_pack")]
+)
+def test_a_layer_becomes_what_the_target_multiplies(target: Target, last: str) -> None:
+    module = AlterOpLayout(target)(InferType()(layer(weights(20, 2, 32), 64)))
+    made = calls(InferType()(module))
+    assert made[-1] == last and NAME not in made
+    assert ("round" in made) == (target is BYTES)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 7, 33])
+@pytest.mark.parametrize(("units", "depth", "block"), [(1, 8, 8), (64, 64, 32), (77, 50, 16)])
+def test_layers(rows: int, units: int, depth: int, block: int) -> None:
+    given = weights(units, -(-depth // block), block)
+    data = np.random.default_rng(rows).standard_normal((rows, depth)).astype("float32")
+    found = np.asarray(ekiden.compile(layer(given, depth, relu=True))(data).numpy())
+    expected = np.maximum(data @ dequantized(*given)[:, :depth].T, 0)
+    bound = np.abs(data).max(initial=0) / 254 * np.abs(dequantized(*given)).sum(1).max()
+    assert found.shape == (rows, units)
+    assert np.abs(found - expected).max(initial=0) <= bound + 1e-5
+
+
+def test_a_block_of_zeros_gives_zero() -> None:
+    given = weights(3, 2, 16)
+    found = np.asarray(ekiden.compile(layer(given, 32))(np.zeros((2, 32), "float32")).numpy())
+    np.testing.assert_array_equal(found, np.zeros((2, 3), "float32"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        ((2, 65), "float32", "the blocks of 'data' and of 'weight'"),
+        ((2, 64), "float64", "takes float32, uint8, float32, uint8, got float64"),
+    ],
+)
+def test_what_is_refused(shape: tuple[int, ...], dtype: str, message: str) -> None:
+    x = relay.var("x", shape=shape, dtype=dtype)
+    body = relay.nn.contrib_dense_nibbles(x, *map(relay.const, weights(4, 2, 32)))
+    with pytest.raises(TypeInferenceError, match=message):
+        InferType()(IRModule.from_expr(relay.Function([x], body)))
