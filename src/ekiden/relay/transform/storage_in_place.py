@@ -4,8 +4,8 @@
                                                          %b later; so is %a if it dies in the add
 
 An input that lies in these bytes a second time (a view of the same tensor) must be one that the
-kernel may replace as well: it would read what is overwritten. A part of a storage neither replaces nor is
-replaced.
+kernel may replace as well: it would read what is overwritten. A part of a storage neither replaces
+nor is replaced.
 """
 
 from __future__ import annotations
