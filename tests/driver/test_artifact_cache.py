@@ -20,6 +20,7 @@ from ekiden.codegen.cache import KernelCache
 from ekiden.driver import build
 from ekiden.driver.artifact_cache import ArtifactCache
 from ekiden.driver.artifact_key import Request, file_digest, request
+from ekiden.driver.compiler import compile_artifact
 from ekiden.driver.executable import Executable
 from ekiden.frontend.onnx import register
 from ekiden.frontend.onnx.registry import TABLE
@@ -186,7 +187,7 @@ def test_a_file_written_meanwhile_is_not_what_was_compiled(
     wanted = request(path, "llvm", None, "vm")
     assert wanted is not None
     early = Request(wanted.digest, wanted.path, path.stat().st_mtime_ns - 1)
-    ArtifactCache.default().put(early, b"what was read then", ())
+    assert ArtifactCache.default().put(early, build.compile_to_bytes(model()), ()) is None
     assert kept(tmp_path) == []
 
 
@@ -247,12 +248,18 @@ def test_what_was_used_last_is_kept(tmp_path: Path) -> None:
 
 
 def test_an_artifact_of_more_than_a_quarter_of_the_limit_is_not_kept(tmp_path: Path) -> None:
-    cache = ArtifactCache(tmp_path / "kept", 399)
-    cache.put(Request("a", None, 0), bytes(100), ())
-    assert not (tmp_path / "kept").exists()
-    cache = ArtifactCache(tmp_path / "kept", 400)
-    cache.put(Request("a", None, 0), bytes(100), ())
+    artifact = build.compile_to_bytes(model())
+    for limit in (4 * len(artifact) - 1, 4 * len(artifact)):
+        assert not (tmp_path / "kept").exists()
+        ArtifactCache(tmp_path / "kept", limit).put(Request("a", None, 0), artifact, ())
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["a.eki"]
+
+
+def test_code_for_other_machines_is_not_kept(compiles: Compiles, tmp_path: Path) -> None:
+    for count in (1, 2):
+        made = compile_artifact(model(), "llvm -mcpu=neoverse-n1")
+        assert isinstance(made, memoryview) and compiles.count == count
+    assert kept(tmp_path) == []
 
 
 @pytest.mark.parametrize(

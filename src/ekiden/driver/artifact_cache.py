@@ -49,33 +49,36 @@ class ArtifactCache:
         if self.folder is None:
             return None
         try:
-            path = self._artifact(wanted.key(self._weight_files(wanted)))
-            found = runtime.Executable.load(path)
-        except LoadError:
-            _remove(path)
-            return None
+            found = _mapped(self._artifact(wanted.key(self._weight_files(wanted))))
         except (OSError, ValueError):
             return None
-        with suppress(OSError):
-            os.utime(path)
         return found
 
-    def put(self, wanted: Request, made: Bytes, weight_files: Sequence[str]) -> None:
-        """Keep an artifact, unless the model has changed since it was asked for, and remove those
-        not used for longest; readers see all of a file or none.
+    def put(
+        self, wanted: Request, made: Bytes, weight_files: Sequence[str]
+    ) -> runtime.Executable | None:
+        """Keep an artifact, unless the model has changed since it was asked for or this machine
+        cannot run it, and remove those not used for longest; readers see all of a file or none.
+
+        Gives it as it is mapped from its file, so that it need not stay in memory; None where it
+        was not kept.
         """
         if self.folder is None or len(made) * LARGEST > self.limit:
-            return
-        with suppress(OSError, ValueError):
+            return None
+        try:
             if not wanted.is_current(weight_files):
-                return
-            key = wanted.key(weight_files)
+                return None
+            path = self._artifact(wanted.key(weight_files))
             self.folder.mkdir(parents=True, exist_ok=True)
             if weight_files:
                 names = json.dumps(list(weight_files)).encode()
                 write_whole(self._list(wanted), lambda file: file.write(names))
-            write_whole(self._artifact(key), lambda file: file.write(made))
+            write_whole(path, lambda file: file.write(made))
+            found = _mapped(path)
             self._shrink()
+        except (OSError, ValueError):
+            return None
+        return found
 
     def _artifact(self, key: str) -> Path:
         assert self.folder is not None
@@ -104,6 +107,20 @@ class ArtifactCache:
                 return
             _remove(Path(path))
             excess -= size
+
+
+def _mapped(path: Path) -> runtime.Executable | None:
+    """The artifact of a file, which is now the one used last; None, and the file removed, where it
+    cannot be loaded. Raises OSError where there is none.
+    """
+    try:
+        found = runtime.Executable.load(path)
+    except LoadError:
+        _remove(path)
+        return None
+    with suppress(OSError):
+        os.utime(path)
+    return found
 
 
 def _remove(path: Path) -> None:

@@ -62,5 +62,5 @@ def compile_artifact(
     made = import_module("ekiden.driver.build").compile_model(model, target, shape, executor)
     assert isinstance(made.artifact, memoryview)
     if wanted is not None:
-        cache.put(wanted, made.artifact, made.weight_files)
-    return made.artifact
+        found = cache.put(wanted, made.artifact, made.weight_files)
+    return made.artifact if found is None else found

@@ -104,6 +104,29 @@ def test_a_transposed_convolution_gets_the_layout_of_its_kernel(
     assert_same_meaning(before, after, [array(2, channels_in, 6, 7)], rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("name", "order", "shape", "groups", "layout"),
+    [
+        ("conv2d", "HWIO", (3, 3, 4, 10), 1, "OHWI16o"),
+        ("conv2d", "HWOI", (3, 3, 4, 1), 4, "HWOI"),
+        ("conv2d_transpose", "HWOI", (3, 3, 10, 4), 1, "OHWI16o"),
+    ],
+)
+def test_the_order_of_a_weight_does_not_matter(
+    name: str, order: str, shape: tuple[int, ...], groups: int, layout: str
+) -> None:
+    before = program(
+        f"""def @main(%x: Tensor[(2, 6, 7, 4), float32],
+                      %w: Tensor[({", ".join(map(str, shape))}), float32]) {{
+          nn.{name}(%x, %w, groups={groups}, strides=[2, 1], data_layout="NHWC",
+            kernel_layout="{order}") }}""",
+        w=array(*shape),
+    )
+    after = packed(before)
+    assert layouts(after) == [layout]
+    assert_same_meaning(before, after, [array(2, 6, 7, 4)], rtol=1e-4)
+
+
 def test_the_weight_of_a_transposed_convolution_need_not_be_constant() -> None:
     before = program(
         """def @main(%x: Tensor[(2, 4, 6, 7), float32], %w: Tensor[(4, 10, 3, 3), float32]) {

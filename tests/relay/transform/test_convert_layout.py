@@ -239,3 +239,36 @@ def test_volumes_have_their_channels_last() -> None:
     after = InferType()(ConvertLayout()(before))
     assert calls(after).count("transpose") == 2
     assert_same_meaning(before, after, [array(1, 3, 8, 8, 8)], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "kernel", "shape", "weight"),
+    [("NCW", "OIW", (2, 3, 9), (4, 3, 3)), ("NWC", "WIO", (2, 9, 3), (3, 3, 4))],
+)
+@pytest.mark.parametrize("length", ["9", "n", "?"])
+def test_a_convolution_over_one_axis_gets_a_height(
+    layout: str, kernel: str, shape: tuple[int, ...], weight: tuple[int, ...], length: str
+) -> None:
+    size = [length if letter == "W" else str(n) for letter, n in zip(layout, shape, strict=True)]
+    before = program(
+        f"""def @main(%x: Tensor[({", ".join(size)}), float32],
+                      %w: Tensor[({", ".join(map(str, weight))}), float32]) {{
+          nn.relu(nn.conv1d(%x, %w, strides=[2], padding=[1, 0], dilation=[2],
+            data_layout="{layout}", kernel_layout="{kernel}")) }}""",
+        w=array(*weight),
+    )
+    after = InferType()(ConvertLayout()(before))
+    assert "nn.conv2d" in calls(after) and "nn.conv1d" not in calls(after)
+    assert_same_meaning(before, after, [array(*shape)], rtol=1e-4)
+
+
+def test_a_transposed_convolution_over_one_axis_gets_a_height() -> None:
+    before = program(
+        """def @main(%x: Tensor[(2, 6, 9), float32], %w: Tensor[(6, 2, 5), float32]) {
+          nn.conv1d_transpose(%x, %w, strides=[3], padding=[1, 2], groups=3,
+            output_padding=[2]) }""",
+        w=array(6, 2, 5),
+    )
+    after = InferType()(ConvertLayout()(before))
+    assert "nn.conv2d_transpose" in calls(after)
+    assert_same_meaning(before, after, [array(2, 6, 9)], rtol=1e-4)

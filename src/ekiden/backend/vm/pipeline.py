@@ -29,6 +29,7 @@ def pipeline(
             transform.BindDimensions(),  # shapes that are constants are known now
             transform.MultiplyEinsums(),
             transform.FuseAttention(),  # before layouts hide its transpositions
+            transform.CombineFewRows(),
             transform.ProductPrecision(target),
             transform.FoldConstant(),  # weights in the type they are multiplied in
             transform.EliminateCommonSubexpr(),
@@ -36,6 +37,7 @@ def pipeline(
             transform.ConvertLayout(),
             transform.AlterOpLayout(target),  # needs NHWC
             transform.FoldConstant(),  # packs the weights
+            transform.Rematerialize(),
             transform.PlanDevices(config),  # nothing that merges values may follow
             transform.FuseOps(),
             transform.ToANormalForm(),

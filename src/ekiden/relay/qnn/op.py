@@ -93,11 +93,17 @@ def dense(
     return subtract(made, multiply(sums, kernel_point))
 
 
-def _grouped(data: Expr, weight: Constant, points: tuple[Expr, Expr], window: Conv2DAttrs) -> Expr:
+def _grouped(
+    data: Expr, weight: Constant, points: tuple[Expr, Expr], window: Conv2DAttrs, data_dtype: str
+) -> Expr:
     """A convolution of groups: in float32 where that is exact."""
     taps = int(np.prod(weight.data.shape[1:]))
     wide = "float32" if taps <= EXACT_TAPS else "int32"
     kernel = subtract(cast(weight, wide), reshape(cast(points[1], wide), (-1, 1, 1, 1)))
+    is_depthwise = weight.data.shape[:2] == (window.groups, 1)
+    if is_depthwise and wide == "float32" and data_dtype == "uint8" and _is_zero(points[0]):
+        mixed = window.with_fields(channels=window.groups, out_dtype=wide)
+        return cast(call("nn.conv2d", data, kernel, attrs=mixed), "int32")
     shifted = subtract(cast(data, wide), cast(points[0], wide))
     return cast(call("nn.conv2d", shifted, kernel, attrs=window), "int32")
 
@@ -121,7 +127,8 @@ def conv2d(
     """
     if groups > 1:
         window = Conv2DAttrs(spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups)
-        return _grouped(data, weight, (input_zero_point, kernel_zero_point), window)
+        points = input_zero_point, kernel_zero_point
+        return _grouped(data, weight, points, window, data_dtype)
     data, point = _as_uint8(data, input_zero_point, data_dtype)
     is_symmetric = _is_symmetric(weight, kernel_zero_point)
     is_plain = data_dtype == "uint8" and _is_zero(input_zero_point)

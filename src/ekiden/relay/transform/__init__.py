@@ -22,6 +22,7 @@ from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
 from ekiden.relay.transform.carry_dimensions import CarryDimensions
 from ekiden.relay.transform.combine_parallel import (
     BatchingOps,
+    CombineFewRows,
     CombineParallelBatchMatmul,
     CombineParallelConv2D,
     CombineParallelDense,
@@ -58,6 +59,7 @@ from ekiden.relay.transform.partial_evaluate import PartialEvaluate
 from ekiden.relay.transform.partition_graph import PartitionGraph
 from ekiden.relay.transform.plan_devices import PlanDevices
 from ekiden.relay.transform.product_precision import ProductPrecision
+from ekiden.relay.transform.rematerialize import Rematerialize
 from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.transform.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.simplify_inference import SimplifyInference
@@ -98,6 +100,7 @@ for _factory in (
     CanonicalizeCast,
     CanonicalizeOps,
     BatchingOps,
+    CombineFewRows,
     CombineParallelBatchMatmul,
     CombineParallelConv2D,
     CombineParallelDense,
@@ -115,6 +118,7 @@ for _factory in (
     Defunctionalize,
     ToANormalForm,
     ToGraphNormalForm,
+    Rematerialize,
     RemoveUnusedFunctions,
     Inline,
     InlinePrimitives,
@@ -131,6 +135,7 @@ __all__ = [
     "CanonicalizeCast",
     "CanonicalizeOps",
     "CarryDimensions",
+    "CombineFewRows",
     "CombineParallelBatchMatmul",
     "CombineParallelConv2D",
     "CombineParallelDense",
@@ -174,6 +179,7 @@ __all__ = [
     "PassInstrument",
     "PlanDevices",
     "ProductPrecision",
+    "Rematerialize",
     "RemoveUnusedFunctions",
     "Sequential",
     "SimplifyExpr",

@@ -30,13 +30,15 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
-from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs, ConvTransposeAttrs
+from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs, ConvAttrs, ConvTransposeAttrs
 from ekiden.relay.op.nn.recurrent import RecurrentAttrs
+from ekiden.relay.transform.convert_layout import transpose
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.nibbles import dense_nibbles
 from ekiden.relay.transform.scopes import infer_here, map_functions, on_body, rewrite_graph
 from ekiden.target import Target
+from ekiden.topi.layout import permutation
 from ekiden.topi.nn.conv_transpose import is_few
 from ekiden.topi.nn.weights import WORD, WORD_OF
 from ekiden.topi.nn.winograd import POINTS, TAPS, suits, tile_size
@@ -158,7 +160,23 @@ def _winograd(call: Call, attrs: Conv2DAttrs, m: int, target: Target) -> RelayEx
     ).with_fields(span=call.span)
 
 
+def _with_plain_weight(call: Call, pair: str) -> Call:
+    """A convolution with its weight in the order `pair` (of channels), then the window, if it has
+    another order without tiles."""
+    attrs, weight = call.attrs, call.args[1]
+    assert isinstance(attrs, ConvAttrs)
+    wanted = pair + attrs.data_layout[1:-1]
+    if sorted(attrs.kernel_layout) != sorted(wanted) or attrs.kernel_layout == wanted:
+        return call
+    moved = transpose(weight, permutation(attrs.kernel_layout, wanted))
+    changed = attrs.with_fields(kernel_layout=wanted)
+    made = Call(call.op, (call.args[0], moved), changed, span=call.span)
+    made.set_checked_type(call.checked_type)
+    return made
+
+
 def _conv(call: Call, target: Target) -> RelayExpr:
+    call = _with_plain_weight(call, "OI")
     attrs, weight = call.attrs, call.args[1]
     assert isinstance(attrs, Conv2DAttrs | Conv3DAttrs)
     shape = _known_shape(weight)
@@ -216,6 +234,7 @@ def _as_conv(call: Call, attrs: ConvTransposeAttrs, weight: Constant) -> Call | 
 def _conv_transpose(call: Call, target: Target) -> RelayExpr:
     """With packed weights, or depthwise HWIO; as it is where all taps together are one panel
     (topi/rule/upsample.py)."""
+    call = _with_plain_weight(call, "IO")
     attrs, weight = call.attrs, call.args[1]
     assert isinstance(attrs, ConvTransposeAttrs)
     shape = _known_shape(weight)
@@ -258,7 +277,15 @@ def _recurrent(call: Call, target: Target) -> RelayExpr:
     return call.with_fields(args=(Tuple((data, packed, *rest)),))
 
 
+def _depthwise_bytes(call: Call, target: Target) -> RelayExpr:
+    """Of uint8 and float32: the depthwise kernel takes them."""
+    attrs = call.attrs
+    assert isinstance(attrs, Conv2DAttrs)
+    return _conv(call, target) if attrs.groups == attrs.channels == _channels_in(call) else call
+
+
 WORDS = {
+    ("nn.conv2d", "uint8", "float32"): _depthwise_bytes,
     ("nn.dense", "uint8", "int8"): _dense_words,
     ("nn.dense", "bfloat16", "bfloat16"): _dense_words,
     ("nn.conv2d", "uint8", "int8"): _conv_bytes,

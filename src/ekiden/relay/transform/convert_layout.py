@@ -4,10 +4,11 @@ cancel.
     nn.relu(nn.conv2d(%x, W))                                 (NCHW)
 ->  transpose(nn.relu(nn.conv2d(transpose(%x), W, NHWC)))     one in, one out, for a whole network
 
-Sweep 1, from inputs to results, puts each operator that has a layout between two transposes, moves
-a transpose of an operand to the result wherever the operator can work on the transposed data (table
-SINK), and merges transposes that meet. Sweep 2 turns transposes that move only dimensions of size 1
-into reshapes, merges reshapes, and drops those that change nothing.
+Sweep 1, from inputs to results, gives convolutions over one axis a height, puts each operator that
+has a layout between two transposes, moves a transpose of an operand to the result wherever the
+operator can work on the transposed data (table SINK), and merges transposes that meet. Sweep 2
+turns transposes that move only dimensions of size 1 into reshapes, merges reshapes, and drops those
+that change nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.one_axis import over_two_axes, without_height
 from ekiden.relay.transform.scopes import infer_here, map_functions, on_body, rewrite_graph
 
 Perm = tuple[int, ...]
@@ -296,9 +298,15 @@ def _sink(call: Call) -> RelayExpr:
 def _sweep(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     if not isinstance(new, Call) or not op_of(new):
         return new
-    layout_field = _layout_field(new)
-    made = _to_nhwc(new, layout_field) if layout_field else _sink(new)
-    return _with_span(made, new)
+    wide = over_two_axes(new)
+    if wide is not None:
+        return _with_span(without_height(_converted(wide), new), new)
+    return _with_span(_converted(new), new)
+
+
+def _converted(call: Call) -> RelayExpr:
+    layout_field = _layout_field(call)
+    return _to_nhwc(call, layout_field) if layout_field else _sink(call)
 
 
 def _with_span(made: RelayExpr, old: RelayExpr) -> RelayExpr:

@@ -5,7 +5,7 @@
 
 A tile is several neighbouring pixels of one line and one vector of channels, accumulated in
 registers over all taps. Such a convolution is bound by memory; the tile only keeps each weight
-vector in use for several pixels.
+vector in use for several pixels. Data of uint8 become float32 when they are copied or loaded.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ekiden.arith import simplify
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer, broadcast, ramp
+from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.geometry import Geometry, geometry_of
-from ekiden.topi.rule.padding import Bands, band_lines
+from ekiden.topi.rule.padding import Bands, band_lines, float_vector
 from ekiden.topi.rule.tiles import KLoop, balanced_rows, column_mask
 
 PIXELS = 8
@@ -59,8 +59,7 @@ class Depthwise:
 
     def load(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
         """A vector of channels, zero where the mask is off."""
-        vector = f"float32x{self.lanes}"
-        found = buffer[ramp(at, 1, self.lanes)].with_fields(dtype=vector)
+        found = float_vector(buffer, at, self.lanes)
         return (
             found
             if mask is None

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ekiden.arith import simplify
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, minimum
+from ekiden.ir.dtype import with_lanes
+from ekiden.ir.prim import Cast, IntImm, PrimExpr, Var, const, logical_and, minimum
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
@@ -94,6 +95,12 @@ class Bands:
         return For(band, const(0), bands, ForKind.PARALLEL, inside, {"grain": 1})
 
 
+def float_vector(data: Buffer, at: PrimExpr, lanes: int) -> PrimExpr:
+    """Neighbouring elements as float32."""
+    load = data[ramp(at, 1, lanes)].with_fields(dtype=with_lanes(data.dtype, lanes))
+    return load if data.dtype == "float32" else Cast(load, with_lanes("float32", lanes))
+
+
 def pad_row(
     data: Buffer,
     padded: Buffer,
@@ -119,8 +126,7 @@ def pad_row(
 
     def copy(start: PrimExpr, origin: PrimExpr, count: PrimExpr) -> Stmt:
         def body(first: PrimExpr, many: int) -> Stmt:
-            kind = f"float32x{many}" if many > 1 else "float32"
-            load = data[ramp(origin + first, 1, many)].with_fields(dtype=kind)
+            load = float_vector(data, origin + first, many)
             return BufferStore(padded, load, (ramp(start + first, 1, many),))
 
         return span(simplify(count), lanes, body)
@@ -149,4 +155,4 @@ def pad_copy(data: Buffer, padded: Buffer, geometry: Geometry, lanes: int) -> St
     return For(line, const(0), total, ForKind.PARALLEL, each, {"grain": 8})
 
 
-__all__ = ["Bands", "band_lines", "pad_copy"]
+__all__ = ["Bands", "band_lines", "float_vector", "pad_copy"]

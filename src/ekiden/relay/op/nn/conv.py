@@ -27,6 +27,7 @@ from ekiden.relay.op._declare import (
 from ekiden.relay.op.nn._solve import window, window_transposed
 from ekiden.relay.op.nn.geometry import (
     Conv1DAttrs,
+    Conv1DTransposeAttrs,
     Conv2DAttrs,
     Conv2DTransposeAttrs,
     Ints,
@@ -45,7 +46,7 @@ from ekiden.topi.nn.weights import (
 from ekiden.topi.shape import as_dim, transposed_extent, window_extent
 
 
-def as_conv2d(attrs: Conv1DAttrs) -> Conv2DAttrs:
+def as_conv2d(attrs: Conv1DAttrs | Conv1DTransposeAttrs) -> Conv2DAttrs:
     """The 2-D convolution of height 1 that a 1-D one is."""
     left, right = attrs.padding
     return Conv2DAttrs(
@@ -54,6 +55,16 @@ def as_conv2d(attrs: Conv1DAttrs) -> Conv2DAttrs:
         None if attrs.kernel_size is None else (1, *attrs.kernel_size),
         attrs.data_layout.replace("W", "HW"), attrs.kernel_layout.replace("W", "HW"),
         attrs.out_layout.replace("W", "HW"), attrs.out_dtype,
+    )  # fmt: skip
+
+
+def as_conv2d_transpose(attrs: Conv1DTransposeAttrs) -> Conv2DTransposeAttrs:
+    """The 2-D transposed convolution of height 1 that a 1-D one is."""
+    flat = as_conv2d(attrs)
+    return Conv2DTransposeAttrs(
+        flat.strides, flat.padding, flat.dilation, flat.groups, flat.channels, flat.kernel_size,
+        flat.data_layout, flat.kernel_layout, flat.out_layout, flat.out_dtype,
+        (0, *attrs.output_padding),
     )  # fmt: skip
 
 
@@ -82,12 +93,16 @@ def _conv_shape(
     return permute((n, out, rows, columns), "NCHW", attrs.out_layout or attrs.data_layout)
 
 
+MIXED = (("uint8", "int8", "int32"), ("uint8", "float32", "float32"))
+"""Data, weights and results of convolutions that are not of one type."""
+
+
 def _conv2d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors("nn.conv2d", types, 2)
     wanted = attrs_of(Conv2DAttrs, attrs)
     rank_is("nn.conv2d", data, 4, "data")
-    is_bytes = (data.dtype, weight.dtype, wanted.out_dtype) == ("uint8", "int8", "int32")
-    dtype = "int32" if is_bytes else one_dtype("nn.conv2d", (data, weight))
+    is_mixed = (data.dtype, weight.dtype, wanted.out_dtype) in MIXED
+    dtype = wanted.out_dtype if is_mixed else one_dtype("nn.conv2d", (data, weight))
     return TensorType(
         _conv_shape("nn.conv2d", wanted, data.shape, weight.shape), wanted.out_dtype or dtype
     )
@@ -166,7 +181,8 @@ def conv2d(
     out_layout: str = "",
     out_dtype: str = "",
 ) -> Call:
-    """2-D convolution (correlation), of one dtype, or of uint8 and int8 with out_dtype int32.
+    """2-D convolution (correlation), of one dtype, or of uint8 and int8 with out_dtype int32, or of
+    uint8 and float32 with out_dtype float32.
     `channels` is needed where the weight is packed and padded.
     """
     attrs = Conv2DAttrs(
