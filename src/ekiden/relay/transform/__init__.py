@@ -27,6 +27,7 @@ from ekiden.relay.transform.combine_parallel import (
     CombineParallelConv2D,
     CombineParallelDense,
 )
+from ekiden.relay.transform.concatenate_in_place import ConcatenateInPlace
 from ekiden.relay.transform.convert_layout import ConvertLayout
 from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
 from ekiden.relay.transform.defunctionalization import Defunctionalization, Defunctionalize
@@ -79,6 +80,7 @@ for _factory in (
     CarryDimensions,
     HoistDimensions,
     AnnotateSpans,
+    ConcatenateInPlace,
     ConvertLayout,
     DeadCodeElimination,
     EliminateCommonSubexpr,
@@ -137,6 +139,7 @@ __all__ = [
     "CombineParallelBatchMatmul",
     "CombineParallelConv2D",
     "CombineParallelDense",
+    "ConcatenateInPlace",
     "ConvertLayout",
     "DeadCodeElimination",
     "Defunctionalization",
