@@ -68,8 +68,14 @@ def compile_to_bytes(
     return bytes(compile_model(model, target, shape, executor).artifact)
 
 
-def compile_model(model: Model, target: Targets, shape: Shapes | None, executor: str) -> Compiled:
-    """Compile; arguments and errors are those of `compile`."""
+def compile_model(
+    model: Model,
+    target: Targets,
+    shape: Shapes | None,
+    executor: str,
+    in_place: bool = True,
+) -> Compiled:
+    """Compile; arguments and errors are those of `compile`, `in_place` as in `pipeline`."""
     if executor not in EXECUTORS:
         kinds = ", ".join(map(repr, EXECUTORS))
         raise CompileError(f"compile: executor one of {kinds} expected, got {executor!r}")
@@ -88,9 +94,14 @@ def compile_model(model: Model, target: Targets, shape: Shapes | None, executor:
     }
     if len(targets) > 1:
         metadata["variants"] = list(map(str, targets))
+    in_place = in_place and executor != "async"
+    prepared = (
+        (t, optimize(module, t, config, in_place=in_place), {**metadata, "target": str(t)})
+        for t in targets
+    )
     with _progress() as progress:
         made = compile_variants(
-            ((t, optimize(module, t, config), {**metadata, "target": str(t)}) for t in targets),
+            prepared,
             progress,
             is_native=executor == "aot",
             concurrent=executor == "async",

@@ -37,8 +37,20 @@ def build(
     """
     kind = executor if isinstance(executor, str) else executor.name
     kind = "vm" if kind == "graph" else kind
-    made = compile_model(_module(ir_mod, params), target, None, kind).artifact
-    return ExecutorFactoryModule(runtime.Executable.from_bytes(made))
+    return ExecutorFactoryModule(to_executable(ir_mod, target, params, kind, in_place=False))
+
+
+def to_executable(
+    ir_mod: IRModule | BaseFunc,
+    target: Targets,
+    params: Params | None,
+    executor: str = "vm",
+    *,
+    in_place: bool = True,
+) -> runtime.Executable:
+    """The executable of a module or function; `in_place` as in `pipeline`."""
+    made = compile_model(_module(ir_mod, params), target, None, executor, in_place)
+    return runtime.Executable.from_bytes(made.artifact)
 
 
 def optimize(

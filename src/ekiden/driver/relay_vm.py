@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ekiden.driver.executable import Executable
 from ekiden.driver.executors import VMExecutor
-from ekiden.driver.relay import Params, build, optimize
+from ekiden.driver.relay import Params, optimize, to_executable
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
 from ekiden.runtime.errors import CompileError
@@ -20,7 +20,7 @@ def compile(
 
     `ekiden.runtime.vm.VirtualMachine` runs the result, which can be called as well.
     """
-    return Executable(build(mod, target, params=params).raw)
+    return Executable(to_executable(mod, target, params))
 
 
 class VMCompiler:

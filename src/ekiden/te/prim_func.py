@@ -40,7 +40,7 @@ class BufferMap:
         count = self._names.get(tensor.name, 0)
         self._names[tensor.name] = count + 1
         name = f"{tensor.name}_{count}" if count else tensor.name
-        buffer = self.buffers[tensor] = Buffer(name, tensor.shape, tensor.dtype, scope)
+        buffer = self.buffers[tensor] = Buffer(name, tensor.whole_shape, tensor.dtype, scope)
         return buffer
 
     def loads(self, expr: PrimExpr) -> PrimExpr:

@@ -104,6 +104,15 @@ class Tensor(Node):
         return self.op.name
 
     @property
+    def whole_shape(self) -> tuple[PrimExpr, ...]:
+        """The shape of the tensor that this one is written into the first elements of, by the
+        attribute "whole" of its operation; its own where there is none.
+        """
+        found = self.op.attrs.get("whole", self.shape)
+        assert isinstance(found, tuple)
+        return found
+
+    @property
     def ndim(self) -> int:
         """The number of axes."""
         return len(self.shape)

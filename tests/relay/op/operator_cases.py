@@ -330,6 +330,8 @@ def slices() -> Iterator[Case]:
     yield case(
         lambda v: op.vm.prefix(v, (IntImm(3), IntImm(5))), normal(4, 5), expected=lambda v: v[:3]
     )
+    # in a larger tensor, its kernel leaves the rest as it is: tests of ConcatenateInPlace
+    yield case(lambda v: op.vm.part(v, (IntImm(4), IntImm(5))), normal(4, 5), expected=lambda v: v)
 
 
 def indexing() -> Iterator[Case]:

@@ -113,7 +113,10 @@ class _Reader:
             output.entry = (number, index)
         entries = tuple(each.entry for each in inputs if each.entry is not None)
         if len(entries) != len(inputs):
-            raise CompileError(f"graph: {name} reads a tensor that nothing has written")
+            raise CompileError(
+                f"graph: {name} reads a tensor that no node gives: several kernels write its parts;"
+                " relay.build makes executables without such tensors"
+            )
         made = tuple(Output(o.shape, o.dtype, o.storage) for o in outputs)
         self.graph.nodes.append(Node(self.name(name), name, entries, made))
 

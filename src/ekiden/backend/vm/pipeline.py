@@ -8,9 +8,14 @@ from ekiden.relay import transform
 from ekiden.target import CompilationConfig, Target
 
 
-def pipeline(target: Target, config: CompilationConfig | None = None) -> Sequential:
+def pipeline(
+    target: Target, config: CompilationConfig | None = None, *, in_place: bool = True
+) -> Sequential:
     """The passes of the virtual machine for a target; `config` says on which devices. MemoryPlan
     follows them when the kernels are compiled.
+
+    `in_place`: whether several kernels may write one tensor, the parts of a concatenation. Graphs
+    cannot say so, and kernels that may run at the same time would wait for each other.
     """
     return Sequential(
         (
@@ -24,6 +29,7 @@ def pipeline(target: Target, config: CompilationConfig | None = None) -> Sequent
             transform.BindDimensions(),  # shapes that are constants are known now
             transform.MultiplyEinsums(),
             transform.FuseAttention(),  # before layouts hide its transpositions
+            transform.CombineFewRows(),
             transform.ProductPrecision(target),
             transform.FoldConstant(),  # weights in the type they are multiplied in
             transform.EliminateCommonSubexpr(),
@@ -31,6 +37,7 @@ def pipeline(target: Target, config: CompilationConfig | None = None) -> Sequent
             transform.ConvertLayout(),
             transform.AlterOpLayout(target),  # needs NHWC
             transform.FoldConstant(),  # packs the weights
+            transform.Rematerialize(),
             transform.PlanDevices(config),  # nothing that merges values may follow
             transform.FuseOps(),
             transform.ToANormalForm(),
@@ -42,11 +49,18 @@ def pipeline(target: Target, config: CompilationConfig | None = None) -> Sequent
             transform.HoistDimensions(),
             transform.CarryDimensions(),
             transform.ManifestAlloc(),
+            *((transform.ConcatenateInPlace(),) if in_place else ()),
         ),
         "vm",
     )
 
 
-def optimize(module: IRModule, target: Target, config: CompilationConfig | None = None) -> IRModule:
+def optimize(
+    module: IRModule,
+    target: Target,
+    config: CompilationConfig | None = None,
+    *,
+    in_place: bool = True,
+) -> IRModule:
     """A module ready for `compile_module`."""
-    return pipeline(target, config)(module)
+    return pipeline(target, config, in_place=in_place)(module)

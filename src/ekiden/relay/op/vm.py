@@ -85,6 +85,19 @@ def _prefix_lowering(
     return [te.compute(out.shape, lambda *at: data[at], name="prefix", tag="injective")]
 
 
+def _part_reference(attrs: PrefixAttrs, data: Array) -> Array:
+    after = [(0, n - m) for n, m in zip(as_ints(attrs.shape), data.shape, strict=True)]
+    return np.pad(data, after)
+
+
+def _part_lowering(
+    attrs: PrefixAttrs, inputs: Sequence[te.Tensor], out: TensorType
+) -> Sequence[te.Tensor]:
+    (data,) = inputs
+    whole: dict[str, object] = {"whole": out.shape}
+    return [te.compute(data.shape, lambda *at: data[at], "part", "injective", attrs=whole)]
+
+
 def _shape_of_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     assert isinstance(types[0], TensorType)
     return TensorType((const(len(types[0].shape)),), "int64")
@@ -164,6 +177,20 @@ register_op(
 )
 register_op(
     OpDef(
+        name="vm.part",
+        arguments=("data",),
+        attrs=PrefixAttrs,
+        relation=_prefix_relation,
+        result="`shape`",
+        reference=_part_reference,
+        lower=_part_lowering,
+        pattern=OpPattern.INJECTIVE,
+        description="A tensor whose first elements along each axis are those of data. A kernel "
+        "does not write the others; elsewhere they are zero.",
+    )
+)
+register_op(
+    OpDef(
         name="vm.shape_of",
         arguments=("data",),
         relation=_shape_of_relation,
@@ -214,3 +241,8 @@ def bind_dims(
 def prefix(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
     """The first elements of `data` along each axis."""
     return Call(get("vm.prefix"), (data,), PrefixAttrs(shape))
+
+
+def part(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
+    """`data` as the first elements along each axis of a tensor of `shape`."""
+    return Call(get("vm.part"), (data,), PrefixAttrs(shape))

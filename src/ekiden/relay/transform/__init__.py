@@ -22,10 +22,12 @@ from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
 from ekiden.relay.transform.carry_dimensions import CarryDimensions
 from ekiden.relay.transform.combine_parallel import (
     BatchingOps,
+    CombineFewRows,
     CombineParallelBatchMatmul,
     CombineParallelConv2D,
     CombineParallelDense,
 )
+from ekiden.relay.transform.concatenate_in_place import ConcatenateInPlace
 from ekiden.relay.transform.convert_layout import ConvertLayout
 from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
 from ekiden.relay.transform.defunctionalization import Defunctionalization, Defunctionalize
@@ -57,6 +59,7 @@ from ekiden.relay.transform.partial_evaluate import PartialEvaluate
 from ekiden.relay.transform.partition_graph import PartitionGraph
 from ekiden.relay.transform.plan_devices import PlanDevices
 from ekiden.relay.transform.product_precision import ProductPrecision
+from ekiden.relay.transform.rematerialize import Rematerialize
 from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.transform.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.simplify_inference import SimplifyInference
@@ -77,6 +80,7 @@ for _factory in (
     CarryDimensions,
     HoistDimensions,
     AnnotateSpans,
+    ConcatenateInPlace,
     ConvertLayout,
     DeadCodeElimination,
     EliminateCommonSubexpr,
@@ -96,6 +100,7 @@ for _factory in (
     CanonicalizeCast,
     CanonicalizeOps,
     BatchingOps,
+    CombineFewRows,
     CombineParallelBatchMatmul,
     CombineParallelConv2D,
     CombineParallelDense,
@@ -113,6 +118,7 @@ for _factory in (
     Defunctionalize,
     ToANormalForm,
     ToGraphNormalForm,
+    Rematerialize,
     RemoveUnusedFunctions,
     Inline,
     InlinePrimitives,
@@ -129,9 +135,11 @@ __all__ = [
     "CanonicalizeCast",
     "CanonicalizeOps",
     "CarryDimensions",
+    "CombineFewRows",
     "CombineParallelBatchMatmul",
     "CombineParallelConv2D",
     "CombineParallelDense",
+    "ConcatenateInPlace",
     "ConvertLayout",
     "DeadCodeElimination",
     "Defunctionalization",
@@ -171,6 +179,7 @@ __all__ = [
     "PassInstrument",
     "PlanDevices",
     "ProductPrecision",
+    "Rematerialize",
     "RemoveUnusedFunctions",
     "Sequential",
     "SimplifyExpr",

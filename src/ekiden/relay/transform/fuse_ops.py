@@ -354,7 +354,7 @@ def _is_reshape_only(members: list[RelayExpr]) -> bool:
     )
 
 
-def _groups(root: RelayExpr, max_size: int) -> dict[RelayExpr, list[RelayExpr]]:
+def kernel_groups(root: RelayExpr, max_size: int = 256) -> dict[RelayExpr, list[RelayExpr]]:
     """Result -> members, for every group with a kernel in any scope below root."""
     found: dict[RelayExpr, list[RelayExpr]] = {}
     for scope in find_scopes(root):
@@ -369,7 +369,7 @@ def fuse(root: RelayExpr, max_size: int = 256) -> RelayExpr:
 
     `max_size`: how many operators a group may hold; 1 fuses nothing.
     """
-    groups = _groups(root, max_size)
+    groups = kernel_groups(root, max_size)
     inner = {m for result, members in groups.items() for m in members if m is not result}
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in evaluation_order(root):

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from ekiden.arith import simplify
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm, PrimExpr, const
@@ -182,7 +183,7 @@ class _Planner:
         if isinstance(value, Call) and isinstance(value.attrs, AllocTensorAttrs):
             place = self.moved.get(value.args[0]) if isinstance(value.args[0], Var) else None
             if place is not None:
-                attrs = value.attrs.with_fields(offset=place[1])
+                attrs = value.attrs.with_fields(offset=simplify(place[1] + value.attrs.offset))
                 return variable, value.with_fields(args=(place[0],), attrs=attrs)
         return binding
 

@@ -4,7 +4,8 @@
                                                          %b later; so is %a if it dies in the add
 
 An input that lies in these bytes a second time (a view of the same tensor) must be one that the
-kernel may replace as well: it would read what is overwritten.
+kernel may replace as well: it would read what is overwritten. A part of a storage neither replaces
+nor is replaced.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Tuple, Var
+from ekiden.relay.transform.manifest_alloc import size_in_bytes
 from ekiden.relay.transform.storage_lifetimes import Lifetimes, Request
 
 
@@ -39,10 +41,18 @@ def merge_in_place(
             owner = _owner(owners, _replaced(lifetimes, call, at, number, allowed))
             if made is None or owner is None or not prove_equal(made.size, owner.size):
                 continue
+            if not (_fills(output, made) and _fills(inputs.fields[number], owner)):
+                continue
             owner.shares += [made, *made.shares]
             owners.update((r.storage, owner) for r in (made, *made.shares))
             break
     return list(dict.fromkeys(owners.values()))
+
+
+def _fills(value: RelayExpr, request: Request) -> bool:
+    """Whether a tensor is all of its storage, not a part of a concatenation in it."""
+    kind = value.checked_type
+    return isinstance(kind, TensorType) and prove_equal(size_in_bytes(kind), request.size)
 
 
 def _owner(owners: Mapping[Var, Request], storage: Var | None) -> Request | None:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ekiden import te
 from ekiden.arith import prove_equal, simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
-from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
+from ekiden.tir.stmt import For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt
 from ekiden.topi.rule.conv2d import NARROW, Conv, Panel
 from ekiden.topi.rule.depthwise import PIXELS, Depthwise
 from ekiden.topi.rule.epilogue import operands_of
@@ -131,6 +131,16 @@ class _Transposed(Conv):
         taps = self.output.loops(panel.at, self.geometry.steps(self.slice), per_tap)
         return [*_several(taps), self.channel_loop(1)]
 
+    def line_tiles(self, panel: Panel, n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
+        """One line of a phase."""
+        names, lets = _named(panel)
+        return _with(lets, super().line_tiles(names, n, y, offset))
+
+    def flat_tile(self, rows: int, first: PrimExpr, panel: Panel) -> Stmt:
+        """A tile of the results of a phase, wherever their lines end."""
+        names, lets = _named(panel)
+        return _with(lets, super().flat_tile(rows, first, names))
+
     def keep(
         self,
         place: list[PrimExpr],
@@ -160,6 +170,31 @@ class _Transposed(Conv):
             return _PhasePanel(offset, panel.column, start, panel.valid, at)
 
         return panels * self.output.number, made
+
+
+def _named(panel: Panel) -> tuple[_PhasePanel, list[tuple[Var, PrimExpr]]]:
+    """A panel by names, and what these are: each is computed once, not in every step of k."""
+    assert isinstance(panel, _PhasePanel)
+    lets: list[tuple[Var, PrimExpr]] = []
+
+    def named(name: str, value: PrimExpr) -> PrimExpr:
+        if isinstance(value, IntImm):
+            return value
+        lets.append((Var(name), value))
+        return lets[-1][0]
+
+    place = tuple(named("phase", each) for each in panel.at.place)
+    taps = tuple(named("taps", each) for each in panel.at.taps)
+    offset, channel = named("weights", panel.offset), named("start", panel.channel)
+    at = replace(panel.at, place=place, taps=taps)
+    column = named("column", panel.column)
+    return replace(panel, offset=offset, column=column, channel=channel, at=at), lets
+
+
+def _with(lets: list[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
+    for name, value in reversed(lets):
+        body = LetStmt(name, value, body)
+    return body
 
 
 def _several(loops: list[KLoop]) -> list[KLoop]:

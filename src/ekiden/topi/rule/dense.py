@@ -48,7 +48,7 @@ def make_buffers(
     named = [(t, f"p{i}") for i, t in enumerate(inputs)] + [
         (t, f"out{i}") for i, t in enumerate(outputs)
     ]
-    return {t: Buffer(name, t.shape, t.dtype) for t, name in named}
+    return {t: Buffer(name, t.whole_shape, t.dtype) for t, name in named}
 
 
 def product(dims: Sequence[PrimExpr]) -> PrimExpr:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ekiden import te
+from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import (
@@ -23,6 +24,7 @@ from ekiden.ir.prim import (
     Var,
     binary,
     const,
+    is_const,
 )
 from ekiden.ir.prim_visitor import post_order
 from ekiden.te.inline import Inliner, is_injective, post_order_tensors
@@ -74,7 +76,7 @@ class Epilogue:
     ) -> Stmt:
         """`output[indices] = f(value)`; the index of `axis` is the first of `lanes` neighbours,
         `flat` its element offset (of axes after that one, none has more than one element)."""
-        return self.put(flat, self.finished(indices, value, mask, axis), mask)
+        return self.put(flat, indices[-1], self.finished(indices, value, mask, axis), mask)
 
     def finished(
         self,
@@ -90,8 +92,13 @@ class Epilogue:
         env[self.axis[axis]] = Ramp(first, const(1), lanes, dt.with_lanes("int64", lanes))
         return broadcast(self._vectorize(env, value, mask), lanes)
 
-    def put(self, flat: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
-        """Store a vector from element `flat` on."""
+    def put(self, flat: PrimExpr, last: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+        """Store a vector from element `flat` on, whose last index is `last`; in longer rows where
+        the output is a part of a larger tensor.
+        """
+        row, whole = self.output.shape[-1], self.target.shape[-1]
+        if whole is not row and not is_const(simplify(whole - row), 0):
+            flat = simplify((flat - last) // row) * whole + last
         lanes = dt.lanes(value.dtype)
         place = Ramp(flat, const(1), lanes, dt.with_lanes("int64", lanes))
         return BufferStore(self.target, value, (place,), mask)

@@ -80,6 +80,8 @@ def accepts(anchor: te.Tensor) -> bool:
 def before_pool(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
     """What `outputs` is the maximum over windows of 2x2 of, if it is that; else `outputs`."""
     output = outputs[0]
+    if "whole" in output.op.attrs:
+        (output,) = inputs_of(output)
     sources = inputs_of(output)
     if len(outputs) != 1 or output.op.name != "max_pool" or len(sources) != 1:
         return list(outputs)
@@ -213,7 +215,7 @@ class _Winograd:
         self.is_even = is_const(simplify(self.tiles % self.block), 0)
         self.lanes, self.target = target.lanes("float32"), target
         (result,) = before_pool(outputs)
-        self.is_pooled = result is not outputs[0]
+        self.is_pooled = result is not outputs[0]  # or a part of that
         target_of = {**self.buffers, result: self.buffers[outputs[0]]}
         self.epilogue = Epilogue(self.anchor, result, target_of)
         a, b, _ = matrices(self.m)
@@ -452,7 +454,8 @@ class _Winograd:
             first.append(BufferStore(upper, pair, (place,)))
             above = self.vector(upper, const(k * self.lanes))
             at = (n * height + (y + i) // 2) * width + x // 2 + k
-            stored = self.epilogue.put(at * self.channels + channel, binary(Max, above, pair), mask)
+            both = binary(Max, above, pair)
+            stored = self.epilogue.put(at * self.channels + channel, channel, both, mask)
             second.append(self.if_across(x + 2 * k, stored))
         half = IfThenElse(binary(EQ, i % 2, const(0)), seq(*first), seq(*second))
         body = self._bound([*bound, *zip(wide, pairs, strict=True)], half)
