@@ -287,6 +287,8 @@ ELSEWHERE = {
     "nn.recurrent": "tests/backend/test_recurrent_layers.py",
     "nn.pack_recurrent": "tests/backend/test_recurrent_layers.py",
     "nn.attention": "tests/backend/test_attention.py",
+    "nn.dense_nibbles": "tests/relay/transform/test_nibbles.py",
+    "nn.dense_nibbles_pack": "tests/relay/transform/test_nibbles.py",
     **{f"text.{name}": "tests/topi/test_text_kernels.py" for name in topi.text.__all__},
 }
 """Operators whose kernels have test files of their own."""

@@ -198,4 +198,4 @@ def einsum(subscripts: str, *operand: Tensor | Sequence[Tensor]) -> Tensor:
     return _narrow(te.compute(shape, body, name="einsum", tag="einsum"), dtype)
 
 
-__all__ = ["det", "einsum", "einsum_labels", "matmul", "tensordot"]
+__all__ = ["det", "einsum", "matmul", "tensordot"]
