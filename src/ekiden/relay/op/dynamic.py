@@ -60,7 +60,7 @@ class DynStridedSliceAttrs(Attrs):
 
 @node("relay.attrs.DynPadAttrs")
 class DynPadAttrs(Attrs):
-    """The mode: one of PAD_MODES."""
+    """The mode: "constant", "edge", "reflect" or "wrap"."""
 
     pad_mode: str = "constant"
     symbols: tuple[PrimExpr, ...] = ()
