@@ -52,7 +52,7 @@ def kernels_of(machine: VirtualMachine, length: int) -> Measure:
     profile = get_global_func("ek.vm.module")(machine)["profile"]
     first = sum(len(decode(exe.code(n)[1])) for n in exe.globals[:index])
     code = decode(exe.code("main")[1])
-    calls = [first + i for i, each in enumerate(code) if each.name == "InvokePacked"]
+    calls = [first + i for i, each in enumerate(code) if each.name.startswith("InvokePacked")]
 
     def measure() -> float:
         _, counted, _ = profile(index, 0, *given)
