@@ -35,6 +35,15 @@ def executable() -> ekiden.Executable:
     return ekiden.compile(IRModule.from_expr(relay.Function([x], y)))
 
 
+def test_work_over_a_dimension_that_is_an_expression() -> None:
+    weight = relay.const(np.ones((5, 4), np.float32))
+    x = relay.var("x", shape=(relay.SizeVar("n"), 2))
+    made = relay.nn.dense(relay.reshape(x, (-1, 4)), weight)
+    half = ekiden.compile(IRModule.from_expr(relay.Function([x], made)))
+    report = half.profile(np.ones((6, 2), np.float32), peak=False)
+    assert [call.flops for call in report.calls if "dense" in call.name] == [2 * 3 * 4 * 5]
+
+
 def test_each_kernel_call_is_reported(executable: ekiden.Executable) -> None:
     report = executable.profile(X)
     assert report.peak is not None and report.peak.flops > 1e9 and report.peak.bandwidth > 1e8

@@ -5,7 +5,7 @@ the disk cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.facts import facts_of, packed, renamed, unpacked
@@ -30,11 +30,12 @@ MAX_NAME = 80
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Compiled kernels: the name and the facts of each function asked for, and objects that export
-    them all.
+    """Compiled kernels: the name, the canonical form and the facts of each function asked for, and
+    objects that export them all.
     """
 
     names: list[str]
+    forms: list[Function] = field(compare=False)
     facts: list[KernelFacts]
     objects: list[bytes]
     exports: list[str]
@@ -47,7 +48,7 @@ class Kernels:
             lowered = [tir_transform.lower(f, target) for f in programs]
             code = llvm.compile_object(lowered, target)
         exports = [*self.exports, *(f.name for f in programs)]
-        return Kernels(self.names, self.facts, [*self.objects, code], exports)
+        return Kernels(self.names, self.forms, self.facts, [*self.objects, code], exports)
 
     @phase("link")
     def link(
@@ -107,7 +108,8 @@ def build_kernels(
         for task, form, function in zip(tasks, forms, functions, strict=True)
     ]
     exports = list({t.key: t.name for t in tasks}.values())
-    return Kernels([t.name for t in tasks], facts, [code for _, code in made.values()], exports)
+    objects = [code for _, code in made.values()]
+    return Kernels([t.name for t in tasks], forms, facts, objects, exports)
 
 
 def _symbols(form: Function, function: Function) -> dict[str, PrimExpr]:

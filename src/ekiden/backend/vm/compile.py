@@ -596,7 +596,7 @@ def _compile_variant(
     program.host_functions = {n: numbers[n, ANYWHERE] for n in hosts}
     program.shape_functions = {stage: numbers[s.name, ANYWHERE] for stage, s in shapes.items()}
     compiled = [_FunctionCompiler(program, plan).compile() for plan in plans]
-    about = {n: describe_kernel(f) for f, n in own.items()}
+    about = {n: describe_kernel(f) for n, f in zip(kernels.names, kernels.forms, strict=True)}
     metadata = {**metadata, "kernels": about, "sources": _sources(compiled)}
     several = len(table) > 1
     native = (
