@@ -15,8 +15,20 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.tir import transform
+from processor import pretend
 
 os.environ["EKIDEN_CACHE_LIMIT"] = "0"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options that CONTRIBUTING.md names."""
+    parser.addoption("--processor", help="run as on a processor of this class (x86-64-v3, ...)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before test files are read: some make their targets as they are."""
+    if cpu := config.getoption("--processor"):
+        pretend(cpu)
 
 
 class RoundTrip:

@@ -43,6 +43,12 @@ def test_every_row_of_the_architecture_page_is_a_folder() -> None:
     assert [name for name in architecture_rows() if not (ROOT / name).is_dir()] == []
 
 
+def test_sessions_of_onnx_runtime_are_made_in_one_place() -> None:
+    """Which says why its products of bytes are exact; other sessions' are not everywhere."""
+    files = [f for f in (ROOT / "tests").rglob("*.py") if f != Path(__file__)]
+    assert [f.name for f in files if "InferenceSession(" in f.read_text()] == ["onnx_runtime.py"]
+
+
 def packages() -> list[str]:
     """Ekiden's packages that list their public names."""
     found = [ekiden.__name__]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 from onnx_files import model
 
 from ekiden.cli import main
@@ -99,6 +99,20 @@ def test_verify_agrees(engine: str, onnx_file: Path, capsys: pytest.CaptureFixtu
     found = as_json(capsys)
     assert found["agrees"] is True and found["first_difference"] is None
     assert isinstance(found["tensors"], list) and len(found["tensors"]) > 1
+
+
+def test_verify_asks_for_exact_products_of_bytes(tmp_path: Path) -> None:
+    """Sums of two such products leave 16 bits, where some processors stop."""
+    node = helper.make_node("MatMulInteger", ["x", "w"], ["y"])
+    x = helper.make_tensor_value_info("x", TensorProto.UINT8, [2, 64])
+    y = helper.make_tensor_value_info("y", TensorProto.INT32, [2, 16])
+    weight = onnx.numpy_helper.from_array(np.full((64, 16), -128, np.int8), "w")
+    graph = helper.make_graph([node], "bytes", [x], [y], [weight])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(made, tmp_path / "bytes.onnx")
+    np.save(tmp_path / "x.npy", np.full((2, 64), 255, np.uint8))
+    args = ["verify", str(tmp_path / "bytes.onnx"), "--input", f"x={tmp_path / 'x.npy'}"]
+    assert main(args) == 0
 
 
 def test_verify_names_the_first_node_that_differs(

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from ekiden.frontend.onnx import from_onnx
 from ekiden.relay.interpreter import Interpreter
+from onnx_runtime import run_onnx_runtime
 
 Array = np.ndarray[Any, Any]
 Feed = Mapping[str, Array]
@@ -60,13 +60,7 @@ def expected(model: onnx.ModelProto, feed: Feed, reference: bool) -> list[Array]
     """The model's outputs by ONNX Runtime, or by ONNX's own reference."""
     if reference:
         return list(ReferenceEvaluator(model).run(None, dict(feed)))
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return list(session.run(None, dict(feed)))
+    return run_onnx_runtime(model, feed)
 
 
 def compare(

@@ -9,12 +9,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_models import Array, compare, expected, graph_model, interpret, ints, normal
+from onnx_models import Array, compare, graph_model, interpret, ints, normal
 
-import ekiden
 from ekiden.frontend.onnx import from_onnx
 from ekiden.runtime.errors import UnsupportedError
-from ekiden.target import Target
 
 DOMAIN = "com.microsoft"
 
@@ -217,14 +215,6 @@ def test_attention_with_values_of_another_width() -> None:
     check("Attention", inputs, (1, 2), num_heads=2, qkv_hidden_sizes=[8, 8, 12])
 
 
-def test_attention_of_bytes() -> None:
-    inputs = [
-        some_bytes(2, 3, 8), some_bytes(8, 24, seed=1), normal(24), scalar(0.02), scalar(0.03),
-        None, scalar(120, np.uint8), scalar(128, np.uint8),
-    ]  # fmt: skip
-    check("QAttention", inputs, (1, 2), num_heads=2, rtol=1e-4)
-
-
 def test_multi_head_attention() -> None:
     inputs = [normal(2, 3, 8), normal(2, 4, 8, seed=1), normal(2, 4, 8, seed=2)]
     check("MultiHeadAttention", inputs, num_heads=2)
@@ -308,7 +298,7 @@ def test_group_query_attention_of_packed_inputs() -> None:
     )  # fmt: skip
 
 
-# Bytes.
+# Bytes. Their products: test_onnx_byte_products.py.
 
 SCALES = [scalar(0.0217), scalar(120, np.uint8)]
 
@@ -344,32 +334,6 @@ def test_pools_and_joints_of_bytes() -> None:
     check("QLinearWhere", [condition, *triples], (2, 3, 5, 6, 7, 8))
 
 
-def test_convolution_of_bytes_with_channels_last() -> None:
-    inputs = [
-        some_bytes(1, 5, 5, 3), *SCALES, some_bytes(4, 3, 3, 3, seed=1, dtype=np.int8),
-        normal(4) ** 2, np.zeros(4, np.int8), scalar(0.5), scalar(100, np.uint8),
-    ]  # fmt: skip
-    check("QLinearConv", inputs, (1, 2, 3, 4, 5, 6, 7), channels_last=1, pads=[1, 1, 1, 1])
-
-
-@pytest.mark.parametrize("columns", [1, 5])
-def test_products_with_bytes(columns: int) -> None:
-    right = some_bytes(8, 5, seed=1, dtype=np.int8)
-    scale = (normal(columns, seed=2) ** 2 + 0.01) / 100
-    check("DynamicQuantizeMatMul", [X, right, scale, None, normal(5)], (1, 2, 4), rtol=1e-3)
-    left = [some_bytes(2, 3, 8), right, scalar(0.02), scale, scalar(100, np.uint8)]
-    check("MatMulIntegerToFloat", [*left, None, normal(5)], (1, 2, 3, 4, 6))
-
-
-def test_gemm_of_bytes() -> None:
-    left = [some_bytes(3, 8), scalar(0.02), scalar(120, np.uint8)]
-    right = [some_bytes(5, 8, seed=1, dtype=np.int8), scalar(0.01), scalar(0, np.int8)]
-    bias = np.arange(5, dtype=np.int32) * 100
-    check("QGemm", [*left, *right, bias], (1, 2, 3, 4, 5, 6), transB=1)
-    result = [bias, scalar(0.05), scalar(100, np.uint8)]
-    check("QGemm", [*left, *right, *result], (1, 2, 3, 4, 5, 6, 7, 8), transB=1, alpha=1.0)
-
-
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_weights_of_a_few_bits(bits: int, zeros: bool) -> None:
@@ -382,28 +346,6 @@ def test_weights_of_a_few_bits(bits: int, zeros: bool) -> None:
         "MatMulNBits", [normal(2, columns), packed, scales, points], (1, 2, 3), rtol=1e-4,
         N=rows, K=columns, bits=bits, block_size=block,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize(
-    ("shape", "rows", "block"), [((1, 40), 130, 16), ((2, 5, 64), 5, 32), ((13, 128), 70, 128)]
-)
-def test_weights_of_four_bits_and_data_of_bytes(
-    shape: tuple[int, ...], rows: int, block: int, zeros: bool
-) -> None:
-    blocks = -(-shape[-1] // block)
-    packed, scales = some_bytes(rows, blocks, block // 2), normal(rows * blocks) ** 2
-    points = some_bytes(rows * (-(-blocks // 2)), seed=3) if zeros else None
-    model, feed = contrib_model(
-        "MatMulNBits", [normal(*shape), packed, scales, points], (1, 2, 3),
-        N=rows, K=shape[-1], bits=4, block_size=block, accuracy_level=4,
-    )  # fmt: skip
-    (wanted,) = expected(model, feed, False)
-    found = np.asarray(ekiden.compile(model)(*feed.values()).numpy())
-    assert found.shape == wanted.shape
-    exact = "avx512vnni" in Target.host().features  # else data are not rounded
-    error = np.abs(found - wanted).max() / np.abs(wanted).max()
-    assert error < (1e-5 if exact else 1e-2)
 
 
 def test_a_table_of_a_few_bits() -> None:

@@ -14,6 +14,7 @@ from onnx_models import Array, graph_model
 import ekiden
 from ekiden import relay
 from ekiden.frontend.onnx import from_onnx
+from processor import processors
 
 RANDOM = np.random.default_rng(0)
 
@@ -145,8 +146,9 @@ def test_products(name: str) -> None:
     model = case.model()
     assert set(products(model)) == {case.sums}
     (wanted,) = ReferenceEvaluator(model).run(None, {"x": case.data})
-    found = ekiden.compile(model)(case.data).numpy()
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+    for target in processors():
+        found = ekiden.compile(model, target)(case.data).numpy()
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_sums_are_exact() -> None:
@@ -157,5 +159,6 @@ def test_sums_are_exact() -> None:
         "MatMul", np.full((1, 1000), 255.0, "float32"), weight, zero("uint8"),
         np.array(1, "float32"), None, scale=np.array(1, "float32"),
     )  # fmt: skip
-    (found,) = ekiden.compile(case.model())(case.data).numpy()
-    assert found.tolist() == [np.float32(32385000), np.float32(32384745)]
+    for target in processors():
+        (found,) = ekiden.compile(case.model(), target)(case.data).numpy()
+        assert found.tolist() == [np.float32(32385000), np.float32(32384745)]

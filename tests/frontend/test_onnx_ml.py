@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
@@ -16,6 +15,7 @@ import ekiden
 from ekiden.frontend.onnx.trees import Question, forest
 from ekiden.frontend.onnx.unsupported import Unsupported
 from ekiden.runtime.errors import UnsupportedError
+from onnx_runtime import run_onnx_runtime
 
 Array = np.ndarray[Any, Any]
 ML = "ai.onnx.ml"
@@ -45,10 +45,7 @@ def model_of(
 
 
 def by_ort(model: onnx.ModelProto, x: Array) -> list[Any]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-    return list(session.run(None, {"x": x}))
+    return run_onnx_runtime(model, {"x": x})
 
 
 def by_reference(model: onnx.ModelProto, x: Array) -> list[Any]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from ekiden.frontend.onnx import from_onnx
@@ -27,6 +26,7 @@ from ekiden.relay import parse
 from ekiden.relay.expr import Call, Constant, Function
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.visitor import post_order
+from onnx_runtime import run_onnx_runtime
 
 MANIFEST = Path(__file__).resolve().parents[3] / "shared" / "models" / "models.json"
 CACHE = Path(os.environ.get("EKIDEN_BENCH_CACHE", Path.home() / ".cache" / "ekiden-bench"))
@@ -131,12 +131,9 @@ def test_agrees_with_onnx_runtime(name: str, case: str) -> None:
     path = path_of(name)
     module = from_onnx(path)
     feed = list(feed_for(name, case))
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = module.attrs["input_names"]
     assert isinstance(names, tuple)
-    wanted = session.run(None, dict(zip(names, feed, strict=True)))
+    wanted = run_onnx_runtime(path, dict(zip(names, feed, strict=True)))
     found = Interpreter(module).evaluate("main", *feed)
     for ours, theirs in zip(found if isinstance(found, tuple) else (found,), wanted, strict=True):
         assert isinstance(ours, np.ndarray)

@@ -6,11 +6,11 @@ import itertools
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ekiden
+from onnx_runtime import run_onnx_runtime
 
 Array = np.ndarray
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -33,10 +33,7 @@ def run_both(
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    one_thread = onnxruntime.SessionOptions()  # with more, sequences are quantised by themselves
-    one_thread.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), one_thread)
-    expected = session.run(None, {"x": data})
+    expected = run_onnx_runtime(model, {"x": data})
     found = ekiden.compile(model)(data)
     assert isinstance(found, tuple)
     for name, one, other in zip(outputs, found, expected, strict=True):
@@ -84,32 +81,6 @@ def test_activations(op_type: str, names: tuple[str, ...]) -> None:
     numbers = {"activation_alpha": alphas, "activation_beta": betas}
     run_both(op_type, weights(op_type, 1, 4, 5), data, hidden_size=5, activations=list(names),
              **{k: v for k, v in numbers.items() if v})  # fmt: skip
-
-
-@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
-@pytest.mark.parametrize("per_row", [False, True])
-@pytest.mark.parametrize("batch", [1, 2])
-def test_dynamic_quantize_lstm(direction: str, per_row: bool, batch: int) -> None:
-    steps, inputs, hidden = 6, 9, 21
-    directions = 2 if direction == "bidirectional" else 1
-    rng = np.random.default_rng(3)
-    scales = (directions, 4 * hidden) if per_row else (directions,)
-
-    def quantized(name: str, rows: int) -> dict[str, Array]:
-        return {name: rng.integers(-127, 128, (directions, rows, 4 * hidden)).astype("b")}
-
-    tensors = quantized("w", inputs) | quantized("r", hidden)
-    tensors |= {
-        "b": rng.normal(size=(directions, 8 * hidden)).astype("f"),
-        "none4": np.zeros(0), "none5": np.zeros(0), "none6": np.zeros(0), "none7": np.zeros(0),
-        "w_scale": rng.uniform(0.001, 0.004, scales).astype("f"),
-        "w_zero": np.zeros(scales, "b"),
-        "r_scale": rng.uniform(0.001, 0.004, scales).astype("f"),
-        "r_zero": np.zeros(scales, "b"),
-    }  # fmt: skip
-    data = rng.normal(size=(steps, batch, inputs)).astype("f")
-    run_both("DynamicQuantizeLSTM", tensors, data, "com.microsoft", hidden_size=hidden,
-             direction=direction)  # fmt: skip
 
 
 REFUSED = [

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import numpy_helper
 
 import ekiden
+from onnx_runtime import run_onnx_runtime
 
 Array = np.ndarray[Any, Any]
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -145,9 +145,4 @@ def cached_model(name: str) -> Entry:
 
 def reference(model: onnx.ModelProto | Path, feed: dict[str, Array]) -> list[Array]:
     """What ONNX Runtime gives."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 2
-    source = str(model) if isinstance(model, Path) else model.SerializeToString()
-    session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, feed))
+    return run_onnx_runtime(model, feed, threads=2)

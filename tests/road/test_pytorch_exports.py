@@ -14,16 +14,17 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch, the source of the models")
 pytest.importorskip("onnxscript", reason="needs onnxscript, torch's exporter to ONNX")
 
 import pytorch_models  # noqa: E402 - needs torch
+from onnxruntime import GraphOptimizationLevel  # noqa: E402
 from pytorch_models import Example  # noqa: E402
 
 import ekiden  # noqa: E402
+from onnx_runtime import session  # noqa: E402
 
 IS_LONG = bool(os.environ.get("EKIDEN_LONG_TESTS"))
 FULL = ("gpt2", "t5", "vit", "unet", "lstm")
@@ -69,12 +70,9 @@ def test_full_size(name: str) -> None:
 
 def test_what_onnx_runtime_makes_of_an_export_agrees_too(tmp_path: Path) -> None:
     example, model = exported("gpt2")
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
-    options.log_severity_level = 4
-    onnxruntime.InferenceSession(model.SerializeToString(), options)
-    optimised = onnx.load(options.optimized_model_filepath)
+    path, level = tmp_path / "optimised.onnx", GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    session(model, optimized_model_filepath=str(path), graph_optimization_level=level)
+    optimised = onnx.load(path)
     fused = Counter(n.op_type for n in optimised.graph.node if n.domain == "com.microsoft")
     assert fused["FusedMatMul"] and fused["FastGelu"] and fused["SkipLayerNormalization"]
-    check(example, ekiden.compile(options.optimized_model_filepath))
+    check(example, ekiden.compile(path))

@@ -8,6 +8,7 @@ import pytest
 from ekiden import te, tir
 from ekiden.codegen.build import build
 from ekiden.codegen.cache import KernelCache
+from ekiden.codegen.llvm import assembly
 from ekiden.target import Target
 from ekiden.tir import PrimFunc, TensorIntrin
 from ekiden.tir.interpreter import run
@@ -17,9 +18,10 @@ from ekiden.tir.tensor_intrin.x86 import (
     VNNI_DOT_16x4_INTRIN,
 )
 from ekiden.tir.transform import lower
+from processor import processors
 
 NO_CACHE = KernelCache(None)
-TARGETS = ("llvm", "llvm -mcpu=x86-64-v3", "c")
+TARGETS = (*processors(), "c")
 
 
 def dense_u8s8(m: int, n: int, k: int) -> tir.Schedule:
@@ -66,9 +68,9 @@ def test_dot_products_of_bytes(target: str) -> None:
 
 
 def test_vnni_is_used_where_there_is_one() -> None:
-    if "avx512vnni" not in Target.host().features:
-        pytest.skip("this machine has no AVX-512 VNNI")
-    assert "vpdpbusd" in build(function(dense_u8s8(5, 32, 24))).get_source("asm")
+    func, newer = lower(function(dense_u8s8(5, 32, 24))), "llvm -mcpu=x86-64-v4 -mattr=avx512vnni"
+    assert "vpdpbusd" in assembly([func], Target.parse(newer))
+    assert "vpdpbusd" not in assembly([func], Target.parse("llvm -mcpu=x86-64-v3"))
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from ekiden.ir.op import OPS, Array
 from ekiden.relay.expr import Call, var
 from ekiden.relay.op import nn
+from onnx_runtime import run_onnx_runtime
 
 pytestmark = pytest.mark.quick
 
@@ -28,10 +28,7 @@ def run_onnx(op_type: str, arrays: list[Array], **attributes: object) -> Array:
         [node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    return np.asarray(session.run(None, dict(zip(names, arrays, strict=True)))[0])
+    return np.asarray(run_onnx_runtime(model, dict(zip(names, arrays, strict=True)))[0])
 
 
 def run(call: Call, *arrays: Array) -> Array:

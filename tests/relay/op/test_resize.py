@@ -6,13 +6,13 @@ from itertools import product
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from ekiden.ir.op import OPS, Array
 from ekiden.relay.expr import var
 from ekiden.relay.op import image
+from onnx_runtime import run_onnx_runtime
 
 pytestmark = pytest.mark.quick
 
@@ -34,10 +34,7 @@ def resize_onnx(x: Array, size: tuple[int, int], method: str, mode: str, roundin
     graph = helper.make_graph([node], "resize", inputs, outputs, [sizes])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     onnx.checker.check_model(model)
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    return np.asarray(session.run(None, {"x": x})[0])
+    return np.asarray(run_onnx_runtime(model, {"x": x})[0])
 
 
 def reference(x: Array, size: tuple[int, int], method: str, mode: str, rounding: str) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import ekiden
 from ekiden import relay
 from ekiden.relay.qnn import op as qnn
+from processor import processors
 
 Array = np.ndarray
 
@@ -20,12 +22,19 @@ def random(dtype: str, *shape: int, seed: int = 0) -> Array:
     return rng.integers(info.min, info.max + 1, shape).astype(dtype)
 
 
-def both(params: list[relay.Var], body: relay.Expr, *arrays: Array) -> list[list[Array]]:
-    """The results of the interpreter and of the virtual machine."""
+def each_way(
+    params: list[relay.Var],
+    body: relay.Expr,
+    *arrays: Array,
+    targets: Sequence[str] = tuple(processors()),
+) -> list[list[Array]]:
+    """The results of the interpreter, and of native code for each class of processors."""
     module = relay.IRModule.from_expr(relay.Function(tuple(params), body))
+    runs = [relay.create_executor("debug", module).evaluate()]
+    runs += [ekiden.compile(module, target) for target in targets]
     found = []
-    for kind in ("debug", "vm"):
-        result = relay.create_executor(kind, module).evaluate()(*arrays)
+    for run in runs:
+        result = run(*arrays)
         many = result if isinstance(result, tuple) else (result,)
         found.append([r.numpy() for r in many])
     return found
@@ -53,7 +62,8 @@ def test_dense(data_dtype: str, weight_dtype: str, m: int, n: int, k: int) -> No
         points = scalar(point, data_dtype), scalar(kernel_point, weight_dtype)
         body = qnn.dense(x, relay.const(weight), *points, data_dtype=data_dtype)
         wide = (data.astype(np.int64) - point) @ (weight.astype(np.int64) - kernel_point).T
-        for (found,) in both([x], body, data):
+        targets = processors() if point else ["llvm"]  # the same kernel but for what is added
+        for (found,) in each_way([x], body, data, targets=targets):
             np.testing.assert_array_equal(found, wide)
             assert found.dtype == np.int32
 
@@ -64,7 +74,7 @@ def test_dense_with_a_zero_point_for_each_row() -> None:
     x = relay.var("x", relay.tensor_type((4, 20), "uint8"))
     body = qnn.dense(x, relay.const(weight), scalar(9, "uint8"), relay.const(points))
     wide = (data.astype(np.int64) - 9) @ (weight.astype(np.int64) - points[:, None]).T
-    for (found,) in both([x], body, data):
+    for (found,) in each_way([x], body, data):
         np.testing.assert_array_equal(found, wide)
 
 
@@ -73,7 +83,7 @@ def test_products_of_bytes_do_not_saturate() -> None:
     data, weight = np.full((2, 512), 255, np.uint8), np.full((16, 512), -128, np.int8)
     x = relay.var("x", relay.tensor_type((2, 512), "uint8"))
     body = qnn.dense(x, relay.const(weight), scalar(0, "uint8"), scalar(0, "int8"))
-    for (found,) in both([x], body, data):
+    for (found,) in each_way([x], body, data):
         assert (found == 255 * -128 * 512).all()
 
 
@@ -114,7 +124,8 @@ def test_conv2d(
         )
         plain = relay.Function([a, w], relay.nn.conv2d(a, w, **options))
         wide = relay.create_executor("debug").evaluate(plain)(shifted, kernel).numpy()
-        for (found,) in both([x], body, data):
+        targets = processors() if kernel_point is columns else ["llvm"]
+        for (found,) in each_way([x], body, data, targets=targets):
             np.testing.assert_array_equal(found, wide)
             assert found.dtype == np.int32
 
@@ -125,10 +136,11 @@ def test_conv2d(
 def test_dynamic_quantize(values: list[float]) -> None:
     x = relay.var("x", relay.tensor_type((len(values),)))
     data = np.array(values, np.float32)
-    interpreted, compiled = both([x], relay.Tuple(qnn.dynamic_quantize(x)), data)
-    for one, other in zip(interpreted, compiled, strict=True):
-        np.testing.assert_array_equal(one, other)
-    levels, scale, point = compiled
+    interpreted, *others = each_way([x], relay.Tuple(qnn.dynamic_quantize(x)), data)
+    for compiled in others:
+        for one, other in zip(interpreted, compiled, strict=True):
+            np.testing.assert_array_equal(one, other)
+    levels, scale, point = interpreted
     assert levels.dtype == point.dtype == np.uint8
     restored = scale * (levels.astype(np.float32) - np.float32(point))
     assert np.abs(restored - data).max() <= scale
@@ -154,9 +166,10 @@ def test_layers_with_weights_of_bytes(
         reverse=reverse,
     )
     data = rng.normal(size=(steps, batch, inputs)).astype("f")
-    interpreted, compiled = both([x], relay.Tuple(made), data)
-    for one, other in zip(interpreted, compiled, strict=True):
-        # where a level is halfway between two, either may come out
+    interpreted, *others = each_way([x], relay.Tuple(made), data)
+    # where a state is halfway between two levels, either may come out, and a level of a state
+    # within [-1, 1] weighs at most (2 / 255) * 128 * 0.002 = 0.002
+    for one, other in itertools.chain(*(zip(interpreted, c, strict=True) for c in others)):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=3e-3)
 
 
@@ -172,9 +185,10 @@ def test_a_recurrent_weight_that_is_no_constant() -> None:
         "sums": relay.const(bytes_.sum(axis=1, dtype=np.int32)),
     }
     layer = relay.op.nn.recurrent(x, weight, "lstm", extras)
-    interpreted, compiled = both([x, weight], layer, data, bytes_)
-    for one, other in zip(interpreted, compiled, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=3e-3)
+    interpreted, *others = each_way([x, weight], layer, data, bytes_)
+    for one, other in itertools.chain(*(zip(interpreted, c, strict=True) for c in others)):
+        # as above, where a level weighs (2 / 255) * 128 * 0.01 at most
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=0.011)
 
 
 @pytest.mark.parametrize("given", list(itertools.combinations(("scale", "sums"), 1)))

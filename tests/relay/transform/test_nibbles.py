@@ -13,6 +13,7 @@ from ekiden.relay.transform import AlterOpLayout, InferType
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.target import Target
 from ekiden.topi.nn.nibbles import PANEL, pack_nibbles, unpack_nibbles, unpack_words
+from processor import processors
 
 NAME = "nn.contrib_dense_nibbles"
 BYTES = Target.parse("llvm -mcpu=znver4 -mattr=avx512vnni")
@@ -63,11 +64,12 @@ def test_a_layer_becomes_what_the_target_multiplies(target: Target, last: str) -
 def test_layers(rows: int, units: int, depth: int, block: int) -> None:
     given = weights(units, -(-depth // block), block)
     data = np.random.default_rng(rows).standard_normal((rows, depth)).astype("float32")
-    found = np.asarray(ekiden.compile(layer(given, depth, relu=True))(data).numpy())
     expected = np.maximum(data @ dequantized(*given)[:, :depth].T, 0)
     bound = np.abs(data).max(initial=0) / 254 * np.abs(dequantized(*given)).sum(1).max()
-    assert found.shape == (rows, units)
-    assert np.abs(found - expected).max(initial=0) <= bound + 1e-5
+    for target in processors():
+        found = ekiden.compile(layer(given, depth, relu=True), target)(data).numpy()
+        assert found.shape == (rows, units)
+        assert np.abs(found - expected).max(initial=0) <= bound + 1e-5
 
 
 def test_a_block_of_zeros_gives_zero() -> None:

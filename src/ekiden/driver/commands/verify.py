@@ -104,6 +104,8 @@ def _by_onnxruntime(model: onnx.ModelProto, feed: Mapping[str, Array]) -> Sequen
     ort = import_module("onnxruntime")
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    # else products of bytes saturate in 16 bits where a processor has no VNNI
+    options.add_session_config_entry("session.x64quantprecision", "1")
     try:
         session = ort.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
