@@ -10,12 +10,6 @@ import numpy.typing as npt
 from ekiden import runtime
 from ekiden.runtime.errors import RunError
 
-SEQUENCE = "sequence of "
-"""How the dtype of an input or output that is a sequence begins; that of its elements follows, and
-its shape is theirs.
-"""
-MAPS = "maps to "
-"""How the dtype of an output begins that is a list of dictionaries, one for each row of it."""
 _CONS, _NIL = 0, 1
 
 
