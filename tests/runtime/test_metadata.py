@@ -83,7 +83,8 @@ def refused(tmp_path: Path, text: bytes) -> str:
          "kernels: no primitive is named 'f'"),
         (b'{"host_functions": ["f"]}', "host_functions: no primitive is named 'f'"),
         (b'{"sources": {"g": []}}', "sources: no function is named 'g'"),
-        (b'{"sources": {"main": [[0]]}}', "sources['main'][0]: a list of 2 items expected, got [0]"),
+        (b'{"sources": {"main": [[0]]}}',
+         "sources['main'][0]: a list of 2 items expected, got [0]"),
         (b'{"sources": {"main": [[0, 1]]}}', "sources['main'][0][1]: a text expected, got 1"),
         (b'{"sources": {"main": [[1, ""]]}}',
          "sources: ['main']: instructions in ascending order below 1 expected"),
@@ -150,6 +151,9 @@ HOSTILE: tuple[Json, ...] = (
 )  # fmt: skip
 
 
+DTYPES = ("object", "string", "sequence of float32", "maps to int8", "int8", "float64", "float3")
+
+
 def places(root: Json) -> list[tuple[Json, Any]]:
     """Every (container, key) in a document."""
     found: list[tuple[Json, Any]] = []
@@ -170,6 +174,9 @@ def mutate(document: Json, rng: random.Random) -> bytes:
         if not spots:
             break
         at, key = rng.choice(spots)
+        if key in ("dtype", "shape"):
+            at["dtype"] = rng.choice(DTYPES)
+            continue
         match rng.randrange(6):
             case 0:
                 at[key] = copy.deepcopy(rng.choice(HOSTILE))

@@ -19,7 +19,7 @@ from ekiden.driver.sequences import from_list, to_list, to_maps
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import without_kernels
 from ekiden.runtime.callers import Machines, start
-from ekiden.runtime.errors import InputError
+from ekiden.runtime.errors import InputError, RunError
 from ekiden.runtime.metadata import (
     ANY_OBJECT,
     MAPS,
@@ -100,7 +100,8 @@ class Executable:
     def _with_objects(self, result: object) -> object:
         """The outputs with sequences as lists, and strings as arrays."""
         outputs = result if len(self.outputs) > 1 else (result,)
-        assert isinstance(outputs, tuple)
+        if not isinstance(outputs, tuple) or len(outputs) != len(self.outputs):
+            raise RunError(f"run: {len(self.outputs)} outputs expected, as METADATA has them")
         made = [_result(info, v) for info, v in zip(self.outputs, outputs, strict=True)]
         return made[0] if len(made) == 1 else tuple(made)
 
@@ -353,14 +354,18 @@ def _is_object(info: TensorInfo) -> bool:
 
 
 def _result(info: TensorInfo, value: object) -> object:
-    """An output as Python has it."""
-    if info.dtype == TEXT:
-        assert isinstance(value, runtime.Tensor)
-        return decode(value.numpy())
-    if info.dtype.startswith(MAPS):
-        assert isinstance(value, runtime.Tensor)
+    """An output as Python has it. Raises RunError where the program gave what is none such."""
+    if info.dtype.startswith(SEQUENCE):
+        return to_list(value)
+    if info.dtype != TEXT and not info.dtype.startswith(MAPS):
+        return value
+    if not isinstance(value, runtime.Tensor):
+        raise RunError(f"output '{info.name}': a tensor expected, got {type(value).__name__}")
+    if info.dtype != TEXT:
         return to_maps(value.numpy(), info.keys)
-    return to_list(value) if info.dtype.startswith(SEQUENCE) else value
+    if value.dtype != "uint8" or not value.shape:
+        raise RunError(f"output '{info.name}': bytes expected, got {value.dtype}{value.shape}")
+    return decode(value.numpy())
 
 
 def _text(info: TensorInfo, value: object) -> runtime.Tensor:
