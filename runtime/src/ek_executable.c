@@ -15,7 +15,7 @@
 
 #include "ek_crc32.h"
 #include "ek_image.h"
-#include "ek_vm.h"
+#include "ek_vm_step.h"
 
 enum {
   FORMAT_VERSION = 1,
@@ -754,7 +754,8 @@ static int64_t count_of(const ek_executable *e, int32_t part) {
     case EK_PART_GLOBAL:
     case EK_PART_PARAMS:
     case EK_PART_CODE:
-    case EK_PART_REGISTERS: return e->n_functions;
+    case EK_PART_REGISTERS:
+    case EK_PART_INSTRUCTIONS: return e->n_functions;
     case EK_PART_CONSTANT: return e->n_constants;
     case EK_PART_PRIMITIVE: return e->n_primitives;
     case EK_PART_DEVICE: return e->n_devices;
@@ -793,14 +794,16 @@ int ek_executable_item(ek_object *executable, int32_t part, int64_t index, ek_va
     return ek_error("IndexError", "read executable: part %d has %lld items, got index %lld", part,
                     (long long)n, (long long)index);
   }
-  bool is_function = part <= EK_PART_PARAMS || part == EK_PART_CODE || part == EK_PART_REGISTERS;
-  const ek_vm_function *f = &e->functions[is_function ? index : 0];
+  const ek_vm_function *f = &e->functions[index < e->n_functions ? index : 0];
   switch (part) {
     case EK_PART_GLOBAL: return ek_string_new(EK_STR, f->name.data, f->name.size, out);
     case EK_PART_PARAMS: return params_of(f, out);
     case EK_PART_CODE:
       return ek_string_new(EK_BYTES, (const char *)f->file_words, 4 * (size_t)f->n_words, out);
     case EK_PART_REGISTERS: *out = ek_value_int(f->n_registers); return 0;
+    case EK_PART_INSTRUCTIONS:
+      *out = ek_value_int(ek_vm_instruction(f, f->code + f->n_words));
+      return 0;
     case EK_PART_CONSTANT:
       *out = ek_value_none();
       if (is_unbound(e, index)) return 0;

@@ -10,12 +10,12 @@ import pytest
 from onnx_files import arguments, expected, model
 
 import ekiden
-from ekiden.driver.executable import TensorInfo
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.type import tensor_type
 from ekiden.relay import op
 from ekiden.relay.expr import Function, var
+from ekiden.runtime.metadata import TensorInfo
 
 pytestmark = pytest.mark.quick
 

@@ -883,7 +883,8 @@ typedef enum ek_executable_part {
   EK_PART_REGISTERS = 5,   /* int: registers of function i */
   EK_PART_METADATA = 6,    /* one string: JSON */
   EK_PART_FILE = 7,        /* one item, bytes: the whole file */
-  EK_PART_DEVICE = 8       /* device i of the table; device 0 is the host */
+  EK_PART_DEVICE = 8,      /* device i of the table; device 0 is the host */
+  EK_PART_INSTRUCTIONS = 9 /* int: instructions of function i */
 } ek_executable_part;
 
 EK_API int ek_executable_item(ek_object *executable, int32_t part, int64_t index, ek_value *out);

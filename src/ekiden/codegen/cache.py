@@ -42,8 +42,17 @@ def kernel_key(function: Node, target: Target, *extra: str) -> str:
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
+DIGEST_SIZE = 8
+
+
+def _digest(code: bytes) -> bytes:
+    return hashlib.blake2b(code, digest_size=DIGEST_SIZE).digest()
+
+
 class KernelCache:
-    """A folder of object files. A file that cannot be read or written is a miss, never an error."""
+    """A folder of object files, each behind a digest of its bytes. A file that cannot be read or
+    written, or that is damaged, is a miss, never an error.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -62,9 +71,11 @@ class KernelCache:
         """The object code of a kernel, None if it is not there."""
         path = self._path(key)
         try:
-            return path.read_bytes() if path is not None else None
+            kept = path.read_bytes() if path is not None else b""
         except OSError:
             return None
+        digest, code = kept[:DIGEST_SIZE], kept[DIGEST_SIZE:]
+        return code if digest == _digest(code) else None
 
     def put(self, key: str, code: bytes) -> None:
         """Keep object code; readers in other processes see all of it or none."""
@@ -75,7 +86,7 @@ class KernelCache:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".part")
             with os.fdopen(handle, "wb") as file:
-                file.write(code)
+                file.write(_digest(code) + code)
             os.replace(partial, path)
         except OSError:
             return

@@ -12,7 +12,6 @@ find the same functions by name.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,6 +21,7 @@ from ekiden.backend.graph.graph import Graph
 from ekiden.backend.graph.write import new_module
 from ekiden.runtime import BenchmarkResult, Device, Module, Shape, Tensor
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.metadata import ANY_OBJECT, read_metadata, tensor_infos
 
 Devices = Device | Sequence[Device]
 
@@ -62,10 +62,9 @@ class GraphModule:
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        main = json.loads(str(module["get_metadata"]()))["main"]
-        self._inputs: list[dict[str, object]] = main["inputs"]
-        self._outputs: list[dict[str, object]] = main["outputs"]
-        self._names = [str(each["name"]) for each in self._inputs]
+        metadata = read_metadata(str(module["get_metadata"]()), "graph executor", None)
+        self._inputs, self._outputs = tensor_infos(metadata, "graph executor")
+        self._names = [each.name for each in self._inputs]
         self._results: dict[int, Tensor] = {}
         self._unset = {i for i in range(len(self._names)) if module["get_input"](i) is None}
         self._run, self._get_output = module["run"], module["get_output"]
@@ -116,7 +115,7 @@ class GraphModule:
 
     def get_num_outputs(self) -> int:
         """How many outputs there are; tuples in tuples count by their fields, after a run."""
-        if any(each["dtype"] == "object" for each in self._outputs):
+        if any(each.dtype == ANY_OBJECT for each in self._outputs):
             found = self.module["get_num_outputs"]()
             assert isinstance(found, int)
             return found
@@ -142,7 +141,7 @@ class GraphModule:
     def get_input_info(self) -> tuple[dict[str, Shape], dict[str, str]]:
         """Shapes and dtypes by name; -1 stands for a dimension that is not fixed."""
         shapes = {n: Shape(self._shape(i)) for i, n in enumerate(self._names)}
-        return shapes, {n: str(self._inputs[i]["dtype"]) for i, n in enumerate(self._names)}
+        return shapes, {n: self._inputs[i].dtype for i, n in enumerate(self._names)}
 
     def get_output(self, index: int, out: Tensor | None = None) -> Tensor:
         """What the last run gave; copied to `out` if that is given. Raises RunError before one."""
@@ -218,15 +217,13 @@ class GraphModule:
         return key
 
     def _shape(self, index: int) -> list[int]:
-        shape = self._inputs[index]["shape"]
-        assert isinstance(shape, list)
-        return [d if isinstance(d, int) else -1 for d in shape]
+        return [d if isinstance(d, int) else -1 for d in self._inputs[index].shape]
 
     def _zero(self, index: int) -> None:
         shape = self._shape(index)
         if -1 in shape:
             raise InputError(f"run: input '{self._names[index]}' is not set")
-        dtype = str(self._inputs[index]["dtype"])
+        dtype = self._inputs[index].dtype
         made = runtime.empty(tuple(shape), dtype)
         made.numpy().fill(0)
         self._share_input(index, made)
@@ -234,7 +231,7 @@ class GraphModule:
 
     def _checked(self, index: int, value: object, *, may_convert: bool = True) -> Tensor:
         """The value as a tensor of the declared dtype and shape."""
-        dtype, wanted = str(self._inputs[index]["dtype"]), self._shape(index)
+        dtype, wanted = self._inputs[index].dtype, self._shape(index)
         is_foreign = hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
         if may_convert and not is_foreign:
             array = np.asarray(value, dtype)

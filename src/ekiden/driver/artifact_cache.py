@@ -94,6 +94,10 @@ class ArtifactCache:
             found = json.loads(self._list(wanted).read_bytes())
         except FileNotFoundError:
             return []
+        except RecursionError as error:
+            raise ValueError(str(error)) from error
+        if not isinstance(found, list):
+            raise ValueError(f"a list of names expected in {self._list(wanted)}")
         return list(map(str, found))
 
     def _shrink(self) -> None:

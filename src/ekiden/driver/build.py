@@ -16,8 +16,6 @@ import onnx
 from ekiden.backend.vm.compile import compile_variants
 from ekiden.backend.vm.pipeline import optimize
 from ekiden.codegen.parallel import Progress
-from ekiden.driver.executable import Dim
-from ekiden.driver.sequences import MAPS, SEQUENCE
 from ekiden.frontend.onnx import from_onnx
 from ekiden.frontend.onnx.importer import Shapes
 from ekiden.ir.module import IRModule
@@ -29,7 +27,7 @@ from ekiden.relay.analysis import shape_conditions
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType, NameDimensions
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.text import TEXT
+from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, Dim
 from ekiden.target.virtual_device import Targets, compilation_config
 
 Model: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule
@@ -172,7 +170,7 @@ def _describe(name: str, kind: Type, attrs: Mapping[str, object]) -> dict[str, o
         shape = [_dim(d) for d in element.shape]
         return {"name": name, "shape": shape, "dtype": f"{SEQUENCE}{element.dtype}"}
     if not isinstance(kind, TensorType):
-        return {"name": name, "shape": [], "dtype": "object"}
+        return {"name": name, "shape": [], "dtype": ANY_OBJECT}
     return {"name": name, "shape": [_dim(d) for d in kind.shape], "dtype": kind.dtype}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import overload
@@ -16,86 +15,27 @@ from ekiden.backend.vm.write import CALL_CLOSURE
 from ekiden.driver.closures import plain, with_functions
 from ekiden.driver.files import write_whole
 from ekiden.driver.library import export_library
-from ekiden.driver.sequences import MAPS, SEQUENCE, from_list, to_list, to_maps
+from ekiden.driver.sequences import from_list, to_list, to_maps
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import without_kernels
 from ekiden.runtime.callers import Machines, start
-from ekiden.runtime.errors import InputError, LoadError
+from ekiden.runtime.errors import InputError, RunError
+from ekiden.runtime.metadata import (
+    ANY_OBJECT,
+    MAPS,
+    SEQUENCE,
+    TEXT,
+    UNKNOWN,
+    Dim,
+    TensorInfo,
+    limits,
+    peak_memory,
+    tensor_infos,
+    variants,
+)
 from ekiden.runtime.profile import Peak, Report, profile
-from ekiden.runtime.text import TEXT, decode, encode
+from ekiden.runtime.text import decode, encode
 from ekiden.runtime.vm import executor_of
-
-Dim = int | str
-ANY_OBJECT = "object"
-"""The dtype of an input or output that is not a tensor."""
-UNKNOWN = "?"
-"""What a dimension of which nothing is declared is called."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """An input or output: its name, shape (numbers, names of symbols, expressions on them) and
-    dtype.
-    """
-
-    name: str
-    shape: tuple[Dim, ...]
-    dtype: str
-    keys: tuple[int | str, ...] = ()
-    """The keys of the dictionaries of an output that is a list of such."""
-
-    def __str__(self) -> str:
-        """`x: float32[batch, 3, 224, 224]`"""
-        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
-
-
-def _expected(what: str) -> LoadError:
-    return LoadError(f"load executable: metadata: {what} expected for the entry point 'main'")
-
-
-def _infos(entries: object) -> tuple[TensorInfo, ...]:
-    if not isinstance(entries, list):
-        raise _expected("lists of inputs and outputs")
-    return tuple(map(_info, entries))
-
-
-def _info(entry: object) -> TensorInfo:
-    match entry:
-        case {"name": str(name), "shape": list(shape), "dtype": str(dtype)} if all(
-            isinstance(d, (int, str)) for d in shape
-        ):
-            keys = entry.get("keys", []) if isinstance(entry, dict) else []
-            return TensorInfo(name, tuple(shape), dtype, _keys(keys))
-        case _:
-            raise _expected("a name, shape and dtype of each input and output")
-
-
-def _keys(entry: object) -> tuple[int | str, ...]:
-    if not isinstance(entry, list) or not all(isinstance(k, (int, str)) for k in entry):
-        raise _expected("numbers and strings as keys")
-    return tuple(entry)
-
-
-def _main(metadata: Mapping[str, object]) -> dict[str, object]:
-    main = metadata.get("main")
-    if not isinstance(main, dict):
-        raise _expected("a description")
-    return main
-
-
-def tensor_infos(metadata: Mapping[str, object]) -> tuple[tuple[TensorInfo, ...], ...]:
-    """The inputs of `main` and its outputs, as the metadata of an executable have them. Raises
-    LoadError where these are others.
-    """
-    main = _main(metadata)
-    return _infos(main.get("inputs")), _infos(main.get("outputs"))
-
-
-def _limits(metadata: Mapping[str, object]) -> dict[str, int]:
-    entries = _main(metadata).get("limits", {})
-    if not isinstance(entries, dict) or not all(isinstance(v, int) for v in entries.values()):
-        raise _expected("limits of symbols as numbers")
-    return entries
 
 
 class Executable:
@@ -108,8 +48,8 @@ class Executable:
 
     def __init__(self, raw: runtime.Executable) -> None:
         self.raw = raw
-        self.inputs, self.outputs = tensor_infos(raw.metadata)
-        self._limits = _limits(raw.metadata)
+        self.inputs, self.outputs = tensor_infos(raw.metadata, raw.source)
+        self._limits = limits(raw.metadata)
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
         self._gives_objects = any(_is_object(o) for o in self.outputs)
         self._checked: list[tuple[int, ...]] | None = None
@@ -160,7 +100,8 @@ class Executable:
     def _with_objects(self, result: object) -> object:
         """The outputs with sequences as lists, and strings as arrays."""
         outputs = result if len(self.outputs) > 1 else (result,)
-        assert isinstance(outputs, tuple)
+        if not isinstance(outputs, tuple) or len(outputs) != len(self.outputs):
+            raise RunError(f"run: {len(self.outputs)} outputs expected, as METADATA has them")
         made = [_result(info, v) for info, v in zip(self.outputs, outputs, strict=True)]
         return made[0] if len(made) == 1 else tuple(made)
 
@@ -303,8 +244,7 @@ class Executable:
     @property
     def variants(self) -> tuple[str, ...]:
         """The targets that the artifact has code for, the best first: `target` is one of them."""
-        found = self.raw.metadata.get("variants")
-        return tuple(map(str, found)) if isinstance(found, list) else (self.target,)
+        return variants(self.raw.metadata)
 
     @property
     def peak_memory(self) -> int | None:
@@ -314,9 +254,7 @@ class Executable:
 
         None where it depends on the run. `runtime.memory_stats` has what was needed.
         """
-        memory = self.raw.metadata.get("memory")
-        peak = memory.get("peak") if isinstance(memory, dict) else None
-        return peak if isinstance(peak, int) else None
+        return peak_memory(self.raw.metadata)
 
     @property
     def globals(self) -> list[str]:
@@ -416,14 +354,18 @@ def _is_object(info: TensorInfo) -> bool:
 
 
 def _result(info: TensorInfo, value: object) -> object:
-    """An output as Python has it."""
-    if info.dtype == TEXT:
-        assert isinstance(value, runtime.Tensor)
-        return decode(value.numpy())
-    if info.dtype.startswith(MAPS):
-        assert isinstance(value, runtime.Tensor)
+    """An output as Python has it. Raises RunError where the program gave what is none such."""
+    if info.dtype.startswith(SEQUENCE):
+        return to_list(value)
+    if info.dtype != TEXT and not info.dtype.startswith(MAPS):
+        return value
+    if not isinstance(value, runtime.Tensor):
+        raise RunError(f"output '{info.name}': a tensor expected, got {type(value).__name__}")
+    if info.dtype != TEXT:
         return to_maps(value.numpy(), info.keys)
-    return to_list(value) if info.dtype.startswith(SEQUENCE) else value
+    if value.dtype != "uint8" or not value.shape:
+        raise RunError(f"output '{info.name}': bytes expected, got {value.dtype}{value.shape}")
+    return decode(value.numpy())
 
 
 def _text(info: TensorInfo, value: object) -> runtime.Tensor:

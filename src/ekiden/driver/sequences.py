@@ -10,12 +10,6 @@ import numpy.typing as npt
 from ekiden import runtime
 from ekiden.runtime.errors import RunError
 
-SEQUENCE = "sequence of "
-"""How the dtype of an input or output that is a sequence begins; that of its elements follows, and
-its shape is theirs.
-"""
-MAPS = "maps to "
-"""How the dtype of an output begins that is a list of dictionaries, one for each row of it."""
 _CONS, _NIL = 0, 1
 
 
@@ -28,7 +22,11 @@ def from_list(values: Iterable[object], element: Callable[[int, object], object]
 
 
 def to_maps(rows: npt.NDArray[Any], keys: Sequence[int | str]) -> list[dict[int | str, object]]:
-    """The rows of a matrix as dictionaries."""
+    """The rows of a matrix as dictionaries. Raises RunError where there is not a key for each of
+    their elements.
+    """
+    if rows.ndim != 2 or rows.shape[1] != len(keys):
+        raise RunError(f"expected a matrix with rows of {len(keys)}, got the shape {rows.shape}")
     return [dict(zip(keys, row, strict=True)) for row in rows.tolist()]
 
 

@@ -18,7 +18,6 @@ from libc.string cimport memcpy, memset, strlen
 
 import builtins
 import ctypes
-import json
 import math
 import operator
 import os
@@ -30,6 +29,7 @@ import ml_dtypes
 import numpy
 
 from ekiden.runtime import errors, timing
+from ekiden.runtime.metadata import Tables, read_metadata
 
 np.import_array()
 

@@ -7,6 +7,8 @@ cdef class Executable(Object):
     """
 
     cdef dict _indices
+    cdef dict _metadata
+    cdef str _source
 
     @staticmethod
     def load(path):
@@ -18,7 +20,7 @@ cdef class Executable(Object):
         with nogil:
             status = ek_executable_load(text, &out)
         _check(status)
-        return _wrap(Executable, out)
+        return _checked(out, f"'{os.fsdecode(path)}'")
 
     @staticmethod
     def from_bytes(data):
@@ -31,7 +33,7 @@ cdef class Executable(Object):
         with nogil:
             status = ek_executable_from_bytes(start, size, 1, &out)
         _check(status)
-        return _wrap(Executable, out)
+        return _checked(out, "executable")
 
     @staticmethod
     def load_exec(bytecode, Module lib=None):
@@ -79,9 +81,23 @@ cdef class Executable(Object):
         return _part(self.handle, EK_PART_REGISTERS, index), words.tolist()
 
     @property
+    def source(self):
+        """What messages call the program: its file, where it was loaded from one."""
+        return self._source or "executable"
+
+    @property
     def metadata(self):
-        """What the compiler tells about the program: inputs, outputs, target, producer."""
-        return json.loads(_part(self.handle, EK_PART_METADATA, 0) or "{}")
+        """What the compiler tells about the program: inputs, outputs, target, producer; do not
+        change it. `ekiden.runtime.metadata` says what can be in it, and it was held against that.
+        """
+        if self._metadata is None:
+            params = {name: len(self.params(name)) for name in self._names()}
+            counts = _parts(self.handle, EK_PART_INSTRUCTIONS)
+            instructions = dict(zip(self._names(), counts, strict=True))
+            tables = Tables(params, instructions, frozenset(self.primitives))
+            text = _part(self.handle, EK_PART_METADATA, 0)
+            self._metadata = read_metadata(text, self.source, tables)
+        return self._metadata
 
     def index(self, name):
         """Number of a function; an unknown name is an InputError that lists the known ones."""
@@ -103,6 +119,14 @@ cdef class Executable(Object):
 
 
 _CLASSES[EK_EXECUTABLE] = Executable
+
+
+cdef Executable _checked(ek_object *handle, str source):
+    """The executable of a handle, which it takes over, with all of its metadata in order."""
+    cdef Executable made = _wrap(Executable, handle)
+    made._source = source
+    made.metadata
+    return made
 
 
 cdef object _part(ek_object *executable, int32_t part, int64_t index):

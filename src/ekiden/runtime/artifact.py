@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +9,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+
+from ekiden.runtime.metadata import read_metadata
 
 MAGIC = b"\x89EKIDEN\n"
 VERSION = 1
@@ -120,12 +121,10 @@ def read_constants(data: Bytes) -> list[Constant]:
     return found
 
 
-def read_metadata(data: Bytes) -> dict[str, object]:
+def metadata_of(data: Bytes) -> dict[str, object]:
     """The metadata, of the first variant, of a file that the loader accepts, here or elsewhere."""
     section = next(p for kind, _, p in read_sections(data) if kind is Section.METADATA)
-    found = json.loads(bytes(section))
-    assert isinstance(found, dict)
-    return found
+    return read_metadata(bytes(section), "executable", None)
 
 
 def with_constants(data: bytes, constants: Sequence[Constant]) -> memoryview:

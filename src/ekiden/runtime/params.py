@@ -51,6 +51,8 @@ FORMAT_NAMES = {
 DTYPE_NAMES = {name: dtype for dtype, name in FORMAT_NAMES.items()}
 MAX_HEADER = 100_000_000
 """Bytes of the longest header; the format's own limit."""
+MAX_RANK = 64
+"""Dimensions of a tensor of ours."""
 ALIGNMENT = 64
 """Where the elements begin in what we write; the format asks for 8."""
 
@@ -151,7 +153,7 @@ def _split(data: _Bytes, where: str) -> tuple[dict[str, object], _Bytes]:
         )
     try:
         header = json.loads(data[8 : 8 + size].tobytes().decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LoadError(f"load parameters from {where!r}: the header is no JSON: {error}") from None
     if not isinstance(header, dict):
         raise LoadError(f"load parameters from {where!r}: the header is no JSON object")
@@ -172,11 +174,14 @@ def _check_row(row: object, what: str) -> tuple[str, list[int], int, int]:
     """Dtype, shape, begin and end of a tensor in the header, or a LoadError."""
     if not isinstance(row, dict) or not {"dtype", "shape", "data_offsets"} <= row.keys():
         raise LoadError(f"{what} must have dtype, shape and data_offsets")
-    shape, offsets, dtype = row["shape"], row["data_offsets"], DTYPE_NAMES.get(row["dtype"])
+    shape, offsets = row["shape"], row["data_offsets"]
+    dtype = DTYPE_NAMES.get(row["dtype"]) if isinstance(row["dtype"], str) else None
     if dtype is None:
         raise LoadError(f"{what} must have a dtype of {', '.join(DTYPE_NAMES)}, got {row['dtype']}")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise LoadError(f"{what} must have a shape and two offsets of sizes, got {shape} {offsets}")
+    if len(shape) > MAX_RANK:
+        raise LoadError(f"{what} must have at most {MAX_RANK} dimensions, got {len(shape)}")
     size = (math.prod(shape) * DataType(dtype).bits + 7) // 8
     if offsets[1] - offsets[0] != size:
         raise LoadError(f"{what} must take {size} bytes, got {offsets[0]} to {offsets[1]}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple, cast
@@ -389,7 +389,5 @@ def instructions(words: Sequence[int]) -> Iterator[tuple[int, Opcode]]:
 
 def sources(executable: Executable) -> dict[tuple[str, int], str]:
     """(function, instruction) -> the node of the model it was made from, where that is known."""
-    table = executable.metadata.get("sources", {})
-    found: Iterable[tuple[str, list[tuple[int, str]]]]
-    found = table.items() if isinstance(table, dict) else ()
-    return {(function, at): text for function, rows in found for at, text in rows}
+    table = cast("dict[str, list[tuple[int, str]]]", executable.metadata.get("sources", {}))
+    return {(function, at): text for function, rows in table.items() for at, text in rows}

@@ -14,8 +14,6 @@ Array: TypeAlias = npt.NDArray[Any]
 
 END = 255
 """The byte behind a text."""
-TEXT = "string"
-"""The dtype of an input or output that is a tensor of texts; its shape is that without bytes."""
 
 
 def encode(texts: object, width: int | None = None) -> Array:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from typing import cast
 
 import numpy as np
 
 from ekiden.runtime._core import Executable, Module, Object, Tensor, tensor
 from ekiden.runtime._core import VirtualMachine as Machine
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.metadata import tensor_infos
 from ekiden.runtime.stepping import Place, Stepper
 from ekiden.runtime.timing import BenchmarkResult, Evaluator
 
@@ -180,9 +180,10 @@ class VirtualMachine:
         return self._outputs
 
     def _names(self, func_name: str) -> list[str]:
-        described = self.module.metadata.get(func_name)
-        inputs = described.get("inputs", []) if isinstance(described, dict) else []
-        return [str(each["name"]) for each in cast(list[dict[str, object]], inputs)]
+        if func_name == "main" and "main" in self.module.metadata:
+            inputs, _ = tensor_infos(self.module.metadata, self.module.source)
+            return [each.name for each in inputs]
+        return self.module.params(func_name)
 
     def _index(self, name: str, func_name: str) -> int:
         names = self._names(func_name)

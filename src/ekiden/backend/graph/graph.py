@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ekiden.runtime.errors import LoadError
+from ekiden.runtime.dtypes import dtype_code, dtype_name
+from ekiden.runtime.errors import InternalError, LoadError
 
 RESHAPE = "__nop"
 """The function of a node that gives its input another shape."""
@@ -90,8 +91,15 @@ class Graph:
         """The graph that JSON holds. Raises LoadError naming what is wrong with it."""
         try:
             return _read(json.loads(text))
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except _UNREADABLE as error:
             raise LoadError(f"read graph: {type(error).__name__}: {error}") from error
+
+
+_UNREADABLE = (
+    ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
+    InternalError,
+)  # fmt: skip
+"""What reading raises where JSON is not what it should be."""
 
 
 def _node_json(node: Node) -> dict[str, object]:
@@ -126,9 +134,13 @@ def _read(document: Mapping[str, Any]) -> Graph:
 
 def _output(row: Sequence[Any]) -> Output:
     shape, dtype, storage = row
-    if any(not isinstance(d, int) or d < 0 for d in (*shape, storage)):
-        raise LoadError(f"read graph: numbers >= 0 expected, got shape {shape}, storage {storage}")
-    return Output(tuple(shape), str(np.dtype(dtype)), storage)
+    if any(type(d) is not int or not 0 <= d < 2**63 for d in (*shape, storage)):
+        raise LoadError(
+            "read graph: numbers from 0 to 2**63 - 1 expected, got shape "
+            f"{shape}, storage {storage}"
+        )
+    code, bits, _ = dtype_code(dtype)
+    return Output(tuple(shape), dtype_name(code, bits, 1), storage)
 
 
 def _read_node(entry: Mapping[str, Any], graph: Graph, outputs: Sequence[Output]) -> Node:

@@ -11,6 +11,7 @@ from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph, Node, Output
 from ekiden.backend.vm.encode import KERNEL_CALLS, Instruction, decode, dtype_name
 from ekiden.runtime import Executable, Tensor
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.metadata import ANY_OBJECT, tensor_infos
 
 JUMPS = ("If", "Switch", "Goto", "Fatal", "Invoke", "InvokeClosure", "AllocClosure")
 
@@ -217,18 +218,15 @@ def read_graph(executable: Executable) -> tuple[Graph, dict[str, Tensor]]:
 
 def _inputs(executable: Executable) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Name, shape and dtype of the inputs of `main`."""
-    main = executable.metadata.get("main")
-    inputs = main.get("inputs") if isinstance(main, dict) else None
-    if not isinstance(inputs, list):
-        raise CompileError("graph: the executable does not describe the inputs of 'main'")
+    inputs, _ = tensor_infos(executable.metadata, executable.source)
     for each in inputs:
-        shape, dtype = each["shape"], each["dtype"]
-        if dtype == "object" or not all(isinstance(d, int) for d in shape):
+        shape = tuple(d for d in each.shape if isinstance(d, int))
+        if each.dtype == ANY_OBJECT or shape != each.shape:
             raise CompileError(
-                f"graph: input '{each['name']}' is no tensor of a known shape:"
-                f" {dtype}{shape}; the virtual machine runs it"
+                f"graph: input '{each.name}' is no tensor of a known shape:"
+                f" {each.dtype}{list(each.shape)}; the virtual machine runs it"
             )
-        yield each["name"], tuple(shape), dtype
+        yield each.name, shape, each.dtype
 
 
 __all__ = ["read_graph"]

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from ekiden.backend.vm.compile import host_functions
 from ekiden.backend.vm.pipeline import optimize
 from ekiden.driver.commands.options import add_dims, pairs, tried_sizes
-from ekiden.driver.executable import Dim
 from ekiden.frontend.onnx import Survey, from_onnx, survey
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm
@@ -24,6 +23,7 @@ from ekiden.relay.op.memory import AllocStorageAttrs
 from ekiden.relay.transform import InferType, MemoryPlan
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError, InputError, UnsupportedError
+from ekiden.runtime.metadata import Dim
 from ekiden.target import Target
 
 UNSUPPORTED = 3

@@ -7,12 +7,12 @@ import time
 
 from ekiden.driver.commands.options import parse_shapes
 from ekiden.driver.compiler import compile_artifact
-from ekiden.driver.executable import tensor_infos
 from ekiden.driver.files import check_folder, write_whole
 from ekiden.ir.instrument import PassTimingInstrument
 from ekiden.ir.pass_context import PRECISION
 from ekiden.ir.transform import PassContext
-from ekiden.runtime.artifact import read_metadata
+from ekiden.runtime.artifact import metadata_of
+from ekiden.runtime.metadata import tensor_infos
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,8 @@ def run(options: argparse.Namespace) -> int:
     made = found if isinstance(found, memoryview) else found.to_bytes()
     write_whole(options.output, lambda file: file.write(made))
     print(f"{options.output}: {len(made) / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s")
-    for what, infos in zip(("input", "output"), tensor_infos(read_metadata(made)), strict=True):
+    described = tensor_infos(metadata_of(made), str(options.output))
+    for what, infos in zip(("input", "output"), described, strict=True):
         for info in infos:
             print(f"  {what} {info}")
     if options.timing:

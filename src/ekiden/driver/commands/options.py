@@ -10,10 +10,11 @@ from types import MappingProxyType
 import numpy as np
 
 import ekiden
-from ekiden.driver.executable import Dim, Executable, TensorInfo
+from ekiden.driver.executable import Executable
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.runtime.errors import InputError, RunError
+from ekiden.runtime.metadata import Dim, TensorInfo
 
 _NONE: Mapping[str, Array] = MappingProxyType({})
 FILE = "an artifact that `ekiden compile` wrote, or a model to compile first"

@@ -286,13 +286,20 @@ class Trace:
         """What `as_json` gave, or the text of it. Raises ScheduleError for anything else."""
         try:
             return _load(json.loads(json_obj) if isinstance(json_obj, (str, bytes)) else json_obj)
-        except (ValueError, KeyError, TypeError, IndexError, AssertionError) as error:
+        except _UNREADABLE as error:
             raise ScheduleError(f"not a saved trace: {type(error).__name__}: {error}") from error
 
     @staticmethod
     def apply_json_to_schedule(json_obj: object, sch: Replays) -> None:
         """Do the steps of a saved trace on a schedule."""
         Trace.from_json(json_obj).apply_to_schedule(sch)
+
+
+_UNREADABLE = (
+    ValueError, LookupError, TypeError, AssertionError, AttributeError, OverflowError,
+    RecursionError,
+)  # fmt: skip
+"""What reading raises where JSON is not what it should be."""
 
 
 def _python(value: object, names: Mapping[Handle, str]) -> str:
