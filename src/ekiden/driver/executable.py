@@ -13,13 +13,13 @@ from ekiden import runtime
 from ekiden.backend.vm.disassemble import disassemble
 from ekiden.backend.vm.write import CALL_CLOSURE
 from ekiden.driver.closures import plain, with_functions
-from ekiden.driver.files import write_whole
 from ekiden.driver.library import export_library
 from ekiden.driver.sequences import from_list, to_list, to_maps
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import without_kernels
 from ekiden.runtime.callers import Machines, start
 from ekiden.runtime.errors import InputError, RunError
+from ekiden.runtime.files import write_whole
 from ekiden.runtime.metadata import (
     ANY_OBJECT,
     MAPS,

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ekiden import runtime
-from ekiden.driver.files import check_folder
 from ekiden.runtime.errors import ExportError
+from ekiden.runtime.files import check_folder, write_whole
 
 _HEAD = """\
 #include <stdint.h>
@@ -85,7 +86,8 @@ def export_library(
         made = Path(folder, "library.so")
         arguments = [*command, *_LINK, *options, "library.c", archive, "-o", made.name]
         _run([*arguments, "-pthread", "-ldl"], folder, target)
-        shutil.move(made, target)
+        with open(made, "rb") as library:
+            write_whole(target, partial(shutil.copyfileobj, library), is_program=True)
 
 
 def _compiler(cc: str | None) -> list[str]:

@@ -7,11 +7,11 @@ import time
 
 from ekiden.driver.commands.options import parse_shapes
 from ekiden.driver.compiler import compile_artifact
-from ekiden.driver.files import check_folder, write_whole
 from ekiden.ir.instrument import PassTimingInstrument
 from ekiden.ir.pass_context import PRECISION
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.artifact import metadata_of
+from ekiden.runtime.files import check_folder, write_whole
 from ekiden.runtime.metadata import tensor_infos
 
 
