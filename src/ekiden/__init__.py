@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ekiden.codegen.build import build
-    from ekiden.driver import Executable, compile, load
+    from ekiden.driver import Executable, compile, export, load
     from ekiden.error import TVMError
     from ekiden.ir.json import load_json, save_json
     from ekiden.ir.module import IRModule
@@ -81,6 +81,7 @@ __all__ = [
     "convert",
     "cpu",
     "device",
+    "export",
     "from_dlpack",
     "get_global_func",
     "list_global_func_names",
@@ -105,6 +106,7 @@ _HOMES = {
     "build": "ekiden.codegen.build",
     "lower": "ekiden.tir.transform",
     "compile": "ekiden.driver",
+    "export": "ekiden.driver",
     "load": "ekiden.driver",
     "Executable": "ekiden.driver",
     "IRModule": "ekiden.ir.module",

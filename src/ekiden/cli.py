@@ -10,6 +10,7 @@ from importlib import import_module
 
 COMMANDS = {
     "compile": "compile a model to an artifact",
+    "export": "write a model or an artifact as a shared library, an object, C or an archive",
     "run": "run an artifact on arrays",
     "bench": "time an artifact on random inputs",
     "profile": "show where the time of an artifact's run goes, kernel by kernel",

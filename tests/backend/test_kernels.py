@@ -123,20 +123,32 @@ def test_the_error_of_a_kernel_names_the_node_of_the_model(
     assert build_kernels([primitive(1.0)], TARGET, cache=KernelCache(None)).link(TARGET)
 
 
-def test_a_worker_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [(signal.SIGKILL, "SIGKILL (out of memory?)"), (signal.SIGABRT, "SIGABRT")],
+)
+def test_a_worker_that_dies_is_an_error(
+    number: signal.Signals, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "2")
     parent = os.getpid()
 
     def die(*_: object) -> bytes:
         assert os.getpid() != parent
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
         return b""
 
     monkeypatch.setattr(llvm, "compile_object", die)
     functions = [primitive(float(s)) for s in range(1, 6)]
-    with pytest.raises(CompileError, match="a worker process was killed"):
+    with pytest.raises(CompileError) as caught:
         build_kernels(functions, TARGET, cache=KernelCache(None))
-    assert parallel._WORK is None and not parallel.LOCK.locked()
+    assert str(caught.value) == (
+        f"compiling kernels: a worker process was ended by {how}; "
+        "EKIDEN_COMPILE_JOBS=1 compiles in this process"
+    )
+    assert parallel._WORK is None
+    monkeypatch.undo()
+    assert build_kernels([primitive(1.0)], TARGET, cache=KernelCache(None)).link(TARGET)
 
 
 def test_several_threads_may_compile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
 import platformdirs
@@ -16,6 +14,7 @@ from ekiden.codegen import llvm
 from ekiden.ir.node import Node
 from ekiden.ir.structural import structural_digest
 from ekiden.runtime import environment
+from ekiden.runtime.files import write_whole
 from ekiden.target import Target
 
 _COMPILER = ("ir", "arith", "tir", "te", "topi", "codegen", "relay/op", "backend/kernels", "target")
@@ -84,9 +83,6 @@ class KernelCache:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".part")
-            with os.fdopen(handle, "wb") as file:
-                file.write(_digest(code) + code)
-            os.replace(partial, path)
+            write_whole(path, lambda file: file.write(_digest(code) + code))
         except OSError:
             return

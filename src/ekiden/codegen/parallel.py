@@ -1,17 +1,22 @@
-"""Compile many kernels at once: what the cache does not hold, in forked processes."""
+"""Compile many kernels at once: what the cache does not hold, in forked processes, or in this one
+where it may have none.
+"""
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
+import os
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 
+from ekiden.codegen import llvm
 from ekiden.codegen.cache import KernelCache
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError
@@ -19,6 +24,7 @@ from ekiden.runtime.errors import CompileError
 Progress = Callable[[int, int, str], None]
 """Called with (kernels done, kernels in all, name of the one just done)."""
 
+LOG = logging.getLogger(__name__)
 PARALLEL_FROM = 4
 """Kernels to compile from which starting processes pays."""
 
@@ -32,8 +38,26 @@ class Task:
     compile: Callable[[], bytes]
 
 
-LOCK = threading.Lock()
-"""Held while kernels are compiled: no other thread is inside LLVM when processes are forked."""
+class _Lock:
+    """A lock that the child of a fork has free: whoever held it is not there."""
+
+    def __init__(self) -> None:
+        self._renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+LOCK = _Lock()
+"""Held while kernels are compiled: of our own threads, no other is then inside LLVM."""
 _WORK: Sequence[Task] | None = None
 """What forked workers compile: inherited by fork, so that functions need not be sent."""
 
@@ -48,44 +72,102 @@ def _ignore_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-@contextmanager
-def _workers(count: int) -> Iterator[Executor]:
-    """Forked processes; what has not begun is dropped when an error leaves the block."""
-    context = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(count, context, _ignore_interrupt)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+def reason_to_stay() -> str:
+    """Why this process may have no children; empty where it may.
+
+    Daemonic are the workers of multiprocessing.Pool, Celery, Dask and PyTorch's data loaders: a
+    process that multiprocessing lets start none, as they would outlive it.
+    """
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return "this system cannot fork"
+    return "it is a daemonic process" if multiprocessing.current_process().daemon else ""
 
 
-def _in_parallel(count: int, jobs: int) -> Generator[tuple[int, bytes], None, None]:
-    with _workers(jobs) as pool:
-        with warnings.catch_warnings():  # Python 3.12 warns of forks beside threads; see LOCK
-            warnings.simplefilter("ignore", DeprecationWarning)
-            waiting = {pool.submit(_compile_one, i): i for i in range(count)}
+class _Workers:
+    """Forked processes that compile what `_WORK` holds.
+
+    Raises OSError, RuntimeError or ImportError where the system lets none start: at a limit of
+    processes, without semaphores (containers without /dev/shm), while the interpreter shuts down.
+    """
+
+    def __init__(self, count: int, jobs: int) -> None:
+        self._pool = ProcessPoolExecutor(
+            jobs, multiprocessing.get_context("fork"), _ignore_interrupt
+        )
+        others = set(multiprocessing.active_children())
         try:
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
+            self._waiting = self._begin(count)
+        except BaseException:
+            self.close()
+            raise
+        self._processes = set(multiprocessing.active_children()) - others
+
+    def _begin(self, count: int) -> dict[Future[bytes], int]:
+        """All forks happen here: none while a thread, be it another library's, is inside LLVM,
+        whose lock would stay closed in the child for ever.
+        """
+        with llvm.held(), warnings.catch_warnings():
+            # Python 3.12 warns of forks beside threads: those of ours, of NumPy and of LLVM's
+            # users leave their locks in order (LOCK, ek_on_fork, llvm.held)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return {self._pool.submit(_compile_one, i): i for i in range(count)}
+
+    def results(self) -> Iterator[tuple[int, bytes]]:
+        """(position, object code), in the order they are done."""
+        try:
+            for done in as_completed(self._waiting):
+                yield self._waiting[done], done.result()
         except BrokenProcessPool as error:
             raise CompileError(
-                "compiling kernels: a worker process was killed (out of memory?); "
+                f"compiling kernels: a worker process {self._end()}; "
                 "EKIDEN_COMPILE_JOBS=1 compiles in this process"
             ) from error
+
+    def _end(self) -> str:
+        """How the worker ended that ended first; the others are terminated because of it."""
+        codes = [p.exitcode for p in self._processes]
+        code = next((c for c in codes if c not in (None, 0, -signal.SIGTERM)), -signal.SIGTERM)
+        assert code is not None
+        if code >= 0:
+            return f"ended with {code}"
+        name = signal.Signals(-code).name
+        return f"was ended by {name}" + " (out of memory?)" * (name == "SIGKILL")
+
+    def close(self) -> None:
+        """Wait for what runs; what has not begun is dropped."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start(count: int, jobs: int) -> _Workers | None:
+    """Workers for so many tasks; None where there can be none, or they do not pay."""
+    if jobs < 2 or count < PARALLEL_FROM:
+        return None
+    reason = reason_to_stay()
+    try:
+        return None if reason else _Workers(count, jobs)
+    except (OSError, RuntimeError, ImportError) as error:
+        reason = str(error)
+    finally:
+        if reason:
+            LOG.info("kernels are compiled in this process: %s", reason)
+    return None
 
 
 def _compile_all(tasks: Sequence[Task]) -> Generator[tuple[int, bytes], None, None]:
     """(position, object code) of each task, in the order they are done."""
     global _WORK
-    jobs = min(environment.compile_jobs(), len(tasks))
     with LOCK:
         _WORK = tasks
+        workers = None
         try:
-            if jobs < 2 or len(tasks) < PARALLEL_FROM:
+            workers = _start(len(tasks), min(environment.compile_jobs(), len(tasks)))
+            if workers is None:
                 yield from ((i, _compile_one(i)) for i in range(len(tasks)))
             else:
-                yield from _in_parallel(len(tasks), jobs)
+                yield from workers.results()
         finally:
+            if workers is not None:
+                workers.close()
             _WORK = None
 
 

@@ -7,15 +7,15 @@ from ekiden.driver.executable import Executable, load
 from ekiden.runtime.metadata import TensorInfo
 
 if TYPE_CHECKING:
-    from ekiden.driver.compiler import compile
+    from ekiden.driver.compiler import compile, export
 
-__all__ = ["Executable", "TensorInfo", "compile", "load"]
+__all__ = ["Executable", "TensorInfo", "compile", "export", "load"]
 
 
 def __getattr__(name: str) -> object:
-    """`compile` brings the whole compiler, so it is imported when first asked for."""
-    if name != "compile":
+    """What brings the compiler is imported when first asked for."""
+    if name not in ("compile", "export"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = import_module("ekiden.driver.compiler").compile
+    found: object = getattr(import_module("ekiden.driver.compiler"), name)
     globals()[name] = found
     return found

@@ -19,10 +19,10 @@ import platformdirs
 
 from ekiden import runtime
 from ekiden.driver.artifact_key import Request
-from ekiden.driver.files import write_whole
 from ekiden.runtime import environment
 from ekiden.runtime.artifact import Bytes
 from ekiden.runtime.errors import LoadError
+from ekiden.runtime.files import write_whole
 
 LARGEST = 4
 """An artifact is kept if that many of its size fit in the limit."""

@@ -5,6 +5,7 @@ The compiler is imported when there is something to compile.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,10 @@ from ekiden import runtime
 from ekiden.driver.artifact_cache import ArtifactCache
 from ekiden.driver.artifact_key import request
 from ekiden.driver.executable import Executable
+from ekiden.driver.library import format_of, write_artifact
+from ekiden.runtime import late_bound
+from ekiden.runtime.artifact import Bytes
+from ekiden.runtime.files import PathName, check_folder
 from ekiden.target.virtual_device import Targets
 
 if TYPE_CHECKING:
@@ -46,6 +51,33 @@ def compile(
     made = compile_artifact(model, target, shape, executor)
     found = made if isinstance(made, runtime.Executable) else runtime.Executable.from_bytes(made)
     return Executable(found)
+
+
+def export(
+    model: Model | Executable,
+    path: PathName,
+    target: Targets = "llvm",
+    *,
+    shape: Shapes | None = None,
+    executor: str = "vm",
+    cc: str | None = None,
+    options: Sequence[str] = (),
+) -> None:
+    """Compile a model and write it as the suffix of `path` says: `.eki`, `.so`, `.o`, `.c`, `.tar`.
+
+    The code need not run on this machine: `target="llvm -mcpu=neoverse-n1"` makes an artifact for
+    64-bit Arm; a library for it needs a C compiler for it, `cc`, or the package ziglang. Other
+    arguments are those of `compile` and of `Executable.export_library`; an executable is written
+    as it is. Raises ExportError for another suffix, before anything is compiled, and what they do.
+    """
+    format_of(path)
+    check_folder(path)
+    if isinstance(model, Executable):
+        data: Bytes = late_bound.whole(model.raw)
+    else:
+        found = compile_artifact(model, target, shape, executor)
+        data = found.to_bytes() if isinstance(found, runtime.Executable) else found
+    write_artifact(data, path, cc=cc, options=options)
 
 
 def compile_artifact(

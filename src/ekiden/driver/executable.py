@@ -7,19 +7,20 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import overload
 
 from ekiden import runtime
 from ekiden.backend.vm.disassemble import disassemble
 from ekiden.backend.vm.write import CALL_CLOSURE
 from ekiden.driver.closures import plain, with_functions
-from ekiden.driver.files import write_whole
-from ekiden.driver.library import export_library
+from ekiden.driver.library import FORMATS, export_library
 from ekiden.driver.sequences import from_list, to_list, to_maps
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import without_kernels
 from ekiden.runtime.callers import Machines, start
-from ekiden.runtime.errors import InputError, RunError
+from ekiden.runtime.errors import ExportError, InputError, RunError
+from ekiden.runtime.files import File, PathName, write_to
 from ekiden.runtime.metadata import (
     ANY_OBJECT,
     MAPS,
@@ -182,15 +183,14 @@ class Executable:
             compiler.compile_when_hot(self.raw, calls)
 
     @overload
-    def save(self, path: str | os.PathLike[str]) -> None: ...
+    def save(self, path: File) -> None: ...
 
     @overload
     def save(self) -> tuple[bytearray, runtime.Module]: ...
 
-    def save(
-        self, path: str | os.PathLike[str] | None = None
-    ) -> tuple[bytearray, runtime.Module] | None:
-        """Write one file that `ekiden.load` reads. The file appears whole or not at all.
+    def save(self, path: File | None = None) -> tuple[bytearray, runtime.Module] | None:
+        """Write one file that `ekiden.load` reads: at a path, where it appears whole or not at all,
+        or into a file that is open for bytes. Raises ExportError for the suffix of another kind.
 
         Without a path, as in TVM: the bytecode alone and the module that has its kernels, for
         `runtime.vm.Executable.load_exec`.
@@ -198,10 +198,14 @@ class Executable:
         if path is None:
             number = self.variants.index(self.target) + 1 if len(self.variants) > 1 else 0
             return bytearray(without_kernels(late_bound.whole(self.raw), number)), self.module
-        write_whole(path, lambda file: file.write(late_bound.whole(self.raw)))
+        suffix = Path(path).suffix if isinstance(path, (str, os.PathLike)) else ""
+        if suffix in FORMATS and suffix != ".eki":
+            kinds = f"save writes an artifact (.eki); export_library writes {FORMATS[suffix].what}"
+            raise ExportError(f"save '{path}': {kinds}")
+        write_to(path, lambda file: file.write(late_bound.whole(self.raw)))
         return None
 
-    def move_late_bound_consts(self, path: str | os.PathLike[str], byte_limit: int = 0) -> None:
+    def move_late_bound_consts(self, path: PathName, byte_limit: int = 0) -> None:
         """Write the constants of `byte_limit` bytes and more to a file, and wait for them from now
         on: what is saved then is the bytecode without them. They can be moved once; LoadError.
         """
@@ -213,7 +217,7 @@ class Executable:
         self._known = None
         return moved
 
-    def load_late_bound_consts(self, path: str | os.PathLike[str]) -> None:
+    def load_late_bound_consts(self, path: PathName) -> None:
         """Take the constants that are waited for from a file, which is mapped.
 
         Raises LoadError where names are missing or unknown; ValueError for another shape or dtype.
@@ -226,7 +230,7 @@ class Executable:
 
     def export_library(
         self,
-        path: str | os.PathLike[str],
+        path: PathName,
         *,
         cc: str | None = None,
         options: Sequence[str] = (),
@@ -399,7 +403,7 @@ def _show(shape: Sequence[Dim]) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
 
-def load(path: str | os.PathLike[str]) -> Executable:
+def load(path: PathName) -> Executable:
     """An executable from a file that `save` wrote, mapped into memory.
 
     Raises LoadError for anything else, OSError for a file that cannot be read.

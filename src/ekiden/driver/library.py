@@ -1,49 +1,69 @@
-"""A compiled model as one shared library, for programs in any language."""
+"""A compiled model as what other programs link or load: a shared library, an object, C, an archive.
+
+The suffix of a file decides; `FORMATS` has a row for each.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from ekiden import runtime
-from ekiden.driver.files import check_folder
+from ekiden.runtime import late_bound
+from ekiden.runtime.artifact import Bytes, function_names, metadata_of
 from ekiden.runtime.errors import ExportError
+from ekiden.runtime.files import PathName, Writer, check_folder, write_whole
+from ekiden.runtime.paths import include_dir, source_dir, static_library_path
+from ekiden.target import Target
+
+__all__ = ["FORMATS", "Format", "export_library", "format_of", "write_artifact"]
 
 _HEAD = """\
+/* A model that Ekiden compiled, as the functions {names}.
+**
+** cc -c this file, and link it with Ekiden's runtime (libekiden_runtime.a) and threads. */
 #include <stdint.h>
 
 #define SHOWN __attribute__((visibility("default")))
 SHOWN extern const unsigned char __ek_executable[];
 SHOWN extern const uint64_t __ek_executable_size;
 const uint64_t __ek_executable_size = {size}u;
-
+"""
+_INCLUDED = """
 /* A section of its own, so that its alignment is that of the constants in it. */
-__asm__(".section .rodata.ekiden,\\"a\\",@progbits\\n"
+__asm__(".section .rodata.ekiden,\\"a\\",%progbits\\n"
         ".balign 64\\n"
         ".globl __ek_executable\\n"
-        ".type __ek_executable,@object\\n"
+        ".type __ek_executable,%object\\n"
         ".size __ek_executable,{size}\\n"
         "__ek_executable:\\n"
-        ".incbin \\"executable.eki\\"\\n"
+        ".incbin \\"{file}\\"\\n"
         ".previous\\n");
-
-typedef struct {{
+"""
+_CALL = """
+typedef struct {
   void *function;
   const char *name;
   const void *begin;
   uint64_t size;
-}} ek_export;
+} ek_export;
 
 int ek_export_call(ek_export *program, const void *args, int32_t nargs, void *ret);
 """
-
 _FUNCTION = """
 SHOWN int __tvm_ffi_{name}(void *self, const void *args, int32_t nargs, void *ret);
 int __tvm_ffi_{name}(void *self, const void *args, int32_t nargs, void *ret) {{
@@ -52,55 +72,202 @@ int __tvm_ffi_{name}(void *self, const void *args, int32_t nargs, void *ret) {{
   return ek_export_call(&program, args, nargs, ret);
 }}
 """
+_MAKEFILE = """\
+# make CC=aarch64-linux-gnu-gcc builds {stem}.so for another machine than this one.
+CFLAGS ?= -O2
+MODEL = -std=gnu11 -fPIC -Iinclude
+RUNTIME = -DEK_STATIC '-DEK_API=__attribute__((visibility("hidden")))'
+LINK = -shared -s -Wl,--gc-sections -Wl,-z,nodelete -Wl,-z,defs
 
+{stem}.so: {stem}.c {stem}.eki $(wildcard src/*)
+\t$(CC) $(CFLAGS) $(MODEL) $(RUNTIME) $(LINK) {stem}.c src/*.c -o $@ -pthread -ldl
+"""
+_STATIC = ("-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))')
 _LINK = ("-shared", "-fPIC", "-O2", "-s", "-Wl,--gc-sections", "-Wl,-z,nodelete", "-Wl,-z,defs")
+_NAME = "executable.eki"
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What is asked of a format: the artifact, where to, and the C compiler with its options."""
+
+    data: Bytes
+    target: Path
+    cc: str | None
+    options: Sequence[str]
+
+    @property
+    def architecture(self) -> str:
+        """What the artifact's code runs on, by the name that compilers have for it."""
+        kind = Target.parse(str(metadata_of(self.data).get("target", "llvm")))
+        return kind.architecture.replace("-", "_")
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the runtime that is installed here would not fit."""
+        return self.architecture != platform.machine()
+
+
+def _write_artifact(order: _Order) -> None:
+    write_whole(order.target, lambda file: file.write(order.data))
+
+
+def _write_library(order: _Order) -> None:
+    arguments = [*_LINK, *order.options, "library.c", *_runtime(order)]
+    _compile(order, [*arguments, "-o", "made", "-pthread", "-ldl"], is_program=True)
+
+
+def _write_object(order: _Order) -> None:
+    _compile(order, ["-c", "-fPIC", "-O2", *order.options, "library.c", "-o", "made"])
+
+
+def _write_c(order: _Order) -> None:
+    def write(file: Writer) -> None:
+        file.write(_source(order.data, None).encode())
+        file.write(b"\n_Alignas(64) SHOWN const unsigned char __ek_executable[] = {\n")
+        rows = np.frombuffer(order.data, np.uint8)
+        for at in range(0, len(rows), 1 << 16):
+            file.write(b",".join(_NUMBERS[rows[at : at + (1 << 16)]].tolist()) + b",\n")
+        file.write(b"};\n")
+
+    write_whole(order.target, write)
+
+
+_NUMBERS = np.array([str(i).encode() for i in range(256)])
+
+
+def _write_archive(order: _Order) -> None:
+    """All that a C compiler needs to make the library, for whatever machine."""
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", order.target.stem) or "model"
+    texts = {
+        f"{stem}.eki": bytes(order.data),
+        f"{stem}.c": _source(order.data, f"{stem}.eki").encode(),
+        "Makefile": _MAKEFILE.format(stem=stem).encode(),
+    }
+    for folder, path in (("include/ekiden", include_dir() / "ekiden"), ("src", source_dir())):
+        texts |= {f"{folder}/{p.name}": p.read_bytes() for p in sorted(path.iterdir())}
+
+    def write(file: Writer) -> None:
+        with tarfile.open(fileobj=file, mode="w|", format=tarfile.GNU_FORMAT) as archive:  # type: ignore[call-overload]  # all it does is write
+            for name, data in texts.items():
+                about = tarfile.TarInfo(f"{stem}/{name}")
+                about.size = len(data)
+                archive.addfile(about, io.BytesIO(data))
+
+    write_whole(order.target, write)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A kind of file: what it is, and how it is written."""
+
+    what: str
+    write: Callable[[_Order], None]
+
+
+FORMATS = {
+    ".eki": Format("the artifact, which ekiden.load maps", _write_artifact),
+    ".so": Format("a shared library with the runtime inside", _write_library),
+    ".o": Format("an object to link with libekiden_runtime.a", _write_object),
+    ".c": Format("the same as C", _write_c),
+    ".tar": Format("sources of model and runtime with a Makefile", _write_archive),
+}
+"""Suffix -> what a compiled model is written as."""
+
+
+def format_of(path: PathName) -> Format:
+    """What the suffix of a path asks for; the artifact for a device or a pipe, which has none.
+
+    Raises ExportError for another suffix, with those there are.
+    """
+    target = Path(path)
+    found = FORMATS.get(target.suffix)
+    if found is None and target.exists() and not target.is_file() and not target.is_dir():
+        found = FORMATS[".eki"]
+    if found is not None:
+        return found
+    there = ", ".join(f"{suffix} ({row.what})" for suffix, row in FORMATS.items())
+    got = f"'{target.suffix}'" if target.suffix else "none"
+    raise ExportError(f"write '{target}': the suffix decides what is written, got {got}: {there}")
+
+
+def write_artifact(
+    data: Bytes, path: PathName, *, cc: str | None = None, options: Sequence[str] = ()
+) -> None:
+    """Write the bytes of an artifact, which need not run here, as what the suffix of `path` asks
+    for; see `export_library`.
+    """
+    chosen = format_of(path)
+    chosen.write(_Order(data, check_folder(path).absolute(), cc, options))
 
 
 def export_library(
     executable: runtime.Executable,
-    path: str | os.PathLike[str],
+    path: PathName,
     *,
     cc: str | None = None,
     options: Sequence[str] = (),
 ) -> None:
-    """Write one shared library with the executable and the runtime inside.
+    """Write a model as the suffix says: `.so` one shared library with the runtime inside, `.o` an
+    object to link with it, `.c` the same as C, `.tar` sources and a Makefile, `.eki` the artifact.
 
     Each function of the executable becomes a symbol `__tvm_ffi_<name>`, so that
     `ekiden.runtime.load_module(path)["main"]` runs it, `ek_module_load` does in C, and
     `tvm_ffi.load_module` of the published package. The library needs libc and threads alone.
 
     `cc` is the C compiler; else $CC, cc, gcc or clang is taken, or that of the package ziglang.
-    `options` go to its command line. Raises ExportError when there is none or it fails.
+    `options` go to its command line. Raises ExportError when there is none or it fails, and for
+    another suffix.
     """
-    target = check_folder(path).absolute()
-    command = _compiler(cc)
-    data = executable.to_bytes()
-    names = [name for name in executable.globals if re.fullmatch(r"[A-Za-z0-9_]+", name)]
-    source = _HEAD.format(size=len(data))
-    source += "".join(_FUNCTION.format(name=name, size=len(data)) for name in names)
+    write_artifact(late_bound.whole(executable), path, cc=cc, options=options)
+
+
+def _source(data: Bytes, file: str | None) -> str:
+    """The C that has the functions of an artifact, and its bytes as they stand in `file`."""
+    size = len(data)
+    names = [n for n in function_names(data) if re.fullmatch(r"[A-Za-z0-9_]+", n)]
+    parts = [_HEAD.format(size=size, names=", ".join(names))]
+    if file is not None:
+        parts.append(_INCLUDED.format(size=size, file=file))
+    return "".join([*parts, _CALL, *(_FUNCTION.format(name=n, size=size) for n in names)])
+
+
+def _runtime(order: _Order) -> list[str]:
+    """What is linked with a model: the runtime of this machine, or its sources for another."""
+    if not order.is_foreign:
+        return [str(static_library_path().resolve())]
+    sources = map(str, sorted(source_dir().glob("*.c")))
+    return ["-std=gnu11", f"-I{include_dir()}", *_STATIC, *sources]
+
+
+def _compile(order: _Order, arguments: Sequence[str], is_program: bool = False) -> None:
+    """Have the C compiler make the file `made` of library.c."""
+    command = _compiler(order)
     with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
-        Path(folder, "executable.eki").write_bytes(data)
-        Path(folder, "library.c").write_text(source)
-        archive = str(runtime.static_library_path().resolve())
-        made = Path(folder, "library.so")
-        arguments = [*command, *_LINK, *options, "library.c", archive, "-o", made.name]
-        _run([*arguments, "-pthread", "-ldl"], folder, target)
-        shutil.move(made, target)
+        Path(folder, _NAME).write_bytes(order.data)
+        Path(folder, "library.c").write_text(_source(order.data, _NAME))
+        _run([*command, *arguments], folder, order.target)
+        with open(Path(folder, "made"), "rb") as made:
+            write_whole(order.target, partial(shutil.copyfileobj, made), is_program)
 
 
-def _compiler(cc: str | None) -> list[str]:
-    """The command of a C compiler, in words."""
-    named = cc or os.environ.get("CC")
+def _compiler(order: _Order) -> list[str]:
+    """The command of a C compiler for the artifact's machine, in words."""
+    named = order.cc or os.environ.get("CC")
     if named:
         return named.split()
-    for name in ("cc", "gcc", "clang"):
+    foreign = f"{order.architecture}-linux-gnu"
+    names = (f"{foreign}-gcc",) if order.is_foreign else ("cc", "gcc", "clang")
+    for name in names:
         if shutil.which(name):
             return [name]
     if importlib.util.find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "cc"]
+        other = ["-target", foreign] if order.is_foreign else []
+        return [sys.executable, "-m", "ziglang", "cc", *other]
+    of = f" for {order.architecture}" if order.is_foreign else ""
     raise ExportError(
-        "export library: a C compiler expected (cc, gcc or clang), got none; "
-        "install one, or: pip install ziglang"
+        f"export library: a C compiler{of} expected ({', '.join(names[:-1])}"
+        f"{' or ' * (len(names) > 1)}{names[-1]}), got none; install one, or: pip install ziglang"
     )
 
 

@@ -16,6 +16,7 @@ from typing import TextIO
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument
 from ekiden.runtime.errors import EkidenError
+from ekiden.runtime.files import write_text
 
 __all__ = [
     "DumpIR",
@@ -110,7 +111,7 @@ class DumpIR(PassInstrument):
         text = module.astext(self._show_meta_data)
         if text != self._last:
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / f"{self._count:02}-{name}.relay").write_text(text, encoding="utf-8")
+            write_text(self.folder / f"{self._count:02}-{name}.relay", text)
             self._last = text
 
 

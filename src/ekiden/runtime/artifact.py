@@ -127,6 +127,27 @@ def metadata_of(data: Bytes) -> dict[str, object]:
     return read_metadata(bytes(section), "executable", None)
 
 
+def function_names(data: Bytes) -> list[str]:
+    """The names of the functions of a file that the loader accepts, here or elsewhere."""
+    section = next(p for kind, _, p in read_sections(data) if kind is Section.GLOBALS)
+    (count,) = struct.unpack_from("<I", section)
+    at, found = 4, []
+    for _ in range(count):
+        name, at = _string(section, at)
+        found.append(name)
+        (params,) = struct.unpack_from("<I", section, at)
+        at += 4
+        for _ in range(params):
+            _, at = _string(section, at)
+    return found
+
+
+def _string(section: memoryview, at: int) -> tuple[str, int]:
+    (size,) = struct.unpack_from("<I", section, at)
+    end = at + 4 + size
+    return bytes(section[at + 4 : end]).decode(), end
+
+
 def with_constants(data: bytes, constants: Sequence[Constant]) -> memoryview:
     """The same file with other data of its constants, or without that of some."""
     return write_sections(

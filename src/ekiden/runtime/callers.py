@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -38,6 +39,10 @@ class Machines:
 @cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(num_threads(), "ekiden")
+
+
+if hasattr(os, "register_at_fork"):  # a child has none of the threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def start(call: Callable[[], Result]) -> Future[Result]:

@@ -15,13 +15,14 @@ import mmap
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ekiden.runtime._core import DataType, Tensor, empty, tensor
 from ekiden.runtime.errors import LoadError
+from ekiden.runtime.files import File, Writer, write_to
 
 FORMAT_NAMES = {
     "bool": "BOOL",
@@ -60,19 +61,17 @@ Params = Mapping[str, Tensor | ArrayLike]
 _Bytes = NDArray[np.uint8]
 
 
-def save_params(
-    path: str | PathLike[str], params: Params, metadata: Mapping[str, str] | None = None
-) -> None:
-    """Write tensors to a safetensors file.
+def save_params(path: File, params: Params, metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors to a safetensors file, which appears whole or not at all, or to one that is
+    open for bytes.
 
     Raises TypeError for a dtype the format does not have (complex128, and integers of less than a
     byte).
     """
-    with open(path, "wb") as file:
-        _write(file, params, metadata)
+    write_to(path, lambda opened: _write(opened, params, metadata))
 
 
-def _write(file: BinaryIO, params: Params, metadata: Mapping[str, str] | None) -> None:
+def _write(file: Writer, params: Params, metadata: Mapping[str, str] | None) -> None:
     tensors = {name: tensor(value) for name, value in params.items()}
     order = sorted(tensors, key=lambda name: (-DataType(tensors[name].dtype).bits, name))
     header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}

@@ -24,6 +24,11 @@ def static_library_path() -> Path:
     return _FOLDER / "libekiden_runtime.a"
 
 
+def source_dir() -> Path:
+    """The runtime's own sources, to build it for other machines."""
+    return _FOLDER / "src"
+
+
 def cmake_dir() -> Path:
     """The folder with the CMake package: give it as -Dekiden-runtime_DIR, then
     `find_package(ekiden-runtime)` has the targets ekiden::runtime and ekiden::runtime_static.

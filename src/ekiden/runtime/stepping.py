@@ -16,6 +16,7 @@ from typing import NamedTuple, cast
 from ekiden.runtime._core import Executable, Module, get_global_func
 from ekiden.runtime._core import VirtualMachine as Machine
 from ekiden.runtime.errors import InputError, RunError
+from ekiden.runtime.files import write_whole
 from ekiden.runtime.profile import instructions, sources
 
 
@@ -158,9 +159,8 @@ class Stepper:
 
     def save_state(self, path: str | os.PathLike[str]) -> None:
         """`state` in a file, which appears whole or not at all."""
-        draft = Path(f"{os.fspath(path)}.part")
-        draft.write_bytes(self.state())
-        draft.replace(path)
+        state = self.state()
+        write_whole(path, lambda file: file.write(state))
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
         """`set_state` from a file."""

@@ -7,6 +7,7 @@ from ekiden.codegen.llvm.compiler import (
     assembly_of_text,
     compile_object,
     compile_text,
+    held,
 )
 from ekiden.codegen.llvm.debug import DebugLines
 from ekiden.codegen.llvm.emit import emit, emit_all
@@ -22,6 +23,7 @@ __all__ = [
     "compile_text",
     "emit",
     "emit_all",
+    "held",
     "inspect",
     "link",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import llvmlite.binding as llvm
 
@@ -24,6 +25,14 @@ VERSION = f"llvmlite {'.'.join(str(n) for n in llvm.llvm_version_info)}"
 def _initialize() -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+
+
+def held() -> AbstractContextManager[object]:
+    """While this is entered, no other thread of the process is inside LLVM, whoever runs it: the
+    child of a fork then finds it in order.
+    """
+    lock: AbstractContextManager[object] = getattr(llvm.ffi.lib, "_lock", nullcontext())
+    return lock
 
 
 def _machine(target: Target) -> llvm.TargetMachine:

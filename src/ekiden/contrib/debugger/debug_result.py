@@ -9,6 +9,7 @@ from pathlib import Path
 from ekiden import runtime
 from ekiden.backend.graph.graph import Graph, Node
 from ekiden.runtime import Tensor
+from ekiden.runtime.files import write_text, write_whole
 
 GRAPH_FILE = "_tvmdbg_graph_dump.json"
 TENSORS_FILE = "output_tensors.params"
@@ -33,7 +34,7 @@ class DebugResult:
         self.folder = folder
         self.seconds: list[list[float]] = []
         self.tensors: list[Tensor] = []
-        (folder / GRAPH_FILE).write_text(graph.to_json())
+        write_text(folder / GRAPH_FILE, graph.to_json())
 
     def update(self, seconds: Sequence[Sequence[float]], tensors: Sequence[Tensor]) -> None:
         """Take the seconds of each node in each repeat, and the outputs of all nodes in order."""
@@ -69,7 +70,7 @@ class DebugResult:
     def dump_output_tensor(self) -> None:
         """Write the outputs as `runtime.save_param_dict` does."""
         data = runtime.save_param_dict(self.get_output_tensors())
-        (self.folder / TENSORS_FILE).write_bytes(data)
+        write_whole(self.folder / TENSORS_FILE, lambda file: file.write(data))
 
     def dump_chrome_trace(self) -> None:
         """Write the nodes, one after the other, as Chrome and Perfetto show them."""
@@ -81,7 +82,7 @@ class DebugResult:
             now += seconds
             events.append({"ts": now * 1e6, "ph": "E", **common})
         trace = {"displayTimeUnit": "ns", "traceEvents": events}
-        (self.folder / TRACE_FILE).write_text(json.dumps(trace))
+        write_text(self.folder / TRACE_FILE, json.dumps(trace))
 
     def _means(self) -> list[float]:
         return [sum(each) / len(each) for each in self.seconds]

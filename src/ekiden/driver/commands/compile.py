@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 
-from ekiden.driver.commands.options import parse_shapes
+from ekiden.driver.commands.options import add_output, add_target, parse_shapes
 from ekiden.driver.compiler import compile_artifact
-from ekiden.driver.files import check_folder, write_whole
+from ekiden.driver.library import format_of, write_artifact
 from ekiden.ir.instrument import PassTimingInstrument
 from ekiden.ir.pass_context import PRECISION
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.artifact import metadata_of
+from ekiden.runtime.files import check_folder
 from ekiden.runtime.metadata import tensor_infos
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("model", help="an ONNX file")
-    parser.add_argument(
-        "-o", "--output", required=True, help="the artifact to write, for instance model.eki"
-    )
-    parser.add_argument(
-        "--target",
-        action="append",
-        metavar="'llvm -mcpu=...'",
-        help="what to make code for, else this machine; several give variants, the best first",
-    )
-    parser.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        metavar="NAME=1,3,H,W",
-        help="fix dimensions of an input",
-    )
+    add_output(parser)
+    add_target(parser)
     parser.add_argument(
         "--precision",
         choices=("float32", "bfloat16"),
@@ -45,6 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compile, write, and say what the model takes and gives. The code need not run here."""
+    format_of(options.output)
     check_folder(options.output)
     started = time.perf_counter()
     shape = parse_shapes(options.shape) or None
@@ -53,8 +42,8 @@ def run(options: argparse.Namespace) -> int:
     with PassContext(config=config, instruments=[timing] if options.timing else []):
         found = compile_artifact(options.model, options.target or "llvm", shape)
     made = found if isinstance(found, memoryview) else found.to_bytes()
-    write_whole(options.output, lambda file: file.write(made))
-    print(f"{options.output}: {len(made) / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s")
+    write_artifact(made, options.output, cc=options.cc)
+    print_written(options.output, len(made), time.perf_counter() - started)
     described = tensor_infos(metadata_of(made), str(options.output))
     for what, infos in zip(("input", "output"), described, strict=True):
         for info in infos:
@@ -62,3 +51,9 @@ def run(options: argparse.Namespace) -> int:
     if options.timing:
         print(timing.render())
     return 0
+
+
+def print_written(path: str, size: int, seconds: float) -> None:
+    """The size of a file; of the artifact, where the path is a device."""
+    size = os.path.getsize(path) if os.path.isfile(path) else size
+    print(f"{path}: {size / 1e6:.1f} MB in {seconds:.1f} s")

@@ -11,6 +11,7 @@ import numpy as np
 
 import ekiden
 from ekiden.driver.executable import Executable
+from ekiden.driver.library import FORMATS
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.runtime.errors import InputError, RunError
@@ -61,6 +62,36 @@ def add_dims(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="SYMBOL=4",
         help="a dimension (else 1, or more where the model needs it)",
+    )
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """The arguments `--output` and `--cc`, as `write_artifact` takes them."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="what to write; its suffix decides: "
+        + ", ".join(f"{suffix} {row.what}" for suffix, row in FORMATS.items()),
+    )
+    parser.add_argument("--cc", help="the C compiler that makes .so and .o, else the system's")
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """The arguments `--target` and `--shape` of a compilation."""
+    parser.add_argument(
+        "--target",
+        action="append",
+        metavar="'llvm -mcpu=...'",
+        help="what to make code for, else this machine; several give variants, the best first",
+    )
+    parser.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME=1,3,H,W",
+        help="fix dimensions of an input",
     )
 
 

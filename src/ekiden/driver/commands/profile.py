@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
-from typing import BinaryIO
 
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +14,7 @@ from ekiden.driver.commands.options import (
     random_inputs,
     read_arrays,
 )
-from ekiden.driver.files import write_whole
+from ekiden.runtime.files import write_text
 from ekiden.runtime.profile import HEADS, TEXTS, Report
 
 
@@ -41,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     _print(report, not options.calls, options.top)
     for path, text in ((options.json, report.json()), (options.trace, report.trace())):
         if path is not None:
-            write_whole(path, partial(_write, text))
+            write_text(path, text)
     return 0
 
 
@@ -61,7 +59,3 @@ def _print(report: Report, aggregate: bool, top: int) -> None:
         threads = f"{report.threads} thread{'s' * (report.threads > 1)}"
         console.print(f"limits of {threads}: {flops:.0f} GFLOP/s, {bandwidth:.1f} GB/s")
     console.print(table)
-
-
-def _write(text: str, file: BinaryIO) -> None:
-    file.write(text.encode())

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ekiden.driver.commands.options import FILE, open_executable, read_arrays
-from ekiden.driver.files import write_whole
+from ekiden.runtime.files import write_whole
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

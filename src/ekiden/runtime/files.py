@@ -1,0 +1,162 @@
+"""Writing files so that they appear whole or not at all.
+
+What stands at the path already stays what it is: a link leads to the file that is replaced, and a
+device, a pipe or a socket is written to. Errors name the path as the caller wrote it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+__all__ = [
+    "File",
+    "PathName",
+    "Writer",
+    "check_folder",
+    "reason",
+    "write_text",
+    "write_to",
+    "write_whole",
+]
+
+PathName: TypeAlias = str | os.PathLike[str]
+
+
+class Writer(Protocol):
+    """What `write_whole` needs of a file."""
+
+    def write(self, data: bytes | bytearray | memoryview, /) -> object:
+        """Take all of these bytes."""
+
+
+File: TypeAlias = PathName | Writer
+"""Where a user has something written to: a path, or a file that is open for bytes."""
+
+
+def reason(error: OSError) -> str:
+    """What the system says, without the number and whatever file it was about."""
+    return (error.strerror or str(error)).lower()
+
+
+def check_folder(path: PathName) -> Path:
+    """The path of a file to be written. Raises FileNotFoundError if its folder does not exist,
+    IsADirectoryError if it is a folder itself, PermissionError if it may not be written.
+    """
+    target = Path(path)
+    if os.path.isdir(target):  # unlike Path.is_dir, it raises nothing
+        raise IsADirectoryError(f"write '{target}': it is a folder")
+    folder = Path(os.path.realpath(target)).parent
+    if not folder.is_dir():
+        shown = folder if target.is_symlink() else target.parent
+        raise FileNotFoundError(f"write '{target}': no folder '{shown}'")
+    if os.path.exists(target) and not os.access(target, os.W_OK):
+        raise PermissionError(f"write '{target}': permission denied")
+    return target
+
+
+def write_to(file: File, write: Callable[[Writer], object]) -> None:
+    """`write_whole` for a path; a file that is open is given to `write` as it is. Raises TypeError
+    for what is neither, or open for text.
+    """
+    kind: type = type(file)
+    if isinstance(file, (str, os.PathLike)):
+        write_whole(file, write)
+    elif issubclass(kind, io.TextIOBase) or getattr(file, "write", None) is None:
+        wanted = "a path or a file open for bytes"
+        raise TypeError(f"write: expected {wanted}, got {kind.__name__}")
+    elif isinstance(file, io.RawIOBase):
+        write(_Stream(file.write))
+    else:
+        write(file)
+
+
+def write_whole(
+    path: PathName, write: Callable[[Writer], object], is_program: bool = False
+) -> None:
+    """Give `write` a file beside `path` that takes its place when all is written.
+
+    Whatever goes wrong, `path` is as it was and nothing is left behind. What is there and is no
+    regular file (/dev/null, a named pipe) is written to directly. `is_program` lets it be executed.
+    Raises OSError that names `path`.
+    """
+    target = check_folder(path)
+    with _named(target):
+        found = _status(target)
+        if found is None or stat.S_ISREG(found.st_mode):
+            _replace(Path(os.path.realpath(target)), found, write, is_program)
+        else:
+            _write_through(target, write)
+
+
+def write_text(path: PathName, text: str) -> None:
+    """`write_whole` for text, as UTF-8."""
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """What stands at a path, links followed; None for nothing."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _replace(
+    target: Path,
+    found: os.stat_result | None,
+    write: Callable[[Writer], object],
+    is_program: bool,
+) -> None:
+    """Write a file that takes the place of `found`, with its permissions."""
+    partial = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}")
+    try:
+        with open(partial, "xb") as file:
+            write(file)
+            mode = stat.S_IMODE((os.fstat(file.fileno()) if found is None else found).st_mode)
+            if is_program:
+                mode |= (mode & 0o444) >> 2
+            os.fchmod(file.fileno(), mode)
+        os.replace(partial, target)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+class _Stream:
+    """A file that can only be written to: others ask for the position, which a pipe has not."""
+
+    def __init__(self, write: Callable[[memoryview], int | None]) -> None:
+        self._write = write
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """All of these bytes; a pipe may take them in parts."""
+        left = memoryview(data).cast("B")
+        size = len(left)
+        while left:
+            left = left[self._write(left) or 0 :]
+        return size
+
+
+def _write_through(target: Path, write: Callable[[Writer], object]) -> None:
+    handle = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
+    with open(handle, "wb", buffering=0) as file:
+        write(_Stream(file.write))
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors of the system name the path that the user gave, not a file beside it."""
+    try:
+        yield
+    except OSError as error:
+        made = type(error)(f"write '{path}': {reason(error)}")
+        made.errno = error.errno
+        raise made from error

@@ -1,0 +1,158 @@
+"""Writing files: whole or not at all, through links, to devices; errors name the path."""
+
+import io
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ekiden import runtime
+from ekiden.runtime.files import Writer, write_text, write_to, write_whole
+
+pytestmark = pytest.mark.quick
+
+
+def hello(file: Writer) -> None:
+    file.write(b"hello")
+
+
+def test_a_link_leads_to_the_file_that_is_replaced(tmp_path: Path) -> None:
+    real, link = tmp_path / "there" / "real", tmp_path / "link"
+    real.parent.mkdir()
+    real.write_bytes(b"before")
+    link.symlink_to(real)
+    write_whole(link, hello)
+    assert link.is_symlink() and real.read_bytes() == b"hello"
+    assert [p.name for p in real.parent.iterdir()] == ["real"]
+
+
+def test_a_link_to_nothing_gets_its_file(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "new")
+    write_whole(link, hello)
+    assert link.is_symlink() and (tmp_path / "new").read_bytes() == b"hello"
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    reader.start()
+    data = bytes(300_000)  # more than a pipe holds
+    write_whole(pipe, lambda file: file.write(data))
+    reader.join()
+    assert got == [data] and stat.S_ISFIFO(pipe.lstat().st_mode)
+
+
+def test_an_array_goes_through_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    reader.start()
+    write_whole(pipe, lambda file: np.save(file, np.arange(4)))  # type: ignore[call-overload]
+    reader.join()
+    assert np.load(io.BytesIO(got[0])).tolist() == [0, 1, 2, 3]
+
+
+def test_a_device_stays_a_device(tmp_path: Path) -> None:
+    link = tmp_path / "full"  # so that a wrong writer replaces the link, not the device
+    link.symlink_to("/dev/full")
+    with pytest.raises(OSError) as caught:
+        write_whole(link, hello)
+    assert str(caught.value) == f"write '{link}': no space left on device"
+    assert link.is_symlink() and stat.S_ISCHR(link.stat().st_mode)
+    assert list(tmp_path.iterdir()) == [link]
+
+
+def test_permissions_stay(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.touch(mode=0o600)
+    write_whole(path, hello)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_program_may_be_executed_by_who_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "library.so"
+    write_whole(path, hello, is_program=True)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    assert mode & 0o111 == (mode & 0o444) >> 2
+
+
+def test_errors_name_the_path_that_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.eki"
+    path.write_bytes(b"before")
+
+    def full(file: Writer) -> None:
+        file.write(b"half")
+        raise OSError(28, "No space left on device", str(tmp_path / ".draft"))
+
+    with pytest.raises(OSError) as caught:
+        write_whole(path, full)
+    assert str(caught.value) == f"write '{path}': no space left on device"
+    assert caught.value.errno == 28
+    assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("none/model.eki", FileNotFoundError, "no folder '{0}/none'"),
+        ("folder", IsADirectoryError, "it is a folder"),
+        ("x" * 300, OSError, "file name too long"),
+        ("loop", OSError, "too many levels of symbolic links"),
+        ("astray", FileNotFoundError, "no folder '{0}/gone'"),
+    ],
+)
+def test_what_cannot_be_written(
+    name: str, error: type[OSError], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "astray").symlink_to(tmp_path / "gone" / "model.eki")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(error) as caught:
+        write_whole(tmp_path / name, hello)
+    assert str(caught.value) == f"write '{tmp_path / name}': {message.format(tmp_path)}"
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_open_files_are_written_to(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    write_to(buffer, hello)
+    assert buffer.getvalue() == b"hello"
+    with open(tmp_path / "raw", "wb", buffering=0) as raw:
+        write_to(raw, hello)
+    assert (tmp_path / "raw").read_bytes() == b"hello"
+    for wrong in (io.StringIO(), 3):
+        with pytest.raises(TypeError) as caught:
+            write_to(wrong, hello)  # type: ignore[arg-type]
+        wanted = "expected a path or a file open for bytes"
+        assert str(caught.value) == f"write: {wanted}, got {type(wrong).__name__}"
+
+
+def test_text_is_utf8(tmp_path: Path) -> None:
+    write_text(tmp_path / "text", "駅伝")
+    assert (tmp_path / "text").read_bytes() == "駅伝".encode()
+
+
+def _save_params(path: Path) -> None:
+    runtime.save_params(path, {"a": np.zeros(2, np.float32), "b": np.zeros(2, np.complex128)})
+
+
+@pytest.mark.parametrize("fails", [_save_params])
+def test_what_fails_leaves_the_file_as_it_was(
+    fails: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(b"before")
+    with pytest.raises(TypeError):
+        fails(path)
+    assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
