@@ -9,7 +9,7 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.relay.qnn import op as qnn
+from ekiden.relay.qnn import products as qnn
 
 Array = np.ndarray
 
