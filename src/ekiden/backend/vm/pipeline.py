@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Sequential
-from ekiden.relay import transform
+from ekiden.relay import qnn, transform
 from ekiden.target import CompilationConfig, Target
 
 
@@ -24,6 +24,8 @@ def pipeline(
             transform.EtaExpand(),
             transform.InferType(),
             transform.Inline(),  # also what external compilers make, as functions in place
+            qnn.transform.Legalize(),
+            qnn.transform.CanonicalizeOps(),  # no later pass knows the dialect
             transform.SimplifyInference(),
             transform.FoldConstant(),
             transform.BindDimensions(),  # shapes that are constants are known now

@@ -1,5 +1,10 @@
-"""Quantised arithmetic, at TVM's place: `relay.qnn.op`."""
+"""The dialect of quantised tensors, at TVM's place: `relay.qnn.op`, `relay.qnn.transform`.
 
-from ekiden.relay.qnn import op
+Its operators say what a quantised model means; `qnn.transform.CanonicalizeOps`, the first pass of
+the pipeline, writes each as integer arithmetic in ordinary operators.
+"""
 
-__all__ = ["op"]
+from ekiden.relay.qnn import op, transform
+from ekiden.relay.qnn.config import requantize_config
+
+__all__ = ["op", "requantize_config", "transform"]

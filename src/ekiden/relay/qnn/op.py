@@ -1,209 +1,55 @@
-"""Operators on quantised tensors: functions that build them from ordinary operators.
+"""The operators of the dialect, by TVM's names and signatures."""
 
-A quantised tensor stands for scale * (bytes - zero_point). What is built here needs no pass to
-become ordinary: constants fold, the product of bytes is `nn.dense`, and the terms of the zero
-points, which are sums over rows, fuse behind it.
-"""
-
-from __future__ import annotations
-
-import numpy as np
-
-from ekiden.ir.op import Array
-from ekiden.relay.expr import Constant, Expr, TupleGetItem, const
-from ekiden.relay.op import (
+from ekiden.relay.op._document import attach
+from ekiden.relay.qnn.config import current_requantize_config, requantize_config
+from ekiden.relay.qnn.elementwise import (
+    abs,
     add,
-    cast,
-    clip,
-    divide,
-    greater,
-    maximum,
-    minimum,
-    multiply,
-    nn,
-    reshape,
-    round,
+    erf,
+    exp,
+    hardswish,
+    leaky_relu,
+    log,
+    mul,
+    rsqrt,
+    sigmoid,
+    sqrt,
     subtract,
-    where,
+    tanh,
 )
-from ekiden.relay.op import max as largest
-from ekiden.relay.op import min as smallest
-from ekiden.relay.op import sum as total
-from ekiden.relay.op._declare import call
-from ekiden.relay.op.nn.geometry import Conv2DAttrs, Ints, sides, spread
+from ekiden.relay.qnn.product import batch_matmul, conv2d, conv2d_transpose, dense
+from ekiden.relay.qnn.rescale import dequantize, quantize, requantize
+from ekiden.relay.qnn.shaping import avg_pool2d, concatenate, softmax
+from ekiden.relay.qnn.simulated import simulated_dequantize, simulated_quantize
 
-EXACT_TAPS = (1 << 24) // (255 * 255)
-"""Products of two bytes without their zero points whose sum float32 holds."""
-SIGN = 128
-"""Between the numbers of uint8 and those of int8."""
+attach("qnn.", globals())
 
-
-def _int32(value: int) -> Constant:
-    return const(np.int32(value))
-
-
-def _is_zero(point: Expr) -> bool:
-    return isinstance(point, Constant) and not np.any(point.data)
-
-
-def _as_uint8(data: Expr, point: Expr, dtype: str) -> tuple[Expr, Expr]:
-    """Bytes and their zero point as uint8 and int32; both move by the same number."""
-    if dtype == "uint8":
-        return data, cast(point, "int32")
-    moved = cast(add(cast(data, "int16"), const(np.int16(SIGN))), "uint8")
-    return moved, add(cast(point, "int32"), _int32(SIGN))
-
-
-def _as_int8(weight: Constant, point: Expr) -> tuple[Constant, Expr]:
-    if weight.data.dtype == np.int8:
-        return weight, cast(point, "int32")
-    moved = (weight.data.astype(np.int16) - SIGN).astype(np.int8)
-    return Constant(moved, span=weight.span), subtract(cast(point, "int32"), _int32(SIGN))
-
-
-def _is_symmetric(weight: Constant, point: Expr) -> bool:
-    """Whether the weight as int8 has no zero point."""
-    middle = 0 if weight.data.dtype == np.int8 else SIGN
-    return isinstance(point, Constant) and bool(np.all(point.data == middle))
-
-
-def dense(
-    data: Expr,
-    weight: Constant,
-    input_zero_point: Expr,
-    kernel_zero_point: Expr,
-    data_dtype: str = "uint8",
-) -> Expr:
-    """The int32 product (data - input_zero_point) (weight - kernel_zero_point)^T.
-
-    data [..., k] of `data_dtype` (uint8 or int8), weight [n, k] of uint8 or int8, input_zero_point
-    a scalar, kernel_zero_point a scalar or [n]. TVM's qnn.dense with out_dtype int32; scales are
-    for the caller to multiply.
-    """
-    data, point = _as_uint8(data, input_zero_point, data_dtype)
-    is_symmetric = _is_symmetric(weight, kernel_zero_point)
-    weight, kernel_point = _as_int8(weight, kernel_zero_point)
-    made: Expr = nn.dense(data, weight, out_dtype="int32")
-    if not (data_dtype == "uint8" and _is_zero(input_zero_point)):
-        rows = const(weight.data.astype(np.int32).sum(axis=1, dtype=np.int32))
-        made = subtract(made, multiply(rows, point))
-    if is_symmetric:
-        return made
-    sums = total(subtract(cast(data, "int32"), point), axis=(-1,), keepdims=True)
-    return subtract(made, multiply(sums, kernel_point))
-
-
-def _grouped(
-    data: Expr, weight: Constant, points: tuple[Expr, Expr], window: Conv2DAttrs, data_dtype: str
-) -> Expr:
-    """A convolution of groups: in float32 where that is exact."""
-    taps = int(np.prod(weight.data.shape[1:]))
-    wide = "float32" if taps <= EXACT_TAPS else "int32"
-    kernel = subtract(cast(weight, wide), reshape(cast(points[1], wide), (-1, 1, 1, 1)))
-    is_depthwise = weight.data.shape[:2] == (window.groups, 1)
-    if is_depthwise and wide == "float32" and data_dtype == "uint8" and _is_zero(points[0]):
-        mixed = window.with_fields(channels=window.groups, out_dtype=wide)
-        return cast(call("nn.conv2d", data, kernel, attrs=mixed), "int32")
-    shifted = subtract(cast(data, wide), cast(points[0], wide))
-    return cast(call("nn.conv2d", shifted, kernel, attrs=window), "int32")
-
-
-def conv2d(
-    data: Expr,
-    weight: Constant,
-    input_zero_point: Expr,
-    kernel_zero_point: Expr,
-    data_dtype: str = "uint8",
-    strides: Ints = (1, 1),
-    padding: Ints = (0, 0),
-    dilation: Ints = (1, 1),
-    groups: int = 1,
-) -> Expr:
-    """The int32 convolution of data - input_zero_point with weight - kernel_zero_point.
-
-    data [n, c, h, w] of `data_dtype` (uint8 or int8), its border the zero point; weight [o, c /
-    groups, kh, kw] of uint8 or int8; input_zero_point a scalar, kernel_zero_point a scalar or [o].
-    TVM's qnn.conv2d with out_dtype int32.
-    """
-    if groups > 1:
-        window = Conv2DAttrs(spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups)
-        points = input_zero_point, kernel_zero_point
-        return _grouped(data, weight, points, window, data_dtype)
-    data, point = _as_uint8(data, input_zero_point, data_dtype)
-    is_symmetric = _is_symmetric(weight, kernel_zero_point)
-    is_plain = data_dtype == "uint8" and _is_zero(input_zero_point)
-    weight, kernel_point = _as_int8(weight, kernel_zero_point)
-    top, left, bottom, right = sides(padding, 2)
-    if top or left or bottom or right:
-        around = ((0, 0), (0, 0), (top, bottom), (left, right))
-        data = nn.pad(data, around, cast(point, "uint8"))
-
-    def convolved(kernel: Array) -> Expr:
-        made: Expr = nn.conv2d(
-            data,
-            Constant(kernel, span=weight.span),
-            strides=strides,
-            dilation=dilation,
-            out_dtype="int32",
-        )
-        rows = kernel.astype(np.int32).sum(axis=(1, 2, 3), dtype=np.int32)[:, None, None]
-        return made if is_plain else subtract(made, multiply(const(rows), point))
-
-    made = convolved(weight.data)
-    if is_symmetric:
-        return made
-    sums = convolved(np.ones_like(weight.data[:1]))
-    return subtract(made, multiply(sums, reshape(kernel_point, (-1, 1, 1))))
-
-
-def dynamic_quantize(data: Expr) -> tuple[Expr, Expr, Expr]:
-    """(bytes of uint8, scale, zero point of uint8) of a float32 tensor: the least range that holds
-    its elements and 0 in 256 steps (ONNX DynamicQuantizeLinear 11).
-    """
-    zero = const(np.float32(0))
-    low, high = minimum(smallest(data), zero), maximum(largest(data), zero)
-    spread = divide(subtract(high, low), const(np.float32(255)))
-    scale = where(greater(spread, zero), spread, const(np.float32(1)))
-    point = clip(round(divide(subtract(zero, low), scale)), 0, 255)
-    levels = clip(add(round(divide(data, scale)), point), 0, 255)
-    return cast(levels, "uint8"), scale, cast(point, "uint8")
-
-
-def dynamic_lstm(
-    data: Expr,
-    weight_i: Constant,
-    weight_h: Constant,
-    scale_i: Expr,
-    scale_h: Expr,
-    bias: Expr | None = None,
-    initial_h: Expr | None = None,
-    initial_c: Expr | None = None,
-    lengths: Expr | None = None,
-    peephole: Expr | None = None,
-    **options: object,
-) -> tuple[Expr, Expr, Expr]:
-    """An LSTM layer whose weights are int8 and whose inputs and states are quantised as they come:
-    all hidden states [steps, batch, hidden], the last one, the last cell state.
-
-    data [steps, batch, inputs] of float32; weight_i [4 * hidden, inputs] and weight_h [4 * hidden,
-    hidden] of int8 without zero points, gates i, f, g, o; scales and bias (the sum of both)
-    [4 * hidden]; the rest as for `nn.lstm` (com.microsoft DynamicQuantizeLSTM 1).
-    """
-    levels, scale, point = dynamic_quantize(data)
-    products = dense(levels, weight_i, point, const(np.int8(0)))
-    projected: Expr = multiply(cast(products, "float32"), multiply(scale, scale_i))
-    projected = projected if bias is None else add(projected, bias)
-    sums = const(weight_h.data.astype(np.int32).sum(axis=1, dtype=np.int32))
-    extras = {
-        "initial_h": initial_h,
-        "initial_c": initial_c,
-        "lengths": lengths,
-        "peephole": peephole,
-        "scale": scale_h,
-        "sums": sums,
-    }
-    layer = nn.recurrent(projected, weight_h, "lstm", extras, **options)  # type: ignore[arg-type]
-    return TupleGetItem(layer, 0), TupleGetItem(layer, 1), TupleGetItem(layer, 2)
-
-
-__all__ = ["conv2d", "dense", "dynamic_lstm", "dynamic_quantize"]
+__all__ = [
+    "abs",
+    "add",
+    "avg_pool2d",
+    "batch_matmul",
+    "concatenate",
+    "conv2d",
+    "conv2d_transpose",
+    "current_requantize_config",
+    "dense",
+    "dequantize",
+    "erf",
+    "exp",
+    "hardswish",
+    "leaky_relu",
+    "log",
+    "mul",
+    "quantize",
+    "requantize",
+    "requantize_config",
+    "rsqrt",
+    "sigmoid",
+    "simulated_dequantize",
+    "simulated_quantize",
+    "softmax",
+    "sqrt",
+    "subtract",
+    "tanh",
+]

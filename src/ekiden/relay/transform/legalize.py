@@ -55,12 +55,14 @@ def _rewrite(legalization: Legalization) -> Rewrite:
     return rewrite
 
 
-def Legalize(legalize_map_attr_name: str = "FTVMLegalize") -> Pass:  # noqa: N802
-    """The pass described at the top of this file, for one table."""
+def Legalize(  # noqa: N802
+    legalize_map_attr_name: str = "FTVMLegalize", name: str = "Legalize", opt_level: int = 1
+) -> Pass:
+    """The pass described at the top of this file, for one table; `name` is the pass's."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         rows = LEGALIZATIONS.get(legalize_map_attr_name, {})
         table = {name: _rewrite(legal) for name, legal in rows.items()}
         return map_functions(module, on_body(lambda body: rewrite_calls(body, table)))
 
-    return Pass("Legalize", transform, 1, (InferType(),))
+    return Pass(name, transform, opt_level, (InferType(),))

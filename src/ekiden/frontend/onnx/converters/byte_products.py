@@ -19,7 +19,7 @@ from ekiden.frontend.onnx.value import Value
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, const
-from ekiden.relay.qnn import op as qnn
+from ekiden.relay.qnn import products as qnn
 from ekiden.topi.shape import known
 
 BYTES = ("uint8", "int8")

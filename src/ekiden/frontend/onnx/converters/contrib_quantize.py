@@ -26,7 +26,7 @@ from ekiden.frontend.onnx.value import Value, constant
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.relay.qnn import op as qnn
+from ekiden.relay.qnn import products as qnn
 from ekiden.topi.shape import known
 
 _NONE: Mapping[str, Attribute] = {}

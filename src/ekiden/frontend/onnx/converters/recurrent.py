@@ -17,7 +17,7 @@ from ekiden.frontend.onnx.value import Value, constant
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, TupleGetItem, const
-from ekiden.relay.qnn import op as qnn
+from ekiden.relay.qnn import products as qnn
 
 
 @dataclass(frozen=True, slots=True)

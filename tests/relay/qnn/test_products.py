@@ -10,7 +10,7 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.relay.qnn import op as qnn
+from ekiden.relay.qnn import products as qnn
 from processor import processors
 
 Array = np.ndarray

@@ -1,0 +1,159 @@
+"""What the declarations of the dialect share.
+
+A quantised tensor stands for scale * (integers - zero_point); its scale (float32) and zero point
+(int32) are arguments of their own, scalars or, where a tensor has one of each per channel, vectors
+along an axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import Array, OpDef, Relation, register_op
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.expr import Constant, Expr
+from ekiden.relay.op import reshape
+from ekiden.relay.op._declare import agree, fail, rank_is, tensors
+from ekiden.relay.transform.legalize import register_legalize
+from ekiden.topi.shape import as_dim
+
+TABLE = "FTVMQnnCanonicalize"
+"""The table of legalizations (TVM's name) that says what the operators stand for."""
+BYTES = ("int8", "uint8")
+SHORTS = (*BYTES, "int16", "uint16")
+INTEGERS = (*SHORTS, "int32")
+"""What a tensor may be quantised to."""
+
+Expansion = Callable[[Any, Sequence[Expr], Sequence[Type]], Expr]
+"""(attributes, arguments, their types and the result's) -> the same in ordinary operators."""
+
+
+def declare(
+    name: str,
+    arguments: str,
+    relation: Relation,
+    reference: Callable[..., Array],
+    expand: Expansion,
+    attrs: type[Attrs] | None = None,
+    result: str = "as data",
+) -> None:
+    """One row of the dialect; `arguments` are separated by spaces.
+
+    No pass but `qnn.transform.CanonicalizeOps` knows the operators, and none is left behind it.
+    """
+    register_op(
+        OpDef(
+            name=name,
+            arguments=tuple(arguments.split()),
+            attrs=attrs,
+            relation=relation,
+            reference=reference,
+            result=result,
+        )
+    )
+
+    def legalize(
+        given: Attrs | None, inputs: Sequence[RelayExpr], types: Sequence[Type]
+    ) -> RelayExpr:
+        return expand(given, inputs, types)
+
+    register_legalize(name, legalize, TABLE)
+
+
+def limits(dtype: str) -> tuple[int, int]:
+    """The least and the largest integer of a dtype."""
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def saturated(values: Array, dtype: str) -> Array:
+    """Whole numbers cut off at the limits of a dtype."""
+    return np.clip(values, *limits(dtype)).astype(dtype)
+
+
+def dtype_of(name: str, kind: TensorType, allowed: Sequence[str], what: str) -> str:
+    """The dtype of an argument, which must be one of `allowed`."""
+    if kind.dtype not in allowed:
+        expected = ", ".join(allowed)
+        fail(name, f"{what!r} must be one of {expected}, got {kind.dtype}")
+    return kind.dtype
+
+
+def check_parameter(name: str, kind: TensorType, what: str, dim: PrimExpr | None = None) -> None:
+    """A scale or zero point: a scalar, or a vector of `dim` elements if there is one."""
+    dtype = "float32" if what.endswith("scale") else "int32"
+    if kind.dtype != dtype:
+        fail(name, f"{what!r} must be {dtype}, got {kind.dtype}")
+    if not kind.shape:
+        return
+    if dim is None:
+        rank_is(name, kind, 0, what)
+    rank_is(name, kind, 1, what)
+    assert dim is not None
+    agree(name, kind.shape[0], dim, f"elements of {what!r} and of its axis")
+
+
+def axis_dim(name: str, kind: TensorType, axis: int, parameters: Sequence[TensorType]) -> PrimExpr:
+    """The extent of the axis that parameters run along; of a scalar 1, as in TVM."""
+    rank = max(len(kind.shape), 1)
+    if any(p.shape for p in parameters) and not -rank <= axis < rank:
+        fail(name, f"axis {axis} is out of range for {len(kind.shape)} dimensions")
+    from_end = axis % rank if -rank <= axis < rank else 0
+    return kind.shape[from_end] if kind.shape else as_dim(1)
+
+
+def checked(name: str, types: Sequence[Type], count: int) -> tuple[TensorType, ...]:
+    """The types of `count` tensors."""
+    return tensors(name, types, count)
+
+
+def tensor(kind: Type) -> TensorType:
+    """A type that is known to be a tensor's."""
+    assert isinstance(kind, TensorType), kind
+    return kind
+
+
+def fields(name: str, kind: Type, what: str) -> tuple[TensorType, ...]:
+    """The types of a tuple of tensors."""
+    if not isinstance(kind, TupleType):
+        fail(name, f"{what!r} must be a tuple of tensors")
+    return tensors(name, kind.fields)
+
+
+def along(parameter: Expr, kind: Type, rank: int, axis: int) -> Expr:
+    """A scale or zero point, so that it broadcasts over a tensor of `rank` dimensions."""
+    if not tensor(kind).shape or rank == 1:
+        return parameter
+    return reshape(parameter, (-1, *(1,) * (rank - 1 - axis % rank)) if rank else ())
+
+
+def along_array(parameter: Array, rank: int, axis: int) -> Array:
+    """`along`, of an array."""
+    if not parameter.ndim or not rank:
+        return parameter.reshape(())
+    return parameter.reshape(-1, *(1,) * (rank - 1 - axis % rank))
+
+
+def value(parameter: Expr) -> Array | None:
+    """A parameter that is known when the program is compiled."""
+    return parameter.data if isinstance(parameter, Constant) else None
+
+
+def is_all(parameter: Expr, number: int) -> bool:
+    """Whether a parameter is known to be a number."""
+    known = value(parameter)
+    return known is not None and bool(np.all(known == number))
+
+
+def same(a: Expr, b: Expr) -> bool:
+    """Whether two parameters are known to be one scalar."""
+    first, second = value(a), value(b)
+    if first is None or second is None or first.size != 1 or second.size != 1:
+        return False
+    return bool(first.reshape(()) == second.reshape(()))

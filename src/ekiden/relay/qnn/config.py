@@ -1,0 +1,64 @@
+"""How `qnn.requantize` computes where a call does not say so: a stack of configurations, innermost
+last (TVM's `relay.qnn.op.requantize_config`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from ekiden.runtime.errors import CompileError
+
+ROUNDINGS = ("UPWARD", "TONEAREST")
+"""Of values midway between two whole numbers: to the larger one, or away from zero."""
+COMPUTE_DTYPES = ("int64", "float32", "float64")
+"""What the product with the quotient of the scales is computed in; int64 is fixed point."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequantizeConfig:
+    """The rounding and the dtype of a requantisation. Raises CompileError for unknown ones."""
+
+    rounding: str = "UPWARD"
+    compute_dtype: str = "int64"
+
+    def __post_init__(self) -> None:
+        """Check both."""
+        check_choice("rounding", self.rounding, ROUNDINGS)
+        check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
+
+
+def check_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raises CompileError for a value that is none of the choices."""
+    if value not in choices:
+        known = ", ".join(map(repr, choices))
+        raise CompileError(f"qnn.requantize: {what!r} must be one of {known}, got {value!r}")
+
+
+_CURRENT: ContextVar[RequantizeConfig] = ContextVar("requantize_config")
+
+
+def current_requantize_config() -> RequantizeConfig:
+    """The innermost configuration."""
+    return _CURRENT.get(RequantizeConfig())
+
+
+@contextmanager
+def requantize_config(
+    rounding: str = "UPWARD", compute_dtype: str = "int64"
+) -> Iterator[RequantizeConfig]:
+    """A configuration for the calls of `requantize` that are made inside `with`.
+
+    It is written into these calls: what a module means does not change with the place where it is
+    compiled. (TVM looks it up when it compiles.)
+    """
+    config = RequantizeConfig(rounding, compute_dtype)
+    token = _CURRENT.set(config)
+    try:
+        yield config
+    finally:
+        _CURRENT.reset(token)
+
+
+__all__ = ["RequantizeConfig", "current_requantize_config", "requantize_config"]

@@ -1,0 +1,466 @@
+"""qnn.quantize, qnn.dequantize, qnn.requantize: into quantised tensors, out of them, and from one
+scale to another.
+
+    quantize(x)    = saturate(round(x / scale) + zero_point)          midway: away from zero
+    dequantize(q)  = scale * (q - zero_point)
+    requantize(q)  = saturate(round(input_scale / output_scale * (q - input_zero_point))
+                              + output_zero_point)
+
+In int64, requantize multiplies by the quotient of the scales as m * 2**(e - 31), where m is an
+integer of 31 bits (gemmlowp's fixed point; Jacob and others, "Quantization and Training of Neural
+Networks for Efficient Integer-Arithmetic-Only Inference", 2017).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Expr, const
+from ekiden.relay.op import (
+    abs,
+    add,
+    cast,
+    clip,
+    divide,
+    floor,
+    greater_equal,
+    left_shift,
+    multiply,
+    right_shift,
+    sign,
+    subtract,
+    trunc,
+    where,
+)
+from ekiden.relay.op._declare import attrs_of, call
+from ekiden.relay.qnn._declare import (
+    INTEGERS,
+    along,
+    along_array,
+    axis_dim,
+    check_parameter,
+    checked,
+    declare,
+    dtype_of,
+    is_all,
+    limits,
+    same,
+    saturated,
+    tensor,
+    value,
+)
+from ekiden.relay.qnn.config import (
+    COMPUTE_DTYPES,
+    ROUNDINGS,
+    check_choice,
+    current_requantize_config,
+)
+from ekiden.runtime.errors import CompileError
+
+POINT = 31
+"""Bits behind the point of a multiplier."""
+
+
+@node("relay.attrs.QuantizeAttrs")
+class QuantizeAttrs(Attrs):
+    """The axis of scales that are vectors, and the dtype of the result."""
+
+    axis: int = -1
+    out_dtype: str = "int8"
+
+
+@node("relay.attrs.DequantizeAttrs")
+class DequantizeAttrs(Attrs):
+    """The axis of scales that are vectors, and the dtype of the result."""
+
+    axis: int = -1
+    out_dtype: str = "float32"
+
+
+@node("relay.attrs.RequantizeAttrs")
+class RequantizeAttrs(Attrs):
+    """The axis of input scales that are vectors, how to round, what to compute in, and the dtype of
+    the result."""
+
+    axis: int = -1
+    rounding: str = "UPWARD"
+    compute_dtype: str = "int64"
+    out_dtype: str = "int8"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A scale or a zero point, and its type."""
+
+    expr: Expr
+    kind: Type
+
+    def over(self, rank: int, axis: int) -> Expr:
+        """So that it broadcasts over a tensor."""
+        return along(self.expr, self.kind, rank, axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How a tensor is quantised: its scale and its zero point."""
+
+    scale: Parameter
+    point: Parameter
+
+    @staticmethod
+    def of(args: Sequence[Expr], types: Sequence[Type], at: int) -> Steps:
+        """The two arguments of a call from `at` on."""
+        return Steps(Parameter(args[at], types[at]), Parameter(args[at + 1], types[at + 1]))
+
+    @staticmethod
+    def known(scale: Array, kind: Type) -> Steps:
+        """A scale of a type, and the zero point 0."""
+        zero = Parameter(const(np.int32(0)), TensorType((), "int32"))
+        return Steps(Parameter(const(scale), kind), zero)
+
+    def is_same(self, other: Steps) -> bool:
+        """Whether both are known to be the same scalars."""
+        return same(self.scale.expr, other.scale.expr) and same(self.point.expr, other.point.expr)
+
+
+Levels = tuple[Array, Array]
+"""`Steps` as arrays."""
+
+
+# --- the expressions -----------------------------------------------------------------------------
+
+
+def _scalar(number: float, dtype: str) -> Expr:
+    return const(np.asarray(number, dtype))
+
+
+def away(data: Expr, dtype: str) -> Expr:
+    """The nearest whole number, midway the one farther from zero. The fraction is exact, where
+    adding a half would round."""
+    whole = trunc(data)
+    is_far = greater_equal(abs(subtract(data, whole)), _scalar(0.5, dtype))
+    return where(is_far, add(whole, sign(data)), whole)
+
+
+def _saturate(data: Expr, dtype: str) -> Expr:
+    return cast(clip(data, *limits(dtype)), dtype)
+
+
+def quantized(data: Expr, rank: int, steps: Steps, axis: int, out_dtype: str) -> Expr:
+    """float32 data as integers."""
+    levels = away(divide(data, steps.scale.over(rank, axis)), "float32")
+    moved = add(levels, cast(steps.point.over(rank, axis), "float32"))
+    if out_dtype == "int32":  # its largest is no float32
+        moved = cast(moved, "float64")
+    return _saturate(moved, out_dtype)
+
+
+def dequantized(data: Expr, rank: int, steps: Steps, axis: int, out_dtype: str = "float32") -> Expr:
+    """Integers as floats."""
+    moved = subtract(cast(data, "int32"), steps.point.over(rank, axis))
+    made = multiply(cast(moved, "float32"), steps.scale.over(rank, axis))
+    if out_dtype == "float32":
+        return made
+    most = float(np.finfo(out_dtype).max)
+    return cast(clip(made, -most, most), out_dtype)
+
+
+def fixed_point(multiplier: Array) -> tuple[Array, Array]:
+    """(integers of 31 bits, exponents): multiplier = integer * 2**(exponent - 31), of float64."""
+    fraction, exponent = np.frexp(multiplier)
+    scaled = fraction * (1 << POINT)
+    whole = np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int64)
+    is_one = whole == 1 << POINT
+    whole, exponent = np.where(is_one, whole >> 1, whole), np.where(is_one, exponent + 1, exponent)
+    return whole, np.where(whole == 0, 0, exponent).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """data * multiplier in fixed point, as vectors along an axis or scalars."""
+
+    multiplier: Array
+    left: Array
+    right: Array
+
+    @staticmethod
+    def by(quotient: Array) -> _Product:
+        """A product with float64."""
+        whole, exponent = fixed_point(quotient)
+        return _Product(whole, np.maximum(exponent, 0), np.maximum(-exponent, 0) + POINT)
+
+    def expr(self, data: Expr, rounding: str) -> Expr:
+        wide = cast(data, "int64")
+        if self.left.any():
+            wide = left_shift(wide, const(self.left))
+        wide = multiply(wide, const(self.multiplier))
+        half: Expr = const(np.left_shift(np.int64(1), self.right - 1))
+        if rounding == "TONEAREST":
+            below = const(np.left_shift(np.int64(1), self.right - 1) - 1)
+            half = where(greater_equal(wide, _scalar(0, "int64")), half, below)
+        return cast(right_shift(add(wide, half), const(self.right)), "int32")
+
+    def array(self, data: Array, rounding: str) -> Array:
+        wide = (data.astype(np.int64) << self.left) * self.multiplier
+        half = np.left_shift(np.int64(1), self.right - 1)
+        rounded = half if rounding == "UPWARD" else half - (wide < 0)
+        return np.asarray((wide + rounded) >> self.right).astype(np.int32)
+
+
+def times(data: Expr, multiplier: float) -> Expr:
+    """int32 data times a number in fixed point, midway to the larger integer."""
+    return _Product.by(np.asarray(multiplier, np.float64)).expr(data, "UPWARD")
+
+
+def times_array(data: Array, multiplier: float) -> Array:
+    """`times`, of an array."""
+    return _Product.by(np.asarray(multiplier, np.float64)).array(data, "UPWARD")
+
+
+_TO_INT32 = RequantizeAttrs(out_dtype="int32")
+
+
+@dataclass(frozen=True, slots=True)
+class Rescaling:
+    """A requantisation: from some steps to others."""
+
+    source: Steps
+    result: Steps
+    attrs: RequantizeAttrs = _TO_INT32
+
+    def unless_same(self, data: Expr, rank: int) -> Expr:
+        """The rescaled tensor, or where both steps are known to be the same, the tensor."""
+        if self.source.is_same(self.result):
+            return cast(data, self.attrs.out_dtype)
+        return self.apply(data, rank)
+
+    def apply(self, data: Expr, rank: int) -> Expr:
+        """The rescaled tensor. Raises CompileError for scales in int64 that are not constants."""
+        compute, axis = self.attrs.compute_dtype, self.attrs.axis
+        made: Expr = cast(data, _dtype(compute))
+        if not is_all(self.source.point.expr, 0):
+            made = subtract(made, cast(self.source.point.over(rank, axis), _dtype(compute)))
+        if not same(self.source.scale.expr, self.result.scale.expr):
+            made = self._fixed(made, rank) if compute == "int64" else self._floating(made, rank)
+        if not is_all(self.result.point.expr, 0):
+            made = add(made, cast(self.result.point.expr, _dtype(compute)))
+        if compute != "int64":
+            made = cast(_ROUND[self.attrs.rounding](made, compute), "int32")
+        return made if self.attrs.out_dtype == "int32" else _saturate(made, self.attrs.out_dtype)
+
+    def _floating(self, data: Expr, rank: int) -> Expr:
+        wide = cast(self.source.scale.over(rank, self.attrs.axis), "float64")
+        quotient = divide(wide, cast(self.result.scale.expr, "float64"))
+        return multiply(data, cast(quotient, self.attrs.compute_dtype))
+
+    def _fixed(self, data: Expr, rank: int) -> Expr:
+        scale, divisor = value(self.source.scale.expr), value(self.result.scale.expr)
+        if scale is None or divisor is None:
+            raise CompileError(
+                "qnn.requantize: scales must be constants where 'compute_dtype' is int64, as fixed"
+                " point is computed from them; float32 and float64 take any"
+            )
+        quotient = along_array(np.asarray(scale), rank, self.attrs.axis).astype(np.float64)
+        product = _Product.by(quotient / np.float64(divisor.reshape(())))
+        return product.expr(data, self.attrs.rounding)
+
+
+def _dtype(compute: str) -> str:
+    return "int32" if compute == "int64" else compute
+
+
+def _upward(data: Expr, dtype: str) -> Expr:
+    return floor(add(data, _scalar(0.5, dtype)))
+
+
+_ROUND: dict[str, Callable[[Expr, str], Expr]] = {"UPWARD": _upward, "TONEAREST": away}
+_ROUND_ARRAY: dict[str, Callable[[Array], Array]] = {
+    "UPWARD": lambda x: np.floor(x + x.dtype.type(0.5)),
+    "TONEAREST": lambda x: away_array(x),
+}
+
+
+# --- the same on arrays --------------------------------------------------------------------------
+
+
+def away_array(data: Array) -> Array:
+    """The nearest whole numbers, midway those farther from zero."""
+    whole = np.trunc(data)
+    return np.where(np.abs(data - whole) >= 0.5, whole + np.sign(data), whole).astype(data.dtype)
+
+
+def quantize_array(data: Array, steps: Levels, axis: int = -1, out_dtype: str = "int8") -> Array:
+    """What qnn.quantize means."""
+    scale, point = (along_array(each, data.ndim, axis) for each in steps)
+    with np.errstate(all="ignore"):
+        moved = away_array(data / scale) + point.astype(np.float32)
+        return saturated(moved.astype(np.float64), out_dtype)
+
+
+def dequantize_array(
+    data: Array, steps: Levels, axis: int = -1, out_dtype: str = "float32"
+) -> Array:
+    """What qnn.dequantize means."""
+    scale, point = (along_array(each, data.ndim, axis) for each in steps)
+    made = (data.astype(np.int32) - point).astype(np.float32) * scale
+    most = np.finfo(out_dtype).max
+    return np.clip(made, -most, most).astype(out_dtype)
+
+
+def requantize_array(data: Array, source: Levels, result: Levels, attrs: RequantizeAttrs) -> Array:
+    """What qnn.requantize means."""
+    compute = attrs.compute_dtype
+    scale, point = (along_array(each, data.ndim, attrs.axis) for each in source)
+    quotient = scale.astype(np.float64) / result[0]
+    moved = data.astype(_dtype(compute)) - point.astype(_dtype(compute))
+    if compute == "int64":
+        is_same = scale.size == 1 and bool(np.all(scale == result[0]))
+        made = moved if is_same else _Product.by(quotient).array(moved, attrs.rounding)
+        made = made + result[1]
+    else:
+        floating = moved * quotient.astype(compute) + result[1].astype(compute)
+        made = _ROUND_ARRAY[attrs.rounding](floating).astype(np.int32)
+    return made if attrs.out_dtype == "int32" else saturated(made, attrs.out_dtype)
+
+
+# --- the operators -------------------------------------------------------------------------------
+
+
+def _checked(
+    name: str, types: Sequence[Type], axis: int, what: Sequence[str]
+) -> tuple[TensorType, ...]:
+    found = checked(name, types, len(what) + 1)
+    dim = axis_dim(name, found[0], axis, found[1:3])
+    for position, (kind, each) in enumerate(zip(found[1:], what, strict=True)):
+        check_parameter(name, kind, each, dim if position < 2 else None)
+    return found
+
+
+def _quantize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    wanted, name = attrs_of(QuantizeAttrs, attrs), "qnn.quantize"
+    names = ("output_scale", "output_zero_point")
+    data, *_ = _checked(name, types, wanted.axis, names)
+    dtype_of(name, data, ("float32",), "data")
+    return TensorType(
+        data.shape, dtype_of(name, TensorType((), wanted.out_dtype), INTEGERS, "out_dtype")
+    )
+
+
+def _dequantize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    wanted, name = attrs_of(DequantizeAttrs, attrs), "qnn.dequantize"
+    data, *_ = _checked(name, types, wanted.axis, ("input_scale", "input_zero_point"))
+    dtype_of(name, data, INTEGERS, "data")
+    floats = ("float16", "float32")
+    return TensorType(
+        data.shape, dtype_of(name, TensorType((), wanted.out_dtype), floats, "out_dtype")
+    )
+
+
+def _requantize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    wanted, name = attrs_of(RequantizeAttrs, attrs), "qnn.requantize"
+    names = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
+    data, *_ = _checked(name, types, wanted.axis, names)
+    dtype_of(name, data, (*INTEGERS, "int64"), "data")
+    return TensorType(
+        data.shape, dtype_of(name, TensorType((), wanted.out_dtype), INTEGERS, "out_dtype")
+    )
+
+
+def _expand_quantize(attrs: QuantizeAttrs, args: Sequence[Expr], types: Sequence[Type]) -> Expr:
+    rank = len(tensor(types[0]).shape)
+    return quantized(args[0], rank, Steps.of(args, types, 1), attrs.axis, attrs.out_dtype)
+
+
+def _expand_dequantize(attrs: DequantizeAttrs, args: Sequence[Expr], types: Sequence[Type]) -> Expr:
+    rank = len(tensor(types[0]).shape)
+    return dequantized(args[0], rank, Steps.of(args, types, 1), attrs.axis, attrs.out_dtype)
+
+
+def _expand_requantize(attrs: RequantizeAttrs, args: Sequence[Expr], types: Sequence[Type]) -> Expr:
+    rescaling = Rescaling(Steps.of(args, types, 1), Steps.of(args, types, 3), attrs)
+    return rescaling.apply(args[0], len(tensor(types[0]).shape))
+
+
+declare(
+    "qnn.quantize",
+    "data output_scale output_zero_point",
+    _quantize_relation,
+    lambda attrs, data, *steps: quantize_array(data, steps, attrs.axis, attrs.out_dtype),
+    _expand_quantize,
+    QuantizeAttrs,
+)
+declare(
+    "qnn.dequantize",
+    "data input_scale input_zero_point",
+    _dequantize_relation,
+    lambda attrs, data, *steps: dequantize_array(data, steps, attrs.axis, attrs.out_dtype),
+    _expand_dequantize,
+    DequantizeAttrs,
+)
+declare(
+    "qnn.requantize",
+    "data input_scale input_zero_point output_scale output_zero_point",
+    _requantize_relation,
+    lambda attrs, data, *steps: requantize_array(data, steps[:2], steps[2:], attrs),
+    _expand_requantize,
+    RequantizeAttrs,
+)
+
+
+def quantize(
+    data: Expr, output_scale: Expr, output_zero_point: Expr, axis: int = -1, out_dtype: str = "int8"
+) -> Call:
+    """float32 data as integers of `out_dtype` (int8, uint8, int16, uint16 or int32): see the top
+    of this file. Scale (float32) and zero point (int32) are scalars or vectors along `axis`.
+    """
+    attrs = QuantizeAttrs(axis, out_dtype)
+    return call("qnn.quantize", data, output_scale, output_zero_point, attrs=attrs)
+
+
+def dequantize(
+    data: Expr,
+    input_scale: Expr,
+    input_zero_point: Expr,
+    axis: int = -1,
+    out_dtype: str = "float32",
+) -> Call:
+    """Integers as floats of `out_dtype` (float16 or float32), the inverse of `quantize`."""
+    attrs = DequantizeAttrs(axis, out_dtype)
+    return call("qnn.dequantize", data, input_scale, input_zero_point, attrs=attrs)
+
+
+def requantize(
+    data: Expr,
+    input_scale: Expr,
+    input_zero_point: Expr,
+    output_scale: Expr,
+    output_zero_point: Expr,
+    axis: int = -1,
+    rounding: str = "None",
+    compute_dtype: str = "None",
+    out_dtype: str = "int8",
+) -> Call:
+    """Integers of one scale as integers of another.
+
+    The scales and zero points of the data are scalars or vectors along `axis`, those of the result
+    scalars. `rounding` ("UPWARD", "TONEAREST") and `compute_dtype` ("int64", "float32", "float64")
+    are those of `requantize_config` where they are "None". Raises CompileError for others.
+    """
+    config = current_requantize_config()
+    rounding = config.rounding if rounding == "None" else rounding
+    compute_dtype = config.compute_dtype if compute_dtype == "None" else compute_dtype
+    check_choice("rounding", rounding, ROUNDINGS)
+    check_choice("compute_dtype", compute_dtype, COMPUTE_DTYPES)
+    attrs = RequantizeAttrs(axis, rounding, compute_dtype, out_dtype)
+    scales = input_scale, input_zero_point, output_scale, output_zero_point
+    return call("qnn.requantize", data, *scales, attrs=attrs)
+
+
+__all__ = ["dequantize", "quantize", "requantize"]

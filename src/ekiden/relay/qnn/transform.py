@@ -1,0 +1,24 @@
+"""The passes of the dialect.
+
+qnn.quantize(%x, 0.5f, 3)   ->   cast(clip(add(round(divide(%x, 0.5f)), 3f), -128, 127), "int8")
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.transform import Pass
+from ekiden.relay.qnn._declare import TABLE
+from ekiden.relay.transform import legalize
+
+
+def CanonicalizeOps() -> Pass:  # noqa: N802
+    """Replaces the operators of the dialect by ordinary ones (TVM's name). It runs at every level:
+    there are no kernels for the dialect itself."""
+    return legalize.Legalize(TABLE, "qnn.CanonicalizeOps", opt_level=0)
+
+
+def Legalize() -> Pass:  # noqa: N802
+    """Replaces calls of the dialect by what users register under "FTVMQnnLegalize" (TVM's name)."""
+    return legalize.Legalize("FTVMQnnLegalize", "qnn.Legalize")
+
+
+__all__ = ["CanonicalizeOps", "Legalize"]
