@@ -27,6 +27,7 @@ from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import Bytes, function_names, metadata_of
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.files import PathName, Writer, check_folder, write_whole
+from ekiden.runtime.metadata import variants
 from ekiden.runtime.paths import include_dir, source_dir, static_library_path
 from ekiden.target import Target
 
@@ -98,9 +99,11 @@ class _Order:
 
     @property
     def architecture(self) -> str:
-        """What the artifact's code runs on, by the name that compilers have for it."""
-        kind = Target.parse(str(metadata_of(self.data).get("target", "llvm")))
-        return kind.architecture.replace("-", "_")
+        """What the artifact's code runs on, by the name that compilers have for it: of several
+        variants this machine's, where it is among them, else that of the first."""
+        parsed = (Target.parse(text or "llvm") for text in variants(metadata_of(self.data)))
+        found = [target.architecture.replace("-", "_") for target in parsed]
+        return platform.machine() if platform.machine() in found else found[0]
 
     @property
     def is_foreign(self) -> bool:
