@@ -3,7 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ekiden.driver.executable import Executable, load
+from ekiden.driver.executable import Executable
+from ekiden.driver.loading import load
 from ekiden.runtime.metadata import TensorInfo
 
 if TYPE_CHECKING:

@@ -8,11 +8,14 @@ from concurrent.futures import Future
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import overload
+from typing import Self, overload
+
+import numpy as np
 
 from ekiden import runtime
 from ekiden.backend.vm.disassemble import disassemble
 from ekiden.backend.vm.write import CALL_CLOSURE
+from ekiden.driver.binding import BoundRun, places_of, write_results
 from ekiden.driver.closures import plain, with_functions
 from ekiden.driver.library import FORMATS, export_library
 from ekiden.driver.sequences import from_list, to_list, to_maps
@@ -66,14 +69,55 @@ class Executable:
         return self._known
 
     def __call__(
-        self, *args: object, **named: object
+        self, *args: object, out: object = None, **named: object
     ) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
         """Run `main`. An input or output that is a sequence is a list of tensors, one that is a
         tensor of strings an array of str, a sequence of maps a list of dictionaries.
 
+        `out` is an array or tensor that the result is copied to, and then what is given back; of
+        several outputs a sequence or a mapping by name of such, None for those that are dropped.
+
         Raises InputError for a wrong name, number, dtype, rank or dimension, RunError if the run
         fails.
         """
+        if out is not None:
+            return self._run_into(args, named, out)
+        result = self._run(self._values(args, named))
+        return result  # type: ignore[return-value]  # also lists, functions and data
+
+    def _run_into(
+        self, args: tuple[object, ...], named: dict[str, object], out: object
+    ) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
+        """A call with `out`; which is an argument as others where an input has that name."""
+        if "out" in self._positions:
+            return self._run(self._values(args, {**named, "out": out}))  # type: ignore[return-value]
+        places = places_of(self.outputs, out)
+        result = self._run(self._values(args, named))
+        return write_results(self.outputs, result, places, out)  # type: ignore[return-value]
+
+    def bind(self, *args: object, out: object = None, **named: object) -> BoundRun:
+        """A run that reads the arrays given here whenever it is called, and writes to `out`.
+
+        Checks everything once. Raises InputError as a call does, and for an array that cannot be
+        read where it stands: one that is not contiguous or aligned.
+        """
+        values = self._values(args, named)
+        given = self._arrange(args, named)
+        for info, value, source in zip(self.inputs, values, given, strict=True):
+            if isinstance(value, runtime.Tensor) and not _is_shared(value, source):
+                wanted = "a contiguous array, which each run can read where it stands"
+                raise InputError(f"bind: input '{info.name}': expected {wanted}")
+        places = None if out is None else places_of(self.outputs, out)
+
+        def call() -> object:
+            result = self._run(values)
+            return result if places is None else write_results(self.outputs, result, places, out)
+
+        names = [info.name for info in self.inputs]
+        return BoundRun(call, dict(zip(names, values, strict=True)))
+
+    def _values(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
+        """The arguments of a run as the machine takes them, checked."""
         given = self._arrange(args, named) if named else args
         if len(given) != len(self.inputs):
             wanted = f"expected {len(self.inputs)} inputs ({self._names()})"
@@ -83,12 +127,16 @@ class Executable:
         if shapes != self._checked:
             self._check_shapes(values)
             self._checked = shapes
+        return values
+
+    def _run(self, values: Sequence[object]) -> object:
+        """What `main` gives for them, as Python has it."""
         result = self._machines.invoke("main", *values)
         if self._gives_objects:
             result = self._with_objects(result)
         if self._gives_functions:
             result = with_functions(result, self._machines)
-        return result  # type: ignore[return-value]  # also lists, functions and data
+        return result
 
     def run_async(self, *args: object, **named: object) -> Future[object]:
         """Begin a run; arguments as for a call, and they stay as they are until it has ended.
@@ -316,6 +364,17 @@ class Executable:
         """The bytecode as text."""
         return disassemble(self.raw)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickled, (type(self), bytes(late_bound.whole(self.raw)))
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Another one of the same program, which none can change; constants that are still waited
+        for are its own.
+        """
+        if late_bound.missing(self.raw):
+            return type(self)(runtime.Executable.from_bytes(self.raw.to_bytes()))
+        return type(self)(self.raw)
+
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
         return f"Executable(({inputs}) -> ({outputs}))"
@@ -403,9 +462,10 @@ def _show(shape: Sequence[Dim]) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
 
-def load(path: PathName) -> Executable:
-    """An executable from a file that `save` wrote, mapped into memory.
+def _is_shared(tensor: runtime.Tensor, source: object) -> bool:
+    """Whether a tensor is the array it was made from, not a copy."""
+    return tensor.nbytes == 0 or np.may_share_memory(tensor.numpy(), np.asarray(source))
 
-    Raises LoadError for anything else, OSError for a file that cannot be read.
-    """
-    return Executable(runtime.Executable.load(os.fspath(path)))
+
+def _unpickled(kind: type[Executable], data: bytes) -> Executable:
+    return kind(runtime.Executable.from_bytes(data))

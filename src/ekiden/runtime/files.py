@@ -20,6 +20,7 @@ __all__ = [
     "PathName",
     "Writer",
     "check_folder",
+    "named",
     "reason",
     "write_text",
     "write_to",
@@ -87,7 +88,7 @@ def write_whole(
     Raises OSError that names `path`.
     """
     target = check_folder(path)
-    with _named(target):
+    with named("write", target):
         found = _status(target)
         if found is None or stat.S_ISREG(found.st_mode):
             _replace(Path(os.path.realpath(target)), found, write, is_program)
@@ -152,11 +153,13 @@ def _write_through(target: Path, write: Callable[[Writer], object]) -> None:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Errors of the system name the path that the user gave, not a file beside it."""
+def named(doing: str, path: PathName) -> Iterator[None]:
+    """Errors of the system say what was being done, and name the path that the user gave, not a
+    file beside it.
+    """
     try:
         yield
     except OSError as error:
-        made = type(error)(f"write '{path}': {reason(error)}")
+        made = type(error)(f"{doing} '{os.fspath(path)}': {reason(error)}")
         made.errno = error.errno
         raise made from error

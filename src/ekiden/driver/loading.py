@@ -1,0 +1,59 @@
+"""load(): executables from files, libraries and bytes. Importing this needs no compiler."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from ekiden import runtime
+from ekiden.driver.executable import Executable
+from ekiden.runtime.artifact import MAGIC
+from ekiden.runtime.errors import LoadError
+from ekiden.runtime.files import PathName, named
+
+__all__ = ["Reader", "load"]
+
+
+class Reader(Protocol):
+    """A file that is open for bytes."""
+
+    def read(self) -> bytes:
+        """All that is left of it."""
+
+
+def load(file: PathName | bytes | bytearray | memoryview | Reader) -> Executable:
+    """An executable from a file that `save` wrote, mapped into memory, or from a library that
+    `export_library` wrote; also from the bytes of an artifact, or a file that is open for bytes.
+
+    Raises LoadError for anything else, OSError for a file that cannot be read.
+    """
+    if isinstance(file, (str, os.PathLike)):
+        return Executable(_loaded(Path(file)))
+    data = file if isinstance(file, (bytes, bytearray, memoryview)) else _read(file)
+    return Executable(runtime.Executable.from_bytes(data))
+
+
+def _read(file: object) -> bytes:
+    read = getattr(file, "read", None)
+    data = read() if callable(read) else None
+    if isinstance(data, bytes):
+        return data
+    wanted = "a path, bytes or a file open for bytes"
+    kind = type(file).__name__ + " open for text" * isinstance(data, str)
+    raise TypeError(f"load: expected {wanted}, got {kind}")
+
+
+def _loaded(path: Path) -> runtime.Executable:
+    with named("load", path), open(path, "rb") as file:
+        start = file.read(len(MAGIC))
+    if start.startswith(b"\x7fELF"):
+        module = runtime.load_module(path)
+        if "get_executable" not in module:
+            raise LoadError(f"load '{path}': the library holds no model that Ekiden exported")
+        found = module["get_executable"]()
+        assert isinstance(found, runtime.Executable)
+        return found
+    if start != MAGIC and path.suffix == ".onnx":
+        raise LoadError(f"load '{path}': it is a model, which ekiden.compile takes")
+    return runtime.Executable.load(os.fspath(path))

@@ -1,0 +1,184 @@
+"""Results into memory of the caller, bound runs, copies of executables, where they come from."""
+
+from __future__ import annotations
+
+import copy
+import io
+import multiprocessing
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx_files import arguments, expected, model
+
+import ekiden
+from ekiden import relay, runtime
+from ekiden.runtime.errors import InputError, LoadError
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.fixture(scope="module")
+def exe(artifact: Path) -> ekiden.Executable:
+    return ekiden.load(artifact)
+
+
+@pytest.fixture(scope="module")
+def two() -> ekiden.Executable:
+    return ekiden.compile(
+        relay.parse("def @main(%x: Tensor[(n, 4), float32]) { (nn.relu(%x), negative(%x)) }")
+    )
+
+
+def test_a_result_is_written_to_an_array(exe: ekiden.Executable) -> None:
+    given = arguments(2)
+    whole = np.zeros((4, 4), np.float32)
+    for out in (np.empty((2, 4), np.float32), whole[::2], runtime.empty((2, 4))):
+        assert exe(**given, out=out) is out
+        result = out.numpy() if isinstance(out, runtime.Tensor) else out
+        np.testing.assert_allclose(result, expected(**given), rtol=1e-5, atol=1e-6)
+    assert not whole[1::2].any()
+
+
+def test_a_result_is_written_to_a_tensor_of_torch(exe: ekiden.Executable) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    given, out = arguments(2), torch.zeros(4, 2).T
+    exe(**given, out=out)
+    np.testing.assert_allclose(out.numpy(), expected(**given), rtol=1e-5, atol=1e-6)
+
+
+def test_an_argument_may_be_where_the_result_goes(two: ekiden.Executable) -> None:
+    x = np.array([[1, -2, 3, -4]], np.float32)
+    two(x, out=(None, x))
+    assert x.tolist() == [[-1, 2, -3, 4]]
+
+
+def test_several_results_by_position_or_name(two: ekiden.Executable) -> None:
+    x = np.array([[1, -2, 3, -4]], np.float32)
+    first, second = np.empty_like(x), np.empty_like(x)
+    two(x, out=[first, second])
+    assert first.tolist() == [[1, 0, 3, 0]] and second.tolist() == [[-1, 2, -3, 4]]
+    second[:] = 0
+    two(x, out={"output1": second})
+    assert second.tolist() == [[-1, 2, -3, 4]]
+
+
+READ_ONLY = np.zeros((2, 4), np.float32)
+READ_ONLY.flags.writeable = False
+WRONG = [
+    (np.empty((2, 4)), "out 'y': expected dtype float32, got float64"),
+    (np.empty((2, 5), np.float32), "out 'y': expected shape (n, 4), got (2, 5)"),
+    (np.empty(8, np.float32), "out 'y': expected shape (n, 4), got (8,)"),
+    (
+        np.empty((3, 4), np.float32),
+        "out 'y': expected shape (2, 4), as it is of this run, got (3, 4)",
+    ),
+    (READ_ONLY, "out 'y': expected an array that may be written, got a read-only one"),
+    ("y", "out 'y': expected an array of float32 to write to, got str"),
+    ([READ_ONLY, READ_ONLY], "out: expected 1 arrays ('y'), got 2"),
+    ({"z": READ_ONLY}, "out: no output is named 'z'; there are 'y'"),
+]
+
+
+@pytest.mark.parametrize(("out", "message"), WRONG)
+def test_what_cannot_be_written_to(out: object, message: str, exe: ekiden.Executable) -> None:
+    with pytest.raises(InputError) as caught:
+        exe(**arguments(2), out=out)
+    assert str(caught.value) == message
+
+
+def test_an_input_may_be_called_out() -> None:
+    exe = ekiden.compile(relay.parse("def @main(%out: Tensor[(2), float32]) { negative(%out) }"))
+    assert exe(out=np.ones(2, np.float32)).numpy().tolist() == [-1, -1]
+
+
+def test_a_bound_run_reads_and_writes_where_it_was_told(exe: ekiden.Executable) -> None:
+    given = arguments(2)
+    out = np.empty((2, 4), np.float32)
+    run = exe.bind(**given, out=out)
+    assert list(run.inputs) == ["x", "b"]
+    for scale in (1, 3):
+        given["x"] *= scale
+        assert run() is out
+        np.testing.assert_allclose(out, expected(**given), rtol=1e-5, atol=1e-6)
+    with pytest.raises(InputError) as caught:
+        exe.bind(np.zeros((3, 2), np.float32).T, given["b"])
+    assert str(caught.value) == (
+        "bind: input 'x': expected a contiguous array, which each run can read where it stands"
+    )
+
+
+def _first(exe: ekiden.Executable, x: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return exe(x, b).numpy()
+
+
+def test_executables_are_pickled(exe: ekiden.Executable) -> None:
+    given = arguments(2)
+    again = pickle.loads(pickle.dumps(exe))
+    assert repr(again) == repr(exe)
+    assert (again(**given).numpy() == exe(**given).numpy()).all()
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert (pool.apply(_first, (exe, *given.values())) == exe(**given).numpy()).all()
+
+
+def test_executables_are_copied(exe: ekiden.Executable, tmp_path: Path) -> None:
+    given = arguments(2)
+    held = copy.deepcopy({"model": exe})["model"]
+    assert held is not exe and (held(**given).numpy() == exe(**given).numpy()).all()
+    waiting = ekiden.compile(model())
+    waiting.move_late_bound_consts(tmp_path / "weights")
+    other = copy.deepcopy(waiting)
+    other.load_late_bound_consts(tmp_path / "weights")
+    assert runtime.late_bound.missing(waiting.raw) and not runtime.late_bound.missing(other.raw)
+    factory = relay.build(relay.parse("def @main(%x: Tensor[(2), float32]) { negative(%x) }"))
+    assert type(pickle.loads(pickle.dumps(factory))) is type(factory)
+
+
+class Named:
+    """A path of another library."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+def test_where_executables_come_from_and_go_to(artifact: Path, tmp_path: Path) -> None:
+    given, data = arguments(2), artifact.read_bytes()
+    with open(artifact, "rb") as opened:
+        sources = [data, bytearray(data), memoryview(data), io.BytesIO(data), opened]
+        for source in [*sources, str(artifact), Named(artifact)]:
+            result = ekiden.load(source)(**given)
+            np.testing.assert_allclose(result.numpy(), expected(**given), rtol=1e-5, atol=1e-6)
+    exe, buffer = ekiden.load(data), io.BytesIO()
+    exe.save(buffer)
+    assert buffer.getvalue() == data
+    exe.save(Named(tmp_path / "named.eki"))
+    assert (tmp_path / "named.eki").read_bytes() == data
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_library_is_loaded_too(exe: ekiden.Executable, tmp_path: Path) -> None:
+    exe.export_library(tmp_path / "model.so")
+    given = arguments(2)
+    assert (ekiden.load(tmp_path / "model.so")(**given).numpy() == exe(**given).numpy()).all()
+
+
+def test_what_cannot_be_loaded(tmp_path: Path) -> None:
+    path, no = tmp_path / "model.onnx", tmp_path / "no"
+    onnx.save(model(), path)
+    for source, error, message in (
+        (path, LoadError, f"load '{path}': it is a model, which ekiden.compile takes"),
+        (no, FileNotFoundError, f"load '{no}': no such file or directory"),
+        (tmp_path, IsADirectoryError, f"load '{tmp_path}': is a directory"),
+        (io.StringIO("x"), TypeError, "load: expected a path, bytes or a file open for bytes, got "
+         "StringIO open for text"),
+        (3, TypeError, "load: expected a path, bytes or a file open for bytes, got int"),
+    ):  # fmt: skip
+        with pytest.raises(error) as caught:
+            ekiden.load(source)  # type: ignore[arg-type]
+        assert str(caught.value) == message
