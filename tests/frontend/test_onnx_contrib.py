@@ -401,7 +401,7 @@ def test_weights_of_four_bits_and_data_of_bytes(
     (wanted,) = expected(model, feed, False)
     found = np.asarray(ekiden.compile(model)(*feed.values()).numpy())
     assert found.shape == wanted.shape
-    exact = "avx512vnni" in Target.host().features  # else data are not rounded
+    exact = Target.host().has("dot4_u8s8")  # else data are not rounded
     error = np.abs(found - wanted).max() / np.abs(wanted).max()
     assert error < (1e-5 if exact else 1e-2)
 
