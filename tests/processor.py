@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ekiden.target import Target, cpuinfo
+from ekiden.target import Target, facts, target
+from ekiden.target.processors import PROCESSORS
 
-BELOW = tuple(cpuinfo.LEVELS)[:-1]
+LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
 """Classes of x86-64 from the newest to the oldest that most code is made for."""
 
 
@@ -19,25 +22,17 @@ def pretend(cpu: str) -> None:
     NumPy and the engines that results are compared with. Raises UsageError for a processor whose
     code this machine does not run.
     """
-    info = cpuinfo.read_cpuinfo()
-    flags, wanted = info.get("flags", "").split(), cpuinfo.ABILITIES.get(cpu)
-    if wanted is None or not set(wanted) <= set(flags):
-        there = ", ".join(n for n, needs in cpuinfo.LEVELS.items() if set(needs) <= set(flags))
+    real, wanted = facts.host(), PROCESSORS.get(cpu)
+    if wanted is None or not Target(cpu=cpu).serves(Target.host()):
+        there = ", ".join(n for n in LEVELS if Target(cpu=n).serves(Target.host()))
         raise pytest.UsageError(f"--processor: expected one of {there}, got {cpu!r}")
-    hidden = " ".join(f for f in flags if f in wanted or f not in cpuinfo.KNOWN)
-    read = cpuinfo.read_cpuinfo
-
-    def masked(text: str | None = None) -> dict[str, str]:
-        if text is not None:
-            return read(text)
-        return {**info, "flags": hidden, "vendor_id": ""}  # a known vendor has names of its own
-
-    cpuinfo.read_cpuinfo = masked
-    Target.host.cache_clear()  # type: ignore[attr-defined]
+    masked = replace(real, processor=cpu, features=(), core=wanted.core)
+    facts.host = lambda: masked  # type: ignore[assignment]
+    target._host_machine.cache_clear()
 
 
 def processors() -> list[str]:
     """Targets: this machine, and each lesser class whose code it runs."""
     host = Target.host()
-    levels = [f"llvm -mcpu={name}" for name in BELOW if name != host.cpu]
+    levels = [f"llvm -mcpu={name}" for name in LEVELS if name != host.cpu]
     return ["llvm", *(text for text in levels if Target.parse(text).serves(host))]

@@ -214,7 +214,7 @@ def test_weights_of_four_bits_and_data_of_bytes(
     bound = 2 * (depth + 8) * ROUNDING * product(np.abs(parts), sizes)
     for text in processors():
         found = ekiden.compile(model, text)(*feed.values()).numpy()
-        rounds = "avx512vnni" in Target.parse(text).features
+        rounds = Target.parse(text).has("dot4_u8s8")
         assert (np.abs(found - (rounded if rounds else exact)) <= bound).all()
     assert (np.abs(interpret(model, list(feed.values()))[0] - exact) <= bound).all()
 

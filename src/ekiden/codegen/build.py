@@ -116,10 +116,8 @@ def build(
             f"build: expected a PrimFunc or an IRModule, got {type(program).__name__}"
         )
     chosen = Target.parse(target)
-    generator = GENERATORS.get(chosen.kind)
-    if generator is None:
-        known = ", ".join(GENERATORS)
-        raise CompileError(f"build: no code generator for {chosen.kind!r}; there are {known}")
+    chosen.check_usable("build")
+    generator = GENERATORS[chosen.kind.name]
     funcs = _functions(program, name)
     folder = environment.debug_dir()
     if folder is None:

@@ -1,6 +1,15 @@
 """Targets: what the code will run on, as a value with its facts; devices that values are on."""
 
-from ekiden.target.target import Target
+from ekiden.target.processors import Cache
+from ekiden.target.target import Target, TargetKind, TargetLike
 from ekiden.target.virtual_device import HOST, CompilationConfig, VirtualDevice
 
-__all__ = ["HOST", "CompilationConfig", "Target", "VirtualDevice"]
+__all__ = [
+    "HOST",
+    "Cache",
+    "CompilationConfig",
+    "Target",
+    "TargetKind",
+    "TargetLike",
+    "VirtualDevice",
+]

@@ -1,179 +1,383 @@
-"""Target: an immutable value that says what code is for, with the facts schedules choose tiles
-by."""
+"""Target: an immutable value that says what code is for, with the facts that kernels are chosen by.
+
+    Target("llvm")                                   this machine
+    Target("llvm -mcpu=x86-64-v3 -cores=4")          a processor of the table
+    Target({"kind": "llvm", "mcpu": "znver4"})       the same as a dictionary, or as JSON
+    Target("raspberry-pi/4b-aarch64")                a tag
+
+A text, a dictionary and the fields of the value say the same, and turn into one another: `str`,
+`Target.export` and `Target` itself.
+"""
 
 from __future__ import annotations
 
 import functools
-import os
-import platform
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from ekiden.ir import dtype as dt
 from ekiden.runtime.errors import CompileError
-from ekiden.target import cpuinfo
+from ekiden.target import facts as target_facts
+from ekiden.target.config import Config, read_config, written
+from ekiden.target.features import ABILITIES, FEATURES, has_any
+from ekiden.target.kinds import KINDS, TargetKind, generators
+from ekiden.target.processors import PROCESSORS, Cache
+from ekiden.target.triple import TRIPLES, architecture_of, is_supported
 
-_TRIPLE = "x86_64-unknown-linux-gnu"
-
-# fmt: off
-VECTORS: dict[str, tuple[int, int]] = {   # cpu: (vector bits, vector registers)
-    "x86-64":    (128, 16),
-    "x86-64-v2": (128, 16),
-    "x86-64-v3": (256, 16),
-    "x86-64-v4": (512, 32),
-    "znver1":    (256, 16),
-    "znver2":    (256, 16),
-    "znver3":    (256, 16),
-    "znver4":    (512, 32),
-    "znver5":    (512, 32),
-    "generic":   (128, 16),
-    "cortex-a72":  (128, 32),
-    "neoverse-n1": (128, 32),
-    "neoverse-v1": (128, 32),
-    "neoverse-v2": (128, 32),
-    "apple-m1":    (128, 32),
-}
-# fmt: on
-_ARM_TRIPLE = "aarch64-unknown-linux-gnu"
-_ARM = ("cortex", "neoverse", "apple")
-"""How the names of processors of AArch64 begin."""
-ABILITIES: dict[str, tuple[str, ...]] = {
-    "fma": ("x86-64", "x86-64-v2", "generic"),
-    "float16": ("x86-64", "x86-64-v2", "generic"),
-    "rounding": ("x86-64", "generic"),
-}
-"""What code may need -> the processors of x86-64 without it. Those of AArch64 have all."""
-KINDS = ("llvm", "c")
-"""The code generators."""
+TargetLike: TypeAlias = "str | Mapping[str, object] | Target"
+"""What names a target: text, JSON, a tag, a dictionary, or itself."""
 
 
-@dataclass(frozen=True, slots=True)
+class _Host:
+    """`Target.host()` is this machine; `target.host` is TVM's: the target of the host's code."""
+
+    @overload
+    def __get__(self, instance: None, owner: type[Target]) -> Callable[[], Target]: ...
+    @overload
+    def __get__(self, instance: Target, owner: type[Target]) -> Target | None: ...
+    def __get__(
+        self, instance: Target | None, owner: type[Target]
+    ) -> Callable[[], Target] | Target | None:
+        return _host_machine if instance is None else instance.host_target
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class Target:
-    """What code will run on. Equal targets give equal code; `str` and `parse` are inverse.
+    """What code will run on. Equal targets give equal code; `str` and `Target` are inverse.
 
-    kind: the code generator. cpu, features: LLVM's names. vector_bits, registers: the vector
-    register file. l1, l2: bytes of a core's data caches. cores: threads that schedules may count
-    on.
+    A target of devices that have no facts here, as GPUs, has those of the oldest processor.
     """
 
-    kind: str = "llvm"
-    triple: str = _TRIPLE
-    cpu: str = "x86-64-v3"
-    features: tuple[str, ...] = ()
-    vector_bits: int = 256
-    registers: int = 16
-    l1: int = 32 << 10
-    l2: int = 1 << 20
-    cores: int = 1
+    kind: TargetKind
+    """The code generator."""
+    triple: str
+    """LLVM's, of four parts."""
+    cpu: str
+    """LLVM's name of the processor."""
+    features: tuple[str, ...]
+    """Beyond those of the processor, by LLVM's names; "-x" takes one away."""
+    vector_bits: int
+    """Width of a vector register."""
+    registers: int
+    """Vector registers that code may name."""
+    cores: int
+    """Threads that schedules may count on."""
+    caches: tuple[Cache, ...]
+    """Of data, the nearest first: L1, L2, L3."""
+    fma_units: int
+    """Multiply-adds of full vectors that start in one cycle."""
+    fma_latency: int
+    """Cycles until the next that needs the result can start."""
+    loads: int
+    """Loads of full vectors that start in one cycle."""
+    options: tuple[tuple[str, object], ...]
+    """What else the target says, by name, sorted: labels (keys, device, model, tag), and what kinds
+    of devices have instead of these facts."""
+    host_target: Target | None
+    """The target of the code around kernels of a device; None where it is not said."""
 
-    @staticmethod
-    @functools.cache
-    def host() -> Target:
-        """This machine."""
-        info = cpuinfo.read_cpuinfo()
-        bits = cpuinfo.vector_bits(info)
-        is_arm = platform.machine() in ("aarch64", "arm64")
-        return Target(
-            triple=_ARM_TRIPLE if is_arm else _TRIPLE,
-            cpu=cpuinfo.cpu_name(info),
-            features=cpuinfo.cpu_features(info),
-            vector_bits=bits,
-            registers=32 if bits == 512 or is_arm else 16,
-            l1=cpuinfo.cache_bytes(1, 32 << 10),
-            l2=cpuinfo.cache_bytes(2, 1 << 20),
-            cores=len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1,
-        )
+    if TYPE_CHECKING:
+        host = _Host()
 
-    @staticmethod
-    def parse(text: str | Target) -> Target:
-        """A target from its text form: "llvm" or "c" (this machine), or "llvm -mcpu=x86-64-v3
-        -cores=4 ...".
+    def __init__(
+        self, target: TargetLike | None = None, host: TargetLike | None = None, **given: object
+    ) -> None:
+        """A target from text, JSON, a tag or a dictionary, with fields replaced; without one, from
+        fields alone, the others from the table of processors (x86-64-v3 by default, one core).
 
-        Raises CompileError for an unknown kind, option or processor.
+        Raises CompileError for a kind, option, processor or feature that there is not, listing
+        those there are.
         """
-        if isinstance(text, Target):
-            return text
-        kind, *options = text.split() or [""]
-        if kind not in KINDS:
-            known = " or ".join(map(repr, KINDS))
-            raise CompileError(f"target: expected {known} and options, got {text!r}")
-        if not options:
-            return replace(Target.host(), kind=kind)
-        return replace(_from_options(dict(_option(each) for each in options)), kind=kind)
+        if isinstance(target, Target):
+            found: dict[str, object] = {f.name: getattr(target, f.name) for f in fields(target)}
+        elif target is None:
+            found = _from_fields(given)
+        else:
+            found = _from_config(read_config(target))
+        found |= given
+        kind = found["kind"]
+        found["kind"] = KINDS[kind] if isinstance(kind, str) else kind
+        if host is not None:
+            found["host_target"] = Target.parse(host)
+        for each in fields(Target):
+            object.__setattr__(self, each.name, found.pop(each.name))
+        if found:
+            raise TypeError(f"Target: unexpected fields {', '.join(found)}")
+
+    @staticmethod
+    def parse(target: TargetLike) -> Target:
+        """The target that a text, dictionary or target names. Raises CompileError."""
+        return target if isinstance(target, Target) else Target(target)
 
     def lanes(self, dtype: str) -> int:
         """Elements of `dtype` in one vector register."""
         return self.vector_bits // (8 * dt.itemsize(dt.element(dtype)))
 
     @property
+    def l1(self) -> int:
+        """Bytes of the first cache."""
+        return self._size(0)
+
+    @property
+    def l2(self) -> int:
+        """Bytes of the second cache; 0 if there is none."""
+        return self._size(1)
+
+    @property
+    def l3(self) -> int:
+        """Bytes of the third cache, of all cores that share it; 0 if there is none."""
+        return self._size(2)
+
+    def _size(self, level: int) -> int:
+        return self.caches[level].size if level < len(self.caches) else 0
+
+    @property
     def architecture(self) -> str:
-        """ "x86-64" or "aarch64"."""
-        return "aarch64" if self.triple.startswith(("aarch64", "arm64")) else "x86-64"
+        """ "x86-64", "aarch64", "riscv64", or the first word of another triple."""
+        return architecture_of(self.triple)
 
     def has(self, ability: str) -> bool:
-        """Whether there are instructions for "fma", "rounding" (to whole numbers) or "float16"
-        (conversions).
+        """Whether its code generator can use instructions for an ability (features.ABILITIES):
+        "fma", "rounding", "float16", "dot4_u8s8", ... Raises KeyError for one that there is not.
         """
-        return self.architecture == "aarch64" or self.cpu not in ABILITIES[ability]
+        ways = ABILITIES[ability].get(self.architecture, ())
+        return self.kind.can_use(ability) and has_any(self._all_features(), ways)
+
+    def _all_features(self) -> frozenset[str]:
+        return _all_features(self.architecture, self.cpu, self.features)
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The flags of /proc/cpuinfo that its code relies on. Features of LLVM that are none of
-        `cpuinfo.KNOWN` say what is fast, or are of no use to compiled code.
-        """
-        extra = [cpuinfo.RENAMED.get(f, f) for f in self.features]
-        known = [flag for flag in extra if flag in cpuinfo.KNOWN]
-        return tuple(dict.fromkeys((*cpuinfo.ABILITIES[self.cpu], *known)))
+        """The flags of /proc/cpuinfo that its code relies on, as artifacts say them."""
+        arch = self.architecture
+        known = (FEATURES[arch, f] for f in self._all_features() if (arch, f) in FEATURES)
+        return tuple(sorted(f.flag for f in known if f.flag))
 
     def serves(self, other: Target) -> bool:
         """Whether every machine that runs code for `other` runs that for this one."""
         return self.architecture == other.architecture and set(self.needs) <= set(other.needs)
 
+    def check_usable(self, what: str) -> None:
+        """Raises CompileError, for which thing and with what there is instead, where no code can
+        be made for it or an option asks for what is not done."""
+        if not self.kind.has_generator:
+            raise CompileError(
+                f"{what}: there is no code generator for target kind {self.kind.name!r}; "
+                f"there are {generators()}"
+            )
+        if not is_supported(self.triple):
+            known = ", ".join(TRIPLES.values())
+            raise CompileError(
+                f"{what}: there is no runtime for the triple {self.triple!r}; there are {known}"
+            )
+        table = self.kind.option_table
+        for name, value in self.options:
+            harmless = table[name].harmless
+            if harmless is not None and value not in harmless and value != ():
+                can = " or ".join(map(repr, harmless))
+                expected = f"only {can} can be had" if can else "there is no such thing"
+                raise CompileError(f"{what}: target option -{name}={written(value)}: {expected}")
+        if self.host_target is not None and self.host_target.triple != self.triple:
+            raise CompileError(
+                f"{what}: the host {self.host_target.triple!r} of a target must be its own "
+                f"{self.triple!r}"
+            )
+
     def __str__(self) -> str:
-        """The text form `parse` reads, with every fact."""
-        features = f" -mattr={','.join(self.features)}" if self.features else ""
-        return (
-            f"{self.kind} -mtriple={self.triple} -mcpu={self.cpu}{features}"
-            f" -vector-bits={self.vector_bits} -registers={self.registers}"
-            f" -l1={self.l1} -l2={self.l2} -cores={self.cores}"
-        )
+        """The text form, with every fact."""
+        words = [f"-{name}={written(value)}" for name, value in self._said().items()]
+        if self.host_target is not None:
+            words.append(f"-host={written(str(self.host_target))}")
+        return " ".join((self.kind.name, *words))
+
+    def _said(self) -> dict[str, object]:
+        """Facts and options by their names in text."""
+        found: dict[str, object] = {}
+        if self.kind.is_cpu:
+            found = {"mtriple": self.triple, "mcpu": self.cpu}
+            if self.features:
+                found["mattr"] = tuple(f if f[0] == "-" else f"+{f}" for f in self.features)
+            found |= {"vector-bits": self.vector_bits, "registers": self.registers}
+            found |= {"cores": self.cores}
+            found |= {f"l{i + 1}": str(cache) for i, cache in enumerate(self.caches)}
+            if len(self.caches) < 3:
+                found[f"l{len(self.caches) + 1}"] = "0"
+            found |= {"fma-units": self.fma_units, "fma-latency": self.fma_latency}
+            found |= {"loads": self.loads}
+        return found | dict(self.options)
+
+    # The face of TVM's Target.
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """Facts and options by their names in text; lists as such."""
+        hidden = ("keys", "tag")
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in self._said().items()
+            if name not in hidden
+        }
+
+    @property
+    def keys(self) -> list[str]:
+        """What strategies may be chosen by: those given, the device, those of the kind."""
+        return list(_all_keys(self.kind, dict(self.options)))
+
+    @property
+    def tag(self) -> str:
+        """The tag it was made from, or ""."""
+        return str(dict(self.options).get("tag", ""))
+
+    @property
+    def libs(self) -> list[str]:
+        """The libraries it names."""
+        return list(self.attrs.get("libs", ()))
+
+    @property
+    def device_name(self) -> str:
+        """The option `device`, or ""."""
+        return str(self.attrs.get("device", ""))
+
+    @property
+    def model(self) -> str:
+        """The option `model`, or "unknown"."""
+        return str(self.attrs.get("model", "unknown"))
+
+    @property
+    def mcpu(self) -> str:
+        """The processor."""
+        return str(self.attrs.get("mcpu", ""))
+
+    @property
+    def mattr(self) -> list[str]:
+        """Features beyond the processor's, each behind its sign."""
+        return list(self.attrs.get("mattr", ()))
+
+    @property
+    def arch(self) -> str:
+        """The option `arch` of GPUs, or ""."""
+        return str(self.attrs.get("arch", ""))
+
+    @property
+    def max_num_threads(self) -> int:
+        """Threads of a block. Raises KeyError where the kind has none."""
+        return int(self.attrs["max_num_threads"])
+
+    @property
+    def thread_warp_size(self) -> int:
+        """Threads that run together. Raises KeyError where the kind has none."""
+        return int(self.attrs["thread_warp_size"])
+
+    @property
+    def max_shared_memory_per_block(self) -> int:
+        """Bytes. Raises KeyError where it is not said."""
+        return int(self.attrs["max_shared_memory_per_block"])
+
+    @property
+    def max_function_args(self) -> int:
+        """Most arguments of a kernel; -1 for no limit."""
+        return int(self.attrs.get("max_function_args", -1))
+
+    def get_target_device_type(self) -> int:
+        """DLPack's number of its devices."""
+        return self.kind.device_type
+
+    def with_host(self, host: TargetLike | None = None) -> Target:
+        """The same with another host."""
+        return Target(self, host_target=None if host is None else Target.parse(host))
+
+    def export(self) -> dict[str, Any]:
+        """A dictionary from which `Target` makes it again."""
+        found = {"kind": self.kind.name, "tag": self.tag, "keys": self.keys, **self.attrs}
+        if self.host_target is not None:
+            found["host"] = self.host_target.export()
+        return found
+
+    @staticmethod
+    def current(allow_none: bool = True) -> Target | None:
+        """The target of the innermost `with`. Raises ValueError for none unless allowed."""
+        entered = _entered.get()
+        if not entered and not allow_none:
+            raise ValueError("target: there is no current target; `with Target(...):` sets one")
+        return entered[-1] if entered else None
+
+    @staticmethod
+    def list_kinds() -> list[str]:
+        """The names of the kinds."""
+        return sorted(KINDS)
+
+    def __enter__(self) -> Target:
+        """Make it the current target, which `compile` and `build` take when none is given."""
+        _entered.set((*_entered.get(), self))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Go back to the target around."""
+        _entered.set(_entered.get()[:-1])
 
 
-_OPTIONS = ("mtriple", "mcpu", "mattr", "vector-bits", "registers", "l1", "l2", "cores")
+if not TYPE_CHECKING:
+    Target.host = _Host()
+
+_entered: ContextVar[tuple[Target, ...]] = ContextVar("entered targets", default=())
 
 
-def _option(text: str) -> tuple[str, str]:
-    name, equals, value = text.lstrip("-").partition("=")
-    if not text.startswith("-") or not equals or name not in _OPTIONS:
-        known = ", ".join(f"-{name}=" for name in _OPTIONS)
-        raise CompileError(f"target: unknown option {text!r}; there are {known}")
-    return name, value
+@functools.cache
+def _host_machine() -> Target:
+    """This machine."""
+    return Target("llvm")
 
 
-def _from_options(options: dict[str, str]) -> Target:
-    host = Target.host()
-    cpu = options.get("mcpu", host.cpu)
-    if cpu not in VECTORS:
-        raise CompileError(f"target: unknown processor {cpu!r}; there are {', '.join(VECTORS)}")
-    bits, registers = VECTORS[cpu]
-    if options.get("mtriple", "").startswith("aarch64") and cpu == "generic":
-        registers = 32
-    features = options.get("mattr", ",".join(host.features) if cpu == host.cpu else "")
+@functools.cache
+def _all_features(arch: str, cpu: str, extra: tuple[str, ...]) -> frozenset[str]:
+    return target_facts.all_features(arch, cpu, extra)
 
-    def number(name: str, default: int) -> int:
-        text = options.get(name, str(default))
-        if not text.isdigit():
-            raise CompileError(f"target: option -{name} must be a number, got {text!r}")
-        return int(text)
 
-    return Target(
-        triple=options.get("mtriple", _ARM_TRIPLE if cpu.startswith(_ARM) else _TRIPLE),
-        cpu=cpu,
-        features=tuple(f for f in features.split(",") if f),
-        vector_bits=number("vector-bits", bits),
-        registers=number("registers", registers),
-        l1=number("l1", host.l1),
-        l2=number("l2", host.l2),
-        cores=number("cores", host.cores),
-    )
+def _from_config(config: Config) -> dict[str, Any]:
+    """The fields of a target by name."""
+    kind = config["kind"]
+    assert isinstance(kind, TargetKind)
+    facts = {n: v for n, v in config.items() if n in target_facts.OPTIONS} if kind.is_cpu else None
+    found = target_facts.resolve(facts) if facts is not None else _without_facts()
+    host = config.get("host")
+    defaults = {n: o.default for n, o in kind.option_table.items() if o.default is not None}
+    options = defaults | {n: config[n] for n in kind.option_table if n in config}
+    keys = _all_keys(kind, options)
+    if keys == _all_keys(kind, {**options, "keys": ()}):
+        options.pop("keys", None)
+    else:
+        options["keys"] = keys
+    return {
+        **found,
+        "kind": kind,
+        "options": tuple(sorted(options.items())),
+        "host_target": None if host is None else Target.parse(host),  # type: ignore[arg-type]
+    }
+
+
+def _all_keys(kind: TargetKind, options: Mapping[str, Any]) -> tuple[str, ...]:
+    device = options.get("device")
+    own = (device,) if device else ()
+    return tuple(dict.fromkeys((*options.get("keys", ()), *own, *kind.default_keys)))
+
+
+def _without_facts() -> dict[str, object]:
+    return target_facts.resolve({"mcpu": "x86-64", "cores": 1})
+
+
+def _from_fields(given: Mapping[str, object]) -> dict[str, Any]:
+    """The fields that are not given, from the row of the processor that is."""
+    kind = given.get("kind", "llvm")
+    kind = KINDS[kind] if isinstance(kind, str) else kind
+    assert isinstance(kind, TargetKind)
+    if not kind.is_cpu:
+        return _from_config({"kind": kind})
+    options: dict[str, object] = {"mcpu": given.get("cpu", "x86-64-v3"), "cores": 1}
+    named = {"triple": "mtriple", "features": "mattr", "vector_bits": "vector-bits"}
+    options |= {text: given[name] for name, text in named.items() if name in given}
+    return _from_config({"kind": kind, **options})
+
+
+__all__ = ["ABILITIES", "PROCESSORS", "Cache", "Target", "TargetKind", "TargetLike"]

@@ -238,7 +238,7 @@ class Builder:
         """`a * 2**floor(exponent)` by the instruction of AVX-512; None where it cannot be used."""
         target, lanes = self.module.target, dt.lanes(dtype)
         bits = lanes * 8 * dt.itemsize(dt.element(dtype))
-        if target is None or target.vector_bits < 512 or bits != 512:
+        if target is None or not target.has("scalef") or bits != 512:
             return None
         mask, kind = f"i{lanes}", register_type(dtype)
         name = f"llvm.x86.avx512.mask.scalef.p{'s' if lanes == 16 else 'd'}.512"

@@ -37,7 +37,7 @@ def held() -> AbstractContextManager[object]:
 
 def _machine(target: Target) -> llvm.TargetMachine:
     _initialize()
-    features = ",".join(f"+{name}" for name in target.features)
+    features = ",".join(f if f[0] == "-" else f"+{f}" for f in target.features)
     return llvm.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu, features=features, opt=3, reloc="pic", codemodel="small"
     )

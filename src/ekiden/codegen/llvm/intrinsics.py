@@ -134,13 +134,32 @@ def _bitwise(opcode: str) -> Callable[..., Operand]:
     return lambda b, dtype, x, y: b.binary(opcode, dtype, x, y)
 
 
+INSTRUCTIONS: dict[tuple[str, str, int], str] = {
+    ("dot4_u8s8", "x86-64", 16): "llvm.x86.avx512.vpdpbusd.512",
+    ("dot4_u8s8", "x86-64", 8): "llvm.x86.avx512.vpdpbusd.256",
+    ("dot4_u8s8", "aarch64", 4): "llvm.aarch64.neon.usdot.v4i32.v16i8",
+    ("dot2_bf16", "x86-64", 16): "llvm.x86.avx512bf16.dpbf16ps.512",
+    ("dot2_bf16", "x86-64", 8): "llvm.x86.avx512bf16.dpbf16ps.256",
+}
+"""(ability of a target, architecture, lanes of the sums) -> LLVM's intrinsic."""
+
+
+def _instruction(b: Builder, ability: str, lanes: int) -> str | None:
+    """The intrinsic for an ability on so many lanes, where the target has it."""
+    target = b.module.target
+    if target is None or not target.has(ability) or 32 * lanes > target.vector_bits:
+        return None
+    return INSTRUCTIONS.get((ability, target.architecture, lanes))
+
+
 def _dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
     """total + the products of the four bytes of x, unsigned, with those of y, signed."""
-    lanes, target = dt.lanes(dtype), b.module.target
-    if target is not None and "avx512vnni" in target.features and lanes == 16:
-        name, words, bytes_ = "llvm.x86.avx512.vpdpbusd.512", "<16 x i32>", "<64 x i8>"
+    lanes = dt.lanes(dtype)
+    name = _instruction(b, "dot4_u8s8", lanes)
+    if name is not None:
+        words, bytes_ = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
         b.module.declare(name, words, [words, bytes_, bytes_])
-        a, c = (b.convert("bitcast", dtype, "int8x64", o) for o in (x, y))
+        a, c = (b.convert("bitcast", dtype, f"int8x{4 * lanes}", o) for o in (x, y))
         return b.pure(f"call {words} @{name}({words} {total}, {bytes_} {a}, {bytes_} {c})")
     for byte in range(4):
         left = b.binary("lshr", dtype, x, b.const(8 * byte, dtype))
@@ -154,9 +173,10 @@ def _dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Ope
 def _dot2(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
     """total + the products of the two bfloat16 in the bits of x with those of y. The instruction
     takes subnormal numbers as 0."""
-    lanes, target = dt.lanes(dtype), b.module.target
-    if target is not None and "avx512bf16" in target.features and lanes == 16:
-        name, sums, pairs = "llvm.x86.avx512bf16.dpbf16ps.512", "<16 x float>", "<32 x bfloat>"
+    lanes = dt.lanes(dtype)
+    name = _instruction(b, "dot2_bf16", lanes)
+    if name is not None:
+        sums, pairs = f"<{lanes} x float>", f"<{2 * lanes} x bfloat>"
         b.module.declare(name, sums, [sums, pairs, pairs])
         a, c = (b.pure(f"bitcast {sums} {o} to {pairs}") for o in (x, y))
         return b.pure(f"call {sums} @{name}({sums} {total}, {pairs} {a}, {pairs} {c})")

@@ -29,8 +29,6 @@ from ekiden.relay.transform.to_mixed_precision import ALWAYS
 from ekiden.runtime.errors import PassError
 from ekiden.target import Target
 
-FEATURE = "avx512bf16"
-"""The target's ability to multiply bfloat16."""
 WIDE, BRIEF = "float32", "bfloat16"
 SMALL = ("float16", BRIEF)
 
@@ -58,7 +56,7 @@ def _in(call: Call, operands: list[RelayExpr]) -> RelayExpr:
 
 
 def _rewrite(target: Target, asked: str) -> Rewrite:
-    has_brief = target.kind == "llvm" and FEATURE in target.features
+    has_brief = target.has("dot2_bf16")
 
     def rewrite(call: Call) -> RelayExpr | None:
         data, weight = call.args[:2]

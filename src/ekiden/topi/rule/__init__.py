@@ -72,7 +72,7 @@ def schedule(
 
     A group that an anchor's rule does not cover gets the default rule of the target's kind.
     """
-    if target.kind in thread.KINDS:
+    if target.kind.has_threads:
         return thread.schedule_threads(inputs, outputs, target, name)
     whole = WHOLE.get(outputs[0].op.tag)
     if whole is not None and all(t.op is outputs[0].op for t in outputs):

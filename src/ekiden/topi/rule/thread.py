@@ -38,8 +38,6 @@ from ekiden.tir.visitor import substitute as substitute_statement
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
 
-KINDS = frozenset(("cuda", "opencl", "metal", "vulkan", "rocm", "webgpu"))
-"""Target kinds whose programs are bound to threads."""
 THREADS = 256
 """Threads of a block, where elements are independent."""
 ROW_THREADS = 32
@@ -49,7 +47,7 @@ ROW_THREADS = 32
 def schedule_threads(
     inputs: list[Tensor], outputs: list[Tensor], target: Target, name: str
 ) -> PrimFunc:
-    """The rule for `target.kind` in KINDS."""
+    """The rule for kinds of targets that have threads."""
     chosen = chosen_stages(own_outputs(outputs))
     buffers = BufferMap()
     params = tuple(buffers.declare(t) for t in (*inputs, *chosen))

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Write what the C runtime and the documentation say of processors, from the tables in
+src/ekiden/target: runtime/src/ek_cpu_table.h, tables in docs/artifact-format.md.
+
+scripts/generate_cpu.py           write both files
+scripts/generate_cpu.py --check   write nothing; fail if a file is out of date
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from ekiden.target.features import ARM, FEATURES, WORDS, X86  # noqa: E402
+
+PAGE = ROOT / "docs/artifact-format.md"
+BEGIN, END = "<!-- abilities: scripts/generate_cpu.py -->\n", "<!-- end of abilities -->\n"
+HEADER = ROOT / "runtime/src/ek_cpu_table.h"
+GUARDS = {X86: "defined(__x86_64__)", ARM: "defined(__aarch64__) && defined(__linux__)"}
+HEAD = """\
+/* What processors may have, by the names of /proc/cpuinfo; included by ek_cpu.c alone.
+**
+** Generated from src/ekiden/target/features.py by scripts/generate_cpu.py. Do not edit. */
+"""
+
+
+def table(architecture: str) -> str:
+    """The words that are asked, and the features with their places."""
+    words = WORDS[architecture]
+    listed = ", ".join(words)
+    rows = [
+        f'    {{"{f.flag}", {words.index(f.place[0])}, {f.place[1]}, {state(f.state)}}},'
+        for f in FEATURES.values()
+        if f.architecture == architecture and f.flag
+    ]
+    return "\n".join(
+        (
+            f"/* Words: {listed}. */",
+            f"enum {{ WORDS = {len(words)} }};",
+            "",
+            "static const ability abilities[] = {",
+            *rows,
+            "};",
+        )
+    )
+
+
+def state(name: str) -> str:
+    """The name in C of the registers that a feature needs."""
+    return f"NEEDS_{name.upper()}" if name else "NEEDS_NONE"
+
+
+def flags(architecture: str) -> list[str]:
+    """What artifacts may need on an architecture."""
+    return [f.flag for f in FEATURES.values() if f.architecture == architecture and f.flag]
+
+
+def page() -> str:
+    """The page with its table as it has to be."""
+    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    rows = [f"| {arch} | {' '.join(flags(arch))} |\n" for arch in GUARDS]
+    return "".join((head, BEGIN, "| architecture | abilities |\n|---|---|\n", *rows, END, tail))
+
+
+def header() -> str:
+    """The whole header of C."""
+    parts = [HEAD]
+    for i, (architecture, guard) in enumerate(GUARDS.items()):
+        parts.append(f"#{'el' if i else ''}if {guard}\n\n{table(architecture)}\n")
+    return "\n".join([*parts, "#endif", ""])
+
+
+def main() -> int:
+    """Write or check; the exit status."""
+    status = 0
+    for path, made in ((HEADER, header()), (PAGE, page())):
+        if path.exists() and path.read_text(encoding="utf-8") == made:
+            continue
+        if "--check" in sys.argv[1:]:
+            print(f"{path.relative_to(ROOT)} is out of date: run scripts/generate_cpu.py")
+            status = 1
+        else:
+            path.write_text(made, encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""What instructions processors have: one row a feature, and what kernels ask for in terms of them.
+
+The C runtime's table is made from FEATURES (scripts/generate_cpu.py): what an artifact says it
+needs is looked up in the same rows on the machine that loads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+X86, ARM, RISCV = "x86-64", "aarch64", "riscv64"
+ARCHITECTURES = (X86, ARM, RISCV)
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """Instructions that a processor may have."""
+
+    name: str
+    """LLVM's name."""
+    architecture: str
+    flag: str = ""
+    """The name in /proc/cpuinfo and in what artifacts need; "" where no loader has to ask: every
+    processor has it, it says what is fast, or compiled code has no use for it."""
+    place: tuple[str, int] = ("", 0)
+    """Where the processor says so: the word (WORDS) and the bit."""
+    state: str = ""
+    """Registers that the system must keep for it: "ymm", "zmm", "tile", or "" for all others."""
+    implies: tuple[str, ...] = ()
+    """Features that it brings with it."""
+
+
+WORDS: dict[str, tuple[str, ...]] = {
+    X86: ("1.ecx", "7.ebx", "7.ecx", "7.edx", "7.1.eax", "7.1.edx", "80000001.ecx"),
+    ARM: ("hwcap", "hwcap.high", "hwcap2"),
+}
+"""What the runtime asks the processor for: results of cpuid by leaf, the words of auxv."""
+
+
+def _x86(*rows: tuple[str, str, str, int, str, str]) -> list[Feature]:
+    return [
+        Feature(name, X86, flag, (word, bit), state, tuple(implies.split()))
+        for name, flag, word, bit, state, implies in rows
+    ]
+
+
+# fmt: off
+_X86 = _x86(
+    # LLVM             flag                 word           bit registers implies
+    ("sse3",            "pni",              "1.ecx",         0, "",     ""),
+    ("pclmul",          "pclmulqdq",        "1.ecx",         1, "",     ""),
+    ("ssse3",           "ssse3",            "1.ecx",         9, "",     "sse3"),
+    ("sse4.1",          "sse4_1",           "1.ecx",        19, "",     "ssse3"),
+    ("sse4.2",          "sse4_2",           "1.ecx",        20, "",     "sse4.1"),
+    ("movbe",           "movbe",            "1.ecx",        22, "",     ""),
+    ("popcnt",          "popcnt",           "1.ecx",        23, "",     ""),
+    ("bmi",             "bmi1",             "7.ebx",         3, "",     ""),
+    ("bmi2",            "bmi2",             "7.ebx",         8, "",     ""),
+    ("gfni",            "gfni",             "7.ecx",         8, "",     ""),
+    ("lzcnt",           "abm",              "80000001.ecx",  5, "",     ""),
+    ("sse4a",           "sse4a",            "80000001.ecx",  6, "",     "sse3"),
+    ("avx",             "avx",              "1.ecx",        28, "ymm",  "sse4.2"),
+    ("fma",             "fma",              "1.ecx",        12, "ymm",  "avx"),
+    ("f16c",            "f16c",             "1.ecx",        29, "ymm",  "avx"),
+    ("avx2",            "avx2",             "7.ebx",         5, "ymm",  "avx"),
+    ("avxvnni",         "avx_vnni",         "7.1.eax",       4, "ymm",  "avx2"),
+    ("avxifma",         "avx_ifma",         "7.1.eax",      23, "ymm",  "avx2"),
+    ("avxvnniint8",     "avx_vnni_int8",    "7.1.edx",       4, "ymm",  "avx2"),
+    ("avxneconvert",    "avx_ne_convert",   "7.1.edx",       5, "ymm",  "avx2"),
+    ("avxvnniint16",    "avx_vnni_int16",   "7.1.edx",      10, "ymm",  "avx2"),
+    ("avx512f",         "avx512f",          "7.ebx",        16, "zmm",  "avx2 fma f16c"),
+    ("avx512dq",        "avx512dq",         "7.ebx",        17, "zmm",  "avx512f"),
+    ("avx512ifma",      "avx512ifma",       "7.ebx",        21, "zmm",  "avx512f"),
+    ("avx512cd",        "avx512cd",         "7.ebx",        28, "zmm",  "avx512f"),
+    ("avx512bw",        "avx512bw",         "7.ebx",        30, "zmm",  "avx512f"),
+    ("avx512vl",        "avx512vl",         "7.ebx",        31, "zmm",  "avx512f"),
+    ("avx512vbmi",      "avx512vbmi",       "7.ecx",         1, "zmm",  "avx512bw"),
+    ("avx512vbmi2",     "avx512_vbmi2",     "7.ecx",         6, "zmm",  "avx512bw"),
+    ("avx512vnni",      "avx512_vnni",      "7.ecx",        11, "zmm",  "avx512f"),
+    ("avx512bitalg",    "avx512_bitalg",    "7.ecx",        12, "zmm",  "avx512bw"),
+    ("avx512vpopcntdq", "avx512_vpopcntdq", "7.ecx",        14, "zmm",  "avx512f"),
+    ("avx512vp2intersect", "avx512_vp2intersect", "7.edx",   8, "zmm",  "avx512f"),
+    ("avx512fp16",      "avx512_fp16",      "7.edx",        23, "zmm",
+     "avx512bw avx512dq avx512vl"),
+    ("avx512bf16",      "avx512_bf16",      "7.1.eax",       5, "zmm",  "avx512bw"),
+    ("amx-bf16",        "amx_bf16",         "7.edx",        22, "tile", "amx-tile"),
+    ("amx-tile",        "amx_tile",         "7.edx",        24, "tile", ""),
+    ("amx-int8",        "amx_int8",         "7.edx",        25, "tile", "amx-tile"),
+    ("amx-fp16",        "amx_fp16",         "7.1.eax",      21, "tile", "amx-tile"),
+)
+_ARM = [
+    Feature("fullfp16", ARM, "asimdhp",  ("hwcap",  10)),
+    Feature("rdm",      ARM, "asimdrdm", ("hwcap",  12)),
+    Feature("sha3",     ARM, "sha3",     ("hwcap",  17)),
+    Feature("dotprod",  ARM, "asimddp",  ("hwcap",  20)),
+    Feature("sve",      ARM, "sve",      ("hwcap",  22), implies=("fullfp16",)),
+    Feature("fp16fml",  ARM, "asimdfhm", ("hwcap",  23), implies=("fullfp16",)),
+    Feature("flagm",    ARM, "flagm",    ("hwcap",  27)),
+    Feature("sve2",     ARM, "sve2",     ("hwcap2",  1), implies=("sve",)),
+    Feature("i8mm",     ARM, "i8mm",     ("hwcap2", 13)),
+    Feature("bf16",     ARM, "bf16",     ("hwcap2", 14)),
+]
+_SILENT = {
+    X86: "mmx sse sse2 fxsr cx8 cx16 cmov 64bit sahf crc32 prfchw aes vaes vpclmulqdq sha adx"
+         " prefer-256-bit prefer-128-bit",
+    ARM: "neon fp-armv8 crc lse aes sha2 rcpc perfmon ras",
+    RISCV: "m a f d c v zicsr zifencei zba zbb zbs zfhmin zfh zfa zvfhmin zvfh zvfbfmin"
+           " zvfbfwma zihintpause zvl128b zvl256b zvl512b",
+}
+# fmt: on
+BASE: dict[str, frozenset[str]] = {
+    X86: frozenset("mmx sse sse2 fxsr cx8 cmov 64bit".split()),
+    ARM: frozenset("neon fp-armv8".split()),
+    RISCV: frozenset("m a f d c zicsr zifencei".split()),
+}
+"""What every processor has that code is made for: the C runtime's own code uses it too."""
+
+FEATURES: dict[tuple[str, str], Feature] = {
+    (each.architecture, each.name): each
+    for each in (
+        *_X86,
+        *_ARM,
+        *(Feature(name, arch) for arch, names in _SILENT.items() for name in names.split()),
+    )
+}
+"""By architecture and LLVM's name."""
+BY_FLAG: dict[tuple[str, str], Feature] = {
+    (each.architecture, each.flag): each for each in FEATURES.values() if each.flag
+}
+
+
+def names_of(architecture: str) -> list[str]:
+    """The features there are on an architecture."""
+    return [name for arch, name in FEATURES if arch == architecture]
+
+
+def closure(architecture: str, names: Iterable[str]) -> frozenset[str]:
+    """Features with all that they bring, in the order of "+x" and "-x": one that is taken away
+    takes with it what needs it. Without a sign a name counts as added."""
+    found: set[str] = set(BASE[architecture])
+    for name in names:
+        if not name.startswith("-"):
+            found |= _brought(architecture, name.removeprefix("+"))
+        else:
+            found = {f for f in found if name[1:] not in _brought(architecture, f)}
+    return frozenset(found)
+
+
+def _brought(architecture: str, name: str) -> set[str]:
+    """A feature and all that it implies; the chains are five long."""
+    found, waiting = set[str](), [name]
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.add(one)
+            waiting.extend(FEATURES[architecture, one].implies)
+    return found
+
+
+_Ways = tuple[str, ...]
+"""Ways to have an ability: features, of which all are needed, in one text; the first that is there
+counts."""
+
+# fmt: off
+ABILITIES: dict[str, dict[str, _Ways]] = {
+    # what kernels ask for: architecture -> features
+    "fma":         {X86: ("fma",),                  ARM: ("",),          RISCV: ("",)},
+    "rounding":    {X86: ("sse4.1",),               ARM: ("",),          RISCV: ("zfa",)},
+    "float16":     {X86: ("f16c",),                 ARM: ("",),          RISCV: ("zfhmin",)},
+    "madd_s16":    {X86: ("",)},
+    "madd_u8s8":   {X86: ("ssse3",)},
+    "dot4_u8s8":   {X86: ("avx512vnni", "avxvnni"), ARM: ("i8mm",)},
+    "dot4_s8s8":   {X86: ("avxvnniint8",),          ARM: ("dotprod",)},
+    "dot4_u8u8":   {X86: ("avxvnniint8",),          ARM: ("dotprod",)},
+    "dot2_bf16":   {X86: ("avx512bf16",),           ARM: ("bf16",)},
+    "dot2_s16":    {X86: ("avx512vnni", "avxvnni")},
+    "fma_fp16":    {X86: ("avx512fp16",),           ARM: ("fullfp16",),  RISCV: ("zvfh",)},
+    "i8mm":        {ARM: ("i8mm",)},
+    "sve":         {ARM: ("sve",)},
+    "sve2":        {ARM: ("sve2",)},
+    "amx_int8":    {X86: ("amx-int8",)},
+    "amx_bf16":    {X86: ("amx-bf16",)},
+    "amx_fp16":    {X86: ("amx-fp16",)},
+    "scalef":      {X86: ("avx512f",)},
+    "masks":       {X86: ("avx512bw avx512dq avx512vl",), ARM: ("sve",), RISCV: ("v",)},
+    "permute_u8":  {X86: ("avx512vbmi",),           ARM: ("",),          RISCV: ("v",)},
+}
+"""fma: a * b + c rounded once. rounding: to whole numbers. float16: conversions. madd_s16: sums of
+two products of int16 (pmaddwd). madd_u8s8: of uint8 and int8, saturated to 16 bits (pmaddubsw).
+dot4_*: sums of four products of bytes into int32, exact. dot2_bf16: of two of bfloat16 into
+float32. dot2_s16: pmaddwd that adds. i8mm: products of 2x8 and 8x2 bytes (smmla, ummla, usmmla).
+amx_*: of tiles. scalef: a * 2**b. masks: loads, stores and arithmetic of some lanes.
+"""
+# fmt: on
+
+
+def has_any(features: frozenset[str], ways: Iterable[str]) -> bool:
+    """Whether features (a closure) are all there that one of the ways needs."""
+    return any(features.issuperset(way.split()) for way in ways)
+
+
+def vector_registers(architecture: str, features: frozenset[str]) -> tuple[int, int]:
+    """(bits of the widest vector registers that pay, how many there are)."""
+    if architecture == X86:
+        if has_any(features, ABILITIES["masks"][X86]):
+            return 512, 32
+        return (256 if "avx" in features else 128), 16
+    return 128, 32

@@ -1,0 +1,138 @@
+"""Kinds of targets: the ways code is made, those of TVM that there are here and those that are
+known by name alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+OptionType = type[int] | type[bool] | type[str] | type[list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Something a target's text may say that is no fact of the processor."""
+
+    type: OptionType
+    harmless: tuple[object, ...] | None = ()
+    """Values that say what is so anyway, None for all: a label. Others are refused at use."""
+    default: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetKind:
+    """A kind of target (TVM's name)."""
+
+    name: str
+    device_type: int
+    """DLPack's number of the devices its code runs on."""
+    default_keys: tuple[str, ...]
+    has_generator: bool = False
+    """Whether there is a code generator (ekiden.codegen)."""
+    abilities: frozenset[str] | None = frozenset()
+    """Those of a processor that the generator has code for; None for all."""
+    has_threads: bool = False
+    """Whether its programs are bound to the threads of a device."""
+    own_options: Mapping[str, Option] = field(default_factory=dict, hash=False)
+
+    @property
+    def default_device_type(self) -> int:
+        """TVM's name of `device_type`."""
+        return self.device_type
+
+    def can_use(self, ability: str) -> bool:
+        """Whether the generator has code for it."""
+        return self.abilities is None or ability in self.abilities
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether a target of it has the facts of a processor."""
+        return self.has_generator
+
+    @property
+    def option_table(self) -> dict[str, Option]:
+        """The options beside the facts."""
+        return {**LABELS, **self.own_options}
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Name of an option -> name of its type (TVM's face)."""
+        names = {int: "int", bool: "bool", str: "str"}
+        return {name: names.get(o.type, "list") for name, o in self.option_table.items()}
+
+    def __str__(self) -> str:
+        """Its name."""
+        return self.name
+
+
+# fmt: off
+LABELS: dict[str, Option] = {
+    "keys":   Option(list[str], None),
+    "device": Option(str,       None),
+    "model":  Option(str,       None),
+    "tag":    Option(str,       None),
+    "libs":   Option(list[str]),
+}
+"""Of all kinds. They say what a target is called, but for libraries, which nothing here calls."""
+_CODE: dict[str, Option] = {
+    "mabi":         Option(str, ("lp64d",)),
+    "mfloat-abi":   Option(str, ("hard",)),
+    "system-lib":   Option(bool, (False,)),
+    "link-params":  Option(bool, (False,)),
+    "fast-math":    Option(bool, (False,)),
+    "opt-level":    Option(int, (3,)),
+    "runtime":      Option(str, ("cpp", "c++")),
+    "executor":     Option(str, ("graph", "vm")),
+    "jit":          Option(str),
+    "cl-opt":       Option(list[str]),
+    "march":        Option(str),
+    "vector-width": Option(int),
+    "interface-api": Option(str),
+    "unpacked-api": Option(bool, (False,)),
+    "constants-byte-alignment": Option(int, (64,)),
+    "workspace-byte-alignment": Option(int, (64,)),
+}
+_GPU: dict[str, Option] = {
+    "arch":    Option(str, None),
+    "mcpu":    Option(str, None),
+    "mtriple": Option(str, None),
+    "mattr":   Option(list[str], None),
+    "max_num_threads":             Option(int, None, 1024),
+    "max_threads_per_block":       Option(int, None),
+    "thread_warp_size":            Option(int, None, 32),
+    "max_shared_memory_per_block": Option(int, None),
+    "registers_per_block":         Option(int, None),
+    "l2_cache_size_bytes":         Option(int, None),
+    "max_function_args":           Option(int, None),
+    "texture_spatial_limit":       Option(int, None),
+    "device_name":                 Option(str, None),
+    "device_type":                 Option(str, None),
+    "from_device":                 Option(int, None),
+    "system-lib":                  Option(bool, None),
+}
+_WARPS_OF_1 = {**_GPU, "max_num_threads": Option(int, None, 256),
+               "thread_warp_size": Option(int, None, 1)}
+
+_OF_C = frozenset(("fma", "rounding", "float16"))   # what compilers find by themselves
+
+KINDS: dict[str, TargetKind] = {each.name: each for each in (
+    #          name  device  keys              generator
+    TargetKind("llvm",      1, ("cpu",),              True, abilities=None, own_options=_CODE),
+    TargetKind("c",         1, ("cpu",),              True, abilities=_OF_C, own_options=_CODE),
+    TargetKind("cuda",      2, ("cuda", "gpu"),       has_threads=True, own_options=_GPU),
+    TargetKind("nvptx",     2, ("cuda", "gpu"),       has_threads=True, own_options=_GPU),
+    TargetKind("opencl",    4, ("opencl", "gpu"),     has_threads=True, own_options=_WARPS_OF_1),
+    TargetKind("vulkan",    7, ("vulkan", "gpu"),     has_threads=True, own_options=_WARPS_OF_1),
+    TargetKind("metal",     8, ("metal", "gpu"),      has_threads=True, own_options=_WARPS_OF_1),
+    TargetKind("rocm",     10, ("rocm", "gpu"),       has_threads=True, own_options=_GPU),
+    TargetKind("webgpu",   15, ("webgpu", "gpu"),     has_threads=True, own_options=_WARPS_OF_1),
+    TargetKind("hexagon",  16, ("hexagon", "cpu"),    own_options=_GPU),
+)}
+# fmt: on
+"""By name."""
+
+
+def generators() -> str:
+    """The kinds that code can be made for, as messages say them."""
+    return " and ".join(repr(k.name) for k in KINDS.values() if k.has_generator)

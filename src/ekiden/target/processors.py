@@ -1,0 +1,294 @@
+"""The processors that code is made for, by LLVM's names: one table.
+
+A row has the features (target/features.py) that compiled code may use, and the core behind it: what
+it multiplies and loads in a cycle, and its caches as one core sees them. Vector width and registers
+follow from the features.
+
+Sources: vendors' optimisation guides (Intel 64 and IA-32; AMD families 17h, 19h, 1Ah; Arm Cortex
+and Neoverse), uops.info, Agner Fog's microarchitecture and instruction tables, Chips and Cheese's
+measurements of bandwidth. Skylake-SP, Sapphire Rapids, Zen 4 and Zen 5 were measured: Skylake-SP
+reads its L2 at 46-57 and its L3 at 10 bytes a cycle. Bandwidths are what one core sustains, not
+what buses could carry.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ekiden.target.features import ARM, RISCV, X86
+
+KB = 1 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """One level of data cache, as one core sees it."""
+
+    size: int
+    """Bytes, of all cores that share it."""
+    ways: int
+    line: int
+    """Bytes."""
+    shared_by: int
+    """Cores."""
+    bandwidth: float
+    """Bytes that one core reads from it in a cycle; of L1: loads of full vectors."""
+    latency: int
+    """Cycles from address to value."""
+
+    @property
+    def share(self) -> int:
+        """Bytes for each core that shares it."""
+        return self.size // self.shared_by
+
+    def __str__(self) -> str:
+        """The text form of a target's options: size:ways:line:shared:bandwidth:latency."""
+        head = f"{self.size}:{self.ways}:{self.line}:{self.shared_by}"
+        return f"{head}:{self.bandwidth:g}:{self.latency}"
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What a core does in a cycle, whatever the width of vectors; its caches."""
+
+    fma: tuple[int, int]
+    """(multiply-adds of one cycle, at most so many bits of them together)."""
+    fma_latency: int
+    """Cycles from any operand to the result."""
+    loads: tuple[int, int]
+    """(loads of one cycle, at most so many bits of them together)."""
+    caches: tuple[Cache, ...]
+    """The nearest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A row: LLVM's name, architecture, features beyond the base, and the core."""
+
+    name: str
+    architecture: str
+    features: tuple[str, ...]
+    core: Core
+
+
+def per_cycle(of: tuple[int, int], vector_bits: int) -> int:
+    """Operations on full vectors in one cycle; one that takes several cycles counts as one."""
+    most, bits = of
+    return max(1, min(most, bits // vector_bits))
+
+
+_CORES = """
+core         multiply  loads   L1       L2               L3
+x86-64       1x128/8   1x128   32:8:4   256:8:16:12:1    1024:16:8:50:4
+x86-64-v3    2x512/5   2x512   32:8:4   512:8:25:14:1    2048:16:10:50:4
+x86-64-v4    2x1024/4  2x1024  32:8:5   1024:16:28:14:1  1408:11:10:70:16
+nehalem      1x128/9   1x128   32:8:4   256:8:16:10:1    2048:16:8:38:4
+sandybridge  1x256/8   2x256   32:8:4   256:8:20:12:1    2048:16:10:30:4
+haswell      2x512/5   2x512   32:8:4   256:8:25:12:1    2048:16:12:36:4
+skylake      2x512/4   2x512   32:8:4   256:4:32:12:1    2048:16:14:42:4
+skylake-sp   2x1024/4  2x1024  32:8:5   1024:16:50:14:1  1408:11:10:70:20
+sunny-cove   2x512/4   2x1024  48:12:5  512:8:48:13:1    2048:16:14:42:4
+willow-cove  2x512/4   2x1024  48:12:5  1280:20:48:14:1  3072:12:14:46:4
+icelake-sp   2x1024/4  2x1024  48:12:5  1280:20:48:14:1  1536:12:10:70:32
+golden-cove  2x512/4   3x1024  48:12:5  1280:10:48:15:1  3072:12:14:65:8
+raptor-cove  2x512/4   3x1024  48:12:5  2048:16:48:15:1  3072:12:14:65:8
+lion-cove    2x512/4   3x1024  48:12:4  3072:12:48:17:1  3072:12:14:80:8
+sapphire     2x1024/4  3x1024  48:12:5  2048:16:48:15:1  1920:15:10:110:32
+emerald      2x1024/4  3x1024  48:12:5  2048:16:48:15:1  5120:20:10:120:48
+granite      2x1024/4  3x1024  48:12:5  2048:16:48:15:1  4096:16:10:130:43
+gracemont    2x256/6   2x256   32:8:3   1024:16:16:20:4  3072:12:8:70:8
+zen1         2x256/5   2x256   32:8:4   512:8:25:12:1    2048:16:16:39:4
+zen2         2x512/5   2x512   32:8:4   512:8:28:12:1    4096:16:20:39:4
+zen3         2x512/4   3x512   32:8:4   512:8:28:12:1    4096:16:24:46:8
+zen4         2x512/4   3x512   32:8:4   1024:8:28:14:1   4096:16:24:50:8
+zen5         2x1024/4  2x1024  48:12:4  1024:16:56:14:1  4096:16:26:47:8
+arm          1x128/5   1x128   32:2:4   512:16:16:15:1   -
+cortex-a53   1x128/8   1x128   32:4:3   128:16:8:15:4    -
+cortex-a72   1x128/7   1x128   32:2:4   256:16:16:18:4   -
+cortex-a75   2x256/5   2x256   64:16:4  256:8:16:9:1     1024:16:8:40:4
+cortex-a76   2x256/4   2x256   64:4:4   512:8:24:9:1     1024:16:8:40:4
+cortex-x1    4x512/4   3x384   64:4:4   1024:8:32:10:1   2048:16:16:45:4
+neoverse-n1  2x256/4   2x256   64:4:4   1024:8:24:11:1   512:16:8:100:64
+neoverse-n2  2x256/4   3x384   64:4:4   1024:8:32:13:1   512:16:8:100:64
+neoverse-v1  4x512/4   3x384   64:4:4   1024:8:32:10:1   512:16:8:100:64
+neoverse-v2  4x512/4   3x384   64:4:4   2048:8:32:10:1   1536:12:10:120:72
+firestorm    4x512/4   3x384   128:8:4  3072:12:32:16:4  -
+avalanche    4x512/4   3x384   128:8:4  4096:16:32:16:4  -
+riscv        1x128/6   1x128   32:8:3   128:16:8:20:4    -
+"""
+"""What cores do. multiply: multiply-adds of a cycle x bits of them together / cycles to the result:
+vectors wider than a port take several. loads: the same. Caches: KB for each core:ways:bytes a
+cycle:cycles to the value:cores that share it; L1's bytes are those of the loads, and it is one
+core's. 16 bytes a cycle of an L2, 8 of an L3 stand where nothing is known.
+"""
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall("[0-9]+", text)))
+
+
+def _cache(text: str) -> Cache:
+    kb, ways, speed, wait, cores = _numbers(text)
+    return Cache(kb * KB * cores, ways, 64, cores, speed, wait)
+
+
+def _core(row: str) -> tuple[str, Core]:
+    """A line of the table as a value."""
+    name, multiply, loads, l1, l2, l3 = row.split()
+    most, bits, latency = _numbers(multiply)
+    kb, ways, wait = _numbers(l1)
+    most_loads, load_bits = _numbers(loads)
+    caches = (_cache(f"{kb}:{ways}:0:{wait}:1"), *(_cache(t) for t in (l2, l3) if t != "-"))
+    return name, Core((most, bits), latency, (most_loads, load_bits), caches)
+
+
+CORES: dict[str, Core] = dict(map(_core, _CORES.strip().splitlines()[1:]))
+"""By name of the microarchitecture."""
+
+# fmt: off
+_V2 = "sse4.2 popcnt"
+_V3 = f"{_V2} avx2 fma f16c bmi bmi2 movbe lzcnt"
+_V4 = f"{_V3} avx512f avx512bw avx512cd avx512dq avx512vl"
+_ICE = (f"{_V4} pclmul gfni avx512ifma avx512vbmi avx512vbmi2 avx512vnni avx512bitalg"
+        " avx512vpopcntdq")
+_SPR = f"{_ICE} avxvnni avx512bf16 avx512fp16 amx-tile amx-int8 amx-bf16"
+_ADL = f"{_V3} pclmul gfni avxvnni"
+_ARL = f"{_ADL} avxifma avxvnniint8 avxneconvert"
+_ZEN = f"{_V3} pclmul sse4a"
+_ZEN4 = f"{_ZEN} {_ICE} avx512bf16"
+_A76 = "fullfp16 dotprod rdm"
+_N2 = f"{_A76} bf16 i8mm fp16fml sve sve2 flagm"
+_M1 = f"{_A76} fp16fml flagm sha3"
+_ROWS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
+    X86: (
+        # LLVM's name      core           features
+        ("x86-64",         "x86-64",      ""),
+        ("x86-64-v2",      "x86-64",      _V2),
+        ("x86-64-v3",      "x86-64-v3",   _V3),
+        ("x86-64-v4",      "x86-64-v4",   _V4),
+        ("nehalem",        "nehalem",     _V2),
+        ("westmere",       "nehalem",     f"{_V2} pclmul"),
+        ("sandybridge",    "sandybridge", f"{_V2} pclmul avx"),
+        ("ivybridge",      "sandybridge", f"{_V2} pclmul f16c"),
+        ("haswell",        "haswell",     f"{_V3} pclmul"),
+        ("broadwell",      "haswell",     f"{_V3} pclmul"),
+        ("skylake",        "skylake",     f"{_V3} pclmul"),
+        ("skylake-avx512", "skylake-sp",  f"{_V4} pclmul"),
+        ("cascadelake",    "skylake-sp",  f"{_V4} pclmul avx512vnni"),
+        ("cooperlake",     "skylake-sp",  f"{_V4} pclmul avx512vnni avx512bf16"),
+        ("icelake-client", "sunny-cove",  _ICE),
+        ("rocketlake",     "sunny-cove",  _ICE),
+        ("tigerlake",      "willow-cove", f"{_ICE} avx512vp2intersect"),
+        ("icelake-server", "icelake-sp",  _ICE),
+        ("sapphirerapids", "sapphire",    _SPR),
+        ("emeraldrapids",  "emerald",     _SPR),
+        ("graniterapids",  "granite",     f"{_SPR} amx-fp16"),
+        ("alderlake",      "golden-cove", _ADL),
+        ("raptorlake",     "raptor-cove", _ADL),
+        ("meteorlake",     "raptor-cove", _ADL),
+        ("arrowlake",      "lion-cove",   _ARL),
+        ("lunarlake",      "lion-cove",   f"{_ARL} avxvnniint16"),
+        ("gracemont",      "gracemont",   _ADL),
+        ("sierraforest",   "gracemont",   _ARL),
+        ("znver1",         "zen1",        _ZEN),
+        ("znver2",         "zen2",        _ZEN),
+        ("znver3",         "zen3",        _ZEN),
+        ("znver4",         "zen4",        _ZEN4),
+        ("znver5",         "zen5",        f"{_ZEN4} avxvnni avx512vp2intersect"),
+    ),
+    ARM: (
+        ("generic",        "arm",         ""),
+        ("cortex-a53",     "cortex-a53",  ""),
+        ("cortex-a55",     "cortex-a53",  _A76),
+        ("cortex-a57",     "cortex-a72",  ""),
+        ("cortex-a72",     "cortex-a72",  ""),
+        ("cortex-a73",     "cortex-a72",  ""),
+        ("cortex-a75",     "cortex-a75",  _A76),
+        ("cortex-a76",     "cortex-a76",  _A76),
+        ("cortex-a77",     "cortex-a76",  _A76),
+        ("cortex-a78",     "cortex-a76",  _A76),
+        ("cortex-x1",      "cortex-x1",   _A76),
+        ("neoverse-n1",    "neoverse-n1", _A76),
+        ("neoverse-n2",    "neoverse-n2", _N2),
+        ("neoverse-v1",    "neoverse-v1", f"{_A76} bf16 i8mm fp16fml sve flagm sha3"),
+        ("neoverse-v2",    "neoverse-v2", _N2),
+        ("apple-m1",       "firestorm",   _M1),
+        ("apple-m2",       "avalanche",   f"{_M1} bf16 i8mm"),
+        ("apple-m3",       "avalanche",   f"{_M1} bf16 i8mm"),
+        ("apple-m4",       "avalanche",   f"{_M1} bf16 i8mm"),
+    ),
+    RISCV: (
+        ("generic-rv64",   "riscv",       ""),
+        ("sifive-u54",     "riscv",       ""),
+        ("sifive-u74",     "riscv",       ""),
+        ("spacemit-x60",   "riscv",       "v zba zbb zbs zfh zvfh"),
+    ),
+}
+# fmt: on
+PROCESSORS: dict[str, Processor] = {
+    name: Processor(name, architecture, tuple(features.split()), CORES[core])
+    for architecture, rows in _ROWS.items()
+    for name, core, features in rows
+}
+"""By LLVM's name."""
+GENERIC: dict[str, str] = {X86: "x86-64", ARM: "generic", RISCV: "generic-rv64"}
+"""Architecture -> the processor whose code runs on all of it; "generic" in a target's text."""
+
+MODELS: dict[tuple[str, int], tuple[tuple[int, int, str], ...]] = {
+    # (vendor, family): (first model, last model, LLVM's name)
+    ("AuthenticAMD", 26): ((0x00, 0xFF, "znver5"),),
+    ("AuthenticAMD", 25): (
+        (0x00, 0x0F, "znver3"),
+        (0x10, 0x1F, "znver4"),
+        (0x20, 0x5F, "znver3"),
+        (0x60, 0x7F, "znver4"),
+        (0xA0, 0xAF, "znver4"),
+    ),
+    ("AuthenticAMD", 23): ((0x00, 0x2F, "znver1"), (0x30, 0xFF, "znver2")),
+    ("GenuineIntel", 6): (
+        (0x2A, 0x2D, "sandybridge"),
+        (0x3C, 0x3C, "haswell"),
+        (0x3F, 0x3F, "haswell"),
+        (0x3D, 0x3D, "broadwell"),
+        (0x47, 0x4F, "broadwell"),
+        (0x56, 0x56, "broadwell"),
+        (0x55, 0x55, "skylake-avx512"),
+        (0x5E, 0x5E, "skylake"),
+        (0x6A, 0x6C, "icelake-server"),
+        (0x7D, 0x7E, "icelake-client"),
+        (0x8C, 0x8D, "tigerlake"),
+        (0x8E, 0x8E, "skylake"),
+        (0x8F, 0x8F, "sapphirerapids"),
+        (0x97, 0x9A, "alderlake"),
+        (0x9E, 0xA6, "skylake"),
+        (0xA7, 0xA7, "rocketlake"),
+        (0xAD, 0xAE, "graniterapids"),
+        (0xAF, 0xAF, "sierraforest"),
+        (0xAA, 0xAC, "meteorlake"),
+        (0xBD, 0xBD, "lunarlake"),
+        (0xB7, 0xBF, "raptorlake"),
+        (0xC5, 0xC6, "arrowlake"),
+        (0xCF, 0xCF, "emeraldrapids"),
+    ),
+}
+"""What x86-64 processors say of themselves. Hypervisors show what they like: `probe` believes a row
+only where its features are there, and no other has more of those that are."""
+PARTS: dict[tuple[int, int], str] = {
+    (0x41, 0xD03): "cortex-a53",
+    (0x41, 0xD05): "cortex-a55",
+    (0x41, 0xD07): "cortex-a57",
+    (0x41, 0xD08): "cortex-a72",
+    (0x41, 0xD09): "cortex-a73",
+    (0x41, 0xD0A): "cortex-a75",
+    (0x41, 0xD0B): "cortex-a76",
+    (0x41, 0xD0C): "neoverse-n1",
+    (0x41, 0xD0D): "cortex-a77",
+    (0x41, 0xD40): "neoverse-v1",
+    (0x41, 0xD41): "cortex-a78",
+    (0x41, 0xD44): "cortex-x1",
+    (0x41, 0xD49): "neoverse-n2",
+    (0x41, 0xD4F): "neoverse-v2",
+}
+"""(implementer, part) of /proc/cpuinfo on AArch64 -> LLVM's name."""

@@ -1,0 +1,45 @@
+"""LLVM's triples, in the one form that LLVM reads right: architecture-vendor-system-environment.
+
+A text of three parts is read by position otherwise: `thumbv7em-none-eabihf` has the system `eabihf`
+and the wrong ABI.
+"""
+
+from __future__ import annotations
+
+from ekiden.target.features import ARM, RISCV, X86
+
+SYSTEMS = ("linux", "none", "windows", "darwin", "macosx", "macos", "ios", "freebsd", "wasi")
+_SAME = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
+TRIPLES: dict[str, str] = {
+    X86: "x86_64-unknown-linux-gnu",
+    ARM: "aarch64-unknown-linux-gnu",
+    RISCV: "riscv64-unknown-linux-gnu",
+}
+"""Architecture -> the triple of its code."""
+_BY_NAME = {triple.partition("-")[0]: arch for arch, triple in TRIPLES.items()}
+
+
+def normalize_triple(text: str) -> str:
+    """A triple of four parts from one of one to four: "riscv64-linux-gnu" is
+    "riscv64-unknown-linux-gnu". A system that is not said is Linux."""
+    machine, *rest = text.split("-")
+    if not rest or rest[0].startswith(SYSTEMS):
+        rest.insert(0, "unknown")
+    vendor, system, *environment = [*rest, "linux"] if len(rest) == 1 else rest
+    given = "-".join(environment) or ("gnu" if system == "linux" else "")
+    return "-".join(filter(None, (_SAME.get(machine, machine), vendor, system, given)))
+
+
+def architecture_of(triple: str) -> str:
+    """That of a normalized triple: one of ARCHITECTURES, else the triple's own word."""
+    machine = triple.partition("-")[0]
+    return _BY_NAME.get(machine, machine)
+
+
+def is_supported(triple: str) -> bool:
+    """Whether code can be made for it: for Linux, on an architecture with a runtime."""
+    machine, _, system, *_ = [*triple.split("-"), "", ""]
+    return machine in _BY_NAME and system == "linux"
+
+
+__all__ = ["TRIPLES", "architecture_of", "is_supported", "normalize_triple"]
