@@ -28,6 +28,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
+from ekiden.ir.text import shape_text
 
 Dim = int | PrimExpr
 Dims = tuple[Dim, ...]
@@ -124,6 +125,15 @@ def normalize_axes(axes: Sequence[int] | int | None, rank: int, what: str) -> tu
         return tuple(range(rank))
     many = (axes,) if isinstance(axes, int) else axes
     return tuple(sorted({normalize_axis(a, rank, what) for a in many}))
+
+
+def check_rank(what: str, shape: Sequence[PrimExpr], *ranks: int) -> None:
+    """Raise ValueError where a shape has none of some ranks; `what` names operator and argument."""
+    if len(shape) not in ranks:
+        wanted = " or ".join(map(str, ranks))
+        raise ValueError(
+            f"{what} must have {wanted} dimensions, got {len(shape)}: {shape_text(tuple(shape))}"
+        )
 
 
 _assumed: ContextVar[list[PrimExpr] | None] = ContextVar("assumed", default=None)

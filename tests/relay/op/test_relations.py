@@ -143,7 +143,7 @@ def test_unknown_dimensions_take_what_is_known() -> None:
     assert isinstance(found.shape[1], AnyDim)
 
 
-F32 = tensor_type((2, 3))
+F32, SCALAR = tensor_type((2, 3)), tensor_type(())
 IMAGE, WEIGHT = tensor_type((1, 3, 8, 8)), tensor_type((4, 3, 3, 3))
 REFUSED = [
     (op.add(X, X), (F32, tensor_type((4,))), "add: shapes (2, 3) and (4,) do not broadcast"),
@@ -187,6 +187,18 @@ REFUSED = [
      "strided_slice: axes must be distinct, got (0, -2)"),
     (op.broadcast_to(X, (2, 4)), (F32,), "broadcast_to: (2, 3) does not broadcast to (2, 4)"),
     (op.take(X, X, 0), (F32, F32), "take: 'indices' must be integers, got float32"),
+    (op.scatter_nd(X, X, X), (F32, tensor_type((2, N), "int64"), tensor_type((2, N))),
+     "scatter_nd: 'updates' must have 1 dimensions, got 2: (2, n)"),
+    (op.scatter_nd(X, X, X), (F32, tensor_type((3, 5), "int64"), tensor_type((5,))),
+     "scatter_nd: 1 to 2 coordinates expected, got 3"),
+    (op.scatter_nd(X, X, X), (F32, tensor_type((), "int64"), F32),
+     "scatter_nd: 1 to 2 coordinates expected, got 0"),
+    (op.scatter_elements(X, X, X), (F32, tensor_type((2,), "int64"), tensor_type((2,))),
+     "scatter_elements: 'indices' must have 2 dimensions, got 1: (2,)"),
+    (op.sparse_to_dense(X, (4, 4), X), (tensor_type((3,), "int32"), tensor_type((3,)), SCALAR),
+     "sparse_to_dense: 'sparse_indices' has positions of 1 numbers, the result has 2 dimensions"),
+    (op.sparse_to_dense(X, (4,), X), (tensor_type((), "int32"), tensor_type((3,)), SCALAR),
+     "sparse_to_dense: one position cannot take several values"),
     (op.nn.conv2d(X, X), (F32, WEIGHT), "nn.conv2d: 'data' must have 4 dimensions, got 2: (2, 3)"),
     (op.nn.conv2d(X, X, groups=2), (IMAGE, WEIGHT),
      "nn.conv2d: channels of 'data' and 'weight' must agree, got 3 and 6"),

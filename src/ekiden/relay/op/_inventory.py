@@ -16,7 +16,7 @@ from ekiden import te
 from ekiden.arith import evaluate
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
-from ekiden.ir.op import Array, OpDef, OpPattern, Reference, Relation, Solve, register_op
+from ekiden.ir.op import Array, Macs, OpDef, OpPattern, Reference, Relation, Solve, register_op
 from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.type import TensorType, TupleType, Type
@@ -40,6 +40,7 @@ def declare(
     variadic: bool = False,
     fields: int | Callable[[Attrs | None], int] | None = None,
     solve: Solve | None = None,
+    macs: Macs | None = None,
     description: str = "",
 ) -> None:
     """Declare the operator `name` of topi's computation; `fields` is the number of results of a
@@ -57,6 +58,7 @@ def declare(
             variadic=variadic,
             fields=(lambda attrs: fields) if isinstance(fields, int) else fields,
             solve=solve,
+            macs=macs,
             result=result,
             description=description,
         )
