@@ -156,6 +156,13 @@ def broadcasting() -> Iterator[Case]:
         yield from (case(f, lhs, rhs) for f in (*arithmetic, *comparisons, *logic))
         yield from (case(f, lhs, rhs) for f in (op.bitwise_and, op.bitwise_or, op.bitwise_xor))
         yield case(op.power, integers(0, 4, 5, 7, dtype=dtype), rhs)
+    # exact beyond 2**53; of negative exponents the quotient without its fraction
+    bases, exponents = (
+        np.array([3, -3, 7, 1, -1, -1, 2, 0, -2]),
+        np.array([39, 5, 64, -2, -3, -4, -1, -1, 63]),
+    )
+    powers = [3**39, -(3**5), 7**64 % 2**64, 1, -1, 1, 0, 0, -(2**63)]
+    yield case(op.power, bases, exponents, expected=lambda a, b: np.array(powers, "int64"))
     signed = integers(-3, 4, 7, dtype="int32")
     yield from (
         case(f, normal(5, 7, dtype="int32"), signed)

@@ -143,13 +143,22 @@ def test_unknown_dimensions_take_what_is_known() -> None:
     assert isinstance(found.shape[1], AnyDim)
 
 
-F32, SCALAR = tensor_type((2, 3)), tensor_type(())
+F32, SCALAR, BOOL = tensor_type((2, 3)), tensor_type(()), tensor_type((2,), "bool")
 IMAGE, WEIGHT = tensor_type((1, 3, 8, 8)), tensor_type((4, 3, 3, 3))
 REFUSED = [
     (op.add(X, X), (F32, tensor_type((4,))), "add: shapes (2, 3) and (4,) do not broadcast"),
     (op.add(X, X), (F32, tensor_type((3,), "int32")),
      "add: arguments must have one dtype, got float32, int32"),
     (op.exp(X), (tensor_type((2,), "int32"),), "exp: 'data' must be floating point, got int32"),
+    (op.bitwise_and(X, X), (F32, F32),
+     "bitwise_and: 'lhs' must be integers or bools, got float32"),
+    (op.bitwise_not(X), (F32,), "bitwise_not: 'data' must be integers or bools, got float32"),
+    (op.left_shift(X, X), (BOOL, BOOL), "left_shift: 'lhs' must be integers, got bool"),
+    (op.subtract(X, X), (BOOL, BOOL), "subtract: 'lhs' must be a number, got bool"),
+    (op.negative(X), (BOOL,), "negative: 'data' must be a number, got bool"),
+    (op.invert_permutation(X), (F32,), "invert_permutation: 'data' must be integers, got float32"),
+    (op.nn.cross_entropy(X, X), (BOOL, BOOL),
+     "nn.cross_entropy: 'predictions' must be floating point, got bool"),
     (op.sum(X, 2), (F32,), "sum: axis must be in [-2, 2), got 2"),
     (op.reshape(X, (4, 2)), (F32,), "reshape: (2, 3) to (4, 2): 6 elements cannot become 8"),
     (op.reshape(X, (4, -1)), (F32,), "reshape: (2, 3) to (4, -1): 6 elements do not divide by 4"),
