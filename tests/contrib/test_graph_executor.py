@@ -69,6 +69,24 @@ def test_a_set_input_is_a_copy_and_a_shared_one_is_not(module: GraphModule) -> N
     np.testing.assert_array_equal(module.get_output(2).numpy(), np.ones_like(X))
 
 
+@pytest.mark.parametrize("name", ["set_input", "set_input_zero_copy"])
+def test_what_the_modules_own_functions_set_is_read(lib: ExecutorFactoryModule, name: str) -> None:
+    module = GraphModule(lib["default"](HOST))
+    module.module[name](0, runtime.tensor(X))
+    module.run()
+    check(module)
+    other = GraphModule(lib["default"](HOST))
+    other.module[name]("x", runtime.tensor(X))
+    np.testing.assert_array_equal(other.get_input("x").numpy(), X)
+
+
+def test_two_faces_of_one_module_share_its_inputs(module: GraphModule) -> None:
+    other = GraphModule(module.module)
+    module.set_input("x", X)
+    other.run()
+    check(module)
+
+
 def test_a_graph_and_its_constants_go_out_and_in(lib: ExecutorFactoryModule) -> None:
     text, library, params = lib
     assert Graph.from_json(text).to_json() == text == lib.get_graph_json()

@@ -90,6 +90,16 @@ def test_values_that_turn_out_unsupported_are_listed_together() -> None:
     )
 
 
+@pytest.mark.parametrize("source", ["x", "table"])
+def test_a_reshape_knows_no_numbers_below_minus_one(source: str) -> None:
+    """They have a meaning in Relay, whose operator it becomes."""
+    weights = {"shape": ints(0, -2), "table": ints(1, 2, 3).reshape(1, 3)}
+    model = raw_model([node("Reshape", f"{source} shape", "y", name="view")], weights=weights)
+    assert message(model) == (
+        "import model: Reshape 'view': a dimension of the shape must be at least -1, got -2"
+    )
+
+
 def test_an_output_nobody_makes_at_run_time_is_refused() -> None:
     model = raw_model(
         [node("MaxPool", "i", "y z", name="pool", kernel_shape=[2], ceil_mode=1)], outputs="y z"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from relay_programs import LIST, PROGRAMS
 
 from ekiden import relay
+from ekiden.ir.op import OPS
 from ekiden.relay import Call, Function, GlobalVar, IRModule, Let, Tuple, Var, op, parse, parse_expr
 from ekiden.relay.analysis import (
     CallGraph,
@@ -300,6 +302,45 @@ def test_layers_and_multiplications_of_a_network() -> None:
     assert count_layers(module, ["nn.conv2d", "nn.dense"]) == 3
     expected = 4 * 64 * 3 * 9 + 4 * 36 * 9 + 5 * 4 * 36
     assert get_total_mac_number(module) == expected
+
+
+def shaped(*shapes: tuple[int, ...]) -> list[Var]:
+    return [relay.var(f"x{n}", shape=shape) for n, shape in enumerate(shapes)]
+
+
+PRODUCTS = [
+    (op.nn.dense(*shaped((2, 3, 5), (7, 5))), 2 * 3 * 7 * 5),
+    (op.nn.matmul(*shaped((5, 3), (5, 7)), transpose_a=True), 3 * 7 * 5),
+    (op.nn.batch_matmul(*shaped((2, 3, 5), (1, 7, 5))), 2 * 3 * 7 * 5),
+    (op.nn.conv1d(*shaped((1, 4, 9), (6, 4, 3))), 6 * 7 * 4 * 3),
+    (op.nn.conv2d(*shaped((1, 4, 8, 8), (4, 1, 3, 3)), groups=4), 4 * 36 * 9),
+    (op.nn.conv2d(*shaped((1, 8, 8, 4), (3, 3, 4, 1)), groups=4, data_layout="NHWC",
+                  kernel_layout="HWOI"), 4 * 36 * 9),
+    (op.nn.conv2d(*shaped((1, 8, 8, 4), (1, 3, 3, 4, 16)), channels=5, data_layout="NHWC",
+                  kernel_layout="OHWI16o"), 5 * 36 * 4 * 9),
+    (op.nn.conv3d(*shaped((1, 2, 3, 4, 5), (6, 2, 1, 2, 3))), 6 * 3 * 3 * 3 * 2 * 6),
+    (op.nn.conv1d_transpose(*shaped((1, 4, 9), (4, 6, 3)), strides=(2,)), 4 * 9 * 6 * 3),
+    (op.nn.conv2d_transpose(*shaped((1, 4, 5, 5), (4, 3, 2, 2)), groups=2), 4 * 25 * 3 * 4),
+    (op.nn.deformable_conv2d(*shaped((1, 3, 5, 5), (1, 18, 3, 3), (4, 3, 3, 3))), 4 * 9 * 27),
+    (op.nn.attention(*shaped((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6))), 2 * 4 * 5 * 7 * (8 + 6)),
+    (op.nn.recurrent(*shaped((5, 2, 12), (12, 3)), kind="lstm"), 5 * 2 * 12 * 3),
+    (op.sparse_to_dense(relay.const(1), (5,), relay.const(1.0)), 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "macs"), PRODUCTS, ids=[f"{n}-{c.op.name}" for n, (c, _) in enumerate(PRODUCTS)]
+)
+def test_products_say_how_often_they_multiply(call: Call, macs: int) -> None:
+    function = Function(relay.analysis.free_vars(call), call)
+    assert get_total_mac_number(relay.infer_type(IRModule.from_expr(function))) == macs
+
+
+def test_every_convolution_and_product_says_how_often_it_multiplies() -> None:
+    named = {n for n in OPS if re.search("conv.d|matmul|dense", n)}
+    assert {n for n in named if OPS[n].macs is None} == {
+        "nn.contrib_conv2d_winograd_weight_transform", "sparse_to_dense",
+    }  # fmt: skip
 
 
 def test_fused_functions_are_found_once() -> None:

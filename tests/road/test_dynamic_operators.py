@@ -150,6 +150,18 @@ CASES = [
         lambda x, b, e: x[b[0] : b[0] + e[0], b[1] : None if e[1] < 0 else b[1] + e[1]],
         [(X, ints(1, 1), ints(2, -1)), (X, ints(0, 2), ints(0, 3))],
     ),
+    Case(  # lists that are shorter than the others
+        "dyn.strided_slice",
+        lambda x, b, s: op.strided_slice(x, b, (3,), s),
+        lambda x, b, s: x[b[0] : 3 : s[0], :: s[1]],
+        [(X, ints(1), ints(1, 2)), (X, ints(-4), ints(2, -1))],
+    ),
+    Case(
+        "dyn.strided_slice",
+        lambda x, b, e: op.strided_slice(x, b, e, slice_mode="size"),
+        lambda x, b, e: x[b[0] : None if e[0] < 0 else 4 + b[0] + e[0], b[1] :],
+        [(X, ints(-3, 1), ints(2)), (X, ints(-2, 0), ints(9)), (X, ints(-1, 5), ints(-1))],
+    ),
     Case(
         "dyn.one_hot",
         lambda i, d: op.one_hot(i, relay.const(3.0), relay.const(1.0), d, 0),
@@ -245,6 +257,7 @@ def test_every_operator_whose_shape_is_data_has_a_case() -> None:
             (numbers(2, 3), ints(1, 4, 3)),
             "not broadcast to the shape; it is 2, the shape there is 4",
         ),
+        ("dyn.reshape", (X, ints(-3, -8)), "a dimension of the result is negative; it is -3"),
         ("dyn.strided_slice", (X, ints(0, 0), ints(1, 1), ints(0, 1)), "a stride is 0"),
         (
             "dyn.topk",

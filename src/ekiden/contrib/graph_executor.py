@@ -66,7 +66,8 @@ class GraphModule:
         self._inputs, self._outputs = tensor_infos(metadata, "graph executor")
         self._names = [each.name for each in self._inputs]
         self._results: dict[int, Tensor] = {}
-        self._unset = {i for i in range(len(self._names)) if module["get_input"](i) is None}
+        self._unset = set(range(len(self._names)))
+        """Inputs not known to be set: the module's own functions may have set them."""
         self._run, self._get_output = module["run"], module["get_output"]
         self._set_input, self._share_input = module["set_input"], module["set_input_zero_copy"]
 
@@ -108,7 +109,7 @@ class GraphModule:
         """Run, after setting inputs by name."""
         self.set_input(**input_dict)  # type: ignore[arg-type]  # 'key' is no input's name
         for index in tuple(self._unset):
-            self._zero(index)
+            self._fill_unset(index)
         self._run()
         for index, tensor in self._results.items():
             self._get_output(index, tensor)
@@ -128,8 +129,7 @@ class GraphModule:
     def get_input(self, index: str | int, out: Tensor | None = None) -> Tensor:
         """What an input holds; copied to `out` if that is given."""
         number = self._index(index)
-        if number in self._unset:
-            self._zero(number)
+        self._fill_unset(number)
         found = self.module["get_input"](number)
         assert isinstance(found, Tensor)
         return _copied(found, out)
@@ -219,6 +219,14 @@ class GraphModule:
     def _shape(self, index: int) -> list[int]:
         return [d if isinstance(d, int) else -1 for d in self._inputs[index].shape]
 
+    def _fill_unset(self, index: int) -> None:
+        """Zeros for an input that nobody has set, by this face or by the module's functions."""
+        if index not in self._unset:
+            return
+        if self.module["get_input"](index) is None:
+            self._zero(index)
+        self._unset.discard(index)
+
     def _zero(self, index: int) -> None:
         shape = self._shape(index)
         if -1 in shape:
@@ -227,7 +235,6 @@ class GraphModule:
         made = runtime.empty(tuple(shape), dtype)
         made.numpy().fill(0)
         self._share_input(index, made)
-        self._unset.discard(index)
 
     def _checked(self, index: int, value: object, *, may_convert: bool = True) -> Tensor:
         """The value as a tensor of the declared dtype and shape."""

@@ -65,6 +65,15 @@ def _erf(x: object) -> object:
     return np.vectorize(math.erf, otypes=[np.float64])(x)
 
 
+def _power(base: object, exponent: object) -> object:
+    """Of integers by negative ones the quotient without its fraction: 0, but for 1 and -1."""
+    a, b = np.asarray(base), np.asarray(exponent)
+    if b.dtype.kind != "i":
+        return np.power(a, b)
+    found = np.power(a, np.where(b < 0, b & 1, b).astype(b.dtype))
+    return np.where((b < 0) & (a != 1) & (a != -1), np.zeros_like(found), found)[()]
+
+
 # fmt: off
 INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("exp",          1, np.exp),
@@ -76,7 +85,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("sigmoid",      1, lambda x: 1 / (1 + np.exp(-x))),
     IntrinsicDef("sin",          1, np.sin),
     IntrinsicDef("cos",          1, np.cos),
-    IntrinsicDef("pow",          2, np.power),
+    IntrinsicDef("pow",          2, _power),
     IntrinsicDef("abs",          1, np.abs),
     IntrinsicDef("floor",        1, np.floor),
     IntrinsicDef("ceil",         1, np.ceil),

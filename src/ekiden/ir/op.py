@@ -88,6 +88,10 @@ class Wanted(NamedTuple):
     shown: Mapping[str, PrimExpr] = MappingProxyType({})
 
 
+Shapes = Sequence[Sequence[PrimExpr]]
+Macs = Callable[[Any, Shapes, Sequence[PrimExpr]], PrimExpr]
+"""(attributes, shapes of the arguments, shape of the result) -> how often a call multiplies and
+adds. Tuples give the shapes of their fields; of a result that is one, the first."""
 DimsOf = Callable[..., "tuple[Sequence[PrimExpr], Sequence[Wanted]]"]
 """(attributes, argument buffers) -> the unknown dimensions of the result, in order, as int64
 expressions on the shapes and the elements of the arguments; then what must hold of these."""
@@ -104,14 +108,12 @@ class OpDef:
     solve: what a program may leave out of the argument types, if anything.
     relation / reference / lower: see the types above; lower is None for operators without a kernel
     (vm.*, memory.*). pattern: how it fuses. reshape_only: the result is the first input's bytes
-    under another shape (no kernel runs). layout: (attrs, input permutation, rank) -> attrs for the
-    transposed input, or None if the operator cannot follow. dims / padded: where the shape of the
-    result depends on data, how the unknown dimensions follow from the arguments (the attributes
-    then have a field `symbols` for them), or the operator that gives the largest result there can
-    be, with a vector of the true dimensions as its last field: one for all unknown dimensions, or
-    one for each. host: the registered function that
-    computes it at run time where it is no kernel. fields: how many fields the result has
-    where it is a tuple.
+    under another shape (no kernel runs). macs: of products and convolutions. dims / padded: where
+    the shape of the result depends on data, how the unknown dimensions follow from the arguments
+    (the attributes then have a field `symbols` for them), or the operator that gives the largest
+    result there can be, with a vector of the true dimensions as its last field: one for all
+    unknown dimensions, or one for each. host: the registered function that computes it at run time
+    where it is no kernel. fields: how many fields the result has where it is a tuple.
     """
 
     name: str
@@ -126,6 +128,7 @@ class OpDef:
     optional: int = 0
     stateful: bool = False
     reshape_only: bool = False
+    macs: Macs | None = None
     dims: DimsOf | None = None
     padded: str | None = None
     host: str = ""

@@ -16,9 +16,9 @@ from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, SizeVar, Var, convert
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.te.reducer import Reduce, ReduceAxis
 from ekiden.te.statements import replace_buffers
-from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import Evaluate, IterKind, IterVar, PrimFunc, Stmt
-from ekiden.tir.visitor import substitute
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import BufferStore, Evaluate, IterKind, IterVar, PrimFunc, Stmt
+from ekiden.tir.visitor import all_expressions, substitute, walk
 
 
 class Operation(Node):
@@ -334,8 +334,23 @@ def _extern(
         raise TypeError(
             f"extern {name!r}: the function must give a statement, got {type(body).__name__}"
         )
+    _check_ranks(name, statement)
     op = ExternOp(name, tag, dict(attrs or {}), tuple(inputs), tuple(ins), tuple(outs), statement)
     return tuple(Tensor(op, n, b.shape, b.dtype) for n, b in enumerate(outs))
+
+
+def _check_ranks(name: str, body: Stmt) -> None:
+    """That elements have an index for each axis, or one of the flat buffer. Raises ValueError."""
+    accesses: list[BufferLoad | BufferStore] = [
+        *(s for s in walk(body) if isinstance(s, BufferStore)),
+        *(e for e in all_expressions(body) if isinstance(e, BufferLoad)),
+    ]
+    for each in accesses:
+        if len(each.indices) not in (1, len(each.buffer.shape)):
+            raise ValueError(
+                f"{name}: {each.buffer.name!r} has {len(each.buffer.shape)} dimensions, and is"
+                f" accessed by {len(each.indices)} indices"
+            )
 
 
 def extern(

@@ -203,8 +203,7 @@ def _power(a: PrimExpr, b: PrimExpr) -> PrimExpr:
         if isinstance(b, FloatImm) and b.value in _POWERS:
             return cast(_POWERS[b.value](wide(a)), a.dtype)
         return cast(call_intrin("pow", wide(a), wide(b)), a.dtype)
-    exact = call_intrin("pow", cast(a, "float64"), cast(b, "float64"))
-    return cast(call_intrin("round", exact), a.dtype)
+    return call_intrin("pow", a, b)
 
 
 def _logical_xor(a: PrimExpr, b: PrimExpr) -> PrimExpr:

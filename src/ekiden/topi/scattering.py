@@ -14,7 +14,7 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, Stmt, seq
 from ekiden.topi.index import from_either_end
 from ekiden.topi.rule.loops import Axis, estimate, parallel_outer, serial, vectorized
-from ekiden.topi.shape import Dim, as_shape, known, normalize_axis
+from ekiden.topi.shape import Dim, as_shape, check_rank, known, normalize_axis
 
 Combine = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
@@ -63,6 +63,8 @@ def scatter_elements(
     run in parallel. ONNX ScatterElements.
     """
     at = normalize_axis(axis, data.ndim, "scatter_elements")
+    check_rank("scatter_elements: 'indices'", indices.shape, data.ndim)
+    check_rank("scatter_elements: 'updates'", updates.shape, data.ndim)
     combine = _reduction("scatter_elements", reduction)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
@@ -88,10 +90,13 @@ def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, mode: str = "upda
     coordinates last: transpose them.
     """
     combine = _reduction("scatter_nd", mode)
-    count = known(indices.shape[0])
+    count = known(indices.shape[0]) if indices.ndim else 0
     if count is None:
         raise ValueError("scatter_nd: the number of coordinates must be known")
+    if not 1 <= count <= data.ndim:
+        raise ValueError(f"scatter_nd: 1 to {data.ndim} coordinates expected, got {count}")
     rank = indices.ndim - 1
+    check_rank("scatter_nd: 'updates'", updates.shape, rank + data.ndim - count)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         axes = _axes(updates.shape)
@@ -132,6 +137,18 @@ def sparse_to_dense(
     """
     shape = as_shape(output_shape)
     dtype = sparse_values.dtype
+    check_rank("sparse_to_dense: 'sparse_indices'", sparse_indices.shape, 0, 1, 2)
+    check_rank("sparse_to_dense: 'sparse_values'", sparse_values.shape, 0, 1)
+    if isinstance(default_value, Tensor):
+        check_rank("sparse_to_dense: 'default_value'", default_value.shape, 0)
+    width = known(sparse_indices.shape[1]) if sparse_indices.ndim == 2 else 1
+    if width != len(shape):
+        raise ValueError(
+            f"sparse_to_dense: 'sparse_indices' has positions of {width} numbers, the result has"
+            f" {len(shape)} dimensions"
+        )
+    if sparse_values.ndim > sparse_indices.ndim:
+        raise ValueError("sparse_to_dense: one position cannot take several values")
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         axes = _axes(shape)

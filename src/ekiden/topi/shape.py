@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import islice
 
 from ekiden.arith import Analyzer, prove_equal, simplify
 from ekiden.ir.prim import (
@@ -27,6 +28,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
+from ekiden.ir.text import shape_text
 
 Dim = int | PrimExpr
 Dims = tuple[Dim, ...]
@@ -123,6 +125,15 @@ def normalize_axes(axes: Sequence[int] | int | None, rank: int, what: str) -> tu
         return tuple(range(rank))
     many = (axes,) if isinstance(axes, int) else axes
     return tuple(sorted({normalize_axis(a, rank, what) for a in many}))
+
+
+def check_rank(what: str, shape: Sequence[PrimExpr], *ranks: int) -> None:
+    """Raise ValueError where a shape has none of some ranks; `what` names operator and argument."""
+    if len(shape) not in ranks:
+        wanted = " or ".join(map(str, ranks))
+        raise ValueError(
+            f"{what} must have {wanted} dimensions, got {len(shape)}: {shape_text(tuple(shape))}"
+        )
 
 
 _assumed: ContextVar[list[PrimExpr] | None] = ContextVar("assumed", default=None)
@@ -293,25 +304,18 @@ def slice_range(begin: Dim, end: Dim, stride: int, size: PrimExpr) -> tuple[Prim
 def infer_reshape(
     shape: Sequence[PrimExpr], newshape: Sequence[Dim], allow_zero: bool = False
 ) -> Shape:
-    """The shape `newshape` asks for.
+    """The shape `newshape` asks for, whose numbers read the data's dimensions from the left:
 
-    The number 0 copies the input's dimension (unless allowed), one -1 takes what is left. An
-    expression that is 0, a symbol's value say, is the dimension itself.
+    n > 0  that extent                   -2  all dimensions that are left
+    0      copies one (unless allowed)   -3  the product of two
+    -1     what is left, in one place    -4  splits one into the next two, of which one may be -1
 
-    Raises ValueError when the numbers of elements are known to differ.
+    Each but -2, -3 and -4 passes over one dimension. An expression that is 0, a symbol's value say,
+    is the dimension itself.
+
+    Raises ValueError for what has no meaning, and when the numbers of elements are known to differ.
     """
-    wanted: list[PrimExpr | None] = []
-    for position, each in enumerate(newshape):
-        number = known(each)
-        if number == 0 and not allow_zero and isinstance(each, int):
-            if position >= len(shape):
-                raise ValueError(
-                    f"0 at axis {position} copies a dimension that an input of rank"
-                    f" {len(shape)} lacks"
-                )
-            wanted.append(shape[position])
-        else:
-            wanted.append(None if number == -1 else as_dim(each))
+    wanted = _decoded(shape, newshape, allow_zero)
     given = [d for d in wanted if d is not None]
     holes = len(wanted) - len(given)
     if holes > 1:
@@ -323,6 +327,66 @@ def infer_reshape(
         return tuple(given)
     rest = _quotient(shape, given)
     return tuple(rest if d is None else d for d in wanted)
+
+
+def _decoded(
+    shape: Sequence[PrimExpr], newshape: Sequence[Dim], allow_zero: bool
+) -> list[PrimExpr | None]:
+    """The dimensions of a new shape, None for a -1; see `infer_reshape`."""
+    found: list[PrimExpr | None] = []
+    codes = iter(enumerate(newshape))
+    source = 0
+    for position, each in codes:
+        match known(each):
+            case 0 if isinstance(each, int) and not allow_zero:
+                found += _read(shape, source, 1, f"0 at axis {position} copies a dimension")
+                source += 1
+            case -1:
+                found.append(None)
+                source += 1
+            case -2:
+                found += shape[source:]
+                source = max(source, len(shape))
+            case -3:
+                what = f"-3 at axis {position} joins two dimensions"
+                found.append(product(_read(shape, source, 2, what)))
+                source += 2
+            case -4:
+                what = f"-4 at axis {position} splits a dimension"
+                (whole,) = _read(shape, source, 1, what)
+                parts = [part for _, part in islice(codes, 2)]
+                found += _split(whole, parts, what)
+                source += 1
+            case int() as number if number < 0:
+                raise ValueError(f"a dimension must be at least -4, got {number}")
+            case _:
+                found.append(as_dim(each))
+                source += 1
+    return found
+
+
+def _read(shape: Sequence[PrimExpr], at: int, count: int, what: str) -> Sequence[PrimExpr]:
+    if at + count > len(shape):
+        raise ValueError(f"{what} that an input of rank {len(shape)} lacks")
+    return shape[at : at + count]
+
+
+def _split(whole: PrimExpr, parts: Sequence[Dim], what: str) -> list[PrimExpr]:
+    """The two dimensions that one becomes."""
+    numbers = [known(part) for part in parts]
+    if len(parts) != 2 or any(n is not None and n < 1 and n != -1 for n in numbers):
+        raise ValueError(f"{what}: two parts must follow, of which one may be -1, got {parts}")
+    if numbers == [-1, -1]:
+        raise ValueError(f"{what}: one of its parts must be a number, got {parts}")
+    if -1 not in numbers:
+        if (size := known(whole)) is not None and None not in numbers:
+            count = math.prod(n for n in numbers if n is not None)
+            if count != size:
+                raise ValueError(f"{what}: {size} cannot become {parts[0]} times {parts[1]}")
+        return [as_dim(part) for part in parts]
+    other = as_dim(parts[1 - numbers.index(-1)])
+    rest = AnyDim() if is_any(whole) else _divide([whole], [other])
+    return [rest if number == -1 else other for number in numbers]
 
 
 def _count(shape: Sequence[PrimExpr]) -> int | None:

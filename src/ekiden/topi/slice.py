@@ -7,13 +7,26 @@ from itertools import pairwise
 
 from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import EQ, PrimExpr, Select, Var, binary, cast, const, logical_and
+from ekiden.ir.prim import (
+    EQ,
+    PrimExpr,
+    Select,
+    Var,
+    binary,
+    cast,
+    const,
+    logical_and,
+    maximum,
+    minimum,
+)
 from ekiden.te import Tensor
 from ekiden.topi.shape import (
+    OPEN_END,
     Dim,
     Shape,
     as_dim,
     as_shape,
+    is_any,
     known,
     normalize_axis,
     replaced,
@@ -35,27 +48,56 @@ def slice_ranges(
 ) -> list[Range]:
     """What a strided slice takes of every axis.
 
-    Raises ValueError for axes out of range or stride 0.
+    Without axes, those are the leading ones, and each list may be shorter than the others: what is
+    left out is the axis from its start, to its end, by 1. slice_mode "size" takes `end` as extents,
+    -1 for all that is left, and knows no strides.
+
+    Raises ValueError for axes out of range or repeated, lists of other lengths, or stride 0.
     """
-    chosen = range(len(begin)) if axes is None else axes
+    if slice_mode not in ("end", "size"):
+        raise ValueError(f"slice_mode must be 'end' or 'size', got {slice_mode!r}")
+    chosen, steps = _sliced_axes(len(shape), begin, end, tuple(strides or ()), axes)
     ranges: list[Range] = [(as_dim(0), 1, d) for d in shape]
-    for i, axis in enumerate(chosen):
-        at = normalize_axis(axis, len(shape), "strided_slice")
-        stride = 1 if not strides else strides[i] if i < len(strides) else strides[0]
-        if stride == 0:
+    for i, at in enumerate(chosen):
+        if (stride := steps[i] if i < len(steps) else 1) == 0:
             raise ValueError("a stride must not be 0")
-        first, extent = _slice_one(begin[i], end[i], stride, shape[at], slice_mode)
-        ranges[at] = (first, stride, extent)
+        if slice_mode == "size":
+            stride = 1
+            start, extent = slice_range(begin[i] if i < len(begin) else 0, OPEN_END, 1, shape[at])
+            if i < len(end) and known(end[i]) != -1 and not is_any(extent):
+                extent = tidy(minimum(extent, maximum(as_dim(end[i]), 0)))
+        else:
+            first = begin[i] if i < len(begin) else 0 if stride > 0 else OPEN_END
+            last = end[i] if i < len(end) else OPEN_END if stride > 0 else -OPEN_END
+            start, extent = slice_range(first, last, stride, shape[at])
+        ranges[at] = (start, stride, extent)
     return ranges
 
 
-def _slice_one(
-    begin: Dim, end: Dim, stride: int, size: PrimExpr, mode: str
-) -> tuple[PrimExpr, PrimExpr]:
-    if mode == "end":
-        return slice_range(begin, end, stride, size)
-    whole = known(end) == -1  # slice_mode "size": end holds extents, -1 means the rest
-    return slice_range(begin, 2**62 if whole else as_dim(begin) + end, 1, size)
+def _sliced_axes(
+    rank: int,
+    begin: Sequence[Dim],
+    end: Sequence[Dim],
+    steps: Sequence[int],
+    axes: Sequence[int] | None,
+) -> tuple[Sequence[int], Sequence[int]]:
+    """The axes of a slice, counted from the front, and its strides."""
+    counts = len(begin), len(end), len(steps)
+    if axes is None:
+        if max(counts) > rank:
+            raise ValueError(f"{max(counts)} bounds for an input of rank {rank}")
+        return range(max(counts)), steps
+    if all(step == 1 for step in steps):
+        steps = (1,) * len(axes)
+    if not len(begin) == len(end) == len(steps) == len(axes):
+        raise ValueError(
+            f"begin, end, strides and axes must have one length, got {', '.join(map(str, counts))}"
+            f" and {len(axes)}"
+        )
+    chosen = [normalize_axis(axis, rank, "strided_slice") for axis in axes]
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"axes must be distinct, got {tuple(axes)}")
+    return chosen, steps
 
 
 def take_ranges(x: Tensor, ranges: Sequence[Range], name: str = "strided_slice") -> Tensor:
@@ -78,8 +120,9 @@ def strided_slice(
 ) -> Tensor:
     """begin:end:stride along axes (the leading ones by default), as NumPy slices.
 
-    Bounds may be symbolic; one of at least 2**30 means the end. slice_mode "size" takes `end` as
-    extents. (`assume_inbound` is TVM's: bounds are always clipped here.)
+    Bounds may be symbolic; one of at least 2**30 means the end. See `slice_ranges` for lists of
+    different lengths and for slice_mode "size". (`assume_inbound` is
+    TVM's: bounds are always clipped here.)
     """
     return take_ranges(a, slice_ranges(a.shape, begin, end, strides, axes, slice_mode))
 
@@ -96,29 +139,36 @@ def dynamic_strided_slice(
     """As strided_slice, with bounds that are data; `output_shape` says what they give.
 
     Indices are clipped to the data, so that wrong bounds read nothing outside. Without strides they
-    are 1 (slice_mode "size").
+    are 1 (slice_mode "size"), as those that the list lacks.
     """
-    del end
+    begins, steps = _length(begin), _length(strides) if has_strides else 0
 
     def index(n: Var, at: int) -> PrimExpr:
         size = a.shape[at]
         number = chosen.index(at)
-        first = cast(begin[number], "int64")
-        step = cast(strides[number], "int64") if has_strides else const(1)
+        step = cast(strides[number], "int64") if number < steps else const(1)
+        if number < begins:
+            first = cast(begin[number], "int64")
+        else:
+            first = Select(step < 0, size - 1, const(0), "int64")
         first = Select(first < 0, first + size, first, "int64")
         first = te.max(te.min(first, Select(step < 0, size - 1, size, "int64")), 0)
         return te.max(te.min(first + n * step, size - 1), 0)
 
-    count = known(begin.shape[0])
-    if count is None:
-        raise ValueError("dynamic_strided_slice: the number of bounds must be known")
-    chosen = list(range(count) if axes is None else axes)
+    chosen = list(range(max(begins, _length(end), steps)) if axes is None else axes)
     return te.compute(
         as_shape(output_shape),
         lambda *i: a[[index(n, at) if at in chosen else n for at, n in enumerate(i)]],
         name="dynamic_strided_slice",
         tag="injective",
     )
+
+
+def _length(bounds: Tensor) -> int:
+    count = known(bounds.shape[0])
+    if count is None:
+        raise ValueError("dynamic_strided_slice: the number of bounds must be known")
+    return count
 
 
 def strided_set(

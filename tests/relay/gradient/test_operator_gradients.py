@@ -8,10 +8,23 @@ import numpy as np
 import pytest
 
 from ekiden.ir.op import OPS
-from ekiden.relay import Expr, Function, Interpreter, IRModule, Tuple, TupleGetItem, const, op, var
+from ekiden.ir.type import TensorType
+from ekiden.relay import (
+    Expr,
+    Function,
+    Interpreter,
+    IRModule,
+    Tuple,
+    TupleGetItem,
+    const,
+    infer_type,
+    op,
+    var,
+)
 from ekiden.relay.gradient import GRADIENTS
 from ekiden.relay.gradient.elementwise import BINARY, FLAT, UNARY
 from ekiden.relay.transform import gradient
+from ekiden.runtime.errors import TypeInferenceError
 
 pytestmark = pytest.mark.quick
 
@@ -55,6 +68,10 @@ CASES: dict[str, tuple[Build, list[Shape]]] = {
                   [(4, 3)]),
     "reverse": (lambda x: op.reverse(x, 1), [X]),
     "pad": (lambda x: op.nn.pad(x, ((1, 2), (0, 1)), const(0.0, "float64")), [X]),
+    "pad value": (lambda x, v: op.nn.pad(x, ((1, 2), (0, -1)), v), [X, ()]),
+    "full": (lambda v: op.full(v, (2, 3)), [()]),
+    "one_hot": (lambda on, off: op.one_hot(
+        const(np.array([[1, 0, 9], [2, 2, 2]])), on, off, 3, 1, "float64"), [(), ()]),
     "strided_slice": (lambda x: op.strided_slice(x, [1, 0], [6, 3], [2, 1]), [(7, 4)]),
     "strided_slice back": (lambda x: op.strided_slice(x, [5], [0], [-2]), [(7, 2)]),
     "take": (lambda x: op.take(x, const(np.array([2, 0, 2])), 0), [(3, 2)]),
@@ -168,10 +185,43 @@ def test_a_gradient_has_the_dtype_of_what_was_cast() -> None:
     assert grad.dtype == np.float32 and grad.tolist() == [1, 1]
 
 
+def test_a_gradient_has_the_dtype_of_what_fills() -> None:
+    value = var("value", shape=(), dtype="float32")
+    made = gradient(Function([value], op.sum(op.full(value, (2, 3), "float64"))))
+    _, (grad,) = Interpreter(IRModule({"main": made})).evaluate("main", np.float32(2))
+    assert grad.dtype == np.float32 and grad == 6
+
+
 @pytest.mark.parametrize("name", sorted(set(UNARY) & set(OPS)))
 def test_gradient_of_one_argument(name: str) -> None:
     function = op.nn.relu if name == "nn.relu" else getattr(op, name)
     _check(name, function, [X])
+
+
+FLAT_CASES: dict[str, tuple[Build, list[Shape]]] = {
+    name: (getattr(op, name), [X])
+    for name in ("ceil", "floor", "round", "sign", "trunc", "zeros_like", "ones_like")
+} | {"floor_divide": (op.floor_divide, [X, (3,)])}
+
+
+@pytest.mark.parametrize("name", FLAT_CASES)
+def test_gradient_of_what_does_not_change(name: str) -> None:
+    _check(name, *FLAT_CASES[name])
+
+
+def test_the_other_flat_operators_have_no_numbers_to_differentiate() -> None:
+    """Their results are not floating, or they have no argument that is."""
+    x = var("x", shape=X, dtype="float64")
+    for name in set(FLAT) & set(OPS) - set(FLAT_CASES) - {"zeros", "ones", "arange"}:
+        arguments = (x,) if len(OPS[name].arguments) == 1 else (x, x)
+        try:
+            made = infer_type(IRModule.from_expr(getattr(op, name)(*arguments)))
+        except TypeInferenceError as error:  # takes no floating numbers
+            assert "float64" in str(error)
+            continue
+        main = made["main"]
+        assert isinstance(main, Function) and isinstance(main.ret_type, TensorType)
+        assert "float" not in main.ret_type.dtype, name
 
 
 @pytest.mark.parametrize("shapes", [[X, X], [X, (3,)], [(2, 1), (4, 1, 3)], [(), X]])

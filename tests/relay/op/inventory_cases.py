@@ -119,6 +119,18 @@ def ordering() -> Iterator[Case]:
         )
     places = np.array([[0, 1], [2, 3]], "int32")
     yield case(lambda i, v: op.sparse_to_dense(i, (3, 4), v), places, normal(2), symbolic=False)
+    yield case(
+        lambda i, v: op.sparse_to_dense(i, (5,), v, const(7.0)),
+        np.array(1, "int32"),
+        normal(),
+        expected=lambda i, v: np.where(np.arange(5) == i, v, np.float32(7)),
+    )
+    yield case(
+        lambda i, v: op.sparse_to_dense(i, (5,), v),
+        np.array([4, 0], "int32"),
+        normal(),
+        expected=lambda i, v: np.isin(np.arange(5), i) * v,
+    )
 
 
 def algebra() -> Iterator[Case]:

@@ -156,6 +156,13 @@ def broadcasting() -> Iterator[Case]:
         yield from (case(f, lhs, rhs) for f in (*arithmetic, *comparisons, *logic))
         yield from (case(f, lhs, rhs) for f in (op.bitwise_and, op.bitwise_or, op.bitwise_xor))
         yield case(op.power, integers(0, 4, 5, 7, dtype=dtype), rhs)
+    # exact beyond 2**53; of negative exponents the quotient without its fraction
+    bases, exponents = (
+        np.array([3, -3, 7, 1, -1, -1, 2, 0, -2]),
+        np.array([39, 5, 64, -2, -3, -4, -1, -1, 63]),
+    )
+    powers = [3**39, -(3**5), 7**64 % 2**64, 1, -1, 1, 0, 0, -(2**63)]
+    yield case(op.power, bases, exponents, expected=lambda a, b: np.array(powers, "int64"))
     signed = integers(-3, 4, 7, dtype="int32")
     yield from (
         case(f, normal(5, 7, dtype="int32"), signed)
@@ -221,6 +228,15 @@ def shapes() -> Iterator[Case]:
     x = normal(2, 3, 4)
     for newshape in ((6, 4), (-1,), (0, -1), (2, 1, -1, 2), (0, 0, 2, -1), (-1, 24)):
         yield case(lambda v, s=newshape: op.reshape(v, s), x)
+    for newshape, shape in (
+        ((-1, -2), (2, 3, 4)), ((-2,), (2, 3, 4)), ((-2, 1, 1), (2, 3, 4, 1, 1)),
+        ((-3, -2), (6, 4)), ((0, -3), (2, 12)), ((-3, -1), (6, 4)),
+        ((-4, 1, 2, -2), (1, 2, 3, 4)), ((2, -4, -1, 3, -2), (2, 1, 3, 4)),
+        ((-4, -1, 2, -3), (1, 2, 12)), ((0, 0, -4, 2, -1), (2, 3, 2, 2)),
+    ):  # fmt: skip
+        yield case(
+            lambda v, s=newshape: op.reshape(v, s), x, expected=lambda v, s=shape: v.reshape(s)
+        )
     yield case(
         lambda v: op.reshape(v, (3, 0), allowzero=True),
         normal(0, 3),
@@ -322,6 +338,29 @@ def slices() -> Iterator[Case]:
         expected=lambda v: v[1:, 2:5],
     )
     yield case(lambda v: op.strided_slice(v, (0,), (3,)), normal(0, 2), expected=lambda v: v)
+    # lists that are shorter than the others: from the start, to the end, by 1
+    for begin, end, step, cut in (
+        ((1, 1, 0), (4, 4, 3), (2, 1), np.s_[1:4:2, 1:4]),
+        ((1, 1, 0), (4, 4), None, np.s_[1:4, 1:4]),
+        ((1,), (4, 4, 2), None, np.s_[1:4, :4, :2]),
+        ((0,), (3,), (1, -1, 2), np.s_[:, ::-1, ::2]),
+        ((2, 3), (0,), (-1, -2), np.s_[2:0:-1, 3::-2]),
+    ):
+        yield case(
+            lambda v, b=begin, e=end, s=step: op.strided_slice(v, b, e, s),
+            normal(3, 4, 3),
+            expected=lambda v, c=cut: v[c],
+        )
+    for begin, end, cut in (
+        ((1, 1), (1,), np.s_[1:2, 1:]),
+        ((-2,), (2, 3), np.s_[1:3, :3]),
+        ((-9, 2), (2, -1), np.s_[:2, 2:]),
+    ):
+        yield case(
+            lambda v, b=begin, e=end: op.strided_slice(v, b, e, (2, 2), slice_mode="size"),
+            normal(3, 4, 3),
+            expected=lambda v, c=cut: v[c],
+        )
     yield case(
         lambda v: op.vm.prefix(v, (IntImm(3), IntImm(0))),
         normal(4, 5),

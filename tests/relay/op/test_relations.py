@@ -103,6 +103,14 @@ def test_window_extents_count_windows(
     assert evaluate(window_extent_ceil(N, kernel, stride, before, after), {N: size}) == rounded_up
 
 
+def test_expand_dims_of_several_axes_needs_a_known_axis() -> None:
+    """The number of axes is the rank's."""
+    at = var("at", shape=(), dtype="int32")
+    message = "^expand_dims: where 'axis' is data, num_newaxis must be 1, got 2$"
+    with pytest.raises(TypeInferenceError, match=message):
+        op.expand_dims(X, at, num_newaxis=2)
+
+
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
 def test_reshape_to_an_unknown_dimension(shape: list[int], data: st.DataObject) -> None:
     """One -1 takes what is left, also of symbols."""
@@ -135,16 +143,42 @@ def test_unknown_dimensions_take_what_is_known() -> None:
     assert isinstance(found.shape[1], AnyDim)
 
 
-F32 = tensor_type((2, 3))
+F32, SCALAR, BOOL = tensor_type((2, 3)), tensor_type(()), tensor_type((2,), "bool")
 IMAGE, WEIGHT = tensor_type((1, 3, 8, 8)), tensor_type((4, 3, 3, 3))
 REFUSED = [
     (op.add(X, X), (F32, tensor_type((4,))), "add: shapes (2, 3) and (4,) do not broadcast"),
     (op.add(X, X), (F32, tensor_type((3,), "int32")),
      "add: arguments must have one dtype, got float32, int32"),
     (op.exp(X), (tensor_type((2,), "int32"),), "exp: 'data' must be floating point, got int32"),
+    (op.bitwise_and(X, X), (F32, F32),
+     "bitwise_and: 'lhs' must be integers or bools, got float32"),
+    (op.bitwise_not(X), (F32,), "bitwise_not: 'data' must be integers or bools, got float32"),
+    (op.left_shift(X, X), (BOOL, BOOL), "left_shift: 'lhs' must be integers, got bool"),
+    (op.subtract(X, X), (BOOL, BOOL), "subtract: 'lhs' must be a number, got bool"),
+    (op.negative(X), (BOOL,), "negative: 'data' must be a number, got bool"),
+    (op.invert_permutation(X), (F32,), "invert_permutation: 'data' must be integers, got float32"),
+    (op.nn.cross_entropy(X, X), (BOOL, BOOL),
+     "nn.cross_entropy: 'predictions' must be floating point, got bool"),
     (op.sum(X, 2), (F32,), "sum: axis must be in [-2, 2), got 2"),
     (op.reshape(X, (4, 2)), (F32,), "reshape: (2, 3) to (4, 2): 6 elements cannot become 8"),
     (op.reshape(X, (4, -1)), (F32,), "reshape: (2, 3) to (4, -1): 6 elements do not divide by 4"),
+    (op.reshape(X, (0, 0, 0, -1)), (F32,),
+     "reshape: (2, 3) to (0, 0, 0, -1): 0 at axis 2 copies a dimension that an input of rank 2"
+     " lacks"),
+    (op.reshape(X, (-1, -3)), (F32,),
+     "reshape: (2, 3) to (-1, -3): -3 at axis 1 joins two dimensions that an input of rank 2"
+     " lacks"),
+    (op.reshape(X, (0, -4, 2, 2)), (F32,),
+     "reshape: (2, 3) to (0, -4, 2, 2): -4 at axis 1 splits a dimension: 3 cannot become 2"
+     " times 2"),
+    (op.reshape(X, (0, -4, -1, -1)), (F32,),
+     "reshape: (2, 3) to (0, -4, -1, -1): -4 at axis 1 splits a dimension: one of its parts must"
+     " be a number, got [-1, -1]"),
+    (op.reshape(X, (0, -4, 3)), (F32,),
+     "reshape: (2, 3) to (0, -4, 3): -4 at axis 1 splits a dimension: two parts must follow, of"
+     " which one may be -1, got [3]"),
+    (op.reshape(X, (2, -5)), (F32,),
+     "reshape: (2, 3) to (2, -5): a dimension must be at least -4, got -5"),
     (op.squeeze(X, 0), (F32,), "squeeze: axis 0 must have extent 1, got (2, 3)"),
     (op.transpose(X, (0, 0)), (F32,),
      "transpose: axes must be a permutation of 2 axes, got (0, 0)"),
@@ -152,8 +186,28 @@ REFUSED = [
      "concatenate: extents of axis 1 must agree, got 3 and 4"),
     (op.split(X, 2, 1), (F32,), "split: an axis of extent 3 does not divide into 2 equal parts"),
     (op.strided_slice(X, (0,), (2,), (0,)), (F32,), "strided_slice: a stride must not be 0"),
+    (op.strided_slice(X, (0,), (2,), slice_mode="by"), (F32,),
+     "strided_slice: slice_mode must be 'end' or 'size', got 'by'"),
+    (op.strided_slice(X, (0, 0, 0), (1, 1)), (F32,),
+     "strided_slice: 3 bounds for an input of rank 2"),
+    (op.strided_slice(X, (0, 0), (1, 1), (2,), axes=(0, 1)), (F32,),
+     "strided_slice: begin, end, strides and axes must have one length, got 2, 2, 1 and 2"),
+    (op.strided_slice(X, (0, 0), (1, 1), axes=(0, -2)), (F32,),
+     "strided_slice: axes must be distinct, got (0, -2)"),
     (op.broadcast_to(X, (2, 4)), (F32,), "broadcast_to: (2, 3) does not broadcast to (2, 4)"),
     (op.take(X, X, 0), (F32, F32), "take: 'indices' must be integers, got float32"),
+    (op.scatter_nd(X, X, X), (F32, tensor_type((2, N), "int64"), tensor_type((2, N))),
+     "scatter_nd: 'updates' must have 1 dimensions, got 2: (2, n)"),
+    (op.scatter_nd(X, X, X), (F32, tensor_type((3, 5), "int64"), tensor_type((5,))),
+     "scatter_nd: 1 to 2 coordinates expected, got 3"),
+    (op.scatter_nd(X, X, X), (F32, tensor_type((), "int64"), F32),
+     "scatter_nd: 1 to 2 coordinates expected, got 0"),
+    (op.scatter_elements(X, X, X), (F32, tensor_type((2,), "int64"), tensor_type((2,))),
+     "scatter_elements: 'indices' must have 2 dimensions, got 1: (2,)"),
+    (op.sparse_to_dense(X, (4, 4), X), (tensor_type((3,), "int32"), tensor_type((3,)), SCALAR),
+     "sparse_to_dense: 'sparse_indices' has positions of 1 numbers, the result has 2 dimensions"),
+    (op.sparse_to_dense(X, (4,), X), (tensor_type((), "int32"), tensor_type((3,)), SCALAR),
+     "sparse_to_dense: one position cannot take several values"),
     (op.nn.conv2d(X, X), (F32, WEIGHT), "nn.conv2d: 'data' must have 4 dimensions, got 2: (2, 3)"),
     (op.nn.conv2d(X, X, groups=2), (IMAGE, WEIGHT),
      "nn.conv2d: channels of 'data' and 'weight' must agree, got 3 and 6"),

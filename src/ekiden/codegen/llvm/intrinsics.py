@@ -71,18 +71,22 @@ def _on_integers(
 
 
 def _integer_power(b: Builder, dtype: str, base: Operand, exponent: Operand) -> Operand:
-    """Square and multiply over the bits of the exponent; wraps on overflow; 0 for negative
-    exponents."""
+    """Square and multiply over the bits of the exponent; wraps on overflow. Of negative exponents
+    the quotient without its fraction: 0, but for 1 and -1, whose powers their last bit decides."""
     lanes, one, zero = dt.lanes(dtype), b.const(1, dtype), b.const(0, dtype)
     result, square = one, base
-    for bit in range(6):
+    for bit in range(dt.SCALAR_BITS[dt.element(dtype)]):
         taken = b.binary("and", dtype, b.binary("lshr", dtype, exponent, b.const(bit, dtype)), one)
         on = b.compare("ne", dtype, taken, zero)
         result = b.select(on, dtype, b.binary("mul", dtype, result, square), result, lanes)
         square = b.binary("mul", dtype, square, square)
     if dt.is_unsigned(dtype):
         return result
-    return b.select(b.compare("slt", dtype, exponent, zero), dtype, zero, result, lanes)
+    flags = dt.with_lanes("bool", lanes)
+    below, minus_one = b.compare("slt", dtype, exponent, zero), b.const(-1, dtype)
+    for unit in (one, minus_one):
+        below = b.binary("and", flags, below, b.compare("ne", dtype, base, unit))
+    return b.select(below, dtype, zero, result, lanes)
 
 
 def _floor(m: FloatMath, x: Operand) -> Operand:

@@ -27,6 +27,7 @@ from ekiden.ir.type import TupleType
 from ekiden.relay.expr import Expr, TupleGetItem
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.visitor import free_vars, post_order
+from ekiden.runtime.errors import ImportModelError
 from ekiden.topi.shape import infer_reshape
 
 SMALL = 1024
@@ -300,10 +301,19 @@ def _squeeze(node: Node, inputs: Sequence[Array]) -> Array | None:
     return np.squeeze(inputs[0], _constant_axes(node, inputs))
 
 
+def check_reshape(wanted: Sequence[int | PrimExpr]) -> None:
+    """Raise for numbers that mean something to Relay's reshape and nothing to ONNX's."""
+    for each in wanted:
+        number = each.value if isinstance(each, prim.IntImm) else each
+        if isinstance(number, int) and number < -1:
+            raise ImportModelError(f"a dimension of the shape must be at least -1, got {number}")
+
+
 def _reshape(node: Node, inputs: Sequence[Array]) -> Array | None:
     data, wanted = inputs
     if wanted.dtype == np.object_:
         return None
+    check_reshape([int(v) for v in wanted])
     shape = [prim.const(d) for d in data.shape]
     found = infer_reshape(shape, [int(v) for v in wanted], bool(node.get_int("allowzero", 0)))
     return data.reshape([d.value for d in found if isinstance(d, prim.IntImm)])

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from ekiden.arith import simplify
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.prim import IntImm
+from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.structural import structural_hash
-from ekiden.ir.type import TensorType
+from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Expr, Function, Tuple
 from ekiden.relay.visitor import children, post_order
-
-Ints = tuple[int, ...]
 
 
 def post_order_visit(expr: Expr, fvisit: Callable[[Expr], object]) -> None:
@@ -56,8 +54,8 @@ def count_layers(expr: IRModule | Expr, valid_ops: Sequence[str]) -> int:
 
 
 def get_total_mac_number(expr: IRModule | Expr) -> int:
-    """How often dense layers, matrix products and convolutions multiply and add, on constant
-    shapes. Needs inferred types; a call with a symbolic shape counts 0.
+    """How often products of matrices, convolutions, attention and recurrent layers multiply and
+    add, on constant shapes. Needs inferred types; a call with a symbolic shape counts 0.
     """
     calls = (
         e
@@ -65,7 +63,8 @@ def get_total_mac_number(expr: IRModule | Expr) -> int:
         for e in post_order(root, into_functions=True)
         if isinstance(e, Call) and isinstance(e.op, Op)
     )
-    return sum(_macs(c) for c in calls)
+    counts = (simplify(n) for c in calls if (n := macs_of(c)) is not None)
+    return sum(n.value for n in counts if isinstance(n, IntImm))
 
 
 def extract_fused_functions(mod: IRModule) -> dict[int, Function]:
@@ -84,38 +83,17 @@ def _roots(value: IRModule | Expr) -> list[Expr]:
     return [f for f in value.functions.values() if isinstance(f, Function)]
 
 
-def _macs(call: Call) -> int:
+def macs_of(call: Call) -> PrimExpr | None:
+    """How often a call of typed arguments multiplies and adds; None where it is no product."""
     assert isinstance(call.op, Op)
-    count = _MACS.get(call.op.name)
-    kinds = [e.checked_type for e in (call, *call.args)] if count is not None else []
-    shapes = [t.shape for t in kinds if isinstance(t, TensorType)]
-    if count is None or not all(isinstance(d, IntImm) for shape in shapes for d in shape):
-        return 0
-    result, data, weight = (tuple(d.value for d in s if isinstance(d, IntImm)) for s in shapes[:3])
-    return count(call.attrs, result, data, weight)
+    count = call.op.definition.macs
+    if count is None:
+        return None
+    shapes = [shape for arg in call.args for shape in _shapes(arg.checked_type)]
+    return count(call.attrs, shapes, _shapes(call.checked_type)[0])
 
 
-def _conv(attrs: object, result: Ints, data: Ints, weight: Ints) -> int:
-    layout = str(getattr(attrs, "kernel_layout", "OIHW"))
-    return math.prod(result) * math.prod(weight) // max(weight[layout.index("O")], 1)
-
-
-def _conv_transpose(attrs: object, result: Ints, data: Ints, weight: Ints) -> int:
-    layout = str(getattr(attrs, "data_layout", "NCHW"))
-    return math.prod(data) * math.prod(weight) // max(data[layout.index("C")], 1)
-
-
-def _product(attrs: object, result: Ints, data: Ints, weight: Ints) -> int:
-    inner = data[-2] if getattr(attrs, "transpose_a", False) else data[-1]
-    return math.prod(result) * inner
-
-
-_MACS: dict[str, Callable[[object, Ints, Ints, Ints], int]] = {
-    "nn.dense": _product,
-    "nn.matmul": _product,
-    "nn.batch_matmul": _product,
-    "nn.conv1d": _conv,
-    "nn.conv2d": _conv,
-    "nn.conv2d_transpose": _conv_transpose,
-}
-"""Operator -> (attributes, shapes of the result, the data and the weight) -> multiplications."""
+def _shapes(kind: Type) -> list[tuple[PrimExpr, ...]]:
+    """The shapes of a tensor, or of the tensors of a tuple."""
+    fields = kind.fields if isinstance(kind, TupleType) else (kind,)
+    return [t.shape for t in fields if isinstance(t, TensorType)]

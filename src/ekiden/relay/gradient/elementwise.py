@@ -72,10 +72,10 @@ BINARY: dict[str, Callable[[Expr, Expr, Expr, Expr], tuple[Expr, Expr]]] = {
 # fmt: on
 
 FLAT = (
-    "ceil floor round sign trunc zeros_like ones_like shape_of ndarray_size zeros ones full arange "
+    "ceil floor round sign trunc zeros_like ones_like shape_of ndarray_size zeros ones arange "
     "equal not_equal less less_equal greater greater_equal logical_and logical_or logical_not "
-    "logical_xor bitwise_and bitwise_or bitwise_xor argmax argmin isnan isinf isfinite one_hot "
-    "all any floor_divide"
+    "logical_xor bitwise_and bitwise_or bitwise_xor argmax argmin isnan isinf isfinite all any "
+    "floor_divide"
 ).split()
 """Operators whose result does not change with their arguments, almost everywhere."""
 

@@ -8,7 +8,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
-from ekiden.relay.expr import Call, Tuple
+from ekiden.relay.expr import Call, Tuple, const
 from ekiden.relay.gradient.helpers import (
     broadcast_like,
     scalar,
@@ -17,7 +17,7 @@ from ekiden.relay.gradient.helpers import (
     tensor,
 )
 from ekiden.relay.op.gradient import register_gradient
-from ekiden.relay.op.index import TakeAttrs
+from ekiden.relay.op.index import OneHotAttrs, TakeAttrs
 from ekiden.relay.op.join import ConcatenateAttrs, SplitAttrs, StackAttrs
 from ekiden.relay.op.nn.pad import PadAttrs
 from ekiden.relay.op.reduce import ReduceAttrs, reduced_axes
@@ -167,12 +167,44 @@ def _reverse(call: Call, grad: Expr) -> Sequence[Expr]:
 
 @register_gradient("nn.pad")
 def _pad(call: Call, grad: Expr) -> Sequence[Expr | None]:
-    """Crop; the value of the border gets nothing. Only for constant borders."""
+    """Crop; the value of the border gets all the rest. Only for constant borders."""
     assert isinstance(call.attrs, PadAttrs)
     if call.attrs.pad_mode != "constant":
         raise ValueError(f"pad_mode {call.attrs.pad_mode!r}")
     crop = [(-before, -after) for before, after in call.attrs.pad_width]
-    return [op.nn.pad(grad, crop, scalar(0.0, call)), None]
+    inner = op.nn.pad(grad, crop, scalar(0.0, call))
+    return [inner, _filled(call.args[1], call, op.subtract(op.sum(grad), op.sum(inner)))]
+
+
+def _filled(value: Expr, result: Expr, total: Expr) -> Expr | None:
+    """The gradient of a number that fills elements of a result, whose gradients have this sum."""
+    kind = tensor(value)
+    if "float" not in kind.dtype:
+        return None
+    found = total if tensor(result).dtype == kind.dtype else op.cast(total, kind.dtype)
+    return op.reshape(found, kind.shape) if kind.shape else found
+
+
+@register_gradient("full")
+def _full(call: Call, grad: Expr) -> Sequence[Expr | None]:
+    return [_filled(call.args[0], call, op.sum(grad))]
+
+
+@register_gradient("one_hot")
+def _one_hot(call: Call, grad: Expr) -> Sequence[Expr | None]:
+    """To each of the values what goes to the elements it stands at."""
+    indices, on, off = call.args
+    attrs = call.attrs
+    assert isinstance(attrs, OneHotAttrs)
+    is_on = op.one_hot(
+        indices, const(True, "bool"), const(False, "bool"), attrs.depth, attrs.axis, "bool"
+    )
+    zero = op.zeros_like(grad)
+    return [
+        None,
+        _filled(on, call, op.sum(op.where(is_on, grad, zero))),
+        _filled(off, call, op.sum(op.where(is_on, zero, grad))),
+    ]
 
 
 @register_gradient("strided_slice")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import Literal, NoReturn, ParamSpec, TypeVar
 
 from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import is_float, is_int
 from ekiden.ir.op import get
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.text import prim_text, shape_text, type_text
@@ -64,6 +65,24 @@ def tensor_fields(name: str, types: Sequence[Type]) -> tuple[TensorType, ...]:
     return fields
 
 
+Takes = Literal["any", "number", "floating point", "integer", "bits"]
+"""What elements an argument may have: bool is no number, and bits are integers or bools."""
+_TAKES: dict[Takes, tuple[Callable[[str], bool], str]] = {
+    "any": (lambda dtype: True, "anything"),
+    "number": (lambda dtype: dtype != "bool", "a number"),
+    "floating point": (is_float, "floating point"),
+    "integer": (is_int, "integers"),
+    "bits": (lambda dtype: is_int(dtype) or dtype == "bool", "integers or bools"),
+}
+
+
+def check_dtype(name: str, what: str, dtype: str, takes: Takes) -> None:
+    """Check that an argument has elements that an operator can take."""
+    fits, wanted = _TAKES[takes]
+    if not fits(dtype):
+        fail(name, f"{what!r} must be {wanted}, got {dtype}")
+
+
 def one_dtype(name: str, arguments: Sequence[TensorType]) -> str:
     """The dtype that all arguments have."""
     dtypes = [a.dtype for a in arguments]
@@ -101,12 +120,14 @@ def show(shape: Sequence[PrimExpr]) -> str:
     return shape_text(tuple(shape))
 
 
-def identity_relation(name: str, count: int = 1) -> Callable[[Sequence[Type], Attrs | None], Type]:
+def identity_relation(
+    name: str, count: int = 1, takes: Takes = "any"
+) -> Callable[[Sequence[Type], Attrs | None], Type]:
     """A relation whose result is the first argument's type; all arguments share its dtype."""
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         arguments = tensors(name, types, count)
-        one_dtype(name, arguments)
+        check_dtype(name, "data", one_dtype(name, arguments), takes)
         return arguments[0]
 
     return relation

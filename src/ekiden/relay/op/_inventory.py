@@ -7,7 +7,7 @@ NumPy is given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,11 @@ from ekiden import te
 from ekiden.arith import evaluate
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
-from ekiden.ir.op import Array, OpDef, OpPattern, Reference, Relation, Solve, register_op
+from ekiden.ir.op import Array, Macs, OpDef, OpPattern, Reference, Relation, Solve, register_op
 from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.type import TensorType, TupleType, Type
-from ekiden.relay.op._declare import fail, tensor_fields, tensors
+from ekiden.relay.op._declare import Takes, check_dtype, fail, tensor_fields, tensors
 from ekiden.te import Tensor
 from ekiden.tir import interpreter
 from ekiden.tir.transform import lower
@@ -40,23 +40,26 @@ def declare(
     variadic: bool = False,
     fields: int | Callable[[Attrs | None], int] | None = None,
     solve: Solve | None = None,
+    macs: Macs | None = None,
     description: str = "",
+    takes: Mapping[str, Takes] | None = None,
 ) -> None:
     """Declare the operator `name` of topi's computation; `fields` is the number of results of a
-    tuple. See OpDef for the rest.
+    tuple, `takes` what elements some arguments must have. See OpDef for the rest.
     """
     register_op(
         OpDef(
             name=name,
             arguments=tuple(arguments),
             attrs=attrs,
-            relation=_relation(name, None if variadic else len(arguments), compute),
+            relation=_relation(name, None if variadic else arguments, compute, takes or {}),
             reference=_interpreted(compute) if reference is None else _numpy(reference),
             lower=lambda attrs, inputs, out: _many(compute(attrs, *inputs)),
             pattern=pattern,
             variadic=variadic,
             fields=(lambda attrs: fields) if isinstance(fields, int) else fields,
             solve=solve,
+            macs=macs,
             result=result,
             description=description,
         )
@@ -72,9 +75,16 @@ def _known(dim: PrimExpr) -> PrimExpr:
     return AnyDim() if any(isinstance(e, AnyDim) for e in post_order(dim)) else dim
 
 
-def _relation(name: str, count: int | None, compute: Compute) -> Relation:
+def _relation(
+    name: str, arguments: Sequence[str] | None, compute: Compute, takes: Mapping[str, Takes]
+) -> Relation:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        given = tensor_fields(name, types) if count is None else tensors(name, types, count)
+        if arguments is None:
+            given = tensor_fields(name, types)
+        else:
+            given = tensors(name, types, len(arguments))
+            for what, kind in zip(arguments, given, strict=True):
+                check_dtype(name, what, kind.dtype, takes.get(what, "any"))
         inputs = [te.placeholder(t.shape, t.dtype, f"x{n}") for n, t in enumerate(given)]
         try:
             found = compute(attrs, *inputs)

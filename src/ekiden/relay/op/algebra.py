@@ -170,12 +170,14 @@ declare(
 )
 declare("invert_permutation", ("data",), lambda attrs, data: topi.invert_permutation(data),
         "the type of data",
-        reference=lambda attrs, data: np.argsort(data).astype(data.dtype))  # fmt: skip
+        reference=lambda attrs, data: np.argsort(data).astype(data.dtype),
+        takes={"data": "integer"})  # fmt: skip
 declare(
     "unravel_index",
     ("data", "shape"),
     lambda attrs, data, shape: topi.unravel_index(data, shape),
     "an axis of coordinates, then the axes of data",
+    takes={"data": "integer", "shape": "integer"},
     pattern=OpPattern.INJECTIVE,
     reference=lambda attrs, data, shape: np.stack(
         np.unravel_index(data, tuple(map(int, shape)))

@@ -9,10 +9,11 @@ import numpy as np
 
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
+from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import call, fail, one_dtype, show, tensors
+from ekiden.relay.op._declare import Takes, call, check_dtype, fail, one_dtype, show, tensors
 from ekiden.te import Tensor
 from ekiden.topi.shape import Shape, broadcast_shape
 
@@ -28,10 +29,13 @@ def broadcast_types(name: str, arguments: Sequence[TensorType]) -> Shape:
     return shape
 
 
-def _relation(name: str, dtype: str | None) -> Callable[[Sequence[Type], Attrs | None], Type]:
+def _relation(
+    name: str, dtype: str | None, takes: Takes
+) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         arguments = tensors(name, types, 2)
         found = one_dtype(name, arguments)
+        check_dtype(name, "lhs", found, takes)
         return TensorType(broadcast_types(name, arguments), dtype or found)
 
     return relation
@@ -77,13 +81,14 @@ def binary(
     function: Callable[..., Array],
     compute: Callable[[Tensor, Tensor], Tensor],
     dtype: str | None = None,
+    takes: Takes = "any",
 ) -> Callable[[Expr, Expr], Call]:
     """Declare an operator of two arguments; `dtype` is the result's if it is not the arguments'."""
     register_op(
         OpDef(
             name=name,
             arguments=("lhs", "rhs"),
-            relation=_relation(name, dtype),
+            relation=_relation(name, dtype, takes),
             reference=_reference(function, dtype),
             lower=lambda attrs, inputs, out: [compute(inputs[0], inputs[1])],
             pattern=OpPattern.BROADCAST,
@@ -109,30 +114,34 @@ def _divide(a: Array, b: Array) -> Array:
 
 def _trunc_divide(a: Array, b: Array) -> Array:
     """The quotient without its fraction; 0 for integers by 0."""
-    if a.dtype.kind == "f":
+    if a.dtype.kind not in "iu":
         return np.asarray(np.trunc(a.astype(np.float64) / b))
     quotient = np.abs(a) // np.where(b == 0, 1, np.abs(b))
     return np.where(b == 0, 0, np.where((a < 0) == (b < 0), quotient, -quotient))
 
 
+def _power(a: Array, b: Array) -> Array:
+    return np.asarray(INTRINSICS["pow"].reference(a, b))
+
+
 # fmt: off
 add           = binary("add",           np.add,            topi.add)
-subtract      = binary("subtract",      np.subtract,       topi.subtract)
+subtract      = binary("subtract",      np.subtract,       topi.subtract, takes="number")
 multiply      = binary("multiply",      np.multiply,       topi.multiply)
-divide        = binary("divide",        _divide,           topi.divide)
-power         = binary("power",         np.power,          topi.power)
+divide        = binary("divide",        _divide,           topi.divide, takes="number")
+power         = binary("power",         _power,            topi.power, takes="number")
 maximum       = binary("maximum",       np.maximum,        topi.maximum)
 minimum       = binary("minimum",       np.minimum,        topi.minimum)
-mod           = binary("mod",           np.fmod,           topi.mod)
-floor_divide  = binary("floor_divide",  np.floor_divide,   topi.floor_divide)
-floor_mod     = binary("floor_mod",     np.mod,            topi.floor_mod)
-trunc_divide  = binary("trunc_divide",  _trunc_divide,     topi.trunc_divide)
-trunc_mod     = binary("trunc_mod",     np.fmod,           topi.trunc_mod)
-left_shift    = binary("left_shift",    np.left_shift,     topi.left_shift)
-right_shift   = binary("right_shift",   np.right_shift,    topi.right_shift)
-bitwise_and   = binary("bitwise_and",   np.bitwise_and,    topi.bitwise_and)
-bitwise_or    = binary("bitwise_or",    np.bitwise_or,     topi.bitwise_or)
-bitwise_xor   = binary("bitwise_xor",   np.bitwise_xor,    topi.bitwise_xor)
+mod           = binary("mod",           np.fmod,           topi.mod, takes="number")
+floor_divide  = binary("floor_divide",  np.floor_divide,   topi.floor_divide, takes="number")
+floor_mod     = binary("floor_mod",     np.mod,            topi.floor_mod, takes="number")
+trunc_divide  = binary("trunc_divide",  _trunc_divide,     topi.trunc_divide, takes="number")
+trunc_mod     = binary("trunc_mod",     np.fmod,           topi.trunc_mod, takes="number")
+left_shift    = binary("left_shift",    np.left_shift,     topi.left_shift, takes="integer")
+right_shift   = binary("right_shift",   np.right_shift,    topi.right_shift, takes="integer")
+bitwise_and   = binary("bitwise_and",   np.bitwise_and,    topi.bitwise_and, takes="bits")
+bitwise_or    = binary("bitwise_or",    np.bitwise_or,     topi.bitwise_or, takes="bits")
+bitwise_xor   = binary("bitwise_xor",   np.bitwise_xor,    topi.bitwise_xor, takes="bits")
 equal         = binary("equal",         np.equal,          topi.equal, "bool")
 not_equal     = binary("not_equal",     np.not_equal,      topi.not_equal, "bool")
 less          = binary("less",          np.less,           topi.less, "bool")

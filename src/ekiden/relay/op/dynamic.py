@@ -194,6 +194,8 @@ def _reshape_dims(attrs: DynReshapeAttrs, buffers: Sequence[Buffer]) -> Dims:
 
 def _reshape_reference(attrs: DynReshapeAttrs, data: Array, newshape: Array) -> Array:
     wanted = [int(n) for n in newshape]
+    if min(wanted, default=0) < -1:  # to NumPy, any negative number is what is left
+        raise ValueError(f"dyn.reshape: a dimension of the result is negative; it is {min(wanted)}")
     if not attrs.allowzero:
         wanted = [data.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
     return np.reshape(data, wanted)
@@ -482,7 +484,19 @@ def _sliced_axes(attrs: DynStridedSliceAttrs, rank: int, count: int) -> list[int
 
 def _slice_kind(attrs: DynStridedSliceAttrs, types: Sequence[TensorType]) -> TensorType:
     data = types[0]
-    count = _length("dyn.strided_slice", "begin", types[1])
+    what = "begin", "end", "strides"
+    counts = [_length("dyn.strided_slice", n, t) for n, t in zip(what, types[1:], strict=True)]
+    count = max(counts)
+    if attrs.slice_mode not in ("end", "size"):
+        fail("dyn.strided_slice", f"slice_mode must be 'end' or 'size', got {attrs.slice_mode!r}")
+    if attrs.axes is not None and {*counts} != {len(attrs.axes)}:
+        fail(
+            "dyn.strided_slice",
+            "begin, end, strides and axes must have one length,"
+            f" got {', '.join(map(str, counts))} and {len(attrs.axes)}",
+        )
+    if count > len(data.shape):
+        fail("dyn.strided_slice", f"{count} bounds for an input of rank {len(data.shape)}")
     axes = _sliced_axes(attrs, len(data.shape), count)
     shape = tuple(AnyDim() if i in axes else d for i, d in enumerate(data.shape))
     return TensorType(shape, data.dtype)
@@ -491,14 +505,19 @@ def _slice_kind(attrs: DynStridedSliceAttrs, types: Sequence[TensorType]) -> Ten
 def _slice_dims(attrs: DynStridedSliceAttrs, buffers: Sequence[Buffer]) -> Dims:
     data, begin, end, strides = buffers
     begins, ends, steps = map(_elements, (begin, end, strides))
-    axes = _sliced_axes(attrs, len(data.shape), len(begins))
+    count = max(map(len, (begins, ends, steps)))
+    axes = _sliced_axes(attrs, len(data.shape), count)
+    by_end = attrs.slice_mode == "end"
     dims: dict[int, PrimExpr] = {}
     for n, axis in enumerate(axes):
-        size, step = data.shape[axis], steps[n] if attrs.slice_mode == "end" else const(1)
+        size, step = data.shape[axis], steps[n] if by_end and n < len(steps) else const(1)
         back = step < 0
-        first = _choose(begins[n] < 0, begins[n] + size, begins[n])
+        given = begins[n] if n < len(begins) else _choose(back, size - 1, const(0))
+        first = _choose(given < 0, given + size, given)
         first = _choose(back, minimum(first, size - 1), maximum(first, 0))
-        if attrs.slice_mode == "end":
+        if n >= len(ends):
+            last = _choose(back, const(-1), size)
+        elif by_end:
             last = _choose(ends[n] < 0, ends[n] + size, ends[n])
         else:
             last = _choose(ends[n] < 0, size, first + ends[n])
@@ -513,15 +532,18 @@ def _slice_reference(
     attrs: DynStridedSliceAttrs, data: Array, begin: Array, end: Array, strides: Array
 ) -> Array:
     cuts: list[slice] = [slice(None)] * data.ndim
-    for n, axis in enumerate(_sliced_axes(attrs, data.ndim, len(begin))):
-        first, last, step = int(begin[n]), int(end[n]), int(strides[n])
+    by_end = attrs.slice_mode == "end"
+    count = max(map(len, (begin, end, strides)))
+    for n, axis in enumerate(_sliced_axes(attrs, data.ndim, count)):
         size = data.shape[axis]
-        if attrs.slice_mode == "size":
-            first = first + size if first < 0 else first
-            last, step = (size if last < 0 else first + last), 1
-        elif step < 0 and last < -size:
-            cuts[axis] = slice(first, None, step)
-            continue
+        step = int(strides[n]) if by_end and n < len(strides) else 1
+        first = int(begin[n]) if n < len(begin) else 0 if step > 0 else size - 1
+        last = int(end[n]) if n < len(end) else None
+        if last is not None and not by_end:
+            first = max(first + size if first < 0 else first, 0)
+            last = None if last < 0 else first + last
+        elif last is not None and step < 0 and last < -size:
+            last = None
         cuts[axis] = slice(first, last, step)
     return data[tuple(cuts)]
 
@@ -539,7 +561,7 @@ declare_dynamic(
             inputs[2],
             inputs[3],
             out.shape,
-            _sliced_axes(attrs, inputs[0].ndim, known(inputs[1].shape[0]) or 0),
+            None if attrs.axes is None else _sliced_axes(attrs, inputs[0].ndim, 0),
             attrs.slice_mode == "end",
         )
     ],

@@ -8,7 +8,7 @@ import numpy as np
 
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
-from ekiden.ir.dtype import SCALAR_BITS, is_float, to_numpy
+from ekiden.ir.dtype import SCALAR_BITS, to_numpy
 from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
@@ -21,13 +21,15 @@ Relation = Callable[[Sequence[Type], Attrs | None], Type]
 
 
 def _float_relation(name: str) -> Relation:
-    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        (data,) = tensors(name, types, 1)
-        if not is_float(data.dtype):
-            fail(name, f"'data' must be floating point, got {data.dtype}")
-        return data
+    return identity_relation(name, takes="floating point")
 
-    return relation
+
+def _number_relation(name: str) -> Relation:
+    return identity_relation(name, takes="number")
+
+
+def _bits_relation(name: str) -> Relation:
+    return identity_relation(name, takes="bits")
 
 
 def _bool_relation(name: str) -> Relation:
@@ -144,13 +146,13 @@ sigmoid     = unary("sigmoid",     _sigmoid,     topi.sigmoid, _float_relation)
 sin         = unary("sin",         np.sin,       topi.sin, _float_relation)
 cos         = unary("cos",         np.cos,       topi.cos, _float_relation)
 abs         = unary("abs",         np.abs,       topi.abs)
-negative    = unary("negative",    np.negative,  topi.negative)
-sign        = unary("sign",        np.sign,      topi.sign)
+negative    = unary("negative",    np.negative,  topi.negative, _number_relation)
+sign        = unary("sign",        np.sign,      topi.sign, _number_relation)
 floor       = unary("floor",       np.floor,     topi.floor)
 ceil        = unary("ceil",        np.ceil,      topi.ceil)
 round       = unary("round",       np.round,     topi.round)
 trunc       = unary("trunc",       np.trunc,     topi.trunc)
-bitwise_not = unary("bitwise_not", np.invert,    topi.bitwise_not)
+bitwise_not = unary("bitwise_not", np.invert,    topi.bitwise_not, _bits_relation)
 copy        = unary("copy",        np.array,     topi.copy)
 logical_not = unary("logical_not", np.logical_not,topi.logical_not, _bool_relation, _as_bool)
 isnan       = unary("isnan",       np.isnan,     topi.isnan, _bool_relation, _as_bool)

@@ -20,6 +20,7 @@ from ekiden.relay.op._declare import (
     fail,
     one_dtype,
     rank_at_least,
+    rank_is,
     show,
     tensors,
 )
@@ -220,6 +221,8 @@ def _one_hot_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     indices, on_value, off_value = tensors("one_hot", types, 3)
     wanted = attrs_of(OneHotAttrs, attrs)
     _check_indices("one_hot", indices)
+    rank_is("one_hot", on_value, 0, "on_value")
+    rank_is("one_hot", off_value, 0, "off_value")
     if one_dtype("one_hot", (on_value, off_value)) != wanted.dtype:
         fail("one_hot", f"the values must have dtype {wanted.dtype}, got {on_value.dtype}")
     at = attempt("one_hot", normalize_axis, wanted.axis, len(indices.shape) + 1, "one_hot")

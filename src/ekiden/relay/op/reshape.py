@@ -33,7 +33,10 @@ from ekiden.topi.shape import (
 
 @node("relay.attrs.ReshapeAttrs")
 class ReshapeAttrs(Attrs):
-    """The new shape: 0 copies a dimension unless `allowzero`, one -1 takes what is left."""
+    """The new shape, read from the left beside the data's: 0 copies a dimension unless
+    `allowzero`, one -1 takes what is left, -2 copies all that are left, -3 joins two, and -4 splits
+    one into the two extents that follow it.
+    """
 
     newshape: Dims = ()
     allowzero: bool = False
@@ -90,7 +93,10 @@ _declare(
 
 
 def reshape(data: Expr, newshape: Sequence[Dim] | Dim | Expr, allowzero: bool = False) -> Call:
-    """The elements of `data` in order, in another shape; see ReshapeAttrs for 0 and -1."""
+    """The elements of `data` in order, in another shape; see ReshapeAttrs for numbers below 1.
+
+    A `newshape` that is data may hold 0 and -1 alone: its length is the result's rank.
+    """
     if (wanted := constant_of(newshape)) is None:
         assert isinstance(newshape, Expr)
         return dynamic("reshape", data, newshape, attrs=DynReshapeAttrs(allowzero))
@@ -141,7 +147,9 @@ def _one(value: int | Sequence[int]) -> tuple[int]:
 def expand_dims(data: Expr, axis: int | Expr, num_newaxis: int = 1) -> Call:
     """New axes of extent 1 before `axis` (counted in the result when negative)."""
     if (at := constant_of(axis)) is None:
-        assert isinstance(axis, Expr) and num_newaxis == 1, "expand_dims: one axis can be data"
+        if num_newaxis != 1:
+            fail("expand_dims", f"where 'axis' is data, num_newaxis must be 1, got {num_newaxis}")
+        assert isinstance(axis, Expr)
         return dynamic("expand_dims", data, axis, attrs=DynamicAttrs())
     return call("expand_dims", data, attrs=ExpandDimsAttrs(*_one(at), num_newaxis))
 

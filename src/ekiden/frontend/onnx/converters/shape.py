@@ -6,6 +6,7 @@ import numpy as np
 
 from ekiden.arith import simplify
 from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.shape_value import check_reshape
 from ekiden.frontend.onnx.text_value import text_constant
 from ekiden.frontend.onnx.value import Value, constant
 from ekiden.ir.op import Array
@@ -55,6 +56,7 @@ def _reshape(node: Node) -> Expr:
     if not node.value(1).is_known:
         return op.reshape(node.expr(0), node.expr(1), allowzero=allow_zero)
     wanted = node.dims(1, "shape")
+    check_reshape(wanted)
     _require_same_count(node, wanted, allow_zero)
     return op.reshape(node.expr(0), wanted, allowzero=allow_zero)
 

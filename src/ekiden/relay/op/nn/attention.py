@@ -10,11 +10,12 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, register_op
-from ekiden.ir.prim import IntImm, is_const
+from ekiden.ir.op import Array, OpDef, Shapes, register_op
+from ekiden.ir.prim import IntImm, PrimExpr, is_const
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, Tuple
 from ekiden.relay.op._declare import agree, attrs_of, call, fail, one_dtype, rank_is, tensor_fields
+from ekiden.relay.op.nn._work import product
 from ekiden.topi.nn.attention import attention_shape
 from ekiden.topi.rule.attention import CAUSAL, Heads
 
@@ -113,6 +114,15 @@ def _reference(attrs: AttentionAttrs, *arrays: Array) -> Array:
     return np.ascontiguousarray(mixed.transpose(["bhsd".index(a) for a in heads.layouts[3]]))
 
 
+def _macs(attrs: AttentionAttrs, shapes: Shapes, result: Sequence[PrimExpr]) -> PrimExpr:
+    """Of every score, and of the values it weighs; what a mask leaves out counts too."""
+    layouts = attrs.heads.layouts[:3]
+    pairs = zip(layouts, shapes, strict=False)
+    query, key, value = (dict(zip(layout, shape, strict=True)) for layout, shape in pairs)
+    scores = product([query["b"], query["h"], query["s"], key["s"]])
+    return scores * (query["d"] + value["d"])
+
+
 register_op(
     OpDef(
         name=_NAME,
@@ -121,6 +131,7 @@ register_op(
         relation=_relation,
         reference=_reference,
         lower=lambda attrs, inputs, out: [topi.nn.attention(attrs.heads, inputs)],
+        macs=_macs,
         variadic=True,
         result="as the query, with the depth of a value, in out_layout",
         description="softmax(query * key^T * scale + bias) * value for each head.",

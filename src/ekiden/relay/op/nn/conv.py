@@ -25,6 +25,7 @@ from ekiden.relay.op._declare import (
     tensors,
 )
 from ekiden.relay.op.nn._solve import window, window_transposed
+from ekiden.relay.op.nn._work import of_convolution, of_transposed
 from ekiden.relay.op.nn.geometry import (
     Conv1DAttrs,
     Conv1DTransposeAttrs,
@@ -160,6 +161,7 @@ register_op(
         solve=window,
         reference=_conv2d_reference,
         lower=_conv2d_lower,
+        macs=of_convolution(),
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
         result="(n, channels, h, w) in `out_layout`, each of h and w (extent + padding - "
         "dilation * (kernel - 1) - 1) // stride + 1; `out_dtype`, if given",
@@ -230,6 +232,7 @@ register_op(
         relation=_conv1d_relation,
         solve=window,
         reference=_conv1d_reference,
+        macs=of_convolution(),
         lower=lambda attrs, inputs, out: [
             topi.nn.conv(
                 inputs[0],
@@ -371,6 +374,7 @@ register_op(
         solve=window_transposed,
         reference=_transpose_reference,
         lower=_transpose_lower,
+        macs=of_transposed,
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
         result="(n, channels, h, w), each of h and w (extent - 1) * stride - padding + dilation "
         "* (kernel - 1) + output_padding + 1",

@@ -26,6 +26,7 @@ from ekiden.relay.op._declare import (
 )
 from ekiden.relay.op.broadcast import broadcast_types
 from ekiden.relay.op.nn._solve import matrix
+from ekiden.relay.op.nn._work import of_product
 from ekiden.topi.nn.weights import (
     KINDS,
     WORD_OF,
@@ -76,6 +77,7 @@ register_op(
         attrs=DenseAttrs,
         relation=_dense_relation,
         solve=matrix,
+        macs=of_product,
         reference=lambda attrs, data, weight: _product(attrs.out_dtype, data, weight.T),
         lower=lambda attrs, inputs, out: [
             topi.nn.dense(inputs[0], inputs[1], None, attrs.out_dtype)
@@ -131,6 +133,7 @@ register_op(
         attrs=MatmulAttrs,
         relation=_matmul_relation,
         solve=matrix,
+        macs=of_product,
         reference=_matmul_reference,
         lower=lambda attrs, inputs, out: [
             topi.nn.matmul(
@@ -193,6 +196,7 @@ register_op(
         arguments=("tensor_a", "tensor_b"),
         attrs=BatchMatmulAttrs,
         relation=_batch_matmul_relation,
+        macs=of_product,
         reference=_matmul_reference,
         lower=lambda attrs, inputs, out: [
             topi.nn.batch_matmul(
@@ -279,6 +283,7 @@ register_op(
         arguments=("data", "weight"),
         attrs=DensePackAttrs,
         relation=_dense_pack_relation,
+        macs=of_product,
         reference=_dense_pack_reference,
         lower=lambda attrs, inputs, out: [
             topi.nn.dense_pack(inputs[0], inputs[1], attrs.units, attrs.tile, attrs.out_dtype)

@@ -21,6 +21,7 @@ from ekiden.relay.op._declare import (
     rank_is,
     tensors,
 )
+from ekiden.relay.op.nn._work import of_product
 from ekiden.topi.nn.nibbles import GROUP, PANEL, unpack_nibbles, unpack_words
 from ekiden.topi.shape import as_dim, tidy
 
@@ -61,6 +62,7 @@ register_op(
         arguments=("data", "weight", "scale", "point"),
         relation=_relation,
         reference=_reference,
+        macs=of_product,
         lower=lambda attrs, inputs, out: [topi.nn.dense_nibbles(*inputs)],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
         result="(..., n) of data (..., k) and a weight [n, blocks, bytes of a block] of two numbers"
@@ -121,6 +123,7 @@ register_op(
         attrs=DenseNibblesPackAttrs,
         relation=_packed_relation,
         reference=_packed_reference,
+        macs=of_product,
         lower=lambda attrs, inputs, out: [topi.nn.dense_nibbles_pack(inputs, attrs.units)],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
         result="(..., units)",

@@ -28,6 +28,7 @@ from ekiden.relay.op._declare import (
     tensors,
 )
 from ekiden.relay.op.broadcast import add
+from ekiden.relay.op.nn._work import product
 from ekiden.relay.op.nn.dense import dense
 from ekiden.topi.cells import (
     ACTIVATIONS,
@@ -227,6 +228,7 @@ register_op(
         relation=_relation,
         reference=_reference,
         lower=lambda attrs, inputs, out: topi.nn.recurrent(attrs.cell, inputs),
+        macs=lambda attrs, shapes, result: product(shapes[0]) * result[-1],
         variadic=True,
         fields=lambda attrs: 3 if attrs_of(RecurrentAttrs, attrs).kind == "lstm" else 2,
         result="the hidden states of all steps, the last one and, of an lstm, the last cell state",

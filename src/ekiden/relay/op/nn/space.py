@@ -238,6 +238,7 @@ declare(
     ("predictions", "targets"),
     lambda attrs, predictions, targets: topi.nn.cross_entropy(predictions, targets),
     "a scalar with the dtype of predictions",
+    takes={"predictions": "floating point"},
     reference=lambda attrs, x, y: (-(np.log(x) * y).sum() / x.dtype.type(len(x))).astype(x.dtype),
 )
 declare(
@@ -245,6 +246,7 @@ declare(
     ("predictions", "targets"),
     lambda attrs, predictions, targets: topi.nn.cross_entropy_with_logits(predictions, targets),
     "a scalar with the dtype of predictions",
+    takes={"predictions": "floating point"},
     reference=lambda attrs, x, y: (-(x * y).sum() / x.dtype.type(len(x))).astype(x.dtype),
 )
 

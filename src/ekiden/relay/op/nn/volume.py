@@ -10,6 +10,7 @@ from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call
 from ekiden.relay.op._inventory import declare
 from ekiden.relay.op.nn._solve import window, window_transposed
+from ekiden.relay.op.nn._work import of_convolution, of_transposed
 from ekiden.relay.op.nn.geometry import (
     Conv1DTransposeAttrs,
     Conv3DAttrs,
@@ -70,13 +71,21 @@ declare(
     Conv3DAttrs,
     _FUSES,
     solve=window,
+    macs=of_convolution(),
 )  # fmt: skip
 for _name, _kind in (
     ("nn.conv1d_transpose", Conv1DTransposeAttrs),
     ("nn.conv3d_transpose", Conv3DTransposeAttrs),
 ):
     declare(
-        _name, ("data", "weight"), _transposed, _WINDOWS, _kind, _FUSES, solve=window_transposed
+        _name,
+        ("data", "weight"),
+        _transposed,
+        _WINDOWS,
+        _kind,
+        _FUSES,
+        solve=window_transposed,
+        macs=of_transposed,
     )
 declare(
     "nn.deformable_conv2d",
@@ -85,6 +94,7 @@ declare(
     _WINDOWS,
     DeformableConv2DAttrs,
     _FUSES,
+    macs=of_convolution(2),
 )
 declare(
     "nn.modulated_deformable_conv2d",
@@ -96,6 +106,7 @@ declare(
     _WINDOWS,
     DeformableConv2DAttrs,
     _FUSES,
+    macs=of_convolution(2),
     description="A deformable convolution with a factor for each tap (NCHW alone).",
 )  # fmt: skip
 declare(

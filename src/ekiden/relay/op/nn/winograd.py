@@ -11,6 +11,7 @@ from ekiden.ir.op import OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import agree, attrs_of, call, fail, one_dtype, rank_is, tensors
+from ekiden.relay.op.nn._work import product
 from ekiden.topi.nn.winograd import POINTS, TAPS, convolve, transform_weight
 from ekiden.topi.shape import as_dim, ceil_div, tidy
 
@@ -91,6 +92,7 @@ register_op(
         arguments=("data", "weight"),
         attrs=WinogradAttrs,
         relation=_conv_relation,
+        macs=lambda attrs, shapes, result: product(result) * shapes[1][2] * TAPS**2,
         reference=lambda attrs, x, w: convolve(
             x, w, attrs.tile_size, attrs.channels, attrs.padding
         ),

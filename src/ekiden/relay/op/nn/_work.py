@@ -1,0 +1,46 @@
+"""How much work products and convolutions are: the column `macs` of their declarations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ekiden.ir.op import Shapes
+from ekiden.ir.prim import PrimExpr
+from ekiden.topi.nn.weights import conv_transpose_weight_shape, conv_weight_shape
+from ekiden.topi.shape import as_dim
+
+Dims = Sequence[PrimExpr]
+
+
+def product(dims: Dims) -> PrimExpr:
+    """The product of dimensions as it stands: a figure is simplified by who asks for it."""
+    return math.prod(dims, start=as_dim(1))
+
+
+def of_product(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa: ANN401
+    """A row of the first argument for each element of the result."""
+    return product(result) * shapes[0][-2 if getattr(attrs, "transpose_a", False) else -1]
+
+
+def of_convolution(weight: int = 1) -> Callable[[Any, Shapes, Dims], PrimExpr]:
+    """A window of the channels of one group for each element of the result; which argument is the
+    weight."""
+
+    def macs(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa: ANN401
+        _, *window = conv_weight_shape(
+            shapes[weight], attrs.kernel_layout, attrs.channels, attrs.groups
+        )
+        return product(result) * product(window)
+
+    return macs
+
+
+def of_transposed(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa: ANN401
+    """Each element of the data goes to a window of the channels of its group."""
+    data, weight = shapes
+    _, *window = conv_transpose_weight_shape(
+        weight, attrs.kernel_layout, attrs.channels, attrs.groups
+    )
+    return product(data) * product(window)
