@@ -14,7 +14,7 @@ import numpy as np
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.op import Array, OpDef, Relation, register_op
+from ekiden.ir.op import Array, Macs, OpDef, Relation, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Constant, Expr
@@ -42,6 +42,7 @@ def declare(
     expand: Expansion,
     attrs: type[Attrs] | None = None,
     result: str = "as data",
+    macs: Macs | None = None,
 ) -> None:
     """One row of the dialect; `arguments` are separated by spaces.
 
@@ -55,6 +56,7 @@ def declare(
             relation=relation,
             reference=reference,
             result=result,
+            macs=macs,
         )
     )
 

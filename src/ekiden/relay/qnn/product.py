@@ -120,7 +120,14 @@ class _Product:
         """The operator's row."""
         result = f"as nn.{self.name}, of attribute 'out_dtype'"
         declare(
-            self.full, _ARGUMENTS, self.relation, self.reference, expand, self.attrs, result=result
+            self.full,
+            _ARGUMENTS,
+            self.relation,
+            self.reference,
+            expand,
+            self.attrs,
+            result,
+            OPS[f"nn.{self.name}"].macs,
         )
 
 
