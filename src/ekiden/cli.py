@@ -52,18 +52,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     errors = import_module("ekiden.runtime.errors")
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
+        with import_module("ekiden.runtime.memory").within_free_memory():
+            return run(options)
     except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (errors.EkidenError, OSError) as error:
-        notes = "; ".join(getattr(error, "__notes__", ()))
-        print(
-            f"ekiden {options.command}: {error}" + (f" ({notes})" if notes else ""), file=sys.stderr
-        )
+    except (errors.EkidenError, OSError, MemoryError) as error:
+        print(f"ekiden {options.command}: {_said(error, options.command)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _said(error: BaseException, command: str) -> str:
+    """An error in one line: what it says, and what was noted of it on its way."""
+    text = str(error).removeprefix(f"{command}: ")
+    if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+        text = f"'{error.filename}': {(error.strerror or '').lower()}"
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    return text + (f" ({notes})" if notes else "")
 
 
 if __name__ == "__main__":

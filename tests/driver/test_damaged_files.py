@@ -31,7 +31,8 @@ def params_file(header: object, elements: bytes = b"1234") -> bytes:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"dtype": [], "shape": [1], "data_offsets": [0, 4]}, "must have a dtype of BOOL, "),
+        ({"dtype": [], "shape": [1], "data_offsets": [0, 4]},
+         "must have a dtype of safetensors, such as F32, got "),
         ({"dtype": "F32", "shape": [1] * 65, "data_offsets": [0, 4]},
          "must have at most 64 dimensions, got 65"),
         ({"dtype": "F32", "shape": {}, "data_offsets": [0, 4]}, "must have a shape and two "),

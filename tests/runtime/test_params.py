@@ -96,7 +96,7 @@ def test_tensors_are_saved_in_row_major_order() -> None:
 
 @pytest.mark.parametrize("array", [np.zeros(2, "complex128"), np.zeros(2, ml_dtypes.int4)])
 def test_dtypes_the_format_does_not_have(array: np.ndarray, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="save_params: 'w' must have a dtype of bool, "):
+    with pytest.raises(TypeError, match="save_params: 'w' has the dtype .*, which safetensors"):
         runtime.save_params(tmp_path / "x", {"w": array})
 
 

@@ -115,7 +115,7 @@ def test_a_read_only_array_stays_read_only() -> None:
 
 @pytest.mark.parametrize("source", ["text", [object()], np.array(["a"]), np.zeros(2, "M8[s]")])
 def test_other_dtypes_are_refused(source: object) -> None:
-    with pytest.raises(TypeError, match="tensor: expected a dtype of bfloat16, bool, .* got an"):
+    with pytest.raises(TypeError, match="tensor: expected an array of numbers, got one of"):
         runtime.tensor(source)
 
 
@@ -235,7 +235,7 @@ def test_empty_refuses_bad_shapes_and_dtypes() -> None:
         runtime.empty((2**62, 2**62))
     with pytest.raises(ValueError, match="at most 64 dimensions, got 65"):
         runtime.empty((1,) * 65)
-    with pytest.raises(TypeError, match="dtype: expected one of"):
+    with pytest.raises(TypeError, match="dtype: expected a name such as float32"):
         runtime.empty((1,), "U3")
 
 

@@ -5,7 +5,7 @@ The compiler is imported when there is something to compile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from ekiden.driver.executable import Executable
 from ekiden.driver.library import format_of, write_artifact
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import Bytes
+from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import PathName, check_folder
 from ekiden.target.virtual_device import Targets
 
@@ -86,6 +87,10 @@ def compile_artifact(
     """What `compile` makes: as it was found in the cache, or the bytes of the artifact, which need
     not be for this machine.
     """
+    kind: type = type(shape)
+    if shape is not None and not issubclass(kind, Mapping):
+        wanted_shape = "a mapping of names of inputs to shapes"
+        raise CompileError(f"compile: shape: expected {wanted_shape}, got {kind.__name__}")
     cache = ArtifactCache.default()
     wanted = request(model, target, shape, executor) if cache.folder is not None else None
     found = cache.get(wanted) if wanted is not None else None

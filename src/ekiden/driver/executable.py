@@ -405,8 +405,10 @@ def _argument(info: TensorInfo, value: object) -> object:
     try:
         tensor = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
     except (TypeError, ValueError, BufferError) as error:
-        wanted = f"an array of {info.dtype}, got {type(value).__name__}"
-        raise InputError(f"input '{info.name}': expected {wanted}: {error}") from error
+        dtype = getattr(value, "dtype", None)
+        got = type(value).__name__ if dtype is None else f"one of {dtype}"
+        wanted = f"an array of {info.dtype}, got {got}"
+        raise InputError(f"input '{info.name}': expected {wanted}") from error
     if tensor.dtype != info.dtype:
         raise InputError(f"input '{info.name}': expected dtype {info.dtype}, got {tensor.dtype}")
     return tensor

@@ -88,13 +88,22 @@ def register_option(key: str, kind: type, default: object, doc: str) -> str:
     return key
 
 
+# Those of our own passes stand here, not beside them, so that all are known whatever is imported.
+FUSE_DEPTH = register_option(
+    "relay.FuseOps.max_depth", int, 256, "how many operators one kernel may hold"
+)
 PRECISION = register_option(
     "relay.ProductPrecision.dtype",
     str,
     "",
     'the type that operands of dense layers are rounded to: "bfloat16", or "" for none',
 )
-"""Here, as it is asked for before the passes are imported (docs/targets.md)."""
+KEEP_OUTPUT = register_option(
+    "relay.ToMixedPrecision.keep_orig_output_dtype",
+    bool,
+    False,
+    "whether results of functions keep their dtype",
+)
 
 
 def _checked(key: str, value: object) -> object:

@@ -18,6 +18,7 @@ from libc.string cimport memcpy, memset, strlen
 
 import builtins
 import ctypes
+import difflib
 import math
 import operator
 import os

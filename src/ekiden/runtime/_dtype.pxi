@@ -64,8 +64,7 @@ cdef ek_dtype _dtype_of_array(np.ndarray array) except *:
     if packed.bits == 0:           # one of ml_dtypes, which NumPy numbers as they come
         bits = _DTYPE_BY_NUMPY.get(number)
         if bits is None:
-            raise TypeError(f"tensor: expected a dtype of {', '.join(sorted(_DTYPES))}, "
-                            f"got an array of {array.dtype}")
+            raise TypeError(f"tensor: expected an array of numbers, got one of {array.dtype}")
         packed.bits = bits
     return packed.dtype
 
@@ -123,7 +122,8 @@ cdef object _dtype_of_text(str text):
         return _DTYPES[text]
     base, _, lanes = text.rpartition("x")
     if base not in _DTYPES or not lanes.isdecimal() or not 1 < int(lanes) < 65536:
-        raise TypeError(f"dtype: expected one of {', '.join(sorted(_DTYPES))}, got {text!r}")
+        near = difflib.get_close_matches(text, _DTYPES, n=4) or ["float32", "int64", "bool"]
+        raise TypeError(f"dtype: expected a name such as {', '.join(near)}, got {text!r}")
     packed.bits = _DTYPES[base]
     packed.dtype.lanes = int(lanes)
     return packed.bits

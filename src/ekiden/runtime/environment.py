@@ -20,6 +20,8 @@ import os
 import re
 from pathlib import Path
 
+from ekiden.runtime.errors import InputError
+
 DEFAULT_CACHE_LIMIT = 4 << 30
 
 
@@ -32,15 +34,28 @@ def cache_dir(default: Path) -> Path | None:
 
 
 def cache_limit() -> int:
-    """How many bytes of compiled models are kept."""
-    found = re.fullmatch(r"(\d+)([KMG]?)", os.environ.get("EKIDEN_CACHE_LIMIT", ""))
-    return int(found[1]) << 10 * " KMG".index(found[2] or " ") if found else DEFAULT_CACHE_LIMIT
+    """How many bytes of compiled models are kept. Raises InputError for what is no number."""
+    chosen = os.environ.get("EKIDEN_CACHE_LIMIT", "")
+    if not chosen:
+        return DEFAULT_CACHE_LIMIT
+    found = re.fullmatch(r"(\d+)([KMG]?)", chosen)
+    if found is None:
+        raise _wrong("EKIDEN_CACHE_LIMIT", "bytes, such as 500M", chosen)
+    return int(found[1]) << 10 * " KMG".index(found[2] or " ")
 
 
 def compile_jobs() -> int:
-    """How many processes compile kernels."""
+    """How many processes compile kernels. Raises InputError for what is no number above 0."""
     chosen = os.environ.get("EKIDEN_COMPILE_JOBS", "")
-    return max(1, int(chosen)) if chosen.isdigit() else len(os.sched_getaffinity(0))
+    if not chosen:
+        return len(os.sched_getaffinity(0))
+    if not chosen.isdigit() or int(chosen) == 0:
+        raise _wrong("EKIDEN_COMPILE_JOBS", "a whole number above 0", chosen)
+    return int(chosen)
+
+
+def _wrong(name: str, wanted: str, got: str) -> InputError:
+    return InputError(f"the variable {name}: expected {wanted}, got '{got}'")
 
 
 def debug_dir() -> Path | None:

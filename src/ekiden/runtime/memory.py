@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from ekiden.runtime._core import _pool_stats, get_global_func
@@ -32,6 +34,50 @@ def memory_stats() -> MemoryStats:
 def reset_peak_memory() -> None:
     """Count the peak from what is in use now."""
     _call("ek.runtime.reset_peak")
+
+
+@contextmanager
+def within_free_memory() -> Iterator[None]:
+    """While this is entered, a run that needs more memory than is free raises MemoryLimitError,
+    where the system would end the process. A limit that was set stays.
+    """
+    before, free = memory_limit(), free_memory()
+    if before == 0 and free is not None:
+        memory_limit(memory_stats().held + free)
+    try:
+        yield
+    finally:
+        memory_limit(before)
+
+
+def free_memory() -> int | None:
+    """Bytes that this process may still take before the system ends it, swap included, by what
+    the kernel and the control group say; None where neither does.
+    """
+    found = [_available(), _left_of_group()]
+    return min((n for n in found if n is not None), default=None)
+
+
+def _available() -> int | None:
+    rows = dict(line.split(":", 1) for line in _lines("/proc/meminfo") if ":" in line)
+    found = [rows[n].split()[0] for n in ("MemAvailable", "SwapFree") if n in rows]
+    return sum(map(int, found)) << 10 if found else None
+
+
+def _left_of_group() -> int | None:
+    """What a container may still take (cgroup v2)."""
+    limit, used = (_lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+    if not limit or not used or not limit[0].isdigit():
+        return None
+    return max(0, int(limit[0]) - int(used[0]))
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path) as file:
+            return file.read().splitlines()
+    except OSError:
+        return []
 
 
 def memory_limit(limit: int | None = None) -> int:

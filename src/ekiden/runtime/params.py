@@ -94,8 +94,7 @@ def _format_name(name: str, value: Tensor) -> str:
     known = FORMAT_NAMES.get(value.dtype)
     if known is None:
         raise TypeError(
-            f"save_params: {name!r} must have a dtype of {', '.join(FORMAT_NAMES)}, "
-            f"got {value.dtype}"
+            f"save_params: {name!r} has the dtype {value.dtype}, which safetensors does not have"
         )
     return known
 
@@ -176,7 +175,7 @@ def _check_row(row: object, what: str) -> tuple[str, list[int], int, int]:
     shape, offsets = row["shape"], row["data_offsets"]
     dtype = DTYPE_NAMES.get(row["dtype"]) if isinstance(row["dtype"], str) else None
     if dtype is None:
-        raise LoadError(f"{what} must have a dtype of {', '.join(DTYPE_NAMES)}, got {row['dtype']}")
+        raise LoadError(f"{what} must have a dtype of safetensors, such as F32, got {row['dtype']}")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise LoadError(f"{what} must have a shape and two offsets of sizes, got {shape} {offsets}")
     if len(shape) > MAX_RANK:

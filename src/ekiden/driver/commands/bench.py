@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 
 from ekiden import runtime
-from ekiden.driver.commands.options import FILE, add_dims, open_executable, random_inputs
+from ekiden.driver.commands.options import (
+    FILE,
+    add_dims,
+    count,
+    open_executable,
+    positive,
+    random_inputs,
+    read_arrays,
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("file", help=FILE)
     add_dims(parser)
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long to measure (2)")
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
+    )
+    parser.add_argument("--seconds", type=positive, default=2.0, help="how long to measure (2)")
+    parser.add_argument("--threads", type=count, help="of the pool, else one for each core")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
     """Time whole calls from Python on random inputs; print the minimum, median and 90th
     percentile.
     """
+    if options.threads is not None:
+        runtime.num_threads(options.threads)
     executable = open_executable(options.file)
-    feed = random_inputs(executable, options.dim)
+    feed = random_inputs(executable, options.dim, read_arrays(options.input))
     for _ in range(3):
         executable(**feed)
     times: list[float] = []
@@ -33,7 +49,22 @@ def run(options: argparse.Namespace) -> int:
         times.append(time.perf_counter() - started)
     times.sort()
     low, middle, high = times[0], statistics.median(times), times[int(0.9 * (len(times) - 1))]
-    shapes = ", ".join(f"{n} {a.dtype}{list(a.shape)}" for n, a in feed.items())
-    print(f"{options.file} on {shapes}, {runtime.num_threads()} threads, {len(times)} runs")
+    shapes = {n: f"{a.dtype}{list(a.shape)}" for n, a in feed.items()}
+    threads = runtime.num_threads()
+    if options.json:
+        made = {
+            "file": options.file,
+            "inputs": shapes,
+            "threads": threads,
+            "target": executable.target,
+            "runs": len(times),
+            "min_ms": low * 1e3,
+            "median_ms": middle * 1e3,
+            "p90_ms": high * 1e3,
+        }
+        print(json.dumps(made, indent=1))
+        return 0
+    given = ", ".join(f"{n} {text}" for n, text in shapes.items())
+    print(f"{options.file} on {given}, {threads} threads, {len(times)} runs")
     print(f"  min {low * 1e3:.3f} ms   median {middle * 1e3:.3f} ms   90% {high * 1e3:.3f} ms")
     return 0

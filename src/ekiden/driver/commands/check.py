@@ -61,9 +61,13 @@ def run(options: argparse.Namespace) -> int:
 def _dims(found: Survey, texts: list[str]) -> dict[str, int]:
     given = pairs(texts, "SYMBOL=4")
     unknown = [n for n in given if n not in found.dimensions]
-    if unknown or not all(v.isdigit() for v in given.values()):
+    if unknown:
         there = ", ".join(found.dimensions) or "none"
         raise InputError(f"read a dimension: expected SYMBOL=4 with a symbol of: {there}")
+    wrong = [(n, v) for n, v in given.items() if not v.isdigit() or int(v) == 0]
+    if wrong:
+        name, value = wrong[0]
+        raise InputError(f"read a dimension: expected a number above 0 for '{name}', got '{value}'")
     return {n: int(given.get(n, 1)) for n in found.dimensions}
 
 

@@ -22,7 +22,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.transform import PassContext
 from ekiden.relay.printer import astext
 from ekiden.relay.transform import MemoryPlan
-from ekiden.runtime.errors import CompileError
+from ekiden.runtime.errors import CompileError, InputError
 from ekiden.target import Target
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc
@@ -43,19 +43,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--before", metavar="PASS", help="the module before it, such as FuseOps")
     parser.add_argument("--after", metavar="PASS", help="the module after it")
     parser.add_argument("--kernel", default="", help="only kernels of nodes whose name holds this")
-    parser.add_argument("--target", default="llvm")
+    parser.add_argument("--target", help="what to make code for, else this machine")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the stage asked for: of a model the Relay text, of an artifact the bytecode, if none
     is.
     """
+    _check_usage(options)
     if is_artifact(options.file):
         if options.stage not in (None, "bytecode") or options.before or options.after:
             raise CompileError(f"inspect '{options.file}': an artifact holds bytecode alone")
         _print_bytecode(ekiden.load(options.file))
         return 0
-    target = Target.parse(options.target)
+    target = Target.parse(options.target or "llvm")
     if options.before or options.after:
         _print_passes(options, target)
     elif options.stage == "bytecode":
@@ -65,6 +66,17 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(astext(import_model(options.file), show_meta_data=False))
     return 0
+
+
+def _check_usage(options: argparse.Namespace) -> None:
+    """Raise InputError for arguments that would have no effect beside others."""
+    around = options.before or options.after
+    if options.kernel and (around or options.stage not in KERNEL_STAGES):
+        raise InputError(f"--kernel: expected --stage {', '.join(KERNEL_STAGES)} with it")
+    if around and options.stage:
+        raise InputError("--stage: the module before or after a pass has no other stages")
+    if options.target and is_artifact(options.file):
+        raise InputError("--target: an artifact is compiled already")
 
 
 def _print_bytecode(executable: ekiden.Executable) -> None:
@@ -91,7 +103,12 @@ def _print_passes(options: argparse.Namespace, target: Target) -> None:
 
 
 def _print_kernels(module: IRModule, options: argparse.Namespace, target: Target) -> None:
-    for number, function in enumerate(dict.fromkeys(f for f, _ in primitive_functions(module))):
-        if options.kernel in str(function.span):
+    functions = list(dict.fromkeys(f for f, _ in primitive_functions(module)))
+    nodes = [str(f.span or "") for f in functions]
+    if options.kernel and not any(options.kernel in node for node in nodes):
+        there = ", ".join(dict.fromkeys(filter(None, nodes))) or "none that are known"
+        raise InputError(f"no kernel is of a node '{options.kernel}'; there are {there}")
+    for number, function in enumerate(functions):
+        if options.kernel in nodes[number]:
             lowered = lower_primitive(canonicalize(function), f"kernel{number}", target)
             print(f"// {function.span or ''}\n{KERNEL_STAGES[options.stage](lowered, target)}\n")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Container, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from math import prod
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,9 +17,12 @@ from ekiden.driver.executable import Executable
 from ekiden.driver.library import FORMATS
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
-from ekiden.runtime.errors import InputError, RunError
+from ekiden.runtime.errors import InputError, MemoryLimitError, RunError
+from ekiden.runtime.files import named
+from ekiden.runtime.memory import free_memory
 from ekiden.runtime.metadata import Dim, TensorInfo
 
+Number = TypeVar("Number", int, float)
 _NONE: Mapping[str, Array] = MappingProxyType({})
 FILE = "an artifact that `ekiden compile` wrote, or a model to compile first"
 """The help of an argument that `open_executable` takes."""
@@ -24,7 +30,7 @@ FILE = "an artifact that `ekiden compile` wrote, or a model to compile first"
 
 def is_artifact(path: str) -> bool:
     """Whether a file is what `ekiden compile` writes. Raises OSError where there is none."""
-    with open(path, "rb") as file:
+    with named("read", path), open(path, "rb") as file:
         return file.read(8) == b"\x89EKIDEN\n"
 
 
@@ -65,6 +71,37 @@ def add_dims(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def positive(text: str) -> float:
+    """The type of an argument that is a finite number above 0."""
+    value = _parsed(float, text)
+    if value is None or not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got '{text}'")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """The type of an argument that is a finite number, 0 or above."""
+    value = _parsed(float, text)
+    if value is None or not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number, 0 or above, got '{text}'")
+    return value
+
+
+def count(text: str) -> int:
+    """The type of an argument that counts: a whole number above 0."""
+    value = _parsed(int, text)
+    if value is None or value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got '{text}'")
+    return value
+
+
+def _parsed(kind: Callable[[str], Number], text: str) -> Number | None:
+    try:
+        return kind(text)
+    except ValueError:
+        return None
+
+
 def add_output(parser: argparse.ArgumentParser) -> None:
     """The arguments `--output` and `--cc`, as `write_artifact` takes them."""
     parser.add_argument(
@@ -103,10 +140,11 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[Dim, ...]]:
 
 def _dim(text: str) -> Dim:
     text = text.strip()
-    if text.isdigit():
+    if text.isdigit() and int(text) > 0:
         return int(text)
     if not text.isidentifier():
-        raise InputError(f"read a shape: expected a number or a symbol's name, got '{text}'")
+        wanted = "a number above 0 or a symbol's name"
+        raise InputError(f"read a shape: expected {wanted}, got '{text}'")
     return text
 
 
@@ -118,7 +156,8 @@ def read_arrays(texts: Iterable[str]) -> dict[str, Array]:
 
 def _read_array(name: str, path: str) -> Array:
     try:
-        array = np.load(path, allow_pickle=False)
+        with named(f"input '{name}': read", path):
+            array = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"input '{name}': '{path}' is not a NumPy array file: {reason}") from error
@@ -150,11 +189,16 @@ def random_inputs(
     Raises InputError for what is no dimension.
     """
     found = pairs(dims, "SYMBOL=4")
+    unknown = [name for name in arrays if name not in {i.name for i in executable.inputs}]
+    if unknown:
+        there = ", ".join(f"'{i.name}'" for i in executable.inputs)
+        raise InputError(f"no input is named '{unknown[0]}'; there are {there}")
     names = [d for info in executable.inputs for d in info.shape if isinstance(d, str)]
     given = {n: _size(n, v, set(names)) for n, v in found.items()}
     feeds: list[dict[str, Array]] = []
     for bound in tried_sizes(dict.fromkeys(names, 1) | given, given):
         rng = np.random.default_rng(0)
+        _check_memory([i for i in executable.inputs if i.name not in arrays], bound)
         feeds.append({i.name: _random(i, bound, rng) for i in executable.inputs} | dict(arrays))
         with suppress(InputError, RunError):
             executable(**feeds[-1])
@@ -166,9 +210,29 @@ def _size(name: str, value: str, symbols: set[str]) -> int:
     if name not in symbols:
         there = ", ".join(sorted(f"'{s}'" for s in symbols)) or "none"
         raise InputError(f"read a dimension: no symbol is named '{name}'; there are {there}")
-    if not value.isdigit():
-        raise InputError(f"read a dimension: expected a number for '{name}', got '{value}'")
+    if not value.isdigit() or int(value) == 0:
+        raise InputError(f"read a dimension: expected a number above 0 for '{name}', got '{value}'")
     return int(value)
+
+
+def _check_memory(infos: Sequence[TensorInfo], bound: Mapping[str, int]) -> None:
+    """Raise MemoryLimitError where inputs of these sizes take more memory than is free."""
+    free = free_memory()
+    if free is None:
+        return
+    shapes = {i.name: [bound[d] if isinstance(d, str) else d for d in i.shape] for i in infos}
+    sizes = {i.name: prod(shapes[i.name]) * to_numpy(i.dtype).itemsize for i in infos}
+    needed = sum(sizes.values())
+    if needed > free:
+        name = max(sizes, key=lambda n: sizes[n])
+        raise MemoryLimitError(
+            f"random inputs: {_gigabytes(needed)} of memory asked for, most by input '{name}' of "
+            f"shape {tuple(shapes[name])}; {_gigabytes(free)} are free"
+        )
+
+
+def _gigabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e9:,.1f} GB"
 
 
 def _random(info: TensorInfo, bound: dict[str, int], rng: np.random.Generator) -> Array:

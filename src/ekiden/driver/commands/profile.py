@@ -10,6 +10,7 @@ from rich.table import Table
 from ekiden.driver.commands.options import (
     FILE,
     add_dims,
+    count,
     open_executable,
     random_inputs,
     read_arrays,
@@ -26,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
     )
     parser.add_argument("--calls", action="store_true", help="a line for each call, in order")
-    parser.add_argument("--top", type=int, default=30, help="most lines of the table (30)")
+    parser.add_argument("--top", type=count, default=30, help="most lines of the table (30)")
     parser.add_argument("--json", metavar="FILE", help="write all there is as JSON")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev")
 

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 import ekiden
-from ekiden.driver.commands.options import add_dims, random_inputs, read_arrays
+from ekiden.driver.commands.options import add_dims, not_negative, random_inputs, read_arrays
 from ekiden.frontend.onnx.load import read_model, sorted_nodes
 from ekiden.frontend.onnx.node import describe
 from ekiden.ir.op import Array
@@ -49,10 +49,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--input", action="append", default=[], metavar="NAME=array.npy", help="else random"
     )
     add_dims(parser)
-    parser.add_argument("--rtol", type=float, default=1e-4, help="relative tolerance (1e-4)")
-    parser.add_argument("--atol", type=float, default=1e-6, help="absolute tolerance (1e-6)")
+    parser.add_argument("--rtol", type=not_negative, default=1e-4, help="relative tolerance (1e-4)")
+    parser.add_argument("--atol", type=not_negative, default=1e-6, help="absolute tolerance (1e-6)")
     parser.add_argument(
-        "--of-range", type=float, default=1e-5, help="tolerance as a share of the largest (1e-5)"
+        "--of-range",
+        type=not_negative,
+        default=1e-5,
+        help="tolerance as a share of the largest (1e-5)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import onnx
@@ -226,7 +227,14 @@ class _Import:
     def _shape(self, info: onnx.ValueInfoProto) -> tuple[PrimExpr, ...]:
         given = self.shapes.get(info.name)
         stated = [_stated(d) for d in info.type.tensor_type.shape.dim]
-        dims = stated if given is None else [_one(info.name, d) for d in given]
+        if given is None:
+            wrong = [(axis, d) for axis, d in enumerate(stated) if isinstance(d, int) and d < -1]
+            for axis, d in wrong:
+                raise ImportModelError(
+                    f"import {self.label}: input {info.name!r}: dimension {axis} is {d}; "
+                    "0 or more, a name, or -1 for any expected"
+                )
+        dims = stated if given is None else _given(info.name, given)
         return tuple(self._dim(info.name, axis, d) for axis, d in enumerate(dims))
 
     def _dim(self, name: str, axis: int, stated: int | str | None) -> PrimExpr:
@@ -244,11 +252,25 @@ class _Import:
                 self.params[name] = value.array
 
 
+def _given(name: str, shape: object) -> list[int | str | None]:
+    """A shape as `shape` gives it: numbers, names; None or -1 for any."""
+    if isinstance(shape, str) or not isinstance(shape, Iterable):
+        got = f"{type(shape).__name__}: {shape!r}"
+        raise ImportModelError(f"shape of {name!r}: a sequence of dimensions expected, got {got}")
+    return [_one(name, dim) for dim in shape]
+
+
 def _one(name: str, dim: object) -> int | str | None:
-    """A dimension as `shape` gives it."""
-    if dim is None or isinstance(dim, (int, str)):
+    if dim is None or isinstance(dim, str):
         return dim
-    raise ImportModelError(f"shape of {name!r}: a number, a name or None expected, got {dim!r}")
+    try:
+        number = -2 if isinstance(dim, bool) else operator.index(dim)  # type: ignore[arg-type]
+    except TypeError:
+        number = -2
+    if number >= -1:
+        return number
+    wanted = "a number from 0 on, a name, or None or -1 for any expected"
+    raise ImportModelError(f"shape of {name!r}: {wanted}, got {dim!r}")
 
 
 def _stated(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:

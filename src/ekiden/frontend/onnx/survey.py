@@ -159,7 +159,9 @@ def _port(info: onnx.ValueInfoProto) -> Port:
     if not tensor.HasField("shape"):
         return Port(info.name, dtype, None)
     dims = [
-        int(d.dim_value) if d.HasField("dim_value") else dim_name(info.name, i, d.dim_param)
+        int(d.dim_value)
+        if d.HasField("dim_value") and d.dim_value >= 0
+        else dim_name(info.name, i, d.dim_param)
         for i, d in enumerate(tensor.shape.dim)
     ]
     return Port(info.name, dtype, tuple(dims))

@@ -18,10 +18,11 @@ from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op, OpPattern
+from ekiden.ir.pass_context import FUSE_DEPTH
 from ekiden.ir.prim import IntImm
 from ekiden.ir.prim import Var as Symbol
 from ekiden.ir.prim_visitor import free_vars as prim_vars
-from ekiden.ir.transform import Pass, PassContext, register_option
+from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import FuncType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, Var
 from ekiden.relay.op.nn.geometry import MaxPool2DAttrs
@@ -33,10 +34,6 @@ from ekiden.relay.transform.scopes import (
     on_body,
     operands,
     with_children,
-)
-
-MAX_DEPTH = register_option(
-    "relay.FuseOps.max_depth", int, 256, "how many operators one kernel may hold"
 )
 
 
@@ -391,7 +388,7 @@ def FuseOps(fuse_opt_level: int = -1) -> Pass:  # noqa: N802
     """The pass described at the top of this file; level 0 gives every operator its own function."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        limit = context.option(MAX_DEPTH)
+        limit = context.option(FUSE_DEPTH)
         assert isinstance(limit, int)
         max_size = 1 if fuse_opt_level == 0 else limit
         return map_functions(module, on_body(lambda body: fuse(body, max_size)))

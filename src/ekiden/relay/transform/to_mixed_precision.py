@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.transform import Pass, PassContext, register_option
+from ekiden.ir.pass_context import KEEP_OUTPUT
+from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType, TupleType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
@@ -31,13 +32,6 @@ from ekiden.relay.transform.scopes import (
 )
 from ekiden.relay.visitor import children, rebuild
 from ekiden.runtime.errors import PassError
-
-KEEP_OUTPUT = register_option(
-    "relay.ToMixedPrecision.keep_orig_output_dtype",
-    bool,
-    False,
-    "whether results of functions keep their dtype",
-)
 
 ALWAYS = frozenset(
     "nn.conv1d nn.conv2d nn.conv3d nn.conv1d_transpose nn.conv2d_transpose nn.conv3d_transpose "
