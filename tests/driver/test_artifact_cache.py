@@ -45,11 +45,13 @@ class Compiles:
 
 
 @pytest.fixture
-def compiles(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiles]:
+def compiles(
+    kernel_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Compiles]:
     """Artifacts are kept in a folder of the test; kernels in that of the test run."""
     monkeypatch.setenv("EKIDEN_CACHE_LIMIT", "1G")
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(KernelCache, "default", lambda: KernelCache(cache))
+    monkeypatch.setattr(KernelCache, "default", lambda: KernelCache(kernel_cache))
     monkeypatch.setattr(extensions, "_FOREIGN", [])  # tests before this one have some
     counted = Compiles()
     monkeypatch.setattr(build, "compile_model", counted)

@@ -26,6 +26,7 @@ from ekiden.relay import parse
 from ekiden.relay.expr import Call, Constant, Function
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.visitor import post_order
+from long_runs import LONG
 from onnx_runtime import run_onnx_runtime
 
 MANIFEST = Path(__file__).resolve().parents[3] / "shared" / "models" / "models.json"
@@ -149,9 +150,10 @@ def size_of(module: IRModule) -> int:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_text_of_the_model_reads_back(name: str) -> None:
-    """Models above 32 MB are printed and read with EKIDEN_LONG_TESTS=1 alone."""
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=LONG)])
+def test_text_of_the_model_reads_back(name: str, large: bool) -> None:
+    """Models above 32 MB take long."""
     module = from_onnx(str(path_of(name)))
-    if size_of(module) > 32 << 20 and not os.environ.get("EKIDEN_LONG_TESTS"):
-        pytest.skip("a large model: set EKIDEN_LONG_TESTS=1")
+    if large != (size_of(module) > 32 << 20):
+        pytest.skip("tried under its size")
     assert structural_equal(parse(module.astext()), module)
