@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -97,9 +96,7 @@ def feed_for(name: str, case: str) -> Iterator[np.ndarray[Any, Any]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_imports_with_symbolic_dimensions(name: str) -> None:
     path = path_of(name)
-    started = time.process_time()
     module = from_onnx(path)
-    seconds = time.process_time() - started
     main = module["main"]
     assert isinstance(main, Function)
     model = onnx.load(path)
@@ -116,7 +113,6 @@ def test_imports_with_symbolic_dimensions(name: str) -> None:
         if isinstance(each, Call):
             assert each.span is not None
             assert not any_select(each.checked_type_or_none())
-    assert seconds < 3 + path.stat().st_size / 40e6, f"importing took {seconds:.2f} s"
 
 
 def any_select(found: object) -> bool:
