@@ -1,6 +1,6 @@
 """Programs of 100,000 nodes in a row: nothing recurses over their depth, nothing is quadratic.
 
-Usually shorter ones, still ten times Python's limit; benchmarks/deep_programs.py measures passes
+Usually shorter ones, still some times Python's limit; benchmarks/deep_programs.py measures passes
 and the compiler at full length.
 """
 
@@ -55,7 +55,7 @@ def test_long_program(make: Callable[[int], IRModule], length: int) -> None:
 
 
 @pytest.mark.parametrize("make", [add_chain, let_chain])
-@lengths
+@sizes("length", 3_000, 100_000)
 def test_long_program_goes_through_every_pass_to_bytecode(
     make: Callable[[int], IRModule], length: int
 ) -> None:
