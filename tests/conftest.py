@@ -1,5 +1,7 @@
 """Every loop program that the tests lower is printed, parsed back and compared, before and after;
-`-m quick` leaves that out. Models are compiled each time, not taken from the cache of artifacts.
+`-m quick` leaves that out. Models are compiled each time, not taken from the cache of artifacts;
+kernels are cached for the run, in one folder for all its workers. `-m long` runs what is left out
+otherwise.
 """
 
 from __future__ import annotations
@@ -7,6 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +33,29 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before test files are read: some make their targets as they are."""
     if cpu := config.getoption("--processor"):
         pretend(cpu)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes long, unless `-m` says something about it."""
+    if "long" in config.option.markexpr:
+        return
+    dropped = [item for item in items if item.get_closest_marker("long")]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of compiled kernels: the caller's, or one that the run's workers share."""
+    if chosen := os.environ.get("EKIDEN_CACHE_DIR"):
+        yield Path(chosen)
+        return
+    mine = tmp_path_factory.getbasetemp()
+    folder = (mine.parent if "PYTEST_XDIST_WORKER" in os.environ else mine) / "kernels"
+    os.environ["EKIDEN_CACHE_DIR"] = str(folder)
+    yield folder
+    del os.environ["EKIDEN_CACHE_DIR"]
 
 
 class RoundTrip:
@@ -78,10 +105,29 @@ def text_round_trip(request: pytest.FixtureRequest) -> Iterator[None]:
         passes.remove(checked)
 
 
+_counts: list[tuple[int, float]] = []
+"""Of each worker: loop programs seen, and seconds."""
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells its count to the process that reports."""
+    count = (len(_round_trip.seen), _round_trip.seconds)
+    if (told := getattr(session.config, "workeroutput", None)) is not None:
+        told["round_trips"] = count
+    else:
+        _counts.append(count)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
+    """Take a worker's count; one that died has none."""
+    _counts.append(tuple(getattr(node, "workeroutput", {}).get("round_trips", (0, 0.0))))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many there were."""
-    count = len(_round_trip.seen)
+    count, seconds = (sum(column) for column in zip(*_counts, strict=True)) if _counts else (0, 0.0)
     if count:
         terminalreporter.write_line(
-            f"{count} loop programs printed and parsed back ({_round_trip.seconds:.1f} s)"
+            f"{count} loop programs printed and parsed back ({seconds:.1f} s)"
         )

@@ -49,6 +49,14 @@ def test_sessions_of_onnx_runtime_are_made_in_one_place() -> None:
     assert [f.name for f in files if "InferenceSession(" in f.read_text()] == ["onnx_runtime.py"]
 
 
+def test_the_readme_and_the_script_run_the_tests_alike() -> None:
+    """By two workers, a file by one of them: its fixtures are made once."""
+    workers = "-m pytest -n 2 --dist loadfile"
+    readme, script = (ROOT / "README.md").read_text(), (ROOT / "scripts" / "test").read_text()
+    assert f".venv-test/bin/python {workers}\n```" in readme
+    assert f'exec "$python" {workers} "$@"' in script
+
+
 def packages() -> list[str]:
     """Ekiden's packages that list their public names."""
     found = [ekiden.__name__]

@@ -1,11 +1,7 @@
-"""The simplifier, bounds and proofs against z3, on random expressions.
-
-Some hundreds in CI; `EKIDEN_LONG_TESTS=1` checks 20,000.
-"""
+"""The simplifier, bounds and proofs against z3, on random expressions."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,12 +10,12 @@ import pytest
 
 from ekiden.arith import Analyzer
 from ekiden.ir.prim import PrimExpr
+from long_runs import sizes
 
 z3 = pytest.importorskip("z3")
 sys.path.insert(0, str(Path(__file__).parent))
 from z3_model import Generator, Model  # noqa: E402
 
-COUNT = 20_000 if os.environ.get("EKIDEN_LONG_TESTS") else 400
 PARTS = 20
 TIMEOUT = 1_000  # milliseconds a question
 
@@ -84,9 +80,9 @@ def forms(analyzer: Analyzer, expr: PrimExpr) -> dict[str, PrimExpr]:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.timeout(3600)
-def test_no_wrong_result(part: int) -> None:
+@sizes("count", 400, 20_000)
+def test_no_wrong_result(part: int, count: int) -> None:
     done: Counter[str] = Counter()
-    for seed in range(part, COUNT, PARTS):
+    for seed in range(part, count, PARTS):
         done += check(seed)
     assert done["unknown"] < 0.05 * done.total()

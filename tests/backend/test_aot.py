@@ -1,12 +1,8 @@
-"""Native code of functions does what their bytecode does: results, errors, memory, depth.
-
-EKIDEN_LONG_TESTS=1 makes 3,000 programs of random instructions instead of 150.
-"""
+"""Native code of functions does what their bytecode does: results, errors, memory, depth."""
 
 from __future__ import annotations
 
 import gc
-import os
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +17,8 @@ from ekiden.codegen.llvm import inspect
 from ekiden.driver.executable import Executable
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import CompileError, EkidenError, RunError
+from long_runs import sizes
 
-PROGRAMS = 3000 if os.environ.get("EKIDEN_LONG_TESTS") else 150
 COUNTING = """
 def @down(%n: int32, %sum: int32) -> int32 {
   if (less(%n, 1)) { %sum } else { @down(subtract(%n, 1), add(%sum, %n)) }
@@ -305,13 +301,14 @@ def shown(value: object) -> str:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_random_instructions(seed: int) -> None:
+@sizes("programs", 150, 3000)
+def test_random_instructions(seed: int, programs: int) -> None:
     random = np.random.default_rng(seed)
     constants = [np.asarray(1, "int32"), np.asarray(True), np.arange(3.0)]
     made = make("AllocADT", dst=2, tag=1, fields=(-1, 1))
     pair = VMFunction("pair", ("a", "b"), 3, (made, make("Ret", src=2)))
     kinds = set()
-    for _ in range(PROGRAMS // 5):
+    for _ in range(programs // 5):
         main = VMFunction("main", ("x", "n"), REGISTERS, random_code(random, 24))
         data = write_executable([pair, main], constants, [], b"", {})
         plain, native = (runtime.Executable.from_bytes(data) for _ in range(2))

@@ -1,7 +1,6 @@
 """The C tests: each built with the system's compiler, plain and under sanitizers, and run.
 
-`scripts/check_c` runs them alone. Two of them take longer when asked: EKIDEN_SOAK is the number of
-rounds of objects (20,000), EKIDEN_FUZZ that of damaged files (1,000).
+`scripts/check_c` runs them alone.
 """
 
 import importlib.util
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ekiden.runtime.paths import library_path
+from long_runs import sizes
 
 HERE = Path(__file__).parent
 RUNTIME = HERE.parents[1] / "runtime"
@@ -37,10 +37,7 @@ INCLUDES = [f"-I{RUNTIME / 'include'}", f"-I{RUNTIME / 'src'}", f"-I{HERE}"]
 COMPUTED_GOTO = {"ek_vm.c"}
 """Files that use an extension of the compilers, and so cannot be pedantic."""
 TESTS = sorted(p.stem for p in HERE.glob("test_*.c"))
-SOAK = int(os.environ.get("EKIDEN_SOAK", "20000"))
-FUZZ = int(os.environ.get("EKIDEN_FUZZ", "1000"))
 TIMEOUT = 120
-LONG = TIMEOUT + SOAK // 1000 + FUZZ // 10
 
 
 @dataclass(frozen=True)
@@ -144,19 +141,24 @@ def test_c(built: Path, test: str) -> None:
     print(run(built / test, built / "library.so"), end="")
 
 
-@pytest.mark.timeout(LONG)
-def test_calls_from_four_threads_and_flat_memory(built: Path) -> None:
+def within(rounds: int) -> int:
+    """Seconds for so many rounds of objects or damaged files."""
+    return TIMEOUT + rounds // 500
+
+
+@sizes("rounds", 20_000, 5_000_000)
+def test_calls_from_four_threads_and_flat_memory(built: Path, rounds: int) -> None:
     """Ten million calls, each with a callback, where threads are watched."""
     calls = 10_000_000 if built.name.startswith("thread") else 100_000
-    print(run(built / "soak", calls, SOAK, timeout=LONG), end="")
+    print(run(built / "soak", calls, rounds, timeout=within(rounds)), end="")
 
 
-@pytest.mark.timeout(LONG)
-def test_damaged_files_are_harmless(built: Path) -> None:
+@sizes("files", 1000, 1_000_000)
+def test_damaged_files_are_harmless(built: Path, files: int) -> None:
     if not (built / "fuzz_load").exists():
         pytest.skip("damage is looked for where addresses are watched")
     # objects that come to own themselves leak; the hard build looks for other leaks
-    print(run(built / "fuzz_load", FUZZ, 1, timeout=LONG, leaks=False), end="")
+    print(run(built / "fuzz_load", files, 1, timeout=within(files), leaks=False), end="")
 
 
 def test_blocks_in_use_at_exit_are_told_of_in_the_hard_build(built: Path, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from codegen_kernels import run_map, to_array
 
-from conftest import run_map, to_array
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import cast
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from codegen_kernels import build
 
-from conftest import build
 from ekiden.ir.prim import SizeVar, const
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, Evaluate, PrimFunc

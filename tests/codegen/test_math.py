@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 import pytest
+from codegen_kernels import run_map, to_array
 
-from conftest import run_map, to_array
 from ekiden.ir.intrinsic import INTRINSICS, call_intrin
 from ekiden.ir.prim import PrimExpr
 

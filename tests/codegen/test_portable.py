@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from codegen_kernels import build, map_kernel
 
-from conftest import build, map_kernel
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, cast
 from ekiden.target import Target

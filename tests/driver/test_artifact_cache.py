@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from ekiden.ir.transform import PassContext, register_pass
 from ekiden.relay.transform import InferType
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, ImportModelError
+from ekiden.target import Target
 
 
 class Compiles:
@@ -45,11 +47,13 @@ class Compiles:
 
 
 @pytest.fixture
-def compiles(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiles]:
+def compiles(
+    kernel_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Compiles]:
     """Artifacts are kept in a folder of the test; kernels in that of the test run."""
     monkeypatch.setenv("EKIDEN_CACHE_LIMIT", "1G")
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(KernelCache, "default", lambda: KernelCache(cache))
+    monkeypatch.setattr(KernelCache, "default", lambda: KernelCache(kernel_cache))
     monkeypatch.setattr(extensions, "_FOREIGN", [])  # tests before this one have some
     counted = Compiles()
     monkeypatch.setattr(build, "compile_model", counted)
@@ -109,14 +113,14 @@ def test_a_path_bytes_and_a_model_with_the_same_content_are_one(
 
 def test_options_that_change_the_result_are_told_apart(compiles: Compiles, tmp_path: Path) -> None:
     path = file_of(tmp_path / "a.onnx")
-    depth = {"relay.FuseOps.max_depth": 2}
+    depth, host = {"relay.FuseOps.max_depth": 2}, Target.host()
     calls: list[Callable[[], Executable]] = [
         lambda: ekiden.compile(path),
         lambda: ekiden.compile(path, shape={"x": [2, 3], "b": [2, 1]}),
         lambda: ekiden.compile(path, shape={"x": ["m", 3], "b": ["m", 1]}),
         lambda: ekiden.compile(path, executor="aot"),
         lambda: ekiden.compile(path, executor="async"),
-        lambda: ekiden.compile(path, "llvm -mcpu=x86-64-v3"),
+        lambda: ekiden.compile(path, replace(host, l2=host.l2 // 2)),
         lambda: ekiden.compile(path, [ekiden.device("cpu", 1)]),
         lambda: ekiden.compile(changed_weight()),
         lambda: _under(PassContext(opt_level=2), path),

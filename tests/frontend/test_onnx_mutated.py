@@ -1,5 +1,5 @@
 """Broken models give an Ekiden error or a right answer; never a crash, a hang or the machine's
-memory. 50 of them; 500 with EKIDEN_LONG_TESTS=1.
+memory.
 
 A child process compiles and runs them one after the other under a limit of memory, so that one that
 dies or hangs is known by its number.
@@ -20,8 +20,8 @@ from onnx_models import Array
 
 import ekiden
 from ekiden.runtime.errors import EkidenError, InternalError
+from long_runs import sizes
 
-COUNT = 500 if os.environ.get("EKIDEN_LONG_TESTS") else 50
 SECONDS = 60
 MEMORY = 4 << 30
 """What one model may take: more than the process has when it begins."""
@@ -65,16 +65,17 @@ def serve(first: int, last: int) -> None:
         print(f"end {number} {try_one(number)}", flush=True)
 
 
-def test_broken_models_are_refused_or_run(tmp_path: Path) -> None:
+@sizes("count", 50, 500)
+def test_broken_models_are_refused_or_run(count: int, tmp_path: Path) -> None:
     log, failures = tmp_path / "log", []
     first, ends = 0, 0
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    while first < COUNT:
+    while first < count:
         with log.open("w") as out:
-            command = [sys.executable, __file__, str(first), str(COUNT)]
+            command = [sys.executable, __file__, str(first), str(count)]
             child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
             try:
-                child.wait(SECONDS * 5 + COUNT)
+                child.wait(SECONDS * 5 + count)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
@@ -87,7 +88,7 @@ def test_broken_models_are_refused_or_run(tmp_path: Path) -> None:
         failures.append((begun[-1], child.returncode, lines[-1]))
         first = begun[-1] + 1
     assert not failures
-    assert ends == COUNT
+    assert ends == count
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 from relay_programs import LIST, PROGRAMS
@@ -12,6 +10,7 @@ from ekiden.ir.span import Span
 from ekiden.relay import Interpreter, TypeData, const, op, parse, parse_expr
 from ekiden.relay.interpreter import ConstructorValue, evaluate_call
 from ekiden.runtime.errors import InputError, RunError
+from long_runs import sizes
 
 pytestmark = pytest.mark.quick
 
@@ -161,12 +160,12 @@ def @even(%n: int32) -> bool { if (%n == 0) { True } else { @odd(%n - 1) } }
 def @odd(%n: int32) -> bool { if (%n == 0) { False } else { let %m = %n - 1; @even(%m) } }
 def @deep(%n: int32) -> int32 { if (%n == 0) { 0 } else { 1 + @deep(%n - 1) } }
 """
-TURNS = 1_000_000 if os.environ.get("EKIDEN_LONG_TESTS") else 20_000
 
 
-def test_a_loop_waits_for_nothing() -> None:
+@sizes("turns", 20_000, 1_000_000)
+def test_a_loop_waits_for_nothing(turns: int) -> None:
     machine = Interpreter(parse(LOOPS), depth_limit=3)
-    assert machine.evaluate("loop", np.int32(TURNS), np.int32(0)) == TURNS
+    assert machine.evaluate("loop", np.int32(turns), np.int32(0)) == turns
     assert machine.evaluate("odd", np.int32(1001)) == True  # noqa: E712 - an array
 
 

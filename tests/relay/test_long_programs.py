@@ -1,12 +1,11 @@
 """Programs of 100,000 nodes in a row: nothing recurses over their depth, nothing is quadratic.
 
-Passes and the compiler take shorter ones (still ten times Python's limit) unless
-EKIDEN_LONG_TESTS=1; benchmarks/deep_programs.py measures them at full length.
+Usually shorter ones, still some times Python's limit; benchmarks/deep_programs.py measures passes
+and the compiler at full length.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import numpy as np
@@ -29,16 +28,17 @@ from ekiden.relay.analysis import find_errors
 from ekiden.relay.transform import FoldConstant, FuseOps, ToANormalForm
 from ekiden.relay.visitor import ExprMutator
 from ekiden.target import Target
+from long_runs import sizes
 
-LENGTH = 100_000
-COMPILED = LENGTH if os.environ.get("EKIDEN_LONG_TESTS") else 10_000
+lengths = sizes("length", 10_000, 100_000)
 
 
 @pytest.mark.parametrize("make", [add_chain, let_chain])
-def test_long_program(make: Callable[[int], IRModule]) -> None:
-    module = make(LENGTH)
+@lengths
+def test_long_program(make: Callable[[int], IRModule], length: int) -> None:
+    module = make(length)
     main = module["main"]
-    assert len(post_order(main)) >= LENGTH
+    assert len(post_order(main)) >= length
     assert ExprMutator().visit(main) is main
     assert free_vars(main) == []
     infer_type(module)
@@ -51,20 +51,21 @@ def test_long_program(make: Callable[[int], IRModule]) -> None:
         "main", np.ones((1, 3), np.float32) if make is add_chain else np.ones(3, np.float32)
     )
     assert isinstance(result, np.ndarray)
-    np.testing.assert_array_equal(result.ravel(), LENGTH + 1)
+    np.testing.assert_array_equal(result.ravel(), length + 1)
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("make", [add_chain, let_chain])
+@sizes("length", 3_000, 100_000)
 def test_long_program_goes_through_every_pass_to_bytecode(
-    make: Callable[[int], IRModule],
+    make: Callable[[int], IRModule], length: int
 ) -> None:
-    module, target = make(COMPILED), Target.host()
+    module, target = make(length), Target.host()
     for each in (ToANormalForm(), FoldConstant(), FuseOps()):
-        assert len(post_order(each(module)["main"], into_functions=True)) >= COMPILED
+        assert len(post_order(each(module)["main"], into_functions=True)) >= length
     assert len(compile_module(pipeline(target)(module), target, {})) > 1000
 
 
-def test_a_recursion_of_a_hundred_thousand_calls_is_interpreted() -> None:
+@lengths
+def test_a_deep_recursion_is_interpreted(length: int) -> None:
     text = "def @main(%n: int32) -> int32 { if (%n == 0) { 0 } else { 1 + @main(%n - 1) } }"
-    assert Interpreter(parse(text)).evaluate("main", np.int32(LENGTH)) == LENGTH
+    assert Interpreter(parse(text)).evaluate("main", np.int32(length)) == length

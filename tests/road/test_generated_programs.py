@@ -1,11 +1,8 @@
-"""Generated programs mean the same in every form: as text, as JSON, interpreted and compiled.
-
-EKIDEN_LONG_TESTS=1 makes 2,000 of them instead of 100.
-"""
+"""Generated programs mean the same in every form: as text, as JSON, interpreted and compiled."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 
 import pytest
 from generated_programs import Program, programs
@@ -19,24 +16,28 @@ from ekiden.relay import IRModule, parse
 from ekiden.relay.analysis import find_errors
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.transform import InferType
+from long_runs import LONG
 
-is_long = bool(os.environ.get("EKIDEN_LONG_TESTS"))
 generated = settings(
-    max_examples=2000 if is_long else 100,
+    max_examples=100,
     deadline=None,
-    derandomize=not is_long,
+    derandomize=True,
     database=None,
     phases=[Phase.generate],  # shrinking would compile for minutes
     suppress_health_check=list(HealthCheck),
 )
+many = settings(generated, max_examples=2000, derandomize=False)
 quiet = pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value")
 
 
-@pytest.mark.timeout(7200 if is_long else 300)
 @generated
 @given(programs())
 @quiet
 def test_text_and_json_of_a_program_read_back(program: Program) -> None:
+    check_text_and_json(program)
+
+
+def check_text_and_json(program: Program) -> None:
     for module in (program.module, InferType()(program.module)):
         note(module.astext())
         assert find_errors(module) == []
@@ -51,11 +52,14 @@ def test_text_and_json_of_a_program_read_back(program: Program) -> None:
         )
 
 
-@pytest.mark.timeout(7200 if is_long else 300)
 @generated
 @given(programs())
 @quiet
 def test_a_compiled_program_is_what_the_interpreter_says(program: Program) -> None:
+    check_compiled(program)
+
+
+def check_compiled(program: Program) -> None:
     note(program.module.astext(show_meta_data=False))
     exe = ekiden.compile(program.module)
     native = ekiden.compile(program.module, executor="aot")
@@ -72,3 +76,11 @@ def test_a_compiled_program_is_what_the_interpreter_says(program: Program) -> No
 def test_programs_that_differ_have_different_digests(a: Program, b: Program) -> None:
     equal = structural_equal(a.module, b.module)
     assert equal == (structural_digest(a.module) == structural_digest(b.module))
+
+
+@pytest.mark.parametrize(
+    "check", [pytest.param(c, marks=LONG) for c in (check_text_and_json, check_compiled)]
+)
+@quiet
+def test_many_programs(check: Callable[[Program], None]) -> None:
+    many(given(programs())(lambda program: check(program)))()

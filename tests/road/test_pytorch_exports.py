@@ -1,12 +1,11 @@
 """Networks exported by torch.onnx.export (dynamo), compiled once each, give what PyTorch gives at
 further sizes of every dimension that varies.
 
-EKIDEN_LONG_TESTS=1 takes them at the size of the published networks.
+Long runs take them at the size of the published networks.
 """
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections import Counter
 from functools import cache
@@ -24,9 +23,9 @@ from onnxruntime import GraphOptimizationLevel  # noqa: E402
 from pytorch_models import Example  # noqa: E402
 
 import ekiden  # noqa: E402
+from long_runs import LONG  # noqa: E402
 from onnx_runtime import session  # noqa: E402
 
-IS_LONG = bool(os.environ.get("EKIDEN_LONG_TESTS"))
 FULL = ("gpt2", "t5", "vit", "unet", "lstm")
 SLOW = ("mamba_unrolled",)
 """Left to long runs: an export takes some seconds."""
@@ -54,15 +53,15 @@ def check(example: Example, exe: ekiden.Executable) -> None:
             np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [n for n in pytorch_models.MODELS if IS_LONG or n not in SLOW])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=LONG if n in SLOW else ()) for n in pytorch_models.MODELS]
+)
 def test_export_agrees_with_pytorch_at_every_size(name: str) -> None:
     example, model = exported(name)
     check(example, ekiden.compile(model))
 
 
-@pytest.mark.skipif(not IS_LONG, reason="networks of full size: set EKIDEN_LONG_TESTS=1")
-@pytest.mark.parametrize("name", FULL)
-@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=LONG) for n in FULL])
 def test_full_size(name: str) -> None:
     example, model = exported(name, full=True)
     check(example, ekiden.compile(model))

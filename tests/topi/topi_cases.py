@@ -6,7 +6,6 @@ and, where `symbolic`, as symbols; by each of BACKENDS.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +24,7 @@ from ekiden.target import Target
 from ekiden.te import Tensor
 from ekiden.tir import PrimFunc, interpreter
 from ekiden.tir.transform import lower
+from long_runs import LONG
 
 Array = np.ndarray
 RNG = np.random.default_rng(11)
@@ -172,7 +172,9 @@ BACKENDS: dict[str, Callable[[Sequence[Case]], list[Runner]]] = {
 """How the kernels of cases are made: the unscheduled program and the one for GPUs in the
 interpreter, the one for this machine by both code generators, and those for other processors."""
 SAMPLED = ("c", "x86-64", "aarch64")
-"""What takes long: one case of each operator unless EKIDEN_LONG_TESTS is set."""
+"""What takes long: one case of each operator, and all of them in long runs."""
+ALL = ", all"
+"""What the name of such a run ends with."""
 
 
 def both(cases: Sequence[Case]) -> list[Case]:
@@ -182,7 +184,7 @@ def both(cases: Sequence[Case]) -> list[Case]:
 
 def chosen(cases: Sequence[Case], backend: str) -> list[Case]:
     """The runs of a backend: all of them, or a sample."""
-    if backend not in SAMPLED or os.environ.get("EKIDEN_LONG_TESTS"):
+    if backend not in SAMPLED:
         return both(cases)
     return list({c.name: c for c in reversed(cases)}.values())
 
@@ -191,7 +193,7 @@ def check(cases: Sequence[Case], backend: str) -> None:
     """Run all cases; every one that differs from what is expected is named."""
     every = chosen(cases, backend)
     wrong: list[str] = []
-    for each, kernel in zip(every, BACKENDS[backend](every), strict=True):
+    for each, kernel in zip(every, BACKENDS[backend.removesuffix(ALL)](every), strict=True):
         results = [np.full(e.shape, 7, e.dtype) for e in each.expected]
         kernel(*(np.array(a, order="C") for a in each.arrays), *results)
         for n, (found, expected) in enumerate(zip(results, each.expected, strict=True)):
@@ -214,4 +216,6 @@ def difference(found: Array, expected: Array, tolerance: float) -> str:
     return ""
 
 
-every_backend = pytest.mark.parametrize("backend", BACKENDS)
+every_backend = pytest.mark.parametrize(
+    "backend", [*BACKENDS, *(pytest.param(name + ALL, marks=LONG) for name in SAMPLED)]
+)

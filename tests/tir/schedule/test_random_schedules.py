@@ -1,12 +1,7 @@
-"""Random tensor programs under random accepted steps equal NumPy.
-
-150 programs here; `EKIDEN_RANDOM_SCHEDULES=3000 pytest tests/tir/schedule/test_random_schedules.py`
-is the long run.
-"""
+"""Random tensor programs under random accepted steps equal NumPy."""
 
 from __future__ import annotations
 
-import os
 import random
 
 import numpy as np
@@ -17,9 +12,11 @@ import ekiden
 from ekiden import tir
 from ekiden.tir.interpreter import run
 from ekiden.tir.transform import lower
+from long_runs import LONG
 
-COUNT = int(os.environ.get("EKIDEN_RANDOM_SCHEDULES", "150"))
+USUAL, WHOLE = 6, 120
 GROUP = 25
+"""Programs in each of so many groups."""
 NATIVE_EVERY = 5
 """One program of so many is compiled and run natively as well."""
 
@@ -33,10 +30,12 @@ def scheduled(seed: int) -> tuple[TensorProgram, tir.Schedule, dict[str, int]]:
     return program, sch, accepted
 
 
-@pytest.mark.parametrize("group", range((COUNT + GROUP - 1) // GROUP))
+@pytest.mark.parametrize(
+    "group", [pytest.param(n, marks=() if n < USUAL else LONG) for n in range(WHOLE)]
+)
 def test_random_schedules_mean_the_same(group: int) -> None:
     accepted: dict[str, int] = {}
-    for seed in range(group * GROUP, min((group + 1) * GROUP, COUNT)):
+    for seed in range(group * GROUP, (group + 1) * GROUP):
         program, sch, done = scheduled(seed)
         for kind, count in done.items():
             accepted[kind] = accepted.get(kind, 0) + count
