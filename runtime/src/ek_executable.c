@@ -15,6 +15,7 @@
 
 #include "ek_crc32.h"
 #include "ek_image.h"
+#include "ek_signature.h"
 #include "ek_vm_step.h"
 
 enum {
@@ -36,12 +37,13 @@ typedef enum section {
   IMAGE,
   METADATA,
   DEVICES,
+  TYPES,
   SECTIONS
 } section;
 
 static const char *const section_names[SECTIONS] = {"header", "GLOBALS", "CONSTANTS", "PRIMITIVES",
                                                     "CODE",   "IMAGE",   "METADATA",
-                                                    "DEVICES"};
+                                                    "DEVICES", "TYPES"};
 
 /* The cursor ----------------------------------------------------------------------------------- */
 
@@ -263,7 +265,7 @@ static void read_table(reader *r, const unsigned char *data, size_t size, ek_byt
     payloads[e.kind] = (ek_bytes){(const char *)data + e.offset, (size_t)e.length};
   }
   for (int kind = GLOBALS; kind < SECTIONS; kind++) {
-    if (payloads[kind].data == NULL && kind != IMAGE && kind != DEVICES)
+    if (payloads[kind].data == NULL && kind != IMAGE && kind != DEVICES && kind != TYPES)
       fail(r, "section %s is missing", section_names[kind]);
   }
 }
@@ -455,6 +457,49 @@ static void read_devices(reader *r, ek_executable *e) {
   if (!r->failed) read_places(r, e);
 }
 
+/* The next words of 64 bits, put behind those before; how many there are. */
+static int32_t read_words(reader *r, int64_t **to) {
+  int32_t n = count(r, sizeof **to);
+  for (int32_t i = 0; i < n; i++) (*to)[i] = (int64_t)u64(r);
+  *to += n;
+  return n;
+}
+
+static void read_symbols(reader *r, ek_executable *e, int64_t **words) {
+  int32_t n = count(r, 4 + 8 + 4);
+  e->symbols = items(r, n, sizeof *e->symbols);
+  for (int32_t i = 0; i < n && !r->failed; i++) {
+    ek_bytes name = string(r);
+    int64_t most = (int64_t)u64(r), *definition = *words;
+    int32_t n_words = read_words(r, words);
+    if (most < 0) fail(r, "symbol %d: a limit of at least 0 expected, got %lld", i, (long long)most);
+    if (!ek_definition_verify(definition, n_words, i)) {
+      fail(r, "symbol %d: its definition is not valid", i);
+    }
+    e->symbols[i] = (ek_symbol){name, most, definition, n_words};
+  }
+  if (!r->failed) e->n_symbols = n;
+}
+
+/* The types of a function's parameters, or none. */
+static void read_types_of(reader *r, ek_executable *e, int32_t index, int64_t **words) {
+  ek_vm_function *f = &e->functions[index];
+  const int64_t *at = *words;
+  if (read_words(r, words) == 0) return;
+  f->type = at;
+  for (int32_t i = 0; i < f->n_params && at != NULL && !r->failed; i++) {
+    at = ek_type_verify(at, *words, e->n_symbols, 0);
+  }
+  if (at != *words) fail(r, "function %d: the types of its parameters are not valid", index);
+}
+
+static void read_types(reader *r, ek_executable *e) {
+  e->types = items(r, (int32_t)(left(r) / 8 & INT32_MAX), sizeof *e->types);
+  int64_t *words = e->types;
+  if (words != NULL) read_symbols(r, e, &words);
+  for (int32_t i = 0; i < e->n_functions && !r->failed; i++) read_types_of(r, e, i, &words);
+}
+
 static void verify(reader *r, ek_executable *e) {
   char message[EK_VERIFY_MESSAGE];
   r->section = section_names[CODE];
@@ -469,7 +514,7 @@ static int read_executable(const char *source, ek_executable *e) {
   static void (*const readers[SECTIONS])(reader *, ek_executable *) = {
       [GLOBALS] = read_globals, [CONSTANTS] = read_constants, [PRIMITIVES] = read_primitives,
       [CODE] = read_code,       [IMAGE] = read_image,         [METADATA] = read_metadata,
-      [DEVICES] = read_devices};
+      [DEVICES] = read_devices, [TYPES] = read_types};
   ek_bytes payloads[SECTIONS] = {{NULL, 0}};
   reader r = {source, section_names[0], e->data, e->data + e->size, false};
   read_table(&r, e->data, e->size, payloads);
@@ -528,6 +573,8 @@ static void executable_deleter(void *self, int flags) {
     ek_free(e->words);
     ek_free(e->devices);
     ek_free(e->places);
+    ek_free(e->symbols);
+    ek_free(e->types);
     ek_object_release(e->file);
   }
   if (flags & EK_DELETE_MEMORY) ek_free(self);
@@ -765,18 +812,29 @@ static int64_t count_of(const ek_executable *e, int32_t part) {
   }
 }
 
+/* A parameter's name, whose length stands before it. */
+static ek_bytes name_at(const unsigned char *at) {
+  reader r = {NULL, NULL, at, at + 4, false};
+  return (ek_bytes){(const char *)at + 4, u32(&r)};
+}
+
+ek_bytes ek_executable_param(const ek_vm_function *f, int32_t i) {
+  ek_bytes name = name_at(f->params);
+  while (i-- > 0) name = name_at((const unsigned char *)name.data + name.size);
+  return name;
+}
+
 static int params_of(const ek_vm_function *f, ek_value *out) {
   ek_array *array = ek_array_alloc(f->n_params);
   const unsigned char *at = f->params;
   if (array == NULL) return -1;
   for (int32_t i = 0; i < f->n_params; i++) {
-    reader r = {NULL, NULL, at, at + 4, false};
-    size_t size = u32(&r);
-    if (ek_string_new(EK_STR, (const char *)at + 4, size, &array->data[i]) != 0) {
+    ek_bytes name = name_at(at);
+    if (ek_string_new(EK_STR, name.data, name.size, &array->data[i]) != 0) {
       ek_release(&array->base);
       return -1;
     }
-    at += 4 + size;
+    at += 4 + name.size;
   }
   *out = ek_value_object(&array->base);
   return 0;

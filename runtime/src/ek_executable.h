@@ -28,6 +28,14 @@ static_assert(offsetof(ek_native, linked) == 24, "native code reads it there");
 
 enum { EK_NATIVE_FAILED = 1 };             /* bytes: instructions begin at multiples of four */
 
+/* A name for sizes; "n + 1" has a definition, see ek_signature.h. */
+typedef struct ek_symbol {
+  ek_bytes name;
+  int64_t most;                            /* that it may be */
+  const int64_t *words;                    /* its definition */
+  int32_t n_words;                         /* 0 where there is none */
+} ek_symbol;
+
 typedef struct ek_vm_function {
   ek_bytes name;
   const unsigned char *params;             /* in the file: n_params strings */
@@ -36,6 +44,7 @@ typedef struct ek_vm_function {
   const int32_t *entry;                    /* atomic: where calls begin: 'code', or native points */
   ek_native *native;                       /* owned; NULL where there is none */
   const int32_t *places;                   /* device of each parameter; NULL: all on the host */
+  const int64_t *type;                     /* of each parameter; NULL where none is declared */
   int32_t n_params;
   int32_t n_registers;
   int32_t n_words;
@@ -53,10 +62,13 @@ typedef struct ek_executable {
   int32_t *words;                          /* the code of all functions */
   ek_bytes image;                          /* native code in the file; size 0 if absent */
   ek_bytes metadata;
+  ek_symbol *symbols;                      /* that the types of parameters name */
+  int64_t *types;                          /* words of these types and of definitions */
   int32_t n_functions;
   int32_t n_constants;
   int32_t n_primitives;
   int32_t n_devices;                       /* at least 1 */
+  int32_t n_symbols;
   ek_device *devices;                      /* the first one is the host */
   int32_t *places;                         /* of constants, then primitives, then parameters */
   const int32_t *primitive_places;         /* in 'places': 1 + device, or 0 where any will do */
@@ -92,6 +104,9 @@ int ek_native_watch(ek_executable *executable, uint32_t calls, ek_object *hot);
 /* Gives a late-bound constant its data, a tensor of its shape and dtype, which is retained or
 ** copied. Before linking, once for each; only then is the executable whole. 0 or -1. */
 int ek_executable_bind(ek_executable *executable, int64_t index, const ek_value *value);
+
+/* The name of parameter i of a function. */
+ek_bytes ek_executable_param(const ek_vm_function *function, int32_t i);
 
 /* The index of a function, or -1. */
 int32_t ek_executable_find(const ek_executable *executable, const char *name);

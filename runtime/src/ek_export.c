@@ -7,8 +7,11 @@
 ** there is one, for that is where its callers look. */
 #include "ek_export.h"
 
+#include "ek_executable.h"
+
 static ek_mutex lock = EK_MUTEX_INIT;
 static ek_object *module;      /* the executable's; as long as the process lives */
+static ek_executable *loaded;  /* it, which the module owns */
 
 /* Errors --------------------------------------------------------------------------------------- */
 
@@ -77,8 +80,11 @@ static int leave(const char *name, const ek_value *value, int depth, ek_value *o
 static int check_args(const char *name, const ek_value *args, int32_t nargs) {
   for (int32_t i = 0; i < nargs; i++) {
     if (args[i].type_index < EK_DYNAMIC) continue;
-    return ek_error("TypeError", "call '%s': argument %d is an object of another runtime; tensors, "
-                    "numbers and arrays of them can be given", name, i);
+    int32_t at = ek_executable_find(loaded, name);
+    bool is_input = at >= 0 && i < loaded->functions[at].n_params;
+    ek_bytes input = is_input ? ek_executable_param(&loaded->functions[at], i) : ek_bytes_of("?");
+    return ek_error("InputError", "input '%.*s': expected tensors, numbers and arrays of them, got an "
+                    "object of another runtime", (int)(input.size & 0xff), input.data);
   }
   return 0;
 }
@@ -93,6 +99,7 @@ static int load(const ek_export *program) {
     return -1;
   }
   int code = ek_program_new(executable, &module);
+  loaded = (ek_executable *)(void *)executable;
   ek_release(executable);
   return code;
 }

@@ -230,6 +230,25 @@ static int bind_constant(void *self, const ek_value *args, int32_t nargs, ek_val
   return ek_executable_bind((ek_executable *)(void *)args[0].v.obj, args[1].v.i64, &args[2]);
 }
 
+/* (executable, number of a function, its arguments) -> nothing, or an error where a call would refuse
+** them. */
+static int check_arguments(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  (void)self;
+  (void)ret;
+  bool is_good = nargs >= 2 && args[0].type_index == EK_EXECUTABLE && args[1].type_index == EK_INT;
+  const ek_executable *e = is_good ? (ek_executable *)(void *)args[0].v.obj : NULL;
+  if (e == NULL || args[1].v.i64 < 0 || args[1].v.i64 >= e->n_functions ||
+      nargs - 2 != e->functions[args[1].v.i64].n_params) {
+    return ek_error("TypeError", "ek.executable.check: an executable, the number of a function and "
+                    "its arguments expected");
+  }
+  ek_seen *seen = ek_alloc_or_error(((size_t)e->n_symbols + 1) * sizeof *seen);
+  if (seen == NULL) return -1;
+  int code = ek_signature_check(e, &e->functions[args[1].v.i64], args + 2, seen);
+  ek_free(seen);
+  return code;
+}
+
 /* (executable, module with kernels that it has not) */
 static int link_executable(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   static const int32_t types[] = {EK_EXECUTABLE, EK_MODULE};
@@ -244,6 +263,7 @@ static int registry_names(void *self, const ek_value *args, int32_t nargs, ek_va
 static const ek_builtin builtins[] = {
     {"ek.executable.attach", attach_native},
     {"ek.executable.bind_constant", bind_constant},
+    {"ek.executable.check", check_arguments},
     {"ek.executable.link", link_executable},
     {"ek.executable.module", executable_module},
     {"ek.executable.watch", watch},

@@ -4,6 +4,7 @@
 
 #include "ek_executable.h"
 #include "ek_lend.h"
+#include "ek_signature.h"
 #include "ek_verify.h"
 
 /* A function with some of its parameters bound. Captured values lie in an ADT, which knows how to
@@ -51,6 +52,7 @@ typedef struct ek_vm {
   int32_t args_capacity;
   ek_value *args;                          /* borrowed values of the call being made */
   ek_value result;                         /* owned: of a run that ended, until it is handed out */
+  ek_seen *seen;                           /* one per symbol of the executable */
   ek_lent lent;                            /* by the caller, during a call */
   ek_arenas arenas;                        /* kept from run to run */
   struct ek_async *async;                  /* owned; NULL where kernels run one after another */

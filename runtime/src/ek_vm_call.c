@@ -12,6 +12,7 @@ static void vm_deleter(void *self, int flags) {
     ek_free(vm->registers); /* all NONE outside a run */
     ek_free(vm->frames);
     ek_free(vm->args);
+    ek_free(vm->seen);
     ek_lent_free(&vm->lent);
     ek_arenas_remove(&vm->arenas);
     (void)ek_async_set(vm, false);
@@ -27,6 +28,8 @@ static int reserve(ek_vm *vm) {
     if (n > most) most = n;
   }
   if (ek_vm_grow_registers(vm, (size_t)most) != 0 || ek_vm_grow_frames(vm) != 0) return -1;
+  vm->seen = ek_alloc_or_error(((size_t)vm->executable->n_symbols + 1) * sizeof *vm->seen);
+  if (vm->seen == NULL) return -1;
   return ek_vm_grow_args(vm, 0, (int64_t)vm->executable->max_args + 1);
 }
 
@@ -85,6 +88,9 @@ int ek_vm_own_tensor(ek_vm *vm, const ek_value *value, const ek_dltensor *tensor
 
 enum { MAX_NESTING = 64 };
 
+/* As much of a name as a message has. */
+static int shown(ek_bytes name) { return (int)(name.size < 200 ? name.size : 200); }
+
 static int own_argument(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_value *value,
                         int depth, ek_value *to);
 
@@ -106,8 +112,9 @@ static int own_array(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek
                      int depth, ek_value *to) {
   ek_object *tuple;
   if (depth == MAX_NESTING) {
-    return ek_error("TypeError", "call '%.*s': argument %d: arrays are nested more than %d deep",
-                    (int)f->name.size, f->name.data, index, MAX_NESTING);
+    ek_bytes name = ek_executable_param(f, index);
+    return ek_error("InputError", "input '%.*s': expected arrays at most %d deep, got deeper ones",
+                    shown(name), name.data, MAX_NESTING);
   }
   ek_array *items = ek_array_alloc(array->size);
   if (items == NULL) return -1;
@@ -136,9 +143,9 @@ static int own_argument(ek_vm *vm, const ek_vm_function *f, int32_t index, const
     ek_value_retain(to);
     return 0;
   }
-  return ek_error("TypeError",
-                  "call '%.*s': argument %d must be a tensor, a number or an ADT value, got %s",
-                  (int)f->name.size, f->name.data, index, ek_value_type_name(value));
+  ek_bytes name = ek_executable_param(f, index);
+  return ek_error("InputError", "input '%.*s': expected a tensor, a number or an ADT value, got %s",
+                  shown(name), name.data, ek_value_type_name(value));
 }
 
 /* Reserves what a value made of tensors holds: the tensor, those it is a view of, their storage. */
@@ -196,7 +203,7 @@ int ek_vm_begin(ek_vm *vm, int32_t function, const ek_value *args, int32_t nargs
   }
   if (ek_vm_acquire(vm, "call", f->name) != 0) return -1;
   vm->may_lend = may_lend && !e->keeps_arguments;
-  if (enter_with(vm, f, args, nargs) == 0) return 0;
+  if (ek_signature_check(e, f, args, vm->seen) == 0 && enter_with(vm, f, args, nargs) == 0) return 0;
   ek_value none = ek_value_none();
   (void)ek_vm_end(vm, &none);
   return -1;

@@ -69,6 +69,8 @@ typedef struct program {
   const char *metadata;        /* NULL for an empty object */
   const int32_t *devices;      /* words of the section DEVICES, or NULL */
   int32_t n_device_words;
+  const void *types;           /* the section TYPES, or NULL */
+  size_t types_size;
   const void *variants[4];     /* images of variants, in place of 'image', or NULLs; */
   size_t variant_size;         /* all have this size, and metadata of their own: their number */
 } program;
@@ -162,6 +164,8 @@ static inline bool section_of(const program *p, uint32_t kind, uint32_t variant,
   for (int32_t i = 0; kind == 7 && i < p->n_device_words; i++) {
     add_number(section, (uint32_t)p->devices[i], 4);
   }
+  if (kind == 8 && p->types != NULL) add(section, p->types, p->types_size);
+  if (kind == 8) return p->types != NULL;
   if (kind == 6) return !has_variants;
   return kind != 0 && (kind != 5 || p->image != NULL) && (kind != 7 || p->devices != NULL);
 }
@@ -169,12 +173,13 @@ static inline bool section_of(const program *p, uint32_t kind, uint32_t variant,
 /* The file of a program; the caller frees its data. */
 static inline bytes program_file(const program *p) {
   bytes file = {0}, table = {0}, body = {0};
-  uint32_t n_variants = 0, n = 5u + (p->image != NULL ? 1 : 0) + (p->devices != NULL ? 1 : 0);
+  uint32_t n_variants = 0, n = 5u + (p->image != NULL ? 1 : 0) + (p->devices != NULL ? 1 : 0) +
+      (p->types != NULL ? 1 : 0);
   while (n_variants < 4 && p->variants[n_variants] != NULL) n_variants++;
   if (n_variants != 0) n += 2 * n_variants - 1;
   size_t start = (32 + 24 * n + 63) / 64 * 64;
-  for (uint32_t each = 0; each < 8 * (n_variants + 1); each++) {
-    uint32_t kind = each % 8, variant = each / 8;
+  for (uint32_t each = 0; each < 9 * (n_variants + 1); each++) {
+    uint32_t kind = each % 9, variant = each / 9;
     bytes section;
     size_t end = body.size;
     pad(&body);

@@ -75,8 +75,8 @@ static void arrays_are_taken_for_tuples(void) {
     second = deeper;
   }
   arg = ek_value_object(second);
-  CHECK_ERROR(ek_function_call(named, &arg, 1, &ret), "TypeError",
-              "call 'main': argument 0: arrays are nested more than 64 deep");
+  CHECK_ERROR(ek_function_call(named, &arg, 1, &ret), "InputError",
+              "input 'x': expected arrays at most 64 deep, got deeper ones");
   ek_object_release(first);
   ek_object_release(second);
   ek_object_release(named);

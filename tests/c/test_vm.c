@@ -412,9 +412,8 @@ static void calls_check_their_arguments(void) {
               "call 'main': 1 arguments expected, got 0");
   CHECK_ERROR(ek_vm_invoke(vm, 1, NULL, 0, &result), "IndexError",
               "call: a function below 1 expected, got 1");
-  CHECK_ERROR(
-      ek_vm_invoke(vm, 0, &text, 1, &result), "TypeError",
-      "call 'main': argument 0 must be a tensor, a number or an ADT value, got a string");
+  CHECK_ERROR(ek_vm_invoke(vm, 0, &text, 1, &result), "InputError",
+              "input 'x': expected a tensor, a number or an ADT value, got a string");
   ek_object_release(vm);
 }
 

@@ -10,6 +10,7 @@ import pytest
 from onnx_files import arguments, expected, model
 
 import ekiden
+import ekiden.frontend.onnx
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.type import tensor_type
@@ -56,24 +57,31 @@ SHAPE = (2, 3)
 WRONG = [
     ({"y": 0}, "run: no input is named 'y'; there are 'x', 'b'"),
     ({"b": None}, "run: input 'b' is missing; there are 'x', 'b'"),
-    ({"x": np.zeros(SHAPE)}, "input 'x': expected dtype float32, got float64"),
-    ({"x": np.zeros(SHAPE, np.int32)}, "input 'x': expected dtype float32, got int32"),
+    ({"x": np.zeros(SHAPE)}, "input 'x': expected Tensor[(n, 3), float32], got (2, 3) float64"),
+    (
+        {"x": np.zeros(SHAPE, np.int32)},
+        "input 'x': expected Tensor[(n, 3), float32], got (2, 3) int32",
+    ),
     (
         {"x": np.zeros((2, 3, 1), np.float32)},
-        "input 'x': expected 2 dimensions (n, 3), got 3: (2, 3, 1)",
+        "input 'x': expected Tensor[(n, 3), float32], got (2, 3, 1) float32",
     ),
-    ({"x": np.zeros((), np.float32)}, "input 'x': expected 2 dimensions (n, 3), got 0: ()"),
+    (
+        {"x": np.zeros((), np.float32)},
+        "input 'x': expected Tensor[(n, 3), float32], got () float32",
+    ),
     (
         {"x": np.zeros((2, 4), np.float32)},
-        "input 'x': expected 3 in dimension 1 of (n, 3), got 4: (2, 4)",
+        "input 'x': expected Tensor[(n, 3), float32], got (2, 4) float32",
     ),
     (
         {"x": np.zeros((2, 0), np.float32)},
-        "input 'x': expected 3 in dimension 1 of (n, 3), got 0: (2, 0)",
+        "input 'x': expected Tensor[(n, 3), float32], got (2, 0) float32",
     ),
     (
         {"b": np.zeros((5, 1), np.float32)},
-        "input 'b': expected 'n' in dimension 0 to be 2 as in input 'x', got 5",
+        "input 'b': expected Tensor[(n, 1), float32] with n = 2 as in input 'x', "
+        "got (5, 1) float32",
     ),
 ]
 
@@ -125,7 +133,8 @@ def test_a_dimension_above_its_limit_is_refused() -> None:
     assert exe(np.zeros((8, 2), np.float32)).shape == (8, 2)
     with pytest.raises(ekiden.InputError) as caught:
         exe(np.zeros((9, 2), np.float32))
-    assert str(caught.value) == "input 'x': expected 'n' in dimension 0 to be at most 8, got 9"
+    wanted = "input 'x': expected Tensor[(n, 2), float32] with n at most 8, got (9, 2) float32"
+    assert str(caught.value) == wanted
 
 
 def test_limits_are_saved(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def test_the_runtime_depends_on_libc_and_threads_alone() -> None:
 
 @pytest.mark.skipif(shutil.which("strip") is None, reason="needs strip, as builds of wheels do")
 def test_the_runtime_stays_small(tmp_path: Path) -> None:
+    """256 KB: it was 199,500 bytes before it checked arguments against types and had limits."""
     stripped = tmp_path / "stripped.so"
     subprocess.run(["strip", "-o", stripped, runtime.library_path()], check=True)
-    assert stripped.stat().st_size < 200_000
+    assert stripped.stat().st_size < 256_000

@@ -29,10 +29,7 @@ from ekiden.runtime.metadata import (
     MAPS,
     SEQUENCE,
     TEXT,
-    UNKNOWN,
-    Dim,
     TensorInfo,
-    limits,
     peak_memory,
     tensor_infos,
     variants,
@@ -53,10 +50,8 @@ class Executable:
     def __init__(self, raw: runtime.Executable) -> None:
         self.raw = raw
         self.inputs, self.outputs = tensor_infos(raw.metadata, raw.source)
-        self._limits = limits(raw.metadata)
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
         self._gives_objects = any(_is_object(o) for o in self.outputs)
-        self._checked: list[tuple[int, ...]] | None = None
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
         self._known: Machines | None = None
         if not late_bound.missing(raw):
@@ -107,6 +102,7 @@ class Executable:
             if isinstance(value, runtime.Tensor) and not _is_shared(value, source):
                 wanted = "a contiguous array, which each run can read where it stands"
                 raise InputError(f"bind: input '{info.name}': expected {wanted}")
+        runtime.get_global_func("ek.executable.check")(self.raw, self.raw.index("main"), *values)
         places = None if out is None else places_of(self.outputs, out)
 
         def call() -> object:
@@ -122,12 +118,7 @@ class Executable:
         if len(given) != len(self.inputs):
             wanted = f"expected {len(self.inputs)} inputs ({self._names()})"
             raise InputError(f"run: {wanted}, got {len(given)}")
-        values = [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
-        shapes = [v.shape for v in values if isinstance(v, runtime.Tensor)]
-        if shapes != self._checked:
-            self._check_shapes(values)
-            self._checked = shapes
-        return values
+        return [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
 
     def _run(self, values: Sequence[object]) -> object:
         """What `main` gives for them, as Python has it."""
@@ -171,41 +162,6 @@ class Executable:
             names = ", ".join(f"'{m}'" for m in missing)
             raise InputError(f"run: input {names} is missing; there are {self._names()}")
         return [values[i] for i in range(len(values))]
-
-    def _check_shapes(self, values: Sequence[object]) -> None:
-        """Each dimension must be the number it is declared as; a symbol is the same everywhere and
-        at most its limit.
-        """
-        bound: dict[str, tuple[int, str]] = {}
-        for info, value in zip(self.inputs, values, strict=True):
-            if not isinstance(value, runtime.Tensor):
-                continue
-            shape = value.shape[:-1] if info.dtype == TEXT else value.shape
-            if len(shape) != len(info.shape):
-                wanted = f"{len(info.shape)} dimensions {_show(info.shape)}"
-                got = f"{len(shape)}: {_show(shape)}"
-                raise InputError(f"input '{info.name}': expected {wanted}, got {got}")
-            for axis, (expected, got_dim) in enumerate(zip(info.shape, shape, strict=True)):
-                if isinstance(expected, str):
-                    self._check_symbol(expected, got_dim, f"input '{info.name}'", axis, bound)
-                elif expected != got_dim:
-                    wanted = f"{expected} in dimension {axis} of {_show(info.shape)}"
-                    got = f"{got_dim}: {_show(shape)}"
-                    raise InputError(f"input '{info.name}': expected {wanted}, got {got}")
-
-    def _check_symbol(
-        self, symbol: str, got: int, where: str, axis: int, bound: dict[str, tuple[int, str]]
-    ) -> None:
-        if UNKNOWN in symbol:
-            return
-        value, first = bound.setdefault(symbol, (got, where))
-        if value != got:
-            wanted = f"'{symbol}' in dimension {axis} to be {value} as in {first}"
-            raise InputError(f"{where}: expected {wanted}, got {got}")
-        limit = self._limits.get(symbol)
-        if limit is not None and got > limit:
-            wanted = f"'{symbol}' in dimension {axis} to be at most {limit}"
-            raise InputError(f"{where}: expected {wanted}, got {got}")
 
     def profile(self, *args: object, peak: bool = True, **named: object) -> Report:
         """Run `main` and report where the time went; arguments as for a run.
@@ -392,7 +348,7 @@ def _peak() -> Peak | None:
 
 
 def _argument(info: TensorInfo, value: object) -> object:
-    """The value as a tensor of the declared dtype; anything at all where no tensor is declared."""
+    """The value as a tensor; anything at all where no tensor is declared."""
     if info.dtype == ANY_OBJECT:
         return plain(value)
     if info.dtype.startswith(SEQUENCE):
@@ -409,8 +365,6 @@ def _argument(info: TensorInfo, value: object) -> object:
         got = type(value).__name__ if dtype is None else f"one of {dtype}"
         wanted = f"an array of {info.dtype}, got {got}"
         raise InputError(f"input '{info.name}': expected {wanted}") from error
-    if tensor.dtype != info.dtype:
-        raise InputError(f"input '{info.name}': expected dtype {info.dtype}, got {tensor.dtype}")
     return tensor
 
 
@@ -448,9 +402,10 @@ def _element(info: TensorInfo, position: int, value: object) -> object:
     fits = len(tensor.shape) == len(info.shape) and all(
         isinstance(d, str) or d == got for d, got in zip(info.shape, tensor.shape, strict=True)
     )
-    if not fits:
-        wanted = f"shape {_show(info.shape)}, got {_show(tensor.shape)}"
-        raise InputError(f"input '{name}': expected {wanted}")
+    if not fits or tensor.dtype != dtype:
+        wanted = f"Tensor[({', '.join(map(str, info.shape))}), {dtype}]"
+        got = f"({', '.join(map(str, tensor.shape))}) {tensor.dtype}"
+        raise InputError(f"input '{name}': expected {wanted}, got {got}")
     return tensor
 
 
@@ -458,10 +413,6 @@ def _constant_text(constant: runtime.Tensor | None) -> str:
     if constant is None:
         return "late-bound"
     return f"{constant.dtype}[{', '.join(map(str, constant.shape))}]"
-
-
-def _show(shape: Sequence[Dim]) -> str:
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
 
 def _is_shared(tensor: runtime.Tensor, source: object) -> bool:

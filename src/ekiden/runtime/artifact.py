@@ -38,6 +38,7 @@ class Section(IntEnum):
     IMAGE = 5
     METADATA = 6
     DEVICES = 7
+    TYPES = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,6 @@ its shape is theirs.
 """
 MAPS = "maps to "
 """How the dtype of an output begins that is a list of dictionaries, one for each row of it."""
-UNKNOWN = "?"
-"""What a dimension of which nothing is declared is called."""
 
 EXECUTORS = ("aot", "async", "vm")
 LARGEST = 2**63 - 1
@@ -298,12 +296,6 @@ def _info(entry: Mapping[str, object]) -> TensorInfo:
     shape = tuple(cast("list[Dim]", entry["shape"]))
     keys = tuple(cast("list[Key]", entry.get("keys", [])))
     return TensorInfo(str(entry["name"]), shape, str(entry["dtype"]), keys)
-
-
-def limits(metadata: Mapping[str, object]) -> dict[str, int]:
-    """Symbol of the inputs of `main` -> the most it may be, for those that have a limit."""
-    main = cast("Mapping[str, dict[str, int]]", metadata.get("main", {}))
-    return main.get("limits", {})
 
 
 def variants(metadata: Mapping[str, object]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from ekiden import runtime
 from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph, Node, Output
 from ekiden.backend.vm.encode import Instruction, Operand, make
 from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.ir.type import tensor_type
 from ekiden.runtime import Executable, Module
 
 HOST = 0
@@ -53,8 +54,10 @@ class _Writer:
         if len(registers) != 1:
             result = self._into("AllocADT", tag=0, fields=registers)
         self.code.append(make("Ret", src=result))
-        names = tuple(self.graph.nodes[n].name for n in self.graph.arguments)
-        return VMFunction("main", names, self.count, tuple(self.code))
+        arguments = [self.graph.nodes[n] for n in self.graph.arguments]
+        names = tuple(node.name for node in arguments)
+        types = tuple(tensor_type(n.outputs[0].shape, n.outputs[0].dtype) for n in arguments)
+        return VMFunction("main", names, self.count, tuple(self.code), types)
 
     def _into(self, name: str, **operands: Operand | str) -> int:
         self.count += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -123,7 +123,10 @@ class _FunctionCompiler(Choices):
             self._compute(self.plan.entry, [self._part(each.path, held) for each in found])
         emit_scope(self._scope(self.function.body, None))
         params = tuple(p.name_hint for p in self.function.params)
-        return VMFunction(self.name, params, *allocate(self.code(), len(params)))
+        count, code = allocate(self.code(), len(params))
+        is_open = self.name not in self.program.closures
+        types = tuple(p.checked_type for p in self.function.params) if is_open else ()
+        return VMFunction(self.name, params, count, code, types)
 
     def _compute(self, stage: Stage, tensors: Sequence[int]) -> None:
         """Compute the vector of a stage from tensors and the vectors before it."""
@@ -416,6 +419,13 @@ def _last_binding(bindings: Sequence[Binding], result: RelayExpr) -> int:
     return len(bindings)
 
 
+def _with_input_names(main: VMFunction, metadata: Mapping[str, object]) -> VMFunction:
+    """`main` with the names that the model has for its inputs: variables may have got others."""
+    described = cast("Mapping[str, list[dict[str, str]]]", metadata.get("main", {}))
+    names = tuple(each["name"] for each in described.get("inputs", ()))
+    return replace(main, params=names) if len(names) == len(main.params) else main
+
+
 def _closure_calls(main: Function) -> list[VMFunction]:
     """A function for each number of arguments that functions in the result of `main` take: it calls
     its first argument with the others.
@@ -596,6 +606,7 @@ def _compile_variant(
     program.host_functions = {n: numbers[n, ANYWHERE] for n in hosts}
     program.shape_functions = {stage: numbers[s.name, ANYWHERE] for stage, s in shapes.items()}
     compiled = [_FunctionCompiler(program, plan).compile() for plan in plans]
+    compiled = [_with_input_names(f, metadata) if f.name == "main" else f for f in compiled]
     about = {n: describe_kernel(f) for n, f in zip(kernels.names, kernels.forms, strict=True)}
     metadata = {**metadata, "kernels": about, "sources": _sources(compiled)}
     several = len(table) > 1

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ekiden.backend.vm.encode import Instruction, dtype_code, encode
+from ekiden.backend.vm.signatures import signatures
 from ekiden.ir.pass_context import phase
+from ekiden.ir.type import Type
 from ekiden.runtime.artifact import (
     Constant,
     Part,
@@ -40,6 +42,8 @@ class VMFunction:
     params: tuple[str, ...]
     n_registers: int
     code: tuple[Instruction, ...]
+    types: tuple[Type, ...] = ()
+    """Of the parameters: arguments of other types are refused. None: anything is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,8 @@ def _sections(program: Program) -> dict[Section, bytes]:
     }
     if program.image:
         found[Section.IMAGE] = program.image
+    if any(function.types for function in program.functions):
+        found[Section.TYPES] = signatures([f.types for f in program.functions])
     if len(program.places.devices) > 1:
         found[Section.DEVICES] = _places(program.places)
     return found

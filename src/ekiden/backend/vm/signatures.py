@@ -1,0 +1,148 @@
+"""The types of functions' parameters as words of the section TYPES: what the machine holds
+arguments against. docs/artifact-format.md and runtime/src/ek_signature.h have the words.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ekiden.ir.prim import (
+    Add,
+    BinaryExpr,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Max,
+    Min,
+    Mul,
+    PrimExpr,
+    SizeVar,
+    Sub,
+    Var,
+)
+from ekiden.ir.text import prim_text
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.runtime.dtypes import dtype_code
+
+ANY, TENSOR, TUPLE = 0, 1, 2
+ANY_DIM = -(2**63)
+MAX_NESTING, MAX_STACK = 16, 16
+NO_LIMIT = 2**63 - 1
+CONST, SYMBOL = 0, 1
+_OPERATIONS: dict[type[PrimExpr], int] = {
+    Add: 2, Sub: 3, Mul: 4, FloorDiv: 5, FloorMod: 6, Min: 7, Max: 8,
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Symbol:
+    """A name of sizes."""
+
+    name: str
+    most: int
+    definition: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Symbols:
+    """The symbols of all functions; those of one function are told apart by what they are, those of
+    two share a place where they look the same.
+    """
+
+    table: list[_Symbol] = field(default_factory=list)
+    own: dict[Var | str, int] = field(default_factory=dict)
+    """Of the function being written."""
+
+    def number(self, dim: PrimExpr) -> int:
+        """The number of a dimension that is no constant."""
+        text = prim_text(dim)
+        key = dim if isinstance(dim, Var) else text
+        if key not in self.own:
+            upper = dim.upper if isinstance(dim, SizeVar) else None
+            symbol = _Symbol(text, NO_LIMIT if upper is None else upper, self.definition(dim))
+            self.own[key] = self._place(symbol)
+        return self.own[key]
+
+    def _place(self, symbol: _Symbol) -> int:
+        taken = set(self.own.values())
+        for number, each in enumerate(self.table):
+            if number not in taken and each == symbol:
+                return number
+        self.table.append(symbol)
+        return len(self.table) - 1
+
+    def definition(self, dim: PrimExpr) -> tuple[int, ...]:
+        """The words of an expression in other symbols; none for a symbol, and for what cannot be
+        said.
+        """
+        words: list[int] = []
+        stack: list[tuple[PrimExpr, bool]] = [(dim, False)] if not isinstance(dim, Var) else []
+        while stack:
+            at, is_open = stack.pop()
+            match at:
+                case IntImm(value=value):
+                    words += (CONST, value)
+                case Var():
+                    words += (SYMBOL, self.number(at))
+                case BinaryExpr(a=a, b=b) if type(at) in _OPERATIONS and len(stack) < MAX_STACK:
+                    if is_open:
+                        words.append(_OPERATIONS[type(at)])
+                    else:
+                        stack += [(at, True), (b, False), (a, False)]
+                case _:
+                    return ()
+        return tuple(words)
+
+
+def _type_words(kind: Type, symbols: _Symbols, depth: int) -> list[int]:
+    """Recursive: deeper than MAX_NESTING, anything is taken."""
+    match kind:
+        case TensorType(shape=shape, dtype=dtype):
+            code, bits, _ = dtype_code(dtype)
+            dims = [_dim_word(dim, symbols) for dim in shape]
+            return [TENSOR, code | bits << 8, len(dims), *dims]
+        case TupleType(fields=fields) if depth + 1 < MAX_NESTING:
+            inner = [_type_words(each, symbols, depth + 1) for each in fields]
+            return [TUPLE, len(inner), *(word for words in inner for word in words)]
+        case _:
+            return [ANY]
+
+
+def _dim_word(dim: PrimExpr, symbols: _Symbols) -> int:
+    match dim:
+        case IntImm(value=value):
+            return value
+        case Var() | BinaryExpr():
+            return -1 - symbols.number(dim)
+        case _:
+            return ANY_DIM
+
+
+def signatures(functions: Sequence[Sequence[Type]]) -> bytes:
+    """The section TYPES: of functions in order, the types of their parameters; none where nothing
+    is declared.
+    """
+    symbols, rows = _Symbols(), []
+    for types in functions:
+        symbols.own = {}
+        words = [word for kind in types for word in _type_words(kind, symbols, 0)]
+        rows.append(_words(words))
+    heads = [
+        _string(each.name) + struct.pack("<Q", each.most) + _words(each.definition)
+        for each in symbols.table
+    ]
+    return b"".join([struct.pack("<I", len(heads)), *heads, *rows])
+
+
+def _words(words: Sequence[int]) -> bytes:
+    return struct.pack(f"<I{len(words)}q", len(words), *words)
+
+
+def _string(text: str) -> bytes:
+    encoded = text.encode()
+    return struct.pack("<I", len(encoded)) + encoded
+
+
+__all__ = ["signatures"]
