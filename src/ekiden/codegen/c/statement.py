@@ -18,7 +18,6 @@ from ekiden.ir.prim_visitor import post_order, same
 from ekiden.runtime.errors import InternalError
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, VectorReduce
 from ekiden.tir.stmt import (
-    SHOWN,
     Allocate,
     AssertStmt,
     BufferStore,
@@ -89,7 +88,7 @@ class StatementWriter(ExpressionWriter):
         if not s.values:
             return self.check(wrong, s.kind, s.message)
         values = ", ".join(self.text(cast(v, "int64")) for v in s.values)
-        given = f"{quoted(s.kind)}, {quoted(s.format)}, (const int64_t[{SHOWN}]){{{values}}}"
+        given = f"{quoted(s.kind)}, {quoted(s.format)}, (const int64_t[]){{{values}}}"
         self.put(f"if ({wrong}) {{")
         self.fail(f"ek_kernel_error_values({given})")
         self.put("}")

@@ -21,7 +21,6 @@ from ekiden.ir.prim import LT, IntImm, PrimExpr, SizeVar, Var, cast, const, is_c
 from ekiden.runtime.errors import InternalError
 from ekiden.tir.expr import Broadcast, Buffer, Ramp
 from ekiden.tir.stmt import (
-    SHOWN,
     Allocate,
     AssertStmt,
     BufferStore,
@@ -167,7 +166,7 @@ class StatementEmitter(PackedCallEmitter):
             return self.check(self.value(s.condition), s.kind, s.message)
         self.module.declare("ek_kernel_error_values", "i32", ["ptr", "ptr", "ptr"])
         text, name = self.module.string(s.format), self.module.string(s.kind)
-        words = self.words(SHOWN)
+        words = self.words(len(s.values))
         for n, value in enumerate(s.values):
             self.put(words, n, f"i64 {self.value(cast(value, 'int64'))}")
         call = f"call i32 @ek_kernel_error_values(ptr {name}, ptr {text}, ptr {words})"
