@@ -43,6 +43,8 @@ typedef struct task {
   int64_t started;             /* when, by now() */
   ek_value *args;              /* owned, with spans behind them */
   span *spans;                 /* what it reads, then what it writes */
+  const ek_vm_function *function;
+  const int32_t *pc;           /* the instruction of the function that calls it */
   int32_t primitive;
   int32_t n_args, n_spans, n_reads;
   int32_t capacity;            /* of args and of spans */
@@ -220,7 +222,10 @@ static int call_wide(ek_async *a, int32_t primitive, const ek_value *args, int32
 
 /* Notes the end of a task and what may begin now. Under the lock. */
 static void finish(ek_async *a, int i, int status) {
-  if (status != 0) note_failure(a, a->tasks[i].order);
+  if (status != 0) {
+    ek_vm_name_node(a->vm, a->tasks[i].function, a->tasks[i].pc);
+    note_failure(a, a->tasks[i].order);
+  }
   exclude(&a->running, i);
   include(&a->done, i);
   __atomic_fetch_add(&a->ends, 1, __ATOMIC_RELEASE);
@@ -414,6 +419,8 @@ static int issue(ek_async *a, const ek_value *R, const int32_t *pc) {
   task *t = &a->tasks[i];
   if (reserve(t, of.n) != 0) return -1;
   t->primitive = pc[1];
+  t->function = a->vm->function;
+  t->pc = pc;
   bool is_known = fill_spans(t, args, &of);
   if (!is_known) wait_for_all(a);
   if (!is_known || is_direct(a, t)) return call_now(a, pc[1], args, of.n);

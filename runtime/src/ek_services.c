@@ -1,14 +1,28 @@
 /* What compiled code may import, and the scratch memory that is one of these services. */
 #include "ek_vm.h"
 
+#include <stdio.h>
+
 /* Errors --------------------------------------------------------------------------------------- */
 
 int ek_kernel_error(const char *kind, const char *message) { return ek_error(kind, "%s", message); }
 
+enum { LONGEST_MESSAGE = 2000, LONGEST_VALUE = 24 };
+
 int ek_kernel_error_values(const char *kind, const char *format, const int64_t *values) {
-  typedef long long shown;
-  return ek_error(kind, format, (shown)values[0], (shown)values[1], (shown)values[2],
-                  (shown)values[3]);
+  char text[LONGEST_MESSAGE + LONGEST_VALUE];
+  size_t size = 0;
+  while (*format != '\0' && size < LONGEST_MESSAGE) {
+    if (strncmp(format, "%lld", 4) == 0) {
+      size += (size_t)snprintf(text + size, LONGEST_VALUE, "%lld", (long long)*values++);
+      format += 4;
+    } else {
+      format += format[0] == '%' && format[1] == '%';
+      text[size++] = *format++;
+    }
+  }
+  text[size] = '\0';
+  return ek_error(kind, "%s", text);
 }
 
 /* Workspace --------------------------------------------------------------------------------------

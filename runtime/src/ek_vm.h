@@ -171,7 +171,12 @@ void ek_vm_unwind(ek_vm *vm);
 ** gave. */
 void ek_vm_say_where(const ek_vm *vm, const int32_t *pc);
 
-/* The same, and leaves all frames. */
+/* ek_vm_say_where, and leaves all frames. */
 void ek_vm_failed(ek_vm *vm, const int32_t *pc);
+
+/* After the kernel that the instruction at 'pc' of 'f' calls failed, on any thread: an error about an
+** index names the node of the model. 'pc' may be NULL. */
+void ek_vm_name_node(const ek_vm *vm, const ek_vm_function *f, const int32_t *pc);
+
 
 #endif /* EK_VM_H_ */

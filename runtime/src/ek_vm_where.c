@@ -2,7 +2,10 @@
 ** compiler leaves the latter in the metadata, which is JSON and as little to be trusted as the rest
 ** of the file:
 **
-**   {..., "sources": {FUNCTION: [[INSTRUCTION, TEXT], ...], ...}, ...} */
+**   {..., "sources": {FUNCTION: [[INSTRUCTION, TEXT], ...], ...},
+**        "checks": {FUNCTION: [[INSTRUCTION, TEXT, ...], ...], ...}, ...}
+**
+** where "checks" has what each operator of a kernel is called that may refuse an index. */
 #include "ek_vm_step.h"
 
 #include <stdio.h>
@@ -70,17 +73,22 @@ static int64_t take_number(json *j) {
   return number;
 }
 
-/* What an instruction was made from; nothing where that is unknown. */
-static ek_bytes source_of(const ek_vm *vm, ek_bytes function, int32_t instruction) {
+/* The n-th text that a table has for an instruction; nothing where there is none. */
+static ek_bytes text_of(const ek_vm *vm, const char *table, ek_bytes function, int32_t instruction,
+                        int64_t n) {
   ek_bytes metadata = vm->executable->metadata, text = {"", 0}, none = {"", 0};
   json j = {metadata.data, metadata.data + metadata.size};
-  if (!enter_key(&j, "sources", 7) || !enter_key(&j, function.data, function.size)) return none;
+  if (!enter_key(&j, table, strlen(table)) || !enter_key(&j, function.data, function.size)) {
+    return none;
+  }
   if (!take(&j, '[')) return none;
   while (take(&j, '[')) {
     int64_t number = take_number(&j);
-    if (!take(&j, ',') || !take_string(&j, &text) || !take(&j, ']')) return none;
-    if (number == instruction) return text;
-    if (!take(&j, ',')) return none;
+    for (int64_t k = 0; take(&j, ','); k++) {
+      if (!take_string(&j, &text)) return none;
+      if (number == instruction && k == n) return text;
+    }
+    if (!take(&j, ']') || !take(&j, ',')) return none;
   }
   return none;
 }
@@ -96,33 +104,70 @@ static void unescape(char *to, ek_bytes text) {
 
 enum { LONGEST = 1000 };
 
+/* What a table has for an instruction, as text of at most LONGEST bytes. */
+static void copy_text(char *to, const ek_vm *vm, const char *table, const ek_vm_function *f,
+                      int32_t instruction, int64_t n) {
+  ek_bytes text = text_of(vm, table, f->name, instruction, n);
+  if (text.size > LONGEST) {
+    text.size = LONGEST;
+    while (text.size != 0 && (text.data[text.size] & 0xC0) == 0x80) text.size--;
+  }
+  unescape(to, text);
+}
+
 /* Adds the place to the pending error. */
 static void add_place(const ek_vm *vm, const int32_t *pc, const ek_error_object *error) {
   const ek_vm_function *f = vm->function;
   int32_t number = ek_vm_instruction(f, pc);
-  ek_bytes source = source_of(vm, f->name, number);
   char text[LONGEST + 1];
-  if (source.size > LONGEST) {
-    source.size = LONGEST;
-    while (source.size != 0 && (source.data[source.size] & 0xC0) == 0x80) source.size--;
-  }
-  unescape(text, source);
-  if (source.size == 0) snprintf(text, sizeof text, "instruction %d", number);
+  copy_text(text, vm, "sources", f, number, 0);
+  if (text[0] == '\0') snprintf(text, sizeof text, "instruction %d", number);
   ek_error("RunError", "%.*s (in '%.*s': %s)", (int)error->message.size, error->message.data,
            (int)f->name.size, f->name.data, text);
+}
+
+static bool is_of_kind(const ek_error_object *error, const char *kind) {
+  return error->kind.size == strlen(kind) && memcmp(error->kind.data, kind, strlen(kind)) == 0;
+}
+
+/* "#1 take: index ..." as "Gather 'node': index ...", or "take: index ..." where the node has no
+** name. */
+static void name_node(const ek_vm *vm, const ek_vm_function *f, const int32_t *pc,
+                      const ek_error_object *error) {
+  json j = {error->message.data, error->message.data + error->message.size};
+  if (!take(&j, '#')) return;
+  int64_t n = take_number(&j);
+  while (j.at < j.end && *j.at == ' ') j.at++;
+  char name[LONGEST + 1] = "";
+  if (pc != NULL) copy_text(name, vm, "checks", f, ek_vm_instruction(f, pc), n);
+  const char *colon = memchr(j.at, ':', (size_t)(j.end - j.at));
+  if (name[0] != '\0' && colon != NULL) j.at = colon;
+  ek_error("IndexRangeError", "%s%.*s", name, (int)(j.end - j.at), j.at);
+}
+
+void ek_vm_name_node(const ek_vm *vm, const ek_vm_function *f, const int32_t *pc) {
+  ek_object *error = ek_error_take();
+  if (error == NULL) return;
+  ek_error_set(error);
+  const ek_error_object *known = (const ek_error_object *)(const void *)error;
+  if (is_of_kind(known, "IndexRangeError")) name_node(vm, f, pc, known);
+  ek_object_release(error);
 }
 
 void ek_vm_say_where(const ek_vm *vm, const int32_t *pc) {
   uintptr_t place = (uintptr_t)pc;
   if (place & EK_NATIVE_FAILED) pc = (const int32_t *)(place - EK_NATIVE_FAILED);
   pc = pc == NULL ? NULL : ek_native_bytecode(vm->function, pc);
-  ek_object *error = ek_error_take();
-  const ek_error_object *known = (const ek_error_object *)(const void *)error;
-  bool is_plain = error != NULL && known->kind.size == 8 &&
-                  memcmp(known->kind.data, "RunError", 8) == 0;
-  if (error != NULL) ek_error_set(error);
   bool is_kernel = pc != NULL && (*pc == EK_OP_InvokePacked || *pc == EK_OP_InvokePackedScratch);
-  if (is_plain && pc != NULL && !is_kernel) add_place(vm, pc, known);
+  if (is_kernel || pc == NULL) {
+    ek_vm_name_node(vm, vm->function, pc);
+    return;
+  }
+  ek_object *error = ek_error_take();
+  if (error == NULL) return;
+  ek_error_set(error);
+  const ek_error_object *known = (const ek_error_object *)(const void *)error;
+  if (is_of_kind(known, "RunError")) add_place(vm, pc, known);
   ek_object_release(error);
 }
 

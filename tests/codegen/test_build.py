@@ -56,12 +56,12 @@ def test_a_function_becomes_a_module(target: str) -> None:
 def test_an_assertion_shows_values(target: str) -> None:
     n, m = SizeVar("n"), SizeVar("m")
     x, y, out = (Buffer(name, (d,)) for name, d in (("x", n), ("y", m), ("out", const(1))))
-    names, values = ("n", "100% of m"), (n, cast(m, "int32"))
-    check = AssertStmt(n.equal(m), "100% must fit", "ValueError", names, values)
+    message, values = "100% must {{fit}}; n is {}, 100% of m is {}", (n, cast(m, "int32"))
+    check = AssertStmt(n.equal(m), message, "ValueError", values)
     body = seq(check, BufferStore(out, const(1.0), (const(0),)))
     module = build(PrimFunc((x, y, out), body, {"global_symbol": "f"}), target, cache=NO_CACHE)
     a, b, got = (np.zeros(size, "float32") for size in (3, 4, 1))
-    with pytest.raises(ValueError, match=r"^100% must fit; n is 3, 100% of m is 4$"):
+    with pytest.raises(ValueError, match=r"^100% must {fit}; n is 3, 100% of m is 4$"):
         module["f"](a, b, got)
     assert got.tolist() == [0.0]
     module["f"](a, a, got)

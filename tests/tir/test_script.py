@@ -107,7 +107,7 @@ def f(A_handle: T.handle, B: T.Buffer((4,), "float32")):
 def f(A: T.Buffer((16,), "float32"), N: T.Buffer((), "int32")):
     assert N[()] > 3, "too few"
     assert N[()] < 9, ("ValueError", "too many")
-    assert N[()] < 8, ("RunError", "still too many", ("N", N[()]), ("the most", 8))
+    assert N[()] < 8, ("RunError", "{} is still too many, of {}", N[()], 8)
     total = T.alloc_buffer((1,), "float32", scope="register")
     total[0] = 0.0
     for i in range(16):

@@ -66,7 +66,8 @@ static inline int ek_kernel_error(const char *kind, const char *message) {
   return call(kind, message);
 }
 
-/* ek_error with a format of at most four "%lld" for the first of four values. Returns -1. */
+/* ek_error with a format: each "%lld" in it is the next of the values, "%%" is "%". Text beyond
+** 2000 bytes is left out. Returns -1. */
 static inline int ek_kernel_error_values(const char *kind, const char *format,
                                          const int64_t *values) {
   typedef int (*service)(const char *, const char *, const int64_t *);

@@ -19,6 +19,8 @@ from ekiden.ir.prim import (
     PrimExpr,
     SizeVar,
     Var,
+    cast,
+    const,
 )
 from ekiden.runtime.dtypes import dtype_code
 from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp
@@ -128,3 +130,25 @@ def in_place(func: PrimFunc) -> tuple[int, ...]:
     found = (func.attrs or {}).get("tir.in_place", ())
     assert isinstance(found, tuple)
     return tuple(int(str(n)) for n in found)
+
+
+BOUNDS_ERROR = "BoundsError"
+"""The error of an access outside of a buffer."""
+
+
+def flat_extent(buffer: Buffer) -> PrimExpr:
+    """How many elements from its first one on a buffer has."""
+    extent: PrimExpr = const(1)
+    if buffer.strides:
+        for size, stride in zip(buffer.shape, buffer.strides, strict=True):
+            extent = extent + (cast(size, "int64") - 1) * cast(stride, "int64")
+        return extent
+    for size in buffer.shape:
+        extent = extent * cast(size, "int64")
+    return extent
+
+
+def bounds_message(kernel: str, buffer: Buffer) -> str:
+    """The message of such an error, a format of C: of the index and the extent."""
+    text = f"kernel '{kernel}': access of buffer '{buffer.name}' at index "
+    return text.replace("%", "%%") + "%lld of %lld elements"

@@ -18,7 +18,7 @@ from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import Bytes
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import PathName, check_folder
-from ekiden.target.virtual_device import Targets
+from ekiden.target.virtual_device import Targets, with_bounds
 
 if TYPE_CHECKING:
     from ekiden.driver.build import Model
@@ -31,6 +31,7 @@ def compile(
     *,
     shape: Shapes | None = None,
     executor: str = "vm",
+    bounds: str = "",
 ) -> Executable:
     """Compile a model: a path to an ONNX file, its bytes, an onnx.ModelProto, or an IRModule with a
     function `main`.
@@ -42,14 +43,18 @@ def compile(
     `shape` replaces the declared shapes of inputs by name.
     `executor` "aot" adds native code of the functions to their bytecode, which "vm" interprets;
     "async" plans memory for kernels that run at the same time, and runs them so (docs/vm.md);
-    results and errors are the same. Options and instruments come from the current PassContext.
+    results and errors are the same.
+    `bounds` "check" makes kernels compare every access of a buffer with its extent, and fail with
+    a BoundsError that names kernel, buffer, index and extent: to find out what is wrong with one,
+    which is many times slower then (docs/targets.md).
+    Options and instruments come from the current PassContext.
 
     A model of ONNX that was compiled before, by the same compiler with the same options, is mapped
     from the cache (EKIDEN_CACHE_LIMIT), unless instruments watch.
     Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
     LoadError where this machine cannot run the code; `ekiden compile` writes it all the same.
     """
-    made = compile_artifact(model, target, shape, executor)
+    made = compile_artifact(model, with_bounds(target, bounds), shape, executor)
     found = made if isinstance(made, runtime.Executable) else runtime.Executable.from_bytes(made)
     return Executable(found)
 

@@ -113,7 +113,9 @@ class OpDef:
     (the attributes then have a field `symbols` for them), or the operator that gives the largest
     result there can be, with a vector of the true dimensions as its last field: one for all
     unknown dimensions, or one for each. host: the registered function that computes it at run time
-    where it is no kernel. fields: how many fields the result has where it is a tuple.
+    where it is no kernel. fields: how many fields the result has where it is a tuple. refuses:
+    whether numbers among its data (an index, a length) may be out of range, which is then an error
+    that names them.
     """
 
     name: str
@@ -132,6 +134,7 @@ class OpDef:
     dims: DimsOf | None = None
     padded: str | None = None
     host: str = ""
+    refuses: bool = False
     fields: Callable[[Attrs | None], int] | None = None
     description: str = ""
     result: str = ""

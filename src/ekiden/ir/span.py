@@ -30,6 +30,12 @@ class Span(Node):
     column: int = 0
     end_column: int = 0
 
+    def naming(self, operator: str) -> str:
+        """What messages call an operator made here: the node of a model by its name, else the
+        operator and its place in the text.
+        """
+        return f"{operator} at {self}" if self.line else self.source_name
+
     def __str__(self) -> str:
         """`source`, or `source:line:column` for text."""
         return f"{self.source_name}:{self.line}:{self.column}" if self.line else self.source_name

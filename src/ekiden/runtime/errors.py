@@ -4,6 +4,8 @@
     ├── LoadError            a file or byte string is not a valid artifact
     ├── RunError             a compiled program failed while running
     │   ├── InputError       an argument has the wrong name, dtype, rank or dimension
+    │   ├── IndexRangeError  an index in the data is out of range (also an IndexError)
+    │   ├── BoundsError      a kernel accessed a buffer outside its extent (also an IndexError)
     │   └── MemoryLimitError memory beyond the limit was asked for (also a MemoryError)
     ├── CompileError         a program cannot be compiled
     │   ├── ImportModelError a model file cannot be imported
@@ -35,6 +37,16 @@ class RunError(EkidenError):
 
 class InputError(RunError, ValueError):
     """An argument of a run has the wrong name, dtype, rank or dimension."""
+
+
+class IndexRangeError(RunError, IndexError):
+    """Data that says where to read or write lies outside: an index, a coordinate, a length. The
+    message names the node, the value, its position and what is valid."""
+
+
+class BoundsError(RunError, IndexError):
+    """A kernel compiled with `bounds="check"` was about to access a buffer outside its extent. The
+    message names kernel, buffer, index and extent."""
 
 
 class MemoryLimitError(RunError, MemoryError):

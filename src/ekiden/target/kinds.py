@@ -76,6 +76,7 @@ LABELS: dict[str, Option] = {
 }
 """Of all kinds. They say what a target is called, but for libraries, which nothing here calls."""
 _CODE: dict[str, Option] = {
+    "bounds":       Option(str, ("", "check")),
     "mabi":         Option(str, ("lp64d",)),
     "mfloat-abi":   Option(str, ("hard",)),
     "system-lib":   Option(bool, (False,)),

@@ -231,6 +231,17 @@ class Target:
         return str(dict(self.options).get("tag", ""))
 
     @property
+    def bounds(self) -> str:
+        """ "check" for code that compares every access of a buffer with its extent, or ""."""
+        return str(dict(self.options).get("bounds", ""))
+
+    def with_bounds(self, bounds: str) -> Target:
+        """The same with such code, or without."""
+        left = {name: value for name, value in self.options if name != "bounds"}
+        asked: dict[str, object] = {"bounds": bounds} if bounds else {}
+        return Target(self, options=tuple(sorted({**left, **asked}.items())))
+
+    @property
     def libs(self) -> list[str]:
         """The libraries it names."""
         return list(self.attrs.get("libs", ()))

@@ -117,6 +117,26 @@ Targets: TypeAlias = (
 targets."""
 
 
+BOUNDS = ("", "check")
+"""What code does about accesses outside of a buffer: nothing, or say which one it was."""
+
+
+def with_bounds(targets: Targets, bounds: str) -> Targets:
+    """Targets, whose code checks every access of a buffer where `bounds` is "check".
+
+    Raises CompileError for another word.
+    """
+    if bounds not in BOUNDS:
+        known = " or ".join(map(repr, BOUNDS))
+        raise CompileError(f"compile: bounds must be {known}, got {bounds!r}")
+    if not bounds:
+        return targets
+    return {
+        place: [Target.parse(t).with_bounds(bounds) for t in given or ("llvm",)]
+        for place, given in _pairs(targets)
+    }
+
+
 def compilation_config(targets: Targets) -> CompilationConfig:
     """The devices and targets of what a user gives: `"llvm"`,
     `["llvm -mcpu=x86-64-v4", "llvm -mcpu=x86-64-v3"]` for two variants,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import rewrite
-from ekiden.te.inline import post_order_tensors
+from ekiden.te.inline import Inliner, post_order_tensors
+from ekiden.te.range_check import RangeCheck, checks_of, search
 from ekiden.te.reducer import Reduce
 from ekiden.te.statements import replace_buffers
 from ekiden.te.tensor import ComputeOp, ExternOp, PlaceholderOp, ProducerLoad, Tensor
@@ -170,12 +171,22 @@ def create_prim_func(ops: Sequence[Tensor] | Tensor, name: str = "main") -> Prim
         for tensor in group:
             if tensor not in buffers.buffers:
                 intermediates.append(buffers.declare(tensor))
+        stages.extend(_search(check, buffers) for check in checks_of(op))
         if isinstance(op, ComputeOp):
             stages.append(stage_block(op, group, buffers))
         elif isinstance(op, ExternOp):
             stages.append(extern_stage(op, group, buffers))
     attrs = {"global_symbol": name, "num_outputs": len(outputs)}
     return PrimFunc(params, allocated(seq(*stages), intermediates), attrs)
+
+
+def _search(check: RangeCheck, buffers: BufferMap) -> Stmt:
+    """The loops of a check. What it is about is an input of the computation or is made of inputs
+    alone, element by element.
+    """
+    made = {t for t in post_order_tensors([check.values]) if t not in buffers.buffers}
+    inliner = Inliner(made)
+    return search(check, lambda at: buffers.loads(inliner.expr(check.values[at])))
 
 
 def _check_arguments(args: Sequence[Tensor], name: str) -> None:

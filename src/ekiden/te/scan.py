@@ -9,6 +9,7 @@ from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.te.inline import inputs_of, post_order_tensors
 from ekiden.te.prim_func import BufferMap, allocated, stage_block, whole_operations
+from ekiden.te.range_check import checks_of
 from ekiden.te.tensor import (
     ComputeOp,
     PlaceholderOp,
@@ -117,6 +118,11 @@ def _steps(name: str, updates: Sequence[Tensor], states: set[Tensor]) -> list[Te
             raise ValueError(
                 f"scan {name!r}: {tensor.name!r} stands between state and update and must be a"
                 " computation whose first axis is the time"
+            )
+        if checks_of(tensor.op):
+            raise ValueError(
+                f"scan {name!r}: {tensor.name!r} reads at indices that are data, which cannot be"
+                " checked before the state is known"
             )
         found.append(tensor)
     return found

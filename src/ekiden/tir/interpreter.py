@@ -7,6 +7,7 @@ lowered.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -31,6 +32,7 @@ from ekiden.ir.prim import (
     Var,
 )
 from ekiden.ir.prim_visitor import children, post_order
+from ekiden.runtime import errors
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 from ekiden.tir.stmt import (
     Allocate,
@@ -82,6 +84,14 @@ class _Runtime:
     def view(value: Array, dtype: str) -> Array:
         lanes = np.atleast_1d(np.asarray(value)).view(dt.to_numpy(dt.element(dtype)))
         return lanes if dt.lanes(dtype) > 1 else np.asarray(lanes[0])[()]
+
+    @staticmethod
+    def error(kind: str) -> type[Exception]:
+        """The class of a kind of error, as the binding finds it."""
+        found = getattr(errors, kind, None) or getattr(builtins, kind, None)
+        if isinstance(found, type) and issubclass(found, Exception):
+            return found
+        return errors.RunError
 
     @staticmethod
     def cast(value: Array, dtype: str) -> Array:
@@ -152,8 +162,9 @@ class _Source:
                 self.put(depth, "pass")
             case AssertStmt():
                 values = ", ".join(map(self.text, s.values))
-                said = f"{s.format!r} % ({values},)" if values else repr(s.message)
-                self.put(depth, f"assert {self.text(s.condition)}, {said}")
+                said = f"{s.message!r}.format({values})" if values else repr(s.message)
+                self.put(depth, f"if not {self.text(s.condition)}:")
+                self.put(depth + 1, f"raise rt.error({s.kind!r})({said})")
             case _:
                 raise TypeError(f"interpreter: {type(s).__name__} must be lowered first")
 

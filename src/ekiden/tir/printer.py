@@ -125,8 +125,7 @@ class _Printer:
                 self._evaluate(s, indent)
             case AssertStmt():
                 message = quoted(s.message)
-                pairs = zip(s.names, s.values, strict=True)
-                shown = [f"({quoted(name)}, {e.text(value)})" for name, value in pairs]
+                shown = [*map(e.text, s.values)]
                 plain = s.kind == "RunError" and not shown
                 what = message if plain else f"({', '.join([quoted(s.kind), message, *shown])})"
                 self.put(f"assert {e.text(s.condition)}, {what}", indent)

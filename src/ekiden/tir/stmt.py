@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import Enum
+from string import Formatter
 from typing import ClassVar
 
 from ekiden.ir.expr import BaseFunc, RelayExpr
@@ -115,26 +116,28 @@ class Evaluate(Stmt):
     value: PrimExpr
 
 
-SHOWN = 4
-"""Most values that the message of an AssertStmt shows."""
-
-
 @node("tir.AssertStmt")
 class AssertStmt(Stmt):
-    """Fail the kernel with an error of this kind and message unless the condition holds. The
-    message ends with what `values` are: at most SHOWN integers, each under its name."""
+    """Fail the kernel with an error of this kind and message unless the condition holds.
+
+    With `values`, integers, the message is a format of Python's with a "{}" for each of them (and
+    braces of its own doubled); without, it is the text itself.
+    """
 
     condition: PrimExpr
     message: str
     kind: str = "RunError"
-    names: tuple[str, ...] = ()
     values: tuple[PrimExpr, ...] = ()
 
     @property
     def format(self) -> str:
-        """The message as a format of C, whose arguments are the values."""
-        shown = [f"{name} is ".replace("%", "%%") + "%lld" for name in self.names]
-        return "; ".join([self.message.replace("%", "%%"), *([", ".join(shown)] if shown else [])])
+        """The message as a format of C, whose arguments are the values as 64-bit integers."""
+        if not self.values:
+            return self.message.replace("%", "%%")
+        pieces = Formatter().parse(self.message)
+        return "".join(
+            text.replace("%", "%%") + ("" if hole is None else "%lld") for text, hole, *_ in pieces
+        )
 
 
 @node("tir.Prefetch")

@@ -1,5 +1,8 @@
-"""Computations whose indices are data. Every index is brought into range, so that no input can read
-outside."""
+"""Computations whose indices are data.
+
+Indices out of range are refused by checks that the computations carry, or brought into range where
+a mode says so, so that no input can read outside.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,13 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.te import Tensor
+from ekiden.te.range_check import (
+    CHECKS,
+    RangeCheck,
+    extent_checks,
+    from_either_end,
+    index_check,
+)
 from ekiden.topi.broadcast import broadcast_indices, joint_shape
 from ekiden.topi.shape import Dim, as_dim, known, normalize_axis, product
 from ekiden.topi.transform import unravel
@@ -33,21 +43,16 @@ def _wrapped(index: PrimExpr, size: PrimExpr) -> PrimExpr:
     return cast(index, "int64") % maximum(size, 1)
 
 
-def from_either_end(index: PrimExpr, size: PrimExpr) -> PrimExpr:
-    """Negative indices count from the end."""
-    wide = cast(index, "int64")
-    return _clipped(Select(wide < 0, wide + size, wide, "int64"), size)
-
-
 def take(
     a: Tensor, indices: Tensor, axis: int | None = None, batch_dims: int = 0, mode: str = "clip"
 ) -> Tensor:
     """Slices of `a` at `indices` along an axis (None: of the flattened data).
 
-    The leading `batch_dims` axes are shared. Indices out of range count modulo the extent (mode
-    "wrap") or are clipped (any other).
+    The leading `batch_dims` axes are shared. Mode "raise": negative indices count from the end, and
+    those out of range are refused. Otherwise these count modulo the extent ("wrap") or are clipped
+    (any other).
     """
-    bring = _wrapped if mode == "wrap" else _clipped
+    bring = {"wrap": _wrapped, "raise": from_either_end}.get(mode, _clipped)
     if axis is None:
         count = product(a.shape)
         return te.compute(
@@ -55,6 +60,7 @@ def take(
             lambda *i: a[unravel(bring(indices[i], count), a.shape)],
             name="take",
             tag="injective",
+            attrs=_refusing(mode, indices, count, None),
         )
     at, batch = normalize_axis(axis, a.ndim, "take"), batch_dims % max(indices.ndim, 1)
     if batch > at:
@@ -66,7 +72,14 @@ def take(
         index = bring(indices[(*i[:batch], *i[at : at + rank])], a.shape[at])
         return a[(*i[:at], index, *i[at + rank :])]
 
-    return te.compute(shape, body, name="take", tag="injective")
+    attrs = _refusing(mode, indices, a.shape[at], at)
+    return te.compute(shape, body, name="take", tag="injective", attrs=attrs)
+
+
+def _refusing(
+    mode: str, indices: Tensor, size: PrimExpr, axis: int | None
+) -> dict[str, object] | None:
+    return {CHECKS: (index_check("take", indices, size, axis),)} if mode == "raise" else None
 
 
 def gather(data: Tensor, axis: int, indices: Tensor) -> Tensor:
@@ -76,7 +89,9 @@ def gather(data: Tensor, axis: int, indices: Tensor) -> Tensor:
     def body(*i: Var) -> PrimExpr:
         return data[(*i[:at], from_either_end(indices[i], data.shape[at]), *i[at + 1 :])]
 
-    return te.compute(indices.shape, body, name="gather", tag="injective")
+    extents = extent_checks("gather", indices.shape, data.shape, at)
+    attrs = {CHECKS: (*extents, index_check("gather", indices, data.shape[at], at))}
+    return te.compute(indices.shape, body, name="gather", tag="injective", attrs=attrs)
 
 
 def gather_nd(
@@ -98,7 +113,25 @@ def gather_nd(
             at.append(from_either_end(indices[(as_dim(n), *i[:rest])], a.shape[batch_dims + n]))
         return a[(*at, *i[rest:])]
 
-    return te.compute(shape, body, name="gather_nd", tag="injective")
+    sizes = a.shape[batch_dims : batch_dims + count]
+    shared = extent_checks("gather_nd", indices.shape[1 : 1 + batch_dims], a.shape[:batch_dims])
+    attrs = {CHECKS: (*shared, *coordinate_checks("gather_nd", indices, sizes, batch_dims))}
+    return te.compute(shape, body, name="gather_nd", tag="injective", attrs=attrs)
+
+
+def coordinate_checks(
+    name: str, indices: Tensor, sizes: Sequence[PrimExpr], first: int = 0
+) -> tuple[RangeCheck, ...]:
+    """The checks of coordinates along the first axis of `indices`, for axes from `first` on."""
+    rest = indices.shape[1:]
+    return tuple(
+        index_check(name, _coordinate(indices, n, rest), size, first + n)
+        for n, size in enumerate(sizes)
+    )
+
+
+def _coordinate(indices: Tensor, n: int, rest: Sequence[PrimExpr]) -> Tensor:
+    return te.compute(rest, lambda *i: indices[(as_dim(n), *i)], name="at", tag="injective")
 
 
 def adv_index(data: Tensor, indices: Sequence[Tensor]) -> Tensor:
@@ -113,7 +146,11 @@ def adv_index(data: Tensor, indices: Sequence[Tensor]) -> Tensor:
         ]
         return data[(*at, *i[rank:])]
 
-    return te.compute((*joint, *data.shape[used:]), body, name="adv_index", tag="injective")
+    checks = tuple(
+        index_check("adv_index", t, data.shape[n], n, f"index {n}") for n, t in enumerate(indices)
+    )
+    shape = (*joint, *data.shape[used:])
+    return te.compute(shape, body, name="adv_index", tag="injective", attrs={CHECKS: checks})
 
 
 def one_hot(

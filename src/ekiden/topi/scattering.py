@@ -1,6 +1,6 @@
 """Writing at positions that are data, as statements: where positions repeat, the last one stays.
 
-Every position is brought into range, so that no input can write outside.
+Positions out of range are refused before anything is written.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from ekiden import te
 from ekiden.ir.prim import ExprLike, PrimExpr, Var, cast, const, convert, maximum, minimum
 from ekiden.te import Tensor
+from ekiden.te.range_check import CHECKS, RangeCheck, extent_checks, from_either_end, index_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, Stmt, seq
-from ekiden.topi.index import from_either_end
+from ekiden.topi.index import coordinate_checks
 from ekiden.topi.rule.loops import Axis, estimate, parallel_outer, serial, vectorized
 from ekiden.topi.shape import Dim, as_shape, check_rank, known, normalize_axis
 
 Combine = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
+GIVEN = ("indices", "updates")
 LANES = 16
 """Of the vectors that rows are copied in."""
 REDUCTIONS: Mapping[str, Combine] = {
@@ -77,8 +79,17 @@ def scatter_elements(
         rows = [a for n, a in enumerate(axes) if n != at]
         return seq(copied(ins[0], outs[0]), parallel_outer(rows, estimate([axes[at].extent]), step))
 
+    extents = extent_checks("scatter_elements", indices.shape, data.shape, at)
+    given = extent_checks("scatter_elements", indices.shape, updates.shape, what=GIVEN)
+    checks = (*extents, *given, index_check("scatter_elements", indices, data.shape[at], at))
+    attrs = {CHECKS: checks}
     return te.extern_op(
-        [data.shape], [data, indices, updates], build, [data.dtype], name="scatter_elements"
+        [data.shape],
+        [data, indices, updates],
+        build,
+        [data.dtype],
+        name="scatter_elements",
+        attrs=attrs,
     )[0]
 
 
@@ -109,8 +120,16 @@ def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, mode: str = "upda
             store, axes = vectorized(axes[-1], LANES, store), axes[:-1]
         return seq(copied(ins[0], outs[0]), serial(axes, store))
 
+    slices = (*indices.shape[1:], *data.shape[count:])
+    extents = extent_checks("scatter_nd", updates.shape, slices, what=("updates", "slices"))
+    attrs = {CHECKS: (*extents, *coordinate_checks("scatter_nd", indices, data.shape[:count]))}
     return te.extern_op(
-        [data.shape], [data, indices, updates], build, [data.dtype], name="scatter_nd"
+        [data.shape],
+        [data, indices, updates],
+        build,
+        [data.dtype],
+        name="scatter_nd",
+        attrs=attrs,
     )[0]
 
 
@@ -167,7 +186,22 @@ def sparse_to_dense(
     inputs = [sparse_indices, sparse_values]
     if isinstance(default_value, Tensor):
         inputs.append(default_value)
-    return te.extern_op([shape], inputs, build, [dtype], name="sparse_to_dense")[0]
+    count, given = sparse_indices.shape[:1], sparse_values.shape
+    extents = extent_checks("sparse_to_dense", count, given, what=("sparse_indices", "values"))
+    attrs = {CHECKS: (*extents, *_coordinates_last(sparse_indices, shape))}
+    return te.extern_op([shape], inputs, build, [dtype], name="sparse_to_dense", attrs=attrs)[0]
+
+
+def _coordinates_last(indices: Tensor, shape: Sequence[PrimExpr]) -> tuple[RangeCheck, ...]:
+    """The checks of coordinates that are rows, or of positions in a vector."""
+    if indices.ndim < 2:
+        return (index_check("sparse_to_dense", indices, shape[0], 0),)
+    columns = [
+        te.compute(indices.shape[:1], lambda i, n=n: indices[i, n], name="at", tag="injective")
+        for n in range(len(shape))
+    ]
+    pairs = enumerate(zip(columns, shape, strict=True))
+    return tuple(index_check("sparse_to_dense", c, size, n) for n, (c, size) in pairs)
 
 
 __all__ = [

@@ -11,11 +11,41 @@ from collections.abc import Sequence
 from ekiden import te
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
 from ekiden.te import Tensor
+from ekiden.te.range_check import (
+    CHECKS,
+    RangeCheck,
+    extent_checks,
+    from_either_end,
+    index_check,
+    range_check,
+)
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.index import from_either_end
 from ekiden.topi.shape import Dim, as_dim, as_shape, known, product, tidy
+
+
+def _checks(
+    name: str, sparse: tuple[Tensor, Tensor, Tensor], columns: PrimExpr
+) -> dict[str, object]:
+    """The attribute of a computation that reads a matrix of so many columns: they are in range, and
+    rows are parts of the data, none of which goes backwards.
+    """
+    data, indices, indptr = sparse
+    count = data.shape[0]
+    rows = te.compute(
+        (tidy(te.max(indptr.shape[0] - 1, 0)),),
+        lambda i: cast(indptr[i + 1], "int64") - cast(indptr[i], "int64"),
+        name="rows",
+        tag="injective",
+    )
+    checks: tuple[RangeCheck, ...] = (
+        *extent_checks(name, (count,), indices.shape, what=("data", "indices")),
+        range_check(f"{name}: start of a row", indptr, 0, count + 1),
+        range_check(f"{name}: length of a row", rows, 0, count + 1),
+        index_check(name, indices, columns, 1, "column"),
+    )
+    return {CHECKS: checks}
 
 
 def _rows(
@@ -35,13 +65,12 @@ def _rows(
         values, places, starts, factor = map(ib.buffer_ptr, ins[:4])
         out = ib.buffer_ptr(outs[0])
         with ib.for_range(0, shape[rows], "row", kind="parallel") as row:
-            begin = ib.let("begin", te.max(cast(starts[row], "int64"), 0))
-            end = ib.let("end", te.min(cast(starts[row + 1], "int64"), data.shape[0]))
+            begin, end = (ib.let("k", cast(starts[row + n], "int64")) for n in (0, 1))
             with ib.for_range(0, shape[columns], "column") as column:
                 at = (column, row) if transposed else (row, column)
                 total = ib.allocate(data.dtype, 1, "total", "local")
                 total[0] = const(0, data.dtype) if extra is None else ib.buffer_ptr(ins[4])[at]
-                with ib.for_range(begin, te.max(begin, end), "k") as k:
+                with ib.for_range(begin, end, "k") as k:
                     where = from_either_end(places[k], dense.shape[1 if transposed else 0])
                     load = factor[(column, where) if transposed else (where, column)]
                     ib.increase(total, 0, values[k] * load)
@@ -49,7 +78,8 @@ def _rows(
         return ib.get()
 
     inputs = [data, indices, indptr, dense, *([] if extra is None else [extra])]
-    return te.extern_op([shape], inputs, build, [data.dtype], name=name)[0]
+    attrs = _checks(name, sparse, dense.shape[1 if transposed else 0])
+    return te.extern_op([shape], inputs, build, [data.dtype], name=name, attrs=attrs)[0]
 
 
 def csrmm(a: tuple[Tensor, Tensor, Tensor], b: Tensor, c: Tensor | None = None) -> Tensor:
@@ -89,29 +119,27 @@ def sparse_dense(
 def _block_dense(x: Tensor, data: Tensor, indices: Tensor, indptr: Tensor) -> Tensor:
     _, high, wide = data.shape
     blocks = tidy(indptr.shape[0] - 1)
-    shape = (x.shape[0], tidy(blocks * high))
+    shape, count = (x.shape[0], tidy(blocks * high)), tidy(x.shape[1] // wide)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = IRBuilder()
         factor, values, places, starts = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
         with ib.for_range(0, blocks, "block", kind="parallel") as block:
-            begin = ib.let("begin", te.max(cast(starts[block], "int64"), 0))
-            end = ib.let("end", te.min(cast(starts[block + 1], "int64"), data.shape[0]))
+            begin, end = (ib.let("k", cast(starts[block + n], "int64")) for n in (0, 1))
             with ib.for_range(0, shape[0], "row") as row, ib.for_range(0, high, "r") as r:
                 total = ib.allocate(data.dtype, 1, "total", "local")
                 total[0] = const(0, data.dtype)
-                with ib.for_range(begin, te.max(begin, end), "k") as k:
-                    count = te.max(x.shape[1] // wide, 1)
+                with ib.for_range(begin, end, "k") as k:
                     first = ib.let("first", from_either_end(places[k], count) * wide)
                     with ib.for_range(0, wide, "c") as c:
                         ib.increase(total, 0, values[k, r, c] * factor[row, first + c])
                 out[row, block * high + r] = total[0]
         return ib.get()
 
-    return te.extern_op([shape], [x, data, indices, indptr], build, [data.dtype], name="bsr_dense")[
-        0
-    ]
+    attrs = _checks("sparse_dense", (data, indices, indptr), count)
+    inputs = [x, data, indices, indptr]
+    return te.extern_op([shape], inputs, build, [data.dtype], name="bsr_dense", attrs=attrs)[0]
 
 
 def sparse_transpose(
@@ -136,7 +164,7 @@ def sparse_transpose(
             cursor[n] = ends[n]
         with ib.for_range(0, size, "row") as row:
             begin, end = (cast(starts[row + n], "int64") for n in (0, 1))
-            with ib.for_range(begin, te.max(begin, te.min(end, count)), "k") as k:
+            with ib.for_range(begin, end, "k") as k:
                 column = ib.let("column", from_either_end(places[k], size))
                 slot = ib.let("slot", cursor[column])
                 out[slot] = data[k]
@@ -150,6 +178,7 @@ def sparse_transpose(
         build,
         [t.dtype for t in (sparse_data, sparse_indices, sparse_indptr)],
         name="sparse_transpose",
+        attrs=_checks("sparse_transpose", (sparse_data, sparse_indices, sparse_indptr), size),
     )
     return found[0], found[1], found[2]
 
@@ -168,12 +197,15 @@ def sparse_add(
             with ib.for_range(0, columns, "column") as column:
                 out[row, column] = dense[row, column]
             begin, end = (cast(starts[row + n], "int64") for n in (0, 1))
-            with ib.for_range(begin, te.max(begin, te.min(end, sparse_data.shape[0])), "k") as k:
+            with ib.for_range(begin, end, "k") as k:
                 ib.increase(out, (row, from_either_end(places[k], columns)), values[k])
         return ib.get()
 
     inputs = [dense_data, sparse_data, sparse_indices, sparse_indptr]
-    return te.extern_op([dense_data.shape], inputs, build, [dense_data.dtype], name="sparse_add")[0]
+    attrs = _checks("sparse_add", (sparse_data, sparse_indices, sparse_indptr), dense_data.shape[1])
+    return te.extern_op(
+        [dense_data.shape], inputs, build, [dense_data.dtype], name="sparse_add", attrs=attrs
+    )[0]
 
 
 def sparse_reshape(

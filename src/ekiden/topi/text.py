@@ -129,7 +129,8 @@ def match(text: Tensor, moves: Tensor, kinds: Tensor, accepts: Tensor) -> Tensor
             with ib.for_range(0, text.shape[1], "j") as j:
                 byte = ib.let("byte", source[i, j])
                 with ib.if_scope(binary(NE, byte, const(END, "uint8"))):
-                    column = ib.let("column", cast(kind[cast(byte, "int64")], "int64"))
+                    found = cast(kind[te.min(cast(byte, "int64"), kinds.shape[0] - 1)], "int64")
+                    column = ib.let("column", te.max(te.min(found, moves.shape[1] - 1), 0))
                     state[0] = te.max(te.min(cast(table[state[0], column], "int64"), limit - 1), 0)
             ib.buffer_ptr(outs[0])[i] = final[state[0]]
         return ib.get()

@@ -20,6 +20,7 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.te import Tensor
+from ekiden.te.range_check import CHECKS, bound_text, extent_checks, range_check
 from ekiden.topi.layout import parse, transform_shape
 from ekiden.topi.shape import (
     Dim,
@@ -162,17 +163,24 @@ def reverse_sequence(
 ) -> Tensor:
     """The first seq_lengths[b] elements of each batch b backwards along `seq_axis`, the rest kept.
 
-    Lengths beyond the axis count as the whole axis.
+    Lengths that are negative or beyond the axis are refused.
     """
     along = normalize_axis(seq_axis, a.ndim, "reverse_sequence")
     batch = normalize_axis(batch_axis, a.ndim, "reverse_sequence")
 
     def index(*i: Var) -> tuple[PrimExpr, ...]:
-        length = minimum(cast(seq_lengths[i[batch]], "int64"), a.shape[along])
+        length = cast(seq_lengths[i[batch]], "int64")
         at = Select(i[along] < length, length - 1 - i[along], i[along], "int64")
         return replaced(i, along, at)
 
-    return _injective(a.shape, a, "reverse_sequence", index)
+    size, batches = a.shape[along], (a.shape[batch],)
+    extents = extent_checks(
+        "reverse_sequence", batches, seq_lengths.shape, what=("batch", "seq_lengths")
+    )
+    bound = bound_text(along)
+    length = range_check("reverse_sequence: length", seq_lengths, 0, size + 1, bound, (size,))
+    attrs = {CHECKS: (*extents, length)}
+    return te.compute(a.shape, lambda *i: a[index(*i)], "reverse_sequence", "injective", attrs)
 
 
 def expand_dims(a: Tensor, axis: int, num_newaxis: int = 1) -> Tensor:

@@ -19,8 +19,9 @@ from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
+from ekiden.te.range_check import check_site
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import SHOWN, AssertStmt, BufferStore, PrimFunc, seq
+from ekiden.tir.stmt import AssertStmt, BufferStore, PrimFunc, seq
 from ekiden.topi import rule
 
 Tensors = list[te.Tensor]
@@ -38,14 +39,28 @@ def _scalar(constant: Constant) -> te.Tensor:
     )
 
 
-def _lower_call(call: Call, known: dict[RelayExpr, Tensors]) -> Tensors:
+def _lower_call(call: Call, known: dict[RelayExpr, Tensors], site: int | None) -> Tensors:
     assert isinstance(call.op, Op)
     lowering = call.op.definition.lower
     if lowering is None:
         raise CompileError(f"{call.op.name}: the operator has no kernel")
     inputs = [t for a in call.args for t in known[a]]
-    made = list(lowering(call.attrs, inputs, call.checked_type))
+    with check_site(site):
+        made = list(lowering(call.attrs, inputs, call.checked_type))
     return [t for t in made if isinstance(t, te.Tensor)]
+
+
+def check_names(function: Function) -> tuple[str, ...]:
+    """What each operator of a primitive function is called that may refuse an index, in the order
+    of their sites; empty for one that the program has no name for.
+    """
+    return tuple(c.span.naming(c.op.name) if c.span else "" for c in _refusing(function))  # type: ignore[attr-defined]
+
+
+def _refusing(function: Function) -> list[Call]:
+    exprs = evaluation_order(function.body)
+    calls = [e for e in exprs if isinstance(e, Call) and isinstance(e.op, Op)]
+    return [c for c in calls if isinstance(c.op, Op) and c.op.definition.refuses]
 
 
 def te_graph(function: Function) -> tuple[Tensors, Tensors]:
@@ -59,10 +74,11 @@ def te_graph(function: Function) -> tuple[Tensors, Tensors]:
         ]
         known[param] = made
         inputs.extend(made)
+    sites = {call: n for n, call in enumerate(_refusing(function))}
     for expr in evaluation_order(function.body):
         match expr:
             case Call():
-                known[expr] = _lower_call(expr, known)
+                known[expr] = _lower_call(expr, known, sites.get(expr))
             case Constant():
                 known[expr] = [_scalar(expr)]
             case Tuple(fields=fields):
@@ -90,6 +106,8 @@ def lower_primitive(function: Function, name: str, target: Target) -> PrimFunc:
         raise
 
 
+SHOWN = 4
+"""Most values that the message of a constraint shows."""
 Constraint = tuple[PrimExpr, str]
 """A condition on symbols that every run must meet, and what needs it: a node of the model."""
 
@@ -117,8 +135,17 @@ class Check:
 
     def stmt(self) -> AssertStmt:
         """What fails a kernel."""
+        if not self.shown:
+            return AssertStmt(self.condition, self.message, "InputError")
+        shown = ", ".join(f"{_literal(name)} is {{}}" for name in self.shown)
         values = (*map(_total, self.shown.values()),)
-        return AssertStmt(self.condition, self.message, "InputError", (*self.shown,), values)
+        message = f"{_literal(self.message)}; {shown}"
+        return AssertStmt(self.condition, message, "InputError", values)
+
+
+def _literal(text: str) -> str:
+    """Text as part of a format."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def shape_function(

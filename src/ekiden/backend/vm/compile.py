@@ -16,7 +16,7 @@ from ekiden.backend.aot.build import Native, native_code
 from ekiden.backend.external import build_external, is_external
 from ekiden.backend.kernels.build import build_kernels
 from ekiden.backend.kernels.flops import describe_kernel
-from ekiden.backend.kernels.lower import Constraint
+from ekiden.backend.kernels.lower import Constraint, check_names
 from ekiden.backend.vm.choices import Choices, Parts
 from ekiden.backend.vm.constants import ConstantPool
 from ekiden.backend.vm.dims import Plan, Stage, is_static, values
@@ -391,6 +391,7 @@ class _FunctionCompiler(Choices):
         name = "InvokePackedScratch" if scratch else "InvokePacked"
         count = len(outputs.fields)
         self.emit(name, packed_index=index, output_size=count, args=args, **lent)
+        self.name_checks(check_names(function))
         return -1
 
     def _call_host(self, function: str, call: Call) -> int:
@@ -510,6 +511,17 @@ def _sources(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
     }
 
 
+def _checks(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
+    """Function -> number of each instruction that may refuse an index, and what its operators that
+    do so are called.
+    """
+    found: dict[str, list[list[object]]] = {
+        f.name: [[at, *each.checks] for at, each in enumerate(f.code) if any(each.checks)]
+        for f in functions
+    }
+    return {name: rows for name, rows in found.items() if rows}
+
+
 def compile_module(
     module: IRModule,
     target: Target,
@@ -609,6 +621,8 @@ def _compile_variant(
     compiled = [_with_input_names(f, metadata) if f.name == "main" else f for f in compiled]
     about = {n: describe_kernel(f) for n, f in zip(kernels.names, kernels.forms, strict=True)}
     metadata = {**metadata, "kernels": about, "sources": _sources(compiled)}
+    if checks := _checks(compiled):
+        metadata = {**metadata, "checks": checks}
     several = len(table) > 1
     native = (
         native_code(compiled, names, kernels.exports, target, is_checked=several)

@@ -29,6 +29,10 @@ class Emitter:
         """An instruction."""
         self._code.append(replace(make(name, **operands), source=self.source))
 
+    def name_checks(self, names: tuple[str, ...]) -> None:
+        """Say what the operators are called that may refuse an index in the last instruction."""
+        self._code[-1] = replace(self._code[-1], checks=names)
+
     def new(self) -> int:
         """A register of its own."""
         self.count += 1

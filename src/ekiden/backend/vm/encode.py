@@ -32,6 +32,8 @@ class Instruction:
     operands: tuple[Operand, ...] = ()
     source: str = field(default="", compare=False)
     """What it was made from: a node of the model or a place in a text; no part of the words."""
+    checks: tuple[str, ...] = field(default=(), compare=False)
+    """Of a call of a kernel: what each of its operators is called that may refuse an index."""
 
     def __getitem__(self, operand: str) -> Operand:
         """The operand of that name; ValueError if the instruction has none."""

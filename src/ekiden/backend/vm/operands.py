@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -96,4 +97,4 @@ def _changed(
     for i in places:
         operand = operands[i]
         operands[i] = tuple(map(change, operand)) if isinstance(operand, tuple) else change(operand)
-    return Instruction(instruction.name, tuple(operands), instruction.source)
+    return replace(instruction, operands=tuple(operands))

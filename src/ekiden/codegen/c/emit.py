@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from ekiden.codegen.c.helpers import Helpers, asm_label, c_symbol, quoted
 from ekiden.codegen.c.statement import StatementWriter
 from ekiden.codegen.c.types import memory_type
-from ekiden.codegen.common import argument_label, dimensions, dtype_word, gaps, in_place
+from ekiden.codegen.common import (
+    BOUNDS_ERROR,
+    argument_label,
+    dimensions,
+    dtype_word,
+    gaps,
+    in_place,
+)
 from ekiden.ir.prim import SizeVar, Var
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
@@ -40,6 +47,16 @@ static uint32_t ek_dtype_word(ek_dtype type) {
   return type.code | (uint32_t)type.bits << 8 | (uint32_t)type.lanes << 16;
 }
 """
+CHECKED = f"""\
+#define EK_AT(at, size, free, message) __extension__ ({{ \\
+  const int64_t ek_at = (int64_t)(at), ek_size = (int64_t)(size); \\
+  if ((uint64_t)ek_at >= (uint64_t)ek_size) {{ \\
+    free \\
+    const int64_t ek_shown[] = {{ek_at, ek_size}}; \\
+    return ek_kernel_error_values("{BOUNDS_ERROR}", message, ek_shown); \\
+  }} \\
+  ek_at; }})
+"""
 
 
 def emit(func: PrimFunc, target: Target) -> str:
@@ -49,11 +66,13 @@ def emit(func: PrimFunc, target: Target) -> str:
 
 def emit_all(funcs: Sequence[PrimFunc], target: Target) -> str:
     """One file with several functions."""
-    helpers = Helpers()
+    helpers = Helpers(bounds=bool(target.bounds))
     parts = [text for func in funcs for text in _function(func, helpers)]
     head = HEAD.format(target=target)
     sites = [f"EK_CALL_SITE({v}, {quoted(name)});" for name, v in helpers.sites.items()]
     sites += helpers.prototypes.values()
+    if helpers.bounds:
+        sites.append(CHECKED)
     return "\n\n".join([head, *sites, ARGUMENT, *helpers.texts.values(), *parts]) + "\n"
 
 

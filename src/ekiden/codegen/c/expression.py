@@ -267,7 +267,8 @@ class ExpressionWriter:
             raise InternalError(f"c: lanes can only be taken together from memory: {e!r}")
         step = dt.lanes(value.dtype) // dt.lanes(e.dtype)
         lane = f" + lane * {step}" if dt.lanes(e.dtype) > 1 else ""
-        place = f"&{self.name(value.buffer)}[{self.text(index.base)}{lane}]"
+        place = f"&{self.name(value.buffer)}"
+        place += f"[{self.checked(value.buffer, self.text(index.base) + lane)}]"
         return self.helpers.load(target, place)
 
     def call_packed(self, e: Intrinsic) -> str:
@@ -341,7 +342,11 @@ class ExpressionWriter:
     def element(self, buffer: Buffer, index: str) -> str:
         """An element; the lane of it where the buffer holds vectors."""
         lane = "[lane]" if dt.lanes(buffer.dtype) > 1 else ""
-        return f"{self.name(buffer)}[{_stripped(index)}]{lane}"
+        return f"{self.name(buffer)}[{self.checked(buffer, _stripped(index))}]{lane}"
+
+    def checked(self, buffer: Buffer, index: str) -> str:
+        """The index of an access, compared with the buffer's extent if the target asks for that."""
+        return index
 
     def _load(self, e: BufferLoad) -> str:
         if len(e.indices) != 1:

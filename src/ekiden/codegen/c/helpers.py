@@ -197,9 +197,12 @@ def _comparison(predicate: str, dtype: str, x: str, y: str) -> str:
 
 
 class Helpers:
-    """The helper functions of one file, each made when it is first called."""
+    """The helper functions of one file, each made when it is first called; and whether its accesses
+    of buffers are checked.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: bool = False) -> None:
+        self.bounds = bounds
         self.texts: dict[str, str] = {}
         self.sites: dict[str, str] = {}
         self.prototypes: dict[str, str] = {}

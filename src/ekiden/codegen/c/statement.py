@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from ekiden.codegen.c.expression import ExpressionWriter
 from ekiden.codegen.c.helpers import Helpers, quoted
 from ekiden.codegen.c.types import c_type, memory_type
-from ekiden.codegen.common import dtype_word, stored_value
+from ekiden.codegen.common import bounds_message, dtype_word, flat_extent, stored_value
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, StringImm, Var, cast, const, is_const
-from ekiden.ir.prim_visitor import post_order, same
+from ekiden.ir.prim_visitor import free_vars, post_order, same
 from ekiden.runtime.errors import InternalError
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, VectorReduce
 from ekiden.tir.stmt import (
-    SHOWN,
     Allocate,
     AssertStmt,
     BufferStore,
@@ -64,8 +63,8 @@ class StatementWriter(ExpressionWriter):
             case AssertStmt():
                 self.assertion(s)
             case Prefetch():
-                place = self.element(s.buffer, self.text(s.indices[0]))
-                self.put(f"__builtin_prefetch(&{place}, 0, {s.locality});")
+                place = f"{self.name(s.buffer)} + ({self.text(s.indices[0])})"
+                self.put(f"__builtin_prefetch({place}, 0, {s.locality});")
             case _:
                 raise InternalError(f"c: statement {type(s).__name__} must be lowered first")
 
@@ -89,11 +88,20 @@ class StatementWriter(ExpressionWriter):
         if not s.values:
             return self.check(wrong, s.kind, s.message)
         values = ", ".join(self.text(cast(v, "int64")) for v in s.values)
-        given = f"{quoted(s.kind)}, {quoted(s.format)}, (const int64_t[{SHOWN}]){{{values}}}"
+        given = f"{quoted(s.kind)}, {quoted(s.format)}, (const int64_t[]){{{values}}}"
         self.put(f"if ({wrong}) {{")
         self.fail(f"ek_kernel_error_values({given})")
         self.put("}")
         return None
+
+    def checked(self, buffer: Buffer, index: str) -> str:
+        """The index, or the end of the function."""
+        if not self.helpers.bounds:
+            return index
+        extent = self.text(flat_extent(buffer))
+        frees = " ".join(f"ek_workspace_free({name});" for name in reversed(self.workspaces))
+        text = quoted(bounds_message(self.symbol, buffer))
+        return f"EK_AT({index}, {extent}, {{ {frees} }}, {text})"
 
     def call_packed(self, e: Intrinsic) -> str:
         """ek_call_packed over values and tensors on the stack; the result is a variable."""
@@ -295,7 +303,7 @@ class StatementWriter(ExpressionWriter):
         grain = int(str((s.annotations or {}).get("grain", 1)))
         body = StatementWriter(self.helpers, self.symbol, self.functions)
         function = f"{self.symbol}_loop{len(self.functions)}"
-        captured = _captured(s)
+        captured = _captured(s, self.helpers.bounds)
         fields = [_declaration(each, self.name(each)) for each in captured]
         body.in_parallel, body.positive = True, set(self.positive)
         self.functions.append("")
@@ -347,8 +355,10 @@ def _declaration(thing: Var | Buffer, name: str) -> str:
     return f"{kind} *{name}" if lanes == 1 else f"{kind} (*{name})[{lanes}]"
 
 
-def _captured(loop: For) -> list[Var | Buffer]:
-    """The variables and buffers that a loop uses and does not define."""
+def _captured(loop: For, bounds: bool) -> list[Var | Buffer]:
+    """The variables and buffers that a loop uses and does not define; with those in the extents of
+    the buffers where `bounds` are checked.
+    """
     inside: set[Var | Buffer] = set()
     used: dict[Var | Buffer, None] = {}
     for s in walk(loop):
@@ -368,6 +378,8 @@ def _captured(loop: For) -> list[Var | Buffer]:
                 used[e] = None
             elif isinstance(e, (BufferLoad, BufferAddress)):
                 used[e.buffer] = None
+    buffers = [each for each in used if isinstance(each, Buffer)] if bounds else []
+    used.update(dict.fromkeys(v for b in buffers for v in free_vars(flat_extent(b))))
     return [each for each in used if each not in inside]
 
 

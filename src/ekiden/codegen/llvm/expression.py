@@ -337,6 +337,7 @@ class ExpressionEmitter:
         """A load of the lanes that a mask has; of all without one."""
         b, kind, lanes = self.b, register_type(dtype), dt.lanes(index.dtype)
         align = dt.itemsize(dt.element(dtype))
+        self.check_access(buffer, index, mask)
         address, gathers = self.address(buffer, index)
         if lanes == 1 or (mask is None and not gathers):
             return b.load(
@@ -358,6 +359,9 @@ class ExpressionEmitter:
             f" {register_type(bits)} {mask}, {kind} {zero}){self.scope_of(buffer)}",
             self.place_of(buffer),
         )
+
+    def check_access(self, buffer: Buffer, index: PrimExpr, mask: Operand | None) -> None:
+        """Called before each access, of the lanes that a mask has."""
 
     def scope_of(self, buffer: Buffer) -> str:
         """What an access of a buffer says about other buffers."""

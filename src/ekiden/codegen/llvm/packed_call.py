@@ -7,6 +7,8 @@ at the first call, through a call site that the loader of images makes; see runt
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ekiden.codegen.common import dtype_word
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
@@ -30,7 +32,7 @@ class PackedCallEmitter(ExpressionEmitter):
         super().__init__(module)
         self.module = module
 
-    def fail_unless(self, condition: Operand, before_return: str = "") -> None:
+    def fail_unless(self, condition: Operand, say: Callable[[], None] | None = None) -> None:
         """Leave the function unless the condition holds."""
         raise NotImplementedError
 

@@ -9,11 +9,14 @@ the loops around it, and spill there.
 
 from __future__ import annotations
 
-from ekiden.codegen.common import stored_value
+from collections.abc import Callable, Sequence
+
+from ekiden.codegen.common import BOUNDS_ERROR, bounds_message, flat_extent, stored_value
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.debug import FunctionLines
 from ekiden.codegen.llvm.expression import DemoteRegisterError, RegisterKey
+from ekiden.codegen.llvm.operations import reduce_lanes
 from ekiden.codegen.llvm.packed_call import PackedCallEmitter
 from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
 from ekiden.ir import dtype as dt
@@ -21,7 +24,6 @@ from ekiden.ir.prim import LT, IntImm, PrimExpr, SizeVar, Var, cast, const, is_c
 from ekiden.runtime.errors import InternalError
 from ekiden.tir.expr import Broadcast, Buffer, Ramp
 from ekiden.tir.stmt import (
-    SHOWN,
     Allocate,
     AssertStmt,
     BufferStore,
@@ -142,14 +144,15 @@ class StatementEmitter(PackedCallEmitter):
 
     # failing
 
-    def fail_unless(self, condition: Operand, before_return: str = "") -> None:
+    def fail_unless(self, condition: Operand, say: Callable[[], None] | None = None) -> None:
         """Return -1 unless the condition holds, after freeing what is allocated; an error is set by
-        then."""
+        then, or by `say`."""
         going, failed = self.b.fresh("ok"), self.b.fresh("fail")
         self.b.branch_if(condition, going, failed)
         self.b.start(failed)
-        if before_return:
-            self.b.effect(before_return)
+        if say is not None:
+            with self.b.scope():
+                say()
         for memory in reversed(self.workspaces):
             self.free(memory)
         self.b.effect("ret i32 -1")
@@ -159,19 +162,59 @@ class StatementEmitter(PackedCallEmitter):
         """Fail with an error unless the condition holds."""
         self.module.declare("ek_kernel_error", "i32", ["ptr", "ptr"])
         text, name = self.module.string(message), self.module.string(kind)
-        self.fail_unless(condition, f"call i32 @ek_kernel_error(ptr {name}, ptr {text})")
+        call = f"call i32 @ek_kernel_error(ptr {name}, ptr {text})"
+        self.fail_unless(condition, lambda: self.b.effect(call))
 
     def assertion(self, s: AssertStmt) -> None:
         """A check whose message may show values."""
         if not s.values:
             return self.check(self.value(s.condition), s.kind, s.message)
+        values = [self.value(cast(v, "int64")) for v in s.values]
+        return self.fail_with_values(self.value(s.condition), s.kind, s.format, values)
+
+    def fail_with_values(
+        self, condition: Operand, kind: str, text: str, values: Sequence[Operand]
+    ) -> None:
+        """Fail with an error that shows 64-bit integers unless the condition holds."""
         self.module.declare("ek_kernel_error_values", "i32", ["ptr", "ptr", "ptr"])
-        text, name = self.module.string(s.format), self.module.string(s.kind)
-        words = self.words(SHOWN)
-        for n, value in enumerate(s.values):
-            self.put(words, n, f"i64 {self.value(cast(value, 'int64'))}")
-        call = f"call i32 @ek_kernel_error_values(ptr {name}, ptr {text}, ptr {words})"
-        return self.fail_unless(self.value(s.condition), call)
+        message, name = self.module.string(text), self.module.string(kind)
+        words = self.words(len(values))
+
+        def say() -> None:
+            for n, value in enumerate(values):
+                self.put(words, n, f"i64 {value}")
+            given = f"ptr {name}, ptr {message}, ptr {words}"
+            self.b.effect(f"call i32 @ek_kernel_error_values({given})")
+
+        self.fail_unless(condition, say)
+
+    def check_access(self, buffer: Buffer, index: PrimExpr, mask: Operand | None) -> None:
+        """Fail unless the elements at an index are the buffer's, if the target asks for that.
+
+        The message shows the least index that is wrong.
+        """
+        target = self.module.target
+        if target is None or not target.bounds:
+            return
+        b, lanes = self.b, dt.lanes(index.dtype)
+        kind, bits = dt.with_lanes("int64", lanes), dt.with_lanes("bool", lanes)
+        at = emit_cast(b, self.value(index), index.dtype, kind)
+        extent = self.value(flat_extent(buffer))
+        limit = b.splat("int64", extent, lanes) if lanes > 1 else extent
+        wrong = b.compare("uge", kind, at, limit)
+        if mask is not None and lanes > 1:
+            wrong = b.binary("and", bits, wrong, mask)
+        least, any_wrong = at, wrong
+        if lanes > 1:
+            largest = b.splat("int64", b.const(2**63 - 1, "int64"), lanes)
+            least = reduce_lanes(b, "min", kind, b.select(wrong, kind, at, largest, lanes))
+            any_wrong = b.any(wrong, lanes)
+        self.fail_with_values(
+            b.binary("xor", "bool", any_wrong, b.const(True, "bool")),
+            BOUNDS_ERROR,
+            bounds_message(self.name, buffer),
+            (least, extent),
+        )
 
     # stores
 
@@ -211,6 +254,7 @@ class StatementEmitter(PackedCallEmitter):
         mask = None
         if s.predicate is not None:
             mask = self.value(s.predicate)
+        self.check_access(s.buffer, index, mask)
         address, scatters = self.address(s.buffer, index)
         if not scatters and s.predicate is not None and is_first_lane(s.predicate):
             lanes, element = 1, register_type(dt.element(dtype))

@@ -15,6 +15,7 @@ from ekiden.ir.transform import PassContext
 from ekiden.runtime.artifact import metadata_of
 from ekiden.runtime.files import check_folder
 from ekiden.runtime.metadata import tensor_infos
+from ekiden.target.virtual_device import with_bounds
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="float32",
         help="of the operands of dense layers, where the processor multiplies it",
     )
+    parser.add_argument(
+        "--bounds",
+        choices=("check",),
+        default="",
+        help="compare every access of a buffer with its extent: slow, to find faults of kernels",
+    )
     parser.add_argument("--timing", action="store_true", help="say what took how long")
 
 
@@ -40,7 +47,8 @@ def run(options: argparse.Namespace) -> int:
     timing = PassTimingInstrument()
     config = {} if options.precision == "float32" else {PRECISION: options.precision}
     with PassContext(config=config, instruments=[timing] if options.timing else []):
-        found = compile_artifact(options.model, options.target or "llvm", shape)
+        target = with_bounds(options.target or "llvm", options.bounds)
+        found = compile_artifact(options.model, target, shape)
     made = found if isinstance(found, memoryview) else found.to_bytes()
     write_artifact(made, options.output, cc=options.cc)
     print_written(options.output, len(made), time.perf_counter() - started)

@@ -259,10 +259,9 @@ def _gather(node: Node, inputs: Sequence[Array]) -> Array | None:
         return None
     axis = _axis(node, data.ndim)
     extent = data.shape[axis]
-    if indices.size and not (-extent <= indices.min() and indices.max() < extent):
-        raise Unsupported(
-            f"index {int(indices.max())} is out of range for an axis of extent {extent}"
-        )
+    wrong = indices[(indices < -extent) | (indices >= extent)]
+    if wrong.size:
+        raise Unsupported(f"index {int(wrong[0])} is out of range for an axis of extent {extent}")
     return np.asarray(np.take(data, indices.astype(np.int64), axis=axis))
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NoReturn, ParamSpec, TypeVar
 
+import numpy as np
+
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float, is_int
-from ekiden.ir.op import get
+from ekiden.ir.op import Array, get
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.text import prim_text, shape_text, type_text
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.runtime.errors import TypeInferenceError
+from ekiden.runtime.errors import IndexRangeError, TypeInferenceError
+from ekiden.te.range_check import bound_text, message
 from ekiden.topi.shape import unify_dim
 
 _P = ParamSpec("_P")
@@ -42,6 +45,33 @@ def attrs_of(kind: type[_A], attrs: Attrs | None) -> _A:
     """The attributes, as the class that the operator declares."""
     assert isinstance(attrs, kind), f"expected attributes {kind.__name__}, got {attrs!r}"
     return attrs
+
+
+def check_indices(
+    name: str, indices: Array, size: int, axis: int | None, what: str = "index"
+) -> None:
+    """Raise IndexRangeError for an index out of range, as the kernel of an `index_check` does."""
+    low = 0 if indices.dtype.kind == "u" else -size
+    check_range(f"{name}: {what}", indices, (low, size), bound_text(axis), (size,))
+
+
+def check_range(
+    subject: str,
+    values: Array,
+    ends: tuple[int, int],
+    bound: str = "",
+    shown: Sequence[int] = (),
+) -> None:
+    """Raise IndexRangeError for a value outside [low, high), as the kernel of a `range_check`
+    does.
+    """
+    low, high = ends
+    wide = values.astype(np.int64)
+    wrong = np.argwhere((wide < low) | (wide >= high))
+    if len(wrong):
+        at = tuple(int(i) for i in wrong[0])
+        text = message(subject, len(at), bound)
+        raise IndexRangeError(text.format(int(wide[at]), *at, *shown, low, high - 1))
 
 
 def tensors(name: str, types: Sequence[Type], count: int | None = None) -> tuple[TensorType, ...]:

@@ -43,6 +43,7 @@ def declare(
     macs: Macs | None = None,
     description: str = "",
     takes: Mapping[str, Takes] | None = None,
+    refuses: bool = False,
 ) -> None:
     """Declare the operator `name` of topi's computation; `fields` is the number of results of a
     tuple, `takes` what elements some arguments must have. See OpDef for the rest.
@@ -62,6 +63,7 @@ def declare(
             macs=macs,
             result=result,
             description=description,
+            refuses=refuses,
         )
     )
 

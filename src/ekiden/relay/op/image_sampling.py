@@ -118,6 +118,7 @@ declare(
     "an image of `crop_size` per box",
     CropAndResizeAttrs,
     OpPattern.INJECTIVE,
+    refuses=True,
 )
 declare(
     "image.grid_sample",

@@ -17,6 +17,7 @@ from ekiden.relay.op._declare import (
     attempt,
     attrs_of,
     call,
+    check_indices,
     fail,
     one_dtype,
     rank_at_least,
@@ -26,6 +27,7 @@ from ekiden.relay.op._declare import (
 )
 from ekiden.relay.op.dynamic import DynOneHotAttrs, constant_of, dynamic
 from ekiden.te import Tensor
+from ekiden.te.range_check import extent_checks
 from ekiden.topi.shape import Dim, as_dim, as_ints, known, normalize_axis
 
 
@@ -34,12 +36,15 @@ class TakeAttrs(Attrs):
     """The axis to index (None: the flattened data) and what happens to an index out of range.
 
     mode "clip" moves it to the nearest end, "wrap" counts modulo the extent, "fast" promises that
-    there is none.
+    there is none; "raise" refuses it, and counts negative ones from the end.
     """
 
     batch_dims: int = 0
     axis: int | None = None
     mode: str = "clip"
+
+
+TAKE_MODES = ("clip", "wrap", "fast", "raise")
 
 
 def _check_indices(name: str, indices: TensorType) -> None:
@@ -51,8 +56,8 @@ def _take_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, indices = tensors("take", types, 2)
     wanted = attrs_of(TakeAttrs, attrs)
     _check_indices("take", indices)
-    if wanted.mode not in ("clip", "wrap", "fast"):
-        fail("take", f"mode must be clip, wrap or fast, got {wanted.mode!r}")
+    if wanted.mode not in TAKE_MODES:
+        fail("take", f"mode must be one of {', '.join(TAKE_MODES)}, got {wanted.mode!r}")
     if wanted.batch_dims != 0:
         fail("take", f"batch_dims must be 0, got {wanted.batch_dims}")
     if wanted.axis is None:
@@ -63,9 +68,17 @@ def _take_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 def _take_reference(attrs: TakeAttrs, data: Array, indices: Array) -> Array:
     found = indices.astype(np.int64)
+    if attrs.mode == "raise":
+        check_indices("take", indices, *_axis_of(data, attrs.axis))
+        return np.asarray(np.take(data, found, axis=attrs.axis))
     if attrs.mode == "wrap":
         return np.asarray(np.take(data, found, axis=attrs.axis, mode="wrap"))
     return np.asarray(np.take(data, found, axis=attrs.axis, mode="clip"))
+
+
+def _axis_of(data: Array, axis: int | None) -> tuple[int, int | None]:
+    """The number of elements along an axis, and which it is."""
+    return (data.size, None) if axis is None else (data.shape[axis], axis % data.ndim)
 
 
 def _take_lower(attrs: TakeAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
@@ -82,6 +95,7 @@ register_op(
         reference=_take_reference,
         lower=_take_lower,
         pattern=OpPattern.INJECTIVE,
+        refuses=True,
         result="data's shape with `axis` replaced by the shape of indices; the shape of indices "
         "without an axis",
     )
@@ -112,11 +126,14 @@ def _gather_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
             f"'indices' must have the rank of 'data', got {show(indices.shape)} for"
             f" {show(data.shape)}",
         )
+    at = attrs_of(GatherAttrs, attrs).axis % len(data.shape)
+    attempt("gather", extent_checks, "gather", indices.shape, data.shape, at)
     return TensorType(indices.shape, data.dtype)
 
 
 def _gather_reference(attrs: GatherAttrs, data: Array, indices: Array) -> Array:
     at = normalize_axis(attrs.axis, data.ndim, "gather")
+    check_indices("gather", indices, data.shape[at], at)
     positions: list[Array] = list(np.indices(indices.shape, sparse=True))
     found = indices.astype(np.int64)
     positions[at] = np.where(found < 0, found + data.shape[at], found)
@@ -134,6 +151,7 @@ register_op(
             topi.gather(inputs[0], attrs.axis % inputs[0].ndim, inputs[1])
         ],
         pattern=OpPattern.INJECTIVE,
+        refuses=True,
         result="the shape of indices",
     )
 )
@@ -167,11 +185,16 @@ def _gather_nd_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         )
     if count + wanted.batch_dims > len(data.shape):
         fail("gather_nd", f"{count} coordinates are too many for {show(data.shape)}")
-    return TensorType((*indices.shape[1:], *data.shape[wanted.batch_dims + count :]), data.dtype)
+    shared = wanted.batch_dims
+    leading = indices.shape[1 : 1 + shared], data.shape[:shared]
+    attempt("gather_nd", extent_checks, "gather_nd", *leading)
+    return TensorType((*indices.shape[1:], *data.shape[shared + count :]), data.dtype)
 
 
 def _gather_nd_reference(attrs: GatherNDAttrs, data: Array, indices: Array) -> Array:
     found, batch = indices.astype(np.int64), attrs.batch_dims
+    for n, each in enumerate(indices):
+        check_indices("gather_nd", each, data.shape[batch + n], batch + n)
     leading = [
         np.arange(found.shape[1 + i]).reshape((-1,) + (1,) * (found.ndim - 2 - i))
         for i in range(batch)
@@ -195,6 +218,7 @@ register_op(
         reference=_gather_nd_reference,
         lower=_gather_nd_lower,
         pattern=OpPattern.INJECTIVE,
+        refuses=True,
         result="(*indices.shape[1:], *data.shape[indices.shape[0]:])",
     )
 )

@@ -11,10 +11,11 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import call
+from ekiden.relay.op._declare import call, check_indices, check_range
 from ekiden.relay.op._inventory import declare
 from ekiden.relay.op.join import as_tuple
-from ekiden.topi.shape import Dim, Dims, as_attr, as_shape
+from ekiden.te.range_check import bound_text
+from ekiden.topi.shape import Dim, Dims, as_attr, as_shape, normalize_axis
 
 
 @node("relay.attrs.ScatterElementsAttrs")
@@ -56,6 +57,12 @@ class ReverseSequenceAttrs(Attrs):
     batch_axis: int = 0
 
 
+def _adv_index(attrs: None, data: Array, *indices: Array) -> Array:
+    for n, each in enumerate(indices):
+        check_indices("adv_index", each, data.shape[n], n, f"index {n}")
+    return np.asarray(data[tuple(i.astype(np.int64) for i in indices)])
+
+
 declare(
     "scatter_elements",
     ("data", "indices", "updates"),
@@ -64,6 +71,7 @@ declare(
     ),
     "the type of data",
     ScatterElementsAttrs,
+    refuses=True,
 )
 declare(
     "scatter_nd",
@@ -71,6 +79,7 @@ declare(
     lambda attrs, data, indices, updates: topi.scatter_nd(data, indices, updates, attrs.mode),
     "the type of data",
     ScatterNDAttrs,
+    refuses=True,
 )
 declare(
     "sparse_to_dense",
@@ -80,6 +89,7 @@ declare(
     ),
     "`output_shape`, with the dtype of the values",
     SparseToDenseAttrs,
+    refuses=True,
 )
 declare(
     "strided_set",
@@ -95,7 +105,8 @@ declare(
     "what the indices broadcast to, then the axes that are not indexed",
     pattern=OpPattern.INJECTIVE,
     variadic=True,
-    reference=lambda attrs, data, *indices: data[tuple(i.astype(np.int64) for i in indices)],
+    reference=_adv_index,
+    refuses=True,
 )
 declare(
     "sequence_mask",
@@ -108,6 +119,9 @@ declare(
 
 
 def _reverse_sequence(attrs: ReverseSequenceAttrs, data: Array, lengths: Array) -> Array:
+    along, size = normalize_axis(attrs.seq_axis, data.ndim, ""), data.shape[attrs.seq_axis]
+    subject = "reverse_sequence: length"
+    check_range(subject, lengths, (0, size + 1), bound_text(along), (size,))
     found = data.copy()
     rows, moved = np.moveaxis(data, attrs.batch_axis, 0), np.moveaxis(found, attrs.batch_axis, 0)
     axis = attrs.seq_axis % data.ndim
@@ -128,6 +142,7 @@ declare(
     ReverseSequenceAttrs,
     pattern=OpPattern.INJECTIVE,
     reference=_reverse_sequence,
+    refuses=True,
 )
 
 

@@ -190,6 +190,7 @@ declare(
     ),
     "a region per row of rois, with `pooled_size`",
     ROIAlignAttrs,
+    refuses=True,
 )
 declare(
     "vision.roi_pool",
@@ -199,6 +200,7 @@ declare(
     ),
     "a region per row of rois, with `pooled_size`",
     ROIPoolAttrs,
+    refuses=True,
 )
 declare(
     "vision.proposal",

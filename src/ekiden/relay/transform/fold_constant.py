@@ -34,6 +34,7 @@ from ekiden.relay.transform.scopes import (
     rewrite_graph,
 )
 from ekiden.runtime import environment
+from ekiden.runtime.errors import IndexRangeError
 
 MAX_BYTES, MAX_GROWTH = 1 << 20, 16
 """A result may be this large, or this many times as large as what it is made from (a weight of one
@@ -120,7 +121,10 @@ def _fold_call(call: Call, kind: Type | None, begun: Mapping[RelayExpr, Values])
     kinds = _foldable(call, kind)
     if kinds is None:
         return call
-    value = begun[call].result() if call in begun else _evaluate(call)
+    try:
+        value = begun[call].result() if call in begun else _evaluate(call)
+    except IndexRangeError:  # of a program that fails, if it comes here at all
+        return call
     values = value if isinstance(value, tuple) else (value,)
     folded = tuple(_constant(v, k, call.span) for v, k in zip(values, kinds, strict=True))
     if not isinstance(kind, TupleType):

@@ -55,6 +55,7 @@ from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body
 from ekiden.relay.transform.to_a_normal_form import to_a_normal_form
 from ekiden.relay.visitor import children, map_pattern, pattern_vars, rebuild, type_post_order
+from ekiden.runtime.errors import IndexRangeError
 
 MAX_DEPTH = 5_000
 """Calls that are unrolled inside each other, before the rest is left as it is."""
@@ -415,7 +416,10 @@ def _fold(call: Call, args: Sequence[Value]) -> Value | None:
     arrays = [a for a in map(_arrays, args) if a is not None]
     if len(arrays) < len(args) or not can_compute(call.op, call.attrs):
         return None
-    value = evaluate_call(call.op, call.attrs, arrays)
+    try:
+        value = evaluate_call(call.op, call.attrs, arrays)
+    except IndexRangeError:  # of a program that fails, if it comes here at all
+        return None
     parts = value if isinstance(value, tuple) else (value,)
     if sum(p.size for p in parts) > MAX_ELEMENTS:
         return None

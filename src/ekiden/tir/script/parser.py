@@ -283,9 +283,8 @@ class FunctionParser(BlockReader):
     def _assert(self, node: ast.Assert) -> Stmt:
         said = None if node.msg is None else self.evaluator.value(node.msg)
         kind, message, *shown = said if isinstance(said, tuple) else ("RunError", said or "")
-        names, values = tuple(str(n) for n, _ in shown), tuple(convert(v) for _, v in shown)
         test = self.evaluator.expr(node.test)
-        return AssertStmt(test, str(message), str(kind), names, values)
+        return AssertStmt(test, str(message), str(kind), tuple(map(convert, shown)))
 
     def _if(self, node: ast.If) -> Stmt | None:
         test = self.evaluator.value(node.test)

@@ -8,7 +8,7 @@ from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import EQ, Or, PrimExpr, Select, Var, binary, cast, const
 from ekiden.te import Tensor
-from ekiden.topi.index import from_either_end
+from ekiden.te.range_check import CHECKS, extent_checks, from_either_end, index_check
 from ekiden.topi.layout import permute
 from ekiden.topi.nn.conv import Padding, guarded, ntuple, pads
 from ekiden.topi.shape import Dim, as_shape, window_extent
@@ -70,7 +70,12 @@ def crop_and_resize(
         return cast(Select(outside, fill, value, FLOAT), dtype)
 
     shape = permute((boxes.shape[0], c, height, width), "NCHW", layout)
-    return te.compute(shape, body, name="crop_and_resize", tag="injective")
+    count = data.shape[layout.index("N")]
+    extents = extent_checks(
+        "crop_and_resize", boxes.shape[:1], box_indices.shape, what=("boxes", "box_indices")
+    )
+    checks = (*extents, index_check("crop_and_resize", box_indices, count, 0, "image"))
+    return te.compute(shape, body, name="crop_and_resize", tag="injective", attrs={CHECKS: checks})
 
 
 def _kept(place: PrimExpr, size: PrimExpr) -> PrimExpr:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ekiden import te
 from ekiden.ir.prim import EQ, PrimExpr, Select, Var, binary, cast, const
 from ekiden.te import Tensor
+from ekiden.te.range_check import CHECKS, extent_checks, from_either_end, index_check
 from ekiden.topi.broadcast import divide
-from ekiden.topi.index import from_either_end
 from ekiden.topi.reduce import sum
 
 REDUCTIONS = ("none", "sum", "mean")
@@ -27,16 +27,32 @@ def nll_loss(
         )
     classes, dtype = predictions.shape[1], predictions.dtype
 
+    def ignored(i: tuple[Var, ...]) -> PrimExpr:
+        return binary(EQ, cast(targets[i], "int64"), ignore_index)
+
+    known = te.compute(  # an ignored target may be out of range
+        targets.shape,
+        lambda *i: Select(ignored(i), const(0), cast(targets[i], "int64"), "int64"),
+        name="known",
+        tag="injective",
+    )
+
     def weight(i: tuple[Var, ...]) -> PrimExpr:
-        target = targets[i]
-        ignored = binary(EQ, cast(target, "int64"), ignore_index)
-        return Select(ignored, const(0, dtype), weights[from_either_end(target, classes)], dtype)
+        found = weights[from_either_end(known[i], classes)]
+        return Select(ignored(i), const(0, dtype), found, dtype)
 
     def loss(*i: Var) -> PrimExpr:
-        row = (i[0], from_either_end(targets[i], classes), *i[1:])
+        row = (i[0], from_either_end(known[i], classes), *i[1:])
         return const(0, dtype) - predictions[row] * weight(i)
 
-    found = te.compute(targets.shape, loss, name="nll_loss", tag="injective")
+    extents = extent_checks(
+        "nll_loss",
+        (targets.shape[0], classes, *targets.shape[1:], classes),
+        (predictions.shape[0], classes, *predictions.shape[2:], weights.shape[0]),
+        what=("targets", "predictions"),
+    )
+    attrs = {CHECKS: (*extents, index_check("nll_loss", known, classes, 1, "target"))}
+    found = te.compute(targets.shape, loss, name="nll_loss", tag="injective", attrs=attrs)
     if reduction == "none":
         return found
     total = sum(found)

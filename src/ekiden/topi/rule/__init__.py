@@ -23,6 +23,7 @@ from ekiden.topi.rule import (
     upsample,
     winograd,
 )
+from ekiden.topi.rule.checks import with_checks
 from ekiden.topi.rule.default import schedule_default
 from ekiden.topi.rule.in_place import in_place_inputs
 from ekiden.topi.rule.stages import has_known_weights, is_epilogue
@@ -70,10 +71,17 @@ def schedule(
 ) -> PrimFunc:
     """The scheduled loop program of a group.
 
-    A group that an anchor's rule does not cover gets the default rule of the target's kind.
+    A group that an anchor's rule does not cover gets the default rule of the target's kind. Checks
+    of indices come first; programs of threads, which cannot say what is wrong, have none.
     """
     if target.kind.has_threads:
         return thread.schedule_threads(inputs, outputs, target, name)
+    return with_checks(_scheduled(inputs, outputs, target, name), inputs, outputs, target)
+
+
+def _scheduled(
+    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+) -> PrimFunc:
     whole = WHOLE.get(outputs[0].op.tag)
     if whole is not None and all(t.op is outputs[0].op for t in outputs):
         return whole(inputs, outputs, target, name)

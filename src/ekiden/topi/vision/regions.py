@@ -9,10 +9,10 @@ from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, logical_and
 from ekiden.te import Tensor
+from ekiden.te.range_check import CHECKS, from_either_end, index_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.index import from_either_end
 from ekiden.topi.layout import permute
 from ekiden.topi.shape import as_dim, product, tidy
 from ekiden.topi.transform import unravel
@@ -28,6 +28,14 @@ def _pair(size: int | Sequence[int]) -> tuple[int, int]:
 
 def _ceiled(value: PrimExpr) -> PrimExpr:
     return cast(call_intrin("ceil", value), "int64")
+
+
+def _image_checks(name: str, rois: Tensor, count: PrimExpr) -> dict[str, object]:
+    """The attribute of a computation that reads the image which each region names."""
+    images = te.compute(
+        rois.shape[:1], lambda n: cast(rois[n, 0], "int64"), name="images", tag="injective"
+    )
+    return {CHECKS: (index_check(name, images, count, 0, "image"),)}
 
 
 def _roi_align(
@@ -89,7 +97,8 @@ def _roi_align(
                 out[permute((box, c, row, column), "NCHW", layout)] = mean
         return ib.get()
 
-    return te.extern_op([shape], [data, rois], build, [dtype], name="roi_align")[0]
+    attrs = _image_checks("roi_align", rois, data.shape[layout.index("N")])
+    return te.extern_op([shape], [data, rois], build, [dtype], name="roi_align", attrs=attrs)[0]
 
 
 Bins = tuple[PrimExpr, PrimExpr, PrimExpr]
@@ -215,7 +224,8 @@ def roi_pool_nchw(
             out[place] = total[0]
         return ib.get()
 
-    return te.extern_op([shape], [data, rois], build, [data.dtype], name="roi_pool")[0]
+    attrs = _image_checks("roi_pool", rois, data.shape[0])
+    return te.extern_op([shape], [data, rois], build, [data.dtype], name="roi_pool", attrs=attrs)[0]
 
 
 def _rounded(value: PrimExpr) -> PrimExpr:

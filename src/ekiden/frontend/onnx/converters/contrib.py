@@ -160,15 +160,15 @@ def _embed_layer_norm(node: Node) -> Result:
     leaves in each row.
     """
     ids, length = node.expr(0), node.shape(0)[1]
-    total: Expr = op.take(node.expr(2), ids, axis=0)
+    total: Expr = op.take(node.expr(2), ids, axis=0, mode="raise")
     if node.optional(8) is not None:
-        positions: Expr = op.take(node.expr(3), node.expr(8), axis=0)
+        positions: Expr = op.take(node.expr(3), node.expr(8), axis=0, mode="raise")
     else:
         positions = op.strided_slice(node.expr(3), begin=[0], end=[length], axes=[0])
     total = op.add(total, positions)
     if node.optional(1) is not None and node.optional(4) is not None:
         node.scope.same(node.shape(0), node.shape(1))
-        total = op.add(total, op.take(node.expr(4), node.expr(1), axis=0))
+        total = op.add(total, op.take(node.expr(4), node.expr(1), axis=0, mode="raise"))
     counts: Expr = op.full(const(0, "int32"), (node.shape(0)[0],), dtype="int32")
     if node.optional(7) is not None:
         ones = op.equal(node.expr(7), const(1, "int32"))

@@ -290,7 +290,7 @@ def _rotary_embedding(node: Node) -> Expr:
     if node.rank(1) == 1:
         steps = op.arange(0, length, 1, dtype="int64")
         positions = op.expand_dims(op.add(steps, op.reshape(positions, ())), axis=0)
-    cos, sin = (op.take(node.expr(i), positions, axis=0) for i in (2, 3))
+    cos, sin = (op.take(node.expr(i), positions, axis=0, mode="raise") for i in (2, 3))
     found = rotated(node, data, cos, sin, bool(node.get_int("interleaved", 0)))
     if is_first:
         return _moved(found)
@@ -427,7 +427,7 @@ def _angles(node: Node, cache: _Cache) -> list[Expr]:
     else:
         steps = op.expand_dims(op.arange(0, cache.rows, 1, dtype="int32"), axis=0)
         places = op.add(steps, op.expand_dims(cache.before, axis=1))
-    return [op.take(node.expr(i), places, axis=0) for i in (7, 8)]
+    return [op.take(node.expr(i), places, axis=0, mode="raise") for i in (7, 8)]
 
 
 _ONE = "mask_filter_value num_heads scale unidirectional"

@@ -256,7 +256,8 @@ def _gather_block_quantized(node: Node) -> Expr:
         points = (_unpacked(given, bits) if is_packed else given).astype(np.float32)
         points = np.repeat(points[..., : scales.shape[-1]], block, -1)[..., : levels.shape[-1]]
     spread = np.repeat(scales, block, -1)[..., : levels.shape[-1]].astype(np.float32)
-    return op.take(const(((levels - points) * spread).astype(scales.dtype)), node.expr(1), axis=0)
+    rows = const(((levels - points) * spread).astype(scales.dtype))
+    return op.take(rows, node.expr(1), axis=0, mode="raise")
 
 
 _CONV = "auto_pad channels_last dilations group kernel_shape pads strides"

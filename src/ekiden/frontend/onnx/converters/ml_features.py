@@ -229,7 +229,7 @@ def _feature_extractor(node: Node) -> Expr | TextValue:
     rank = len(shape_of(given))
     data = given.expr if isinstance(given, TextValue) else node.expr(0)
     assert data is not None
-    found = op.take(data, op.reshape(node.expr(1), (-1,)), axis=rank - 1)
+    found = op.take(data, op.reshape(node.expr(1), (-1,)), axis=rank - 1, mode="raise")
     made = op.expand_dims(found, axis=0) if rank == 1 else found
     return text_of(node.scope, made) if isinstance(given, TextValue) else made
 

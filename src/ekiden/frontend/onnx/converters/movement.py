@@ -11,7 +11,6 @@ from ekiden.frontend.onnx.converters.resample import resample
 from ekiden.frontend.onnx.node import Converter, Node, Row
 from ekiden.frontend.onnx.value import Value
 from ekiden.ir import prim
-from ekiden.ir.dtype import is_unsigned
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
@@ -137,23 +136,7 @@ def _near(bound: Dim) -> Dim:
 
 def _gather(node: Node) -> Expr:
     axis = node.axis(node.get_int("axis", 0), node.rank(0))
-    return op.take(node.expr(0), from_front(node, 1, node.shape(0)[axis]), axis=axis, mode="clip")
-
-
-def from_front(node: Node, index: int, extent: PrimExpr) -> Expr:
-    """An input of indices with negative ones counted from the front."""
-    numbers, size = node.value(index).array, known(extent)
-    if numbers is not None:
-        wide = numbers.astype(np.int64)
-        if not (wide < 0).any():
-            return node.expr(index)
-        if size is not None:
-            return const(np.where(wide < 0, wide + size, wide), node.dtype(index))
-    indices, dtype = node.expr(index), node.dtype(index)
-    if is_unsigned(dtype):
-        return indices
-    shift = const(size, dtype) if size is not None else _as(node.scope.scalar(extent), dtype)
-    return op.where(op.less(indices, const(0, dtype)), op.add(indices, shift), indices)
+    return op.take(node.expr(0), node.expr(1), axis=axis, mode="raise")
 
 
 def _as(scalar: Expr, dtype: str) -> Expr:
@@ -162,7 +145,7 @@ def _as(scalar: Expr, dtype: str) -> Expr:
 
 def _gather_elements(node: Node) -> Expr:
     axis = node.axis(node.get_int("axis", 0), node.rank(0))
-    return op.gather(node.expr(0), axis, from_front(node, 1, node.shape(0)[axis]))
+    return op.gather(node.expr(0), axis, node.expr(1))
 
 
 def _pad_attributes(node: Node) -> Expr | Value:

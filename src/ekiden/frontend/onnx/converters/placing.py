@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ekiden.frontend.onnx.converters.movement import from_front
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
@@ -18,7 +17,7 @@ def _scatter_elements(node: Node) -> Expr:
     axis = node.axis(node.get_int("axis", 0), node.rank(0))
     return op.scatter_elements(
         node.expr(0),
-        from_front(node, 1, node.shape(0)[axis]),
+        node.expr(1),
         node.expr(2),
         axis=axis,
         reduction=_REDUCTIONS[node.get_string("reduction", "none")],
@@ -116,7 +115,7 @@ def _compress(node: Node) -> Expr:
     data = node.expr(0) if node.has("axis") else op.reshape(node.expr(0), (-1,))
     axis = node.axis(node.get_int("axis", 0), node.rank(0)) if node.has("axis") else 0
     where = op.squeeze(op.argwhere(node.expr(1)), axis=[1])
-    return op.take(data, op.cast(where, "int64"), axis=axis)
+    return op.take(data, op.cast(where, "int64"), axis=axis, mode="raise")
 
 
 def _unique(node: Node) -> list[Expr]:

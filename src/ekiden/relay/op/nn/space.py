@@ -232,6 +232,7 @@ declare(
     ),
     "the shape of targets (a scalar if reduced), with the dtype of predictions",
     NLLLossAttrs,
+    refuses=True,
 )
 declare(
     "nn.cross_entropy",

@@ -1,0 +1,187 @@
+"""What data must be for a computation to stay inside its tensors: checks of indices.
+
+A computation lists them in its attribute CHECKS; whoever makes loops of it puts `search` (or a pass
+in vectors, and `search` once that has found something) before them, so that nothing is written, or
+read at an index, before all indices are known to be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from ekiden.arith import Analyzer
+from ekiden.ir import dtype as dt
+from ekiden.ir.node import Node, node
+from ekiden.ir.prim import (
+    ExprLike,
+    IntImm,
+    PrimExpr,
+    Select,
+    Var,
+    cast,
+    const,
+    convert,
+    logical_and,
+)
+from ekiden.ir.text import prim_text
+from ekiden.te import reducer
+from ekiden.te.tensor import Operation, Tensor, compute
+from ekiden.tir.stmt import AssertStmt, For, ForKind, Stmt
+
+CHECKS = "checks"
+"""The attribute of a computation: its checks."""
+KIND = "IndexRangeError"
+"""The error of a check."""
+_SITES: list[int | None] = [None]
+
+
+@node("te.RangeCheck")
+class RangeCheck(Node):
+    """Every element of `values` must be in [low, high).
+
+    subject: begins the message: "take: index". bound: what the numbers are out of range for, with a
+    "{}" for each of `shown`: "axis 0 of size {}". site: which of the operators of a kernel this is,
+    None where that is unknown.
+    """
+
+    subject: str
+    values: Tensor
+    low: PrimExpr
+    high: PrimExpr
+    bound: str = ""
+    shown: tuple[PrimExpr, ...] = ()
+    site: int | None = None
+
+    def holds(self, value: PrimExpr) -> PrimExpr:
+        """Whether a value is in range."""
+        wide = cast(value, "int64")
+        return logical_and(wide >= self.low, wide < self.high)
+
+    def assertion(self, value: PrimExpr, position: Sequence[PrimExpr]) -> AssertStmt:
+        """What fails for a value at a position that is out of range."""
+        text = message(self.subject, len(position), self.bound)
+        text = text if self.site is None else f"#{self.site} {text}"
+        shown = (value, *position, *self.shown, self.low, self.high - 1)
+        return AssertStmt(
+            self.holds(value), text, KIND, tuple(cast(convert(v), "int64") for v in shown)
+        )
+
+
+def message(subject: str, rank: int, bound: str) -> str:
+    """The message of a check, a format: of the value, its position, the numbers of `bound`, the
+    least and the greatest value that are valid.
+    """
+    at = ", ".join(["{}"] * rank)
+    place = f" at position {at if rank == 1 else f'({at})'}" if rank else ""
+    what = f" for {bound}" if bound else ""
+    return f"{subject} {{}}{place} is out of range{what} ([{{}}, {{}}] are valid)"
+
+
+@contextmanager
+def check_site(number: int | None) -> Iterator[None]:
+    """Checks made within say that they are those of the operator of this number."""
+    _SITES.append(number)
+    try:
+        yield
+    finally:
+        _SITES.pop()
+
+
+def range_check(
+    subject: str,
+    values: Tensor,
+    low: ExprLike,
+    high: ExprLike,
+    bound: str = "",
+    shown: Sequence[PrimExpr] = (),
+) -> RangeCheck:
+    """A check of any numbers: a length, a coordinate."""
+    least, end = (cast(convert(e, "int64"), "int64") for e in (low, high))
+    return RangeCheck(subject, values, least, end, bound, tuple(shown), _SITES[-1])
+
+
+def index_check(
+    name: str, indices: Tensor, size: PrimExpr, axis: int | None, what: str = "index"
+) -> RangeCheck:
+    """The check of indices of an axis (None: of the flattened data); negative ones count from the
+    end.
+    """
+    bound = bound_text(axis)
+    low = const(0) if dt.is_unsigned(indices.dtype) else const(0) - size
+    return range_check(f"{name}: {what}", indices, low, size, bound, (size,))
+
+
+def extent_checks(
+    name: str,
+    inner: Sequence[PrimExpr],
+    outer: Sequence[PrimExpr],
+    indexed: int | None = None,
+    what: tuple[str, str] = ("indices", "data"),
+) -> tuple[RangeCheck, ...]:
+    """The checks that indices are not longer than the data along all axes but the indexed one;
+    `what` has the names of other things.
+
+    Raises ValueError where they are known to be.
+    """
+    found, prove = [], Analyzer().can_prove
+    for axis, (size, limit) in enumerate(zip(inner, outer, strict=False)):
+        if axis == indexed or prove(size <= limit):
+            continue
+        if prove(size > limit):
+            raise ValueError(
+                f"{name}: {what[0]!r} must not be longer than {what[1]!r} along axis {axis}, got"
+                f" {prim_text(size)} and {prim_text(limit)}"
+            )
+        extent = compute((), partial(_same, size), name="extent", tag="injective")
+        subject = f"{name}: extent of {what[0]!r} along axis {axis}"
+        found.append(range_check(subject, extent, 0, limit + 1))
+    return tuple(found)
+
+
+def _same(value: PrimExpr) -> PrimExpr:
+    return value
+
+
+def bound_text(axis: int | None) -> str:
+    """What an index is out of range for."""
+    return "{} elements" if axis is None else f"axis {axis} of size {{}}"
+
+
+def from_either_end(index: PrimExpr, size: PrimExpr) -> PrimExpr:
+    """The position of an index that an `index_check` has passed."""
+    wide = cast(index, "int64")
+    if dt.is_unsigned(dt.element(index.dtype)):
+        return wide
+    if isinstance(index, IntImm):
+        return wide if index.value >= 0 else wide + size
+    return Select(wide < 0, wide + size, wide, "int64")
+
+
+def checks_of(op: Operation) -> tuple[RangeCheck, ...]:
+    """The checks of a computation."""
+    found = op.attrs.get(CHECKS, ())
+    assert isinstance(found, tuple)
+    return found
+
+
+def flag(check: RangeCheck) -> Tensor:
+    """A tensor of rank 0: above 0 where any value is out of range."""
+    values = check.values
+    axes = [reducer.reduce_axis((0, d), f"at{n}") for n, d in enumerate(values.shape)]
+    right, wrong = const(0, "int32"), const(1, "int32")
+    return compute(
+        (),
+        lambda: reducer.max(Select(check.holds(values[axes]), right, wrong, "int32"), axes),
+        name="out_of_range",
+    )
+
+
+def search(check: RangeCheck, element: Callable[[Sequence[PrimExpr]], PrimExpr]) -> Stmt:
+    """Loops that fail at the first value out of range; `element` gives the value at a position."""
+    at = [Var(f"at{n}") for n in range(check.values.ndim)]
+    body: Stmt = check.assertion(element(at), at)
+    for var, extent in zip(reversed(at), reversed(check.values.shape), strict=True):
+        body = For(var, const(0), extent, ForKind.SERIAL, body)
+    return body
