@@ -15,7 +15,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime import Module, environment, load_image
 from ekiden.runtime.errors import CompileError
-from ekiden.target import Target
+from ekiden.target import Target, TargetLike, target_or_current
 from ekiden.tir.stmt import PrimFunc, Stmt
 from ekiden.tir.transform import lower
 
@@ -30,6 +30,8 @@ class Generator:
     """Format -> text, for `Module.get_source`; the first is the default."""
     version: Callable[[], str]
     """What compiled code depends on besides this package."""
+    check: Callable[[Target, str], None]
+    """Raises CompileError, for which thing, where it cannot make code for a target."""
     debug: Callable[[Sequence[PrimFunc], Target, Path, Mapping[Stmt, int]], bytes]
     """An object with debug lines: those given, of the text at the path."""
 
@@ -56,10 +58,18 @@ _LLVM_SOURCES = {"ll": llvm.emit_all, "asm": llvm.assembly}
 
 # fmt: off
 GENERATORS: dict[str, Generator] = {
-    "llvm": Generator(llvm.compile_object, _LLVM_SOURCES,     str,                _debug_llvm),
-    "c":    Generator(_compile_c,          {"c": c.emit_all}, c.compiler_version, _debug_c),
+    "llvm": Generator(llvm.compile_object, _LLVM_SOURCES, str, llvm.check_target, _debug_llvm),
+    "c":    Generator(_compile_c, {"c": c.emit_all}, c.compiler_version, c.check_target, _debug_c),
 }
 # fmt: on
+
+
+def generator_of(target: Target, what: str) -> Generator:
+    """The generator for a target. Raises CompileError, for which thing, where it cannot be used."""
+    target.check_usable(what)
+    generator = GENERATORS[target.kind.name]
+    generator.check(target, what)
+    return generator
 
 
 def _functions(program: PrimFunc | IRModule, name: str | None) -> list[PrimFunc]:
@@ -94,7 +104,7 @@ def _key(func: PrimFunc, target: Target, generator: Generator) -> str:
 
 def build(
     program: PrimFunc | IRModule,
-    target: str | Target = "llvm",
+    target: TargetLike | None = None,
     *,
     name: str | None = None,
     cache: KernelCache | None = None,
@@ -104,9 +114,9 @@ def build(
 
     `program`: a PrimFunc (exported as `name`, by default its own), or a module of them, compiled in
     parallel processes through the cache of kernels. `target`: "llvm" (this machine), "c" (through
-    the system's C compiler), or either with options. `module.get_source("ll" | "asm" | "c")` shows
-    the code. With EKIDEN_DEBUG_DIR set, the code is a shared library there with debug lines, which
-    gdb and perf show.
+    the system's C compiler), or either with options; None is the current target.
+    `module.get_source("ll" | "asm" | "c")` shows the code. With EKIDEN_DEBUG_DIR set, the code is a
+    shared library there with debug lines, which gdb and perf show.
 
     Raises CompileError for anything else than loop programs, and for a target without a code
     generator; ScheduleError and InternalError where lowering fails. TVM: `tvm.build(mod, target)`.
@@ -115,9 +125,8 @@ def build(
         raise CompileError(
             f"build: expected a PrimFunc or an IRModule, got {type(program).__name__}"
         )
-    chosen = Target.parse(target)
-    chosen.check_usable("build")
-    generator = GENERATORS[chosen.kind.name]
+    chosen = target_or_current(target)
+    generator = generator_of(chosen, "build")
     funcs = _functions(program, name)
     folder = environment.debug_dir()
     if folder is None:

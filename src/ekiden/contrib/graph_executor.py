@@ -33,17 +33,8 @@ def create(graph_json_str: str, libmod: object, device: Devices) -> GraphModule:
     library, and `set_input(**params)` replaces them. Raises LoadError for text that is no graph or
     names kernels that the library does not have.
     """
-    check_device(device)
+    runtime.check_devices("graph executor", device)
     return GraphModule(new_module(Graph.from_json(graph_json_str), library_of(libmod)))
-
-
-def check_device(device: Devices) -> None:
-    """The devices must be the host. Raises TypeError or InputError."""
-    for each in [device] if isinstance(device, Device) else device:
-        if not isinstance(each, Device):
-            raise TypeError(f"graph executor: expected a device, got {type(each).__name__}")
-        if each.type != runtime.cpu().type:
-            raise InputError(f"graph executor: the host expected, got {each}")
 
 
 def library_of(libmod: object) -> Module:

@@ -15,6 +15,7 @@ import onnx
 
 from ekiden.backend.vm.compile import compile_variants
 from ekiden.backend.vm.pipeline import optimize
+from ekiden.codegen.build import generator_of
 from ekiden.codegen.parallel import Progress
 from ekiden.frontend.onnx import from_onnx
 from ekiden.frontend.onnx.importer import Shapes
@@ -58,7 +59,7 @@ class Compiled:
 
 def compile_to_bytes(
     model: Model,
-    target: Targets = "llvm",
+    target: Targets = None,
     shape: Shapes | None = None,
     executor: str = "vm",
 ) -> bytes:
@@ -78,6 +79,11 @@ def compile_model(
         kinds = ", ".join(map(repr, EXECUTORS))
         raise CompileError(f"compile: executor one of {kinds} expected, got {executor!r}")
     config = compilation_config(target)
+    for each in config.primitive_targets:
+        generator_of(each, "compile")
+        if executor == "aot" and each.kind.name != "llvm":
+            got = f"got {each.kind.name!r}"
+            raise CompileError(f"compile: executor 'aot' makes code for target kind 'llvm', {got}")
     module = import_model(model, shape)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")

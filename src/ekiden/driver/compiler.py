@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def compile(
     model: Model,
-    target: Targets = "llvm",
+    target: Targets = None,
     *,
     shape: Shapes | None = None,
     executor: str = "vm",

@@ -148,15 +148,17 @@ def create_executor(
     kind: str = "debug",
     mod: IRModule | None = None,
     device: object = None,
-    target: Targets = "llvm",
+    target: Targets = None,
     params: Mapping[str, object] | None = None,
 ) -> Executor:
     """An executor of a kind: "debug" interprets, "vm" compiles; so do "aot", to native code, and
     "graph", for straight lines.
 
-    `params` gives parameters of `main` their values by name. `device` is the target's. Raises
-    CompileError for a kind that there is not.
+    `params` gives parameters of `main` their values by name. Raises CompileError for a kind that
+    there is not and for a target that no code can be made for, InputError for a device that is not
+    the host.
     """
+    runtime.check_devices("create_executor", device)
     if kind not in EXECUTORS:
         raise CompileError(f"create_executor: no kind {kind!r}; there are {', '.join(EXECUTORS)}")
     module = mod if mod is not None else IRModule()

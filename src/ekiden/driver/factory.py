@@ -8,7 +8,7 @@ from ekiden.backend.graph.graph import Graph
 from ekiden.backend.graph.read import read_graph
 from ekiden.backend.graph.write import new_module
 from ekiden.driver.executable import Executable
-from ekiden.runtime import Module, Tensor
+from ekiden.runtime import Module, Tensor, check_devices
 
 
 class ExecutorFactoryModule(Executable):
@@ -54,6 +54,7 @@ class ExecutorFactoryModule(Executable):
 
     def _debug_create(self, name: str, *device: object) -> Module:
         """The module that `debug_executor.GraphModuleDebug` takes, with its constants set."""
+        check_devices("debug_create", device)
         return new_module(self._graph()[0], self.module, every_entry=True)
 
     def __iter__(self) -> Iterator[object]:

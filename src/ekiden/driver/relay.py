@@ -25,7 +25,7 @@ def _module(ir_mod: IRModule | BaseFunc, params: Params | None) -> IRModule:
 
 def build(
     ir_mod: IRModule | BaseFunc,
-    target: Targets = "llvm",
+    target: Targets = None,
     *,
     params: Params | None = None,
     executor: str | Executor = "graph",
@@ -54,7 +54,7 @@ def to_executable(
 
 
 def optimize(
-    mod: IRModule | BaseFunc, target: Targets = "llvm", params: Params | None = None
+    mod: IRModule | BaseFunc, target: Targets = None, params: Params | None = None
 ) -> tuple[IRModule, dict[str, object]]:
     """The module as it is lowered to kernels, and no parameters: they are constants in it."""
     config = compilation_config(target)

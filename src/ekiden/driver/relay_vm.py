@@ -14,7 +14,7 @@ from ekiden.target.virtual_device import Targets
 
 
 def compile(
-    mod: IRModule | BaseFunc, target: Targets = "llvm", params: Params | None = None
+    mod: IRModule | BaseFunc, target: Targets = None, params: Params | None = None
 ) -> Executable:
     """Compile a module or function; `params` become constants by name.
 
@@ -35,12 +35,12 @@ class VMCompiler:
         self._params.update(params)
 
     def optimize(
-        self, mod: IRModule, target: Targets = "llvm", params: Params | None = None
+        self, mod: IRModule, target: Targets = None, params: Params | None = None
     ) -> tuple[IRModule, dict[str, object]]:
         """The module as it is lowered to kernels, and no parameters."""
         return optimize(mod, target, {**self._params, **(params or {})})
 
-    def lower(self, mod: IRModule, target: Targets = "llvm") -> None:
+    def lower(self, mod: IRModule, target: Targets = None) -> None:
         """Compile."""
         self._made = compile(mod, target, self._params)
 

@@ -48,6 +48,7 @@ from ekiden.runtime._core import (
     trim_pools,
 )
 from ekiden.runtime._core import Shape as ShapeTuple
+from ekiden.runtime.devices import check_devices
 from ekiden.runtime.graph_json import load_json, save_json
 from ekiden.runtime.memory import MemoryStats, memory_limit, memory_stats, reset_peak_memory
 from ekiden.runtime.params import load_param_dict, load_params, save_param_dict, save_params
@@ -71,6 +72,7 @@ __all__ = [
     "VirtualMachine",
     "WeakRef",
     "allocation_count",
+    "check_devices",
     "cmake_dir",
     "convert",
     "convert_to_function",

@@ -17,6 +17,7 @@ import numpy as np
 
 from ekiden.runtime._core import Executable, Module, Object, Tensor, tensor
 from ekiden.runtime._core import VirtualMachine as Machine
+from ekiden.runtime.devices import check_devices
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.metadata import tensor_infos
 from ekiden.runtime.stepping import Place, Stepper
@@ -36,15 +37,16 @@ class VirtualMachine:
     """
 
     def __init__(self, exe: object, device: object = None, *, executor: str | None = None) -> None:
-        """`device` is the one that the executable was compiled for. `executor` "async" runs
-        independent kernels at the same time, "vm" one after another; else it is what the executable
-        was compiled for.
+        """`device` is the one that the executable was compiled for, or a list of them. `executor`
+        "async" runs independent kernels at the same time, "vm" one after another; else it is what
+        the executable was compiled for. Raises InputError for a device of another kind.
         """
         raw = getattr(exe, "raw", exe)
         if isinstance(raw, Module) and "get_executable" in raw:
             raw = raw["get_executable"]()
         if not isinstance(raw, Executable):
             raise TypeError(f"VirtualMachine: expected an executable, got {type(exe).__name__}")
+        check_devices("VirtualMachine", device, raw.devices)
         self.module = raw
         self._machine = Machine(raw, executor or executor_of(raw))
         self._inputs: dict[str, dict[int, object]] = {}
@@ -128,6 +130,7 @@ class VirtualMachine:
 
         `device` is the executable's; `end_to_end` changes nothing: arguments are on the host.
         """
+        check_devices("benchmark", device, self.module.devices)
         if kwargs:
             self.set_input(func_name, *args, **kwargs)
         given = self._collected(func_name) if kwargs else [_argument(a) for a in args]

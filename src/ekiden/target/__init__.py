@@ -1,7 +1,7 @@
 """Targets: what the code will run on, as a value with its facts; devices that values are on."""
 
 from ekiden.target.processors import Cache
-from ekiden.target.target import Target, TargetKind, TargetLike
+from ekiden.target.target import Target, TargetKind, TargetLike, target_or_current
 from ekiden.target.virtual_device import HOST, CompilationConfig, VirtualDevice
 
 __all__ = [
@@ -12,4 +12,5 @@ __all__ = [
     "TargetKind",
     "TargetLike",
     "VirtualDevice",
+    "target_or_current",
 ]

@@ -335,6 +335,11 @@ if not TYPE_CHECKING:
 _entered: ContextVar[tuple[Target, ...]] = ContextVar("entered targets", default=())
 
 
+def target_or_current(target: TargetLike | None = None) -> Target:
+    """A target; where none is given the current one, and this machine where there is none."""
+    return Target.parse(target if target is not None else Target.current() or "llvm")
+
+
 @functools.cache
 def _host_machine() -> Target:
     """This machine."""
@@ -391,4 +396,12 @@ def _from_fields(given: Mapping[str, object]) -> dict[str, Any]:
     return _from_config({"kind": kind, **options})
 
 
-__all__ = ["ABILITIES", "PROCESSORS", "Cache", "Target", "TargetKind", "TargetLike"]
+__all__ = [
+    "ABILITIES",
+    "PROCESSORS",
+    "Cache",
+    "Target",
+    "TargetKind",
+    "TargetLike",
+    "target_or_current",
+]

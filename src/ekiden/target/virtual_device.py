@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeGuard
 
 from ekiden.ir.node import Node, freeze, ignored, node
 from ekiden.runtime import Device, device
 from ekiden.runtime.errors import CompileError
-from ekiden.target.target import Target
+from ekiden.target.target import Target, TargetLike, target_or_current
 
 DeviceLike: TypeAlias = "VirtualDevice | Device | str"
 """What names a device: itself, or a name such as "cpu:1"."""
-
-Each = TypeVar("Each")
 
 CPU = 1
 """DLPack's number for the kind of device that the host is."""
@@ -109,12 +107,11 @@ class CompilationConfig:
         return self.devices[0]
 
 
-TargetLike: TypeAlias = str | Target
 Targets: TypeAlias = (
-    "TargetLike | Mapping[DeviceLike, TargetLike | Sequence[TargetLike]] | Sequence[object]"
+    "TargetLike | Mapping[DeviceLike, TargetLike | Sequence[TargetLike]] | Sequence[object] | None"
 )
 """What `compile` takes: targets, of which several are variants; or devices, alone or each with its
-targets."""
+targets. None is the current target, and this machine where there is none."""
 
 
 BOUNDS = ("", "check")
@@ -137,15 +134,16 @@ def with_bounds(targets: Targets, bounds: str) -> Targets:
     }
 
 
-def compilation_config(targets: Targets) -> CompilationConfig:
+def compilation_config(targets: Targets, host: TargetLike | None = None) -> CompilationConfig:
     """The devices and targets of what a user gives: `"llvm"`,
     `["llvm -mcpu=x86-64-v4", "llvm -mcpu=x86-64-v3"]` for two variants,
-    `{cpu(0): "llvm", cpu(1): "llvm"}`, `[cpu(0), cpu(1)]`.
+    `{cpu(0): "llvm", cpu(1): "llvm"}`, `[cpu(0), cpu(1)]`. `host` is the target of the code around
+    kernels, for targets that name none.
 
     Raises CompileError for none, for devices other than CPUs, for different targets of two devices,
-    and for a variant that would never be chosen.
+    for a target that no code can be made for, and for a variant that would never be chosen.
     """
-    pairs = [(place, tuple(map(Target.parse, given))) for place, given in _pairs(targets)]
+    pairs = [(place, tuple(_usable(t, host) for t in given)) for place, given in _pairs(targets)]
     if not pairs:
         raise CompileError(f"compile: a target or a device expected, got {targets!r}")
     lists = list(dict.fromkeys(given for _, given in pairs if given))
@@ -156,9 +154,18 @@ def compilation_config(targets: Targets) -> CompilationConfig:
     for each, _ in pairs:
         check_supported(each)
         found.setdefault(each.device, each)
-    variants = tuple(dict.fromkeys(lists[0])) if lists else (Target.parse("llvm"),)
+    variants = tuple(dict.fromkeys(lists[0])) if lists else (_usable(target_or_current(), host),)
     _check_variants(variants)
     return CompilationConfig(tuple(found.values()) or (HOST,), variants)
+
+
+def _usable(given: TargetLike, host: TargetLike | None) -> Target:
+    """A target that code can be made for, with its host."""
+    target = Target.parse(given)
+    if host is not None and target.host_target is None:
+        target = target.with_host(host)
+    target.check_usable("compile")
+    return target
 
 
 def _check_variants(variants: Sequence[Target]) -> None:
@@ -177,20 +184,39 @@ def check_supported(each: VirtualDevice) -> None:
 
 def _pairs(targets: Targets) -> Iterator[tuple[VirtualDevice, Sequence[TargetLike]]]:
     """Devices, each with its targets or none."""
-    if isinstance(targets, Mapping):
+    if targets is None:
+        yield HOST, (target_or_current(),)
+        return
+    if isinstance(targets, Mapping) and not _is_target(targets):
         for place, given in targets.items():
-            yield virtual_device(place), _several(given)
+            yield virtual_device(place), _targets(given)
         return
     given_all = _several(targets)
-    variants = [t for t in given_all if isinstance(t, (str, Target))]
+    variants = [t for t in given_all if _is_target(t)]
     for each in given_all:
-        if isinstance(each, (str, Target)):
+        if _is_target(each):
             yield HOST, variants
-        else:
-            assert isinstance(each, (Device, VirtualDevice))
+        elif isinstance(each, (Device, VirtualDevice)):
             yield virtual_device(each), ()
+        else:
+            raise CompileError(f"compile: a target or a device expected, got {each!r}")
 
 
-def _several(given: TargetLike | Sequence[Each]) -> Sequence[TargetLike | Each]:
+def _targets(given: object) -> Sequence[TargetLike]:
+    """The variants of one device."""
+    found = [each for each in _several(given) if _is_target(each)]
+    if not found or len(found) != len(_several(given)):
+        raise CompileError(f"compile: a target expected, got {given!r}")
+    return found
+
+
+def _is_target(given: object) -> TypeGuard[TargetLike]:
+    """Whether something names a target: a text, a dictionary with a kind or a tag, or itself."""
+    if isinstance(given, Mapping):
+        return "kind" in given or "tag" in given
+    return isinstance(given, (str, Target))
+
+
+def _several(given: object) -> Sequence[object]:
     """What may be one target, as a sequence."""
-    return (given,) if isinstance(given, (str, Target)) else given
+    return given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)

@@ -11,6 +11,7 @@ from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.facts import facts_of, packed, renamed, unpacked
 from ekiden.backend.kernels.lower import described, lower_primitive
 from ekiden.codegen import llvm
+from ekiden.codegen.build import GENERATORS
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.parallel import LOCK, Progress, Task, compile_tasks
 from ekiden.ir.op import Op
@@ -46,7 +47,7 @@ class Kernels:
             return self
         with LOCK:
             lowered = [tir_transform.lower(f, target) for f in programs]
-            code = llvm.compile_object(lowered, target)
+            code = GENERATORS[target.kind.name].compile(lowered, target)
         exports = [*self.exports, *(f.name for f in programs)]
         return Kernels(self.names, self.forms, self.facts, [*self.objects, code], exports)
 
@@ -75,7 +76,8 @@ def _compile(function: Function, name: str, target: Target) -> bytes:
         # the VM gives results memory that no argument has but those of tir.in_place
         func = func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True})
         lowered = tir_transform.lower(func, target)
-        return packed(facts_of(lowered, target), llvm.compile_object([lowered], target))
+        code = GENERATORS[target.kind.name].compile([lowered], target)
+        return packed(facts_of(lowered, target), code)
     except Exception as error:
         if not getattr(error, "__notes__", None):
             error.add_note(f"while compiling {described(function, name)}")
@@ -83,7 +85,7 @@ def _compile(function: Function, name: str, target: Target) -> bytes:
 
 
 def _task(function: Function, target: Target) -> Task:
-    key = kernel_key(function, target)
+    key = kernel_key(function, target, GENERATORS[target.kind.name].version())
     name = f"{_display_name(function)}_{key[:12]}"
     return Task(key, name, lambda: _compile(function, name, target))
 

@@ -6,11 +6,14 @@ import functools
 import shutil
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from ekiden.runtime import include_dir
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
+from ekiden.target.features import X86
+from ekiden.target.processors import GENERIC, PROCESSORS
 
 FLAGS = (
     "-std=c11", "-O2", "-ftree-vectorize", "-fPIC", "-fwrapv", "-ffp-contract=off",
@@ -39,17 +42,49 @@ def compiler_version() -> str:
 
 
 @functools.cache
-def _machine_flags(cpu: str) -> tuple[str, ...]:
-    """-march=cpu, or the newest x86-64 level that an older compiler knows."""
-    for name in (cpu, "x86-64-v4", "x86-64-v3"):
-        known = subprocess.run(
-            [find_compiler(), f"-march={name}", "-E", "-x", "c", "/dev/null"],
-            capture_output=True,
-            check=False,
+def machine() -> str:
+    """What the system's compiler makes code for, as the first word of a triple."""
+    shown = subprocess.run(
+        [find_compiler(), "-dumpmachine"], capture_output=True, text=True, check=True
+    )
+    return shown.stdout.partition("-")[0]
+
+
+def check_target(target: Target, what: str) -> None:
+    """Raises CompileError where the system's compiler makes code for another architecture."""
+    own = target.triple.partition("-")[0]
+    if machine() != own:
+        raise CompileError(
+            f"{what}: target 'c': {find_compiler()} makes code for {machine()}, not for {own}; "
+            "target kind 'llvm' does"
         )
-        if known.returncode == 0:
-            return (f"-march={name}",)
-    return ()
+
+
+@functools.cache
+def _knows(flags: tuple[str, ...]) -> bool:
+    command = [find_compiler(), *flags, "-E", "-x", "c", "/dev/null"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _machine_flags(target: Target) -> tuple[str, ...]:
+    """The processor and its features for the compiler; where it is too old to know them, the best
+    of its architecture that it knows and that runs wherever the target does."""
+    option = "-march" if target.architecture == X86 else "-mcpu"
+    plain = replace(target, features=())
+    lesser = [
+        p.name
+        for p in PROCESSORS.values()
+        if p.name.startswith(GENERIC[target.architecture])
+        and Target(target, cpu=p.name, features=()).serves(plain)
+    ]
+    name = next(
+        n for n in (target.cpu, *reversed(lesser), "") if _knows((f"{option}={n}",)) or not n
+    )
+    found = (f"{option}={name}",) if name else ()
+    if target.architecture != X86:
+        return found
+    signs = [f"-mno-{f[1:]}" if f[0] == "-" else f"-m{f}" for f in target.features]
+    return (*found, *(flag for flag in signs if _knows((flag,))))
 
 
 def compile_text(text: str, target: Target, debug_path: Path | None = None) -> bytes:
@@ -62,7 +97,7 @@ def compile_text(text: str, target: Target, debug_path: Path | None = None) -> b
         source.write_text(text, encoding="utf-8")
         made = Path(folder) / "kernel.o"
         command = [
-            find_compiler(), *FLAGS, *_machine_flags(target.cpu), "-DEK_KERNEL_IMAGE",
+            find_compiler(), *FLAGS, *_machine_flags(target), "-DEK_KERNEL_IMAGE",
             *(("-g",) if debug_path else ()), f"-I{include_dir()}", "-c", str(source),
             "-o", str(made),
         ]  # fmt: skip

@@ -66,7 +66,7 @@ def emit(func: PrimFunc, target: Target) -> str:
 
 def emit_all(funcs: Sequence[PrimFunc], target: Target) -> str:
     """One file with several functions."""
-    helpers = Helpers(bounds=bool(target.bounds))
+    helpers = Helpers(target)
     parts = [text for func in funcs for text in _function(func, helpers)]
     head = HEAD.format(target=target)
     sites = [f"EK_CALL_SITE({v}, {quoted(name)});" for name, v in helpers.sites.items()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ekiden.codegen.c.helpers import Helpers, math_name
+from ekiden.codegen.c.helpers import Helpers
 from ekiden.codegen.c.types import c_type, constant
 from ekiden.codegen.common import is_nonnegative
 from ekiden.ir import dtype as dt
@@ -45,8 +45,6 @@ LONGEST = 96
 PLAIN = frozenset(("int32", "int64", "uint32", "uint64", "float32", "float64"))
 """Types on which C's own operators mean what the nodes mean."""
 _INFIX = {"and": "&&", "or": "||"}
-_MATH = {"sqrt": "sqrt", "abs": "fabs", "floor": "floor", "ceil": "ceil", "trunc": "trunc",
-         "round": "roundeven", "fma": "fma"}  # fmt: skip
 KEYWORDS = frozenset(
     "auto break case char const continue default do double else enum extern float for goto if "
     "inline int long register restrict return short signed sizeof static struct switch typedef "
@@ -253,8 +251,8 @@ class ExpressionWriter:
         if e.op == "reinterpret":
             return self.reinterpreted(e)
         argument, given = dt.element(e.args[0].dtype), [_stripped(self.of(a)) for a in e.args]
-        if e.op in _MATH and argument in ("float32", "float64"):
-            return f"{math_name(_MATH[e.op], argument)}({', '.join(given)})"
+        if (function := self.helpers.math(e.op, argument)) is not None:
+            return f"{function}({', '.join(given)})"
         return self.helpers.intrinsic(e.op, dt.element(e.dtype), argument, given)
 
     def reinterpreted(self, e: Intrinsic) -> str:

@@ -14,9 +14,11 @@ from ekiden.codegen.llvm.builder import Arguments, Builder, Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
 from ekiden.codegen.llvm.operations import emit_binary
+from ekiden.codegen.llvm.software import WITHOUT
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import BinaryExpr
 from ekiden.runtime.errors import InternalError
+from ekiden.target import Target
 
 # fmt: off
 _INFIX = {
@@ -60,7 +62,12 @@ _MATH = {
     "floor": "floor", "ceil": "ceil", "trunc": "trunc", "roundeven": "rint", "fabs": "fabs",
     "sqrt": "sqrt", "copysign": "copysign", "fma": "fma",
 }
+INSTRUCTIONS = {
+    "sqrt": "sqrt", "abs": "fabs", "floor": "floor", "ceil": "ceil", "trunc": "trunc",
+    "round": "roundeven", "fma": "fma",
+}
 # fmt: on
+"""The intrinsics that are one instruction -> LLVM's name."""
 
 
 def math_name(name: str, dtype: str) -> str:
@@ -188,6 +195,7 @@ def _comparison(predicate: str, dtype: str, x: str, y: str) -> str:
             "une": f"{x} != {y}",
             "one": f"({x} < {y} || {x} > {y})",
             "uno": f"({x} != {x} || {y} != {y})",
+            "ord": f"({x} == {x} && {y} == {y})",
         }
         return special.get(predicate) or f"{x} {_ORDER[predicate[1:]]} {y}"
     if predicate in ("eq", "ne"):
@@ -197,16 +205,27 @@ def _comparison(predicate: str, dtype: str, x: str, y: str) -> str:
 
 
 class Helpers:
-    """The helper functions of one file, each made when it is first called; and whether its accesses
-    of buffers are checked.
+    """The helper functions of one file, each made when it is first called. `target` says what the
+    functions of <math.h> may be used for: those of which its processor has no instruction would be
+    calls of a library, which compiled code has none of. It also says whether accesses of buffers
+    are checked.
     """
 
-    def __init__(self, bounds: bool = False) -> None:
-        self.bounds = bounds
+    def __init__(self, target: Target | None = None) -> None:
+        self.bounds = target is not None and bool(target.bounds)
         self.texts: dict[str, str] = {}
         self.sites: dict[str, str] = {}
         self.prototypes: dict[str, str] = {}
-        self._module = Module()
+        self._module = Module(target)
+
+    def math(self, op: str, dtype: str) -> str | None:
+        """The function of <math.h> that an intrinsic is an instruction by; None for a helper."""
+        name = INSTRUCTIONS.get(op)
+        if name is None or dt.element(dtype) not in ("float32", "float64"):
+            return None
+        ability, _ = WITHOUT.get(name, (None, None))
+        has = ability is None or self._module.has(ability)
+        return math_name(name, dtype) if has else None
 
     def site(self, name: str) -> str:
         """The call site of a function that the runtime knows by name."""

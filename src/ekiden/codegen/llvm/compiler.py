@@ -13,8 +13,9 @@ from contextlib import AbstractContextManager, nullcontext
 import llvmlite.binding as llvm
 
 from ekiden.codegen.llvm.emit import emit_all
-from ekiden.runtime.errors import InternalError
+from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
+from ekiden.target.features import BASE, RISCV
 from ekiden.tir.stmt import PrimFunc
 
 VERSION = f"llvmlite {'.'.join(str(n) for n in llvm.llvm_version_info)}"
@@ -35,11 +36,34 @@ def held() -> AbstractContextManager[object]:
     return lock
 
 
+ABIS = {RISCV: "lp64d"}
+"""Architecture -> the calling convention of its runtime, where LLVM would take another."""
+
+
+def check_target(target: Target, what: str) -> None:
+    """Raises CompileError, for which thing, where this LLVM has no code generator for a target.
+
+    Asked before anything is compiled: of what it cannot do, LLVM says so by ending the process.
+    """
+    _initialize()
+    try:
+        llvm.Target.from_triple(target.triple)
+    except RuntimeError as error:
+        raise CompileError(f"{what}: LLVM makes no code for {target.triple!r}: {error}") from error
+
+
 def _machine(target: Target) -> llvm.TargetMachine:
     _initialize()
-    features = ",".join(f if f[0] == "-" else f"+{f}" for f in target.features)
+    base = BASE[target.architecture] if target.architecture in ABIS else ()
+    named = (*sorted(base), *target.features)
+    features = ",".join(f if f[0] == "-" else f"+{f}" for f in named)
     return llvm.Target.from_triple(target.triple).create_target_machine(
-        cpu=target.cpu, features=features, opt=3, reloc="pic", codemodel="small"
+        cpu=target.cpu,
+        features=features,
+        opt=3,
+        reloc="pic",
+        codemodel="small",
+        abiname=ABIS.get(target.architecture, ""),
     )
 
 

@@ -1,0 +1,157 @@
+"""No target, option or device is taken and then ignored: what cannot be had is refused where it
+would be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay, runtime, tir
+from ekiden.contrib import graph_executor
+from ekiden.contrib.debugger import debug_executor
+from ekiden.driver.build import compile_to_bytes
+from ekiden.ir.module import IRModule
+from ekiden.runtime import cpu
+from ekiden.runtime.errors import CompileError, InputError
+from ekiden.target import Target
+from ekiden.target.virtual_device import compilation_config
+
+pytestmark = pytest.mark.quick
+
+CUDA = runtime.device("cuda", 0)
+X = np.arange(3, dtype="float32")
+HERE = Target.host().triple
+
+
+def module() -> IRModule:
+    x = relay.var("x", shape=(3,))
+    return IRModule.from_expr(relay.Function([x], relay.add(x, relay.const(1.0))))
+
+
+# fmt: off
+NO_CUDA = "there is no code generator for target kind 'cuda'; there are 'llvm' and 'c'"
+THERE_ARE = "x86_64-unknown-linux-gnu, aarch64-unknown-linux-gnu, riscv64-unknown-linux-gnu"
+TARGETS = [
+    ("cuda", NO_CUDA),
+    ("nvidia/geforce-rtx-3090", NO_CUDA),
+    ("llvm -mtriple=armv7l-linux-gnueabihf",
+     f"there is no runtime for the triple 'armv7l-unknown-linux-gnueabihf'; there are {THERE_ARE}"),
+    ("llvm -mtriple=x86_64-pc-windows-msvc",
+     f"there is no runtime for the triple 'x86_64-pc-windows-msvc'; there are {THERE_ARE}"),
+    ("llvm -mtriple=wasm32",
+     f"there is no runtime for the triple 'wasm32-unknown-linux-gnu'; there are {THERE_ARE}"),
+    ("llvm -libs=cblas", "target option -libs=cblas: there is no such thing"),
+    ("llvm -fast-math", "target option -fast-math=1: only False can be had"),
+    ("llvm -opt-level=0", "target option -opt-level=0: only 3 can be had"),
+    ("llvm -mabi=ilp32", "target option -mabi=ilp32: only 'lp64d' can be had"),
+    ("llvm -mtriple=riscv64 -host='llvm -mtriple=aarch64'",
+     "the host 'aarch64-unknown-linux-gnu' of a target must be its own "
+     "'riscv64-unknown-linux-gnu'"),
+]
+WAYS: list[Callable[[str], object]] = [
+    lambda t: ekiden.compile(module(), t),
+    lambda t: ekiden.compile(module(), Target(t)),
+    lambda t: ekiden.compile(module(), {cpu(0): t}),
+    lambda t: ekiden.compile(module(), ["llvm", t]),
+    lambda t: compile_to_bytes(module(), t),
+    lambda t: relay.build(module(), t),
+    lambda t: relay.build(module(), {"cpu": t}),
+    lambda t: relay.optimize(module(), t),
+    lambda t: relay.vm.compile(module(), t),
+    lambda t: relay.vm.VMCompiler().lower(module(), t),
+    lambda t: relay.create_executor("debug", module(), target=t),
+    lambda t: relay.create_executor("vm", module(), target=t),
+    lambda t: relay.create_executor("graph", module(), cpu(), t),
+    lambda t: compilation_config(t),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("target", "message"), TARGETS)
+def test_targets_are_refused_where_code_would_be_made(target: str, message: str) -> None:
+    Target(target)  # to say it is allowed
+    for way in WAYS:
+        with pytest.raises(CompileError) as raised:
+            way(target)
+        assert str(raised.value) == f"compile: {message}"
+    func = tir.PrimFunc((), tir.Evaluate(0), {"global_symbol": "f"})
+    with pytest.raises(CompileError) as raised:
+        ekiden.build(func, target)
+    assert str(raised.value) == f"build: {message}"
+
+
+def test_a_current_target_is_refused_too() -> None:
+    with Target("cuda"), pytest.raises(CompileError, match="no code generator"):
+        ekiden.compile(module())
+
+
+def test_texts_dictionaries_and_targets_are_the_same() -> None:
+    config: Mapping[str, object] = {"kind": "llvm", "cores": 1}
+    forms = ["llvm -cores=1", '{"kind": "llvm", "cores": 1}', config, Target("llvm -cores=1")]
+    made = [ekiden.compile(module(), form) for form in forms]
+    assert len({exe.target for exe in made}) == 1
+    assert (
+        ekiden.compile(module(), Target("llvm")).target == ekiden.compile(module(), "llvm").target
+    )
+
+
+@pytest.mark.parametrize("given", [["llvm", 3], [3], {cpu(0): 3}, 3])
+def test_what_is_no_target(given: object) -> None:
+    with pytest.raises(CompileError, match=r"^compile: a target( or a device)? expected, got "):
+        ekiden.compile(module(), given)  # type: ignore[arg-type]
+
+
+def test_devices_that_are_not_there() -> None:
+    lib, exe = relay.build(module(), "llvm"), relay.vm.compile(module(), "llvm")
+    graph, kernels = lib.get_graph_json(), lib.get_lib()
+    machine = runtime.vm.VirtualMachine(exe, cpu(0))
+    ways: dict[str, Callable[[runtime.Device], object]] = {
+        "create_executor": lambda d: relay.create_executor("vm", module(), d),
+        "VirtualMachine": lambda d: runtime.vm.VirtualMachine(exe, d),
+        "benchmark": lambda d: machine.benchmark(d, X),
+        "debug_create": lambda d: lib["debug_create"]("default", d),
+        "graph executor": lambda d: graph_executor.create(graph, kernels, d),
+    }
+    for what, way in ways.items():
+        way(cpu(0))
+        with pytest.raises(InputError) as raised:
+            way(CUDA)
+        assert str(raised.value) == f"{what}: expected cpu(0), got cuda(0), which is not there"
+    for kind in ("debug", "vm", "graph", "aot"):
+        with pytest.raises(InputError, match=r"^create_executor: expected cpu\(0\), got cuda\(0\)"):
+            relay.create_executor(kind, module(), [CUDA])
+    for named in ("cuda", [CUDA], (cpu(0), CUDA)):
+        with pytest.raises(InputError, match=r"^VirtualMachine: expected cpu\(0\), got cuda\(0\)"):
+            runtime.vm.VirtualMachine(exe, named)
+    with pytest.raises(TypeError, match=r"^VirtualMachine: expected a device, got int$"):
+        runtime.vm.VirtualMachine(exe, 1)
+    with pytest.raises(InputError, match=r"^graph executor: expected cpu\(0\), got cuda\(0\)"):
+        debug_executor.create(graph, kernels, CUDA)
+
+
+def test_code_for_c_goes_through_its_compiler() -> None:
+    rng = np.random.default_rng(0)
+    x, w = relay.var("x", shape=(relay.Any(), 8)), rng.normal(size=(8, 8)).astype("float32")
+    body = relay.floor(
+        relay.sin(relay.nn.softmax(relay.nn.dense(x, relay.const(w)))) * relay.const(9.0)
+    )
+    program = IRModule.from_expr(relay.Function([x], body))
+    data = rng.normal(size=(3, 8)).astype("float32")
+    want = ekiden.compile(program, "llvm")(data).numpy()
+    for text in ("c", f"c -mtriple={HERE} -mcpu=generic"):
+        exe = ekiden.compile(program, text)
+        assert exe.target.startswith("c -mtriple=")
+        np.testing.assert_array_equal(exe(data).numpy(), want)
+
+
+def test_what_a_c_compiler_does_not_do() -> None:
+    other = "aarch64" if Target.host().architecture == "x86-64" else "x86_64"
+    with pytest.raises(CompileError, match=rf"for {other}; target kind 'llvm' does$"):
+        ekiden.compile(module(), f"c -mtriple={other}-linux-gnu")
+    with pytest.raises(CompileError) as raised:
+        ekiden.compile(module(), "c", executor="aot")
+    message = "compile: executor 'aot' makes code for target kind 'llvm', got 'c'"
+    assert str(raised.value) == message

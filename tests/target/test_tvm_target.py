@@ -1,0 +1,108 @@
+"""The face of TVM's Target: attributes, keys, hosts, the current target, tags."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay
+from ekiden.ir.module import IRModule
+from ekiden.target import Target, TargetKind, tags
+from ekiden.target.kinds import KINDS
+
+pytestmark = pytest.mark.quick
+
+
+def test_kinds_are_values_with_names() -> None:
+    kind = Target("llvm").kind
+    assert isinstance(kind, TargetKind) and (kind.name, str(kind)) == ("llvm", "llvm")
+    assert (kind.default_device_type, kind.default_keys) == (1, ("cpu",))
+    assert Target("cuda").get_target_device_type() == 2
+    assert kind.options["libs"] == "list" and kind.options["opt-level"] == "int"
+    assert Target.list_kinds() == sorted(KINDS)
+
+
+def test_attributes_are_facts_and_options() -> None:
+    target = Target("cuda -model=unknown -libs=cublas,cudnn -arch=sm_80")
+    assert (target.kind.name, target.model, target.arch) == ("cuda", "unknown", "sm_80")
+    assert (target.keys, target.libs) == (["cuda", "gpu"], ["cublas", "cudnn"])
+    assert (target.max_num_threads, target.thread_warp_size) == (1024, 32)
+    cpu = Target("llvm -mcpu=cascadelake -device=arm_cpu -mattr=+avx512fp16,-avx512cd")
+    assert (cpu.keys, cpu.device_name) == (["arm_cpu", "cpu"], "arm_cpu")
+    assert (cpu.mcpu, cpu.mattr) == ("cascadelake", ["+avx512fp16", "-avx512cd"])
+    assert cpu.attrs["mcpu"] == "cascadelake" and cpu.attrs["vector-bits"] == 512
+    assert "tag" not in cpu.attrs and cpu.libs == [] and cpu.model == "unknown"
+    with pytest.raises(KeyError):
+        _ = cpu.thread_warp_size
+
+
+def test_a_value_with_spaces_is_quoted() -> None:
+    target = Target("vulkan -device_name='Name of GPU with spaces' -device_type=discrete")
+    assert target.attrs["device_name"] == "Name of GPU with spaces"
+    assert Target(str(target)) == target
+
+
+def test_a_configuration_is_a_dictionary_or_json() -> None:
+    config = {
+        "kind": "llvm",
+        "keys": ["arm_cpu", "cpu"],
+        "device": "arm_cpu",
+        "libs": ["cblas"],
+        "mfloat-abi": "hard",
+        "mattr": ["+avx512fp16", "-avx512cd"],
+        "mcpu": "sapphirerapids",
+    }
+    for given in (config, json.dumps(config)):
+        target = Target(given)
+        assert (target.kind.name, target.keys) == ("llvm", ["arm_cpu", "cpu"])
+        assert (target.device_name, target.libs) == ("arm_cpu", ["cblas"])
+        assert target.attrs["mfloat-abi"] == "hard"
+        assert target.mattr == ["+avx512fp16", "-avx512cd"]
+
+
+def test_hosts() -> None:
+    target = Target("cuda", "llvm -mcpu=znver4")
+    assert target.host is not None and target.host.cpu == "znver4"
+    assert target.with_host("llvm -mcpu=znver5").host == Target("llvm -mcpu=znver5")
+    assert Target("cuda").host is None and target.with_host() == Target("cuda")
+    assert Target(target.export()) == target == Target(str(target))
+    assert Target({"kind": "cuda", "host": {"kind": "llvm"}}).host == Target("llvm")
+    assert Target("nvidia/jetson-nano", host="llvm").tag == "nvidia/jetson-nano"
+
+
+def test_the_current_target() -> None:
+    assert Target.current() is None
+    with pytest.raises(ValueError, match=r"^target: there is no current target; "):
+        Target.current(allow_none=False)
+    with Target("llvm -mcpu=x86-64") as outer:
+        assert Target.current() is outer
+        with Target("cuda"):
+            assert Target.current(allow_none=False) == Target("cuda")
+        assert Target.current() is outer
+    assert Target.current() is None
+
+
+def test_a_compilation_takes_the_current_target() -> None:
+    x = relay.var("x", shape=(3,))
+    module = IRModule.from_expr(relay.Function([x], relay.add(x, x)))
+    oldest = Target("llvm -mtriple=x86_64-linux-gnu -mcpu=x86-64 -cores=1")
+    if oldest.architecture != Target.host().architecture:
+        oldest = Target("llvm -mtriple=aarch64-linux-gnu -mcpu=generic -cores=1")
+    with oldest:
+        made = [ekiden.compile(module), relay.vm.compile(module), relay.build(module)]
+        named = ekiden.compile(module, "llvm")
+    assert [exe.target for exe in made] == [str(oldest)] * 3
+    assert named.target == str(Target.host()) == ekiden.compile(module).target
+    found = made[0](np.ones(3, "float32"))
+    assert isinstance(found, ekiden.runtime.Tensor) and found.numpy().tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("tag", tags.TAGS)
+def test_tags(tag: str) -> None:
+    target = Target(tag)
+    assert target.tag == tag and Target({"tag": tag}) == target
+    assert Target(f"{tag} -model=mine").model == "mine"
+    assert target.kind.is_cpu == (target.kind.name == "llvm")
