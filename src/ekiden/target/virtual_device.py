@@ -128,10 +128,11 @@ def with_bounds(targets: Targets, bounds: str) -> Targets:
         raise CompileError(f"compile: bounds must be {known}, got {bounds!r}")
     if not bounds:
         return targets
-    return {
+    made: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {
         place: [Target.parse(t).with_bounds(bounds) for t in given or ("llvm",)]
         for place, given in _pairs(targets)
     }
+    return made
 
 
 def compilation_config(targets: Targets, host: TargetLike | None = None) -> CompilationConfig:
