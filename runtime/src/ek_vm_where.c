@@ -3,7 +3,7 @@
 ** of the file:
 **
 **   {..., "sources": {FUNCTION: [[INSTRUCTION, TEXT], ...], ...},
-**        "checks": {FUNCTION: [[INSTRUCTION, TEXT, ...], ...], ...}, ...}
+**        "checks": {FUNCTION: [[INSTRUCTION, [TEXT, ...]], ...], ...}, ...}
 **
 ** where "checks" has what each operator of a kernel is called that may refuse an index. */
 #include "ek_vm_step.h"
@@ -83,12 +83,14 @@ static ek_bytes text_of(const ek_vm *vm, const char *table, ek_bytes function, i
   }
   if (!take(&j, '[')) return none;
   while (take(&j, '[')) {
-    int64_t number = take_number(&j);
-    for (int64_t k = 0; take(&j, ','); k++) {
+    int64_t number = take_number(&j), k = 0;
+    if (!take(&j, ',')) return none;
+    bool is_list = take(&j, '[');
+    do {
       if (!take_string(&j, &text)) return none;
-      if (number == instruction && k == n) return text;
-    }
-    if (!take(&j, ']') || !take(&j, ',')) return none;
+      if (number == instruction && k++ == n) return text;
+    } while (take(&j, ','));
+    if ((is_list && !take(&j, ']')) || !take(&j, ']') || !take(&j, ',')) return none;
   }
   return none;
 }

@@ -144,7 +144,7 @@ def test_the_option_is_part_of_the_key_and_of_the_text() -> None:
         ekiden.compile(_model()[0], bounds="all")
     assert str(error.value) == "compile: bounds must be '' or 'check', got 'all'"
     with pytest.raises(CompileError, match=r"-bounds=all: only '' or 'check' can be had"):
-        ekiden.compile(_model()[0], "llvm -bounds=all")
+        build(shifted, "llvm -bounds=all", cache=NO_CACHE)
 
 
 def test_the_command_line_has_it(tmp_path: object) -> None:

@@ -68,8 +68,8 @@ def refused(tmp_path: Path, text: bytes) -> str:
          "line 1 column 11 (char 10)"),
         (b'{"memory": {"peak": NaN}}', "NaN is no JSON"),
         (b'{"target": "a", "target": "b"}', "a field is there twice"),
-        (b'{"maim": {}}', "there is no field 'maim'; there are executor, host_functions, kernels, "
-         "main, memory, producer, sources, target, variants"),
+        (b'{"maim": {}}', "there is no field 'maim'; there are checks, executor, host_functions, "
+         "kernels, main, memory, producer, sources, target, variants"),
         (b'{"executor": "VM"}', "executor: one of 'aot', 'async', 'vm' expected, got 'VM'"),
         (b'{"executor": ["vm"]}', "executor: one of 'aot', 'async', 'vm' expected, got ['vm']"),
         (b'{"memory": {"peak": -1}}',
@@ -88,6 +88,10 @@ def refused(tmp_path: Path, text: bytes) -> str:
         (b'{"sources": {"main": [[0, 1]]}}', "sources['main'][0][1]: a text expected, got 1"),
         (b'{"sources": {"main": [[1, ""]]}}',
          "sources: ['main']: instructions in ascending order below 1 expected"),
+        (b'{"checks": {"main": [[0, "Gather"]]}}',
+         "checks['main'][0][1]: a list of at least 1 items expected, got 'Gather'"),
+        (b'{"checks": {"main": [[1, ["Gather"]]]}}',
+         "checks: ['main']: instructions in ascending order below 1 expected"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(tmp_path: Path, text: bytes, message: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias, cast
 
 from ekiden.runtime.dtypes import dtype_code
@@ -194,6 +195,7 @@ _KERNEL = _record(
 _METADATA = _record(
     {},
     {
+        "checks": _map_of(_list_of(_pair_of(_size, _list_of(_text, least=1)))),
         "executor": _one_of(*EXECUTORS),
         "host_functions": _list_of(_name),
         "kernels": _map_of(_KERNEL),
@@ -212,8 +214,9 @@ def _against(found: Mapping[str, object], tables: Tables) -> None:
     """Hold what the metadata name against what there is."""
     if "main" in found:
         _within(".main", lambda main: _check_main(main, tables), found["main"])
-    sources = cast("Mapping[str, Sequence[Sequence[object]]]", found.get("sources", {}))
-    _within(".sources", lambda _: _check_sources(sources, tables), sources)
+    for field in ("sources", "checks"):
+        rows = cast("Rows", found.get(field, {}))
+        _within(f".{field}", partial(_check_rows, tables=tables), rows)
     for field in ("kernels", "host_functions"):
         names = cast("Sequence[str]", found.get(field, ()))
         if unknown := [name for name in names if name not in tables.primitives]:
@@ -235,8 +238,12 @@ def _check_main(main: object, tables: Tables) -> None:
         raise _within_error("inputs", f"{count} items expected, got {len(main['inputs'])}")
 
 
-def _check_sources(sources: Mapping[str, Sequence[Sequence[object]]], tables: Tables) -> None:
-    for function, rows in sources.items():
+Rows = Mapping[str, Sequence[Sequence[object]]]
+"""Function -> rows about its instructions, which begin with the number of one."""
+
+
+def _check_rows(found: object, tables: Tables) -> None:
+    for function, rows in cast("Rows", found).items():
         if function not in tables.instructions:
             raise _WrongError(f"no function is named {function!a}")
         numbers = [cast(int, row[0]) for row in rows]

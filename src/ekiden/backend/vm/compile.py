@@ -516,7 +516,7 @@ def _checks(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
     do so are called.
     """
     found: dict[str, list[list[object]]] = {
-        f.name: [[at, *each.checks] for at, each in enumerate(f.code) if any(each.checks)]
+        f.name: [[at, list(each.checks)] for at, each in enumerate(f.code) if any(each.checks)]
         for f in functions
     }
     return {name: rows for name, rows in found.items() if rows}
