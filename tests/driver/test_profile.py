@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
 import ekiden
 from ekiden import IRModule, relay
@@ -16,7 +18,7 @@ from ekiden.driver.peak import measure_peak
 from ekiden.ir.span import Span
 from ekiden.runtime.errors import InputError, LoadError, RunError
 from ekiden.runtime.expression import evaluate
-from ekiden.runtime.profile import Argument, Peak, profile
+from ekiden.runtime.profile import Argument, KernelCall, Peak, Report, profile, short_name
 from ekiden.runtime.profiler_vm import VirtualMachineProfiler
 from ekiden.runtime.stepping import Place, Stepper
 from ekiden.runtime.vm import VirtualMachine
@@ -68,7 +70,10 @@ def test_tables_json_and_traces(executable: ekiden.Executable) -> None:
     report = profile(executable.raw, "main", [X], peak=Peak(1e9, 1e9))
     table = str(report).splitlines()
     assert table[0].split()[:3] == ["kernel", "source", "calls"]
-    assert any("fused_nn_softmax" in line and "bytes" in line for line in table)
+    assert any(line.startswith("softmax ") and "memory" in line for line in table)
+    long = report.table(long_names=True).splitlines()
+    assert any(line.startswith("fused_nn_softmax_") for line in long)
+    assert '"fused_nn_softmax_' in report.csv()
     assert len(report.rows(aggregate=False)) == len(report.calls)
     assert len(report.csv().splitlines()) == len(report.rows()) + 1
     read = json.loads(report.json())
@@ -83,6 +88,68 @@ def test_tables_json_and_traces(executable: ekiden.Executable) -> None:
         function["ts"] <= e["ts"] and e["ts"] + e["dur"] <= function["ts"] + function["dur"]
         for e in kernels
     )
+
+
+def test_data_that_a_cache_holds_is_held_against_the_cache() -> None:
+    """A kernel on 16 KB that moves 160 GB/s is at 80% of its cache, not 1600% of memory."""
+    peak = Peak(1e12, 10e9, ((1 << 14, 200e9), (1 << 18, 100e9), (1 << 26, 10e9)))
+    assert peak.limit(100) == peak.limit(1 << 17) == (200e9, "cache")
+    assert peak.limit(1 << 20) == (100e9, "cache")
+    assert peak.limit(1 << 26) == (10e9, "memory") and Peak(1.0, 2.0).limit(5) == (2.0, "memory")
+    arguments = (Argument("float32", (4096,), 1 << 14),)
+    call = KernelCall("main", 0, "k", "", 0, 102, arguments, 0, 1 << 14)
+    report = Report((call,) * 3, (), (), None, 1, peak)
+    assert [report.cells(row)[7] for row in report.rows()] == ["80% cache"]
+
+
+def test_only_the_rows_that_are_taken_count() -> None:
+    program = """
+    def @main(%table: Tensor[(50000, 64), float32], %rows: Tensor[(n), int32]) {
+      take(%table, %rows, axis=0)
+    }"""
+    report = ekiden.compile(relay.parse(program)).profile(
+        np.zeros((50000, 64), np.float32), np.arange(9, dtype=np.int32), peak=False
+    )
+    sizes = {call.title: call.nbytes for call in report.calls}
+    assert sizes.pop("take") == 2 * 9 * 64 * 4 + 9 * 4
+    assert all(size < 200 for size in sizes.values()), "shape functions read shapes alone"
+
+
+def test_the_work_of_attention_is_counted() -> None:
+    b, n = relay.SizeVar("b"), relay.SizeVar("n")
+    given = [relay.var(name, shape=(b, 2, n, 8)) for name in "qkv"]
+    made = relay.Function(given, relay.nn.attention(*given))
+    report = ekiden.compile(IRModule.from_expr(made)).profile(
+        *[np.ones((3, 2, 16, 8), np.float32)] * 3, peak=False
+    )
+    assert [c.flops for c in report.calls if c.title == "attention"] == [
+        2 * 2 * 3 * 2 * 16 * 16 * 8
+    ]
+
+
+def test_kernels_without_vectors_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "def @main(%x: Tensor[(512), float32]) { nn.relu(%x) }"
+    given = np.ones(512, np.float32)
+    report = ekiden.compile(relay.parse(program)).profile(given, peak=False)
+    assert not any("scalar" in report.cells(row)[7] for row in report.rows())
+    monkeypatch.setattr("ekiden.backend.kernels.facts._has_vectors", lambda lowered: False)
+    monkeypatch.setenv("EKIDEN_CACHE_DIR", "")
+    report = ekiden.compile(relay.parse(program)).profile(given, peak=False)
+    assert [report.cells(row)[7] for row in report.rows()] == ["scalar"]
+    assert [c["Vectors"] for c in json.loads(report.json())["calls"]] == [False]
+
+
+@pytest.mark.parametrize(
+    ("operators", "title"),
+    [
+        (["nn.contrib_dense_pack", "add", "nn.relu"], "dense_pack+add+relu"),
+        (["nn.conv2d"] + ["add", "nn.relu"] * 9, "conv2d+add+relu+add+relu+add+13"),
+        (["a" * 50, "add"], "a" * 28 + "+1"),
+        ([], ""),
+    ],
+)
+def test_names_of_kernels_are_short(operators: list[str], title: str) -> None:
+    assert short_name(operators) == title and len(title) <= 32
 
 
 def test_calls_of_functions_are_frames() -> None:
@@ -112,6 +179,7 @@ def test_a_run_that_fails_is_not_profiled(executable: ekiden.Executable) -> None
 def test_expressions_of_dimensions() -> None:
     assert evaluate("n * 4 + floordiv(m, 2) - 1", {"n": 3, "m": 5}) == 13
     assert evaluate("max(n, 2) * -1", {"n": 1}) == -2
+    assert evaluate("select(n == 1, m, n * 2)", {"n": 1, "m": 5}) == 5
     for text in ("n", "__import__('os')", "2 ** 9", "floordiv(1, 0)", "n.real", "1 +"):
         with pytest.raises(ValueError, match="evaluate"):
             evaluate(text, {})
@@ -241,9 +309,52 @@ def test_the_command_line_profiles(
     written = [f"--json={tmp_path / 'p.json'}", f"--trace={tmp_path / 'p.trace'}"]
     assert main(["profile", str(tmp_path / "model.eki"), *written]) == 0
     shown = capsys.readouterr().out
-    assert "limits of" in shown and "fused_nn_softmax" in shown and "total" in shown
+    assert (
+        "limits of" in shown
+        and "softmax" in shown
+        and "fused_nn_softmax" not in shown
+        and "total" in shown
+    )
     assert json.loads((tmp_path / "p.json").read_text())["calls"]
     assert json.loads((tmp_path / "p.trace").read_text())["traceEvents"]
+
+
+def test_the_command_line_debugs_by_names_of_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["hidden"], "first"),
+        helper.make_node("Relu", ["hidden"], ["active"], "second"),
+        helper.make_node("Softmax", ["active"], ["soft"], "third"),
+        helper.make_node("MatMul", ["soft", "v"], ["y"], "fourth"),
+    ]
+    weights = [
+        helper.make_tensor(name, 1, (4, 4), np.eye(4, dtype=np.float32).ravel()) for name in "wv"
+    ]
+    infos = [helper.make_tensor_value_info(name, 1, ["n", 4]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "names", infos[:1], infos[1:], weights)
+    path = tmp_path / "names.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    np.save(tmp_path / "x.npy", np.array([[2, 2, 2, 2]], np.float32))
+    script = [
+        "print x",
+        "print soft",
+        "break soft",
+        "continue",
+        "step",
+        "print soft",
+        "print hiden",
+    ]
+    script += ["print hidden", "break y", "continue", "step", "print soft", "print y"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(script) + "\n"))
+    assert main(["debug", str(path), "--input", f"x={tmp_path / 'x.npy'}"]) == 0
+    shown = capsys.readouterr().out
+    assert "[[2. 2. 2. 2.]]" in shown and "[[0.25 0.25 0.25 0.25]]" in shown
+    assert "print: 'soft' is not there yet; it is made by main:" in shown
+    assert "print: no tensor 'hiden' is kept outside of kernels; there are " in shown
+    assert "print: no tensor 'hidden' is kept outside of kernels; there are " in shown
+    assert "print: 'soft' is not there any more: its memory is used again" in shown
+    assert shown.count("[[0.25 0.25 0.25 0.25]]") == 2, "soft, and y"
 
 
 def test_the_command_line_debugs(

@@ -96,6 +96,9 @@ def compile_model(
         "main": describe(module),
         "producer": f"ekiden {version('ekiden')}",
     }
+    if tensors := module.attrs.get("tensors"):
+        assert isinstance(tensors, tuple)
+        metadata["tensors"] = {name: [node, at] for name, node, at in tensors}
     if len(targets) > 1:
         metadata["variants"] = list(map(str, targets))
     in_place = in_place and executor != "async"

@@ -13,16 +13,20 @@ from ekiden.ir.prim import Var, const
 from ekiden.runtime import load_image, num_threads, tensor
 from ekiden.runtime.profile import Peak
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer, broadcast, ramp
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, seq
+from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, Stmt, seq
 from ekiden.tir.transform import lower
 
-__all__ = ["CHAINS", "STEPS", "measure_peak", "peak_loop"]
+__all__ = ["CHAINS", "STEPS", "measure_peak", "peak_loop", "triad_loop"]
 
 CHAINS, STEPS = 24, 50_000
 ROUNDS = 7
 BYTES = 1 << 26
 """Of the array that is read and the one that is written: more than caches hold."""
+LEVELS = tuple(1 << n for n in range(14, 27, 2))
+"""Bytes of arrays, from what the nearest caches of all threads hold to what none does."""
+MOVED = 1 << 23
+"""Bytes that one measurement of a level goes over, at least."""
 
 
 def peak_loop(target: Target) -> PrimFunc:
@@ -44,7 +48,7 @@ def peak_loop(target: Target) -> PrimFunc:
 
 def measure_peak(target: Target | None = None) -> Peak:
     """The best of some rounds of a loop of independent multiply-adds, times the threads of the
-    pool; and of a copy that no cache holds. Takes 0.2 s.
+    pool; of a copy that no cache holds; and of sums over arrays of all sizes. Takes 0.5 s.
     """
     chosen = Target.host() if target is None else target
     image = link([compile_object([lower(peak_loop(chosen), chosen)], chosen)], ["peak"], chosen)
@@ -52,7 +56,41 @@ def measure_peak(target: Target | None = None) -> Peak:
     loop, out = load_image(image)["peak"], tensor(np.zeros(CHAINS * lanes, np.float32))
     flops = 2 * CHAINS * STEPS * lanes * num_threads() / _best(lambda: loop(out))
     source, copy = np.ones(BYTES, np.uint8), np.empty(BYTES, np.uint8)
-    return Peak(flops, 2 * BYTES / _best(lambda: np.copyto(copy, source)))
+    memory = 2 * BYTES / _best(lambda: np.copyto(copy, source))
+    levels = [(size, _bandwidth(size, chosen)) for size in LEVELS]
+    for index in range(len(levels) - 2, -1, -1):  # what fits nearer is no slower
+        size, speed = levels[index]
+        levels[index] = size, max(speed, levels[index + 1][1])
+    return Peak(flops, max(memory, levels[-1][1]), tuple(levels))
+
+
+def triad_loop(size: int, threads: int, target: Target) -> tuple[PrimFunc, int]:
+    """Each thread sets its part of `c` to `a + b` again and again, of arrays that have `size` bytes
+    in all; and how many bytes that goes over.
+    """
+    lanes = target.lanes("float32")
+    steps = max(1, size // (3 * 4 * lanes * threads))
+    repeat = max(1, MOVED // size)
+    count = threads * steps * lanes
+    a, b, c = (Buffer(name, (const(count),)) for name in "abc")
+    thread, again, step = Var("thread"), Var("again"), Var("step")
+    at = (ramp((thread * steps + step) * lanes, 1, lanes),)
+    vector = f"float32x{lanes}"
+    body: Stmt = BufferStore(c, BufferLoad(a, at, vector) + BufferLoad(b, at, vector), at)
+    body = For(step, const(0), const(steps), ForKind.SERIAL, body)
+    body = For(again, const(0), const(repeat), ForKind.SERIAL, body)
+    body = For(thread, const(0), const(threads), ForKind.PARALLEL, body)
+    return PrimFunc((a, b, c), body, {"global_symbol": "triad"}), 12 * count * repeat
+
+
+def _bandwidth(size: int, target: Target) -> float:
+    threads = num_threads()
+    loop, moved = triad_loop(size, threads, target)
+    image = link([compile_object([lower(loop, target)], target)], ["triad"], target)
+    count = loop.params[0].shape[0].value  # type: ignore[attr-defined]  # a constant
+    arrays = [tensor(np.ones(count, np.float32)) for _ in range(3)]
+    run = load_image(image)["triad"]
+    return moved / _best(lambda: run(*arrays))
 
 
 def _best(run: Callable[[], object]) -> float:

@@ -11,6 +11,14 @@ _BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
 }
+_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
 _CALLS: dict[str, Callable[[int, int], int]] = {
     "floordiv": operator.floordiv,
     "floormod": operator.mod,
@@ -27,6 +35,14 @@ def evaluate(text: str, values: Mapping[str, int]) -> int:
         raise ValueError(f"evaluate '{text}': {error}") from error
 
 
+def _holds(node: ast.expr, values: Mapping[str, int]) -> bool:
+    match node:
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
+            return _COMPARISONS[type(op)](_value(left, values), _value(right, values))
+        case _:
+            raise ValueError(f"evaluate '{ast.unparse(node)}': a comparison expected")
+
+
 def _value(node: ast.expr, values: Mapping[str, int]) -> int:
     match node:
         case ast.Constant(value=int(number)):
@@ -37,6 +53,8 @@ def _value(node: ast.expr, values: Mapping[str, int]) -> int:
             return -_value(operand, values)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             return _BINARY[type(op)](_value(left, values), _value(right, values))
+        case ast.Call(func=ast.Name(id="select"), args=[condition, left, right]):
+            return _value(left if _holds(condition, values) else right, values)
         case ast.Call(func=ast.Name(id=name), args=[left, right]) if name in _CALLS:
             return _CALLS[name](_value(left, values), _value(right, values))
         case _:

@@ -91,6 +91,11 @@ def _name(value: object) -> None:
         raise _wrong("a text that is not empty", value)
 
 
+def _flag(value: object) -> None:
+    if not isinstance(value, bool):
+        raise _wrong("true or false", value)
+
+
 def _size(value: object) -> None:
     if type(value) is not int or not 0 <= value <= LARGEST:
         raise _wrong("an integer from 0 to 2**63 - 1", value)
@@ -190,7 +195,8 @@ _MAIN = _record(
     {"inputs": _list_of(_INFO), "outputs": _list_of(_INFO), "limits": _map_of(_size)}, {}
 )
 _KERNEL = _record(
-    {"flops": _text, "operators": _list_of(_text), "params": _list_of(_list_of(_text))}, {}
+    {"flops": _text, "operators": _list_of(_text), "params": _list_of(_list_of(_text))},
+    {"reads": _list_of(_text), "vectors": _flag},
 )
 _METADATA = _record(
     {},
@@ -204,6 +210,7 @@ _METADATA = _record(
         "producer": _text,
         "sources": _map_of(_list_of(_pair_of(_size, _text))),
         "target": _text,
+        "tensors": _map_of(_pair_of(_text, _size)),
         "variants": _list_of(_text, least=1),
     },
 )

@@ -28,10 +28,26 @@ _DTYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"
 
 
 class Peak(NamedTuple):
-    """What the machine reaches at best: operations and bytes in a second."""
+    """What the machine reaches at best: operations and bytes in a second.
+
+    levels: (bytes, bytes in a second) of loops that go over so many bytes again and again, in
+    ascending order: the nearer to the cores they fit, the faster.
+    """
 
     flops: float
     bandwidth: float
+    levels: tuple[tuple[int, float], ...] = ()
+
+    def limit(self, nbytes: int) -> tuple[float, str]:
+        """What can be moved in a second of data of so many bytes, and by what: "cache" or "memory".
+
+        Data lies in a cache at best, so the bound is that of the largest loop that is no larger.
+        """
+        fitting = [speed for size, speed in self.levels if size <= nbytes]
+        if len(fitting) == len(self.levels):
+            return self.bandwidth, "memory"
+        faster = fitting[-1] if fitting else self.levels[0][1]
+        return max(faster, self.bandwidth), "cache"
 
 
 class Argument(NamedTuple):
@@ -58,11 +74,13 @@ class KernelCall:
     duration: int
     arguments: tuple[Argument, ...]
     flops: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its arguments: what it moves if it touches all of them once."""
-        return sum(a.nbytes for a in self.arguments)
+    nbytes: int
+    """What it moves at least: its arguments once, of those that it reads in part (a table that
+    rows are taken from) that part."""
+    title: str = ""
+    """The name for tables: the operators, without a digest."""
+    is_scalar: bool = False
+    """Whether its code has no vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +105,10 @@ class Row:
     duration: int
     flops: int
     nbytes: int
+    title: str = ""
+    is_scalar: bool = False
+    call_nbytes: int = 0
+    """Bytes that the largest call moves: what a cache would have to hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +138,20 @@ class Report:
             groups[call.name, call.arguments].append(call)
         return sorted(map(_row, groups.values()), key=lambda row: -row.duration)
 
-    def table(self, sort: bool = True, aggregate: bool = True, col_sums: bool = True) -> str:
-        """A line for each kernel, or with `aggregate=False` for each call."""
+    def table(
+        self,
+        sort: bool = True,
+        aggregate: bool = True,
+        col_sums: bool = True,
+        long_names: bool = False,
+    ) -> str:
+        """A line for each kernel, or with `aggregate=False` for each call; with the names of the
+        kernels' symbols if `long_names`.
+        """
         rows = self.rows(aggregate)
         if not sort:
             rows = sorted(rows, key=lambda row: self._first(row.name))
-        lines = [HEADS, *(self.cells(row) for row in rows)]
+        lines = [HEADS, *(self.cells(row, long_names) for row in rows)]
         if col_sums:
             lines.append(self.sums())
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -133,10 +163,10 @@ class Report:
             for line in lines
         )
 
-    def cells(self, row: Row) -> tuple[str, ...]:
-        """A row as texts under `HEADS`."""
+    def cells(self, row: Row, long_names: bool = False) -> tuple[str, ...]:
+        """A row as texts under `HEADS`. A kernel that ran without vectors is marked."""
         return (
-            row.name,
+            row.name if long_names or not row.title else row.title,
             row.source,
             str(row.count),
             f"{row.duration / 1e3:.2f}",
@@ -158,13 +188,18 @@ class Report:
         return duration / max(self.duration, 1)
 
     def _of_peak(self, row: Row) -> str:
-        """The share of the limit that is nearer: operations or memory."""
+        """The share of the limit that is nearer, operations or the cache or memory that its data
+        fits in; and whether there were no vectors.
+        """
+        mark = "scalar" if row.is_scalar else ""
         if self.peak is None or row.duration == 0:
-            return ""
+            return mark
         seconds = row.duration * 1e-9
         work = row.flops / seconds / self.peak.flops
-        traffic = row.nbytes / seconds / self.peak.bandwidth
-        return f"{work:.0%} flops" if work >= traffic else f"{traffic:.0%} bytes"
+        bandwidth, where = self.peak.limit(row.call_nbytes)
+        traffic = row.nbytes / seconds / bandwidth
+        share = f"{work:.0%} flops" if work >= traffic else f"{traffic:.0%} {where}"
+        return f"{share} {mark}".rstrip()
 
     def _first(self, name: str) -> int:
         return next(i for i, call in enumerate(self.calls) if call.name == name)
@@ -183,6 +218,7 @@ class Report:
                 "Argument Shapes": [str(a) for a in c.arguments],
                 "Bytes": c.nbytes,
                 "FLOPs": c.flops,
+                "Vectors": not c.is_scalar,
             }
             for c in self.calls
         ]
@@ -208,9 +244,10 @@ class Report:
 
     def csv(self) -> str:
         """The rows of the table, separated by commas."""
+        rows = [self.cells(row, long_names=True) for row in self.rows()]
         quoted = [
             ",".join('"' + cell.replace('"', '""') + '"' for cell in line)
-            for line in [HEADS, *map(self.cells, self.rows())]
+            for line in [HEADS, *rows]
         ]
         return "\n".join(quoted) + "\n"
 
@@ -240,6 +277,9 @@ def _row(calls: Sequence[KernelCall]) -> Row:
         sum(c.duration for c in calls),
         sum(c.flops for c in calls),
         sum(c.nbytes for c in calls),
+        calls[0].title,
+        calls[0].is_scalar,
+        max(c.nbytes for c in calls),
     )
 
 
@@ -337,8 +377,15 @@ class _Reader:
         place, opcode = self.code[caller][number]
         name = self._name(opcode, self.words[caller][place:])
         source = self.sources.get((caller, number), "")
-        work = self._flops(name, arguments)
-        call = KernelCall(caller, number, name, source, start, duration, tuple(arguments), work)
+        known = self.kernels.get(name, {})
+        values = _sizes(known, arguments)
+        call = KernelCall(
+            caller, number, name, source, start, duration, tuple(arguments),
+            _evaluated(known.get("flops"), values) or 0,
+            _moved(known, arguments, values),
+            short_name(cast("Sequence[str]", known.get("operators", ()))) or name,
+            known.get("vectors") is False,
+        )  # fmt: skip
         return call, at
 
     def _name(self, opcode: Opcode, words: Sequence[int]) -> str:
@@ -347,19 +394,57 @@ class _Reader:
             return f"device_copy {self.devices[words[4]]} -> {self.devices[words[3]]}"
         return self.primitives[words[1 + opcode.operands.index("packed_index")]]
 
-    def _flops(self, name: str, arguments: Sequence[Argument]) -> int:
-        """The operations of a kernel; 0 where the executable does not say."""
-        known = self.kernels.get(name, {})
-        text, shapes = known.get("flops"), known.get("params")
-        if not isinstance(text, str) or not isinstance(shapes, list):
-            return 0
-        values: dict[str, int] = {}
-        for dims, argument in zip(shapes, arguments, strict=False):
-            values |= dict(zip(dims, argument.shape or (), strict=False))
-        try:
-            return evaluate(text, values)
-        except ValueError:
-            return 0
+
+TITLE = 32
+"""Characters of the longest name of a kernel in a table."""
+
+
+def short_name(operators: Sequence[str]) -> str:
+    """A kernel by its operators: `dense_pack+add+relu`, in few characters; empty for none."""
+    names = [name.rpartition(".")[2].removeprefix("contrib_") for name in operators]
+    whole = "+".join(names)
+    if len(whole) <= TITLE:
+        return whole
+    left = len(names) - 1
+    shown = names[0][: TITLE - 4]
+    while left and len(f"{shown}+{names[len(names) - left]}+{left - 1}") <= TITLE:
+        shown, left = f"{shown}+{names[len(names) - left]}", left - 1
+    return f"{shown}+{left}" if left else shown
+
+
+def _sizes(known: Mapping[str, object], arguments: Sequence[Argument]) -> dict[str, int]:
+    """The values of the symbols of a kernel, by its arguments."""
+    values: dict[str, int] = {}
+    shapes = cast("Sequence[Sequence[str]]", known.get("params", ()))
+    for dims, argument in zip(shapes, arguments, strict=False):
+        values |= dict(zip(dims, argument.shape or (), strict=False))
+    return values
+
+
+def _evaluated(text: object, values: Mapping[str, int]) -> int | None:
+    """The value of what metadata say of a kernel; None where they say nothing."""
+    if not isinstance(text, str) or not text:
+        return None
+    try:
+        return evaluate(text, values)
+    except ValueError:
+        return None
+
+
+def _moved(
+    known: Mapping[str, object], arguments: Sequence[Argument], values: Mapping[str, int]
+) -> int:
+    """Bytes that a kernel moves if it touches once what it reads of its arguments."""
+    if not known:  # a function of shapes: it looks at no element but those that it writes
+        arguments = arguments[-1:]
+    reads = cast("Sequence[str]", known.get("reads", ()))
+    total = 0
+    for index, argument in enumerate(arguments):
+        read = _evaluated(reads[index], values) if index < len(reads) else None
+        count = prod(argument.shape or ())
+        share = 1.0 if read is None or count == 0 else min(1.0, read / count)
+        total += int(argument.nbytes * share)
+    return total
 
 
 def _argument(words: Sequence[int], at: int) -> tuple[Argument, int]:
@@ -385,6 +470,14 @@ def instructions(words: Sequence[int]) -> Iterator[tuple[int, Opcode]]:
             if letter == "n":
                 n = words[at]
             at += {"R": n, "V": n, "J": n, "L": 2 * n, "I": 2, "t": 3}.get(letter, 1)
+
+
+def tensors(executable: Executable) -> dict[str, tuple[str, int]]:
+    """Tensor of the model -> the node that makes it, and which of its outputs it is; of those that
+    are made by an instruction, not inside a kernel.
+    """
+    table = cast("dict[str, list[object]]", executable.metadata.get("tensors", {}))
+    return {name: (str(node), cast(int, at)) for name, (node, at) in table.items()}
 
 
 def sources(executable: Executable) -> dict[tuple[str, int], str]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ekiden.arith import simplify
 from ekiden.codegen.common import in_place
 from ekiden.ir import dtype as dt
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.prim import PrimExpr, Var, const, maximum
-from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.ir.prim_visitor import free_vars, post_order, substitute
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.target import Target
 from ekiden.tir.stmt import Allocate, For, ForKind, IfThenElse, LetStmt, PrimFunc, SeqStmt, Stmt
+from ekiden.tir.visitor import expressions, walk
 
 LINE = 64
 """Bytes that ek_workspace_alloc puts before each block, whose size it rounds up to as many."""
@@ -22,7 +24,16 @@ LINE = 64
 def facts_of(lowered: PrimFunc, target: Target) -> KernelFacts:
     """The facts of a kernel that is ready to be compiled; with a thread per core of the target."""
     alone, each = _needs(lowered.body, frozenset())
-    return KernelFacts(simplify(alone + each * target.cores), in_place(lowered))
+    space = simplify(alone + each * target.cores)
+    return KernelFacts(space, in_place(lowered), _has_vectors(lowered))
+
+
+def _has_vectors(lowered: PrimFunc) -> bool:
+    """Whether any value of a kernel is a vector; what moves no elements needs none."""
+    stmts = list(walk(lowered.body))
+    loops = any(isinstance(s, For) for s in stmts)
+    values = (e for s in stmts for e in expressions(s))
+    return not loops or any(dt.lanes(e.dtype) > 1 for each in values for e in post_order(each))
 
 
 def renamed(facts: KernelFacts, symbols: Mapping[str, PrimExpr]) -> KernelFacts:
@@ -31,9 +42,9 @@ def renamed(facts: KernelFacts, symbols: Mapping[str, PrimExpr]) -> KernelFacts:
     """
     free = free_vars(facts.workspace)
     if any(v.name not in symbols for v in free):
-        return KernelFacts(const(0), facts.in_place)
+        return replace(facts, workspace=const(0))
     size = simplify(substitute(facts.workspace, {v: symbols[v.name] for v in free}))
-    return KernelFacts(size, facts.in_place)
+    return replace(facts, workspace=size)
 
 
 _Need = tuple[PrimExpr, PrimExpr]
@@ -79,8 +90,12 @@ def _most(needs: list[_Need]) -> _Need:
 
 def packed(facts: KernelFacts, code: bytes) -> bytes:
     """Facts and object code as the cache keeps them: a line of JSON, then the code."""
-    head = json.dumps({"workspace": save_json(facts.workspace), "in_place": facts.in_place})
-    return head.encode() + b"\n" + code
+    head = {
+        "workspace": save_json(facts.workspace),
+        "in_place": facts.in_place,
+        "vectors": facts.vectors,
+    }
+    return json.dumps(head).encode() + b"\n" + code
 
 
 def unpacked(kept: bytes) -> tuple[KernelFacts, bytes]:
@@ -89,7 +104,7 @@ def unpacked(kept: bytes) -> tuple[KernelFacts, bytes]:
     found = json.loads(head)
     workspace = load_json(found["workspace"])
     assert isinstance(workspace, PrimExpr)
-    return KernelFacts(workspace, tuple(found["in_place"])), code
+    return KernelFacts(workspace, tuple(found["in_place"]), bool(found["vectors"])), code
 
 
 __all__ = ["facts_of", "packed", "renamed", "unpacked"]

@@ -8,8 +8,9 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
-from ekiden.arith import simplify
+from ekiden.arith import prove_equal, simplify
 from ekiden.ir.op import Op, OpPattern
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.text import prim_text
@@ -32,7 +33,41 @@ def describe_kernel(function: Function) -> dict[str, object]:
         if isinstance(param.checked_type, TensorType)
     ]
     operators = [e.op.name for e in evaluation_order(function.body) if _is_operator(e)]  # type: ignore[attr-defined]
-    return {"operators": operators, "params": shapes, "flops": prim_text(count_flops(function))}
+    made: dict[str, object] = {"operators": operators, "params": shapes}
+    reads = _reads(function)
+    if any(reads):
+        made["reads"] = reads
+    return {**made, "flops": prim_text(count_flops(function))}
+
+
+def _reads(function: Function) -> list[str]:
+    """For each parameter that is a tensor how many elements are read of it, empty for all: where
+    only injective operators take it, such as the rows of a table, each no more than it gives.
+    """
+    taken: dict[Expr, list[Call]] = {}
+    for each in evaluation_order(function.body):
+        for argument in each.args if isinstance(each, Call) else ():
+            taken.setdefault(argument, []).append(cast(Call, each))
+    params = [p for p in function.params if isinstance(p.checked_type, TensorType)]
+    return [_read(param, taken.get(param, [])) for param in params]
+
+
+def _read(param: Expr, calls: Sequence[Call]) -> str:
+    given = [c.checked_type for c in calls if _is_injective(c)]
+    if len(given) != len(calls) or not given:
+        return ""
+    total: PrimExpr = IntImm(0, "int64")
+    for kind in given:
+        if not isinstance(kind, TensorType):
+            return ""
+        total = total + product(kind.shape)
+    whole = product(_shape(param))
+    return "" if prove_equal(total, whole) else prim_text(simplify(total))
+
+
+def _is_injective(call: Call) -> bool:
+    pattern = call.op.definition.pattern if isinstance(call.op, Op) else OpPattern.OPAQUE
+    return pattern is OpPattern.INJECTIVE
 
 
 def count_flops(function: Function) -> PrimExpr:

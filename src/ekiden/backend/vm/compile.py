@@ -51,7 +51,7 @@ from ekiden.relay.op.annotation import DeviceCopyAttrs
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.vm import InvokeAttrs, ReshapeTensorAttrs
 from ekiden.relay.transform.chains import Binding, unchain
-from ekiden.relay.transform.memory_plan import Kernels, MemoryPlan
+from ekiden.relay.transform.memory_plan import KernelFacts, Kernels, MemoryPlan
 from ekiden.relay.transform.peak_memory import predict_peak
 from ekiden.relay.transform.plan_devices import device_table
 from ekiden.relay.transform.scopes import evaluation_order
@@ -522,6 +522,21 @@ def _checks(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
     return {name: rows for name, rows in found.items() if rows}
 
 
+def _marks(facts: KernelFacts) -> dict[str, object]:
+    """What a profile marks of a kernel."""
+    return {} if facts.vectors else {"vectors": False}
+
+
+def _origins(functions: Sequence[VMFunction], metadata: Mapping[str, object]) -> dict[str, object]:
+    """What instructions were made from, and the tensors of the model that some of them give."""
+    found = _sources(functions)
+    nodes = {text for rows in found.values() for _, text in rows}
+    tensors = metadata.get("tensors", {})
+    assert isinstance(tensors, dict)
+    kept = {name: row for name, row in tensors.items() if row[0] in nodes}
+    return {"sources": found, "tensors": kept}
+
+
 def compile_module(
     module: IRModule,
     target: Target,
@@ -619,8 +634,9 @@ def _compile_variant(
     program.shape_functions = {stage: numbers[s.name, ANYWHERE] for stage, s in shapes.items()}
     compiled = [_FunctionCompiler(program, plan).compile() for plan in plans]
     compiled = [_with_input_names(f, metadata) if f.name == "main" else f for f in compiled]
-    about = {n: describe_kernel(f) for n, f in zip(kernels.names, kernels.forms, strict=True)}
-    metadata = {**metadata, "kernels": about, "sources": _sources(compiled)}
+    rows = zip(kernels.names, kernels.forms, kernels.facts, strict=True)
+    about = {n: describe_kernel(f) | _marks(found) for n, f, found in rows}
+    metadata = {**metadata, "kernels": about, **_origins(compiled, metadata)}
     if checks := _checks(compiled):
         metadata = {**metadata, "checks": checks}
     several = len(table) > 1

@@ -18,17 +18,20 @@ from ekiden.driver.commands.options import (
     read_arrays,
 )
 from ekiden.driver.executable import Executable
+from ekiden.driver.tensors import find_tensor
 from ekiden.runtime import Tensor
 from ekiden.runtime.errors import EkidenError, InputError
+from ekiden.runtime.profile import tensors
 from ekiden.runtime.stepping import Place, Stepper
 
 HELP = """\
 step [N]                run N instructions (1)
 continue                run to the next breakpoint, or to the end
 break [FUNCTION:]N      stop before instruction N
-break "NODE"            stop before what was made from a node of the model
+break "NODE"            stop before what was made from a node, or a tensor, of the model
 registers [FRAME]       what the registers hold; 0 is the innermost frame
 print REGISTER          the elements of a tensor
+print NAME              those of a tensor by its name in the model
 where                   the next instruction of each function that is under way
 list                    the instructions around the next one
 save FILE               write the state; --state FILE goes on from it, in another process too
@@ -79,7 +82,7 @@ class Prompt:
             "continue": self.resume,
             "break": self.set_breakpoint,
             "registers": self.registers,
-            "print": self.print_register,
+            "print": self.print_value,
             "where": self.where,
             "list": self.list,
             "save": self.save,
@@ -139,7 +142,9 @@ class Prompt:
             caller = function if colon else self.stepper.where().function
             places = self.stepper.set_breakpoint(caller, int(number))
         else:
-            places = self.stepper.set_breakpoint(source=text.strip('"'))
+            name = text.strip('"')
+            node, _ = tensors(self.executable.raw).get(name, (name, 0))
+            places = self.stepper.set_breakpoint(source=node)
         for place in places:
             print(f"breakpoint at {self._line(place)}")
 
@@ -149,14 +154,16 @@ class Prompt:
             if value is not None:
                 print(f"${number} = {_describe(value)}")
 
-    def print_register(self, text: str) -> None:
-        """`print 3`, `print $3`"""
+    def print_value(self, text: str) -> None:
+        """`print 3`, `print $3`, `print NAME`"""
+        if not text.removeprefix("$").isdigit():
+            found = find_tensor(self.executable.raw, self.code, self.stepper.frames(), text)
+            print(_elements(self.stepper.registers(found.frame)[found.register]))
+            return
         number, values = _number(text.removeprefix("$")), self.stepper.registers()
         if number >= len(values):
             raise InputError(f"expected a register below {len(values)}, got {number}")
-        value = values[number]
-        shown = value.numpy() if isinstance(value, Tensor) else value
-        print(np.array2string(shown) if isinstance(shown, np.ndarray) else shown)
+        print(_elements(values[number]))
 
     def where(self, _: str) -> None:
         """`where`"""
@@ -178,6 +185,11 @@ class Prompt:
     def quit(self, _: str) -> None:
         """`quit`"""
         self.is_over = True
+
+
+def _elements(value: object) -> str:
+    shown = value.numpy() if isinstance(value, Tensor) else value
+    return np.array2string(shown) if isinstance(shown, np.ndarray) else str(shown)
 
 
 def _number(text: str) -> int:

@@ -28,6 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--calls", action="store_true", help="a line for each call, in order")
     parser.add_argument("--top", type=count, default=30, help="most lines of the table (30)")
+    parser.add_argument("--long", action="store_true", help="the names of the kernels' symbols")
     parser.add_argument("--json", metavar="FILE", help="write all there is as JSON")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev")
 
@@ -37,20 +38,20 @@ def run(options: argparse.Namespace) -> int:
     executable = open_executable(options.file)
     feed = random_inputs(executable, options.dim, read_arrays(options.input))
     report = executable.profile(*(feed[info.name] for info in executable.inputs))
-    _print(report, not options.calls, options.top)
+    _print(report, not options.calls, options.top, options.long)
     for path, text in ((options.json, report.json()), (options.trace, report.trace())):
         if path is not None:
             write_text(path, text)
     return 0
 
 
-def _print(report: Report, aggregate: bool, top: int) -> None:
+def _print(report: Report, aggregate: bool, top: int, long_names: bool) -> None:
     table = Table(box=None, pad_edge=False)
     for index, head in enumerate(HEADS):
         table.add_column(head, justify="left" if index in TEXTS else "right", overflow="fold")
     rows = report.rows(aggregate)
     for row in rows[:top]:
-        table.add_row(*report.cells(row))
+        table.add_row(*report.cells(row, long_names))
     if len(rows) > top:
         table.add_row(f"and {len(rows) - top} more")
     table.add_row(*report.sums())

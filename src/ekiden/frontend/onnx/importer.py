@@ -22,6 +22,7 @@ from ekiden.frontend.onnx.load import (
     read_model,
     sorted_nodes,
 )
+from ekiden.frontend.onnx.node import describe
 from ekiden.frontend.onnx.scope import Scope
 from ekiden.frontend.onnx.sequence_value import Absent, SequenceValue, optional_type, sequence_of
 from ekiden.frontend.onnx.text_value import TextValue
@@ -60,7 +61,8 @@ def from_onnx(
     `attrs["maps"]` has the names of outputs whose rows are dictionaries,
     each with its columns.
     `attrs["constraints"]` holds pairs (condition on the symbolic dimensions, node that needs it)
-    which every run must meet. `attrs["weight_files"]` names the files beside the model's, if there
+    which every run must meet. `attrs["tensors"]` has for each tensor the node that makes it and
+    which of its outputs it is. `attrs["weight_files"]` names the files beside the model's, if there
     are such, that weights were read from.
 
     Raises ImportModelError for a broken model, and UnsupportedError listing every node that cannot
@@ -128,6 +130,12 @@ class _Import:
             "maps": tuple(maps),
             "output_names": tuple(o.name for o in self.proto.output),
             "constraints": tuple(self.scope.constraints.values()),
+            "tensors": tuple(
+                (name, describe(node), at)
+                for node in self.proto.node
+                for at, name in enumerate(node.output)
+                if name
+            ),
         }
         if not self.freeze_params:
             attrs["params"] = self.params

@@ -55,11 +55,12 @@ class KernelFacts:
     """What the plan needs to know of a kernel.
 
     `workspace`: bytes that it needs at once beside its arguments. `in_place`: numbers of the inputs
-    that may lie in the bytes of its output.
+    that may lie in the bytes of its output. `vectors`: whether its code has any.
     """
 
     workspace: PrimExpr
     in_place: tuple[int, ...] = ()
+    vectors: bool = True
 
 
 Kernels = Mapping[RelayExpr, KernelFacts]
