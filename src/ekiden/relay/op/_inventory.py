@@ -41,6 +41,7 @@ def declare(
     fields: int | Callable[[Attrs | None], int] | None = None,
     solve: Solve | None = None,
     macs: Macs | None = None,
+    layout: str = "",
     description: str = "",
     takes: Mapping[str, Takes] | None = None,
 ) -> None:
@@ -60,6 +61,7 @@ def declare(
             fields=(lambda attrs: fields) if isinstance(fields, int) else fields,
             solve=solve,
             macs=macs,
+            layout=layout,
             result=result,
             description=description,
         )
