@@ -12,12 +12,13 @@ from topi_cases import Array, Case, case, check, every_backend, integers, normal
 from ekiden import te, topi
 
 
-def weights(x: float, size: int, method: str, alpha: float = -0.5) -> Array:
+def weights(x: float, size: int, method: str, mode: str, alpha: float = -0.5) -> Array:
     """How much each pixel of an axis counts at place x; places outside show the border."""
     found = np.zeros(size)
     base = int(np.floor(x))
     if method == "nearest_neighbor":
-        found[int(np.clip(np.ceil(x - 0.5), 0, size - 1))] = 1
+        nearest = np.floor(x + 0.5 if mode == "align_corners" else x + 1e-9)
+        found[int(np.clip(nearest, 0, size - 1))] = 1
         return found
     for n in range(-1, 3) if method == "cubic" else range(2):
         d = abs(x - base - n)
@@ -43,7 +44,9 @@ def resized(x: Array, size: tuple[int, ...], method: str, mode: str) -> Array:
     """[N, C, ...] resized axis by axis."""
     for axis, extent in enumerate(size, 2):
         n = x.shape[axis]
-        matrix = np.stack([weights(place(i, n, extent, mode), n, method) for i in range(extent)])
+        matrix = np.stack(
+            [weights(place(i, n, extent, mode), n, method, mode) for i in range(extent)]
+        )
         x = np.moveaxis(np.tensordot(x, matrix, (axis, 1)), -1, axis)
     return x.astype("float32")
 
@@ -324,7 +327,7 @@ def suppression() -> Iterator[Case]:
 def anchors() -> Iterator[Case]:
     """Anchor boxes and detections."""
     x = normal(1, 2, 3, 4)
-    sizes, ratios = (0.5, 0.25), (1.0, 2.0)
+    sizes, ratios = (0.5, 0.25), (4.0, 2.0)  # the first ratio stands for the squares
     prior = np.zeros((1, 3, 4, 3, 4))
     for y, z in np.ndindex(3, 4):
         for k, (size, ratio) in enumerate([(0.5, 1.0), (0.25, 1.0), (0.5, 2.0)]):
@@ -387,24 +390,33 @@ def anchors() -> Iterator[Case]:
 
 
 def proposals() -> Iterator[Case]:
-    """Regions of a region proposal network: two anchors of one ratio on 3 x 4 pixels."""
+    """Regions of a region proposal network: two anchors of one ratio on 3 x 4 pixels; all of the
+    image, and one that ends before the last column and whose boxes are mostly too small.
+    """
+    yield proposal_case(64, 12, 1)
+    yield proposal_case(50, 10, 2.5)
+
+
+def proposal_case(width: int, least: int, scale: float) -> Case:
+    """Of an image of 48 rows; boxes must have sides of `least` times `scale` pixels."""
     score, move = np.abs(normal(1, 4, 3, 4)), (normal(1, 8, 3, 4) * 0.2).astype("float32")
-    info = np.array([[48, 64, 1]], "float32")
+    info = np.array([[48, width, scale]], "float32")
     boxes, marks = [], []
+    least_side = least * scale
     for y, x, k in np.ndindex(3, 4, 2):
         side = 16 * (1, 2)[k]
         left, top = 7.5 - (side - 1) / 2 + x * 16, 7.5 - (side - 1) / 2 + y * 16
         dx, dy, dw, dh = move[0, 4 * k : 4 * k + 4, y, x]
         cx, cy = left + (side - 1) / 2 + dx * side, top + (side - 1) / 2 + dy * side
         w, h = (np.exp(dw) * side - 1) / 2, (np.exp(dh) * side - 1) / 2
-        box = np.clip([cx - w, cy - h, cx + w, cy + h], 0, [63, 47, 63, 47])
-        small = box[2] - box[0] + 1 < 12 or box[3] - box[1] + 1 < 12
-        boxes.append(box)
-        marks.append(-1.0 if small else score[0, 2 + k, y, x])
+        box = np.clip([cx - w, cy - h, cx + w, cy + h], 0, [width - 1, 47, width - 1, 47])
+        small = min(box[2] - box[0], box[3] - box[1]) + 1 < least_side
+        boxes.append(box + np.array([-1, -1, 1, 1]) * small * least_side / 2)
+        marks.append(-1.0 if small or x >= width // 16 else score[0, 2 + k, y, x])
     extents = np.add(boxes, (0, 0, 1, 1))
     found = greedy(extents, np.array(marks), 0.5, 6)
     rows = np.array([[0, *boxes[found[n % len(found)]]] for n in range(6)], "float32")
-    yield case(
+    return case(
         "vision.proposal",
         score,
         move,
@@ -415,7 +427,7 @@ def proposals() -> Iterator[Case]:
         threshold=0.5,
         rpn_pre_nms_top_n=24,
         rpn_post_nms_top_n=6,
-        rpn_min_size=12,
+        rpn_min_size=least,
         iou_loss=False,
         symbolic=False,
         expected=rows,

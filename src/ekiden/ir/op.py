@@ -108,7 +108,9 @@ class OpDef:
     solve: what a program may leave out of the argument types, if anything.
     relation / reference / lower: see the types above; lower is None for operators without a kernel
     (vm.*, memory.*). pattern: how it fuses. reshape_only: the result is the first input's bytes
-    under another shape (no kernel runs). macs: of products and convolutions. dims / padded: where
+    under another shape (no kernel runs). layout: the attribute with the layout of the first input,
+    of an operator that takes it with channels first or last, all else as it is. macs: of products
+    and convolutions. dims / padded: where
     the shape of the result depends on data, how the unknown dimensions follow from the arguments
     (the attributes then have a field `symbols` for them), or the operator that gives the largest
     result there can be, with a vector of the true dimensions as its last field: one for all
@@ -130,6 +132,7 @@ class OpDef:
     optional: int = 0
     stateful: bool = False
     reshape_only: bool = False
+    layout: str = ""
     macs: Macs | None = None
     dims: DimsOf | None = None
     padded: str | None = None

@@ -145,6 +145,7 @@ def test_unknown_dimensions_take_what_is_known() -> None:
 
 F32, SCALAR, BOOL = tensor_type((2, 3)), tensor_type(()), tensor_type((2,), "bool")
 IMAGE, WEIGHT = tensor_type((1, 3, 8, 8)), tensor_type((4, 3, 3, 3))
+VOLUME = tensor_type((1, 2, 3, 3, 3))
 REFUSED = [
     (op.add(X, X), (F32, tensor_type((4,))), "add: shapes (2, 3) and (4,) do not broadcast"),
     (op.add(X, X), (F32, tensor_type((3,), "int32")),
@@ -217,6 +218,27 @@ REFUSED = [
      "nn.max_pool2d: padding (2, 2, 2, 2) must be smaller than the window (2, 2)"),
     (op.nn.pad(X, ((1, 1),)), (F32, tensor_type(())),
      "nn.pad: pad_width must have 2 pairs, got ((1, 1),)"),
+    (op.nn.conv2d_transpose(X, X, kernel_size=(2, 2)), (IMAGE, tensor_type((3, 4, 3, 3))),
+     "nn.conv2d_transpose: attribute 'kernel_size' and 'weight' must agree, got 2 and 3"),
+    (op.nn.conv3d(X, X, channels=5), (VOLUME, tensor_type((4, 2, 1, 1, 1))),
+     "nn.conv3d: attribute 'channels' and output channels of 'weight' must agree, got 5 and 4"),
+    (op.nn.conv1d_transpose(X, X, channels=4), (tensor_type((1, 2, 5)), tensor_type((2, 2, 1))),
+     "nn.conv1d_transpose: attribute 'channels' and output channels of 'weight' must agree,"
+     " got 4 and 2"),
+    (op.nn.deformable_conv2d(X, X, X, data_layout="NHWC"), (IMAGE, IMAGE, WEIGHT),
+     "nn.deformable_conv2d: the layout must be ('NCHW', 'OIHW', 'NCHW') or"
+     " ('NHWC', 'HWIO', 'NHWC'), got ('NHWC', 'OIHW', 'NHWC')"),
+    (op.nn.matmul(X, X, units=4), (F32, tensor_type((3, 5))),
+     "nn.matmul: attribute 'units' and 'tensor_b' must agree, got 4 and 5"),
+    (op.nn.global_avg_pool2d(X, out_layout="NHWC"), (IMAGE,),
+     "nn.global_avg_pool2d: out_layout must be that of the data, 'NCHW', got 'NHWC'"),
+    (op.nn.correlation(X, X, 1, 1, 1, 1, 0, True, "NHWC"), (IMAGE, IMAGE),
+     "nn.correlation: the layout must be NCHW, got NHWC"),
+    (op.vision.roi_pool(X, X, (2, 2), 1.0, "NHWC"), (IMAGE, tensor_type((1, 5))),
+     "vision.roi_pool: the layout must be NCHW, got NHWC"),
+    (op.image.dilation2d(X, X, kernel_layout="HWI"), (IMAGE, tensor_type((3, 3, 3))),
+     "image.dilation2d: the layout must be ('NCHW', 'IHW') or ('NHWC', 'HWI'), got"
+     " ('NCHW', 'HWI')"),
     (op.arange(0, 5, 0), (), "arange: step must be a number other than 0, got 0"),
 ]  # fmt: skip
 

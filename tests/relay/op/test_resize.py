@@ -10,8 +10,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from ekiden.ir.op import OPS, Array
+from ekiden.relay import Function, IRModule, create_executor, infer_type
 from ekiden.relay.expr import var
 from ekiden.relay.op import image
+from ekiden.runtime.errors import TypeInferenceError
 from onnx_runtime import run_onnx_runtime
 
 pytestmark = pytest.mark.quick
@@ -49,8 +51,11 @@ def reference(x: Array, size: tuple[int, int], method: str, mode: str, rounding:
 def test_resize_is_onnx_runtimes(mode: str, method: str, size: tuple[int, int]) -> None:
     """Up, down, and both, in every mode."""
     x = np.random.default_rng(3).normal(size=(1, 2, 4, 6)).astype(np.float32)
+    rounding = "round_prefer_floor"
     np.testing.assert_allclose(
-        reference(x, size, method, mode, ""), resize_onnx(x, size, method, mode, ""), atol=2e-5
+        reference(x, size, method, mode, rounding),
+        resize_onnx(x, size, method, mode, rounding),
+        atol=2e-5,
     )
 
 
@@ -64,3 +69,39 @@ def test_nearest_rounds_as_onnx_runtime(mode: str, rounding: str) -> None:
         np.testing.assert_array_equal(
             reference(x, size, "nearest_neighbor", mode, rounding), expected
         )
+
+
+@pytest.mark.parametrize(
+    ("mode", "rounding", "expected"),
+    [
+        ("asymmetric", "", "0 0 0 1 1 1 2 2 2"),
+        ("half_pixel", "", "0 0 0 0 1 1 1 2 2"),
+        ("align_corners", "", "0 0 1 1 1 1 2 2 2"),
+        ("align_corners", "round_prefer_floor", "0 0 0 1 1 1 1 2 2"),
+        ("asymmetric", "round", "0 0 1 1 1 2 2 2 2"),
+    ],
+)
+def test_a_rounding_that_is_left_open_is_tvms(mode: str, rounding: str, expected: str) -> None:
+    """In each of the operators, by the reference and by kernels."""
+    places = np.array(expected.split(), np.float32)
+    for axes, resize in enumerate((image.resize1d, image.resize2d, image.resize3d), 1):
+        x = np.arange(3, dtype=np.float32).reshape(1, 1, *[1] * (axes - 1), 3)
+        size = (*[1] * (axes - 1), 9)
+        layout = "NC" + "DHW"[3 - axes :]
+        data = var("x", shape=x.shape)
+        call = resize(data, size, None, layout, "nearest_neighbor", mode, rounding)
+        for kind in ("debug", "vm"):
+            module = IRModule.from_expr(Function([data], call))
+            found = create_executor(kind, mod=module).evaluate()(x).numpy()
+            np.testing.assert_array_equal(found.reshape(-1), places)
+
+
+def test_a_rounding_that_there_is_not_is_refused() -> None:
+    data = var("x", shape=(1, 1, 4))
+    call = image.resize1d(data, (9,), None, "NCW", "nearest_neighbor", "asymmetric", "up")
+    message = (
+        "image.resize1d: rounding_method must be one of round, round_prefer_floor,"
+        " round_prefer_ceil, floor, ceil, got 'up'"
+    )
+    with pytest.raises(TypeInferenceError, match=message):
+        infer_type(IRModule.from_expr(Function([data], call)))

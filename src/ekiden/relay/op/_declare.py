@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, NoReturn, ParamSpec, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from ekiden.topi.shape import unify_dim
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _A = TypeVar("_A", bound=Attrs)
+_C = TypeVar("_C")
+_L = TypeVar("_L", bound=Hashable)
 
 
 def call(name: str, *args: Expr, attrs: Attrs | None = None) -> Call:
@@ -148,6 +150,22 @@ def agree(name: str, a: PrimExpr, b: PrimExpr, what: str) -> PrimExpr:
 def show(shape: Sequence[PrimExpr]) -> str:
     """A shape for messages."""
     return shape_text(tuple(shape))
+
+
+def by_layout(layout: _L, known: Mapping[_L, _C]) -> _C:
+    """What computes data of a layout, or of several. Raises ValueError for others."""
+    if layout not in known:
+        names = " or ".join(map(str, known))
+        raise ValueError(f"the layout must be {names}, got {layout}")
+    return known[layout]
+
+
+def keeps_layout(attrs: Any) -> None:  # noqa: ANN401 - any attributes with two layouts
+    """Raise ValueError where the result is asked for in another layout than the data's."""
+    if attrs.out_layout not in ("", attrs.layout):
+        raise ValueError(
+            f"out_layout must be that of the data, {attrs.layout!r}, got {attrs.out_layout!r}"
+        )
 
 
 def identity_relation(

@@ -102,6 +102,7 @@ def declare_dynamic(
     pattern: OpPattern = OpPattern.INJECTIVE,
     reshape_only: bool = False,
     fields: Callable[[Attrs | None], int] | None = None,
+    layout: str = "",
 ) -> None:
     """Declare an operator of a result with unknown dimensions; see OpDef."""
 
@@ -125,6 +126,7 @@ def declare_dynamic(
             reshape_only=reshape_only,
             dims=dims,
             fields=fields,
+            layout=layout,
             result=result,
             description=f"`{name.removeprefix('dyn.')}`, where {_and(arguments[1:] or arguments)}"
             " say at run time what is an attribute there.",

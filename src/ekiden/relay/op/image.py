@@ -14,24 +14,15 @@ from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op import image_sampling
-from ekiden.relay.op._declare import attrs_of, call, fail, rank_is, tensors
+from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_is, tensors
 from ekiden.relay.op.dynamic import constant_of, declare_dynamic, dynamic, shape_dims
 from ekiden.relay.op.image_sampling import *  # noqa: F403
 from ekiden.te import Tensor
-from ekiden.topi.image.resize import Sampling, resize
+from ekiden.topi.image.resize import Sampling, resize, rounding_of
 from ekiden.topi.layout import spatial
 from ekiden.topi.shape import Dim, Dims, Shape, as_attr, as_dim, as_ints, known, tidy
 
 METHODS = ("nearest_neighbor", "linear", "cubic")
-COORDINATES = (
-    "half_pixel",
-    "align_corners",
-    "asymmetric",
-    "pytorch_half_pixel",
-    "tf_half_pixel_for_nn",
-    "tf_crop_and_resize",
-)
-ROUNDING = ("", "round", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 @node("relay.attrs.Resize2DAttrs")
@@ -39,7 +30,9 @@ class Resize2DAttrs(Attrs):
     """The extents of the result and how its pixels map to the data's.
 
     scales: result per data extent where that is not the quotient of the extents (ONNX gives the
-    factor itself). rounding_method "" and "round" round halves down, as ONNX's default does.
+    factor itself). rounding_method: how the nearest pixel is found, of "floor", "ceil", "round"
+    (halves go up) and ONNX's "round_prefer_floor" and "round_prefer_ceil"; "" is "round" for
+    "align_corners", else "floor".
     roi: the part that "tf_crop_and_resize" reads, begins, then ends, in [0, 1]; what it shows
     outside of the data is the extrapolation value.
     """
@@ -69,17 +62,10 @@ def _resize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("image.resize2d", types, 1)
     wanted = attrs_of(Resize2DAttrs, attrs)
     rank_is("image.resize2d", data, 4, "data")
-    checks = (
-        ("method", wanted.method, METHODS),
-        ("coordinate_transformation_mode", wanted.coordinate_transformation_mode, COORDINATES),
-        ("rounding_method", wanted.rounding_method, ROUNDING),
-    )
-    for what, value, allowed in checks:
-        if value not in allowed:
-            fail(
-                "image.resize2d",
-                f"{what} must be one of {', '.join(filter(None, allowed))}, got {value!r}",
-            )
+    if wanted.method not in METHODS:
+        fail("image.resize2d", f"method must be one of {', '.join(METHODS)}, got {wanted.method!r}")
+    mode = wanted.coordinate_transformation_mode
+    attempt("image.resize2d", rounding_of, wanted.rounding_method, mode)
     if len(wanted.size) != 2:
         fail("image.resize2d", f"size must be (height, width), got {wanted.size}")
     if wanted.coordinate_transformation_mode == "tf_crop_and_resize" and len(wanted.roi) != 4:
@@ -111,9 +97,9 @@ def _coordinates(
 
 
 def _nearest(x: Array, rounding: str) -> Array:
-    if rounding in ("", "round", "round_prefer_floor"):
+    if rounding == "round_prefer_floor":
         return np.ceil(x - np.float32(0.5))
-    if rounding == "round_prefer_ceil":
+    if rounding in ("round", "round_prefer_ceil"):
         return np.floor(x + np.float32(0.5))
     return np.asarray(np.floor(x) if rounding == "floor" else np.ceil(x))
 
@@ -132,7 +118,8 @@ def _taps(attrs: Resize2DAttrs, x: Array, size: int) -> Array:
     matrix = np.zeros((extent, size))
     rows = np.arange(extent)
     if attrs.method == "nearest_neighbor":
-        matrix[rows, np.clip(_nearest(x, attrs.rounding_method), 0, size - 1).astype(np.int64)] = 1
+        rounding = rounding_of(attrs.rounding_method, attrs.coordinate_transformation_mode)
+        matrix[rows, np.clip(_nearest(x, rounding), 0, size - 1).astype(np.int64)] = 1
         return matrix
     base = np.floor(x)
     offsets = range(-1, 3) if attrs.method == "cubic" else range(2)
@@ -170,7 +157,7 @@ def resize_lower(attrs: Resize2DAttrs, data: Tensor, out: TensorType) -> Tensor:
     sampling = Sampling(
         attrs.method,
         attrs.coordinate_transformation_mode,
-        attrs.rounding_method,
+        rounding_of(attrs.rounding_method, attrs.coordinate_transformation_mode),
         attrs.cubic_alpha,
         attrs.cubic_exclude,
     )
@@ -191,6 +178,7 @@ register_op(
         reference=_resize_reference,
         lower=lambda attrs, inputs, out: [resize_lower(attrs, inputs[0], out)],
         pattern=OpPattern.INJECTIVE,
+        layout="layout",
         result="data with the extents `size` along H and W of its layout; `out_dtype`, if given",
     )
 )
@@ -221,6 +209,7 @@ declare_dynamic(
     lambda attrs, inputs, out: [resize_lower(attrs, inputs[0], out)],
     lambda attrs, data, size: _resize_reference(attrs.with_fields(size=tuple(size.tolist())), data),
     "data with the extents `size` along H and W of its layout; `out_dtype`, if given",
+    layout="layout",
 )
 
 
@@ -324,6 +313,7 @@ register_op(
         lower=lambda attrs, inputs, out: [
             resize_lower(upsampling_as_resize(attrs, inputs[0].shape), inputs[0], out)
         ],
+        layout="layout",
         pattern=OpPattern.INJECTIVE,
         result="data with H and W times the scales, rounded",
     )

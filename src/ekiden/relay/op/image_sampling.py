@@ -10,7 +10,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import OpPattern
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import call
+from ekiden.relay.op._declare import by_layout, call
 from ekiden.relay.op._inventory import declare
 from ekiden.te import Tensor
 from ekiden.topi.shape import Dim, Dims, as_attr
@@ -119,6 +119,7 @@ declare(
     CropAndResizeAttrs,
     OpPattern.INJECTIVE,
     refuses=True,
+    layout="layout",
 )
 declare(
     "image.grid_sample",
@@ -141,8 +142,12 @@ declare(
 declare(
     "image.dilation2d",
     ("data", "weight"),
-    lambda attrs, data, weight: (
-        topi.image.dilation2d_nchw if attrs.data_layout == "NCHW" else topi.image.dilation2d_nhwc
+    lambda attrs, data, weight: by_layout(
+        (attrs.data_layout, attrs.kernel_layout),
+        {
+            ("NCHW", "IHW"): topi.image.dilation2d_nchw,
+            ("NHWC", "HWI"): topi.image.dilation2d_nhwc,
+        },
     )(data, weight, attrs.strides, attrs.padding, attrs.dilations, attrs.out_dtype),
     "data's shape with the number of windows on the spatial axes",
     Dilation2DAttrs,

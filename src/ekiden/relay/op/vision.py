@@ -10,7 +10,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import OpPattern
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import call
+from ekiden.relay.op._declare import by_layout, call
 from ekiden.relay.op._inventory import declare
 
 Floats = tuple[float, ...]
@@ -177,8 +177,8 @@ declare(
 declare(
     "vision.roi_align",
     ("data", "rois"),
-    lambda attrs, data, rois: (
-        topi.vision.roi_align_nchw if attrs.layout == "NCHW" else topi.vision.roi_align_nhwc
+    lambda attrs, data, rois: by_layout(
+        attrs.layout, {"NCHW": topi.vision.roi_align_nchw, "NHWC": topi.vision.roi_align_nhwc}
     )(
         data,
         rois,
@@ -191,11 +191,12 @@ declare(
     "a region per row of rois, with `pooled_size`",
     ROIAlignAttrs,
     refuses=True,
+    layout="layout",
 )
 declare(
     "vision.roi_pool",
     ("data", "rois"),
-    lambda attrs, data, rois: topi.vision.roi_pool_nchw(
+    lambda attrs, data, rois: by_layout(attrs.layout, {"NCHW": topi.vision.roi_pool_nchw})(
         data, rois, attrs.pooled_size, attrs.spatial_scale
     ),
     "a region per row of rois, with `pooled_size`",

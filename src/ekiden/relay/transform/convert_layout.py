@@ -36,11 +36,6 @@ from ekiden.relay.visitor import post_order
 Perm = tuple[int, ...]
 LAST = {"NCHW": "NHWC", "NCDHW": "NDHWC"}
 """Layouts with the channels first, and last."""
-VOLUMES = (
-    "nn.conv3d", "nn.conv3d_transpose", "nn.max_pool3d", "nn.avg_pool3d", "nn.global_max_pool3d",
-    "nn.global_avg_pool3d",
-)  # fmt: skip
-"""Operators over three axes that can have the channels last."""
 
 
 def inverse(perm: Perm) -> Perm:
@@ -85,18 +80,13 @@ def axes_of(call: Call) -> Perm:
 
 
 def _layout_field(call: Call) -> str | None:
-    attrs = call.attrs
-    fields = ("data_layout", "layout")
-    found = next((f for f in fields if getattr(attrs, f, None) in LAST), None)
-    if found is None or getattr(attrs, "out_layout", "") not in ("", getattr(attrs, found)):
+    """The attribute with the layout, of an operator that can have its channels last."""
+    if not op_of(call):
         return None
-    rank = len(getattr(attrs, found))
-    if rank == 5 and op_of(call) not in VOLUMES:
+    attrs, found = call.attrs, call.op.definition.layout  # type: ignore[attr-defined]
+    if not found or getattr(attrs, found) not in LAST:
         return None
-    images = sum(len(_shape(a)) == rank for a in call.args)
-    if images > 1 + hasattr(attrs, "kernel_layout"):
-        return None  # others than data and kernel are images too, in the layout of the data
-    return found
+    return found if getattr(attrs, "out_layout", "") in ("", getattr(attrs, found)) else None
 
 
 def _to_nhwc(call: Call, layout_field: str) -> RelayExpr:
@@ -306,7 +296,7 @@ def _gains(root: RelayExpr) -> bool:
     fast in NCHW as in NHWC, and not worth a transpose.
     """
     calls = (e for e in post_order(root, into_functions=True) if isinstance(e, Call))
-    kernels = [c for c in calls if op_of(c) and hasattr(c.attrs, "kernel_layout")]
+    kernels = [c for c in calls if op_of(c) and c.op.definition.macs]  # type: ignore[attr-defined]
     return any(_layout_field(c) or over_two_axes(c) is not None for c in kernels)
 
 

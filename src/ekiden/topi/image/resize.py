@@ -32,6 +32,30 @@ from ekiden.topi.shape import Dim, Shape, as_dim, known, replaced
 FLOAT = "float32"
 
 
+COORDINATES = (
+    "half_pixel",
+    "align_corners",
+    "asymmetric",
+    "pytorch_half_pixel",
+    "tf_half_pixel_for_nn",
+    "tf_crop_and_resize",
+)
+ROUNDING = ("round", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+
+
+def rounding_of(rounding: str, mode: str) -> str:
+    """How the nearest pixel is found where that is left open (""): TVM's rule. Raises ValueError
+    for a mode or a rounding that there is not."""
+    given = (("coordinate_transformation_mode", mode, COORDINATES),
+             ("rounding_method", rounding, ("", *ROUNDING)))  # fmt: skip
+    for what, value, allowed in given:
+        if value not in allowed:
+            raise ValueError(
+                f"{what} must be one of {', '.join(filter(None, allowed))}, got {value!r}"
+            )
+    return rounding or ("round" if mode == "align_corners" else "floor")
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How result pixels map to data pixels (see relay's Resize2DAttrs)."""
@@ -184,10 +208,11 @@ def _scale(size: PrimExpr, extent: PrimExpr, scale: float | None) -> PrimExpr:
 
 def _nearest(x: PrimExpr, rounding: str) -> PrimExpr:
     half = const(0.5, FLOAT)
-    if rounding in ("", "round", "round_prefer_floor"):
-        return call_intrin("ceil", x - half)
-    if rounding == "round_prefer_ceil":
-        return call_intrin("floor", x + half)
+    match rounding:
+        case "round_prefer_floor":
+            return call_intrin("ceil", x - half)
+        case "round_prefer_ceil" | "round":
+            return call_intrin("floor", x + half)
     return call_intrin(rounding, x)
 
 
@@ -269,7 +294,11 @@ def _resized(
     shape = data.shape
     for at, extent in zip(axes, sizes, strict=True):
         shape = replaced(shape, at, as_dim(extent))
-    sampling = Sampling(METHODS[method], mode, rounding, alpha, bool(exclude))
+    try:
+        found = rounding_of(rounding, mode)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    sampling = Sampling(METHODS[method], mode, found, alpha, bool(exclude))
     dtype = out_dtype or data.dtype
     return resize(data, shape, axes, sampling, None, dtype, region, extrapolation or 0.0)
 

@@ -42,8 +42,7 @@ def upsampling(
         else [_scaled(d, f) for d, f in zip(extents, (scale_h, scale_w), strict=True)]
     )
     mode = "align_corners" if align_corners else "asymmetric"
-    rounding = "floor" if method == "nearest_neighbor" and not align_corners else ""
-    return resize2d(data, None, size, layout, method, mode, rounding)
+    return resize2d(data, None, size, layout, method, mode)
 
 
 def upsampling3d(
@@ -64,9 +63,7 @@ def upsampling3d(
         else [_scaled(data.shape[a], f) for a, f in zip(axes, factors, strict=True)]
     )
     kind = "linear" if method == "trilinear" else method
-    mode = coordinate_transformation_mode
-    rounding = "floor" if kind == "nearest_neighbor" and mode == "asymmetric" else ""
-    return resize3d(data, None, size, layout, kind, mode, rounding)
+    return resize3d(data, None, size, layout, kind, coordinate_transformation_mode)
 
 
 __all__ = ["upsampling", "upsampling3d"]

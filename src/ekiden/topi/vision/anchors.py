@@ -36,13 +36,14 @@ def multibox_prior(
     """Boxes (left, top, right, bottom) around every pixel of [N, C, H, W]: [1, H * W * k, 4], in
     shares of the image.
 
-    k = sizes + ratios - 1: every size with the first ratio, then the first size with the others
-    (SSD's anchors). steps: distance of pixels, below 0 the inverse of their number.
+    k = sizes + ratios - 1: a square of every size, then the first size with all ratios but the
+    first, which stands for the squares (SSD's anchors). steps: distance of pixels, below 0 the
+    inverse of their number.
     """
     height, width = data.shape[2:]
     dtype, many = data.dtype, len(sizes) + len(ratios) - 1
-    first = [(s, ratios[0]) for s in sizes] + [(sizes[0], r) for r in ratios[1:]]
-    halves = [(s * math.sqrt(r) / 2, s / math.sqrt(r) / 2) for s, r in first]
+    kinds = [(s, 1.0) for s in sizes] + [(sizes[0], r) for r in ratios[1:]]
+    halves = [(s * math.sqrt(r) / 2, s / math.sqrt(r) / 2) for s, r in kinds]
 
     def body(_: Var, n: Var, side: Var) -> PrimExpr:
         pixel, kind = n // many, n % many
@@ -172,8 +173,8 @@ def _base_anchors(
     found = []
     middle = (stride - 1) / 2
     for ratio in ratios:
-        side = round(math.sqrt(stride * stride / ratio))
-        other = round(side * ratio)
+        side = math.floor(math.sqrt(math.floor(stride * stride / ratio)) + 0.5)
+        other = math.floor(side * ratio + 0.5)
         for scale in scales:
             wide, high = (side * scale - 1) / 2, (other * scale - 1) / 2
             found.append((middle - wide, middle - high, middle + wide, middle + high))
@@ -197,8 +198,8 @@ def proposal(
     of a detector.
 
     cls_prob [batch, 2 * anchors, H, W], bbox_pred [batch, 4 * anchors, H, W], im_info [batch,
-    (height, width, scale)]. Boxes below the minimal size score -1. Where fewer stay, the first are
-    repeated.
+    (height, width, scale)]. Boxes below the minimal size grow by half of it on each side and score
+    -1, as do those of pixels outside of the image. Where fewer stay, the first are repeated.
     """
     batch, _, height, width = cls_prob.shape
     anchors = _base_anchors(scales, ratios, feature_stride)
@@ -222,8 +223,11 @@ def proposal(
         least = im_info[b, 2] * float(rpn_min_size)
         wide, high = (inside[2 + k] - inside[k] + 1.0 for k in (0, 1))
         small = te.any(wide < least, high < least)
-        score = Select(small, const(-1.0), cls_prob[b, kinds + kind, y, x], "float32")
-        return inside, score
+        rows, columns = (cast(im_info[b, k] / float(feature_stride), "int64") for k in (0, 1))
+        outside = te.any(small, y >= rows, x >= columns)
+        score = Select(outside, const(-1.0), cls_prob[b, kinds + kind, y, x], "float32")
+        more = Select(small, least * 0.5, const(0.0, "float32"), "float32")
+        return [v + more if side > 1 else v - more for side, v in enumerate(inside)], score
 
     def field(b: Var, n: Var, k: Var) -> PrimExpr:
         corners, score = box(b, n)

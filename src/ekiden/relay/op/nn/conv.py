@@ -32,6 +32,7 @@ from ekiden.relay.op.nn.geometry import (
     Conv2DAttrs,
     Conv2DTransposeAttrs,
     Ints,
+    check_weight,
     sides,
     spread,
     window_size,
@@ -78,16 +79,7 @@ def _conv_shape(
         name, conv_weight_shape, weight, attrs.kernel_layout, attrs.channels, attrs.groups
     )
     agree(name, c, per_group * attrs.groups, "channels of 'data' and 'weight'")
-    if attrs.channels is not None:
-        agree(
-            name,
-            out,
-            as_dim(attrs.channels),
-            "attribute 'channels' and output channels of 'weight'",
-        )
-    if attrs.kernel_size is not None:
-        for extent, size in zip((kh, kw), attrs.kernel_size, strict=True):
-            agree(name, extent, as_dim(size), "attribute 'kernel_size' and 'weight'")
+    attempt(name, check_weight, attrs, out, (kh, kw))
     top, left, bottom, right = attrs.padding
     rows = window_extent(h, kh, attrs.strides[0], top, bottom, attrs.dilation[0])
     columns = window_extent(w, kw, attrs.strides[1], left, right, attrs.dilation[1])
@@ -161,6 +153,7 @@ register_op(
         solve=window,
         reference=_conv2d_reference,
         lower=_conv2d_lower,
+        layout="data_layout",
         macs=of_convolution(),
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
         result="(n, channels, h, w) in `out_layout`, each of h and w (extent + padding - "
@@ -294,13 +287,7 @@ def _transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     )
     agree(name, c, channels, "channels of 'data' and 'weight'")
     out = per_group * wanted.groups
-    if wanted.channels is not None:
-        agree(
-            name,
-            out,
-            as_dim(wanted.channels),
-            "attribute 'channels' and output channels of 'weight'",
-        )
+    attempt(name, check_weight, wanted, out, (kh, kw))
     if any(
         p >= max(s, d)
         for p, s, d in zip(wanted.output_padding, wanted.strides, wanted.dilation, strict=True)
@@ -374,6 +361,7 @@ register_op(
         solve=window_transposed,
         reference=_transpose_reference,
         lower=_transpose_lower,
+        layout="data_layout",
         macs=of_transposed,
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
         result="(n, channels, h, w), each of h and w (extent - 1) * stride - padding + dilation "

@@ -115,6 +115,8 @@ def _matmul_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     inner = a.shape[-2] if wanted.transpose_a else a.shape[-1]
     columns, depth = b.shape if wanted.transpose_b else b.shape[::-1]
     agree("nn.matmul", inner, depth, "the summed dimensions")
+    if wanted.units is not None:
+        agree("nn.matmul", as_dim(wanted.units), columns, "attribute 'units' and 'tensor_b'")
     return TensorType((*rows, columns), wanted.out_dtype or dtype)
 
 

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.text import prim_text
+from ekiden.topi.shape import as_dim, unify_dim
 
 Ints = int | Sequence[int]
 
@@ -227,3 +230,23 @@ class AvgPool3DAttrs(AvgPoolAttrs):
     dilation: tuple[int, ...] = (1, 1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
     layout: str = "NCDHW"
+
+
+def check_weight(attrs: ConvAttrs, out: PrimExpr, window: Sequence[PrimExpr]) -> None:
+    """Raise ValueError where the attributes `channels` and `kernel_size`, which need not be given,
+    do not agree with a weight's output channels and window."""
+    pairs = [] if attrs.channels is None else [("channels", "output channels of ", out)]
+    sizes = [] if attrs.channels is None else [attrs.channels]
+    if attrs.kernel_size is not None:
+        if len(attrs.kernel_size) != len(window):
+            raise ValueError(
+                f"kernel_size must have {len(window)} numbers, got {attrs.kernel_size}"
+            )
+        pairs += [("kernel_size", "", extent) for extent in window]
+        sizes += attrs.kernel_size
+    for (attribute, what, extent), size in zip(pairs, sizes, strict=True):
+        if unify_dim(extent, as_dim(size)) is None:
+            raise ValueError(
+                f"attribute '{attribute}' and {what}'weight' must agree, got {size} and"
+                f" {prim_text(extent)}"
+            )

@@ -15,7 +15,7 @@ from ekiden.ir.op import Array, Lowering, OpDef, OpPattern, register_op
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_is, tensors
+from ekiden.relay.op._declare import attempt, attrs_of, call, fail, keeps_layout, rank_is, tensors
 from ekiden.relay.op.nn.geometry import (
     AvgPool1DAttrs,
     AvgPool2DAttrs,
@@ -63,12 +63,7 @@ def _pool_relation(
         (data,) = tensors(name, types, 1)
         wanted = attrs_of(kind, attrs)
         rank_is(name, data, len(attempt(name, parse, wanted.layout)), "data")
-        if wanted.out_layout not in ("", wanted.layout):
-            fail(
-                name,
-                f"out_layout must be that of the data, {wanted.layout!r}, got"
-                f" {wanted.out_layout!r}",
-            )
+        attempt(name, keeps_layout, wanted)
         return TensorType(pool_shape(name, wanted, data.shape), data.dtype)
 
     return relation
@@ -162,6 +157,7 @@ def _declare(
             relation=_pool_relation(name, kind),
             reference=reference,
             lower=lower,
+            layout="" if "1d" in name else "layout",
             pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
             result="data with each pooled extent (extent + padding - dilation * (pool - 1) - 1)"
             " // stride + 1, rounded up with `ceil_mode`",
@@ -277,6 +273,7 @@ def _global_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         (data,) = tensors(name, types, 1)
         axes = attempt(name, spatial, attrs_of(GlobalPool2DAttrs, attrs).layout)
+        attempt(name, keeps_layout, attrs)
         rank_is(name, data, 4, "data")
         return TensorType(
             tuple(as_dim(1) if i in axes else d for i, d in enumerate(data.shape)), data.dtype
@@ -307,6 +304,7 @@ def _declare_global(
             relation=_global_relation(name),
             reference=_global_reference(function),
             lower=lambda attrs, inputs, out: [compute(inputs[0], spatial(attrs.layout), True)],
+            layout="layout",
             pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
             result="data with 1 along H and W",
         )
@@ -338,6 +336,7 @@ def adaptive_shape(attrs: AdaptivePool2DAttrs, shape: Shape) -> Shape:
 def _adaptive_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("nn.adaptive_avg_pool2d", types, 1)
     rank_is("nn.adaptive_avg_pool2d", data, 4, "data")
+    attempt("nn.adaptive_avg_pool2d", keeps_layout, attrs)
     if not is_float(data.dtype):
         fail("nn.adaptive_avg_pool2d", f"'data' must be floating point, got {data.dtype}")
     return TensorType(adaptive_shape(attrs_of(AdaptivePool2DAttrs, attrs), data.shape), data.dtype)
@@ -363,6 +362,7 @@ register_op(
         lower=lambda attrs, inputs, out: [
             adaptive_avg_pool(inputs[0], out.shape, spatial(attrs.layout))
         ],
+        layout="layout",
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
         result="data with `output_size` along H and W",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import OpPattern
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import call
+from ekiden.relay.op._declare import call, keeps_layout
 from ekiden.relay.op._inventory import declare
 from ekiden.te import Tensor
 from ekiden.topi.shape import Dim, Dims, as_attr
@@ -129,6 +130,7 @@ declare(
     "block_size**2 times fewer channels, block_size times the extents",
     SubPixelAttrs,
     _INJECTIVE,
+    layout="layout",
 )
 declare(
     "nn.space_to_depth",
@@ -137,6 +139,7 @@ declare(
     "block_size**2 times the channels, extents divided by block_size",
     SubPixelAttrs,
     _INJECTIVE,
+    layout="layout",
 )
 declare(
     "nn.space_to_batch_nd",
@@ -197,20 +200,28 @@ declare(
 )
 
 
-def _adaptive(name: str, pool: Callable[..., Tensor], kind: str, attrs: type[Attrs]) -> None:
+def _adaptive(
+    name: str, pool: Callable[..., Tensor], kind: str, attrs: type[Attrs], layout: str = ""
+) -> None:
+    def compute(attrs: Any, data: Tensor) -> Tensor:  # noqa: ANN401 - one of three classes
+        keeps_layout(attrs)
+        return pool(data, attrs.output_size, kind, attrs.layout)
+
     declare(
         name,
         ("data",),
-        lambda attrs, data: pool(data, attrs.output_size, kind, attrs.layout),
+        compute,
         "data's shape with `output_size` on the spatial axes",
         attrs,
         _FUSES,
+        layout=layout,
     )
 
 
 _adaptive("nn.adaptive_avg_pool1d", topi.nn.adaptive_pool1d, "avg", AdaptivePool1DAttrs)
 _adaptive("nn.adaptive_max_pool1d", topi.nn.adaptive_pool1d, "max", AdaptivePool1DAttrs)
-_adaptive("nn.adaptive_max_pool2d", topi.nn.adaptive_pool, "max", AdaptiveMaxPool2DAttrs)
+_adaptive("nn.adaptive_max_pool2d", topi.nn.adaptive_pool, "max", AdaptiveMaxPool2DAttrs,
+          layout="layout")  # fmt: skip
 _adaptive("nn.adaptive_avg_pool3d", topi.nn.adaptive_pool3d, "avg", AdaptivePool3DAttrs)
 _adaptive("nn.adaptive_max_pool3d", topi.nn.adaptive_pool3d, "max", AdaptivePool3DAttrs)
 declare(

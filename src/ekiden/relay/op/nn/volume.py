@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import OpPattern
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import call
+from ekiden.relay.op._declare import by_layout, call
 from ekiden.relay.op._inventory import declare
 from ekiden.relay.op.nn._solve import window, window_transposed
 from ekiden.relay.op.nn._work import of_convolution, of_transposed
@@ -17,11 +19,14 @@ from ekiden.relay.op.nn.geometry import (
     Conv3DTransposeAttrs,
     DeformableConv2DAttrs,
     Ints,
+    check_weight,
     sides,
     spread,
     window_size,
 )
 from ekiden.te import Tensor
+from ekiden.topi.nn.weights import conv_transpose_weight_shape, conv_weight_shape
+from ekiden.topi.shape import tidy
 
 
 @node("relay.attrs.CorrelationAttrs")
@@ -37,9 +42,24 @@ class CorrelationAttrs(Attrs):
     layout: str = "NCHW"
 
 
+def _conv3d(attrs: Conv3DAttrs, data: Tensor, weight: Tensor) -> Tensor:
+    out, _, *window = conv_weight_shape(
+        weight.shape, attrs.kernel_layout, attrs.channels, attrs.groups
+    )
+    check_weight(attrs, out, window)
+    return topi.nn.conv(
+        data, weight, attrs.strides, attrs.padding, attrs.dilation, attrs.groups, attrs.data_layout,
+        attrs.kernel_layout, attrs.out_dtype, attrs.channels, attrs.out_layout,
+    )  # fmt: skip
+
+
 def _transposed(
     attrs: Conv1DTransposeAttrs | Conv3DTransposeAttrs, data: Tensor, weight: Tensor
 ) -> Tensor:
+    _, per_group, *window = conv_transpose_weight_shape(
+        weight.shape, attrs.kernel_layout, attrs.channels, attrs.groups
+    )
+    check_weight(attrs, tidy(per_group * attrs.groups), window)
     return topi.nn.conv_transpose(
         data, weight, attrs.strides, attrs.padding, attrs.output_padding, attrs.dilation,
         attrs.groups, attrs.data_layout, attrs.kernel_layout, attrs.out_dtype, attrs.out_layout,
@@ -48,13 +68,25 @@ def _transposed(
 
 
 def _deformable(
-    attrs: DeformableConv2DAttrs, data: Tensor, offset: Tensor, weight: Tensor
+    attrs: DeformableConv2DAttrs,
+    data: Tensor,
+    offset: Tensor,
+    weight: Tensor,
+    mask: Tensor | None = None,
 ) -> Tensor:
-    last = attrs.data_layout == "NHWC"
-    compute = topi.nn.deformable_conv2d_nhwc if last else topi.nn.deformable_conv2d_nchw
+    layouts = attrs.data_layout, attrs.kernel_layout, attrs.out_layout or attrs.data_layout
+    known: dict[tuple[str, ...], Callable[..., Tensor]] = {
+        ("NCHW", "OIHW", "NCHW"): topi.nn.deformable_conv2d_nchw
+    }
+    if mask is None:
+        known["NHWC", "HWIO", "NHWC"] = topi.nn.deformable_conv2d_nhwc
+    compute = by_layout(layouts, known)
+    out, _, *window = conv_weight_shape(weight.shape, layouts[1], attrs.channels, attrs.groups)
+    check_weight(attrs, out, window)
     return compute(
         data, offset, weight, attrs.strides, attrs.padding, attrs.dilation,
         attrs.deformable_groups, attrs.groups, attrs.out_dtype,
+        *() if mask is None else (mask,),
     )  # fmt: skip
 
 
@@ -63,19 +95,17 @@ _FUSES = OpPattern.OUT_ELEMWISE_FUSABLE
 declare(
     "nn.conv3d",
     ("data", "weight"),
-    lambda attrs, data, weight: topi.nn.conv(
-        data, weight, attrs.strides, attrs.padding, attrs.dilation, attrs.groups, attrs.data_layout,
-        attrs.kernel_layout, attrs.out_dtype, attrs.channels, attrs.out_layout,
-    ),
+    _conv3d,
     _WINDOWS,
     Conv3DAttrs,
     _FUSES,
     solve=window,
+    layout="data_layout",
     macs=of_convolution(),
-)  # fmt: skip
-for _name, _kind in (
-    ("nn.conv1d_transpose", Conv1DTransposeAttrs),
-    ("nn.conv3d_transpose", Conv3DTransposeAttrs),
+)
+for _name, _kind, _layout in (
+    ("nn.conv1d_transpose", Conv1DTransposeAttrs, ""),
+    ("nn.conv3d_transpose", Conv3DTransposeAttrs, "data_layout"),
 ):
     declare(
         _name,
@@ -86,6 +116,7 @@ for _name, _kind in (
         _FUSES,
         solve=window_transposed,
         macs=of_transposed,
+        layout=_layout,
     )
 declare(
     "nn.deformable_conv2d",
@@ -99,20 +130,17 @@ declare(
 declare(
     "nn.modulated_deformable_conv2d",
     ("data", "offset", "weight", "mask"),
-    lambda attrs, data, offset, weight, mask: topi.nn.deformable_conv2d_nchw(
-        data, offset, weight, attrs.strides, attrs.padding, attrs.dilation,
-        attrs.deformable_groups, attrs.groups, attrs.out_dtype, mask,
-    ),
+    _deformable,
     _WINDOWS,
     DeformableConv2DAttrs,
     _FUSES,
     macs=of_convolution(2),
     description="A deformable convolution with a factor for each tap (NCHW alone).",
-)  # fmt: skip
+)
 declare(
     "nn.correlation",
     ("data1", "data2"),
-    lambda attrs, data1, data2: topi.nn.correlation_nchw(
+    lambda attrs, data1, data2: by_layout(attrs.layout, {"NCHW": topi.nn.correlation_nchw})(
         data1,
         data2,
         attrs.kernel_size,
