@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.runtime import Device, cpu
+from ekiden.target import Target, TargetLike
 
 _T = TypeVar("_T")
 
@@ -40,9 +41,12 @@ def enabled_targets() -> list[tuple[str, Device]]:
     return [("llvm", cpu())]
 
 
-def device_enabled(target: str) -> bool:
-    """Whether programs for a target run here."""
-    return target.split()[0] == "llvm"
+def device_enabled(target: TargetLike) -> bool:
+    """Whether programs for a target run here: its code can be made, and needs nothing that this
+    machine lacks.
+    """
+    wanted = Target.parse(target)
+    return wanted.kind.has_generator and wanted.serves(Target.host())
 
 
 def parametrize_targets(*args: object) -> Callable[..., object]:

@@ -3,7 +3,8 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from ekiden.backend.kernels.build import build_kernels
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.codegen import llvm, parallel
+from ekiden.codegen.build import GENERATORS
 from ekiden.codegen.cache import KernelCache
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS
@@ -28,6 +30,11 @@ from ekiden.target import Target
 pytestmark = pytest.mark.quick
 
 TARGET = Target.host()
+
+
+def compile_with(monkeypatch: pytest.MonkeyPatch, compile: Callable[..., bytes]) -> None:
+    """Kernels are made so."""
+    monkeypatch.setitem(GENERATORS, "llvm", replace(GENERATORS["llvm"], compile=compile))
 
 
 def primitive(scale: float, *dims: SizeVar | int, span: str = "") -> Function:
@@ -85,7 +92,7 @@ def test_a_cached_kernel_is_not_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = build_kernels([primitive(1.5)], TARGET, cache=KernelCache(tmp_path))
-    monkeypatch.setattr(llvm, "compile_object", lambda *_: pytest.fail("compiled again"))
+    compile_with(monkeypatch, lambda *_: pytest.fail("compiled again"))
     assert build_kernels([primitive(1.5)], TARGET, cache=KernelCache(tmp_path)) == first
 
 
@@ -125,7 +132,14 @@ def test_the_error_of_a_kernel_names_the_node_of_the_model(
 
 @pytest.mark.parametrize(
     ("number", "how"),
-    [(signal.SIGKILL, "SIGKILL (out of memory?)"), (signal.SIGABRT, "SIGABRT")],
+    [
+        (
+            signal.SIGKILL,
+            "{}: LLVM ERROR: no such register (out of memory?); "
+            "EKIDEN_COMPILE_JOBS=1 compiles in this process",
+        ),
+        (signal.SIGABRT, "{}: LLVM ERROR: no such register"),
+    ],
 )
 def test_a_worker_that_dies_is_an_error(
     number: signal.Signals, how: str, monkeypatch: pytest.MonkeyPatch
@@ -135,17 +149,18 @@ def test_a_worker_that_dies_is_an_error(
 
     def die(*_: object) -> bytes:
         assert os.getpid() != parent
+        os.write(2, b"LLVM ERROR: no such register\n")
         os.kill(os.getpid(), number)
         return b""
 
-    monkeypatch.setattr(llvm, "compile_object", die)
+    compile_with(monkeypatch, die)
     functions = [primitive(float(s)) for s in range(1, 6)]
     with pytest.raises(CompileError) as caught:
         build_kernels(functions, TARGET, cache=KernelCache(None))
-    assert str(caught.value) == (
-        f"compiling kernels: a worker process was ended by {how}; "
-        "EKIDEN_COMPILE_JOBS=1 compiles in this process"
-    )
+    ended = f"compiling kernels: a worker process was ended by {number.name} at the kernel "
+    message = str(caught.value)
+    assert message.startswith(f"{ended}fused_multiply_")
+    assert message.removeprefix(ended).partition(":")[2] == how.partition(":")[2]
     assert parallel._WORK is None
     monkeypatch.undo()
     assert build_kernels([primitive(1.0)], TARGET, cache=KernelCache(None)).link(TARGET)

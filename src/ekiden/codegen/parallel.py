@@ -8,6 +8,8 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -15,6 +17,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from ekiden.codegen import llvm
 from ekiden.codegen.cache import KernelCache
@@ -62,14 +65,27 @@ _WORK: Sequence[Task] | None = None
 """What forked workers compile: inherited by fork, so that functions need not be sent."""
 
 
+_NOTES: Path | None = None
+"""Where a worker says what it compiles; None in a process that is none."""
+TOLD = 400
+"""Most characters that are repeated of what a worker that was ended had said."""
+
+
 def _compile_one(index: int) -> bytes:
     assert _WORK is not None
+    if _NOTES is not None:
+        _NOTES.with_suffix(".at").write_text(_WORK[index].name)
     return _WORK[index].compile()
 
 
-def _ignore_interrupt() -> None:
-    """Workers leave Ctrl-C to the process that waits for them."""
+def _begin_worker(folder: str) -> None:
+    """Workers leave Ctrl-C to the process that waits for them. What LLVM says before it ends a
+    process goes to a file, for that process to tell."""
+    global _NOTES
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _NOTES = Path(folder, str(os.getpid()))
+    with open(_NOTES, "wb", buffering=0) as said:
+        os.dup2(said.fileno(), 2)
 
 
 def reason_to_stay() -> str:
@@ -91,9 +107,9 @@ class _Workers:
     """
 
     def __init__(self, count: int, jobs: int) -> None:
-        self._pool = ProcessPoolExecutor(
-            jobs, multiprocessing.get_context("fork"), _ignore_interrupt
-        )
+        self._notes = tempfile.TemporaryDirectory(prefix="ekiden-workers-")
+        context = multiprocessing.get_context("fork")
+        self._pool = ProcessPoolExecutor(jobs, context, _begin_worker, (self._notes.name,))
         others = set(multiprocessing.active_children())
         try:
             self._waiting = self._begin(count)
@@ -118,24 +134,35 @@ class _Workers:
             for done in as_completed(self._waiting):
                 yield self._waiting[done], done.result()
         except BrokenProcessPool as error:
-            raise CompileError(
-                f"compiling kernels: a worker process {self._end()}; "
-                "EKIDEN_COMPILE_JOBS=1 compiles in this process"
-            ) from error
+            self._pool.shutdown(wait=True, cancel_futures=True)  # which asks how each ended
+            raise CompileError(f"compiling kernels: a worker process {self._end()}") from error
 
     def _end(self) -> str:
-        """How the worker ended that ended first; the others are terminated because of it."""
-        codes = [p.exitcode for p in self._processes]
-        code = next((c for c in codes if c not in (None, 0, -signal.SIGTERM)), -signal.SIGTERM)
-        assert code is not None
-        if code >= 0:
-            return f"ended with {code}"
-        name = signal.Signals(-code).name
-        return f"was ended by {name}" + " (out of memory?)" * (name == "SIGKILL")
+        """How the worker ended that ended first, at what, and what it said; the others are
+        terminated because of it."""
+        codes = {p.pid: p.exitcode for p in self._processes}
+        strange = (pid for pid, c in codes.items() if c not in (None, 0, -signal.SIGTERM))
+        pid = next(strange, next(iter(codes)))
+        code = codes[pid] or -signal.SIGTERM
+        notes = Path(self._notes.name, str(pid))
+        name = signal.Signals(-code).name if code < 0 else ""
+        end = f"was ended by {name}" if name else f"ended with {code}"
+        at = _text(notes.with_suffix(".at"))
+        said = _text(notes)[-TOLD:].strip()
+        parts = (f"{end} at the kernel {at}" if at else end, said and f": {said}")
+        memory = " (out of memory?); EKIDEN_COMPILE_JOBS=1 compiles in this process"
+        return "".join(parts) + memory * (name == "SIGKILL")
 
     def close(self) -> None:
-        """Wait for what runs; what has not begun is dropped."""
+        """Wait for what runs; what has not begun is dropped. What workers said is said here."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        for path in sorted(Path(self._notes.name).glob("*[0-9]")):
+            sys.stderr.write(_text(path))
+        self._notes.cleanup()
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def _start(count: int, jobs: int) -> _Workers | None:
