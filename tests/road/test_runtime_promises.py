@@ -236,7 +236,9 @@ def test_wrong_input_is_told_word_for_word(two: ekiden.Executable) -> None:
     assert message(two, x, z=y) == "run: no input is named 'z'; there are 'x', 'y'"
     assert message(two, x, x=x) == "run: input 'x' is given twice"
     assert message(two, x=x) == "run: input 'y' is missing; there are 'x', 'y'"
-    assert message(two, x.astype(np.float64), y) == "input 'x': expected dtype float32, got float64"
+    assert message(two, x.astype(np.float64), y) == (
+        "input 'x': expected Tensor[(n, m), float32], got (3, 4) float64"
+    )
     assert message(two, x, y[0]) == "input 'y': expected 2 dimensions (n, 1), got 1: (1,)"
     assert message(two, x, normal(3, 2)) == (
         "input 'y': expected 1 in dimension 1 of (n, 1), got 2: (3, 2)"
