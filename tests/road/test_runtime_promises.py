@@ -239,12 +239,11 @@ def test_wrong_input_is_told_word_for_word(two: ekiden.Executable) -> None:
     assert message(two, x.astype(np.float64), y) == (
         "input 'x': expected Tensor[(n, m), float32], got (3, 4) float64"
     )
-    assert message(two, x, y[0]) == "input 'y': expected 2 dimensions (n, 1), got 1: (1,)"
-    assert message(two, x, normal(3, 2)) == (
-        "input 'y': expected 1 in dimension 1 of (n, 1), got 2: (3, 2)"
-    )
+    wanted = "input 'y': expected Tensor[(n, 1), float32]"
+    assert message(two, x, y[0]) == f"{wanted}, got (1) float32"
+    assert message(two, x, normal(3, 2)) == f"{wanted}, got (3, 2) float32"
     assert message(two, x, normal(5, 1)) == (
-        "input 'y': expected 'n' in dimension 0 to be 3 as in input 'x', got 5"
+        f"{wanted} with n = 3 as in input 'x', got (5, 1) float32"
     )
 
 
