@@ -30,7 +30,7 @@ from ekiden.ir.instrument import PassTimingInstrument
 from ekiden.ir.transform import PassContext, register_pass
 from ekiden.relay.transform import InferType
 from ekiden.runtime import environment
-from ekiden.runtime.errors import CompileError, ImportModelError
+from ekiden.runtime.errors import CompileError, ImportModelError, InputError
 from ekiden.target import Target
 
 
@@ -120,7 +120,7 @@ def test_options_that_change_the_result_are_told_apart(compiles: Compiles, tmp_p
         lambda: ekiden.compile(path, shape={"x": ["m", 3], "b": ["m", 1]}),
         lambda: ekiden.compile(path, executor="aot"),
         lambda: ekiden.compile(path, executor="async"),
-        lambda: ekiden.compile(path, replace(host, l2=host.l2 // 2)),
+        lambda: ekiden.compile(path, replace(host, cores=host.cores + 1)),
         lambda: ekiden.compile(path, [ekiden.device("cpu", 1)]),
         lambda: ekiden.compile(changed_weight()),
         lambda: _under(PassContext(opt_level=2), path),
@@ -269,13 +269,21 @@ def test_code_for_other_machines_is_not_kept(compiles: Compiles, tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "limit"),
     [("0", 0), ("1000", 1000), ("64K", 64 << 10), ("500M", 500 << 20), ("2G", 2 << 30),
-     ("", 4 << 30), ("much", 4 << 30)],
+     ("", 4 << 30)],
 )  # fmt: skip
 def test_the_limit_of_the_environment(
     text: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_LIMIT", text)
     assert environment.cache_limit() == limit
+
+
+def test_a_limit_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EKIDEN_CACHE_LIMIT", "much")
+    with pytest.raises(InputError) as caught:
+        environment.cache_limit()
+    expected = "the variable EKIDEN_CACHE_LIMIT: expected bytes, such as 500M, got 'much'"
+    assert str(caught.value) == expected
 
 
 @pytest.mark.parametrize(("name", "value"), [("EKIDEN_CACHE_LIMIT", "0"), ("EKIDEN_CACHE_DIR", "")])
@@ -330,7 +338,10 @@ def test_a_pass_of_the_program_is_an_extension(monkeypatch: pytest.MonkeyPatch) 
     [
         (lambda: ekiden.compile(3), "compile: expected a path"),  # type: ignore[arg-type]
         (lambda: ekiden.compile("none.onnx"), "import model 'none.onnx': cannot read"),
-        (lambda: ekiden.compile(model(), "nonsense"), "target: expected 'llvm'"),
+        (
+            lambda: ekiden.compile(model(), "nonsense"),
+            "target: unknown kind in 'nonsense'; there are llvm, c",
+        ),
         (lambda: ekiden.compile(model(), executor="quick"), "compile: executor one of"),
         (lambda: ekiden.compile(model(), shape={"z": [1]}), "shape is given for 'z'"),
     ],
