@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ekiden.arith import Analyzer, evaluate, prove_equal, simplify, substitute
+from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import (
     EQ,
     AnyDim,
@@ -16,6 +18,7 @@ from ekiden.ir.prim import (
     SizeVar,
     Var,
     binary,
+    cast,
     const,
     maximum,
     minimum,
@@ -166,3 +169,12 @@ def test_deep_sums_do_not_recurse() -> None:
     for _ in range(20_000):
         total = total + N
     assert prim_text(simplify(total)) == "n * 20000"
+
+
+def test_floats_inside_an_expression_have_their_width() -> None:
+    def scaled(factor: float, dtype: str) -> PrimExpr:
+        return cast(call_intrin("floor", cast(N, dtype) * factor), "int64")
+
+    assert evaluate(scaled(1.5, "float32"), {N: 3}) == 4
+    assert evaluate(scaled(0.7, "float32"), {N: 10}) == 7
+    assert evaluate(scaled(0.7, "float64"), {N: 10}) == int(np.floor(0.7 * 10))

@@ -11,8 +11,8 @@ from enum import IntEnum
 from typing import ClassVar
 
 from ekiden.ir.node import Node, freeze, node
-from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, Var, convert
-from ekiden.ir.prim_visitor import children, literals
+from ekiden.ir.prim import AnyDim, ExprLike, IntImm, PrimExpr, Var, convert
+from ekiden.ir.prim_visitor import children, literals, post_order
 
 
 class Type(Node):
@@ -60,6 +60,13 @@ class TypeKind(IntEnum):
     TypeData = 6
 
 
+_WHOLE = (IntImm, Var, AnyDim)
+
+
+def _is_made_from_unknown(dim: PrimExpr) -> bool:
+    return not isinstance(dim, _WHOLE) and any(isinstance(e, AnyDim) for e in post_order(dim))
+
+
 _DTYPES = {"uint1": "bool", "int": "int32", "uint": "uint32", "float": "float32"}
 """TVM's other names of dtypes."""
 
@@ -68,7 +75,8 @@ _DTYPES = {"uint1": "bool", "int": "int32", "uint": "uint32", "float": "float32"
 class TensorType(Type):
     """A tensor.
 
-    Each dimension is an int64 expression: IntImm, SizeVar, arithmetic on them, or AnyDim.
+    Each dimension is an int64 expression: IntImm, SizeVar, arithmetic on them, or AnyDim. What is
+    made from an unknown dimension is unknown: `? * 2` is `?`.
     """
 
     shape: tuple[PrimExpr, ...]
@@ -79,6 +87,9 @@ class TensorType(Type):
         shape = self.shape
         if type(shape) is not tuple or any(not isinstance(d, PrimExpr) for d in shape):
             freeze(self, shape=tuple(convert(d, "int64") for d in shape))
+        if any(map(_is_made_from_unknown, self.shape)):
+            dims = (AnyDim() if _is_made_from_unknown(d) else d for d in self.shape)
+            freeze(self, shape=tuple(dims))
         if self.dtype in _DTYPES:
             freeze(self, dtype=_DTYPES[self.dtype])
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+import ekiden
 from ekiden import relay
 from ekiden.ir.module import IRModule
 from ekiden.relay.transform import (
@@ -14,6 +16,7 @@ from ekiden.relay.transform import (
     LambdaLift,
     ToANormalForm,
 )
+from ekiden.runtime.errors import InputError
 
 pytestmark = pytest.mark.quick
 
@@ -91,3 +94,33 @@ def test_names_in_the_middle_stay_there() -> None:
            def @main(%x: Tensor[(n,), float32]) { let %y = @f(%x); exp(%y) }"""
     )
     assert "vm.match_shape(%y, shape=[y_0])" in text
+
+
+def test_names_are_given_once() -> None:
+    """Errors at run time show them: two dimensions must not have one name."""
+    text = """def @main(%v: Tensor[(5,), float32]) {
+      add(take(%v, take(argwhere(greater(%v, 0f)), 0, axis=1)),
+          take(%v, take(argwhere(less(%v, 2.5f)), 0, axis=1))) }"""
+    wrong = "argwhere_0 == argwhere_0_1 or argwhere_0 == 1 or argwhere_0_1 == 1"
+    with pytest.raises(InputError, match=f"needs {wrong}; argwhere_0 is 3, argwhere_0_1 is 4"):
+        ekiden.compile(relay.parse(text))(np.array([1, -1, 2, 0, 3], np.float32))
+
+
+def test_what_is_made_from_an_unknown_dimension_is_unknown() -> None:
+    text = bound(
+        "def @main(%x: Tensor[(1, 4, ?, ?), float32]) { nn.depth_to_space(%x, block_size=2) }"
+    )
+    assert "-> Tensor[(1, 1, ?, ?), float32]" in text
+
+
+def test_the_numbers_of_a_vector_are_dimensions() -> None:
+    text = """def @main(%s: Tensor[(2,), int64]) {
+      let %nothing = zeros(shape=[0], dtype="uint8");
+      let %e: Tensor[(0, n, m), uint8] = dyn.extents(%nothing, %s);
+      zeros(shape=[m, n], dtype="float32") }"""
+    run = ekiden.compile(relay.parse(text))
+    assert run(np.array([2, 3])).shape == (3, 2)
+    assert run(np.array([0, 3])).shape == (3, 0)
+    wrong = r"dyn.extents \(text:3:42\): a dimension of the result is negative; it is -3"
+    with pytest.raises(InputError, match=wrong):
+        run(np.array([2, -3]))

@@ -70,3 +70,22 @@ def test_ranges_and_paddings_by_dimensions_of_other_tensors(p: int, n: int) -> N
     found = exe(np.zeros((p, 2), np.float32), x)
     np.testing.assert_array_equal(found[0].numpy(), np.arange(p, p + n, dtype=np.float32))
     np.testing.assert_array_equal(found[1].numpy(), np.pad(x, ((p, n), (0, 0))))
+
+
+def test_a_dimension_that_is_data_is_carried_by_a_tensor_of_no_elements() -> None:
+    text = """def @main(%x: Tensor[(1, n), float32], %s: Tensor[(2,), int64]) {
+      add(dyn.broadcast_to(%x, %s), %x) }"""
+    run = ekiden.compile(relay.parse(text))
+    x = np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32)
+    np.testing.assert_array_equal(run(x, np.array([3, 4])).numpy(), np.repeat(x, 3, axis=0) + x)
+
+
+def test_a_dimension_that_a_fused_kernel_hides_is_carried() -> None:
+    text = """def @main(%x: Tensor[(5, 3), float32], %v: Tensor[(5,), float32]) {
+      let %p = argwhere(greater(%v, 0f));
+      let %y = take(%x, take(%p, 0, axis=1), axis=0);
+      take(%y, arange(start=0, stop=1, step=1, dtype="int32"), axis=0) }"""
+    run = ekiden.compile(relay.parse(text))
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    v = np.array([-1, 1, 0, 2, 3], np.float32)
+    np.testing.assert_array_equal(run(x, v).numpy(), x[1:2])

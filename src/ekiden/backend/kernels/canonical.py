@@ -96,7 +96,8 @@ def _leaves(value: object) -> Iterator[object]:
 
 
 def canonicalize(function: Function) -> Function:
-    """The canonical form of a primitive function; its parameters keep their order.
+    """The canonical form of a primitive function; its parameters keep their order. Its result has
+    the renamed type of before: what operators say of new symbols may be less, `min(n1, n0)` for n1.
 
     Raises InternalError if an attribute needs a symbol that no argument or result has as a
     dimension.
@@ -113,13 +114,9 @@ def canonicalize(function: Function) -> Function:
     for expr in evaluation_order(function.body):
         if expr not in new:
             new[expr] = _rebuild(expr, new, renaming)
-    body = new[function.body]
-    made_function = Function(
-        tuple(params), body, body.checked_type, (), function.attrs, span=function.span
-    )
-    made_function.set_checked_type(
-        FuncType(tuple(p.checked_type for p in params), body.checked_type)
-    )
+    body, kind = new[function.body], renaming.type(function.body.checked_type)
+    made_function = Function(tuple(params), body, kind, (), function.attrs, span=function.span)
+    made_function.set_checked_type(FuncType(tuple(p.checked_type for p in params), kind))
     return made_function
 
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ekiden import te
+from ekiden.arith import prove_equal
 from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.ir.prim import FloorDiv, FloorMod, IntImm, PrimExpr, Select, const
 from ekiden.ir.prim_visitor import free_vars, rewrite
 from ekiden.ir.text import prim_text
+from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.scopes import evaluation_order
@@ -85,7 +87,17 @@ def te_graph(function: Function) -> tuple[Tensors, Tensors]:
                 known[expr] = [t for f in fields for t in known[f]]
             case TupleGetItem(tuple_value=value, index=index):
                 known[expr] = [known[value][index]]
-    return inputs, known[function.body]
+    results = known[function.body]
+    if function.ret_type is None:
+        return inputs, results
+    return inputs, list(map(_shaped, results, tensor_types(function.ret_type)))
+
+
+def _shaped(result: te.Tensor, kind: TensorType) -> te.Tensor:
+    """A result under the shape that its function says, where that is written in another way."""
+    if all(a is b or prove_equal(a, b) for a, b in zip(result.shape, kind.shape, strict=True)):
+        return result
+    return te.compute(kind.shape, lambda *at: result[at], name="result", tag="injective")
 
 
 def described(function: Function, name: str) -> str:

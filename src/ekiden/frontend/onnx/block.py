@@ -7,6 +7,7 @@ type says them), and a condition that must hold before anything after it is comp
 
 from __future__ import annotations
 
+from ekiden.ir import prim
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.span import Span
 from ekiden.relay.expr import Expr, If, Let, Match, Tuple, Var
@@ -23,6 +24,8 @@ class Block:
     def __init__(self) -> None:
         self.symbols: set[SizeVar] = set()
         """Dimensions that have their names here."""
+        self.sizes: dict[prim.Var, SizeVar] = {}
+        """Numbers of the data that have been named here as dimensions."""
         self._items: list[tuple[Var | None, Expr, Span | None]] = []
         self._required: set[str] = set()
 

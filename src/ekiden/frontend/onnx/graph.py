@@ -17,7 +17,7 @@ from ekiden.frontend.onnx.function_body import body, defined_by
 from ekiden.frontend.onnx.load import Functions, key_of, names_read, sorted_nodes
 from ekiden.frontend.onnx.node import Node, Result, Row, describe, read_attribute
 from ekiden.frontend.onnx.scope import Scope, field_types, with_span
-from ekiden.frontend.onnx.shape_value import evaluate, fold
+from ekiden.frontend.onnx.shape_value import evaluate, fold, followed
 from ekiden.frontend.onnx.text_value import has_text, text_constant
 from ekiden.frontend.onnx.unsupported import Unsupported
 from ekiden.frontend.onnx.value import Value, constant
@@ -26,7 +26,6 @@ from ekiden.ir.span import Span
 from ekiden.ir.text import type_text
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Expr, TupleGetItem
-from ekiden.relay.visitor import free_vars
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
 
 CHAIN = 8
@@ -190,6 +189,9 @@ class Graph:
             self._makers,
         )
         self._define(proto, convert_text(node, row) if has_text(node) else _apply(row, node))
+        first = proto.output[0] if proto.output else ""
+        if first in self.values:
+            self.values[first] = followed(node, self.values[first])
 
     def _expand(
         self, proto: onnx.NodeProto, function: onnx.FunctionProto, around: Mapping[str, int]
@@ -227,7 +229,7 @@ class Graph:
         """The inputs of the model, with their types, that the inputs of a node are made of."""
         names = self.shared.scope.param_names
         exprs = [v.expr for v in inputs if v is not None and v.expr is not None]
-        made_of = dict.fromkeys(v for e in exprs for v in free_vars(e) if v in names)
+        made_of = dict.fromkeys(v for e in exprs for v in self.shared.scope.sources(e))
         return [f"the input {names[v]!r}, {type_text(v.checked_type)}" for v in made_of]
 
     def _chain(self, proto: onnx.NodeProto) -> list[str]:
@@ -257,14 +259,13 @@ class Graph:
             if index >= len(many) or many[index] is None:
                 raise Unsupported(f"output {index} ({name!r}) is not supported")
         exprs = {i: e for i, _ in wanted if isinstance(e := many[i], Expr)}
-        types = {i: scope.typed(e) for i, e in exprs.items()}
-        for index, kind in types.items():
-            _check_extents(proto.output[index], kind)
+        for index, expr in exprs.items():
+            _check_extents(proto.output[index], scope.typed(expr))
         spanned = dict(zip(exprs, with_span(list(exprs.values()), scope.span), strict=True))
         for index, name in wanted:
             found = many[index]
             self.values[name] = (
-                found if isinstance(found, Value) else Value(types[index], expr=spanned[index])
+                found if isinstance(found, Value) else scope.bound(spanned[index], name)
             )
 
     def _fields(self, expr: Expr) -> list[Expr | Value | None]:

@@ -11,13 +11,15 @@ from typing import NoReturn, Protocol, TypeAlias
 import numpy as np
 import onnx
 
+from ekiden.frontend.onnx import sizes
 from ekiden.frontend.onnx.scope import Scope
 from ekiden.frontend.onnx.unsupported import Unsupported
 from ekiden.frontend.onnx.value import Value
 from ekiden.ir.op import Array
+from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Expr
-from ekiden.topi.shape import Dim, Shape
+from ekiden.topi.shape import Dim, Shape, as_dim
 
 Attribute: TypeAlias = (
     int
@@ -122,7 +124,7 @@ class Node:
         self._nest, self._named, self._makers = nest, named, makers or {}
         self.proto = proto
         self.opset = opset
-        self.inputs = list(inputs)
+        self.inputs = [None if v is None else sizes.resolved(scope, v) for v in inputs]
         self.scope = scope
         self._attributes = attributes
 
@@ -269,15 +271,21 @@ class Node:
         return tuple(int(v) for v in self.numbers(index, what).ravel())
 
     def dims(self, index: int, what: str) -> tuple[Dim, ...]:
-        """An input of integers that are numbers or expressions of the input shapes."""
-        found = self.value(index)
-        if not found.is_known:
-            self.needs(
-                index,
-                f"{what!r} depends on data; "
-                "only shapes that follow from the input shapes are supported",
-            )
-        return found.dims()
+        """An input of integers as numbers and dimensions, of which data gets names from here on."""
+        found = sizes.dims(self.scope, self.value(index))
+        if found is None:
+            self.needs(index, f"{what!r} must be a vector of known length")
+        return found
+
+    def partial(self, index: int) -> Sequence[PrimExpr | None]:
+        """What is known of the elements of an input of integers: a number or an expression of
+        dimensions each, None for data.
+        """
+        found = sizes.elements(self.scope, self.value(index))
+        if found is None:
+            self.needs(index, "expected a vector of known length")
+        each = [as_dim(e if isinstance(e, PrimExpr) else int(e)) for e in found.ravel()]
+        return [e if sizes.is_dim(e) else None for e in each]
 
     def needs(self, index: int, reason: str) -> NoReturn:
         """Give up because an input's value has to be known; says which parameters it is made of."""

@@ -16,9 +16,10 @@ from ekiden.frontend.onnx.sequence_value import SequenceValue, sequence_of
 from ekiden.frontend.onnx.value import Value, clean_name
 from ekiden.ir import prim
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Op
+from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, binary, is_const
-from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.prim import Var as PrimVar
+from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.span import Span
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay import op
@@ -125,22 +126,52 @@ class Scope:
         self._count += 1
         return SizeVar(f"dim{self._count}")
 
-    def bound(self, expr: Expr, name: str = "value") -> Value:
-        """A value; the unknown dimensions of a tensor, if it has any, get names from here on."""
+    def bound(
+        self, expr: Expr, name: str = "value", shape: Sequence[PrimExpr] | None = None
+    ) -> Value:
+        """A value; the unknown dimensions of a tensor, if it has any, get names from here on. What
+        `shape` knows of them they must be.
+        """
         kind = self.type_of(expr)
         if isinstance(kind, TypeCall):
             return sequence_of(self.spanned(expr), kind)
         assert isinstance(kind, TensorType), f"a tensor or a sequence expected, got {kind!r}"
-        spanned = self.spanned(expr)
         if not any(isinstance(d, AnyDim) for d in kind.shape):
-            return Value(kind, expr=spanned)
+            return Value(kind, expr=self.spanned(expr))
+        if shape is not None:
+            pairs = zip(kind.shape, shape, strict=True)
+            dims = (known if isinstance(d, AnyDim) else d for d, known in pairs)
+            kind = TensorType(tuple(dims), kind.dtype)
         var = self.variable(name, kind)
+        self.bind(var, expr)
+        return Value(self.typed(var), expr=var)
+
+    def bind(self, var: Var, expr: Expr) -> None:
+        """Give an expression its name in the innermost block."""
+        spanned = self.spanned(expr)
         self._blocks[-1].bind(var, spanned)
         self._origins[var] = spanned
-        return Value(self.typed(var), expr=var)
+
+    def name_size(self, number: PrimVar, dim: SizeVar) -> None:
+        """Note that a number of the data is a dimension, in the innermost block."""
+        self._blocks[-1].sizes[number] = dim
+
+    def with_sizes(self, elements: Array) -> Array:
+        """Elements in which numbers of the data that have been named as dimensions are these."""
+        named: dict[PrimVar, PrimExpr] = {}
+        for block in self._blocks:
+            named.update(block.sizes)
+        made = np.empty(elements.shape, object)
+        for at, each in np.ndenumerate(elements):
+            made[at] = substitute(each, named)
+        return made
 
     def params_of(self, expr: Expr) -> list[str]:
         """The names of the parameters of `main` that a value is made of."""
+        return [self.param_names[v] for v in self.sources(expr)]
+
+    def sources(self, expr: Expr) -> list[Var]:
+        """The parameters of `main` that an expression is made of."""
         found: dict[Var, None] = {}
         waiting = [expr]
         while waiting:
@@ -148,7 +179,7 @@ class Scope:
                 if var not in found:
                     found[var] = None
                     waiting += [self._origins[var]] if var in self._origins else []
-        return [self.param_names[v] for v in found if v in self.param_names]
+        return [v for v in found if v in self.param_names]
 
     def leaving(self, value: Value) -> Expr:
         """A value as a result of the innermost block: dimensions that only the block knows become

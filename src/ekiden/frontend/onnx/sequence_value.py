@@ -61,7 +61,7 @@ class Absent(NoTensor):
     what = "an optional value that is absent"
 
     def __init__(self) -> None:
-        self.array = self.symbols = self.expr = None
+        self.array = self.symbols = self.hint = self.expr = None
 
     @property
     def kind(self) -> Type:
@@ -85,7 +85,7 @@ class SequenceValue(NoTensor):
         dtype: str = "float32",
     ) -> None:
         """`dtype` is that of the elements of an empty sequence."""
-        self.array = self.symbols = None
+        self.array = self.symbols = self.hint = None
         self.items = None if items is None else tuple(items)
         self.expr, self.element, self.dtype = expr, element, dtype
 

@@ -13,11 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ekiden.arith import Analyzer
+from ekiden.arith import Analyzer, simplify
+from ekiden.frontend.onnx import sizes
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Result
+from ekiden.frontend.onnx.sequence_value import NoTensor
 from ekiden.frontend.onnx.unsupported import Unsupported
 from ekiden.frontend.onnx.value import Value, constant, known
+from ekiden.frontend.onnx.whole import truncated, whole
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float, is_int, to_numpy
 from ekiden.ir.intrinsic import call_intrin
@@ -51,6 +54,37 @@ def evaluate(node: Node) -> Value | None:
         return None
     found = rule(node, [v.elements for v in present])
     return None if found is None else known(found, _result_dtype(node, present, found))
+
+
+def followed(node: Node, result: Value) -> Value:
+    """The output of a node that was computed from data, with what is known of its elements; a known
+    value where that is all of them.
+    """
+    rule = EVALUATORS.get(node.op_type)
+    present = [v for v in node.inputs if v is not None]
+    if rule is None or result.is_known or not _is_followed(result):
+        return result
+    if not all(_is_followed(v) for v in present):
+        return result
+    given = [sizes.elements(node.scope, v) for v in present]
+    known_of = [e for e in given if e is not None]
+    if len(known_of) < len(given):
+        return result
+    try:
+        found = rule(node, known_of)
+    except Unsupported:
+        return result
+    if found is None or found.dtype != np.object_:
+        return result
+    tidy = np.asarray(np.frompyfunc(simplify, 1, 1)(found), object)
+    if all(map(sizes.is_dim, tidy.ravel())):
+        return known(tidy, result.type.dtype)
+    result.hint = tidy
+    return result
+
+
+def _is_followed(value: Value) -> bool:
+    return not isinstance(value, NoTensor) and (is_int(value.type.dtype) or value.is_known)
 
 
 def fold(node: Node, result: Result) -> Result:
@@ -231,8 +265,16 @@ def _cast(node: Node, inputs: Sequence[Array]) -> Array | None:
             return values.astype(to_numpy(dtype))
     if not (is_int(dtype) or is_float(dtype) or dtype == "bool"):
         return None
-    wanted = "int64" if is_int(dtype) else dtype
-    return np.asarray(np.frompyfunc(lambda e: prim.cast(e, wanted), 1, 1)(values), object)
+    return np.asarray(np.frompyfunc(lambda e: _converted(e, dtype), 1, 1)(values), object)
+
+
+def _converted(value: PrimExpr, dtype: str) -> PrimExpr:
+    """A symbolic element under another type; floats that dimensions were computed in are whole."""
+    if is_int(dtype) and is_float(value.dtype):
+        found = truncated(value)
+        if found is not None and (whole(value) is not None or _not_negative(found)):
+            return found
+    return prim.cast(value, "int64" if is_int(dtype) else dtype)
 
 
 # Moving elements.

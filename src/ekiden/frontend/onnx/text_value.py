@@ -33,7 +33,7 @@ class TextValue(NoTensor):
     bytes_type: TensorType
 
     def __init__(self, expr: Expr, bytes_type: TensorType) -> None:
-        self.array = self.symbols = None
+        self.array = self.symbols = self.hint = None
         self.expr, self.bytes_type = expr, bytes_type
 
     @property

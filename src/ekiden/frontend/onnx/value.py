@@ -23,13 +23,16 @@ Symbols: TypeAlias = npt.NDArray[np.object_]
 
 
 class Value:
-    """One tensor. Exactly one of `array` (known now), `symbols` (known from the input shapes) and
-    `expr` is what it was made of.
+    """One tensor: `array` where it is known now, `symbols` where it is known from shapes, else
+    `expr` alone.
+
+    hint: what is known of the elements of a small vector of integers that is computed at run time,
+    in which a `Var` that is no dimension stands for a number of the data (see `sizes`).
 
     Constants keep the array of the model, uncopied; treat it as read-only.
     """
 
-    __slots__ = ("array", "expr", "symbols", "type")
+    __slots__ = ("array", "expr", "hint", "symbols", "type")
 
     type: TensorType
     is_text: ClassVar[bool] = False
@@ -46,6 +49,7 @@ class Value:
         self.array = array
         self.symbols = symbols
         self.expr = expr
+        self.hint: Symbols | None = None
 
     @property
     def kind(self) -> Type:

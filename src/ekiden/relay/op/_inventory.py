@@ -17,8 +17,6 @@ from ekiden.arith import evaluate
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array, Macs, OpDef, OpPattern, Reference, Relation, Solve, register_op
-from ekiden.ir.prim import AnyDim, PrimExpr
-from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.op._declare import Takes, check_dtype, fail, tensor_fields, tensors
 from ekiden.te import Tensor
@@ -74,11 +72,6 @@ def _many(found: Tensor | Sequence[Tensor]) -> list[Tensor]:
     return [found] if isinstance(found, Tensor) else list(found)
 
 
-def _known(dim: PrimExpr) -> PrimExpr:
-    """A dimension; one that unknown ones went into is unknown."""
-    return AnyDim() if any(isinstance(e, AnyDim) for e in post_order(dim)) else dim
-
-
 def _relation(
     name: str, arguments: Sequence[str] | None, compute: Compute, takes: Mapping[str, Takes]
 ) -> Relation:
@@ -94,7 +87,7 @@ def _relation(
             found = compute(attrs, *inputs)
         except (ValueError, TypeError, IndexError) as error:
             fail(name, str(error).removeprefix(f"{name.rpartition('.')[2]}: "))
-        types_of = [TensorType(tuple(map(_known, t.shape)), t.dtype) for t in _many(found)]
+        types_of = [TensorType(tuple(t.shape), t.dtype) for t in _many(found)]
         return types_of[0] if isinstance(found, Tensor) else TupleType(tuple(types_of))
 
     return relation

@@ -282,6 +282,15 @@ def ndarray_size(data: Expr, dtype: str = "int32") -> Call:
     return call("ndarray_size", data, attrs=NdarraySizeAttrs(dtype))
 
 
+def extents(sizes: Expr) -> Call:
+    """A tensor of no elements whose dimensions after the first one, 0, are the elements of a
+    vector.
+    """
+    nothing = relay_const(np.zeros(0, np.uint8))
+    return dynamic("extents", nothing, sizes, attrs=DynamicAttrs())
+
+
 __all__ = [
-    "arange", "full", "ndarray_size", "ones", "ones_like", "shape_of", "zeros", "zeros_like",
+    "arange", "extents", "full", "ndarray_size", "ones", "ones_like", "shape_of", "zeros",
+    "zeros_like",
 ]  # fmt: skip

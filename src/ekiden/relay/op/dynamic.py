@@ -103,6 +103,7 @@ def declare_dynamic(
     reshape_only: bool = False,
     fields: Callable[[Attrs | None], int] | None = None,
     layout: str = "",
+    description: str = "",
 ) -> None:
     """Declare an operator of a result with unknown dimensions; see OpDef."""
 
@@ -128,7 +129,8 @@ def declare_dynamic(
             fields=fields,
             layout=layout,
             result=result,
-            description=f"`{name.removeprefix('dyn.')}`, where {_and(arguments[1:] or arguments)}"
+            description=description
+            or f"`{name.removeprefix('dyn.')}`, where {_and(arguments[1:] or arguments)}"
             " say at run time what is an attribute there.",
         )
     )
@@ -318,6 +320,28 @@ def _declare_fill(name: str, value: int) -> None:
         "`shape`, with `dtype`",
     )
 
+
+def _extents_kind(attrs: DynamicAttrs, types: Sequence[TensorType]) -> TensorType:
+    nothing, sizes = types
+    if tuple(map(known, nothing.shape)) != (0,):
+        fail("dyn.extents", f"'nothing' must have the shape (0,), got {list(nothing.shape)}")
+    unknown = (AnyDim() for _ in range(_length("dyn.extents", "sizes", sizes)))
+    return TensorType((const(0), *unknown), nothing.dtype)
+
+
+declare_dynamic(
+    "dyn.extents",
+    ("nothing", "sizes"),
+    DynamicAttrs,
+    _extents_kind,
+    shape_dims,
+    lambda attrs, inputs, out: [topi.reshape(inputs[0], out.shape)],
+    lambda attrs, nothing, sizes: np.reshape(nothing, (0, *_shape(sizes))),
+    "(0, *sizes)",
+    reshape_only=True,
+    description="A tensor of no elements whose further dimensions are `sizes`: whoever gives them "
+    "names can use the numbers of a vector as dimensions.",
+)
 
 _declare_fill("zeros", 0)
 _declare_fill("ones", 1)

@@ -28,7 +28,7 @@ from ekiden.arith import prove_equal, simplify
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array, Op, get
-from ekiden.ir.prim import AnyDim, PrimExpr, SizeVar, const, is_const
+from ekiden.ir.prim import PrimExpr, SizeVar, const, is_const
 from ekiden.ir.prim_visitor import post_order, rewrite
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
@@ -47,19 +47,14 @@ from ekiden.relay.transform.scopes import (
 )
 from ekiden.relay.visitor import pattern_vars
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.topi.shape import as_ints
-
-
-def is_unknown(dim: PrimExpr) -> bool:
-    """Whether a dimension is `?`, or made from one."""
-    return any(isinstance(e, AnyDim) for e in post_order(dim))
+from ekiden.topi.shape import as_ints, is_any
 
 
 def has_unknown(kind: Type | None) -> bool:
     """Whether a tensor, or one in a tuple, has an unknown dimension."""
     if isinstance(kind, TupleType):
         return any(map(has_unknown, kind.fields))
-    return isinstance(kind, TensorType) and any(map(is_unknown, kind.shape))
+    return isinstance(kind, TensorType) and any(map(is_any, kind.shape))
 
 
 def _same(a: Type, b: Type) -> bool:
@@ -72,23 +67,40 @@ def _same(a: Type, b: Type) -> bool:
 
 
 def _same_dim(a: PrimExpr, b: PrimExpr) -> bool:
-    return a is b or (is_unknown(a) and is_unknown(b)) or prove_equal(a, b)
+    return a is b or (is_any(a) and is_any(b)) or prove_equal(a, b)
 
 
 def _named(kind: TensorType, symbols: Iterator[PrimExpr]) -> TensorType:
     """The type with symbols for its unknown dimensions."""
-    dims = tuple(next(symbols) if is_unknown(d) else d for d in kind.shape)
+    dims = tuple(next(symbols) if is_any(d) else d for d in kind.shape)
     return TensorType(dims, kind.dtype)
 
 
-def _fresh(hint: str) -> Iterator[PrimExpr]:
-    return (SizeVar(f"{hint}_{n}") for n in count())
+class _Symbols:
+    """New names of dimensions, each once in a function: errors at run time show them."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, int] = {}
+
+    def named(self, name: str) -> PrimExpr:
+        """A symbol of that name, with a number after it where it is taken."""
+        while name in self._used:
+            self._used[name] += 1
+            name = f"{name}_{self._used[name]}"
+        self._used[name] = 0
+        return SizeVar(name)
+
+    def of(self, call: Call) -> Iterator[PrimExpr]:
+        """Symbols for the dimensions of an operator's result."""
+        assert isinstance(call.op, Op)
+        hint = call.op.name.rpartition(".")[2]
+        return (self.named(f"{hint}_{n}") for n in count())
 
 
 def _unknown_dims(kind: Type) -> int:
     if isinstance(kind, TupleType):
         return sum(map(_unknown_dims, kind.fields))
-    return sum(map(is_unknown, kind.shape)) if isinstance(kind, TensorType) else 0
+    return sum(map(is_any, kind.shape)) if isinstance(kind, TensorType) else 0
 
 
 def _field(value: RelayExpr, index: int) -> RelayExpr:
@@ -106,6 +118,7 @@ class _Binder:
 
     def __init__(self, root: Function) -> None:
         self.root = root
+        self._symbols = _Symbols()
         self._plain: dict[RelayExpr, RelayExpr] = {}
         self._refined: dict[RelayExpr, RelayExpr] = {}
         self._bindings: dict[Var, list[Binding]] = {}
@@ -157,7 +170,7 @@ class _Binder:
             if value is not None and _is_data(value) and expr.type_annotation is None:
                 return self.refined(value)
             return self._variable(expr, expr, kind, expr)
-        return _matched(self.plain(expr), kind)
+        return _matched(self.plain(expr), kind, self._symbols)
 
     def _variable(self, of: Var, value: RelayExpr, kind: Type, origin: Var) -> RelayExpr:
         """The named form of a variable, bound right after it."""
@@ -167,7 +180,7 @@ class _Binder:
                 for n, k in enumerate(kind.fields)
             ]
             return infer_here(Tuple(tuple(fields)))
-        matched = _matched(value, kind, origin.name_hint)
+        matched = _matched(value, kind, self._symbols, origin.name_hint)
         if matched is value:
             return value
         name = Var(origin.name_hint, matched.checked_type)
@@ -225,8 +238,8 @@ class _Binder:
         if not has_unknown(made.checked_type):
             return made
         if definition.padded is not None:
-            return _cut(made, definition.padded)
-        return _bound(made) if definition.dims is not None else made
+            return _cut(made, definition.padded, self._symbols)
+        return _bound(made, self._symbols) if definition.dims is not None else made
 
 
 def _is_data(value: RelayExpr) -> bool:
@@ -247,24 +260,24 @@ def _retyped(value: RelayExpr, kind: Type) -> RelayExpr:
     return infer_here(forget_shape(value, kind.shape))
 
 
-def _matched(value: RelayExpr, kind: Type, hint: str = "d") -> RelayExpr:
+def _matched(value: RelayExpr, kind: Type, symbols: _Symbols, hint: str = "d") -> RelayExpr:
     """A value with names for its unknown dimensions."""
     if not has_unknown(kind):
         return value
     if isinstance(kind, TupleType):
-        fields = tuple(_matched(_field(value, n), k, hint) for n, k in enumerate(kind.fields))
-        return infer_here(Tuple(fields))
+        fields = (_matched(_field(value, n), k, symbols, hint) for n, k in enumerate(kind.fields))
+        return infer_here(Tuple(tuple(fields)))
     assert isinstance(kind, TensorType)
     shape = tuple(
-        SizeVar(f"{hint}_{axis}") if is_unknown(d) else d for axis, d in enumerate(kind.shape)
+        symbols.named(f"{hint}_{axis}") if is_any(d) else d for axis, d in enumerate(kind.shape)
     )
     return infer_here(match_shape(value, shape).with_fields(span=value.span))
 
 
-def _bound(call: Call) -> RelayExpr:
+def _bound(call: Call, fresh: _Symbols) -> RelayExpr:
     """A call of an operator whose unknown dimensions its declaration computes from arguments."""
     assert isinstance(call.op, Op) and call.attrs is not None
-    names = _fresh(call.op.name.rpartition(".")[2])
+    names = fresh.of(call)
     known = _constant_dims(call)
     symbols = tuple(next(names) if d is None else d for d in known)
     attrs = call.attrs.with_fields(symbols=symbols)
@@ -311,7 +324,7 @@ def _constant_dims(call: Call) -> list[PrimExpr | None]:
     return [None if any(isinstance(e, BufferLoad) for e in post_order(d)) else d for d in loaded]
 
 
-def _cut(call: Call, padded: str) -> RelayExpr:
+def _cut(call: Call, padded: str, fresh: _Symbols) -> RelayExpr:
     """A call of an operator through the one that gives the largest result there can be."""
     assert isinstance(call.op, Op)
     largest = infer_here(Call(get(padded), call.args, call.attrs, (), call.span))
@@ -319,7 +332,7 @@ def _cut(call: Call, padded: str) -> RelayExpr:
     assert isinstance(kinds, TupleType)
     last = len(kinds.fields) - 1
     (number,) = _counts(kinds.fields[last])
-    names = _fresh(call.op.name.rpartition(".")[2])
+    names = fresh.of(call)
     symbols = tuple(next(names) for _ in range(number))
     true = bind_dims(largest, (_field(largest, last),), symbols)
     whole = infer_here(true.with_fields(span=call.span))

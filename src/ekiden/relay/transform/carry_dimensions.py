@@ -5,23 +5,31 @@ another one, a tensor that has it becomes one more argument, of which only the s
 
     fn (%t: Tensor[(64, 8)], Primitive=1) { strided_slice(%t, begin=[p], end=[p + n]) }(%t)
  -> fn (%t: Tensor[(64, 8)], %c: Tensor[(p,)], Primitive=1) { ... }(%t, %cache)
+
+Where there is no such tensor, because the dimension is data, one of no elements is made:
+
+    %dims: Tensor[(0, p), uint8] = vm.reshape_tensor(%nothing, shape=[0, p]);
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import numpy as np
 
 from ekiden.arith import prove_equal
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import PrimExpr, const
 from ekiden.ir.prim import Var as Symbol
 from ekiden.ir.prim_visitor import children
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
-from ekiden.relay.expr import Call, Function, Var
+from ekiden.relay.expr import Call, Constant, Function, Var
+from ekiden.relay.op.vm import reshape_tensor
 from ekiden.relay.transform.chains import Binding, Chain, map_chains
 from ekiden.relay.transform.manifest_alloc import primitive_of, tensor_types
 from ekiden.relay.transform.scopes import evaluation_order, map_functions
@@ -74,6 +82,14 @@ def _is_flat(kind: Type) -> bool:
     return isinstance(kind, TensorType)
 
 
+_E = TypeVar("_E", bound=RelayExpr)
+
+
+def _typed(expr: _E, kind: Type) -> _E:
+    expr.set_checked_type(kind)
+    return expr
+
+
 class _Carrier:
     """One function: where its symbols can be read."""
 
@@ -89,28 +105,34 @@ class _Carrier:
 
     def chain(self, chain: Chain, is_function_body: bool) -> Chain:
         """A chain whose kernels have what they need."""
-        places, made = dict(self.params), []
+        places, made = dict(self.params), list[Binding]()
         for variable, value in chain.bindings:
-            made.append(self._binding(variable, value, places))
+            made.extend(self._binding(variable, value, places))
             self._note(variable, places)
         return Chain(made, chain.result)
 
-    def _binding(self, variable: Var, value: RelayExpr, places: dict[Symbol, Var]) -> Binding:
+    def _binding(
+        self, variable: Var, value: RelayExpr, places: dict[Symbol, Var]
+    ) -> Iterator[Binding]:
+        """The binding of a kernel's result, after that of what shows its dimensions."""
         function = primitive_of(value)
-        if function is None:
-            return variable, value
+        missing = missing_dimensions(function) if function is not None else []
+        if not missing or function is None:
+            yield variable, value
+            return
         assert isinstance(value, Call)
-        missing = missing_dimensions(function)
-        added = list(dict.fromkeys(places[s] for s in missing if s in places))
-        if not added:
-            return variable, value
-        params = [Var(p.name_hint, p.checked_type) for p in added]
-        for new, old in zip(params, added, strict=True):
-            new.set_checked_type(old.checked_type)
+        unseen = tuple(s for s in missing if s not in places)
+        if unseen:
+            made = _typed(Var("dims"), TensorType((const(0), *unseen), "uint8"))
+            places.update(dict.fromkeys(unseen, made))
+            nothing = _typed(Constant(np.zeros(0, np.uint8)), TensorType((const(0),), "uint8"))
+            view = reshape_tensor(nothing, (const(0), *unseen)).with_fields(span=value.span)
+            yield made, _typed(view, made.checked_type)
+        added = list(dict.fromkeys(places[s] for s in missing))
+        params = [_typed(Var(p.name_hint, p.checked_type), p.checked_type) for p in added]
         wider = function.with_fields(params=(*function.params, *params))
         call = value.with_fields(op=wider, args=(*value.args, *added))
-        call.set_checked_type(value.checked_type)
-        return variable, call
+        yield variable, _typed(call, value.checked_type)
 
 
 def _carry(function: Function) -> Function:

@@ -34,7 +34,7 @@ class MapValue(NoTensor):
     what = "a sequence of maps"
 
     def __init__(self, expr: Expr, keys: Sequence[int | str]) -> None:
-        self.array = self.symbols = None
+        self.array = self.symbols = self.hint = None
         self.expr, self.keys = expr, tuple(keys)
 
     @property

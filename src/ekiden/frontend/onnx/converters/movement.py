@@ -158,7 +158,23 @@ def _pad(node: Node) -> Expr | Value:
     fill = const(0, node.dtype(0)) if node.optional(2) is None else node.expr(2)
     if node.optional(2) is not None and node.rank(2):
         fill = op.reshape(fill, ())
+    if not node.value(1).is_known:
+        return _padded_by_data(node, axes, fill)
     return _padded(node, node.dims(1, "pads"), axes, fill)
+
+
+def _padded_by_data(node: Node, axes: Sequence[int], fill: Expr) -> Expr:
+    """Widths that are data may be negative: they are numbers, not dimensions."""
+    rank = node.rank(0)
+    zero, given = const(np.zeros(2, np.int64)), op.cast(node.expr(1), "int64")
+    pairs = op.transpose(op.reshape(given, (2, len(axes))), axes=[1, 0])
+    at = [node.axis(a, rank) for a in axes]
+    rows = [
+        op.take(pairs, const(at.index(axis), "int64"), axis=0) if axis in at else zero
+        for axis in range(rank)
+    ]
+    widths = op.stack(rows, axis=0)
+    return op.nn.pad(node.expr(0), widths, fill, pad_mode=node.get_string("mode", "constant"))
 
 
 def _padded(node: Node, pads: Sequence[Dim], axes: Sequence[int], fill: Expr) -> Expr | Value:
@@ -295,8 +311,10 @@ def _resized(
         return _resampled(node, shape, wanted, factors)
     if len(shape) not in (3, 4):
         node.unsupported(f"expected an input of rank 3 or 4, got {len(shape)}")
-    if not all(equal(a, b) for a, b in zip(shape[:2], wanted[:2], strict=True)):
-        node.unsupported("only the spatial axes can be resized, not batch or channels")
+    for have, asked in zip(shape[:2], wanted[:2], strict=True):
+        if known(have) is not None and known(asked) is not None and not equal(have, asked):
+            node.unsupported("only the spatial axes can be resized, not batch or channels")
+        node.scope.require(prim.binary(prim.EQ, have, asked))
     data, flat = node.expr(0), len(shape) == 3
     found = op.image.resize2d(
         op.expand_dims(data, axis=2) if flat else data,

@@ -73,13 +73,7 @@ def _int64(node: Node, dim: PrimExpr) -> Expr:
 
 
 def _top_k(node: Node) -> list[Expr]:
-    count: Dim | Expr
-    if node.has("k"):
-        count = node.get_int("k")
-    elif node.value(1).is_known:
-        count = node.dims(1, "K")[0]
-    else:
-        count = op.reshape(node.expr(1), ())
+    count: Dim = node.get_int("k") if node.has("k") else node.dims(1, "K")[0]
     found = op.topk(
         node.expr(0),
         k=count,

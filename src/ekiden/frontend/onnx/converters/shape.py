@@ -9,8 +9,8 @@ from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.shape_value import check_reshape
 from ekiden.frontend.onnx.text_value import text_constant
 from ekiden.frontend.onnx.value import Value, constant
-from ekiden.ir.op import Array
-from ekiden.ir.prim import EQ, GE, AnyDim, IntImm, PrimExpr, binary
+from ekiden.frontend.onnx.whole import whole
+from ekiden.ir.prim import EQ, GE, NE, AnyDim, IntImm, PrimExpr, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import Dim, as_dim, as_shape, broadcast_shape, equal, known, product
@@ -51,14 +51,26 @@ def _size(node: Node) -> Expr:
     return op.ndarray_size(node.expr(0), dtype="int64")
 
 
-def _reshape(node: Node) -> Expr:
+def _reshape(node: Node) -> Expr | Value:
     allow_zero = bool(node.get_int("allowzero", 0))
     if not node.value(1).is_known:
-        return op.reshape(node.expr(0), node.expr(1), allowzero=allow_zero)
+        return _reshape_by_data(node, allow_zero)
     wanted = node.dims(1, "shape")
     check_reshape(wanted)
     _require_same_count(node, wanted, allow_zero)
     return op.reshape(node.expr(0), wanted, allowzero=allow_zero)
+
+
+def _reshape_by_data(node: Node, allow_zero: bool) -> Value:
+    """A number of the data may be -1 or 0, which stand for others; what is known stays known."""
+    found = op.reshape(node.expr(0), node.expr(1), allowzero=allow_zero)
+    shape: list[PrimExpr] = [AnyDim() if d is None else d for d in node.partial(1)]
+    for axis, dim in enumerate(shape):
+        if known(dim) == -1:
+            shape[axis] = AnyDim()
+        elif known(dim) == 0 and not allow_zero:
+            shape[axis] = node.shape(0)[axis]
+    return node.scope.bound(found, node.proto.output[0], shape)
 
 
 def _require_same_count(node: Node, wanted: tuple[Dim, ...], allow_zero: bool) -> None:
@@ -94,10 +106,11 @@ def _axes(node: Node) -> tuple[int, ...] | None:
 
 def _squeeze(node: Node) -> Expr:
     axes = _axes(node)
-    if axes is None and any(known(d) is None for d in node.shape(0)):
-        node.needs(0, "'axes' must be given where the shape is symbolic")
-    if axes is None:
+    if axes is None:  # the rank of the result cannot be known later: what may be 1 must not be
         axes = tuple(i for i, d in enumerate(node.shape(0)) if known(d) == 1)
+        for dim in node.shape(0):
+            if known(dim) is None:
+                node.scope.require(binary(NE, dim, 1))
     return op.squeeze(node.expr(0), axis=[node.axis(a, node.rank(0)) for a in axes])
 
 
@@ -123,7 +136,7 @@ def _expand(node: Node) -> Expr | Value:
     return broadcast(node.value(0), node, found)
 
 
-def _expand_by_data(node: Node) -> Expr:
+def _expand_by_data(node: Node) -> Value:
     """Both ways: an extent of 1 in the shape leaves that of the data."""
     count = known(node.shape(1)[0])
     if count is None:
@@ -133,7 +146,14 @@ def _expand_by_data(node: Node) -> Expr:
     wanted = node.expr(1)
     if count < rank:
         wanted = op.concatenate([const(np.ones(rank - count, np.int64)), wanted], axis=0)
-    return op.broadcast_to(node.expr(0), op.where(op.equal(wanted, const(1, "int64")), own, wanted))
+    found = op.broadcast_to(
+        node.expr(0), op.where(op.equal(wanted, const(1, "int64")), own, wanted)
+    )
+    parts = [AnyDim() if d is None else d for d in node.partial(1)]
+    shape = broadcast_shape(node.shape(0), parts)
+    if shape is None:
+        node.unsupported(f"shape {node.shape(0)!r} does not broadcast to {parts!r}")
+    return node.scope.bound(found, node.proto.output[0], shape)
 
 
 def broadcast(value: Value, node: Node, shape: tuple[PrimExpr, ...]) -> Expr | Value:
@@ -147,35 +167,45 @@ def broadcast(value: Value, node: Node, shape: tuple[PrimExpr, ...]) -> Expr | V
 def _constant_of_shape(node: Node) -> Expr:
     fill = node.get_tensor("value")
     number = np.zeros((), np.float32) if fill is None else fill.reshape(())
-    shape = node.dims(0, "input") if node.value(0).is_known else node.expr(0)
+    shape = node.dims(0, "input")
     return op.full(
         const(number), shape, dtype="bool" if number.dtype == np.bool_ else str(number.dtype)
     )
 
 
-def _bound(node: Node, index: int, what: str) -> Dim | float:
-    values: Array | None = node.value(index).array
-    if values is not None and values.dtype.kind == "f":
-        return float(values.item())
-    return node.dims(index, what)[0]
+def _bound(value: Value) -> int | float | PrimExpr | None:
+    """A bound of a range: a number, an expression of dimensions, None for anything else."""
+    if not value.is_known:
+        return None
+    found = value.elements.item()
+    return whole(found) if isinstance(found, PrimExpr) else found
 
 
 def _range(node: Node) -> Expr:
-    if not all(node.value(i).is_known for i in range(3)):
-        bounds = tuple(op.reshape(e, ()) for e in node.exprs())
-        return op.arange(bounds[0], bounds[1], bounds[2], dtype=node.dtype(0))
-    start, limit, step = (
-        _bound(node, i, what) for i, what in enumerate(("start", "limit", "delta"))
-    )
-    if isinstance(step, PrimExpr):
-        return _steps(node, start, limit, step)
-    return op.arange(start, limit, step, dtype=node.dtype(0))
+    given = [_bound(node.value(i)) for i in range(3)]
+    numbers = [b for b in given if isinstance(b, (int, float))]
+    if len(numbers) == len(given):
+        return op.arange(numbers[0], numbers[1], numbers[2], dtype=node.dtype(0))
+    dims = [_dim(b) for b in given]
+    known_dims = [d for d in dims if d is not None]
+    if len(known_dims) < len(given):  # data, or fractions beside dimensions
+        begin, end, delta = (op.reshape(e, ()) for e in node.exprs())
+        return op.arange(begin, end, delta, dtype=node.dtype(0))
+    first, last, by = known_dims
+    if isinstance(by, PrimExpr):
+        return _steps(node, first, last, by)
+    return op.arange(first, last, by, dtype=node.dtype(0))
 
 
-def _steps(node: Node, start: Dim | float, limit: Dim | float, step: PrimExpr) -> Expr:
+def _dim(bound: int | float | PrimExpr | None) -> Dim | None:
+    """A bound as a dimension; None for data and fractions."""
+    if isinstance(bound, float):
+        return int(bound) if bound.is_integer() else None
+    return bound
+
+
+def _steps(node: Node, start: Dim, limit: Dim, step: PrimExpr) -> Expr:
     """Range by steps of a symbolic length, which must be positive."""
-    if isinstance(start, float) or isinstance(limit, float):
-        node.unsupported("'delta' must be constant where the others are floats")
     node.scope.require(binary(GE, step, 1))
     count = simplify((as_dim(limit) - as_dim(start) + step - 1) // step)
     places = op.multiply(op.arange(0, count, 1, dtype="int64"), node.scope.scalar(step))
@@ -183,8 +213,7 @@ def _steps(node: Node, start: Dim | float, limit: Dim | float, step: PrimExpr) -
 
 
 def _tile(node: Node) -> Expr:
-    times = node.dims(1, "repeats") if node.value(1).is_known else node.expr(1)
-    return op.tile(node.expr(0), times)
+    return op.tile(node.expr(0), node.dims(1, "repeats"))
 
 
 # fmt: off
