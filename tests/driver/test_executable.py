@@ -246,8 +246,11 @@ def test_every_corrupted_byte_of_a_sample_is_refused(artifact: Path, tmp_path: P
 def test_foreign_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(model(), path)
-    with pytest.raises(ekiden.LoadError, match="not an Ekiden executable"):
+    with pytest.raises(ekiden.LoadError, match="it is a model, which ekiden.compile takes$"):
         ekiden.load(path)
+    (tmp_path / "text.eki").write_text("not an executable" * 4)
+    with pytest.raises(ekiden.LoadError, match="not an Ekiden executable"):
+        ekiden.load(tmp_path / "text.eki")
     with pytest.raises(OSError, match="nothing"):
         ekiden.load(tmp_path / "nothing")
 

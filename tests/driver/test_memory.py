@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, runtime
-from ekiden.driver.commands import inspect as inspect_command
+from ekiden.cli import main
 from ekiden.ir.prim import PrimExpr, SizeVar
 from ekiden.relay import op
 from ekiden.runtime.errors import MemoryLimitError
@@ -61,10 +60,7 @@ def test_inspect_tells_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixt
     exe = chain(10, 64)
     exe.save(tmp_path / "chain.eki")
     assert ekiden.load(tmp_path / "chain.eki").peak_memory == exe.peak_memory
-    options = argparse.Namespace(
-        file=str(tmp_path / "chain.eki"), stage=None, before=None, after=None
-    )
-    assert inspect_command.run(options) == 0
+    assert main(["inspect", str(tmp_path / "chain.eki")]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"Peak memory of a run: {exe.peak_memory} bytes, inputs and weights aside"
 

@@ -92,7 +92,7 @@ def test_equal_parts_stand_once() -> None:
     both = compile_to_bytes(weights_model(), targets)
     found = [(kind, variant) for kind, variant, _ in read_sections(both)]
     own = (Section.PRIMITIVES, Section.CODE, Section.IMAGE, Section.METADATA)
-    assert found == [(Section.GLOBALS, 0), (Section.CONSTANTS, 0),
+    assert found == [(Section.GLOBALS, 0), (Section.CONSTANTS, 0), (Section.TYPES, 0),
                      *((k, v) for v in (1, 2) for k in own)]  # fmt: skip
     sizes = [next(len(p) for k, _, p in read_sections(d) if k is Section.CONSTANTS) for d in apart]
     union = next(len(p) for k, _, p in read_sections(both) if k is Section.CONSTANTS)
