@@ -248,7 +248,7 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
     onnx.save(model(), path)
     with pytest.raises(ekiden.LoadError, match="it is a model, which ekiden.compile takes$"):
         ekiden.load(path)
-    (tmp_path / "text.eki").write_text("not an executable")
+    (tmp_path / "text.eki").write_text("not an executable" * 4)
     with pytest.raises(ekiden.LoadError, match="not an Ekiden executable"):
         ekiden.load(tmp_path / "text.eki")
     with pytest.raises(OSError, match="nothing"):
