@@ -24,7 +24,9 @@ ONES = np.ones(3, "float32")
 @pytest.mark.parametrize("kind", KINDS)
 def test_main_takes_arguments_by_position_and_name(kind: str) -> None:
     run = relay.create_executor(kind, MODULE, tvm.cpu(), "llvm").evaluate()
-    for result in (run(X, ONES), run(X, y=ONES), run(x=tvm.nd.array(X), y=ONES)):
+    constants = relay.const(X), relay.const(ONES)
+    runs = run(X, ONES), run(X, y=ONES), run(x=tvm.nd.array(X), y=ONES), run(*constants)
+    for result in runs:
         np.testing.assert_equal(result.numpy(), EXPECTED)
     with pytest.raises(InputError, match="no parameter is named 'z'; there are x, y"):
         run(X, z=ONES)

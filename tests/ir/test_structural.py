@@ -124,6 +124,24 @@ def test_type_text_and_digest_distinguish_unknown_dimensions() -> None:
 
 
 A, B = relay.TypeVar("a"), relay.TypeVar("b")
+
+
+def test_free_type_variables_are_themselves() -> None:
+    """As other free variables are; those that a function, a type or a definition binds are not."""
+    shape = relay.TypeVar("a", relay.TypeKind.SHAPE_VAR)
+    for one, other in ((A, B), (A, shape), (relay.FuncType([A], B, [A]), relay.FuncType([A], A))):
+        assert structural_equal(one, one) and not structural_equal(one, other)
+    assert structural_equal(A, B, map_free_vars=True)
+    assert not structural_equal(A, shape, map_free_vars=True)
+    assert structural_equal(relay.FuncType([A], A, [A]), relay.FuncType([B], B, [B]))
+    assert not structural_equal(relay.FuncType([A], A), relay.FuncType([B], B))
+    x = relay.var("x", type_annotation=A)
+    assert not structural_equal(x, relay.var("x", type_annotation=B), map_free_vars=False)
+    made = [relay.Constructor("C", (t, relay.GlobalTypeVar("L")(t)), relay.GlobalTypeVar("L"))
+            for t in (A, B)]  # fmt: skip
+    assert structural_equal(*made)
+
+
 N = relay.SizeVar("n")
 EQUAL_TYPES = [
     (relay.TensorType([1, N * 2]), relay.TensorType((1, N * 2), "float32")),

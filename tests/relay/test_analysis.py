@@ -5,7 +5,24 @@ from __future__ import annotations
 import pytest
 from relay_programs import PROGRAMS
 
-from ekiden.relay import Call, Expr, Function, GlobalVar, If, IRModule, Let, Op, Var, op, parse, var
+from ekiden.relay import (
+    Call,
+    Clause,
+    Expr,
+    Function,
+    GlobalVar,
+    If,
+    IRModule,
+    Let,
+    Match,
+    Op,
+    PatternTuple,
+    PatternVar,
+    Var,
+    op,
+    parse,
+    var,
+)
 from ekiden.relay.analysis import find_errors, list_op_freqs, verify, well_formed
 from ekiden.runtime.errors import InternalError
 
@@ -30,6 +47,15 @@ BROKEN = [
     (_module(Let(y, inner, y)), "@main: %y is used where it is not bound"),
     (_module(Let(y, x, Let(y, x, y)), x), "@main: %y is bound more than once"),
     (_module(If(c, Let(y, x, y), op.exp(y)), c, x), "@main: %y is used where it is not bound"),
+    (_module(op.add(x, y), x, y, y), "@main: %y is bound more than once"),
+    (
+        _module(Match(x, (Clause(PatternVar(y), y), Clause(PatternVar(y), y)), False), x),
+        "@main: %y is bound more than once",
+    ),
+    (
+        _module(Match(x, (Clause(PatternTuple((PatternVar(y), PatternVar(y))), y),), False), x),
+        "@main: %y is bound more than once",
+    ),
     (
         IRModule({"f": Function((x,), x, None), "main": Function((x,), x, None)}),
         "@main: %x is bound in two functions",

@@ -338,3 +338,18 @@ def test_html_shows_the_program_and_escapes_it() -> None:
     assert html is not None and "<b>" not in html and "&lt;b&gt;" in html
     assert '<span class="keyword">def</span> <span class="name">@main</span>' in html
     assert module["main"]._repr_html_() is not None
+
+
+def test_an_arm_and_a_field_may_bind() -> None:
+    """Without brackets, as TVM's users write them."""
+    module = parse("""type Box { Full(int32), Empty, }
+def @f(%b: Box) -> int32 {
+  match (%b) { Full(%x) => %0 = fn(%n: int32) { %n }; %0(%x), Empty => let %y = 2; %y } }
+def @g(%x: int32) { (%0 = add(%x, 1); multiply(%0, %0), %x) }""")
+    braced = parse("""type Box { Full(int32), Empty, }
+def @f(%b: Box) -> int32 {
+  match (%b) {
+    Full(%x) => { %0 = fn(%n: int32) { %n }; %0(%x) }, Empty => { let %y = 2; %y } } }
+def @g(%x: int32) { ({ %0 = add(%x, 1); multiply(%0, %0) }, %x) }""")
+    assert structural_equal(module, braced)
+    assert structural_equal(parse(astext(module)), module)

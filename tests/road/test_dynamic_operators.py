@@ -187,6 +187,16 @@ CASES = [
     Case("argwhere", lambda x: op.argwhere(x), lambda x: np.argwhere(x).astype(np.int32),
          [(numbers(3, 2, 4) > 5,), (numbers(3, 0, 4) > 5,)]),
 ]  # fmt: skip
+CASES += [
+    Case(
+        "dyn.nn.pad",
+        lambda x, w: op.nn.pad(x, w, 3),
+        lambda x, w: np.pad(x, w, constant_values=3),
+        [(X.astype(dtype), ints(1, 2, 0, 3).reshape(2, 2))],
+    )
+    for dtype in ("float64", "int8", "uint8")
+]
+"""A value is converted to the dtype of the data."""
 
 
 def parameters(arrays: Sequence[np.ndarray], names: str) -> list[relay.Var]:

@@ -20,7 +20,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.type import TupleType, Type
 from ekiden.relay.build_module import bind_params_in_module
-from ekiden.relay.expr import Constructor, Expr, Function, Var, const
+from ekiden.relay.expr import Constant, Constructor, Expr, Function, Var, const
 from ekiden.relay.interpreter import Closure, ConstructorValue, Interpreter, RefValue
 from ekiden.relay.transform import InferType, RemoveUnusedFunctions
 from ekiden.relay.visitor import bind, closed, free_vars
@@ -190,6 +190,8 @@ def _to_value(value: object) -> object:
         return tuple(map(_to_value, value))
     if isinstance(value, (ConstructorValue, RefValue, Closure, Constructor, Op)):
         return _plain(value)
+    if isinstance(value, Constant):
+        return np.asarray(value.data)
     return np.asarray(const(value).data.view(np.ndarray))
 
 
@@ -204,6 +206,8 @@ def _plain(value: object) -> object:
 
 def _to_argument(value: object) -> object:
     """An argument of a compiled function."""
+    if isinstance(value, Constant):
+        return np.asarray(value.data)
     if isinstance(value, ConstructorValue):
         return _rebuild(value, _to_argument)
     if isinstance(value, (tuple, list)) and not isinstance(value, runtime.ADT):

@@ -40,9 +40,9 @@ class Node:
         return self is other
 
 
-def binding() -> Any:  # noqa: ANN401
+def binding(default: object = dataclasses.MISSING) -> Any:  # noqa: ANN401
     """Mark a field whose variables are defined here (compared up to renaming)."""
-    return dataclasses.field(metadata={"binding": True})
+    return dataclasses.field(default=default, metadata={"binding": True})
 
 
 def ignored(default: object = None) -> Any:  # noqa: ANN401

@@ -42,6 +42,9 @@ ATOMS = frozenset(
 )
 """Relay nodes whose sharing does not matter."""
 
+SCHEMES = frozenset({"relay.Constructor"})
+"""Nodes whose type variables are those of a definition elsewhere, which binds them."""
+
 _UNIT: Row = ("relay.Tuple", ("(",))
 """The empty tuple, whose sharing does not matter either."""
 
@@ -96,6 +99,19 @@ def _nodes_in(value: object) -> Iterator[Node]:
             yield from _nodes_in(value[key])
 
 
+def _type_variables(scheme: Node, plan: _Plan) -> Iterator[Node]:
+    """The type variables inside of a node, at any depth."""
+    work, seen = [scheme], set[Node]()
+    while work:
+        node = work.pop()
+        if node.type_key == "relay.TypeVar":
+            yield node
+        for name in (plan if node is scheme else _plan_of(node)).names:
+            inside = [n for n in _nodes_in(getattr(node, name)) if n not in seen]
+            seen.update(inside)
+            work.extend(inside)
+
+
 @dataclass(slots=True)
 class _Canonical:
     """The rows of one program, being written."""
@@ -126,6 +142,8 @@ class _Canonical:
             stack.append((node, True))
             for name in plan.binding:
                 self.bound.update(_nodes_in(getattr(node, name)))
+            if plan.key in SCHEMES:
+                self.bound.update(_type_variables(node, plan))
             inside = [
                 n for name in plan.names for n in _nodes_in(getattr(node, name)) if n not in numbers
             ]
@@ -147,11 +165,7 @@ class _Canonical:
         return len(self.rows) - 1
 
     def _identity(self, node: Node, key: str) -> Row:
-        is_mapped = (
-            node in self.bound
-            or key == "relay.TypeVar"
-            or (key == "tir.SizeVar" and self.map_sizes)
-        )
+        is_mapped = node in self.bound or (key == "tir.SizeVar" and self.map_sizes)
         if is_mapped or self.free == "order":
             return ("bound" if is_mapped else "free", len(self.rows))
         return ("is", id(node))

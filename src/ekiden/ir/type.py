@@ -10,7 +10,7 @@ from dataclasses import InitVar
 from enum import IntEnum
 from typing import ClassVar
 
-from ekiden.ir.node import Node, freeze, node
+from ekiden.ir.node import Node, binding, freeze, node
 from ekiden.ir.prim import AnyDim, ExprLike, IntImm, PrimExpr, Var, convert
 from ekiden.ir.prim_visitor import children, literals, post_order
 
@@ -145,7 +145,7 @@ class FuncType(Type):
 
     arg_types: tuple[Type, ...]
     ret_type: Type
-    type_params: tuple[TypeVar, ...] = ()
+    type_params: tuple[TypeVar, ...] = binding(default=())
     type_constraints: InitVar[Sequence[Type] | None] = None
     """TVM's: relations belong to operators here, so there are none."""
 

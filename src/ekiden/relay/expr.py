@@ -290,7 +290,7 @@ class Function(BaseFunc):
     params: tuple[Var, ...] = binding()
     body: RelayExpr
     ret_type: Type | None = None
-    type_params: tuple[TypeVar, ...] = ()
+    type_params: tuple[TypeVar, ...] = binding(default=())
     attrs: Mapping[str, object] | None = None
     span: Span | None = ignored(default=None)
 

@@ -369,11 +369,7 @@ class _Parser(TypeParser):
                 elif self.take("free_var"):
                     self.bind(scope=0)
                     self.expect(";")
-                elif (
-                    self.token.kind == "graph"
-                    and self.peek(1).text == "="
-                    and self.peek(1).kind == "mark"
-                ):
+                elif self._binds_in_graph():
                     name = self.advance().text
                     self.advance()
                     self.graph[-1][name] = yield self.expr()
@@ -388,6 +384,11 @@ class _Parser(TypeParser):
         for var, value, at in reversed(lets):
             result = Let(var, value, result, span=self.span(at))
         return result
+
+    def _binds_in_graph(self) -> bool:
+        """Whether `%0 =` comes next."""
+        after = self.peek(1)
+        return self.token.kind == "graph" and after.text == "=" and after.kind == "mark"
 
     def _let(self, at: int) -> Generator[Steps, Expr, tuple[Var, Expr, int]]:
         var = self.new_var()
@@ -560,7 +561,7 @@ class _Parser(TypeParser):
         at = self.expect("(").at
         fields: list[Expr] = []
         while not self.take(")"):
-            is_block = self.next_is("let") or self.next_is("free_var")
+            is_block = self.next_is("let") or self.next_is("free_var") or self._binds_in_graph()
             fields.append((yield self.block() if is_block else self.expr()))
             if self.take(")"):
                 return fields[0] if len(fields) == 1 else Tuple(tuple(fields), span=self.span(at))
@@ -589,7 +590,7 @@ class _Parser(TypeParser):
             with self.scope():
                 pattern = self.pattern()
                 self.expect("=>")
-                clauses.append(Clause(pattern, (yield self.expr())))
+                clauses.append(Clause(pattern, (yield self.block())))
             if not self.next_is("}"):
                 self.expect(",")
         return Match(data, tuple(clauses), start.text == "match", span=self.span(start.at))

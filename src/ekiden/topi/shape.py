@@ -49,9 +49,11 @@ def as_shape(dims: Iterable[Dim]) -> Shape:
     return tuple(as_dim(d) for d in dims)
 
 
-def as_attr(dims: Iterable[Dim]) -> Dims:
-    """A shape as attributes hold it: constants are plain ints, the rest expressions."""
-    return tuple(d.value if isinstance(d, IntImm) else d for d in dims)
+def as_attr(dims: Iterable[Dim] | Dim) -> Dims:
+    """A shape as attributes hold it: constants are plain ints, the rest expressions. One dimension
+    may come alone."""
+    many = (dims,) if isinstance(dims, (int, PrimExpr)) else dims
+    return tuple(d.value if isinstance(d, IntImm) else d for d in many)
 
 
 def known(dim: Dim) -> int | None:

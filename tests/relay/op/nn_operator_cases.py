@@ -497,6 +497,16 @@ def padding() -> Iterator[Case]:
     )
 
 
+def fills() -> Iterator[Case]:
+    """Values of another dtype than the data's, which they are converted to."""
+    for dtype in ("int8", "uint8", "int64", "float64", "float16", "bool"):
+        yield case(
+            lambda v: op.nn.pad(v, ((1, 0), (0, 2)), 1),
+            normal(2, 3, dtype=dtype),
+            expected=lambda v: np.pad(v, ((1, 0), (0, 2)), constant_values=1),
+        )
+
+
 def resizing() -> Iterator[Case]:
     """Resizes whose values are easy to tell; the rest is compared with ONNX Runtime in
     test_resize.py."""
@@ -559,6 +569,7 @@ CASES = all_of(
         activations,
         normalisations,
         padding,
+        fills,
         resizing,
     )
 )

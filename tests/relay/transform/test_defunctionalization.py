@@ -150,6 +150,48 @@ def test_tvms_form_changes_the_module() -> None:
     assert "apply_0" in module
 
 
+APPLY = "def @apply[A, B](%f: fn (A) -> B, %x: A) -> B { %f(%x) }\n"
+ID = "def @id[A](%x: A) -> A { %x }\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "@apply(@id, %x)",
+        "%0 = fn [A](%y: A) -> A { %y }; @apply(%0, %x)",
+        "let %f = fn [A](%y: A) -> A { %y }; @apply(%f, %f(%x))",
+        "let %f = fn [A](%y: A) -> (A, int32) { (%y, %n) }; @apply(%f, %x).0",
+        "@apply(fn [A](%y: A) -> A { @apply(@id, %y) }, %x)",
+        "let %two = fn [A](%f: fn (A) -> A, %y: A) -> A { %f(%f(%y)) }; %two(@id, %x)",
+        "fn [A](%y: A) -> A { %y }(%x)",
+    ],
+)
+def test_polymorphic_arguments(body: str) -> None:
+    """A function that is passed on is copied at the type that its place asks for."""
+    text = f"{APPLY}{ID}def @main(%x: float32, %n: int32) -> float32 {{ {body} }}"
+    got, _ = run(text, np.float32(3), np.int32(1))
+    assert got == 3
+
+
+def test_a_polymorphic_function_passed_through_a_list() -> None:
+    got, _ = run(
+        LIST
+        + ID
+        + """def @main(%x: int32) -> int32 {
+             @foldl(fn (%a: int32, %b: int32) -> int32 { add(%a, %b) }, 0,
+                    @map(@id, Cons(%x, Cons(4, Nil)))) }""",
+        np.int32(2),
+    )
+    assert got == 6
+
+
+def test_a_local_polymorphic_function_that_calls_itself_is_refused() -> None:
+    text = """def @main(%x: float32) -> float32 {
+                let %f = fn [A](%y: A) -> A { %f(%y) }; %f(%x) }"""
+    with pytest.raises(CompileError, match="the polymorphic function %f"):
+        Defunctionalize()(program(text))
+
+
 def test_a_polymorphic_value_is_refused() -> None:
     text = """def @id[A](%x: A) -> A { %x }
               def @main(%x: float32) -> float32 {

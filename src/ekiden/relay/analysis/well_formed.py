@@ -113,7 +113,11 @@ class _Scoping:
         for variables, body in opened:
             inner = scope.open(is_block=not isinstance(expr, Let))
             self.where[body] = _common(self.where.get(body), inner)
-            for var in variables:
+            once = dict.fromkeys(variables, inner)
+            self.twice += [v for v in once if variables.count(v) > 1]
+            if not isinstance(expr, Let):  # the one variable of a Let sees itself and the body
+                self.twice += [v for v in once if v in new]
+            for var in once:
                 new.setdefault(var, []).append(inner)
         self.twice += [v for v in new if v in self.binders]
         self.binders.update(new)

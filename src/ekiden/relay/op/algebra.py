@@ -10,7 +10,7 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern
-from ekiden.relay.expr import Call, Expr
+from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op._declare import call
 from ekiden.relay.op._inventory import declare
 from ekiden.relay.op.join import as_tuple
@@ -262,9 +262,10 @@ def stft(
     return call("stft", data, window, attrs=attrs)
 
 
-def trilu(data: Expr, k: Expr, upper: bool = True) -> Call:
+def trilu(data: Expr, k: Expr | int, upper: bool = True) -> Call:
     """What is above (or below) the k-th diagonal of matrices, and it; 0 elsewhere."""
-    return call("trilu", data, k, attrs=TriluAttrs(upper))
+    at = k if isinstance(k, Expr) else const(k, "int32")
+    return call("trilu", data, at, attrs=TriluAttrs(upper))
 
 
 def matrix_set_diag(

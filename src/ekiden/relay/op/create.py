@@ -57,7 +57,7 @@ register_op(
 )
 
 
-def full(fill_value: Expr, shape: Sequence[Dim] | Expr = (), dtype: str = "") -> Call:
+def full(fill_value: Expr, shape: Sequence[Dim] | Dim | Expr = (), dtype: str = "") -> Call:
     """A tensor of one value (a scalar expression)."""
     if (wanted := constant_of(shape)) is None:
         assert isinstance(shape, Expr)
@@ -87,7 +87,7 @@ def _fill(name: str, value: int) -> Callable[..., Call]:
         )
     )
 
-    def construct(shape: Sequence[Dim] | Expr, dtype: str) -> Call:
+    def construct(shape: Sequence[Dim] | Dim | Expr, dtype: str) -> Call:
         if (wanted := constant_of(shape)) is None:
             assert isinstance(shape, Expr)
             return dynamic(name, shape, attrs=DynamicAttrs(dtype))

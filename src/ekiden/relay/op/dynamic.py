@@ -19,7 +19,7 @@ from ekiden.ir.op import Array, DimsOf, OpDef, OpPattern, Wanted, register_op
 from ekiden.ir.prim import NE, AnyDim, PrimExpr, Select, binary, cast, const, maximum, minimum
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Expr
-from ekiden.relay.op._declare import call, fail, tensors
+from ekiden.relay.op._declare import call, fail, rank_is, show, tensors
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.topi.create import sequence
@@ -487,15 +487,27 @@ def _pad_reference(attrs: DynPadAttrs, data: Array, width: Array, value: Array) 
     )
     grown = np.maximum(width, 0)
     if attrs.pad_mode == "constant":
-        return np.pad(data[cuts], grown, constant_values=value.item())
+        return np.pad(data[cuts], grown, constant_values=value.astype(data.dtype))
     return padded(data[cuts], grown, attrs.pad_mode)
+
+
+def _pad_kind(attrs: DynPadAttrs, types: Sequence[TensorType]) -> TensorType:
+    data, width, value = types
+    rank = len(data.shape)
+    if [known(d) for d in width.shape] != [rank, 2]:
+        fail("dyn.nn.pad", f"'pad_width' must be ({rank}, 2), got {show(width.shape)}")
+    rank_is("dyn.nn.pad", value, 0, "pad_value")
+    if attrs.pad_mode not in PAD_MODES:
+        modes = ", ".join(PAD_MODES)
+        fail("dyn.nn.pad", f"pad_mode must be one of {modes}, got {attrs.pad_mode!r}")
+    return _unknown(rank, data.dtype)
 
 
 declare_dynamic(
     "dyn.nn.pad",
     ("data", "pad_width", "pad_value"),
     DynPadAttrs,
-    lambda attrs, types: _unknown(len(types[0].shape), types[0].dtype),
+    _pad_kind,
     _pad_dims,
     _pad,
     _pad_reference,

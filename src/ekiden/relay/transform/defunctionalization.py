@@ -6,9 +6,9 @@
     let %f = Fn0_0(%x);  @apply_0(%f, 1f)
 
 Each type of functions becomes a data type with a constructor for each function value of that type,
-which holds what that captures. Polymorphic functions are first copied for each of the types they
-are called with (J. Reynolds, Definitional Interpreters for Higher-Order Programming Languages,
-1972).
+which holds what that captures. Polymorphic functions, local ones too, are first copied for each of
+the types they are called with or passed at (J. Reynolds, Definitional Interpreters for Higher-Order
+Programming Languages, 1972).
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ from ekiden.relay.visitor import (
     map_type,
     pattern_vars,
     post_order,
+    post_order_after,
     rebuild,
     substitute_type,
+    type_children,
 )
 from ekiden.runtime.errors import CompileError
 
@@ -72,6 +74,8 @@ class _Instances:
         self.names: dict[tuple[GlobalVar, tuple[Type, ...]], GlobalVar] = {}
         self.todo: list[tuple[GlobalVar, tuple[Type, ...]]] = []
         self.done: dict[GlobalVar, BaseFunc] = {}
+        self.local: Mapping[Var, Function] = {}
+        """The polymorphic functions that the function being made binds by name."""
 
     def instance(self, name: GlobalVar, type_args: tuple[Type, ...]) -> GlobalVar:
         """The name of a function at some types; it is made later."""
@@ -90,13 +94,71 @@ class _Instances:
         if not isinstance(function, Function):
             self.done[name] = function
             return
+        self.local = {
+            e.var: e.value
+            for e in post_order(function, into_functions=True)
+            if isinstance(e, Let) and _is_polymorphic(e.value) and isinstance(e.value, Function)
+        }
         types = dict(zip(function.type_params, type_args, strict=True))
-        new: dict[RelayExpr, RelayExpr] = {}
-        for expr in post_order(function, into_functions=True):
+        self.done[self.names[name, type_args]] = self._function(function, types, {})
+
+    def _function(
+        self,
+        function: Function,
+        types: Mapping[TypeVar, Type],
+        outer: Mapping[RelayExpr, RelayExpr],
+    ) -> Function:
+        """A copy at some types; polymorphic functions inside are copied where they are used."""
+        nested: dict[RelayExpr, RelayExpr] = {
+            e: e
+            for e in post_order(function, into_functions=True)
+            if isinstance(e, Function) and e.type_params and e is not function
+        }
+        new = dict(outer)
+        for expr in post_order_after(function, {**outer, **nested}):
             new[expr] = self._copy(expr, types, new)
         made = new[function]
         assert isinstance(made, Function)
-        self.done[self.names[name, type_args]] = made.with_fields(type_params=())
+        return made.with_fields(type_params=())
+
+    def _used(
+        self,
+        value: RelayExpr,
+        type_args: Sequence[Type],
+        types: Mapping[TypeVar, Type],
+        new: Mapping[RelayExpr, RelayExpr],
+    ) -> RelayExpr:
+        """A polymorphic function at the types of one use."""
+        if isinstance(value, GlobalVar):
+            return self.instance(value, tuple(type_args))
+        function = self.local.get(value, value) if isinstance(value, Var) else value
+        if not isinstance(function, Function) or value in free_vars(function):
+            raise CompileError(
+                f"defunctionalization: {_name(value)} is polymorphic, and not a function whose"
+                " types are known where it is used; wrap it into a function of concrete types"
+            )
+        inner = dict(zip(function.type_params, type_args, strict=True))
+        return self._function(function, {**types, **inner}, new)
+
+    def _argument(
+        self,
+        value: RelayExpr,
+        expected: Type | None,
+        types: Mapping[TypeVar, Type],
+        new: Mapping[RelayExpr, RelayExpr],
+    ) -> RelayExpr:
+        """An argument, at the type that the callee expects where its own is polymorphic."""
+        if not _is_polymorphic(value):
+            return new[value]
+        scheme = value.checked_type
+        assert isinstance(scheme, FuncType)
+        found = None if expected is None else _matched(scheme, substitute_type(expected, types))
+        if found is None:
+            raise CompileError(
+                f"defunctionalization: {_name(value)} is used as a value of unknown type; wrap it"
+                " into a function of concrete types"
+            )
+        return self._used(value, found, types, new)
 
     def _copy(
         self, expr: RelayExpr, types: Mapping[TypeVar, Type], new: Mapping[RelayExpr, RelayExpr]
@@ -109,13 +171,21 @@ class _Instances:
                 return Var(hint, concrete(expr.type_annotation), span=expr.span)
             case GlobalVar():
                 return expr
-            case Call(op=GlobalVar() as callee):
-                args = tuple(new[a] for a in expr.args)
-                given = tuple(substitute_type(t, types) for t in expr.type_args)
-                return Call(self.instance(callee, given), args, expr.attrs, span=expr.span)
             case Call():
-                args = tuple(new[a] for a in expr.args)
-                return Call(new[expr.op], args, expr.attrs, span=expr.span)
+                wanted = _parameters(expr)
+                args = tuple(
+                    self._argument(a, t, types, new) for a, t in zip(expr.args, wanted, strict=True)
+                )
+                given = tuple(substitute_type(t, types) for t in expr.type_args)
+                if isinstance(expr.op, GlobalVar):
+                    callee: RelayExpr = self.instance(expr.op, given)
+                elif _is_polymorphic(expr.op) and not isinstance(expr.op, (Op, Constructor)):
+                    callee = self._used(expr.op, given, types, new)
+                else:
+                    callee = new[expr.op]
+                return Call(callee, args, expr.attrs, span=expr.span)
+            case Let(value=Function() as value, body=body) if value.type_params:
+                return new[body]
             case Function():
                 copied = rebuild(expr, [new[c] for c in children(expr)])
                 assert isinstance(copied, Function)
@@ -134,6 +204,52 @@ class _Instances:
                 "value; wrap it into a function of concrete types"
             )
         self.instance(name, ())
+
+
+def _is_polymorphic(value: RelayExpr) -> bool:
+    kind = value.checked_type_or_none()
+    return isinstance(kind, FuncType) and bool(kind.type_params)
+
+
+def _name(value: RelayExpr) -> str:
+    match value:
+        case GlobalVar(name_hint=name):
+            return f"the polymorphic function @{name}"
+        case Var(name_hint=name):
+            return f"the polymorphic function %{name}"
+    return "a polymorphic function"
+
+
+def _parameters(call: Call) -> Sequence[Type | None]:
+    """The types that a call's callee expects, None where they are not known."""
+    kind = call.op.checked_type_or_none()
+    if not isinstance(kind, FuncType) or len(kind.arg_types) != len(call.args):
+        return (None,) * len(call.args)
+    if len(kind.type_params) != len(call.type_args):
+        return kind.arg_types
+    known = dict(zip(kind.type_params, call.type_args, strict=True))
+    return [substitute_type(t, known) for t in kind.arg_types]
+
+
+def _matched(scheme: FuncType, concrete: Type) -> list[Type] | None:
+    """The types that make a polymorphic function type a concrete one."""
+    found: dict[Type, Type] = {}
+    plain = FuncType(scheme.arg_types, scheme.ret_type)
+    work: list[tuple[Type, Type]] = [(plain, concrete)]
+    while work:
+        mine, other = work.pop()
+        if isinstance(mine, TypeVar) and mine in scheme.type_params:
+            if found.setdefault(mine, other) != other:
+                return None
+            continue
+        inside, outside = type_children(mine), type_children(other)
+        if type(mine) is not type(other) or len(inside) != len(outside):
+            return None
+        if not inside and mine != other:
+            return None
+        work.extend(zip(inside, outside, strict=True))
+    known = [found.get(v) for v in scheme.type_params]
+    return None if None in known else [t for t in known if t is not None]
 
 
 def _fresh(hint: str, taken: set[str]) -> str:

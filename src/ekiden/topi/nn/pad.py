@@ -108,14 +108,14 @@ def pad_by_mode(
     mode: str,
     shape: Shape | None = None,
 ) -> Tensor:
-    """`data` with (before, after) borders per axis: a value ("constant"), or one of BORDERS.
-    `shape` is what that gives, where widths are data.
+    """`data` with (before, after) borders per axis: a value ("constant"), which is converted
+    to the dtype of the data, or one of BORDERS. `shape` is what that gives, where widths are data.
     """
     if mode != "constant":
         return _moved(data, width, BORDERS[mode], "pad", shape)
     return te.compute(
         shape or _padded_shape(data, width),
-        lambda *i: _constant(data, pad_value[()], width, i),
+        lambda *i: _constant(data, cast(pad_value[()], data.dtype), width, i),
         name="pad",
         tag="injective",
     )

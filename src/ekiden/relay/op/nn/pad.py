@@ -11,7 +11,7 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import attrs_of, call, fail, one_dtype, rank_is, tensors
+from ekiden.relay.op._declare import attrs_of, call, fail, rank_is, tensors
 from ekiden.relay.op.dynamic import PAD_MODES, DynPadAttrs, constant_of, dynamic, padded
 from ekiden.topi.nn.pad import pad_by_mode
 from ekiden.topi.shape import Dim, as_attr, as_ints, as_shape, is_any, tidy
@@ -29,10 +29,11 @@ class PadAttrs(Attrs):
 def _pad_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, pad_value = tensors("nn.pad", types, 2)
     wanted = attrs_of(PadAttrs, attrs)
-    one_dtype("nn.pad", (data, pad_value))
     rank_is("nn.pad", pad_value, 0, "pad_value")
     if len(wanted.pad_width) != len(data.shape):
         fail("nn.pad", f"pad_width must have {len(data.shape)} pairs, got {wanted.pad_width}")
+    if any(len(pair) != 2 for pair in wanted.pad_width):
+        fail("nn.pad", f"pad_width must have pairs (before, after), got {wanted.pad_width}")
     if wanted.pad_mode not in PAD_MODES:
         fail("nn.pad", f"pad_mode must be one of {', '.join(PAD_MODES)}, got {wanted.pad_mode!r}")
     pairs = [as_shape(p) for p in wanted.pad_width]
@@ -49,7 +50,7 @@ def _pad_reference(attrs: PadAttrs, data: Array, pad_value: Array) -> Array:
     )
     grown = [(max(0, a), max(0, b)) for a, b in width]
     if attrs.pad_mode == "constant":
-        return np.pad(data[cuts], grown, constant_values=pad_value.item())
+        return np.pad(data[cuts], grown, constant_values=pad_value.astype(data.dtype))
     return padded(data[cuts], grown, attrs.pad_mode)
 
 
@@ -66,7 +67,8 @@ register_op(
             )
         ],
         pattern=OpPattern.INJECTIVE,
-        result="data's shape with both pads added to each dimension",
+        result="data's shape with both pads added to each dimension, and its dtype, which"
+        " pad_value is converted to",
     )
 )
 
@@ -78,8 +80,8 @@ def pad(
     pad_mode: str = "constant",
     dtype: str = "float32",
 ) -> Call:
-    """`data` with borders; negative widths crop. A number as `pad_value` takes `dtype`, which must
-    be the data's."""
+    """`data` with borders of a value, which is converted to the data's dtype; negative widths
+    crop. A number as `pad_value` takes `dtype` first."""
     value = pad_value if isinstance(pad_value, Expr) else const(pad_value, dtype)
     if (width := constant_of(pad_width)) is None:
         assert isinstance(pad_width, Expr)
