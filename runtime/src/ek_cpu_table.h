@@ -67,4 +67,13 @@ static const ability abilities[] = {
     {"bf16", 2, 14, NEEDS_NONE},
 };
 
+#elif defined(__riscv) && defined(__linux__)
+
+/* Words: hwcap. */
+enum { WORDS = 1 };
+
+static const ability abilities[] = {
+    {"v", 0, 21, NEEDS_NONE},
+};
+
 #endif

@@ -11,11 +11,18 @@
 
 enum { PAGE = 4096, HEADER_SIZE = 48 };
 
-#if defined(__aarch64__)
-enum { ARCHITECTURE = 1 };
-#else
+/* The byte of the header that names an architecture; no image is for others. */
+#if defined(__x86_64__)
 enum { ARCHITECTURE = 0 };
+#elif defined(__aarch64__)
+enum { ARCHITECTURE = 1 };
+#elif defined(__riscv) && __riscv_xlen == 64
+enum { ARCHITECTURE = 2 };
+#else
+enum { ARCHITECTURE = 255 };
 #endif
+
+static const char *const architectures[] = {"x86-64", "AArch64", "RISC-V"};
 
 static const unsigned char magic[8] = {'E', 'K', 'I', 'M', 'G', 0, ARCHITECTURE, 1};
 
@@ -120,7 +127,8 @@ bool ek_image_lacks(const unsigned char *bytes, size_t size, char *out, size_t c
   if (size < PAGE || memcmp(bytes, magic, 6) != 0) return false;
   ek_bytes needs = needs_of(bytes), processor = word_of(&needs);
   if (bytes[6] != ARCHITECTURE) {
-    needs = ek_bytes_of(bytes[6] == 0 ? "x86-64" : bytes[6] == 1 ? "AArch64" : "its architecture");
+    bool is_known = bytes[6] < sizeof architectures / sizeof architectures[0];
+    needs = ek_bytes_of(is_known ? architectures[bytes[6]] : "its architecture");
     add(out, capacity, "%.*s", needs);
     lacks = true;
   } else {

@@ -68,10 +68,10 @@ def test_other_architectures() -> None:
     }
     assert probe.processor_of(info, ARM)[0].name == "neoverse-n1"
     assert probe.processor_of({"Features": "fp asimd"}, ARM)[0].name == "generic"
-    info = {"isa": "rv64imafdc_zicsr_zba"}
+    info = {"isa": "rv64imafdcv_zicsr_zba"}
     assert probe.processor_of(info, RISCV)[0].name == "generic-rv64"
     assert probe.extra_features(PROCESSORS["generic-rv64"], probe.features_of(info, RISCV)) == (
-        "zba",
+        "v",
     )
     assert probe.processor_of({}, X86)[0].name == "x86-64"
 

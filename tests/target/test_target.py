@@ -45,7 +45,7 @@ def test_every_processor_has_all_facts(cpu: str) -> None:
         )
     )
     assert target.cpu == cpu and target.lanes("float32") in (4, 8, 16)
-    assert target.registers in (16, 32) and 1 <= target.fma_units <= 4 <= 2 * target.fma_latency
+    assert target.registers in (8, 16, 32) and 1 <= target.fma_units <= 4 <= 2 * target.fma_latency
     sizes = [cache.share for cache in target.caches]
     assert len(sizes) >= 2 and sizes[0] < sizes[1] and sizes[0] >= 32 << 10
     assert all(c.size % (c.line * c.ways) == 0 and c.latency > 0 for c in target.caches)

@@ -1,33 +1,87 @@
-"""Runs kernels for AArch64 on any machine: the emulator of the `unicorn` package, an image mapped
-in it, and arguments as the C runtime would give them.
+"""Runs kernels for AArch64 and RISC-V on any machine: the emulator of the `unicorn` package, an
+image mapped in it, and arguments as the C runtime would give them.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import unicorn
 from unicorn import arm64_const as arm
+from unicorn import riscv_const as riscv
 
 from ekiden.codegen.llvm.image import inspect
 
 TEXT, SERVICES, STACK, DATA = 0x1000_0000, 0x2000_0000, 0x3000_0000, 0x4000_0000
 STACK_SIZE, DATA_SIZE = 1 << 20, 64 << 20
 DLTENSOR_PTR = 7
-SERVICE_SIZE, RETURN = 32, 0xD65F03C0
-PARALLEL_FOR = struct.pack(
-    "<8I",
-    0xF100005F,  # cmp x2, #0
-    0x5400006C,  # b.gt over the next two
-    0xAA1F03E0,  # mov x0, xzr
-    RETURN,
-    0xAA0003E9,  # mov x9, x0
-    0xAA0103E0,  # mov x0, x1
-    0xAA1F03E1,  # mov x1, xzr
-    0xD61F0120,  # br x9: body(context, 0, n)
-)
+SERVICE_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What differs between architectures."""
+
+    kind: int
+    mode: int
+    model: int
+    arguments: tuple[int, ...]
+    """Registers; the first has the result too."""
+    stack: int
+    link: int
+    state: tuple[int, int]
+    """A register that turns on instructions on floats, and its value."""
+    ret: int
+    """The instruction that returns."""
+    parallel_for: tuple[int, ...]
+    """Instructions of what calls body(context, 0, n) where n > 0."""
+
+
+MACHINES = {
+    1: Machine(
+        unicorn.UC_ARCH_ARM64,
+        unicorn.UC_MODE_ARM,
+        arm.UC_CPU_ARM64_A72,
+        tuple(arm.UC_ARM64_REG_X0 + i for i in range(4)),
+        arm.UC_ARM64_REG_SP,
+        arm.UC_ARM64_REG_X30,
+        (arm.UC_ARM64_REG_CPACR_EL1, 3 << 20),
+        0xD65F03C0,
+        (
+            0xF100005F,  # cmp x2, #0
+            0x5400006C,  # b.gt over the next two
+            0xAA1F03E0,  # mov x0, xzr
+            0xD65F03C0,  # ret
+            0xAA0003E9,  # mov x9, x0
+            0xAA0103E0,  # mov x0, x1
+            0xAA1F03E1,  # mov x1, xzr
+            0xD61F0120,  # br x9
+        ),
+    ),
+    2: Machine(
+        unicorn.UC_ARCH_RISCV,
+        unicorn.UC_MODE_RISCV64,
+        riscv.UC_CPU_RISCV64_ANY,
+        tuple(riscv.UC_RISCV_REG_X10 + i for i in range(4)),
+        riscv.UC_RISCV_REG_X2,
+        riscv.UC_RISCV_REG_X1,
+        (riscv.UC_RISCV_REG_MSTATUS, 3 << 13),
+        0x00008067,
+        (
+            0x00C04663,  # bgtz a2, over the next two
+            0x00000513,  # li a0, 0
+            0x00008067,  # ret
+            0x00050293,  # mv t0, a0
+            0x00058513,  # mv a0, a1
+            0x00000593,  # li a1, 0
+            0x00028067,  # jr t0
+        ),
+    ),
+}
+"""By the byte of an image's header that names the architecture."""
 DTYPES = {"float32": (2, 32), "float16": (2, 16), "float64": (2, 64), "int32": (0, 32),
           "int64": (0, 64), "int8": (0, 8), "uint8": (1, 8), "uint16": (1, 16), "int16": (0, 16),
           "uint32": (1, 32), "uint64": (1, 64), "bool": (6, 8), "bfloat16": (4, 16)}  # fmt: skip
@@ -37,9 +91,9 @@ class Emulator:
     """A machine with an image in its memory; `call` runs an export on arrays, in place."""
 
     def __init__(self, image: bytes) -> None:
-        self.info = inspect(image)
-        self.machine = unicorn.Uc(unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM)
-        self.machine.ctl_set_cpu_model(arm.UC_CPU_ARM64_A72)
+        self.info, self.of = inspect(image), MACHINES[image[6]]
+        self.machine = unicorn.Uc(self.of.kind, self.of.mode)
+        self.machine.ctl_set_cpu_model(self.of.model)
         self.top = DATA
         text = self.info.text
         pages = -(-len(text) // 4096) * 4096
@@ -50,13 +104,14 @@ class Emulator:
         self.machine.mem_write(TEXT, text)
         self.machine.mem_write(TEXT + pages, slots)
         self.machine.mem_map(SERVICES, 4096)
-        self.machine.mem_write(SERVICES, struct.pack("<I", RETURN) * 1024)
+        self.machine.mem_write(SERVICES, struct.pack("<I", self.of.ret) * 1024)
         for i, name in enumerate(self.info.imports):
             if name == "ek_parallel_for":
-                self.machine.mem_write(SERVICES + SERVICE_SIZE * i, PARALLEL_FOR)
+                code = struct.pack(f"<{len(self.of.parallel_for)}I", *self.of.parallel_for)
+                self.machine.mem_write(SERVICES + SERVICE_SIZE * i, code)
         self.machine.mem_map(STACK, STACK_SIZE)
         self.machine.mem_map(DATA, DATA_SIZE)
-        self.machine.reg_write(arm.UC_ARM64_REG_CPACR_EL1, 3 << 20)  # vector instructions on
+        self.machine.reg_write(*self.of.state)
         self.machine.hook_add(
             unicorn.UC_HOOK_CODE, self._service, begin=SERVICES, end=SERVICES + 4095
         )
@@ -74,9 +129,8 @@ class Emulator:
         name = self.info.imports[(address - SERVICES) // SERVICE_SIZE]
         if name == "ek_parallel_for":
             return
-        given = [machine.reg_read(r) for r in (arm.UC_ARM64_REG_X0, arm.UC_ARM64_REG_X1,
-                                               arm.UC_ARM64_REG_X2)]  # fmt: skip
-        machine.reg_write(arm.UC_ARM64_REG_X0, names[name](*given))
+        given = [machine.reg_read(r) for r in self.of.arguments[:3]]
+        machine.reg_write(self.of.arguments[0], names[name](*given))
 
     def _memset(self, to: int, value: int, size: int) -> int:
         self.machine.mem_write(to, bytes([value & 255]) * size)
@@ -111,12 +165,12 @@ class Emulator:
         made = [self._tensor(a) for a in arrays]
         values = b"".join(struct.pack("<iiQ", DLTENSOR_PTR, 0, at) for at, _ in made)
         arguments = (0, self.put(values), len(arrays), self.put(bytes(16)))
-        for register, value in enumerate(arguments):
-            self.machine.reg_write(arm.UC_ARM64_REG_X0 + register, value)
-        self.machine.reg_write(arm.UC_ARM64_REG_SP, STACK + STACK_SIZE - 64)
-        self.machine.reg_write(arm.UC_ARM64_REG_X30, SERVICES + 4092)
+        for register, value in zip(self.of.arguments, arguments, strict=True):
+            self.machine.reg_write(register, value)
+        self.machine.reg_write(self.of.stack, STACK + STACK_SIZE - 64)
+        self.machine.reg_write(self.of.link, SERVICES + 4092)
         self.machine.emu_start(TEXT + self.info.exports[name], SERVICES + 4092)
         for array, (_, data) in zip(arrays, made, strict=True):
             found = self.machine.mem_read(data, array.nbytes)
             array[...] = np.frombuffer(found, array.dtype).reshape(array.shape)
-        return int(self.machine.reg_read(arm.UC_ARM64_REG_W0))
+        return int(self.machine.reg_read(self.of.arguments[0])) & 0xFFFFFFFF

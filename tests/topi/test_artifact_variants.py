@@ -6,19 +6,27 @@ from emulator import Emulator
 
 import ekiden
 from ekiden import relay, runtime
-from ekiden.codegen.llvm import inspect
+from ekiden.codegen.llvm import compile_text, inspect, link
+from ekiden.driver.build import compile_to_bytes
 from ekiden.ir.module import IRModule
 from ekiden.runtime.artifact import Section, read_sections
 from ekiden.target import Target
 
 
+@pytest.mark.parametrize(
+    ("target", "cpu"),
+    [
+        ("llvm -mcpu=cortex-a72 -cores=1", "cortex-a72"),
+        ("llvm -mtriple=riscv64-linux-gnu -cores=1", "generic-rv64"),
+    ],
+)
 @pytest.mark.skipif(Target.host().architecture == "aarch64", reason="runs there without emulator")
-def test_the_variant_for_aarch64_computes_the_same() -> None:
+def test_the_variant_for_another_architecture_computes_the_same(target: str, cpu: str) -> None:
     x, y = relay.var("x", shape=(8, 32)), relay.var("y", shape=(24, 32))
     module = IRModule.from_expr(relay.Function([x, y], relay.tanh(relay.nn.dense(x, y))))
-    exe = ekiden.compile(module, ["llvm -mcpu=cortex-a72 -cores=1", "llvm"])
+    exe = ekiden.compile(module, [target, "llvm"])
     images = [p for kind, _, p in read_sections(exe.raw.to_bytes()) if kind is Section.IMAGE]
-    assert inspect(bytes(images[0])).needs == ("cortex-a72",)
+    assert inspect(bytes(images[0])).needs == (cpu,)
     assert inspect(bytes(images[1])).needs == (Target.host().cpu, *Target.host().needs)
     emulator = Emulator(bytes(images[0]))
     (kernel,) = [name for name in emulator.info.exports if name.startswith("fused_")]
@@ -29,3 +37,39 @@ def test_the_variant_for_aarch64_computes_the_same() -> None:
     assert isinstance(here, runtime.Tensor)
     np.testing.assert_allclose(there, here.numpy(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(there, np.tanh(a @ b.T), rtol=1e-5, atol=1e-6)
+
+
+def test_tables_of_jumps_and_numbers_are_found_on_riscv() -> None:
+    """Addresses of two halves, of which the second names the first, and differences of labels."""
+    cases = "\n".join(f"    i32 {i}, label %c{i}" for i in range(12))
+    bodies = "\n".join(
+        f"c{i}:\n  %v{i} = load i32, ptr getelementptr (i32, ptr @t, i64 {i * 7 % 12})\n"
+        f"  %w{i} = add i32 %v{i}, {i * 1000}\n  ret i32 %w{i}"
+        for i in range(12)
+    )
+    numbers = ", ".join(f"i32 {i * i}" for i in range(12))
+    text = f"""
+@t = constant [12 x i32] [{numbers}]
+define signext i32 @f(ptr %self, ptr %args, i32 %n, ptr %ret) {{
+  switch i32 %n, label %rest [
+{cases}
+  ]
+{bodies}
+rest:
+  ret i32 77
+}}
+"""
+    code = compile_text(text, Target("llvm -mtriple=riscv64-linux-gnu"))
+    emulator = Emulator(link([code], ["f"]))
+    for n in range(14):
+        found = emulator.call("f", *[np.zeros(1, "float32")] * n)
+        assert found == ((n * 7 % 12) ** 2 + n * 1000 if n < 12 else 77)
+
+
+def test_aot_code_is_made_for_riscv() -> None:
+    x = relay.var("x", shape=(4,))
+    module = IRModule.from_expr(relay.Function([x], relay.tanh(x)))
+    made = compile_to_bytes(module, "llvm -mtriple=riscv64 -mattr=+v", executor="aot")
+    (image,) = [p for kind, _, p in read_sections(memoryview(made)) if kind is Section.IMAGE]
+    info = inspect(bytes(image))
+    assert info.needs == ("generic-rv64", "v") and "vm2:main" in info.exports

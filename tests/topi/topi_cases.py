@@ -142,9 +142,9 @@ def _baseline(cases: Sequence[Case]) -> list[Runner]:
     return _llvm(cases, Target.parse("llvm -mcpu=x86-64"))
 
 
-def _aarch64(cases: Sequence[Case]) -> list[Runner]:
+def _emulated(text: str, cases: Sequence[Case]) -> list[Runner]:
     """For another architecture, run by an emulator."""
-    target = Target.parse("llvm -mcpu=cortex-a72 -cores=1")
+    target = Target.parse(text)
     funcs = _scheduled(cases, target)
     image = link([compile_object(funcs, target)], [f.name for f in funcs])
     return [partial(Emulator(image).call, f.name) for f in funcs]
@@ -167,12 +167,15 @@ BACKENDS: dict[str, Callable[[Sequence[Case]], list[Runner]]] = {
     "llvm": _llvm,
     "c": _c,
     "x86-64": _baseline,
-    "aarch64": _aarch64,
+    "aarch64": partial(_emulated, "llvm -mcpu=cortex-a72 -cores=1"),
+    "riscv64": partial(_emulated, "llvm -mtriple=riscv64-linux-gnu -cores=1"),
 }
 """How the kernels of cases are made: the unscheduled program and the one for GPUs in the
 interpreter, the one for this machine by both code generators, and those for other processors."""
-SAMPLED = ("c", "x86-64", "aarch64")
+SAMPLED = ("c", "x86-64", "aarch64", "riscv64")
 """What takes long: one case of each operator, and all of them in long runs."""
+SPARSE = {"riscv64": 5}
+"""Of what says little more than another of these: of so many operators one."""
 ALL = ", all"
 """What the name of such a run ends with."""
 
@@ -186,7 +189,7 @@ def chosen(cases: Sequence[Case], backend: str) -> list[Case]:
     """The runs of a backend: all of them, or a sample."""
     if backend not in SAMPLED:
         return both(cases)
-    return list({c.name: c for c in reversed(cases)}.values())
+    return list({c.name: c for c in reversed(cases)}.values())[:: SPARSE.get(backend, 1)]
 
 
 def check(cases: Sequence[Case], backend: str) -> None:

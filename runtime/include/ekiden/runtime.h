@@ -796,10 +796,11 @@ EK_API int ek_module_load(const char *path, ek_object **out);
 **     8  u32 exports           24  u64 offset of exports    40  u64 total size
 **    12  u32 imports           48  what it needs, then zeros up to 4096
 **   4096  text: code and read-only data, position independent
-** 'a' is the architecture: 0 x86-64, 1 AArch64; another machine's image is refused. What it needs
-** are words with a space between each two: the name of the processor that the code is for, which is
-** for messages, then abilities by the names of /proc/cpuinfo, such as "avx2". The image is refused
-** where one is missing, or is not known to this runtime. Nothing at all: it needs none.
+** 'a' is the architecture: 0 x86-64, 1 AArch64, 2 RISC-V of 64 bits; another machine's image is
+** refused. What it needs are words with a space between each two: the name of the processor that the
+** code is for, which is for messages, then abilities by the names of /proc/cpuinfo, such as "avx2".
+** The image is refused where one is missing, or is not known to this runtime. Nothing at all: it
+** needs none.
 ** Export table: per export u32 name length, name, u64 offset in the text. Import table: per import
 ** u32 name length, name. The tables follow the text in this order without gaps but for zeros. In
 ** memory, a table of one 8-byte address per import follows the text on the next 4096-byte boundary,

@@ -34,6 +34,7 @@ class Feature:
 WORDS: dict[str, tuple[str, ...]] = {
     X86: ("1.ecx", "7.ebx", "7.ecx", "7.edx", "7.1.eax", "7.1.edx", "80000001.ecx"),
     ARM: ("hwcap", "hwcap.high", "hwcap2"),
+    RISCV: ("hwcap",),
 }
 """What the runtime asks the processor for: results of cpuid by leaf, the words of auxv."""
 
@@ -101,12 +102,12 @@ _ARM = [
     Feature("i8mm",     ARM, "i8mm",     ("hwcap2", 13)),
     Feature("bf16",     ARM, "bf16",     ("hwcap2", 14)),
 ]
+_RISCV = [Feature("v",  RISCV, "v",      ("hwcap",  21))]
 _SILENT = {
     X86: "mmx sse sse2 fxsr cx8 cx16 cmov 64bit sahf crc32 prfchw aes vaes vpclmulqdq sha adx"
          " prefer-256-bit prefer-128-bit",
     ARM: "neon fp-armv8 crc lse aes sha2 rcpc perfmon ras",
-    RISCV: "m a f d c v zicsr zifencei zba zbb zbs zfhmin zfh zfa zvfhmin zvfh zvfbfmin"
-           " zvfbfwma zihintpause zvl128b zvl256b zvl512b",
+    RISCV: "m a f d c zicsr zifencei",
 }
 # fmt: on
 BASE: dict[str, frozenset[str]] = {
@@ -121,6 +122,7 @@ FEATURES: dict[tuple[str, str], Feature] = {
     for each in (
         *_X86,
         *_ARM,
+        *_RISCV,
         *(Feature(name, arch) for arch, names in _SILENT.items() for name in names.split()),
     )
 }
@@ -166,8 +168,8 @@ counts."""
 ABILITIES: dict[str, dict[str, _Ways]] = {
     # what kernels ask for: architecture -> features
     "fma":         {X86: ("fma",),                  ARM: ("",),          RISCV: ("",)},
-    "rounding":    {X86: ("sse4.1",),               ARM: ("",),          RISCV: ("zfa",)},
-    "float16":     {X86: ("f16c",),                 ARM: ("",),          RISCV: ("zfhmin",)},
+    "rounding":    {X86: ("sse4.1",),               ARM: ("",),},
+    "float16":     {X86: ("f16c",),                 ARM: ("",),},
     "madd_s16":    {X86: ("",)},
     "madd_u8s8":   {X86: ("ssse3",)},
     "dot4_u8s8":   {X86: ("avx512vnni", "avxvnni"), ARM: ("i8mm",)},
@@ -175,7 +177,7 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
     "dot4_u8u8":   {X86: ("avxvnniint8",),          ARM: ("dotprod",)},
     "dot2_bf16":   {X86: ("avx512bf16",),           ARM: ("bf16",)},
     "dot2_s16":    {X86: ("avx512vnni", "avxvnni")},
-    "fma_fp16":    {X86: ("avx512fp16",),           ARM: ("fullfp16",),  RISCV: ("zvfh",)},
+    "fma_fp16":    {X86: ("avx512fp16",),           ARM: ("fullfp16",),},
     "i8mm":        {ARM: ("i8mm",)},
     "sve":         {ARM: ("sve",)},
     "sve2":        {ARM: ("sve2",)},
@@ -206,4 +208,6 @@ def vector_registers(architecture: str, features: frozenset[str]) -> tuple[int, 
         if has_any(features, ABILITIES["masks"][X86]):
             return 512, 32
         return (256 if "avx" in features else 128), 16
+    if architecture == RISCV and "v" not in features:
+        return 128, 8  # floats of registers that hold one: vectors here are four of 32
     return 128, 32

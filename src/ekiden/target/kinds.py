@@ -34,7 +34,7 @@ class TargetKind:
     """Those of a processor that the generator has code for; None for all."""
     has_threads: bool = False
     """Whether its programs are bound to the threads of a device."""
-    own_options: Mapping[str, Option] = field(default_factory=dict, hash=False)
+    own_options: Mapping[str, Option] = field(default_factory=dict, hash=False, repr=False)
 
     @property
     def default_device_type(self) -> int:

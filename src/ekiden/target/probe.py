@@ -47,9 +47,8 @@ def read_cpuinfo(text: str | None = None) -> dict[str, str]:
 def features_of(info: dict[str, str], arch: str) -> frozenset[str]:
     """The features that an entry of /proc/cpuinfo shows, by LLVM's names, with the base."""
     if arch == RISCV:
-        letters, *longer = info.get("isa", "").removeprefix("rv64").split("_")
-        names = [n for n in (*letters, *longer) if (RISCV, n) in FEATURES]
-        return closure(RISCV, names)
+        letters = info.get("isa", "").removeprefix("rv64").partition("_")[0]
+        return closure(RISCV, [n for n in letters if (RISCV, n) in FEATURES])
     flags = info.get("flags", info.get("Features", "")).split()
     found = {BY_FLAG[arch, flag].name for flag in flags if (arch, flag) in BY_FLAG}
     whole = {n for n in found if found.issuperset(closure(arch, (n,)) - closure(arch, ()))}

@@ -223,7 +223,7 @@ _ROWS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
         ("generic-rv64",   "riscv",       ""),
         ("sifive-u54",     "riscv",       ""),
         ("sifive-u74",     "riscv",       ""),
-        ("spacemit-x60",   "riscv",       "v zba zbb zbs zfh zvfh"),
+        ("spacemit-x60",   "riscv",       "v"),
     ),
 }
 # fmt: on

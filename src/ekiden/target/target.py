@@ -43,7 +43,7 @@ class _Host:
         return _host_machine if instance is None else instance.host_target
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class Target:
     """What code will run on. Equal targets give equal code; `str` and `Target` are inverse.
 
@@ -191,6 +191,10 @@ class Target:
         if self.host_target is not None:
             words.append(f"-host={written(str(self.host_target))}")
         return " ".join((self.kind.name, *words))
+
+    def __repr__(self) -> str:
+        """As Python text that makes it."""
+        return f"Target({str(self)!r})"
 
     def _said(self) -> dict[str, object]:
         """Facts and options by their names in text."""

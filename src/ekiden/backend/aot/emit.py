@@ -12,7 +12,7 @@ bodies are called.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ekiden.backend.aot.facts import Fact, Facts, after, at_entry
 from ekiden.backend.vm.encode import Instruction, Operand, encode
@@ -43,7 +43,7 @@ class Program:
 
     primitives: Sequence[str]
     kernels: Collection[str]
-    module: Module = field(default_factory=Module)
+    module: Module
 
 
 def emit_functions(
@@ -57,7 +57,7 @@ def emit_functions(
     """The text of an LLVM module with all functions, exported under PREFIX and their names. With
     `is_checked` the machine looks where the arguments of kernels are.
     """
-    program = Program(primitives, kernels)
+    program = Program(primitives, kernels, Module(target))
     for function in functions:
         _FunctionEmitter(program, function, is_checked).write()
     head = [f"; for {target}", f'target triple = "{target.triple}"']

@@ -14,6 +14,7 @@ from ekiden.codegen.llvm.debug import DebugLines
 from ekiden.codegen.llvm.types import constant, register_type, suffix
 from ekiden.ir import dtype as dt
 from ekiden.target import Target
+from ekiden.target.features import RISCV
 
 Operand = str
 Arguments = Sequence[tuple[str, Operand]]
@@ -42,7 +43,17 @@ class Module:
 
     def declare(self, name: str, result: str, arguments: Sequence[str]) -> None:
         """Declare an outside function once."""
+        if not name.startswith("llvm."):
+            result = f"{self.extension(result)}{result}"
+            arguments = [f"{a} {self.extension(a)}".rstrip() for a in arguments]
         self.declarations.setdefault(name, f"declare {result} @{name}({', '.join(arguments)})")
+
+    def extension(self, kind: str) -> str:
+        """What C's calling convention says of a type: that of RISC-V extends 32 bits to 64 by the
+        sign, where others leave the rest of the register open.
+        """
+        is_riscv = self.target is not None and self.target.architecture == RISCV
+        return "signext " if is_riscv and kind == "i32" else ""
 
     def string(self, text: str) -> Operand:
         """A pointer to a zero-terminated constant string."""

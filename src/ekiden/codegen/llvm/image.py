@@ -166,9 +166,13 @@ class _Linker:
             at = self._stub(i)
             code = self.architecture.stub(at, self.slots + 8 * i)
             out[at : at + len(code)] = code
-        for (number, index), place in self.places.items():
-            for relocation in self.objects[number].sections[index].relocations:
-                self.architecture.relocate(out, self._reference(number, place, relocation))
+        references = [
+            self._reference(number, place, relocation)
+            for (number, index), place in self.places.items()
+            for relocation in self.objects[number].sections[index].relocations
+        ]
+        for each in self.architecture.pair(references):
+            self.architecture.relocate(out, each)
         return bytes(out)
 
     def _reference(self, number: int, place: int, r: elf.Relocation) -> Reference:

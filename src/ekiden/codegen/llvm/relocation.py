@@ -1,13 +1,14 @@
 """How references in machine code are written: a row for each architecture that images are made for.
 
-Sources: the psABI of x86-64, and ELF for the Arm 64-bit Architecture (AAELF64).
+Sources: the psABI of x86-64, ELF for the Arm 64-bit Architecture (AAELF64), and the RISC-V ELF
+psABI.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from ekiden.runtime.errors import InternalError
 
@@ -16,6 +17,9 @@ PC64, PC32, PLT32, GOTPCREL, GOTPCRELX, REX_GOTPCRELX = 24, 2, 4, 9, 41, 42
 PREL64, PREL32, JUMP26, CALL26 = 260, 261, 282, 283
 PAGE21, GOT_PAGE21, ADD_LOW12, GOT_LOW12 = 275, 311, 277, 312
 LOAD_LOW12 = {278: 0, 284: 1, 285: 2, 286: 3, 299: 4}   # -> log2 of the bytes loaded
+RV_CALL, RV_CALL_PLT, RV_GOT_HI20, RV_HI20, RV_LO12_I, RV_LO12_S = 18, 19, 20, 23, 24, 25
+RV_ADD, RV_SUB = {35: "<i", 36: "<q"}, {39: "<i", 40: "<q"}   # -> what is added to
+RV_LO12_SAME = -1   # the low half of what goes through no slot
 # fmt: on
 LOAD_WORD, ADD_WORD = 0xF9400000, 0x91000000
 """`ldr x0, [x0, #0]` and `add x0, x0, #0`."""
@@ -36,6 +40,11 @@ class Reference:
     name: str
 
 
+def _alone(references: Sequence[Reference]) -> Sequence[Reference]:
+    """References of which none needs another."""
+    return references
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """What the linker must know of machine code."""
@@ -51,6 +60,8 @@ class Architecture:
     through_table: frozenset[int]
     """Types of relocations that go through the address table."""
     relocate: Callable[[bytearray, Reference], None]
+    pair: Callable[[Sequence[Reference]], Sequence[Reference]] = _alone
+    """Completes references that are relative to others."""
 
 
 def _wrong(r: Reference) -> InternalError:
@@ -114,6 +125,60 @@ def _arm_relocate(out: bytearray, r: Reference) -> None:
     struct.pack_into("<I", out, r.at, word)
 
 
+def _high(delta: int) -> int:
+    """The immediate bits of an auipc: what the low 12, which have a sign, leave."""
+    return (delta + 0x800) & 0xFFFFF000
+
+
+def _riscv_stub(at: int, slot: int) -> bytes:
+    delta = slot - at
+    return struct.pack(  # auipc t3, slot; ld t3, lo(slot)(t3); jr t3
+        "<III", 0xE17 | _high(delta), 0xE3E03 | (delta & 0xFFF) << 20, 0xE0067
+    )
+
+
+def _riscv_pair(references: Sequence[Reference]) -> Sequence[Reference]:
+    """The second half of an address names the instruction that has the first: it gets its target,
+    as if it stood there."""
+    firsts = {r.at: r for r in references if r.kind in (RV_GOT_HI20, RV_HI20)}
+
+    def paired(r: Reference) -> Reference:
+        if r.kind not in (RV_LO12_I, RV_LO12_S):
+            return r
+        first = firsts[r.target]
+        is_same = first.kind == RV_GOT_HI20 and not first.is_slot
+        target = r.at + first.target - first.at
+        return replace(r, kind=RV_LO12_SAME if is_same else r.kind, target=target)
+
+    return [paired(r) for r in references]
+
+
+def _riscv_relocate(out: bytearray, r: Reference) -> None:
+    delta = r.target - r.at
+    add = RV_ADD.get(r.kind) or RV_SUB.get(r.kind)
+    if add is not None:
+        (value,) = struct.unpack_from(add, out, r.at)
+        struct.pack_into(add, out, r.at, value + r.target * (1 if r.kind in RV_ADD else -1))
+        return
+    (word,) = struct.unpack_from("<I", out, r.at)
+    low = delta & 0xFFF
+    if r.kind in (RV_CALL, RV_CALL_PLT):  # auipc and jalr
+        (jump,) = struct.unpack_from("<I", out, r.at + 4)
+        struct.pack_into("<I", out, r.at + 4, jump & 0xFFFFF | low << 20)
+        word = word & 0xFFF | _high(delta)
+    elif r.kind in (RV_GOT_HI20, RV_HI20):
+        word = word & 0xFFF | _high(delta)
+    elif r.kind == RV_LO12_I:
+        word = word & 0xFFFFF | low << 20
+    elif r.kind == RV_LO12_SAME:  # ld becomes addi
+        word = word & 0xF8F80 | 0x13 | low << 20
+    elif r.kind == RV_LO12_S:
+        word = word & 0x1FFF07F | (low >> 5) << 25 | (low & 0x1F) << 7
+    else:
+        raise _wrong(r)
+    struct.pack_into("<I", out, r.at, word)
+
+
 X86_64 = Architecture(
     elf_machine=62,
     mark=0,
@@ -132,5 +197,15 @@ AARCH64 = Architecture(
     through_table=frozenset((GOT_PAGE21, GOT_LOW12)),
     relocate=_arm_relocate,
 )
-ARCHITECTURES = {each.elf_machine: each for each in (X86_64, AARCH64)}
+RISCV64 = Architecture(
+    elf_machine=243,
+    mark=2,
+    filler=b"\0\0",
+    stub_size=12,
+    stub=_riscv_stub,
+    through_table=frozenset((RV_GOT_HI20,)),
+    relocate=_riscv_relocate,
+    pair=_riscv_pair,
+)
+ARCHITECTURES = {each.elf_machine: each for each in (X86_64, AARCH64, RISCV64)}
 """By ELF's number of the machine."""

@@ -529,5 +529,7 @@ def function_text(
     values."""
     linkage = "internal " if internal else ""
     debug = "" if emitter.lines is None else f" !dbg !{emitter.lines.subprogram}"
-    lines = [f"define {linkage}i32 @{name}({parameters}) #0{debug} {{", "entry:", *emitter.b.entry]
+    extension = emitter.b.module.extension("i32")
+    head = f"define {linkage}{extension}i32 @{name}({parameters}) #0{debug} {{"
+    lines = [head, "entry:", *emitter.b.entry]
     return "\n".join([*lines, *emitter.b.lines, "}"])
