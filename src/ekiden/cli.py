@@ -8,6 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from ekiden import __version__
+from ekiden.completion import SHELLS, script
+
 COMMANDS = {
     "compile": "compile a model to an artifact",
     "export": "write a model or an artifact as a shared library, an object, C or an archive",
@@ -26,15 +29,46 @@ COMMANDS = {
 """
 
 
+class Completion(argparse.Action):
+    """`--completion SHELL` prints the script and ends."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Print it: the options of each command are those of its parser."""
+        print(script(str(values), {name: _options(name) for name in COMMANDS}, COMMANDS))
+        parser.exit()
+
+
+def _options(name: str) -> list[str]:
+    command = argparse.ArgumentParser()
+    command.add_argument("-v", "--verbose")
+    import_module(f"ekiden.driver.commands.{name}").arguments(command)
+    return [text for action in command._actions for text in action.option_strings]
+
+
 def parser(selected: str | None) -> argparse.ArgumentParser:
     """The argument parser; only the selected command's module is imported, so that --help is
     fast.
     """
     description = "Compile deep-learning models to native code and run them."
     top = argparse.ArgumentParser(prog="ekiden", description=description)
+    top.add_argument("--version", action="version", version=f"ekiden {__version__}")
+    top.add_argument(
+        "--completion", choices=SHELLS, action=Completion,
+        help="print what completes commands: eval \"$(ekiden --completion bash)\"",
+    )  # fmt: skip
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
+        command.add_argument(
+            "-v", "--verbose", action="count", default=0,
+            help="say on standard error what is being done; twice: each pass and kernel",
+        )  # fmt: skip
         if name == selected:
             module = import_module(f"ekiden.driver.commands.{name}")
             module.arguments(command)
@@ -51,6 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser(args[0] if args and args[0] in COMMANDS else None).parse_args(args)
     errors = import_module("ekiden.runtime.errors")
     run: Callable[[argparse.Namespace], int] = options.run
+    if options.verbose:
+        logging = import_module("logging")  # takes longer than the rest of this module
+        logging.basicConfig(format="%(relativeCreated)7.0f ms  %(message)s")
+        logging.getLogger("ekiden").setLevel("INFO" if options.verbose == 1 else "DEBUG")
     try:
         with import_module("ekiden.runtime.memory").within_free_memory():
             return run(options)

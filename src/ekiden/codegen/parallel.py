@@ -208,11 +208,13 @@ def compile_tasks(
     distinct = {t.key: t for t in tasks}
     objects = {key: code for key in distinct if (code := cache.get(key)) is not None}
     missing = [t for key, t in distinct.items() if key not in objects]
+    LOG.info("kernels: %d, of which %d are in the cache", len(distinct), len(objects))
     with closing(_compile_all(missing)) as results:
         for done, (index, code) in enumerate(results):
             task = missing[index]
             objects[task.key] = code
             cache.put(task.key, code)
+            LOG.debug("kernel %d of %d: %s", done + 1, len(missing), task.name)
             if progress is not None:
                 progress(done + 1, len(missing), task.name)
     return {key: objects[key] for key in distinct}

@@ -73,6 +73,7 @@ def compile_model(
     shape: Shapes | None,
     executor: str,
     in_place: bool = True,
+    progress: Progress | None = None,
 ) -> Compiled:
     """Compile; arguments and errors are those of `compile`, `in_place` as in `pipeline`."""
     if executor not in EXECUTORS:
@@ -106,10 +107,10 @@ def compile_model(
         (t, optimize(module, t, config, in_place=in_place), {**metadata, "target": str(t)})
         for t in targets
     )
-    with _progress() as progress:
+    with _bar() if progress is None else nullcontext(progress) as shown:
         made = compile_variants(
             prepared,
-            progress,
+            shown,
             is_native=executor == "aot",
             concurrent=executor == "async",
         )
@@ -187,7 +188,7 @@ def _dim(dim: PrimExpr) -> Dim:
     return dim.value if isinstance(dim, IntImm) else prim_text(dim)
 
 
-def _progress() -> AbstractContextManager[Progress | None]:
+def _bar() -> AbstractContextManager[Progress | None]:
     """A progress bar over kernels where standard error is a terminal."""
     if not sys.stderr.isatty():
         return nullcontext()

@@ -5,6 +5,8 @@ The compiler is imported when there is something to compile.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -20,7 +22,10 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import PathName, check_folder
 from ekiden.target.virtual_device import Targets, with_bounds
 
+LOG = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
+    from ekiden.codegen.parallel import Progress
     from ekiden.driver.build import Model
     from ekiden.frontend.onnx.importer import Shapes
 
@@ -33,6 +38,7 @@ def compile(
     executor: str = "vm",
     bounds: str = "",
     num_threads: int | None = None,
+    progress: Progress | None = None,
 ) -> Executable:
     """Compile a model: a path to an ONNX file, its bytes, an onnx.ModelProto, or an IRModule with a
     function `main`.
@@ -50,6 +56,9 @@ def compile(
     which is many times slower then (docs/targets.md).
     `num_threads` is how many threads a run has at most (ValueError for what is no number of them);
     else `runtime.num_threads` says it. No part of the artifact.
+    `progress` is called with (kernels done, kernels in all, name of the one just done); without it
+    a bar is shown where standard error is a terminal. The logger "ekiden" says what is done and how
+    long it takes: INFO each part, DEBUG each pass and kernel.
     Options and instruments come from the current PassContext.
 
     A model of ONNX that was compiled before, by the same compiler with the same options, is mapped
@@ -57,7 +66,7 @@ def compile(
     Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
     LoadError where this machine cannot run the code; `ekiden compile` writes it all the same.
     """
-    made = compile_artifact(model, with_bounds(target, bounds), shape, executor)
+    made = compile_artifact(model, with_bounds(target, bounds), shape, executor, progress)
     found = made if isinstance(made, runtime.Executable) else runtime.Executable.from_bytes(made)
     if num_threads is not None:
         found.num_threads = num_threads
@@ -67,12 +76,13 @@ def compile(
 def export(
     model: Model | Executable,
     path: PathName,
-    target: Targets = "llvm",
+    target: Targets = None,
     *,
     shape: Shapes | None = None,
     executor: str = "vm",
     cc: str | None = None,
     options: Sequence[str] = (),
+    progress: Progress | None = None,
 ) -> None:
     """Compile a model and write it as the suffix of `path` says: `.eki`, `.so`, `.o`, `.c`, `.tar`.
 
@@ -86,13 +96,17 @@ def export(
     if isinstance(model, Executable):
         data: Bytes = late_bound.whole(model.raw)
     else:
-        found = compile_artifact(model, target, shape, executor)
+        found = compile_artifact(model, target, shape, executor, progress)
         data = found.to_bytes() if isinstance(found, runtime.Executable) else found
     write_artifact(data, path, cc=cc, options=options)
 
 
 def compile_artifact(
-    model: Model, target: Targets, shape: Shapes | None = None, executor: str = "vm"
+    model: Model,
+    target: Targets,
+    shape: Shapes | None = None,
+    executor: str = "vm",
+    progress: Progress | None = None,
 ) -> memoryview | runtime.Executable:
     """What `compile` makes: as it was found in the cache, or the bytes of the artifact, which need
     not be for this machine.
@@ -105,9 +119,14 @@ def compile_artifact(
     wanted = request(model, target, shape, executor) if cache.folder is not None else None
     found = cache.get(wanted) if wanted is not None else None
     if found is not None:
+        LOG.info("compile: the artifact is in the cache")
         return found
-    made = import_module("ekiden.driver.build").compile_model(model, target, shape, executor)
+    started = time.perf_counter()
+    build = import_module("ekiden.driver.build")
+    made = build.compile_model(model, target, shape, executor, progress=progress)
     assert isinstance(made.artifact, memoryview)
+    took = time.perf_counter() - started
+    LOG.info("compile: %.1f MB in %.2f s", len(made.artifact) / 1e6, took)
     if wanted is not None:
         found = cache.put(wanted, made.artifact, made.weight_files)
     return made.artifact if found is None else found

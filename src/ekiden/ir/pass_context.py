@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextvars
 import difflib
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from types import TracebackType
 
 from ekiden.ir.module import IRModule
 from ekiden.runtime.errors import PassError
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +263,9 @@ def phase(name: str) -> Iterator[None]:
     """
     context = PassContext.current()
     context.notify(lambda each: each.enter_phase(name))
+    started = time.perf_counter()
     try:
         yield
     finally:
         context.notify(lambda each: each.exit_phase(name))
+        LOG.info("%s: %.0f ms", name, 1e3 * (time.perf_counter() - started))

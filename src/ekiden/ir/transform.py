@@ -12,6 +12,8 @@ with PassContext(opt_level=3):
 from __future__ import annotations
 
 import inspect
+import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -36,6 +38,8 @@ __all__ = [
     "register_option",
     "register_pass",
 ]
+
+LOG = logging.getLogger(__name__)
 
 Transform = Callable[[IRModule, PassContext], IRModule]
 """What a pass does; it gets the context it runs under and makes a new module."""
@@ -86,6 +90,7 @@ class Pass:
         for needed in self.required:
             module = (get_pass(needed) if isinstance(needed, str) else needed)(module)
         context.notify(lambda each: each.run_before_pass(module, info))
+        started = time.perf_counter()
         try:
             result = self.transform(module, context)
         except EkidenError as error:
@@ -93,6 +98,7 @@ class Pass:
                 error.add_note(f"in pass {self.name!r}")
             raise
         _expect_module(result, self.name, "made")
+        LOG.debug("pass %s: %.1f ms", self.name, 1e3 * (time.perf_counter() - started))
         context.notify(lambda each: each.run_after_pass(result, info))
         return result
 

@@ -1,0 +1,61 @@
+"""What completes commands and options in a shell.
+
+Written out here: the packages for it (argcomplete, shtab) start Python for each key, or need more
+of a parser than is loaded for `ekiden --help`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+__all__ = ["SHELLS", "script"]
+
+SHELLS = ("bash", "zsh", "fish")
+_BASH = """\
+_ekiden() {{
+  local word=${{COMP_WORDS[COMP_CWORD]}} words
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    words="{commands} --help --version"
+  else
+    case "${{COMP_WORDS[1]}}" in
+{cases}
+    esac
+  fi
+  case "$word" in
+    -*) COMPREPLY=($(compgen -W "$words" -- "$word")) ;;
+    *) if [ "$COMP_CWORD" -eq 1 ]; then COMPREPLY=($(compgen -W "$words" -- "$word"))
+       else COMPREPLY=($(compgen -f -- "$word")); fi ;;
+  esac
+}}
+complete -o filenames -F _ekiden ekiden"""
+
+
+def script(shell: str, options: Mapping[str, Sequence[str]], commands: Mapping[str, str]) -> str:
+    """The script for a shell: commands with what they are for, and the options of each."""
+    if shell == "fish":
+        return _fish(options, commands)
+    cases = [f'      {name}) words="{" ".join(found)}" ;;' for name, found in options.items()]
+    bash = _BASH.format(commands=" ".join(commands), cases="\n".join(cases))
+    return f"autoload -U +X bashcompinit && bashcompinit\n{bash}" if shell == "zsh" else bash
+
+
+def _fish(options: Mapping[str, Sequence[str]], commands: Mapping[str, str]) -> str:
+    rows = [
+        f"complete -c ekiden -n __fish_use_subcommand -f -a {name} -d {_quoted(text)}"
+        for name, text in commands.items()
+    ]
+    rows += [
+        f"complete -c ekiden -n '__fish_seen_subcommand_from {name}' {_flag(option)}"
+        for name, found in options.items()
+        for option in found
+    ]
+    return "\n".join(rows)
+
+
+def _flag(option: str) -> str:
+    name = option.lstrip("-")
+    return f"-l {name}" if option.startswith("--") else f"-s {name}"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "") + "'"
