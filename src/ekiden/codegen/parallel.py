@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,15 +107,15 @@ class _Workers:
     """
 
     def __init__(self, count: int, jobs: int) -> None:
-        self._notes = tempfile.TemporaryDirectory(prefix="ekiden-workers-")
         context = multiprocessing.get_context("fork")
-        self._pool = ProcessPoolExecutor(jobs, context, _begin_worker, (self._notes.name,))
         others = set(multiprocessing.active_children())
-        try:
+        with ExitStack() as undo:
+            self._notes = tempfile.TemporaryDirectory(prefix="ekiden-workers-")
+            undo.callback(self._notes.cleanup)
+            self._pool = ProcessPoolExecutor(jobs, context, _begin_worker, (self._notes.name,))
+            undo.callback(self._pool.shutdown, wait=True, cancel_futures=True)
             self._waiting = self._begin(count)
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
         self._processes = set(multiprocessing.active_children()) - others
 
     def _begin(self, count: int) -> dict[Future[bytes], int]:
