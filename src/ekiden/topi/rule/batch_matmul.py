@@ -33,10 +33,20 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
+from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.dense import make_buffers, product, unflatten
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.streaming import Streamed, streamed_product
-from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows, stepped_rows
+from ekiden.topi.rule.tiles import (
+    Ahead,
+    KLoop,
+    Tile,
+    balanced_rows,
+    compute_tile,
+    max_rows,
+    stepped_rows,
+)
 
 WIDE = 4
 """Vectors of a whole panel."""
@@ -193,7 +203,7 @@ class _Product:
         rows: int,
         column: PrimExpr,
         vectors: int,
-        ahead: Callable[[PrimExpr], Stmt] | None = None,
+        ahead: Ahead | None = None,
     ) -> Stmt:
         """A tile of rows on one panel. `source` is the copy, whose batch step is 0, or the matrix
         itself."""
@@ -322,22 +332,22 @@ class _Product:
         limit, width = max_rows(WIDE, self.target), WIDE * self.lanes
         origin = image * self.b.batch + column
 
-        def copy(k: PrimExpr) -> Stmt:
+        def copy(k: PrimExpr, _: int) -> list[Stmt]:
             line = origin + k * self.b.row
             near = [line + AHEAD * self.b.row + n for n in range(0, width, LINE)]
-            return seq(
+            return [
                 *(Prefetch(self.b.buffer, (at,), 3) for at in near),
                 *(
                     self._copy(packed, k * width + n, line + n, None)
                     for n in range(0, width, self.lanes)
                 ),
-            )
+            ]
 
         def body(rows: int, first: PrimExpr) -> Stmt:
             following = origin + width + first // limit % (width // LINE) * LINE
 
-            def ahead(k: PrimExpr) -> Stmt:
-                return Prefetch(self.b.buffer, (following + k * self.b.row,), 2)
+            def ahead(k: PrimExpr, _: int) -> list[Stmt]:
+                return [Prefetch(self.b.buffer, (following + k * self.b.row,), 2)]
 
             early = self.tile(self.b, image, first, rows, column, WIDE, copy)
             later = self.tile(source, image, first, rows, column, WIDE, ahead)
@@ -401,16 +411,20 @@ def accepts(anchor: te.Tensor) -> bool:
     return plain and {a.dtype, b.dtype, anchor.dtype} == {"float32"}
 
 
-def _rule(tag: str) -> Callable[[list[te.Tensor], list[te.Tensor], Target, str], PrimFunc]:
+def _family(tag: str) -> Family:
     def build(
-        inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+        inputs: list[te.Tensor],
+        outputs: list[te.Tensor],
+        target: Target,
+        name: str,
+        decision: Decision,
     ) -> PrimFunc:
         kernel = _Product(inputs, outputs, target, tag)
         attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
         return PrimFunc((*kernel.buffers.values(),), kernel.body(), attrs)
 
-    return build
+    return Family(name=tag, accepts=accepts, build=build)
 
 
-batch_matmul, matmul, dense = _rule("batch_matmul"), _rule("matmul"), _rule("dense")
-"""The rules for products of computed matrices, by tag."""
+FAMILIES = tuple(map(_family, ("batch_matmul", "matmul", "dense")))
+"""Products of computed matrices."""

@@ -34,9 +34,12 @@ from ekiden.tir.stmt import (
     seq,
 )
 from ekiden.topi.nn.weights import WORD
+from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.geometry import Geometry, geometry_of
+from ekiden.topi.rule.model import panel_choice, panel_width
 from ekiden.topi.rule.padding import Bands, band_lines, pad_copy
 from ekiden.topi.rule.tiles import (
     KLoop,
@@ -363,7 +366,20 @@ class Panel:
 
 
 def conv_pack(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "conv_nhwc_pack"."""
     return Conv(inputs, outputs, target, "conv_nhwc_pack").function(name)
+
+
+FAMILY = Family(
+    name="conv_nhwc_pack",
+    build=conv_pack,
+    panel=panel_width,
+    panels=panel_choice,
+    writes_rows=True,
+)

@@ -20,9 +20,12 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
 from ekiden.tir.stmt import For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt
 from ekiden.topi.rule.conv2d import NARROW, Conv, Panel
+from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.depthwise import PIXELS, Depthwise
 from ekiden.topi.rule.epilogue import operands_of
+from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.geometry import Geometry, phases_of, transposed_geometry
+from ekiden.topi.rule.model import panel_choice, panel_width
 from ekiden.topi.rule.stages import has_known_weights
 from ekiden.topi.rule.tiles import KLoop, balanced_rows
 
@@ -234,15 +237,35 @@ class _TransposedDepthwise(Depthwise):
 
 
 def conv_transpose(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "conv_transpose_pack"."""
     return _Transposed(inputs, outputs, target, "conv_transpose_pack").function(name)
 
 
 def depthwise_conv_transpose(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "depthwise_conv_transpose"."""
     kernel = _TransposedDepthwise(inputs, outputs, target, "depthwise_conv_transpose")
     return kernel.function(name)
+
+
+FAMILIES = (
+    Family(
+        name="conv_transpose_pack",
+        accepts=accepts,
+        build=conv_transpose,
+        panel=panel_width,
+        panels=panel_choice,
+    ),
+    Family(name="depthwise_conv_transpose", accepts=accepts, build=depthwise_conv_transpose),
+)

@@ -19,8 +19,10 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.geometry import Geometry, geometry_of
 from ekiden.topi.rule.padding import Bands, band_lines, float_vector
 from ekiden.topi.rule.tiles import KLoop, balanced_rows, column_mask
@@ -171,7 +173,14 @@ class Depthwise:
 
 
 def depthwise_conv(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "depthwise_conv_nhwc"."""
     return Depthwise(inputs, outputs, target, "depthwise_conv_nhwc").function(name)
+
+
+FAMILY = Family(name="depthwise_conv_nhwc", build=depthwise_conv, writes_rows=True)

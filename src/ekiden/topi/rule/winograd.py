@@ -56,8 +56,11 @@ from ekiden.tir.stmt import (
     seq,
 )
 from ekiden.topi.nn.winograd import FEW, TAPS, matrices, suits
+from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.topi.rule.family import Family
+from ekiden.topi.rule.model import panel_choice, panel_width
 from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, column_mask, compute_tile, max_rows
 
 TAG = "winograd_conv2d"
@@ -477,9 +480,25 @@ class _Winograd:
 
 
 def winograd_conv2d(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "winograd_conv2d"."""
     kernel = _Winograd(inputs, outputs, target)
     attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
     return PrimFunc((*kernel.buffers.values(),), kernel.body(), attrs)
+
+
+FAMILY = Family(
+    name=TAG,
+    accepts=accepts,
+    build=winograd_conv2d,
+    ends=before_pool,
+    panel=panel_width,
+    panels=panel_choice,
+    endings=("pairs_max",),
+    writes_rows=True,
+)
