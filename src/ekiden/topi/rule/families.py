@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ekiden.ir.pass_context import PassContext, register_option
+from ekiden.ir.pass_context import DECISIONS, PassContext
 from ekiden.runtime.errors import CompileError
 from ekiden.topi.rule import (
     attention,
@@ -36,13 +36,6 @@ ROWS: tuple[Family, ...] = (
     default.FAMILY,
 )
 FAMILIES: Mapping[str, Family] = {row.name: row for row in ROWS}
-
-DECISIONS = register_option(
-    "kernels.decisions",
-    dict,
-    {},
-    "what is chosen about kernels: {family, kernel or node: {choice: value} or 'choice=value ...'}",
-)
 
 
 def given_decisions() -> Mapping[str, Fixed]:
@@ -85,7 +78,6 @@ def has_ending(names: Iterable[str], ending: str) -> bool:
 
 
 __all__ = [
-    "DECISIONS",
     "FAMILIES",
     "ROWS",
     "fixed_for",
