@@ -15,7 +15,7 @@ from ekiden.runtime import load_image
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir.transform import lower
-from ekiden.topi.nn import dense_pack
+from ekiden.topi.nn import batch_matmul, dense_pack
 from ekiden.topi.nn.weights import pack_weight
 from ekiden.topi.rule import FAMILIES, choose, schedule
 from ekiden.topi.rule.decision import Decision, Fixed
@@ -164,3 +164,27 @@ def test_sums_kept_in_the_result_leave_an_argument_alone() -> None:
     blocked = schedule([*inputs, residual], [output], TARGET, "kernel", parts)
     assert (whole.attrs or {}).get("tir.in_place") == (2,)
     assert "tir.in_place" not in (blocked.attrs or {})
+
+
+@pytest.mark.parametrize("target", [TARGET, NARROW], ids=["host", "avx2"])
+@pytest.mark.parametrize(
+    ("a", "b", "tb"),
+    [
+        ((3, 37, 40), (3, 40, 130), False),
+        ((1, 70, 33), (1, 150, 33), True),
+        ((2, 21, 300), (2, 300, 32), False),
+        ((1, 4, 60), (1, 60, 90), False),
+    ],
+)
+def test_no_decision_changes_a_product(
+    target: Target, a: tuple[int, ...], b: tuple[int, ...], tb: bool
+) -> None:
+    left, right = te.placeholder(a, name="a"), te.placeholder(b, name="b")
+    anchor = batch_matmul(left, right, transpose_b=tb)
+    x, y = random(*a), random(*b)
+    want = x.astype("float64") @ (y.swapaxes(-1, -2) if tb else y)
+    for fixed in some_points(anchor, "batch_matmul", target, 3):
+        kernel = compiled([left, right], anchor, "batch_matmul", fixed, target)
+        got = np.full(want.shape, np.nan, "float32")
+        kernel(x, y, got)
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3, err_msg=str(fixed))
