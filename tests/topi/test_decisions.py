@@ -15,8 +15,9 @@ from ekiden.runtime import load_image
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir.transform import lower
-from ekiden.topi.nn import batch_matmul, dense_pack
+from ekiden.topi.nn import batch_matmul, conv, dense_pack, winograd_conv2d
 from ekiden.topi.nn.weights import pack_weight
+from ekiden.topi.nn.winograd import transform_weight
 from ekiden.topi.rule import FAMILIES, choose, schedule
 from ekiden.topi.rule.decision import Decision, Fixed
 from ekiden.topi.rule.families import ROWS
@@ -188,3 +189,82 @@ def test_no_decision_changes_a_product(
         got = np.full(want.shape, np.nan, "float32")
         kernel(x, y, got)
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3, err_msg=str(fixed))
+
+
+def convolved(x: np.ndarray, w: np.ndarray, stride: int, pad: int) -> np.ndarray:
+    """NHWC data, OIHW weight."""
+    n, height, width, _ = x.shape
+    out, _, kh, kw = w.shape
+    padded = np.pad(x.astype("float64"), ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    rows, columns = ((e + 2 * pad - k) // stride + 1 for e, k in ((height, kh), (width, kw)))
+    made = np.zeros((n, rows, columns, out))
+    for i in range(kh):
+        for j in range(kw):
+            part = padded[:, i : i + rows * stride : stride, j : j + columns * stride : stride]
+            made += np.einsum("nyxc,oc->nyxo", part[:, :rows, :columns], w[:, :, i, j])
+    return made
+
+
+@pytest.mark.parametrize("target", [TARGET, NARROW], ids=["host", "avx2"])
+@pytest.mark.parametrize(
+    ("image", "channels", "kernel", "stride", "pad"),
+    [
+        ((1, 7, 7, 384), 100, 1, 1, 0),
+        ((1, 7, 6, 64), 50, 3, 1, 1),
+        ((2, 9, 14, 16), 70, 3, 2, 1),
+        ((1, 5, 15, 200), 33, 3, 1, 0),
+    ],
+)
+def test_no_decision_changes_a_convolution(
+    target: Target, image: tuple[int, ...], channels: int, kernel: int, stride: int, pad: int
+) -> None:
+    panel = 3 * target.lanes("float32")
+    x, w = random(*image), random(channels, image[3], kernel, kernel)
+    packed = pack_weight(w, "conv2d", panel)
+    data, weight = te.placeholder(image, name="data"), te.placeholder(packed.shape, name="weight")
+    layout = f"OHWI{panel}o"
+    anchor = conv(data, weight, stride, pad, 1, 1, "NHWC", layout, channels=channels)
+    residual, output = (te.placeholder(anchor.shape, name="residual"), anchor)
+    output = te.compute(anchor.shape, lambda *i: anchor[i] + residual[i], tag="broadcast")
+    r = random(*(int(str(d)) for d in anchor.shape))
+    want = convolved(x, w, stride, pad) + r
+    for fixed in some_points(anchor, "conv_nhwc_pack", target, 3):
+        inputs = [data, weight, residual]
+        run = compiled(inputs, output, "conv_nhwc_pack", fixed, target)
+        got = np.full(want.shape, np.nan, "float32")
+        run(x, packed, r, got)
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3, err_msg=str(fixed))
+
+
+@pytest.mark.parametrize("m", [2, 4])
+def test_no_decision_changes_a_convolution_by_winograd(m: int) -> None:
+    lanes = TARGET.lanes("float32")
+    image, channels = (1, 11, 14, 2 * lanes), 3 * lanes + 5
+    x, w = random(*image), random(channels, image[3], 3, 3)
+    changed = transform_weight(w, m, 2 * lanes)
+    data, weight = te.placeholder(image, name="data"), te.placeholder(changed.shape, name="weight")
+    anchor = winograd_conv2d(data, weight, m, channels, (1, 1, 1, 1))
+    want = convolved(x, w, 1, 1)
+    for fixed in some_points(anchor, "winograd_conv2d", TARGET, 3):
+        run = compiled([data, weight], anchor, "winograd_conv2d", fixed, TARGET)
+        got = np.full(want.shape, np.nan, "float32")
+        run(x, changed, got)
+        np.testing.assert_allclose(got, want, rtol=1e-2, atol=1e-2, err_msg=str(fixed))
+
+
+@pytest.mark.quick
+def test_every_family_chooses_within_its_space() -> None:
+    """Of the convolutions of a network, on processors of all classes."""
+    for cpu in ("x86-64-v2", "x86-64-v3", "skylake-avx512", "znver4", "sapphirerapids"):
+        target = Target(f"llvm -mcpu={cpu} -cores=2")
+        panel = 2 * target.lanes("float32")
+        for size, depth, channels, kernel in [(56, 64, 64, 1), (14, 256, 512, 3), (7, 512, 40, 3)]:
+            data = te.placeholder((1, size, size, depth))
+            weight = te.placeholder((-(-channels // panel), kernel, kernel, depth, panel))
+            layout, pad = f"OHWI{panel}o", kernel // 2
+            anchor = conv(data, weight, 1, pad, 1, 1, "NHWC", layout, channels=channels)
+            chosen = choose([anchor], target)
+            space = chosen.family.space(anchor, target)
+            assert chosen.family.name == "conv_nhwc_pack"
+            assert list(chosen.decision) == [choice.name for choice in space]
+            assert all(chosen.decision[c.name] in c.domain for c in space)

@@ -48,5 +48,9 @@ def last_dim(expr: RelayExpr) -> int | None:
 def panel_width(family: str, product: Product, target: Target, call: Call) -> int:
     """Columns of a panel of the weight of a call, as a family of kernels wants it. Raises
     CompileError where a decision for it cannot be."""
-    fixed = fixed_for((family, str(call.span)) if call.span else (family,))
-    return FAMILIES[family].panel_of(product, target, fixed)
+    return FAMILIES[family].panel_of(product, target, fixed_for(names_of(family, call)))
+
+
+def names_of(family: str, call: Call) -> tuple[str, ...]:
+    """What decisions about the weight of a call may be given for: the family, the node."""
+    return (family, str(call.span)) if call.span else (family,)

@@ -22,15 +22,23 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs, ConvAttrs, ConvTransposeAttrs
-from ekiden.relay.packing.common import known_shape, last_dim, panel_width, rows_of
+from ekiden.relay.packing.common import (
+    known_shape,
+    last_dim,
+    names_of,
+    panel_width,
+    rows_of,
+)
 from ekiden.relay.transform.convert_layout import transpose
 from ekiden.relay.transform.scopes import infer_here
 from ekiden.target import Target
 from ekiden.topi.layout import permutation
 from ekiden.topi.nn.conv_transpose import is_few
 from ekiden.topi.nn.weights import WORD
-from ekiden.topi.nn.winograd import POINTS, TAPS, suits, tile_size
+from ekiden.topi.nn.winograd import TAPS, suits
+from ekiden.topi.rule.families import fixed_for
 from ekiden.topi.rule.family import Product
+from ekiden.topi.rule.winograd_space import tile_side
 
 PACKED, WINOGRAD, TRANSPOSED = "conv_nhwc_pack", "winograd_conv2d", "conv_transpose_pack"
 """Families of kernels."""
@@ -64,17 +72,20 @@ def conv_bytes(call: Call, target: Target) -> RelayExpr:
     return Call(call.op, (data, packed), changed, span=call.span)
 
 
-def _winograd_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int | None:
-    """The side of output tiles if the convolution is to be done by Winograd's method."""
+def _winograd_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int:
+    """The side of output tiles if the convolution is to be done by Winograd's method; else 0."""
     weight, result = call.args[1], call.checked_type
     assert isinstance(weight, Constant)
     out, channels, *kernel = weight.data.shape
     plain = attrs.groups == 1 and attrs.strides == attrs.dilation == (1, 1)
     if not plain or kernel != [TAPS, TAPS] or not suits(channels, out, target.lanes("float32")):
-        return None
+        return 0
     assert isinstance(result, TensorType)
     sizes = [d.value for d in result.shape if isinstance(d, IntImm)]
-    return tile_size(*sizes[:3]) if len(sizes) == len(result.shape) else max(POINTS)
+    n, height, width, *_ = (*sizes, 0, 0, 0)
+    image = (n, height, width) if len(sizes) == len(result.shape) else None
+    fixed = fixed_for(names_of(WINOGRAD, call))
+    return tile_side(image, (channels, out), target, fixed)
 
 
 def _winograd(call: Call, attrs: Conv2DAttrs, m: int, target: Target) -> RelayExpr:
@@ -115,7 +126,7 @@ def conv(call: Call, target: Target) -> RelayExpr:
     axes = attrs.data_layout[1:-1]
     if isinstance(weight, Constant) and isinstance(attrs, Conv2DAttrs):
         m = _winograd_tile(call, attrs, target)
-        if m is not None:
+        if m:
             return _winograd(call, attrs, m, target)
     channels, _, *kernel = shape
     if attrs.groups > 1 and attrs.groups == channels == last_dim(call):

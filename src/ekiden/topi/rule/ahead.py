@@ -35,9 +35,9 @@ class Prefetches:
     spread: int
     unroll: int
 
-    def near(self, base: PrimExpr, k: PrimExpr) -> list[Stmt]:
-        """The row `own` steps later of the panel at `base`."""
-        at = base + (k + self.own) * self.row
+    def near(self, origin: PrimExpr, k: PrimExpr) -> list[Stmt]:
+        """The row `own` steps later, where step 0 reads the one at `origin`."""
+        at = origin + (k + self.own) * self.row
         rows = range(0, self.row if self.own else 0, self.line)
         return [Prefetch(self.buffer, (at + n,), 3) for n in rows]
 
@@ -47,7 +47,7 @@ class Prefetches:
         """(names to bind around the tile, what its steps bring near) for tile `number` of those on
         the panel at `base`; none where the next tile has another panel."""
         if number is None or not self.spread:
-            return [], lambda k, place: self.near(base, k)
+            return [], lambda origin, k, place: self.near(origin, k)
         each = -(-self.row // (self.line * self.spread))
         apart = max(1, self.spread * self.line // self.row)
         begin, step = Var("begin"), Var("step")
@@ -59,10 +59,11 @@ class Prefetches:
             (step, if_then_else(is_early, const(self.line), const(0))),
         ]
 
-        def ahead(k: PrimExpr, place: int) -> list[Stmt]:
-            made = self.near(base, k)
+        def ahead(origin: PrimExpr, k: PrimExpr, place: int) -> list[Stmt]:
+            made = self.near(origin, k)
             if place % apart == 0 or self.unroll % apart:
-                at = simplify(k // apart) * each
+                step_number = simplify((origin - base) // self.row + k)
+                at = simplify(step_number // apart) * each
                 made += [Prefetch(self.buffer, (begin + (at + n) * step,), 2) for n in range(each)]
             return made
 

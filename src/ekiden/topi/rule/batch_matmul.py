@@ -348,7 +348,7 @@ class _Product:
         origin = image * self.b.batch + column
         ahead, unroll = self.near(packed)
 
-        def copy(k: PrimExpr, _: int) -> list[Stmt]:
+        def copy(_: PrimExpr, k: PrimExpr, place: int) -> list[Stmt]:
             line = origin + k * self.b.row
             near = [line + AHEAD * self.b.row + n for n in range(0, width, LINE)]
             return [

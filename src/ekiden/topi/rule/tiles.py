@@ -87,8 +87,9 @@ def fitting_lanes(valid: int, target: Target) -> int:
 Store = Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
 """(tile row, first column in the panel, vector of results, mask or None) -> the statement that
 keeps them."""
-Ahead = Callable[[PrimExpr, int], list[Stmt]]
-"""(step of the innermost loop, its place among those written one after the other) -> prefetches."""
+Ahead = Callable[[PrimExpr, PrimExpr, int], list[Stmt]]
+"""(where the panel is read in the first step of the innermost loop, the step, its place among those
+written one after the other) -> prefetches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,7 @@ def _k_nest(
     def step(k: PrimExpr, place: int) -> Stmt:
         rows = [row + a_step + k * inner.a_stride for row in a_rows]
         body = _k_step(tile, acc, a, rows, b, b_step + k * inner.b_stride)
-        return body if ahead is None else seq(*ahead(k, place), body)
+        return body if ahead is None else seq(*ahead(b_step, k, place), body)
 
     body = _steps(inner.extent, unroll, step)
     for variable, loop in zip(reversed(variables), reversed(outer), strict=True):
