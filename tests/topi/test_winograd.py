@@ -9,11 +9,13 @@ from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.prim import PrimExpr, SizeVar, maximum
 from ekiden.runtime import load_image
+from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import pool2d, winograd_conv2d
-from ekiden.topi.nn.winograd import convolve, matrices, tile_size, transform_weight
+from ekiden.topi.nn.winograd import convolve, matrices, transform_weight
 from ekiden.topi.rule import schedule, winograd
+from ekiden.topi.rule.winograd_space import tile_side
 
 TARGET = Target.host()
 LANES = TARGET.lanes("float32")
@@ -144,8 +146,37 @@ def test_windows_of_two_that_leave_a_line_over_are_not() -> None:
     assert winograd.before_pool([pooled]) == [pooled]
 
 
-def test_small_images_get_small_tiles() -> None:
-    assert tile_size(1, 14, 14) == 4
-    assert tile_size(1, 7, 7) == 2
-    assert tile_size(8, 7, 7) == 4
-    assert tile_size(1, 2, 2) is None
+def side(cpu: str, image: tuple[int, int, int], channels: int, **fixed: int) -> int:
+    target = Target(f"llvm -mcpu={cpu} -cores=1")
+    return tile_side(image, (channels, channels), target, fixed)
+
+
+@pytest.mark.parametrize(
+    ("image", "channels", "expected"),
+    [
+        ((1, 56, 56), 64, 4),
+        ((1, 28, 28), 128, 4),
+        ((1, 14, 14), 256, 4),
+        ((1, 7, 7), 512, 2),
+        ((8, 7, 7), 512, 4),
+        ((1, 2, 2), 512, 0),
+    ],
+)
+def test_small_images_get_small_tiles(
+    image: tuple[int, int, int], channels: int, expected: int
+) -> None:
+    """Zen 5: 3.15, 3.3, 2.4 and 1.4 times as fast as the direct sum."""
+    assert side("znver5", image, channels) == expected
+
+
+def test_weights_from_a_slow_cache_are_not_made_more() -> None:
+    """Skylake-SP, 7x7x512: 2.38 ms by Winograd's method, 1.79 by the direct sum."""
+    assert side("skylake-avx512", (1, 7, 7), 512) == 0
+    assert side("skylake-avx512", (1, 14, 14), 256) == 4
+
+
+def test_the_side_of_tiles_can_be_said() -> None:
+    assert side("znver5", (1, 56, 56), 64, m=2) == 2
+    with pytest.raises(CompileError) as caught:
+        side("znver5", (1, 56, 56), 64, m=3)
+    assert str(caught.value) == "decisions: 'winograd_conv2d': 'm' is one of 0, 2, 4, got 3"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from ekiden.driver.artifact_cache import ArtifactCache
 from ekiden.driver.artifact_key import request
 from ekiden.driver.executable import Executable
 from ekiden.driver.library import format_of, write_artifact
+from ekiden.ir.pass_context import DECISIONS, with_options
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import Bytes
 from ekiden.runtime.errors import CompileError
@@ -39,6 +41,7 @@ def compile(
     bounds: str = "",
     num_threads: int | None = None,
     progress: Progress | None = None,
+    decisions: Mapping[str, object] | None = None,
 ) -> Executable:
     """Compile a model: a path to an ONNX file, its bytes, an onnx.ModelProto, or an IRModule with a
     function `main`.
@@ -59,14 +62,17 @@ def compile(
     `progress` is called with (kernels done, kernels in all, name of the one just done); without it
     a bar is shown where standard error is a terminal. The logger "ekiden" says what is done and how
     long it takes: INFO each part, DEBUG each pass and kernel.
-    Options and instruments come from the current PassContext.
+    `decisions` fixes what is chosen about kernels, by family, kernel or node:
+    `{"dense_pack": {"rows": 6}}` (docs/kernels.md). Options and instruments come from the current
+    PassContext.
 
     A model of ONNX that was compiled before, by the same compiler with the same options, is mapped
     from the cache (EKIDEN_CACHE_LIMIT), unless instruments watch.
     Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
     LoadError where this machine cannot run the code; `ekiden compile` writes it all the same.
     """
-    made = compile_artifact(model, with_bounds(target, bounds), shape, executor, progress)
+    with with_options({DECISIONS: dict(decisions)}) if decisions else nullcontext():
+        made = compile_artifact(model, with_bounds(target, bounds), shape, executor, progress)
     found = made if isinstance(made, runtime.Executable) else runtime.Executable.from_bytes(made)
     if num_threads is not None:
         found.num_threads = num_threads

@@ -108,6 +108,12 @@ KEEP_OUTPUT = register_option(
     False,
     "whether results of functions keep their dtype",
 )
+DECISIONS = register_option(
+    "kernels.decisions",
+    dict,
+    {},
+    "what is chosen about kernels: {family, kernel or node: {choice: value} or 'choice=value ...'}",
+)
 
 
 def _checked(key: str, value: object) -> object:
@@ -248,6 +254,28 @@ class PassContext:
             if getattr(self, name)
         )
         return f"PassContext(opt_level={self.opt_level}{lists}, config={self.config})"
+
+
+@contextmanager
+def with_options(config: Mapping[str, object]) -> Iterator[PassContext]:
+    """The current context with more options, for a while; its instruments go on watching.
+
+    Raises PassError for an option that does not exist or has another type.
+    """
+    around = PassContext.current()
+    made = PassContext(
+        around.opt_level,
+        around.required_pass,
+        around.disabled_pass,
+        config={**around.config, **config},
+    )
+    made.instruments = around.instruments
+    token = _CURRENT.set(made)
+    try:
+        yield made
+    finally:
+        _CURRENT.reset(token)
+        around.instruments = made.instruments
 
 
 _CURRENT: contextvars.ContextVar[PassContext] = contextvars.ContextVar(

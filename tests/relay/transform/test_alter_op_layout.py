@@ -7,14 +7,19 @@ from pass_checks import assert_same_meaning, calls, program
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.transform import AlterOpLayout, ConvertLayout, FoldConstant, InferType
-from ekiden.relay.transform.alter_op_layout import tile_width
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.target import Target
+from ekiden.topi.rule import FAMILIES
+from ekiden.topi.rule.family import Product
 
 pytestmark = pytest.mark.quick
 
 TARGET = Target.parse("llvm -mcpu=x86-64-v4")
 LANES = TARGET.lanes("float32")
+
+
+def tile_width(channels: int, depth: int | None = None) -> int:
+    return FAMILIES["dense_pack"].panel_of(Product(None, channels, depth), TARGET, {})
 
 
 def array(*shape: int) -> np.ndarray:
@@ -37,10 +42,10 @@ def layouts(module: IRModule) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("channels", "expected"), [(1, 16), (16, 16), (17, 32), (64, 64), (65, 64)]
+    ("channels", "expected"), [(1, 16), (16, 16), (17, 32), (64, 64), (65, 48), (768, 48)]
 )
 def test_a_tile_is_whole_vectors(channels: int, expected: int) -> None:
-    assert LANES == 16 and tile_width(channels, TARGET) == expected
+    assert LANES == 16 and tile_width(channels) == expected
 
 
 @pytest.mark.parametrize("units", [1, 16, 70])
@@ -51,7 +56,7 @@ def test_a_dense_layer_gets_panels(units: int) -> None:
         w=array(units, 5),
     )
     after = packed(before)
-    tile = tile_width(units, TARGET)
+    tile = tile_width(units, 5)
     assert calls(after) == ["nn.contrib_dense_pack", "nn.relu"]
     assert weights(after) == [(-(-units // tile), 5, tile)]
     assert_same_meaning(before, after, [array(3, 5)])

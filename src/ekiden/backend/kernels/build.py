@@ -4,29 +4,29 @@ the disk cache.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.facts import facts_of, packed, renamed, unpacked
-from ekiden.backend.kernels.lower import described, lower_primitive
+from ekiden.backend.kernels.lower import Given, described, lower_primitive, names_of
 from ekiden.codegen import llvm
 from ekiden.codegen.build import GENERATORS
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.parallel import LOCK, Progress, Task, compile_tasks
-from ekiden.ir.op import Op
 from ekiden.ir.pass_context import phase
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim import Var as PrimVar
-from ekiden.relay.expr import Call, Function
+from ekiden.relay.expr import Function
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.memory_plan import KernelFacts
-from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc
-
-MAX_NAME = 80
+from ekiden.topi import rule
+from ekiden.topi.rule.families import given_decisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +60,10 @@ class Kernels:
         return llvm.link(parts, [*self.exports, *exports], target) if parts else b""
 
 
-def _display_name(function: Function) -> str:
-    ops = [
-        e.op.name
-        for e in evaluation_order(function.body)
-        if isinstance(e, Call) and isinstance(e.op, Op)
-    ]
-    return "fused_" + "_".join(n.replace(".", "_") for n in ops)[:MAX_NAME]
-
-
-def _compile(function: Function, name: str, target: Target) -> bytes:
+def _compile(function: Function, name: str, target: Target, given: Given) -> bytes:
     """The facts and the object code of a function in canonical form."""
     try:
-        func = lower_primitive(function, name, target)
+        func = lower_primitive(function, name, target, given)
         # the VM gives results memory that no argument has but those of tir.in_place
         func = func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True})
         lowered = tir_transform.lower(func, target)
@@ -84,10 +75,24 @@ def _compile(function: Function, name: str, target: Target) -> bytes:
         raise
 
 
-def _task(function: Function, target: Target) -> Task:
-    key = kernel_key(function, target, GENERATORS[target.kind.name].version())
-    name = f"{_display_name(function)}_{key[:12]}"
-    return Task(key, name, lambda: _compile(function, name, target))
+def _task(function: Function, target: Target, decisions: Given) -> Task:
+    names = names_of(function)
+    given = {n: fixed for n, fixed in decisions.items() if n in names or n in rule.FAMILIES}
+    extra = (json.dumps({n: dict(f) for n, f in given.items()}, sort_keys=True),) if given else ()
+    key = kernel_key(function, target, GENERATORS[target.kind.name].version(), *extra)
+    name = f"{names[0]}_{key[:12]}"
+    return Task(key, name, lambda: _compile(function, name, target, given))
+
+
+def check_decisions(functions: Sequence[Function], decisions: Given) -> None:
+    """Raises CompileError for a decision about what is neither a family nor one of the kernels."""
+    if set(decisions) <= set(rule.FAMILIES):
+        return
+    known = {name: None for function in functions for name in names_of(function)}
+    for name in decisions:
+        if name not in rule.FAMILIES and name not in known:
+            kernels = f"{', '.join(known)}; families: {', '.join(rule.FAMILIES)}"
+            raise CompileError(f"decisions: no kernel is called '{name}'; there are: {kernels}")
 
 
 @phase("kernels")
@@ -99,10 +104,13 @@ def build_kernels(
 ) -> Kernels:
     """Compile primitive functions. Equal functions share a kernel.
 
-    Raises CompileError with the model node of the function that failed.
+    Raises CompileError with the model node of the function that failed, or for a decision of the
+    current PassContext that cannot be.
     """
+    decisions = given_decisions()
+    check_decisions(functions, decisions)
     forms = [canonicalize(function) for function in functions]
-    tasks = [_task(form, target) for form in forms]
+    tasks = [_task(form, target, decisions) for form in forms]
     kept = compile_tasks(tasks, cache or KernelCache.default(), progress)
     made = {key: unpacked(each) for key, each in kept.items()}
     facts = [

@@ -25,6 +25,7 @@ from ekiden.te.range_check import check_site
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import AssertStmt, BufferStore, PrimFunc, seq
 from ekiden.topi import rule
+from ekiden.topi.rule.decision import Fixed
 
 Tensors = list[te.Tensor]
 
@@ -105,14 +106,45 @@ def described(function: Function, name: str) -> str:
     return f"the kernel {name} of {function.span}" if function.span else f"the kernel {name}"
 
 
-def lower_primitive(function: Function, name: str, target: Target) -> PrimFunc:
+Given = Mapping[str, Fixed]
+"""What is fixed about kernels, by family, kernel or node."""
+NOTHING: Given = {}
+MAX_NAME = 80
+
+
+def display_name(function: Function) -> str:
+    """What a kernel is called after: its operators."""
+    ops = [
+        e.op.name
+        for e in evaluation_order(function.body)
+        if isinstance(e, Call) and isinstance(e.op, Op)
+    ]
+    return "fused_" + "_".join(n.replace(".", "_") for n in ops)[:MAX_NAME]
+
+
+def names_of(function: Function) -> tuple[str, ...]:
+    """What a kernel goes by where decisions are given: its operators, the node it comes from."""
+    return (display_name(function), *((str(function.span),) if function.span else ()))
+
+
+def choose_primitive(function: Function, target: Target, given: Given = NOTHING) -> rule.Chosen:
+    """The family of a primitive function's kernel, and the decision. Raises CompileError for a
+    decision that cannot be."""
+    _, outputs = te_graph(function)
+    return rule.choose(outputs, target, given, names_of(function))
+
+
+def lower_primitive(
+    function: Function, name: str, target: Target, given: Given = NOTHING
+) -> PrimFunc:
     """The scheduled loop program of a primitive function (canonical form), outputs after inputs.
+    `given` holds what is fixed about it, by family or by one of its names.
 
     Raises CompileError naming the operators of the function and where they come from.
     """
     try:
         inputs, outputs = te_graph(function)
-        return rule.schedule(inputs, outputs, target, name)
+        return rule.schedule(inputs, outputs, target, name, given, names_of(function))
     except Exception as error:
         error.add_note(f"while lowering {described(function, name)}")
         raise
@@ -196,4 +228,13 @@ def _total(expr: PrimExpr) -> PrimExpr:
     return rewrite(expr, guard)
 
 
-__all__ = ["Check", "described", "lower_primitive", "shape_function", "te_graph"]
+__all__ = [
+    "Check",
+    "choose_primitive",
+    "described",
+    "display_name",
+    "lower_primitive",
+    "names_of",
+    "shape_function",
+    "te_graph",
+]

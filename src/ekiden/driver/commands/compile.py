@@ -6,7 +6,13 @@ import argparse
 import os
 import time
 
-from ekiden.driver.commands.options import add_output, add_target, parse_shapes
+from ekiden.driver.commands.options import (
+    add_decisions,
+    add_output,
+    add_target,
+    decisions_config,
+    parse_shapes,
+)
 from ekiden.driver.compiler import compile_artifact
 from ekiden.driver.library import format_of, write_artifact
 from ekiden.ir.instrument import PassTimingInstrument
@@ -35,6 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="compare every access of a buffer with its extent: slow, to find faults of kernels",
     )
+    add_decisions(parser)
     parser.add_argument("--timing", action="store_true", help="say what took how long")
 
 
@@ -45,7 +52,9 @@ def run(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     shape = parse_shapes(options.shape) or None
     timing = PassTimingInstrument()
-    config = {} if options.precision == "float32" else {PRECISION: options.precision}
+    config = decisions_config(options)
+    if options.precision != "float32":
+        config[PRECISION] = options.precision
     with PassContext(config=config, instruments=[timing] if options.timing else []):
         target = with_bounds(options.target or "llvm", options.bounds)
         found = compile_artifact(options.model, target, shape)

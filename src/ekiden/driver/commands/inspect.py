@@ -1,5 +1,5 @@
-"""`ekiden inspect FILE --stage relay|tir|llvm|asm|bytecode`, and the module before or after any
-pass.
+"""`ekiden inspect FILE --stage relay|decisions|tir|llvm|asm|bytecode`, and the module before or
+after any pass.
 """
 
 from __future__ import annotations
@@ -10,22 +10,31 @@ from collections.abc import Callable
 
 import ekiden
 from ekiden import tir
+from ekiden.backend.kernels.build import check_decisions
 from ekiden.backend.kernels.canonical import canonicalize
-from ekiden.backend.kernels.lower import lower_primitive
+from ekiden.backend.kernels.lower import (
+    Given,
+    choose_primitive,
+    display_name,
+    lower_primitive,
+    names_of,
+)
 from ekiden.backend.vm.compile import primitive_functions
 from ekiden.backend.vm.pipeline import optimize, pipeline
 from ekiden.codegen import llvm
 from ekiden.driver.build import import_model
-from ekiden.driver.commands.options import is_artifact
+from ekiden.driver.commands.options import add_decisions, decisions_config, is_artifact
 from ekiden.ir.instrument import PassPrintingInstrument
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import PassContext
+from ekiden.relay.expr import Function
 from ekiden.relay.printer import astext
 from ekiden.relay.transform import MemoryPlan
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.target import Target
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc
+from ekiden.topi.rule.families import given_decisions
 
 Emit = Callable[[PrimFunc, Target], str]
 KERNEL_STAGES: dict[str, Emit] = {
@@ -39,11 +48,12 @@ KERNEL_STAGES: dict[str, Emit] = {
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("file", help="a model or an artifact")
-    parser.add_argument("--stage", choices=["relay", *KERNEL_STAGES, "bytecode"])
+    parser.add_argument("--stage", choices=["relay", "decisions", *KERNEL_STAGES, "bytecode"])
     parser.add_argument("--before", metavar="PASS", help="the module before it, such as FuseOps")
     parser.add_argument("--after", metavar="PASS", help="the module after it")
     parser.add_argument("--kernel", default="", help="only kernels of nodes whose name holds this")
     parser.add_argument("--target", help="what to make code for, else this machine")
+    add_decisions(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -61,8 +71,9 @@ def run(options: argparse.Namespace) -> int:
         _print_passes(options, target)
     elif options.stage == "bytecode":
         _print_bytecode(ekiden.compile(options.file, target))
-    elif options.stage in KERNEL_STAGES:
-        _print_kernels(optimize(import_model(options.file), target), options, target)
+    elif options.stage == "decisions" or options.stage in KERNEL_STAGES:
+        with PassContext(config=decisions_config(options)):
+            _print_kernels(optimize(import_model(options.file), target), options, target)
     else:
         print(astext(import_model(options.file), show_meta_data=False))
     return 0
@@ -104,11 +115,32 @@ def _print_passes(options: argparse.Namespace, target: Target) -> None:
 
 def _print_kernels(module: IRModule, options: argparse.Namespace, target: Target) -> None:
     functions = list(dict.fromkeys(f for f, _ in primitive_functions(module)))
-    nodes = [str(f.span or "") for f in functions]
+    nodes, decisions = [str(f.span or "") for f in functions], given_decisions()
+    check_decisions(functions, decisions)
     if options.kernel and not any(options.kernel in node for node in nodes):
         there = ", ".join(dict.fromkeys(filter(None, nodes))) or "none that are known"
         raise InputError(f"no kernel is of a node '{options.kernel}'; there are {there}")
     for number, function in enumerate(functions):
-        if options.kernel in nodes[number]:
-            lowered = lower_primitive(canonicalize(function), f"kernel{number}", target)
-            print(f"// {function.span or ''}\n{KERNEL_STAGES[options.stage](lowered, target)}\n")
+        if options.kernel not in nodes[number]:
+            continue
+        form = canonicalize(function)
+        if options.stage == "decisions":
+            print(_decisions(form, target, decisions))
+            continue
+        lowered = lower_primitive(form, f"kernel{number}", target, decisions)
+        print(f"// {function.span or ''}\n{KERNEL_STAGES[options.stage](lowered, target)}\n")
+
+
+def _decisions(function: Function, target: Target, decisions: Given) -> str:
+    """The family of a kernel, the decision, and every choice with its domain."""
+    chosen = choose_primitive(function, target, decisions)
+    lines = [*names_of(function)[1:], f"{display_name(function)}: {chosen.family.name}"]
+    if chosen.anchor is None:
+        return lines[-1]
+    if chosen.decision:
+        lines.append(f"  {chosen.decision}")
+    for choice in chosen.family.space(chosen.anchor, target):
+        domain = " ".join(map(str, choice.domain))
+        early = ", chosen when weights are packed" if choice.is_early else ""
+        lines.append(f"    {choice.name}: {choice.doc}{early}; one of {domain}")
+    return "\n".join(lines)

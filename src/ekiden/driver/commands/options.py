@@ -17,6 +17,7 @@ from ekiden.driver.executable import Executable
 from ekiden.driver.library import FORMATS
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
+from ekiden.ir.pass_context import DECISIONS
 from ekiden.runtime.errors import InputError, MemoryLimitError, RunError
 from ekiden.runtime.files import named
 from ekiden.runtime.memory import free_memory
@@ -130,6 +131,29 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=1,3,H,W",
         help="fix dimensions of an input",
     )
+
+
+def add_decisions(parser: argparse.ArgumentParser) -> None:
+    """The argument `--decide`, as `decisions_config` takes it."""
+    parser.add_argument(
+        "--decide",
+        action="append",
+        default=[],
+        metavar="'dense_pack: rows=6'",
+        help="fix what is chosen about kernels, by family, kernel or node",
+    )
+
+
+def decisions_config(options: argparse.Namespace) -> dict[str, object]:
+    """The options of a PassContext that `--decide` asks for. Raises InputError for a wrong text."""
+    found: dict[str, str] = {}
+    for text in options.decide:
+        name, colon, choices = text.rpartition(":")
+        if not colon or not name.strip() or not choices.strip() or name.strip() in found:
+            example = "'dense_pack: rows=6 order=row', each name once"
+            raise InputError(f"read a decision: expected {example}, got '{text}'")
+        found[name.strip()] = choices.strip()
+    return {DECISIONS: found} if found else {}
 
 
 def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[Dim, ...]]:

@@ -23,7 +23,7 @@ cannot take channels, is copied to its place; where these are the greater part, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ekiden.arith import simplify
@@ -42,7 +42,6 @@ from ekiden.relay.op.join import ConcatenateAttrs
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, alloc_tensor
 from ekiden.relay.op.vm import InvokeAttrs, invoke_tvm_op, part, prefix
 from ekiden.relay.transform.chains import Binding, Chain, map_chains
-from ekiden.relay.transform.fuse_ops import WINOGRAD
 from ekiden.relay.transform.memory_plan import known_at_entry
 from ekiden.relay.transform.scopes import (
     evaluation_order,
@@ -51,14 +50,11 @@ from ekiden.relay.transform.scopes import (
     operands,
     with_children,
 )
+from ekiden.topi.rule.families import strided
 
 LINE = 64
 """Where a part begins is a multiple of this many bytes, as are rows that it lies in: vectors stay
 within cache lines."""
-ROW_WRITERS = (
-    "nn.conv2d", WINOGRAD, "nn.contrib_dense_pack", "nn.max_pool2d", "nn.avg_pool2d",
-)  # fmt: skip
-"""Operators, beside injective ones, whose kernels write rows of any length."""
 
 
 @dataclass(slots=True)
@@ -178,14 +174,18 @@ def concatenated_axis(function: Function) -> int | None:
     return body.attrs.axis % len(_shape(body))
 
 
-def _does_only(function: Function, more: Sequence[str] = ()) -> bool:
-    """Whether the operators of a function are injective, or of these."""
+def _does_only(function: Function, writes_rows: bool = False) -> bool:
+    """Whether the operators of a function are injective, or such whose kernels write rows of any
+    length."""
     if function.attr("Compiler") is not None:
         return False
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
     return all(
         isinstance(c.op, Op)
-        and (c.op.definition.pattern <= OpPattern.INJECTIVE or c.op.name in more)
+        and (
+            c.op.definition.pattern <= OpPattern.INJECTIVE
+            or (writes_rows and strided(c.op.definition.kernels))
+        )
         for c in calls
     )
 
@@ -329,7 +329,7 @@ class _Chain:
             return False
         if not in_rows:
             return True
-        if not _does_only(writer.function, ROW_WRITERS):
+        if not _does_only(writer.function, writes_rows=True):
             return False
         readers = [k for k in facts.kernels.values() if k is not kernel and value in k.inputs]
         others = set(facts.users[value]) - {writer.at, kernel.at} - {r.at for r in readers}

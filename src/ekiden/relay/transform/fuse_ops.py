@@ -5,8 +5,8 @@
 
 The algorithm is Relay's (Roesch et al. 2018): a node joins its immediate post-dominator when every
 path between them is simple enough. Operators that only change a shape never join a group, because
-as a view they cost nothing. A maximum over windows of 2x2 ends the group of a convolution by
-Winograd's method, whose tiles hold whole windows.
+as a view they cost nothing. A maximum over windows of 2x2 ends the group of a convolution whose
+kernels hold whole windows in their tiles.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from ekiden.relay.transform.scopes import (
     operands,
     with_children,
 )
+from ekiden.topi.rule.families import has_ending
 
 
 @dataclass(slots=True)
@@ -78,14 +79,15 @@ def is_inline_constant(expr: RelayExpr) -> bool:
     return isinstance(expr, Constant) and expr.data.ndim == 0
 
 
-WINOGRAD = "nn.contrib_conv2d_winograd_without_weight_transform"
+PAIRS = "pairs_max"
+"""The ending of kernels that is a maximum over windows of 2x2."""
 NEAR = 8
 """How many operators between a convolution and a pooling are looked at."""
 
 
-def _ends_winograd(expr: RelayExpr) -> bool:
+def _ends_kernel(expr: RelayExpr) -> bool:
     """Whether an operator is a maximum over windows of 2x2 that do not overlap and fill the data,
-    of what is elementwise on a convolution by Winograd's method.
+    of what is elementwise on an operator whose kernels may end so.
     """
     if not (isinstance(expr, Call) and isinstance(expr.attrs, MaxPool2DAttrs)):
         return False
@@ -101,7 +103,7 @@ def _ends_winograd(expr: RelayExpr) -> bool:
         at, depth = stack.pop()
         if not (isinstance(at, Call) and isinstance(at.op, Op)) or depth > NEAR:
             continue
-        if at.op.name == WINOGRAD:
+        if has_ending(at.op.definition.kernels, PAIRS):
             return True
         if _pattern_of(at) <= OpPattern.BROADCAST:
             stack += [(a, depth + 1) for a in at.args if _same_shape(a, at)]
@@ -109,7 +111,7 @@ def _ends_winograd(expr: RelayExpr) -> bool:
 
 
 def _pattern_of(expr: RelayExpr) -> OpPattern:
-    if _ends_winograd(expr):
+    if _ends_kernel(expr):
         return OpPattern.ELEMWISE
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         definition = expr.op.definition
@@ -157,7 +159,7 @@ def _build_graph(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayE
         for operand in operands(expr):
             if operand in graph:
                 edge = _edge_pattern(expr, pattern, operand)
-                if _ends_winograd(operand):
+                if _ends_kernel(operand):
                     edge = OpPattern.OPAQUE
                 graph[operand].users.append((made, edge))
     return graph

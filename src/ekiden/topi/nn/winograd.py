@@ -40,15 +40,6 @@ def suits(channels_in: int, channels_out: int, lanes: int = 16) -> bool:
     return channels_in % lanes == 0 and channels_out >= lanes
 
 
-def tile_size(images: int, height: int, width: int) -> int | None:
-    """The side of output tiles for an output image: 4; 2 where that leaves too few tiles for the
-    products; None for tiny images."""
-    for m in (4, 2):
-        if images * -(-height // m) * -(-width // m) >= FEW:
-            return m
-    return None
-
-
 @functools.cache
 def matrices(m: int) -> tuple[Array, Array, Array]:
     """(A: m x (m + 2), B: (m + 2) x (m + 2), G: (m + 2) x 3), float64."""

@@ -36,7 +36,9 @@ from ekiden.ir.prim import (
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.dense import make_buffers
+from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, column_mask, compute_tile, max_rows
 
 LANES = 16
@@ -378,7 +380,11 @@ class Attention:
 
 
 def attention(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "attention"."""
     op = outputs[0].op
@@ -390,5 +396,7 @@ def attention(
     attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
     return PrimFunc((*buffers.values(),), made.body(), attrs)
 
+
+FAMILY = Family(name="attention", build=attention, is_whole=True)
 
 __all__ = ["CAUSAL", "Attention", "Heads", "attention"]

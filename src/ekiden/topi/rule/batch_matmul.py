@@ -5,10 +5,13 @@
 The right matrix is copied into panels, as wide as a register tile, unless it already is one panel:
 that makes every step of k read neighbouring memory, undoes a transposition, and pads the last
 vector with zeros. The first row tile of a whole panel makes the copy while it multiplies. Panels
-are four vectors wide; columns left over make panels of one vector, of which the last is stored
+are some vectors wide; columns left over make panels of one vector, of which the last is stored
 under a mask, so that the number of columns need not be known. Threads share out the batch, or the
 panels: each is multiplied as soon as it is copied, and stays in the core's cache; with too few
 panels, the rows. Few rows are bound by memory, and read the matrix as it lies (see `streaming`).
+
+    how=streamed    line by line            how=panels      a panel is copied, then multiplied
+    how=direct      as it lies, in tiles    how=whole       the matrix is copied, then multiplied
 """
 
 from __future__ import annotations
@@ -33,15 +36,23 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
+from ekiden.topi.rule.ahead import Prefetches
+from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.dense import make_buffers, product, unflatten
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.topi.rule.family import Family
+from ekiden.topi.rule.model import most_rows
+from ekiden.topi.rule.product_space import MOST_ROWS, NARROW_ROWS, default, space
 from ekiden.topi.rule.streaming import Streamed, streamed_product
-from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile, max_rows, stepped_rows
+from ekiden.topi.rule.tiles import (
+    Ahead,
+    KLoop,
+    Tile,
+    balanced_rows,
+    compute_tile,
+    stepped_rows,
+)
 
-WIDE = 4
-"""Vectors of a whole panel."""
-NARROW_ROWS = 8
-"""Rows of a tile one vector wide: enough to hide the latency of a multiply-add."""
 AHEAD = 16
 """Steps of k by which a matrix is brought near while it is copied."""
 LINE = 16
@@ -76,10 +87,16 @@ class _Product:
     """One kernel being built."""
 
     def __init__(
-        self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, tag: str
+        self,
+        inputs: list[te.Tensor],
+        outputs: list[te.Tensor],
+        target: Target,
+        tag: str,
+        decision: Decision,
     ) -> None:
         self.anchor = find_anchor(outputs, tag)
         self.buffers = make_buffers(inputs, outputs)
+        self.decision, self.wide = decision, decision.number("vectors")
         attrs = self.anchor.op.attrs
         a, b = (self.buffers[t] for t in operands_of(self.anchor))
         transpose_a = bool(attrs.get("transpose_a", False))
@@ -104,15 +121,9 @@ class _Product:
 
     # the panels
 
-    def is_direct(self) -> bool:
-        """Whether the right matrix is read where it lies: it is one panel of whole vectors."""
-        if self.transpose_b or not isinstance(self.columns, IntImm):
-            return False
-        return self.columns.value <= WIDE * self.lanes and self.columns.value % self.lanes == 0
-
     def split(self) -> tuple[PrimExpr, PrimExpr]:
         """(whole panels, panels of one vector after them)."""
-        width = WIDE * self.lanes
+        width = self.wide * self.lanes
         whole = simplify(self.columns // width)
         rest = self.columns - whole * width
         return whole, simplify((rest + (self.lanes - 1)) // self.lanes)
@@ -120,7 +131,7 @@ class _Product:
     def pack(self, packed: Buffer, image: PrimExpr, kind: ForKind) -> Stmt:
         """packed[c * K + k * width + i] = b[k, c + i] for the panel that begins at column c."""
         whole, narrow = self.split()
-        width = WIDE * self.lanes
+        width = self.wide * self.lanes
 
         def panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
             panel = Var("p")
@@ -128,7 +139,7 @@ class _Product:
             body = self.pack_panel(packed, column * self.k, image, column, vectors)
             return For(panel, const(0), count, kind, body, {"grain": 1})
 
-        return seq(panels(whole, const(0), WIDE), panels(narrow, whole * width, 1))
+        return seq(panels(whole, const(0), self.wide), panels(narrow, whole * width, 1))
 
     def pack_panel(
         self, packed: Buffer, base: PrimExpr, image: PrimExpr, column: PrimExpr, vectors: int
@@ -136,7 +147,7 @@ class _Product:
         """packed[base + k * width + i] = b[k, column + i] for one panel; columns beyond the matrix
         become zeros.
         """
-        if self.transpose_b and vectors == WIDE:
+        if self.transpose_b and vectors == self.wide:
             return self._turned(packed, base, image, column)
         k, width = Var("k"), vectors * self.lanes
         origin = image * self.b.batch + column * self.b.column
@@ -155,7 +166,7 @@ class _Product:
         gather costs several times as many loads.
         """
         block, i, left, rest = (Var(n) for n in ("block", "i", "left", "rest"))
-        width = WIDE * self.lanes
+        width = self.wide * self.lanes
         origin = image * self.b.batch + column * self.b.column
 
         def one(k: PrimExpr, at: Var) -> Stmt:
@@ -193,7 +204,8 @@ class _Product:
         rows: int,
         column: PrimExpr,
         vectors: int,
-        ahead: Callable[[PrimExpr], Stmt] | None = None,
+        ahead: Ahead | None = None,
+        unroll: int = 1,
     ) -> Stmt:
         """A tile of rows on one panel. `source` is the copy, whose batch step is 0, or the matrix
         itself."""
@@ -213,8 +225,28 @@ class _Product:
         a_rows = [start + (first + i) * self.a.row for i in range(rows)]
         base = image * source.batch + column * source.column
         return compute_tile(
-            shape, loops, self.a.buffer, a_rows, source.buffer, base, store, ahead=ahead
+            shape,
+            loops,
+            self.a.buffer,
+            a_rows,
+            source.buffer,
+            base,
+            store,
+            ahead=ahead,
+            unroll=unroll,
         )
+
+    def limit(self, vectors: int) -> int:
+        """Most rows of a tile."""
+        return self.decision.number("rows") if vectors == self.wide else NARROW_ROWS
+
+    def near(self, packed: Buffer) -> tuple[Ahead | None, int]:
+        """What a tile brings near of a whole panel that is copied, and how many of its steps stand
+        one after the other."""
+        own, unroll = self.decision.number("own"), self.decision.number("unroll")
+        row = self.wide * self.lanes
+        plan = Prefetches(packed, row, LINE, self.k, const(0), own, 0, unroll)
+        return (plan.of(const(0), None)[1] if own else None), unroll
 
     def panels(
         self, source: Operand, image: PrimExpr, count: PrimExpr, begin: PrimExpr, vectors: int
@@ -241,12 +273,12 @@ class _Product:
         whole, narrow = self.split()
         parts = []
         for count, begin, vectors in (
-            (whole, const(0), WIDE),
-            (narrow, whole * (WIDE * self.lanes), 1),
+            (whole, const(0), self.wide),
+            (narrow, whole * (self.wide * self.lanes), 1),
         ):
             if isinstance(count, IntImm) and count.value == 0:
                 continue
-            limit = max_rows(WIDE, self.target) if vectors == WIDE else NARROW_ROWS
+            limit = self.limit(vectors)
             parts.append(
                 self.row_tiles(limit, self.panels(source, image, count, begin, vectors), kind)
             )
@@ -254,11 +286,12 @@ class _Product:
 
     def one(self, image: PrimExpr, kind: ForKind) -> Stmt:
         """One matrix of the batch: pack, multiply."""
-        if self.is_streamed():
+        how = self.decision["how"]
+        if how == "streamed":
             return self.streamed(image, kind)
-        if self.is_direct():
+        if how == "direct":
             return self.direct(image, kind)
-        if kind is ForKind.SERIAL or self.has_enough_panels():
+        if how == "panels":
             return self.by_panels(image, kind)
         size = simplify(self.k * ((self.columns + (self.lanes - 1)) // self.lanes * self.lanes))
         packed = Buffer("packed", (size,))
@@ -267,24 +300,17 @@ class _Product:
             packed, seq(self.pack(packed, image, kind), self.product(source, image, kind))
         )
 
-    def has_enough_panels(self) -> bool:
-        """Whether threads can share out the panels: with one more for some at most a tenth of the
-        time is lost.
-        """
-        whole, _ = self.split()
-        if not isinstance(whole, IntImm) or whole.value < self.target.cores:
-            return False
-        each = -(-whole.value // self.target.cores)
-        return 10 * whole.value >= 9 * each * self.target.cores
-
     def by_panels(self, image: PrimExpr, kind: ForKind) -> Stmt:
         """Each panel is copied, and then all rows are multiplied by it."""
         whole, narrow = self.split()
-        width = WIDE * self.lanes
+        width = self.wide * self.lanes
         return seq(
             *(
                 self.panel_run(image, count, begin, vectors, kind)
-                for count, begin, vectors in ((whole, const(0), WIDE), (narrow, whole * width, 1))
+                for count, begin, vectors in (
+                    (whole, const(0), self.wide),
+                    (narrow, whole * width, 1),
+                )
                 if not (isinstance(count, IntImm) and count.value == 0)
             )
         )
@@ -296,7 +322,7 @@ class _Product:
         panel, width = Var("p"), vectors * self.lanes
         column = simplify(begin + panel * width)
         packed = Buffer("packed", (simplify(self.k * width),))
-        if self.transpose_b or vectors != WIDE:
+        if self.transpose_b or vectors != self.wide:
             body = self.copied_panel(packed, image, column, vectors)
         else:
             body = self.read_panel(packed, image, column)
@@ -305,50 +331,40 @@ class _Product:
     def copied_panel(self, packed: Buffer, image: PrimExpr, column: PrimExpr, vectors: int) -> Stmt:
         """A panel is copied, then all rows are multiplied by it."""
         source = Operand(packed, const(0), const(0), const(0))
-        limit = max_rows(WIDE, self.target) if vectors == WIDE else NARROW_ROWS
+        ahead, unroll = self.near(packed) if vectors == self.wide else (None, 1)
 
         def body(rows: int, first: PrimExpr) -> Stmt:
-            return self.tile(source, image, first, rows, column, vectors)
+            return self.tile(source, image, first, rows, column, vectors, ahead, unroll)
 
         made = self.pack_panel(packed, const(0), image, column, vectors)
-        return seq(made, self.row_tiles(limit, body, ForKind.SERIAL))
+        return seq(made, self.row_tiles(self.limit(vectors), body, ForKind.SERIAL))
 
     def read_panel(self, packed: Buffer, image: PrimExpr, column: PrimExpr) -> Stmt:
         """A panel whose first row tile reads the matrix as it lies, and copies it for the others:
-        waiting for memory hides behind multiplying. Each of the next tiles brings one cache line of
-        each line of the next panel to L2.
+        waiting for memory hides behind multiplying.
         """
         source = Operand(packed, const(0), const(0), const(0))
-        limit, width = max_rows(WIDE, self.target), WIDE * self.lanes
+        width = self.wide * self.lanes
         origin = image * self.b.batch + column
+        ahead, unroll = self.near(packed)
 
-        def copy(k: PrimExpr) -> Stmt:
+        def copy(_: PrimExpr, k: PrimExpr, place: int) -> list[Stmt]:
             line = origin + k * self.b.row
             near = [line + AHEAD * self.b.row + n for n in range(0, width, LINE)]
-            return seq(
+            return [
                 *(Prefetch(self.b.buffer, (at,), 3) for at in near),
                 *(
                     self._copy(packed, k * width + n, line + n, None)
                     for n in range(0, width, self.lanes)
                 ),
-            )
+            ]
 
         def body(rows: int, first: PrimExpr) -> Stmt:
-            following = origin + width + first // limit % (width // LINE) * LINE
-
-            def ahead(k: PrimExpr) -> Stmt:
-                return Prefetch(self.b.buffer, (following + k * self.b.row,), 2)
-
-            early = self.tile(self.b, image, first, rows, column, WIDE, copy)
-            later = self.tile(source, image, first, rows, column, WIDE, ahead)
+            early = self.tile(self.b, image, first, rows, column, self.wide, copy)
+            later = self.tile(source, image, first, rows, column, self.wide, ahead, unroll)
             return IfThenElse(first.equal(0), early, later)
 
-        return self.row_tiles(limit, body, ForKind.SERIAL)
-
-    def is_streamed(self) -> bool:
-        """Whether there are so few rows that reading the right matrix is what takes the time."""
-        few = isinstance(self.rows, IntImm) and 0 < self.rows.value < NARROW_ROWS
-        return few and not self.transpose_b
+        return self.row_tiles(self.limit(self.wide), body, ForKind.SERIAL)
 
     def streamed(self, image: PrimExpr, kind: ForKind) -> Stmt:
         """Few rows: the matrix is read line by line."""
@@ -368,9 +384,10 @@ class _Product:
         assert isinstance(self.columns, IntImm)
         parts, begin = [], 0
         while begin < self.columns.value:
-            vectors = min(WIDE, (self.columns.value - begin) // self.lanes)
+            vectors = min(self.wide, (self.columns.value - begin) // self.lanes)
             body = self.panels(self.b, image, const(1), const(begin), vectors)
-            parts.append(self.row_tiles(max_rows(vectors, self.target), body, kind))
+            limit = min(MOST_ROWS, most_rows(vectors, self.target))
+            parts.append(self.row_tiles(limit, body, kind))
             begin += vectors * self.lanes
         return seq(*parts)
 
@@ -401,16 +418,20 @@ def accepts(anchor: te.Tensor) -> bool:
     return plain and {a.dtype, b.dtype, anchor.dtype} == {"float32"}
 
 
-def _rule(tag: str) -> Callable[[list[te.Tensor], list[te.Tensor], Target, str], PrimFunc]:
+def _family(tag: str) -> Family:
     def build(
-        inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+        inputs: list[te.Tensor],
+        outputs: list[te.Tensor],
+        target: Target,
+        name: str,
+        decision: Decision,
     ) -> PrimFunc:
-        kernel = _Product(inputs, outputs, target, tag)
+        kernel = _Product(inputs, outputs, target, tag, decision)
         attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
         return PrimFunc((*kernel.buffers.values(),), kernel.body(), attrs)
 
-    return build
+    return Family(name=tag, accepts=accepts, space=space, default=default, build=build)
 
 
-batch_matmul, matmul, dense = _rule("batch_matmul"), _rule("matmul"), _rule("dense")
-"""The rules for products of computed matrices, by tag."""
+FAMILIES = tuple(map(_family, ("batch_matmul", "matmul", "dense")))
+"""Products of computed matrices."""

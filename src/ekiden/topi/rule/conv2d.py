@@ -9,6 +9,12 @@ padding is a dense layer over all pixels. Others read from copies of the data wi
 zeros (padding.py): of bands of lines, or of all where threads share out the weights. Without
 dilation the taps of one kernel row are contiguous, so k is two loops.
 
+    order=panel, a run of panels in parallel     order=row, lines or tiles of pixels in parallel
+      for a block of k, for a panel:               for all panels:
+        all tiles of pixels                          a tile of pixels, or a line of them
+
+Blocks of k are parts of the innermost loop; their sums are kept in the result until the last one.
+
 Data of uint8 and weights of int8 [o // tile, i, j, c // 4, o % tile, c % 4] give int32; such data
 have their border already.
 """
@@ -21,9 +27,9 @@ from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.arith import simplify
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer
+from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import (
     Allocate,
     For,
@@ -34,29 +40,39 @@ from ekiden.tir.stmt import (
     seq,
 )
 from ekiden.topi.nn.weights import WORD
-from ekiden.topi.rule.dense import make_buffers
+from ekiden.topi.rule.ahead import Prefetches, bound
+from ekiden.topi.rule.conv_space import default, is_short, space
+from ekiden.topi.rule.decision import Decision
+from ekiden.topi.rule.dense import LINE, NARROW_ROWS, make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.geometry import Geometry, geometry_of
+from ekiden.topi.rule.model import most_rows, panel_choice, panel_width
 from ekiden.topi.rule.padding import Bands, band_lines, pad_copy
 from ekiden.topi.rule.tiles import (
     KLoop,
+    Parts,
     Tile,
     balanced_rows,
     compute_tile,
     fitting_lanes,
-    max_rows,
 )
 
-NARROW = 12
-"""Lines of at most this many pixels share tiles (7x7x512 3x3: 83 % of the peak by lines)."""
+TAG = "conv_nhwc_pack"
 
 
 class Conv:
     """One convolution kernel being built."""
 
     def __init__(
-        self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, tag: str
+        self,
+        inputs: list[te.Tensor],
+        outputs: list[te.Tensor],
+        target: Target,
+        tag: str,
+        decision: Decision,
     ) -> None:
+        self.decision = decision
         self.anchor = find_anchor(outputs, tag)
         self.buffers = make_buffers(inputs, outputs)
         attrs = self.anchor.op.attrs
@@ -74,6 +90,18 @@ class Conv:
         self.taps = self.count_taps()
         self.source = self.data  # or the padded copy
         self.slice: PrimExpr | None = None  # of bands: from the lines of a slice to the next ones
+        self.block: PrimExpr = const(0)  # of k
+        self.blocks = 1
+        inner, block = self.row_loop().extent, decision.get("k_block", 0)
+        if block:
+            assert isinstance(inner, IntImm)
+            self.blocks = self.geometry.kernel[0] * inner.value // int(block)
+        unroll, own = decision.number("unroll"), decision.number("own")
+        row, line = self.width * self.word, LINE * self.word
+        size = simplify(self.group_in * (self.taps * self.width))
+        spread = int(decision.get("spread", 0))
+        steps = simplify(size // (row * self.blocks))
+        self.near = Prefetches(self.weight, row, line, steps, size, own, spread, unroll)
 
     def function(self, name: str) -> PrimFunc:
         """The kernel as a function."""
@@ -98,6 +126,9 @@ class Conv:
         )
         *slices, row, pixel = self.geometry.steps(self.slice)
         per_tap = self.group_in * self.width
+        if self.blocks > 1:
+            part = const(self.decision.number("k_block"))
+            return [KLoop(part, const(self.word), const(self.width * self.word))]
         loops: list[KLoop] = []
         if depth.kernel > 1:
             loops.append(
@@ -105,11 +136,24 @@ class Conv:
             )
         if kh > 1:
             loops.append(KLoop(const(kh), row * dy, per_tap * kw))
-        if kw == 1:
-            return [*loops, self.channel_loop(1)]
-        if dx == 1 and self.geometry.groups == 1:
-            return [*loops, self.channel_loop(kw)]
+        if kw == 1 or (dx == 1 and self.geometry.groups == 1):
+            return [*loops, self.row_loop()]
         return [*loops, KLoop(const(kw), pixel * dx, per_tap), self.channel_loop(1)]
+
+    def row_loop(self) -> KLoop:
+        """The loop over the taps of a kernel row, where they are contiguous, and channels."""
+        contiguous = self.geometry.dilation[1] == 1 and self.geometry.groups == 1
+        return self.channel_loop(self.geometry.kernel[1] if contiguous else 1)
+
+    def begin(self) -> tuple[PrimExpr, PrimExpr]:
+        """How far into the data of a pixel, and into a panel, the block of k begins."""
+        if self.blocks == 1:
+            return const(0), const(0)
+        inner, part = self.row_loop().extent, self.decision.number("k_block")
+        each = simplify(inner // part)
+        row = self.geometry.steps(self.slice)[-2] * self.geometry.dilation[0]
+        data = self.block // each * row + self.block % each * part
+        return simplify(data), simplify(self.block * (part * self.width))
 
     def channel_loop(self, taps: int) -> KLoop:
         """The loop over the channels of neighbouring taps."""
@@ -123,8 +167,10 @@ class Conv:
         a_rows: list[PrimExpr],
         out: PrimExpr,
         panel: Panel,
+        number: PrimExpr | None = None,
     ) -> Stmt:
-        """A tile of pixels: `a_rows` are their data offsets, `out` is the number of the first."""
+        """A tile of pixels: `a_rows` are their data offsets, `out` is the number of the first;
+        `number` is the tile's among those of the panel, if the next tile has the same panel."""
         lanes = self.lanes if self.word > 1 else fitting_lanes(panel.valid, self.target)
         shape = Tile(rows, -(-panel.valid // lanes), lanes, panel.valid, self.anchor.dtype)
 
@@ -132,16 +178,33 @@ class Conv:
             at = panel.column + column
             return self.keep([*indices(i), at], (out + i) * self.channels + at, value, mask, panel)
 
-        return compute_tile(
+        def put(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+            at = panel.column + column
+            return self.epilogue.put((out + i) * self.channels + at, at, value, mask)
+
+        def load(i: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
+            at, begun = panel.column + column, broadcast(self.block > 0, lanes)
+            both = begun if mask is None else logical_and(begun, mask)
+            return self.epilogue.kept((out + i) * self.channels + at, at, lanes, both)
+
+        data, part = self.begin()
+        base = Var("base")
+        lets, ahead = self.near.of(base, number)
+        is_last = self.block.equal(self.blocks - 1)
+        made = compute_tile(
             shape,
             self.k_loops(panel),
             self.source,
-            a_rows,
+            [row + data for row in a_rows] if self.blocks > 1 else a_rows,
             self.weight,
-            panel.offset,
+            base,
             store,
             not self.epilogue.is_light,
+            ahead,
+            self.near.unroll,
+            Parts(is_last, load, put) if self.blocks > 1 else None,
         )
+        return bound([(base, simplify(panel.offset + part)), *lets], made)
 
     def keep(
         self,
@@ -158,7 +221,7 @@ class Conv:
         """Whether tiles run over all output pixels: pointwise, or lines too short to be cut into
         good tiles."""
         width = self.geometry.out[2]
-        return self.geometry.is_pointwise or (isinstance(width, IntImm) and width.value <= NARROW)
+        return self.geometry.is_pointwise or (is_short(width))
 
     def pixel(self, at: PrimExpr) -> list[PrimExpr]:
         """(image, line, column) of an output pixel by its number."""
@@ -166,7 +229,9 @@ class Conv:
         area = simplify(height * width)
         return [at // area, at % area // width, at % width]
 
-    def flat_tile(self, rows: int, first: PrimExpr, panel: Panel) -> Stmt:
+    def flat_tile(
+        self, rows: int, first: PrimExpr, panel: Panel, number: PrimExpr | None = None
+    ) -> Stmt:
         """A tile of output pixels from number `first`, wherever their lines end."""
         pixel = self.geometry.data[3]
 
@@ -175,9 +240,9 @@ class Conv:
 
         if self.geometry.is_pointwise:
             a_rows = [first * pixel + panel.channel + pixel * i for i in range(rows)]
-            return self.tile(rows, indices, a_rows, first, panel)
+            return self.tile(rows, indices, a_rows, first, panel, number)
         starts = [Var(f"row{i}") for i in range(rows)]
-        made = self.tile(rows, indices, list(starts), first, panel)
+        made = self.tile(rows, indices, list(starts), first, panel, number)
         for i in reversed(range(rows)):
             made = LetStmt(starts[i], self.start(*indices(const(i))) + panel.channel, made)
         return made
@@ -190,18 +255,23 @@ class Conv:
         return ((image * height + y * sy) * width + x * sx) * self.geometry.data[3]
 
     def pixel_rows(self, panel: Panel) -> int:
-        """Rows of a tile for a panel."""
-        return max_rows(-(-panel.valid // self.lanes), self.target)
+        """Rows of a tile for a panel; of a narrow one as many as there are registers for."""
+        rows = self.decision.number("rows")
+        if panel.valid == self.width:
+            return rows
+        most = most_rows(-(-panel.valid // self.lanes), self.target, self.data.dtype)
+        return max(rows, min(NARROW_ROWS, most))
 
     def flat_tiles(self, panel: Panel, kind: ForKind) -> Stmt:
         """All output pixels as one run (pointwise)."""
         n, height, width, _ = self.geometry.out
-        total = simplify(n * height * width)
+        total, number = simplify(n * height * width), Var("t")
         return balanced_rows(
             total,
             self.pixel_rows(panel),
-            lambda rows, first: self.flat_tile(rows, first, panel),
+            lambda rows, first: self.flat_tile(rows, first, panel, number),
             kind,
+            number,
         )
 
     def whole_line(self, line: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
@@ -235,14 +305,15 @@ class Conv:
         line, index = Var("line"), Var("p")
         flat = self.is_flat()
         if self.by_panels(panels):
-            panel = make(index)
-            tiles = self.line_tiles(panel, *self.whole_line(line))
-            inside = (
-                self.flat_tiles(panel, ForKind.SERIAL)
-                if flat
-                else For(line, const(0), lines, ForKind.SERIAL, tiles)
-            )
-            return For(index, const(0), const(panels), ForKind.PARALLEL, inside, {"grain": 1})
+
+            def pixels(at: PrimExpr) -> Stmt:
+                panel = make(at)
+                if flat:
+                    return self.flat_tiles(panel, ForKind.SERIAL)
+                tiles = self.line_tiles(panel, *self.whole_line(line))
+                return For(line, const(0), lines, ForKind.SERIAL, tiles)
+
+            return self.each_panel(panels, index, pixels)
         if flat:
             return self.flat_with_panels(panels, make)
         each = self.line_tiles(make(index), *self.whole_line(line))
@@ -251,8 +322,20 @@ class Conv:
             inside = LetStmt(line, part // panels, LetStmt(index, part % panels, each))
             total = simplify(lines * panels)
             return For(part, const(0), total, ForKind.PARALLEL, inside, {"grain": 1})
-        inside = For(index, const(0), const(panels), ForKind.SERIAL, each)
-        return For(line, const(0), lines, ForKind.PARALLEL, inside, {"grain": 1})
+        row = For(index, const(0), const(panels), ForKind.SERIAL, each)
+        return For(line, const(0), lines, ForKind.PARALLEL, row, {"grain": 1})
+
+    def each_panel(self, panels: int, index: Var, inside: Callable[[PrimExpr], Stmt]) -> Stmt:
+        """All panels in parallel; with blocks of k runs of them, block by block."""
+        if self.blocks == 1:
+            body = inside(index)
+            return For(index, const(0), const(panels), ForKind.PARALLEL, body, {"grain": 1})
+        chunk, count, block = Var("c"), min(self.target.cores, panels), Var("kb")
+        self.block = block
+        begin, end = chunk * panels // count, (chunk + 1) * panels // count
+        run = For(index, begin, simplify(end - begin), ForKind.SERIAL, inside(index))
+        body = For(block, const(0), const(self.blocks), ForKind.SERIAL, run)
+        return For(chunk, const(0), const(count), ForKind.PARALLEL, body, {"grain": 1})
 
     def has_few_lines(self) -> bool:
         """Whether the lines of an image are fewer than the threads: those of one axis, say."""
@@ -261,7 +344,9 @@ class Conv:
 
     def by_panels(self, panels: int) -> bool:
         """Whether threads share out the panels."""
-        return panels >= self.target.cores and self.is_weight_heavy()
+        return self.blocks > 1 or (
+            panels >= self.target.cores and self.decision["order"] == "panel"
+        )
 
     def flat_with_panels(self, panels: int, make: Callable[[PrimExpr], Panel]) -> Stmt:
         """Tiles of pixels outside, panels inside."""
@@ -275,15 +360,6 @@ class Conv:
             )
 
         return balanced_rows(total, self.pixel_rows(panel), body, ForKind.PARALLEL)
-
-    def is_weight_heavy(self) -> bool:
-        """Whether the weights are larger than the data of an image: then each panel should be read
-        once."""
-        pixels = simplify(math.prod(self.geometry.data[1:], start=self.geometry.depth.size))
-        if not isinstance(pixels, IntImm):
-            return False
-        weights = self.group_in.value * self.taps * self.channels  # type: ignore[attr-defined]
-        return bool(weights >= pixels.value)
 
     def parts(self) -> list[tuple[int, Callable[[PrimExpr], Panel]]]:
         """Whole panels, then the last one if it is narrower, for every group: how many, and which
@@ -362,8 +438,24 @@ class Panel:
     valid: int
 
 
-def conv_pack(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+def build(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
 ) -> PrimFunc:
-    """The rule for tag "conv_nhwc_pack"."""
-    return Conv(inputs, outputs, target, "conv_nhwc_pack").function(name)
+    """The loops of a convolution."""
+    return Conv(inputs, outputs, target, TAG, decision).function(name)
+
+
+FAMILY = Family(
+    name=TAG,
+    space=space,
+    default=default,
+    build=build,
+    panel=panel_width,
+    panels=panel_choice,
+    writes_rows=True,
+    keeps_sums=lambda decision: decision["k_block"] != 0,
+)

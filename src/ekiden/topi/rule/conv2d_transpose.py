@@ -19,13 +19,30 @@ from ekiden.arith import prove_equal, simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
 from ekiden.tir.stmt import For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt
-from ekiden.topi.rule.conv2d import NARROW, Conv, Panel
-from ekiden.topi.rule.depthwise import PIXELS, Depthwise
+from ekiden.topi.rule.conv2d import Conv, Panel
+from ekiden.topi.rule.conv_space import is_short
+from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
+from ekiden.topi.rule.dense import UNROLLS
+from ekiden.topi.rule.depthwise import Depthwise
+from ekiden.topi.rule.depthwise import default as depthwise_default
+from ekiden.topi.rule.depthwise import space as depthwise_space
 from ekiden.topi.rule.epilogue import operands_of
+from ekiden.topi.rule.family import Family, Product, size_of
 from ekiden.topi.rule.geometry import Geometry, phases_of, transposed_geometry
+from ekiden.topi.rule.model import (
+    DISTANCES,
+    Blocking,
+    most_rows,
+    panel_choice,
+    panel_width,
+    tile_rows,
+)
 from ekiden.topi.rule.stages import has_known_weights
 from ekiden.topi.rule.tiles import KLoop, balanced_rows
 
+PACKED = "conv_transpose_pack"
+MANY = 1 << 12
+"""What the number of pixels is taken for."""
 LAST = ("NHWC", "NDHWC")
 """Layouts with the channels last."""
 
@@ -121,8 +138,15 @@ class _Transposed(Conv):
 
     def is_flat(self) -> bool:
         """Whether lines are too short to be cut into good tiles."""
-        width = self.geometry.out[2]
-        return isinstance(width, IntImm) and width.value <= NARROW
+        return is_short(self.geometry.out[2])
+
+    def by_panels(self, panels: int) -> bool:
+        """Whether threads share out the panels: weights larger than the data are read once."""
+        depth = self.geometry.depth.size
+        pixels = size_of(simplify(math.prod(self.geometry.data[1:], start=depth)))
+        weights = size_of(simplify(self.group_in * (self.taps * self.channels)))
+        assert weights is not None, "weights are known"
+        return panels >= self.target.cores and pixels is not None and weights >= pixels
 
     def k_loops(self, panel: Panel) -> list[KLoop]:
         """The taps of a phase, then channels."""
@@ -136,10 +160,12 @@ class _Transposed(Conv):
         names, lets = _named(panel)
         return _with(lets, super().line_tiles(names, n, y, offset))
 
-    def flat_tile(self, rows: int, first: PrimExpr, panel: Panel) -> Stmt:
+    def flat_tile(
+        self, rows: int, first: PrimExpr, panel: Panel, number: PrimExpr | None = None
+    ) -> Stmt:
         """A tile of the results of a phase, wherever their lines end."""
         names, lets = _named(panel)
-        return _with(lets, super().flat_tile(rows, first, names))
+        return _with(lets, super().flat_tile(rows, first, names, number))
 
     def keep(
         self,
@@ -229,20 +255,78 @@ class _TransposedDepthwise(Depthwise):
             base = start + channel + at.origin + first * self.channels
             return self.tile(pixels, base, weights, mask, loops, store)
 
-        lines = balanced_rows(width, PIXELS, body)
+        lines = balanced_rows(width, self.pixels, body)
         return For(index, const(0), const(self.output.number), ForKind.SERIAL, lines)
 
 
 def conv_transpose(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "conv_transpose_pack"."""
-    return _Transposed(inputs, outputs, target, "conv_transpose_pack").function(name)
+    return _Transposed(inputs, outputs, target, PACKED, decision).function(name)
 
 
 def depthwise_conv_transpose(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "depthwise_conv_transpose"."""
-    kernel = _TransposedDepthwise(inputs, outputs, target, "depthwise_conv_transpose")
+    kernel = _TransposedDepthwise(inputs, outputs, target, "depthwise_conv_transpose", decision)
     return kernel.function(name)
+
+
+def _panel_and_depth(anchor: te.Tensor) -> tuple[int, int]:
+    """Columns of a panel, and input channels of a group."""
+    weight = operands_of(anchor)[1]
+    depth = size_of(weight.shape[-2])
+    assert depth is not None, "weights are known"
+    return int(str(anchor.op.attrs["tile"])), depth
+
+
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen for a transposed convolution."""
+    panel, _ = _panel_and_depth(anchor)
+    rows = steps_down(most_rows(-(-panel // target.lanes("float32")), target))
+    return (
+        Choice("panel", (panel,), "columns of a panel of weights", is_early=True),
+        Choice("rows", rows, "pixels of a tile"),
+        Choice("own", DISTANCES, "steps by which a panel is brought to the first cache ahead"),
+        Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
+    )
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """What is chosen for one."""
+    panel, depth = _panel_and_depth(anchor)
+    product = Product(MANY, panel, depth)
+    rows = int(fixed.get("rows", tile_rows(-(-panel // target.lanes("float32")), product, target)))
+    own = int(fixed.get("own", 0))
+    unroll = fixed.get("unroll", Blocking(product, panel, rows, target).unroll(own))
+    return Decision.of({"panel": panel, "rows": rows, "own": own, "unroll": unroll})
+
+
+FAMILIES = (
+    Family(
+        name=PACKED,
+        accepts=accepts,
+        space=space,
+        default=default,
+        build=conv_transpose,
+        panel=panel_width,
+        panels=panel_choice,
+    ),
+    Family(
+        name="depthwise_conv_transpose",
+        accepts=accepts,
+        space=depthwise_space,
+        default=depthwise_default,
+        build=depthwise_conv_transpose,
+    ),
+)

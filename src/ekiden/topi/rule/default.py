@@ -26,6 +26,7 @@ from ekiden.tir.stmt import PrimFunc, Stmt
 from ekiden.tir.transform.flatten_buffers import flat_index
 from ekiden.tir.visitor import sequence
 from ekiden.tir.visitor import substitute as substitute_statement
+from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.injective import injective_nest
 from ekiden.topi.rule.loops import Accesses, Axis, cost, estimate, fuse, parallel_outer
 from ekiden.topi.rule.reduction import ReduceNest, Stream, reduces_contiguous
@@ -374,3 +375,12 @@ def schedule_default(
     return PrimFunc(
         kernel.params, kernel.body(), {"global_symbol": name, "num_outputs": len(outputs)}
     )
+
+
+FAMILY = Family(
+    name="default",
+    accepts=lambda anchor: True,
+    build=lambda inputs, outputs, target, name, _: schedule_default(inputs, outputs, target, name),
+    writes_rows=True,
+)
+"""What no other family takes."""

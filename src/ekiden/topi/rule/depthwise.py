@@ -19,22 +19,30 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.geometry import Geometry, geometry_of
 from ekiden.topi.rule.padding import Bands, band_lines, float_vector
 from ekiden.topi.rule.tiles import KLoop, balanced_rows, column_mask
 
-PIXELS = 8
-"""Most pixels of a tile."""
+MOST_PIXELS = 12
+"""Of a tile: more only cost code."""
 
 
 class Depthwise:
     """One depthwise kernel being built."""
 
     def __init__(
-        self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, tag: str
+        self,
+        inputs: list[te.Tensor],
+        outputs: list[te.Tensor],
+        target: Target,
+        tag: str,
+        decision: Decision,
     ) -> None:
+        self.pixels = decision.number("pixels")
         self.anchor = find_anchor(outputs, tag)
         self.buffers = make_buffers(inputs, outputs)
         data, weight = operands_of(self.anchor)
@@ -137,7 +145,7 @@ class Depthwise:
             base = start + channel + first * (sx * self.channels)
             return self.tile(pixels, base, channel, mask, self.taps(), store)
 
-        return balanced_rows(width, PIXELS, body)
+        return balanced_rows(width, self.pixels, body)
 
     def vectors(self, n: PrimExpr, y: PrimExpr, start: PrimExpr) -> Stmt:
         """One line of output pixels: vectors of channels, then the rest of them."""
@@ -171,7 +179,31 @@ class Depthwise:
 
 
 def depthwise_conv(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "depthwise_conv_nhwc"."""
-    return Depthwise(inputs, outputs, target, "depthwise_conv_nhwc").function(name)
+    return Depthwise(inputs, outputs, target, "depthwise_conv_nhwc", decision).function(name)
+
+
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen for a depthwise convolution."""
+    return (Choice("pixels", steps_down(MOST_PIXELS), "pixels of a tile"),)
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """As many sums as hide the latency of a multiply-add, or a quarter of the registers."""
+    pixels = max(target.fma_units * target.fma_latency, target.registers // 4)
+    return Decision.of({"pixels": fixed.get("pixels", min(MOST_PIXELS, pixels))})
+
+
+FAMILY = Family(
+    name="depthwise_conv_nhwc",
+    space=space,
+    default=default,
+    build=depthwise_conv,
+    writes_rows=True,
+)

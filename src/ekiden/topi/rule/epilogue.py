@@ -96,12 +96,20 @@ class Epilogue:
         """Store a vector from element `flat` on, whose last index is `last`; in longer rows where
         the output is a part of a larger tensor.
         """
+        place = self._place(flat, last, dt.lanes(value.dtype))
+        return BufferStore(self.target, value, (place,), mask)
+
+    def kept(self, flat: PrimExpr, last: PrimExpr, lanes: int, mask: PrimExpr) -> PrimExpr:
+        """What `put` has stored; zeros where the mask is off."""
+        dtype = dt.with_lanes(self.target.dtype, lanes)
+        load = BufferLoad(self.target, (self._place(flat, last, lanes),), dtype)
+        return if_then_else(mask, load, broadcast(const(0, self.target.dtype), lanes))
+
+    def _place(self, flat: PrimExpr, last: PrimExpr, lanes: int) -> PrimExpr:
         row, whole = self.output.shape[-1], self.target.shape[-1]
         if whole is not row and not is_const(simplify(whole - row), 0):
             flat = simplify((flat - last) // row) * whole + last
-        lanes = dt.lanes(value.dtype)
-        place = Ramp(flat, const(1), lanes, dt.with_lanes("int64", lanes))
-        return BufferStore(self.target, value, (place,), mask)
+        return Ramp(flat, const(1), lanes, dt.with_lanes("int64", lanes))
 
     def _vectorize(self, env: Env, value: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
         """The body with the last axis a vector, the anchor's element the given value; loads are

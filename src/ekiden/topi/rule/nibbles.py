@@ -20,8 +20,10 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
 from ekiden.topi.nn.nibbles import GROUP, PANEL
+from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.dense import make_buffers, product, unflatten
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor
+from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.tiles import balanced_rows, column_mask
 
 WIDE_ROWS = 3
@@ -164,7 +166,11 @@ def accepts(anchor: te.Tensor) -> bool:
 
 
 def dense_nibbles_pack(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "dense_nibbles_pack"."""
     kernel = _Nibbles(inputs, outputs, target)
@@ -172,3 +178,8 @@ def dense_nibbles_pack(
     return PrimFunc(
         params, kernel.body(), {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
     )
+
+
+FAMILY = Family(
+    name="dense_nibbles_pack", accepts=accepts, needs=("dot4_u8s8",), build=dense_nibbles_pack
+)

@@ -48,7 +48,9 @@ from ekiden.tir.stmt import (
 )
 from ekiden.topi.cells import Cell, VectorMaths
 from ekiden.topi.nn.weights import WORD
+from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.dense import make_buffers
+from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile
 
 LANES = 16
@@ -380,7 +382,11 @@ class Layer:
 
 
 def recurrent(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "recurrent": all outputs of one layer."""
     anchor = outputs[0]
@@ -394,5 +400,7 @@ def recurrent(
     attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
     return PrimFunc((*buffers.values(),), layer.body(), attrs)
 
+
+FAMILY = Family(name="recurrent", build=recurrent, is_whole=True)
 
 __all__ = ["LANES", "Layer", "recurrent"]

@@ -87,6 +87,19 @@ def fitting_lanes(valid: int, target: Target) -> int:
 Store = Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
 """(tile row, first column in the panel, vector of results, mask or None) -> the statement that
 keeps them."""
+Ahead = Callable[[PrimExpr, PrimExpr, int], list[Stmt]]
+"""(where the panel is read in the first step of the innermost loop, the step, its place among those
+written one after the other) -> prefetches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Sums of a part of k: they begin with what `load` gives (row, first column, mask), and while
+    `is_last` does not hold `keep` stores them instead."""
+
+    is_last: PrimExpr
+    load: Callable[[PrimExpr, PrimExpr, PrimExpr | None], PrimExpr]
+    keep: Store
 
 
 def compute_tile(
@@ -98,28 +111,56 @@ def compute_tile(
     b_base: PrimExpr,
     store: Store,
     staged: bool = False,
-    ahead: Callable[[PrimExpr], Stmt] | None = None,
+    ahead: Ahead | None = None,
+    unroll: int = 1,
+    parts: Parts | None = None,
 ) -> Stmt:
     """Zero the accumulators, run over k, store. `a_rows` and `b_base` are flat element offsets at k
-    = 0. `ahead` makes a statement for each step of the innermost loop: prefetches.
+    = 0. `unroll` steps of the innermost loop stand one after the other.
 
     With `staged` the results pass through a small buffer, and the code of `store` stands once in a
     loop, in a function of its own, instead of once per accumulator: for stores that compute much.
     """
     acc = tile.accumulator()
     zero = broadcast(const(0, tile.dtype), tile.lanes)
-    clear = [BufferStore(acc, zero, (const(i),)) for i in range(tile.rows * tile.vectors)]
-    multiply = _k_nest(tile, loops, acc, a, a_rows, b, b_base, ahead)
+    places = [const(i) for i in range(tile.rows * tile.vectors)]
+    begin = [zero for _ in places] if parts is None else _masked(tile, parts.load)
+    clear = [BufferStore(acc, value, (i,)) for i, value in zip(places, begin, strict=True)]
+    multiply = _k_nest(tile, loops, acc, a, a_rows, b, b_base, ahead, unroll)
     if not staged:
-        return Allocate(acc, seq(*clear, multiply, *_stores(tile, acc, store)))
+        ending = seq(*_stores(tile, acc, store))
+        if parts is not None:
+            ending = IfThenElse(parts.is_last, ending, seq(*_stores(tile, acc, parts.keep)))
+        return Allocate(acc, seq(*clear, multiply, ending))
     stage = Buffer("stage", (const(tile.rows * tile.vectors * tile.lanes),), tile.dtype, "local")
-    keep = [
-        BufferStore(stage, acc[i], (ramp(const(i * tile.lanes), 1, tile.lanes),))
-        for i in range(len(clear))
-    ]
-    return Allocate(
-        stage, seq(Allocate(acc, seq(*clear, multiply, *keep)), _staged_stores(tile, stage, store))
+    keep = seq(
+        *(
+            BufferStore(stage, acc[i], (ramp(const(i * tile.lanes), 1, tile.lanes),))
+            for i in range(len(clear))
+        )
     )
+    finish = _staged_stores(tile, stage, store)
+    if parts is not None:
+        keep = IfThenElse(parts.is_last, keep, seq(*_stores(tile, acc, parts.keep)))
+        finish = IfThenElse(parts.is_last, finish)
+    return Allocate(stage, seq(Allocate(acc, seq(*clear, multiply, keep)), finish))
+
+
+def _masked(
+    tile: Tile, load: Callable[[PrimExpr, PrimExpr, PrimExpr | None], PrimExpr]
+) -> list[PrimExpr]:
+    """What is loaded for each accumulator."""
+    return [
+        load(const(i), const(v * tile.lanes), _mask(tile, v))
+        for i in range(tile.rows)
+        for v in range(tile.vectors)
+    ]
+
+
+def _mask(tile: Tile, v: int) -> PrimExpr | None:
+    """The lanes of a vector that are stored; None for all."""
+    left = tile.valid - v * tile.lanes
+    return None if left >= tile.lanes else column_mask(left, tile.lanes)
 
 
 def _staged_stores(tile: Tile, stage: Buffer, store: Store) -> Stmt:
@@ -151,20 +192,38 @@ def _k_nest(
     a_rows: Sequence[PrimExpr],
     b: Buffer,
     b_base: PrimExpr,
-    ahead: Callable[[PrimExpr], Stmt] | None,
+    ahead: Ahead | None,
+    unroll: int,
 ) -> Stmt:
-    variables = [Var(f"k{i}") for i in range(len(loops))]
+    *outer, inner = loops
+    variables = [Var(f"k{i}") for i in range(len(outer))]
     a_step: PrimExpr = const(0)
     b_step = b_base
-    for variable, loop in zip(variables, loops, strict=True):
+    for variable, loop in zip(variables, outer, strict=True):
         a_step = a_step + variable * loop.a_stride
         b_step = b_step + variable * loop.b_stride
-    body = _k_step(tile, acc, a, [row + a_step for row in a_rows], b, b_step)
-    if ahead is not None:
-        body = seq(ahead(variables[-1]), body)
-    for variable, loop in zip(reversed(variables), reversed(loops), strict=True):
+
+    def step(k: PrimExpr, place: int) -> Stmt:
+        rows = [row + a_step + k * inner.a_stride for row in a_rows]
+        body = _k_step(tile, acc, a, rows, b, b_step + k * inner.b_stride)
+        return body if ahead is None else seq(*ahead(b_step, k, place), body)
+
+    body = _steps(inner.extent, unroll, step)
+    for variable, loop in zip(reversed(variables), reversed(outer), strict=True):
         body = For(variable, const(0), loop.extent, ForKind.SERIAL, body)
     return body
+
+
+def _steps(extent: PrimExpr, unroll: int, step: Callable[[PrimExpr, int], Stmt]) -> Stmt:
+    """A loop over steps, of which `unroll` stand one after the other; then those left over, if
+    their number is known. Else one stands alone."""
+    k = Var("k")
+    if unroll == 1 or not isinstance(extent, IntImm):
+        return For(k, const(0), extent, ForKind.SERIAL, step(k, 0))
+    whole, rest = divmod(extent.value, unroll)
+    many = seq(*(step(k * unroll + n, n) for n in range(unroll)))
+    left = [step(const(whole * unroll + n), n) for n in range(rest)]
+    return seq(For(k, const(0), const(whole), ForKind.SERIAL, many), *left)
 
 
 def _k_step(
@@ -214,9 +273,8 @@ def _stores(tile: Tile, acc: Buffer, store: Store) -> list[Stmt]:
     made = []
     for i in range(tile.rows):
         for v in range(tile.vectors):
-            left = tile.valid - v * tile.lanes
-            mask = None if left >= tile.lanes else column_mask(left, tile.lanes)
-            made.append(store(const(i), const(v * tile.lanes), acc[i * tile.vectors + v], mask))
+            value = acc[i * tile.vectors + v]
+            made.append(store(const(i), const(v * tile.lanes), value, _mask(tile, v)))
     return made
 
 
@@ -225,13 +283,14 @@ def balanced_rows(
     limit: int,
     body: Callable[[int, PrimExpr], Stmt],
     kind: ForKind = ForKind.SERIAL,
+    index: Var | None = None,
 ) -> Stmt:
     """A loop over tiles of at most `limit` rows that cover [0, total); `body(rows, first row)`
-    makes one tile.
+    makes one tile; `index` is what its number is called.
 
     Where the total is not known, at most DYNAMIC_ROWS rows: there is code for every number of rows.
     """
-    index = Var("t")
+    index = Var("t") if index is None else index
     if isinstance(total, IntImm):
         return _static_rows(total.value, limit, body, index, kind)
     limit = min(limit, DYNAMIC_ROWS)

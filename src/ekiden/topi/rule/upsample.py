@@ -17,8 +17,10 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, PrimFunc, Stmt, seq
 from ekiden.topi.nn.conv_transpose import is_few
+from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.stages import has_known_weights
 from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, column_mask, compute_tile, max_rows
 from ekiden.topi.shape import as_ints
@@ -160,10 +162,17 @@ class _Upsample:
 
 
 def upsample(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "conv2d_transpose"."""
     kernel = _Upsample(inputs, outputs, target)
     params = (*kernel.buffers.values(),)
     attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
     return PrimFunc(params, kernel.body(), attrs)
+
+
+FAMILY = Family(name="conv2d_transpose", accepts=accepts, build=upsample)

@@ -55,16 +55,17 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
-from ekiden.topi.nn.winograd import FEW, TAPS, matrices, suits
-from ekiden.topi.rule.dense import make_buffers
+from ekiden.topi.nn.winograd import TAPS, matrices, suits
+from ekiden.topi.rule.ahead import Prefetches
+from ekiden.topi.rule.decision import Decision
+from ekiden.topi.rule.dense import LINE, NARROW_ROWS, make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, column_mask, compute_tile, max_rows
+from ekiden.topi.rule.family import Family
+from ekiden.topi.rule.model import most_rows, panel_choice, panel_width
+from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, column_mask, compute_tile
+from ekiden.topi.rule.winograd_space import default, space
 
 TAG = "winograd_conv2d"
-BLOCK = 36
-"""Most tiles of a block, if their number can be divided so."""
-UNEVEN = 24
-"""Tiles of a block otherwise."""
 BLOCKS_PER_CORE = 2
 """Blocks per core from which they run in parallel as a whole."""
 
@@ -108,16 +109,6 @@ def _values(dims: Sequence[PrimExpr]) -> tuple[int, ...]:
     found = tuple(d.value for d in dims if isinstance(d, IntImm))
     assert len(found) == len(dims)
     return found
-
-
-def block_size(tiles: PrimExpr) -> int:
-    """Tiles of a block: a divisor of their number if a good one is known."""
-    if not isinstance(tiles, IntImm):
-        return UNEVEN
-    best = max(d for d in range(1, BLOCK + 1) if tiles.value % d == 0)
-    if best > FEW:
-        return best
-    return tiles.value if tiles.value <= 2 * BLOCK else UNEVEN
 
 
 class _Transform:
@@ -193,7 +184,14 @@ class _Transform:
 class _Winograd:
     """One kernel being built."""
 
-    def __init__(self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target) -> None:
+    def __init__(
+        self,
+        inputs: list[te.Tensor],
+        outputs: list[te.Tensor],
+        target: Target,
+        decision: Decision,
+    ) -> None:
+        self.decision = decision
         self.anchor = find_anchor(outputs, TAG)
         self.buffers = make_buffers(inputs, outputs)
         data, weight = operands_of(self.anchor)
@@ -210,7 +208,7 @@ class _Winograd:
         self.down = simplify((self.height + up) // self.m)
         self.across = simplify((self.width + up) // self.m)
         self.tiles = simplify(self.n * self.down * self.across)
-        self.block = block_size(self.tiles)
+        self.block = decision.number("block")
         self.count = simplify((self.tiles + (self.block - 1)) // self.block)
         self.is_even = is_const(simplify(self.tiles % self.block), 0)
         self.lanes, self.target = target.lanes("float32"), target
@@ -344,6 +342,13 @@ class _Winograd:
         vectors = -(-valid // self.lanes)
         loops = [KLoop(const(self.depth), const(1), const(self.panel))]
         base, source, to = Var("base"), Var("source"), Var("to")
+        own, unroll = self.decision.number("own"), self.decision.number("unroll")
+        depth = const(self.depth)
+        near = Prefetches(self.weight, self.panel, LINE, depth, const(0), own, 0, unroll)
+        ahead = near.of(base, None)[1] if own else None
+        most = most_rows(vectors, self.target)
+        is_whole = vectors * self.lanes >= self.panel
+        limit = self.decision.number("rows") if is_whole else min(NARROW_ROWS, most)
 
         def body(rows: int, first: PrimExpr) -> Stmt:
             def store(i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
@@ -352,9 +357,11 @@ class _Winograd:
 
             shape = Tile(rows, vectors, self.lanes, vectors * self.lanes)
             a_rows = [source + (first + i) * self.depth for i in range(rows)]
-            return compute_tile(shape, loops, self.v, a_rows, self.weight, base, store)
+            return compute_tile(
+                shape, loops, self.v, a_rows, self.weight, base, store, False, ahead, near.unroll
+            )
 
-        tiles = balanced_rows(const(self.block), max_rows(vectors, self.target), body)
+        tiles = balanced_rows(const(self.block), limit, body)
         lets = [
             (base, (e * self.panels + panel) * (self.depth * self.panel)),
             (source, e * self.v_plane),
@@ -477,9 +484,27 @@ class _Winograd:
 
 
 def winograd_conv2d(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "winograd_conv2d"."""
-    kernel = _Winograd(inputs, outputs, target)
+    kernel = _Winograd(inputs, outputs, target, decision)
     attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
     return PrimFunc((*kernel.buffers.values(),), kernel.body(), attrs)
+
+
+FAMILY = Family(
+    name=TAG,
+    accepts=accepts,
+    space=space,
+    default=default,
+    build=winograd_conv2d,
+    ends=before_pool,
+    panel=panel_width,
+    panels=panel_choice,
+    endings=("pairs_max",),
+    writes_rows=True,
+)

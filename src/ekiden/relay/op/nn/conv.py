@@ -147,6 +147,7 @@ def _conv2d_lower(attrs: Conv2DAttrs, inputs: Sequence[Tensor], out: Type) -> li
 register_op(
     OpDef(
         name="nn.conv2d",
+        kernels=("conv_nhwc_pack", "depthwise_conv_nhwc", "default"),
         arguments=("data", "weight"),
         attrs=Conv2DAttrs,
         relation=_conv2d_relation,

@@ -282,6 +282,7 @@ def _dense_pack_reference(attrs: DensePackAttrs, data: Array, weight: Array) -> 
 register_op(
     OpDef(
         name="nn.contrib_dense_pack",
+        kernels=("dense_pack",),
         arguments=("data", "weight"),
         attrs=DensePackAttrs,
         relation=_dense_pack_relation,

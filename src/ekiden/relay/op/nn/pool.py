@@ -159,6 +159,7 @@ def _declare(
             lower=lower,
             layout="" if "1d" in name else "layout",
             pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+            kernels=("default",),
             result="data with each pooled extent (extent + padding - dilation * (pool - 1) - 1)"
             " // stride + 1, rounded up with `ceil_mode`",
         )

@@ -89,6 +89,7 @@ register_op(
 register_op(
     OpDef(
         name=_CONV,
+        kernels=("winograd_conv2d",),
         arguments=("data", "weight"),
         attrs=WinogradAttrs,
         relation=_conv_relation,

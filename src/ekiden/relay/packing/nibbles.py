@@ -17,7 +17,9 @@ from ekiden.relay.expr import Call, Constant, Expr
 from ekiden.relay.transform.calls import typed
 from ekiden.target import Target
 from ekiden.topi.nn.nibbles import GROUP, pack_nibbles, unpack_nibbles
+from ekiden.topi.rule.families import FAMILIES
 
+FAMILY = "dense_nibbles_pack"
 LEVELS = 127.0
 """What the largest number of a block becomes."""
 
@@ -33,7 +35,7 @@ def dense_nibbles(call: Call, target: Target) -> Call:
     if len(given) != len(rest) or not isinstance(depth, IntImm):
         return call
     weight, scale, point = given
-    if target.has("dot4_u8s8") and weight.shape[2] * 2 % GROUP == 0:
+    if FAMILIES[FAMILY].serves(target) and weight.shape[2] * 2 % GROUP == 0:
         rounded = _rounded(data, len(kind.shape), depth.value, weight.shape[2] * 2)
         packed, scales, points = (Constant(a) for a in pack_nibbles(weight, scale, point))
         units = len(weight)

@@ -1,0 +1,65 @@
+"""How operators are rewritten so that their weights lie as kernels read them: what AlterOpLayout
+looks up. One file per family of operators; a rule gives the call itself where it has nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.packing.common import dtype_of
+from ekiden.relay.packing.conv import conv, conv_bytes, conv_transpose, depthwise_bytes
+from ekiden.relay.packing.dense import dense, dense_words
+from ekiden.relay.packing.nibbles import dense_nibbles
+from ekiden.relay.packing.recurrent import recurrent
+from ekiden.target import Target
+
+Pack: TypeAlias = Callable[[Call, Target], RelayExpr]
+"""(call with checked types, target) -> what stands for it."""
+FLOAT = ("float32", "float32", "float32")
+
+
+def _nibbles(call: Call, target: Target) -> RelayExpr:
+    """The product as a target computes it: of bytes, or a dense layer."""
+    made = dense_nibbles(call, target)
+    rule = rule_of(made)
+    return made if rule is None or made is call else rule(made, target)
+
+
+# fmt: off
+RULES: Mapping[tuple[str, str, str, str], Pack] = {
+    ("nn.dense", *FLOAT):                              dense,
+    ("nn.dense", "uint8", "int8", "int32"):            dense_words,
+    ("nn.dense", "uint8", "int8", "float32"):          dense_words,
+    ("nn.dense", "bfloat16", "bfloat16", "float32"):   dense_words,
+    ("nn.conv2d", *FLOAT):                             conv,
+    ("nn.conv3d", *FLOAT):                             conv,
+    ("nn.conv2d", "uint8", "int8", "int32"):           conv_bytes,
+    ("nn.conv2d", "uint8", "float32", "float32"):      depthwise_bytes,
+    ("nn.conv2d_transpose", *FLOAT):                   conv_transpose,
+    ("nn.conv3d_transpose", *FLOAT):                   conv_transpose,
+    ("nn.contrib_dense_nibbles", "float32", "uint8", "float32"): _nibbles,
+}
+# fmt: on
+"""Operator, dtypes of data, weight and result -> its rule."""
+COMPUTED = frozenset(("nn.conv2d", "nn.conv3d", "nn.conv2d_transpose", "nn.conv3d_transpose"))
+"""Operators of float32 whose weights are packed at run time if they are no constants: that costs
+little beside them."""
+
+
+def rule_of(call: Call) -> Pack | None:
+    """The rule for a call, if there is one."""
+    name = getattr(call.op, "name", "")
+    if name == "nn.recurrent":
+        return recurrent
+    if len(call.args) < 2:
+        return None
+    dtypes = dtype_of(call.args[0]), dtype_of(call.args[1]), dtype_of(call)
+    if not isinstance(call.args[1], Constant) and not (name in COMPUTED and dtypes == FLOAT):
+        return None
+    return RULES.get((name, *dtypes))
+
+
+__all__ = ["RULES", "rule_of"]

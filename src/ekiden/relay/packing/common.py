@@ -1,0 +1,56 @@
+"""What the rules of this folder ask of expressions and of families of kernels."""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.prim import IntImm
+from ekiden.ir.type import TensorType
+from ekiden.relay.expr import Call
+from ekiden.target import Target
+from ekiden.topi.rule.families import FAMILIES, fixed_for
+from ekiden.topi.rule.family import Product
+
+
+def dtype_of(expr: RelayExpr) -> str:
+    """The dtype of a tensor; empty for what is none."""
+    kind = expr.checked_type
+    return kind.dtype if isinstance(kind, TensorType) else ""
+
+
+def known_shape(expr: RelayExpr) -> tuple[int, ...] | None:
+    """The shape of a tensor, if all of it is known."""
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType)
+    extents = tuple(d.value for d in kind.shape if isinstance(d, IntImm))
+    return extents if len(extents) == len(kind.shape) else None
+
+
+def rows_of(expr: RelayExpr) -> int | None:
+    """How many rows a tensor has over its last axis, if that is known."""
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType)
+    total = 1
+    for dim in kind.shape[:-1]:
+        if not isinstance(dim, IntImm):
+            return None
+        total *= dim.value
+    return total
+
+
+def last_dim(expr: RelayExpr) -> int | None:
+    """The last dimension of a tensor, if it is known."""
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType)
+    last = kind.shape[-1]
+    return last.value if isinstance(last, IntImm) else None
+
+
+def panel_width(family: str, product: Product, target: Target, call: Call) -> int:
+    """Columns of a panel of the weight of a call, as a family of kernels wants it. Raises
+    CompileError where a decision for it cannot be."""
+    return FAMILIES[family].panel_of(product, target, fixed_for(names_of(family, call)))
+
+
+def names_of(family: str, call: Call) -> tuple[str, ...]:
+    """What decisions about the weight of a call may be given for: the family, the node."""
+    return (family, str(call.span)) if call.span else (family,)

@@ -1,0 +1,215 @@
+"""Convolutions and transposed ones: weights in panels.
+
+nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
+nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side
+nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method
+nn.conv2d(..., groups=G)              ->  kernel layout GOHWI{tile}o; depthwise: HWOI
+nn.conv2d_transpose(%x, W, NHWC, IOHW)  ->  kernel layout OHWI{tile}o, GOHWI{tile}o or HWIO;
+                                          without strides: nn.conv2d of the flipped weight
+nn.conv3d, nn.conv3d_transpose (NDHWC)  ->  the same with one more axis
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.prim import IntImm
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs, ConvAttrs, ConvTransposeAttrs
+from ekiden.relay.packing.common import (
+    known_shape,
+    last_dim,
+    names_of,
+    panel_width,
+    rows_of,
+)
+from ekiden.relay.transform.convert_layout import transpose
+from ekiden.relay.transform.scopes import infer_here
+from ekiden.target import Target
+from ekiden.topi.layout import permutation
+from ekiden.topi.nn.conv_transpose import is_few
+from ekiden.topi.nn.weights import WORD
+from ekiden.topi.nn.winograd import TAPS, suits
+from ekiden.topi.rule.families import fixed_for
+from ekiden.topi.rule.family import Product
+from ekiden.topi.rule.winograd_space import tile_side
+
+PACKED, WINOGRAD, TRANSPOSED = "conv_nhwc_pack", "winograd_conv2d", "conv_transpose_pack"
+"""Families of kernels."""
+PLAIN = (("NHWC", "OIHW"), ("NDHWC", "OIDHW"))
+"""Layouts of data and weights of convolutions that have kernels, once packed."""
+PLAIN_TRANSPOSED = (("NHWC", "IOHW"), ("NDHWC", "IODHW"))
+
+
+def conv_bytes(call: Call, target: Target) -> RelayExpr:
+    """Of uint8 and int8, without a border."""
+    attrs, (data, weight) = call.attrs, call.args
+    assert isinstance(attrs, Conv2DAttrs)
+    assert isinstance(weight, Constant)
+    plain = attrs.data_layout == "NHWC" and attrs.kernel_layout == "OIHW" and attrs.groups == 1
+    if not plain or any(attrs.padding) or attrs.out_dtype != "int32":
+        return call
+    channels, depth, *kernel = weight.data.shape
+    taps = math.prod(kernel)
+    missing = -depth % WORD
+    if missing:
+        none = (0, 0)
+        data = op.nn.pad(data, (none, none, none, (0, missing)), Constant(np.zeros((), np.uint8)))
+        padded = np.pad(weight.data, (none, (0, missing), none, none))
+        weight = Constant(padded, span=weight.span)
+    product = Product(rows_of(call), channels, -(-depth // WORD) * taps, "uint8")
+    tile = panel_width(PACKED, product, target, call)
+    packed = op.nn.contrib_pack_weight(weight, kind="conv2d_u8s8", tile=tile)
+    changed = attrs.with_fields(
+        kernel_layout=f"OHWI{tile}o{WORD}i", channels=channels, kernel_size=tuple(kernel)
+    )
+    return Call(call.op, (data, packed), changed, span=call.span)
+
+
+def _winograd_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int:
+    """The side of output tiles if the convolution is to be done by Winograd's method; else 0."""
+    weight, result = call.args[1], call.checked_type
+    assert isinstance(weight, Constant)
+    out, channels, *kernel = weight.data.shape
+    plain = attrs.groups == 1 and attrs.strides == attrs.dilation == (1, 1)
+    if not plain or kernel != [TAPS, TAPS] or not suits(channels, out, target.lanes("float32")):
+        return 0
+    assert isinstance(result, TensorType)
+    sizes = [d.value for d in result.shape if isinstance(d, IntImm)]
+    n, height, width, *_ = (*sizes, 0, 0, 0)
+    image = (n, height, width) if len(sizes) == len(result.shape) else None
+    fixed = fixed_for(names_of(WINOGRAD, call))
+    return tile_side(image, (channels, out), target, fixed)
+
+
+def _winograd(call: Call, attrs: Conv2DAttrs, m: int, target: Target) -> RelayExpr:
+    weight = call.args[1]
+    assert isinstance(weight, Constant)
+    channels, depth = weight.data.shape[:2]
+    tile = panel_width(WINOGRAD, Product(None, channels, depth), target, call)
+    made = op.nn.contrib_conv2d_winograd_weight_transform(weight, m, tile)
+    top, left, bottom, right = attrs.padding
+    return op.nn.contrib_conv2d_winograd_without_weight_transform(
+        call.args[0], made, m, channels, (top, left, bottom, right)
+    ).with_fields(span=call.span)
+
+
+def _with_plain_weight(call: Call, pair: str) -> Call:
+    """A convolution with its weight in the order `pair` (of channels), then the window, if it has
+    another order without tiles."""
+    attrs, weight = call.attrs, call.args[1]
+    assert isinstance(attrs, ConvAttrs)
+    wanted = pair + attrs.data_layout[1:-1]
+    if sorted(attrs.kernel_layout) != sorted(wanted) or attrs.kernel_layout == wanted:
+        return call
+    moved = transpose(weight, permutation(attrs.kernel_layout, wanted))
+    changed = attrs.with_fields(kernel_layout=wanted)
+    made = Call(call.op, (call.args[0], moved), changed, span=call.span)
+    made.set_checked_type(call.checked_type)
+    return made
+
+
+def conv(call: Call, target: Target) -> RelayExpr:
+    """Of float32: by Winograd's method, depthwise, or with packed weights."""
+    call = _with_plain_weight(call, "OI")
+    attrs, weight = call.attrs, call.args[1]
+    assert isinstance(attrs, Conv2DAttrs | Conv3DAttrs)
+    shape = known_shape(weight)
+    if (attrs.data_layout, attrs.kernel_layout) not in PLAIN or shape is None:
+        return call
+    axes = attrs.data_layout[1:-1]
+    if isinstance(weight, Constant) and isinstance(attrs, Conv2DAttrs):
+        m = _winograd_tile(call, attrs, target)
+        if m:
+            return _winograd(call, attrs, m, target)
+    channels, _, *kernel = shape
+    if attrs.groups > 1 and attrs.groups == channels == last_dim(call):
+        packed: RelayExpr = op.transpose(weight, (*range(2, len(shape)), 0, 1))
+        layout = f"{axes}OI"
+    else:
+        kind = "conv2d" if attrs.groups == 1 else "group_conv2d"
+        depth = shape[1] * math.prod(kernel)
+        product = Product(rows_of(call), channels // attrs.groups, depth)
+        tile = panel_width(PACKED, product, target, call)
+        packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile, groups=attrs.groups)
+        layout = f"{'' if attrs.groups == 1 else 'G'}O{axes}I{tile}o"
+    changed = attrs.with_fields(kernel_layout=layout, channels=channels, kernel_size=tuple(kernel))
+    return Call(call.op, (call.args[0], packed), changed, span=call.span)
+
+
+def _is_one_panel(
+    attrs: ConvTransposeAttrs, channels: int, kernel: Sequence[int], target: Target
+) -> bool:
+    """Whether topi/rule/upsample.py takes a transposed convolution."""
+    cuts = any(attrs.padding) or any(attrs.output_padding)
+    plain = attrs.groups == 1 and set(attrs.dilation) == {1} and not cuts
+    fits = plain and len(kernel) == 2 and tuple(kernel) == attrs.strides
+    return fits and is_few(channels, kernel, target.lanes("float32"))
+
+
+def _as_conv(call: Call, attrs: ConvTransposeAttrs, weight: Constant) -> Call | None:
+    """A transposed convolution without strides as the convolution it is, unless that would cut off
+    data."""
+    kernel = weight.data.shape[2:]
+    reach = [(k - 1) * d for k, d in zip(kernel, attrs.dilation, strict=True)]
+    ends = (*reach, *map(sum, zip(reach, attrs.output_padding, strict=True)))
+    padding = tuple(r - p for r, p in zip(ends, attrs.padding, strict=True))
+    if min(padding) < 0:
+        return None
+    parts = np.split(np.flip(weight.data, tuple(range(2, weight.data.ndim))), attrs.groups)
+    flipped = Constant(np.concatenate([part.swapaxes(0, 1) for part in parts]), span=weight.span)
+    axes = attrs.data_layout[1:-1]
+    made = (op.nn.conv2d if len(axes) == 2 else op.nn.conv3d)(
+        call.args[0], infer_here(flipped), attrs.strides, padding, attrs.dilation, attrs.groups,
+        len(flipped.data), kernel, attrs.data_layout, f"OI{axes}", attrs.out_layout,
+        attrs.out_dtype,
+    ).with_fields(span=call.span)  # fmt: skip
+    made.set_checked_type(call.checked_type)
+    return made
+
+
+def conv_transpose(call: Call, target: Target) -> RelayExpr:
+    """With packed weights, or depthwise HWIO; as it is where all taps together are one panel
+    (topi/rule/upsample.py)."""
+    call = _with_plain_weight(call, "IO")
+    attrs, weight = call.attrs, call.args[1]
+    assert isinstance(attrs, ConvTransposeAttrs)
+    shape = known_shape(weight)
+    if (attrs.data_layout, attrs.kernel_layout) not in PLAIN_TRANSPOSED or shape is None:
+        return call
+    axes = attrs.data_layout[1:-1]
+    inputs, per_group, *kernel = shape
+    groups, channels = attrs.groups, per_group * attrs.groups
+    if _is_one_panel(attrs, channels, kernel, target):
+        return call
+    if isinstance(weight, Constant) and set(attrs.strides) == {1}:
+        flipped = _as_conv(call, attrs, weight)
+        if flipped is not None:
+            return conv(flipped, target)
+    if 1 < groups == inputs == channels:
+        packed: RelayExpr = op.transpose(weight, (*range(2, len(shape)), 0, 1))
+        layout = f"{axes}IO"
+    else:
+        product = Product(None, per_group, inputs // groups)
+        tile = panel_width(TRANSPOSED, product, target, call)
+        split = op.reshape(weight, (groups, inputs // groups, per_group, *kernel))
+        swapped = op.transpose(split, (0, 2, 1, *range(3, len(shape) + 1)))
+        rows = op.reshape(swapped, (channels, inputs // groups, *kernel))
+        pack = "conv2d" if groups == 1 else "group_conv2d"
+        packed = op.nn.contrib_pack_weight(rows, kind=pack, tile=tile, groups=groups)
+        layout = f"{'' if groups == 1 else 'G'}O{axes}I{tile}o"
+    changed = attrs.with_fields(kernel_layout=layout, channels=channels, kernel_size=tuple(kernel))
+    return Call(call.op, (call.args[0], packed), changed, span=call.span)
+
+
+def depthwise_bytes(call: Call, target: Target) -> RelayExpr:
+    """Of uint8 and float32: the depthwise kernel takes them."""
+    attrs = call.attrs
+    assert isinstance(attrs, Conv2DAttrs)
+    return conv(call, target) if attrs.groups == attrs.channels == last_dim(call) else call

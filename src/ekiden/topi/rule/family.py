@@ -1,0 +1,124 @@
+"""A family of kernels is one row: which computations it takes, what it needs of a processor, what
+may be chosen, what is chosen unless told otherwise, and how the loops are built.
+
+Relay asks the row too: how weights lie that its kernels read (`panel`), what may follow in the
+same kernel (`endings`), and whether results may be a part of longer rows (`writes_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ekiden import te
+from ekiden.ir.prim import IntImm
+from ekiden.target import Target
+from ekiden.tir.stmt import PrimFunc
+from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, check_fixed
+from ekiden.topi.rule.stages import has_known_weights
+
+Tensors: TypeAlias = list[te.Tensor]
+Build: TypeAlias = Callable[[Tensors, Tensors, Target, str, Decision], PrimFunc]
+"""(inputs, outputs, target, name, decision) -> the loops, parameters in that order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The sizes of a product of matrices as far as they are known: `rows` of data, `columns` of
+    results, `depth` terms of each; None for what only a run knows."""
+
+    rows: int | None
+    columns: int | None
+    depth: int | None
+    dtype: str = "float32"
+
+    @staticmethod
+    def of(rows: object, columns: object, depth: object, dtype: str = "float32") -> Product:
+        """From dimensions."""
+        return Product(size_of(rows), size_of(columns), size_of(depth), dtype)
+
+
+def size_of(dim: object) -> int | None:
+    """A dimension as a number, if it is known."""
+    if isinstance(dim, IntImm):
+        return dim.value
+    return dim if isinstance(dim, int) else None
+
+
+def no_choices(anchor: te.Tensor, target: Target) -> Space:
+    """The space of a family without choices."""
+    return ()
+
+
+def decide_nothing(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """The decision of such a family."""
+    return Decision()
+
+
+def as_they_are(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
+    """All outputs follow the anchor."""
+    return list(outputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One row of the table of kernels.
+
+    name: the tag of the anchor, the operation that its kernels are made around. accepts: whether
+    an anchor is one it computes. needs: abilities that a target must have (`Target.has`). space:
+    what may be chosen for an anchor on a target. default: what is, given what is fixed.
+    ends: of the outputs, what must be elementwise on the anchor (the kernel does the rest).
+    is_whole: the anchor is an operation with outputs of its own that nothing joins.
+    panel, panels: columns of a panel of packed weights for a product, and all that there may be.
+    endings: what may end a kernel beside elementwise operators, by name. writes_rows: whether
+    results may be a part of longer rows. keeps_sums: whether a decision makes kernels that keep
+    something in their result before they have read all inputs.
+    """
+
+    name: str
+    build: Build
+    accepts: Callable[[te.Tensor], bool] = has_known_weights
+    needs: tuple[str, ...] = ()
+    space: Callable[[te.Tensor, Target], Space] = no_choices
+    default: Callable[[te.Tensor, Target, Fixed], Decision] = decide_nothing
+    ends: Callable[[Sequence[te.Tensor]], Sequence[te.Tensor]] = as_they_are
+    is_whole: bool = False
+    panel: Callable[[Product, Target], int] | None = None
+    panels: Callable[[Target], Choice] | None = None
+    endings: tuple[str, ...] = ()
+    writes_rows: bool = False
+    keeps_sums: Callable[[Decision], bool] = lambda decision: False
+
+    def serves(self, target: Target) -> bool:
+        """Whether a target has what the kernels need."""
+        return all(map(target.has, self.needs))
+
+    def decide(self, anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+        """The decision for a kernel. Raises CompileError for a fixed choice that there is not, or a
+        value that it cannot have.
+        """
+        if fixed:
+            check_fixed(self.space(anchor, target), fixed, f"'{self.name}'")
+        return self.default(anchor, target, fixed)
+
+    def panel_of(self, product: Product, target: Target, fixed: Fixed) -> int:
+        """Columns of a panel of packed weights. Raises CompileError for a fixed one that cannot
+        be."""
+        assert self.panel is not None and self.panels is not None, self.name
+        asked = fixed.get("panel")
+        if asked is None:
+            return self.panel(product, target)
+        choice = self.panels(target)
+        choice.check(asked, f"'{self.name}'")
+        assert isinstance(asked, int)
+        return narrowed(asked, product, target)
+
+
+def narrowed(panel: int, product: Product, target: Target) -> int:
+    """The width of a panel where there may be fewer columns than that: whole vectors of them."""
+    lanes = target.lanes("float32")
+    return panel if product.columns is None else min(panel, -(-product.columns // lanes) * lanes)
+
+
+Table: TypeAlias = Mapping[str, Family]

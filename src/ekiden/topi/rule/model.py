@@ -1,0 +1,232 @@
+"""How a product of matrices is cut into tiles and blocks, from the facts of a processor.
+
+After Low, Igual, Smith, Quintana-Orti, "Analytical modeling is enough for high-performance BLIS"
+(2016): every size follows from registers, units, latencies, and the sizes, ways and bandwidths of
+caches. What differs here: the left matrix is not copied into tiles, weights lie in panels ready
+made, and a panel comes from whichever cache it fits.
+
+    panel of nv vectors, tile of mr rows     acc[mr, nv] in registers
+    k in blocks of kc                        rows x kc of data and two blocks of panels stay in L2
+    order                                    panels outside, unless L3 feeds a tile of mr rows
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ekiden.target import Cache, Target
+from ekiden.topi.rule.decision import Choice, divisors
+from ekiden.topi.rule.family import Product, narrowed
+from ekiden.topi.rule.tiles import DYNAMIC_ROWS
+
+LINE = 64
+"""Bytes of a cache line."""
+PAGE = 4096
+"""Bytes after which lines fall into the same set of a first-level cache."""
+MOST_VECTORS = 4
+"""Vectors of a panel: more leave rows too few for a tile."""
+MEMORY = 0.05
+"""Cycles that a load or a prefetch costs beside multiply-adds that hide it."""
+TAIL = 0.01
+"""Share of the time by which a panel narrower than the others must gain: it is code of its own."""
+MANY_ROWS = 256
+"""Rows of data beyond which a block of them does not stay in a second-level cache."""
+SHARE = 0.75
+"""Share of a cache that what is counted on may take."""
+DISTANCES = (0, 4, 8, 16, 32)
+"""Steps by which a panel is brought to the first cache ahead."""
+HIDDEN = 6
+"""Latencies of the second-level cache by which a panel is brought ahead: it has more to do."""
+QUIET = 3
+"""Of so many lines that the third-level cache gives one is of the next panel: others need it."""
+LEAST_BLOCK = 192
+"""Steps of k below which a block costs more than it saves: sums are stored and loaded again."""
+
+
+def levels(target: Target) -> tuple[Cache, Cache, Cache]:
+    """The caches of a target; behind the last comes memory, which is taken for as fast."""
+    first, *more = target.caches
+    second = more[0] if more else first
+    return first, second, more[1] if len(more) > 1 else second
+
+
+def spare_registers(target: Target, dtype: str = "float32") -> int:
+    """Registers for sums and a row of a panel: without those of a broadcast, and of a product
+    where that is no part of a multiply-add."""
+    emulated = {"uint8": "dot4_u8s8", "int8": "dot4_u8s8", "bfloat16": "dot2_bf16"}.get(dtype)
+    direct = target.has(emulated or "fma")
+    return target.registers - 1 - (0 if direct else 4 if emulated else 1)
+
+
+def most_rows(vectors: int, target: Target, dtype: str = "float32") -> int:
+    """Rows of the largest tile of so many vectors that stays in registers."""
+    return max(1, (spare_registers(target, dtype) - vectors) // vectors)
+
+
+def step_cycles(rows: int, vectors: int, target: Target) -> float:
+    """Cycles of a step of k of a tile: multiply-adds, or loads where those take longer, or the
+    wait for the sums of the step before."""
+    memory = rows + 2 * vectors
+    multiply = rows * vectors / target.fma_units
+    busy = max(multiply, (rows + vectors) / target.loads, target.fma_latency)
+    return busy + MEMORY * memory
+
+
+def _columns_cost(vectors: int, product: Product, target: Target) -> float:
+    """Cycles of a step of k of one row of the whole product, in panels of so many vectors."""
+    lanes = target.lanes("float32")
+
+    def each(wide: int) -> float:
+        rows = tile_rows(wide, product, target)
+        return step_cycles(rows, wide, target) / rows
+
+    if product.columns is None:
+        return each(vectors) / vectors
+    total = -(-product.columns // lanes)
+    whole, rest = divmod(total, vectors)
+    panels = whole + (rest > 0)
+    share = -(-panels // target.cores) * target.cores / panels if panels >= target.cores else 1.0
+    cost = whole * each(vectors) + (each(rest) if rest else 0.0)
+    return cost * share * (1 + TAIL if rest else 1.0)
+
+
+def tile_rows(vectors: int, product: Product, target: Target) -> int:
+    """Rows of a tile: as many as registers hold, unless rows at the same distance would drive each
+    other out of the first-level cache."""
+    rows = most_rows(vectors, target, product.dtype)
+    if product.rows is None:
+        return min(rows, DYNAMIC_ROWS)
+    if product.depth:
+        while rows > 1 and is_crowded(rows, product.depth, target):
+            rows -= 1
+    return rows
+
+
+def rows_in_set(rows: int, depth: int) -> int:
+    """How many of the rows of a tile, `depth` floats apart, begin in the same lines of a set."""
+    return -(-rows * math.gcd(4 * depth, PAGE) // PAGE)
+
+
+def is_crowded(rows: int, depth: int, target: Target) -> bool:
+    """Whether more rows begin in a set of the first-level cache than it has ways."""
+    ways = target.caches[0].ways
+    return rows_in_set(rows, depth) > ways + 1
+
+
+def panel_width(product: Product, target: Target) -> int:
+    """Columns of a panel of weights."""
+    lanes = target.lanes("float32")
+    best = min(
+        range(1, MOST_VECTORS + 1),
+        key=lambda v: (round(_columns_cost(v, product, target), 6), -v),
+    )
+    return narrowed(best * lanes, product, target)
+
+
+def panel_choice(target: Target) -> Choice:
+    """The widths of panels that there may be."""
+    lanes = target.lanes("float32")
+    widths = tuple(v * lanes for v in range(1, MOST_VECTORS + 1))
+    return Choice("panel", widths, "columns of a panel of packed weights", True)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """A product on one panel width, ready for questions about its loops."""
+
+    product: Product
+    panel: int
+    rows: int
+    target: Target
+
+    @property
+    def vectors(self) -> int:
+        """Of a panel row."""
+        return -(-self.panel // self.target.lanes("float32"))
+
+    @property
+    def tiles(self) -> int | None:
+        """Tiles of rows, if that is known."""
+        rows = self.product.rows
+        return None if rows is None else max(1, -(-rows // self.rows))
+
+    @property
+    def cycles(self) -> float:
+        """Of a step of k of a tile."""
+        rows = min(self.rows, self.product.rows or self.rows)
+        return step_cycles(rows, self.vectors, self.target)
+
+    def order(self) -> str:
+        """What the outer loop is: "row" tiles where there is but one, where the weights stay in the
+        second-level cache, or where the third feeds a tile as fast as it computes; else "panel"s.
+        """
+        size = self.product
+        _, second, third = levels(self.target)
+        if size.rows is None or size.columns is None or size.depth is None:
+            return "panel"
+        if self.tiles == 1 or 4 * size.columns * size.depth <= second.size // 2:
+            return "row"
+        per_cycle = 4 * self.target.lanes("float32") * self.target.fma_units / self.rows
+        return "row" if size.rows <= MANY_ROWS and third.bandwidth >= per_cycle else "panel"
+
+    def k_block(self, order: str) -> int:
+        """Steps of k of a block, a divisor of the depth; 0 for all at once."""
+        size, second = self.product, levels(self.target)[1]
+        if order != "panel" or not size.depth or self.tiles == 1:
+            return 0
+        if size.rows is not None and size.rows <= MANY_ROWS:
+            most = int(SHARE * second.size) // (4 * (size.rows + 2 * self.panel))
+        else:  # rows stream by a panel
+            most = second.size // 2 // (4 * self.panel)
+        fitting = next((d for d in divisors(size.depth, LEAST_BLOCK) if d <= most), 0)
+        return 0 if fitting == size.depth else fitting
+
+    def own(self, order: str) -> int:
+        """Steps by which a tile brings its panel to the first-level cache ahead; 0 where what is
+        read between two uses of a panel fits there."""
+        first, second, third = levels(self.target)
+        depth, columns = self.product.depth, self.product.columns
+        width = self.panel if order == "panel" else columns
+        if depth is not None and width is not None and 4 * depth * width <= first.size // 2:
+            return 0
+        wait = third.latency if self.tiles == 1 else HIDDEN * second.latency
+        return next((d for d in DISTANCES[1:] if d >= wait / self.cycles), DISTANCES[-1])
+
+    def spread(self, order: str) -> int:
+        """Tiles that bring the next panel to the second-level cache, a line at every so many steps
+        of each; 0 for none."""
+        third = levels(self.target)[2]
+        if order != "panel":
+            return 0
+        steps = QUIET * LINE / third.bandwidth / self.cycles
+        enough = (d for d in self.spreads() if d * LINE >= 4 * self.panel * steps)
+        wanted = next(enough, self.spreads()[-1])
+        return max(d for d in self.spreads() if d <= min(wanted, self.tiles or wanted))
+
+    def unroll(self, own: int) -> int:
+        """Steps of k that stand one after the other: two, if prefetches stand between them that
+        keep a compiler from loading the panel rows of both at once: that needs more registers than
+        there are."""
+        return 2 if own and self.product.depth and self.product.dtype == "float32" else 1
+
+    def copy(self, block: int) -> int:
+        """Whether to copy the rows of blocks of k apart: 1 where they drive each other out of the
+        first-level cache."""
+        depth = self.product.depth
+        return int(bool(block and depth and is_crowded(self.rows, depth, self.target)))
+
+    def spreads(self) -> tuple[int, ...]:
+        """All that `spread` may be."""
+        return (0, 1, *(self.vectors * n for n in (1, 2, 4) if self.vectors * n > 1))
+
+
+__all__ = [
+    "Blocking",
+    "is_crowded",
+    "most_rows",
+    "panel_choice",
+    "panel_width",
+    "rows_in_set",
+    "tile_rows",
+]

@@ -1,0 +1,134 @@
+"""What may be chosen about products of computed matrices, and what is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ekiden import te
+from ekiden.target import Target
+from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
+from ekiden.topi.rule.dense import UNROLLS, product
+from ekiden.topi.rule.epilogue import operands_of
+from ekiden.topi.rule.family import Product, size_of
+from ekiden.topi.rule.model import (
+    DISTANCES,
+    MOST_VECTORS,
+    Blocking,
+    step_cycles,
+    tile_rows,
+)
+
+MOST_ROWS = 12
+"""Rows of a tile: more only cost code."""
+NARROW_ROWS = 8
+"""Rows of a tile one vector wide: enough to hide the latency of a multiply-add."""
+MANY = 1 << 12
+"""What a number of rows is taken for that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductSizes:
+    """What a decision depends on."""
+
+    product: Product
+    batch: int | None
+    transpose_b: bool
+    target: Target
+
+    @staticmethod
+    def of(anchor: te.Tensor, target: Target) -> ProductSizes:
+        """Of a product of computed matrices."""
+        a, _ = operands_of(anchor)
+        attrs, tag = anchor.op.attrs, anchor.op.tag
+        batched = tag == "batch_matmul"
+        depth = a.shape[-2] if attrs.get("transpose_a", False) else a.shape[-1]
+        rows = anchor.shape[1] if batched else product(list(anchor.shape[:-1]))
+        transpose_b = bool(attrs.get("transpose_b", tag == "dense"))
+        batch = size_of(anchor.shape[0]) if batched else 1
+        return ProductSizes(Product.of(rows, anchor.shape[-1], depth), batch, transpose_b, target)
+
+    @property
+    def columns(self) -> int | None:
+        """Of the result."""
+        return self.product.columns
+
+    @property
+    def lanes(self) -> int:
+        """Of a vector."""
+        return self.target.lanes("float32")
+
+    def tall(self) -> Product:
+        """The product with a known number of rows: tiles are of few sizes in any case."""
+        size = self.product
+        return Product(size.rows or MANY, size.columns, size.depth)
+
+    def vectors(self) -> int:
+        """Of a whole panel: the columns left over take panels of one vector."""
+        product, target = self.tall(), self.target
+
+        def cost(wide: int) -> float:
+            each = step_cycles(rows := self.rows(wide), wide, target) / rows
+            if product.columns is None:
+                return each / wide
+            whole, rest = divmod(product.columns, wide * self.lanes)
+            narrow = step_cycles(NARROW_ROWS, 1, target) / NARROW_ROWS
+            return whole * each + -(-rest // self.lanes) * narrow
+
+        return min(range(MOST_VECTORS, 1, -1), key=lambda wide: round(cost(wide), 6))
+
+    def rows(self, vectors: int) -> int:
+        """Of a tile on a whole panel."""
+        return min(MOST_ROWS, tile_rows(vectors, self.tall(), self.target))
+
+    def ways(self, vectors: int) -> tuple[str, ...]:
+        """How the product can be computed, the best first."""
+        rows, width = self.product.rows, vectors * self.lanes
+        found = ["panels", "whole"] if self.shares_panels(width) else ["whole", "panels"]
+        columns = -1 if self.columns is None or self.transpose_b else self.columns
+        if 0 <= columns <= MOST_VECTORS * self.lanes and columns % self.lanes == 0:
+            found.insert(0, "direct")
+        if rows is not None and 0 < rows < NARROW_ROWS and not self.transpose_b:
+            found.insert(0, "streamed")
+        return tuple(found)
+
+    def shares_panels(self, width: int) -> bool:
+        """Whether threads have other matrices of a batch, or can share out the panels: with one
+        more for some at most a tenth of the time is lost."""
+        if self.batch != 1:
+            return True
+        cores = self.target.cores
+        if self.columns is None or self.columns // width < cores:
+            return False
+        panels = self.columns // width
+        return 10 * panels >= 9 * -(-panels // cores) * cores
+
+
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen for a product of computed matrices."""
+    sizes = ProductSizes.of(anchor, target)
+    own = "steps by which a copied panel is brought to the first cache ahead"
+    return (
+        Choice("vectors", steps_down(MOST_VECTORS, 2), "vectors of a panel"),
+        Choice("rows", steps_down(MOST_ROWS), "rows of a tile"),
+        Choice("how", tuple(sorted(sizes.ways(MOST_VECTORS))), "how the right matrix is read"),
+        Choice("own", DISTANCES, own),
+        Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
+    )
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """What is chosen for a product of computed matrices."""
+    sizes = ProductSizes.of(anchor, target)
+    vectors = int(fixed.get("vectors", sizes.vectors()))
+    rows = int(fixed.get("rows", sizes.rows(vectors)))
+    blocking = Blocking(sizes.tall(), vectors * sizes.lanes, rows, target)
+    own = int(fixed.get("own", blocking.own("panel")))
+    return Decision.of(
+        {
+            "vectors": vectors,
+            "rows": rows,
+            "how": fixed.get("how", sizes.ways(vectors)[0]),
+            "own": own,
+            "unroll": fixed.get("unroll", blocking.unroll(own)),
+        }
+    )

@@ -1,0 +1,270 @@
+"""Families of kernels: decisions as text, what is refused; no decision changes a result."""
+
+from __future__ import annotations
+
+import random as chances
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ekiden import te
+from ekiden.codegen.llvm import compile_object, link
+from ekiden.ir.prim import PrimExpr, SizeVar, maximum
+from ekiden.runtime import load_image
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
+from ekiden.tir.transform import lower
+from ekiden.topi.nn import batch_matmul, conv, dense_pack, winograd_conv2d
+from ekiden.topi.nn.weights import pack_weight
+from ekiden.topi.nn.winograd import transform_weight
+from ekiden.topi.rule import FAMILIES, choose, schedule
+from ekiden.topi.rule.decision import Decision, Fixed
+from ekiden.topi.rule.families import ROWS
+from ekiden.topi.rule.family import Product
+
+TARGET = Target(Target.host(), cores=2)
+NARROW = Target("llvm -mcpu=x86-64-v3 -cores=1")
+LINE = 16
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype("float32")
+
+
+def compiled(
+    inputs: list[te.Tensor], output: te.Tensor, family: str, fixed: Fixed, target: Target
+) -> Callable[..., object]:
+    func = schedule(inputs, [output], target, "kernel", {family: fixed})
+    image = link([compile_object([lower(func, target)], target)], ["kernel"])
+    kernel: Callable[..., object] = load_image(image)["kernel"]
+    return kernel
+
+
+def some_points(anchor: te.Tensor, family: str, target: Target, count: int) -> list[Fixed]:
+    """Random points of a space, always the same ones."""
+    space = FAMILIES[family].space(anchor, target)
+    picker = chances.Random(len(space))
+    free = [c for c in space if not c.is_early]
+    return [{c.name: picker.choice(c.domain) for c in free} for _ in range(count)]
+
+
+@pytest.mark.quick
+def test_a_decision_is_read_back_from_its_text() -> None:
+    made = Decision.of({"rows": 9, "order": "panel", "k_block": 0})
+    assert str(made) == "rows=9 order=panel k_block=0"
+    assert Decision.parse(str(made)) == made
+    assert dict(made) == {"rows": 9, "order": "panel", "k_block": 0}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("text", ["rows", "rows=", "=9", "rows=9 rows=8"])
+def test_a_wrong_text_is_refused(text: str) -> None:
+    with pytest.raises(CompileError) as caught:
+        Decision.parse(text)
+    assert str(caught.value) == f"decisions: expected 'name=value ...' once each, got {text!r}"
+
+
+@pytest.mark.quick
+def test_every_family_has_a_row_of_its_own() -> None:
+    assert len(FAMILIES) == len(ROWS)
+    assert ROWS[-1].name == "default"
+
+
+def dense(m: int | SizeVar, n: int, k: int, panel: int) -> tuple[list[te.Tensor], te.Tensor]:
+    data = te.placeholder((m, k), name="data")
+    weight = te.placeholder((-(-n // panel), k, panel), name="weight")
+    return [data, weight], dense_pack(data, weight, n, panel)
+
+
+@pytest.mark.quick
+def test_what_is_chosen_of_a_space_is_in_it() -> None:
+    for target in (TARGET, NARROW, Target("llvm -mcpu=x86-64-v2"), Target("llvm -mcpu=znver4")):
+        for m, n, k in [(1, 10, 7), (37, 768, 768), (128, 768, 3072), (SizeVar("m"), 100, 64)]:
+            panel = FAMILIES["dense_pack"].panel_of(Product.of(m, n, k), target, {})
+            _, anchor = dense(m, n, k, panel)
+            made = choose([anchor], target).decision
+            space = FAMILIES["dense_pack"].space(anchor, target)
+            assert list(made) == [choice.name for choice in space]
+            assert all(made[choice.name] in choice.domain for choice in space)
+
+
+@pytest.mark.quick
+def test_an_unknown_choice_is_refused_with_those_there_are() -> None:
+    _, anchor = dense(8, 48, 20, 48)
+    with pytest.raises(CompileError) as caught:
+        choose([anchor], TARGET, {"dense_pack": {"row": 3}})
+    there = "panel, rows, order, k_block, own, spread, unroll, copy, split"
+    assert str(caught.value) == (f"decisions: 'dense_pack' has no choice 'row'; there are: {there}")
+
+
+@pytest.mark.quick
+def test_an_unknown_value_is_refused_with_the_domain() -> None:
+    _, anchor = dense(8, 48, 20, 48)
+    with pytest.raises(CompileError) as caught:
+        choose([anchor], TARGET, {"dense_pack": {"order": "column"}})
+    assert str(caught.value) == (
+        "decisions: 'dense_pack': 'order' is one of panel, row, got 'column'"
+    )
+
+
+def with_residual(anchor: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
+    residual = te.placeholder(anchor.shape, name="residual")
+
+    def body(i: PrimExpr, j: PrimExpr) -> PrimExpr:
+        return maximum(anchor[i, j] + residual[i, j], 0.0)
+
+    return residual, te.compute(anchor.shape, body, tag="broadcast")
+
+
+DENSE = [
+    (TARGET, 37, 130, 1000, 48),
+    (TARGET, 5, 300, 768, 32),
+    (TARGET, 29, 40, 400, 64),
+    (NARROW, 23, 50, 960, 24),
+    (NARROW, 1, 33, 384, 16),
+]
+
+
+@pytest.mark.parametrize(("target", "m", "n", "k", "panel"), DENSE)
+def test_no_decision_changes_a_dense_layer(
+    target: Target, m: int, n: int, k: int, panel: int
+) -> None:
+    inputs, anchor = dense(m, n, k, panel)
+    residual, output = with_residual(anchor)
+    x, w, r = random(m, k), random(n, k), random(m, n)
+    want = np.maximum(x.astype("float64") @ w.T + r, 0)
+    packed = pack_weight(w, "dense", panel)
+    for fixed in some_points(anchor, "dense_pack", target, 4):
+        kernel = compiled([*inputs, residual], output, "dense_pack", fixed, target)
+        got = np.full((m, n), np.nan, "float32")
+        kernel(x, packed, r, got)
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3, err_msg=str(fixed))
+
+
+def test_no_decision_changes_a_dense_layer_of_any_number_of_rows() -> None:
+    inputs, anchor = dense(SizeVar("m"), 70, 400, 48)
+    w = random(70, 400)
+    packed = pack_weight(w, "dense", 48)
+    for fixed in some_points(anchor, "dense_pack", TARGET, 3):
+        kernel = compiled(inputs, anchor, "dense_pack", fixed, TARGET)
+        for m in (0, 1, 7, 40):
+            x, got = random(m, 400), np.full((m, 70), np.nan, "float32")
+            kernel(x, packed, got)
+            np.testing.assert_allclose(got, x @ w.T, rtol=1e-3, atol=1e-3, err_msg=str(fixed))
+
+
+def test_sums_kept_in_the_result_leave_an_argument_alone() -> None:
+    """A residual may lie in the bytes of the result only where an element is written once."""
+    inputs, anchor = dense(20, 48, 768, 48)
+    residual, output = with_residual(anchor)
+    whole = schedule(
+        [*inputs, residual], [output], TARGET, "kernel", {"dense_pack": {"k_block": 0}}
+    )
+    parts = {"dense_pack": {"k_block": 384}}
+    blocked = schedule([*inputs, residual], [output], TARGET, "kernel", parts)
+    assert (whole.attrs or {}).get("tir.in_place") == (2,)
+    assert "tir.in_place" not in (blocked.attrs or {})
+
+
+@pytest.mark.parametrize("target", [TARGET, NARROW], ids=["host", "avx2"])
+@pytest.mark.parametrize(
+    ("a", "b", "tb"),
+    [
+        ((3, 37, 40), (3, 40, 130), False),
+        ((1, 70, 33), (1, 150, 33), True),
+        ((2, 21, 300), (2, 300, 32), False),
+        ((1, 4, 60), (1, 60, 90), False),
+    ],
+)
+def test_no_decision_changes_a_product(
+    target: Target, a: tuple[int, ...], b: tuple[int, ...], tb: bool
+) -> None:
+    left, right = te.placeholder(a, name="a"), te.placeholder(b, name="b")
+    anchor = batch_matmul(left, right, transpose_b=tb)
+    x, y = random(*a), random(*b)
+    want = x.astype("float64") @ (y.swapaxes(-1, -2) if tb else y)
+    for fixed in some_points(anchor, "batch_matmul", target, 3):
+        kernel = compiled([left, right], anchor, "batch_matmul", fixed, target)
+        got = np.full(want.shape, np.nan, "float32")
+        kernel(x, y, got)
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3, err_msg=str(fixed))
+
+
+def convolved(x: np.ndarray, w: np.ndarray, stride: int, pad: int) -> np.ndarray:
+    """NHWC data, OIHW weight."""
+    n, height, width, _ = x.shape
+    out, _, kh, kw = w.shape
+    padded = np.pad(x.astype("float64"), ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    rows, columns = ((e + 2 * pad - k) // stride + 1 for e, k in ((height, kh), (width, kw)))
+    made = np.zeros((n, rows, columns, out))
+    for i in range(kh):
+        for j in range(kw):
+            part = padded[:, i : i + rows * stride : stride, j : j + columns * stride : stride]
+            made += np.einsum("nyxc,oc->nyxo", part[:, :rows, :columns], w[:, :, i, j])
+    return made
+
+
+@pytest.mark.parametrize("target", [TARGET, NARROW], ids=["host", "avx2"])
+@pytest.mark.parametrize(
+    ("image", "channels", "kernel", "stride", "pad"),
+    [
+        ((1, 7, 7, 384), 100, 1, 1, 0),
+        ((1, 7, 6, 64), 50, 3, 1, 1),
+        ((2, 9, 14, 16), 70, 3, 2, 1),
+        ((1, 5, 15, 200), 33, 3, 1, 0),
+    ],
+)
+def test_no_decision_changes_a_convolution(
+    target: Target, image: tuple[int, ...], channels: int, kernel: int, stride: int, pad: int
+) -> None:
+    panel = 3 * target.lanes("float32")
+    x, w = random(*image), random(channels, image[3], kernel, kernel)
+    packed = pack_weight(w, "conv2d", panel)
+    data, weight = te.placeholder(image, name="data"), te.placeholder(packed.shape, name="weight")
+    layout = f"OHWI{panel}o"
+    anchor = conv(data, weight, stride, pad, 1, 1, "NHWC", layout, channels=channels)
+    residual, output = (te.placeholder(anchor.shape, name="residual"), anchor)
+    output = te.compute(anchor.shape, lambda *i: anchor[i] + residual[i], tag="broadcast")
+    r = random(*(int(str(d)) for d in anchor.shape))
+    want = convolved(x, w, stride, pad) + r
+    for fixed in some_points(anchor, "conv_nhwc_pack", target, 3):
+        inputs = [data, weight, residual]
+        run = compiled(inputs, output, "conv_nhwc_pack", fixed, target)
+        got = np.full(want.shape, np.nan, "float32")
+        run(x, packed, r, got)
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3, err_msg=str(fixed))
+
+
+@pytest.mark.parametrize("m", [2, 4])
+def test_no_decision_changes_a_convolution_by_winograd(m: int) -> None:
+    lanes = TARGET.lanes("float32")
+    image, channels = (1, 11, 14, 2 * lanes), 3 * lanes + 5
+    x, w = random(*image), random(channels, image[3], 3, 3)
+    changed = transform_weight(w, m, 2 * lanes)
+    data, weight = te.placeholder(image, name="data"), te.placeholder(changed.shape, name="weight")
+    anchor = winograd_conv2d(data, weight, m, channels, (1, 1, 1, 1))
+    want = convolved(x, w, 1, 1)
+    for fixed in some_points(anchor, "winograd_conv2d", TARGET, 3):
+        run = compiled([data, weight], anchor, "winograd_conv2d", fixed, TARGET)
+        got = np.full(want.shape, np.nan, "float32")
+        run(x, changed, got)
+        np.testing.assert_allclose(got, want, rtol=1e-2, atol=1e-2, err_msg=str(fixed))
+
+
+@pytest.mark.quick
+def test_every_family_chooses_within_its_space() -> None:
+    """Of the convolutions of a network, on processors of all classes."""
+    for cpu in ("x86-64-v2", "x86-64-v3", "skylake-avx512", "znver4", "sapphirerapids"):
+        target = Target(f"llvm -mcpu={cpu} -cores=2")
+        panel = 2 * target.lanes("float32")
+        for size, depth, channels, kernel in [(56, 64, 64, 1), (14, 256, 512, 3), (7, 512, 40, 3)]:
+            data = te.placeholder((1, size, size, depth))
+            weight = te.placeholder((-(-channels // panel), kernel, kernel, depth, panel))
+            layout, pad = f"OHWI{panel}o", kernel // 2
+            anchor = conv(data, weight, 1, pad, 1, 1, "NHWC", layout, channels=channels)
+            chosen = choose([anchor], target)
+            space = chosen.family.space(anchor, target)
+            assert chosen.family.name == "conv_nhwc_pack"
+            assert list(chosen.decision) == [choice.name for choice in space]
+            assert all(chosen.decision[c.name] in c.domain for c in space)
