@@ -498,6 +498,12 @@ class _Inference:
             return definition.relation(kinds, expr.attrs)
         except TypeInferenceError as error:
             raise TypeInferenceError(f"{error}{_place(expr)}", expr.span) from None
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            raise TypeInferenceError(
+                f"{name}: the attributes {expr.attrs!r} do not go with the arguments"
+                f" ({type(error).__name__}: {error}){_place(expr)}",
+                expr.span,
+            ) from error
 
     def _solve_arguments(self, expr: Call, definition: OpDef, kinds: list[Type]) -> list[Type]:
         """The argument types with those that follow from the others and the attributes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.te.inline import Inliner, post_order_tensors
 from ekiden.te.range_check import RangeCheck, checks_of, search
@@ -19,6 +19,7 @@ from ekiden.tir.stmt import (
     BufferStore,
     For,
     ForKind,
+    IfThenElse,
     IterKind,
     IterVar,
     LetStmt,
@@ -171,7 +172,7 @@ def create_prim_func(ops: Sequence[Tensor] | Tensor, name: str = "main") -> Prim
         for tensor in group:
             if tensor not in buffers.buffers:
                 intermediates.append(buffers.declare(tensor))
-        stages.extend(_search(check, buffers) for check in checks_of(op))
+        stages.extend(_search(check, buffers, group[0].shape) for check in checks_of(op))
         if isinstance(op, ComputeOp):
             stages.append(stage_block(op, group, buffers))
         elif isinstance(op, ExternOp):
@@ -180,13 +181,21 @@ def create_prim_func(ops: Sequence[Tensor] | Tensor, name: str = "main") -> Prim
     return PrimFunc(params, allocated(seq(*stages), intermediates), attrs)
 
 
-def _search(check: RangeCheck, buffers: BufferMap) -> Stmt:
-    """The loops of a check. What it is about is an input of the computation or is made of inputs
-    alone, element by element.
+def _search(check: RangeCheck, buffers: BufferMap, result: Sequence[PrimExpr]) -> Stmt:
+    """The loops of a check, unless the result is empty and nothing is read. What it is about is an
+    input of the computation or is made of inputs alone, element by element.
     """
     made = {t for t in post_order_tensors([check.values]) if t not in buffers.buffers}
     inliner = Inliner(made)
-    return search(check, lambda at: buffers.loads(inliner.expr(check.values[at])))
+
+    def real(value: PrimExpr) -> PrimExpr:
+        return buffers.loads(inliner.expr(value))
+
+    found = search(check.over(real), lambda at: real(check.values[at]))
+    for extent in result:
+        if not (isinstance(extent, IntImm) and extent.value > 0):
+            found = IfThenElse(extent > 0, found)
+    return found
 
 
 def _check_arguments(args: Sequence[Tensor], name: str) -> None:

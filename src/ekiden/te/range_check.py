@@ -59,6 +59,11 @@ class RangeCheck(Node):
         wide = cast(value, "int64")
         return logical_and(wide >= self.low, wide < self.high)
 
+    def over(self, change: Callable[[PrimExpr], PrimExpr]) -> RangeCheck:
+        """The same with changed ends, which may be data."""
+        shown = tuple(map(change, self.shown))
+        return self.with_fields(low=change(self.low), high=change(self.high), shown=shown)
+
     def assertion(self, value: PrimExpr, position: Sequence[PrimExpr]) -> AssertStmt:
         """What fails for a value at a position that is out of range."""
         text = message(self.subject, len(position), self.bound)

@@ -19,7 +19,7 @@ from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.broadcast import Operand
 from ekiden.topi.scan import cumsum
-from ekiden.topi.shape import Dim, as_dim, as_shape, product
+from ekiden.topi.shape import Dim, as_dim, as_shape, expect_shape, product
 from ekiden.topi.transform import unravel
 
 WORD = "uint64"
@@ -58,6 +58,7 @@ def threefry(ib: IRBuilder, key: Sequence[PrimExpr], counter: Sequence[PrimExpr]
 def _check(name: str, gen: Tensor) -> None:
     if gen.dtype != WORD or gen.ndim != 1:
         raise ValueError(f"{name}: a generator is {WORDS} words of {WORD}, got {gen.dtype}")
+    expect_shape(name, "key", gen.shape, (WORDS,))
 
 
 def threefry_key(seed: int) -> list[int]:

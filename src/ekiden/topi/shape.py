@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from itertools import islice
 
 from ekiden.arith import Analyzer, prove_equal, simplify
@@ -28,7 +29,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
-from ekiden.ir.text import shape_text
+from ekiden.ir.text import prim_text, shape_text
 
 Dim = int | PrimExpr
 Dims = tuple[Dim, ...]
@@ -174,6 +175,53 @@ def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
     return b if known(b) is not None or is_any(a) else a
 
 
+def expect_shape(
+    name: str, what: str, shape: Sequence[PrimExpr], wanted: Sequence[Dim | None]
+) -> None:
+    """Check a shape; None is any extent. What is not known is assumed, so that a run is refused.
+
+    Raises ValueError where it is known to differ.
+    """
+    fits = len(shape) == len(wanted) and all(
+        w is None or unify_dim(d, as_dim(w)) is not None for d, w in zip(shape, wanted, strict=True)
+    )
+    if not fits:
+        shown = ", ".join("?" if w is None else shape_text((as_dim(w),))[1:-2] for w in wanted)
+        raise ValueError(
+            f"{name}: {what!r} must have shape ({shown}), got {shape_text(tuple(shape))}"
+        )
+
+
+def expect_least(
+    name: str, what: str, shape: Sequence[PrimExpr], least: Sequence[Dim | None]
+) -> None:
+    """Check that extents are not below others; None is any extent. What is not known is assumed.
+
+    Raises ValueError where one is known to be less.
+    """
+    for axis, (size, limit) in enumerate(zip(shape, least, strict=True)):
+        if limit is None or Analyzer().can_prove(size >= limit):
+            continue
+        wanted = as_dim(limit)
+        if Analyzer().can_prove(size < wanted):
+            raise ValueError(
+                f"{name}: {what!r} must have at least {prim_text(wanted)} elements along axis"
+                f" {axis}, got {prim_text(size)}"
+            )
+        assume(partial(_is_least, size, wanted), (size, wanted))
+
+
+def _is_least(size: PrimExpr, least: PrimExpr) -> PrimExpr:
+    return size >= least
+
+
+def expect_positive(name: str, **numbers: int) -> None:
+    """Check attributes that count something. Raises ValueError."""
+    for what, number in numbers.items():
+        if number < 1:
+            raise ValueError(f"{name}: {what!r} must be positive, got {number}")
+
+
 def broadcast_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
     """The broadcast of two dimensions; None if they are known to disagree.
 
@@ -229,7 +277,17 @@ def window_extent(
         return size
     reach = (as_dim(kernel) - 1) * dilation + 1
     assume(lambda: windows_fit(size, reach, stride, before, after), (size, reach))
-    return tidy((size + (before + after) - reach) // stride + 1)
+    return _count_of_windows(tidy((size + (before + after) - reach) // stride + 1), size, reach)
+
+
+def _count_of_windows(count: PrimExpr, size: PrimExpr, reach: PrimExpr) -> PrimExpr:
+    """The count. Raises ValueError where it is known to be negative."""
+    if (known(count) or 0) < 0:
+        raise ValueError(
+            f"a window that reaches over {prim_text(tidy(reach))} elements does not fit an axis of"
+            f" {prim_text(size)} with its padding"
+        )
+    return count
 
 
 def windows_fit(size: PrimExpr, reach: PrimExpr, slack: int, before: int, after: int) -> PrimExpr:

@@ -9,7 +9,7 @@ from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
 from ekiden.te import Tensor
-from ekiden.topi.shape import Dim, as_dim, as_shape, tidy
+from ekiden.topi.shape import Dim, as_dim, as_shape, expect_least, expect_shape, tidy
 
 
 def _angle(step: PrimExpr, extent: PrimExpr, dtype: str, sign: float) -> PrimExpr:
@@ -25,6 +25,8 @@ def dft(re_data: Tensor, im_data: Tensor, inverse: bool) -> list[Tensor]:
 
     The inverse divides by the extent. A direct sum: quadratic in the extent.
     """
+    expect_shape("dft", "im_data", im_data.shape, re_data.shape)
+    expect_least("dft", "re_data", re_data.shape[-1:], (1,))
     size, dtype = re_data.shape[-1], re_data.dtype
     sign = 1.0 if inverse else -1.0
 

@@ -26,6 +26,7 @@ from ekiden.topi.shape import (
     Shape,
     as_dim,
     as_shape,
+    expect_least,
     is_any,
     known,
     normalize_axis,
@@ -272,7 +273,8 @@ def slice_like(a: Tensor, shape_like: Tensor, axes: Sequence[int] | None = None)
     shape = a.shape
     for axis in chosen:
         at = normalize_axis(axis, a.ndim, "slice_like")
-        shape = replaced(shape, at, shape_like.shape[at])
+        shape = replaced(shape, at, shape_like.shape[normalize_axis(axis, shape_like.ndim, "")])
+    expect_least("slice_like", "data", a.shape, shape)
     return te.compute(shape, lambda *i: a[i], name="slice_like", tag="injective")
 
 

@@ -27,10 +27,13 @@ from ekiden.topi.shape import (
     Shape,
     as_dim,
     as_shape,
+    expect_least,
+    expect_shape,
     infer_reshape,
     known,
     normalize_axes,
     normalize_axis,
+    product,
     replaced,
     tidy,
 )
@@ -236,6 +239,12 @@ def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
     else:
         dims = as_shape(shape)
 
+    whole = product(dims)
+    checks = [range_check("unravel_index: position", indices, 0, whole, "{} elements", (whole,))]
+    if isinstance(shape, Tensor):
+        checks.insert(0, range_check("unravel_index: extent", shape, 0, 2**31))
+    attrs = {CHECKS: tuple(checks)}
+
     def body(*i: Var) -> PrimExpr:
         found = unravel(cast(indices[i[1:]], "int64"), dims)
         value = found[-1]
@@ -243,7 +252,8 @@ def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
             value = Select(i[0].equal(n), found[n], value, "int64")
         return cast(value, indices.dtype)
 
-    return te.compute((len(dims), *indices.shape), body, name="unravel_index", tag="injective")
+    result = (as_dim(len(dims)), *indices.shape)
+    return te.compute(result, body, name="unravel_index", tag="injective", attrs=attrs)
 
 
 def invert_permutation(data: Tensor) -> Tensor:
@@ -263,6 +273,7 @@ def invert_permutation(data: Tensor) -> Tensor:
         ),
         name="invert_permutation",
         tag="reduce",
+        attrs={CHECKS: (range_check("invert_permutation: position", data, 0, extent),)},
     )
 
 
@@ -292,6 +303,18 @@ def matrix_set_diag(
     above, below = align.split("_")
     rows, columns = data.shape[-2:]
     longest = diagonal.shape[-1]
+    count = high - low + 1
+    if count < 1 or (count > 1 and not several):
+        raise ValueError(
+            f"matrix_set_diag: {count} diagonals of a tensor of rank {data.ndim} need as many rows"
+            f" of {data.ndim - several} axes, got {diagonal.ndim}"
+        )
+    outer = data.shape[:-2]
+    wanted = (*outer, count, None) if several else (*outer, None)
+    expect_shape("matrix_set_diag", "diagonal", diagonal.shape, wanted)
+    lengths = [minimum(rows + min(d, 0), columns - max(d, 0)) for d in range(low, high + 1)]
+    for length in lengths:
+        expect_least("matrix_set_diag", "diagonal", (longest,), (length,))
 
     def body(*i: Var) -> PrimExpr:
         offset = i[-1] - i[-2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import call
+from ekiden.relay.op._declare import call, check_range
 from ekiden.relay.op._inventory import declare
 from ekiden.relay.op.join import as_tuple
 from ekiden.relay.op.reduce import axes_attr
@@ -110,6 +111,19 @@ def _dft(attrs: DFTAttrs, re: Array, im: Array) -> tuple[Array, ...]:
     return found.real.astype(re.dtype), found.imag.astype(re.dtype)
 
 
+def _inverted(attrs: None, data: Array) -> Array:
+    check_range("invert_permutation: position", data, (0, len(data)))
+    return np.argsort(data, kind="stable").astype(data.dtype)
+
+
+def _unraveled(attrs: None, data: Array, shape: Array) -> Array:
+    dims = [int(d) for d in shape]
+    check_range("unravel_index: extent", shape, (0, 2**31))
+    count = math.prod(dims)
+    check_range("unravel_index: position", data, (0, count), "{} elements", (count,))
+    return np.stack(np.unravel_index(data, dims)).astype(data.dtype)
+
+
 def _diagonals(attrs: MatrixSetDiagAttrs) -> str:
     right = (attrs.super_diag_right_align, attrs.sub_diag_right_align)
     return "_".join("RIGHT" if each else "LEFT" for each in right)
@@ -170,8 +184,7 @@ declare(
 )
 declare("invert_permutation", ("data",), lambda attrs, data: topi.invert_permutation(data),
         "the type of data",
-        reference=lambda attrs, data: np.argsort(data).astype(data.dtype),
-        takes={"data": "integer"})  # fmt: skip
+        reference=_inverted, takes={"data": "integer"}, refuses=True)  # fmt: skip
 declare(
     "unravel_index",
     ("data", "shape"),
@@ -179,9 +192,8 @@ declare(
     "an axis of coordinates, then the axes of data",
     takes={"data": "integer", "shape": "integer"},
     pattern=OpPattern.INJECTIVE,
-    reference=lambda attrs, data, shape: np.stack(
-        np.unravel_index(data, tuple(map(int, shape)))
-    ).astype(data.dtype),
+    reference=_unraveled,
+    refuses=True,
 )
 declare("meshgrid", ("data",), lambda attrs, *x: topi.meshgrid(x, attrs.indexing),
         "a tuple of a grid for each vector", MeshgridAttrs, OpPattern.INJECTIVE, _meshgrid,

@@ -20,6 +20,7 @@ from ekiden.ir.prim import NE, AnyDim, PrimExpr, Select, binary, cast, const, ma
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Expr
 from ekiden.relay.op._declare import call, fail, rank_is, show, tensors
+from ekiden.runtime.errors import InputError
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.topi.create import sequence
@@ -480,15 +481,28 @@ def padded(data: Array, width: Sequence[Sequence[int]] | Array, mode: str) -> Ar
     return np.pad(data, width, mode=mode)  # type: ignore[call-overload,no-any-return]
 
 
+def bordered(
+    name: str, data: Array, width: Sequence[Sequence[int]], mode: str, value: Array
+) -> Array:
+    """`data` with borders of a mode; negative widths crop, beyond what there is too.
+
+    Raises InputError where nothing is left of an axis and more is to go.
+    """
+    pairs = list(zip(data.shape, width, strict=True))
+    shape = [d + a + b for d, (a, b) in pairs]
+    if min(shape, default=0) < 0:
+        raise InputError(f"run: {name}: a dimension of the result is negative; it is {min(shape)}")
+    kept = [slice(max(0, -a), max(0, -a, min(d, d + b))) for d, (a, b) in pairs]
+    if mode != "constant":
+        return padded(data[tuple(kept)], [(max(0, a), max(0, b)) for _, (a, b) in pairs], mode)
+    found = np.full(shape, value, data.dtype)
+    moved = [slice(k.start + a, k.stop + a) for k, (_, (a, _)) in zip(kept, pairs, strict=True)]
+    found[tuple(moved)] = data[tuple(kept)]
+    return found
+
+
 def _pad_reference(attrs: DynPadAttrs, data: Array, width: Array, value: Array) -> Array:
-    cuts = tuple(
-        slice(max(0, -a), d - max(0, -b))
-        for d, (a, b) in zip(data.shape, width.tolist(), strict=True)
-    )
-    grown = np.maximum(width, 0)
-    if attrs.pad_mode == "constant":
-        return np.pad(data[cuts], grown, constant_values=value.astype(data.dtype))
-    return padded(data[cuts], grown, attrs.pad_mode)
+    return bordered("dyn.nn.pad", data, width.tolist(), attrs.pad_mode, value)
 
 
 def _pad_kind(attrs: DynPadAttrs, types: Sequence[TensorType]) -> TensorType:
@@ -626,6 +640,8 @@ def _one_hot_reference(
 ) -> Array:
     at = attrs.axis % (indices.ndim + 1)
     count = int(depth.reshape(-1)[0])
+    if count < 0:
+        raise InputError(f"run: dyn.one_hot: a dimension of the result is negative; it is {count}")
     positions = np.arange(count).reshape((count,) + (1,) * (indices.ndim - at))
     chosen = np.expand_dims(indices, at).astype(np.int64) == positions
     return np.where(chosen, on, off).astype(to_numpy(attrs.dtype))

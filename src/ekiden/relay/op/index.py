@@ -69,6 +69,11 @@ def _take_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 def _take_reference(attrs: TakeAttrs, data: Array, indices: Array) -> Array:
     found = indices.astype(np.int64)
     if attrs.mode == "raise":
+        at = 0 if attrs.axis is None else attrs.axis % data.ndim
+        rest = () if attrs.axis is None else data.shape
+        shape = (*rest[:at], *indices.shape, *rest[at + 1 :])
+        if 0 in shape:  # nothing is read
+            return np.empty(shape, data.dtype)
         check_indices("take", indices, *_axis_of(data, attrs.axis))
         return np.asarray(np.take(data, found, axis=attrs.axis))
     if attrs.mode == "wrap":
@@ -193,6 +198,9 @@ def _gather_nd_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 def _gather_nd_reference(attrs: GatherNDAttrs, data: Array, indices: Array) -> Array:
     found, batch = indices.astype(np.int64), attrs.batch_dims
+    shape = (*indices.shape[1:], *data.shape[batch + len(indices) :])
+    if 0 in shape:  # nothing is read
+        return np.empty(shape, data.dtype)
     for n, each in enumerate(indices):
         check_indices("gather_nd", each, data.shape[batch + n], batch + n)
     leading = [

@@ -58,6 +58,10 @@ class ReverseSequenceAttrs(Attrs):
 
 
 def _adv_index(attrs: None, data: Array, *indices: Array) -> Array:
+    joint = np.broadcast_shapes(*(i.shape for i in indices))
+    shape = (*joint, *data.shape[len(indices) :])
+    if 0 in shape:  # nothing is read
+        return np.empty(shape, data.dtype)
     for n, each in enumerate(indices):
         check_indices("adv_index", each, data.shape[n], n, f"index {n}")
     return np.asarray(data[tuple(i.astype(np.int64) for i in indices)])
@@ -120,6 +124,8 @@ declare(
 
 def _reverse_sequence(attrs: ReverseSequenceAttrs, data: Array, lengths: Array) -> Array:
     along, size = normalize_axis(attrs.seq_axis, data.ndim, ""), data.shape[attrs.seq_axis]
+    if not data.size:  # nothing is read
+        return data
     subject = "reverse_sequence: length"
     check_range(subject, lengths, (0, size + 1), bound_text(along), (size,))
     found = data.copy()

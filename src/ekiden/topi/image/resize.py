@@ -27,7 +27,7 @@ from ekiden.ir.prim import (
 from ekiden.te import Tensor
 from ekiden.te.inline import STORED
 from ekiden.topi.layout import spatial
-from ekiden.topi.shape import Dim, Shape, as_dim, known, replaced
+from ekiden.topi.shape import Dim, Shape, as_dim, expect_least, known, replaced
 
 FLOAT = "float32"
 
@@ -292,6 +292,7 @@ def _resized(
             )
         region = list(zip(roi[:rank], roi[rank:], strict=True))
     shape = data.shape
+    expect_least(name, "data", [shape[a] for a in axes], [1] * rank)
     for at, extent in zip(axes, sizes, strict=True):
         shape = replaced(shape, at, as_dim(extent))
     try:

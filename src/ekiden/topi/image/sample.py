@@ -11,7 +11,7 @@ from ekiden.te import Tensor
 from ekiden.te.range_check import CHECKS, extent_checks, from_either_end, index_check
 from ekiden.topi.layout import permute
 from ekiden.topi.nn.conv import Padding, guarded, ntuple, pads
-from ekiden.topi.shape import Dim, as_shape, window_extent
+from ekiden.topi.shape import Dim, as_shape, check_rank, expect_shape, window_extent
 
 FLOAT = "float32"
 METHODS = ("nearest", "bilinear", "bicubic")
@@ -99,6 +99,7 @@ def affine_grid(data: Tensor, target_shape: Sequence[Dim]) -> Tensor:
     run from -1 to 1 over the target.
     """
     height, width = as_shape(target_shape)
+    expect_shape("affine_grid", "data", data.shape, (None, 2, 3))
 
     def unit(index: Var, extent: PrimExpr) -> PrimExpr:
         steps = cast(te.max(extent - 1, 1), FLOAT)
@@ -132,8 +133,10 @@ def grid_sample(
         )
     if layout not in ("NCHW", "NCDHW") or (method == "bicubic" and layout != "NCHW"):
         raise ValueError(f"grid_sample: no {method} sampling for layout {layout!r}")
+    check_rank("grid_sample", data.shape, len(layout))
     sizes = data.shape[2:]
     rank = len(sizes)
+    expect_shape("grid_sample", "grid", grid.shape, (data.shape[0], rank, *[None] * rank))
 
     def coordinate(value: PrimExpr, size: PrimExpr) -> PrimExpr:
         extent = cast(size, FLOAT)

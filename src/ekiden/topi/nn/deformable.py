@@ -10,7 +10,7 @@ from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
 from ekiden.te import Tensor
 from ekiden.topi.layout import permute
 from ekiden.topi.nn.conv import Padding, guarded, ntuple, pads
-from ekiden.topi.shape import as_dim, tidy, window_extent
+from ekiden.topi.shape import as_dim, expect_positive, expect_shape, tidy, window_extent
 
 Ints = int | Sequence[int]
 
@@ -50,12 +50,22 @@ def _deformable(
     kernel_layout: str,
     mask: Tensor | None = None,
 ) -> Tensor:
+    name = "deformable_conv2d"
+    expect_positive(name, groups=groups, deformable_groups=deformable_groups)
     n, c, _, _ = permute(data.shape, layout, "NCHW")
     out, per_group, kh, kw = permute(kernel.shape, kernel_layout, "OIHW")
     sy, sx = ntuple(strides, 2, "strides")
     dy, dx = ntuple(dilation, 2, "dilation")
     top, left, _, _ = pads(padding, (kh, kw), (dy, dx))
     _, _, rows, columns = permute(offset.shape, layout, "NCHW")
+    expect_shape(name, "weight", (per_group, out % groups), (tidy(c // groups), 0))
+    expect_shape(name, "data", (c % groups, c % deformable_groups), (0, 0))
+    taps_of = tidy(kh * kw * deformable_groups)
+    wanted = permute((n, tidy(taps_of * 2), rows, columns), "NCHW", layout)
+    expect_shape(name, "offset", offset.shape, wanted)
+    if mask is not None:
+        wanted = permute((n, taps_of, rows, columns), "NCHW", layout)
+        expect_shape(name, "mask", mask.shape, wanted)
     dtype = out_dtype or data.dtype
     y_axis, x_axis = layout.index("H"), layout.index("W")
     sampled_shape = (n, c, kh, kw, rows, columns)

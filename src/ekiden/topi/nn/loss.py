@@ -8,6 +8,7 @@ from ekiden.te import Tensor
 from ekiden.te.range_check import CHECKS, extent_checks, from_either_end, index_check
 from ekiden.topi.broadcast import divide
 from ekiden.topi.reduce import sum
+from ekiden.topi.shape import expect_shape
 
 REDUCTIONS = ("none", "sum", "mean")
 
@@ -77,9 +78,11 @@ def _mean_entropy(x: Tensor, y: Tensor, logarithm: bool) -> Tensor:
 
     def body(*i: Var) -> PrimExpr:
         value = te.log(x[i]) if logarithm else x[i]
-        return const(0, x.dtype) - value * y[i] / batch
+        return const(0, x.dtype) - value * y[i]
 
-    return sum(te.compute(x.shape, body, name="entropy", tag="broadcast"))
+    expect_shape("cross_entropy", "targets", y.shape, x.shape)
+    total = sum(te.compute(x.shape, body, name="entropy", tag="broadcast"))
+    return te.compute((), lambda: total[()] / batch, name="cross_entropy", tag="elemwise")
 
 
 __all__ = ["cross_entropy", "cross_entropy_with_logits", "nll_loss"]

@@ -18,7 +18,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.te import Tensor
 from ekiden.topi.nn.conv import guarded
-from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, known, tidy
+from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, expect_least, known, tidy
 
 Place = Callable[[PrimExpr, PrimExpr], PrimExpr]
 """(position, extent of the data) -> position within the data."""
@@ -91,7 +91,9 @@ def _moved(
     name: str,
     shape: Shape | None = None,
 ) -> Tensor:
-    """Every element of the borders is some element of the data."""
+    """Every element of the borders is some element of the data, of which there must be one."""
+    padded = [any(known(w) != 0 for w in each) for each in width]
+    expect_least(name, "data", data.shape, [1 if p else None for p in padded])
 
     def body(*i: Var) -> PrimExpr:
         return data[

@@ -14,6 +14,8 @@ from ekiden.topi.shape import (
     Dim,
     as_dim,
     as_shape,
+    expect_least,
+    expect_shape,
     normalize_axis,
     product,
     replaced,
@@ -153,6 +155,8 @@ def fifo_buffer(data: Tensor, buffer: Tensor, axis: int) -> Tensor:
     """The buffer moved along an axis by the extent of `data`, which fills its end."""
     at = normalize_axis(axis, buffer.ndim, "fifo_buffer")
     size, extent = buffer.shape[at], data.shape[at]
+    expect_shape("fifo_buffer", "data", data.shape, replaced(buffer.shape, at, extent))
+    expect_least("fifo_buffer", "buffer", (size,), (extent,))
 
     def body(*i: Var) -> PrimExpr:
         old = buffer[replaced(i, at, i[at] + extent)]

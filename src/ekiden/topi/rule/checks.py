@@ -48,15 +48,18 @@ def _checked(
     assert not whole, f"{check.subject}: made by {whole[0].name!r} in the same kernel"
     inliner = Inliner(set(between))
 
+    def real(value: PrimExpr) -> PrimExpr:
+        return rewrite(inliner.expr(value), load)
+
     def element(at: Sequence[PrimExpr]) -> PrimExpr:
-        return rewrite(inliner.expr(check.values[tuple(at)]), load)
+        return real(check.values[tuple(at)])
 
     def load(e: PrimExpr) -> PrimExpr:
         if isinstance(e, ProducerLoad):
             return BufferLoad(buffers[e.producer], e.indices, e.dtype)
         return e
 
-    found = search(check, element)
+    found = search(check.over(real), element)
     sizes = [d.value if isinstance(d, IntImm) else FEW + 1 for d in check.values.shape]
     if not check.values.shape and is_const(Analyzer().simplify(check.holds(element(()))), 1):
         return None

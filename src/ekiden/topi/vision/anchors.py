@@ -12,7 +12,7 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.shape import as_dim, tidy
+from ekiden.topi.shape import as_dim, expect_least, expect_positive, expect_shape, tidy
 from ekiden.topi.sorting import sort_extern
 from ekiden.topi.vision.nms import non_max_suppression, overlap
 
@@ -81,7 +81,12 @@ def multibox_transform_loc(
     anchors [1, n, 4] in terms of the variances. A box counts when its best class has at least the
     threshold.
     """
+    name = "multibox_transform_loc"
     batch, classes, count = cls_prob.shape
+    expect_shape(name, "loc_pred", loc_pred.shape, (batch, tidy(count * 4)))
+    expect_shape(name, "anchor", anchor.shape, (1, count, 4))
+    if len(variances) != 4:
+        raise ValueError(f"{name}: expected 4 variances, got {len(variances)}")
     dtype = cls_prob.dtype
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
@@ -205,6 +210,10 @@ def proposal(
     anchors = _base_anchors(scales, ratios, feature_stride)
     kinds = len(anchors)
     count = tidy(height * width * kinds)
+    expect_positive("proposal", rpn_post_nms_top_n=rpn_post_nms_top_n)
+    expect_least("proposal", "cls_prob", cls_prob.shape, (None, 2 * kinds, 1, 1))
+    expect_shape("proposal", "bbox_pred", bbox_pred.shape, (batch, 4 * kinds, height, width))
+    expect_shape("proposal", "im_info", im_info.shape, (batch, 3))
 
     def box(b: PrimExpr, n: PrimExpr) -> tuple[list[PrimExpr], PrimExpr]:
         kind, pixel = n % kinds, n // kinds

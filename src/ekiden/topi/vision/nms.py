@@ -14,7 +14,7 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.ranks import rank, rank_dtype
-from ekiden.topi.shape import as_dim, tidy
+from ekiden.topi.shape import as_dim, expect_least, expect_shape, tidy
 from ekiden.topi.sorting import merge_sort, sort_extern
 
 Corner = Callable[[PrimExpr, int], PrimExpr]
@@ -126,6 +126,14 @@ def non_max_suppression(
     the boxes, those that go leave gaps (invalid_to_bottom: the others move up).
     """
     batch, count, fields = data.shape
+    name = "non_max_suppression"
+    for what, index in (("coord_start", coord_start + 3), ("score_index", score_index)):
+        expect_least(name, "data", (fields,), (index + 1,))
+        if index < 0 or coord_start < 0:
+            raise ValueError(f"{name}: {what!r} must not be negative")
+    expect_least(name, "data", (fields,), (max(id_index, -1) + 1,))
+    expect_shape(name, "valid_count", valid_count.shape, (batch,))
+    expect_shape(name, "indices", indices.shape, (batch, count))
     scores = te.compute(
         (batch, count), lambda b, n: data[b, n, score_index], name="scores", tag="injective"
     )
@@ -217,6 +225,7 @@ def all_class_non_max_suppression(
             f" {output_format!r}"
         )
     batch, classes, count = scores.shape
+    expect_shape("all_class_non_max_suppression", "boxes", boxes.shape, (batch, count, 4))
     rows = tidy(batch * classes)
     bounds = [
         t

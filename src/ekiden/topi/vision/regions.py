@@ -14,7 +14,7 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.layout import permute
-from ekiden.topi.shape import as_dim, product, tidy
+from ekiden.topi.shape import as_dim, expect_least, expect_positive, expect_shape, product, tidy
 from ekiden.topi.transform import unravel
 
 FLOAT = "float32"
@@ -32,6 +32,7 @@ def _ceiled(value: PrimExpr) -> PrimExpr:
 
 def _image_checks(name: str, rois: Tensor, count: PrimExpr) -> dict[str, object]:
     """The attribute of a computation that reads the image which each region names."""
+    expect_shape(name, "rois", rois.shape, (None, 5))
     images = te.compute(
         rois.shape[:1], lambda n: cast(rois[n, 0], "int64"), name="images", tag="injective"
     )
@@ -51,6 +52,7 @@ def _roi_align(
     if mode not in ("avg", "max", "max_tap"):
         raise ValueError(f"roi_align: mode must be avg, max or max_tap, got {mode!r}")
     _, channels, height, width = permute(data.shape, layout, "NCHW")
+    expect_least("roi_align", "data", (height, width), (1, 1))
     high, wide = _pair(pooled_size)
     dtype = data.dtype
     bins = (rois.shape[0], channels, as_dim(high), as_dim(wide))
@@ -240,6 +242,8 @@ def reorg(data: Tensor, stride: int) -> Tensor:
     layer, in Darknet's order).
     """
     n, c, h, w = data.shape
+    expect_positive("reorg", stride=stride)
+    expect_shape("reorg", "data", (c % (stride * stride), h % stride, w % stride), (0, 0, 0))
     inner = tidy(c // (stride * stride))
 
     def body(b: Var, k: Var, y: Var, x: Var) -> PrimExpr:

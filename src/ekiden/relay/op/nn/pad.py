@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op._declare import attrs_of, call, fail, rank_is, tensors
-from ekiden.relay.op.dynamic import PAD_MODES, DynPadAttrs, constant_of, dynamic, padded
+from ekiden.relay.op.dynamic import PAD_MODES, DynPadAttrs, bordered, constant_of, dynamic
 from ekiden.topi.nn.pad import pad_by_mode
 from ekiden.topi.shape import Dim, as_attr, as_ints, as_shape, is_any, tidy
 
@@ -45,13 +43,7 @@ def _pad_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 def _pad_reference(attrs: PadAttrs, data: Array, pad_value: Array) -> Array:
     width = [as_ints(p) for p in attrs.pad_width]
-    cuts = tuple(
-        slice(max(0, -a), d - max(0, -b)) for d, (a, b) in zip(data.shape, width, strict=True)
-    )
-    grown = [(max(0, a), max(0, b)) for a, b in width]
-    if attrs.pad_mode == "constant":
-        return np.pad(data[cuts], grown, constant_values=pad_value.astype(data.dtype))
-    return padded(data[cuts], grown, attrs.pad_mode)
+    return bordered("nn.pad", data, width, attrs.pad_mode, pad_value)
 
 
 register_op(

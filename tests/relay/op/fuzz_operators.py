@@ -1,0 +1,525 @@
+"""A fuzzer of operators: attributes, shapes, dtypes and values, indices out of range among them.
+
+    python tests/relay/op/fuzz_operators.py --cases 1000000 --seed 1
+
+Every operator of the table that has a kernel is varied from its sample calls. A variant is
+compiled with `bounds="check"`, its dimensions as numbers or as symbols, and run on many arrays;
+each run is a case. A case is right when the virtual machine gives what the interpreter gives, or
+both refuse it, an index with the same words. A BoundsError is never right: some kernel would have
+read or written
+outside of a buffer. scripts/fuzz_operators runs it with the runtime built for AddressSanitizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import inventory_cases
+import nn_operator_cases
+import numpy as np
+import operator_cases
+from operator_cases import Case, case, integers, normal
+
+import ekiden
+from ekiden import relay
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import to_numpy
+from ekiden.ir.op import OPS, Array
+from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Expr, Function
+from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.transform import InferType
+from ekiden.relay.visitor import bind
+from ekiden.runtime.errors import BoundsError, CompileError, IndexRangeError, RunError
+
+EXTENTS = (0, 1, 1, 2, 3, 4, 5, 7, 8, 16, 17, 33)
+SHOWN = 3
+"""Finds of one kind in one operator that are printed."""
+LARGEST = 40_000
+"""Elements of a tensor, at most."""
+SIZES = 96
+"""What data says a size or an index is, at most, where it decides how large a result is."""
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64",
+          "uint32", "uint64", "bool")  # fmt: skip
+LOOSE = {"float16": 2e-2, "bfloat16": 8e-2, "float32": 2e-3, "float64": 2e-3}
+REFUSALS = (CompileError, RunError, ValueError, TypeError, IndexError, ZeroDivisionError)
+"""What the interpreter refuses with, NumPy's own errors among it."""
+
+
+def _more() -> Iterator[Case]:
+    """Sample calls beside those of the other tests: what refuses indices, sizes that are data."""
+    x = normal(5, 4)
+    for dtype in ("int32", "int64", "uint8", "int8"):
+        yield case(
+            lambda x, i: op.take(x, i, 0, mode="raise"), x, integers(0, 5, 3, 2, dtype=dtype)
+        )
+    yield case(lambda x, i: op.take(x, i, 1, mode="raise"), x, integers(-4, 4, 2))
+    yield case(lambda x, i: op.take(x, i, mode="raise"), x, integers(-20, 20, 33))
+    yield case(lambda x, i: op.take(x, i, 0, mode="raise"), x, integers(0, 5))
+    yield case(op.argwhere, normal(4, 3))
+    yield case(op.det, normal(3, 3))
+    shapes: tuple[tuple[Callable[..., Expr], tuple[Array, ...]], ...] = (
+        (op.reshape, (x, np.array([2, -1]))),
+        (op.broadcast_to, (normal(5, 1), np.array([5, 3]))),
+        (op.tile, (x, np.array([2, 1]))),
+        (lambda x, b, e: op.strided_slice(x, b, e), (x, np.array([1, 0]), np.array([4, 3]))),
+        (lambda x, b, e: op.strided_slice(x, b, e, slice_mode="size"),
+         (x, np.array([1, 0]), np.array([2, -1]))),
+        (lambda x, b, e, s: op.strided_slice(x, b, e, s),
+         (x, np.array([4, 0]), np.array([0, 3]), np.array([-1, 2]))),
+        (lambda x, k: op.topk(x, k), (x, np.array(2))),
+        (lambda v, s: op.full(v, s), (np.array(1.5, "float32"), np.array([2, 3]))),
+        (lambda a, b, c: op.arange(a, b, c, dtype="int64"),
+         (np.array(1), np.array(9), np.array(2))),
+        (lambda i, d: op.one_hot(i, relay.const(1.0), relay.const(0.0), d),
+         (integers(0, 4, 3), np.array(4))),
+        (lambda x, w: op.nn.pad(x, w, relay.const(0.0)), (x, np.array([[1, 0], [0, 2]]))),
+    )  # fmt: skip
+    for build, arrays in shapes:
+        yield case(build, *arrays, symbolic=False)
+
+
+INTERNAL = frozenset(("vm.part", "vm.prefix"))
+"""Operators that passes alone make, and leave parts of their results to others."""
+
+
+def samples() -> dict[str, list[Case]]:
+    """Operator -> its sample calls."""
+    found: dict[str, list[Case]] = defaultdict(list)
+    families = (operator_cases.CASES, nn_operator_cases.CASES, inventory_cases.CASES, [*_more()])
+    for each in (c for f in families for c in f):
+        if each.name not in INTERNAL:
+            found[each.name].append(each)
+    return dict(found)
+
+
+SAMPLES = samples()
+
+
+def _words() -> dict[str, list[str]]:
+    """Field of attributes -> the words that samples have for it."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for each in (c for many in SAMPLES.values() for c in many):
+        if each.call.attrs is not None:
+            for f in dataclasses.fields(each.call.attrs):  # type: ignore[arg-type]
+                value = getattr(each.call.attrs, f.name)
+                if isinstance(value, str):
+                    found[f.name].add(value)
+    return {name: sorted(words) for name, words in found.items()}
+
+
+WORDS = _words()
+
+
+def _sorted_first(arrays: list[Array]) -> list[Array]:
+    return [np.sort(arrays[0], -1), *arrays[1:]] if arrays[0].ndim else arrays
+
+
+def _permutation(arrays: list[Array]) -> list[Array]:
+    return [np.argsort(a, -1, kind="stable").astype(a.dtype) if a.ndim else a for a in arrays]
+
+
+PREPARED: Mapping[str, Callable[[list[Array]], list[Array]]] = {
+    "searchsorted": _sorted_first,
+    "invert_permutation": _permutation,
+}
+"""What data must be for a result to be defined."""
+
+
+@dataclass(slots=True)
+class Find:
+    """Something that is wrong: of which kind, in which variant, on which arrays."""
+
+    kind: str
+    variant: str
+    message: str
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run of the fuzzer has done and found."""
+
+    cases: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    variants: Counter[str] = field(default_factory=Counter)
+    finds: list[Find] = field(default_factory=list)
+
+    def add(self, kind: str, variant: str, message: str) -> None:
+        """Note something that is wrong, and say so at once."""
+        self.finds.append(Find(kind, variant, message))
+        name = variant.partition("(")[0]
+        if sum(f.kind == kind and f.variant.startswith(f"{name}(") for f in self.finds) <= SHOWN:
+            print(f"FIND {kind}: {variant}\n    {message}", flush=True)
+
+
+class Mutator:
+    """Changes calls at random."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+
+    def often(self, chance: float) -> bool:
+        """True so often."""
+        return bool(self.rng.random() < chance)
+
+    def one(self, items: Sequence[object]) -> object:
+        """Any of some items."""
+        return items[int(self.rng.integers(len(items)))]
+
+    def attrs(self, attrs: Attrs | None) -> Attrs | None:
+        """Attributes with some fields changed."""
+        if attrs is None or self.often(0.3):
+            return attrs
+        fields = [f.name for f in dataclasses.fields(attrs)]  # type: ignore[arg-type]
+        if not fields:
+            return attrs
+        chosen = {str(self.one(fields)) for _ in range(1 + self.often(0.3))}
+        return attrs.with_fields(**{n: self.value(n, getattr(attrs, n)) for n in chosen})
+
+    def value(self, name: str, value: object) -> object:
+        """A value like that of a field."""
+        match value:
+            case bool():
+                return not value
+            case IntImm():
+                return IntImm(self.integer(value.value), value.dtype)
+            case PrimExpr() | None:
+                return value if self.often(0.7) else self.integer(1)
+            case int():
+                return self.integer(value)
+            case float():
+                return float(self.one((value, 0.0, 1.0, -1.0, 0.5, 2.5, value * 2)))  # type: ignore[arg-type]
+            case str():
+                return self.one(WORDS.get(name, [value]))
+            case tuple() if value:
+                many = list(value)
+                at = int(self.rng.integers(len(many)))
+                if self.often(0.1):
+                    del many[at]
+                elif self.often(0.1):
+                    many.insert(at, many[at])
+                else:
+                    many[at] = self.value(name, many[at])
+                return tuple(many)
+        return value
+
+    def integer(self, near: int) -> int:
+        """A small number."""
+        return int(self.one((near, near + 1, near - 1, 0, 1, 2, 3, -1, -2, 7)))  # type: ignore[call-overload]
+
+    def extents(self, arrays: Sequence[Array]) -> dict[int, int]:
+        """Extent -> what it becomes, all at once."""
+        found = {d for a in arrays for d in a.shape}
+        return {d: d if self.often(0.6) else int(self.one(EXTENTS)) for d in sorted(found)}  # type: ignore[call-overload]
+
+    def types(self, arrays: Sequence[Array]) -> list[tuple[tuple[int, ...], str]]:
+        """Shapes and dtypes like those of some arrays."""
+        extents = self.extents(arrays)
+        dtypes = {str(a.dtype): str(a.dtype) for a in arrays}
+        if dtypes and self.often(0.25):
+            old = str(self.one(sorted(dtypes)))
+            whole = to_numpy(old).kind in "iub"
+            like = [d for d in DTYPES if (to_numpy(d).kind in "iub") == whole]
+            dtypes[old] = str(self.one(like))
+        made = []
+        for each in arrays:
+            shape = tuple(extents[d] for d in each.shape)
+            if shape and self.often(0.05):  # one that does not go with the others
+                shape = (*shape[:-1], int(self.one(EXTENTS)))  # type: ignore[call-overload]
+            made.append((shape, dtypes[str(each.dtype)]))
+        return made
+
+    def array(
+        self, like: Array, shape: Sequence[int], dtype: str, sizes: bool, indices: bool
+    ) -> Array:
+        """Values of a type; integers like the sample's, or around the ends of what is valid, or
+        anything. `sizes`: they may say how large a result is; `indices`: the operator refuses some.
+        """
+        kind = np.dtype(to_numpy(dtype))
+        if dtype == "bool":
+            return np.asarray(self.rng.random(shape) < 0.5)
+        if kind.kind not in "iu":
+            return np.asarray(self.rng.normal(size=shape) * float(self.one((1, 1, 1, 10)))).astype(
+                kind
+            )  # type: ignore[arg-type]
+        info = np.iinfo(kind)
+        whole = like.size and like.dtype.kind in "iub"
+        low, high = (int(f(like)) if whole else 3 * n for n, f in enumerate((np.min, np.max)))
+        way = self.rng.random()
+        if way < 0.45:
+            found = self.rng.integers(low, high + 1, shape)
+        elif way < 0.6:
+            found = self.rng.integers(-abs(high) - 2, abs(high) + 3, shape)
+        elif way < 0.8:
+            found = self.rng.integers(low, high + 1, shape)
+            if found.size:  # one that is a little, or far, out of range
+                spoilt = (
+                    low - 1,
+                    high + 1,
+                    -high - 2,
+                    2 * high + 1,
+                    1000,
+                    -1000,
+                    info.max,
+                    info.min,
+                )
+                found.reshape(-1)[int(self.rng.integers(found.size))] = np.int64(
+                    min(int(self.one(spoilt)), 2**62)  # type: ignore[call-overload]
+                )
+        else:
+            found = self.rng.integers(-9, 40, shape)
+        if sizes:
+            found = np.clip(found, -SIZES, SIZES)
+        return np.asarray(np.clip(found, max(info.min, -(2**62)), min(info.max, 2**62))).astype(
+            kind
+        )
+
+
+def _leaves(found: object) -> list[Array]:
+    many = found if isinstance(found, (tuple, list)) else (found,)
+    return [a for m in many for a in (_leaves(m) if isinstance(m, (tuple, list)) else [_plain(m)])]
+
+
+def _plain(found: object) -> Array:
+    return np.asarray(found.numpy() if hasattr(found, "numpy") else found)
+
+
+def _sizes(kind: Type) -> Iterator[int]:
+    for each in kind.fields if isinstance(kind, TupleType) else (kind,):
+        if isinstance(each, TensorType):
+            yield int(np.prod([d.value if isinstance(d, IntImm) else 64 for d in each.shape]))
+
+
+@dataclass(slots=True)
+class Variant:
+    """A call to be tried: its module, and how its arguments are made."""
+
+    name: str
+    module: ekiden.IRModule
+    likes: Sequence[Array]
+    types: Sequence[tuple[tuple[int | SizeVar, ...], str]]
+    text: str
+    sizes: bool
+    """Whether the data say how large the result is."""
+
+
+class Fuzzer:
+    """Makes variants, runs them, compares."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.mutator = Mutator(self.rng)
+        self.tally = Tally()
+
+    def variant(self, name: str) -> Variant | None:
+        """A variant of an operator that has a type; None where this one has none."""
+        pick = self.mutator
+        sample = pick.one(SAMPLES[name])
+        assert isinstance(sample, Case)
+        whole = pick.often(0.15)
+        arrays = sample.inputs
+        types = [(a.shape, str(a.dtype)) for a in arrays] if whole else pick.types(arrays)
+        if any(np.prod(shape, dtype=float) > LARGEST for shape, _ in types):
+            return None
+        attrs = sample.call.attrs if whole or pick.often(0.4) else pick.attrs(sample.call.attrs)
+        named: dict[int, SizeVar] = {}
+        if sample.symbolic and pick.often(0.35):
+            allowed = sample.symbolic if isinstance(sample.symbolic, tuple) else None
+            before = {d for a in arrays for d in a.shape if d > 1}
+            kept = {d for d in before if (allowed is None or d in allowed)}
+            named = {d: SizeVar(f"n{d}") for d in kept if whole and pick.often(0.8)}
+        shapes = [tuple(named.get(d, d) for d in shape) for shape, _ in types]
+        params = [
+            relay.var(f"x{n}", shape=s, dtype=t)
+            for n, (s, (_, t)) in enumerate(zip(shapes, types, strict=True))
+        ]
+        new = dict(zip(sample.params, params, strict=True))
+        call = Call(sample.call.op, tuple(bind(a, new) for a in sample.call.args), attrs)
+        shown = [f"{t}{list(s)}" for s, (_, t) in zip(shapes, types, strict=True)]
+        text = f"{name}({', '.join(shown)}) {attrs!r}"
+        try:
+            module = InferType()(ekiden.IRModule.from_expr(Function(params, call)))
+        except CompileError:
+            return None
+        except Exception as error:
+            self.tally.add("type", text, "".join(traceback.format_exception_only(error)).strip())
+            return None
+        main = module["main"]
+        assert isinstance(main, Function)
+        result = main.body.checked_type
+        if any(size > LARGEST for size in _sizes(result)):
+            return None
+        dynamic = OPS[name].dims is not None or OPS[name].padded is not None
+        types = [(s, t) for s, (_, t) in zip(shapes, types, strict=True)]
+        return Variant(name, module, arrays, types, text, dynamic)
+
+    def data(self, variant: Variant) -> list[Array]:
+        """Arguments for a variant."""
+        symbols: dict[SizeVar, int] = {}
+        found = []
+        for like, (shape, dtype) in zip(variant.likes, variant.types, strict=True):
+            extents = [
+                symbols.setdefault(d, int(self.mutator.one(EXTENTS)))  # type: ignore[call-overload]
+                if isinstance(d, SizeVar)
+                else d
+                for d in shape
+            ]
+            found.append(
+                self.mutator.array(like, extents, dtype, variant.sizes, OPS[variant.name].refuses)
+            )
+        prepare = PREPARED.get(variant.name)
+        return found if prepare is None else prepare(found)
+
+    def try_variant(self, variant: Variant, most: int, seconds: float) -> None:
+        """Compile a variant and run it on so many arrays, or for so long."""
+        tally = self.tally
+        tally.variants[variant.name] += 1
+        interpreter = Interpreter(variant.module)
+        try:
+            exe = ekiden.compile(variant.module, bounds="check")
+        except Exception as error:
+            given = self.data(variant)
+            refusal = _tried(lambda: interpreter.evaluate("main", *given))[1]
+            tally.cases[variant.name] += 1
+            tally.refused[variant.name] += 1
+            if refusal is None or not isinstance(error, CompileError):
+                tally.add("compile", variant.text, _said(error))
+            return
+        end = time.perf_counter() + seconds
+        wrong = 0
+        for _ in range(most):
+            arrays = self.data(variant)
+            wanted, refusal = _tried(lambda given=arrays: interpreter.evaluate("main", *given))
+            found, error = _tried(lambda given=arrays: exe(*given))
+            tally.cases[variant.name] += 1
+            tally.refused[variant.name] += error is not None
+            message = self.compare(variant, wanted, refusal, found, error)
+            if message is not None:
+                shown = "; ".join(f"{a.dtype}{list(a.shape)} {a.tolist()!r:.200}" for a in arrays)
+                tally.add(message[0], variant.text, f"{message[1]} on {shown}")
+                wrong += 1
+            if wrong or time.perf_counter() > end:
+                break
+
+    def compare(
+        self,
+        variant: Variant,
+        wanted: object,
+        refusal: Exception | None,
+        found: object,
+        error: Exception | None,
+    ) -> tuple[str, str] | None:
+        """What is wrong with a case, if anything."""
+        if isinstance(error, BoundsError):
+            return "bounds", str(error)
+        if isinstance(refusal, IndexRangeError) or isinstance(error, IndexRangeError):
+            same = type(refusal) is type(error) and str(refusal) == str(error)
+            return None if same else ("index", f"interpreter: {refusal!r:.300} vm: {error!r:.300}")
+        if refusal is not None and not isinstance(refusal, REFUSALS):
+            return "interpreter", _said(refusal)
+        if (refusal is None) != (error is None):
+            return "refusal", f"interpreter: {_said(refusal)} vm: {_said(error)}"
+        if refusal is not None or OPS[variant.name].stateful:
+            return None
+        return _difference(_leaves(wanted), _leaves(found))
+
+
+def _tried(run: Callable[[], object]) -> tuple[object, Exception | None]:
+    try:
+        with np.errstate(all="ignore"):
+            return run(), None
+    except Exception as error:
+        return None, error
+
+
+def _said(error: Exception | None) -> str:
+    if error is None:
+        return "a result"
+    notes = " / ".join(getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {error!s:.300} {notes:.300}"
+
+
+def _difference(wanted: Sequence[Array], found: Sequence[Array]) -> tuple[str, str] | None:
+    if len(wanted) != len(found):
+        return "count", f"{len(wanted)} results expected, got {len(found)}"
+    for a, b in zip(wanted, found, strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return "type", f"{a.dtype}{a.shape} expected, got {b.dtype}{b.shape}"
+        if a.dtype.kind in "iub":
+            if not np.array_equal(a, b):
+                at = tuple(int(i) for i in np.argwhere(a != b)[0])
+                return "value", f"{a[at]} expected at {at}, got {b[at]}"
+            continue
+        loose = LOOSE.get(str(a.dtype), 0.3)
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        if str(a.dtype) in ("float16", "bfloat16"):  # sums overflow at other places
+            x, y = (np.where(np.isfinite(x) & np.isfinite(y), v, 0) for v in (x, y))
+        scale = max(1.0, float(np.max(np.abs(x), initial=0, where=np.isfinite(x))))
+        with np.errstate(all="ignore"):
+            close = np.isclose(x, y, rtol=loose, atol=loose * scale, equal_nan=True)
+        if not close.all():
+            at = tuple(int(i) for i in np.argwhere(~close)[0])
+            return "value", f"{x[at]} expected at {at}, got {y[at]}"
+    return None
+
+
+def fuzz(
+    cases: int,
+    seed: int,
+    names: Sequence[str] | None = None,
+    each: int = 300,
+    seconds: float = 1.0,
+    quiet: bool = True,
+) -> Tally:
+    """So many cases in all, of the operators in turn (or of some); of a variant at most `each`, and
+    no longer than `seconds`.
+    """
+    fuzzer = Fuzzer(seed)
+    chosen = sorted(SAMPLES) if names is None else list(names)
+    started = shown = time.perf_counter()
+    while sum(fuzzer.tally.cases.values()) < cases:
+        # those of which there are the fewest come first
+        name = min(chosen, key=lambda n: fuzzer.tally.cases[n] + 30 * fuzzer.tally.variants[n])
+        for _ in range(20):
+            variant = fuzzer.variant(name)
+            if variant is not None:
+                fuzzer.try_variant(variant, each, seconds)
+                break
+        else:
+            fuzzer.tally.variants[name] += 1
+        if not quiet and time.perf_counter() - shown > 30:
+            shown = time.perf_counter()
+            done = sum(fuzzer.tally.cases.values())
+            print(f"{done} cases in {shown - started:.0f} s, {len(fuzzer.tally.finds)} finds",
+                  flush=True)  # fmt: skip
+    return fuzzer.tally
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
+    parser.add_argument("--cases", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--each", type=int, default=300, help="cases of a variant")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for a variant")
+    parser.add_argument("names", nargs="*", help="operators, else all that there are")
+    options = parser.parse_args()
+    tally = fuzz(options.cases, options.seed, options.names or None, options.each,
+                 options.seconds, quiet=False)  # fmt: skip
+    print(f"{sum(tally.cases.values())} cases ({sum(tally.refused.values())} refused) of"
+          f" {sum(tally.variants.values())} kernels of {len(tally.cases)} operators:"
+          f" {len(tally.finds)} finds {dict(Counter(f.kind for f in tally.finds))}")  # fmt: skip
+    return 1 if tally.finds else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
