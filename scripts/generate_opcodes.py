@@ -7,8 +7,9 @@ scripts/generate_opcodes.py --check   write nothing; fail if a file is out of da
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFINITION = ROOT / "runtime/src/vm_opcodes.def"
@@ -40,6 +41,10 @@ class Opcode:
     """A letter per operand, explained in runtime/src/vm_opcodes.def."""
     operands: tuple[str, ...]
     """A name for each letter but 'n', which is the length of the list after it."""
+    properties: frozenset[str]
+    """What those who treat instructions alike ask for, such as "ends": those of the definition,
+    without EK_ and in small letters.
+    """
     meaning: str
 
 
@@ -50,23 +55,41 @@ FOOTER = """)
 # fmt: on
 
 BY_NAME: dict[str, Opcode] = {opcode.name: opcode for opcode in OPCODES}
+
+
+def operand_words(letter: str, n: int) -> int:
+    \"\"\"The words of an operand; `n` is the length of the list that it may be.\"\"\"
+    return {"R": n, "V": n, "J": n, "L": 2 * n, "I": 2, "t": 3}.get(letter, 1)
 """
 
 ROW = re.compile(r"^EK_OPCODE\((\w+),(.*?)\)$", re.MULTILINE | re.DOTALL)
 STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
-def rows() -> Iterator[tuple[str, str, str, str, str]]:
-    """(name, text, format, operands, meaning) of each row of the definition."""
+class Row(NamedTuple):
+    """A row of the definition."""
+
+    name: str
+    text: str
+    letters: str
+    operands: tuple[str, ...]
+    properties: tuple[str, ...]
+    meaning: str
+
+
+def rows() -> Iterator[Row]:
+    """The rows of the definition."""
     definition = re.sub(r"/\*.*?\*/", "", DEFINITION.read_text(), flags=re.DOTALL)
     for name, body in ROW.findall(definition):
-        columns = [_join(column) for column in re.split(r'"\s*,', body)]
+        columns = re.split(r'"\s*,', body)
         if len(columns) != 4:
             raise SystemExit(f"{DEFINITION.name}: row {name} has {len(columns)} texts, expected 4")
-        text, letters, operands, meaning = columns
+        text, letters, operands = map(_join, columns[:3])
+        flags, _, meaning = columns[3].partition(",")
         if len(operands.split()) != len(letters.replace("n", "")):
             raise SystemExit(f"{DEFINITION.name}: row {name}: a name per operand letter expected")
-        yield name, text, letters, operands, meaning
+        properties = tuple(each.lower() for each in re.findall(r"EK_(\w+)", flags))
+        yield Row(name, text, letters, tuple(operands.split()), properties, _join(meaning))
 
 
 def _join(column: str) -> str:
@@ -77,14 +100,14 @@ def _join(column: str) -> str:
 def module_text() -> str:
     """The whole of src/ekiden/runtime/opcodes.py."""
     lines = []
-    for number, (name, text, letters, operands, meaning) in enumerate(rows()):
-        mnemonic = text.split()[0]
+    for number, row in enumerate(rows()):
+        properties = f"frozenset({row.properties!r})" if row.properties else "frozenset()"
         lines.append(
-            f'    Opcode("{name}", {number}, "{mnemonic}",\n'
-            f'           "{_wrapped(text)}",\n'
-            f'           "{letters}",\n'
-            f"           {tuple(operands.split())!r},\n".replace("'", '"')
-            + f'           "{_wrapped(meaning)}"),\n'
+            f'    Opcode("{row.name}", {number}, "{row.text.split()[0]}",\n'
+            f'           "{_wrapped(row.text)}",\n'
+            f'           "{row.letters}",\n'
+            f"           {row.operands!r},\n           {properties},\n".replace("'", '"')
+            + f'           "{_wrapped(row.meaning)}"),\n'
         )
     return HEADER + "".join(lines) + FOOTER
 
@@ -104,14 +127,16 @@ def page_text() -> str:
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    table = ["| # | name | operands | printed as | meaning |", "|--:|---|---|---|---|"]
-    for number, (name, text, letters, operands, meaning) in enumerate(rows()):
-        kinds = _operand_column(letters, operands.split())
-        table.append(f"| {number} | {name} | {kinds} | `{text}` | {meaning} |")
+    head = ["#", "name", "operands", "printed as", "properties", "meaning"]
+    table = [f"| {' | '.join(head)} |", "|--:|---|---|---|---|---|"]
+    for number, row in enumerate(rows()):
+        kinds = _operand_column(row.letters, row.operands)
+        cells = [str(number), row.name, kinds, f"`{row.text}`", " ".join(row.properties)]
+        table.append(f"| {' | '.join([*cells, row.meaning])} |")
     return before + BEGIN + "\n" + "\n".join(table) + "\n" + END + after
 
 
-def _operand_column(letters: str, names: list[str]) -> str:
+def _operand_column(letters: str, names: Sequence[str]) -> str:
     """'dst:w n args:R' for letters 'wnR' and the names of all but 'n'."""
     remaining = iter(names)
     return " ".join("n" if letter == "n" else f"{next(remaining)}:{letter}" for letter in letters)

@@ -446,53 +446,45 @@ static int run_alone(ek_async *a, ek_value *R, const int32_t *pc) {
   return status;
 }
 
-/* Waits for the elements that an instruction reads. */
+/* Waits for the elements that an instruction reads: operands e and E of the table. */
 static void wait_for_operands(ek_async *a, const ek_value *R, const int32_t *pc) {
-  switch (*pc) {
-    case EK_OP_If: wait_for(a, &R[pc[1]]); wait_for(a, &R[pc[2]]); break;
-    case EK_OP_Switch: wait_for(a, &R[pc[1]]); break;
-    case EK_OP_AllocStorage:
-    case EK_OP_AllocArena:
-    case EK_OP_ReadElement: wait_for(a, &R[pc[2]]); break;
-    case EK_OP_DeviceCopy:
-      if (R[pc[2]].type_index == EK_ADT) wait_for_all(a); /* all tensors in it are read */
-      else wait_for(a, &R[pc[2]]);
-      break;
-    case EK_OP_AllocTensorReg: wait_for(a, &R[pc[3]]); wait_for(a, &R[pc[5]]); break;
-    case EK_OP_ReshapeTensor: wait_for(a, &R[pc[3]]); break;
-    default: break;
+  int32_t at = 1, n = 0;
+  if (a->n_live == 0) return;
+  for (const char *letter = ek_opcodes[*pc].format; *letter != '\0'; letter++) {
+    if (*letter == 'n') n = pc[at];
+    if (*letter == 'E' && R[pc[at]].type_index == EK_ADT) wait_for_all(a);
+    else if (*letter == 'e' || *letter == 'E') wait_for(a, &R[pc[at]]);
+    at += ek_operand_words(*letter, n);
   }
 }
 
 /* An allocation that fails is tried again when all tasks have given back what they hold. */
 static int retry(ek_async *a, ek_value *R, const int32_t *pc) {
-  bool allocates = *pc == EK_OP_AllocStorage || *pc == EK_OP_AllocArena;
-  if (!allocates || a->n_live == 0) return -1;
+  if (!ek_opcode_has(*pc, EK_ALLOCATES) || a->n_live == 0) return -1;
   ek_object_release(ek_error_take());
   wait_for_all(a);
   return has_failed(a) ? 0 : ek_vm_ops[*pc](a->vm, R, pc);
 }
 
 static int run_instruction(ek_async *a, ek_value *R, const int32_t *pc) {
-  if (*pc == EK_OP_InvokePackedValue || *pc == EK_OP_InvokePackedScratch) {
+  if (*pc == EK_OP_InvokePacked && a->vm->executable->is_kernel[pc[1]]) return issue(a, R, pc);
+  if (ek_opcode_has(*pc, EK_KERNEL | EK_LONG) && !ek_opcode_has(*pc, EK_FRAMES)) {
     return run_alone(a, R, pc);
-  }
-  if (*pc == EK_OP_InvokePacked) {
-    return a->vm->executable->is_kernel[pc[1]] ? issue(a, R, pc) : run_alone(a, R, pc);
   }
   wait_for_operands(a, R, pc);
   return ek_vm_ops[*pc](a->vm, R, pc) == 0 ? 0 : retry(a, R, pc);
 }
 
 /* The bytecode, until it ends or something fails. */
-static void issue_all(ek_async *a) {
+static void issue_all(ek_async *a, ek_vm_hook *hook) {
   ek_vm *vm = a->vm;
   ek_vm_enter_bytecode(vm);
   while (vm->pc != NULL && !has_failed(a)) {
     const int32_t *pc = vm->pc;
     vm->pc = pc + ek_instruction_words(pc);
     a->n_issued++;
-    if (run_instruction(a, vm->registers + vm->window, pc) != 0) {
+    bool may_run = hook == NULL || hook->before(hook, vm, pc) == 0;
+    if (!may_run || run_instruction(a, vm->registers + vm->window, pc) != 0) {
       ek_vm_say_where(vm, pc);
       ek_mutex_lock(&a->lock);
       note_failure(a, a->n_issued);
@@ -503,15 +495,22 @@ static void issue_all(ek_async *a) {
   wait_for_all(a);
 }
 
-int ek_async_run(ek_vm *vm) {
+/* Without workers: one kernel after another. */
+static int run_in_order(ek_vm *vm, ek_vm_hook *hook) {
+  if (hook == NULL) return ek_vm_run(vm);
+  ek_vm_enter_bytecode(vm);
+  return ek_vm_step(vm, -1, hook) == EK_VM_ENDED ? 0 : -1;
+}
+
+int ek_async_run(ek_vm *vm, ek_vm_hook *hook) {
   ek_async *a = vm->async;
   int32_t workers = ek_pool_hold(work_as_worker, a);
-  if (workers == 0) return ek_vm_run(vm);
+  if (workers == 0) return run_in_order(vm, hook);
   a->n_threads = workers + 1;
   a->n_issued = 0;
   a->is_issuing = true;
   a->failed = INT64_MAX;
-  issue_all(a);
+  issue_all(a, hook);
   ek_pool_release();
   if (a->failed == INT64_MAX) return 0;
   ek_vm_unwind(vm);

@@ -51,6 +51,12 @@ typedef struct ek_vm_function {
   uint32_t calls;                          /* atomic: counted while it is watched */
 } ek_vm_function;
 
+/* When a run is stopped; its members are atomic. */
+typedef struct ek_limit {
+  int64_t steps;                           /* instructions; 0: any number */
+  int64_t nanoseconds;                     /* 0: any time */
+} ek_limit;
+
 typedef struct ek_executable {
   ek_object base;
   ek_object *file;                         /* owned: keeps data where it is, as constants do */
@@ -79,6 +85,8 @@ typedef struct ek_executable {
   uint32_t hot_calls;                      /* from how many calls on a watched function is hot */
   ek_object *hot;                          /* owned function of its name, called once; or NULL */
   bool keeps_arguments;                    /* a run may leave references to them behind it */
+  int32_t n_threads;                       /* atomic: of a run, at most; 0: as ek_num_threads */
+  ek_limit limit;                          /* of a run, unless its machine has another */
 } ek_executable;
 
 /* Finds the functions of all primitives, once: in the executable's image, else in 'library' (a

@@ -290,6 +290,13 @@ void ek_pool_release(void);
 /* Whether a loop of this thread was large enough for several threads, since this was last asked. */
 bool ek_pool_was_divisible(void);
 
+/* Lets loops of this thread have at most so many threads; 0: as ek_num_threads says. Gives what was
+** before. */
+int32_t ek_pool_limit(int32_t most);
+
+/* Lets the pool have at least so many threads, for those who ask for that many. 0 or -1. */
+int ek_pool_ask(int32_t n);
+
 /* The number of threads, and the processors they keep to: n of them, or none for the default. */
 int ek_pool_config(int threads, const int *cpus, int n);
 

@@ -18,18 +18,6 @@
 
 enum { NATIVE_WORDS = 2 };
 
-/* Instructions that make or leave frames. */
-static bool moves_frames(int32_t opcode) {
-  switch (opcode) {
-    case EK_OP_Ret:
-    case EK_OP_Invoke:
-    case EK_OP_InvokeClosure:
-    case EK_OP_InvokeTail:
-    case EK_OP_InvokeClosureTail: return true;
-    default: return false;
-  }
-}
-
 static int32_t *put_native(int32_t *to, int32_t point) {
   to[0] = EK_OP_NATIVE;
   to[1] = point;
@@ -41,14 +29,14 @@ static int32_t *make_points(const ek_vm_function *f) {
   const int32_t *end = f->code + f->n_words;
   size_t words = NATIVE_WORDS;
   for (const int32_t *pc = f->code; pc < end; pc += ek_instruction_words(pc)) {
-    if (moves_frames(*pc)) words += (size_t)ek_instruction_words(pc) + NATIVE_WORDS;
+    if (ek_opcode_has(*pc, EK_FRAMES)) words += (size_t)ek_instruction_words(pc) + NATIVE_WORDS;
   }
   int32_t *points = ek_alloc_or_error(words * sizeof *points), *to = points;
   if (points == NULL) return NULL;
   int32_t point = 0;
   to = put_native(to, point);
   for (const int32_t *pc = f->code; pc < end; pc += ek_instruction_words(pc)) {
-    if (!moves_frames(*pc)) continue;
+    if (!ek_opcode_has(*pc, EK_FRAMES)) continue;
     int32_t n = ek_instruction_words(pc);
     memcpy(to, pc, (size_t)n * sizeof *to);
     to = put_native(to + n, ++point);
@@ -110,7 +98,7 @@ const int32_t *ek_native_bytecode(const ek_vm_function *f, const int32_t *pc) {
   if (f->native == NULL) return NULL;
   const int32_t *point = f->native->points + NATIVE_WORDS, *end = f->code + f->n_words;
   for (const int32_t *at = f->code; at < end; at += ek_instruction_words(at)) {
-    if (!moves_frames(*at)) continue;
+    if (!ek_opcode_has(*at, EK_FRAMES)) continue;
     if (point == pc) return at;
     point += ek_instruction_words(at) + NATIVE_WORDS;
   }

@@ -60,7 +60,8 @@ static struct job {
 } job;
 
 static uint32_t busy;          /* 1 while a caller has the pool */
-static int32_t thread_count;   /* 0 until it is known */
+static int32_t thread_count;   /* of loops of those who ask for no number; 0 until it is known */
+static int32_t most_asked;     /* by those who do: the pool has threads for both */
 static int32_t worker_count;   /* threads that run */
 static int32_t idle_spins;     /* pauses before a worker parks */
 static bool is_started;
@@ -70,9 +71,11 @@ static int own_cpu_count;
 static unsigned char *slots;
 static size_t slots_actual;
 static struct job held;         /* what called workers do; its n is that of its chunks */
+static int32_t held_count;      /* of workers that may be called */
 static EK_THREAD_LOCAL bool is_inside;
 static EK_THREAD_LOCAL bool is_holder;
 static EK_THREAD_LOCAL bool was_divisible; /* a loop since ek_pool_was_divisible */
+static EK_THREAD_LOCAL int32_t own_limit;  /* of threads in loops of this one; 0 for thread_count */
 
 static slot *slot_at(int64_t worker) { return (slot *)(void *)(slots + worker * SLOT_SIZE); }
 
@@ -155,16 +158,16 @@ static void watch_forks(void) { ek_on_fork(NULL, NULL, forget_workers); }
 static void start_workers(void) {
   static ek_once once = EK_ONCE_INIT;
   int cpus[MAX_THREADS];
-  int32_t wanted = thread_count - 1;
+  int32_t size = most_asked > thread_count ? most_asked : thread_count, wanted = size - 1;
   is_started = true;
   ek_call_once(&once, watch_forks);
   int cores = ek_physical_cpus(cpus, MAX_THREADS);
-  bool pinned = cores == thread_count;
+  bool pinned = cores == size;
   if (own_cpu_count != 0) {
     for (int32_t i = 0; i < wanted; i++) cpus[i + 1] = own_cpus[i % own_cpu_count];
     pinned = true;
   }
-  idle_spins = thread_count <= cores ? SPINS : SPINS_CROWDED;
+  idle_spins = size <= cores ? SPINS : SPINS_CROWDED;
   slots = ek_buffer_alloc((size_t)wanted * SLOT_SIZE, &slots_actual);
   if (slots == NULL) return;
   memset(slots, 0, (size_t)wanted * SLOT_SIZE);
@@ -239,7 +242,9 @@ static int fork_join(void) {
   return -1;
 }
 
+/* How many threads a loop of this thread may have. */
 static int32_t threads(void) {
+  if (own_limit != 0) return own_limit;
   int32_t known = __atomic_load_n(&thread_count, __ATOMIC_RELAXED);
   return known != 0 ? known : ek_num_threads(0);
 }
@@ -247,7 +252,8 @@ static int32_t threads(void) {
 /* The caller has 'busy'. 'most' is how many chunks there can be. */
 static int run_shared(loop_body body, void *context, int64_t n, int64_t most, uint32_t others) {
   if (!is_started) start_workers();
-  int64_t cores = (int64_t)worker_count + 1 - (int64_t)others;
+  int64_t cores = (int64_t)worker_count + 1 - (int64_t)others, limit = threads();
+  if (cores > limit) cores = limit;
   int64_t chunks = cores < 1 ? 1 : most < cores ? most : cores;
   ek_scratch scratch = ek_workspace_lend((ek_scratch){NULL, 0, 0});
   job = (struct job){body, context, n, chunks, scratch};
@@ -296,7 +302,8 @@ int32_t ek_pool_hold(loop_body body, void *context) {
   if (has_pool && worker_count != 0) {
     job = held = (struct job){body, context, MAX_THREADS, MAX_THREADS, {NULL, 0, 0}};
     is_inside = is_holder = true;
-    return worker_count;
+    held_count = threads() - 1 < worker_count ? threads() - 1 : worker_count;
+    return held_count;
   }
   if (has_pool) __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
   __atomic_fetch_sub(&callers, 1, __ATOMIC_RELAXED);
@@ -305,6 +312,7 @@ int32_t ek_pool_hold(loop_body body, void *context) {
 
 bool ek_pool_call(void) {
   int32_t most = worker_count + 1 - (int32_t)__atomic_load_n(&callers, __ATOMIC_RELAXED);
+  if (most > held_count) most = held_count;
   for (int32_t i = 0; i < most; i++) {
     uint32_t expected = IDLE;
     slot *of = slot_at(i);
@@ -376,6 +384,22 @@ int ek_num_threads(int n) {
   known = thread_count;
   __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
   return known;
+}
+
+int32_t ek_pool_limit(int32_t most) {
+  int32_t before = own_limit;
+  own_limit = most;
+  return before;
+}
+
+int ek_pool_ask(int32_t n) {
+  if (n <= __atomic_load_n(&most_asked, __ATOMIC_RELAXED)) return 0;
+  if (acquire() != 0) return -1;
+  stop_workers();
+  if (n > most_asked) __atomic_store_n(&most_asked, n, __ATOMIC_RELAXED);
+  resize(0);
+  __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
+  return 0;
 }
 
 int ek_pool_config(int threads, const int *cpus, int n) {

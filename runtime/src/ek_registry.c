@@ -193,6 +193,53 @@ static int attach_native(void *self, const ek_value *args, int32_t nargs, ek_val
   return code;
 }
 
+/* (executable), or (executable, n): how many threads a run of it has at most, after it was set to n;
+** 0 where that is the process's number. */
+static int executable_threads(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_EXECUTABLE, EK_INT};
+  (void)self;
+  if (expect_args("ek.executable.num_threads", args, nargs, nargs == 1 ? 1 : 2, types) != 0) return -1;
+  ek_executable *e = (ek_executable *)(void *)args[0].v.obj;
+  if (nargs == 2) {
+    int64_t n = args[1].v.i64;
+    if (n < 0 || n > EK_MAX_THREADS) {
+      return ek_error("ValueError", "num_threads: a number from 1 to %d expected, got %lld",
+                      EK_MAX_THREADS, (long long)n);
+    }
+    if (ek_pool_ask((int32_t)n) != 0) return -1;
+    __atomic_store_n(&e->n_threads, (int32_t)n, __ATOMIC_RELAXED);
+  }
+  *ret = ek_value_int(__atomic_load_n(&e->n_threads, __ATOMIC_RELAXED));
+  return 0;
+}
+
+static int set_limit(const char *name, const ek_value *args, ek_limit *limit) {
+  if (args[1].v.i64 < 0 || args[2].v.i64 < 0) {
+    return ek_error("ValueError", "%s: numbers of steps and nanoseconds >= 0 expected", name);
+  }
+  __atomic_store_n(&limit->steps, args[1].v.i64, __ATOMIC_RELAXED);
+  __atomic_store_n(&limit->nanoseconds, args[2].v.i64, __ATOMIC_RELAXED);
+  return 0;
+}
+
+/* (executable, steps, nanoseconds): the limit of a run from now on; 0 for none. */
+static int executable_limit(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_EXECUTABLE, EK_INT, EK_INT};
+  (void)self;
+  (void)ret;
+  if (expect_args("ek.executable.limit", args, nargs, 3, types) != 0) return -1;
+  return set_limit("ek.executable.limit", args, &((ek_executable *)(void *)args[0].v.obj)->limit);
+}
+
+/* (virtual machine, steps, nanoseconds): the same of its runs; 0 for what its executable has. */
+static int vm_limit(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_VM, EK_INT, EK_INT};
+  (void)self;
+  (void)ret;
+  if (expect_args("ek.vm.limit", args, nargs, 3, types) != 0) return -1;
+  return set_limit("ek.vm.limit", args, &((ek_vm *)(void *)args[0].v.obj)->limit);
+}
+
 /* (executable, number of calls, function of a name) */
 static int watch(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   static const int32_t types[] = {EK_EXECUTABLE, EK_INT, EK_FUNCTION};
@@ -264,8 +311,10 @@ static const ek_builtin builtins[] = {
     {"ek.executable.attach", attach_native},
     {"ek.executable.bind_constant", bind_constant},
     {"ek.executable.check", check_arguments},
+    {"ek.executable.limit", executable_limit},
     {"ek.executable.link", link_executable},
     {"ek.executable.module", executable_module},
+    {"ek.executable.num_threads", executable_threads},
     {"ek.executable.watch", watch},
     {"ek.graph_executor.create", graph_executor},
     {"ek.module.save", save_module},
@@ -279,6 +328,7 @@ static const ek_builtin builtins[] = {
     {"ek.runtime.num_threads", num_threads},
     {"ek.runtime.pool_trim", pool_trim},
     {"ek.runtime.reset_peak", reset_peak},
+    {"ek.vm.limit", vm_limit},
     {"ek.vm.module", vm_module},
 };
 

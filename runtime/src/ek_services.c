@@ -179,7 +179,8 @@ static const struct {
   const char *name;
   ek_address address;
 } services[] = {
-#define EK_OPCODE(name, text, format, operands, meaning) {"ek_op_" #name, (ek_address)ek_op_##name},
+#define EK_OPCODE(name, text, format, operands, properties, meaning) \
+  {"ek_op_" #name, (ek_address)ek_op_##name},
 #include "vm_opcodes.def"
 #undef EK_OPCODE
     {"ek_native_choose", (ek_address)ek_native_choose},

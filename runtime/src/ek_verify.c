@@ -4,7 +4,8 @@
 #include <stdio.h>
 
 const ek_opcode_info ek_opcodes[EK_OP_COUNT] = {
-#define EK_OPCODE(name, text, format, operands, meaning) {#name, text, format, meaning},
+#define EK_OPCODE(name, text, format, operands, properties, meaning) \
+  {#name, text, format, meaning, properties},
 #include "vm_opcodes.def"
 #undef EK_OPCODE
 };
@@ -118,7 +119,9 @@ static void check_operand(verifier *v, char letter) {
   const ek_executable *e = v->executable;
   switch (letter) {
     case 'w':
-    case 'r': below(v, v->function->n_registers, "a register below"); break;
+    case 'r':
+    case 'e':
+    case 'E': below(v, v->function->n_registers, "a register below"); break;
     case 'R': check_registers(v); break;
     case 'n': v->n = below(v, v->function->n_words, "a length below"); break;
     case 'v': check_value(v); break;
@@ -143,38 +146,24 @@ static void check_operand(verifier *v, char letter) {
   }
 }
 
-/* Whether control never goes on from such an instruction to the one behind it. */
-static bool ends(int32_t opcode) {
-  switch (opcode) {
-    case EK_OP_Ret:
-    case EK_OP_Goto:
-    case EK_OP_If:
-    case EK_OP_Fatal:
-    case EK_OP_InvokeTail:
-    case EK_OP_InvokeClosureTail:
-    case EK_OP_Switch: return true;
-    default: return false;
-  }
-}
-
 /* Reads all instructions and notes where each starts; returns how many there are. */
 static int32_t check_instructions(verifier *v, int32_t *starts) {
   int32_t opcode = -1;
-  bool writes_references = false;
+  bool keeps = false;
   for (v->instruction = 0; v->at < v->function->n_words && !failed(v); v->instruction++) {
     starts[v->instruction] = v->start = v->at;
     opcode = below(v, EK_OP_COUNT, "an opcode below");
     const char *format = failed(v) ? "" : ek_opcodes[opcode].format;
-    writes_references |= opcode == EK_OP_AllocRef || opcode == EK_OP_WriteRef;
+    keeps |= !failed(v) && ek_opcode_has(opcode, EK_KEEPS);
     for (; *format != '\0' && !failed(v); format++) check_operand(v, *format);
   }
-  if (!failed(v) && !ends(opcode)) {
+  if (!failed(v) && (opcode < 0 || !ek_opcode_has(opcode, EK_ENDS))) {
     snprintf(v->message, EK_VERIFY_MESSAGE,
              "'%.*s': its last instruction must be one that never goes on to the next",
              (int)(v->function->name.size < 60 ? v->function->name.size : 60),
              v->function->name.data);
   }
-  v->keeps_arguments = writes_references;
+  v->keeps_arguments = keeps;
   return v->instruction;
 }
 

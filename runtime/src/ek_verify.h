@@ -5,13 +5,27 @@
 #include "ek_executable.h"
 
 typedef enum ek_opcode {
-#define EK_OPCODE(name, text, format, operands, meaning) EK_OP_##name,
+#define EK_OPCODE(name, text, format, operands, properties, meaning) EK_OP_##name,
 #include "vm_opcodes.def"
 #undef EK_OPCODE
   EK_OP_COUNT,
   EK_OP_NATIVE = EK_OP_COUNT,  /* these two in memory only: ek_native.c */
   EK_OP_WATCH
 } ek_opcode;
+
+/* Properties of instructions; vm_opcodes.def has their meaning. */
+enum {
+  EK_ENDS = 1 << 0,
+  EK_FRAMES = 1 << 1,
+  EK_LONG = 1 << 2,
+  EK_KERNEL = 1 << 3,
+  EK_WORKS = 1 << 4,
+  EK_ALLOCATES = 1 << 5,
+  EK_FAILS = 1 << 6,
+  EK_PURE = 1 << 7,
+  EK_PLAIN = 1 << 8,
+  EK_KEEPS = 1 << 9
+};
 
 enum { EK_VERIFY_MESSAGE = 200 };
 
@@ -21,9 +35,15 @@ typedef struct ek_opcode_info {
   const char *text;
   const char *format;
   const char *meaning;
+  int32_t properties;
 } ek_opcode_info;
 
 extern const ek_opcode_info ek_opcodes[EK_OP_COUNT];
+
+/* Whether an instruction has one of these properties. */
+static inline bool ek_opcode_has(int32_t opcode, int32_t properties) {
+  return (ek_opcodes[opcode].properties & properties) != 0;
+}
 
 /* Proves that a function's words are whole instructions whose operands are in range, that jumps
 ** land on instructions, and that control cannot run off the end; then rewrites jumps from

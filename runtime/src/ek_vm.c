@@ -29,7 +29,7 @@ next:
   switch ((ek_opcode)*pc) {
 #else
   static const void *const labels[] = {
-#define EK_OPCODE(name, text, format, operands, meaning) &&on_##name,
+#define EK_OPCODE(name, text, format, operands, properties, meaning) &&on_##name,
 #include "vm_opcodes.def"
 #undef EK_OPCODE
       &&on_NATIVE,

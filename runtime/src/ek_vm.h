@@ -49,6 +49,8 @@ typedef struct ek_vm {
   int32_t n_frames;
   int32_t frame_capacity;
   int32_t max_frames;
+  int64_t max_steps;                       /* of a run that has no other limit: EKIDEN_MAX_STEPS */
+  ek_limit limit;                          /* of its runs; none: those of the executable */
   int32_t args_capacity;
   ek_value *args;                          /* borrowed values of the call being made */
   ek_value result;                         /* owned: of a run that ended, until it is handed out */
@@ -102,12 +104,14 @@ int ek_vm_check_places(const ek_vm *vm, int32_t primitive, int32_t n);
 ** 'result'. On failure all frames are left. 0 or -1. */
 int ek_vm_run(ek_vm *vm);
 
+struct ek_vm_hook;
+
 /* ek_async.c ------------------------------------------------------------------------------------
 **
 ** The same with independent kernels at the same time, for a machine that was made so: ek_async_set
 ** takes an idle one there, and back. */
 int ek_async_set(ek_vm *vm, bool is_async);
-int ek_async_run(ek_vm *vm);
+int ek_async_run(ek_vm *vm, struct ek_vm_hook *hook); /* 'hook' may be NULL */
 
 /* ek_vm_ops.c -----------------------------------------------------------------------------------
 **
@@ -117,7 +121,7 @@ int ek_async_run(ek_vm *vm);
 ** end of the run. R is good until the next of these. */
 typedef int (*ek_vm_op)(ek_vm *vm, ek_value *R, const int32_t *pc);
 
-#define EK_OPCODE(name, text, format, operands, meaning) \
+#define EK_OPCODE(name, text, format, operands, properties, meaning) \
   int ek_op_##name(ek_vm *vm, ek_value *R, const int32_t *pc);
 #include "vm_opcodes.def"
 #undef EK_OPCODE

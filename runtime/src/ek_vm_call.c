@@ -1,5 +1,7 @@
 /* The face of the virtual machine: making one, its arguments and results. */
-#include "ek_vm.h"
+#include <errno.h>
+
+#include "ek_vm_step.h"
 
 /* Life ----------------------------------------------------------------------------------------- */
 
@@ -33,22 +35,37 @@ static int reserve(ek_vm *vm) {
   return ek_vm_grow_args(vm, 0, (int64_t)vm->executable->max_args + 1);
 }
 
-/* The deepest recursion, from the environment. */
-static int32_t max_frames(void) {
-  const char *text = getenv("EKIDEN_MAX_DEPTH");
-  long number = text == NULL ? 0 : strtol(text, NULL, 10);
-  return number > 0 && number < INT32_MAX ? (int32_t)number : EK_VM_MAX_FRAMES;
+/* A number from 1 on that the environment sets; what is none is refused, for it was meant to be a
+** limit. 0 or -1. */
+static int read_limit(const char *variable, int64_t most, int64_t *out) {
+  const char *text = getenv(variable);
+  if (text == NULL || text[0] == '\0') return 0;
+  char *end;
+  errno = 0;
+  long long number = strtoll(text, &end, 10);
+  if (errno != 0 || *end != '\0' || number < 1 || number > most) {
+    return ek_error("ValueError", "%s: a number from 1 to %lld expected, got '%.40s'", variable,
+                    (long long)most, text);
+  }
+  *out = number;
+  return 0;
 }
 
 int ek_vm_new(ek_object *executable, ek_object **out) {
   if (!ek_is(executable, EK_EXECUTABLE))
     return ek_error("TypeError", "make virtual machine: an executable expected");
+  int64_t max_frames = EK_VM_MAX_FRAMES, max_steps = 0;
+  if (read_limit("EKIDEN_MAX_DEPTH", INT32_MAX - 1, &max_frames) != 0 ||
+      read_limit("EKIDEN_MAX_STEPS", INT64_MAX - 1, &max_steps) != 0) {
+    return -1;
+  }
   if (ek_executable_link((ek_executable *)(void *)executable, NULL) != 0) return -1;
   ek_vm *vm = ek_object_alloc(sizeof *vm, EK_VM, vm_deleter);
   if (vm == NULL) return -1;
   ek_retain(executable);
   vm->executable = (ek_executable *)(void *)executable;
-  vm->max_frames = max_frames();
+  vm->max_frames = (int32_t)max_frames;
+  vm->max_steps = max_steps;
   ek_arenas_add(&vm->arenas);
   if (reserve(vm) != 0) {
     ek_release(&vm->base);
@@ -219,12 +236,20 @@ int ek_vm_end(ek_vm *vm, ek_value *ret) {
   return status;
 }
 
+static int run(ek_vm *vm) {
+  ek_limit limit;
+  if (ek_vm_has_limit(vm, &limit)) return ek_vm_run_limited(vm);
+  return vm->async == NULL ? ek_vm_run(vm) : ek_async_run(vm, NULL);
+}
+
 int ek_vm_invoke(ek_object *object, int32_t function, const ek_value *args, int32_t nargs,
                  ek_value *ret) {
   if (!ek_is(object, EK_VM)) return ek_error("TypeError", "call: a virtual machine expected");
   ek_vm *vm = (ek_vm *)(void *)object;
   if (ek_vm_begin(vm, function, args, nargs, true) != 0) return -1;
-  int status = vm->async == NULL ? ek_vm_run(vm) : ek_async_run(vm);
+  int32_t before = ek_pool_limit(__atomic_load_n(&vm->executable->n_threads, __ATOMIC_RELAXED));
+  int status = run(vm);
+  ek_pool_limit(before);
   bool is_first = status == 0 && !vm->has_run;
   if (is_first) {
     vm->has_run = true;

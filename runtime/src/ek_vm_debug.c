@@ -41,7 +41,9 @@ static int start(ek_vm *vm, const ek_value *args, int32_t nargs, ek_value *ret) 
 static int step(ek_vm *vm, const ek_value *args, int32_t nargs, ek_value *ret) {
   if (expect_ints("step", args, nargs, 1) != 0 || expect_paused(vm, "step") != 0) return -1;
   ek_value result = ek_value_none();
+  int32_t before = ek_pool_limit(__atomic_load_n(&vm->executable->n_threads, __ATOMIC_RELAXED));
   ek_vm_stop stop = ek_vm_step(vm, args[0].v.i64, NULL);
+  ek_pool_limit(before);
   if (stop == EK_VM_PAUSED || stop == EK_VM_AT_BREAK) {
     *ret = ek_value_int(stop);
     return 0;

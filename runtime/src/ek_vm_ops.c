@@ -696,7 +696,7 @@ int ek_op_Fatal(ek_vm *vm, ek_value *R, const int32_t *pc) {
 }
 
 const ek_vm_op ek_vm_ops[EK_OP_COUNT] = {
-#define EK_OPCODE(name, text, format, operands, meaning) ek_op_##name,
+#define EK_OPCODE(name, text, format, operands, properties, meaning) ek_op_##name,
 #include "vm_opcodes.def"
 #undef EK_OPCODE
 };

@@ -5,6 +5,7 @@
 
 typedef struct profile {
   ek_vm_hook hook;
+  ek_vm_guard guard;
   int64_t *counts;             /* two for each instruction of the executable */
   int32_t *numbers;            /* of the instruction at each word, counted through all functions */
   int32_t n_instructions;
@@ -120,8 +121,9 @@ static int add_frame(profile *p, const ek_vm *vm, int64_t kind, const ek_vm_func
 
 static int before(ek_vm_hook *hook, ek_vm *vm, const int32_t *pc) {
   profile *p = (profile *)(void *)hook;
-  int status = 0;
-  bool leaves = *pc == EK_OP_Ret || *pc == EK_OP_InvokeTail || *pc == EK_OP_InvokeClosureTail;
+  int status = ek_vm_guard_check(&p->guard, vm, pc);
+  if (status != 0) return -1;
+  bool leaves = ek_opcode_has(*pc, EK_FRAMES) && ek_opcode_has(*pc, EK_ENDS);
   if (leaves && p->n_events < p->max_events) {
     status = add_frame(p, vm, EK_EVENT_LEAVE, vm->function, now());
   }
@@ -135,17 +137,9 @@ static int after(ek_vm_hook *hook, ek_vm *vm, const int32_t *pc) {
   count[0] += 1;
   count[1] += end - p->start;
   if (p->n_events >= p->max_events) return 0;
-  switch (*pc) {
-    case EK_OP_DeviceCopy:
-    case EK_OP_InvokePacked:
-    case EK_OP_InvokePackedScratch:
-    case EK_OP_InvokePackedValue: return add_call(p, vm, pc, end - p->start);
-    case EK_OP_Invoke:
-    case EK_OP_InvokeClosure:
-    case EK_OP_InvokeTail:
-    case EK_OP_InvokeClosureTail: return add_frame(p, vm, EK_EVENT_ENTER, vm->function, end);
-    default: return 0;
-  }
+  if (ek_opcode_has(*pc, EK_WORKS)) return add_call(p, vm, pc, end - p->start);
+  bool enters = ek_opcode_has(*pc, EK_FRAMES) && *pc != EK_OP_Ret;
+  return enters ? add_frame(p, vm, EK_EVENT_ENTER, vm->function, end) : 0;
 }
 
 /* The result ----------------------------------------------------------------------------------- */
@@ -166,6 +160,14 @@ static int describe(const profile *p, const ek_value *result, ek_value *ret) {
   return status;
 }
 
+static int run(ek_vm *vm, profile *p) {
+  int32_t before_it = ek_pool_limit(__atomic_load_n(&vm->executable->n_threads, __ATOMIC_RELAXED));
+  p->guard = ek_vm_guard_of(vm);
+  ek_vm_stop stop = ek_vm_step(vm, -1, &p->hook);
+  ek_pool_limit(before_it);
+  return stop == EK_VM_ENDED ? 0 : -1;
+}
+
 int ek_vm_profile(ek_vm *vm, int32_t function, int64_t max_events, const ek_value *args,
                   int32_t nargs, ek_value *ret) {
   profile p = {.hook = {before, after}, .max_events = max_events};
@@ -177,7 +179,7 @@ int ek_vm_profile(ek_vm *vm, int32_t function, int64_t max_events, const ek_valu
     p.origin = now();
     status = add_frame(&p, vm, EK_EVENT_ENTER, vm->function, p.origin);
     if (status != 0) ek_vm_unwind(vm);
-    if (status == 0) status = ek_vm_step(vm, -1, &p.hook) == EK_VM_ENDED ? 0 : -1;
+    if (status == 0) status = run(vm, &p);
     if (ek_vm_end(vm, &result) != 0) status = -1;
   }
   if (status == 0) status = describe(&p, &result, ret);

@@ -24,6 +24,25 @@ void ek_vm_enter_bytecode(ek_vm *vm);
 /* Runs up to 'limit' instructions from 'vm->pc'; a negative one is none. 'hook' may be NULL. */
 ek_vm_stop ek_vm_step(ek_vm *vm, int64_t limit, ek_vm_hook *hook);
 
+/* ek_vm_limit.c --------------------------------------------------------------------------------
+**
+** Whether a run of the machine has a limit, and then what it is. */
+bool ek_vm_has_limit(const ek_vm *vm, ek_limit *out);
+
+/* What watches over a limit: asked before each instruction, it fails with a RunLimitError. One of a
+** machine without limits never does. */
+typedef struct ek_vm_guard {
+  ek_limit limit;
+  int64_t steps;               /* so far */
+  int64_t end;                 /* when, of the monotonic clock; INT64_MAX for never */
+} ek_vm_guard;
+ek_vm_guard ek_vm_guard_of(const ek_vm *vm);
+int ek_vm_guard_check(ek_vm_guard *guard, const ek_vm *vm, const int32_t *pc);
+
+/* As ek_vm_run, or ek_async_run for a machine that was made so, instruction by instruction and within
+** its limit. 0 or -1. */
+int ek_vm_run_limited(ek_vm *vm);
+
 /* Instructions before the one at 'pc' in its function. */
 int32_t ek_vm_instruction(const ek_vm_function *f, const int32_t *pc);
 

@@ -63,6 +63,7 @@ BUILDS = {
             "test_registry",
             "test_alloc",
             "test_program",
+            "test_limit",
             "test_native",
             "soak",
         ),

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 enum {
-#define EK_OPCODE(name, text, format, operands, meaning) name = EK_OP_##name,
+#define EK_OPCODE(name, text, format, operands, properties, meaning) name = EK_OP_##name,
 #include "vm_opcodes.def"
 #undef EK_OPCODE
 };

@@ -895,10 +895,19 @@ static inline int64_t ek_executable_count(ek_object *executable, int32_t part) {
   return ek_executable_item(executable, part, -1, &count) == 0 ? count.v.i64 : -1;
 }
 
+/* What a run may take. As registered functions, for what is set seldom:
+**   "ek.executable.num_threads"(executable[, n])  threads of a run's loops, at most; 0 as the process
+**   "ek.executable.limit"(executable, steps, nanoseconds)  a run is stopped then; 0 for no limit
+**   "ek.vm.limit"(machine, steps, nanoseconds)  the same of one machine, before that of its executable
+**   "ek.executable.check"(executable, function, arguments...)  refuses what a call would refuse
+** EKIDEN_MAX_STEPS limits the steps of runs that have no other limit. A run that is stopped is a
+** RunLimitError, and its machine is as before. */
+
 /* A virtual machine holds the registers and frames of one caller and is reused call after call: one
 ** caller at a time (a second one gets a RuntimeError). It retains the executable. 'function' is an
 ** index into the globals. Arguments are borrowed: tensors, ints, ADTs; tensors that are not on the
-** device of their parameter, alone or in an array, are copied there. Results are owned; a result
+** device of their parameter, alone or in an array, are copied there. They are held against the types
+** that the function declares: an InputError names the input. Results are owned; a result
 ** that views a constant or an argument keeps that alive. 0 or -1. */
 EK_API int ek_vm_new(ek_object *executable, ek_object **out);
 EK_API int ek_vm_invoke(ek_object *vm, int32_t function, const ek_value *args, int32_t nargs,

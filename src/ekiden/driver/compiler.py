@@ -32,6 +32,7 @@ def compile(
     shape: Shapes | None = None,
     executor: str = "vm",
     bounds: str = "",
+    num_threads: int | None = None,
 ) -> Executable:
     """Compile a model: a path to an ONNX file, its bytes, an onnx.ModelProto, or an IRModule with a
     function `main`.
@@ -47,6 +48,8 @@ def compile(
     `bounds` "check" makes kernels compare every access of a buffer with its extent, and fail with
     a BoundsError that names kernel, buffer, index and extent: to find out what is wrong with one,
     which is many times slower then (docs/targets.md).
+    `num_threads` is how many threads a run has at most (ValueError for what is no number of them);
+    else `runtime.num_threads` says it. No part of the artifact.
     Options and instruments come from the current PassContext.
 
     A model of ONNX that was compiled before, by the same compiler with the same options, is mapped
@@ -56,6 +59,8 @@ def compile(
     """
     made = compile_artifact(model, with_bounds(target, bounds), shape, executor)
     found = made if isinstance(made, runtime.Executable) else runtime.Executable.from_bytes(made)
+    if num_threads is not None:
+        found.num_threads = num_threads
     return Executable(found)
 
 

@@ -64,7 +64,7 @@ class Executable:
         return self._known
 
     def __call__(
-        self, *args: object, out: object = None, **named: object
+        self, *args: object, out: object = None, timeout: object = None, **named: object
     ) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
         """Run `main`. An input or output that is a sequence is a list of tensors, one that is a
         tensor of strings an array of str, a sequence of maps a list of dictionaries.
@@ -72,22 +72,28 @@ class Executable:
         `out` is an array or tensor that the result is copied to, and then what is given back; of
         several outputs a sequence or a mapping by name of such, None for those that are dropped.
 
+        `timeout` is in seconds: the run is stopped then, before its next kernel, with a
+        RunLimitError, and the executable is as it was. Inputs of these two names come first.
+
         Raises InputError for a wrong name, number, dtype, rank or dimension, RunError if the run
         fails.
         """
+        if timeout is not None and "timeout" in self._positions:
+            named, timeout = {**named, "timeout": timeout}, None
         if out is not None:
-            return self._run_into(args, named, out)
-        result = self._run(self._values(args, named))
+            return self._run_into(args, named, out, timeout)
+        result = self._run(self._values(args, named), timeout)
         return result  # type: ignore[return-value]  # also lists, functions and data
 
     def _run_into(
-        self, args: tuple[object, ...], named: dict[str, object], out: object
+        self, args: tuple[object, ...], named: dict[str, object], out: object, timeout: object
     ) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
         """A call with `out`; which is an argument as others where an input has that name."""
         if "out" in self._positions:
-            return self._run(self._values(args, {**named, "out": out}))  # type: ignore[return-value]
+            values = self._values(args, {**named, "out": out})
+            return self._run(values, timeout)  # type: ignore[return-value]
         places = places_of(self.outputs, out)
-        result = self._run(self._values(args, named))
+        result = self._run(self._values(args, named), timeout)
         return write_results(self.outputs, result, places, out)  # type: ignore[return-value]
 
     def bind(self, *args: object, out: object = None, **named: object) -> BoundRun:
@@ -120,9 +126,12 @@ class Executable:
             raise InputError(f"run: {wanted}, got {len(given)}")
         return [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
 
-    def _run(self, values: Sequence[object]) -> object:
+    def _run(self, values: Sequence[object], timeout: object = None) -> object:
         """What `main` gives for them, as Python has it."""
-        result = self._machines.invoke("main", *values)
+        if timeout is None:
+            result = self._machines.invoke("main", *values)
+        else:
+            result = self._machines.invoke_within(timeout, "main", *values)
         if self._gives_objects:
             result = self._with_objects(result)
         if self._gives_functions:
@@ -243,6 +252,18 @@ class Executable:
         language; see ekiden.driver.library.export_library.
         """
         export_library(self.raw, path, cc=cc, options=options)
+
+    @property
+    def num_threads(self) -> int:
+        """How many threads a run has at most, the caller's own with them: what
+        `runtime.num_threads` says, unless it is set. Setting it raises ValueError for what is no
+        number from 1 to 256.
+        """
+        return self.raw.num_threads
+
+    @num_threads.setter
+    def num_threads(self, number: int) -> None:
+        self.raw.num_threads = number
 
     @property
     def target(self) -> str:

@@ -22,16 +22,25 @@ class Reader(Protocol):
         """All that is left of it."""
 
 
-def load(file: PathName | bytes | bytearray | memoryview | Reader) -> Executable:
+def load(
+    file: PathName | bytes | bytearray | memoryview | Reader, *, num_threads: int | None = None
+) -> Executable:
     """An executable from a file that `save` wrote, mapped into memory, or from a library that
     `export_library` wrote; also from the bytes of an artifact, or a file that is open for bytes.
 
-    Raises LoadError for anything else, OSError for a file that cannot be read.
+    `num_threads` is how many threads a run has at most; else `runtime.num_threads` says it.
+
+    Raises LoadError for anything else, OSError for a file that cannot be read, ValueError for what
+    is no number of threads.
     """
     if isinstance(file, (str, os.PathLike)):
-        return Executable(_loaded(Path(file)))
-    data = file if isinstance(file, (bytes, bytearray, memoryview)) else _read(file)
-    return Executable(runtime.Executable.from_bytes(data))
+        raw = _loaded(Path(file))
+    else:
+        data = file if isinstance(file, (bytes, bytearray, memoryview)) else _read(file)
+        raw = runtime.Executable.from_bytes(data)
+    if num_threads is not None:
+        raw.num_threads = num_threads
+    return Executable(raw)
 
 
 def _read(file: object) -> bytes:

@@ -99,6 +99,20 @@ cdef class Executable(Object):
             self._metadata = read_metadata(text, self.source, tables)
         return self._metadata
 
+    @property
+    def num_threads(self):
+        """How many threads a run has at most, the caller's own with them: the process's number,
+        unless another was set. ValueError for what is no number from 1 to 256.
+        """
+        return get_global_func("ek.executable.num_threads")(self) or num_threads()
+
+    @num_threads.setter
+    def num_threads(self, value):
+        number = operator.index(value)
+        if number < 1:
+            raise ValueError(f"num_threads: a number from 1 to 256 expected, got {number}")
+        get_global_func("ek.executable.num_threads")(self, number)
+
     def index(self, name):
         """Number of a function; an unknown name is an InputError that lists the known ones."""
         found = self._names().get(name)
@@ -161,6 +175,19 @@ cdef class VirtualMachine(Object):
         self.executable = executable
         if executor == "async":
             get_global_func("ek.vm.module")(self)["async"](1)
+
+    def limit(self, steps=None, seconds=None):
+        """Stop runs from now on after so many instructions, or so long; None for no limit but that
+        of EKIDEN_MAX_STEPS. Such runs go through the bytecode, also where there is native code.
+
+        A run that reaches it is a RunLimitError. Raises ValueError for what is not positive.
+        """
+        if steps is not None and not 0 < operator.index(steps) < 2**63:
+            raise ValueError(f"steps: a positive number expected, got {steps}")
+        if seconds is not None and not 0 < seconds < 2**33:
+            raise ValueError(f"timeout: a positive number of seconds expected, got {seconds}")
+        nanoseconds = 0 if seconds is None else max(1, int(seconds * 1e9))
+        get_global_func("ek.vm.limit")(self, steps or 0, nanoseconds)
 
     def invoke(self, name, *args):
         """Run a function of the program by its name.

@@ -26,14 +26,31 @@ class Machines:
 
     def invoke(self, name: str, *args: object) -> object:
         """As VirtualMachine.invoke, from any thread."""
-        try:
-            machine = self._idle.pop()
-        except IndexError:
-            machine = VirtualMachine(self.executable, self._executor)
+        machine = self._take()
         try:
             return machine.invoke(name, *args)
         finally:
             self._idle.append(machine)
+
+    def invoke_within(self, seconds: object, name: str, *args: object) -> object:
+        """The same, stopped after so many seconds with a RunLimitError. Raises TypeError and
+        ValueError for what is no positive number.
+        """
+        if not isinstance(seconds, (int, float)):
+            raise TypeError(f"timeout: a number of seconds expected, got {type(seconds).__name__}")
+        machine = self._take()
+        try:
+            machine.limit(seconds=seconds)
+            return machine.invoke(name, *args)
+        finally:
+            machine.limit()
+            self._idle.append(machine)
+
+    def _take(self) -> VirtualMachine:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return VirtualMachine(self.executable, self._executor)
 
 
 @cache

@@ -9,6 +9,8 @@ EKIDEN_MEMORY_LIMIT  most bytes the runtime may hold, such as 500M; read by the 
                      first asks the system for memory (default: no limit)
 EKIDEN_MAX_DEPTH     calls inside each other; read when a virtual machine is made (default:
                      1,000,000)
+EKIDEN_MAX_STEPS     instructions of bytecode that a run may take; read when a virtual machine is
+                     made (default: no limit)
 EKIDEN_COMPILE_JOBS  processes that compile kernels (default: the cores this process may use)
 EKIDEN_DEBUG_DIR     folder for shared libraries with debug lines, and the text the lines are of, of
                      what ekiden.build makes: gdb and perf then name them (default: none are made)

@@ -6,7 +6,8 @@
     │   ├── InputError       an argument has the wrong name, dtype, rank or dimension
     │   ├── IndexRangeError  an index in the data is out of range (also an IndexError)
     │   ├── BoundsError      a kernel accessed a buffer outside its extent (also an IndexError)
-    │   └── MemoryLimitError memory beyond the limit was asked for (also a MemoryError)
+    │   ├── MemoryLimitError memory beyond the limit was asked for (also a MemoryError)
+    │   └── RunLimitError    a run took more steps or time than it may (also a TimeoutError)
     ├── CompileError         a program cannot be compiled
     │   ├── ImportModelError a model file cannot be imported
     │   │   └── UnsupportedError   it uses operators, opsets or attributes Ekiden does not have
@@ -51,6 +52,12 @@ class BoundsError(RunError, IndexError):
 
 class MemoryLimitError(RunError, MemoryError):
     """More memory was asked for than the limit allows; the message names the bytes of all three."""
+
+
+class RunLimitError(RunError, TimeoutError):
+    """A run was stopped at its limit of steps or time; the message names the limit and the function
+    it was in. The program can be run again.
+    """
 
 
 class CompileError(EkidenError):

@@ -18,7 +18,7 @@ import numpy as np
 
 from ekiden.runtime._core import Executable, Module, VirtualMachine, get_global_func, num_threads
 from ekiden.runtime.expression import evaluate
-from ekiden.runtime.opcodes import OPCODES, Opcode
+from ekiden.runtime.opcodes import OPCODES, Opcode, operand_words
 
 MAX_EVENTS = 1 << 22
 """Words of events that are kept of a run; later calls are counted only."""
@@ -469,7 +469,7 @@ def instructions(words: Sequence[int]) -> Iterator[tuple[int, Opcode]]:
         for letter in opcode.format:
             if letter == "n":
                 n = words[at]
-            at += {"R": n, "V": n, "J": n, "L": 2 * n, "I": 2, "t": 3}.get(letter, 1)
+            at += operand_words(letter, n)
 
 
 def tensors(executable: Executable) -> dict[str, tuple[str, int]]:

@@ -32,9 +32,6 @@ CALL_OF_FUNCTION = 24
 CODE, POINTS, CONSTANTS, LINKED = 0, 8, 16, 24
 """Offsets in ek_value, ek_adt, ek_tensor, ek_function and ek_native."""
 
-FRAMES = ("Ret", "Invoke", "InvokeClosure", "InvokeTail", "InvokeClosureTail")
-"""Instructions that make or leave frames: the machine's loop runs them."""
-
 
 @dataclass(slots=True)
 class Program:
@@ -117,7 +114,7 @@ class _FunctionEmitter:
                 is_open = True
             if is_open:  # else nothing leads here
                 is_open = self._instruction(index, instruction)
-            elif instruction.name in FRAMES:
+            elif instruction.has("frames"):
                 self._skip(instruction)
         self._finish()
 
@@ -213,7 +210,7 @@ class _FunctionEmitter:
 
     def _dispatch(self, index: int, instruction: Instruction) -> bool:
         match instruction.name:
-            case name if name in FRAMES:
+            case _ if instruction.has("frames"):
                 return self._leave(instruction)
             case "Goto" | "If" | "Switch":
                 self._jump(index, instruction)
@@ -241,7 +238,7 @@ class _FunctionEmitter:
         b = self.b
         b.effect(f"ret ptr {self._at('%points', 4 * self.place)}")
         self._skip(instruction)
-        if instruction.name not in ("Invoke", "InvokeClosure"):
+        if instruction.has("ends"):
             return False  # nothing comes back from there
         b.start(f"point{self.points}")
         self.resumed.append(self.points)

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph, Node, Output
-from ekiden.backend.vm.encode import KERNEL_CALLS, Instruction, decode, dtype_name
+from ekiden.backend.vm.encode import Instruction, decode, dtype_name
 from ekiden.runtime import Executable, Tensor
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.metadata import ANY_OBJECT, tensor_infos
-
-JUMPS = ("If", "Switch", "Goto", "Fatal", "Invoke", "InvokeClosure", "AllocClosure")
+from ekiden.runtime.opcodes import BY_NAME
 
 
 @dataclass(slots=True)
@@ -149,7 +148,7 @@ class _Reader:
                 if not isinstance(whole, _Tuple):
                     raise CompileError("graph: a field of what is not a tuple made here")
                 registers[dst] = whole.fields[index]
-            case name, (int(number), int(count), tuple(args), *_) if name in KERNEL_CALLS:
+            case _, (int(number), int(count), tuple(args), *_) if instruction.has("kernel"):
                 self.invoke(self.primitives[number], count, args)
             case "ReshapeTensor", (int(dst), int(of), int(shape_register), int(index), int(ndim)):
                 registers[dst] = self.reshape(registers.get(of), shape_register, index, ndim)
@@ -187,9 +186,17 @@ class _Reader:
         return made
 
 
+def _leads_away(name: str) -> bool:
+    """Whether an instruction other than the last one goes, or names, somewhere else."""
+    opcode = BY_NAME[name]
+    has_function = not {*"fF"}.isdisjoint(opcode.format)
+    goes = not {"ends", "frames"}.isdisjoint(opcode.properties)
+    return name != "Ret" and (has_function or goes)
+
+
 def _reason(name: str) -> str:
     """Why there is no graph for a program with an instruction."""
-    if name.removesuffix("Tail") in JUMPS:
+    if _leads_away(name):
         why = "it is not a straight line"
     elif name in ("AllocTensorReg", "ShapeOf", "ReshapeTensor"):
         why = "shapes in it are only known when it runs"
@@ -206,7 +213,7 @@ def read_graph(executable: Executable) -> tuple[Graph, dict[str, Tensor]]:
     """
     _, words = executable.code("main")
     code = decode(words)
-    if jump := next((i.name for i in code if i.name.removesuffix("Tail") in JUMPS), None):
+    if jump := next((i.name for i in code if _leads_away(i.name)), None):
         raise CompileError(_reason(jump))
     reader = _Reader(executable, executable.constants, executable.primitives)
     for register, (name, shape, dtype) in enumerate(_inputs(executable)):

@@ -21,7 +21,7 @@ from ekiden.backend.vm.choices import Choices, Parts
 from ekiden.backend.vm.constants import ConstantPool
 from ekiden.backend.vm.dims import Plan, Stage, is_static, values
 from ekiden.backend.vm.emit import Scope, emit_scope
-from ekiden.backend.vm.encode import KERNEL_CALLS, make
+from ekiden.backend.vm.encode import make
 from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.stages import arguments, sources, stage_kernel
 from ekiden.backend.vm.write import CALL_CLOSURE, Places, Program, VMFunction, write_programs
@@ -492,20 +492,11 @@ def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
     return found
 
 
-MAY_FAIL = frozenset(
-    (*KERNEL_CALLS, "InvokePackedValue", "Invoke", "InvokeClosure", "InvokeClosureTail", "Fatal",
-     "GetField", "GetTag", "If", "Switch", "ReadRef", "WriteRef", "ReadElement")
-)  # fmt: skip
-"""Calls of kernels, and instructions that can fail for what they are given."""
-
-
 def _sources(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
     """Function -> number of each instruction that may fail, and what it was made from."""
     return {
         f.name: [
-            [at, each.source]
-            for at, each in enumerate(f.code)
-            if each.name in MAY_FAIL and each.source
+            [at, each.source] for at, each in enumerate(f.code) if each.has("fails") and each.source
         ]
         for f in functions
     }

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ekiden.backend.vm.encode import KERNEL_CALLS, Instruction, Operand, decode, dtype_name
+from ekiden.backend.vm.encode import Instruction, Operand, decode, dtype_name
 from ekiden.runtime.opcodes import BY_NAME
 
 __all__ = ["disassemble", "disassemble_function", "print_instruction"]
@@ -57,7 +57,7 @@ def print_instruction(instruction: Instruction) -> str:
         name: _SHOW.get(letter, str)(value)
         for name, letter, value in zip(opcode.operands, letters, instruction.operands, strict=True)
     }
-    if instruction.name in KERNEL_CALLS:
+    if instruction.has("kernel"):
         shown |= _inputs_and_outputs(instruction)
     return opcode.text.format(**shown)
 
@@ -114,6 +114,8 @@ def _dtype(value: Operand) -> str:
 _SHOW: dict[str, Callable[[Operand], str]] = {
     "w": _register,
     "r": _register,
+    "e": _register,
+    "E": _register,
     "R": _registers,
     "v": _moved,
     "V": _values,

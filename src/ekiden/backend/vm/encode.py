@@ -12,16 +12,14 @@ from typing import TypeAlias
 
 from ekiden.runtime.dtypes import dtype_code, dtype_name
 from ekiden.runtime.errors import InternalError, LoadError
-from ekiden.runtime.opcodes import BY_NAME, OPCODES, Opcode
+from ekiden.runtime.opcodes import BY_NAME, OPCODES, Opcode, operand_words
 
-__all__ = ["KERNEL_CALLS", "Instruction", "decode", "dtype_code", "dtype_name", "encode", "make"]
+__all__ = ["Instruction", "decode", "dtype_code", "dtype_name", "encode", "make"]
 
 Operand: TypeAlias = int | tuple[int, ...]
 
 LISTS = "RVJL"
 """The letters of operands that are lists, of which an instruction has at most one."""
-KERNEL_CALLS = ("InvokePacked", "InvokePackedScratch")
-"""Instructions that call a primitive with tensors for its results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +36,10 @@ class Instruction:
     def __getitem__(self, operand: str) -> Operand:
         """The operand of that name; ValueError if the instruction has none."""
         return self.operands[BY_NAME[self.name].operands.index(operand)]
+
+    def has(self, property: str) -> bool:
+        """Whether instructions of its kind have a property of runtime/src/vm_opcodes.def."""
+        return property in BY_NAME[self.name].properties
 
 
 def make(name: str, **operands: int | str | Sequence[int]) -> Instruction:
@@ -146,7 +148,7 @@ def _decode_one(opcode: Opcode, words: Sequence[int], at: int) -> tuple[Instruct
     operands: list[Operand] = []
     count = 0
     for letter in opcode.format:
-        length = {"R": count, "V": count, "J": count, "L": 2 * count, "t": 3, "I": 2}.get(letter, 1)
+        length = operand_words(letter, count)
         taken = [_signed(word) for word in words[at : at + length]]
         at += length
         if len(taken) != length:

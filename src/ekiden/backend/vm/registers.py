@@ -25,17 +25,6 @@ from ekiden.runtime.errors import InternalError
 
 __all__ = ["allocate"]
 
-_ENDS = frozenset(("Ret", "Goto", "If", "Switch", "Fatal", "InvokeTail", "InvokeClosureTail"))
-"""What never goes on to the next instruction by itself."""
-_PURE = frozenset(
-    ("Move", "GetField", "GetTag", "LoadConst", "LoadConsti", "AllocADT", "AllocClosure",
-     "AllocRef", "ReadRef")
-)  # fmt: skip
-"""What is not needed where its result is not."""
-_CALLS = frozenset(("Invoke", "InvokeClosure", "InvokePackedValue"))
-_PLAIN = frozenset(("GetTag", "LoadConst", "LoadConsti", "ReadElement"))
-"""Their results hold no memory."""
-
 VIEW, OWNER = 1, 2
 """What a dead value holds: a tensor in memory that others share, or memory of its own."""
 
@@ -91,7 +80,7 @@ class _Liveness:
     def _visit(self, at: int, instruction: Instruction, live: set[int]) -> None:
         """`live` is what is needed after the instruction."""
         written = writes(instruction)
-        if instruction.name in _PURE and live.isdisjoint(written):
+        if instruction.has("pure") and live.isdisjoint(written):
             self.is_needed[at] = False
             return
         mine = dict.fromkeys((*reads(instruction), *written))
@@ -117,7 +106,7 @@ def _reachable(code: Sequence[Instruction]) -> list[bool]:
 
 
 def _never_goes_on(instruction: Instruction) -> bool:
-    return instruction.name in _ENDS
+    return instruction.has("ends")
 
 
 @dataclass(slots=True)
@@ -260,7 +249,7 @@ class _Allocator:
 
     def _kind(self, instruction: Instruction, dying: Sequence[int]) -> int:
         """What the result of an instruction holds."""
-        if instruction.name in _PLAIN:
+        if instruction.has("plain"):
             return 0
         if instruction.name in ("AllocTensor", "AllocTensorReg"):
             return OWNER if instruction["storage"] in dying else VIEW
@@ -270,12 +259,9 @@ class _Allocator:
 
     def _kills(self, instruction: Instruction) -> list[Instruction]:
         """What forgets dead values before an instruction that needs memory or runs long."""
-        if instruction.name not in _CALLS and instruction.name not in (
-            "AllocStorage",
-            "AllocArena",
-        ):
+        if not instruction.has("long") and not instruction.has("allocates"):
             return []
-        least = VIEW if instruction.name in _CALLS else OWNER
+        least = VIEW if instruction.has("long") else OWNER
         found = sorted(place for place in self.dead if self.holds[place] >= least)
         for place in found:
             self.dead.remove(place)

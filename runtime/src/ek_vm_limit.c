@@ -1,0 +1,81 @@
+/* Runs that end in time: after so many instructions, or so long.
+**
+** They go through the stepping loop, which looks at each instruction; the other loops and native code
+** know nothing of limits, and cost nothing for there being some. Code that was compiled runs as its
+** bytecode then, kernels as ever: the clock is read before each call and every so often. */
+#include <stdio.h>
+#include <time.h>
+
+#include "ek_vm_step.h"
+
+enum { BETWEEN = 64 };         /* instructions between two looks at the clock */
+
+static int64_t now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+static int64_t first_of(int64_t own, const int64_t *shared) {
+  return own != 0 ? own : __atomic_load_n(shared, __ATOMIC_RELAXED);
+}
+
+bool ek_vm_has_limit(const ek_vm *vm, ek_limit *out) {
+  const ek_limit *shared = &vm->executable->limit;
+  out->steps = first_of(vm->limit.steps, &shared->steps);
+  if (out->steps == 0) out->steps = vm->max_steps;
+  out->nanoseconds = first_of(vm->limit.nanoseconds, &shared->nanoseconds);
+  return out->steps != 0 || out->nanoseconds != 0;
+}
+
+ek_vm_guard ek_vm_guard_of(const ek_vm *vm) {
+  ek_vm_guard guard = {.end = INT64_MAX};
+  int64_t start = ek_vm_has_limit(vm, &guard.limit) ? now() : 0;
+  if (guard.limit.nanoseconds != 0 && guard.limit.nanoseconds < INT64_MAX - start) {
+    guard.end = start + guard.limit.nanoseconds;
+  }
+  return guard;
+}
+
+static int reached(const ek_vm *vm, const char *limit) {
+  ek_bytes name = vm->function->name;
+  return ek_error("RunLimitError", "run: its limit of %s is reached, in '%.*s'", limit,
+                  (int)(name.size < 200 ? name.size : 200), name.data);
+}
+
+int ek_vm_guard_check(ek_vm_guard *guard, const ek_vm *vm, const int32_t *pc) {
+  char text[40];
+  if (guard->steps++ == guard->limit.steps && guard->limit.steps != 0) {
+    snprintf(text, sizeof text, "%lld steps", (long long)guard->limit.steps);
+    return reached(vm, text);
+  }
+  if (guard->end == INT64_MAX) return 0;
+  bool looks = ek_opcode_has(*pc, EK_KERNEL | EK_LONG | EK_FRAMES) || guard->steps % BETWEEN == 0;
+  if (!looks || now() < guard->end) return 0;
+  snprintf(text, sizeof text, "%g s", (double)guard->limit.nanoseconds * 1e-9);
+  return reached(vm, text);
+}
+
+/* The hook of a run that is stepped for its limit alone. */
+typedef struct stepped {
+  ek_vm_hook hook;
+  ek_vm_guard guard;
+} stepped;
+
+static int before(ek_vm_hook *hook, ek_vm *vm, const int32_t *pc) {
+  return ek_vm_guard_check(&((stepped *)(void *)hook)->guard, vm, pc);
+}
+
+static int after(ek_vm_hook *hook, ek_vm *vm, const int32_t *pc) {
+  (void)hook, (void)vm, (void)pc;
+  return 0;
+}
+
+int ek_vm_run_limited(ek_vm *vm) {
+  stepped run = {{before, after}, ek_vm_guard_of(vm)};
+  if (vm->async != NULL) return ek_async_run(vm, &run.hook);
+  ek_vm_enter_bytecode(vm);
+  ek_vm_stop stop = EK_VM_AT_BREAK;
+  while (stop == EK_VM_AT_BREAK) stop = ek_vm_step(vm, -1, &run.hook);
+  return stop == EK_VM_ENDED ? 0 : -1;
+}
