@@ -152,9 +152,11 @@ static void expect_zeros(reader *r, const unsigned char *from, const unsigned ch
 /* Header and section table --------------------------------------------------------------------- */
 
 static void read_header(reader *r, size_t size, int32_t *n_sections) {
+  if (size != 0 && memcmp(r->at, magic, size < sizeof magic ? size : sizeof magic) != 0) {
+    fail(r, "not an Ekiden executable");
+  }
   if (size < HEADER_SIZE) fail(r, "%d bytes expected, got %zu", HEADER_SIZE, size);
-  const unsigned char *start = take(r, sizeof magic);
-  if (start != NULL && memcmp(start, magic, sizeof magic) != 0) fail(r, "not an Ekiden executable");
+  take(r, sizeof magic);
   uint32_t version = u32(r), order = u32(r);
   if (version != FORMAT_VERSION)
     fail(r, "format version %d expected, got %u", FORMAT_VERSION, version);
