@@ -1,4 +1,5 @@
 /* Global functions by name: an array sorted by name, under one lock. */
+#include "ek_cpu.h"
 #include "ek_vm.h"
 
 typedef struct entry {
@@ -76,6 +77,17 @@ static int pool_trim(void *self, const ek_value *args, int32_t nargs, ek_value *
   (void)nargs;
   (void)ret;
   ek_pool_trim();
+  return 0;
+}
+
+/* (name of an ability) -> whether the processor has it, and the system its registers */
+static int cpu_has(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  ek_bytes name;
+  (void)self;
+  if (nargs != 1 || !ek_string_borrow(&args[0], &name)) {
+    return ek_error("TypeError", "ek.runtime.cpu_has: the name of an ability expected");
+  }
+  *ret = ek_value_int(ek_cpu_has(name.data, name.size));
   return 0;
 }
 
@@ -324,6 +336,7 @@ static const ek_builtin builtins[] = {
     {"ek.registry.names", registry_names},
     {"ek.runtime.allocation_count", allocation_count},
     {"ek.runtime.config_threadpool", config_threadpool},
+    {"ek.runtime.cpu_has", cpu_has},
     {"ek.runtime.memory_limit", memory_limit},
     {"ek.runtime.num_threads", num_threads},
     {"ek.runtime.pool_trim", pool_trim},

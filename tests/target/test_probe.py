@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ekiden.runtime import get_global_func
 from ekiden.target import Cache, Target, probe
-from ekiden.target.features import ARM, FEATURES, RISCV, X86, closure
+from ekiden.target.features import ARM, BY_FLAG, FEATURES, RISCV, X86, closure
 from ekiden.target.processors import CORES, PROCESSORS
 
 pytestmark = pytest.mark.quick
@@ -53,27 +54,36 @@ def test_flags_say_what_a_processor_is_and_the_model_which_of_equals(
     shown: str, vendor: str, family: int, model: int, without: str, expected: str, core: str
 ) -> None:
     info = entry(shown, vendor, family, model, without)
-    processor, found = probe.processor_of(info, X86)
+    present = probe.features_of(info["flags"].split(), X86)
+    processor, found = probe.processor_of(info, X86, present)
     assert (processor.name, found) == (expected, CORES[core])
-    beyond = probe.extra_features(processor, probe.features_of(info, X86))
+    beyond = probe.extra_features(processor, present)
     whole = closure(X86, (*processor.features, *beyond))
     assert {FEATURES[X86, f].flag for f in whole} <= {"", *info["flags"].split()}
 
 
 def test_other_architectures() -> None:
-    info = {
-        "CPU implementer": "0x41",
-        "CPU part": "0xd0c",
-        "Features": "fp asimd asimdhp asimddp asimdrdm",
-    }
-    assert probe.processor_of(info, ARM)[0].name == "neoverse-n1"
-    assert probe.processor_of({"Features": "fp asimd"}, ARM)[0].name == "generic"
-    info = {"isa": "rv64imafdcv_zicsr_zba"}
-    assert probe.processor_of(info, RISCV)[0].name == "generic-rv64"
-    assert probe.extra_features(PROCESSORS["generic-rv64"], probe.features_of(info, RISCV)) == (
-        "v",
-    )
-    assert probe.processor_of({}, X86)[0].name == "x86-64"
+    info = {"CPU implementer": "0x41", "CPU part": "0xd0c"}
+
+    def found(info: dict[str, str], arch: str, flags: str) -> str:
+        return probe.processor_of(info, arch, probe.features_of(flags.split(), arch))[0].name
+
+    assert found(info, ARM, "fp asimd asimdhp asimddp asimdrdm") == "neoverse-n1"
+    assert found(info, ARM, "fp asimd") == found({}, ARM, "fp asimd asimdhp") == "generic"
+    assert found({}, RISCV, "") == "generic-rv64" and found({}, X86, "") == "x86-64"
+    beyond = probe.features_of(["v"], RISCV)
+    assert probe.extra_features(PROCESSORS["generic-rv64"], beyond) == ("v",)
+
+
+def test_the_runtime_says_what_is_there() -> None:
+    arch = probe.architecture()
+    flags = set(probe.own_flags(arch))
+    assert flags <= {flag for of, flag in BY_FLAG if of == arch}
+    assert set(Target.host().needs) == {
+        FEATURES[arch, f].flag for f in probe.features_of(flags, arch)
+    } - {""}
+    with pytest.raises(TypeError, match=r"^ek.runtime.cpu_has: the name of an ability expected$"):
+        get_global_func("ek.runtime.cpu_has")(1)
 
 
 def system(folder: Path, *caches: tuple[int, str, str, str]) -> Path:

@@ -558,6 +558,8 @@ EK_API ek_object *ek_error_take(void);
 **                                             that workers 1, 2, ... keep to, from the first again
 **                                             when it ends; empty: as at first. Callers go where
 **                                             they like
+**   ek.runtime.cpu_has(name)                  1 where the processor has an ability, by its name in
+**                                             /proc/cpuinfo, and the system its registers, else 0
 **   ek.runtime.memory_limit()                 the limit of section 12 in bytes, 0 for none;
 **   ek.runtime.memory_limit(n)                then sets it
 **   ek.runtime.pool_trim()                    as ek_pool_get(1)

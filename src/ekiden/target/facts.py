@@ -41,8 +41,9 @@ class Machine:
 def host() -> Machine:
     """This machine."""
     info, arch = probe.read_cpuinfo(), probe.architecture()
-    processor, core = probe.processor_of(info, arch)
-    extra = probe.extra_features(processor, probe.features_of(info, arch))
+    present = probe.features_of(probe.own_flags(arch), arch)
+    processor, core = probe.processor_of(info, arch, present)
+    extra = probe.extra_features(processor, present)
     found = probe.caches(core, is_guest="hypervisor" in info.get("flags", ""))
     return Machine(processor.name, arch, extra, core, found)
 

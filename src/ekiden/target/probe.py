@@ -5,11 +5,12 @@ in the table of processors.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ekiden.target.features import ARM, BY_FLAG, FEATURES, RISCV, X86, closure
+from ekiden.runtime import get_global_func
+from ekiden.target.features import ARM, BY_FLAG, RISCV, X86, closure
 from ekiden.target.processors import (
     GENERIC,
     MODELS,
@@ -44,12 +45,15 @@ def read_cpuinfo(text: str | None = None) -> dict[str, str]:
     return entry
 
 
-def features_of(info: dict[str, str], arch: str) -> frozenset[str]:
-    """The features that an entry of /proc/cpuinfo shows, by LLVM's names, with the base."""
-    if arch == RISCV:
-        letters = info.get("isa", "").removeprefix("rv64").partition("_")[0]
-        return closure(RISCV, [n for n in letters if (RISCV, n) in FEATURES])
-    flags = info.get("flags", info.get("Features", "")).split()
+def own_flags(arch: str) -> list[str]:
+    """What this machine has of an architecture, as the runtime finds that loads the code: a system
+    that keeps no registers for instructions has none of them, whatever /proc/cpuinfo shows."""
+    has = get_global_func("ek.runtime.cpu_has")
+    return [flag for of, flag in BY_FLAG if of == arch and has(flag)]
+
+
+def features_of(flags: Iterable[str], arch: str) -> frozenset[str]:
+    """The features behind flags of /proc/cpuinfo, by LLVM's names, with the base."""
     found = {BY_FLAG[arch, flag].name for flag in flags if (arch, flag) in BY_FLAG}
     whole = {n for n in found if found.issuperset(closure(arch, (n,)) - closure(arch, ()))}
     return closure(arch, whole)
@@ -83,13 +87,15 @@ def _candidates(info: dict[str, str], arch: str) -> list[Processor]:
     ]
 
 
-def processor_of(info: dict[str, str], arch: str) -> tuple[Processor, Core]:
+def processor_of(
+    info: dict[str, str], arch: str, present: frozenset[str]
+) -> tuple[Processor, Core]:
     """The processor with the most features of those that are there, and the core to count with.
 
     Of equals that which the machine says it is, else the first of the table. A machine that hides
     features of what it says it is counts with that one's core all the same.
     """
-    present, named = features_of(info, arch), _named(info, arch)
+    named = _named(info, arch)
 
     def rank(each: Processor) -> tuple[int, bool]:
         return len(closure(arch, each.features)), each == named
@@ -193,6 +199,7 @@ __all__ = [
     "caches",
     "extra_features",
     "features_of",
+    "own_flags",
     "processor_of",
     "read_cpuinfo",
 ]
