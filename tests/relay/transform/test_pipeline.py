@@ -18,6 +18,7 @@ from ekiden.relay.analysis import verify
 from ekiden.relay.expr import Call, Expr, Function, If, Let, Tuple, TupleGetItem, Var, const, var
 from ekiden.relay.transform import InferType, ManifestAlloc, MemoryPlan
 from ekiden.target import Target
+from long_runs import sizes
 
 TARGET = Target.parse("llvm -mcpu=x86-64-v4")
 PASSES = pipeline(TARGET).passes
@@ -123,32 +124,30 @@ def test_programs_with_explicit_memory_are_well_formed(module: IRModule) -> None
     assert instrument.names[-2:] == ["vm", "MemoryPlan"]
 
 
-LENGTH = 20_000
-"""Twenty times as deep as Python recurses; 100,000 take one to two minutes."""
-
-
-def graph() -> Expr:
+def graph(length: int) -> Expr:
     """A chain of calls, alternately reductions, which end groups, and additions."""
     x: Expr = var("x", tensor_type((2,)))
     at = x
-    for i in range(LENGTH // 2):
+    for i in range(length // 2):
         at = op.add(op.sum(at, axis=(0,), keepdims=True), x if i % 1000 == 0 else const(1.0))
     return Function((x,), at, None)
 
 
-def lets() -> Expr:
+def lets(length: int) -> Expr:
     """A chain of lets, which all use the parameter."""
     x = var("x", tensor_type((2,)))
-    names = [Var(f"v{i}") for i in range(LENGTH)]
+    names = [Var(f"v{i}") for i in range(length)]
     body: Expr = names[-1]
-    for i in reversed(range(LENGTH)):
+    for i in reversed(range(length)):
         body = Let(names[i], op.add(names[i - 1] if i else x, x), body)
     return Function((x,), body, None)
 
 
 @pytest.mark.parametrize("make", [graph, lets])
-def test_long_programs_pass(make: Callable[[], Expr]) -> None:
-    module = InferType()(IRModule({"main": make()}))
+@sizes("length", 5_000, 100_000)
+def test_long_programs_pass(make: Callable[[int], Expr], length: int) -> None:
+    """Deeper than Python recurses."""
+    module = InferType()(IRModule({"main": make(length)}))
     for each in PASSES:
         module = each(module)
     instruction = module["main"].body
