@@ -13,7 +13,6 @@ import onnx
 
 from ekiden.driver.compiler import compile
 from ekiden.driver.executable import Executable
-from ekiden.driver.html import table
 from ekiden.driver.inputs import random_inputs
 from ekiden.driver.loading import load
 from ekiden.frontend.onnx.load import read_model, sorted_nodes
@@ -21,6 +20,7 @@ from ekiden.frontend.onnx.node import describe
 from ekiden.ir.op import Array
 from ekiden.runtime.errors import InputError, RunError
 from ekiden.runtime.files import PathName
+from ekiden.runtime.html import table
 
 __all__ = ["ENGINES", "Comparison", "Tolerance", "Verification", "verify"]
 

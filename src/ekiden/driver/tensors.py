@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ekiden import runtime
-from ekiden.backend.vm.encode import KERNEL_CALLS, Instruction
+from ekiden.backend.vm.encode import Instruction
 from ekiden.backend.vm.operands import reads, writes
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.metadata import tensor_infos
+from ekiden.runtime.opcodes import BY_NAME
 from ekiden.runtime.profile import sources, tensors
 from ekiden.runtime.stepping import Place
 
@@ -57,7 +58,7 @@ def _known(executable: runtime.Executable, name: str, inputs: Sequence[str]) -> 
 
 def _output(instruction: Instruction, number: int) -> int:
     """The register of an output of what an instruction calls."""
-    if instruction.name not in KERNEL_CALLS:
+    if "output_size" not in BY_NAME[instruction.name].operands:  # no call of a kernel
         return writes(instruction)[0]
     arguments, count = instruction["args"], instruction["output_size"]
     assert isinstance(arguments, tuple) and isinstance(count, int)
