@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from ekiden.driver.artifact_cache import ArtifactCache
 from ekiden.driver.artifact_key import request
 from ekiden.driver.executable import Executable
 from ekiden.driver.library import format_of, write_artifact
+from ekiden.ir.pass_context import SIZE, PassContext
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import Bytes
 from ekiden.runtime.errors import CompileError
@@ -38,6 +40,7 @@ def compile(
     executor: str = "vm",
     bounds: str = "",
     num_threads: int | None = None,
+    size: str = "",
     progress: Progress | None = None,
 ) -> Executable:
     """Compile a model: a path to an ONNX file, its bytes, an onnx.ModelProto, or an IRModule with a
@@ -56,6 +59,8 @@ def compile(
     which is many times slower then (docs/targets.md).
     `num_threads` is how many threads a run has at most (ValueError for what is no number of them);
     else `runtime.num_threads` says it. No part of the artifact.
+    `size` "small" keeps weights as large as they are in the model, where the fastest kernels take
+    some in a larger form (`ekiden inspect` shows both figures, docs/cli.md).
     `progress` is called with (kernels done, kernels in all, name of the one just done); without it
     a bar is shown where standard error is a terminal. The logger "ekiden" says what is done and how
     long it takes: INFO each part, DEBUG each pass and kernel.
@@ -66,7 +71,8 @@ def compile(
     Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
     LoadError where this machine cannot run the code; `ekiden compile` writes it all the same.
     """
-    made = compile_artifact(model, with_bounds(target, bounds), shape, executor, progress)
+    with _sized(size):
+        made = compile_artifact(model, with_bounds(target, bounds), shape, executor, progress)
     found = made if isinstance(made, runtime.Executable) else runtime.Executable.from_bytes(made)
     if num_threads is not None:
         found.num_threads = num_threads
@@ -82,6 +88,7 @@ def export(
     executor: str = "vm",
     cc: str | None = None,
     options: Sequence[str] = (),
+    size: str = "",
     progress: Progress | None = None,
 ) -> None:
     """Compile a model and write it as the suffix of `path` says: `.eki`, `.so`, `.o`, `.c`, `.tar`.
@@ -96,9 +103,24 @@ def export(
     if isinstance(model, Executable):
         data: Bytes = late_bound.whole(model.raw)
     else:
-        found = compile_artifact(model, target, shape, executor, progress)
+        with _sized(size):
+            found = compile_artifact(model, target, shape, executor, progress)
         data = found.to_bytes() if isinstance(found, runtime.Executable) else found
     write_artifact(data, path, cc=cc, options=options)
+
+
+SIZES = ("", "small")
+
+
+def _sized(size: str) -> AbstractContextManager[object]:
+    """The current context, with the option for the size of weights."""
+    if size not in SIZES:
+        raise CompileError(f"compile: size 'small' or '' expected, got {size!r}")
+    if not size:
+        return nullcontext()
+    now = PassContext.current()
+    config = {**now.config, SIZE: size}
+    return PassContext(now.opt_level, now.required_pass, now.disabled_pass, now.instruments, config)
 
 
 def compile_artifact(

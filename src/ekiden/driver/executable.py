@@ -277,6 +277,15 @@ class Executable:
         return variants(self.raw.metadata)
 
     @property
+    def weight_bytes(self) -> tuple[int | None, int]:
+        """Bytes of the weights in the model, None where the artifact does not say, and of the
+        constants that its kernels take: some have a larger form, in which they are faster.
+        """
+        known = self.raw.metadata.get("weights")
+        held = sum(c.nbytes for c in self.raw.constants if c is not None)
+        return (known if isinstance(known, int) else None), held
+
+    @property
     def peak_memory(self) -> int | None:
         """The most bytes that the tensors of a run take at once, as the compiler predicts for
         static programs, the working memory of kernels with them; inputs and weights are not

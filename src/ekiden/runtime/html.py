@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from html import escape
 
-__all__ = ["table"]
+__all__ = ["preformatted", "table"]
 
 _CELL = "padding: 0 0.8em; text-align: "
 
@@ -27,3 +27,9 @@ def _row(tag: str, cells: Sequence[object], sides: Sequence[str]) -> str:
     pairs = zip(cells, sides, strict=True)
     made = (f'<{tag} style="{_CELL}{side}">{escape(str(cell))}</{tag}>' for cell, side in pairs)
     return f"<tr>{''.join(made)}</tr>"
+
+
+def preformatted(text: str) -> str:
+    """Text as it stands, in a box that scrolls."""
+    style = "max-height: 40em; overflow: auto"
+    return f'<pre style="{style}">{escape(text)}</pre>'

@@ -10,7 +10,7 @@ from ekiden.driver.commands.options import add_output, add_target, parse_shapes
 from ekiden.driver.compiler import compile_artifact
 from ekiden.driver.library import format_of, write_artifact
 from ekiden.ir.instrument import PassTimingInstrument
-from ekiden.ir.pass_context import PRECISION
+from ekiden.ir.pass_context import PRECISION, SIZE
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.artifact import metadata_of
 from ekiden.runtime.files import check_folder
@@ -35,6 +35,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="compare every access of a buffer with its extent: slow, to find faults of kernels",
     )
+    parser.add_argument(
+        "--size",
+        choices=("small",),
+        default="",
+        help="keep weights as large as they are in the model, for some speed",
+    )
     parser.add_argument("--timing", action="store_true", help="say what took how long")
 
 
@@ -46,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
     shape = parse_shapes(options.shape) or None
     timing = PassTimingInstrument()
     config = {} if options.precision == "float32" else {PRECISION: options.precision}
+    if options.size:
+        config[SIZE] = options.size
     with PassContext(config=config, instruments=[timing] if options.timing else []):
         target = with_bounds(options.target or "llvm", options.bounds)
         found = compile_artifact(options.model, target, shape)

@@ -25,6 +25,7 @@ import numpy as np
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
+from ekiden.ir.pass_context import SIZE
 from ekiden.ir.prim import IntImm
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
@@ -137,7 +138,11 @@ def _known_shape(expr: RelayExpr) -> tuple[int, ...] | None:
 
 
 def _winograd_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int | None:
-    """The side of output tiles if the convolution is to be done by Winograd's method."""
+    """The side of output tiles if the convolution is to be done by Winograd's method, whose weights
+    take up to four times the memory.
+    """
+    if PassContext.current().option(SIZE) == "small":
+        return None
     weight, result = call.args[1], call.checked_type
     assert isinstance(weight, Constant)
     out, channels, *kernel = weight.data.shape
