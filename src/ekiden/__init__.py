@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ekiden.codegen.build import build
-    from ekiden.driver import Executable, compile, export, load
+    from ekiden.driver import Executable, compile, export, load, verify
     from ekiden.error import TVMError
     from ekiden.ir.json import load_json, save_json
     from ekiden.ir.module import IRModule
@@ -99,6 +99,7 @@ __all__ = [
     "structural_equal",
     "structural_hash",
     "tensor",
+    "verify",
 ]
 
 _ERRORS = "ekiden.runtime.errors"
@@ -108,6 +109,7 @@ _HOMES = {
     "compile": "ekiden.driver",
     "export": "ekiden.driver",
     "load": "ekiden.driver",
+    "verify": "ekiden.driver",
     "Executable": "ekiden.driver",
     "IRModule": "ekiden.ir.module",
     "Tensor": "ekiden.runtime",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -13,7 +12,8 @@ from onnx import TensorProto, helper
 from onnx_files import model
 
 from ekiden.cli import main
-from ekiden.driver.commands import doctor, verify
+from ekiden.driver import comparison
+from ekiden.driver.commands import doctor
 
 
 @pytest.fixture
@@ -118,8 +118,8 @@ def test_verify_asks_for_exact_products_of_bytes(tmp_path: Path) -> None:
 def test_verify_names_the_first_node_that_differs(
     onnx_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = verify._by_reference
-    monkeypatch.setattr(verify, "_by_reference", lambda m, f: [2 * a + 1 for a in real(m, f)])
+    real = comparison._by_reference
+    monkeypatch.setattr(comparison, "_by_reference", lambda m, f: [2 * a + 1 for a in real(m, f)])
     args = ["verify", str(onnx_file), "--against", "onnx", "--layers"]
     assert main(args) == 3
     nodes = [n for n in model().graph.node if n.op_type != "Constant"]
@@ -128,7 +128,7 @@ def test_verify_names_the_first_node_that_differs(
 
 
 def test_comparisons() -> None:
-    options = argparse.Namespace(rtol=1e-4, atol=1e-6, of_range=1e-5)
+    tolerance = comparison.Tolerance(rtol=1e-4, atol=1e-6, of_range=1e-5)
     one, nan = np.ones(2, np.float32), np.array([np.nan, 1], np.float32)
     far, long = np.array([1, 1.1], np.float32), np.ones(3, np.float32)
     whole = np.array([1, 2])
@@ -136,7 +136,7 @@ def test_comparisons() -> None:
         (one, one, True), (one, far, False), (nan, nan, True), (nan, one, False),
         (one, long, False), (whole, whole, True), (whole, whole + 1, False), (one, whole, False),
     ]:  # fmt: skip
-        assert verify.compare("node", "t", found, wanted, options).agrees is agrees
+        assert comparison.compare("node", "t", found, wanted, tolerance).agrees is agrees
 
 
 def test_doctor_finds_this_machine_sound(capsys: pytest.CaptureFixture[str]) -> None:

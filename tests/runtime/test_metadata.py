@@ -69,7 +69,8 @@ def refused(tmp_path: Path, text: bytes) -> str:
         (b'{"memory": {"peak": NaN}}', "NaN is no JSON"),
         (b'{"target": "a", "target": "b"}', "a field is there twice"),
         (b'{"maim": {}}', "there is no field 'maim'; there are checks, executor, host_functions, "
-         "kernels, main, memory, producer, sources, target, tensors, variants"),
+         "kernels, main, memory, producer, sources, target, tensors, "
+         "variants, weights"),
         (b'{"executor": "VM"}', "executor: one of 'aot', 'async', 'vm' expected, got 'VM'"),
         (b'{"executor": ["vm"]}', "executor: one of 'aot', 'async', 'vm' expected, got ['vm']"),
         (b'{"memory": {"peak": -1}}',

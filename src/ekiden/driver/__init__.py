@@ -8,15 +8,22 @@ from ekiden.driver.loading import load
 from ekiden.runtime.metadata import TensorInfo
 
 if TYPE_CHECKING:
+    from ekiden.driver.comparison import verify
     from ekiden.driver.compiler import compile, export
 
-__all__ = ["Executable", "TensorInfo", "compile", "export", "load"]
+__all__ = ["Executable", "TensorInfo", "compile", "export", "load", "verify"]
+
+_HOMES = {
+    "compile": "ekiden.driver.compiler",
+    "export": "ekiden.driver.compiler",
+    "verify": "ekiden.driver.comparison",
+}
 
 
 def __getattr__(name: str) -> object:
     """What brings the compiler is imported when first asked for."""
-    if name not in ("compile", "export"):
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module("ekiden.driver.compiler"), name)
+    found: object = getattr(import_module(_HOMES[name]), name)
     globals()[name] = found
     return found

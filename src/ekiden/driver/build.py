@@ -25,8 +25,9 @@ from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay.analysis import shape_conditions
-from ekiden.relay.expr import Function
+from ekiden.relay.expr import Constant, Function
 from ekiden.relay.transform import InferType, NameDimensions
+from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, Dim
 from ekiden.target.virtual_device import Targets, compilation_config
@@ -94,6 +95,7 @@ def compile_model(
     targets = config.primitive_targets
     metadata: dict[str, object] = {
         "executor": executor,
+        "weights": _weight_bytes(module),
         "main": describe(module),
         "producer": f"ekiden {version('ekiden')}",
     }
@@ -148,6 +150,17 @@ def describe(module: IRModule) -> dict[str, object]:
         "outputs": outputs,
         "limits": limits(kinds),
     }
+
+
+def _weight_bytes(module: IRModule) -> int:
+    """Bytes of the constants of a module, each once."""
+    found: dict[int, int] = {}
+    for function in module.functions.values():
+        if isinstance(function, Function):
+            for each in post_order(function, into_functions=True):
+                if isinstance(each, Constant):
+                    found[id(each.data)] = each.data.nbytes
+    return sum(found.values())
 
 
 def limits(kinds: Sequence[Type]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from ekiden.driver.artifact_cache import ArtifactCache
 from ekiden.driver.artifact_key import request
 from ekiden.driver.executable import Executable
 from ekiden.driver.library import format_of, write_artifact
-from ekiden.ir.pass_context import DECISIONS, with_options
+from ekiden.ir.pass_context import DECISIONS, SIZE, with_options
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import Bytes
 from ekiden.runtime.errors import CompileError
@@ -40,6 +40,7 @@ def compile(
     executor: str = "vm",
     bounds: str = "",
     num_threads: int | None = None,
+    size: str = "",
     progress: Progress | None = None,
     decisions: Mapping[str, object] | None = None,
 ) -> Executable:
@@ -59,6 +60,8 @@ def compile(
     which is many times slower then (docs/targets.md).
     `num_threads` is how many threads a run has at most (ValueError for what is no number of them);
     else `runtime.num_threads` says it. No part of the artifact.
+    `size` "small" keeps weights as large as they are in the model, where the fastest kernels take
+    some in a larger form (`ekiden inspect` shows both figures, docs/cli.md).
     `progress` is called with (kernels done, kernels in all, name of the one just done); without it
     a bar is shown where standard error is a terminal. The logger "ekiden" says what is done and how
     long it takes: INFO each part, DEBUG each pass and kernel.
@@ -71,7 +74,7 @@ def compile(
     Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
     LoadError where this machine cannot run the code; `ekiden compile` writes it all the same.
     """
-    with with_options({DECISIONS: dict(decisions)}) if decisions else nullcontext():
+    with _chosen(size, decisions):
         made = compile_artifact(model, with_bounds(target, bounds), shape, executor, progress)
     found = made if isinstance(made, runtime.Executable) else runtime.Executable.from_bytes(made)
     if num_threads is not None:
@@ -88,6 +91,7 @@ def export(
     executor: str = "vm",
     cc: str | None = None,
     options: Sequence[str] = (),
+    size: str = "",
     progress: Progress | None = None,
 ) -> None:
     """Compile a model and write it as the suffix of `path` says: `.eki`, `.so`, `.o`, `.c`, `.tar`.
@@ -102,9 +106,25 @@ def export(
     if isinstance(model, Executable):
         data: Bytes = late_bound.whole(model.raw)
     else:
-        found = compile_artifact(model, target, shape, executor, progress)
+        with _chosen(size):
+            found = compile_artifact(model, target, shape, executor, progress)
         data = found.to_bytes() if isinstance(found, runtime.Executable) else found
     write_artifact(data, path, cc=cc, options=options)
+
+
+SIZES = ("", "small")
+
+
+def _chosen(
+    size: str, decisions: Mapping[str, object] | None = None
+) -> AbstractContextManager[object]:
+    """The current context, with the options for the size of weights and for kernels."""
+    if size not in SIZES:
+        raise CompileError(f"compile: size 'small' or '' expected, got {size!r}")
+    config: dict[str, object] = {SIZE: size} if size else {}
+    if decisions:
+        config[DECISIONS] = dict(decisions)
+    return with_options(config) if config else nullcontext()
 
 
 def compile_artifact(

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Self, overload
+from typing import overload
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from ekiden.runtime.artifact import without_kernels
 from ekiden.runtime.callers import Machines, start
 from ekiden.runtime.errors import ExportError, InputError, RunError
 from ekiden.runtime.files import File, PathName, write_to
+from ekiden.runtime.html import table
 from ekiden.runtime.metadata import (
     ANY_OBJECT,
     MAPS,
@@ -276,6 +277,15 @@ class Executable:
         return variants(self.raw.metadata)
 
     @property
+    def weight_bytes(self) -> tuple[int | None, int]:
+        """Bytes of the weights in the model, None where the artifact does not say, and of the
+        constants that its kernels take: some have a larger form, in which they are faster.
+        """
+        known = self.raw.metadata.get("weights")
+        held = sum(c.nbytes for c in self.raw.constants if c is not None)
+        return (known if isinstance(known, int) else None), held
+
+    @property
     def peak_memory(self) -> int | None:
         """The most bytes that the tensors of a run take at once, as the compiler predicts for
         static programs, the working memory of kernels with them; inputs and weights are not
@@ -342,19 +352,17 @@ class Executable:
         return disassemble(self.raw)
 
     def __reduce__(self) -> tuple[object, ...]:
+        """Pickled and copied as its artifact; `num_threads` is no part of that."""
         return _unpickled, (type(self), bytes(late_bound.whole(self.raw)))
-
-    def __deepcopy__(self, memo: object) -> Self:
-        """Another one of the same program, which none can change; constants that are still waited
-        for are its own.
-        """
-        if late_bound.missing(self.raw):
-            return type(self)(runtime.Executable.from_bytes(self.raw.to_bytes()))
-        return type(self)(self.raw)
 
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
         return f"Executable(({inputs}) -> ({outputs}))"
+
+    def _repr_html_(self) -> str:
+        ports = [("input", i) for i in self.inputs] + [("output", o) for o in self.outputs]
+        rows = [(w, i.name, i.dtype, ", ".join(map(str, i.shape))) for w, i in ports]
+        return table(("", "name", "dtype", "shape"), rows, f"Executable for {self.target}")
 
 
 @cache

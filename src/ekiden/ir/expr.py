@@ -46,6 +46,10 @@ class RelayExpr(Node):
         call = cast(Callable[..., RelayExpr], NODE_TYPES["relay.Call"])
         return call(self, args)
 
+    def show(self, show_meta_data: bool = False) -> None:
+        """Print its text; the elements of constants only if asked for, so that it is short."""
+        print(self.astext(show_meta_data))
+
     def astext(
         self,
         show_meta_data: bool = True,

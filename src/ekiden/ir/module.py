@@ -174,6 +174,10 @@ class IRModule:
         """Whether both are one object."""
         return self is other
 
+    def show(self, show_meta_data: bool = False) -> None:
+        """Print its text; the elements of constants only if asked for, so that it is short."""
+        print(self.astext(show_meta_data))
+
     def astext(
         self,
         show_meta_data: bool = True,

@@ -102,6 +102,12 @@ PRECISION = register_option(
     "",
     'the type that operands of dense layers are rounded to: "bfloat16", or "" for none',
 )
+SIZE = register_option(
+    "relay.AlterOpLayout.size",
+    str,
+    "",
+    'of weights: "small" keeps them as large as they are in the model, "" takes what is fastest',
+)
 KEEP_OUTPUT = register_option(
     "relay.ToMixedPrecision.keep_orig_output_dtype",
     bool,

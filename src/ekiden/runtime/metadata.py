@@ -211,6 +211,7 @@ _METADATA = _record(
         "sources": _map_of(_list_of(_pair_of(_size, _text))),
         "target": _text,
         "tensors": _map_of(_pair_of(_text, _size)),
+        "weights": _size,
         "variants": _list_of(_text, least=1),
     },
 )

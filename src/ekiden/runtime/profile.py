@@ -18,6 +18,7 @@ import numpy as np
 
 from ekiden.runtime._core import Executable, Module, VirtualMachine, get_global_func, num_threads
 from ekiden.runtime.expression import evaluate
+from ekiden.runtime.html import table
 from ekiden.runtime.opcodes import OPCODES, Opcode, operand_words
 
 MAX_EVENTS = 1 << 22
@@ -259,6 +260,10 @@ class Report:
 
     def __str__(self) -> str:
         return self.table()
+
+    def _repr_html_(self) -> str:
+        rows = [*map(self.cells, self.rows()), self.sums()]
+        return table(HEADS, rows, numbers=frozenset(range(len(HEADS))) - TEXTS)
 
 
 HEADS = ("kernel", "source", "calls", "us", "share", "GFLOP/s", "GB/s", "of peak", "arguments")

@@ -16,6 +16,7 @@ from ekiden.ir.expr import BaseFunc, RelayExpr
 from ekiden.ir.node import Node, binding, ignored, node
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.span import Span
+from ekiden.runtime.html import preformatted
 from ekiden.tir.expr import Buffer
 
 
@@ -224,6 +225,9 @@ class PrimFunc(BaseFunc):
         """
         del show_meta_data, annotate, show_spans
         return type(self).script_printer(self)
+
+    def _repr_html_(self) -> str:
+        return preformatted(self.astext())
 
     def script(self) -> str:
         """`astext()`, by TVM's name."""

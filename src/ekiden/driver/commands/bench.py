@@ -14,9 +14,10 @@ from ekiden.driver.commands.options import (
     count,
     open_executable,
     positive,
-    random_inputs,
     read_arrays,
+    sizes,
 )
+from ekiden.driver.inputs import random_inputs
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     if options.threads is not None:
         runtime.num_threads(options.threads)
     executable = open_executable(options.file)
-    feed = random_inputs(executable, options.dim, read_arrays(options.input))
+    feed = random_inputs(executable, sizes(options.dim), read_arrays(options.input))
     for _ in range(3):
         executable(**feed)
     times: list[float] = []

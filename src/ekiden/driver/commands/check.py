@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 from ekiden.backend.vm.compile import host_functions
 from ekiden.backend.vm.pipeline import optimize
-from ekiden.driver.commands.options import add_dims, pairs, tried_sizes
+from ekiden.driver.commands.options import add_dims, sizes
+from ekiden.driver.inputs import tried_sizes
 from ekiden.frontend.onnx import Survey, from_onnx, survey
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm
@@ -59,16 +60,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _dims(found: Survey, texts: list[str]) -> dict[str, int]:
-    given = pairs(texts, "SYMBOL=4")
-    unknown = [n for n in given if n not in found.dimensions]
-    if unknown:
-        there = ", ".join(found.dimensions) or "none"
-        raise InputError(f"read a dimension: expected SYMBOL=4 with a symbol of: {there}")
-    wrong = [(n, v) for n, v in given.items() if not v.isdigit() or int(v) == 0]
-    if wrong:
-        name, value = wrong[0]
-        raise InputError(f"read a dimension: expected a number above 0 for '{name}', got '{value}'")
-    return {n: int(given.get(n, 1)) for n in found.dimensions}
+    given = sizes(texts)
+    if unknown := [n for n in given if n not in found.dimensions]:
+        there = ", ".join(f"'{n}'" for n in found.dimensions) or "none"
+        raise InputError(f"read a dimension: no symbol is named '{unknown[0]}'; there are {there}")
+    return {n: given.get(n, 1) for n in found.dimensions}
 
 
 def _figures(file: str, found: Survey, dims: dict[str, int], texts: list[str]) -> dict[str, object]:
@@ -80,13 +76,13 @@ def _figures(file: str, found: Survey, dims: dict[str, int], texts: list[str]) -
     """
     module = InferType()(from_onnx(file))
     note = ""
-    for sizes in tried_sizes(dims, pairs(texts, "SYMBOL=4")):
+    for bound in tried_sizes(dims, sizes(texts)):
         try:
-            measured = _measured(file, found, sizes, module)
+            measured = _measured(file, found, bound, module)
         except CompileError as error:
             note = note or str(error)
             continue
-        dims.update(sizes)
+        dims.update(bound)
         return measured
     return {"flops": None, "activation_bytes": None, "note": note}
 

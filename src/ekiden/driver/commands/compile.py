@@ -16,7 +16,7 @@ from ekiden.driver.commands.options import (
 from ekiden.driver.compiler import compile_artifact
 from ekiden.driver.library import format_of, write_artifact
 from ekiden.ir.instrument import PassTimingInstrument
-from ekiden.ir.pass_context import PRECISION
+from ekiden.ir.pass_context import PRECISION, SIZE
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.artifact import metadata_of
 from ekiden.runtime.files import check_folder
@@ -42,6 +42,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="compare every access of a buffer with its extent: slow, to find faults of kernels",
     )
     add_decisions(parser)
+    parser.add_argument(
+        "--size",
+        choices=("small",),
+        default="",
+        help="keep weights as large as they are in the model, for some speed",
+    )
     parser.add_argument("--timing", action="store_true", help="say what took how long")
 
 
@@ -55,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
     config = decisions_config(options)
     if options.precision != "float32":
         config[PRECISION] = options.precision
+    if options.size:
+        config[SIZE] = options.size
     with PassContext(config=config, instruments=[timing] if options.timing else []):
         target = with_bounds(options.target or "llvm", options.bounds)
         found = compile_artifact(options.model, target, shape)

@@ -14,10 +14,11 @@ from ekiden.driver.commands.options import (
     FILE,
     add_dims,
     open_executable,
-    random_inputs,
     read_arrays,
+    sizes,
 )
 from ekiden.driver.executable import Executable
+from ekiden.driver.inputs import random_inputs
 from ekiden.driver.tensors import find_tensor
 from ekiden.runtime import Tensor
 from ekiden.runtime.errors import EkidenError, InputError
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     executable = open_executable(options.file)
     prompt = Prompt(executable)
     if options.state is None:
-        feed = random_inputs(executable, options.dim, read_arrays(options.input))
+        feed = random_inputs(executable, sizes(options.dim), read_arrays(options.input))
         prompt.stepper.start("main", *(feed[info.name] for info in executable.inputs))
     else:
         prompt.stepper.load_state(options.state)

@@ -92,6 +92,9 @@ def _check_usage(options: argparse.Namespace) -> None:
 
 def _print_bytecode(executable: ekiden.Executable) -> None:
     print(executable.disassemble())
+    in_model, in_file = executable.weight_bytes
+    if in_model is not None:
+        print(f"Weights: {in_model} bytes in the model, {in_file} as the kernels take them")
     if executable.peak_memory is not None:
         print(f"Peak memory of a run: {executable.peak_memory} bytes, inputs and weights aside")
     if len(executable.variants) > 1:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from math import prod
-from types import MappingProxyType
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import numpy as np
@@ -15,16 +12,13 @@ import numpy as np
 import ekiden
 from ekiden.driver.executable import Executable
 from ekiden.driver.library import FORMATS
-from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import DECISIONS
-from ekiden.runtime.errors import InputError, MemoryLimitError, RunError
+from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import named
-from ekiden.runtime.memory import free_memory
-from ekiden.runtime.metadata import Dim, TensorInfo
+from ekiden.runtime.metadata import Dim
 
 Number = TypeVar("Number", int, float)
-_NONE: Mapping[str, Array] = MappingProxyType({})
 FILE = "an artifact that `ekiden compile` wrote, or a model to compile first"
 """The help of an argument that `open_executable` takes."""
 
@@ -59,6 +53,16 @@ def pairs(texts: Iterable[str], example: str) -> dict[str, str]:
             raise InputError(f"read an argument: '{name}' is given twice")
         found[name] = value
     return found
+
+
+def sizes(texts: Iterable[str]) -> dict[str, int]:
+    """`--dim batch=4`, ... by name. Raises InputError for what is no number above 0."""
+    found = pairs(texts, "SYMBOL=4")
+    for name, value in found.items():
+        if not value.isdigit() or int(value) == 0:
+            wanted = f"a number above 0 for '{name}'"
+            raise InputError(f"read a dimension: expected {wanted}, got '{value}'")
+    return {name: int(value) for name, value in found.items()}
 
 
 def add_dims(parser: argparse.ArgumentParser) -> None:
@@ -188,80 +192,3 @@ def _read_array(name: str, path: str) -> Array:
     if not isinstance(array, np.ndarray):
         raise InputError(f"input '{name}': expected one array in '{path}', got an archive")
     return array
-
-
-TRIED = (8, 64, 256, 512)
-"""Sizes of a dimension that is not given, where 1 is too small for the model."""
-
-
-def tried_sizes(dims: Mapping[str, int], given: Container[str]) -> Iterator[dict[str, int]]:
-    """These dimensions; then with one of those not given larger."""
-    yield dict(dims)
-    for size in TRIED:
-        for name in dims:
-            if name not in given:
-                yield {**dims, name: size}
-
-
-def random_inputs(
-    executable: Executable, dims: Iterable[str], arrays: Mapping[str, Array] = _NONE
-) -> dict[str, Array]:
-    """Random arrays for every input that is not among `arrays`. Symbols are bound by `dims`
-    ("batch=4"), else 1; where the model does not run with 1, one of them grows until it does, if
-    it does.
-
-    Raises InputError for what is no dimension.
-    """
-    found = pairs(dims, "SYMBOL=4")
-    unknown = [name for name in arrays if name not in {i.name for i in executable.inputs}]
-    if unknown:
-        there = ", ".join(f"'{i.name}'" for i in executable.inputs)
-        raise InputError(f"no input is named '{unknown[0]}'; there are {there}")
-    names = [d for info in executable.inputs for d in info.shape if isinstance(d, str)]
-    given = {n: _size(n, v, set(names)) for n, v in found.items()}
-    feeds: list[dict[str, Array]] = []
-    for bound in tried_sizes(dict.fromkeys(names, 1) | given, given):
-        rng = np.random.default_rng(0)
-        _check_memory([i for i in executable.inputs if i.name not in arrays], bound)
-        feeds.append({i.name: _random(i, bound, rng) for i in executable.inputs} | dict(arrays))
-        with suppress(InputError, RunError):
-            executable(**feeds[-1])
-            return feeds[-1]
-    return feeds[0]
-
-
-def _size(name: str, value: str, symbols: set[str]) -> int:
-    if name not in symbols:
-        there = ", ".join(sorted(f"'{s}'" for s in symbols)) or "none"
-        raise InputError(f"read a dimension: no symbol is named '{name}'; there are {there}")
-    if not value.isdigit() or int(value) == 0:
-        raise InputError(f"read a dimension: expected a number above 0 for '{name}', got '{value}'")
-    return int(value)
-
-
-def _check_memory(infos: Sequence[TensorInfo], bound: Mapping[str, int]) -> None:
-    """Raise MemoryLimitError where inputs of these sizes take more memory than is free."""
-    free = free_memory()
-    if free is None:
-        return
-    shapes = {i.name: [bound[d] if isinstance(d, str) else d for d in i.shape] for i in infos}
-    sizes = {i.name: prod(shapes[i.name]) * to_numpy(i.dtype).itemsize for i in infos}
-    needed = sum(sizes.values())
-    if needed > free:
-        name = max(sizes, key=lambda n: sizes[n])
-        raise MemoryLimitError(
-            f"random inputs: {_gigabytes(needed)} of memory asked for, most by input '{name}' of "
-            f"shape {tuple(shapes[name])}; {_gigabytes(free)} are free"
-        )
-
-
-def _gigabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e9:,.1f} GB"
-
-
-def _random(info: TensorInfo, bound: dict[str, int], rng: np.random.Generator) -> Array:
-    shape = [d if isinstance(d, int) else bound[d] for d in info.shape]
-    dtype = to_numpy(info.dtype)
-    if dtype.kind in "iub":
-        return rng.integers(0, 2, shape).astype(dtype)
-    return rng.random(shape).astype(dtype)

@@ -12,9 +12,10 @@ from ekiden.driver.commands.options import (
     add_dims,
     count,
     open_executable,
-    random_inputs,
     read_arrays,
+    sizes,
 )
+from ekiden.driver.inputs import random_inputs
 from ekiden.runtime.files import write_text
 from ekiden.runtime.profile import HEADS, TEXTS, Report
 
@@ -36,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Profile one run; print a table and write what is asked for."""
     executable = open_executable(options.file)
-    feed = random_inputs(executable, options.dim, read_arrays(options.input))
+    feed = random_inputs(executable, sizes(options.dim), read_arrays(options.input))
     report = executable.profile(*(feed[info.name] for info in executable.inputs))
     _print(report, not options.calls, options.top, options.long)
     for path, text in ((options.json, report.json()), (options.trace, report.trace())):
