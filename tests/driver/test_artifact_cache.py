@@ -41,9 +41,9 @@ class Compiles:
         self.count = 0
         self._real = build.compile_model
 
-    def __call__(self, *args: object) -> build.Compiled:
+    def __call__(self, *args: object, **named: object) -> build.Compiled:
         self.count += 1
-        return self._real(*args)  # type: ignore[arg-type]
+        return self._real(*args, **named)  # type: ignore[arg-type]
 
 
 @pytest.fixture
