@@ -266,7 +266,8 @@ def plot(rows: Sequence[Record], layers: Sequence[Record], path: Path) -> None:
     )
     for axis, count in zip(axes, threads, strict=False):
         _peers(axis, [row for row in rows if row["threads"] == count])
-        axis.set_title(f"time of a peer / ours, {count} thread{'s' * (count > 1)}")
+        threads_text = f"{count} thread{'s' * (count > 1)}"
+        axis.set_title(f"time of a peer / ours, {threads_text}: higher is better")
     _shares(axes[-1], layers)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
@@ -275,14 +276,42 @@ def plot(rows: Sequence[Record], layers: Sequence[Record], path: Path) -> None:
 def _peers(axis: Axis, rows: Sequence[Record]) -> None:
     names = [row["model"] for row in rows]
     engines = list(dict.fromkeys(e for row in rows for e in row["engines"]))[1:]
-    for engine, mark in zip(engines, "os^v", strict=False):
-        figures = [row["engines"].get(engine, {}) for row in rows]
-        ratios = [f.get("speedup", float("nan")) if agrees(f) else float("nan") for f in figures]
-        axis.plot(ratios, names, mark, label=engine)
+    found = {engine: [_ratio(row, engine) for row in rows] for engine in engines}
+    known = [ratio for ratios in found.values() for ratio in ratios if ratio is not None]
+    ticks = ratio_ticks(min([1.0, *known]), max([1.0, *known]))
     axis.axvline(1, color="gray", linewidth=0.8)
+    for number, (engine, mark) in enumerate(zip(engines, "os^v", strict=False)):
+        ratios = [float("nan") if ratio is None else ratio for ratio in found[engine]]
+        (points,) = axis.plot(ratios, names, mark, label=engine)
+        failed = [name for name, ratio in zip(names, found[engine], strict=True) if ratio is None]
+        at = ticks[0] / 1.06 ** (number + 1)  # beside the scale, a column for each engine
+        label = f"{engine} fails or differs"
+        if failed:
+            axis.plot([at] * len(failed), failed, "x", color=points.get_color(), label=label)
     axis.set_xscale("log")
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+    axis.grid(axis="x", linewidth=0.3)
     axis.invert_yaxis()
-    axis.legend()
+    axis.legend(fontsize="small")
+
+
+def _ratio(row: Record, engine: str) -> float | None:
+    """How many times as long an engine takes; None where it fails or its result differs."""
+    figures = row["engines"].get(engine, {})
+    return figures.get("speedup") if agrees(figures) else None
+
+
+RATIOS = (0.1, 0.2, 0.5, 0.8, 1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 100)
+
+
+def ratio_ticks(low: float, high: float) -> list[float]:
+    """Ticks from the last that is no higher than the lowest ratio to the first no lower than the
+    highest.
+    """
+    first = max((n for n, tick in enumerate(RATIOS) if tick <= low), default=0)
+    last = min((n for n, tick in enumerate(RATIOS) if tick >= high), default=len(RATIOS) - 1)
+    return list(RATIOS[first : last + 1])
 
 
 def _shares(axis: Axis, layers: Sequence[Record]) -> None:
@@ -293,7 +322,7 @@ def _shares(axis: Axis, layers: Sequence[Record]) -> None:
         heavy = [row for row in mine if row["bound"] == "flops"]
         shares = sorted((100 * row["share"] for row in heavy), reverse=True)
         axis.plot(np.linspace(0, 100, len(shares)), shares, label=model, linewidth=1)
-    axis.set_title("products and convolutions: % of the peak, best first")
+    axis.set_title("products and convolutions: % of the peak, higher is better")
     axis.set_xlabel("% of the layers of a model")
     axis.set_ylim(0, 105)
     if 0 < len(by_model) <= 12:

@@ -1,5 +1,7 @@
 """benchmarks/report.py: what a kernel loses against its limit, and the page of results."""
 
+from __future__ import annotations
+
 import importlib.util
 import sys
 from pathlib import Path
@@ -59,6 +61,58 @@ def test_losses_are_printed_worst_first(
     report.show(found, 2)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" bytes ")[1].split()[0] for line in lines[1:]] == ["m2", "m1"]
+
+
+def test_ticks_are_where_the_points_are(report: ModuleType) -> None:
+    assert report.ratio_ticks(1.0, 3.1) == [1, 1.2, 1.5, 2, 3, 4]
+    assert report.ratio_ticks(0.6, 1.0) == [0.5, 0.8, 1]
+    assert report.ratio_ticks(0.01, 1000)[::17] == [0.1, 100]
+
+
+def test_the_picture_says_what_is_better_and_who_failed(report: ModuleType, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install ekiden[docs]")
+    engines = {"ekiden": {"ms": 1.0}, "other": {"ms": 2.0, "speedup": 2.0}, "third": {"error": "x"}}
+    rows = [{"model": "a", "threads": 1, "engines": engines}]
+    report.plot(rows, [], tmp_path / "picture.svg")
+    text = (tmp_path / "picture.svg").read_text()
+    assert "time of a peer / ours, 1 thread: higher is better" in text
+    assert "third fails or differs" in text
+    assert all(f">{tick}</text>" in text for tick in ("1", "1.2", "1.5", "2"))
+    assert "10^" not in text
+
+
+def test_the_picture_draws_what_it_says(report: ModuleType) -> None:
+    """Where there is no matplotlib too."""
+    drawn = _Drawn()
+    other = {"ekiden": {"ms": 1.0}, "other": {"ms": 2.0, "speedup": 2.0}, "third": {"error": "x"}}
+    report._peers(drawn, [{"model": "a", "threads": 1, "engines": other}])
+    assert [(mark, list(names), label) for _, names, mark, label in drawn.plots if names] == [
+        ("o", ["a"], "other"),
+        ("s", ["a"], "third"),
+        ("x", ["a"], "third fails or differs"),
+    ]
+    assert drawn.ticks == [1, 1.2, 1.5, 2]
+
+
+class _Drawn:
+    """What is asked of a picture of matplotlib."""
+
+    def __init__(self) -> None:
+        self.plots: list[tuple[object, list[str], str, str]] = []
+        self.ticks: list[float] = []
+
+    def plot(self, x: object, names: list[str], mark: str, **given: str) -> tuple[_Drawn]:
+        self.plots.append((x, names, mark, given["label"]))
+        return (self,)
+
+    def get_color(self) -> str:
+        return "black"
+
+    def set_xticks(self, ticks: list[float], labels: list[str]) -> None:
+        self.ticks = ticks
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *_, **__: None
 
 
 def test_the_page_has_a_row_per_model_and_a_table_per_threads(report: ModuleType) -> None:
