@@ -183,8 +183,6 @@ static const struct {
   {"ek_op_" #name, (ek_address)ek_op_##name},
 #include "vm_opcodes.def"
 #undef EK_OPCODE
-    {"ek_native_choose", (ek_address)ek_native_choose},
-    {"ek_object_release", (ek_address)ek_object_release},
     {"ek_call_packed", (ek_address)ek_call_packed},
     {"ek_kernel_error", (ek_address)ek_kernel_error},
     {"ek_kernel_error_values", (ek_address)ek_kernel_error_values},
@@ -195,6 +193,8 @@ static const struct {
     {"memcpy", (ek_address)memcpy},
     {"memmove", (ek_address)memmove},
     {"memset", (ek_address)memset},
+    {"ek_native_choose", (ek_address)ek_native_choose},
+    {"ek_object_release", (ek_address)ek_object_release},
 };
 
 ek_address ek_service(const char *name) {

@@ -19,7 +19,8 @@ from ekiden.driver.build import compile_to_bytes
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.runtime import cpu, late_bound
-from ekiden.runtime.artifact import Section, read_sections
+from ekiden.runtime.artifact import read_sections
+from ekiden.runtime.layout import Section
 from ekiden.target import Target, probe
 from ekiden.target.features import FEATURES
 from ekiden.target.virtual_device import compilation_config

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import ekiden
-from ekiden.frontend.onnx.trees import Question, forest
+from ekiden.frontend.onnx.trees import Questions, forest
 from ekiden.frontend.onnx.unsupported import Unsupported
 from ekiden.runtime.errors import UnsupportedError
 from onnx_runtime import run_onnx_runtime
@@ -277,16 +277,23 @@ def test_tree_ensemble_with_sets() -> None:
           )  # fmt: skip
 
 
-def test_a_tree_that_is_none() -> None:
-    def ask(yes: int, no: int) -> Question:
-        return Question("LEQ", 0, (0.0,), 0, yes, no)
+def asked(yes: Sequence[int], no: Sequence[int]) -> Questions:
+    """Nodes that ask whether feature 0 is at most 0."""
+    zeros, ones = np.zeros(len(yes), np.int64), np.ones(len(yes), np.int64)
+    targets = np.array(yes), np.array(no)
+    return Questions(zeros, zeros, zeros.astype(np.float32), ones, zeros, *targets)
 
+
+def test_a_tree_that_is_none() -> None:
+    root = np.array([0])
     with pytest.raises(Unsupported, match="a tree has a cycle"):
-        forest({0: ask(1, -1), 1: ask(0, -1)}, [0], 1, np.float32)
+        forest(asked([1, 0], [-1, -1]), root, 1, np.float32)
     with pytest.raises(Unsupported, match="a node 7 that is not there"):
-        forest({0: ask(7, -1)}, [0], 1, np.float32)
-    deep = {n: ask(n + 1 if n < 20_000 else -1, -1) for n in range(20_001)}
-    assert forest(deep, [0], 1, np.float32).depth == 20_001
+        forest(asked([7], [-1]), root, 1, np.float32)
+    with pytest.raises(Unsupported, match="a node 1 that is not there"):
+        forest(asked([-1], [-1]), np.array([1]), 1, np.float32)
+    deep = asked([*range(1, 20_001), -1], [-1] * 20_001)
+    assert forest(deep, root, 1, np.float32).depth == 20_001
     with pytest.raises(UnsupportedError, match="must be of one length"):
         attributes = {**random_trees(["LEQ"]), **leaves("target", 1, 0), "target_ids": [0]}
         ekiden.compile(model_of("TreeEnsembleRegressor", X, 1, 3, attributes))

@@ -20,7 +20,8 @@ from ekiden.backend.vm.encode import make
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.ir.prim import SizeVar
 from ekiden.relay import op
-from ekiden.runtime.artifact import Part, Section, read_sections, write_sections
+from ekiden.runtime.artifact import Part, read_sections, write_sections
+from ekiden.runtime.layout import Section
 from ekiden.runtime.profile import sources
 
 Json = Any

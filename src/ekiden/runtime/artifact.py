@@ -6,10 +6,10 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
+from ekiden.runtime.layout import Section
 from ekiden.runtime.metadata import read_metadata
 
 MAGIC = b"\x89EKIDEN\n"
@@ -26,19 +26,6 @@ _CONSTANT = struct.Struct("<BBHI")
 
 Bytes = bytes | memoryview
 Pieces = list[Bytes]
-
-
-class Section(IntEnum):
-    """What a section holds; they stand in the file in this order."""
-
-    GLOBALS = 1
-    CONSTANTS = 2
-    PRIMITIVES = 3
-    CODE = 4
-    IMAGE = 5
-    METADATA = 6
-    DEVICES = 7
-    TYPES = 8
 
 
 @dataclass(frozen=True, slots=True)

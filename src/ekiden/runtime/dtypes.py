@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from ekiden.runtime.errors import InternalError
+from ekiden.runtime.layout import DTypeCode
 
-KINDS = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}
+KINDS = {
+    name: int(DTypeCode[name.upper()])
+    for name in ("int", "uint", "float", "bfloat", "complex", "bool")
+}
 SMALL_FLOATS = {
-    "float8_e4m3fn": (10, 8),
-    "float8_e4m3fnuz": (11, 8),
-    "float8_e5m2": (12, 8),
-    "float8_e5m2fnuz": (13, 8),
-    "float8_e8m0fnu": (14, 8),
-    "float4_e2m1fn": (17, 4),
+    "float8_e4m3fn": (int(DTypeCode.FLOAT8_E4M3FN), 8),
+    "float8_e4m3fnuz": (int(DTypeCode.FLOAT8_E4M3FNUZ), 8),
+    "float8_e5m2": (int(DTypeCode.FLOAT8_E5M2), 8),
+    "float8_e5m2fnuz": (int(DTypeCode.FLOAT8_E5M2FNUZ), 8),
+    "float8_e8m0fnu": (int(DTypeCode.FLOAT8_E8M0FNU), 8),
+    "float4_e2m1fn": (int(DTypeCode.FLOAT4_E2M1FN), 4),
 }
 """Floats whose name says more than their bits: (code, bits)."""
 _KIND_NAMES = {code: name for name, code in KINDS.items()}

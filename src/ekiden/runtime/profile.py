@@ -19,12 +19,12 @@ import numpy as np
 from ekiden.runtime._core import Executable, Module, VirtualMachine, get_global_func, num_threads
 from ekiden.runtime.expression import evaluate
 from ekiden.runtime.html import table
+from ekiden.runtime.layout import Event
 from ekiden.runtime.opcodes import OPCODES, Opcode, operand_words
 
 MAX_EVENTS = 1 << 22
 """Words of events that are kept of a run; later calls are counted only."""
 
-_CALL, _ENTER, _LEAVE = range(3)
 _DTYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
@@ -359,12 +359,12 @@ class _Reader:
         open_frames: list[tuple[str, int]] = []
         at = 0
         while at < len(words):
-            if words[at] == _CALL:
+            if words[at] == Event.CALL:
                 call, at = self._call(words, at + 1)
                 calls.append(call)
                 continue
             name, time = self.functions[words[at + 1]], words[at + 2]
-            if words[at] == _ENTER:
+            if words[at] == Event.ENTER:
                 open_frames.append((name, time))
             elif open_frames:
                 frames.append((*open_frames.pop(), time))

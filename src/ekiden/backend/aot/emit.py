@@ -18,19 +18,14 @@ from ekiden.backend.aot.facts import Fact, Facts, after, at_entry
 from ekiden.backend.vm.encode import Instruction, Operand, encode
 from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen.llvm.builder import Builder, Module
+from ekiden.runtime import layout
 from ekiden.runtime.errors import InternalError
+from ekiden.runtime.layout import DLTensor, Native, Tensor, TypeIndex, Value
 from ekiden.target import Target
 
 PREFIX = "vm2:"
 """Of the names of native functions: the version of what they know of the runtime."""
 NATIVE_WORDS = 2
-VALUE_SIZE, PAYLOAD = 16, 8
-INT, BOOL, OBJECT, ADT, TENSOR = 1, 2, 64, 129, 70
-ADT_TAG = 24
-TENSOR_SHAPE = 48
-CALL_OF_FUNCTION = 24
-CODE, POINTS, CONSTANTS, LINKED = 0, 8, 16, 24
-"""Offsets in ek_value, ek_adt, ek_tensor, ek_function and ek_native."""
 
 
 @dataclass(slots=True)
@@ -129,7 +124,7 @@ class _FunctionEmitter:
             "  %ret = alloca [2 x i64], align 16",
             "  store i64 0, ptr %ret, align 8",
             "  %code = load ptr, ptr %native, align 8",
-            f"  %points.at = getelementptr i8, ptr %native, i64 {POINTS}",
+            f"  %points.at = getelementptr i8, ptr %native, i64 {Native.POINTS}",
             "  %points = load ptr, ptr %points.at, align 8",
             f"  switch i32 %point, label %start [ {resume} ]",
             "start:",
@@ -155,7 +150,7 @@ class _FunctionEmitter:
     # registers
 
     def _address(self, register: int, offset: int = 0) -> str:
-        return self._at("%R", VALUE_SIZE * register + offset)
+        return self._at("%R", Value.BYTES * register + offset)
 
     def _at(self, base: str, offset: int) -> str:
         return self.b.value(f"getelementptr i8, ptr {base}, i64 {offset}") if offset else base
@@ -164,7 +159,7 @@ class _FunctionEmitter:
         return self.b.value(f"load i32, ptr {self._address(register)}, align 8")
 
     def _payload(self, register: int, kind: str = "i64") -> str:
-        return self.b.value(f"load {kind}, ptr {self._address(register, PAYLOAD)}, align 8")
+        return self.b.value(f"load {kind}, ptr {self._address(register, Value.V)}, align 8")
 
     def _fact(self, register: int) -> Fact:
         """What is known; at worst that it may be an object."""
@@ -182,7 +177,7 @@ class _FunctionEmitter:
         old, thing = self._type(register), self._payload(register, "ptr")
         self._store(register, head, payload)
         release, done = b.fresh("release"), b.fresh("done")
-        b.branch_if(b.value(f"icmp sge i32 {old}, {OBJECT}"), release, done)
+        b.branch_if(b.value(f"icmp sge i32 {old}, {TypeIndex.OBJECT}"), release, done)
         b.start(release)
         self._service("ek_object_release", "void", "ptr")
         b.effect(f"call void @ek_object_release(ptr {thing})")
@@ -191,7 +186,7 @@ class _FunctionEmitter:
 
     def _store(self, register: int, head: str, payload: str) -> None:
         self.b.effect(f"store i64 {head}, ptr {self._address(register)}, align 8")
-        self.b.effect(f"store i64 {payload}, ptr {self._address(register, PAYLOAD)}, align 8")
+        self.b.effect(f"store i64 {payload}, ptr {self._address(register, Value.V)}, align 8")
 
     def _retain(self, thing: str) -> None:
         self.b.effect(f"atomicrmw add ptr {thing}, i64 1 monotonic")
@@ -224,7 +219,7 @@ class _FunctionEmitter:
             case "KillRegister":
                 self._set(_int(instruction["dst"]), "0", "0")
             case "LoadConsti":
-                self._set(_int(instruction["dst"]), str(INT), str(instruction["value"]))
+                self._set(_int(instruction["dst"]), str(TypeIndex.INT), str(instruction["value"]))
             case "LoadConst":
                 self._load_constant(instruction)
             case "InvokePacked":
@@ -287,7 +282,7 @@ class _FunctionEmitter:
             return
         kind = b.value(f"trunc i64 {head} to i32")
         retain, done = b.fresh("retain"), b.fresh("done")
-        b.branch_if(b.value(f"icmp sge i32 {kind}, {OBJECT}"), retain, done)
+        b.branch_if(b.value(f"icmp sge i32 {kind}, {TypeIndex.OBJECT}"), retain, done)
         b.start(retain)
         self._retain(thing)
         b.branch(done)
@@ -295,12 +290,12 @@ class _FunctionEmitter:
 
     def _load_constant(self, instruction: Instruction) -> None:
         b = self.b
-        table = b.value(f"load ptr, ptr {self._at('%native', CONSTANTS)}, align 8")
+        table = b.value(f"load ptr, ptr {self._at('%native', Native.CONSTANTS)}, align 8")
         place = self._at(table, 8 * _int(instruction["const_index"]))
         thing = b.value(f"load ptr, ptr {place}, align 8")
         self._retain(thing)
         bits = b.value(f"ptrtoint ptr {thing} to i64")
-        self._set(_int(instruction["dst"]), str(TENSOR), bits)
+        self._set(_int(instruction["dst"]), str(TypeIndex.TENSOR), bits)
 
     # jumps
 
@@ -332,7 +327,8 @@ class _FunctionEmitter:
     def _is_plain(self, register: int) -> str:
         b = self.b
         kind = self._type(register)
-        return b.value(f"icmp ult i32 {b.value(f'sub i32 {kind}, {INT}')}, {BOOL - INT + 1}")
+        above = b.value(f"sub i32 {kind}, {TypeIndex.INT}")
+        return b.value(f"icmp ult i32 {above}, {TypeIndex.BOOL - TypeIndex.INT + 1}")
 
     def _choose(self, index: int, labels: list[str]) -> None:
         """Let the machine execute a jump, and follow it."""
@@ -348,9 +344,11 @@ class _FunctionEmitter:
         b = self.b
         value = _int(instruction["value"])
         fast, slow = b.fresh("fast"), b.fresh("slow")
-        b.branch_if(b.value(f"icmp eq i32 {self._type(value)}, {ADT}"), fast, slow)
+        b.branch_if(b.value(f"icmp eq i32 {self._type(value)}, {TypeIndex.ADT}"), fast, slow)
         b.start(fast)
-        tag = b.value(f"load i32, ptr {self._at(self._payload(value, 'ptr'), ADT_TAG)}, align 8")
+        tag = b.value(
+            f"load i32, ptr {self._at(self._payload(value, 'ptr'), layout.ADT.TAG)}, align 8"
+        )
         cases = " ".join(f"i32 {i}, label %{label}" for i, label in enumerate(labels[:-1]))
         b.effect(f"switch i32 {tag}, label %{labels[-1]} [ {cases} ]")
         b.start(slow)
@@ -383,9 +381,9 @@ class _FunctionEmitter:
         for i, register in enumerate(args):
             head = b.value(f"load i64, ptr {self._address(register)}, align 8")
             payload = self._payload(register)
-            b.effect(f"store i64 {head}, ptr {self._at('%args', VALUE_SIZE * i)}, align 8")
+            b.effect(f"store i64 {head}, ptr {self._at('%args', Value.BYTES * i)}, align 8")
             b.effect(
-                f"store i64 {payload}, ptr {self._at('%args', VALUE_SIZE * i + PAYLOAD)}, align 8"
+                f"store i64 {payload}, ptr {self._at('%args', Value.BYTES * i + Value.V)}, align 8"
             )
         self._call(index, _int(instruction["packed_index"]), len(args))
         b.branch(done)
@@ -396,7 +394,7 @@ class _FunctionEmitter:
         b.start(done)
 
     def _is_tuple(self, register: int) -> str:
-        return self.b.value(f"icmp eq i32 {self._type(register)}, {ADT}")
+        return self.b.value(f"icmp eq i32 {self._type(register)}, {TypeIndex.ADT}")
 
     def _has_elements(self, register: int, empty: str) -> bool:
         """Jump to `empty` where a tensor has no elements; False where that is known."""
@@ -406,7 +404,7 @@ class _FunctionEmitter:
             return False
         if -1 in shape:
             tensor = self._payload(register, "ptr")
-            dims = b.value(f"load ptr, ptr {self._at(tensor, TENSOR_SHAPE)}, align 8")
+            dims = b.value(f"load ptr, ptr {self._at(tensor, Tensor.DL + DLTensor.SHAPE)}, align 8")
             found = "false"
             for axis in range(len(shape)):
                 dim = b.value(f"load i64, ptr {self._at(dims, 8 * axis)}, align 8")
@@ -424,9 +422,9 @@ class _FunctionEmitter:
             call = f'call i32 @"{name}"(ptr null, ptr %args, i32 {count}, ptr %ret)'
             self._check(index, b.value(call))
             return
-        table = b.value(f"load ptr, ptr {self._at('%native', LINKED)}, align 8")
+        table = b.value(f"load ptr, ptr {self._at('%native', Native.LINKED)}, align 8")
         function = b.value(f"load ptr, ptr {self._at(table, 8 * primitive)}, align 8")
-        code = b.value(f"load ptr, ptr {self._at(function, CALL_OF_FUNCTION)}, align 8")
+        code = b.value(f"load ptr, ptr {self._at(function, layout.Function.CALL)}, align 8")
         b.effect("store i64 0, ptr %ret, align 8")
         call = f"call i32 {code}(ptr {function}, ptr %args, i32 {count}, ptr %ret)"
         status = b.value(call)

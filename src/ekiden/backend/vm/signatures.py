@@ -25,14 +25,13 @@ from ekiden.ir.prim import (
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.runtime.dtypes import dtype_code
+from ekiden.runtime.layout import DimWord, TypeLimit, TypeWord
 
-ANY, TENSOR, TUPLE = 0, 1, 2
 ANY_DIM = -(2**63)
-MAX_NESTING, MAX_STACK = 16, 16
 NO_LIMIT = 2**63 - 1
-CONST, SYMBOL = 0, 1
-_OPERATIONS: dict[type[PrimExpr], int] = {
-    Add: 2, Sub: 3, Mul: 4, FloorDiv: 5, FloorMod: 6, Min: 7, Max: 8,
+_OPERATIONS: dict[type[PrimExpr], DimWord] = {
+    Add: DimWord.ADD, Sub: DimWord.SUB, Mul: DimWord.MUL, FloorDiv: DimWord.FLOORDIV,
+    FloorMod: DimWord.FLOORMOD, Min: DimWord.MIN, Max: DimWord.MAX,
 }  # fmt: skip
 
 
@@ -83,10 +82,12 @@ class _Symbols:
             at, is_open = stack.pop()
             match at:
                 case IntImm(value=value):
-                    words += (CONST, value)
+                    words += (DimWord.CONST, value)
                 case Var():
-                    words += (SYMBOL, self.number(at))
-                case BinaryExpr(a=a, b=b) if type(at) in _OPERATIONS and len(stack) < MAX_STACK:
+                    words += (DimWord.SYMBOL, self.number(at))
+                case BinaryExpr(a=a, b=b) if (
+                    type(at) in _OPERATIONS and len(stack) < TypeLimit.STACK
+                ):
                     if is_open:
                         words.append(_OPERATIONS[type(at)])
                     else:
@@ -97,17 +98,17 @@ class _Symbols:
 
 
 def _type_words(kind: Type, symbols: _Symbols, depth: int) -> list[int]:
-    """Recursive: deeper than MAX_NESTING, anything is taken."""
+    """Recursive: deeper than the limit of nesting, anything is taken."""
     match kind:
         case TensorType(shape=shape, dtype=dtype):
             code, bits, _ = dtype_code(dtype)
             dims = [_dim_word(dim, symbols) for dim in shape]
-            return [TENSOR, code | bits << 8, len(dims), *dims]
-        case TupleType(fields=fields) if depth + 1 < MAX_NESTING:
+            return [TypeWord.TENSOR, code | bits << 8, len(dims), *dims]
+        case TupleType(fields=fields) if depth + 1 < TypeLimit.NESTING:
             inner = [_type_words(each, symbols, depth + 1) for each in fields]
-            return [TUPLE, len(inner), *(word for words in inner for word in words)]
+            return [TypeWord.TUPLE, len(inner), *(word for words in inner for word in words)]
         case _:
-            return [ANY]
+            return [TypeWord.ANY]
 
 
 def _dim_word(dim: PrimExpr, symbols: _Symbols) -> int:

@@ -15,11 +15,11 @@ from ekiden.runtime.artifact import (
     Constant,
     Part,
     Pieces,
-    Section,
     write_constants,
     write_sections,
 )
 from ekiden.runtime.errors import InternalError
+from ekiden.runtime.layout import Section
 
 __all__ = [
     "CALL_CLOSURE",

@@ -1,8 +1,5 @@
 """The packed entry of a kernel: checks its arguments, binds symbolic dimensions, and unpacks
 addresses.
-
-Offsets are those of runtime.h: ek_value (type index, payload at 8), ek_tensor (DLTensor at 24),
-ek_dltensor.
 """
 
 from __future__ import annotations
@@ -14,12 +11,11 @@ from ekiden.codegen.llvm.debug import FunctionLines
 from ekiden.codegen.llvm.statement import StatementEmitter, function_text
 from ekiden.ir.prim import SizeVar, Var
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.layout import DLTensor, Tensor, TypeIndex, Value
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
 
 PARAMETERS = "ptr %self, ptr %args, i32 %nargs, ptr %ret"
-VALUE_SIZE, PAYLOAD, TENSOR_INDEX, POINTER_INDEX, TENSOR_DL = 16, 8, 70, 7, 24
-DL_DATA, DL_NDIM, DL_DTYPE, DL_SHAPE, DL_STRIDES, DL_OFFSET = 0, 16, 20, 24, 32, 40
 
 
 class EntryEmitter(StatementEmitter):
@@ -57,34 +53,40 @@ class EntryEmitter(StatementEmitter):
         """Check that argument i is a tensor of the right type and rank; returns the address of its
         shape."""
         b, name = self.b, argument_label(func, i, buffer)
-        index = self.field("%args", i * VALUE_SIZE, "i32")
-        is_object = b.value(f"icmp eq i32 {index}, {TENSOR_INDEX}")
-        is_pointer = b.value(f"icmp eq i32 {index}, {POINTER_INDEX}")
+        index = self.field("%args", i * Value.BYTES, "i32")
+        is_object = b.value(f"icmp eq i32 {index}, {TypeIndex.TENSOR}")
+        is_pointer = b.value(f"icmp eq i32 {index}, {TypeIndex.DLTENSOR_PTR}")
         self.check(
             b.value(f"or i1 {is_object}, {is_pointer}"), "TypeError", f"{name} must be a tensor"
         )
-        payload = self.field("%args", i * VALUE_SIZE + PAYLOAD, "ptr")
-        inner = b.value(f"getelementptr i8, ptr {payload}, i64 {TENSOR_DL}")
+        payload = self.field("%args", i * Value.BYTES + Value.V, "ptr")
+        inner = b.value(f"getelementptr i8, ptr {payload}, i64 {Tensor.DL}")
         tensor = b.value(f"select i1 {is_object}, ptr {inner}, ptr {payload}")
-        rank = self.field(tensor, DL_NDIM, "i32")
+        rank = self.field(tensor, DLTensor.NDIM, "i32")
         right = b.value(f"icmp eq i32 {rank}, {len(buffer.shape)}")
         self.check(right, "ValueError", f"{name} must have {len(buffer.shape)} dimensions")
         right = b.value(
-            f"icmp eq i32 {self.field(tensor, DL_DTYPE, 'i32')}, {dtype_word(buffer.dtype)}"
+            f"icmp eq i32 {self.field(tensor, DLTensor.DTYPE, 'i32')}, {dtype_word(buffer.dtype)}"
         )
         self.check(right, "TypeError", f"{name} must have dtype {buffer.dtype}")
         if buffer.shape and not buffer.strides:
             self.check(self.is_compact(tensor, len(buffer.shape)), "ValueError", gaps(name))
-        data, offset = self.field(tensor, DL_DATA, "ptr"), self.field(tensor, DL_OFFSET, "i64")
+        data, offset = (
+            self.field(tensor, DLTensor.DATA, "ptr"),
+            self.field(tensor, DLTensor.BYTE_OFFSET, "i64"),
+        )
         self.pointers[buffer] = b.value(f"getelementptr i8, ptr {data}, i64 {offset}")
-        return self.field(tensor, DL_SHAPE, "ptr")
+        return self.field(tensor, DLTensor.SHAPE, "ptr")
 
     def is_compact(self, tensor: Operand, rank: int) -> Operand:
         """Whether the elements lie in row-major order without gaps: `strides` is NULL, or what the
         shape makes them; those of dimensions of 1 and of empty tensors do not matter.
         """
         b = self.b
-        shape, strides = self.field(tensor, DL_SHAPE, "ptr"), self.field(tensor, DL_STRIDES, "ptr")
+        shape, strides = (
+            self.field(tensor, DLTensor.SHAPE, "ptr"),
+            self.field(tensor, DLTensor.STRIDES, "ptr"),
+        )
         absent = b.value(f"icmp eq ptr {strides}, null")
         place = b.value(f"select i1 {absent}, ptr {shape}, ptr {strides}")  # may be read, any case
         fits, empty, expected = "true", "false", "1"

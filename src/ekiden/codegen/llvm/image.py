@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from ekiden.codegen.llvm import elf
 from ekiden.codegen.llvm.relocation import ARCHITECTURES, X86_64, Reference
 from ekiden.runtime.errors import InternalError, LoadError
+from ekiden.runtime.layout import SERVICES
 from ekiden.runtime.opcodes import OPCODES
 from ekiden.target import Target
 
@@ -28,24 +29,10 @@ MAGIC = b"EKIMG\0"
 VERSION = 1
 PAGE = 4096
 HEADER = struct.Struct("<6sBBIIQQQQ")
-SERVICES = (
-    "ek_call_packed",
-    "ek_kernel_error",
-    "ek_kernel_error_values",
-    "ek_parallel_for",
-    "ek_value_drop",
-    "ek_workspace_alloc",
-    "ek_workspace_free",
-    "memcpy",
-    "memmove",
-    "memset",
-)
-"""What the runtime gives to compiled code, beside a call site for each name behind CALL_SITE."""
 CALL_SITE = "packed:"
-MACHINE = frozenset(
-    ("ek_native_choose", "ek_object_release", *(f"ek_op_{opcode.name}" for opcode in OPCODES))
-)
-"""What the virtual machine gives to native code of its functions."""
+"""Before the name of a function for which code has a call site."""
+MACHINE = frozenset(f"ek_op_{opcode.name}" for opcode in OPCODES)
+"""What the virtual machine gives to native code of its functions, beside the services."""
 
 
 @dataclass(frozen=True, slots=True)

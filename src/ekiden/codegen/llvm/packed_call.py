@@ -18,11 +18,12 @@ from ekiden.codegen.llvm.types import memory_type
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, const
 from ekiden.runtime.errors import InternalError
+from ekiden.runtime.layout import DeviceType, DLTensor, TypeIndex, Value
 from ekiden.tir.expr import BufferAddress
 
-INT, BOOL, FLOAT, OPAQUE, DLTENSOR, RAW_STR = 1, 2, 3, 4, 7, 8
-"""Type indices of runtime.h."""
-CPU = 1
+WORD = 8
+VALUE, PAYLOAD = Value.BYTES // WORD, Value.V // WORD
+"""Words of a value, and the one with its payload."""
 
 
 class PackedCallEmitter(ExpressionEmitter):
@@ -42,13 +43,13 @@ class PackedCallEmitter(ExpressionEmitter):
         if not isinstance(name, StringImm):
             raise InternalError(f"llvm: call_packed: expected a name first, got {name!r}")
         values = [self.packed_value(a) for a in e.args[1:]]
-        arguments = self.words(2 * len(values))
+        arguments = self.words(VALUE * len(values))
         for n, (kind, payload) in enumerate(values):
-            self.put(arguments, 2 * n, f"i64 {kind}")
-            self.put(arguments, 2 * n + 1, payload)
-        result = self.words(2)
+            self.put(arguments, VALUE * n, f"i64 {kind}")
+            self.put(arguments, VALUE * n + PAYLOAD, payload)
+        result = self.words(VALUE)
         self.put(result, 0, "i64 0")
-        self.put(result, 1, "i64 0")
+        self.put(result, PAYLOAD, "i64 0")
         given = f"ptr {arguments}, i32 {len(values)}, ptr {result}"
         status = b.value(f"call i32 {self.callee(e.op, name.value)}, {given})")
         b.touch_memory()
@@ -82,16 +83,16 @@ class PackedCallEmitter(ExpressionEmitter):
     def packed_value(self, a: PrimExpr) -> tuple[int, str]:
         """(type index, typed payload) of an argument."""
         if isinstance(a, StringImm):
-            return RAW_STR, f"ptr {self.module.string(a.value)}"
+            return TypeIndex.RAW_STR, f"ptr {self.module.string(a.value)}"
         if isinstance(a, BufferAddress):
-            return DLTENSOR, f"ptr {self.tensor(a)}"
+            return TypeIndex.DLTENSOR_PTR, f"ptr {self.tensor(a)}"
         if dt.lanes(a.dtype) > 1:
             raise InternalError(f"llvm: call_packed: an argument is a vector: {a!r}")
         if a.dtype == "handle":
-            return OPAQUE, f"ptr {self.value(a)}"
+            return TypeIndex.OPAQUE_PTR, f"ptr {self.value(a)}"
         if dt.is_float(a.dtype):
-            return FLOAT, f"double {emit_cast(self.b, self.value(a), a.dtype, 'float64')}"
-        kind = BOOL if a.dtype == "bool" else INT
+            return TypeIndex.FLOAT, f"double {emit_cast(self.b, self.value(a), a.dtype, 'float64')}"
+        kind = TypeIndex.BOOL if a.dtype == "bool" else TypeIndex.INT
         return kind, f"i64 {emit_cast(self.b, self.value(a), a.dtype, 'int64')}"
 
     def tensor(self, a: BufferAddress) -> Operand:
@@ -109,25 +110,30 @@ class PackedCallEmitter(ExpressionEmitter):
             given = buffer.strides[axis] if buffer.strides else step
             self.put(strides, axis, f"i64 {self.value(given)}")
             step = step * buffer.shape[axis]
-        made = self.words(6)
-        self.put(made, 0, f"ptr {data}")
-        self.put(made, 1, f"i64 {CPU}")
-        self.put(made, 2, f"i64 {len(extents) | dtype_word(buffer.dtype) << 32}")
-        self.put(made, 3, f"ptr {shape}")
-        self.put(made, 4, f"ptr {strides}")
-        self.put(made, 5, "i64 0")
+        made = self.words(DLTensor.BYTES // WORD)
+        shift = 8 * (DLTensor.DTYPE - DLTensor.NDIM)
+        rank_and_dtype = len(extents) | dtype_word(buffer.dtype) << shift
+        for offset, word in (
+            (DLTensor.DATA, f"ptr {data}"),
+            (DLTensor.DEVICE, f"i64 {DeviceType.CPU}"),
+            (DLTensor.NDIM, f"i64 {rank_and_dtype}"),
+            (DLTensor.SHAPE, f"ptr {shape}"),
+            (DLTensor.STRIDES, f"ptr {strides}"),
+            (DLTensor.BYTE_OFFSET, "i64 0"),
+        ):
+            self.put(made, offset // WORD, word)
         return made
 
     def result(self, slot: Operand, dtype: str) -> Operand:
         """The value a call has left, whose object, if it is one, is dropped."""
         b = self.b
         kind = b.value(f"load i32, ptr {slot}, align 8")
-        payload = b.pure(f"getelementptr i64, ptr {slot}, i64 1")
+        payload = b.pure(f"getelementptr i64, ptr {slot}, i64 {PAYLOAD}")
         whole = b.value(f"load i64, ptr {payload}, align 8")
         number = b.value(f"load double, ptr {payload}, align 8")
         self.module.declare("ek_value_drop", "void", ["ptr"])
         b.effect(f"call void @ek_value_drop(ptr {slot})")
-        is_float = b.value(f"icmp eq i32 {kind}, {FLOAT}")
+        is_float = b.value(f"icmp eq i32 {kind}, {TypeIndex.FLOAT}")
         if dt.is_float(dtype):
             value = b.select(is_float, "float64", number, emit_cast(b, whole, "int64", "float64"))
             return emit_cast(b, value, "float64", dtype)

@@ -11,7 +11,7 @@ import onnx
 
 from ekiden.frontend.onnx.function_body import has_function
 from ekiden.frontend.onnx.load import Functions, key_of, subgraphs, versions_of
-from ekiden.frontend.onnx.node import Row, describe, read_attribute
+from ekiden.frontend.onnx.node import Row, check_kind, describe, read_attribute
 from ekiden.frontend.onnx.registry import TABLE
 from ekiden.frontend.onnx.unsupported import Unsupported
 from ekiden.runtime.errors import UnsupportedError
@@ -111,14 +111,15 @@ def _attribute_problems(node: onnx.NodeProto, row: Row, version: int) -> list[st
     problems = [f"attribute {n!r} is missing" for n in _required(node, version) if n not in given]
     for each in node.attribute:
         try:
-            value = read_attribute(each)
+            check_kind(each)
         except Unsupported as error:
             problems.append(str(error))
             continue
         if each.name not in supported and not _is_default(node, each, version):
             choice = f"supported are {', '.join(supported)}" if supported else "it has none"
             problems.append(f"unknown attribute {each.name!r}; {choice}")
-        elif each.name in row.values and value not in row.values[each.name]:
+        elif each.name in row.values and read_attribute(each) not in row.values[each.name]:
+            value = read_attribute(each)
             allowed = ", ".join(map(repr, row.values[each.name]))
             problems.append(f"attribute {each.name!r} must be one of {allowed}, got {value!r}")
     return problems

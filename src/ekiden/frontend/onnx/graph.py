@@ -15,7 +15,7 @@ from ekiden.frontend.onnx.converters.text import convert_text
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.function_body import body, defined_by
 from ekiden.frontend.onnx.load import Functions, key_of, names_read, sorted_nodes
-from ekiden.frontend.onnx.node import Node, Result, Row, describe, read_attribute
+from ekiden.frontend.onnx.node import Attributes, Node, Result, Row, describe
 from ekiden.frontend.onnx.scope import Scope, field_types, with_span
 from ekiden.frontend.onnx.shape_value import evaluate, fold, followed
 from ekiden.frontend.onnx.text_value import has_text, text_constant
@@ -181,7 +181,7 @@ class Graph:
         node = Node(
             proto,
             version,
-            {a.name: read_attribute(a) for a in proto.attribute},
+            Attributes(proto.attribute),
             inputs,
             self.shared.scope,
             lambda graph: Graph(graph, self.shared, self, versions),

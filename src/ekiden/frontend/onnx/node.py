@@ -4,7 +4,8 @@ what is unsupported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol, TypeAlias
 
@@ -88,9 +89,61 @@ def read_attribute(proto: onnx.AttributeProto) -> Attribute:
             return proto.g
         case kinds.TYPE_PROTO:
             return proto.tp
-    raise Unsupported(
-        f"attribute {proto.name!r} has the unsupported kind {kinds.AttributeType.Name(proto.type)}"
-    )
+    check_kind(proto)
+    raise AssertionError(f"attribute {proto.name!r} has a kind that cannot be read")
+
+
+def check_kind(proto: onnx.AttributeProto) -> None:
+    """Raise Unsupported for sparse tensors, lists of graphs and the like."""
+    if proto.type not in KINDS:
+        name = onnx.AttributeProto.AttributeType.Name(proto.type)
+        raise Unsupported(f"attribute {proto.name!r} has the unsupported kind {name}")
+
+
+_KIND = onnx.AttributeProto
+KINDS = (
+    _KIND.INT, _KIND.FLOAT, _KIND.STRING, _KIND.INTS, _KIND.FLOATS, _KIND.STRINGS, _KIND.TENSOR,
+    _KIND.GRAPH, _KIND.TYPE_PROTO,
+)  # fmt: skip
+"""The kinds of attributes that can be read."""
+
+
+class Attributes(Mapping[str, Attribute]):
+    """The attributes of a node, each read when it is asked for: lists may have millions of
+    elements, which `array` gives without a Python object for each.
+    """
+
+    def __init__(self, protos: Iterable[onnx.AttributeProto]) -> None:
+        self._protos = {a.name: a for a in protos}
+        self._read: dict[str, Attribute] = {}
+
+    def __getitem__(self, name: str) -> Attribute:
+        if name not in self._read:
+            self._read[name] = read_attribute(self._protos[name])
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._protos
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._protos)
+
+    def __len__(self) -> int:
+        return len(self._protos)
+
+    def array(self, name: str) -> Array:
+        """A list of numbers; of strings, as bytes."""
+        proto, kinds = self._protos[name], onnx.AttributeProto
+        match proto.type:
+            case kinds.INTS:
+                return np.array(proto.ints, np.int64)
+            case kinds.FLOATS:
+                return np.array(proto.floats, np.float32)
+        return np.array(self[name])
+
+    def strings(self, name: str) -> Iterable[bytes]:
+        """A list of strings as they are held."""
+        return self._protos[name].strings  # type: ignore[no-any-return]
 
 
 class Body(Protocol):
@@ -207,6 +260,41 @@ class Node:
             self._bad(name, "a list of strings", found)
         return tuple(v for v in found if isinstance(v, str))
 
+    def int_array(self, name: str) -> Array:
+        """A list of integers, of any length, as an array; an empty one if it is absent."""
+        return self._list(name, "a list of integers", np.int64)
+
+    def float_array(self, name: str) -> Array:
+        """A list of floats, of any length, as an array; an empty one if it is absent."""
+        return self._list(name, "a list of floats", np.float32)
+
+    def _list(self, name: str, expected: str, dtype: type) -> Array:
+        if name not in self._attributes:
+            return np.zeros(0, dtype)
+        given = self._attributes
+        found = given.array(name) if isinstance(given, Attributes) else np.array(given[name])
+        if found.ndim != 1 or (found.size and found.dtype != dtype):
+            self._bad(name, expected, self._attributes[name])
+        return found.astype(dtype, copy=False)
+
+    def string_numbers(self, name: str, numbers: Mapping[str, int]) -> Array:
+        """A list of strings, of any length, as the numbers that a table has for them. Raises
+        Unsupported naming one that it has not.
+        """
+        given = self._attributes
+        words: Iterable[bytes]
+        if isinstance(given, Attributes) and name in given:
+            words = given.strings(name)
+        else:
+            words = [w.encode() for w in self.get_strings(name)]
+        table = {word.encode(): number for word, number in numbers.items()}
+        try:
+            return np.fromiter(map(table.__getitem__, words), np.int64)
+        except KeyError as error:
+            word = error.args[0].decode("utf-8", "replace")
+            allowed = ", ".join(map(repr, numbers))
+            return self.unsupported(f"{name!r} must hold {allowed}, got {word!r}")
+
     def get_tensor(self, name: str) -> Array | None:
         """A tensor attribute, or None."""
         found = self._attributes.get(name)
@@ -220,7 +308,7 @@ class Node:
         return self._nest(found)
 
     def _bad(self, name: str, expected: str, found: object) -> NoReturn:
-        came = "nothing" if found is None else repr(found)
+        came = "nothing" if found is None else reprlib.repr(found)
         raise Unsupported(f"attribute {name!r} must be {expected}, got {came}")
 
     # Inputs.

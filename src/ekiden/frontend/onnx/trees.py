@@ -1,9 +1,11 @@
-"""Ensembles of decision trees as tables of nodes that all ask "is it at most this?"."""
+"""Ensembles of decision trees as tables of nodes that all ask "is it at most this?".
+
+Everything here is done for all nodes at once: an ensemble may have millions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +14,9 @@ from ekiden.ir.op import Array
 
 MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "MEMBER")
 """What a node asks, by the number that TreeEnsemble gives it."""
+LEQ, LT, GTE, GT, EQ, NEQ, MEMBER = range(len(MODES))
+OPPOSITE = np.array([LEQ, LT, LT, LEQ, EQ, EQ, MEMBER])
+"""The mode by which each is answered; "yes" and "no" are then exchanged where it is another."""
 
 
 @dataclass(slots=True)
@@ -26,132 +31,130 @@ class Tables:
     depth: int
 
 
-@dataclass
-class Forest:
-    """An ensemble being built. A reference to a node is its number, to leaf n is -1 - n."""
-
-    dtype: type = np.float32
-    features: list[int] = field(default_factory=list)
-    limits: list[float] = field(default_factory=list)
-    children: list[list[int]] = field(default_factory=list)
-    missing: list[int] = field(default_factory=list)
-
-    def ask(self, feature: int, limit: float, yes: int, no: int, missing: int) -> int:
-        """A new node; which of its two a missing value takes."""
-        self.features.append(feature)
-        self.limits.append(limit)
-        self.children.append([yes, no])
-        self.missing.append(missing)
-        return len(self.features) - 1
-
-    def add(
-        self, mode: str, feature: int, values: Sequence[float], missing: int
-    ) -> tuple[int, Slots]:
-        """A node that asks by a mode, with nothing behind it yet: its number, and where what stands
-        behind "yes" and "no" has to be put. Raises Unsupported for an unknown mode.
-        """
-        if mode in ("GT", "GTE", "NEQ"):
-            other = {"GT": "LEQ", "GTE": "LT", "NEQ": "EQ"}[mode]
-            first, (yes, no) = self.add(other, feature, values, 1 - missing)
-            return first, (no, yes)
-        if mode in ("LEQ", "LT"):
-            limit = self.dtype(values[0])
-            at = self.ask(feature, limit if mode == "LEQ" else self._below(limit), 0, 0, missing)
-            return at, ([(at, 0)], [(at, 1)])
-        if mode in ("EQ", "MEMBER"):
-            return self._one_of(feature, values, missing)
-        raise Unsupported(f"the mode {mode!r} of a tree is unknown")
-
-    def _one_of(self, feature: int, values: Sequence[float], missing: int) -> tuple[int, Slots]:
-        """x == a: x <= a, and not x < a; one value after the other."""
-        if not values:
-            raise Unsupported("a set of values is empty")
-        yes: list[tuple[int, int]] = []
-        first = len(self.features)
-        for position, each in enumerate(values):
-            value = self.dtype(each)
-            upper = self.ask(feature, value, 0, 0, missing)
-            lower = self.ask(feature, self._below(value), 0, 0, 0)
-            self.children[upper][0] = lower
-            yes.append((lower, 1))
-            after = len(self.features)
-            if position + 1 < len(values):
-                self.children[upper][1] = self.children[lower][0] = after
-        return first, (yes, [(upper, 1), (lower, 0)])
-
-    def _below(self, limit: float) -> float:
-        """The largest number below; nothing is at most not-a-number."""
-        if limit == -np.inf:
-            return np.nan
-        return float(np.nextafter(self.dtype(limit), self.dtype(-np.inf)))
-
-    def tables(self, roots: Sequence[int], leaves: int) -> Tables:
-        """The tables; raises Unsupported for trees that are none."""
-        own = np.arange(leaves)
-        children = np.array(self.children, np.int64).reshape(-1, 2)
-        moved = np.where(children < 0, -1 - children, children + leaves)
-        starts = np.array(roots, np.int64)
-        return Tables(
-            np.where(starts < 0, -1 - starts, starts + leaves).astype(np.int32),
-            np.concatenate([np.zeros(leaves), self.features]).astype(np.int32),
-            np.concatenate([np.zeros(leaves), self.limits]).astype(self.dtype),
-            np.concatenate([np.stack([own, own], 1), moved]).astype(np.int32),
-            np.concatenate([np.zeros(leaves), self.missing]).astype(np.int32),
-            self._depth(roots),
-        )
-
-    def _depth(self, roots: Sequence[int]) -> int:
-        """The longest path; every node is entered when all behind it is done."""
-        depth = [0] * len(self.features)  # 0: not seen, -1: being walked
-        for root in roots:
-            stack = [root] if root >= 0 else []
-            while stack:
-                at = stack[-1]
-                below = [c for c in self.children[at] if c >= 0]
-                if depth[at] > 0:
-                    stack.pop()
-                elif depth[at] == 0:
-                    depth[at] = -1
-                    stack += below
-                    if any(depth[c] < 0 for c in below):
-                        raise Unsupported("a tree has a cycle")
-                else:
-                    depth[at] = 1 + max((depth[c] for c in below), default=0)
-                    stack.pop()
-        return max((depth[r] for r in roots if r >= 0), default=0)
-
-
-Slots = tuple[list[tuple[int, int]], list[tuple[int, int]]]
-"""The places (node, side) that must lead to what stands behind yes, and behind no."""
-
-
 @dataclass(slots=True)
-class Question:
-    """A node as models write it: what stands behind it are numbers of nodes, or below 0 of
-    leaves.
+class Questions:
+    """The inner nodes as models write them, a row each.
+
+    values: the numbers they compare with; `counts` says how many each has (more than one for
+    MEMBER alone). yes, no: the number of a question, or below 0 of a leaf: -1 - n. missing: whether
+    a value that is not a number is a yes.
     """
 
-    mode: str
-    feature: int
-    values: Sequence[float]
-    missing: int
-    yes: int
-    no: int
+    modes: Array
+    features: Array
+    values: Array
+    counts: Array
+    missing: Array
+    yes: Array
+    no: Array
+
+    def check(self, roots: Array, leaves: int) -> None:
+        """Raise Unsupported where a mode is unknown, a set empty or a target not there."""
+        unknown = (self.modes < 0) | (self.modes >= len(MODES))
+        if unknown.any():
+            raise Unsupported(f"the mode {int(self.modes[unknown][0])} of a tree is unknown")
+        if (self.counts == 0).any():
+            raise Unsupported("a set of values is empty")
+        for targets in (self.yes, self.no, roots):
+            wrong = (targets >= len(self.modes)) | (targets < -leaves)
+            if wrong.any():
+                at = int(targets[wrong][0])
+                raise Unsupported(f"a tree leads to a node {at} that is not there")
 
 
-def forest(
-    questions: Mapping[int, Question], roots: Sequence[int], leaves: int, dtype: type
-) -> Tables:
-    """The tables of an ensemble. Raises Unsupported for one that is broken."""
-    made = Forest(dtype)
-    entries: dict[int, int] = {}
-    slots: dict[int, Slots] = {}
-    for key, each in questions.items():
-        entries[key], slots[key] = made.add(each.mode, each.feature, each.values, each.missing)
-    for key, each in questions.items():
-        for target, places in zip((each.yes, each.no), slots[key], strict=True):
-            if (target >= 0 and target not in entries) or target < -leaves:
-                raise Unsupported(f"a tree leads to a node {target} that is not there")
-            for node, side in places:
-                made.children[node][side] = entries[target] if target >= 0 else target
-    return made.tables([entries[r] if r >= 0 else r for r in roots], leaves)
+def forest(asked: Questions, roots: Array, leaves: int, dtype: type) -> Tables:
+    """The tables of an ensemble. Raises Unsupported for one that is broken.
+
+    x <= a takes one node. x == a takes two, x <= a and not x < a; a set takes those of its values
+    in turn.
+    """
+    asked.check(roots, leaves)
+    mode = OPPOSITE[asked.modes]
+    turned = mode != asked.modes
+    is_set = (mode == EQ) | (mode == MEMBER)
+    sizes = np.where(is_set, 2 * asked.counts, 1)
+    first = np.cumsum(sizes) - sizes
+    yes, no = _entries(asked.yes, first), _entries(asked.no, first)
+    yes, no = np.where(turned, no, yes), np.where(turned, yes, no)
+    missing = np.where(turned, 1 - asked.missing, asked.missing)
+    values: Array = asked.values.astype(dtype)
+    owner = np.repeat(np.arange(len(mode)), asked.counts)
+    start = np.cumsum(asked.counts) - asked.counts
+    place = np.arange(len(values)) - start[owner]
+
+    total = int(sizes.sum())
+    nodes = Tables(
+        _entries(roots, first),
+        np.repeat(asked.features, sizes),
+        np.empty(total, dtype),
+        np.empty((total, 2), np.int64),
+        np.zeros(total, np.int64),
+        0,
+    )
+    plain, at = ~is_set, first[~is_set]
+    given = values[start[plain]]
+    nodes.limits[at] = np.where(mode[plain] == LEQ, given, _below(given))
+    nodes.children[at, 0], nodes.children[at, 1] = yes[plain], no[plain]
+    nodes.missing[at] = missing[plain]
+
+    among = is_set[owner]
+    q, upper, value = owner[among], (first[owner] + 2 * place)[among], values[among]
+    after = np.where(place[among] + 1 < asked.counts[q], upper + 2, no[q])
+    nodes.limits[upper], nodes.limits[upper + 1] = value, _below(value)
+    nodes.children[upper, 0], nodes.children[upper, 1] = upper + 1, after
+    nodes.children[upper + 1, 0], nodes.children[upper + 1, 1] = after, yes[q]
+    nodes.missing[upper] = missing[q]
+    return _with_leaves(nodes, leaves)
+
+
+def _entries(targets: Array, first: Array) -> Array:
+    """The node at which each question begins; leaves stay."""
+    if not first.size:
+        return targets
+    entries: Array = np.where(targets >= 0, first[np.maximum(targets, 0)], targets)
+    return entries
+
+
+def _below(limits: Array) -> Array:
+    """The largest numbers below; nothing is at most not-a-number."""
+    lower = np.nextafter(limits, limits.dtype.type(-np.inf))
+    found: Array = np.where(limits == -np.inf, limits.dtype.type(np.nan), lower)
+    return found
+
+
+def _with_leaves(nodes: Tables, leaves: int) -> Tables:
+    """The tables with a row for each leaf before the others; a leaf is its own child."""
+    children = np.empty((leaves + len(nodes.children), 2), np.int32)
+    children[:leaves] = np.arange(leaves)[:, None]
+    below = nodes.children
+    children[leaves:] = np.where(below < 0, -1 - below, below + leaves)
+    none = np.zeros(leaves, np.int32)
+    return Tables(
+        np.where(nodes.roots < 0, -1 - nodes.roots, nodes.roots + leaves).astype(np.int32),
+        np.concatenate([none, nodes.features.astype(np.int32)]),
+        np.concatenate([none.astype(nodes.limits.dtype), nodes.limits]),
+        children,
+        np.concatenate([none, nodes.missing.astype(np.int32)]),
+        _depth(nodes.roots, nodes.children),
+    )
+
+
+def _depth(roots: Array, children: Array) -> int:
+    """The longest path, in nodes: how often there is something behind what has been reached."""
+    reached, depth = roots[roots >= 0], 0
+    while reached.size:
+        depth += 1
+        if depth > len(children):
+            raise Unsupported("a tree has a cycle")
+        behind = children[reached].ravel()
+        reached = _distinct(behind[behind >= 0], len(children))
+    return depth
+
+
+def _distinct(numbers: Array, limit: int) -> Array:
+    """Each number below a limit once. NumPy's own `unique` takes ten times as long for millions."""
+    if len(numbers) < limit // 64:
+        return np.unique(numbers)
+    is_there = np.zeros(limit, np.bool_)
+    is_there[numbers] = True
+    return np.flatnonzero(is_there)

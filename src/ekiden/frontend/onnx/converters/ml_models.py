@@ -4,14 +4,15 @@ standard leaves open about labels and scores is as ONNX's reference has it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
 from ekiden.frontend.onnx.converters.ml_features import DOMAIN, as_float, looked_up
 from ekiden.frontend.onnx.node import Node, Result, Row
-from ekiden.frontend.onnx.trees import MODES, Question, Tables, forest
+from ekiden.frontend.onnx.trees import MEMBER, MODES, Questions, Tables, forest
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
@@ -274,7 +275,7 @@ def _numbers(node: Node, name: str, dtype: type) -> Array | None:
     """A list of floats, or the tensor that newer versions have beside it."""
     found = node.get_tensor(f"{name}_as_tensor")
     if found is None and node.has(name):
-        found = np.array(node.get_floats(name), np.float32)
+        found = node.float_array(name)
     return None if found is None or not found.size else found.ravel().astype(dtype)
 
 
@@ -284,56 +285,105 @@ def _leaves(node: Node, data: Expr, tables: Tables) -> Expr:
     return op.ml.tree_leaves(data, roots, features, limits, children, missing, tables.depth)
 
 
-def _old_forest(node: Node, dtype: type) -> tuple[Tables, Mapping[tuple[int, int], int]]:
-    """The trees of TreeEnsembleClassifier and Regressor: tables, and the leaf of (tree, node)."""
-    trees, ids = node.get_ints("nodes_treeids"), node.get_ints("nodes_nodeids")
-    modes, features = node.get_strings("nodes_modes"), node.get_ints("nodes_featureids")
-    values = _numbers(node, "nodes_values", dtype)
-    missing = node.get_ints("nodes_missing_value_tracks_true", ()) or (0,) * len(ids)
-    sides = [node.get_ints(f"nodes_{s}nodeids") for s in ("true", "false")]
+class _Names:
+    """The nodes of trees by (tree, number): where each stands."""
+
+    def __init__(self, trees: Array, ids: Array) -> None:
+        self._trees = np.unique(trees)
+        self._low = int(ids.min(initial=0))
+        self._span = int(ids.max(initial=0)) - self._low + 1
+        keys = self._keys(trees, ids)
+        self._order = np.argsort(keys, kind="stable")
+        self._sorted = keys[self._order]
+
+    def _keys(self, trees: Array, ids: Array) -> Array:
+        """One number for each pair; -1 for one that cannot be there."""
+        tree = np.searchsorted(self._trees, trees)
+        tree = np.minimum(tree, max(len(self._trees) - 1, 0))
+        number = ids - self._low
+        is_there = (number >= 0) & (number < self._span)
+        is_there &= self._trees[tree] == trees
+        return np.where(is_there, tree * self._span + number, -1)
+
+    def find(self, trees: Array, ids: Array) -> Array:
+        """Where nodes stand, of those with one name the last; -1 for none."""
+        keys = self._keys(trees, ids)
+        at = np.searchsorted(self._sorted, keys, side="right") - 1
+        is_there = (at >= 0) & (self._sorted[at] == keys) & (keys >= 0)
+        return np.where(is_there, self._order[at], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Forest:
+    """The trees of TreeEnsembleClassifier and Regressor."""
+
+    tables: Tables
+    names: _Names
+    leaf: Array
+    """The number of the leaf that a node is; -1 for one that is none."""
+
+    @property
+    def leaves(self) -> int:
+        """How many there are."""
+        return int((self.leaf >= 0).sum())
+
+
+_MODE_NAMES = {"LEAF": -1, **{f"BRANCH_{m}": n for n, m in enumerate(MODES)}}
+
+
+def _old_forest(node: Node, dtype: type) -> _Forest:
+    trees, ids = node.int_array("nodes_treeids"), node.int_array("nodes_nodeids")
+    modes = node.string_numbers("nodes_modes", _MODE_NAMES)
+    features, values = node.int_array("nodes_featureids"), _numbers(node, "nodes_values", dtype)
+    missing = node.int_array("nodes_missing_value_tracks_true")
+    missing = missing if missing.size else np.zeros(len(ids), np.int64)
+    sides = [node.int_array(f"nodes_{s}nodeids") for s in ("true", "false")]
     lists = (trees, ids, modes, features, values, missing, *sides)
     if values is None or len({len(each) for each in lists if each is not None}) != 1:
         node.unsupported("the lists 'nodes_...' must be of one length")
-    keys = list(zip(trees, ids, strict=True))
-    is_leaf = [m == "LEAF" for m in modes]
-    leaf_of = {k: n for n, k in enumerate(k for k, leaf in zip(keys, is_leaf, strict=True) if leaf)}
-    place = {k: n for n, k in enumerate(keys)}
+    is_leaf, names = modes < 0, _Names(trees, ids)
+    leaf = np.where(is_leaf, np.cumsum(is_leaf) - 1, -1)
+    number = np.where(is_leaf, -1 - leaf, np.cumsum(~is_leaf) - 1)
 
-    def target(tree: int, name: int) -> int:
-        if (tree, name) not in place:
-            node.unsupported(f"tree {tree} has no node {name}")
-        return -1 - leaf_of[tree, name] if (tree, name) in leaf_of else place[tree, name]
+    def target(side: Array) -> Array:
+        wanted = side[~is_leaf]
+        at = names.find(trees[~is_leaf], wanted)
+        if (at < 0).any():
+            lost = int(np.flatnonzero(at < 0)[0])
+            node.unsupported(f"tree {trees[~is_leaf][lost]} has no node {wanted[lost]}")
+        return number[at]
 
-    questions = {
-        n: Question(modes[n].removeprefix("BRANCH_"), features[n], (float(values[n]),), missing[n],
-                    *(target(trees[n], side[n]) for side in sides))
-        for n in range(len(keys)) if not is_leaf[n]
-    }  # fmt: skip
-    roots = [target(*keys[trees.index(t)]) for t in sorted(set(trees))]
-    return forest(questions, roots, len(leaf_of), dtype), leaf_of
+    yes, no = map(target, sides)
+    inner = ~is_leaf
+    count = np.ones(int(inner.sum()), np.int64)
+    asked = Questions(modes[inner], features[inner], values[inner], count, missing[inner], yes, no)
+    _, firsts = np.unique(trees, return_index=True)
+    roots = number[names.find(trees[firsts], ids[firsts])]
+    return _Forest(forest(asked, roots, int(is_leaf.sum()), dtype), names, leaf)
 
 
 def _leaf_weights(
-    node: Node,
-    prefix: str,
-    leaf_of: Mapping[tuple[int, int], int],
-    columns: int,
-    empty: float,
-    dtype: type,
+    node: Node, prefix: str, trees: _Forest, columns: int, empty: float, dtype: type
 ) -> Array:
     """What each leaf gives to each target: [leaves, columns]."""
-    table: Array = np.full((max(len(leaf_of), 1), columns), empty, dtype)
-    trees, ids = node.get_ints(f"{prefix}_treeids"), node.get_ints(f"{prefix}_nodeids")
+    owners, ids = node.int_array(f"{prefix}_treeids"), node.int_array(f"{prefix}_nodeids")
     weights = _numbers(node, f"{prefix}_weights", dtype)
-    targets = node.get_ints(f"{prefix}_ids")
-    if weights is None or not len(trees) == len(ids) == len(targets) == len(weights):
+    targets = node.int_array(f"{prefix}_ids")
+    if weights is None or not len(owners) == len(ids) == len(targets) == len(weights):
         node.unsupported(f"the lists '{prefix}_...' must be of one length")
-    for tree, name, target, weight in zip(trees, ids, targets, weights, strict=True):
-        if not 0 <= target < columns:
-            node.unsupported(f"'{prefix}_ids' must be below {columns}, got {target}")
-        if (tree, name) in leaf_of:  # weights of other nodes are never reached
-            at = (leaf_of[tree, name], target)
-            table[at] = weight if table[at] == empty else table[at] + weight
+    wrong = (targets < 0) | (targets >= columns)
+    if wrong.any():
+        node.unsupported(f"'{prefix}_ids' must be below {columns}, got {targets[wrong][0]}")
+    at = trees.names.find(owners, ids)
+    leaf = np.where(at >= 0, trees.leaf[at], -1)
+    reached = leaf >= 0  # weights of other nodes never are
+    place = (leaf[reached], targets[reached])
+    table: Array = np.zeros((max(trees.leaves, 1), columns), dtype)
+    np.add.at(table, place, weights[reached])
+    if empty:
+        given = np.zeros(table.shape, np.bool_)
+        given[place] = True
+        table = np.where(given, table, np.array(empty, dtype))
     return table
 
 
@@ -362,9 +412,10 @@ def _data(node: Node) -> Expr:
 
 def _tree_regressor(node: Node) -> Expr:
     dtype, how = _dtype(node), node.get_string("aggregate_function", "SUM")
-    tables, leaf_of = _old_forest(node, dtype)
-    table = _leaf_weights(node, "target", leaf_of, node.get_int("n_targets", 1), _EMPTY[how], dtype)
-    scores = _aggregated(node, _leaves(node, _data(node), tables), table, how, len(tables.roots))
+    trees, columns = _old_forest(node, dtype), node.get_int("n_targets", 1)
+    table = _leaf_weights(node, "target", trees, columns, _EMPTY[how], dtype)
+    leaves = _leaves(node, _data(node), trees.tables)
+    scores = _aggregated(node, leaves, table, how, len(trees.tables.roots))
     base = _numbers(node, "base_values", dtype)
     if base is not None:
         scores = op.add(scores, const(base))
@@ -375,11 +426,11 @@ def _tree_classifier(node: Node) -> Result:
     dtype, labels = _dtype(node), class_labels(node)
     if labels is None:
         node.unsupported("attribute 'classlabels_...' is missing")
-    tables, leaf_of = _old_forest(node, dtype)
-    used = set(node.get_ints("class_ids"))
-    columns = max(len(labels), max(used, default=0) + 1)
-    table = _leaf_weights(node, "class", leaf_of, columns, 0.0, dtype)
-    scores = _aggregated(node, _leaves(node, _data(node), tables), table, "SUM", len(tables.roots))
+    trees, used = _old_forest(node, dtype), np.unique(node.int_array("class_ids"))
+    columns = max(len(labels), int(used.max(initial=0)) + 1)
+    table = _leaf_weights(node, "class", trees, columns, 0.0, dtype)
+    leaves = _leaves(node, _data(node), trees.tables)
+    scores = _aggregated(node, leaves, table, "SUM", len(trees.tables.roots))
     base = _numbers(node, "base_values", dtype)
     if base is not None:
         scores = op.add(scores, const(base))
@@ -411,8 +462,9 @@ def _tree_ensemble(node: Node) -> Expr:
     leaves, columns = len(weights), node.get_int("n_targets", 1)
     how = MODE_OF_SUM[node.get_int("aggregate_function", 1)]
     table: Array = np.full((leaves, columns), _EMPTY[how], dtype)
-    table[np.arange(leaves), list(node.get_ints("leaf_targetids"))] = weights
-    tables = forest(_questions(node, splits, modes), node.get_ints("tree_roots"), leaves, dtype)
+    table[np.arange(leaves), node.int_array("leaf_targetids")] = weights
+    asked = _questions(node, splits, modes)
+    tables = forest(asked, node.int_array("tree_roots"), leaves, dtype)
     data = op.cast(node.expr(0), str(np.dtype(dtype)))
     scores = _aggregated(node, _leaves(node, data, tables), table, how, len(tables.roots))
     post = POSTS["post_transform"][(0, 1, 2, 3, 4)[node.get_int("post_transform", 0)]]
@@ -425,31 +477,39 @@ MODE_OF_SUM = ("AVERAGE", "SUM", "MIN", "MAX")
 """How the numbers of leaves become one, by the number that TreeEnsemble gives it."""
 
 
-def _questions(node: Node, splits: Array, modes: Array) -> dict[int, Question]:
-    sets = iter(_sets(node.get_tensor("membership_values")))
-    features = node.get_ints("nodes_featureids")
-    missing = node.get_ints("nodes_missing_value_tracks_true", ()) or (0,) * len(features)
-    sides = [
-        [-1 - t if leaf else t for t, leaf in zip(node.get_ints(f"nodes_{s}nodeids"),
-                                                  node.get_ints(f"nodes_{s}leafs"), strict=True)]
-        for s in ("true", "false")
-    ]  # fmt: skip
-    found = {}
-    for n, mode in enumerate(MODES[int(m)] for m in modes.ravel()):
-        values = next(sets, ()) if mode == "MEMBER" else (float(splits[n]),)
-        found[n] = Question(mode, features[n], values, missing[n], sides[0][n], sides[1][n])
-    return found
+def _questions(node: Node, splits: Array, modes: Array) -> Questions:
+    kinds, features = modes.ravel().astype(np.int64), node.int_array("nodes_featureids")
+    missing = node.int_array("nodes_missing_value_tracks_true")
+    missing = missing if missing.size else np.zeros(len(features), np.int64)
+    sides = []
+    for side in ("true", "false"):
+        targets = node.int_array(f"nodes_{side}nodeids")
+        is_leaf = node.int_array(f"nodes_{side}leafs") != 0
+        if not len(targets) == len(is_leaf) == len(kinds) == len(features):
+            node.unsupported("the lists 'nodes_...' must be of one length")
+        sides.append(np.where(is_leaf, -1 - targets, targets))
+    values, counts = _values(kinds, splits.ravel(), node.get_tensor("membership_values"))
+    return Questions(kinds, features, values, counts, missing, sides[0], sides[1])
 
 
-def _sets(values: Array | None) -> list[list[float]]:
-    """Runs of numbers, each ended by one that is not a number."""
-    found: list[list[float]] = [[]]
-    for each in [] if values is None else values.ravel():
-        if np.isnan(each):
-            found.append([])
-        else:
-            found[-1].append(float(each))
-    return found[:-1]
+def _values(modes: Array, splits: Array, members: Array | None) -> tuple[Array, Array]:
+    """The numbers of all nodes, one after the other, and how many each has: its split, or the next
+    run of `members`, each ended by one that is not a number.
+    """
+    is_member, counts = modes == MEMBER, np.ones(len(modes), np.int64)
+    if not is_member.any():
+        return splits, counts
+    given = np.zeros(0, splits.dtype) if members is None else members.ravel()
+    ends = np.flatnonzero(np.isnan(given))
+    lengths = np.diff(ends, prepend=-1) - 1
+    runs = np.zeros(int(is_member.sum()), np.int64)  # none where there are too few
+    runs[: len(lengths)] = lengths[: len(runs)]
+    counts[is_member] = runs
+    found: Array = np.empty(int(counts.sum()), splits.dtype)
+    of_member = np.repeat(is_member, counts)
+    found[~of_member] = splits[~is_member]
+    found[of_member] = given[~np.isnan(given)][: int(runs.sum())]
+    return found, counts
 
 
 _NODES = (

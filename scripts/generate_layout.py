@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""Write the layouts and numbers of the C runtime that Python relies on: from the headers
+src/ekiden/runtime/layout.py, and runtime/src/ek_layout.c, in which the C compiler holds the same.
+
+scripts/generate_layout.py           write both files
+scripts/generate_layout.py --check   write nothing; fail if a file is out of date
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULE = ROOT / "src/ekiden/runtime/layout.py"
+ASSERTS = ROOT / "runtime/src/ek_layout.c"
+API, SRC = "runtime/include/ekiden/runtime.h", "runtime/src"
+
+STRUCTS = (
+    ("ek_object", API), ("ek_dtype", API), ("ek_device", API), ("ek_value", API),
+    ("ek_function", API), ("ek_adt", API), ("ek_dltensor", API), ("ek_tensor", API),
+    ("ek_native", f"{SRC}/ek_executable.h"),
+)  # fmt: skip
+"""Structures that compiled code reads, those that others contain first."""
+ENUMS = (
+    ("TypeIndex", "EK_NONE", "EK_", API),
+    ("DTypeCode", "EK_DTYPE_INT", "EK_DTYPE_", API),
+    ("DeviceType", "EK_CPU", "EK_", API),
+    ("Section", "GLOBALS", "", f"{SRC}/ek_executable.c"),
+    ("TypeWord", "EK_TYPE_ANY", "EK_TYPE_", f"{SRC}/ek_signature.h"),
+    ("TypeLimit", "EK_TYPE_NESTING", "EK_TYPE_", f"{SRC}/ek_signature.h"),
+    ("DimWord", "EK_DIM_CONST", "EK_DIM_", f"{SRC}/ek_signature.h"),
+    ("Event", "EK_EVENT_CALL", "EK_EVENT_", f"{SRC}/ek_vm_step.h"),
+)
+"""Numbers: the name in Python, a member, the prefix of its members, where they stand."""
+SERVICES = f"{SRC}/ek_services.c"
+
+HEAD = '''"""Layouts and numbers of the C runtime, for Python that writes code and reads bytes.
+
+Generated from the headers by scripts/generate_layout.py, and held by the C compiler in
+runtime/src/ek_layout.c. Do not edit.
+"""
+
+from enum import IntEnum
+'''
+PRIMITIVES = {
+    "int8_t": 1, "uint8_t": 1, "char": 1, "int16_t": 2, "uint16_t": 2, "int32_t": 4,
+    "uint32_t": 4, "int64_t": 8, "uint64_t": 8, "size_t": 8, "double": 8, "ek_packed": 8,
+}  # fmt: skip
+
+
+class Layout(NamedTuple):
+    """A structure: its size and alignment, and where its members begin."""
+
+    size: int
+    alignment: int
+    members: dict[str, int]
+
+
+def plain(path: str) -> str:
+    """A file of C without its comments."""
+    return re.sub(r"/\*.*?\*/", "", (ROOT / path).read_text(), flags=re.DOTALL)
+
+
+def layout(name: str, path: str, known: dict[str, Layout]) -> Layout:
+    """The layout of a structure as the ABI of 64-bit Unix lays it out."""
+    found = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", plain(path), re.DOTALL)
+    if found is None:
+        raise SystemExit(f"{path}: there is no structure {name}")
+    body = re.sub(r"union \{(.*?)\}", _union(known), found[1], flags=re.DOTALL)
+    members, at, alignment = {}, 0, 1
+    for declaration in filter(None, map(str.strip, body.split(";"))):
+        for member, size, align in _members(declaration, known):
+            at += -at % align
+            members[member] = at
+            at += size
+            alignment = max(alignment, align)
+    return Layout(at + -at % alignment, alignment, members)
+
+
+def _union(known: dict[str, Layout]) -> object:
+    """Stands for a union, as wide as its widest member."""
+
+    def replace(found: re.Match[str]) -> str:
+        parts = [p for d in found[1].split(";") if d.strip() for p in _members(d.strip(), known)]
+        return {4: "int32_t", 8: "int64_t"}[max(size for _, size, _ in parts)]
+
+    return replace
+
+
+def _members(declaration: str, known: dict[str, Layout]) -> Iterator[tuple[str, int, int]]:
+    """(name, size, alignment) of what a declaration declares."""
+    if call := re.search(r"\(\*(\w+)\)", declaration):
+        yield call[1], 8, 8
+        return
+    kind, names = re.fullmatch(r"((?:const |struct )*\w+)\b(.*)", declaration, re.DOTALL).groups()  # type: ignore[union-attr]
+    kind = kind.split()[-1]
+    inner = known.get(kind)
+    size, align = (inner.size, inner.alignment) if inner else (PRIMITIVES.get(kind, 0),) * 2
+    for each in names.split(","):
+        name = re.search(r"\w+(?=\s*(?:\[\w*\])?\s*$)", each)
+        if name is None:
+            raise SystemExit(f"cannot read the declaration '{declaration}'")
+        count = re.search(r"\[(\w*)\]", each)
+        if "*" in each:
+            yield name[0], 8, 8
+        elif not align:
+            raise SystemExit(f"the type of '{declaration}' is not known")
+        else:
+            yield name[0], size * int(count[1] or 0) if count else size, align
+
+
+def numbers(member: str, prefix: str, path: str) -> dict[str, int]:
+    """The numbers of the enumeration that has a member."""
+    for found in re.finditer(r"enum\s*\w*\s*\{([^}]*)\}", plain(path)):
+        rows = [each.strip() for each in found[1].split(",") if each.strip()]
+        if member not in [row.split("=")[0].strip() for row in rows]:
+            continue
+        values: dict[str, int] = {}
+        for row in rows:
+            name, _, value = map(str.strip, row.partition("="))
+            values[name] = int(value) if value else max(values.values(), default=-1) + 1
+        return {name.removeprefix(prefix): value for name, value in values.items()}
+    raise SystemExit(f"{path}: there is no enumeration with {member}")
+
+
+def services() -> list[str]:
+    """What compiled code may import, but for the bodies of instructions."""
+    table = re.search(r"services\[\] = \{(.*?)\n\};", (ROOT / SERVICES).read_text(), re.DOTALL)
+    assert table is not None, "ek_services.c has the table"
+    return re.findall(r'^ *\{"(\w+)", ', table[1], re.MULTILINE)
+
+
+def class_name(name: str) -> str:
+    """`ek_dltensor` -> `DLTensor`"""
+    text = name.removeprefix("ek_")
+    return {"dltensor": "DLTensor", "adt": "ADT", "dtype": "DType"}.get(text, text.capitalize())
+
+
+def texts() -> tuple[str, str]:
+    """The module and the asserts."""
+    known: dict[str, Layout] = {}
+    module, asserts = [HEAD], []
+    for name, path in STRUCTS:
+        known[name] = found = layout(name, path, known)
+        lines = [f"    {member.upper()} = {at}" for member, at in found.members.items()]
+        head = f'\n\nclass {class_name(name)}:\n    """Bytes of {name}: its size, and where'
+        module.append(f'{head} members begin."""\n\n    BYTES = {found.size}\n')
+        module.append("\n".join(lines) + "\n")
+        asserts.append(f'static_assert(sizeof({name}) == {found.size}, "{name}");')
+        asserts += [
+            f'static_assert(offsetof({name}, {member}) == {at}, "{name}.{member}");'
+            for member, at in found.members.items()
+        ]
+    for title, member, prefix, path in ENUMS:
+        values = numbers(member, prefix, path)
+        names = {k: v for k, v in values.items() if k != "SECTIONS"}
+        module.append(
+            f'\n\nclass {title}(IntEnum):\n    """As {Path(path).name} numbers them."""\n\n'
+        )
+        module.append("".join(f"    {name} = {value}\n" for name, value in names.items()))
+        if path.endswith(".h"):
+            asserts += [
+                f'static_assert({prefix}{name} == {value}, "{prefix}{name}");'
+                for name, value in names.items()
+            ]
+    listed = "".join(f'    "{name}",\n' for name in services())
+    module.append(f"\n\nSERVICES = (\n{listed})\n")
+    module.append('"""What the runtime gives to compiled code."""\n')
+    head = (
+        "/* Layouts and numbers as src/ekiden/runtime/layout.py has them: code that Python writes\n"
+        "** relies on these. Generated by scripts/generate_layout.py. Do not edit. */\n"
+        '#include "ek_signature.h"\n#include "ek_vm_step.h"\n\n'
+    )
+    return "".join(module), head + "\n".join(asserts) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the files, or with --check compare them; the exit status."""
+    pairs = zip((MODULE, ASSERTS), texts(), strict=True)
+    stale = [(path, text) for path, text in pairs if not path.exists() or path.read_text() != text]
+    for path, text in stale:
+        if "--check" in arguments:
+            print(f"{path.relative_to(ROOT)} is out of date: run scripts/generate_layout.py")
+        else:
+            path.write_text(text)
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
