@@ -106,8 +106,8 @@ def test_caches_are_those_of_the_system(tmp_path: Path) -> None:
     )  # fmt: skip
     found = probe.caches(CORES["sapphire"], is_guest=False, folder=folder)
     assert found[1:] == (
-        Cache(2 << 20, 12, 64, 1, 48, 15),
-        Cache(96 << 20, 12, 64, 32, 10, 110),
+        Cache(2 << 20, 12, 64, 1, 46, 15),
+        Cache(96 << 20, 12, 64, 32, 8, 110),
     )
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import ekiden
-from ekiden import relay
+from ekiden import relay, target
 from ekiden.ir.module import IRModule
-from ekiden.target import Target, TargetKind, tags
+from ekiden.target import Target, TargetKind, boards, tags
 from ekiden.target.kinds import KINDS
 
 pytestmark = pytest.mark.quick
@@ -71,6 +71,8 @@ def test_hosts() -> None:
     assert Target(target.export()) == target == Target(str(target))
     assert Target({"kind": "cuda", "host": {"kind": "llvm"}}).host == Target("llvm")
     assert Target("nvidia/jetson-nano", host="llvm").tag == "nvidia/jetson-nano"
+    tag = "raspberry-pi/4b-aarch64"
+    assert Target(f"cuda --host {tag} -arch sm_80") == Target(f"cuda -arch=sm_80 -host={tag}")
 
 
 def test_the_current_target() -> None:
@@ -106,3 +108,19 @@ def test_tags(tag: str) -> None:
     assert target.tag == tag and Target({"tag": tag}) == target
     assert Target(f"{tag} -model=mine").model == "mine"
     assert target.kind.is_cpu == (target.kind.name == "llvm")
+
+
+def test_boards_and_kinds_of_devices() -> None:
+    assert target.cuda(options="-libs=cublas").libs == ["cublas"]
+    assert target.cuda(arch="sm_80").arch == "sm_80"
+    assert [t().device_name for t in (target.mali, target.bifrost)] == ["mali", "bifrost"]
+    assert target.intel_graphics().thread_warp_size == 16
+    assert target.rocm("gfx90a").model == "gfx90a"
+    pi = target.arm_cpu("rasp4b64", ["-cores=4"])
+    assert (pi.keys, pi.cpu, pi.cores) == (["arm_cpu", "cpu"], "cortex-a72", 4)
+    assert target.arm_cpu("mine").triple == "aarch64-unknown-linux-gnu"
+    assert target.riscv_cpu().cpu == "sifive-u54"
+    for name in (*boards.ARM, *boards.RISCV):
+        made = target.arm_cpu(name) if name in boards.ARM else target.riscv_cpu(name)
+        assert Target(str(made)) == made and made.model != "unknown"
+    assert target.list_tags()["nvidia/nvidia-a100"] == target.create("nvidia/nvidia-a100")

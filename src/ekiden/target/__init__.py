@@ -1,5 +1,16 @@
 """Targets: what the code will run on, as a value with its facts; devices that values are on."""
 
+from ekiden.target.boards import (
+    arm_cpu,
+    bifrost,
+    create,
+    cuda,
+    intel_graphics,
+    list_tags,
+    mali,
+    riscv_cpu,
+    rocm,
+)
 from ekiden.target.processors import Cache
 from ekiden.target.target import Target, TargetKind, TargetLike, target_or_current
 from ekiden.target.virtual_device import HOST, CompilationConfig, VirtualDevice
@@ -12,5 +23,14 @@ __all__ = [
     "TargetKind",
     "TargetLike",
     "VirtualDevice",
+    "arm_cpu",
+    "bifrost",
+    "create",
+    "cuda",
+    "intel_graphics",
+    "list_tags",
+    "mali",
+    "riscv_cpu",
+    "rocm",
     "target_or_current",
 ]

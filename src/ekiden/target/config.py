@@ -35,10 +35,11 @@ def read_config(target: str | Mapping[str, object]) -> Config:
         raise CompileError(f"target: wrong text {target!r}: {error}") from error
     if not words:
         raise CompileError(f"target: expected a kind and options, got {target!r}")
+    options = _options(words[1:])
     if words[0] in TAGS:
-        return _checked({**TAGS[words[0]], "tag": words[0], **dict(map(_option, words[1:]))})
+        return _checked({**TAGS[words[0]], "tag": words[0], **options})
     _kind(words[0], target)
-    return _checked({"kind": words[0], **dict(map(_option, words[1:]))})
+    return _checked({"kind": words[0], **options})
 
 
 def _kind(name: object, whole: object) -> TargetKind:
@@ -51,12 +52,19 @@ def _kind(name: object, whole: object) -> TargetKind:
     return KINDS[str(name)]
 
 
-def _option(word: str) -> tuple[str, object]:
-    """-name=value, or -name for a flag."""
-    name, equals, value = word.lstrip("-").partition("=")
-    if not word.startswith("-") or not name:
-        raise CompileError(f"target: expected options -name=value, got {word!r}")
-    return name, value if equals else True
+def _options(words: Sequence[str]) -> Config:
+    """Of -name=value, -name value, or -name for a flag."""
+    found: Config = {}
+    name = ""
+    for word in words:
+        if word.startswith("-") and word.strip("-"):
+            name, equals, value = word.lstrip("-").partition("=")
+            found[name] = value if equals else True
+        elif name and found[name] is True:
+            found[name] = word
+        else:
+            raise CompileError(f"target: expected options -name=value, got {word!r}")
+    return found
 
 
 def _checked(given: Config) -> Config:

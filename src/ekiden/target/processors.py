@@ -7,8 +7,8 @@ follow from the features.
 Sources: vendors' optimisation guides (Intel 64 and IA-32; AMD families 17h, 19h, 1Ah; Arm Cortex
 and Neoverse), uops.info, Agner Fog's microarchitecture and instruction tables, Chips and Cheese's
 measurements of bandwidth. Skylake-SP, Sapphire Rapids, Zen 4 and Zen 5 were measured: Skylake-SP
-reads its L2 at 46-57 and its L3 at 10 bytes a cycle. Bandwidths are what one core sustains, not
-what buses could carry.
+reads its L2 at 46-57 and its L3 at 10 bytes a cycle, Sapphire Rapids at 47 and 7-8. Bandwidths are
+what one core sustains, not what buses could carry.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ icelake-sp   2x1024/4  2x1024  48:12:5  1280:20:48:14:1  1536:12:10:70:32
 golden-cove  2x512/4   3x1024  48:12:5  1280:10:48:15:1  3072:12:14:65:8
 raptor-cove  2x512/4   3x1024  48:12:5  2048:16:48:15:1  3072:12:14:65:8
 lion-cove    2x512/4   3x1024  48:12:4  3072:12:48:17:1  3072:12:14:80:8
-sapphire     2x1024/4  3x1024  48:12:5  2048:16:48:15:1  1920:15:10:110:32
-emerald      2x1024/4  3x1024  48:12:5  2048:16:48:15:1  5120:20:10:120:48
-granite      2x1024/4  3x1024  48:12:5  2048:16:48:15:1  4096:16:10:130:43
+sapphire     2x1024/4  3x1024  48:12:5  2048:16:46:15:1  1920:15:8:110:32
+emerald      2x1024/4  3x1024  48:12:5  2048:16:46:15:1  5120:20:8:120:48
+granite      2x1024/4  3x1024  48:12:5  2048:16:46:15:1  4096:16:8:130:43
 gracemont    2x256/6   2x256   32:8:3   1024:16:16:20:4  3072:12:8:70:8
 zen1         2x256/5   2x256   32:8:4   512:8:25:12:1    2048:16:16:39:4
 zen2         2x512/5   2x512   32:8:4   512:8:28:12:1    4096:16:20:39:4

@@ -291,6 +291,11 @@ class Target:
         return int(self.attrs["max_shared_memory_per_block"])
 
     @property
+    def l2_cache_size_bytes(self) -> int:
+        """Of a GPU where it is said, of a processor its second cache; else 0."""
+        return int(self.attrs.get("l2_cache_size_bytes", self.l2 if self.kind.is_cpu else 0))
+
+    @property
     def max_function_args(self) -> int:
         """Most arguments of a kernel; -1 for no limit."""
         return int(self.attrs.get("max_function_args", -1))

@@ -1,0 +1,105 @@
+"""Targets by the name of a board or a kind of device: TVM's functions for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.target.tags import TAGS
+from ekiden.target.target import Target, TargetLike
+
+Words = str | Sequence[str] | None
+"""Options, in one text or several."""
+
+_ARM64, _ARM32 = "-mtriple=aarch64-linux-gnu", "-mtriple=armv7a-linux-gnueabihf"
+_ANDROID = "-mtriple=aarch64-linux-android"
+# fmt: off
+ARM: dict[str, str] = {
+    "pixel2":    f"-model=snapdragon835 {_ANDROID}",
+    "mate10":    f"-model=kirin970 {_ANDROID}",
+    "mate10pro": f"-model=kirin970 {_ANDROID}",
+    "p20":       f"-model=kirin970 {_ANDROID}",
+    "p20pro":    f"-model=kirin970 {_ANDROID}",
+    "rasp3b":    f"-model=bcm2837 {_ARM32}",
+    "rasp4b":    f"-model=bcm2711 {_ARM32} -mcpu=cortex-a72",
+    "rasp4b64":  f"-model=bcm2711 {_ARM64} -mcpu=cortex-a72",
+    "rk3399":    f"-model=rk3399 {_ARM64} -mcpu=cortex-a72",
+    "pynq":      f"-model=pynq {_ARM32}",
+    "ultra96":   f"-model=ultra96 {_ARM64} -mcpu=cortex-a53",
+    "beagleai":  f"-model=beagleai {_ARM32} -mcpu=cortex-a15",
+    "stm32mp1":  f"-model=stm32mp1 {_ARM32} -mcpu=cortex-a7",
+}
+"""Board -> its options. Those of 32 bits are known, and refused where code would be made."""
+RISCV: dict[str, str] = {
+    "sifive-e31": "-mtriple=riscv32-linux-gnu -mcpu=sifive-e31",
+    "sifive-e76": "-mtriple=riscv32-linux-gnu -mcpu=sifive-e76",
+    "sifive-u54": "-mtriple=riscv64-linux-gnu -mcpu=sifive-u54 -mabi=lp64d",
+    "sifive-u74": "-mtriple=riscv64-linux-gnu -mcpu=sifive-u74 -mabi=lp64d",
+}
+# fmt: on
+
+
+def _target(first: str, options: Words) -> Target:
+    """What is given counts before what is known."""
+    words = options.split() if isinstance(options, str) else list(options or ())
+    return Target(" ".join((first, *words)))
+
+
+def cuda(model: str = "unknown", arch: str | None = None, options: Words = None) -> Target:
+    """A GPU of NVIDIA; `arch` as "sm_80"."""
+    return _target(f"cuda -model={model}" + (f" -arch={arch}" if arch else ""), options)
+
+
+def rocm(model: str = "unknown", options: Words = None) -> Target:
+    """A GPU of AMD."""
+    return _target(f"rocm -model={model}", options)
+
+
+def mali(model: str = "unknown", options: Words = None) -> Target:
+    """A GPU of Arm."""
+    return _target(f"opencl -device=mali -model={model}", options)
+
+
+def bifrost(model: str = "unknown", options: Words = None) -> Target:
+    """A GPU of Arm, of its second architecture."""
+    return _target(f"opencl -device=bifrost -model={model}", options)
+
+
+def intel_graphics(model: str = "unknown", options: Words = None) -> Target:
+    """A GPU of Intel."""
+    first = f"opencl -device=intel_graphics -model={model} -thread_warp_size=16"
+    return _target(first, options)
+
+
+def arm_cpu(model: str = "unknown", options: Words = None) -> Target:
+    """A board with a processor of Arm (ARM has those known by name); 64 bits of one that is not."""
+    known = ARM.get(model, f"-model={model} {_ARM64}")
+    return _target(f"llvm -device=arm_cpu {known}", options)
+
+
+def riscv_cpu(model: str = "sifive-u54", options: Words = None) -> Target:
+    """A processor of RISC-V (RISCV has those known by name)."""
+    known = RISCV.get(model, "-mtriple=riscv64-linux-gnu")
+    return _target(f"llvm -device=arm_cpu -model={model} {known}", options)
+
+
+def create(target: TargetLike) -> Target:
+    """As `Target`."""
+    return Target(target)
+
+
+def list_tags() -> dict[str, Target]:
+    """Every tag with its target."""
+    return {tag: Target(tag) for tag in TAGS}
+
+
+__all__ = [
+    "arm_cpu",
+    "bifrost",
+    "create",
+    "cuda",
+    "intel_graphics",
+    "list_tags",
+    "mali",
+    "riscv_cpu",
+    "rocm",
+]
