@@ -11,12 +11,13 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from ekiden.ir.dtype import SCALAR_BITS
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS, Op, OpDef
-from ekiden.ir.prim import PrimExpr, SizeVar, const
+from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, const
 from ekiden.ir.prim import Var as PrimVar
-from ekiden.ir.text import type_text
+from ekiden.ir.text import shape_text, type_text
 from ekiden.ir.type import (
     FuncType,
     IncompleteType,
@@ -135,6 +136,18 @@ def _signature(function: Function) -> FuncType | None:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _check_result(name: str, found: Type) -> None:
+    """Raise TypeInferenceError for a result that no tensor can be."""
+    for each in found.fields if isinstance(found, TupleType) else (found,):
+        if not isinstance(each, TensorType):
+            continue
+        if each.dtype not in SCALAR_BITS:
+            raise TypeInferenceError(f"{name}: the result cannot have dtype {each.dtype!r}")
+        if any(isinstance(d, IntImm) and d.value < 0 for d in each.shape):
+            shape = shape_text(each.shape)
+            raise TypeInferenceError(f"{name}: the result cannot have shape {shape}")
 
 
 def _place(expr: Expr) -> str:
@@ -495,7 +508,9 @@ class _Inference:
             if any(map(self.unifier.is_open, kinds)):
                 return None
         try:
-            return definition.relation(kinds, expr.attrs)
+            found = definition.relation(kinds, expr.attrs)
+            _check_result(name, found)
+            return found
         except TypeInferenceError as error:
             raise TypeInferenceError(f"{error}{_place(expr)}", expr.span) from None
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:

@@ -11,7 +11,8 @@ import numpy as np
 
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
-from ekiden.topi.shape import as_dim, as_ints, known, tidy
+from ekiden.ir.text import prim_text
+from ekiden.topi.shape import as_dim, as_ints, known, tidy, unify_dim
 
 _T = TypeVar("_T")
 
@@ -72,8 +73,12 @@ def _whole_extents(shape: Sequence[PrimExpr], source: str) -> dict[str, PrimExpr
     if len(axes) != len(shape):
         raise ValueError(f"layout {source!r} has {len(axes)} axes, got {len(shape)} dimensions")
     extents = {letter: d for (letter, size), d in zip(axes, shape, strict=True) if not size}
-    for letter, size in axes:
+    for (letter, size), dim in zip(axes, shape, strict=True):
         if size:
+            if unify_dim(dim, as_dim(size)) is None:
+                raise ValueError(
+                    f"layout {source!r} has {size} of {letter!r}, got {prim_text(dim)}"
+                )
             extents[letter.upper()] = extents[letter.upper()] * size
     return extents
 

@@ -9,7 +9,15 @@ from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
 from ekiden.te import Tensor
-from ekiden.topi.shape import Dim, as_dim, as_shape, expect_least, expect_shape, tidy
+from ekiden.topi.shape import (
+    Dim,
+    as_dim,
+    as_shape,
+    expect_least,
+    expect_positive,
+    expect_shape,
+    tidy,
+)
 
 
 def _angle(step: PrimExpr, extent: PrimExpr, dtype: str, sign: float) -> PrimExpr:
@@ -65,6 +73,11 @@ def stft(
     sum. PyTorch's stft without centring.
     """
     batch, length = data.shape
+    expect_positive("stft", n_fft=n_fft, hop_length=hop_length, win_length=win_length)
+    expect_shape("stft", "window", window.shape, (win_length,))
+    if win_length > n_fft:
+        raise ValueError(f"stft: 'win_length' {win_length} must not be above 'n_fft' {n_fft}")
+    expect_least("stft", "data", (length,), (n_fft,))
     frames = tidy((length - n_fft) // hop_length + 1)
     bins = n_fft // 2 + 1 if onesided else n_fft
     shape = as_shape(output_shape) if output_shape else (batch, as_dim(bins), frames, as_dim(2))

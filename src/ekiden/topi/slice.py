@@ -27,6 +27,7 @@ from ekiden.topi.shape import (
     as_dim,
     as_shape,
     expect_least,
+    expect_shape,
     is_any,
     known,
     normalize_axis,
@@ -185,6 +186,10 @@ def strided_set(
     count = known(begin.shape[0]) if isinstance(begin, Tensor) else len(begin)
     if count is None:
         raise ValueError("strided_set: the number of bounds must be known")
+    for what, each in (("begin", begin), ("end", end), ("strides", strides)):
+        if isinstance(each, Tensor):
+            expect_shape("strided_set", what, each.shape, (count,))
+    expect_shape("strided_set", "v", v.shape, (*[None] * count, *a.shape[count:]))
 
     def bound(values: Tensor | Sequence[Dim], n: int) -> PrimExpr:
         return cast(as_dim(values[n]), "int64")

@@ -170,6 +170,8 @@ def reverse_sequence(
     """
     along = normalize_axis(seq_axis, a.ndim, "reverse_sequence")
     batch = normalize_axis(batch_axis, a.ndim, "reverse_sequence")
+    if along == batch:
+        raise ValueError(f"reverse_sequence: axis {along} is both of the sequence and the batch")
 
     def index(*i: Var) -> tuple[PrimExpr, ...]:
         length = cast(seq_lengths[i[batch]], "int64")

@@ -111,9 +111,11 @@ def _interpreted(compute: Compute) -> Reference:
         inputs = [te.placeholder(a.shape, str(a.dtype), f"x{n}") for n, a in enumerate(arrays)]
         found = compute(attrs, *inputs)
         outputs = _many(found)
-        results = [np.empty([evaluate(d, {}) for d in t.shape], to_numpy(t.dtype)) for t in outputs]
-        func = lower(te.create_prim_func([*inputs, *outputs]))
-        interpreter.run(func, *(np.array(a, order="C") for a in arrays), *results)
+        shapes = [[evaluate(d, {}) for d in t.shape] for t in outputs]
+        results = [np.empty(n, to_numpy(t.dtype)) for n, t in zip(shapes, outputs, strict=True)]
+        if any(r.size for r in results):
+            func = lower(te.create_prim_func([*inputs, *outputs]))
+            interpreter.run(func, *(np.array(a, order="C") for a in arrays), *results)
         return results[0] if isinstance(found, Tensor) else tuple(results)
 
     return reference

@@ -113,7 +113,9 @@ def _dft(attrs: DFTAttrs, re: Array, im: Array) -> tuple[Array, ...]:
 
 def _inverted(attrs: None, data: Array) -> Array:
     check_range("invert_permutation: position", data, (0, len(data)))
-    return np.argsort(data, kind="stable").astype(data.dtype)
+    found = np.zeros_like(data)
+    np.maximum.at(found, data.astype(np.int64), np.arange(len(data)).astype(data.dtype))
+    return found
 
 
 def _unraveled(attrs: None, data: Array, shape: Array) -> Array:

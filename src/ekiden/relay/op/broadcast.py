@@ -116,8 +116,10 @@ def _trunc_divide(a: Array, b: Array) -> Array:
     """The quotient without its fraction; 0 for integers by 0."""
     if a.dtype.kind not in "iu":
         return np.asarray(np.trunc(a.astype(np.float64) / b))
-    quotient = np.abs(a) // np.where(b == 0, 1, np.abs(b))
-    return np.where(b == 0, 0, np.where((a < 0) == (b < 0), quotient, -quotient))
+    whole = np.floor_divide(a, np.where(b == 0, 1, b))
+    inexact = np.subtract(a, whole * b, dtype=a.dtype) != 0
+    toward_zero = inexact & ((a < 0) != (b < 0))
+    return np.where(b == 0, 0, whole + toward_zero.astype(a.dtype)).astype(a.dtype)
 
 
 def _power(a: Array, b: Array) -> Array:

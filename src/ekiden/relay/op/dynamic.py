@@ -25,7 +25,7 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.topi.create import sequence
 from ekiden.topi.nn.pad import pad_by_mode
-from ekiden.topi.shape import known, normalize_axis, product
+from ekiden.topi.shape import expect_shape, known, normalize_axis, product
 from ekiden.topi.slice import dynamic_strided_slice
 
 Dims = tuple[list[PrimExpr], list[Wanted]]
@@ -369,6 +369,8 @@ def _only(x: Tensor) -> PrimExpr:
 def _arange_reference(attrs: DynamicAttrs, start: Array, stop: Array, step: Array) -> Array:
     exact = "float64" if any(a.dtype.kind == "f" for a in (start, stop, step)) else "int64"
     first, last, by = (a.astype(exact).reshape(-1)[0] for a in (start, stop, step))
+    if by == 0:
+        raise InputError("run: dyn.arange: the step is 0")
     count = max(0, int(np.ceil((last - first) / by)))
     return np.asarray(first + np.arange(count).astype(exact) * by).astype(to_numpy(attrs.dtype))
 
@@ -461,8 +463,18 @@ declare_dynamic(
 
 def _pad_dims(attrs: DynPadAttrs, buffers: Sequence[Buffer]) -> Dims:
     data, width, _ = buffers
-    dims = [d + _at(width, i, 0) + _at(width, i, 1) for i, d in enumerate(data.shape)]
-    return dims, []
+    pairs = [(_at(width, i, 0), _at(width, i, 1)) for i in range(len(data.shape))]
+    dims = [d + a + b for d, (a, b) in zip(data.shape, pairs, strict=True)]
+    if attrs.pad_mode == "constant":
+        return dims, []
+    left = [d + minimum(a, 0) + minimum(b, 0) for d, (a, b) in zip(data.shape, pairs, strict=True)]
+    return dims, [Wanted(n > 0, "there is nothing that borders show", {"left": n}) for n in left]
+
+
+def _pad_kind(attrs: DynPadAttrs, types: Sequence[TensorType]) -> TensorType:
+    rank = len(types[0].shape)
+    expect_shape("dyn.nn.pad", "pad_width", types[1].shape, (rank, 2))
+    return _unknown(rank, types[0].dtype)
 
 
 def _pad(attrs: DynPadAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
@@ -494,6 +506,8 @@ def bordered(
         raise InputError(f"run: {name}: a dimension of the result is negative; it is {min(shape)}")
     kept = [slice(max(0, -a), max(0, -a, min(d, d + b))) for d, (a, b) in pairs]
     if mode != "constant":
+        if not data[tuple(kept)].size and data.size:
+            raise InputError(f"run: {name}: borders of mode {mode!r} around nothing")
         return padded(data[tuple(kept)], [(max(0, a), max(0, b)) for _, (a, b) in pairs], mode)
     found = np.full(shape, value, data.dtype)
     moved = [slice(k.start + a, k.stop + a) for k, (_, (a, _)) in zip(kept, pairs, strict=True)]

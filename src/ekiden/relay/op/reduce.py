@@ -8,13 +8,15 @@ import numpy as np
 
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import is_float
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Relation, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
 from ekiden.te import Tensor
-from ekiden.topi.shape import Shape, as_dim, normalize_axes
+from ekiden.topi.reduce import accumulator
+from ekiden.topi.shape import Shape, as_dim, expect_least, normalize_axes
 
 
 @node("relay.attrs.ReduceAttrs")
@@ -142,6 +144,21 @@ def reduction(
     return construct
 
 
+def _arg_relation(name: str) -> Relation:
+    """As of a reduction; of nothing no position can be found."""
+    plain = _relation(name, ArgReduceAttrs, "int32")
+
+    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        found = plain(types, attrs)
+        (data,) = tensors(name, types, 1)
+        axes = reduced_axes(name, attrs_of(ArgReduceAttrs, attrs), len(data.shape))
+        least = [1 if at in axes else None for at in range(len(data.shape))]
+        attempt(name, expect_least, name, "data", data.shape, least)
+        return found
+
+    return relation
+
+
 def arg_reduction(
     name: str, function: Callable[..., Array], compute: Callable[..., Tensor]
 ) -> Callable[..., Call]:
@@ -151,7 +168,7 @@ def arg_reduction(
             name=name,
             arguments=("data",),
             attrs=ArgReduceAttrs,
-            relation=_relation(name, ArgReduceAttrs, "int32"),
+            relation=_arg_relation(name),
             reference=_arg_reference(name, function),
             lower=lambda attrs, inputs, out: [
                 compute(
@@ -191,9 +208,13 @@ def axes_attr(axis: int | Sequence[int] | None) -> tuple[int, ...] | None:
 
 def _mean(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     """NumPy's mean; the sum of integers is divided as C does."""
-    if data.dtype.kind == "f":
+    if is_float(str(data.dtype)):
         return np.asarray(np.mean(data, axis=axis, keepdims=keepdims))
-    return np.asarray(np.trunc(np.mean(data.astype(np.float64), axis=axis, keepdims=keepdims)))
+    total = np.sum(data, axis=axis, keepdims=keepdims, dtype=accumulator(str(data.dtype)))
+    count = data.size // (total.size or 1) or 1
+    whole = np.floor_divide(total, count)
+    toward_zero = (total < 0) & (whole * count != total)
+    return np.asarray(whole + toward_zero.astype(total.dtype))
 
 
 # fmt: off

@@ -11,7 +11,7 @@ from ekiden.te import Tensor
 from ekiden.te.range_check import CHECKS, extent_checks, from_either_end, index_check
 from ekiden.topi.layout import permute
 from ekiden.topi.nn.conv import Padding, guarded, ntuple, pads
-from ekiden.topi.shape import Dim, as_shape, check_rank, expect_shape, window_extent
+from ekiden.topi.shape import Dim, as_shape, check_rank, expect_least, expect_shape, window_extent
 
 FLOAT = "float32"
 METHODS = ("nearest", "bilinear", "bicubic")
@@ -40,6 +40,8 @@ def crop_and_resize(
         )
     _, c, h, w = permute(data.shape, layout, "NCHW")
     height, width = as_shape(crop_size)
+    expect_shape("crop_and_resize", "boxes", boxes.shape, (None, 4))
+    expect_least("crop_and_resize", "data", (h, w), (1, 1))
     dtype, fill = out_dtype or data.dtype, const(extrapolation_value or 0.0, FLOAT)
 
     def place(

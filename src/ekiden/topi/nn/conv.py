@@ -11,7 +11,7 @@ from ekiden.ir.prim import PrimExpr, Var, cast, const, logical_and
 from ekiden.te import Tensor
 from ekiden.topi.layout import packed_tile, permute
 from ekiden.topi.nn.weights import WORD, conv_weight_shape, window_axes
-from ekiden.topi.shape import as_ints, known, tidy, window_extent
+from ekiden.topi.shape import as_ints, expect_positive, expect_shape, known, tidy, window_extent
 
 Padding = int | Sequence[int] | str
 
@@ -123,8 +123,12 @@ def conv(
     axes_of = window_axes(data_layout)
     rank, plain = len(axes_of), f"NC{axes_of}"
     layout = kernel_layout or default_kernel_layout(data_layout)
-    n, _, *sizes = permute(inp.shape, data_layout, plain)
+    n, given, *sizes = permute(inp.shape, data_layout, plain)
     out, per_group, *kernel = conv_weight_shape(filt.shape, layout, channels, groups)
+    name = f"conv{rank}d"
+    expect_positive(name, groups=groups)
+    if layout.isalpha():  # tiles are filled up
+        expect_shape(name, "weight", (per_group, out % groups), (tidy(given // groups), 0))
     strides, steps = ntuple(stride, rank, "stride"), ntuple(dilation, rank, "dilation")
     around = pads(padding, kernel, steps)
     before, after = around[:rank], around[rank:]

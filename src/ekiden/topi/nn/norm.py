@@ -14,6 +14,7 @@ from ekiden.topi.reduce import accumulator, reduce, reduce_axes, source_indices,
 from ekiden.topi.reduce import mean as reduce_mean
 from ekiden.topi.shape import (
     as_dim,
+    expect_positive,
     normalize_axes,
     normalize_axis,
     product,
@@ -228,6 +229,7 @@ def lrn(
 ) -> Tensor:
     """x / (bias + alpha / size * sum of squares over `size` channels) ** beta."""
     at = normalize_axis(axis, data.ndim, "lrn")
+    expect_positive("lrn", size=size)
     before = (size - 1) // 2
     extent, zero = data.shape[at], const(0, data.dtype)
 

@@ -21,7 +21,6 @@ from ekiden.topi.shape import (
     as_dim,
     as_shape,
     ceil_div,
-    expect_least,
     known,
     replaced,
     tidy,
@@ -215,7 +214,6 @@ def adaptive_avg_pool(data: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor
     """The mean over windows that divide the data into `shape`; windows differ by at most one in
     extent."""
     wide = accumulator(data.dtype)
-    expect_least("adaptive_avg_pool", "data", [data.shape[a] for a in axes], [1] * len(axes))
     _, bounds = _bins(data, shape, axes)
 
     def mean_of(*i: Var) -> PrimExpr:

@@ -57,6 +57,8 @@ def _family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Ten
         row = FAMILIES.get(tensor.op.tag)
         if row is None or row.is_whole or not row.serves(target) or not row.accepts(tensor):
             continue
+        if not _fills_vectors(tensor, target):
+            continue
         if is_epilogue(tensor, row.ends(outputs)):
             return row, tensor
     return FAMILIES["default"], None
@@ -79,6 +81,14 @@ def schedule(
         return thread.schedule_threads(inputs, outputs, target, name)
     made = _built(inputs, outputs, target, name, choose(outputs, target, given, names))
     return with_checks(made, inputs, outputs, target)
+
+
+def _fills_vectors(anchor: te.Tensor, target: Target) -> bool:
+    """Whether the panels that a weight is packed in, if it is, hold whole vectors: a layout given
+    by hand may have narrower ones, whose last vector would end behind the weight.
+    """
+    tile = anchor.op.attrs.get("tile")
+    return not isinstance(tile, int) or tile % target.lanes("float32") == 0
 
 
 def _built(

@@ -53,6 +53,9 @@ def get_valid_counts(
     rest of the rows are -1.
     """
     batch, count, fields = data.shape
+    if score_index < 0:
+        raise ValueError(f"get_valid_counts: 'score_index' must not be negative, got {score_index}")
+    expect_least("get_valid_counts", "data", (fields,), (max(score_index, id_index) + 1,))
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = IRBuilder()

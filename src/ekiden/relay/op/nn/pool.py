@@ -32,7 +32,14 @@ from ekiden.relay.op.nn.geometry import (
 from ekiden.te import Tensor, identity
 from ekiden.topi.layout import parse, spatial
 from ekiden.topi.nn.pool import adaptive_avg_pool
-from ekiden.topi.shape import Shape, as_dim, as_ints, window_extent, window_extent_ceil
+from ekiden.topi.shape import (
+    Shape,
+    as_dim,
+    as_ints,
+    expect_least,
+    window_extent,
+    window_extent_ceil,
+)
 
 PoolAttrs = MaxPoolAttrs | AvgPoolAttrs
 
@@ -340,7 +347,13 @@ def _adaptive_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     attempt("nn.adaptive_avg_pool2d", keeps_layout, attrs)
     if not is_float(data.dtype):
         fail("nn.adaptive_avg_pool2d", f"'data' must be floating point, got {data.dtype}")
-    return TensorType(adaptive_shape(attrs_of(AdaptivePool2DAttrs, attrs), data.shape), data.dtype)
+    wanted = attrs_of(AdaptivePool2DAttrs, attrs)
+    least: list[int | None] = [None] * 4
+    for at in spatial(wanted.layout):
+        least[at] = 1
+    name = "nn.adaptive_avg_pool2d"
+    attempt(name, expect_least, name, "data", data.shape, least)
+    return TensorType(adaptive_shape(wanted, data.shape), data.dtype)
 
 
 def _adaptive_reference(attrs: AdaptivePool2DAttrs, data: Array) -> Array:
@@ -349,7 +362,7 @@ def _adaptive_reference(attrs: AdaptivePool2DAttrs, data: Array) -> Array:
         size = data.shape[at]
         bounds = [(i * size // extent, -(-(i + 1) * size // extent)) for i in range(extent)]
         parts = [np.take(found, range(a, b), axis=at).mean(at, keepdims=True) for a, b in bounds]
-        found = np.concatenate(parts, axis=at)
+        found = np.concatenate(parts or [found[(slice(None),) * at + (slice(0, 0),)]], axis=at)
     return found.astype(data.dtype)
 
 

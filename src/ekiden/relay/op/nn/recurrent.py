@@ -19,6 +19,7 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr, Tuple
 from ekiden.relay.op._declare import (
     agree,
+    attempt,
     attrs_of,
     call,
     fail,
@@ -41,7 +42,7 @@ from ekiden.topi.cells import (
 )
 from ekiden.topi.nn.recurrent import pack_recurrent, packed_shape
 from ekiden.topi.nn.weights import WORD
-from ekiden.topi.shape import as_dim, tidy
+from ekiden.topi.shape import as_dim, expect_positive, expect_shape, tidy
 
 _NAME = "nn.recurrent"
 _PACK = "nn.contrib_pack_recurrent"
@@ -249,6 +250,9 @@ def _pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (weight,) = tensors(_PACK, types, 1)
     wanted = attrs_of(PackRecurrentAttrs, attrs)
     rank_is(_PACK, weight, 2, "weight")
+    attempt(_PACK, expect_positive, _PACK, gates=wanted.gates, lanes=wanted.lanes)
+    hidden = weight.shape[1]
+    attempt(_PACK, expect_shape, _PACK, "weight", weight.shape, (hidden * wanted.gates, hidden))
     shape = packed_shape(weight.shape, wanted.gates, wanted.lanes, weight.dtype)
     return TensorType(shape, weight.dtype)
 
