@@ -308,7 +308,7 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     product = Product(MANY, panel, depth)
     rows = int(fixed.get("rows", tile_rows(-(-panel // target.lanes("float32")), product, target)))
     own = int(fixed.get("own", 0))
-    unroll = fixed.get("unroll", Blocking(product, panel, rows, target).unroll(own))
+    unroll = fixed.get("unroll", Blocking(product, panel, rows, target).unroll("panel", own))
     return Decision.of({"panel": panel, "rows": rows, "own": own, "unroll": unroll})
 
 

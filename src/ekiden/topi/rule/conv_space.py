@@ -142,5 +142,5 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     chosen.setdefault("k_block", sizes.k_block(blocking, order))
     own = int(chosen.setdefault("own", blocking.own(order)))
     chosen.setdefault("spread", blocking.spread(order) if sizes.is_flat else 0)
-    chosen.setdefault("unroll", blocking.unroll(own))
+    chosen.setdefault("unroll", blocking.unroll(order, own))
     return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})

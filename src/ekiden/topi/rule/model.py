@@ -204,11 +204,12 @@ class Blocking:
         wanted = next(enough, self.spreads()[-1])
         return max(d for d in self.spreads() if d <= min(wanted, self.tiles or wanted))
 
-    def unroll(self, own: int) -> int:
+    def unroll(self, order: str, own: int) -> int:
         """Steps of k that stand one after the other: two, if prefetches stand between them that
         keep a compiler from loading the panel rows of both at once: that needs more registers than
-        there are."""
-        return 2 if own and self.product.depth and self.product.dtype == "float32" else 1
+        there are. One where panels change too often for it to pay for twice the code."""
+        known = self.product.depth and self.product.dtype == "float32"
+        return 2 if own and known and order == "panel" else 1
 
     def copy(self, block: int) -> int:
         """Whether to copy the rows of blocks of k apart: 1 where they drive each other out of the

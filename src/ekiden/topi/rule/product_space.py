@@ -129,6 +129,6 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
             "rows": rows,
             "how": fixed.get("how", sizes.ways(vectors)[0]),
             "own": own,
-            "unroll": fixed.get("unroll", blocking.unroll(own)),
+            "unroll": fixed.get("unroll", blocking.unroll("panel", own)),
         }
     )

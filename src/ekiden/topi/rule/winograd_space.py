@@ -93,7 +93,7 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
             "rows": rows,
             "block": block,
             "own": own,
-            "unroll": fixed.get("unroll", blocking.unroll(own)),
+            "unroll": fixed.get("unroll", blocking.unroll("row", own)),
         }
     )
 
