@@ -57,10 +57,12 @@ class SequenceConcatAttrs(Attrs):
 
 @node("relay.attrs.SequenceSplitAttrs")
 class SequenceSplitAttrs(Attrs):
-    """The axis that is cut, and whether parts of extent 1 keep it."""
+    """The axis that is cut, whether parts of extent 1 keep it, and the extent that all parts are
+    known to have, if they are."""
 
     axis: int = 0
     keepdims: bool = True
+    extent: PrimExpr | None = None
 
 
 def elements(value: object) -> Elements:
@@ -138,7 +140,8 @@ def _split_type(types: Sequence[Type], attrs: Attrs | None) -> Type:
     if not isinstance(data, TensorType):
         fail(name, f"expected a tensor, got {type_text(data)}")
     axis = attempt(name, normalize_axis, wanted.axis, len(data.shape), name)
-    kept = (AnyDim(),) if wanted.keepdims else ()
+    extent = AnyDim() if wanted.extent is None else wanted.extent
+    kept = (extent,) if wanted.keepdims else ()
     return list_type(TensorType((*data.shape[:axis], *kept, *data.shape[axis + 1 :]), data.dtype))
 
 
@@ -238,9 +241,11 @@ def concat(sequence: Expr, axis: int) -> Call:
     return call("sequence.concat", sequence, attrs=SequenceConcatAttrs(axis))
 
 
-def split(data: Expr, sizes: Expr, axis: int, keepdims: bool = True) -> Call:
-    """Parts of a tensor along an axis."""
-    return call("sequence.split", data, sizes, attrs=SequenceSplitAttrs(axis, keepdims))
+def split(
+    data: Expr, sizes: Expr, axis: int, keepdims: bool = True, extent: PrimExpr | None = None
+) -> Call:
+    """Parts of a tensor along an axis; `extent` is that of all of them, where they have one."""
+    return call("sequence.split", data, sizes, attrs=SequenceSplitAttrs(axis, keepdims, extent))
 
 
 __all__ = [

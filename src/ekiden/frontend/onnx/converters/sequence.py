@@ -11,10 +11,12 @@ from ekiden.frontend.onnx.loop import Iteration, Loop, Parts, as_scalar, stacked
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.sequence_value import Absent, SequenceValue
 from ekiden.frontend.onnx.value import Value, constant
+from ekiden.ir.op import Op
+from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, Tuple, const
+from ekiden.relay.expr import Call, Constant, Expr, Tuple, const
 from ekiden.relay.op import sequence
-from ekiden.topi.shape import known
+from ekiden.topi.shape import as_dim, known
 
 
 def _sequence(node: Node, index: int) -> SequenceValue:
@@ -118,7 +120,17 @@ def _split(node: Node) -> Value:
     if extent is not None and (given is None or given.array is not None):
         return _parts(node, axis, _sizes(given, extent), keepdims)
     sizes = _runtime_sizes(node, axis, given)
-    return node.scope.bound(sequence.split(node.expr(0), sizes, axis, keepdims))
+    return node.scope.bound(sequence.split(node.expr(0), sizes, axis, keepdims, _extent(given)))
+
+
+def _extent(given: Value | None) -> PrimExpr | None:
+    """What all parts have along the axis: sizes are often a vector of ones."""
+    if given is None:
+        return as_dim(1)
+    match given.expr:
+        case Call(op=Op(name="full"), args=(Constant(data=number),)) if given.type.shape:
+            return as_dim(int(number))
+    return None
 
 
 def _sizes(given: Value | None, extent: int) -> list[int]:
