@@ -12,6 +12,7 @@ import ekiden
 from ekiden import relay
 from ekiden.ir.op import OPS
 from ekiden.relay import op
+from ekiden.relay.op.dynamic import DynamicAttrs, dynamic
 from ekiden.runtime.errors import InputError
 
 
@@ -197,6 +198,15 @@ CASES += [
     for dtype in ("float64", "int8", "uint8")
 ]
 """A value is converted to the dtype of the data."""
+NOTHING = relay.const(np.zeros(0, "float32"))
+CASES.append(
+    Case(
+        "dyn.extents",
+        lambda s: dynamic("extents", NOTHING, s, attrs=DynamicAttrs()),
+        lambda s: np.zeros((0, *s), "float32"),
+        [(ints(2, 3),), (ints(0, 5),)],
+    )
+)
 
 
 def parameters(arrays: Sequence[np.ndarray], names: str) -> list[relay.Var]:

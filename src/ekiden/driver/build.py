@@ -14,6 +14,7 @@ from typing import TypeAlias
 import onnx
 
 from ekiden.backend.vm.compile import compile_variants
+from ekiden.backend.vm.module_kernels import ModuleKernels
 from ekiden.backend.vm.pipeline import optimize
 from ekiden.codegen.build import generator_of
 from ekiden.codegen.parallel import Progress
@@ -104,19 +105,20 @@ def compile_model(
         metadata["tensors"] = {name: [node, at] for name, node, at in tensors}
     if len(targets) > 1:
         metadata["variants"] = list(map(str, targets))
-    in_place = in_place and executor != "async"
-    prepared = (
-        (t, optimize(module, t, config, in_place=in_place), {**metadata, "target": str(t)})
-        for t in targets
-    )
+    concurrent = executor == "async"
     with _bar() if progress is None else nullcontext(progress) as shown:
-        made = compile_variants(
-            prepared,
-            shown,
-            is_native=executor == "aot",
-            concurrent=executor == "async",
-        )
-    return Compiled(made, weight_files)
+        kernels = [ModuleKernels(t, shown) for t in targets]
+        prepared = (
+            (
+                optimize(module, made.target, config, in_place=in_place and not concurrent,
+                         kernels=made, concurrent=concurrent),
+                {**metadata, "target": str(made.target)},
+                made,
+            )
+            for made in kernels
+        )  # fmt: skip
+        code = compile_variants(prepared, is_native=executor == "aot")
+    return Compiled(code, weight_files)
 
 
 def _with_conditions(module: IRModule) -> IRModule:

@@ -74,6 +74,8 @@ class Pass:
     opt_level: int = 0
     required: tuple[Pass | str, ...] = ()
     is_sequence: bool = False
+    reason: str = ""
+    """Why what follows in a sequence cannot do without it: see `needed`."""
 
     @property
     def info(self) -> PassInfo:
@@ -106,6 +108,13 @@ class Pass:
         return str(self.info)
 
 
+def needed(member: Pass, reason: str) -> Pass:
+    """A member of a sequence that runs at every opt level, and whose being disabled is an error:
+    what follows cannot do without it for that reason.
+    """
+    return Pass(member.name, member.transform, member.opt_level, member.required, reason=reason)
+
+
 def _expect_module(value: object, name: str, verb: str) -> None:
     if not isinstance(value, IRModule):
         hint = "; wrap it: IRModule.from_expr(...)" if isinstance(value, BaseFunc) else ""
@@ -129,7 +138,8 @@ class FunctionPass(Pass):
 class Sequential(Pass):
     """Passes one after the other, itself a pass; members may be given by their registered names.
 
-    The context decides of each member whether it runs, by its opt level and its lists.
+    The context decides of each member whether it runs, by its opt level and its lists, but of those
+    that are `needed`. Raises PassError where one of these is disabled.
     """
 
     __slots__ = ("passes",)
@@ -146,7 +156,10 @@ class Sequential(Pass):
 
         def run_all(module: IRModule, context: PassContext) -> IRModule:
             for each in members:
-                if each.is_sequence or context.enables(each.info):
+                if each.reason and each.name in context.disabled_pass:
+                    why = f"the sequence {name!r} needs it {each.reason}"
+                    raise PassError(f"pass {each.name!r} is disabled, and {why}")
+                if each.is_sequence or each.reason or context.enables(each.info):
                     module = each(module)
             return module
 

@@ -10,13 +10,15 @@ from pass_checks import evaluate, program
 
 from ekiden.backend.vm.pipeline import pipeline
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import SizeVar
+from ekiden.ir.prim import AnyDim, SizeVar
 from ekiden.ir.transform import PassContext, PassInfo, PassInstrument
 from ekiden.ir.type import tensor_type
-from ekiden.relay import op
+from ekiden.relay import create_executor, op, qnn
 from ekiden.relay.analysis import verify
 from ekiden.relay.expr import Call, Expr, Function, If, Let, Tuple, TupleGetItem, Var, const, var
-from ekiden.relay.transform import InferType, ManifestAlloc, MemoryPlan
+from ekiden.relay.transform import InferType, ManifestAlloc
+from ekiden.relay.visitor import free_vars
+from ekiden.runtime.errors import PassError
 from ekiden.target import Target
 from long_runs import sizes
 
@@ -120,8 +122,8 @@ class _VerifyAll(PassInstrument):
 def test_programs_with_explicit_memory_are_well_formed(module: IRModule) -> None:
     instrument = _VerifyAll()
     with PassContext(instruments=(instrument,)):
-        MemoryPlan()(pipeline(TARGET)(module))
-    assert instrument.names[-2:] == ["vm", "MemoryPlan"]
+        pipeline(TARGET)(module)
+    assert instrument.names[-2:] == ["MemoryPlan", "vm"]
 
 
 def graph(length: int) -> Expr:
@@ -152,6 +154,89 @@ def test_long_programs_pass(make: Callable[[int], Expr], length: int) -> None:
         module = each(module)
     instruction = module["main"].body
     assert isinstance(instruction, Let)
+
+
+def _samples() -> dict[str, tuple[IRModule, list[np.ndarray]]]:
+    """Programs that need, one or another, every pass: control, data types, closures, polymorphism,
+    dimensions that are data, quantised numbers, weights, statistics.
+    """
+    rng = np.random.default_rng(0)
+    x = var("x", shape=(1, 3, 6, 6))
+    weight = const(rng.normal(size=(4, 3, 3, 3)).astype("float32"))
+    statistics = [const(rng.random(4, np.float32)) for _ in range(4)]
+    image = op.nn.batch_norm(op.nn.conv2d(x, weight, padding=1), *statistics)[0]
+    image = op.nn.dropout(op.nn.max_pool2d(op.nn.relu(op.add(image, const(0.0))), (2, 2), (2, 2)))
+    table = var("x", shape=(AnyDim(), 4))
+    rows = op.take(op.argwhere(op.greater(table, const(0.0))), const(0), axis=1)
+    data = op.exp(op.take(table, rows, axis=0))
+    bytes_ = var("x", shape=(2, 4), dtype="int8")
+    pair = var("x", shape=(2, 3))
+    tables: dict[str, tuple[Expr, np.ndarray]] = {
+        "image": (image, rng.normal(size=(1, 3, 6, 6)).astype("float32")),
+        "data": (data, rng.normal(size=(3, 4)).astype("float32")),
+        "bytes": (qnn.op.dequantize(bytes_, const(0.5), const(3)),
+                  np.arange(8, dtype="int8").reshape(2, 4)),
+        "einsum": (op.einsum((pair, pair), "ij,kj->ik"), rng.random((2, 3), np.float32)),
+    }  # fmt: skip
+    made = {
+        name: (IRModule.from_expr(Function(free_vars(body), body)), [value])
+        for name, (body, value) in tables.items()
+    }
+    made["lists"] = (
+        program("""type List[A] { Cons(A, List[A]), Nil }
+type Box[A] { Full(A), Empty }
+def @map[A, B](%f: fn (A) -> B, %l: List[A]) -> List[B] {
+  match (%l) { Cons(%h, %t) => Cons(%f(%h), @map(%f, %t)), Nil => Nil } }
+def @sum(%l: List[Box[float32]], %s: float32) -> float32 {
+  match (%l) { Cons(Full(%h), %t) => @sum(%t, add(%h, %s)), _ => %s } }
+def @main(%x: float32) -> float32 {
+  let %g = fn (%y: float32) -> float32 { if (greater(%y, %x)) { %x } else { multiply(%y, %x) } };
+  @sum(@map(Full, @map(%g, Cons(1f, Cons(%x, Nil)))), 0f) }"""),
+        [np.array(3, "float32")],
+    )
+    return made
+
+
+SAMPLES = _samples()
+NAMES = list(dict.fromkeys(p.name for p in PASSES))
+
+
+def _right_or_named(context: PassContext, executor: str, name: str) -> PassError | None:
+    """Compile and run a sample; the error, if a pass that is disabled is needed."""
+    module, args = SAMPLES[name]
+    try:
+        with context:
+            found = create_executor(executor, module).evaluate()(*args)
+    except PassError as error:
+        return error
+    for got, expected in zip([found.numpy()], evaluate(module, args), strict=True):
+        assert got.dtype == expected.dtype
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    return None
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("level", range(5))
+def test_every_opt_level_gives_a_right_program(level: int, name: str) -> None:
+    assert _right_or_named(PassContext(opt_level=level), "vm", name) is None
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("disabled", NAMES)
+def test_without_a_pass_a_program_is_right_or_the_error_names_it(disabled: str) -> None:
+    (reason,) = {p.reason for p in PASSES if p.name == disabled}
+    message = f"pass {disabled!r} is disabled, and the sequence 'vm' needs it {reason}"
+    for name in SAMPLES:
+        error = _right_or_named(PassContext(disabled_pass=[disabled]), "vm", name)
+        assert str(error) == message if reason else error is None
+
+
+@pytest.mark.quick
+def test_graphs_need_the_same_passes() -> None:
+    assert _right_or_named(PassContext(opt_level=0), "graph", "image") is None
+    context = PassContext(disabled_pass=["FuseOps", "FoldConstant"])
+    assert "pass 'FuseOps' is disabled" in str(_right_or_named(context, "graph", "image"))
 
 
 @pytest.mark.quick

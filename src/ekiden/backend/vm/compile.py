@@ -13,8 +13,6 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from ekiden.backend.aot.build import Native, native_code
-from ekiden.backend.external import build_external, is_external
-from ekiden.backend.kernels.build import build_kernels
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint, check_names
 from ekiden.backend.vm.choices import Choices, Parts
@@ -22,6 +20,7 @@ from ekiden.backend.vm.constants import ConstantPool
 from ekiden.backend.vm.dims import Plan, Stage, is_static, values
 from ekiden.backend.vm.emit import Scope, emit_scope
 from ekiden.backend.vm.encode import make
+from ekiden.backend.vm.module_kernels import CompileKernels, ModuleKernels
 from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.stages import arguments, sources, stage_kernel
 from ekiden.backend.vm.write import CALL_CLOSURE, Places, Program, VMFunction, write_programs
@@ -51,7 +50,7 @@ from ekiden.relay.op.annotation import DeviceCopyAttrs
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.vm import InvokeAttrs, ReshapeTensorAttrs
 from ekiden.relay.transform.chains import Binding, unchain
-from ekiden.relay.transform.memory_plan import KernelFacts, Kernels, MemoryPlan
+from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.relay.transform.peak_memory import predict_peak
 from ekiden.relay.transform.plan_devices import device_table
 from ekiden.relay.transform.scopes import evaluation_order
@@ -444,25 +443,6 @@ def _closure_calls(main: Function) -> list[VMFunction]:
     ]
 
 
-def primitive_functions(module: IRModule) -> list[tuple[Function, int]]:
-    """The fused functions that a module with explicit memory calls, each once on each device, in
-    order.
-    """
-    found: dict[tuple[Function, int], None] = {}
-    for function in module.functions.values():
-        assert isinstance(function, Function)
-        for expr in evaluation_order(function.body):
-            if (
-                isinstance(expr, Call)
-                and isinstance(expr.op, Op)
-                and expr.op.name == "vm.invoke_tvm_op"
-            ):
-                kernel = expr.args[0]
-                assert isinstance(kernel, Function) and isinstance(expr.attrs, InvokeAttrs)
-                found[kernel, expr.attrs.device] = None
-    return list(found)
-
-
 def host_functions(module: IRModule) -> list[str]:
     """The registered functions that the operators of a module call, each once, sorted."""
     found: set[str] = set()
@@ -535,32 +515,29 @@ def compile_module(
     progress: Progress | None = None,
     *,
     is_native: bool = False,
-    concurrent: bool = False,
 ) -> memoryview:
-    """The bytes of the executable of a module, as `compile_variants` has it."""
-    given = [(target, module, metadata)]
-    return compile_variants(given, progress, is_native=is_native, concurrent=concurrent)
+    """The bytes of the executable of a module whose kernels are not compiled, as
+    `compile_variants` has it."""
+    kernels = ModuleKernels(target, progress)
+    given = [(CompileKernels(kernels)(module), metadata, kernels)]
+    return compile_variants(given, is_native=is_native)
 
 
 def compile_variants(
-    variants: Iterable[tuple[Target, IRModule, dict[str, object]]],
-    progress: Progress | None = None,
+    variants: Iterable[tuple[IRModule, dict[str, object], ModuleKernels]],
     *,
     is_native: bool = False,
-    concurrent: bool = False,
 ) -> memoryview:
     """The bytes of the executable of a module that the VM pipeline has prepared for each target,
-    with its metadata; with native code of its functions beside their bytecode if asked for;
-    `concurrent` as in MemoryPlan. Equal constants of variants are one.
+    with its metadata and its kernels; with native code of its functions beside their bytecode if
+    asked for. Equal constants of variants are one.
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """
     pool = ConstantPool()
     programs = [
-        _compile_variant(
-            module, target, metadata, pool, progress, is_native=is_native, concurrent=concurrent
-        )
-        for target, module, metadata in variants
+        _compile_variant(module, metadata, made, pool, is_native=is_native)
+        for module, metadata, made in variants
     ]
     for each in programs:
         assert each.places.devices == programs[0].places.devices, "devices do not depend on targets"
@@ -571,26 +548,17 @@ def compile_variants(
 @phase("bytecode")
 def _compile_variant(
     module: IRModule,
-    target: Target,
     metadata: dict[str, object],
+    made: ModuleKernels,
     constants: ConstantPool,
-    progress: Progress | None = None,
     *,
     is_native: bool = False,
-    concurrent: bool = False,
 ) -> Program:
-    """The program of a module; its constants are put beside those that are there. Plans its memory,
-    as soon as its kernels are compiled and say how much of it they need.
+    """The program of a module; its constants are put beside those that are there.
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """
-    calls = primitive_functions(module)
-    fused = list(dict.fromkeys(f for f, _ in calls))
-    symbols = {f: build_external(f) for f in fused if is_external(f)}
-    fused = [f for f in fused if f not in symbols]
-    kernels = build_kernels(fused, target, progress)
-    facts: Kernels = dict(zip(fused, kernels.facts, strict=True))
-    module = MemoryPlan(facts, concurrent=concurrent)(module)
+    target, calls, kernels = made.target, made.calls, made.kernels
     if (peak := predict_peak(module)) is not None:
         metadata = {**metadata, "memory": {"peak": peak}}
     functions = {
@@ -606,11 +574,11 @@ def _compile_variant(
     plans = [Plan(n, f, _constraints(module, n)) for n, f in functions.items()]
     shapes = {s: stage_kernel(p, s) for p in plans for s in p.stages if s.dims.exprs}
     kernels = kernels.beside(list(shapes.values()), target)
-    own = dict(zip(fused, kernels.names, strict=True))
+    own = dict(zip(made.functions, kernels.names, strict=True))
     hosts = host_functions(module)
     if hosts:
         metadata = {**metadata, "host_functions": hosts}
-    named = {**own, **symbols}
+    named = {**own, **made.symbols}
     table = device_table(module)
     called = [(named[f], device) for f, device in calls]
     anywhere = [*(s.name for s in shapes.values()), *hosts]

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+from ekiden.backend.vm.module_kernels import CompileKernels, ModuleKernels
 from ekiden.ir.module import IRModule
-from ekiden.ir.transform import Sequential
+from ekiden.ir.transform import Sequential, needed
 from ekiden.relay import qnn, transform
 from ekiden.target import CompilationConfig, Target
 
 
 def pipeline(
-    target: Target, config: CompilationConfig | None = None, *, in_place: bool = True
+    target: Target,
+    config: CompilationConfig | None = None,
+    *,
+    in_place: bool = True,
+    kernels: ModuleKernels | None = None,
+    concurrent: bool = False,
 ) -> Sequential:
-    """The passes of the virtual machine for a target; `config` says on which devices. MemoryPlan
-    follows them when the kernels are compiled.
+    """The passes of the virtual machine for a target; `config` says on which devices.
 
     `in_place`: whether several kernels may write one tensor, the parts of a concatenation. Graphs
-    cannot say so, and kernels that may run at the same time would wait for each other.
+    cannot say so, and kernels that may run at the same time would wait for each other. `kernels`
+    takes what CompileKernels makes; without it none are compiled, and MemoryPlan knows nothing of
+    them. `concurrent`: as in MemoryPlan.
     """
+    infer_type = needed(transform.InferType(), "to know the types of a program")
     return Sequential(
         (
             transform.RemoveUnusedFunctions(),
-            transform.InferType(),
-            transform.EtaExpand(),
-            transform.InferType(),
+            infer_type,
+            needed(transform.EtaExpand(), "to make constructors functions"),
+            infer_type,
             transform.Inline(),  # also what external compilers make, as functions in place
             qnn.transform.Legalize(),
-            qnn.transform.CanonicalizeOps(),  # no later pass knows the dialect
+            needed(qnn.transform.CanonicalizeOps(), "as no later pass knows the dialect"),
             transform.SimplifyInference(),
             transform.FoldConstant(),
-            transform.BindDimensions(),  # shapes that are constants are known now
+            # shapes that are constants are known now
+            needed(transform.BindDimensions(), "to give names to dimensions that are data"),
+            transform.SimplifyExpr(exact=True),  # what rounds as before
             transform.MultiplyEinsums(),
             transform.FuseAttention(),  # before layouts hide its transpositions
             transform.CombineFewRows(),
@@ -40,18 +50,24 @@ def pipeline(
             transform.AlterOpLayout(target),  # needs NHWC
             transform.FoldConstant(),  # packs the weights
             transform.Rematerialize(),
-            transform.PlanDevices(config),  # nothing that merges values may follow
-            transform.FuseOps(),
-            transform.ToANormalForm(),
+            # nothing that merges values may follow
+            needed(transform.PlanDevices(config), "to say where each value lives"),
+            needed(
+                transform.FuseOps(),
+                "to make kernels; the option relay.FuseOps.max_depth=1 keeps operators apart",
+            ),
+            needed(transform.ToANormalForm(), "to put the program into order"),
             transform.DeadCodeElimination(),
             transform.InlinePrimitives(),
-            transform.LambdaLift(),
+            needed(transform.LambdaLift(), "to make functions inside of others global"),
             transform.RemoveUnusedFunctions(),  # what was inlined everywhere
-            transform.InferType(),
-            transform.HoistDimensions(),
-            transform.CarryDimensions(),
-            transform.ManifestAlloc(),
+            infer_type,
+            needed(transform.HoistDimensions(), "to compute dimensions where they are known"),
+            needed(transform.CarryDimensions(), "to pass dimensions to where they are needed"),
+            needed(transform.ManifestAlloc(), "to allocate results"),
             *((transform.ConcatenateInPlace(),) if in_place else ()),
+            *((CompileKernels(kernels),) if kernels is not None else ()),
+            transform.MemoryPlan(kernels.facts if kernels else None, concurrent=concurrent),
         ),
         "vm",
     )
@@ -63,6 +79,9 @@ def optimize(
     config: CompilationConfig | None = None,
     *,
     in_place: bool = True,
+    kernels: ModuleKernels | None = None,
+    concurrent: bool = False,
 ) -> IRModule:
-    """A module ready for `compile_module`."""
-    return pipeline(target, config, in_place=in_place)(module)
+    """A module ready for `compile_module`; see `pipeline`."""
+    passes = pipeline(target, config, in_place=in_place, kernels=kernels, concurrent=concurrent)
+    return passes(module)

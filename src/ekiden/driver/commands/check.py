@@ -21,7 +21,7 @@ from ekiden.ir.prim import IntImm
 from ekiden.relay.analysis.count import get_total_mac_number
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.memory import AllocStorageAttrs
-from ekiden.relay.transform import InferType, MemoryPlan
+from ekiden.relay.transform import InferType
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError, InputError, UnsupportedError
 from ekiden.runtime.metadata import Dim
@@ -95,7 +95,7 @@ def _measured(
         for p in found.inputs
     }
     fixed = InferType()(from_onnx(file, shapes)) if dims else module
-    optimized = MemoryPlan()(optimize(fixed, Target.parse("llvm")))
+    optimized = optimize(fixed, Target.parse("llvm"))
     return {
         "flops": 2 * get_total_mac_number(fixed),
         "activation_bytes": _activations(optimized),

@@ -19,7 +19,7 @@ from ekiden.backend.kernels.lower import (
     lower_primitive,
     names_of,
 )
-from ekiden.backend.vm.compile import primitive_functions
+from ekiden.backend.vm.module_kernels import primitive_functions
 from ekiden.backend.vm.pipeline import optimize, pipeline
 from ekiden.codegen import llvm
 from ekiden.driver.build import import_model
@@ -29,7 +29,6 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.transform import PassContext
 from ekiden.relay.expr import Function
 from ekiden.relay.printer import astext
-from ekiden.relay.transform import MemoryPlan
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.target import Target
 from ekiden.tir import transform as tir_transform
@@ -104,8 +103,7 @@ def _print_bytecode(executable: ekiden.Executable) -> None:
 
 
 def _print_passes(options: argparse.Namespace, target: Target) -> None:
-    plan = MemoryPlan()
-    names = dict.fromkeys(p.name for p in (*pipeline(target).passes, plan))
+    names = dict.fromkeys(p.name for p in pipeline(target).passes)
     for wanted in filter(None, (options.before, options.after)):
         if wanted not in names:
             raise CompileError(f"inspect: no pass '{wanted}'; there are {', '.join(names)}")
@@ -113,7 +111,7 @@ def _print_passes(options: argparse.Namespace, target: Target) -> None:
         filter(None, [options.before]), filter(None, [options.after]), file=sys.stdout
     )
     with PassContext(instruments=(instrument,)):
-        plan(optimize(import_model(options.file), target))
+        optimize(import_model(options.file), target)
 
 
 def _print_kernels(module: IRModule, options: argparse.Namespace, target: Target) -> None:

@@ -387,12 +387,16 @@ def fuse(root: RelayExpr, max_size: int = 256) -> RelayExpr:
 
 
 def FuseOps(fuse_opt_level: int = -1) -> Pass:  # noqa: N802
-    """The pass described at the top of this file; level 0 gives every operator its own function."""
+    """The pass described at the top of this file; level 0 gives every operator its own function.
+
+    A level below 0 is the opt level of the context.
+    """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         limit = context.option(FUSE_DEPTH)
         assert isinstance(limit, int)
-        max_size = 1 if fuse_opt_level == 0 else limit
+        level = context.opt_level if fuse_opt_level < 0 else fuse_opt_level
+        max_size = 1 if level == 0 else limit
         return map_functions(module, on_body(lambda body: fuse(body, max_size)))
 
     return Pass("FuseOps", transform, required=(InferType(),))

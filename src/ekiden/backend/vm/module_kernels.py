@@ -1,0 +1,82 @@
+"""The kernels of a module: a pass that compiles them, and what it finds out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ekiden.backend.external import build_external, is_external
+from ekiden.backend.kernels.build import Kernels, build_kernels
+from ekiden.codegen.parallel import Progress
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.transform import Pass, PassContext, needed
+from ekiden.relay.expr import Call, Function
+from ekiden.relay.op.vm import InvokeAttrs
+from ekiden.relay.transform.memory_plan import KernelFacts
+from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.target import Target
+
+
+@dataclass(eq=False, slots=True)
+class ModuleKernels:
+    """What CompileKernels makes of a module for a target."""
+
+    target: Target
+    progress: Progress | None = None
+    calls: list[tuple[Function, int]] = field(default_factory=list)
+    """The fused functions that the module calls, each once on each device, in order."""
+    functions: list[Function] = field(default_factory=list)
+    """Those that are compiled here, each once."""
+    symbols: dict[Function, str] = field(default_factory=dict)
+    """Those of external compilers, with the names of their code."""
+    facts: dict[RelayExpr, KernelFacts] = field(default_factory=dict)
+    """What is known of the kernel of each function."""
+    made: Kernels | None = None
+
+    @property
+    def kernels(self) -> Kernels:
+        """The compiled kernels, in the order of `functions`."""
+        assert self.made is not None, "CompileKernels has run"
+        return self.made
+
+
+def CompileKernels(into: ModuleKernels) -> Pass:  # noqa: N802
+    """Compile the fused functions of a module; it stays as it is.
+
+    MemoryPlan, which follows, asks how much working memory each takes. Raises CompileError with the
+    model node of the function that failed.
+    """
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        into.calls = primitive_functions(module)
+        fused = list(dict.fromkeys(f for f, _ in into.calls))
+        into.symbols = {f: build_external(f) for f in fused if is_external(f)}
+        into.functions = [f for f in fused if f not in into.symbols]
+        into.made = build_kernels(into.functions, into.target, into.progress)
+        into.facts.update(zip(into.functions, into.made.facts, strict=True))
+        return module
+
+    return needed(Pass("CompileKernels", transform), "to have something to run")
+
+
+def primitive_functions(module: IRModule) -> list[tuple[Function, int]]:
+    """The fused functions that a module with explicit memory calls, each once on each device, in
+    order.
+    """
+    found: dict[tuple[Function, int], None] = {}
+    for function in module.functions.values():
+        assert isinstance(function, Function)
+        for expr in evaluation_order(function.body):
+            if (
+                isinstance(expr, Call)
+                and isinstance(expr.op, Op)
+                and expr.op.name == "vm.invoke_tvm_op"
+            ):
+                kernel = expr.args[0]
+                assert isinstance(kernel, Function) and isinstance(expr.attrs, InvokeAttrs)
+                found[kernel, expr.attrs.device] = None
+    return list(found)
+
+
+__all__ = ["CompileKernels", "ModuleKernels", "primitive_functions"]
