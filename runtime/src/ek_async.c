@@ -418,12 +418,12 @@ static int issue(ek_async *a, const ek_value *R, const int32_t *pc) {
   int i = pop(&places);
   task *t = &a->tasks[i];
   if (reserve(t, of.n) != 0) return -1;
-  t->primitive = pc[1];
+  t->primitive = ek_InvokePacked_packed_index(pc);
   t->function = a->vm->function;
   t->pc = pc;
   bool is_known = fill_spans(t, args, &of);
   if (!is_known) wait_for_all(a);
-  if (!is_known || is_direct(a, t)) return call_now(a, pc[1], args, of.n);
+  if (!is_known || is_direct(a, t)) return call_now(a, t->primitive, args, of.n);
   if (add(a, i, args, of.n)) {
     while (work(a, true)) continue;
   }
@@ -467,7 +467,10 @@ static int retry(ek_async *a, ek_value *R, const int32_t *pc) {
 }
 
 static int run_instruction(ek_async *a, ek_value *R, const int32_t *pc) {
-  if (*pc == EK_OP_InvokePacked && a->vm->executable->is_kernel[pc[1]]) return issue(a, R, pc);
+  const bool *is_kernel = a->vm->executable->is_kernel;
+  if (*pc == EK_OP_InvokePacked && is_kernel[ek_InvokePacked_packed_index(pc)]) {
+    return issue(a, R, pc);
+  }
   if (ek_opcode_has(*pc, EK_KERNEL | EK_LONG) && !ek_opcode_has(*pc, EK_FRAMES)) {
     return run_alone(a, R, pc);
   }

@@ -108,7 +108,8 @@ const int32_t *ek_native_bytecode(const ek_vm_function *f, const int32_t *pc) {
 int ek_native_choose(ek_vm *vm, ek_value *R, const int32_t *pc) {
   if (ek_vm_ops[*pc](vm, R, pc) != 0) return -1;
   int32_t chosen = 0;
-  while (pc + pc[3 + chosen] != vm->pc) chosen++;
+  if (*pc == EK_OP_If) return pc + ek_If_true_offset(pc) == vm->pc ? 0 : 1;
+  while (pc + ek_Switch_offsets(pc)[chosen] != vm->pc) chosen++;
   return chosen;
 }
 

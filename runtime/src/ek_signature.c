@@ -183,7 +183,9 @@ static int look_at_tensor(look *at, const int64_t *type, const ek_value *value) 
 static const ek_value *fields_of(const ek_value *value, int64_t n) {
   const ek_adt *tuple = (const ek_adt *)(const void *)value->v.obj;
   const ek_array *array = (const ek_array *)(const void *)value->v.obj;
-  if (value->type_index == EK_ADT) return tuple->tag == 0 && tuple->size == n ? tuple->fields : NULL;
+  if (value->type_index == EK_ADT) {
+    return tuple->tag == 0 && tuple->size == n ? tuple->fields : NULL;
+  }
   if (value->type_index != EK_ARRAY || array->size != n) return NULL;
   return n == 0 ? value : array->data;
 }
@@ -209,7 +211,9 @@ static int look_at(look *at, const int64_t **type, const ek_value *value) {
 
 /* Definitions ---------------------------------------------------------------------------------- */
 
-static int64_t floor_quotient(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+static int64_t floor_quotient(int64_t a, int64_t b) {
+  return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
 
 /* a OP b; false where there is none such. */
 static bool combine(int64_t op, int64_t a, int64_t b, int64_t *out) {

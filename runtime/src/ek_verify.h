@@ -3,6 +3,7 @@
 #define EK_VERIFY_H_
 
 #include "ek_executable.h"
+#include "ek_operands.h"
 
 typedef enum ek_opcode {
 #define EK_OPCODE(name, text, format, operands, properties, meaning) EK_OP_##name,

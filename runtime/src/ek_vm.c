@@ -1,7 +1,7 @@
 /* The loop of the virtual machine. The meaning of each instruction stands in vm_opcodes.def, its
 ** body in ek_vm_ops.c; those that are short and frequent are inline here, from ek_vm_inline.h.
 **
-** CASE and NEXT hide computed goto from switch and nothing else. R is the running function's
+** CASE, JUMP and NEXT hide computed goto from switch and nothing else. R is the running function's
 ** register 0; ENTER takes it and the next instruction from the machine, after calls and returns. */
 #include "ek_vm.h"
 
@@ -15,7 +15,8 @@
 #define CASE(name) on_##name
 #define DISPATCH() goto *labels[*pc]
 #endif
-#define NEXT(words) do { pc += (words); DISPATCH(); } while (0)
+#define JUMP(words) do { pc += (words); DISPATCH(); } while (0)
+#define NEXT(name) JUMP(ek_##name##_words(pc))
 #define ENTER() do { pc = vm->pc; R = vm->registers + vm->window; DISPATCH(); } while (0)
 #define TRY(call) do { if ((call) != 0) goto failed; } while (0)
 #define BODY(name) TRY(ek_op_##name(vm, R, pc))
@@ -37,46 +38,48 @@ next:
   };
   DISPATCH();
 #endif
-  CASE(Move): set(&R[pc[1]], fetch(R, pc[2])); NEXT(3);
+  CASE(Move): set(&R[ek_Move_dst(pc)], fetch(R, ek_Move_src(pc))); NEXT(Move);
   CASE(Ret):
     op_ret(vm, R, pc);
     if (vm->pc == NULL) return 0;
     ENTER();
   CASE(Invoke): TRY(op_invoke(vm, pc)); ENTER();
   CASE(InvokeClosure): BODY(InvokeClosure); ENTER();
-  CASE(InvokePacked): BODY(InvokePacked); NEXT(4 + pc[2]);
-  CASE(AllocTensor): BODY(AllocTensor); NEXT(9 + 2 * pc[8]);
-  CASE(AllocTensorReg): BODY(AllocTensorReg); NEXT(11);
-  CASE(AllocADT): BODY(AllocADT); NEXT(4 + pc[3]);
-  CASE(AllocClosure): BODY(AllocClosure); NEXT(4 + pc[3]);
-  CASE(GetField): TRY(op_get_field(vm, R, pc)); NEXT(4);
+  CASE(InvokePacked): BODY(InvokePacked); NEXT(InvokePacked);
+  CASE(AllocTensor): BODY(AllocTensor); NEXT(AllocTensor);
+  CASE(AllocTensorReg): BODY(AllocTensorReg); NEXT(AllocTensorReg);
+  CASE(AllocADT): BODY(AllocADT); NEXT(AllocADT);
+  CASE(AllocClosure): BODY(AllocClosure); NEXT(AllocClosure);
+  CASE(GetField): TRY(op_get_field(vm, R, pc)); NEXT(GetField);
   CASE(If):
     offset = op_if(vm, R, pc);
     if (offset == 0) goto failed;
-    NEXT(offset);
-  CASE(LoadConst): BODY(LoadConst); NEXT(3);
-  CASE(Goto): NEXT(pc[1]);
-  CASE(GetTag): TRY(op_get_tag(vm, R, pc)); NEXT(3);
-  CASE(LoadConsti): set(&R[pc[1]], ek_value_int(wide(pc + 2))); NEXT(4);
+    JUMP(offset);
+  CASE(LoadConst): BODY(LoadConst); NEXT(LoadConst);
+  CASE(Goto): JUMP(ek_Goto_offset(pc));
+  CASE(GetTag): TRY(op_get_tag(vm, R, pc)); NEXT(GetTag);
+  CASE(LoadConsti):
+    set(&R[ek_LoadConsti_dst(pc)], ek_value_int(ek_LoadConsti_value(pc)));
+    NEXT(LoadConsti);
   CASE(Fatal): BODY(Fatal); goto failed;
-  CASE(AllocStorage): BODY(AllocStorage); NEXT(6);
-  CASE(ShapeOf): BODY(ShapeOf); NEXT(3);
-  CASE(ReshapeTensor): BODY(ReshapeTensor); NEXT(6);
-  CASE(DeviceCopy): BODY(DeviceCopy); NEXT(5);
-  CASE(KillRegister): set(&R[pc[1]], ek_value_none()); NEXT(2);
+  CASE(AllocStorage): BODY(AllocStorage); NEXT(AllocStorage);
+  CASE(ShapeOf): BODY(ShapeOf); NEXT(ShapeOf);
+  CASE(ReshapeTensor): BODY(ReshapeTensor); NEXT(ReshapeTensor);
+  CASE(DeviceCopy): BODY(DeviceCopy); NEXT(DeviceCopy);
+  CASE(KillRegister): set(&R[ek_KillRegister_dst(pc)], ek_value_none()); NEXT(KillRegister);
   CASE(InvokeTail): BODY(InvokeTail); ENTER();
   CASE(InvokeClosureTail): BODY(InvokeClosureTail); ENTER();
-  CASE(AllocRef): BODY(AllocRef); NEXT(3);
-  CASE(ReadRef): BODY(ReadRef); NEXT(3);
-  CASE(WriteRef): BODY(WriteRef); NEXT(3);
-  CASE(InvokePackedValue): BODY(InvokePackedValue); NEXT(4 + pc[3]);
-  CASE(ReadElement): BODY(ReadElement); NEXT(4);
+  CASE(AllocRef): BODY(AllocRef); NEXT(AllocRef);
+  CASE(ReadRef): BODY(ReadRef); NEXT(ReadRef);
+  CASE(WriteRef): BODY(WriteRef); NEXT(WriteRef);
+  CASE(InvokePackedValue): BODY(InvokePackedValue); NEXT(InvokePackedValue);
+  CASE(ReadElement): BODY(ReadElement); NEXT(ReadElement);
   CASE(Switch):
     offset = op_switch(vm, R, pc);
     if (offset == 0) goto failed;
-    NEXT(offset);
-  CASE(AllocArena): BODY(AllocArena); NEXT(6);
-  CASE(InvokePackedScratch): BODY(InvokePackedScratch); NEXT(5 + pc[2]);
+    JUMP(offset);
+  CASE(AllocArena): BODY(AllocArena); NEXT(AllocArena);
+  CASE(InvokePackedScratch): BODY(InvokePackedScratch); NEXT(InvokePackedScratch);
   CASE(NATIVE):
     pc = vm->function->native->run(vm, R, vm->function->native, pc[1]);
     if (pc == NULL || ((uintptr_t)pc & EK_NATIVE_FAILED) != 0) goto failed;

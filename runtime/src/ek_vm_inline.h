@@ -39,10 +39,6 @@ static inline void fetch_all(ek_value *to, ek_value *R, const int32_t *operands,
   for (int32_t i = 0; i < n; i++) to[i] = fetch(R, operands[i]);
 }
 
-static inline int64_t wide(const int32_t *words) {
-  return (int64_t)((uint64_t)(uint32_t)words[0] | (uint64_t)(uint32_t)words[1] << 32);
-}
-
 /* Calls ---------------------------------------------------------------------------------------- */
 
 static inline int enter(ek_vm *vm, const ek_vm_function *f, const int32_t *next, int32_t dst) {
@@ -82,16 +78,17 @@ static inline int32_t leave(ek_vm *vm) {
 /* Invoke dst func n args */
 static inline int op_invoke(ek_vm *vm, const int32_t *pc) {
   size_t caller = vm->window;
-  int32_t n = pc[3];
-  if (enter(vm, &vm->executable->functions[pc[2]], pc + 4 + n, pc[1]) != 0) return -1;
-  fetch_all(vm->registers + vm->window, vm->registers + caller, pc + 4, n);
+  int32_t n = ek_Invoke_n(pc);
+  const ek_vm_function *f = &vm->executable->functions[ek_Invoke_func(pc)];
+  if (enter(vm, f, pc + ek_Invoke_words(pc), ek_Invoke_dst(pc)) != 0) return -1;
+  fetch_all(vm->registers + vm->window, vm->registers + caller, ek_Invoke_args(pc), n);
   return 0;
 }
 
 /* Ret src */
 static inline void op_ret(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  ek_value result = R[pc[1]];
-  R[pc[1]] = ek_value_none();
+  ek_value result = R[ek_Ret_src(pc)];
+  R[ek_Ret_src(pc)] = ek_value_none();
   int32_t dst = leave(vm);
   if (vm->pc == NULL) vm->result = result;
   else set(&vm->registers[vm->window + (size_t)dst], result);
@@ -99,18 +96,20 @@ static inline void op_ret(ek_vm *vm, ek_value *R, const int32_t *pc) {
 
 /* GetField dst object index, where that is right; else the body says what is wrong. */
 static inline int op_get_field(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  const ek_value *value = &R[pc[2]];
+  const ek_value *value = &R[ek_GetField_object(pc)];
   const ek_adt *adt = (ek_adt *)(void *)value->v.obj;
-  if (value->type_index != EK_ADT || pc[3] >= adt->size) return ek_op_GetField(vm, R, pc);
-  set_copy(&R[pc[1]], adt->fields[pc[3]]);
+  if (value->type_index != EK_ADT || ek_GetField_index(pc) >= adt->size) {
+    return ek_op_GetField(vm, R, pc);
+  }
+  set_copy(&R[ek_GetField_dst(pc)], adt->fields[ek_GetField_index(pc)]);
   return 0;
 }
 
 /* GetTag dst object */
 static inline int op_get_tag(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  const ek_value *value = &R[pc[2]];
+  const ek_value *value = &R[ek_GetTag_object(pc)];
   if (value->type_index != EK_ADT) return ek_op_GetTag(vm, R, pc);
-  set(&R[pc[1]], ek_value_int(((ek_adt *)(void *)value->v.obj)->tag));
+  set(&R[ek_GetTag_dst(pc)], ek_value_int(((ek_adt *)(void *)value->v.obj)->tag));
   return 0;
 }
 
@@ -120,22 +119,22 @@ static inline bool is_plain_integer(const ek_value *value) {
 
 /* If test target true_offset false_offset: the number of words to jump; 0 is an error. */
 static inline int32_t op_if(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  const ek_value *test = &R[pc[1]], *target = &R[pc[2]];
+  const ek_value *test = &R[ek_If_test(pc)], *target = &R[ek_If_target(pc)];
   if (!is_plain_integer(test) || !is_plain_integer(target)) {
     return ek_op_If(vm, R, pc) == 0 ? (int32_t)(vm->pc - pc) : 0;
   }
-  return test->v.i64 == target->v.i64 ? pc[3] : pc[4];
+  return test->v.i64 == target->v.i64 ? ek_If_true_offset(pc) : ek_If_false_offset(pc);
 }
 
 /* The jump of Switch for a number: the last one is for what has none of its own. */
 static inline int32_t switch_offset(const int32_t *pc, int64_t number) {
-  int32_t last = pc[2] - 1;
-  return pc[3 + (number >= 0 && number < last ? (int32_t)number : last)];
+  int32_t last = ek_Switch_n(pc) - 1;
+  return ek_Switch_offsets(pc)[number >= 0 && number < last ? (int32_t)number : last];
 }
 
 /* Switch value n offsets: as op_if. */
 static inline int32_t op_switch(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  const ek_value *value = &R[pc[1]];
+  const ek_value *value = &R[ek_Switch_value(pc)];
   if (value->type_index != EK_ADT) {
     return ek_op_Switch(vm, R, pc) == 0 ? (int32_t)(vm->pc - pc) : 0;
   }

@@ -186,13 +186,14 @@ static int32_t copy_captured(ek_value *to, const ek_value *closure) {
 /* InvokeClosure dst closure n args */
 int ek_op_InvokeClosure(ek_vm *vm, ek_value *R, const int32_t *pc) {
   size_t caller = vm->window;
-  int32_t n = pc[3];
-  ek_value closure = R[pc[2]];
+  int32_t n = ek_InvokeClosure_n(pc);
+  ek_value closure = R[ek_InvokeClosure_closure(pc)];
   const ek_vm_function *f = function_of(vm, "InvokeClosure", &closure, n);
-  if (f == NULL || enter(vm, f, pc + 4 + n, pc[1]) != 0) return -1;
+  const int32_t *next = pc + ek_InvokeClosure_words(pc);
+  if (f == NULL || enter(vm, f, next, ek_InvokeClosure_dst(pc)) != 0) return -1;
   ek_value *callee = vm->registers + vm->window;
   int32_t bound = copy_captured(callee, &closure);
-  fetch_all(callee + bound, vm->registers + caller, pc + 4, n);
+  fetch_all(callee + bound, vm->registers + caller, ek_InvokeClosure_args(pc), n);
   return 0;
 }
 
@@ -223,23 +224,24 @@ static int reserve_registers(ek_vm *vm, const ek_vm_function *f) {
 
 /* InvokeTail func n args */
 int ek_op_InvokeTail(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  const ek_vm_function *f = &vm->executable->functions[pc[1]];
+  const ek_vm_function *f = &vm->executable->functions[ek_InvokeTail_func(pc)];
   (void)R;
   if (reserve_registers(vm, f) != 0) return -1;
-  move_all(vm->args, vm->registers + vm->window, pc + 3, pc[2]);
-  replace(vm, f, pc[2]);
+  move_all(vm->args, vm->registers + vm->window, ek_InvokeTail_args(pc), ek_InvokeTail_n(pc));
+  replace(vm, f, ek_InvokeTail_n(pc));
   return 0;
 }
 
 /* InvokeClosureTail closure n args */
 int ek_op_InvokeClosureTail(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  int32_t n = pc[2];
-  const ek_vm_function *f = function_of(vm, "InvokeClosureTail", &R[pc[1]], n);
+  int32_t n = ek_InvokeClosureTail_n(pc);
+  const ek_value *closure = &R[ek_InvokeClosureTail_closure(pc)];
+  const ek_vm_function *f = function_of(vm, "InvokeClosureTail", closure, n);
   if (f == NULL || reserve_registers(vm, f) != 0) return -1;
   if (f->n_params > vm->args_capacity && ek_vm_grow_args(vm, 0, f->n_params) != 0) return -1;
   R = vm->registers + vm->window;
-  int32_t bound = copy_captured(vm->args, &R[pc[1]]);
-  move_all(vm->args + bound, R, pc + 3, n);
+  int32_t bound = copy_captured(vm->args, &R[ek_InvokeClosureTail_closure(pc)]);
+  move_all(vm->args + bound, R, ek_InvokeClosureTail_args(pc), n);
   replace(vm, f, bound + n);
   return 0;
 }
@@ -277,9 +279,9 @@ static int expect_writable(const ek_value *outputs, const ek_value *end) {
 }
 
 int ek_vm_gather(ek_vm *vm, const ek_value *R, const int32_t *pc, ek_vm_call *call) {
-  int32_t n = pc[2], inputs = n - pc[3], count = 0;
-  const int32_t *registers = pc + 4;
-  if (pc[3] == 1 && is_empty_tensor(&R[registers[n - 1]])) return 0;
+  int32_t n = ek_InvokePacked_n(pc), inputs = n - ek_InvokePacked_output_size(pc), count = 0;
+  const int32_t *registers = ek_InvokePacked_args(pc);
+  if (ek_InvokePacked_output_size(pc) == 1 && is_empty_tensor(&R[registers[n - 1]])) return 0;
   for (int32_t i = 0; i < n; i++) {
     const ek_value *value = &R[registers[i]];
     if (i == inputs) call->n_inputs = count;
@@ -293,7 +295,7 @@ int ek_vm_gather(ek_vm *vm, const ek_value *R, const int32_t *pc, ek_vm_call *ca
   if (inputs == n) call->n_inputs = count;
   if (expect_writable(vm->args + call->n_inputs, vm->args + count) != 0) return -1;
   if (vm->executable->n_devices == 1) return 1;
-  return ek_vm_check_places(vm, pc[1], count) == 0 ? 1 : -1;
+  return ek_vm_check_places(vm, ek_InvokePacked_packed_index(pc), count) == 0 ? 1 : -1;
 }
 
 /* InvokePacked primitive n outputs args. Arguments are borrowed: registers hold them meanwhile. */
@@ -302,7 +304,8 @@ int ek_op_InvokePacked(ek_vm *vm, ek_value *R, const int32_t *pc) {
   ek_value result = ek_value_none();
   int status = ek_vm_gather(vm, R, pc, &call);
   if (status <= 0) return status;
-  status = ek_function_call(vm->executable->linked[pc[1]], vm->args, call.n, &result);
+  ek_object *called = vm->executable->linked[ek_InvokePacked_packed_index(pc)];
+  status = ek_function_call(called, vm->args, call.n, &result);
   ek_value_release(&result);
   return status;
 }
@@ -322,7 +325,7 @@ static ek_scratch lendable(const ek_value *value) {
 
 /* InvokePackedScratch primitive n outputs args scratch */
 int ek_op_InvokePackedScratch(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  ek_scratch before = ek_workspace_lend(lendable(&R[pc[4 + pc[2]]]));
+  ek_scratch before = ek_workspace_lend(lendable(&R[ek_InvokePackedScratch_scratch(pc)]));
   int status = ek_op_InvokePacked(vm, R, pc);
   ek_workspace_lend(before);
   return status;
@@ -331,8 +334,10 @@ int ek_op_InvokePackedScratch(ek_vm *vm, ek_value *R, const int32_t *pc) {
 /* InvokePackedValue dst primitive n args: what the function gives, as a register can hold it. */
 int ek_op_InvokePackedValue(ek_vm *vm, ek_value *R, const int32_t *pc) {
   ek_value result = ek_value_none(), own;
-  for (int32_t i = 0; i < pc[3]; i++) vm->args[i] = R[pc[4 + i]];
-  if (ek_function_call(vm->executable->linked[pc[2]], vm->args, pc[3], &result) != 0) return -1;
+  int32_t n = ek_InvokePackedValue_n(pc);
+  ek_object *called = vm->executable->linked[ek_InvokePackedValue_packed_index(pc)];
+  for (int32_t i = 0; i < n; i++) vm->args[i] = R[ek_InvokePackedValue_args(pc)[i]];
+  if (ek_function_call(called, vm->args, n, &result) != 0) return -1;
   const ek_dltensor *tensor = ek_value_tensor(&result);
   if (tensor != NULL) {
     int status = ek_vm_own_tensor(vm, &result, tensor, false, &own);
@@ -340,7 +345,7 @@ int ek_op_InvokePackedValue(ek_vm *vm, ek_value *R, const int32_t *pc) {
     if (status != 0) return -1;
     result = own;
   }
-  set(&R[pc[1]], result);
+  set(&R[ek_InvokePackedValue_dst(pc)], result);
   return 0;
 }
 
@@ -388,9 +393,10 @@ static int tensor_at(const char *instruction, const ek_value *value, int64_t off
 int ek_op_AllocTensor(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm;
   int64_t shape[EK_MAX_NDIM];
-  int32_t ndim = pc[8];
-  for (int32_t i = 0; i < ndim; i++) shape[i] = wide(pc + 9 + 2 * i);
-  return tensor_at("AllocTensor", &R[pc[2]], wide(pc + 3), shape, ndim, pc + 5, &R[pc[1]]);
+  int32_t ndim = ek_AllocTensor_n(pc);
+  for (int32_t i = 0; i < ndim; i++) shape[i] = ek_wide(ek_AllocTensor_shape(pc) + 2 * i);
+  return tensor_at("AllocTensor", &R[ek_AllocTensor_storage(pc)], ek_AllocTensor_offset(pc), shape,
+                   ndim, ek_AllocTensor_dtype(pc), &R[ek_AllocTensor_dst(pc)]);
 }
 
 /* AllocTensorReg dst storage offset offset_index shape shape_index ndim dtype:3 */
@@ -398,18 +404,24 @@ int ek_op_AllocTensorReg(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm;
   int64_t offset;
   const int64_t *shape;
-  if (read_size("AllocTensorReg", &R[pc[3]], pc[4], &offset) != 0) return -1;
-  if (read_int64s("AllocTensorReg", &R[pc[5]], pc[6], pc[7], &shape) != 0) return -1;
-  return tensor_at("AllocTensorReg", &R[pc[2]], offset, shape, pc[7], pc + 8, &R[pc[1]]);
+  int32_t ndim = ek_AllocTensorReg_ndim(pc);
+  if (read_size("AllocTensorReg", &R[ek_AllocTensorReg_offset(pc)],
+                ek_AllocTensorReg_offset_index(pc), &offset) != 0 ||
+      read_int64s("AllocTensorReg", &R[ek_AllocTensorReg_shape(pc)],
+                  ek_AllocTensorReg_shape_index(pc), ndim, &shape) != 0) {
+    return -1;
+  }
+  return tensor_at("AllocTensorReg", &R[ek_AllocTensorReg_storage(pc)], offset, shape, ndim,
+                   ek_AllocTensorReg_dtype(pc), &R[ek_AllocTensorReg_dst(pc)]);
 }
 
 /* AllocADT dst tag n fields */
 int ek_op_AllocADT(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  ek_adt *adt = ek_adt_alloc(pc[2], pc[3]);
+  ek_adt *adt = ek_adt_alloc(ek_AllocADT_tag(pc), ek_AllocADT_n(pc));
   (void)vm;
   if (adt == NULL) return -1;
-  fetch_all(adt->fields, R, pc + 4, pc[3]);
-  set_object(&R[pc[1]], &adt->base);
+  fetch_all(adt->fields, R, ek_AllocADT_fields(pc), ek_AllocADT_n(pc));
+  set_object(&R[ek_AllocADT_dst(pc)], &adt->base);
   return 0;
 }
 
@@ -434,22 +446,22 @@ ek_object *ek_vm_closure(ek_vm *vm, int32_t function, ek_adt *captured) {
 
 /* AllocClosure dst func n free */
 int ek_op_AllocClosure(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  ek_adt *captured = ek_adt_alloc(0, pc[3]);
+  ek_adt *captured = ek_adt_alloc(0, ek_AllocClosure_n(pc));
   if (captured == NULL) return -1;
-  ek_object *closure = ek_vm_closure(vm, pc[2], captured);
+  ek_object *closure = ek_vm_closure(vm, ek_AllocClosure_func(pc), captured);
   if (closure == NULL) {
     ek_release(&captured->base);
     return -1;
   }
-  fetch_all(captured->fields, R, pc + 4, pc[3]);
-  set_object(&R[pc[1]], closure);
+  fetch_all(captured->fields, R, ek_AllocClosure_free(pc), ek_AllocClosure_n(pc));
+  set_object(&R[ek_AllocClosure_dst(pc)], closure);
   return 0;
 }
 
 /* A size in bytes: operands size and size_index of an allocation. */
-static int read_bytes(const char *instruction, const ek_value *R, const int32_t *pc, size_t *out) {
+static int read_bytes(const char *instruction, const ek_value *value, int32_t index, size_t *out) {
   int64_t size;
-  if (read_size(instruction, &R[pc[2]], pc[3], &size) != 0) return -1;
+  if (read_size(instruction, value, index, &size) != 0) return -1;
   if (size < 0) {
     return ek_error("RunError", "%s: a size >= 0 expected, got %lld", instruction, (long long)size);
   }
@@ -461,10 +473,11 @@ static int read_bytes(const char *instruction, const ek_value *R, const int32_t 
 int ek_op_AllocStorage(ek_vm *vm, ek_value *R, const int32_t *pc) {
   size_t size;
   ek_object *storage;
-  ek_device device = vm->executable->devices[pc[5]];
-  if (read_bytes("AllocStorage", R, pc, &size) != 0) return -1;
-  if (ek_storage_new(size, (size_t)pc[4], device, &storage) != 0) return -1;
-  set_object(&R[pc[1]], storage);
+  ek_device device = vm->executable->devices[ek_AllocStorage_device(pc)];
+  const ek_value *wanted = &R[ek_AllocStorage_size(pc)];
+  if (read_bytes("AllocStorage", wanted, ek_AllocStorage_size_index(pc), &size) != 0) return -1;
+  if (ek_storage_new(size, (size_t)ek_AllocStorage_alignment(pc), device, &storage) != 0) return -1;
+  set_object(&R[ek_AllocStorage_dst(pc)], storage);
   return 0;
 }
 
@@ -472,10 +485,12 @@ int ek_op_AllocStorage(ek_vm *vm, ek_value *R, const int32_t *pc) {
 int ek_op_AllocArena(ek_vm *vm, ek_value *R, const int32_t *pc) {
   size_t size;
   ek_object *storage;
-  ek_device device = vm->executable->devices[pc[5]];
-  if (read_bytes("AllocArena", R, pc, &size) != 0) return -1;
-  if (ek_arenas_take(&vm->arenas, size, (size_t)pc[4], device, &storage) != 0) return -1;
-  set_object(&R[pc[1]], storage);
+  ek_device device = vm->executable->devices[ek_AllocArena_device(pc)];
+  size_t alignment = (size_t)ek_AllocArena_alignment(pc);
+  const ek_value *wanted = &R[ek_AllocArena_size(pc)];
+  if (read_bytes("AllocArena", wanted, ek_AllocArena_size_index(pc), &size) != 0) return -1;
+  if (ek_arenas_take(&vm->arenas, size, alignment, device, &storage) != 0) return -1;
+  set_object(&R[ek_AllocArena_dst(pc)], storage);
   return 0;
 }
 
@@ -483,18 +498,18 @@ int ek_op_AllocArena(ek_vm *vm, ek_value *R, const int32_t *pc) {
 
 /* GetField dst object index */
 int ek_op_GetField(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  const ek_value *value = &R[pc[2]];
+  const ek_value *value = &R[ek_GetField_object(pc)];
   if (value->type_index != EK_ADT) return wrong_type("GetField", "an ADT value", value);
   const ek_adt *adt = (ek_adt *)(void *)value->v.obj;
-  if (pc[3] < adt->size) return op_get_field(vm, R, pc);
+  if (ek_GetField_index(pc) < adt->size) return op_get_field(vm, R, pc);
   return ek_error("RunError", "GetField: field %d of an ADT value with %d fields is asked for",
-                  pc[3], adt->size);
+                  ek_GetField_index(pc), adt->size);
 }
 
 /* GetTag dst object */
 int ek_op_GetTag(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  if (R[pc[2]].type_index == EK_ADT) return op_get_tag(vm, R, pc);
-  return wrong_type("GetTag", "an ADT value", &R[pc[2]]);
+  if (R[ek_GetTag_object(pc)].type_index == EK_ADT) return op_get_tag(vm, R, pc);
+  return wrong_type("GetTag", "an ADT value", &R[ek_GetTag_object(pc)]);
 }
 
 static const ek_dltensor *tensor_in(const char *instruction, const ek_value *value) {
@@ -506,45 +521,50 @@ static const ek_dltensor *tensor_in(const char *instruction, const ek_value *val
 /* ShapeOf dst tensor */
 int ek_op_ShapeOf(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm;
-  const ek_dltensor *tensor = tensor_in("ShapeOf", &R[pc[2]]);
+  const ek_dltensor *tensor = tensor_in("ShapeOf", &R[ek_ShapeOf_tensor(pc)]);
   ek_object *shape;
   if (tensor == NULL) return -1;
   int64_t ndim = tensor->ndim;
   if (ek_tensor_new(&ndim, 1, int64_dtype, host, &shape) != 0) return -1;
   int64_t *to = ((ek_tensor *)(void *)shape)->dl.data;
   for (int64_t i = 0; i < ndim; i++) to[i] = tensor->shape[i];
-  set_object(&R[pc[1]], shape);
+  set_object(&R[ek_ShapeOf_dst(pc)], shape);
   return 0;
 }
 
 /* ReshapeTensor dst tensor shape shape_index ndim */
 int ek_op_ReshapeTensor(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm;
-  const ek_dltensor *tensor = tensor_in("ReshapeTensor", &R[pc[2]]);
+  const ek_dltensor *tensor = tensor_in("ReshapeTensor", &R[ek_ReshapeTensor_tensor(pc)]);
   const int64_t *shape;
   size_t nbytes;
   ek_object *view;
-  if (tensor == NULL || read_int64s("ReshapeTensor", &R[pc[3]], pc[4], pc[5], &shape) != 0)
+  int32_t ndim = ek_ReshapeTensor_ndim(pc);
+  if (tensor == NULL || read_int64s("ReshapeTensor", &R[ek_ReshapeTensor_shape(pc)],
+                                    ek_ReshapeTensor_shape_index(pc), ndim, &shape) != 0) {
     return -1;
+  }
   if (!ek_dltensor_is_contiguous(tensor)) {
     return ek_error("RunError",
                     "ReshapeTensor: a contiguous tensor expected, got one with strides");
   }
-  if (ek_shape_nbytes(shape, pc[5], tensor->dtype, &nbytes) != 0) return -1;
+  if (ek_shape_nbytes(shape, ndim, tensor->dtype, &nbytes) != 0) return -1;
   if (nbytes != ek_dltensor_nbytes(tensor)) {
     return ek_error("RunError", "ReshapeTensor: a shape of %zu bytes expected, got one of %zu",
                     ek_dltensor_nbytes(tensor), nbytes);
   }
-  if (ek_tensor_view(R[pc[2]].v.obj, ek_dltensor_data(tensor), shape, pc[5], tensor->dtype,
-                     tensor->device, 0, &view) != 0)
+  ek_object *owner = R[ek_ReshapeTensor_tensor(pc)].v.obj;
+  if (ek_tensor_view(owner, ek_dltensor_data(tensor), shape, ndim, tensor->dtype, tensor->device, 0,
+                     &view) != 0) {
     return -1;
-  set_object(&R[pc[1]], view);
+  }
+  set_object(&R[ek_ReshapeTensor_dst(pc)], view);
   return 0;
 }
 
 /* ReadElement dst tensor index */
 int ek_op_ReadElement(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  const ek_dltensor *tensor = tensor_in("ReadElement", &R[pc[2]]);
+  const ek_dltensor *tensor = tensor_in("ReadElement", &R[ek_ReadElement_tensor(pc)]);
   (void)vm;
   if (tensor == NULL) return -1;
   if (!ek_device_is_host(tensor->device) || !is_integral(tensor->dtype) ||
@@ -553,11 +573,11 @@ int ek_op_ReadElement(ek_vm *vm, ek_value *R, const int32_t *pc) {
                     "ReadElement: an integer or boolean tensor of the host expected, got another");
   }
   size_t n = ek_dltensor_nbytes(tensor) / (tensor->dtype.bits / 8u);
-  if ((size_t)pc[3] >= n) {
-    return ek_error("RunError", "ReadElement: element %d of a tensor with %zu is asked for", pc[3],
-                    n);
+  if ((size_t)ek_ReadElement_index(pc) >= n) {
+    return ek_error("RunError", "ReadElement: element %d of a tensor with %zu is asked for",
+                    ek_ReadElement_index(pc), n);
   }
-  set(&R[pc[1]], ek_value_int(element_of(tensor, pc[3])));
+  set(&R[ek_ReadElement_dst(pc)], ek_value_int(element_of(tensor, ek_ReadElement_index(pc))));
   return 0;
 }
 
@@ -619,25 +639,27 @@ int ek_op_AllocRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
   ek_object *reference = ek_vm_reference(ek_value_none());
   (void)vm;
   if (reference == NULL) return -1;
-  ((ek_reference *)(void *)reference)->cell->fields[0] = fetch(R, pc[2]);
-  set_object(&R[pc[1]], reference);
+  ((ek_reference *)(void *)reference)->cell->fields[0] = fetch(R, ek_AllocRef_value(pc));
+  set_object(&R[ek_AllocRef_dst(pc)], reference);
   return 0;
 }
 
 /* ReadRef dst ref */
 int ek_op_ReadRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm;
-  if (R[pc[2]].type_index != EK_REFERENCE) return wrong_type("ReadRef", "a reference", &R[pc[2]]);
-  set(&R[pc[1]], ek_vm_reference_read(R[pc[2]].v.obj));
+  const ek_value *ref = &R[ek_ReadRef_ref(pc)];
+  if (ref->type_index != EK_REFERENCE) return wrong_type("ReadRef", "a reference", ref);
+  set(&R[ek_ReadRef_dst(pc)], ek_vm_reference_read(ref->v.obj));
   return 0;
 }
 
 /* WriteRef ref value */
 int ek_op_WriteRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm;
-  if (R[pc[1]].type_index != EK_REFERENCE) return wrong_type("WriteRef", "a reference", &R[pc[1]]);
-  ek_object *reference = R[pc[1]].v.obj;   /* read first: the value may be moved from there */
-  ek_vm_reference_write(reference, fetch(R, pc[2]));
+  const ek_value *ref = &R[ek_WriteRef_ref(pc)];
+  if (ref->type_index != EK_REFERENCE) return wrong_type("WriteRef", "a reference", ref);
+  ek_object *reference = ref->v.obj;   /* read first: the value may be moved from there */
+  ek_vm_reference_write(reference, fetch(R, ek_WriteRef_value(pc)));
   return 0;
 }
 
@@ -646,47 +668,49 @@ int ek_op_WriteRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
 /* If test target true_offset false_offset */
 int ek_op_If(ek_vm *vm, ek_value *R, const int32_t *pc) {
   int64_t test, target;
-  if (read_scalar("If", &R[pc[1]], &test) != 0) return -1;
-  if (read_scalar("If", &R[pc[2]], &target) != 0) return -1;
-  vm->pc = pc + (test == target ? pc[3] : pc[4]);
+  if (read_scalar("If", &R[ek_If_test(pc)], &test) != 0) return -1;
+  if (read_scalar("If", &R[ek_If_target(pc)], &target) != 0) return -1;
+  vm->pc = pc + (test == target ? ek_If_true_offset(pc) : ek_If_false_offset(pc));
   return 0;
 }
 
 /* Switch value n offsets */
 int ek_op_Switch(ek_vm *vm, ek_value *R, const int32_t *pc) {
   int64_t number;
-  if (R[pc[1]].type_index == EK_ADT) number = ((ek_adt *)(void *)R[pc[1]].v.obj)->tag;
-  else if (read_scalar("Switch", &R[pc[1]], &number) != 0) return -1;
+  const ek_value *value = &R[ek_Switch_value(pc)];
+  if (value->type_index == EK_ADT) number = ((ek_adt *)(void *)value->v.obj)->tag;
+  else if (read_scalar("Switch", value, &number) != 0) return -1;
   vm->pc = pc + switch_offset(pc, number);
   return 0;
 }
 
 int ek_op_Goto(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)R;
-  vm->pc = pc + pc[1];
+  vm->pc = pc + ek_Goto_offset(pc);
   return 0;
 }
 
 int ek_op_Move(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm;
-  set(&R[pc[1]], fetch(R, pc[2]));
+  set(&R[ek_Move_dst(pc)], fetch(R, ek_Move_src(pc)));
   return 0;
 }
 
 int ek_op_LoadConst(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  set_copy(&R[pc[1]], ek_value_object(vm->executable->constants[pc[2]]));
+  ek_object *constant = vm->executable->constants[ek_LoadConst_const_index(pc)];
+  set_copy(&R[ek_LoadConst_dst(pc)], ek_value_object(constant));
   return 0;
 }
 
 int ek_op_LoadConsti(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm;
-  set(&R[pc[1]], ek_value_int(wide(pc + 2)));
+  set(&R[ek_LoadConsti_dst(pc)], ek_value_int(ek_LoadConsti_value(pc)));
   return 0;
 }
 
 int ek_op_KillRegister(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm;
-  set(&R[pc[1]], ek_value_none());
+  set(&R[ek_KillRegister_dst(pc)], ek_value_none());
   return 0;
 }
 

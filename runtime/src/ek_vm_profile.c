@@ -85,8 +85,15 @@ static int add_argument(profile *p, const ek_value *value) {
 static int add_call(profile *p, const ek_vm *vm, const int32_t *pc, int64_t took) {
   bool is_value = *pc == EK_OP_InvokePackedValue;
   bool is_copy = *pc == EK_OP_DeviceCopy;
-  const int32_t *registers = pc + (is_copy ? 1 : 4);
-  int32_t n = is_copy ? 1 : is_value ? pc[3] : pc[2];
+  int32_t n = 1, copy = ek_DeviceCopy_dst(pc);
+  const int32_t *registers = &copy;
+  if (is_value) {
+    n = ek_InvokePackedValue_n(pc);
+    registers = ek_InvokePackedValue_args(pc);
+  } else if (!is_copy) { /* operands of InvokePackedScratch begin as those of InvokePacked */
+    n = ek_InvokePacked_n(pc);
+    registers = ek_InvokePacked_args(pc);
+  }
   const ek_value *R = vm->registers + vm->window;
   int64_t function = vm->function - vm->executable->functions;
   int64_t place = p->n_events, count = 0, *at = more(p, 6);
