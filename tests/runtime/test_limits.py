@@ -89,6 +89,13 @@ def test_the_same_number_of_steps_whatever_runs_them(executor: str) -> None:
     machine.invoke("main", np.array(10_000))
 
 
+def test_a_machine_with_the_face_of_tvm_is_limited() -> None:
+    machine = runtime.vm.VirtualMachine(forever())
+    machine.limit(steps=10)
+    with pytest.raises(RunLimitError, match="limit of 10 steps"):
+        machine.run()
+
+
 def test_an_input_that_is_named_timeout() -> None:
     exe = ekiden.compile(relay.parse("def @main(%timeout: Tensor[(2,), float32]) { %timeout }"))
     assert exe(timeout=np.ones(2, np.float32)).shape == (2,)

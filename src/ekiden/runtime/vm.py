@@ -60,6 +60,12 @@ class VirtualMachine:
             return self._call(func_name, self._collected(func_name))
         return self._call(func_name, [_argument(a) for a in args])
 
+    def limit(self, steps: int | None = None, seconds: float | None = None) -> None:
+        """Stop calls from now on after so many instructions, or so long, with a RunLimitError; None
+        for no limit. Raises ValueError for what is not positive.
+        """
+        self._machine.limit(steps, seconds)
+
     def run(self, *args: object, **kwargs: object) -> object:
         """Call `main`, with what `set_input` set where no arguments are given."""
         if args or kwargs:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from ekiden.backend.aot.facts import Fact, Facts, after, at_entry
 from ekiden.backend.vm.encode import Instruction, Operand, encode
+from ekiden.backend.vm.operands import jumps
 from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen.llvm.builder import Builder, Module
 from ekiden.runtime import layout
@@ -86,16 +87,7 @@ class _FunctionEmitter:
 
     def _jumps(self, index: int) -> list[int]:
         """Where an instruction may jump to."""
-        instruction = self.function.code[index]
-        match instruction.name:
-            case "Goto":
-                return [index + _int(instruction["offset"])]
-            case "If":
-                return [index + _int(instruction[f"{w}_offset"]) for w in ("true", "false")]
-            case "Switch":
-                return [index + offset for offset in _tuple(instruction["offsets"])]
-            case _:
-                return []
+        return [index + offset for offset in jumps(self.function.code[index])]
 
     def write(self) -> None:
         """Add the function to the module."""
