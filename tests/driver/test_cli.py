@@ -102,15 +102,26 @@ def test_bench_prints_times(artifact: Path, capsys: pytest.CaptureFixture[str]) 
         ("tir", "def kernel0("),
         ("llvm", "define "),
         ("asm", "vfmadd"),
+        ("c", "_compute(float *"),
         ("bytecode", "fused_nn_contrib_dense_pack"),
     ],
 )
 def test_inspect_prints_each_stage(
     onnx_file: Path, stage: str, expected_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = [] if stage == "bytecode" else ["--target", "llvm -mcpu=x86-64-v3"]
+    text = "c" if stage == "c" else "llvm -mcpu=x86-64-v3"
+    target = [] if stage == "bytecode" else ["--target", text]
     assert main(["inspect", str(onnx_file), "--stage", stage, *target]) == 0
     assert expected_text in capsys.readouterr().out
+
+
+def test_inspect_shows_what_the_target_has(
+    onnx_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = fails(capsys, "inspect", str(onnx_file), "--stage", "asm", "--target", "c")
+    assert message == "--stage asm: target kind 'c' has none; it has tir, c"
+    message = fails(capsys, "inspect", str(onnx_file), "--stage", "tir", "--target", "cuda")
+    assert message == "there is no code generator for target kind 'cuda'; there are 'llvm' and 'c'"
 
 
 def test_inspect_prints_around_a_pass(onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

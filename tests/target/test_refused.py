@@ -10,6 +10,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, runtime, tir
+from ekiden.codegen.llvm import assembly_of_text
 from ekiden.contrib import graph_executor
 from ekiden.contrib.debugger import debug_executor
 from ekiden.driver.build import compile_to_bytes
@@ -17,6 +18,9 @@ from ekiden.ir.module import IRModule
 from ekiden.runtime import cpu
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.target import Target
+from ekiden.target.features import FEATURES
+from ekiden.target.processors import PROCESSORS
+from ekiden.target.triple import TRIPLES
 from ekiden.target.virtual_device import compilation_config
 
 pytestmark = pytest.mark.quick
@@ -155,3 +159,13 @@ def test_what_a_c_compiler_does_not_do() -> None:
         ekiden.compile(module(), "c", executor="aot")
     message = "compile: executor 'aot' makes code for target kind 'llvm', got 'c'"
     assert str(raised.value) == message
+
+
+def test_llvm_knows_every_processor_and_feature(capfd: pytest.CaptureFixture[str]) -> None:
+    """Of what it does not know it says so to standard error, and goes on without."""
+    texts = [f"-mtriple={TRIPLES[p.architecture]} -mcpu={p.name}" for p in PROCESSORS.values()]
+    texts += [f"-mtriple={TRIPLES[of]} -mcpu=generic -mattr=+{name}" for of, name in FEATURES]
+    for text in texts:
+        target = Target(f"llvm {text}")
+        assembly_of_text(f'target triple = "{target.triple}"', target)
+    assert capfd.readouterr().err == ""

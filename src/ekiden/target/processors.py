@@ -4,11 +4,11 @@ A row has the features (target/features.py) that compiled code may use, and the 
 it multiplies and loads in a cycle, and its caches as one core sees them. Vector width and registers
 follow from the features.
 
-Sources: vendors' optimisation guides (Intel 64 and IA-32; AMD families 17h, 19h, 1Ah; Arm Cortex
-and Neoverse), uops.info, Agner Fog's microarchitecture and instruction tables, Chips and Cheese's
-measurements of bandwidth. Skylake-SP, Sapphire Rapids, Zen 4 and Zen 5 were measured: Skylake-SP
-reads its L2 at 46-57 and its L3 at 10 bytes a cycle, Sapphire Rapids at 47 and 7-8. Bandwidths are
-what one core sustains, not what buses could carry.
+Sizes, ways, ports and latencies are those of vendors' optimisation guides. Bandwidths are what one
+core sustains, not what buses could carry. Measured for this table: Skylake-SP (its L2 gives 46-57
+and its L3 10 bytes a cycle), Sapphire Rapids (47 and 7-8), the L3 of Zen 5; by Chips and Cheese:
+the L2 of Neoverse N1 and Zen 2 (19 and 31.6). The others stand a tenth to a quarter below their
+buses, and are to be replaced by who has the machine.
 """
 
 from __future__ import annotations
@@ -100,17 +100,17 @@ emerald      2x1024/4  3x1024  48:12:5  2048:16:46:15:1  5120:20:8:120:48
 granite      2x1024/4  3x1024  48:12:5  2048:16:46:15:1  4096:16:8:130:43
 gracemont    2x256/6   2x256   32:8:3   1024:16:16:20:4  3072:12:8:70:8
 zen1         2x256/5   2x256   32:8:4   512:8:25:12:1    2048:16:16:39:4
-zen2         2x512/5   2x512   32:8:4   512:8:28:12:1    4096:16:20:39:4
-zen3         2x512/4   3x512   32:8:4   512:8:28:12:1    4096:16:24:46:8
-zen4         2x512/4   3x512   32:8:4   1024:8:28:14:1   4096:16:24:50:8
+zen2         2x512/5   2x512   32:8:4   512:8:31:12:1    4096:16:20:39:4
+zen3         2x512/4   3x512   32:8:4   512:8:30:12:1    4096:16:24:46:8
+zen4         2x512/4   3x512   32:8:4   1024:8:30:14:1   4096:16:24:50:8
 zen5         2x1024/4  2x1024  48:12:4  1024:16:56:14:1  4096:16:26:47:8
 arm          1x128/5   1x128   32:2:4   512:16:16:15:1   -
 cortex-a53   1x128/8   1x128   32:4:3   128:16:8:15:4    -
 cortex-a72   1x128/7   1x128   32:2:4   256:16:16:18:4   -
 cortex-a75   2x256/5   2x256   64:16:4  256:8:16:9:1     1024:16:8:40:4
-cortex-a76   2x256/4   2x256   64:4:4   512:8:24:9:1     1024:16:8:40:4
+cortex-a76   2x256/4   2x256   64:4:4   512:8:19:9:1     1024:16:8:40:4
 cortex-x1    4x512/4   3x384   64:4:4   1024:8:32:10:1   2048:16:16:45:4
-neoverse-n1  2x256/4   2x256   64:4:4   1024:8:24:11:1   512:16:8:100:64
+neoverse-n1  2x256/4   2x256   64:4:4   1024:8:19:11:1   512:16:8:100:64
 neoverse-n2  2x256/4   3x384   64:4:4   1024:8:32:13:1   512:16:8:100:64
 neoverse-v1  4x512/4   3x384   64:4:4   1024:8:32:10:1   512:16:8:100:64
 neoverse-v2  4x512/4   3x384   64:4:4   2048:8:32:10:1   1536:12:10:120:72

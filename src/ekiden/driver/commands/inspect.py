@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 
 import ekiden
 from ekiden import tir
@@ -21,7 +20,7 @@ from ekiden.backend.kernels.lower import (
 )
 from ekiden.backend.vm.module_kernels import primitive_functions
 from ekiden.backend.vm.pipeline import optimize, pipeline
-from ekiden.codegen import llvm
+from ekiden.codegen.build import generator_of
 from ekiden.driver.build import import_model
 from ekiden.driver.commands.options import add_decisions, decisions_config, is_artifact
 from ekiden.ir.instrument import PassPrintingInstrument
@@ -30,18 +29,13 @@ from ekiden.ir.transform import PassContext
 from ekiden.relay.expr import Function
 from ekiden.relay.printer import astext
 from ekiden.runtime.errors import CompileError, InputError
-from ekiden.target import Target
+from ekiden.target import Target, target_or_current
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule.families import given_decisions
 
-Emit = Callable[[PrimFunc, Target], str]
-KERNEL_STAGES: dict[str, Emit] = {
-    "tir": lambda function, target: tir.astext(function),
-    "llvm": lambda function, target: llvm.emit(tir_transform.lower(function, target), target),
-    "asm": lambda function, target: llvm.assembly([tir_transform.lower(function, target)], target),
-}
-"""Stage -> text of one kernel."""
+KERNEL_STAGES = {"tir": "", "llvm": "ll", "asm": "asm", "c": "c"}
+"""Stage of a kernel -> the source of the target's code generator that shows it."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +59,13 @@ def run(options: argparse.Namespace) -> int:
             raise CompileError(f"inspect '{options.file}': an artifact holds bytecode alone")
         _print_bytecode(ekiden.load(options.file))
         return 0
-    target = Target.parse(options.target or "llvm")
+    target = target_or_current(options.target)
+    sources = generator_of(target, "inspect").sources
+    stage = KERNEL_STAGES.get(options.stage, "")
+    if stage and stage not in sources:
+        there = ", ".join(name for name, of in KERNEL_STAGES.items() if not of or of in sources)
+        kind = target.kind.name
+        raise InputError(f"--stage {options.stage}: target kind {kind!r} has none; it has {there}")
     if options.before or options.after:
         _print_passes(options, target)
     elif options.stage == "bytecode":
@@ -129,7 +129,14 @@ def _print_kernels(module: IRModule, options: argparse.Namespace, target: Target
             print(_decisions(form, target, decisions))
             continue
         lowered = lower_primitive(form, f"kernel{number}", target, decisions)
-        print(f"// {function.span or ''}\n{KERNEL_STAGES[options.stage](lowered, target)}\n")
+        print(f"// {function.span or ''}\n{_shown(lowered, options.stage, target)}\n")
+
+
+def _shown(kernel: PrimFunc, stage: str, target: Target) -> str:
+    if not KERNEL_STAGES[stage]:
+        return tir.astext(kernel)
+    show = generator_of(target, "inspect").sources[KERNEL_STAGES[stage]]
+    return show([tir_transform.lower(kernel, target)], target)
 
 
 def _decisions(function: Function, target: Target, decisions: Given) -> str:
