@@ -108,6 +108,13 @@ def test_files_that_are_not_there(
     )
     assert fails(capsys, "inspect", str(gone)) == f"read '{gone}': {said}"
     assert fails(capsys, "debug", str(gone)) == f"load '{gone}': {said}"
+    assert fails(capsys, "demo", str(gone)) == f"read '{gone}': {said}"
+    state = fails(capsys, "debug", str(artifact), "--state", str(gone))
+    assert state == f"load state '{gone}': {said}"
+    state = fails(capsys, "debug", str(artifact), "--state", str(artifact))
+    assert state.startswith(f"load state '{artifact}': resume state: ")
+    trace = fails(capsys, "profile", str(artifact), "--trace", str(gone / "trace"))
+    assert trace == f"write '{gone / 'trace'}': no folder '{gone}'"
     assert fails(capsys, "run", str(artifact)) == "expected 2 inputs ('x', 'b'), got 0"
 
 
@@ -121,7 +128,7 @@ def test_what_matches_nothing(
     for given, message in (
         (["inspect", small, *stage, "--kernel", "nokernel"],
          "no kernel is of a node 'nokernel'; there are "),
-        (["inspect", small, "--kernel", "last"], "--kernel: expected --stage tir, llvm, asm, c "),
+        (["inspect", small, "--kernel", "last"], "--kernel: expected --stage decisions, tir,"),
         (["inspect", small, *stage, "--after", "FuseOps"], "--stage: the module before or after a"),
         (["inspect", str(artifact), "--target", "llvm"], "--target: an artifact is compiled"),
         (["profile", str(artifact), "--input", f"z={one}"],

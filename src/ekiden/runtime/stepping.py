@@ -15,8 +15,8 @@ from typing import NamedTuple, cast
 
 from ekiden.runtime._core import Executable, Module, get_global_func
 from ekiden.runtime._core import VirtualMachine as Machine
-from ekiden.runtime.errors import InputError, RunError
-from ekiden.runtime.files import write_whole
+from ekiden.runtime.errors import InputError, LoadError, RunError
+from ekiden.runtime.files import named, write_whole
 from ekiden.runtime.profile import instructions, sources
 
 
@@ -163,8 +163,13 @@ class Stepper:
         write_whole(path, lambda file: file.write(state))
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
-        """`set_state` from a file."""
-        self.set_state(Path(path).read_bytes())
+        """`set_state` from a file. Raises OSError and LoadError that name it."""
+        with named("load state", path):
+            state = Path(path).read_bytes()
+        try:
+            self.set_state(state)
+        except LoadError as error:
+            raise LoadError(f"load state '{os.fspath(path)}': {error}") from error
 
 
 __all__ = ["Place", "Stepper"]

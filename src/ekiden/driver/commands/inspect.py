@@ -81,8 +81,10 @@ def run(options: argparse.Namespace) -> int:
 def _check_usage(options: argparse.Namespace) -> None:
     """Raise InputError for arguments that would have no effect beside others."""
     around = options.before or options.after
-    if options.kernel and (around or options.stage not in KERNEL_STAGES):
-        raise InputError(f"--kernel: expected --stage {', '.join(KERNEL_STAGES)} with it")
+    if options.kernel and (around or options.stage not in ("decisions", *KERNEL_STAGES)):
+        raise InputError(
+            f"--kernel: expected --stage decisions, {', '.join(KERNEL_STAGES)} with it"
+        )
     if around and options.stage:
         raise InputError("--stage: the module before or after a pass has no other stages")
     if options.target and is_artifact(options.file):

@@ -16,7 +16,7 @@ from ekiden.driver.commands.options import (
     sizes,
 )
 from ekiden.driver.inputs import random_inputs
-from ekiden.runtime.files import write_text
+from ekiden.runtime.files import check_folder, write_text
 from ekiden.runtime.profile import HEADS, TEXTS, Report
 
 
@@ -36,6 +36,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Profile one run; print a table and write what is asked for."""
+    for path in filter(None, (options.json, options.trace)):
+        check_folder(path)
     executable = open_executable(options.file)
     feed = random_inputs(executable, sizes(options.dim), read_arrays(options.input))
     report = executable.profile(*(feed[info.name] for info in executable.inputs))

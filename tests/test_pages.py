@@ -1,0 +1,64 @@
+"""The examples of the documentation run, as they stand."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from ekiden.cli import COMMANDS, main
+from test_tutorials import code_of
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, with model.onnx (y = x @ w of n rows) and x.npy."""
+    weight = numpy_helper.from_array(np.eye(4, 3, dtype=np.float32), "w")
+    infos = [helper.make_tensor_value_info(n, 1, ["n", d]) for n, d in (("x", 4), ("y", 3))]
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
+    graph = helper.make_graph([node], "page", infos[:1], infos[1:], [weight])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(made, tmp_path / "model.onnx")
+    np.save(tmp_path / "x.npy", np.ones((2, 4), np.float32))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    logging.getLogger("ekiden").setLevel(logging.NOTSET)
+
+
+def test_the_page_on_models_runs(folder: Path) -> None:
+    page = DOCS / "using-models.md"
+    names: dict[str, object] = {"__name__": "page"}
+    exec(compile(code_of(page), str(page), "exec"), names)
+    assert names["in_model"] == 4 * 3 * 4
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of a page's shell blocks that are commands of Ekiden, without comments."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    lines = (line.partition("  #")[0].strip() for block in blocks for line in block.splitlines())
+    return [line for line in lines if line.startswith("ekiden ")]
+
+
+def test_the_commands_of_the_page_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    given = commands(DOCS / "cli.md")
+    assert len(given) > 15
+    for line in given:
+        assert main(shlex.split(line)[1:]) == 0, (line, capsys.readouterr().err)
+
+
+def test_every_command_has_its_section() -> None:
+    heads = re.findall(r"^## ekiden (\w+)", (DOCS / "cli.md").read_text(), re.MULTILINE)
+    assert sorted(heads) == sorted(COMMANDS)
