@@ -19,7 +19,7 @@ from ekiden.ir.op import Array, DimsOf, OpDef, OpPattern, Wanted, register_op
 from ekiden.ir.prim import NE, AnyDim, PrimExpr, Select, binary, cast, const, maximum, minimum
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Expr
-from ekiden.relay.op._declare import call, fail, rank_is, show, tensors
+from ekiden.relay.op._declare import call, fail, rank_is, tensors
 from ekiden.runtime.errors import InputError
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
@@ -471,12 +471,6 @@ def _pad_dims(attrs: DynPadAttrs, buffers: Sequence[Buffer]) -> Dims:
     return dims, [Wanted(n > 0, "there is nothing that borders show", {"left": n}) for n in left]
 
 
-def _pad_kind(attrs: DynPadAttrs, types: Sequence[TensorType]) -> TensorType:
-    rank = len(types[0].shape)
-    expect_shape("dyn.nn.pad", "pad_width", types[1].shape, (rank, 2))
-    return _unknown(rank, types[0].dtype)
-
-
 def _pad(attrs: DynPadAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
     data, width, value = inputs
     pairs = [tuple(cast(width[i, n], "int64") for n in range(2)) for i in range(data.ndim)]
@@ -522,8 +516,7 @@ def _pad_reference(attrs: DynPadAttrs, data: Array, width: Array, value: Array) 
 def _pad_kind(attrs: DynPadAttrs, types: Sequence[TensorType]) -> TensorType:
     data, width, value = types
     rank = len(data.shape)
-    if [known(d) for d in width.shape] != [rank, 2]:
-        fail("dyn.nn.pad", f"'pad_width' must be ({rank}, 2), got {show(width.shape)}")
+    expect_shape("dyn.nn.pad", "pad_width", width.shape, (rank, 2))
     rank_is("dyn.nn.pad", value, 0, "pad_value")
     if attrs.pad_mode not in PAD_MODES:
         modes = ", ".join(PAD_MODES)
