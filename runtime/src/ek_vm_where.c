@@ -76,7 +76,7 @@ static int64_t take_number(json *j) {
 /* The n-th text that a table has for an instruction; nothing where there is none. */
 static ek_bytes text_of(const ek_vm *vm, const char *table, ek_bytes function, int32_t instruction,
                         int64_t n) {
-  ek_bytes metadata = vm->executable->metadata, text = {"", 0}, none = {"", 0};
+  ek_bytes metadata = vm->executable->metadata, text = {"", 0}, none = {"", 0}, found = none;
   json j = {metadata.data, metadata.data + metadata.size};
   if (!enter_key(&j, table, strlen(table)) || !enter_key(&j, function.data, function.size)) {
     return none;
@@ -88,9 +88,11 @@ static ek_bytes text_of(const ek_vm *vm, const char *table, ek_bytes function, i
     bool is_list = take(&j, '[');
     do {
       if (!take_string(&j, &text)) return none;
-      if (number == instruction && k++ == n) return text;
+      if (number == instruction && k++ == n) found = text;
     } while (take(&j, ','));
-    if ((is_list && !take(&j, ']')) || !take(&j, ']') || !take(&j, ',')) return none;
+    if ((is_list && !take(&j, ']')) || !take(&j, ']')) return none; /* cut text says nothing */
+    if (found.size != 0) return found;
+    if (!take(&j, ',')) return none;
   }
   return none;
 }
