@@ -229,7 +229,7 @@ static inline ek_object *machine_of(const program *p) {
 
 /* Calls function 0 with integers and expects an integer. */
 static inline int64_t run_ints(ek_object *vm, const int64_t *numbers, int32_t n) {
-  ek_value args[8], result = ek_value_none();
+  ek_value args[8] = {{0}}, result = ek_value_none();
   for (int32_t i = 0; i < n; i++) args[i] = ek_value_int(numbers[i]);
   if (ek_vm_invoke(vm, 0, args, n, &result) != 0) {
     ek_error_object *error = (ek_error_object *)(void *)ek_error_take();
