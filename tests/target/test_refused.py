@@ -136,6 +136,31 @@ def test_devices_that_are_not_there() -> None:
         debug_executor.create(graph, kernels, CUDA)
 
 
+def test_a_host_is_the_same_machine() -> None:
+    other = "aarch64" if Target.host().architecture == "x86-64" else "x86_64"
+    message = (
+        rf"^compile: the host '{other}-unknown-linux-gnu' of a target must be its own '{HERE}'"
+    )
+    ways: list[Callable[[str], ekiden.Executable]] = [
+        lambda host: relay.build(module(), "llvm", target_host=host),
+        lambda host: relay.build(module(), {cpu(0): "llvm"}, target_host=host),
+        lambda host: relay.vm.compile(module(), "llvm", target_host=host),
+        lambda host: relay.vm.compile(module(), Target("llvm", host)),
+        lambda host: lowered(host),
+    ]
+    for way in ways:
+        assert Target(way("llvm").target).host == Target("llvm")
+        with pytest.raises(CompileError, match=message):
+            way(f"llvm -mtriple={other}-linux-gnu")
+
+
+def lowered(host: str) -> ekiden.Executable:
+    """What VMCompiler makes."""
+    compiler = relay.vm.VMCompiler()
+    compiler.lower(module(), "llvm", host)
+    return compiler.get_exec()
+
+
 def test_code_for_c_goes_through_its_compiler() -> None:
     rng = np.random.default_rng(0)
     x, w = relay.var("x", shape=(relay.Any(), 8)), rng.normal(size=(8, 8)).astype("float32")

@@ -148,7 +148,7 @@ class _Workers:
         name = signal.Signals(-code).name if code < 0 else ""
         end = f"was ended by {name}" if name else f"ended with {code}"
         at = _text(notes.with_suffix(".at"))
-        said = _text(notes)[-TOLD:].strip()
+        said = _text(notes)[:TOLD].strip()  # LLVM says the reason first, then its stack
         parts = (f"{end} at the kernel {at}" if at else end, said and f": {said}")
         memory = " (out of memory?); EKIDEN_COMPILE_JOBS=1 compiles in this process"
         return "".join(parts) + memory * (name == "SIGKILL")

@@ -13,7 +13,8 @@ from ekiden.ir.module import IRModule
 from ekiden.relay.backend import Executor
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.transform import InferType
-from ekiden.target.virtual_device import Targets, compilation_config
+from ekiden.target import TargetLike
+from ekiden.target.virtual_device import Targets, compilation_config, with_host
 
 Params = Mapping[str, object]
 
@@ -27,14 +28,17 @@ def build(
     ir_mod: IRModule | BaseFunc,
     target: Targets = None,
     *,
+    target_host: TargetLike | None = None,
     params: Params | None = None,
     executor: str | Executor = "graph",
 ) -> ExecutorFactoryModule:
     """Compile a module or function; `params` become constants by name. `executor` "aot", or
     `relay.backend.Executor("aot")`, adds native code of the functions to their bytecode.
 
-    The result can be called; `["default"](device)` makes a graph executor of it.
+    The result can be called; `["default"](device)` makes a graph executor of it. `target_host` is
+    the target of the code around kernels, which must be of the same machine.
     """
+    target = with_host(target, target_host)
     kind = executor if isinstance(executor, str) else executor.name
     kind = "vm" if kind == "graph" else kind
     return ExecutorFactoryModule(to_executable(ir_mod, target, params, kind, in_place=False))

@@ -10,17 +10,23 @@ from ekiden.driver.relay import Params, optimize, to_executable
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
 from ekiden.runtime.errors import CompileError
-from ekiden.target.virtual_device import Targets
+from ekiden.target import TargetLike
+from ekiden.target.virtual_device import Targets, with_host
 
 
 def compile(
-    mod: IRModule | BaseFunc, target: Targets = None, params: Params | None = None
+    mod: IRModule | BaseFunc,
+    target: Targets = None,
+    params: Params | None = None,
+    *,
+    target_host: TargetLike | None = None,
 ) -> Executable:
-    """Compile a module or function; `params` become constants by name.
+    """Compile a module or function; `params` become constants by name, `target_host` is as in
+    `relay.build`.
 
     `ekiden.runtime.vm.VirtualMachine` runs the result, which can be called as well.
     """
-    return Executable(to_executable(mod, target, params))
+    return Executable(to_executable(mod, with_host(target, target_host), params))
 
 
 class VMCompiler:
@@ -40,9 +46,11 @@ class VMCompiler:
         """The module as it is lowered to kernels, and no parameters."""
         return optimize(mod, target, {**self._params, **(params or {})})
 
-    def lower(self, mod: IRModule, target: Targets = None) -> None:
+    def lower(
+        self, mod: IRModule, target: Targets = None, target_host: TargetLike | None = None
+    ) -> None:
         """Compile."""
-        self._made = compile(mod, target, self._params)
+        self._made = compile(mod, target, self._params, target_host=target_host)
 
     def codegen(self) -> None:
         """Nothing: `lower` has made the code."""

@@ -160,6 +160,18 @@ def compilation_config(targets: Targets, host: TargetLike | None = None) -> Comp
     return CompilationConfig(tuple(found.values()) or (HOST,), variants)
 
 
+def with_host(targets: Targets, host: TargetLike | None) -> Targets:
+    """The same for targets that name no host, with one. Raises CompileError as
+    `compilation_config`."""
+    if host is None:
+        return targets
+    config = compilation_config(targets, host)
+    found: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}
+    for each in config.devices:
+        found[each] = config.primitive_targets
+    return found
+
+
 def _usable(given: TargetLike, host: TargetLike | None) -> Target:
     """A target that code can be made for, with its host."""
     target = Target.parse(given)
