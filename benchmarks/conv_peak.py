@@ -15,11 +15,12 @@ import numpy as np
 from matmul_peak import Kernel, build, seconds
 
 from ekiden import te
-from ekiden.driver.peak import CHAINS, STEPS, peak_loop
+from ekiden.driver.peak import chains, peak_loop, peak_work
 from ekiden.runtime import Tensor, num_threads, tensor
 from ekiden.target import Target
 from ekiden.topi.nn import conv
-from ekiden.topi.rule import schedule
+from ekiden.topi.rule import FAMILIES, schedule
+from ekiden.topi.rule.family import Product
 
 # fmt: off
 SHAPES = [   # height = width, in channels, out channels, kernel, stride, how often in the network
@@ -55,7 +56,8 @@ def convolution(
 ) -> tuple[Kernel, list[Tensor], float]:
     """A kernel with its arguments, and the milliseconds that making it took."""
     target = Target.host()
-    tile, pad = 4 * target.lanes("float32"), k // 2
+    pixels, pad = (size // stride) ** 2, k // 2
+    tile = FAMILIES["conv_nhwc_pack"].panel_of(Product(pixels, o, c * k * k), target, {})
     start = time.thread_time()
     data = te.placeholder((1, size, size, c), name="data")
     weight = te.placeholder((-(-o // tile), k, k, c, tile), name="weight")
@@ -76,8 +78,8 @@ def main() -> None:
     num_threads(1)
     target = Target.host()
     peak, _ = build(peak_loop(target), target)
-    out = tensor(np.zeros(CHAINS * target.lanes("float32"), np.float32))
-    work = 2 * CHAINS * STEPS * target.lanes("float32")
+    out = tensor(np.zeros(chains(target) * target.lanes("float32"), np.float32))
+    work = peak_work(target)
     total = ideal = 0.0
     print(f"{'convolution':>28} {'us':>9} {'share':>7} {'compile ms':>11}")
     for size, c, o, k, stride, count in SHAPES:

@@ -1,25 +1,31 @@
-"""Matrix products as shares of the multiply-add peak, products of one row as shares of the
-bandwidth of reading, all measured in this process, turn by turn.
+"""Matrix products as shares of the multiply-add peak of a class of processors, products of one row
+as shares of the bandwidth of reading; beside ONNX Runtime. All in this process, turn by turn.
 
-    python benchmarks/matmul_peak.py [MxNxK ...] [--threads 2] [--variable] [--rounds 15]
+    python benchmarks/matmul_peak.py [MxNxK ...] [--class host x86-64-v3] [--threads 2] [--variable]
 
-The peak is a loop of 24 independent multiply-adds on full vectors on each thread, compiled by
-Ekiden like any kernel; the bandwidth that of reading as many bytes as the weights have, and adding
-them up. Weights are constants and packed beforehand, or with `--variable` operands as any other.
-Each figure is of the least time over the rounds.
+The peak is a loop of independent multiply-adds on full vectors on each thread, compiled by Ekiden
+for the class like any kernel; the bandwidth that of reading as many bytes as the weights have, and
+adding them up. Weights are constants and packed beforehand, or with `--variable` operands as any
+other. A class is a processor of the table with the caches of this one. Shares are of the least
+times over the rounds, ratios medians over them; ONNX Runtime uses what this machine has, whatever
+the class.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
 
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
-from ekiden.driver.peak import CHAINS, STEPS, peak_loop
+from ekiden.driver.peak import chains, peak_loop, peak_work
 from ekiden.ir.prim import Var, const
 from ekiden.runtime import Tensor, empty, load_image, num_threads, tensor
 from ekiden.target import Target
@@ -28,16 +34,20 @@ from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, seq
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import dense_pack, matmul
 from ekiden.topi.nn.weights import pack_weight
-from ekiden.topi.rule import schedule
+from ekiden.topi.rule import FAMILIES, choose, schedule
+from ekiden.topi.rule.family import Product
 
 Kernel = Callable[..., object]
+Call = Callable[[], object]
+Shape = tuple[int, int, int]
 
 SHAPES = (
-    "512x512x512", "1024x1024x1024", "2048x2048x2048", "128x768x768", "128x3072x768",
-    "128x768x3072", "37x768x768", "1x1000x2048", "1x4096x4096",
+    "512x512x512", "1024x1024x1024", "128x768x768", "128x3072x768", "128x768x3072", "37x768x768",
+    "1x1000x2048", "1x4096x4096",
 )  # fmt: skip
 STREAMS = 8
 """Vectors that the reading loop takes in one step."""
+PRODUCT = "product"
 
 
 def build(func: PrimFunc, target: Target) -> tuple[Kernel, float]:
@@ -48,23 +58,29 @@ def build(func: PrimFunc, target: Target) -> tuple[Kernel, float]:
     return load_image(image)[func.name], spent
 
 
-def product(
-    shape: tuple[int, int, int], variable: bool, target: Target
-) -> tuple[Kernel, list[Tensor], float]:
-    """A product with its arguments, checked against NumPy."""
+def operands(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+    """Data [m, k] and weight [n, k], always the same ones."""
     m, n, k = shape
-    tile = 4 * target.lanes("float32")
     random = np.random.default_rng(0)
-    x = random.standard_normal((m, k), np.float32)
-    w = random.standard_normal((n, k), np.float32)
-    operand = np.ascontiguousarray(w.T) if variable else pack_weight(w, "dense", tile)
+    return random.standard_normal((m, k), np.float32), random.standard_normal((n, k), np.float32)
+
+
+def product(
+    shape: Shape, variable: bool, target: Target
+) -> tuple[Kernel, list[Tensor], float, str]:
+    """A product with its arguments, checked against NumPy; milliseconds of compiling; what was
+    chosen."""
+    m, n, k = shape
+    x, w = operands(shape)
+    panel = FAMILIES["dense_pack"].panel_of(Product(m, n, k), target, {})
+    operand = np.ascontiguousarray(w.T) if variable else pack_weight(w, "dense", panel)
     data, weight = te.placeholder((m, k), name="data"), te.placeholder(operand.shape, name="weight")
-    result = matmul(data, weight) if variable else dense_pack(data, weight, n, tile)
-    kernel, spent = build(schedule([data, weight], [result], target, "product"), target)
+    result = matmul(data, weight) if variable else dense_pack(data, weight, n, panel)
+    kernel, spent = build(schedule([data, weight], [result], target, PRODUCT), target)
     arguments = [placed(x), placed(operand), placed(np.zeros((m, n), np.float32))]
     kernel(*arguments)
     np.testing.assert_allclose(arguments[2].numpy(), x @ w.T, rtol=1e-3, atol=2e-3)
-    return kernel, arguments, spent
+    return kernel, arguments, spent, str(choose([result], target).decision)
 
 
 def placed(array: np.ndarray) -> Tensor:
@@ -99,20 +115,44 @@ def reading(elements: int, parts: int, target: Target) -> PrimFunc:
     return PrimFunc((source, out), shared, {"global_symbol": "reading"})
 
 
-def shared_peak(target: Target, threads: int) -> Callable[[], object]:
+def shared_peak(target: Target, threads: int) -> Call:
     """The loop of multiply-adds on every thread."""
     one = peak_loop(target)
-    (out,) = one.params
     part = Var("part")
     body = For(part, const(0), const(threads), ForKind.PARALLEL, one.body, {"grain": 1})
     kernel, _ = build(one.with_fields(body=body), target)
-    result = tensor(np.zeros([int(str(d)) for d in out.shape], np.float32))
+    result = tensor(np.zeros(chains(target) * target.lanes("float32"), np.float32))
     return lambda: kernel(result)
 
 
-def seconds(
-    call: Callable[[], object], repeat: int, clock: Callable[[], float] = time.thread_time
-) -> float:
+def onnx_runtime(shape: Shape, variable: bool, threads: int) -> Call:
+    """The same product by ONNX Runtime, its results written in place."""
+    (m, n, k), (x, w) = shape, operands(shape)
+    right = np.ascontiguousarray(w.T)
+
+    def value(name: str, *dims: int) -> object:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
+
+    inputs = [value("x", m, k), *([value("w", k, n)] if variable else [])]
+    weights = [] if variable else [numpy_helper.from_array(right, "w")]
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], PRODUCT, inputs, [value("y", m, n)], weights)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(
+        made.SerializeToString(), options, ["CPUExecutionProvider"]
+    )
+    binding = session.io_binding()
+    for name, array in (("x", x), *([("w", right)] if variable else [])):
+        binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
+    result = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((m, n), np.float32))
+    binding.bind_ortvalue_output("y", result)
+    return lambda: session.run_with_iobinding(binding)
+
+
+def seconds(call: Call, repeat: int, clock: Callable[[], float] = time.thread_time) -> float:
     """Time of one call, averaged over `repeat`."""
     start = clock()
     for _ in range(repeat):
@@ -120,49 +160,82 @@ def seconds(
     return (clock() - start) / repeat
 
 
-def measure(
-    shape: tuple[int, int, int], options: argparse.Namespace, target: Target
-) -> tuple[float, float, float]:
-    """(seconds of a product, the least that its limit admits, milliseconds of compiling)."""
+def limit_of(
+    shape: Shape, arguments: list[Tensor], options: argparse.Namespace, target: Target
+) -> tuple[Call, float]:
+    """What bounds a product, and how much of one of its calls a product may take."""
     m, n, k = shape
-    kernel, arguments, spent = product(shape, options.variable, target)
+    if m > 1:
+        share = 2 * m * n * k / (peak_work(target) * options.threads)
+        return shared_peak(target, options.threads), share
+    read, _ = build(reading(n * k, options.threads, target), target)
+    sums = tensor(np.zeros(options.threads * target.lanes("float32"), np.float32))
+    source = tensor(arguments[1].numpy().reshape(-1)[: n * k])
+    return lambda: read(source, sums), 1.0
+
+
+def measure(shape: Shape, options: argparse.Namespace, target: Target) -> str:
+    """A line of the table."""
+    m, n, k = shape
+    kernel, arguments, spent, chosen = product(shape, options.variable, target)
     # On one thread time of the processor: other programs on the machine do not count.
     clock = time.thread_time if options.threads == 1 else time.perf_counter
+    limit, share = limit_of(shape, arguments, options, target)
     repeat = max(1, int(2e8 // (2 * m * n * k)))
-    if m == 1:
-        read, _ = build(reading(n * k, options.threads, target), target)
-        sums = tensor(np.zeros(options.threads * target.lanes("float32"), np.float32))
-        source = arguments[1].numpy().reshape(-1)[: n * k]
-        least, limit, share = repeat, lambda: read(tensor(source), sums), 1.0
-    else:
-        work = 2 * CHAINS * STEPS * target.lanes("float32") * options.threads
-        least, limit, share = 1, shared_peak(target, options.threads), 2 * m * n * k / work
-    ours, best = [], []
+    peer = onnx_runtime(shape, options.variable, options.threads)
+    best: list[float] = []
+    ours: list[float] = []
+    theirs: list[float] = []
     for _ in range(options.rounds):
-        best.append(seconds(limit, least, clock) * share)
+        best.append(seconds(limit, repeat if m == 1 else 1, clock) * share)
         ours.append(seconds(lambda: kernel(*arguments), repeat, clock))
-    return min(ours), min(best), spent
+        theirs.append(seconds(peer, repeat, clock))
+    taken = min(ours)
+    rate, bytes_ = 2 * m * n * k / taken / 1e9, 4 * n * k / taken / 1e9
+    ratio = statistics.median(t / o for t, o in zip(theirs, ours, strict=True))
+    other = f"{min(theirs) * 1e6:9.1f} {ratio:6.2f}"
+    numbers = f"{taken * 1e6:9.1f} {rate:8.1f} {bytes_:6.1f} {min(best) / taken:8.1%}"
+    return f"{numbers} {other} {spent:10.1f}  {chosen}"
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{found[0] if found else 'unknown'} ({Target.host().cpu})"
+
+
+def class_target(name: str, threads: int) -> Target:
+    """A processor of the table on this machine: its instructions, with the caches that are here."""
+    if name == "host":
+        return Target(Target.host(), cores=threads)
+    return Target(f"llvm -mcpu={name} -mtune=native -cores={threads}")
 
 
 def main() -> None:
-    """Print a line per shape."""
+    """Print a table for each class."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("shapes", nargs="*", default=SHAPES)
+    parser.add_argument("--class", dest="classes", nargs="+", default=["host"], metavar="CPU")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--variable", action="store_true")
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     num_threads(options.threads)
-    target = Target.host()
-    print(f"{'MxNxK':>16} {'us':>9} {'GFLOP/s':>8} {'GB/s':>6} {'of limit':>9} {'compile ms':>11}")
-    for text in options.shapes:
-        m, n, k = (int(d) for d in text.split("x"))
-        spent, limit, compiling = measure((m, n, k), options, target)
-        rate, bytes_ = 2 * m * n * k / spent / 1e9, 4 * n * k / spent / 1e9
-        numbers = f"{spent * 1e6:9.1f} {rate:8.1f} {bytes_:6.1f} {limit / spent:9.1%}"
-        print(f"{text:>16} {numbers} {compiling:11.1f}", flush=True)
+    print(f"{processor()}, {options.threads} thread(s), least of {options.rounds} rounds")
+    for name in options.classes:
+        target = class_target(name, options.threads)
+        print(f"\n{name}: {target}")
+        print(
+            f"{'MxNxK':>16} {'us':>9} {'GFLOP/s':>8} {'GB/s':>6} {'of limit':>8}"
+            f" {'ORT us':>9} {'times':>6} {'compile ms':>10}"
+        )
+        for text in options.shapes:
+            m, n, k = (int(d) for d in text.split("x"))
+            print(f"{text:>16} {measure((m, n, k), options, target)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from ekiden.runtime import load_image
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir.transform import lower
-from ekiden.topi.nn import batch_matmul, conv, dense_pack, winograd_conv2d
+from ekiden.topi.nn import batch_matmul, conv, conv_transpose, dense_pack, winograd_conv2d
 from ekiden.topi.nn.weights import pack_weight
 from ekiden.topi.nn.winograd import transform_weight
-from ekiden.topi.rule import FAMILIES, choose, schedule
+from ekiden.topi.rule import FAMILIES, choose, nibbles, schedule
 from ekiden.topi.rule.decision import Decision, Fixed
 from ekiden.topi.rule.families import ROWS
 from ekiden.topi.rule.family import Product
@@ -268,3 +268,48 @@ def test_every_family_chooses_within_its_space() -> None:
             assert chosen.family.name == "conv_nhwc_pack"
             assert list(chosen.decision) == [choice.name for choice in space]
             assert all(chosen.decision[c.name] in c.domain for c in space)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("cpu", "text"), [("sapphirerapids", "rows=6 wide_rows=3"), ("alderlake", "rows=4 wide_rows=1")]
+)
+def test_tiles_of_four_bits_hold_as_many_sums_as_registers(cpu: str, text: str) -> None:
+    assert str(nibbles.default(te.placeholder((1,)), Target(f"llvm -mcpu={cpu}"), {})) == text
+
+
+def other_families() -> list[tuple[str, list[te.Tensor], te.Tensor]]:
+    """A computation of each other family with choices."""
+    panel = 2 * TARGET.lanes("float32")
+    image = te.placeholder((1, 9, 13, 20), name="data")
+    deep = te.placeholder((3, 3, 20, 1), name="weight")
+    packed = te.placeholder((2, 3, 3, 20, panel), name="weight")
+    few, taps = te.placeholder((1, 5, 9, 24), name="data"), te.placeholder((24, 3, 2, 2))
+    apart = ((2, 2), (1, 1, 1, 1), (1, 1), (1, 1))
+    at_once = ((2, 2), (0, 0, 0, 0), (0, 0), (1, 1))
+    depthwise = conv(image, deep, 1, 1, 1, 20, "NHWC", "HWOI")
+    phases = conv_transpose(
+        image, packed, *apart, 1, "NHWC", f"OHWI{panel}o", channels=2 * panel - 3
+    )
+    of_each = conv_transpose(image, deep, *apart, 20, "NHWC", "HWIO")
+    one_panel = conv_transpose(few, taps, *at_once, 1, "NHWC", "IOHW")
+    return [
+        ("depthwise_conv_nhwc", [image, deep], depthwise),
+        ("conv_transpose_pack", [image, packed], phases),
+        ("depthwise_conv_transpose", [image, deep], of_each),
+        ("conv2d_transpose", [few, taps], one_panel),
+    ]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_no_decision_changes_what_another_family_computes(number: int) -> None:
+    """Compared with what is chosen, which other tests compare with NumPy."""
+    family, inputs, anchor = other_families()[number]
+    assert choose([anchor], TARGET).family.name == family
+    arrays = [random(*(int(str(d)) for d in t.shape)) for t in inputs]
+    made = []
+    for fixed in ({}, *some_points(anchor, family, TARGET, 3)):
+        got = np.full([int(str(d)) for d in anchor.shape], np.nan, "float32")
+        compiled(inputs, anchor, family, fixed, TARGET)(*arrays, got)
+        made.append(got)
+        np.testing.assert_allclose(got, made[0], rtol=1e-3, atol=1e-3, err_msg=str(fixed))

@@ -113,4 +113,4 @@ def test_sums_of_few_rows_stay_in_the_first_cache() -> None:
         run = shape.run(HOST)
         assert run % HOST.lanes("float32") == 0
         assert 4 * run * rows <= 4 * 4096 + 4 * rows * HOST.lanes("float32")
-        assert rows * shape.depth <= 24
+        assert rows * shape.depth(HOST) <= 24

@@ -353,7 +353,7 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     chosen.setdefault("k_block", blocking.k_block(order) if sizes.dtype == "float32" else 0)
     own = int(chosen.setdefault("own", blocking.own(order)))
     chosen.setdefault("spread", blocking.spread(order))
-    chosen.setdefault("unroll", blocking.unroll(order, own))
+    chosen.setdefault("unroll", blocking.unroll("row" if blocking.tiles == 1 else "panel", own))
     chosen.setdefault("copy", blocking.copy(int(chosen["k_block"])))
     return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})
 

@@ -7,8 +7,8 @@
           t[i, v] += four bytes of a . lower halves of b[v] + the next four . upper halves
         acc[i, v] += step[i, block] * scale[block, v] * t[i, v]
 
-One row takes all 64 columns at once, to have sums enough that none waits for another; from
-WIDE_ROWS on tiles are two vectors wide, so that what is unpacked serves more rows.
+One row takes all 64 columns at once, to have sums enough that none waits for another; beyond
+`wide_rows` tiles are two vectors wide, so that what is unpacked serves more rows.
 """
 
 from __future__ import annotations
@@ -20,22 +20,30 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
 from ekiden.topi.nn.nibbles import GROUP, PANEL
-from ekiden.topi.rule.decision import Decision
+from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
 from ekiden.topi.rule.dense import make_buffers, product, unflatten
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor
 from ekiden.topi.rule.family import Family
+from ekiden.topi.rule.product_space import MOST_ROWS
 from ekiden.topi.rule.tiles import balanced_rows, column_mask
 
-WIDE_ROWS = 3
-"""Rows up to which a tile has all vectors of a panel."""
-MAX_ROWS = 6
-"""Rows of a tile."""
+NARROW = 2
+"""Vectors of tiles of many rows."""
+SPARE = 4
+"""Registers beside sums: what is unpacked of a word, and the mask."""
 
 
 class _Nibbles:
     """One kernel being built."""
 
-    def __init__(self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target) -> None:
+    def __init__(
+        self,
+        inputs: list[te.Tensor],
+        outputs: list[te.Tensor],
+        target: Target,
+        decision: Decision,
+    ) -> None:
+        self.decision = decision
         self.anchor = find_anchor(outputs, "dense_nibbles_pack")
         self.buffers = make_buffers(inputs, outputs)
         operands = [self.buffers[t] for t in _operands(self.anchor)]
@@ -115,7 +123,8 @@ class _Nibbles:
 
     def tile(self, rows: int, first: PrimExpr, panel: PrimExpr, column: int, valid: int) -> Stmt:
         """One tile from a column of a panel, of whose columns from there `valid` are stored."""
-        wanted = PANEL // self.lanes if rows <= WIDE_ROWS else 2
+        is_wide = rows <= self.decision.number("wide_rows")
+        wanted = PANEL // self.lanes if is_wide else NARROW
         vectors = min(wanted, -(-valid // self.lanes))
         acc = Buffer("acc", (const(rows * vectors),), f"float32x{self.lanes}", "register")
         zero = broadcast(const(0.0, "float32"), self.lanes)
@@ -141,7 +150,9 @@ class _Nibbles:
         """Some panels in parallel, all rows of each."""
         panel = Var("p")
         inside = balanced_rows(
-            self.rows, MAX_ROWS, lambda rows, first: self.tile(rows, first, panel, 0, valid)
+            self.rows,
+            self.decision.number("rows"),
+            lambda rows, first: self.tile(rows, first, panel, 0, valid),
         )
         return For(panel, const(begin), const(count), ForKind.PARALLEL, inside, {"grain": 1})
 
@@ -173,13 +184,36 @@ def dense_nibbles_pack(
     decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "dense_nibbles_pack"."""
-    kernel = _Nibbles(inputs, outputs, target)
+    kernel = _Nibbles(inputs, outputs, target, decision)
     params = (*kernel.buffers.values(),)
     return PrimFunc(
         params, kernel.body(), {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
     )
 
 
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen."""
+    rows = steps_down(MOST_ROWS)
+    return (
+        Choice("rows", rows, "rows of a tile"),
+        Choice("wide_rows", (*rows, 0), "rows up to which a tile has all columns of a panel"),
+    )
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """As many rows as registers hold sums of, whole numbers and floats, with all columns; and as
+    many sums with two vectors."""
+    vectors = PANEL // target.lanes("float32")
+    wide = max(1, (target.registers - SPARE) // (2 * vectors))
+    rows = max(wide, wide * vectors // NARROW)
+    return Decision.of({"rows": fixed.get("rows", rows), "wide_rows": fixed.get("wide_rows", wide)})
+
+
 FAMILY = Family(
-    name="dense_nibbles_pack", accepts=accepts, needs=("dot4_u8s8",), build=dense_nibbles_pack
+    name="dense_nibbles_pack",
+    accepts=accepts,
+    needs=("dot4_u8s8",),
+    space=space,
+    default=default,
+    build=dense_nibbles_pack,
 )

@@ -38,10 +38,10 @@ from ekiden.tir.stmt import (
 
 MAX_DEPTH = 8
 """Lines of the matrix that are read at a time."""
-FACTORS = 24
-"""Registers for elements of the few rows."""
-SUMS = 4096
-"""Floats of the sums: they stay in L1 beside what streams by."""
+SPARE = 8
+"""Registers beside those for elements of the few rows."""
+SHARE = 3
+"""Sums take at most this part of the first-level cache: they stay there beside what streams by."""
 LEAST_RUN = 256
 """Columns below which a run is not cut for threads."""
 
@@ -60,15 +60,14 @@ class Streamed:
     a_step: PrimExpr
     origin: PrimExpr
 
-    @property
-    def depth(self) -> int:
-        """Lines read at a time."""
-        return max(1, min(MAX_DEPTH, FACTORS // len(self.rows)))
+    def depth(self, target: Target) -> int:
+        """Lines read at a time: their factors are in registers."""
+        return max(1, min(MAX_DEPTH, (target.registers - SPARE) // len(self.rows)))
 
     def run(self, target: Target) -> int:
         """Columns summed together: a part for each thread, of what fits."""
         lanes = target.lanes("float32")
-        most = SUMS // len(self.rows)
+        most = target.l1 // (4 * SHARE) // len(self.rows)
         if isinstance(self.columns, IntImm):
             part = -(-self.columns.value // target.cores)
             most = min(most, max(part, LEAST_RUN))
@@ -79,7 +78,7 @@ class _Run:
     """A run of columns being built."""
 
     def __init__(self, shape: Streamed, a: Buffer, b: Buffer, target: Target) -> None:
-        self.shape, self.a, self.b = shape, a, b
+        self.shape, self.a, self.b, self.target = shape, a, b, target
         self.lanes = target.lanes("float32")
         self.width = shape.run(target)
         self.begin = Var("begin")
@@ -150,7 +149,7 @@ class _Run:
 
     def body(self, store: Store) -> Stmt:
         """Clear, add all lines, store."""
-        depth, block, rest = self.shape.depth, Var("block"), Var("rest")
+        depth, block, rest = self.shape.depth(self.target), Var("block"), Var("rest")
         whole = simplify(self.shape.k // depth)
         left = simplify(self.shape.k - whole * depth)
 

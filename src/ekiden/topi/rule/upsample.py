@@ -10,6 +10,8 @@ first, a copy that is small beside the product.
 
 from __future__ import annotations
 
+import math
+
 from ekiden import te
 from ekiden.arith import prove_equal, simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, logical_and
@@ -17,12 +19,14 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, PrimFunc, Stmt, seq
 from ekiden.topi.nn.conv_transpose import is_few
-from ekiden.topi.rule.decision import Decision
+from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.topi.rule.family import Family
+from ekiden.topi.rule.family import Family, size_of
+from ekiden.topi.rule.model import most_rows
+from ekiden.topi.rule.product_space import MOST_ROWS
 from ekiden.topi.rule.stages import has_known_weights
-from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, column_mask, compute_tile, max_rows
+from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, column_mask, compute_tile
 from ekiden.topi.shape import as_ints
 
 TAG = "conv2d_transpose"
@@ -54,7 +58,14 @@ def _pair(anchor: te.Tensor) -> tuple[int, int]:
 class _Upsample:
     """One kernel being built."""
 
-    def __init__(self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target) -> None:
+    def __init__(
+        self,
+        inputs: list[te.Tensor],
+        outputs: list[te.Tensor],
+        target: Target,
+        decision: Decision,
+    ) -> None:
+        self.limit = decision.number("rows")
         self.anchor = find_anchor(outputs, TAG)
         self.buffers = make_buffers(inputs, outputs)
         data, weight = operands_of(self.anchor)
@@ -106,7 +117,7 @@ class _Upsample:
                 store,
             )
 
-        tiles = balanced_rows(width, max_rows(vectors, self.target), body)
+        tiles = balanced_rows(width, self.limit, body)
         return Allocate(stage, seq(tiles, self.finish(stage, across, line)))
 
     def scatter(
@@ -169,10 +180,31 @@ def upsample(
     decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "conv2d_transpose"."""
-    kernel = _Upsample(inputs, outputs, target)
+    kernel = _Upsample(inputs, outputs, target, decision)
     params = (*kernel.buffers.values(),)
     attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
     return PrimFunc(params, kernel.body(), attrs)
 
 
-FAMILY = Family(name="conv2d_transpose", accepts=accepts, build=upsample)
+def _vectors(anchor: te.Tensor, target: Target) -> int:
+    """Of the panel that holds all taps."""
+    channels = size_of(operands_of(anchor)[1].shape[1])
+    assert channels is not None, "weights are known"
+    return -(-channels * math.prod(_pair(anchor)) // target.lanes("float32"))
+
+
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen."""
+    rows = steps_down(most_rows(_vectors(anchor, target), target))
+    return (Choice("rows", rows, "pixels of a tile"),)
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """As many as registers hold: the panel stays in the first-level cache."""
+    rows = min(MOST_ROWS, most_rows(_vectors(anchor, target), target))
+    return Decision.of({"rows": fixed.get("rows", rows)})
+
+
+FAMILY = Family(
+    name="conv2d_transpose", accepts=accepts, space=space, default=default, build=upsample
+)
