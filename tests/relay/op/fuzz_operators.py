@@ -48,6 +48,8 @@ LARGEST = 40_000
 """Elements of a tensor, at most."""
 SIZES = 96
 """What data says a size or an index is, at most, where it decides how large a result is."""
+LONGEST = 12
+"""Elements of a tensor that says how large a result is, at most."""
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64",
           "uint32", "uint64", "bool")  # fmt: skip
 LOOSE = {"float16": 2e-2, "bfloat16": 8e-2, "float32": 2e-3, "float64": 2e-3}
@@ -386,6 +388,8 @@ class Fuzzer:
         if any(size > LARGEST for size in _sizes(result)):
             return None
         dynamic = OPS[name].dims is not None or OPS[name].padded is not None
+        if dynamic and any(np.prod(s, dtype=float) > LONGEST for s, _ in types[1:] or types):
+            return None  # more axes than NumPy has, or tensors that no memory holds
         types = [(s, t) for s, (_, t) in zip(shapes, types, strict=True)]
         return Variant(name, module, arrays, types, text, dynamic)
 
