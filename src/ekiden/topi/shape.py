@@ -273,6 +273,7 @@ def window_extent(
 ) -> PrimExpr:
     """How many windows of a convolution or pooling fit: (size + before + after - reach) // stride +
     1."""
+    expect_positive("a window", stride=stride, dilation=dilation)
     if is_any(size):
         return size
     reach = (as_dim(kernel) - 1) * dilation + 1
@@ -301,6 +302,7 @@ def window_extent_ceil(
 ) -> PrimExpr:
     """As `window_extent`, rounded up; a last window that would start in the padding after is
     dropped."""
+    expect_positive("a window", stride=stride, dilation=dilation)
     if is_any(size):
         return size
     reach = (kernel - 1) * dilation + 1

@@ -25,7 +25,7 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.topi.create import sequence
 from ekiden.topi.nn.pad import pad_by_mode
-from ekiden.topi.shape import expect_shape, known, normalize_axis, product
+from ekiden.topi.shape import known, normalize_axis, product
 from ekiden.topi.slice import dynamic_strided_slice
 
 Dims = tuple[list[PrimExpr], list[Wanted]]
@@ -252,7 +252,10 @@ def _squeezed_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
     axes = [_choose(a < 0, a + rank, a) for a in _elements(axis)]
     position: PrimExpr = const(0)
     dims: list[PrimExpr] = [const(0)] * (rank - len(axes))
-    checks: list[Wanted] = []
+    wrong = "axis is out of range"
+    shown = [{"it": a, "the rank": const(rank)} for a in axes]
+    checks = [Wanted(a >= 0, wrong, s) for a, s in zip(axes, shown, strict=True)]
+    checks += [Wanted(a < rank, wrong, s) for a, s in zip(axes, shown, strict=True)]
     for i, extent in enumerate(data.shape):
         dropped = sum((cast(a.equal(i), "int64") for a in axes), const(0))
         for j in range(len(dims)):

@@ -20,7 +20,7 @@ from ekiden.relay.op.image_sampling import *  # noqa: F403
 from ekiden.te import Tensor
 from ekiden.topi.image.resize import Sampling, resize, rounding_of
 from ekiden.topi.layout import spatial
-from ekiden.topi.shape import Dim, Dims, Shape, as_attr, as_dim, as_ints, known, tidy
+from ekiden.topi.shape import Dim, Dims, Shape, as_attr, as_dim, as_ints, expect_least, known, tidy
 
 METHODS = ("nearest_neighbor", "linear", "cubic")
 
@@ -70,6 +70,8 @@ def _resize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         fail("image.resize2d", f"size must be (height, width), got {wanted.size}")
     if wanted.coordinate_transformation_mode == "tf_crop_and_resize" and len(wanted.roi) != 4:
         fail("image.resize2d", f"tf_crop_and_resize needs 4 numbers in roi, got {wanted.roi}")
+    least = [1 if a in "HW" else None for a in wanted.layout]
+    attempt("image.resize2d", expect_least, "image.resize2d", "data", data.shape, least)
     return TensorType(
         resized_shape(data.shape, wanted.layout, wanted.size), wanted.out_dtype or data.dtype
     )

@@ -319,8 +319,14 @@ def _declare_global(
     )
 
 
+def _largest(data: Array, axis: Sequence[int], keepdims: bool) -> Array:
+    """NumPy's max; of nothing it is the least number."""
+    lowest = float("-inf")
+    return np.asarray(np.max(data, axis=tuple(axis), keepdims=keepdims, initial=lowest))
+
+
 _declare_global("nn.global_avg_pool2d", np.mean, topi.mean)
-_declare_global("nn.global_max_pool2d", np.max, topi.max)
+_declare_global("nn.global_max_pool2d", _largest, topi.max)
 
 
 def global_avg_pool2d(data: Expr, layout: str = "NCHW", out_layout: str = "") -> Call:

@@ -1,0 +1,86 @@
+"""What checks of indices cost: models that look up many embeddings, with `take(mode="raise")` and
+with indices brought into range, in turns in one process.
+
+    python benchmarks/index_checks.py [--rounds 200]
+
+Prints the least times, and the ratio of the least and of the lower quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+import ekiden
+from ekiden import relay
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Expr
+
+
+def lookup(table: Expr, indices: Expr, checked: bool) -> Call:
+    """Rows of a table: refused out of range, or wrapped from the end and clipped."""
+    if checked:
+        return op.take(table, indices, axis=0, mode="raise")
+    size = relay.const(np.int64(table.data.shape[0]))  # type: ignore[attr-defined]
+    shifted = op.where(op.less(indices, relay.const(np.int64(0))), op.add(indices, size), indices)
+    return op.take(table, shifted, axis=0, mode="clip")
+
+
+def bert(checked: bool) -> tuple[ekiden.IRModule, list[np.ndarray]]:
+    """Words, positions and segments of 8 x 128 tokens, added and normalised."""
+    rng = np.random.default_rng(0)
+    sizes = (30522, 512, 2)
+    tables = [relay.const(rng.random((n, 768), dtype=np.float32)) for n in sizes]
+    ids = [relay.var(f"i{n}", shape=(8, 128), dtype="int64") for n in range(3)]
+    rows = [lookup(t, i, checked) for t, i in zip(tables, ids, strict=True)]
+    ones = relay.const(np.ones(768, np.float32))
+    body = op.nn.layer_norm(op.add(op.add(rows[0], rows[1]), rows[2]), ones, ones)
+    arrays = [rng.integers(0, n, (8, 128)) for n in sizes]
+    return ekiden.IRModule.from_expr(relay.Function(ids, body)), arrays
+
+
+def recommender(checked: bool) -> tuple[ekiden.IRModule, list[np.ndarray]]:
+    """26 tables of 10,000 rows of 64, 256 examples, then two layers (as DLRM)."""
+    rng = np.random.default_rng(0)
+    ids = [relay.var(f"i{n}", shape=(256,), dtype="int64") for n in range(26)]
+    tables = [relay.const(rng.random((10_000, 64), dtype=np.float32)) for _ in ids]
+    rows = [lookup(t, i, checked) for t, i in zip(tables, ids, strict=True)]
+    x: Expr = op.concatenate(rows, axis=1)
+    for wide, narrow in ((26 * 64, 256), (256, 64)):
+        weight = relay.const(rng.standard_normal((narrow, wide)).astype(np.float32) / wide)
+        x = op.nn.relu(op.nn.dense(x, weight))
+    arrays = [rng.integers(0, 10_000, 256) for _ in ids]
+    return ekiden.IRModule.from_expr(relay.Function(ids, x)), arrays
+
+
+def main() -> None:
+    """Time both forms of every model in turns."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=200)
+    rounds = parser.parse_args().rounds
+    for name, make in (("bert embeddings", bert), ("recommender", recommender)):
+        runs = []
+        for checked in (False, True):
+            module, arrays = make(checked)
+            runs.append((ekiden.compile(module), arrays))
+        np.testing.assert_allclose(*(np.asarray(e(*a)) for e, a in runs), rtol=1e-5)
+        times: list[list[float]] = [[], []]
+        for turn in range(rounds):
+            for which in (0, 1) if turn % 2 else (1, 0):
+                exe, arrays = runs[which]
+                started = time.thread_time_ns()
+                exe(*arrays)
+                times[which].append((time.thread_time_ns() - started) / 1e3)
+        plain, checked_times = (sorted(t) for t in times)
+        quarter = rounds // 4
+        print(
+            f"{name:16} clipped {plain[0]:8.1f} us  checked {checked_times[0]:8.1f} us  ratio of"
+            f" minima {checked_times[0] / plain[0]:.4f}, of quartiles"
+            f" {checked_times[quarter] / plain[quarter]:.4f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

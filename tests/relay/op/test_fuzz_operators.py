@@ -1,0 +1,67 @@
+"""The fuzzer of operators: a little of it, all of it on request, and that it would see a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import fuzz_operators
+import numpy as np
+import pytest
+
+from ekiden import te
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.op import OPS
+from ekiden.ir.type import Type
+from ekiden.te import Tensor
+
+HOSTS = frozenset(("text", "sequence", "qnn", "memory", "vm", "annotation"))
+"""Families that are no kernels, are built from others, or whose arguments only a frontend makes."""
+
+
+def _shown(tally: fuzz_operators.Tally) -> str:
+    return "\n".join(f"{f.kind}: {f.variant}: {f.message}" for f in tally.finds)
+
+
+def test_operators_that_refuse_indices() -> None:
+    names = sorted(n for n in fuzz_operators.SAMPLES if OPS[n].refuses)
+    assert len(names) > 10
+    tally = fuzz_operators.fuzz(300, 3, names, each=30, seconds=60)
+    assert not tally.finds, _shown(tally)
+    assert sum(tally.refused.values()) > 30
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_some_operators(seed: int) -> None:
+    names = np.random.default_rng(seed).choice(sorted(fuzz_operators.SAMPLES), 8, replace=False)
+    tally = fuzz_operators.fuzz(80, seed, [str(n) for n in names], each=15, seconds=60)
+    assert not tally.finds, _shown(tally)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(4 * 3600)
+def test_a_million_cases() -> None:
+    tally = fuzz_operators.fuzz(1_000_000, 0, each=4000, seconds=1.5)
+    assert not tally.finds, _shown(tally)
+
+
+def test_every_kernel_has_a_sample() -> None:
+    with_kernel = {n for n, d in OPS.items() if d.lower is not None or d.dims is not None}
+    missing = with_kernel - set(fuzz_operators.SAMPLES) - fuzz_operators.INTERNAL
+    assert {n for n in missing if n.partition(".")[0] not in HOSTS} <= fuzz_operators.ELSEWHERE
+
+
+def test_a_fault_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A gather that takes its indices as they are; its kernels must not be kept."""
+    monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path))
+
+    def unchecked(attrs: Attrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
+        data, indices = inputs
+        at = attrs.axis % data.ndim  # type: ignore[attr-defined]
+        return [te.compute(indices.shape, lambda *i: data[(*i[:at], indices[i], *i[at + 1 :])])]
+
+    monkeypatch.setitem(OPS, "gather", replace(OPS["gather"], lower=unchecked))
+    tally = fuzz_operators.fuzz(30, 5, ["gather"], each=15, seconds=60)
+    assert {f.kind for f in tally.finds} <= {"bounds", "refusal", "index", "value"}
+    assert any(f.kind == "bounds" for f in tally.finds)
