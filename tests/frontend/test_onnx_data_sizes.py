@@ -728,6 +728,51 @@ def a_slice_of_joined_levels() -> Case:
     return text_model(text, feed, ["q"], weights, symbolic=True), feed
 
 
+@case
+def sizes_beside_dimensions() -> Case:
+    """What is known of a vector stays known: the batch is the input's, channels are a number."""
+    text = """
+        sx = Shape (x)
+        n = Gather (sx, zero)
+        k1 = Reshape (k, one)
+        shape = Concat <axis=0> (n, three, k1)
+        ones = ConstantOfShape <value=float[1] v {1}> (shape)
+        c = Conv (ones, w)
+        y = Add (c, x)
+    """
+    feed = {"x": normal(2, 5, 4), "k": ints(6)}
+    weights = {"zero": ints(0), "one": ints(1), "three": ints(3), "w": normal(5, 3, 3, seed=1)}
+    return text_model(text, feed, ["y"], weights, symbolic=True), feed
+
+
+@case
+def repeated_by_durations() -> Case:
+    """What exporters make of repeat_interleave: parts of extent 1, each expanded by a number."""
+    text = """
+        s = Shape (d)
+        ones = ConstantOfShape <value=int64[1] v {1}> (s)
+        ds = SplitToSequence <axis=0> (d, ones)
+        xs = SplitToSequence <axis=0> (x, ones)
+        none = SequenceEmpty <dtype=1> ()
+        all = Loop (s, go, none) <body=b (int64 i, bool c, seq(float[m, 3]) acc)
+            => (bool c2, seq(float[l, 3]) acc2) {
+            di = SequenceAt (ds, i)
+            xi = SequenceAt (xs, i)
+            x1 = Unsqueeze (xi, one)
+            shape = Concat <axis=0> (one, di, three)
+            e = Expand (x1, shape)
+            part = Reshape (e, rows)
+            acc2 = SequenceInsert (acc, part)
+            c2 = Identity (c)
+        }>
+        y = ConcatFromSequence <axis=0> (all)
+        m = ReduceMean <axes=[1], keepdims=0> (y)
+    """
+    feed = {"x": normal(4, 3), "d": ints(2, 0, 1, 3)}
+    weights = {"go": np.array(True), "one": ints(1), "three": ints(3), "rows": ints(-1, 3)}
+    return text_model(text, feed, ["y", "m"], weights, symbolic=True), feed
+
+
 def same(found: object, wanted: list[Array]) -> None:
     many = list(found) if isinstance(found, (tuple, list)) else [found]
     for ours, theirs in zip(many, wanted, strict=True):

@@ -83,6 +83,8 @@ class Frame:
     values: dict[Expr, Value] = field(default_factory=dict)
     outer: Frame | None = None
     symbols: Symbols = field(default_factory=dict)
+    bound: set[PrimVar] = field(default_factory=set)
+    """The symbols that bindings of this activation named: another one names its own."""
     caller: Frame | None = None
     result: Expr | None = None
     depth: int = 0
@@ -366,7 +368,8 @@ class Interpreter:
                 bind_symbols(p.type_annotation, a, own, f"%{p.name_hint}")
         if own or caller.symbols or (outer is not None and outer.symbols):
             around = outer.symbols if outer is not None else {}
-            frame.symbols = {**caller.symbols, **around, **own}
+            passed = {s: n for s, n in caller.symbols.items() if s not in caller.bound}
+            frame.symbols = {**passed, **around, **own}
         return frame
 
     def _let(self, let: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
@@ -379,7 +382,9 @@ class Interpreter:
         value = self._value(let.value, frame)
         frame.values[let.var] = value
         if let.var.type_annotation is not None:
+            before = set(frame.symbols)
             bind_symbols(let.var.type_annotation, value, frame.symbols, f"%{let.var.name_hint}")
+            frame.bound |= frame.symbols.keys() - before
         _become(let, let.body, frame, is_tail, stack)
 
     def _if(self, choice: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:

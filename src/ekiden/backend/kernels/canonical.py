@@ -8,7 +8,7 @@ arguments (`4*h` where no argument has the dimension `h`) becomes a symbol of it
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ekiden.arith import prove_equal, simplify
 from ekiden.ir.attrs import Attrs
@@ -96,12 +96,23 @@ def _leaves(value: object) -> Iterator[object]:
 
 
 def canonicalize(function: Function) -> Function:
-    """The canonical form of a primitive function; its parameters keep their order. Its result has
-    the renamed type of before: what operators say of new symbols may be less, `min(n1, n0)` for n1.
+    """The canonical form of a primitive function; its parameters keep their order.
 
-    Raises InternalError if an attribute needs a symbol that no argument or result has as a
-    dimension.
+    What operators say of the new symbols may be less than of the old ones, `min(n1, n0)` for n1.
+    Where a symbol would then be no dimension of anything, the result has the renamed type.
+
+    Raises InternalError, naming the node, if an attribute needs a symbol that no argument or result
+    has as a dimension.
     """
+    try:
+        return _canonical(function)
+    except InternalError as error:
+        if function.span is not None:
+            error.add_note(f"while preparing a kernel of {function.span}")
+        raise
+
+
+def _canonical(function: Function) -> Function:
     renaming = _Renaming(function)
     new: dict[RelayExpr, RelayExpr] = {}
     params = []
@@ -114,10 +125,23 @@ def canonicalize(function: Function) -> Function:
     for expr in evaluation_order(function.body):
         if expr not in new:
             new[expr] = _rebuild(expr, new, renaming)
-    body, kind = new[function.body], renaming.type(function.body.checked_type)
+    body = new[function.body]
+    kind = body.checked_type
+    if not _is_closed(params, body, new.values()):
+        kind = renaming.type(function.body.checked_type)
     made_function = Function(tuple(params), body, kind, (), function.attrs, span=function.span)
     made_function.set_checked_type(FuncType(tuple(p.checked_type for p in params), kind))
     return made_function
+
+
+def _is_closed(params: Iterable[RelayVar], body: RelayExpr, exprs: Iterable[RelayExpr]) -> bool:
+    """Whether all symbols in attributes and the result are dimensions of parameters or result."""
+    results = [d for t in tensor_types(body.checked_type) for d in t.shape]
+    given = [d for p in params for t in tensor_types(p.checked_type) for d in t.shape]
+    shown = {d for d in (*given, *results) if isinstance(d, Var)}
+    calls = [e for e in exprs if isinstance(e, Call) and e.attrs is not None]
+    held = [v for c in calls for v in _leaves(c.attrs) if isinstance(v, PrimExpr)]
+    return shown.issuperset(prim_vars(*results, *held))
 
 
 def _rebuild(expr: RelayExpr, new: dict[RelayExpr, RelayExpr], renaming: _Renaming) -> RelayExpr:

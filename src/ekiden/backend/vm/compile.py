@@ -13,6 +13,8 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from ekiden.backend.aot.build import Native, native_code
+from ekiden.backend.external import is_external
+from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint, check_names
 from ekiden.backend.vm.choices import Choices, Parts
@@ -20,7 +22,7 @@ from ekiden.backend.vm.constants import ConstantPool
 from ekiden.backend.vm.dims import Plan, Stage, is_static, values
 from ekiden.backend.vm.emit import Scope, emit_scope
 from ekiden.backend.vm.encode import make
-from ekiden.backend.vm.module_kernels import CompileKernels, ModuleKernels
+from ekiden.backend.vm.module_kernels import CompileKernels, ModuleKernels, primitive_functions
 from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.stages import arguments, sources, stage_kernel
 from ekiden.backend.vm.write import CALL_CLOSURE, Places, Program, VMFunction, write_programs
@@ -521,6 +523,21 @@ def compile_module(
     kernels = ModuleKernels(target, progress)
     given = [(CompileKernels(kernels)(module), metadata, kernels)]
     return compile_variants(given, is_native=is_native)
+
+
+def check_module(module: IRModule) -> None:
+    """Raise what `compile_module` would for a module that the VM pipeline has prepared, as far as
+    it is known without making its kernels: dimensions that nothing shows, and the like.
+    """
+    for function, _ in primitive_functions(module):
+        if not is_external(function):
+            canonicalize(function)
+    for variable, each in module.functions.items():
+        if isinstance(each, Function):
+            plan = Plan(variable.name_hint, _flatten_closure(each))
+            for stage in plan.stages:
+                if stage.dims.exprs:
+                    stage_kernel(plan, stage)
 
 
 def compile_variants(

@@ -24,6 +24,7 @@ from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.vm import BindDimsAttrs, MatchShapeAttrs, ReshapeTensorAttrs
 from ekiden.relay.transform.chains import unchain
 from ekiden.relay.transform.scopes import bodies
+from ekiden.relay.visitor import type_post_order
 
 
 def is_static(exprs: Sequence[PrimExpr]) -> bool:
@@ -116,7 +117,9 @@ class Plan:
         self._ends: dict[Stage, RelayVar] = {}
         self.before: dict[RelayExpr, Stage] = {}
         """Chain inside of the function -> the stage that is computed at its beginning."""
-        self._bound_at: dict[Var, Stage] = {}
+        kinds = [t for p in function.params for t in type_post_order(p.checked_type)]
+        given = free_vars(*(d for t in kinds if isinstance(t, TensorType) for d in t.shape))
+        self._bound_at: dict[Var, Stage] = dict.fromkeys(given, self.entry)
         self._is_checked = bool(constraints)
         stack: list[tuple[RelayExpr, Stage]] = [(function.body, self.entry)]
         while stack:

@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from ekiden.backend.vm.compile import host_functions
+from ekiden.backend.vm.compile import check_module, host_functions
 from ekiden.backend.vm.pipeline import optimize
 from ekiden.driver.commands.options import add_dims, sizes
 from ekiden.driver.inputs import tried_sizes
@@ -23,7 +23,7 @@ from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.memory import AllocStorageAttrs
 from ekiden.relay.transform import InferType
 from ekiden.relay.transform.scopes import evaluation_order
-from ekiden.runtime.errors import CompileError, InputError, UnsupportedError
+from ekiden.runtime.errors import CompileError, InputError, InternalError, UnsupportedError
 from ekiden.runtime.metadata import Dim
 from ekiden.target import Target
 
@@ -75,6 +75,7 @@ def _figures(file: str, found: Survey, dims: dict[str, int], texts: list[str]) -
     The import of the model as it stands raises; sizes for which it cannot be are left out.
     """
     module = InferType()(from_onnx(file))
+    _prepared(module)
     note = ""
     for bound in tried_sizes(dims, sizes(texts)):
         try:
@@ -85,6 +86,17 @@ def _figures(file: str, found: Survey, dims: dict[str, int], texts: list[str]) -
         dims.update(bound)
         return measured
     return {"flops": None, "activation_bytes": None, "note": note}
+
+
+def _prepared(module: IRModule) -> None:
+    """Raise UnsupportedError for what stands in the way of kernels: a model that is only known to
+    be wrong then must not be said to be supported.
+    """
+    try:
+        check_module(optimize(module, Target.parse("llvm")))
+    except (CompileError, InternalError) as error:
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        raise UnsupportedError(text, (), (text,)) from error
 
 
 def _measured(
