@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -99,6 +100,15 @@ def test_a_full_device_is_an_error_that_names_it(
     assert main(["compile", str(onnx_file), "-o", str(full)]) == 1
     assert capsys.readouterr().err == f"ekiden compile: write '{full}': no space left on device\n"
     assert full.is_symlink() and full.is_char_device()
+
+
+def test_standard_output_holds_the_artifact_alone(onnx_file: Path, tmp_path: Path) -> None:
+    ekiden.export(onnx_file, tmp_path / "m.eki")
+    for command in ("compile", "export"):
+        given = [sys.executable, "-m", "ekiden", command, str(onnx_file), "-o", "/dev/stdout"]
+        done = subprocess.run(given, capture_output=True)
+        assert done.returncode == 0 and done.stdout == (tmp_path / "m.eki").read_bytes()
+        assert done.stderr.startswith(b"/dev/stdout: 0.0 MB in ")
 
 
 def test_the_runtime_writes_through_links_and_to_devices(artifact: Path, tmp_path: Path) -> None:
