@@ -890,16 +890,6 @@ int32_t ek_executable_find(const ek_executable *e, const char *name) {
 }
 
 int ek_executable_save(const ek_executable *e, const char *path) {
-  char draft[4096];
-  int length = snprintf(draft, sizeof draft, "%s.part", path);
-  if (length < 0 || (size_t)length >= sizeof draft) {
-    return ek_error("ValueError", "save executable: the path is too long");
-  }
-  FILE *file = fopen(draft, "wb");
-  bool written = file != NULL && fwrite(e->data, 1, e->size, file) == e->size;
-  if (file != NULL && fclose(file) != 0) written = false;
-  if (written && rename(draft, path) == 0) return 0;
-  int reason = errno;
-  remove(draft);
-  return ek_error("OSError", "save '%s': %s", path, strerror(reason));
+  if (ek_file_write(path, e->data, e->size) == 0) return 0;
+  return ek_error("OSError", "save '%s': %s", path, strerror(errno));
 }

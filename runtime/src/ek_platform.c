@@ -231,6 +231,53 @@ done:;
   return data;
 }
 
+static int write_all(int file, const void *data, size_t size) {
+  const char *at = data;
+  for (size_t left = size; left > 0;) {
+    ssize_t done = write(file, at, left);
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) break;
+    at += done;
+    left -= (size_t)done;
+  }
+  int failed = at != (const char *)data + size ? errno : 0;
+  if (close(file) != 0 && failed == 0) failed = errno;
+  errno = failed;
+  return failed == 0 ? 0 : -1;
+}
+
+/* A draft beside 'path' that is renamed to it. */
+static int replace_file(const char *path, mode_t mode, const void *data, size_t size) {
+  char draft[4096];
+  int length = snprintf(draft, sizeof draft, "%s.%ld.part", path, (long)getpid());
+  if (length < 0 || (size_t)length >= sizeof draft) {
+    errno = ENAMETOOLONG;
+    return -1;
+  }
+  int file = open(draft, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+  if (file < 0) return -1;
+  if (write_all(file, data, size) == 0 && rename(draft, path) == 0) return 0;
+  int failed = errno;
+  unlink(draft);
+  errno = failed;
+  return -1;
+}
+
+int ek_file_write(const char *path, const void *data, size_t size) {
+  struct stat info;
+  if (stat(path, &info) != 0) return replace_file(path, 0666, data, size);
+  if (!S_ISREG(info.st_mode)) {
+    int file = open(path, O_WRONLY | O_CLOEXEC);
+    return file < 0 ? -1 : write_all(file, data, size);
+  }
+  char *real = realpath(path, NULL);
+  if (real == NULL) return -1;
+  int code = replace_file(real, info.st_mode & 0777, data, size), failed = errno;
+  free(real);
+  errno = failed;
+  return code;
+}
+
 void ek_file_unmap(const void *data, size_t size) {
   if (size != 0) munmap((void *)(uintptr_t)data, size);
 }

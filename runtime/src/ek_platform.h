@@ -74,6 +74,11 @@ bool ek_file_exists(const char *path);
 const void *ek_file_map(const char *path, size_t *size);
 void ek_file_unmap(const void *data, size_t size);
 
+/* Writes a file that appears whole or not at all: a draft beside it takes its place. A link stays,
+** and leads to the file that is replaced; what is no regular file, such as a device or a pipe, is
+** written to. 0, or -1 with errno set, and the path is as it was. */
+int ek_file_write(const char *path, const void *data, size_t size);
+
 /* Shared libraries. On failure '*reason' is a text of the system's, valid until the next call. */
 void *ek_dl_open(const char *path, const char **reason);
 void *ek_dl_symbol(void *library, const char *name);

@@ -15,8 +15,10 @@ import pytest
 from onnx_files import arguments, expected, model
 
 import ekiden
-from ekiden import relay, runtime
+from ekiden import frontend, relay, runtime
+from ekiden.ir.instrument import DumpIR
 from ekiden.runtime.errors import InputError, LoadError
+from ekiden.runtime.stepping import Stepper
 
 pytestmark = pytest.mark.quick
 
@@ -182,3 +184,27 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
         with pytest.raises(error) as caught:
             ekiden.load(source)  # type: ignore[arg-type]
         assert str(caught.value) == message
+
+
+def test_whatever_names_a_file_is_a_path(artifact: Path, tmp_path: Path) -> None:
+    def at(name: str) -> Named:
+        return Named(tmp_path / name)
+
+    onnx.save(model(), tmp_path / "m.onnx")
+    exe = ekiden.compile(at("m.onnx"))
+    assert ekiden.verify(at("m.onnx"), Named(artifact))
+    assert frontend.onnx.from_onnx(at("m.onnx")) and frontend.onnx.survey(at("m.onnx"))
+    ekiden.export(at("m.onnx"), at("m.eki"))
+    assert "main" in runtime.load_module(at("m.eki"))
+    assert runtime.Executable.load(at("m.eki")).globals == exe.globals
+    runtime.save_params(at("p"), {"a": np.zeros(2)})
+    assert list(runtime.load_params(at("p"))) == ["a"]
+    exe.move_late_bound_consts(at("w"))
+    exe.load_late_bound_consts(at("w"))
+    stepper = Stepper(exe.raw)
+    stepper.start("main", *arguments(2).values())
+    stepper.save_state(at("state"))
+    stepper.load_state(at("state"))
+    with ekiden.transform.PassContext(instruments=[DumpIR(at("passes"))]):
+        ekiden.compile(at("m.onnx"))
+    assert len(list((tmp_path / "passes").iterdir())) > 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -99,6 +100,36 @@ def test_a_full_device_is_an_error_that_names_it(
     assert main(["compile", str(onnx_file), "-o", str(full)]) == 1
     assert capsys.readouterr().err == f"ekiden compile: write '{full}': no space left on device\n"
     assert full.is_symlink() and full.is_char_device()
+
+
+def test_standard_output_holds_the_artifact_alone(onnx_file: Path, tmp_path: Path) -> None:
+    ekiden.export(onnx_file, tmp_path / "m.eki")
+    for command in ("compile", "export"):
+        given = [sys.executable, "-m", "ekiden", command, str(onnx_file), "-o", "/dev/stdout"]
+        done = subprocess.run(given, capture_output=True)
+        assert done.returncode == 0 and done.stdout == (tmp_path / "m.eki").read_bytes()
+        assert done.stderr.startswith(b"/dev/stdout: 0.0 MB in ")
+
+
+def test_the_runtime_writes_through_links_and_to_devices(artifact: Path, tmp_path: Path) -> None:
+    """What C and C++ programs save: a module of the runtime."""
+    module, save = runtime.load_module(artifact), runtime.get_global_func("ek.module.save")
+    assert save is not None
+    real, link, full = tmp_path / "real.eki", tmp_path / "link.eki", tmp_path / "full.eki"
+    real.write_bytes(b"before")
+    real.chmod(0o600)
+    link.symlink_to(real)
+    full.symlink_to("/dev/full")
+    save(module, str(link))
+    assert link.is_symlink() and real.read_bytes() == artifact.read_bytes()
+    assert real.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(OSError) as caught:
+        save(module, str(full))
+    assert str(caught.value) == f"save '{full}': No space left on device"
+    assert full.is_symlink() and full.is_char_device()
+    with pytest.raises(OSError, match="save '.*/none/a.eki': No such file or directory"):
+        save(module, str(tmp_path / "none" / "a.eki"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["full.eki", "link.eki", "real.eki"]
 
 
 def test_save_writes_artifacts_alone(artifact: Path, tmp_path: Path) -> None:

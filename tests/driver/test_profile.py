@@ -145,6 +145,7 @@ def test_kernels_without_vectors_are_marked(monkeypatch: pytest.MonkeyPatch) -> 
         (["nn.contrib_dense_pack", "add", "nn.relu"], "dense_pack+add+relu"),
         (["nn.conv2d"] + ["add", "nn.relu"] * 9, "conv2d+add+relu+add+relu+add+13"),
         (["a" * 50, "add"], "a" * 28 + "+1"),
+        (["nn.contrib_conv2d_winograd_without_weight_transform", "add"], "conv2d_winograd+add"),
         ([], ""),
     ],
 )

@@ -17,8 +17,9 @@ import ekiden
 from ekiden import runtime
 from ekiden.cli import main
 from ekiden.frontend.onnx import survey
+from ekiden.ir.pass_context import PassContext
 from ekiden.runtime import environment
-from ekiden.runtime.errors import CompileError, ImportModelError, InputError
+from ekiden.runtime.errors import CompileError, ImportModelError, InputError, PassError
 from ekiden.runtime.memory import free_memory, within_free_memory
 
 pytestmark = pytest.mark.quick
@@ -218,3 +219,7 @@ def test_all_options_are_known_whatever_was_imported() -> None:
         for text in (code, code + whole)
     ]
     assert found[0] == found[1] and "relay.FuseOps.max_depth" in found[0]
+    with pytest.raises(PassError) as caught:
+        PassContext(config={"relay.FuseOp.depth": 3})
+    there = str(caught.value).partition("; there are ")[2].split(", ")
+    assert there[0] == "relay.FuseOps.max_depth" and set(found[0]) <= set(there)

@@ -16,7 +16,7 @@ from typing import TextIO
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument
 from ekiden.runtime.errors import EkidenError
-from ekiden.runtime.files import write_text
+from ekiden.runtime.files import PathName, write_text
 
 __all__ = [
     "DumpIR",
@@ -89,7 +89,7 @@ class DumpIR(PassInstrument):
     writes nothing.
     """
 
-    def __init__(self, folder: str | Path, show_meta_data: bool = False) -> None:
+    def __init__(self, folder: PathName, show_meta_data: bool = False) -> None:
         """The folder is made when it is missing."""
         self.folder = Path(folder)
         self._show_meta_data = show_meta_data

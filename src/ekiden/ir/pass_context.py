@@ -125,8 +125,9 @@ DECISIONS = register_option(
 def _checked(key: str, value: object) -> object:
     """The value of an option, an int where the option is a bool turned into one."""
     if key not in OPTIONS:
-        near = difflib.get_close_matches(key, OPTIONS, n=3, cutoff=0.4) or sorted(OPTIONS)
-        raise PassError(f"PassContext: no option {key!r}; there are {', '.join(near)}")
+        near = difflib.get_close_matches(key, OPTIONS, n=3, cutoff=0.4)
+        there = dict.fromkeys([*near, *sorted(OPTIONS)])  # all, the nearest first
+        raise PassError(f"PassContext: no option {key!r}; there are {', '.join(there)}")
     kind = OPTIONS[key].kind
     if kind is bool and type(value) is int and value in (0, 1):
         return bool(value)

@@ -407,6 +407,7 @@ TITLE = 32
 def short_name(operators: Sequence[str]) -> str:
     """A kernel by its operators: `dense_pack+add+relu`, in few characters; empty for none."""
     names = [name.rpartition(".")[2].removeprefix("contrib_") for name in operators]
+    names = [name.partition("_without_")[0] for name in names]
     whole = "+".join(names)
     if len(whole) <= TITLE:
         return whole

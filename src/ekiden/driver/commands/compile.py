@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 
 from ekiden.driver.commands.options import (
     add_decisions,
@@ -68,14 +70,22 @@ def run(options: argparse.Namespace) -> int:
         found = compile_artifact(options.model, target, shape)
     made = found if isinstance(found, memoryview) else found.to_bytes()
     write_artifact(made, options.output, cc=options.cc)
-    print_written(options.output, len(made), time.perf_counter() - started)
-    described = tensor_infos(metadata_of(made), str(options.output))
-    for what, infos in zip(("input", "output"), described, strict=True):
-        for info in infos:
-            print(f"  {what} {info}")
-    if options.timing:
-        print(timing.render())
+    with beside(options.output):
+        print_written(options.output, len(made), time.perf_counter() - started)
+        described = tensor_infos(metadata_of(made), str(options.output))
+        for what, infos in zip(("input", "output"), described, strict=True):
+            for info in infos:
+                print(f"  {what} {info}")
+        if options.timing:
+            print(timing.render())
     return 0
+
+
+def beside(path: str) -> AbstractContextManager[object]:
+    """What is printed then goes to standard error where the file is a device or a pipe, which may
+    be standard output.
+    """
+    return nullcontext() if os.path.isfile(path) else redirect_stdout(sys.stderr)
 
 
 def print_written(path: str, size: int, seconds: float) -> None:

@@ -7,7 +7,7 @@ import os
 import time
 
 import ekiden
-from ekiden.driver.commands.compile import print_written
+from ekiden.driver.commands.compile import beside, print_written
 from ekiden.driver.commands.options import FILE, add_output, add_target, is_artifact, parse_shapes
 from ekiden.runtime.errors import InputError
 
@@ -31,5 +31,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         ekiden.export(ekiden.load(options.file), options.output, cc=options.cc)
     size = os.path.getsize(options.file)
-    print_written(options.output, size, time.perf_counter() - started)
+    with beside(options.output):
+        print_written(options.output, size, time.perf_counter() - started)
     return 0

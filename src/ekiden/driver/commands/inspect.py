@@ -1,4 +1,4 @@
-"""`ekiden inspect FILE --stage relay|decisions|tir|llvm|asm|bytecode`, and the module before or
+"""`ekiden inspect FILE --stage relay|decisions|tir|llvm|c|asm|bytecode`, and the module before or
 after any pass.
 """
 
