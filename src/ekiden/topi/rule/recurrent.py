@@ -406,7 +406,12 @@ def recurrent(
     operands = [buffers[t] for t in anchor.op.inputs]
     results = [buffers[t] for t in sorted(outputs, key=lambda t: t.value_index)]
     layer = Layer(cell, operands, results, target.lanes("float32"), target.cores, decision)
-    attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
+    attrs = {
+        "global_symbol": name,
+        "num_outputs": len(outputs),
+        "tir.tiled": 1,
+        "tir.flush_subnormals": 1,  # gates that stay shut make states decay through them
+    }
     return PrimFunc((*buffers.values(),), layer.body(), attrs)
 
 
