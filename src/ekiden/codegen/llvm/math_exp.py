@@ -46,8 +46,12 @@ TANH = {
 
 def exp(m: FloatMath, x: Operand) -> Operand:
     """2**n * exp(r), n = round(x / ln 2), r = x - n ln 2. NaN stays; subnormal results are rounded
-    once."""
-    return exp_within(m, m.clamp(x, *RANGE[m.element]))
+    once. What is 0 is not computed: results that are lost take 100 cycles, and a softmax has many
+    such where it is masked."""
+    low, high = RANGE[m.element]
+    vanishes, zero = m.less(x, m.const(low)), m.const(0.0)
+    made = exp_within(m, m.at_most(m.select(vanishes, zero, x), high))
+    return m.select(vanishes, zero, made)
 
 
 def exp_within(m: FloatMath, x: Operand) -> Operand:
@@ -59,9 +63,9 @@ def exp_within(m: FloatMath, x: Operand) -> Operand:
 
 
 def exp_of_rest(m: FloatMath, r: Operand) -> Operand:
-    """exp(r) for |r| <= ln(2)/2."""
-    tail = m.mul(m.mul(r, r), m.polynomial(r, EXP[m.element]))
-    return m.add(m.const(1.0), m.add(r, tail))
+    """exp(r) for |r| <= ln(2)/2. The square of r stands alone nowhere: it may be lost."""
+    tail = m.fma(r, m.mul(r, m.polynomial(r, EXP[m.element])), r)
+    return m.add(m.const(1.0), tail)
 
 
 def sigmoid(m: FloatMath, x: Operand) -> Operand:
