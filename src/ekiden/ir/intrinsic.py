@@ -40,6 +40,14 @@ def _dot4(total: object, a: object, b: object) -> object:
     return np.asarray(total, np.int32) + (left * right).sum(-1, dtype=np.int32)
 
 
+def _madd(total: object, a: object, b: object) -> object:
+    """Per lane, the sum of the products of the two int16 of two words and a number."""
+    left, right = (
+        np.asarray(x, np.int32)[..., None].view(np.int16).astype(np.int32) for x in (a, b)
+    )
+    return np.asarray(total, np.int32) + (left * right).sum(-1, dtype=np.int32)
+
+
 def _dot2(total: object, a: object, b: object) -> object:
     """Per lane, the sum of the products of the two bfloat16 in the bits of two words and a
     number."""
@@ -96,6 +104,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("fma",          3, lambda a, b, c: a * b + c),
     IntrinsicDef("if_then_else", 3, np.where),     # evaluates the chosen side alone: guards loads
     IntrinsicDef("dot4_u8s8",    3, _dot4),           # acc + 4 products of bytes in words a, b
+    IntrinsicDef("madd_s16",     3, _madd),           # acc + 2 products of int16 in words a, b
     IntrinsicDef("dot2_bf16",    3, _dot2),           # acc + 2 products of bfloat16 in words a, b
     IntrinsicDef("reinterpret",  1, _not_here),       # the bits as another type; the dtype is given
     IntrinsicDef("call_packed",  ANY, _call_packed, "int32", effects=True),

@@ -5,6 +5,7 @@ addresses.
 from __future__ import annotations
 
 from ekiden.codegen.common import Dimension, argument_label, dimensions, dtype_word, gaps, in_place
+from ekiden.codegen.llvm import subnormals
 from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import Operand
 from ekiden.codegen.llvm.debug import FunctionLines
@@ -32,6 +33,8 @@ class EntryEmitter(StatementEmitter):
             line = self.module.debug.first_line(func)
             self.lines = FunctionLines(self.module.debug, self.name, line)
             self.b.location = self.lines.header()
+        if (func.attrs or {}).get(subnormals.FLUSH):
+            self.flushed = subnormals.enter(self.b)
         count = len(func.params)
         right = self.b.value(f"icmp eq i32 %nargs, {count}")
         self.check(right, "TypeError", f"{self.name}: expected {count} arguments")
@@ -39,7 +42,7 @@ class EntryEmitter(StatementEmitter):
         for each in dimensions(func):
             self.dimension(each, self.field(shapes[each.index], 8 * each.axis, "i64"))
         self.statement(func.body)
-        self.b.effect("ret i32 0")
+        self.leave(0)
         if self.alias is not None:
             self.alias.finish()
         self.module.defined.add(f'"{self.name}"')

@@ -93,8 +93,12 @@ class FloatMath:
 
     def clamp(self, x: Operand, low: float, high: float) -> Operand:
         """x within [low, high]; NaN stays."""
-        bottom, top = self.const(low), self.const(high)
-        x = self.select(self.less(x, bottom), bottom, x)
+        bottom = self.const(low)
+        return self.at_most(self.select(self.less(x, bottom), bottom, x), high)
+
+    def at_most(self, x: Operand, high: float) -> Operand:
+        """The lesser of two; NaN stays."""
+        top = self.const(high)
         return self.select(self.b.compare("ogt", self.dtype, x, top), top, x)
 
     def polynomial(self, x: Operand, coefficients: Sequence[float]) -> Operand:

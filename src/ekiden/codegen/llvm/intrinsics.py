@@ -142,6 +142,9 @@ INSTRUCTIONS: dict[tuple[str, str, int], str] = {
     ("dot4_u8s8", "x86-64", 16): "llvm.x86.avx512.vpdpbusd.512",
     ("dot4_u8s8", "x86-64", 8): "llvm.x86.avx512.vpdpbusd.256",
     ("dot4_u8s8", "aarch64", 4): "llvm.aarch64.neon.usdot.v4i32.v16i8",
+    ("madd_s16", "x86-64", 16): "llvm.x86.avx512.pmaddw.d.512",
+    ("madd_s16", "x86-64", 8): "llvm.x86.avx2.pmadd.wd",
+    ("madd_s16", "x86-64", 4): "llvm.x86.sse2.pmadd.wd",
     ("dot2_bf16", "x86-64", 16): "llvm.x86.avx512bf16.dpbf16ps.512",
     ("dot2_bf16", "x86-64", 8): "llvm.x86.avx512bf16.dpbf16ps.256",
 }
@@ -170,6 +173,24 @@ def _dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Ope
         left = b.binary("and", dtype, left, b.const(255, dtype))
         right = b.binary("shl", dtype, y, b.const(24 - 8 * byte, dtype))
         right = b.binary("ashr", dtype, right, b.const(24, dtype))
+        total = b.binary("add", dtype, total, b.binary("mul", dtype, left, right))
+    return total
+
+
+def _madd(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
+    """total + the products of the two int16 of x with those of y."""
+    lanes = dt.lanes(dtype)
+    name = _instruction(b, "madd_s16", lanes)
+    if name is not None:
+        words, halves = f"<{lanes} x i32>", f"<{2 * lanes} x i16>"
+        b.module.declare(name, words, [halves, halves])
+        a, c = (b.convert("bitcast", dtype, f"int16x{2 * lanes}", o) for o in (x, y))
+        made = b.pure(f"call {words} @{name}({halves} {a}, {halves} {c})")
+        return b.binary("add", dtype, total, made)
+    by = b.const(16, dtype)
+    low = (b.binary("ashr", dtype, b.binary("shl", dtype, o, by), by) for o in (x, y))
+    high = (b.binary("ashr", dtype, o, by) for o in (x, y))
+    for left, right in (low, high):
         total = b.binary("add", dtype, total, b.binary("mul", dtype, left, right))
     return total
 
@@ -227,7 +248,7 @@ FLOAT: dict[str, Callable[..., Operand]] = {
 TESTS = ("isnan", "isinf")
 INTEGER: dict[str, Callable[..., Operand]] = {
     "bitwise_and": _bitwise("and"), "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"),
-    "dot4_u8s8": _dot4, "dot2_bf16": _dot2,
+    "dot4_u8s8": _dot4, "madd_s16": _madd, "dot2_bf16": _dot2,
     "left_shift": _left_shift, "right_shift": _right_shift,
 }
 # fmt: on

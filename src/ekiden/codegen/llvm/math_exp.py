@@ -12,6 +12,10 @@ LN2_HIGH = {"float32": 0.693145751953125, "float64": 0.693147180369123816490}
 LN2_LOW = {"float32": 1.42860682030941723212e-6, "float64": 1.90821492927058770002e-10}
 # arguments beyond which the result is 0 or infinite whatever happens in between
 RANGE = {"float32": (-106.0, 90.0), "float64": (-750.0, 711.0)}
+# those beyond which exp(x), or 2 / exp(x), is subnormal: arithmetic on such takes 100 cycles and
+# more; and a size of x from which x**2 is far from it, where x and tanh(x) are the same number
+NORMAL = {"float32": (-87.33, 80.0), "float64": (-708.39, 700.0)}
+TINY = 1e-10
 
 # (exp(r) - 1 - r) / r**2 on |r| <= ln(2)/2
 EXP = {
@@ -42,8 +46,16 @@ TANH = {
 
 def exp(m: FloatMath, x: Operand) -> Operand:
     """2**n * exp(r), n = round(x / ln 2), r = x - n ln 2. NaN stays; subnormal results are rounded
-    once."""
-    x = m.clamp(x, *RANGE[m.element])
+    once. What is 0 is not computed: results that are lost take 100 cycles, and a softmax has many
+    such where it is masked."""
+    low, high = RANGE[m.element]
+    vanishes, zero = m.less(x, m.const(low)), m.const(0.0)
+    made = exp_within(m, m.at_most(m.select(vanishes, zero, x), high))
+    return m.select(vanishes, zero, made)
+
+
+def exp_within(m: FloatMath, x: Operand) -> Operand:
+    """exp(x) for x in RANGE."""
     n = m.llvm("roundeven", m.mul(x, m.const(LOG2_E)))
     r = m.fma(n, m.const(-LN2_HIGH[m.element]), x)
     r = m.fma(n, m.const(-LN2_LOW[m.element]), r)
@@ -51,23 +63,27 @@ def exp(m: FloatMath, x: Operand) -> Operand:
 
 
 def exp_of_rest(m: FloatMath, r: Operand) -> Operand:
-    """exp(r) for |r| <= ln(2)/2."""
-    tail = m.mul(m.mul(r, r), m.polynomial(r, EXP[m.element]))
-    return m.add(m.const(1.0), m.add(r, tail))
+    """exp(r) for |r| <= ln(2)/2. The square of r stands alone nowhere: it may be lost."""
+    tail = m.fma(r, m.mul(r, m.polynomial(r, EXP[m.element])), r)
+    return m.add(m.const(1.0), tail)
 
 
 def sigmoid(m: FloatMath, x: Operand) -> Operand:
-    """1 / (1 + e) or e / (1 + e) with e = exp(-|x|), so that nothing overflows."""
-    one = m.const(1.0)
-    e = exp(m, m.neg(m.abs(x)))
-    return m.div(m.select(m.less(x, m.const(0.0)), e, one), m.add(one, e))
+    """1 / (1 + e) or e / (1 + e) with e = exp(-|x|), so that nothing overflows. Results below the
+    least normal numbers are 0."""
+    one, zero, (low, _) = m.const(1.0), m.const(0.0), NORMAL[m.element]
+    e = exp_within(m, m.clamp(m.neg(m.abs(x)), low, 0.0))
+    e = m.select(m.less(x, m.const(low)), zero, e)
+    return m.div(m.select(m.less(x, zero), e, one), m.add(one, e))
 
 
 def tanh(m: FloatMath, x: Operand) -> Operand:
     """An odd polynomial near 0; 1 - 2 / (exp(2|x|) + 1) with the sign of x elsewhere."""
     size = m.abs(x)
     one, two = m.const(1.0), m.const(2.0)
-    far = m.sub(one, m.div(two, m.add(exp(m, m.add(size, size)), one)))
-    square = m.mul(x, x)
-    near = m.fma(m.mul(x, square), m.polynomial(square, TANH[m.element]), x)
-    return m.select(m.less(size, m.const(0.625)), near, m.copysign(far, x))
+    twice = m.clamp(m.add(size, size), 0.0, NORMAL[m.element][1])
+    far = m.sub(one, m.div(two, m.add(exp_within(m, twice), one)))
+    base = m.select(m.less(size, m.const(TINY)), m.const(TINY), size)
+    square = m.mul(base, base)
+    near = m.fma(size, m.mul(square, m.polynomial(square, TANH[m.element])), size)
+    return m.copysign(m.select(m.less(size, m.const(0.625)), near, far), x)

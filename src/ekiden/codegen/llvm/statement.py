@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden.codegen.common import BOUNDS_ERROR, bounds_message, flat_extent, stored_value
+from ekiden.codegen.llvm import subnormals
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.debug import FunctionLines
@@ -59,6 +60,8 @@ class StatementEmitter(PackedCallEmitter):
         self.module, self.name, self.demoted = module, name, demoted
         self.workspaces: list[Operand] = []
         self.failures: list[str] = []
+        self.flushed: subnormals.Flushed | None = None
+        """What was set before subnormal numbers were flushed, if they are."""
         self._stores: dict[Stmt, frozenset[RegisterKey]] = {}
         self.lines: FunctionLines | None = None
 
@@ -142,6 +145,12 @@ class StatementEmitter(PackedCallEmitter):
         self.module.declare("ek_workspace_free", "void", ["ptr"])
         self.b.effect(f"call void @ek_workspace_free(ptr {memory})")
 
+    def leave(self, code: int) -> None:
+        """Return from the function."""
+        if self.flushed is not None:
+            self.flushed.leave(self.b)
+        self.b.effect(f"ret i32 {code}")
+
     # failing
 
     def fail_unless(self, condition: Operand, say: Callable[[], None] | None = None) -> None:
@@ -155,7 +164,7 @@ class StatementEmitter(PackedCallEmitter):
                 say()
         for memory in reversed(self.workspaces):
             self.free(memory)
-        self.b.effect("ret i32 -1")
+        self.leave(-1)
         self.b.start(going)
 
     def check(self, condition: Operand, kind: str, message: str) -> None:
@@ -437,7 +446,11 @@ class StatementEmitter(PackedCallEmitter):
         self.module.declare("ek_parallel_for", "i32", ["ptr", "ptr", "i64", "i64"])
         function, context, extent = self.function_of(s)
         arguments = f"ptr @{function}, ptr {context}, i64 {extent}, i64 {max(grain, 1)}"
+        if self.flushed is not None:
+            self.flushed.leave(self.b)
         self.run_function(f"@ek_parallel_for({arguments})")
+        if self.flushed is not None:
+            self.flushed.resume(self.b)
 
     def apart(self, s: For) -> None:
         """Run the body in a function of its own over [0, extent)."""
@@ -507,6 +520,8 @@ class BodyEmitter(StatementEmitter):
             line = self.module.debug.lines.get(s, 1)
             self.lines = FunctionLines(self.module.debug, f"{self.name}.body", line)
             self.b.location = self.lines.header()
+        if self.outer.flushed is not None:
+            self.flushed = subnormals.enter(self.b)
         start = self.value(s.min)
         kind = s.loop_var.dtype
         begin = emit_cast(self.b, "%begin", "int64", kind)
@@ -515,7 +530,7 @@ class BodyEmitter(StatementEmitter):
             begin = self.b.binary("add", kind, begin, start)
             end = self.b.binary("add", kind, end, start)
         self.serial(s, begin, end, runs=False)
-        self.b.effect("ret i32 0")
+        self.leave(0)
         self.module.functions.append(
             function_text(name, "ptr %ctx, i64 %begin, i64 %end", self, internal=True)
         )

@@ -57,6 +57,7 @@ from ekiden.topi.rule.tiles import (
     compute_tile,
     fitting_lanes,
 )
+from ekiden.topi.rule.words import pairs_of, widen
 
 TAG = "conv_nhwc_pack"
 
@@ -413,8 +414,13 @@ class Conv:
         return bands.loop(line)
 
     def body(self) -> Stmt:
-        """The kernel: padded copies if needed, and all tiles."""
+        """The kernel: copies that are padded, or of bytes widened, if needed, and all tiles."""
         parts = self.parts()
+        if (pairs := pairs_of(self.data, self.decision)) is not None:
+            n, height, width, channels = self.data.shape
+            lines, length = simplify(n * height), simplify(width * channels)
+            self.source, wide = pairs, widen(self.data, pairs, lines, length, self.lanes)
+            return Allocate(pairs, seq(wide, *(self.panel_region(*part) for part in parts)))
         if not self.geometry.is_padded:
             return seq(*(self.panel_region(*part) for part in parts))
         shares_panels = self.has_few_lines() or any(self.by_panels(count) for count, _ in parts)

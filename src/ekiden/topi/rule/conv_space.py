@@ -20,6 +20,7 @@ from ekiden.topi.rule.epilogue import operands_of
 from ekiden.topi.rule.family import Product, size_of
 from ekiden.topi.rule.geometry import FLAT, Geometry, geometry_of
 from ekiden.topi.rule.model import DISTANCES, LEAST_BLOCK, Blocking, most_rows, tile_rows
+from ekiden.topi.rule.words import dot_space, dots
 
 NARROW = 12
 """Lines of at most this many pixels share tiles (7x7x512 3x3: 83 % of the peak by lines)."""
@@ -128,6 +129,7 @@ def space(anchor: te.Tensor, target: Target) -> Space:
         Choice("own", DISTANCES, "steps by which a panel is brought to the first cache ahead"),
         Choice("spread", blocking.spreads(), "tiles that bring the next panel to the second"),
         Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
+        *dot_space(operands_of(anchor)[1], target),
     )
     # fmt: on
 
@@ -143,4 +145,5 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     own = int(chosen.setdefault("own", blocking.own(order)))
     chosen.setdefault("spread", blocking.spread(order) if sizes.is_flat else 0)
     chosen.setdefault("unroll", blocking.unroll(order, own))
+    chosen.setdefault("dot", dots(target)[0])
     return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})

@@ -66,6 +66,7 @@ from ekiden.topi.rule.tiles import (
     fitting_lanes,
     span,
 )
+from ekiden.topi.rule.words import dot_space, dots, pairs_of, widen
 
 LINE = 16
 """Words of 4 bytes in a cache line."""
@@ -129,6 +130,7 @@ class _Dense:
         self.steps: PrimExpr = const(block) if block else steps
         self.blocks = steps.value // block if block and isinstance(steps, IntImm) else 1
         self.copied: Buffer | None = None
+        self.pairs = pairs_of(self.a, decision)
         step, unroll = self.width * self.word, decision.number("unroll")
         own, spread = decision.number("own"), decision.number("spread")
         following = simplify(self.k * self.width)
@@ -174,6 +176,8 @@ class _Dense:
         loops = [KLoop(self.steps, const(self.word), const(step))]
         start, row = block * self.steps * self.word, self.k
         source = self.a
+        if self.pairs is not None:
+            source = self.pairs
         if self.copied is not None:
             source, start, row = self.copied, const(0), self.copied.shape[1]
         base = Var("base")
@@ -279,6 +283,13 @@ class _Dense:
         return For(row, const(0), self.rows, ForKind.SERIAL, span(self.steps, self.lanes, body))
 
     def body(self) -> Stmt:
+        """All panels, on data widened before if their words are multiplied in pairs."""
+        if self.pairs is None:
+            return self.all_panels()
+        wide = widen(self.a, self.pairs, self.rows, self.k, self.lanes)
+        return Allocate(self.pairs, seq(wide, self.all_panels()))
+
+    def all_panels(self) -> Stmt:
         """All panels, of which the last one may be narrower."""
         panels = -(-self.units // self.width)
         always = const(True, "bool")
@@ -336,6 +347,7 @@ def space(anchor: te.Tensor, target: Target) -> Space:
         Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
         Choice("copy", (0, 1), "whether the rows of a block of k are copied apart"),
         Choice("split", ("panels", "rows"), "what threads share out"),
+        *dot_space(operands_of(anchor)[1], target),
     )
     # fmt: on
 
@@ -355,6 +367,7 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     chosen.setdefault("spread", blocking.spread(order))
     chosen.setdefault("unroll", blocking.unroll("row" if blocking.tiles == 1 else "panel", own))
     chosen.setdefault("copy", blocking.copy(int(chosen["k_block"])))
+    chosen.setdefault("dot", dots(target)[0])
     return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})
 
 

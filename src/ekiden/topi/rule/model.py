@@ -40,6 +40,8 @@ HIDDEN = 6
 """Latencies of the second-level cache by which a panel is brought ahead: it has more to do."""
 QUIET = 3
 """Of so many lines that the third-level cache gives one is of the next panel: others need it."""
+ABILITY_OF = {"uint8": "dot4_u8s8", "int8": "dot4_u8s8", "bfloat16": "dot2_bf16"}
+"""dtype of data that go a word at a time -> the instruction for that."""
 LEAST_BLOCK = 192
 """Steps of k below which a block costs more than it saves: sums are stored and loaded again."""
 
@@ -51,24 +53,56 @@ def levels(target: Target) -> tuple[Cache, Cache, Cache]:
     return first, second, more[1] if len(more) > 1 else second
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step of k takes: instructions for each accumulator, and for each vector of a panel
+    row; registers for a vector of a panel row, and those beside: a broadcast, what is in between.
+    """
+
+    each: int
+    vector: int = 0
+    columns: int = 1
+    registers: int = 1
+
+
+DIRECT = Step(each=1)
+"""An instruction that multiplies and adds."""
+APART = Step(each=2, registers=2)
+"""A product, then a sum."""
+PAIRS = Step(each=4, vector=3, columns=2, registers=4)
+"""Two sums of two products of int16, of bytes that were widened."""
+SHIFTS = {"dot4_u8s8": Step(each=28, registers=5), "dot2_bf16": Step(each=6, registers=5)}
+"""Words taken apart by shifts."""
+
+
+def step_of(dtype: str, target: Target) -> Step:
+    """A step of k of data of a type."""
+    ability = ABILITY_OF.get(dtype, "fma")
+    if target.has(ability):
+        return DIRECT
+    if ability == "dot4_u8s8" and target.has("madd_s16"):
+        return PAIRS
+    return SHIFTS.get(ability, APART)
+
+
 def spare_registers(target: Target, dtype: str = "float32") -> int:
     """Registers for sums and a row of a panel: without those of a broadcast, and of a product
     where that is no part of a multiply-add."""
-    emulated = {"uint8": "dot4_u8s8", "int8": "dot4_u8s8", "bfloat16": "dot2_bf16"}.get(dtype)
-    direct = target.has(emulated or "fma")
-    return target.registers - 1 - (0 if direct else 4 if emulated else 1)
+    step = step_of(dtype, target)
+    return target.registers - step.registers
 
 
 def most_rows(vectors: int, target: Target, dtype: str = "float32") -> int:
     """Rows of the largest tile of so many vectors that stays in registers."""
-    return max(1, (spare_registers(target, dtype) - vectors) // vectors)
+    columns = vectors * step_of(dtype, target).columns
+    return max(1, (spare_registers(target, dtype) - columns) // vectors)
 
 
-def step_cycles(rows: int, vectors: int, target: Target) -> float:
+def step_cycles(rows: int, vectors: int, target: Target, dtype: str = "float32") -> float:
     """Cycles of a step of k of a tile: multiply-adds, or loads where those take longer, or the
     wait for the sums of the step before."""
-    memory = rows + 2 * vectors
-    multiply = rows * vectors / target.fma_units
+    memory, step = rows + 2 * vectors, step_of(dtype, target)
+    multiply = vectors * (rows * step.each + step.vector) / target.fma_units
     busy = max(multiply, (rows + vectors) / target.loads, target.fma_latency)
     return busy + MEMORY * memory
 
@@ -78,8 +112,8 @@ def _columns_cost(vectors: int, product: Product, target: Target) -> float:
     lanes = target.lanes("float32")
 
     def each(wide: int) -> float:
-        rows = tile_rows(wide, product, target)
-        return step_cycles(rows, wide, target) / rows
+        rows = min(tile_rows(wide, product, target), product.rows or MANY_ROWS)
+        return step_cycles(rows, wide, target, product.dtype) / rows
 
     if product.columns is None:
         return each(vectors) / vectors
@@ -155,7 +189,7 @@ class Blocking:
     def cycles(self) -> float:
         """Of a step of k of a tile."""
         rows = min(self.rows, self.product.rows or self.rows)
-        return step_cycles(rows, self.vectors, self.target)
+        return step_cycles(rows, self.vectors, self.target, self.product.dtype)
 
     def order(self) -> str:
         """What the outer loop is: "row" tiles where there is but one, where the weights stay in the

@@ -8,7 +8,8 @@ ends. Each thread keeps the same run of panels through all steps and walks it fo
 turns: what it read last is what it reads first, so a part as large as its L2 cache is not fetched
 again (512 units: 4 MB of weights, 46 us for a step from L3).
 
-A weight of int8 is multiplied with states that are quantised to bytes before each step.
+A weight of int8 is multiplied with states that are quantised to bytes before each step, and
+widened to int16 where words are multiplied in pairs (words.py).
 """
 
 from __future__ import annotations
@@ -48,10 +49,11 @@ from ekiden.tir.stmt import (
 )
 from ekiden.topi.cells import Cell, VectorMaths
 from ekiden.topi.nn.weights import WORD
-from ekiden.topi.rule.decision import Decision
+from ekiden.topi.rule.decision import Decision, Fixed, Space
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile
+from ekiden.topi.rule.words import dot_space, pairs_of, widen
 
 LANES = 16
 """Hidden units of a panel where no target is known."""
@@ -73,6 +75,7 @@ class Layer:
         outputs: Sequence[Buffer],
         lanes: int,
         cores: int,
+        decision: Decision | None = None,
     ) -> None:
         self.cell, self.outputs, self.cores = cell, outputs, cores
         self.data, self.weight = inputs[:2]
@@ -95,6 +98,7 @@ class Layer:
         self.reset = Buffer("reset_state", (self.size,))
         self.update = Buffer("update", (self.size,))
         self.quantized = Buffer("quantized", (self.size,), "uint8")
+        self.pairs = pairs_of(self.quantized, decision or Decision())
         self.scale = Buffer("state_scale", (const(1),))
         self.zero_point = Buffer("state_zero_point", (const(1),), "int32")
         self.states = {"h": self.h} | ({"c": self.c} if cell.kind == "lstm" else {})
@@ -185,7 +189,7 @@ class Layer:
     def multiplied(self, t: PrimExpr, phase: int) -> tuple[Buffer, PrimExpr]:
         """What a phase multiplies with the weight, and where it begins."""
         if self.is_bytes:
-            return self.quantized, const(0)
+            return self.quantized if self.pairs is None else self.pairs, const(0)
         return self.state(t, phase)
 
     def state(self, t: PrimExpr, phase: int) -> tuple[Buffer, PrimExpr]:
@@ -227,6 +231,9 @@ class Layer:
             For(j, const(0), count, ForKind.SERIAL,
                 self.store(self.quantized, j * self.lanes, bytes_)),
         )  # fmt: skip
+        if self.pairs is not None:
+            width = const(self.width)
+            made = seq(made, widen(self.quantized, self.pairs, self.batch, width, self.lanes))
         return Allocate(low, Allocate(high, made))
 
     def products(self, products: Buffer, at: PrimExpr, phase: int, unit: PrimExpr,
@@ -376,6 +383,8 @@ class Layer:
         used = [*self.states.values(), *([self.reset, self.update] if len(phases) > 1 else [])]
         if self.is_bytes:
             used += [self.quantized, self.scale, self.zero_point]
+        if self.pairs is not None:
+            used.append(self.pairs)
         for buffer in [*used, *([] if made is None else [weight])]:
             whole = Allocate(buffer, whole)
         return whole
@@ -396,11 +405,31 @@ def recurrent(
     buffers = make_buffers(inputs, outputs)
     operands = [buffers[t] for t in anchor.op.inputs]
     results = [buffers[t] for t in sorted(outputs, key=lambda t: t.value_index)]
-    layer = Layer(cell, operands, results, target.lanes("float32"), target.cores)
-    attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
+    layer = Layer(cell, operands, results, target.lanes("float32"), target.cores, decision)
+    attrs = {
+        "global_symbol": name,
+        "num_outputs": len(outputs),
+        "tir.tiled": 1,
+        "tir.flush_subnormals": 1,  # gates that stay shut make states decay through them
+    }
     return PrimFunc((*buffers.values(),), layer.body(), attrs)
 
 
-FAMILY = Family(name="recurrent", build=recurrent, is_whole=True)
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen for a layer: how a weight of bytes is multiplied."""
+    return dot_space(_weight(anchor), target)
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """What is chosen for a layer."""
+    return Decision.of({c.name: fixed.get(c.name, c.domain[0]) for c in space(anchor, target)})
+
+
+def _weight(anchor: te.Tensor) -> te.Tensor:
+    assert isinstance(anchor.op, te.ExternOp)
+    return anchor.op.inputs[1]
+
+
+FAMILY = Family(name="recurrent", build=recurrent, space=space, default=default, is_whole=True)
 
 __all__ = ["LANES", "Layer", "recurrent"]

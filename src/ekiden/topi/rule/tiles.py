@@ -11,6 +11,10 @@ panel row holds four bytes for each column, and the accumulators are int32:
 
     acc[i, v] = dot4(broadcast(word of a[i, 4 k]), words of b[4 k, v], acc[i, v])
 
+or, with data widened to int16 (words.py), as two sums of two products:
+
+    acc[i, v] = madd(broadcast(pair of a[i, 4 k]), pairs of b[4 k, v], acc[i, v])
+
 Data and panels of bfloat16 go two steps of k at a time in the same way, into float32.
 
 Rows are balanced: M rows are cut into tiles whose row counts differ by at most one, so that a
@@ -33,6 +37,10 @@ from ekiden.topi.nn.weights import WORD_OF
 
 WIDE_LANES = 8
 """Floats of 256 bits: wider vectors are two operations on some cores."""
+PAIRED = "int16"
+"""The type of data that were bytes: words.py."""
+DOT_OF = {"int8": "dot4_u8s8", "bfloat16": "dot2_bf16"}
+"""dtype of a panel -> what multiplies its words."""
 DYNAMIC_ROWS = 6
 """Most rows of a tile where their number is known only at run time."""
 
@@ -229,24 +237,43 @@ def _steps(extent: PrimExpr, unroll: int, step: Callable[[PrimExpr, int], Stmt])
 def _k_step(
     tile: Tile, acc: Buffer, a: Buffer, a_index: Sequence[PrimExpr], b: Buffer, b_index: PrimExpr
 ) -> Stmt:
-    columns = [Var(f"b{v}", tile.vector) for v in range(tile.vectors)]
+    halves = (0, 1) if a.dtype == PAIRED else (0,)
+    columns = {(v, h): Var(f"b{v}_{h}", tile.vector) for v in range(tile.vectors) for h in halves}
+    dot = "madd_s16" if a.dtype == PAIRED else DOT_OF.get(b.dtype)
     steps: list[Stmt] = []
     for i in range(tile.rows):
-        scalar = Var(f"a{i}", tile.vector)
+        scalars = {h: Var(f"a{i}_{h}", tile.vector) for h in halves}
+        # Both halves of a sum at once: a compiler would keep the first ones of a row apart.
         updates = [
-            _update(b.dtype, acc, i * tile.vectors + v, scalar, columns[v])
+            _update(dot, acc, i * tile.vectors + v, scalars[h], columns[v, h])
             for v in range(tile.vectors)
+            for h in halves
         ]
-        steps.append(LetStmt(scalar, _broadcast(tile, a, a_index[i]), seq(*updates)))
+        row = seq(*updates)
+        for h in reversed(halves):
+            row = LetStmt(scalars[h], _broadcast(tile, a, a_index[i] + 2 * h), row)
+        steps.append(row)
     body = seq(*steps)
-    for v in reversed(range(tile.vectors)):
-        body = LetStmt(columns[v], _column(tile, b, b_index, v), body)
+    for (v, h), column in reversed(columns.items()):
+        value = _column(tile, b, b_index, v)
+        body = LetStmt(column, value if len(halves) == 1 else _widened(tile, value, h), body)
     return body
+
+
+def _widened(tile: Tile, words: PrimExpr, half: int) -> PrimExpr:
+    """The even bytes of words as pairs of int16, or the odd ones."""
+    pairs = f"int16x{2 * tile.lanes}"
+    by = broadcast(const(8, "int16"), 2 * tile.lanes)
+    value = call_intrin("reinterpret", words, dtype=pairs)
+    if half == 0:
+        value = call_intrin("left_shift", value, by, dtype=pairs)
+    value = call_intrin("right_shift", value, by, dtype=pairs)
+    return call_intrin("reinterpret", value, dtype=tile.vector)
 
 
 def _broadcast(tile: Tile, a: Buffer, index: PrimExpr) -> PrimExpr:
     """What a step takes of a row, in every lane."""
-    word = WORD_OF.get(a.dtype)
+    word = 2 if a.dtype == PAIRED else WORD_OF.get(a.dtype)
     if word is None:
         return broadcast(a[index], tile.lanes)
     taken = a[ramp(index, 1, word)].with_fields(dtype=f"{a.dtype}x{word}")
@@ -263,8 +290,7 @@ def _column(tile: Tile, b: Buffer, index: PrimExpr, v: int) -> PrimExpr:
     return call_intrin("reinterpret", row, dtype=tile.vector)
 
 
-def _update(panel: str, acc: Buffer, index: int, a: PrimExpr, b: PrimExpr) -> Stmt:
-    dot = {"int8": "dot4_u8s8", "bfloat16": "dot2_bf16"}.get(panel)
+def _update(dot: str | None, acc: Buffer, index: int, a: PrimExpr, b: PrimExpr) -> Stmt:
     args = ("fma", a, b, acc[index]) if dot is None else (dot, acc[index], a, b)
     return BufferStore(acc, call_intrin(*args, dtype=acc.dtype), (const(index),))
 

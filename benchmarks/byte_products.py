@@ -1,0 +1,157 @@
+"""Products of uint8 and int8 as shares of what words of bytes can be multiplied at, for each class
+of processors that this machine runs, turn by turn in one process.
+
+    python benchmarks/byte_products.py [MxNxK ...] [--rounds 15]
+
+The peak is a loop of independent sums of products by the instructions of the class: dot products
+where there are any, else sums of two products of int16. Beside what is chosen stands the other way
+to multiply words, and ONNX Runtime's MatMulInteger, which takes what the processor itself has: with
+VNNI or AMX compare it with the class `llvm` alone. One thread, thread CPU time, the least of the
+rounds; every result is compared with integers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ekiden import te
+from ekiden.codegen.llvm import compile_object, link
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import Var, const
+from ekiden.runtime import load_image, num_threads, tensor
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer, broadcast, ramp
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, seq
+from ekiden.tir.transform import lower
+from ekiden.topi.nn import dense_pack
+from ekiden.topi.nn.weights import WORD, pack_weight
+from ekiden.topi.rule import schedule
+from ekiden.topi.rule.dense import FAMILY
+from ekiden.topi.rule.family import Product
+from ekiden.topi.rule.words import DOT4, dots
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from onnx_runtime import session
+from processor import processors
+
+Call = Callable[[], object]
+SHAPES = ("1x768x768", "8x768x768", "37x768x768", "128x768x768", "128x3072x768")
+STEPS = 50_000
+
+
+def linked(func: PrimFunc, target: Target) -> Callable[..., object]:
+    """The compiled kernel."""
+    kernel: Callable[..., object] = load_image(
+        link([compile_object([lower(func, target)], target)], [func.name], target)
+    )[func.name]
+    return kernel
+
+
+def peak(target: Target) -> tuple[Call, int]:
+    """A loop of independent sums, and its operations: a word is one dot product, or two sums."""
+    lanes, dot = target.lanes("float32"), dots(target)[0]
+    chains = min(24, target.registers - 4)
+    vector = f"int32x{lanes}"
+    out = Buffer("out", (const(chains * lanes),), "int32")
+    acc = Buffer("acc", (const(chains),), vector, "register")
+    clear = [
+        BufferStore(acc, broadcast(const(c + 3, "int32"), lanes), (const(c),))
+        for c in range(chains)
+    ]
+    factor = broadcast(const(0x01020103, "int32"), lanes)
+    steps = [
+        BufferStore(acc, call_intrin(dot, acc[c], acc[c], factor, dtype=vector), (const(c),))
+        for c in range(chains)
+    ]
+    loop = For(Var("i"), const(0), const(STEPS), ForKind.SERIAL, seq(*steps))
+    keep = [BufferStore(out, acc[c], (ramp(const(c * lanes), 1, lanes),)) for c in range(chains)]
+    func = PrimFunc((out,), Allocate(acc, seq(*clear, loop, *keep)), {"global_symbol": "peak"})
+    kernel, result = linked(func, target), tensor(np.zeros(chains * lanes, np.int32))
+    products = WORD if dot == DOT4 else 2
+    return lambda: kernel(result), 2 * products * lanes * chains * STEPS
+
+
+def ours(x: np.ndarray, w: np.ndarray, target: Target, dot: str) -> Call:
+    """A product, checked against integers."""
+    (m, k), n = x.shape, len(w)
+    tile = FAMILY.panel_of(Product(m, n, k // WORD, "uint8"), target, {})
+    packed = pack_weight(w, "dense_u8s8", tile)
+    data = te.placeholder(x.shape, "uint8", "data")
+    weight = te.placeholder(packed.shape, "int8", "weight")
+    result = dense_pack(data, weight, n, tile, "int32")
+    fixed = {FAMILY.name: {"dot": dot}}
+    kernel = linked(schedule([data, weight], [result], target, "product", fixed), target)
+    arguments = tensor(x), tensor(packed), tensor(np.zeros((m, n), np.int32))
+    kernel(*arguments)
+    np.testing.assert_array_equal(arguments[2].numpy(), x.astype(np.int64) @ w.T.astype(np.int64))
+    return lambda: kernel(*arguments)
+
+
+def theirs(x: np.ndarray, w: np.ndarray) -> Call:
+    """ONNX Runtime's MatMulInteger with a constant weight."""
+    node = helper.make_node("MatMulInteger", ["x", "w"], ["y"])
+    given = helper.make_tensor_value_info("x", TensorProto.UINT8, x.shape)
+    made = helper.make_tensor_value_info("y", TensorProto.INT32, (len(x), len(w)))
+    weight = numpy_helper.from_array(np.ascontiguousarray(w.T), "w")
+    graph = helper.make_graph([node], "product", [given], [made], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    run = session(model)
+    return lambda: run.run(None, {"x": x})
+
+
+def least(calls: dict[str, tuple[Call, int]], rounds: int) -> dict[str, float]:
+    """Seconds of each, turn by turn."""
+    found = dict.fromkeys(calls, float("inf"))
+    for _ in range(rounds):
+        for name, (call, repeat) in calls.items():
+            start = time.thread_time()
+            for _ in range(repeat):
+                call()
+            found[name] = min(found[name], (time.thread_time() - start) / repeat)
+    return found
+
+
+def main() -> None:
+    """Print a line per class and shape."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("shapes", nargs="*", default=SHAPES)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    num_threads(1)
+    rng = np.random.default_rng(0)
+    print(
+        f"{'class':>22} {'MxNxK':>13} {'dot':>10}"
+        f" {'GOP/s':>8} {'of peak':>8} {'other':>8} {'ort':>8}"
+    )
+    for text in processors():
+        target = Target.parse(f"{text} -cores=1")
+        ways = dots(target)
+        loop, work = peak(target)
+        for shape in options.shapes:
+            m, n, k = (int(d) for d in shape.split("x"))
+            x = rng.integers(0, 256, (m, k)).astype(np.uint8)
+            w = rng.integers(-128, 128, (n, k)).astype(np.int8)
+            repeat = max(1, int(4e7 // (2 * m * n * k)))
+            calls = {dot: (ours(x, w, target, dot), repeat) for dot in ways}
+            calls |= {"peak": (loop, 1), "ort": (theirs(x, w), repeat)}
+            spent = least(calls, options.rounds)
+            rate = {name: 2e-9 * m * n * k / s for name, s in spent.items()}
+            share = rate[ways[0]] / (work / spent["peak"] / 1e9)
+            other = rate[ways[-1]]
+            numbers = f"{rate[ways[0]]:8.1f} {share:8.1%} {other:8.1f} {rate['ort']:8.1f}"
+            print(f"{target.cpu or text:>22} {shape:>13} {ways[0]:>10} {numbers}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

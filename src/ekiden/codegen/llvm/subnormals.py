@@ -1,0 +1,71 @@
+"""Functions that take subnormal numbers for 0, and give 0 for them: where those decay to nothing
+in the course of a loop, arithmetic on them takes 100 cycles and more.
+
+    what was set is kept; FTZ and DAZ are set; ...; what was set is set again; return
+
+It is set again before the runtime is called to share a loop, too: a thread that is made then begins
+with what its maker had set, and would keep that for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ekiden.codegen.llvm.builder import Builder, Operand
+
+FLUSH = "tir.flush_subnormals"
+"""The attribute of functions that do so."""
+MXCSR = (1 << 15) | (1 << 6)
+"""Results that are subnormal become 0 (FTZ), operands are taken for 0 (DAZ)."""
+FPCR = 1 << 24
+"""The same in one bit (FZ)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """What to set: the instruction, and its operands for outside and inside."""
+
+    instruction: str
+    outside: Operand
+    inside: Operand
+
+    def leave(self, b: Builder) -> None:
+        """Set what was set before."""
+        b.effect(f"call void @{self.instruction}({self.outside})")
+
+    def resume(self, b: Builder) -> None:
+        """Flush again."""
+        b.effect(f"call void @{self.instruction}({self.inside})")
+
+
+def enter(b: Builder) -> Flushed | None:
+    """Flush from here on; None where subnormals cost nothing."""
+    architecture = "" if b.module.target is None else b.module.target.architecture
+    make = {"x86-64": _x86, "aarch64": _arm}.get(architecture)
+    if make is None:
+        return None
+    made = make(b)
+    made.resume(b)
+    return made
+
+
+def _x86(b: Builder) -> Flushed:
+    for name in ("stmxcsr", "ldmxcsr"):
+        b.module.declare(f"llvm.x86.sse.{name}", "void", ["ptr"])
+    kept, changed = f"%{b.fresh('kept')}", f"%{b.fresh('changed')}"
+    b.entry += [f"  {place} = alloca i32, align 4" for place in (kept, changed)]
+    b.effect(f"call void @llvm.x86.sse.stmxcsr(ptr {kept})")
+    before = b.value(f"load i32, ptr {kept}, align 4")
+    b.effect(f"store i32 {b.value(f'or i32 {before}, {MXCSR}')}, ptr {changed}, align 4")
+    return Flushed("llvm.x86.sse.ldmxcsr", f"ptr {kept}", f"ptr {changed}")
+
+
+def _arm(b: Builder) -> Flushed:
+    b.module.declare("llvm.aarch64.get.fpcr", "i64", [])
+    b.module.declare("llvm.aarch64.set.fpcr", "void", ["i64"])
+    kept = b.value("call i64 @llvm.aarch64.get.fpcr()")
+    changed = b.value(f"or i64 {kept}, {FPCR}")
+    return Flushed("llvm.aarch64.set.fpcr", f"i64 {kept}", f"i64 {changed}")
+
+
+__all__ = ["FLUSH", "Flushed", "enter"]

@@ -1,0 +1,147 @@
+"""Products of bytes, judged against integers: every way to multiply words, on every class of
+processors, with the sums that overflow 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay, te
+from ekiden.codegen.llvm import compile_object, link
+from ekiden.ir.intrinsic import INTRINSICS
+from ekiden.ir.prim import SizeVar
+from ekiden.runtime import load_image
+from ekiden.target import Target
+from ekiden.te.tensor import Tensor
+from ekiden.tir.transform import lower
+from ekiden.topi.nn import conv, dense_pack
+from ekiden.topi.nn.weights import pack_weight
+from ekiden.topi.rule import schedule
+from ekiden.topi.rule.words import DOT4, MADD, dots
+from processor import processors
+
+Array = np.ndarray
+WAYS = [(text, dot) for text in processors() for dot in dots(Target.parse(text))]
+
+
+def compiled(
+    inputs: list[Tensor], output: Tensor, family: str, text: str, dot: str
+) -> Callable[..., object]:
+    target = Target.parse(text)
+    func = schedule(inputs, [output], target, "kernel", {family: {"dot": dot}})
+    image = link([compile_object([lower(func, target)], target)], ["kernel"])
+    kernel: Callable[..., object] = load_image(image)["kernel"]
+    return kernel
+
+
+def operands(data: tuple[int, ...], weight: tuple[int, ...], seed: int = 0) -> tuple[Array, Array]:
+    """All bytes, and runs of the extreme ones: 255 * -128 and 255 * 127 everywhere in a row."""
+    rng = np.random.default_rng([seed, *data, *weight])
+    x = rng.integers(0, 256, data).astype("uint8")
+    w = rng.integers(-128, 128, weight).astype("int8")
+    x.reshape(-1, x.shape[-1])[: len(x.reshape(-1, x.shape[-1])) // 2] = 255
+    w[: len(w) // 3] = -128
+    w[len(w) // 3 : len(w) // 2] = 127
+    return x, w
+
+
+def test_what_is_chosen_follows_from_the_target() -> None:
+    wanted = {
+        "sapphirerapids": (DOT4, MADD),
+        "skylake-avx512": (MADD, DOT4),
+        "x86-64-v3": (MADD, DOT4),
+        "x86-64": (MADD, DOT4),
+    }
+    assert {cpu: dots(Target(f"llvm -mcpu={cpu}")) for cpu in wanted} == wanted
+    assert dots(Target("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1")) == (DOT4,)
+
+
+@pytest.mark.parametrize(("text", "dot"), WAYS)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 4), (9, 67, 36), (30, 33, 260), (2, 16, 4096)])
+def test_dense(text: str, dot: str, m: int, n: int, k: int) -> None:
+    panel = 2 * Target.parse(text).lanes("float32")
+    x, w = operands((m, k), (n, k))
+    packed = pack_weight(w, "dense_u8s8", panel)
+    data = te.placeholder((m, k), "uint8", "data")
+    weight = te.placeholder(packed.shape, "int8", "weight")
+    output = dense_pack(data, weight, n, panel, "int32")
+    got = np.full((m, n), 7, "int32")
+    compiled([data, weight], output, "dense_pack", text, dot)(x, packed, got)
+    np.testing.assert_array_equal(got, x.astype("int64") @ w.T.astype("int64"))
+
+
+@pytest.mark.parametrize(("text", "dot"), WAYS)
+def test_dense_of_any_number_of_rows(text: str, dot: str) -> None:
+    data = te.placeholder((SizeVar("m"), 20), "uint8", "data")
+    _, w = operands((1, 20), (40, 20))
+    packed = pack_weight(w, "dense_u8s8", 16)
+    weight = te.placeholder(packed.shape, "int8", "weight")
+    output = dense_pack(data, weight, 40, 16, "int32")
+    kernel = compiled([data, weight], output, "dense_pack", text, dot)
+    for m in (0, 1, 13):
+        x, _ = operands((m, 20), (1, 20), m) if m else (np.zeros((0, 20), "uint8"), None)
+        got = np.full((m, 40), 7, "int32")
+        kernel(x, packed, got)
+        np.testing.assert_array_equal(got, x.astype("int64") @ w.T.astype("int64"))
+
+
+@pytest.mark.parametrize(("text", "dot"), WAYS)
+@pytest.mark.parametrize(
+    ("image", "channels", "kernel", "stride"),
+    [((1, 5, 6, 8), 35, 1, 1), ((2, 9, 17, 12), 20, 3, 2), ((1, 6, 15, 4), 7, 3, 1)],
+)
+def test_convolution(
+    text: str, dot: str, image: tuple[int, ...], channels: int, kernel: int, stride: int
+) -> None:
+    panel = 2 * Target.parse(text).lanes("float32")
+    x, w = operands(image, (channels, image[3], kernel, kernel))
+    packed = pack_weight(w, "conv2d_u8s8", panel)
+    data = te.placeholder(image, "uint8", "data")
+    weight = te.placeholder(packed.shape, "int8", "weight")
+    layout = f"OHWI{panel}o4i"
+    output = conv(
+        data, weight, stride, 0, 1, 1, "NHWC", layout, out_dtype="int32", channels=channels
+    )
+    want = convolved(x, w, stride)
+    got = np.full(want.shape, 7, "int32")
+    compiled([data, weight], output, "conv_nhwc_pack", text, dot)(x, packed, got)
+    np.testing.assert_array_equal(got, want)
+
+
+def convolved(x: Array, w: Array, stride: int) -> Array:
+    """Without a border, in wide integers."""
+    size = w.shape[2:]
+    windows = np.lib.stride_tricks.sliding_window_view(x.astype("int64"), size, axis=(1, 2))
+    return np.einsum("nyxcij,ocij->nyxo", windows[:, ::stride, ::stride], w.astype("int64"))
+
+
+@pytest.mark.quick
+def test_the_sum_of_two_products() -> None:
+    row = INTRINSICS["madd_s16"]
+    a, b = (np.array(v, np.int16).view(np.int32) for v in ([255, 255], [-128, 127]))
+    assert row.reference(10, a[0], b[0]) == 10 + 255 * -128 + 255 * 127
+
+
+def test_a_recurrent_layer() -> None:
+    """The states are quantised in the kernel: to the same bytes, and from the same sums."""
+    rng, hidden = np.random.default_rng(0), 19
+    bytes_ = rng.integers(-128, 128, (4 * hidden, hidden)).astype("int8")
+    extras = {
+        "scale": relay.const(np.full(4 * hidden, 0.02, "f")),
+        "sums": relay.const(bytes_.sum(axis=1, dtype=np.int32)),
+    }
+    x = relay.var("x", relay.tensor_type((5, 3, 4 * hidden)))
+    layer = relay.op.nn.recurrent(x, relay.const(bytes_), "lstm", extras)
+    module = relay.IRModule.from_expr(relay.Function((x,), layer))
+    data = rng.standard_normal((5, 3, 4 * hidden)).astype("f")
+    for text in processors()[:2]:
+        found = []
+        for dot in dots(Target.parse(text)):
+            run = ekiden.compile(module, text, decisions={"recurrent": {"dot": dot}})
+            found.append([r.numpy() for r in run(data)])
+        for one, other in zip(found[0], found[-1], strict=True):
+            np.testing.assert_array_equal(one, other)
