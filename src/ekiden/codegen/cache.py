@@ -4,32 +4,17 @@ compiler itself.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from pathlib import Path
 
 import platformdirs
 
-from ekiden.codegen import llvm
+from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.node import Node
 from ekiden.ir.structural import structural_digest
 from ekiden.runtime import environment
 from ekiden.runtime.files import write_whole
 from ekiden.target import Target
-
-_COMPILER = ("ir", "arith", "tir", "te", "topi", "codegen", "relay/op", "backend/kernels", "target")
-"""The folders whose code decides what a kernel becomes."""
-
-
-@functools.cache
-def compiler_digest() -> str:
-    """A digest of the compiler's own source and of LLVM's version."""
-    root = Path(__file__).parents[1]
-    found = hashlib.blake2b(llvm.VERSION.encode(), digest_size=16)
-    for folder in _COMPILER:
-        for path in sorted((root / folder).rglob("*.py")):
-            found.update(path.read_bytes())
-    return found.hexdigest()
 
 
 def kernel_key(function: Node, target: Target, *extra: str) -> str:

@@ -6,26 +6,22 @@ Importing this, and making a key, needs nothing that only compiling does.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import operator
 import os
 import stat
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
+from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.extensions import is_extended
 from ekiden.ir.pass_context import PassContext
 from ekiden.target.virtual_device import Targets, compilation_config
 
-_PACKAGES = ("ekiden", "llvmlite", "numpy", "ml_dtypes", "onnx")
-"""The packages whose versions decide what is compiled."""
 _LEAF, _BLOCK = 16 << 20, 1 << 20
 """Bytes of a file that one thread takes at a time, and that it has in memory of them."""
 
@@ -90,23 +86,6 @@ def request(
         return Request(_digest(asked), _path(model), made_at)
     except Exception:  # whatever is wrong with what was given, compiling says it
         return None
-
-
-@functools.cache
-def compiler_digest() -> str:
-    """A digest of all of Ekiden, source and runtime, and of the versions beneath. Takes 10 ms."""
-    found = hashlib.sha256(" ".join([sys.version, *map(version, _PACKAGES)]).encode())
-    root = Path(__file__).parents[1]
-    for path in sorted(_sources(root)):
-        found.update(path.removeprefix(str(root)).encode())
-        with open(path, "rb", buffering=0) as file:
-            found.update(file.read())
-    return found.hexdigest()
-
-
-def _sources(root: Path) -> Iterator[str]:
-    for folder, _, names in os.walk(root):
-        yield from (f"{folder}/{name}" for name in names if name.endswith((".py", ".so")))
 
 
 def _path(model: object) -> Path | None:
