@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 import numpy as np
 import pytest
@@ -25,6 +26,8 @@ from ekiden.relay import (
 )
 from ekiden.relay.op import vm
 from ekiden.runtime.errors import ParseError, TypeInferenceError
+from ekiden.tir import interpreter
+from ekiden.tir.stmt import PrimFunc
 
 pytestmark = pytest.mark.quick
 
@@ -171,7 +174,7 @@ REJECTED = [
     ("def @f() { let %x = 1; }", "text:1:24: expected an expression, got '}'"),
     ("def @f() { 1 ", "text:1:1: 'def' has no body that ends with '}'"),
     ("def @f() { (1, 2 }", "text:1:18: expected ',', got '}'"),
-    ("let %x = 1; %x", "text:1:1: expected 'def', 'type' or 'extern type', got 'let'"),
+    ("let %x = 1; %x", "text:1:1: expected 'def', 'prim_func', 'type' or 'extern type', got 'let'"),
     ('"a\\x"', "text:1:1: the string has an escape that JSON does not know"),
     ("1" * 200, "text:1:1: the number has more than 100 digits"),
     ("def @f() { (1, 2).1e5 }", "text:1:19: expected the number of a field, got '1e5'"),
@@ -258,3 +261,60 @@ def test_random_cuts_and_words_give_no_other_errors() -> None:
             at, cut = int(random.integers(len(text))), int(random.integers(10))
             with contextlib.suppress(ParseError, TypeInferenceError):
                 parse(text[:at] + str(random.choice(words)) + text[at + cut :])
+
+
+LOOPS = """#[version = "0.0.5"]
+def @main(%x: Tensor[(4), float32]) -> Tensor[(4), float32] {
+  exp(%x)
+}
+prim_func @"twice and more" {
+  @T.prim_func
+  def twice(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32")):
+      T.func_attr({"tags": {"a": 1}})
+      for i in range(4):
+          b[i] = a[i] + a[i]
+}
+def @other(%x: float32) { @helper(%x) }
+prim_func @nothing {
+  @T.prim_func
+  def nothing(a: T.Buffer((4,), "float32")):
+      T.evaluate(0)
+}
+def @helper(%x: float32) { %x }
+"""
+
+
+def test_loop_programs_stand_beside_functions() -> None:
+    """In any order; each is a PrimFunc under its name."""
+    module = parse(LOOPS)
+    assert [g.name_hint for g in module.functions] == [
+        "main", "twice and more", "other", "nothing", "helper",
+    ]  # fmt: skip
+    twice = module["twice and more"]
+    assert isinstance(twice, PrimFunc)
+    assert twice.name == "twice"
+    source = np.arange(4, dtype="float32")
+    out = np.zeros(4, "float32")
+    interpreter.run(twice, source, out)
+    np.testing.assert_array_equal(out, source * 2)
+    text = astext(module)
+    again = parse(text)
+    assert structural_equal(again, module) and astext(again) == text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("a[i] + a[i]", "a[i] + c[i]", "text:10:23: undefined name 'c'"),
+        ("nothing {", "main {", "text:13:11: function @main is defined twice"),
+        (
+            "(0)\n}",
+            "(0)\n  }",
+            "text:13:21: the loop program has no '}' at the beginning of a line",
+        ),
+        ("def nothing", "x = 1\n  def nothing", "text:15:1: invalid syntax"),
+    ],
+)
+def test_wrong_loop_programs_name_their_line(old: str, new: str, message: str) -> None:
+    with pytest.raises(ParseError, match=re.escape(message)):
+        parse(LOOPS.replace(old, new))

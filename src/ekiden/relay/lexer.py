@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -33,6 +34,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.ASCII,
 )
 LONGEST_NUMBER = 100
+_CLOSED = re.compile(r"^\}", re.MULTILINE)
 _COMMENT_EDGE = re.compile(r"/\*|\*/")
 
 
@@ -99,8 +101,25 @@ def tokenize(source: Source) -> tuple[list[Token], str]:
         if kind != "skip":
             tokens.append(_token(source, kind, found))
         at = found.end()
+        if [t.text for t in tokens[-1:]] == ["{"] and _opens_loops(tokens):
+            tokens.append(_loops(source, at))
+            at = tokens[-1].end
     tokens.append(Token("end", "", end, end))
     return tokens, ""
+
+
+def _opens_loops(tokens: Sequence[Token]) -> bool:
+    """Whether `prim_func @name {` has just been read."""
+    kinds = [(t.kind, t.text) for t in tokens[-3:]]
+    return len(kinds) == 3 and kinds[0] == ("name", "prim_func") and kinds[1][0] == "global"
+
+
+def _loops(source: Source, at: int) -> Token:
+    """A loop program as it stands, in Python: to a bracket that begins a line."""
+    end = _CLOSED.search(source.text, at)
+    if end is None:
+        source.fail(at, "the loop program has no '}' at the beginning of a line")
+    return Token("loops", source.text[at : end.start()], at, end.start())
 
 
 def _token(source: Source, kind: str, found: re.Match[str]) -> Token:

@@ -1,7 +1,8 @@
 """Relay text to programs: one grammar for what `ekiden.relay.printer` writes and for what people
 write.
 
-    module  = version? attributes? (type | def)* metadata?
+    module  = version? attributes? (type | def | loops)* metadata?
+    loops   = "prim_func" @name "{" a loop program in Python newline "}"
     def     = "def" @name type_params? "(" params ")" ("->" type)? "{" block "}"
     block   = ("let" var "=" expr ";" | %0 "=" expr ";" | "free_var" var ";" | expr ";")* expr
     expr    = operators over: literal | %x | @f | Constructor | op | fn | if | match | ref | tuple |
@@ -15,6 +16,7 @@ write.
 from __future__ import annotations
 
 import math
+import textwrap
 import typing
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -60,6 +62,8 @@ from ekiden.relay.type_infer import infer_type
 from ekiden.relay.type_parser import TypeParser
 from ekiden.runtime.errors import LoadError, TypeInferenceError
 from ekiden.target.virtual_device import PARAM_PLACES, RESULT_PLACE, all_on_host
+from ekiden.tir.script.parser import from_source
+from ekiden.tir.stmt import PrimFunc
 
 _R = typing.TypeVar("_R")
 Steps = Generator["Steps", Expr, Expr]
@@ -173,12 +177,15 @@ class _Parser(TypeParser):
         for is_type in (True, False):
             for at in begins:
                 self.position = at
-                if is_type and not self.next_is("def"):
+                if is_type and self.token.text in ("type", "extern"):
                     data = self._type_data()
                     types[data.header] = data
                 elif not is_type and self.next_is("def"):
                     name, function = self._definition()
                     functions[name] = function
+                elif not is_type and self.next_is("prim_func"):
+                    name, loops = self._loops()
+                    functions[name] = loops
         return IRModule(functions, types, {**self.init.attrs, **attrs})
 
     def only_expr(self) -> Expr:
@@ -214,11 +221,12 @@ class _Parser(TypeParser):
         begins: list[int] = []
         while self.token.kind != "end":
             word = self.token
-            if word.kind != "name" or word.text not in ("def", "type", "extern"):
-                self.fail(f"expected 'def', 'type' or 'extern type', got {self.shown()}")
+            if word.kind != "name" or word.text not in ("def", "prim_func", "type", "extern"):
+                items = "'def', 'prim_func', 'type' or 'extern type'"
+                self.fail(f"expected {items}, got {self.shown()}")
             begins.append(self.position)
             self.advance()
-            if word.text == "def":
+            if word.text in ("def", "prim_func"):
                 name = self.expect_kind("global", "a global name")
                 self._declare(self.globals, name, GlobalVar(name.text), "function @")
                 self._skip_body(word)
@@ -306,6 +314,19 @@ class _Parser(TypeParser):
             body = yield self.block()
             self.expect("}")
         return Function(params, body, ret, type_params, attrs or None, span=self.span(at))
+
+    def _loops(self) -> tuple[GlobalVar, PrimFunc]:
+        """`prim_func @name { a loop program as Python text }`"""
+        self.expect("prim_func")
+        name = self.globals[self.expect_kind("global", "a global name").text]
+        self.expect("{")
+        body = self.expect_kind("loops", "a loop program")
+        self.expect("}")
+        above = "\n" * (self.source.place(body.at)[0] - 1)  # so that errors name its lines
+        made = from_source(above + textwrap.dedent(body.text), name=self.source.name)
+        if not isinstance(made, PrimFunc):
+            self.source.fail(body.at, f"@{name.name_hint}: expected one loop program, got a module")
+        return name, made
 
     def _params(self) -> tuple[tuple[Var, ...], dict[str, object]]:
         self.expect("(")

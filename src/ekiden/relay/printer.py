@@ -52,6 +52,9 @@ from ekiden.relay.metadata import write_metadata
 from ekiden.relay.print_scopes import Block, Scopes
 from ekiden.relay.visitor import free_vars
 from ekiden.target.virtual_device import PARAM_PLACES, VirtualDevice
+from ekiden.tir.printer import HEADER
+from ekiden.tir.printer import astext as loops_text
+from ekiden.tir.stmt import PrimFunc
 
 VERSION = "0.0.5"
 _PLAIN = re.compile(r"[A-Za-z_]\w*(?:/\w+)*(?:\.[A-Za-z_]\w*(?:/\w+)*)*", re.ASCII)
@@ -158,7 +161,10 @@ class _Printer:
         return lines
 
     def definition(self, name: GlobalVar, function: BaseFunc) -> list[str]:
-        """One global function; a kernel is only named."""
+        """One global function; one that is neither Relay's nor a loop program is only named."""
+        if isinstance(function, PrimFunc):
+            lines = loops_text(function).removeprefix(f"{HEADER}\n").strip("\n").split("\n")
+            return [f"prim_func @{quote_name(name.name_hint)} {{", *_indent(lines), "}"]
         if not isinstance(function, Function):
             return [f"/* @{quote_name(name.name_hint)}: {type(function).__name__} */"]
         return self.text_of_function(function, f"def @{quote_name(name.name_hint)}")
