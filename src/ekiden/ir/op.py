@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,6 +26,23 @@ _V = TypeVar("_V")
 
 Array = npt.NDArray[Any]
 """A NumPy array; its dtype is known at run time alone."""
+
+
+class Precision(Enum):
+    """What mixed precision does with an operator."""
+
+    ALWAYS = "takes the smaller type, and is worth casts for it"
+    FOLLOW = "takes it where its inputs have it"
+    NEVER = "stays in the larger one whatever flows in"
+    UNKNOWN = "nobody has said"
+
+
+class Memory(Enum):
+    """What an operator of explicit memory does with the memory of what it gets."""
+
+    KEEPS = "its result may hold it"
+    READS = "its result lies elsewhere"
+    VIEWS = "its result lies there"
 
 
 class OpPattern(IntEnum):
@@ -108,11 +125,11 @@ class OpDef:
     solve: what a program may leave out of the argument types, if anything.
     relation / reference / lower: see the types above; lower is None for operators without a kernel
     (vm.*, memory.*). pattern: how it fuses. reshape_only: the result is the first input's bytes
-    under another shape (no kernel runs). layout: the attribute with the layout of the first input,
-    of an operator that takes it with channels first or last, all else as it is. macs: of products
-    and convolutions. dims / padded: where
-    the shape of the result depends on data, how the unknown dimensions follow from the arguments
-    (the attributes then have a field `symbols` for them), or the operator that gives the largest
+    under another shape (no kernel runs). precision, memory: see the classes above. layout: the
+    attribute with the layout of the first input, of an operator that takes it with channels first
+    or last, all else as it is. macs: of products and convolutions. dims / padded: where the shape
+    of the result depends on data, how the unknown dimensions follow from the arguments (the
+    attributes then have a field `symbols` for them), or the operator that gives the largest
     result there can be, with a vector of the true dimensions as its last field: one for all
     unknown dimensions, or one for each. host: the registered function that computes it at run time
     where it is no kernel. fields: how many fields the result has where it is a tuple. refuses:
@@ -133,6 +150,8 @@ class OpDef:
     optional: int = 0
     stateful: bool = False
     reshape_only: bool = False
+    precision: Precision = Precision.UNKNOWN
+    memory: Memory = Memory.KEEPS
     layout: str = ""
     macs: Macs | None = None
     dims: DimsOf | None = None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import ekiden.relay.op as op
 from ekiden.arith import evaluate
-from ekiden.ir.op import OPS
+from ekiden.ir.op import OPS, Precision
 from ekiden.ir.prim import AnyDim, ExprLike, IntImm, SizeVar
 from ekiden.ir.type import TensorType, TupleType, Type, tensor_type
 from ekiden.relay.expr import Call, Tuple, var
@@ -248,3 +248,13 @@ def test_what_is_refused_says_why(call: Call, types: tuple[Type, ...], message: 
     """What was being done, what was expected, what came."""
     with pytest.raises(TypeInferenceError, match=f"^{re.escape(message)}$"):
         infer(call, *types)
+
+
+def test_siblings_are_alike_in_the_operator_table() -> None:
+    """What passes read of an operator holds for those of another rank or kind too."""
+    pools = {n: row.precision for n, row in OPS.items() if re.fullmatch(r"nn\.\w+_pool\dd", n)}
+    windows = {p for n, p in pools.items() if re.fullmatch(r"nn\.(max|avg)_pool\dd", n)}
+    assert windows == {Precision.FOLLOW}
+    always = {n for n, row in OPS.items() if row.precision is Precision.ALWAYS}
+    assert {f"nn.conv{n}d{t}" for n in (1, 2, 3) for t in ("", "_transpose")} <= always
+    assert all(OPS[n].macs for n in always)

@@ -16,7 +16,17 @@ from ekiden import te
 from ekiden.arith import evaluate
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
-from ekiden.ir.op import Array, Macs, OpDef, OpPattern, Reference, Relation, Solve, register_op
+from ekiden.ir.op import (
+    Array,
+    Macs,
+    OpDef,
+    OpPattern,
+    Precision,
+    Reference,
+    Relation,
+    Solve,
+    register_op,
+)
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.op._declare import Takes, check_dtype, fail, tensor_fields, tensors
 from ekiden.te import Tensor
@@ -40,6 +50,7 @@ def declare(
     solve: Solve | None = None,
     macs: Macs | None = None,
     layout: str = "",
+    precision: Precision = Precision.UNKNOWN,
     description: str = "",
     takes: Mapping[str, Takes] | None = None,
     refuses: bool = False,
@@ -61,6 +72,7 @@ def declare(
             solve=solve,
             macs=macs,
             layout=layout,
+            precision=precision,
             result=result,
             description=description,
             refuses=refuses,

@@ -10,7 +10,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpPattern
+from ekiden.ir.op import Array, OpPattern, Precision
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op._declare import call, check_range
 from ekiden.relay.op._inventory import declare
@@ -207,7 +207,8 @@ declare(
     "data's shape without `axis` (with 1 there: `keepdims`)",
     VarianceAttrs,
     OpPattern.COMM_REDUCE,
-    lambda attrs, data: np.var(
+    precision=Precision.NEVER,
+    reference=lambda attrs, data: np.var(
         data, axis=attrs.axis, keepdims=attrs.keepdims, ddof=int(attrs.unbiased)
     ).astype(data.dtype),
 )

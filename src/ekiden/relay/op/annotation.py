@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, Memory, OpDef, OpPattern, register_op
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call
@@ -77,6 +77,7 @@ register_op(
 register_op(
     OpDef(
         name="device_copy",
+        memory=Memory.READS,
         arguments=("data",),
         attrs=DeviceCopyAttrs,
         relation=_same,

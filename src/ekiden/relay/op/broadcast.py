@@ -10,7 +10,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.intrinsic import INTRINSICS
-from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import Takes, call, check_dtype, fail, one_dtype, show, tensors
@@ -82,12 +82,14 @@ def binary(
     compute: Callable[[Tensor, Tensor], Tensor],
     dtype: str | None = None,
     takes: Takes = "any",
+    mixed: Precision = Precision.UNKNOWN,
 ) -> Callable[[Expr, Expr], Call]:
     """Declare an operator of two arguments; `dtype` is the result's if it is not the arguments'."""
     register_op(
         OpDef(
             name=name,
             arguments=("lhs", "rhs"),
+            precision=mixed,
             relation=_relation(name, dtype, takes),
             reference=_reference(function, dtype),
             lower=lambda attrs, inputs, out: [compute(inputs[0], inputs[1])],
@@ -126,14 +128,16 @@ def _power(a: Array, b: Array) -> Array:
     return np.asarray(INTRINSICS["pow"].reference(a, b))
 
 
+FOLLOW, NEVER = Precision.FOLLOW, Precision.NEVER
+
 # fmt: off
-add           = binary("add",           np.add,            topi.add)
-subtract      = binary("subtract",      np.subtract,       topi.subtract, takes="number")
-multiply      = binary("multiply",      np.multiply,       topi.multiply)
-divide        = binary("divide",        _divide,           topi.divide, takes="number")
-power         = binary("power",         _power,            topi.power, takes="number")
-maximum       = binary("maximum",       np.maximum,        topi.maximum)
-minimum       = binary("minimum",       np.minimum,        topi.minimum)
+add           = binary("add",           np.add,            topi.add, mixed=FOLLOW)
+subtract      = binary("subtract", np.subtract, topi.subtract, takes="number", mixed=FOLLOW)
+multiply      = binary("multiply",      np.multiply,       topi.multiply, mixed=FOLLOW)
+divide        = binary("divide", _divide, topi.divide, takes="number", mixed=FOLLOW)
+power         = binary("power", _power, topi.power, takes="number", mixed=NEVER)
+maximum       = binary("maximum",       np.maximum,        topi.maximum, mixed=FOLLOW)
+minimum       = binary("minimum",       np.minimum,        topi.minimum, mixed=FOLLOW)
 mod           = binary("mod",           np.fmod,           topi.mod, takes="number")
 floor_divide  = binary("floor_divide",  np.floor_divide,   topi.floor_divide, takes="number")
 floor_mod     = binary("floor_mod",     np.mod,            topi.floor_mod, takes="number")
@@ -144,12 +148,12 @@ right_shift   = binary("right_shift",   np.right_shift,    topi.right_shift, tak
 bitwise_and   = binary("bitwise_and",   np.bitwise_and,    topi.bitwise_and, takes="bits")
 bitwise_or    = binary("bitwise_or",    np.bitwise_or,     topi.bitwise_or, takes="bits")
 bitwise_xor   = binary("bitwise_xor",   np.bitwise_xor,    topi.bitwise_xor, takes="bits")
-equal         = binary("equal",         np.equal,          topi.equal, "bool")
-not_equal     = binary("not_equal",     np.not_equal,      topi.not_equal, "bool")
-less          = binary("less",          np.less,           topi.less, "bool")
-less_equal    = binary("less_equal",    np.less_equal,     topi.less_equal, "bool")
-greater       = binary("greater",       np.greater,        topi.greater, "bool")
-greater_equal = binary("greater_equal", np.greater_equal,  topi.greater_equal, "bool")
+equal         = binary("equal",         np.equal,          topi.equal, "bool", mixed=FOLLOW)
+not_equal     = binary("not_equal",     np.not_equal,      topi.not_equal, "bool", mixed=FOLLOW)
+less          = binary("less",          np.less,           topi.less, "bool", mixed=FOLLOW)
+less_equal    = binary("less_equal",    np.less_equal,     topi.less_equal, "bool", mixed=FOLLOW)
+greater       = binary("greater",       np.greater,        topi.greater, "bool", mixed=FOLLOW)
+greater_equal = binary("greater_equal", np.greater_equal,  topi.greater_equal, "bool", mixed=FOLLOW)
 logical_and   = binary("logical_and",   np.logical_and,    topi.logical_and, "bool")
 logical_or    = binary("logical_or",    np.logical_or,     topi.logical_or, "bool")
 logical_xor   = binary("logical_xor",   np.logical_xor,    topi.logical_xor, "bool")
@@ -164,6 +168,7 @@ def _where_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="where",
+        precision=Precision.FOLLOW,
         arguments=("condition", "x", "y"),
         relation=_where_relation,
         reference=lambda attrs, condition, x, y: np.where(condition != 0, x, y),

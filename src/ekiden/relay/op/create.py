@@ -11,7 +11,7 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, Memory, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, maximum
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Constant, Expr
@@ -107,6 +107,7 @@ def _fill_like(name: str, value: int) -> Callable[[Expr], Call]:
             reference=lambda attrs, data: np.full_like(data, value),
             lower=lambda attrs, inputs, out: [topi.constant(value, out.shape, out.dtype, name)],
             pattern=OpPattern.ELEMWISE,
+            precision=Precision.FOLLOW,
             result="the type of data",
         )
     )
@@ -174,6 +175,7 @@ def _arange_reference(attrs: ArangeAttrs) -> Array:
 register_op(
     OpDef(
         name="arange",
+        precision=Precision.NEVER,
         arguments=(),
         attrs=ArangeAttrs,
         relation=_arange_relation,
@@ -235,6 +237,7 @@ def _shape_of_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="shape_of",
+        memory=Memory.READS,
         arguments=("data",),
         attrs=ShapeOfAttrs,
         relation=_shape_of_relation,

@@ -11,7 +11,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import SCALAR_BITS, to_numpy
 from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attrs_of, call, fail, identity_relation, tensors
@@ -87,12 +87,14 @@ def unary(
     compute: Callable[[Tensor], Tensor],
     relation: Callable[[str], Relation] = identity_relation,
     result: Callable[[Callable[..., Array]], Callable[..., Array]] = _keep_dtype,
+    mixed: Precision = Precision.UNKNOWN,
 ) -> Callable[[Expr], Call]:
     """Declare an operator of one argument; gives the function that calls it."""
     register_op(
         OpDef(
             name=name,
             arguments=("data",),
+            precision=mixed,
             relation=relation(name),
             reference=result(function),
             lower=lambda attrs, inputs, out: [compute(inputs[0])],
@@ -121,12 +123,14 @@ def _erf(x: Array) -> Array:
     return np.asarray(INTRINSICS["erf"].reference(x.astype(np.float64)))
 
 
+FOLLOW, NEVER = Precision.FOLLOW, Precision.NEVER
+
 # fmt: off
-exp         = unary("exp",         np.exp,       topi.exp, _float_relation)
-log         = unary("log",         np.log,       topi.log, _float_relation)
-sqrt        = unary("sqrt",        np.sqrt,      topi.sqrt, _float_relation)
-rsqrt       = unary("rsqrt",       _rsqrt,       topi.rsqrt, _float_relation)
-tanh        = unary("tanh",        np.tanh,      topi.tanh, _float_relation)
+exp         = unary("exp",         np.exp,       topi.exp, _float_relation, mixed=NEVER)
+log         = unary("log",         np.log,       topi.log, _float_relation, mixed=NEVER)
+sqrt        = unary("sqrt",        np.sqrt,      topi.sqrt, _float_relation, mixed=FOLLOW)
+rsqrt       = unary("rsqrt",       _rsqrt,       topi.rsqrt, _float_relation, mixed=FOLLOW)
+tanh        = unary("tanh",        np.tanh,      topi.tanh, _float_relation, mixed=FOLLOW)
 fast_exp    = unary("fast_exp",    np.exp,       topi.fast_exp, _float_relation)
 fast_tanh   = unary("fast_tanh",   np.tanh,      topi.fast_tanh, _float_relation)
 fast_erf    = unary("fast_erf",    _erf,         topi.fast_erf, _float_relation)
@@ -141,19 +145,19 @@ acosh       = unary("acosh",       np.arccosh,   topi.acosh, _float_relation)
 atanh       = unary("atanh",       np.arctanh,   topi.atanh, _float_relation)
 log2        = unary("log2",        np.log2,      topi.log2, _float_relation)
 log10       = unary("log10",       np.log10,     topi.log10, _float_relation)
-erf         = unary("erf",         _erf,         topi.erf, _float_relation)
-sigmoid     = unary("sigmoid",     _sigmoid,     topi.sigmoid, _float_relation)
+erf         = unary("erf",         _erf,         topi.erf, _float_relation, mixed=NEVER)
+sigmoid     = unary("sigmoid",     _sigmoid,     topi.sigmoid, _float_relation, mixed=FOLLOW)
 sin         = unary("sin",         np.sin,       topi.sin, _float_relation)
 cos         = unary("cos",         np.cos,       topi.cos, _float_relation)
-abs         = unary("abs",         np.abs,       topi.abs)
-negative    = unary("negative",    np.negative,  topi.negative, _number_relation)
-sign        = unary("sign",        np.sign,      topi.sign, _number_relation)
-floor       = unary("floor",       np.floor,     topi.floor)
-ceil        = unary("ceil",        np.ceil,      topi.ceil)
-round       = unary("round",       np.round,     topi.round)
+abs         = unary("abs",         np.abs,       topi.abs, mixed=FOLLOW)
+negative    = unary("negative",    np.negative,  topi.negative, _number_relation, mixed=FOLLOW)
+sign        = unary("sign",        np.sign,      topi.sign, _number_relation, mixed=FOLLOW)
+floor       = unary("floor",       np.floor,     topi.floor, mixed=FOLLOW)
+ceil        = unary("ceil",        np.ceil,      topi.ceil, mixed=FOLLOW)
+round       = unary("round",       np.round,     topi.round, mixed=FOLLOW)
 trunc       = unary("trunc",       np.trunc,     topi.trunc)
 bitwise_not = unary("bitwise_not", np.invert,    topi.bitwise_not, _bits_relation)
-copy        = unary("copy",        np.array,     topi.copy)
+copy        = unary("copy",        np.array,     topi.copy, mixed=FOLLOW)
 logical_not = unary("logical_not", np.logical_not,topi.logical_not, _bool_relation, _as_bool)
 isnan       = unary("isnan",       np.isnan,     topi.isnan, _bool_relation, _as_bool)
 isfinite    = unary("isfinite",    np.isfinite,  topi.isfinite, _bool_relation, _as_bool)
@@ -181,6 +185,7 @@ def _cast_reference(attrs: CastAttrs, data: Array) -> Array:
 register_op(
     OpDef(
         name="cast",
+        precision=Precision.NEVER,
         arguments=("data",),
         attrs=CastAttrs,
         relation=_cast_relation,
@@ -243,6 +248,7 @@ def _clip_reference(attrs: ClipAttrs, data: Array) -> Array:
 register_op(
     OpDef(
         name="clip",
+        precision=Precision.FOLLOW,
         arguments=("a",),
         attrs=ClipAttrs,
         relation=identity_relation("clip"),

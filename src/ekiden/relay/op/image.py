@@ -9,7 +9,7 @@ import numpy as np
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
@@ -174,6 +174,7 @@ def resize_lower(attrs: Resize2DAttrs, data: Tensor, out: TensorType) -> Tensor:
 register_op(
     OpDef(
         name="image.resize2d",
+        precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=Resize2DAttrs,
         relation=_resize_relation,
@@ -308,6 +309,7 @@ def _upsampling_reference(attrs: UpSamplingAttrs, data: Array) -> Array:
 register_op(
     OpDef(
         name="nn.upsampling",
+        precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=UpSamplingAttrs,
         relation=_upsampling_relation,

@@ -10,7 +10,7 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_int, to_numpy
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import (
@@ -94,6 +94,7 @@ def _take_lower(attrs: TakeAttrs, inputs: Sequence[Tensor], out: Type) -> list[T
 register_op(
     OpDef(
         name="take",
+        precision=Precision.FOLLOW,
         arguments=("data", "indices"),
         attrs=TakeAttrs,
         relation=_take_relation,
@@ -148,6 +149,7 @@ def _gather_reference(attrs: GatherAttrs, data: Array, indices: Array) -> Array:
 register_op(
     OpDef(
         name="gather",
+        precision=Precision.FOLLOW,
         arguments=("data", "indices"),
         attrs=GatherAttrs,
         relation=_gather_relation,
@@ -220,6 +222,7 @@ def _gather_nd_lower(attrs: GatherNDAttrs, inputs: Sequence[Tensor], out: Type) 
 register_op(
     OpDef(
         name="gather_nd",
+        precision=Precision.FOLLOW,
         arguments=("data", "indices"),
         attrs=GatherNDAttrs,
         relation=_gather_nd_relation,

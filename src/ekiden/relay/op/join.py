@@ -9,7 +9,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr, Tuple
@@ -77,6 +77,7 @@ def _concatenate_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="concatenate",
+        precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=ConcatenateAttrs,
         relation=_concatenate_relation,
@@ -123,6 +124,7 @@ def _stack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="stack",
+        precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=StackAttrs,
         relation=_stack_relation,
@@ -177,6 +179,7 @@ def _split_lower(attrs: SplitAttrs, inputs: Sequence[Tensor], out: Type) -> list
 register_op(
     OpDef(
         name="split",
+        precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=SplitAttrs,
         relation=_split_relation,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import OpDef, get, register_op
+from ekiden.ir.op import Memory, OpDef, get, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import StorageType, TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
@@ -66,6 +66,7 @@ register_op(
 register_op(
     OpDef(
         name="memory.alloc_tensor",
+        memory=Memory.VIEWS,
         arguments=("storage",),
         attrs=AllocTensorAttrs,
         relation=_tensor_relation,
@@ -77,6 +78,7 @@ register_op(
 register_op(
     OpDef(
         name="memory.kill",
+        memory=Memory.READS,
         arguments=("value",),
         relation=unit_relation,
         result="the empty tuple",

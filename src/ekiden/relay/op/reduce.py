@@ -10,7 +10,7 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Relation, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
@@ -114,6 +114,7 @@ def reduction(
     function: Callable[..., Array],
     compute: Callable[..., Tensor],
     dtype: str | None = None,
+    precision: Precision = Precision.UNKNOWN,
 ) -> Callable[..., Call]:
     """Declare a reduction, to `dtype` if not the data's; gives the function that calls it."""
     register_op(
@@ -121,6 +122,7 @@ def reduction(
             name=name,
             arguments=("data",),
             attrs=ReduceAttrs,
+            precision=precision,
             relation=_relation(name, ReduceAttrs, dtype),
             reference=_reference(name, function, dtype),
             lower=lambda attrs, inputs, out: [
@@ -218,11 +220,11 @@ def _mean(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
 
 
 # fmt: off
-sum    = reduction("sum",  np.sum, topi.sum)
-mean   = reduction("mean", _mean, topi.mean)
-max    = reduction("max",  np.max, topi.max)
-min    = reduction("min",  np.min, topi.min)
-prod   = reduction("prod", np.prod, topi.prod)
+sum    = reduction("sum",  np.sum, topi.sum, precision=Precision.NEVER)
+mean   = reduction("mean", _mean, topi.mean, precision=Precision.NEVER)
+max    = reduction("max",  np.max, topi.max, precision=Precision.FOLLOW)
+min    = reduction("min",  np.min, topi.min, precision=Precision.FOLLOW)
+prod   = reduction("prod", np.prod, topi.prod, precision=Precision.NEVER)
 all    = reduction("all",  np.all, topi.all, "bool")
 any    = reduction("any",  np.any, topi.any, "bool")
 argmax = arg_reduction("argmax", np.argmax, topi.argmax)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Relation, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, register_op
 from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
@@ -60,6 +60,7 @@ def _declare(
             pattern=OpPattern.INJECTIVE,
             result=result,
             reshape_only=True,
+            precision=Precision.FOLLOW,
         )
     )
 

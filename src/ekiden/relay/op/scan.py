@@ -9,7 +9,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Relation, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
@@ -56,7 +56,11 @@ def _reference(
 
 
 def _declare(
-    name: str, function: Callable[..., Array], identity: int, compute: Callable[..., Tensor]
+    name: str,
+    function: Callable[..., Array],
+    identity: int,
+    compute: Callable[..., Tensor],
+    precision: Precision = Precision.UNKNOWN,
 ) -> None:
     register_op(
         OpDef(
@@ -69,12 +73,13 @@ def _declare(
                 compute(inputs[0], attrs.axis, out.dtype, attrs.exclusive)
             ],
             pattern=OpPattern.OPAQUE,
+            precision=precision,
             result="data's shape (flat where `axis` is None), with `dtype`",
         )
     )
 
 
-_declare("cumsum", np.cumsum, 0, topi.cumsum)
+_declare("cumsum", np.cumsum, 0, topi.cumsum, Precision.NEVER)
 _declare("cumprod", np.cumprod, 1, topi.cumprod)
 
 

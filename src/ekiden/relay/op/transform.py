@@ -9,7 +9,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import OpDef, OpPattern, register_op
+from ekiden.ir.op import OpDef, OpPattern, Precision, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import (
@@ -66,6 +66,7 @@ def _transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="transpose",
+        precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=TransposeAttrs,
         relation=_transpose_relation,
@@ -106,6 +107,7 @@ def _broadcast_to_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="broadcast_to",
+        precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=BroadcastAttrs,
         relation=_broadcast_to_relation,
@@ -148,6 +150,7 @@ def _tile_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="tile",
+        precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=TileAttrs,
         relation=_tile_relation,
@@ -188,6 +191,7 @@ def _repeat_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="repeat",
+        precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=RepeatAttrs,
         relation=_repeat_relation,
@@ -224,6 +228,7 @@ def _reverse_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="reverse",
+        precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=ReverseAttrs,
         relation=_reverse_relation,
@@ -260,6 +265,7 @@ def _layout_transform_relation(types: Sequence[Type], attrs: Attrs | None) -> Ty
 register_op(
     OpDef(
         name="layout_transform",
+        precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=LayoutTransformAttrs,
         relation=_layout_transform_relation,

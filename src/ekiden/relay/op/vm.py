@@ -9,7 +9,7 @@ import numpy as np
 from ekiden import te
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, get, register_op
+from ekiden.ir.op import Array, Memory, OpDef, OpPattern, get, register_op
 from ekiden.ir.prim import IntImm, PrimExpr, const
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, Tuple
@@ -119,6 +119,7 @@ register_op(
 register_op(
     OpDef(
         name="vm.reshape_tensor",
+        memory=Memory.VIEWS,
         arguments=("data",),
         attrs=ReshapeTensorAttrs,
         relation=_reshape_relation,
@@ -130,6 +131,7 @@ register_op(
 register_op(
     OpDef(
         name="vm.match_shape",
+        memory=Memory.VIEWS,
         arguments=("data",),
         attrs=MatchShapeAttrs,
         relation=_match_relation,
@@ -142,6 +144,7 @@ register_op(
 register_op(
     OpDef(
         name="vm.forget_shape",
+        memory=Memory.VIEWS,
         arguments=("data",),
         attrs=MatchShapeAttrs,
         relation=_match_relation,
@@ -153,6 +156,7 @@ register_op(
 register_op(
     OpDef(
         name="vm.bind_dims",
+        memory=Memory.VIEWS,
         arguments=("data", "sources"),
         attrs=BindDimsAttrs,
         relation=lambda types, attrs: types[0],
@@ -192,6 +196,7 @@ register_op(
 register_op(
     OpDef(
         name="vm.shape_of",
+        memory=Memory.READS,
         arguments=("data",),
         relation=_shape_of_relation,
         result="(rank of data,), int64",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Op
+from ekiden.ir.op import OPS, Op, Precision
 from ekiden.ir.pass_context import PRECISION
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
@@ -25,7 +25,6 @@ from ekiden.relay.transform.calls import Rewrite, rewrite_calls
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body
-from ekiden.relay.transform.to_mixed_precision import ALWAYS
 from ekiden.runtime.errors import PassError
 from ekiden.target import Target
 
@@ -81,7 +80,8 @@ def ProductPrecision(target: Target) -> Pass:  # noqa: N802
         asked = str(context.option(PRECISION))
         if asked not in ("", BRIEF):
             raise PassError(f"ProductPrecision: expected {BRIEF!r} or '', got {asked!r}")
-        table = dict.fromkeys(ALWAYS, _rewrite(target, asked))
+        products = [name for name, row in OPS.items() if row.precision is Precision.ALWAYS]
+        table = dict.fromkeys(products, _rewrite(target, asked))
         return map_functions(module, on_body(lambda body: rewrite_calls(body, table)))
 
     return Pass("ProductPrecision", transform, 0, (InferType(),))

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
-from ekiden.ir.op import Op
+from ekiden.ir.op import Memory, Op
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay.expr import Call, If, Match, Tuple, TupleGetItem, Var
 from ekiden.relay.op.memory import AllocStorageAttrs
@@ -205,7 +205,7 @@ class Lifetimes:
             self.invocations.append((at, value))
         else:
             self.calls.append((at, value))
-            if name not in READERS:
+            if _memory_of(value) is not Memory.READS:
                 self.escaped |= used
         if isinstance(value.op, GlobalVar) and self._is_barrier(value.op):
             self._mark_barrier(block, index)
@@ -231,25 +231,19 @@ class Lifetimes:
         return used
 
 
-READERS = ("vm.shape_of", "shape_of", "memory.kill", "device_copy")
-"""Operators that only look at what they get: their results lie elsewhere."""
-
-
-VIEWS = (
-    "memory.alloc_tensor", "vm.reshape_tensor",
-    "vm.match_shape", "vm.forget_shape", "vm.bind_dims",
-)  # fmt: skip
-"""Operators whose results lie where their operands lie."""
-
-
 def op_name(value: RelayExpr) -> str:
     """The name of the operator a value calls; empty if it calls none."""
     return value.op.name if isinstance(value, Call) and isinstance(value.op, Op) else ""
 
 
+def _memory_of(value: RelayExpr) -> Memory:
+    is_operator = isinstance(value, Call) and isinstance(value.op, Op)
+    return value.op.definition.memory if is_operator else Memory.KEEPS  # type: ignore[attr-defined]
+
+
 def is_alias(value: RelayExpr) -> bool:
     """Whether a value lies where its operands lie."""
-    return isinstance(value, (Var, Tuple, TupleGetItem)) or op_name(value) in VIEWS
+    return isinstance(value, (Var, Tuple, TupleGetItem)) or _memory_of(value) is Memory.VIEWS
 
 
 def run_of(block: Block, index: int) -> tuple[Block, int]:

@@ -4,9 +4,9 @@
 ->  nn.softmax(cast(cast(nn.dense(cast(%x, "float16"), cast(%w, "float16"), out_dtype="float32"),
                          "float16"), "float32"))
 
-Three colours decide: operators of ALWAYS take the smaller type (their sums stay in float32), those
-of FOLLOW take it when all that is computed for them has it, and all others never do (or, with
-missing_op_mode 0, always). Casts of one value are made once.
+The column `precision` of the operator table decides: operators of ALWAYS take the smaller type
+(their sums stay in float32), those of FOLLOW take it when all that is computed for them has it, and
+all others never do (or, with missing_op_mode 0, always). Casts of one value are made once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Op
+from ekiden.ir.op import OPS, Op, Precision
 from ekiden.ir.pass_context import KEEP_OUTPUT
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType, TupleType
@@ -32,30 +32,6 @@ from ekiden.relay.transform.scopes import (
 )
 from ekiden.relay.visitor import children, rebuild
 from ekiden.runtime.errors import PassError
-
-ALWAYS = frozenset(
-    "nn.conv1d nn.conv2d nn.conv3d nn.conv1d_transpose nn.conv2d_transpose nn.conv3d_transpose "
-    "nn.dense nn.matmul nn.batch_matmul".split()
-)
-"""Operators worth a cast."""
-
-FOLLOW = frozenset(
-    "add subtract multiply divide minimum maximum negative abs copy where clip sqrt sigmoid tanh "
-    "nn.relu nn.leaky_relu nn.prelu nn.bias_add nn.dropout nn.pad nn.max_pool1d nn.max_pool2d "
-    "nn.max_pool3d nn.global_max_pool2d nn.batch_norm nn.upsampling nn.batch_flatten reshape "
-    "squeeze expand_dims transpose concatenate stack split strided_slice take gather gather_nd "
-    "tile repeat reverse broadcast_to layout_transform image.resize2d zeros_like ones_like max min "
-    "nn.avg_pool2d nn.depth_to_space nn.space_to_depth greater greater_equal less less_equal "
-    "equal not_equal rsqrt ceil floor round sign".split()
-)
-"""Operators that take the smaller type when their inputs have it."""
-
-NEVER = frozenset(
-    "exp power log nn.softmax nn.log_softmax erf arange sum mean prod variance nn.layer_norm "
-    "nn.group_norm nn.instance_norm nn.l2_normalize nn.global_avg_pool2d nn.adaptive_avg_pool2d "
-    "nn.cross_entropy nn.cross_entropy_with_logits cumsum cast".split()
-)
-"""Operators that stay as they are whatever flows in."""
 
 WIDE = "float32"
 
@@ -124,11 +100,12 @@ class _Mixer:
         return typed(_over(call, wide))
 
     def _is_small(self, name: str, args: Sequence[RelayExpr]) -> bool:
-        if name in ALWAYS:
+        precision = OPS[name].precision
+        if precision is Precision.ALWAYS:
             return True
-        if name in NEVER:
+        if precision is Precision.NEVER:
             return False
-        if name not in FOLLOW:
+        if precision is Precision.UNKNOWN:
             self.missing[name] = None
             if self.mode == 2:
                 raise PassError(f"ToMixedPrecision: operator {name!r} has no colour")
@@ -148,7 +125,8 @@ class _Mixer:
 
     def _small_call(self, call: Call, args: Sequence[RelayExpr]) -> RelayExpr:
         assert isinstance(call.op, Op)
-        if call.op.name not in ALWAYS or not hasattr(call.attrs, "out_dtype"):
+        is_sum = call.op.definition.precision is Precision.ALWAYS
+        if not is_sum or not hasattr(call.attrs, "out_dtype"):
             return typed(_over(call, args))
         assert call.attrs is not None
         attrs = call.attrs.with_fields(out_dtype=WIDE)

@@ -9,7 +9,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr, TupleGetItem
 from ekiden.relay.op._declare import (
@@ -29,6 +29,7 @@ from ekiden.topi.shape import normalize_axis
 register_op(
     OpDef(
         name="nn.relu",
+        precision=Precision.FOLLOW,
         arguments=("data",),
         relation=identity_relation("nn.relu"),
         reference=lambda attrs, data: np.maximum(data, np.zeros((), data.dtype)),
@@ -58,6 +59,7 @@ def _leaky_relu_reference(attrs: LeakyReluAttrs, data: Array) -> Array:
 register_op(
     OpDef(
         name="nn.leaky_relu",
+        precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=LeakyReluAttrs,
         relation=identity_relation("nn.leaky_relu"),
@@ -113,6 +115,7 @@ def _per_channel(
 register_op(
     OpDef(
         name="nn.prelu",
+        precision=Precision.FOLLOW,
         arguments=("data", "alpha"),
         attrs=PReluAttrs,
         relation=_per_channel("nn.prelu", PReluAttrs),
@@ -137,6 +140,7 @@ def prelu(data: Expr, alpha: Expr, axis: int = 1) -> Call:
 register_op(
     OpDef(
         name="nn.bias_add",
+        precision=Precision.FOLLOW,
         arguments=("data", "bias"),
         attrs=BiasAddAttrs,
         relation=_per_channel("nn.bias_add", BiasAddAttrs),
@@ -199,6 +203,7 @@ def _declare_softmax(
     name: str,
     reference: Callable[[SoftmaxAttrs, Array], Array],
     compute: Callable[[Tensor, int], Tensor],
+    precision: Precision = Precision.UNKNOWN,
 ) -> None:
     register_op(
         OpDef(
@@ -206,6 +211,7 @@ def _declare_softmax(
             arguments=("data",),
             attrs=SoftmaxAttrs,
             relation=_softmax_relation(name),
+            precision=precision,
             reference=reference,
             lower=lambda attrs, inputs, out: [compute(inputs[0], attrs.axis % inputs[0].ndim)],
             pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
@@ -214,9 +220,9 @@ def _declare_softmax(
     )
 
 
-_declare_softmax("nn.softmax", _softmax_reference, topi.nn.softmax)
+_declare_softmax("nn.softmax", _softmax_reference, topi.nn.softmax, Precision.NEVER)
 _declare_softmax("nn.fast_softmax", _softmax_reference, topi.nn.softmax)
-_declare_softmax("nn.log_softmax", _log_softmax_reference, topi.nn.log_softmax)
+_declare_softmax("nn.log_softmax", _log_softmax_reference, topi.nn.log_softmax, Precision.NEVER)
 
 
 def softmax(data: Expr, axis: int = -1) -> Call:
@@ -249,6 +255,7 @@ def _dropout_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="nn.dropout",
+        precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=DropoutAttrs,
         relation=_dropout_relation,

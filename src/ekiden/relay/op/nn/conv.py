@@ -10,7 +10,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
-from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
@@ -147,6 +147,7 @@ def _conv2d_lower(attrs: Conv2DAttrs, inputs: Sequence[Tensor], out: Type) -> li
 register_op(
     OpDef(
         name="nn.conv2d",
+        precision=Precision.ALWAYS,
         kernels=("conv_nhwc_pack", "depthwise_conv_nhwc", "default"),
         arguments=("data", "weight"),
         attrs=Conv2DAttrs,
@@ -221,6 +222,7 @@ def _conv1d_reference(attrs: Conv1DAttrs, data: Array, weight: Array) -> Array:
 register_op(
     OpDef(
         name="nn.conv1d",
+        precision=Precision.ALWAYS,
         arguments=("data", "weight"),
         attrs=Conv1DAttrs,
         relation=_conv1d_relation,
@@ -356,6 +358,7 @@ def _transpose_lower(
 register_op(
     OpDef(
         name="nn.conv2d_transpose",
+        precision=Precision.ALWAYS,
         arguments=("data", "weight"),
         attrs=Conv2DTransposeAttrs,
         relation=_transpose_relation,

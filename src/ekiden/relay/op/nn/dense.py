@@ -10,7 +10,7 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import (
@@ -73,6 +73,7 @@ def _product(out_dtype: str, a: Array, b: Array) -> Array:
 register_op(
     OpDef(
         name="nn.dense",
+        precision=Precision.ALWAYS,
         arguments=("data", "weight"),
         attrs=DenseAttrs,
         relation=_dense_relation,
@@ -131,6 +132,7 @@ def _matmul_reference(attrs: MatmulAttrs | BatchMatmulAttrs, a: Array, b: Array)
 register_op(
     OpDef(
         name="nn.matmul",
+        precision=Precision.ALWAYS,
         arguments=("tensor_a", "tensor_b"),
         attrs=MatmulAttrs,
         relation=_matmul_relation,
@@ -195,6 +197,7 @@ def _batch_matmul_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="nn.batch_matmul",
+        precision=Precision.ALWAYS,
         arguments=("tensor_a", "tensor_b"),
         attrs=BatchMatmulAttrs,
         relation=_batch_matmul_relation,

@@ -9,7 +9,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import (
@@ -95,6 +95,7 @@ def _batch_norm_lower(attrs: BatchNormAttrs, inputs: Sequence[Tensor], out: Type
 register_op(
     OpDef(
         name="nn.batch_norm",
+        precision=Precision.FOLLOW,
         arguments=("data", "gamma", "beta", "moving_mean", "moving_var"),
         attrs=BatchNormAttrs,
         relation=_batch_norm_relation,
@@ -152,6 +153,7 @@ def _layer_norm_reference(attrs: LayerNormAttrs, data: Array, gamma: Array, beta
 register_op(
     OpDef(
         name="nn.layer_norm",
+        precision=Precision.NEVER,
         arguments=("data", "gamma", "beta"),
         attrs=LayerNormAttrs,
         relation=_layer_norm_relation,
@@ -210,6 +212,7 @@ def _instance_norm_reference(
 register_op(
     OpDef(
         name="nn.instance_norm",
+        precision=Precision.NEVER,
         arguments=("data", "gamma", "beta"),
         attrs=InstanceNormAttrs,
         relation=_instance_norm_relation,
@@ -281,6 +284,7 @@ def _group_norm_reference(attrs: GroupNormAttrs, data: Array, gamma: Array, beta
 register_op(
     OpDef(
         name="nn.group_norm",
+        precision=Precision.NEVER,
         arguments=("data", "gamma", "beta"),
         attrs=GroupNormAttrs,
         relation=_group_norm_relation,

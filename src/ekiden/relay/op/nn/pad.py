@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op._declare import attrs_of, call, fail, rank_is, tensors
@@ -49,6 +49,7 @@ def _pad_reference(attrs: PadAttrs, data: Array, pad_value: Array) -> Array:
 register_op(
     OpDef(
         name="nn.pad",
+        precision=Precision.FOLLOW,
         arguments=("data", "pad_value"),
         attrs=PadAttrs,
         relation=_pad_relation,

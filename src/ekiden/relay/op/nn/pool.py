@@ -11,7 +11,7 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, Lowering, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, Lowering, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
@@ -165,6 +165,7 @@ def _declare(
             reference=reference,
             lower=lower,
             layout="" if "1d" in name else "layout",
+            precision=Precision.FOLLOW,
             pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
             kernels=("default",),
             result="data with each pooled extent (extent + padding - dilation * (pool - 1) - 1)"
@@ -302,13 +303,17 @@ def _global_reference(
 
 
 def _declare_global(
-    name: str, function: Callable[..., Array], compute: Callable[..., Tensor]
+    name: str,
+    function: Callable[..., Array],
+    compute: Callable[..., Tensor],
+    precision: Precision,
 ) -> None:
     register_op(
         OpDef(
             name=name,
             arguments=("data",),
             attrs=GlobalPool2DAttrs,
+            precision=precision,
             relation=_global_relation(name),
             reference=_global_reference(function),
             lower=lambda attrs, inputs, out: [compute(inputs[0], spatial(attrs.layout), True)],
@@ -325,8 +330,8 @@ def _largest(data: Array, axis: Sequence[int], keepdims: bool) -> Array:
     return np.asarray(np.max(data, axis=tuple(axis), keepdims=keepdims, initial=lowest))
 
 
-_declare_global("nn.global_avg_pool2d", np.mean, topi.mean)
-_declare_global("nn.global_max_pool2d", _largest, topi.max)
+_declare_global("nn.global_avg_pool2d", np.mean, topi.mean, Precision.NEVER)
+_declare_global("nn.global_max_pool2d", _largest, topi.max, Precision.FOLLOW)
 
 
 def global_avg_pool2d(data: Expr, layout: str = "NCHW", out_layout: str = "") -> Call:
@@ -375,6 +380,7 @@ def _adaptive_reference(attrs: AdaptivePool2DAttrs, data: Array) -> Array:
 register_op(
     OpDef(
         name="nn.adaptive_avg_pool2d",
+        precision=Precision.NEVER,
         arguments=("data",),
         attrs=AdaptivePool2DAttrs,
         relation=_adaptive_relation,

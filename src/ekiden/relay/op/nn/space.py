@@ -10,7 +10,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import OpPattern
+from ekiden.ir.op import OpPattern, Precision
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call, keeps_layout
 from ekiden.relay.op._inventory import declare
@@ -131,6 +131,7 @@ declare(
     SubPixelAttrs,
     _INJECTIVE,
     layout="layout",
+    precision=Precision.FOLLOW,
 )
 declare(
     "nn.space_to_depth",
@@ -140,6 +141,7 @@ declare(
     SubPixelAttrs,
     _INJECTIVE,
     layout="layout",
+    precision=Precision.FOLLOW,
 )
 declare(
     "nn.space_to_batch_nd",
@@ -197,6 +199,7 @@ declare(
     "the type of data",
     L2NormalizeAttrs,
     _FUSES,
+    precision=Precision.NEVER,
 )
 
 
@@ -251,6 +254,7 @@ declare(
     lambda attrs, predictions, targets: topi.nn.cross_entropy(predictions, targets),
     "a scalar with the dtype of predictions",
     takes={"predictions": "floating point"},
+    precision=Precision.NEVER,
     reference=lambda attrs, x, y: (-(np.log(x) * y).sum() / x.dtype.type(len(x))).astype(x.dtype),
 )
 declare(
@@ -259,6 +263,7 @@ declare(
     lambda attrs, predictions, targets: topi.nn.cross_entropy_with_logits(predictions, targets),
     "a scalar with the dtype of predictions",
     takes={"predictions": "floating point"},
+    precision=Precision.NEVER,
     reference=lambda attrs, x, y: (-(x * y).sum() / x.dtype.type(len(x))).astype(x.dtype),
 )
 

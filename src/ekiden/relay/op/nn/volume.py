@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import OpPattern
+from ekiden.ir.op import OpPattern, Precision
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import by_layout, call
 from ekiden.relay.op._inventory import declare
@@ -101,6 +101,7 @@ declare(
     _FUSES,
     solve=window,
     layout="data_layout",
+    precision=Precision.ALWAYS,
     macs=of_convolution(),
 )
 for _name, _kind, _layout in (
@@ -117,6 +118,7 @@ for _name, _kind, _layout in (
         solve=window_transposed,
         macs=of_transposed,
         layout=_layout,
+        precision=Precision.ALWAYS,
     )
 declare(
     "nn.deformable_conv2d",
