@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import ekiden as tvm
 from ekiden import relay
 from ekiden.ir import assert_structural_equal
 from ekiden.relay import testing
@@ -106,6 +107,33 @@ def test_gradients_are_compared_with_differences() -> None:
     testing.check_grad(relay.Function([y, relay.var("z", "float64")], y * y), far, far[:1])
     with pytest.raises(AssertionError):
         testing.check_grad(relay.Function([y], relay.abs(y)), [np.array(1e-9)], eps=1e-3)
+    for kind in ("debug", "vm"):
+        devices = [("llvm", tvm.cpu())]
+        testing.check_grad(
+            relay.Function([x], relay.exp(x)), executor_kind=kind, target_devices=devices
+        )
+
+
+def test_logsumexp_of_large_and_infinite_numbers() -> None:
+    x = relay.var("x", shape=(2, 3))
+    rows = np.array([[1000, 1000, -np.inf], [-np.inf, -np.inf, -np.inf]], "float32")
+    for call, expected in (
+        (relay.logsumexp(x, 1), [1000 + np.log(2), -np.inf]),
+        (relay.logsumexp(x, axis=[0, 1]), 1000 + np.log(2)),
+        (relay.logsumexp(x, keepdims=True), [[1000 + np.log(2)]]),
+    ):
+        run = relay.create_executor("vm", tvm.IRModule.from_expr(relay.Function([x], call)))
+        np.testing.assert_allclose(run.evaluate()(rows).numpy(), expected, rtol=1e-6)
+
+
+def test_attributes_of_operators_come_and_go() -> None:
+    operator = relay.op.get("nn.relu")
+    assert operator.has_attr("TOpPattern") and not operator.has_attr("mine")
+    operator.set_attr("mine", 3)
+    assert operator.has_attr("mine") and operator.get_attr("mine") == 3
+    operator.reset_attr("mine")
+    operator.reset_attr("mine")
+    assert operator.get_attr("mine") is None
 
 
 def test_spans_of_the_printed_text() -> None:

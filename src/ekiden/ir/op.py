@@ -95,6 +95,14 @@ class Op(RelayExpr):
         """Give the operator an attribute, in place of one of that name."""
         register_op_attr(self.name, attr_name, value)
 
+    def has_attr(self, attr_name: str) -> bool:
+        """Whether `get_attr` finds something."""
+        return self.get_attr(attr_name) is not None
+
+    def reset_attr(self, attr_name: str) -> None:
+        """Take away what `set_attr` or `register_op_attr` gave, if anything."""
+        OP_ATTRS.get(attr_name, {}).pop(self.name, None)
+
 
 class Wanted(NamedTuple):
     """A condition that must hold at run time, what is wrong otherwise, and the integers that are

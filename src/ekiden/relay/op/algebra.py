@@ -14,8 +14,14 @@ from ekiden.ir.op import Array, OpPattern, Precision
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op._declare import call, check_range
 from ekiden.relay.op._inventory import declare
+from ekiden.relay.op.broadcast import add, subtract, where
+from ekiden.relay.op.create import zeros_like
+from ekiden.relay.op.elementwise import exp, isinf, log
 from ekiden.relay.op.join import as_tuple
 from ekiden.relay.op.reduce import axes_attr
+from ekiden.relay.op.reduce import max as largest_of
+from ekiden.relay.op.reduce import sum as sum_of
+from ekiden.relay.op.reshape import squeeze
 from ekiden.topi.broadcast import broadcast_to as repeated
 from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape
 
@@ -294,6 +300,14 @@ def matrix_set_diag(
     )
 
 
+def logsumexp(data: Expr, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Expr:
+    """log(sum_of(exp(data))) along axes (None: all), by way of the largest element."""
+    largest: Expr = largest_of(data, axis, True)
+    largest = where(isinf(largest), zeros_like(largest), largest)  # inf - inf is nan
+    total = add(log(sum_of(exp(subtract(data, largest)), axis, True)), largest)
+    return total if keepdims else squeeze(total, axis)
+
+
 def invert_permutation(data: Expr) -> Call:
     """The positions of 0, 1, 2, ... in a vector that permutes them."""
     return call("invert_permutation", data)
@@ -357,6 +371,6 @@ def fixed_point_multiply(data: Expr, multiplier: int, shift: int) -> Call:
 
 __all__ = [
     "broadcast_to_like", "collapse_sum_like", "collapse_sum_to", "det", "dft", "einsum",
-    "fixed_point_multiply", "full_like", "invert_permutation", "matrix_set_diag", "meshgrid",
-    "slice_like", "stft", "trilu", "unravel_index", "variance",
+    "fixed_point_multiply", "full_like", "invert_permutation", "logsumexp", "matrix_set_diag",
+    "meshgrid", "slice_like", "stft", "trilu", "unravel_index", "variance",
 ]  # fmt: skip

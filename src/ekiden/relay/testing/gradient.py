@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from ekiden import relay
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.type import TensorType
@@ -25,10 +27,12 @@ def check_grad(
     scale: float | None = None,
     mean: float = 0,
     mode: str = "higher_order",
+    target_devices: Sequence[tuple[object, object]] | None = None,
+    executor_kind: str = "debug",
 ) -> None:
     """Raise AssertionError unless the gradient of the sum of `func` is what two-sided differences
     of `eps` say, at each of `test_inputs`: at all inputs, unless given. Without `inputs` they are
-    random.
+    random. The gradient is computed by an executor of a kind, for each target and device given.
     """
     module = infer_type(IRModule.from_expr(func))
     forward = module["main"]
@@ -39,14 +43,18 @@ def check_grad(
         spread = 10 * eps if scale is None else scale
         inputs = [_random(k, spread, mean) for k in kinds if isinstance(k, TensorType)]
     machine = Interpreter()
-    result = machine.evaluate(backward, *inputs)
-    assert isinstance(result, tuple) and isinstance(result[1], tuple), "a value and its gradients"
+    create: Callable[..., Any] = relay.create_executor  # type: ignore[assignment]  # of a floor above
+    results = [
+        create(executor_kind, device=device, target=target).evaluate(backward)(*inputs)
+        for target, device in target_devices or [("llvm", None)]
+    ]
     for place, each in enumerate(inputs):
         if test_inputs is not None and not any(each is t for t in test_inputs):
             continue
         expected = _differences(machine, forward, inputs, place, eps)
-        found = np.asarray(result[1][place], "float64")
-        np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
+        for result in results:
+            found = np.asarray(result[1][place].numpy(), "float64")
+            np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
 
 
 def _random(kind: TensorType, scale: float, mean: float) -> Array:
