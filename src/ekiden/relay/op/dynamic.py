@@ -19,13 +19,13 @@ from ekiden.ir.op import Array, DimsOf, OpDef, OpPattern, Wanted, register_op
 from ekiden.ir.prim import NE, AnyDim, PrimExpr, Select, binary, cast, const, maximum, minimum
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Expr
-from ekiden.relay.op._declare import call, fail, rank_is, tensors
+from ekiden.relay.op._declare import attempt, call, fail, rank_is, tensors
 from ekiden.runtime.errors import InputError
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.topi.create import sequence
 from ekiden.topi.nn.pad import pad_by_mode
-from ekiden.topi.shape import known, normalize_axis, product
+from ekiden.topi.shape import expect_shape, known, normalize_axis, product
 from ekiden.topi.slice import dynamic_strided_slice
 
 Dims = tuple[list[PrimExpr], list[Wanted]]
@@ -519,7 +519,7 @@ def _pad_reference(attrs: DynPadAttrs, data: Array, width: Array, value: Array) 
 def _pad_kind(attrs: DynPadAttrs, types: Sequence[TensorType]) -> TensorType:
     data, width, value = types
     rank = len(data.shape)
-    expect_shape("dyn.nn.pad", "pad_width", width.shape, (rank, 2))
+    attempt("dyn.nn.pad", expect_shape, "dyn.nn.pad", "pad_width", width.shape, (rank, 2))
     rank_is("dyn.nn.pad", value, 0, "pad_value")
     if attrs.pad_mode not in PAD_MODES:
         modes = ", ".join(PAD_MODES)

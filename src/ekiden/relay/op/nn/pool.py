@@ -326,8 +326,8 @@ def _declare_global(
 
 def _largest(data: Array, axis: Sequence[int], keepdims: bool) -> Array:
     """NumPy's max; of nothing it is the least number."""
-    lowest = float("-inf")
-    return np.asarray(np.max(data, axis=tuple(axis), keepdims=keepdims, initial=lowest))
+    least = lowest(data.dtype)
+    return np.asarray(np.max(data, axis=tuple(axis), keepdims=keepdims, initial=least))
 
 
 _declare_global("nn.global_avg_pool2d", np.mean, topi.mean, Precision.NEVER)
