@@ -294,7 +294,7 @@ def test_simulated(dtype: str) -> None:
         np.testing.assert_array_equal(levels, true.astype(np.float32))
 
 
-@pytest.mark.parametrize("opt_level", [1, 2, 3])
+@pytest.mark.parametrize("opt_level", [0, 1, 2, 3])
 def test_a_network_at_every_level(opt_level: int) -> None:
     kernel = relay.const(integers("int8", 8, 3, 3, 3))
     x = relay.var("x", shape=(1, 3, 8, 8), dtype="float32")
