@@ -168,6 +168,8 @@ def _squeeze_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     if wanted is None:
         return TensorType(tuple(d for d in data.shape if not is_const(d, 1)), data.dtype)
     axes = attempt("squeeze", normalize_axes, wanted, len(data.shape), "squeeze")
+    if len(axes) < len(wanted):
+        fail("squeeze", f"an axis is there twice, got {wanted}")
     for each in axes:
         if known(data.shape[each]) not in (None, 1):
             fail("squeeze", f"axis {each} must have extent 1, got {show(data.shape)}")

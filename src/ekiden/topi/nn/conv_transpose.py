@@ -13,7 +13,7 @@ from ekiden.te import Tensor
 from ekiden.topi.layout import packed_tile, permute
 from ekiden.topi.nn.conv import Padding, default_kernel_layout, ntuple, pads, weight_element
 from ekiden.topi.nn.weights import conv_transpose_weight_shape, window_axes
-from ekiden.topi.shape import as_dim, known, tidy, transposed_extent
+from ekiden.topi.shape import as_dim, expect_positive, known, tidy, transposed_extent
 
 VECTORS = 4
 """Vectors of a panel of weights."""
@@ -55,6 +55,7 @@ def conv_transpose(
     rank, plain = len(axes_of), f"NC{axes_of}"
     layout = kernel_layout or default_kernel_layout(data_layout, True)
     n, c, *sizes = permute(inp.shape, data_layout, plain)
+    expect_positive("conv_transpose", groups=groups)
     _, out_per_group, *kernel = conv_transpose_weight_shape(filt.shape, layout, channels, groups)
     strides, steps = ntuple(stride, rank, "stride"), ntuple(dilation, rank, "dilation")
     around, extra = pads(padding, kernel, steps), ntuple(output_padding, rank, "output_padding")

@@ -15,6 +15,7 @@ from ekiden.topi.shape import (
     as_dim,
     as_shape,
     expect_least,
+    expect_positive,
     expect_shape,
     normalize_axis,
     product,
@@ -138,6 +139,8 @@ def dilate(
     """Elements `strides` apart, a value between them."""
     if len(strides) != data.ndim:
         raise ValueError(f"dilate: expected {data.ndim} strides, got {tuple(strides)}")
+    for step in strides:
+        expect_positive("dilate", strides=step)
     shape = [tidy((d - 1) * s + 1) for d, s in zip(data.shape, strides, strict=True)]
 
     def body(*i: Var) -> PrimExpr:
