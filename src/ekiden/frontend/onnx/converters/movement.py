@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import accumulate
 
 import numpy as np
@@ -54,6 +56,8 @@ def _split(node: Node) -> Expr | Value:
         extents = node.get_ints("split")
     elif node.optional(1) is not None:
         extents = node.dims(1, "split")
+        total = reduce(operator.add, map(as_dim, extents))
+        node.scope.require(prim.binary(prim.EQ, total, node.shape(0)[axis]))
     else:
         extents = _even_parts(node, node.shape(0)[axis])
     cuts = [tidy(as_dim(c)) for c in accumulate(extents[:-1])]
