@@ -349,6 +349,8 @@ def _is_unusual(
     rare = rare or (mode == "align_corners" and not exact)
     rare = rare or bool(node.get_int("antialias", 0)) or node.has("keep_aspect_ratio_policy")
     static = all(known(d) is not None for d in (*shape, *wanted))
+    if rare and not static:
+        node.needs(len(node.inputs) - 1, "resizing in this way needs extents that are constant")
     return static and (rare or not images)
 
 
