@@ -14,6 +14,7 @@ from onnx_models import Array, Feed, expected, graph_model, ints, normal
 import ekiden
 from ekiden.frontend.onnx import from_onnx
 from ekiden.relay.interpreter import Interpreter
+from ekiden.runtime.errors import RunError
 
 pytestmark = pytest.mark.quick
 F = np.float32
@@ -787,3 +788,45 @@ def test_sizes_flow_on(name: str) -> None:
     wanted = expected(model, feed, False)
     same(Interpreter(from_onnx(model)).evaluate("main", *feed.values()), wanted)
     same(ekiden.compile(model)(**feed), wanted)
+
+
+NOTHING: dict[str, Feed] = {
+    "nonzero_gathernd_topk": {"m": np.zeros((5, 7), np.bool_)},
+    "boxes_of_nms": {"s": np.zeros((1, 1, 20), F)},
+    "nms_in_loop": {"ss": np.zeros((2, 10), F)},
+    "roialign_data": {"m": np.zeros(6, F)},
+    "gathernd_data_last": {"x": np.zeros((4, 3), F)},
+    "if_of_data_size": {"x": np.zeros(6, F)},
+    "matmul_two_data": {"c": np.zeros(5, np.bool_)},
+    "reshape_by_data": {"x": np.zeros(6, F)},
+    "gather_elements_data": {"c": np.zeros(5, np.bool_)},
+    "topk_k_data": {"m": ints(0, 0, 0, 0)},
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_sizes_of_nothing(name: str) -> None:
+    """No box is left, no element is there: what follows computes on nothing."""
+    model, feed = CASES[name]()
+    feed = {**feed, **NOTHING[name]}
+    wanted = expected(model, feed, False)
+    same(Interpreter(from_onnx(model)).evaluate("main", *feed.values()), wanted)
+    same(ekiden.compile(model)(**feed), wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "text"),
+    [
+        ("split_by_data", {"sp": ints(3, 5)}, "Split 'Split_a'"),
+        ("split_by_data", {"sp": ints(8, -1)}, "Split 'Split_a'"),
+        ("topk_k_data", {"m": ints(9, 9, 9, 9)}, "TopK 'TopK_v'"),
+        ("reshape_data_channels", {"k": ints(3)}, "Reshape 'Reshape_r'"),
+        ("expand_by_data", {"sh": ints(3, 3)}, "Expand 'Expand_e'"),
+        ("onehot_depth_data", {"d": np.array(-4)}, "OneHot 'OneHot_o'"),
+        ("resize_sizes_data", {"sz": ints(1, 3, 9, 11)}, "Resize 'Resize_y'"),
+    ],
+)
+def test_a_size_that_cannot_be_names_its_node(name: str, wrong: Feed, text: str) -> None:
+    model, feed = CASES[name]()
+    with pytest.raises(RunError, match=text):
+        ekiden.compile(model)(**{**feed, **wrong})

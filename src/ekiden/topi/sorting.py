@@ -17,7 +17,7 @@ from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.elementwise import as_bool
 from ekiden.topi.ranks import Selection, index_dtype, rank, rank_dtype, selects
-from ekiden.topi.shape import Dim, as_dim, known, normalize_axis, product, replaced
+from ekiden.topi.shape import Dim, as_dim, assume, known, normalize_axis, product, replaced
 from ekiden.topi.transform import unravel
 
 PASSES = 48
@@ -220,6 +220,8 @@ def topk(
     longest = known(size)
     if number is not None and longest is not None and number > longest:
         raise ValueError(f"topk: k must be at most the extent of the axis, {longest}, got {number}")
+    if number is None or longest is None:
+        assume(lambda: extent <= size, (extent, size))
     wanted = [(w, data.dtype if w == "values" else dtype) for w in what[ret_type]]
     found = sort_extern(data, at, is_ascend, extent, wanted, name="topk")
     return list(found) if ret_type == "both" else found[0]

@@ -33,8 +33,10 @@ def shape_conditions(function: Function) -> list[Condition]:
 
 
 def kernel_conditions(function: Function) -> tuple[Condition, ...]:
-    """What a primitive function takes for granted of the dimensions of its arguments."""
-    if not any(_symbols(p.checked_type) for p in function.params):
+    """What a primitive function takes for granted of the dimensions of its arguments and results,
+    of which those may be data: the k of topk.
+    """
+    if not any(_symbols(k.checked_type) for k in (*function.params, function.body)):
         return ()
     return tuple(_conditions(post_order(function.body)))
 
@@ -65,7 +67,7 @@ def _conditions(order: Sequence[Expr]) -> list[Condition]:
         if not isinstance(expr, Call) or not isinstance(expr.op, Op):
             continue
         kinds = [a.checked_type for a in expr.args]
-        if not any(_symbols(k) for k in kinds):
+        if not any(map(_symbols, (*kinds, expr.checked_type))):
             continue
         with assumptions() as assumed:
             expr.op.definition.relation(kinds, expr.attrs)

@@ -12,7 +12,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, register_op
-from ekiden.ir.prim import AnyDim
+from ekiden.ir.prim import AnyDim, IntImm
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call, tensors
@@ -65,7 +65,8 @@ def _sort(attrs: ArgsortAttrs, data: Array) -> Array:
 def _topk(attrs: TopKAttrs, data: Array) -> tuple[Array, ...] | Array:
     (k,) = as_ints((attrs.k,))
     order = _order(data, attrs.axis, attrs.is_ascend)
-    order = order.take(range(k if k >= 1 else data.shape[attrs.axis]), attrs.axis)
+    is_all = k < 1 and not isinstance(attrs.k, IntImm)  # a symbol that comes to 0 is 0
+    order = order.take(range(data.shape[attrs.axis] if is_all else k), attrs.axis)
     values = np.take_along_axis(data, order, attrs.axis)
     positions = order.astype(to_numpy(attrs.dtype))
     return {"values": values, "indices": positions}.get(attrs.ret_type, (values, positions))

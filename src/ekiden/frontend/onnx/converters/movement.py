@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import accumulate
 
 import numpy as np
@@ -54,6 +56,8 @@ def _split(node: Node) -> Expr | Value:
         extents = node.get_ints("split")
     elif node.optional(1) is not None:
         extents = node.dims(1, "split")
+        total = reduce(operator.add, map(as_dim, extents))
+        node.scope.require(prim.binary(prim.EQ, total, node.shape(0)[axis]))
     else:
         extents = _even_parts(node, node.shape(0)[axis])
     cuts = [tidy(as_dim(c)) for c in accumulate(extents[:-1])]
@@ -345,6 +349,8 @@ def _is_unusual(
     rare = rare or (mode == "align_corners" and not exact)
     rare = rare or bool(node.get_int("antialias", 0)) or node.has("keep_aspect_ratio_policy")
     static = all(known(d) is not None for d in (*shape, *wanted))
+    if rare and not static:
+        node.needs(len(node.inputs) - 1, "resizing in this way needs extents that are constant")
     return static and (rare or not images)
 
 
