@@ -7,6 +7,7 @@ short to hide a second-level cache, and does not look beyond a panel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -70,7 +71,7 @@ class Prefetches:
         return lets, ahead
 
 
-def bound(lets: Lets, body: Stmt) -> Stmt:
+def bound(lets: Sequence[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
     """A statement within names."""
     for name, value in reversed(lets):
         body = LetStmt(name, value, body)

@@ -18,7 +18,8 @@ from ekiden import te
 from ekiden.arith import prove_equal, simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
-from ekiden.tir.stmt import For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt
+from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
+from ekiden.topi.rule.ahead import bound
 from ekiden.topi.rule.conv2d import Conv, Panel
 from ekiden.topi.rule.conv_space import is_short
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
@@ -158,14 +159,14 @@ class _Transposed(Conv):
     def line_tiles(self, panel: Panel, n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
         """One line of a phase."""
         names, lets = _named(panel)
-        return _with(lets, super().line_tiles(names, n, y, offset))
+        return bound(lets, super().line_tiles(names, n, y, offset))
 
     def flat_tile(
         self, rows: int, first: PrimExpr, panel: Panel, number: PrimExpr | None = None
     ) -> Stmt:
         """A tile of the results of a phase, wherever their lines end."""
         names, lets = _named(panel)
-        return _with(lets, super().flat_tile(rows, first, names, number))
+        return bound(lets, super().flat_tile(rows, first, names, number))
 
     def keep(
         self,
@@ -215,12 +216,6 @@ def _named(panel: Panel) -> tuple[_PhasePanel, list[tuple[Var, PrimExpr]]]:
     at = replace(panel.at, place=place, taps=taps)
     column = named("column", panel.column)
     return replace(panel, offset=offset, column=column, channel=channel, at=at), lets
-
-
-def _with(lets: list[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
-    for name, value in reversed(lets):
-        body = LetStmt(name, value, body)
-    return body
 
 
 def _several(loops: list[KLoop]) -> list[KLoop]:

@@ -229,14 +229,17 @@ class Blocking:
 
     def spread(self, order: str) -> int:
         """Tiles that bring the next panel to the second-level cache, a line at every so many steps
-        of each; 0 for none."""
+        of each; 0 for none. Where their number is not known a line at every step: few rows wait
+        for the next panel, and two lines a step are more than the third-level cache gives.
+        """
         third = levels(self.target)[2]
         if order != "panel":
             return 0
         steps = QUIET * LINE / third.bandwidth / self.cycles
         enough = (d for d in self.spreads() if d * LINE >= 4 * self.panel * steps)
         wanted = next(enough, self.spreads()[-1])
-        return max(d for d in self.spreads() if d <= min(wanted, self.tiles or wanted))
+        there = self.vectors if self.tiles is None else self.tiles
+        return max(d for d in self.spreads() if d <= min(wanted, there))
 
     def unroll(self, order: str, own: int) -> int:
         """Steps of k that stand one after the other: two, if prefetches stand between them that
@@ -253,7 +256,7 @@ class Blocking:
 
     def spreads(self) -> tuple[int, ...]:
         """All that `spread` may be."""
-        return (0, 1, *(self.vectors * n for n in (1, 2, 4) if self.vectors * n > 1))
+        return tuple(sorted({0, 1, *(self.vectors * n for n in (1, 2, 4))}))
 
 
 __all__ = [

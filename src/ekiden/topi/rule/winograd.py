@@ -50,13 +50,12 @@ from ekiden.tir.stmt import (
     For,
     ForKind,
     IfThenElse,
-    LetStmt,
     PrimFunc,
     Stmt,
     seq,
 )
 from ekiden.topi.nn.winograd import TAPS, matrices, suits
-from ekiden.topi.rule.ahead import Prefetches
+from ekiden.topi.rule.ahead import Prefetches, bound
 from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.dense import LINE, NARROW_ROWS, make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
@@ -280,12 +279,7 @@ class _Winograd:
             BufferStore(to, value, (ramp(place, 1, self.lanes),))
             for value, place in zip(made, at, strict=True)
         ]
-        return self._bound([*zip(names, parts, strict=True), *lets], seq(*stores))
-
-    def _bound(self, lets: Sequence[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
-        for name, value in reversed(lets):
-            body = LetStmt(name, value, body)
-        return body
+        return bound([*zip(names, parts, strict=True), *lets], seq(*stores))
 
     def spread(self, first: PrimExpr, kind: ForKind) -> Stmt:
         """V of a block of tiles."""
@@ -312,7 +306,7 @@ class _Winograd:
         body = Allocate(patch, Allocate(stage, seq(columns, rows)))
         start = ((n * height + line) * width + column) * self.depth
         lets = [(line, y - self.top), (column, x - self.left), (pixel, start)]
-        groups = self._bound(lets, For(group, const(0), count, ForKind.SERIAL, body))
+        groups = bound(lets, For(group, const(0), count, ForKind.SERIAL, body))
         return For(tile, const(0), const(self.block), kind, groups, {"grain": 2})
 
     def spread_columns(
@@ -368,7 +362,7 @@ class _Winograd:
             (to, e * self.m_plane + panel * self.panel),
         ]
         steps = const(count * self.places)
-        return For(step, const(0), steps, kind, self._bound(lets, tiles), {"grain": 1})
+        return For(step, const(0), steps, kind, bound(lets, tiles), {"grain": 1})
 
     def gather(self, first: PrimExpr, kind: ForKind) -> Stmt:
         """The output tiles of a block."""
@@ -383,7 +377,7 @@ class _Winograd:
             mask = column_mask(rest, self.lanes)
             parts.append(self.gather_group(tile, corner, const(whole), mask))
         places = list(zip((n, y, x), self.place(first + tile), strict=True))
-        body = self._bound(places, seq(*parts))
+        body = bound(places, seq(*parts))
         if not self.is_even:
             body = IfThenElse(binary(LT, first + tile, self.tiles), body)
         return For(tile, const(0), const(self.block), kind, body, {"grain": 2})
@@ -405,12 +399,12 @@ class _Winograd:
         staged = [self.vector(stage, (i * size + c) * self.lanes) for c in range(size)]
         names = [Var("part", self.gathering.vector) for _ in staged]
         lets, made = self.gathering.apply(names)
-        bound = [*zip(names, staged, strict=True), *lets]
+        held = [*zip(names, staged, strict=True), *lets]
         if self.is_pooled:
-            rows = self.pooled_rows((n, y, x), group, i, (bound, made), mask)
+            rows = self.pooled_rows((n, y, x), group, i, (held, made), mask)
             return Allocate(stage, seq(columns, rows))
         stores = [self.pixel((n, y + i, x + c), group, v, mask) for c, v in enumerate(made)]
-        line = self._bound(bound, seq(*stores))
+        line = bound(held, seq(*stores))
         if not is_const(simplify(self.height % m), 0):
             line = IfThenElse(binary(LT, y + i, self.height), line)
         rows = For(i, const(0), const(m), ForKind.SERIAL, line)
@@ -447,7 +441,7 @@ class _Winograd:
         how line `i` is computed.
         """
         (n, y, x), m, channel, vector = corner, self.m, group * self.lanes, self.gathering.vector
-        bound, made = line
+        held, made = line
         upper = Buffer("upper", (const(m // 2 * self.lanes),), "float32", "local")
         wide = [Var("pair", vector) for _ in range(m // 2)]
         ends = [
@@ -465,7 +459,7 @@ class _Winograd:
             stored = self.epilogue.put(at * self.channels + channel, channel, both, mask)
             second.append(self.if_across(x + 2 * k, stored))
         half = IfThenElse(binary(EQ, i % 2, const(0)), seq(*first), seq(*second))
-        body = self._bound([*bound, *zip(wide, pairs, strict=True)], half)
+        body = bound([*held, *zip(wide, pairs, strict=True)], half)
         if not is_const(simplify(self.height % m), 0):
             body = IfThenElse(binary(LT, y + i, self.height), body)
         return Allocate(upper, For(i, const(0), const(m), ForKind.SERIAL, body))
