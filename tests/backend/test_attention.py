@@ -136,3 +136,25 @@ def test_no_keys_to_see() -> None:
 def test_what_is_refused(sizes: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeInferenceError, match=message):
         compiled(sizes_of(sizes), "", "", options)
+
+
+@pytest.mark.parametrize("keys", [5, 40])
+def test_shares_that_are_nan_count_as_none(keys: int) -> None:
+    """Of rows whose scores are all -inf, and of those with a NaN; a NaN of a value stays."""
+    rng, shape = np.random.default_rng(keys), (1, 2, 7, 16)
+    query, key, value = (rng.normal(size=(1, 2, n, 16)).astype("float32") for n in (7, keys, keys))
+    bias = np.where(rng.random((7, keys)) < 0.3, -np.inf, 0).astype("float32")[None, None]
+    bias[..., (1, 4), :] = -np.inf
+    query[0, 1, 3, 5] = np.nan
+    value[0, 0, 2, 9] = np.nan
+    arrays = query, key, value, bias
+    params = [relay.var(f"x{i}", shape=a.shape) for i, a in enumerate(arrays)]
+    body = op.nn.attention(*params, nan_as_zero=True)
+    run = ekiden.compile(relay.IRModule.from_expr(relay.Function(tuple(params), body)))
+    with np.errstate(invalid="ignore"):
+        wanted = formula(*arrays)
+    wanted[0, :, (1, 4)] = wanted[0, 1, 3] = 0
+    wanted[0, 0, :, 9] = np.nan
+    got = run(*arrays).numpy()
+    assert got.shape == shape
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)

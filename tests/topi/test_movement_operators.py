@@ -400,6 +400,18 @@ def placing() -> Iterator[Case]:
         normal(0, 4),
         expected=lambda x, i, u: x,
     )
+    for shape, count, axis in (
+        ((6, 75), 9, 0),
+        ((2, 4, 33), 7, 1),
+    ):  # more columns than go together
+        wide = (*shape[:axis], count, *shape[axis + 1 :])
+        x, at, updates = normal(*shape), integers(-shape[axis], shape[axis], *wide), normal(*wide)
+        expected = x.copy()
+        for place in np.ndindex(*wide):
+            expected[(*place[:axis], at[place], *place[axis + 1 :])] += updates[place]
+        yield case(
+            "scatter_elements", x, at, updates, axis=axis, reduction="add", expected=expected
+        )
     dense = np.zeros((3, 4), "float32")
     coordinates, values = (
         np.array([[0, 1], [2, 3], [1, 0]], "int32"),

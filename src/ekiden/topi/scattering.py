@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ekiden import te
+from ekiden.arith import simplify
 from ekiden.ir.prim import ExprLike, PrimExpr, Var, cast, const, convert, maximum, minimum
 from ekiden.te import Tensor
 from ekiden.te.range_check import CHECKS, RangeCheck, extent_checks, from_either_end, index_check
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import BufferStore, Stmt, seq
+from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt, seq
 from ekiden.topi.index import coordinate_checks
 from ekiden.topi.rule.loops import Axis, estimate, parallel_outer, serial, vectorized
 from ekiden.topi.shape import Dim, as_shape, check_rank, known, normalize_axis
@@ -20,6 +21,8 @@ from ekiden.topi.shape import Dim, as_shape, check_rank, known, normalize_axis
 Combine = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
 GIVEN = ("indices", "updates")
+COLUMNS = 32
+"""Neighbours that go along another axis together: some cache lines of them."""
 LANES = 16
 """Of the vectors that rows are copied in."""
 REDUCTIONS: Mapping[str, Combine] = {
@@ -62,7 +65,8 @@ def scatter_elements(
     """`data` with data[i, ..., indices[i, ..., k], ..., k] taking in updates[i, ..., k].
 
     The reduction is one of REDUCTIONS. Negative positions count from the end. Rows along the axis
-    run in parallel. ONNX ScatterElements.
+    run in parallel; of another axis than the last one, COLUMNS of them at a time, so that memory is
+    read as it lies. ONNX ScatterElements.
     """
     at = normalize_axis(axis, data.ndim, "scatter_elements")
     check_rank("scatter_elements: 'indices'", indices.shape, data.ndim)
@@ -75,9 +79,17 @@ def scatter_elements(
         place = from_either_end(ins[1][here], data.shape[at])
         position = (*here[:at], place, *here[at + 1 :])
         value = combine(outs[0][position], ins[2][here])
-        step = serial([axes[at]], BufferStore(outs[0], value, position))
-        rows = [a for n, a in enumerate(axes) if n != at]
-        return seq(copied(ins[0], outs[0]), parallel_outer(rows, estimate([axes[at].extent]), step))
+        step: Stmt = BufferStore(outs[0], value, position)
+        rows, work = [a for n, a in enumerate(axes) if n != at], [axes[at].extent]
+        if at < len(axes) - 1:
+            last, chunk = rows.pop(), Var("chunk")
+            begin = chunk * COLUMNS
+            count = minimum(const(COLUMNS), last.extent - begin)
+            step = For(last.var, begin, simplify(count), ForKind.SERIAL, step)
+            rows.append(Axis(chunk, simplify((last.extent + (COLUMNS - 1)) // COLUMNS)))
+            work.append(const(COLUMNS))
+        body = parallel_outer(rows, estimate(work), serial([axes[at]], step))
+        return seq(copied(ins[0], outs[0]), body)
 
     extents = extent_checks("scatter_elements", indices.shape, data.shape, at)
     given = extent_checks("scatter_elements", indices.shape, updates.shape, what=GIVEN)

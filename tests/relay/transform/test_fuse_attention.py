@@ -96,6 +96,21 @@ def test_rows_that_are_zero() -> None:
     fused(before, [*inputs(), np.arange(ROWS)[:, None] < 2])
 
 
+@pytest.mark.parametrize("hidden", ["-inff", "-1e30f"])
+def test_shares_that_are_nan(hidden: str) -> None:
+    """As torch.export writes what scaled_dot_product_attention does with rows without keys."""
+    choice = f"where(%m, {SCORES}, {hidden})"
+    text = written(choice, more=f", %m: Tensor[({ROWS}, {ROWS}), bool]")
+    text = text.replace("; nn", "; %1 = where(isnan(%0), 0f, %0); nn", 1)
+    args = [*inputs(), np.tri(ROWS, k=-2, dtype=bool)]
+    before = program(text.replace("reshape(%0", "reshape(%1"))
+    assert fused(before, args).nan_as_zero
+    args[0][0, 3] = np.nan  # all shares of a row
+    fused(before, args)
+    args[2][0, 4, 1, 2] = np.nan  # a value that no row may hide
+    fused(before, args)
+
+
 def test_factors_of_query_and_key() -> None:
     product = f"nn.batch_matmul(multiply({QUERY}, 0.5f), multiply(3f, {KEY}))"
     attrs = fused(program(written(f"reshape({product}, newshape=[{FOUR}, {ROWS}])")), inputs())
@@ -119,6 +134,9 @@ def test_heads_that_are_a_batch() -> None:
         written(f"multiply(add({SCORES}, 1f), 2f)"),  # a factor of what was added
         written(f"where(%m, {SCORES}, -5f)", more=f", %m: Tensor[({ROWS}, {ROWS}), bool]"),
         written(SCORES, "({}, %0)"),  # the shares are a result too
+        written(SCORES)
+        .replace("; nn", "; %1 = where(isnan(%0), 1f, %0); nn", 1)
+        .replace("reshape(%0", "reshape(%1"),
         written(SCORES).replace("); nn", ", axis=2); nn", 1),
     ],
 )

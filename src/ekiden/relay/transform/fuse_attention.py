@@ -9,9 +9,9 @@ tensors included.
 ->  nn.attention((%x, %y, %z, %mask), scale=0.125f, query_layout="bshd", ..., out_layout="bshd")
 
 Between the product and the softmax there may be factors, then additions, then choices
-(where(%seen, %x, -1e9f)); factors may stand before the product too, and where(%empty, 0f, %shares)
-with a condition on rows after the softmax. Scores and shares that something else uses stay as they
-are.
+(where(%seen, %x, -1e9f)); factors may stand before the product too, and after the softmax
+where(%empty, 0f, %shares) with a condition on rows, or where(isnan(%shares), 0f, %shares). Scores
+and shares that something else uses stay as they are.
 """
 
 from __future__ import annotations
@@ -153,6 +153,17 @@ class _Scores:
     """Of four axes, if there was such a one."""
     empty: RelayExpr | None = None
     """Rows whose result is zero."""
+    nan_as_zero: bool = False
+    """Whether shares that are NaN count as 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """The left side of the second product: a softmax, and where zeros stand instead."""
+
+    softmax: Call
+    empty: RelayExpr | None = None
+    nan_as_zero: bool = False
 
 
 class _Fuser:
@@ -179,9 +190,9 @@ class _Fuser:
 
     # The chain from the second product to the first.
 
-    def shares(self, product: Call) -> tuple[Call, RelayExpr | None] | None:
-        """The softmax over the last axis that a product's left side is, and the rows for which
-        zeros stand there instead, if a choice says so."""
+    def shares(self, product: Call) -> _Shares | None:
+        """The softmax over the last axis that a product's left side is, and where zeros stand there
+        instead, if a choice says so: in some rows, or for NaN."""
         left = product.args[0]
         rank = len(_shape(left))
         if (flat := _call(left, "reshape")) and _splits(_shape(flat.args[0]), _shape(flat)):
@@ -189,14 +200,22 @@ class _Fuser:
                 return None
             left, rank = flat.args[0], 4
         empty: RelayExpr | None = None
-        if (choice := _call(left, "where")) and rank == 4 and self.is_own(choice):
+        uses, is_nan = 1, False
+        if (choice := _call(left, "where")) and self.is_own(choice):
             empty, instead, left = choice.args
-            if _number(instead) != 0.0 or not _is_per_row(empty, left):
+            test = _call(empty, "isnan")
+            if is_nan := test is not None and test.args[0] is left and self.is_own(test):
+                empty, uses = None, 2
+            elif rank != 4 or not _is_per_row(empty, left):
+                return None
+            if _number(instead) != 0.0:
                 return None
         found = _call(left, "nn.softmax")
-        if found is None or not self.is_own(found):
+        if found is None or self.uses.get(found) != uses:
             return None
-        return (found, empty) if getattr(found.attrs, "axis", -1) in (-1, rank - 1) else None
+        if getattr(found.attrs, "axis", -1) not in (-1, rank - 1):
+            return None
+        return _Shares(found, empty, is_nan)
 
     def scores(self, expr: RelayExpr) -> tuple[Call, _Scores] | None:
         """The first product and what is done to it."""
@@ -268,11 +287,11 @@ class _Fuser:
         if getattr(product.attrs, "transpose_a", False) or _kind(product).dtype != "float32":
             return None
         shares = self.shares(product)
-        found = None if shares is None else self.scores(shares[0].args[0])
+        found = None if shares is None else self.scores(shares.softmax.args[0])
         if shares is None or found is None:
             return None
         first, made = found
-        made.empty = shares[1]
+        made.empty, made.nan_as_zero = shares.empty, shares.nan_as_zero
         query = _Operand(first.args[0], _layout(first, "transpose_a"))
         key = _Operand(first.args[1], _layout(first, "transpose_b", True))
         value = _Operand(product.args[1], _layout(product, "transpose_b"))
@@ -298,7 +317,10 @@ class _Fuser:
             return None
         layouts = (query.layout, key.layout, value.layout, "bhsd")
         scale = scores.scale * query.factor * key.factor
-        call = op.nn.attention(query.expr, key.expr, value.expr, bias, scale, layouts=layouts)
+        call = op.nn.attention(
+            query.expr, key.expr, value.expr, bias, scale,
+            layouts=layouts, nan_as_zero=scores.nan_as_zero,
+        )  # fmt: skip
         call = call.with_fields(span=product.span)
         self.uses[call] = 1
         whole: RelayExpr = typed(call)

@@ -35,7 +35,17 @@ from ekiden.ir.prim import (
 )  # fmt: skip
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    For,
+    ForKind,
+    IfThenElse,
+    LetStmt,
+    PrimFunc,
+    Stmt,
+    seq,
+)
 from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.family import Family
@@ -57,13 +67,15 @@ own place, where the last query sees the last key."""
 @dataclass(frozen=True, slots=True)
 class Heads:
     """What is fixed about an attention: the orders of the axes of query, key, value and result
-    (batch, head, sequence, depth), the factor of scores (None: 1 / sqrt(depth)), CAUSAL, and the
-    limit to which scores are bent by tanh before the bias (0 for none)."""
+    (batch, head, sequence, depth), the factor of scores (None: 1 / sqrt(depth)), CAUSAL, the
+    limit to which scores are bent by tanh before the bias (0 for none), and whether shares that are
+    NaN count as 0: those of a row without keys, for one."""
 
     layouts: tuple[str, str, str, str] = ("bhsd",) * 4
     scale: float | None = None
     causal: str = ""
     softcap: float = 0.0
+    nan_as_zero: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,11 +315,22 @@ class Attention:
             self.store(self.scores, place, made),
             BufferStore(total, Add(total[zero], made, vector), (zero,)),
         ))  # fmt: skip
-        share = Div(const(1.0, "float32"), VectorReduce(total[zero], "sum", "float32"), "float32")
+        total_sum = Var("total_sum", "float32")
+        share = Div(const(1.0, "float32"), total_sum, "float32")
+        weigh: Stmt = BufferStore(self.totals, share, (row,))
+        if self.heads.nan_as_zero:  # one NaN makes all of a row so
+            n = Var("n")
+            none = self.store(self.scores, start + n * self.lanes, self.splat(0.0))
+            clear = seq(
+                For(n, zero, count, ForKind.SERIAL, none),
+                BufferStore(self.totals, const(0.0, "float32"), (row,)),
+            )
+            weigh = IfThenElse(call_intrin("isnan", total_sum), clear, weigh)
+        weigh = LetStmt(total_sum, VectorReduce(total[zero], "sum", "float32"), weigh)
         second = Allocate(total, seq(
             BufferStore(total, self.splat(0.0), (zero,)),
             For(j, zero, count, ForKind.SERIAL, keep),
-            BufferStore(self.totals, share, (row,)),
+            weigh,
         ))  # fmt: skip
         both = Allocate(best, seq(
             BufferStore(best, self.splat(-math.inf), (zero,)),

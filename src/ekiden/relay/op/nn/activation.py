@@ -192,11 +192,10 @@ def _log_softmax_reference(attrs: SoftmaxAttrs, data: Array) -> Array:
 
 def _shifted(attrs: SoftmaxAttrs, data: Array) -> Array:
     wide = data.astype(np.float64)
-    return (
-        np.asarray(wide - wide.max(attrs.axis, keepdims=True, initial=-np.inf))
-        if data.size
-        else wide
-    )
+    if not data.size:
+        return wide
+    with np.errstate(invalid="ignore"):  # a row of -inf alone is NaN
+        return np.asarray(wide - wide.max(attrs.axis, keepdims=True, initial=-np.inf))
 
 
 def _declare_softmax(

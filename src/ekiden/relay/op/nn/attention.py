@@ -27,7 +27,8 @@ class AttentionAttrs(Attrs):
     """scale: the factor of scores (none: 1 / sqrt of the depth). causal: "" for all keys, "start"
     for key j <= query i, "end" for j <= i + keys - queries. softcap: scores become softcap *
     tanh(score / softcap) before the bias, 0 for not. Layouts: the order of the axes batch, head,
-    sequence, depth of query, key, value and result.
+    sequence, depth of query, key, value and result. nan_as_zero: shares that are NaN, as those of a
+    row without keys, are 0.
     """
 
     scale: float | None = None
@@ -37,12 +38,13 @@ class AttentionAttrs(Attrs):
     key_layout: str = "bhsd"
     value_layout: str = "bhsd"
     out_layout: str = "bhsd"
+    nan_as_zero: bool = False
 
     @property
     def heads(self) -> Heads:
         """The same, as the kernel takes it."""
         layouts = (self.query_layout, self.key_layout, self.value_layout, self.out_layout)
-        return Heads(layouts, self.scale, self.causal, self.softcap)
+        return Heads(layouts, self.scale, self.causal, self.softcap, self.nan_as_zero)
 
 
 def _check(heads: Heads, given: Sequence[TensorType]) -> None:
@@ -110,7 +112,11 @@ def _reference(attrs: AttentionAttrs, *arrays: Array) -> Array:
         scores = np.where(seen, scores, np.float32(-np.inf))
     with np.errstate(invalid="ignore"):
         shares = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
-        mixed = (shares @ value) / shares.sum(-1, keepdims=True)
+        total = shares.sum(-1, keepdims=True)
+        if heads.nan_as_zero:
+            shares = np.where(np.isnan(total), np.float32(0), shares)
+            total = np.where(np.isnan(total), np.float32(np.inf), total)
+        mixed = (shares @ value) / total
     return np.ascontiguousarray(mixed.transpose(["bhsd".index(a) for a in heads.layouts[3]]))
 
 
@@ -148,6 +154,7 @@ def attention(
     causal: str = "",
     softcap: float = 0.0,
     layouts: tuple[str, str, str, str] = ("bhsd", "bhsd", "bhsd", "bhsd"),
+    nan_as_zero: bool = False,
 ) -> Call:
     """softmax(query * key^T * scale + bias) * value for each head, of float32, in one kernel.
 
@@ -155,10 +162,10 @@ def attention(
     of g, and neighbouring heads share a key. bias broadcasts to [b, h, s, t]. `causal` hides keys:
     "start" those with j > i, "end" those with j > i + t - s. `softcap` bends scores before the
     bias. `layouts` are the orders of axes of query, key, value and result. A row without keys is
-    NaN.
+    NaN, or 0 with `nan_as_zero`.
     """
     given = (query, key, value, *(() if bias is None else (bias,)))
-    attrs = AttentionAttrs(scale, causal, softcap, *layouts)
+    attrs = AttentionAttrs(scale, causal, softcap, *layouts, nan_as_zero)
     return call(_NAME, Tuple(given), attrs=attrs)
 
 
