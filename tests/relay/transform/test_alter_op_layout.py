@@ -172,9 +172,12 @@ def test_a_convolution_of_bytes_gets_words_of_channels(channels: int, pads: int)
         w=weight,
     )
     after = packed(before)
-    assert layouts(after) == ["OHWI32o4i"]
+    words = -(-channels // 4)
+    product = Product(2 * 4 * 5, 20, words * 9, "uint8")
+    tile = FAMILIES["conv_nhwc_pack"].panel_of(product, TARGET, {})
+    assert layouts(after) == [f"OHWI{tile}o4i"]
     assert calls(after).count("nn.pad") == pads
-    assert (1, 3, 3, -(-channels // 4), 32, 4) in weights(after)
+    assert (-(-20 // tile), 3, 3, words, tile, 4) in weights(after)
     assert_same_meaning(
         before, after, [random.integers(0, 256, (2, 6, 7, channels)).astype("uint8")]
     )
