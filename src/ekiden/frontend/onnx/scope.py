@@ -156,6 +156,12 @@ class Scope:
         """Note that a number of the data is a dimension, in the innermost block."""
         self._blocks[-1].sizes[number] = dim
 
+    def is_data(self, elements: Array) -> bool:
+        """Whether numbers of the data that have been named as dimensions are among elements."""
+        named = {d for block in self._blocks for d in block.sizes.values()}
+        symbols = [e for e in elements.ravel() if isinstance(e, PrimExpr)]
+        return not named.isdisjoint(free_vars(*symbols))
+
     def with_sizes(self, elements: Array) -> Array:
         """Elements in which numbers of the data that have been named as dimensions are these."""
         named: dict[PrimVar, PrimExpr] = {}

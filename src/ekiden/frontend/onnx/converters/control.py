@@ -70,17 +70,20 @@ def _if(node: Node) -> list[Value]:
     common = [k for k in kinds if k is not None]
     if len(common) < len(kinds):
         reason = "the rest of the model needs values of another rank"
-        return _only(node, sides, node.scope.branch(_likelier(node.value(0))), reason)
+        return _only(node, sides, node.scope.branch(_likelier(node)), reason)
     chosen = If(as_scalar(node, node.value(0)), sides[0].expr(common), sides[1].expr(common))
     found = node.scope.fields(_placed(node, chosen), node.proto.output)
     known = [_known(node, *pair) for pair in zip(sides[0].values, sides[1].values, strict=True)]
     return [v if k is None else k for k, v in zip(known, found, strict=True)]
 
 
-def _likelier(condition: Value) -> tuple[int, ...]:
+def _likelier(node: Node) -> tuple[int, ...]:
     """The branches, the likelier one first. That data equal a constant is the special case; that an
     extent is 1 is asked by exporters before they drop the axis, and then it mostly is.
     """
+    condition = node.value(0)
+    if condition.symbols is not None and node.scope.is_data(condition.symbols):
+        return 1, 0
     match condition.expr:
         case Call(op=Op(name="equal"), args=args) if any(isinstance(a, Constant) for a in args):
             return 1, 0
