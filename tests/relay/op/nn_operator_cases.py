@@ -168,6 +168,10 @@ def transposed_convolutions() -> Iterator[Case]:
             ),
             transform_array(x, "NCHW", "NHWC"), w, tolerance=2e-5,
         )  # fmt: skip
+    yield case(  # negative padding adds a border of zeros
+        lambda a, b: op.nn.conv2d_transpose(a, b, (2, 1), (-1, 2, 3, -2)),
+        normal(1, 3, 5, 6), normal(3, 2, 3, 2), tolerance=2e-5,
+    )  # fmt: skip
     for stride, pads1, dilation1, groups in ((1, (1, 1), 1, 1), (2, (0, 2), 2, 2)):
         yield case(
             lambda a, b, s=stride, p=pads1, d=dilation1, g=groups: op.nn.conv1d(a, b, s, p, d, g),

@@ -24,6 +24,7 @@ from ekiden.relay.op._declare import (
     rank_is,
     tensors,
 )
+from ekiden.relay.op.dynamic import bordered
 from ekiden.relay.op.nn._solve import window, window_transposed
 from ekiden.relay.op.nn._work import of_convolution, of_transposed
 from ekiden.relay.op.nn.geometry import (
@@ -338,7 +339,8 @@ def _transpose_reference(attrs: Conv2DTransposeAttrs, data: Array, weight: Array
     groups = zip(np.split(plain, attrs.groups, 1), np.split(kernel, attrs.groups, 0), strict=True)
     full = np.concatenate([_scatter(attrs, d, w) for d, w in groups], axis=1)
     top, left, bottom, right = attrs.padding
-    cropped = full[:, :, top : full.shape[2] - bottom, left : full.shape[3] - right]
+    width = [(0, 0), (0, 0), (-top, -bottom), (-left, -right)]
+    cropped = bordered("nn.conv2d_transpose", full, width, "constant", np.zeros((), dtype))
     return transform_array(cropped, "NCHW", attrs.out_layout or attrs.data_layout)
 
 
