@@ -120,6 +120,21 @@ def convolved(x: Array, w: Array, stride: int) -> Array:
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("cpu", ["x86-64", "nehalem", "sandybridge", "haswell", "alderlake"])
+def test_there_is_code_for_every_class(cpu: str) -> None:
+    """Vectors of floats may be wider than those of integers: LLVM ends the process on what is not
+    there."""
+    target = Target(f"llvm -mcpu={cpu}")
+    panel = 2 * target.lanes("float32")
+    data = te.placeholder((9, 36), "uint8", "data")
+    weight = te.placeholder((3, 9, panel, 4), "int8", "weight")
+    output = dense_pack(data, weight, 3 * panel, panel, "int32")
+    for dot in dots(target):
+        func = schedule([data, weight], [output], target, "kernel", {"dense_pack": {"dot": dot}})
+        assert compile_object([lower(func, target)], target)
+
+
+@pytest.mark.quick
 def test_the_sum_of_two_products() -> None:
     row = INTRINSICS["madd_s16"]
     a, b = (np.array(v, np.int16).view(np.int32) for v in ([255, 255], [-128, 127]))

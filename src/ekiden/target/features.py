@@ -171,6 +171,7 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
     "rounding":    {X86: ("sse4.1",),               ARM: ("",),},
     "float16":     {X86: ("f16c",),                 ARM: ("",),},
     "madd_s16":    {X86: ("",)},
+    "integers_256": {X86: ("avx2",)},
     "madd_u8s8":   {X86: ("ssse3",)},
     "dot4_u8s8":   {X86: ("avx512vnni", "avxvnni"), ARM: ("i8mm",)},
     "dot4_s8s8":   {X86: ("avxvnniint8",),          ARM: ("dotprod",)},
@@ -192,7 +193,8 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
 two products of int16 (pmaddwd). madd_u8s8: of uint8 and int8, saturated to 16 bits (pmaddubsw).
 dot4_*: sums of four products of bytes into int32, exact. dot2_bf16: of two of bfloat16 into
 float32. dot2_s16: pmaddwd that adds. i8mm: products of 2x8 and 8x2 bytes (smmla, ummla, usmmla).
-amx_*: of tiles. scalef: a * 2**b. masks: loads, stores and arithmetic of some lanes.
+amx_*: of tiles. integers_256: whole numbers in vectors of 256 bits, where AVX
+alone has floats. scalef: a * 2**b. masks: loads, stores and arithmetic of some lanes.
 """
 # fmt: on
 

@@ -156,6 +156,8 @@ def _instruction(b: Builder, ability: str, lanes: int) -> str | None:
     target = b.module.target
     if target is None or not target.has(ability) or 32 * lanes > target.vector_bits:
         return None
+    if target.architecture == "x86-64" and lanes == 8 and not target.has("integers_256"):
+        return None
     return INSTRUCTIONS.get((ability, target.architecture, lanes))
 
 

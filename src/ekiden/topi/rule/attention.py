@@ -49,12 +49,13 @@ from ekiden.tir.stmt import (
 from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.family import Family
-from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, column_mask, compute_tile, max_rows
+from ekiden.topi.rule.model import MOST_VECTORS, most_rows, step_cycles
+from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, column_mask, compute_tile
 
 LANES = 16
 """Lanes of a vector where no target is known."""
 WIDE = 4
-"""Vectors of a whole panel."""
+"""Vectors of a whole panel where no target is known."""
 LINE = 16
 """Elements of a cache line."""
 ROWS = 6
@@ -97,6 +98,19 @@ class Operand:
         return Operand(buffer, dict(zip(layout, buffer.shape, strict=True)), strides)
 
 
+def tile_of(columns: int, target: Target) -> tuple[int, int]:
+    """(queries of a tile, vectors of a whole panel) for values of so many vectors: what takes the
+    least time, and of those that take as long what leaves no narrow panel."""
+
+    def cost(vectors: int) -> tuple[float, int]:
+        rows = min(ROWS, most_rows(vectors, target))
+        each = step_cycles(rows, vectors, target) / (rows * vectors)
+        return round(each, 2), columns % vectors
+
+    wide = min(range(MOST_VECTORS, 1, -1), key=cost)
+    return min(ROWS, most_rows(wide, target)), wide
+
+
 class Attention:
     """The statement of one attention. `inputs` are query, key, value and a bias, if there is one:
     [1 or batch, 1 or heads, 1 or queries, 1 or keys]."""
@@ -114,7 +128,6 @@ class Attention:
         self.bias = inputs[3] if len(inputs) > 3 else None
         self.lanes = target.lanes("float32") if target else LANES
         self.cores = target.cores if target else 1
-        self.limit = min(ROWS, max_rows(WIDE, target)) if target else ROWS
         self.queries, self.keys = self.q.dims["s"], self.k.dims["s"]
         self.depth = self.q.dims["d"]
         width = self.v.dims["d"]
@@ -124,10 +137,11 @@ class Attention:
         vectors = (self.keys + (self.lanes - 1)) // self.lanes
         self.stride = simplify((vectors + 1) * self.lanes)
         self.padded = simplify(vectors * self.lanes)
-        self.scores = Buffer("scores", (simplify(self.stride * self.limit),))
-        self.totals = Buffer("totals", (const(self.limit),), scope="local")
         self.panels = Buffer("keys", (simplify(self.padded * self.depth),))
         columns = -(-self.width // self.lanes) * self.lanes
+        self.limit, self.wide = tile_of(columns // self.lanes, target) if target else (ROWS, WIDE)
+        self.scores = Buffer("scores", (simplify(self.stride * self.limit),))
+        self.totals = Buffer("totals", (const(self.limit),), scope="local")
         self.values = Buffer("values", (simplify(self.keys * columns),))
         self.columns = columns
 
@@ -155,8 +169,8 @@ class Attention:
 
     def split(self) -> tuple[PrimExpr, PrimExpr]:
         """(whole panels of keys, panels of one vector after them)."""
-        whole = simplify(self.keys // (WIDE * self.lanes))
-        return whole, simplify((self.padded - whole * (WIDE * self.lanes)) // self.lanes)
+        whole = simplify(self.keys // (self.wide * self.lanes))
+        return whole, simplify((self.padded - whole * (self.wide * self.lanes)) // self.lanes)
 
     def pack_keys(self, base: PrimExpr, kind: ForKind) -> Stmt:
         """keys[c * depth + d * panel width + i] = k[c + i, d] for the panel that begins at key c;
@@ -167,11 +181,13 @@ class Attention:
         def panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
             panel = Var("p")
             key = first + panel * (vectors * self.lanes)
-            body = (self._turn if turned and vectors == WIDE else self._copy)(base, key, vectors)
+            body = (self._turn if turned and vectors == self.wide else self._copy)(
+                base, key, vectors
+            )
             return For(panel, const(0), count, kind, body, {"grain": 1})
 
-        rest = whole * (WIDE * self.lanes)
-        return seq(panels(whole, const(0), WIDE), panels(narrow, rest, 1))
+        rest = whole * (self.wide * self.lanes)
+        return seq(panels(whole, const(0), self.wide), panels(narrow, rest, 1))
 
     def _turn(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
         """A whole panel of keys that lie in rows, a cache line of each row at a time: rows are
@@ -267,13 +283,13 @@ class Attention:
         whole, narrow = self.split()
         if self.heads.causal:
             vectors = (self.seen(first + (rows - 1)) + (self.lanes - 1)) // self.lanes
-            seen = minimum((vectors + (WIDE - 1)) // WIDE, whole)
-            narrow = maximum(minimum(vectors - seen * WIDE, narrow), const(0))
+            seen = minimum((vectors + (self.wide - 1)) // self.wide, whole)
+            narrow = maximum(minimum(vectors - seen * self.wide, narrow), const(0))
         else:
             seen = whole
-        rest = whole * (WIDE * self.lanes)
+        rest = whole * (self.wide * self.lanes)
         parts = [self._panels(b, h, first, rows, *each)
-                 for each in ((seen, const(0), WIDE), (narrow, rest, 1))
+                 for each in ((seen, const(0), self.wide), (narrow, rest, 1))
                  if not is_const(each[0], 0)]  # fmt: skip
         return seq(*parts)
 
@@ -348,8 +364,8 @@ class Attention:
         starts = [const(i) * self.stride for i in range(rows)]
         origin = b * out["b"] + h * out["h"]
         parts = []
-        for column in range(0, self.columns, WIDE * self.lanes):
-            vectors = min(WIDE, (self.columns - column) // self.lanes)
+        for column in range(0, self.columns, self.wide * self.lanes):
+            vectors = min(self.wide, (self.columns - column) // self.lanes)
             valid = min(vectors * self.lanes, self.width - column)
             shape = Tile(rows, vectors, self.lanes, valid)
 

@@ -38,6 +38,9 @@ DISTANCES = (0, 4, 8, 16, 32)
 """Steps by which a panel is brought to the first cache ahead."""
 HIDDEN = 6
 """Latencies of the second-level cache by which a panel is brought ahead: it has more to do."""
+AHEAD = 16 * LINE
+"""Bytes by which a panel is brought ahead at least: narrow panels whose steps are long (products of
+int16) are at the next page, which a processor does not follow to, in a few steps."""
 QUIET = 3
 """Of so many lines that the third-level cache gives one is of the next panel: others need it."""
 ABILITY_OF = {"uint8": "dot4_u8s8", "int8": "dot4_u8s8", "bfloat16": "dot2_bf16"}
@@ -225,7 +228,8 @@ class Blocking:
         if depth is not None and width is not None and 4 * depth * width <= first.size // 2:
             return 0
         wait = third.latency if self.tiles == 1 else HIDDEN * second.latency
-        return next((d for d in DISTANCES[1:] if d >= wait / self.cycles), DISTANCES[-1])
+        steps = max(wait / self.cycles, AHEAD / (4 * self.panel))
+        return next((d for d in DISTANCES[1:] if d >= steps), DISTANCES[-1])
 
     def spread(self, order: str) -> int:
         """Tiles that bring the next panel to the second-level cache, a line at every so many steps
