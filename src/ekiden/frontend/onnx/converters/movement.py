@@ -347,7 +347,8 @@ def _is_unusual(
     )
     rare = mode in ("tf_crop_and_resize", "half_pixel_symmetric")
     rare = rare or (mode == "align_corners" and not exact)
-    rare = rare or bool(node.get_int("antialias", 0)) or node.has("keep_aspect_ratio_policy")
+    rare = rare or bool(node.get_int("antialias", 0))
+    rare = rare or node.get_string("keep_aspect_ratio_policy", "stretch") != "stretch"
     static = all(known(d) is not None for d in (*shape, *wanted))
     if rare and not static:
         node.needs(len(node.inputs) - 1, "resizing in this way needs extents that are constant")
