@@ -109,3 +109,29 @@ def test_positions_of_other_operators_are_checked(kind: str) -> None:
         with pytest.raises(IndexRangeError) as error:
             run(*(np.array(g, np.int64) for g in given))  # type: ignore[operator]
         assert str(error.value) == message
+
+
+def test_output_channels_are_a_multiple_of_groups() -> None:
+    x, w = relay.var("x", shape=(2, 4, 11)), relay.var("w", shape=(7, 2, 3))
+    module = ekiden.IRModule.from_expr(relay.Function([x, w], op.nn.conv1d(x, w, groups=2)))
+    with pytest.raises(TypeInferenceError) as error:
+        relay.transform.InferType()(module)
+    message = "nn.conv1d: output channels must be a multiple of groups, got 7 and 2"
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("kind", ["debug", "vm"])
+def test_convolutions_of_no_channels(kind: str) -> None:
+    x = relay.var("x", shape=(5, 0, 5))
+    for weight, build, size in (
+        ((0, 0, 0), op.nn.conv1d_transpose, 4),
+        ((0, 2, 3), op.nn.conv1d_transpose, 7),
+        ((2, 0, 3), op.nn.conv1d, 3),
+    ):
+        w = relay.var("w", shape=weight)
+        module = ekiden.IRModule.from_expr(relay.Function([x, w], build(x, w)))
+        run = relay.create_executor(kind, module).evaluate()
+        found = run(np.zeros((5, 0, 5), np.float32), np.zeros(weight, np.float32)).numpy()
+        out = weight[1] if build is op.nn.conv1d_transpose else weight[0]
+        assert found.shape == (5, out, size)
+        assert not found.any()

@@ -125,7 +125,7 @@ def conv(call: Call, target: Target) -> RelayExpr:
     attrs, weight = call.attrs, call.args[1]
     assert isinstance(attrs, Conv2DAttrs | Conv3DAttrs)
     shape = known_shape(weight)
-    if (attrs.data_layout, attrs.kernel_layout) not in PLAIN or shape is None:
+    if (attrs.data_layout, attrs.kernel_layout) not in PLAIN or shape is None or 0 in shape:
         return call
     axes = attrs.data_layout[1:-1]
     if isinstance(weight, Constant) and isinstance(attrs, Conv2DAttrs):
@@ -185,7 +185,8 @@ def conv_transpose(call: Call, target: Target) -> RelayExpr:
     attrs, weight = call.attrs, call.args[1]
     assert isinstance(attrs, ConvTransposeAttrs)
     shape = known_shape(weight)
-    if (attrs.data_layout, attrs.kernel_layout) not in PLAIN_TRANSPOSED or shape is None:
+    layouts = attrs.data_layout, attrs.kernel_layout
+    if layouts not in PLAIN_TRANSPOSED or shape is None or 0 in shape:
         return call
     axes = attrs.data_layout[1:-1]
     inputs, per_group, *kernel = shape
@@ -202,9 +203,10 @@ def conv_transpose(call: Call, target: Target) -> RelayExpr:
     else:
         product = Product(None, per_group, inputs // groups)
         tile = panel_width(TRANSPOSED, product, target, call)
-        split = op.reshape(weight, (groups, inputs // groups, per_group, *kernel))
+        sizes = (groups, inputs // groups, per_group, *kernel)
+        split = op.reshape(weight, sizes, allowzero=True)
         swapped = op.transpose(split, (0, 2, 1, *range(3, len(shape) + 1)))
-        rows = op.reshape(swapped, (channels, inputs // groups, *kernel))
+        rows = op.reshape(swapped, (channels, inputs // groups, *kernel), allowzero=True)
         pack = "conv2d" if groups == 1 else "group_conv2d"
         packed = op.nn.contrib_pack_weight(rows, kind=pack, tile=tile, groups=groups)
         layout = f"{'' if groups == 1 else 'G'}O{axes}I{tile}o"

@@ -46,7 +46,7 @@ from ekiden.topi.nn.weights import (
     unpack_conv_transpose_weight,
     unpack_conv_weight,
 )
-from ekiden.topi.shape import as_dim, transposed_extent, window_extent
+from ekiden.topi.shape import as_dim, known, transposed_extent, window_extent
 
 
 def as_conv2d(attrs: Conv1DAttrs | Conv1DTransposeAttrs) -> Conv2DAttrs:
@@ -81,6 +81,9 @@ def _conv_shape(
     )
     agree(name, c, per_group * attrs.groups, "channels of 'data' and 'weight'")
     attempt(name, check_weight, attrs, out, (kh, kw))
+    many = known(out)
+    if many is not None and many % attrs.groups:
+        fail(name, f"output channels must be a multiple of groups, got {many} and {attrs.groups}")
     top, left, bottom, right = attrs.padding
     rows = window_extent(h, kh, attrs.strides[0], top, bottom, attrs.dilation[0])
     columns = window_extent(w, kw, attrs.strides[1], left, right, attrs.dilation[1])
