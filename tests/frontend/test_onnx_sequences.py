@@ -148,7 +148,9 @@ def test_a_sequence_is_an_input() -> None:
     executable = ekiden.compile(made)
     parts = [normal(1, 2), normal(3, 2)]
     same(as_lists(executable(parts)), [np.array(2), np.concatenate(parts)])
-    with pytest.raises(InputError, match=r"input 's\[1\]': expected shape"):
+    with pytest.raises(
+        InputError, match=r"input 's\[1\]': expected Tensor\[\(s_0, 2\), float32\], got"
+    ):
         executable([normal(1, 2), normal(1, 3)])
     with pytest.raises(InputError, match="expected a list of tensors"):
         executable(normal(1, 2))

@@ -19,7 +19,7 @@ def resized(x: Array, size: Sequence[int], method: str) -> Array:
         place = (np.arange(extent) + 0.5) * old / extent - 0.5
         base = np.floor(place)
         if method == "nearest_neighbor":
-            taps = [(np.ceil(place - 0.5), np.ones(extent))]
+            taps = [(base, np.ones(extent))]  # TVM: where no rounding is asked for
         elif method == "linear":
             taps = [(base, 1 - place + base), (base + 1, place - base)]
         else:

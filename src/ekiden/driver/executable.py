@@ -418,9 +418,14 @@ def _result(info: TensorInfo, value: object) -> object:
 
 def _text(info: TensorInfo, value: object) -> runtime.Tensor:
     try:
-        return runtime.tensor(encode(value))
+        found = runtime.tensor(encode(value))
     except TypeError as error:
         raise InputError(f"input '{info.name}': expected an array of str: {error}") from error
+    rank = len(found.shape) - 1  # behind the last axis of the text are its bytes
+    if rank != len(info.shape):
+        wanted = f"{len(info.shape)} dimensions ({', '.join(map(str, info.shape))})"
+        raise InputError(f"input '{info.name}': expected {wanted} of str, got {rank}")
+    return found
 
 
 def _element(info: TensorInfo, position: int, value: object) -> object:
