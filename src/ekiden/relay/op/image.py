@@ -18,7 +18,7 @@ from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_is, ten
 from ekiden.relay.op.dynamic import constant_of, declare_dynamic, dynamic, shape_dims
 from ekiden.relay.op.image_sampling import *  # noqa: F403
 from ekiden.te import Tensor
-from ekiden.topi.image.resize import Sampling, resize, rounding_of
+from ekiden.topi.image.resize import NEAR, Sampling, resize, rounding_of
 from ekiden.topi.layout import spatial
 from ekiden.topi.shape import Dim, Dims, Shape, as_attr, as_dim, as_ints, expect_least, known, tidy
 
@@ -103,6 +103,8 @@ def _nearest(x: Array, rounding: str) -> Array:
         return np.ceil(x - np.float32(0.5))
     if rounding in ("round", "round_prefer_ceil"):
         return np.floor(x + np.float32(0.5))
+    if not rounding:
+        return np.asarray(np.floor(x + np.float32(NEAR)))
     return np.asarray(np.floor(x) if rounding == "floor" else np.ceil(x))
 
 

@@ -40,12 +40,15 @@ COORDINATES = (
     "tf_half_pixel_for_nn",
     "tf_crop_and_resize",
 )
+NEAR = 1e-5
+"""TVM's tolerance of places that rounding has put just below a whole number: 6.5 / (1 / 13)."""
 ROUNDING = ("round", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 def rounding_of(rounding: str, mode: str) -> str:
-    """How the nearest pixel is found where that is left open (""): TVM's rule. Raises ValueError
-    for a mode or a rounding that there is not."""
+    """How the nearest pixel is found where that is left open (""): TVM's rule, where it stays ""
+    for the whole number that is not above, or above by less than NEAR. Raises ValueError for a
+    mode or a rounding that there is not."""
     given = (("coordinate_transformation_mode", mode, COORDINATES),
              ("rounding_method", rounding, ("", *ROUNDING)))  # fmt: skip
     for what, value, allowed in given:
@@ -53,7 +56,7 @@ def rounding_of(rounding: str, mode: str) -> str:
             raise ValueError(
                 f"{what} must be one of {', '.join(filter(None, allowed))}, got {value!r}"
             )
-    return rounding or ("round" if mode == "align_corners" else "floor")
+    return "round" if not rounding and mode == "align_corners" else rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,8 @@ def _nearest(x: PrimExpr, rounding: str) -> PrimExpr:
             return call_intrin("ceil", x - half)
         case "round_prefer_ceil" | "round":
             return call_intrin("floor", x + half)
+        case "":
+            return call_intrin("floor", x + const(NEAR, FLOAT))
     return call_intrin(rounding, x)
 
 
