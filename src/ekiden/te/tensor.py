@@ -113,6 +113,12 @@ class Tensor(Node):
         return found
 
     @property
+    def is_part(self) -> bool:
+        """Whether this is written into the first elements of a larger tensor, the rest of which is
+        not its kernel's."""
+        return "whole" in self.op.attrs
+
+    @property
     def ndim(self) -> int:
         """The number of axes."""
         return len(self.shape)

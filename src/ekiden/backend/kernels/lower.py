@@ -95,9 +95,12 @@ def te_graph(function: Function) -> tuple[Tensors, Tensors]:
 
 
 def _shaped(result: te.Tensor, kind: TensorType) -> te.Tensor:
-    """A result under the shape that its function says, where that is written in another way. That
-    of a part of a larger tensor is the larger one's."""
-    pairs = zip(result.whole_shape, kind.shape, strict=True)
+    """A result under the shape that its function says, where that is written in another way. A part
+    of a larger tensor stays as it is: its operator says that tensor's shape, and a computation of
+    all of it would write what other kernels have written beside the part."""
+    if result.is_part:
+        return result
+    pairs = zip(result.shape, kind.shape, strict=True)
     if all(a is b or prove_equal(a, b) for a, b in pairs):
         return result
     return te.compute(kind.shape, lambda *at: result[at], name="result", tag="injective")

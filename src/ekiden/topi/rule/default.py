@@ -252,7 +252,7 @@ class _Kernel:
             readers = [t for t in self.stages[n + 1 :] if tensor in inputs_of(t)]
             last = readers[-1] if readers else tensor
             free = tensor not in self.outputs and last in self.outputs and last not in taken
-            free = free and "whole" not in last.op.attrs
+            free = free and not last.is_part
             if free and _replaces(last, tensor):
                 taken.add(last)
                 self.map.buffers[tensor] = self.map.buffers[last]

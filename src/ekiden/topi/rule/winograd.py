@@ -80,7 +80,7 @@ def accepts(anchor: te.Tensor) -> bool:
 def before_pool(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
     """What `outputs` is the maximum over windows of 2x2 of, if it is that; else `outputs`."""
     output = outputs[0]
-    if "whole" in output.op.attrs:
+    if output.is_part:
         (output,) = inputs_of(output)
     sources = inputs_of(output)
     if len(outputs) != 1 or output.op.name != "max_pool" or len(sources) != 1:
