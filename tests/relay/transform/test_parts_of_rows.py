@@ -103,11 +103,13 @@ def extents(expr: Expr, sizes: Mapping[PrimExpr, PrimExpr]) -> tuple[int, ...]:
 
 
 def assert_writes_its_part(module: IRModule, shape: tuple[int, ...]) -> None:
-    """Each kernel of a part gives in rows what it gives without, and leaves all else."""
+    """Each kernel of a part gives in rows what it gives without, and leaves all else. None may
+    replace what it reads, whose rows are others."""
     made = optimize(module, TARGET)
     functions = writers(made)
     assert len(functions) >= 2
     kernels = build_kernels([*functions, *map(alone, functions)], TARGET, cache=KernelCache(None))
+    assert [f.in_place for f in kernels.facts[: len(functions)]] == [()] * len(functions)
     image = load_image(kernels.link(TARGET))
     kind = main_of(made).params[0].checked_type
     assert isinstance(kind, TensorType)

@@ -5,7 +5,8 @@
 An input may if each element of the output depends on that input's element in its own place alone,
 and the kernel writes an element once, when it has read what it needs for it. So do nests over one
 injective computation, and the anchors' kernels, which finish an element in registers; rules of
-several stages may keep an intermediate in the output.
+several stages may keep an intermediate in the output. An output that is a part of a larger tensor
+lies in rows of that one: the same place is elsewhere in bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def in_place_inputs(
         if t is not anchor and not isinstance(t.op, PlaceholderOp)
     ]
     is_plain = len(outputs) == 1 and output is not anchor and all(map(is_injective, others))
-    if not is_plain or not isinstance(op, ComputeOp):
+    if not is_plain or output.is_part or not isinstance(op, ComputeOp):
         return ()
     body = Inliner(set(others)).expr(op.body[output.value_index])
     axes = [a.var for a in op.axis]
