@@ -192,8 +192,8 @@ def test_softmax() -> None:
     found = run(lambda x: qnn.softmax(x, *its), data)
     floats = np.exp((data.astype(np.float64) - 4) * 0.2)
     shares = floats / floats.sum(-1, keepdims=True)
-    # In units of 1 / scale = 5: shifts of the exponent are off by a unit, a factor of 2**(1 / 5); the
-    # shift of 2**r by half a unit of 5 at least; 1 + r / 2 for 2**r by 6.2 %. What all exponentials
+    # In units of 1 / scale = 5: shifts of the exponent are off by a unit, a factor of 2**(1 / 5);
+    # the shift of 2**r by half a unit of 5 at least; 1 + r / 2 for 2**r by 6.2 %. What exponentials
     # are off by relative to one another moves a share p by p (1 - p) of it. Then levels of 1 / 128,
     # and results of 1 / 256.
     relative = (2 ** (1 / 5) - 1) + 0.5 / 5 + 0.062
