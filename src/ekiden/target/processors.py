@@ -4,7 +4,8 @@ A row has the features (target/features.py) that compiled code may use, and the 
 it multiplies and loads in a cycle, and its caches as one core sees them. Vector width and registers
 follow from the features.
 
-Sizes, ways, ports and latencies are those of vendors' optimisation guides. Bandwidths are what one
+Sizes, ways, ports and latencies follow what vendors' guides say in general; few rows were checked
+against a page or a machine, and a wrong one costs speed, never a result. Bandwidths are what one
 core sustains, not what buses could carry. Measured for this table: Skylake-SP (its L2 gives 46-57
 and its L3 10 bytes a cycle), Sapphire Rapids (47 and 7-8), the L3 of Zen 5; by Chips and Cheese:
 the L2 of Neoverse N1 and Zen 2 (19 and 31.6). The others stand a tenth to a quarter below their

@@ -110,11 +110,6 @@ def axis_dim(name: str, kind: TensorType, axis: int, parameters: Sequence[Tensor
     return kind.shape[from_end] if kind.shape else as_dim(1)
 
 
-def checked(name: str, types: Sequence[Type], count: int) -> tuple[TensorType, ...]:
-    """The types of `count` tensors."""
-    return tensors(name, types, count)
-
-
 def tensor(kind: Type) -> TensorType:
     """A type that is known to be a tensor's."""
     assert isinstance(kind, TensorType), kind

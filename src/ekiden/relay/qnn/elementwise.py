@@ -19,7 +19,7 @@ from ekiden.ir.op import OPS, Array
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import attrs_of, call, fail, one_dtype
+from ekiden.relay.op._declare import attrs_of, call, fail, one_dtype, tensors
 from ekiden.relay.op.broadcast import broadcast_types
 from ekiden.relay.op.nn.activation import LeakyReluAttrs
 from ekiden.relay.qnn._declare import (
@@ -28,7 +28,6 @@ from ekiden.relay.qnn._declare import (
     along_array,
     axis_dim,
     check_parameter,
-    checked,
     declare,
     dtype_of,
     is_all,
@@ -75,7 +74,7 @@ def _binary_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type
     names = _BINARY.split()
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        wanted, found = attrs_of(QnnBroadcastAttrs, attrs), checked(name, types, 8)
+        wanted, found = attrs_of(QnnBroadcastAttrs, attrs), tensors(name, types, 8)
         dtype = one_dtype(name, found[:2])
         dtype_of(name, found[0], INTEGERS, "lhs")
         sides = (found[0], wanted.lhs_axis, 2), (found[1], wanted.rhs_axis, 4)
@@ -233,7 +232,7 @@ def unary_relation(
     """A relation whose result is the data's type; scales and zero points are scalars."""
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        data, *scales = checked(name, types, 5)
+        data, *scales = tensors(name, types, 5)
         dtype_of(name, data, dtypes, "data")
         for kind, what in zip(scales, _UNARY.split()[1:], strict=True):
             check_parameter(name, kind, what)

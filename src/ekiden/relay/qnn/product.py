@@ -20,7 +20,7 @@ from ekiden.ir.prim import PrimExpr, is_const
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr
-from ekiden.relay.op._declare import attrs_of, call, fail
+from ekiden.relay.op._declare import attrs_of, call, fail, tensors
 from ekiden.relay.op.nn.dense import BatchMatmulAttrs, DenseAttrs
 from ekiden.relay.op.nn.geometry import (
     Conv2DAttrs,
@@ -36,7 +36,6 @@ from ekiden.relay.qnn._declare import (
     BYTES,
     SHORTS,
     check_parameter,
-    checked,
     declare,
     dtype_of,
     is_all,
@@ -71,7 +70,7 @@ class _Product:
     def relation(self, types: Sequence[Type], attrs: Attrs | None) -> Type:
         """The ordinary product's type, after a look at dtypes, scales and zero points."""
         wanted: Any = attrs_of(self.attrs, attrs)
-        data, weight, *scales = checked(self.full, types, 6)
+        data, weight, *scales = tensors(self.full, types, 6)
         out = dtype_of(
             self.full, TensorType((), wanted.out_dtype), self.dtypes["out_dtype"], "out_dtype"
         )

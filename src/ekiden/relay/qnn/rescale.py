@@ -39,14 +39,13 @@ from ekiden.relay.op import (
     trunc,
     where,
 )
-from ekiden.relay.op._declare import attrs_of, call
+from ekiden.relay.op._declare import attrs_of, call, tensors
 from ekiden.relay.qnn._declare import (
     INTEGERS,
     along,
     along_array,
     axis_dim,
     check_parameter,
-    checked,
     declare,
     dtype_of,
     is_all,
@@ -336,7 +335,7 @@ def requantize_array(data: Array, source: Levels, result: Levels, attrs: Requant
 def _checked(
     name: str, types: Sequence[Type], axis: int, what: Sequence[str]
 ) -> tuple[TensorType, ...]:
-    found = checked(name, types, len(what) + 1)
+    found = tensors(name, types, len(what) + 1)
     dim = axis_dim(name, found[0], axis, found[1:3])
     for position, (kind, each) in enumerate(zip(found[1:], what, strict=True)):
         check_parameter(name, kind, each, dim if position < 2 else None)

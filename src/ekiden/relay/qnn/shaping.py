@@ -11,7 +11,7 @@ from ekiden.ir.op import OPS, Array
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, Tuple, TupleGetItem, const
-from ekiden.relay.op._declare import attrs_of, call, fail
+from ekiden.relay.op._declare import attrs_of, call, fail, tensors
 from ekiden.relay.op.join import ConcatenateAttrs, as_tuple
 from ekiden.relay.op.nn.activation import SoftmaxAttrs
 from ekiden.relay.op.nn.geometry import AvgPool2DAttrs, Ints, sides, spread
@@ -19,7 +19,6 @@ from ekiden.relay.qnn._declare import (
     BYTES,
     INTEGERS,
     check_parameter,
-    checked,
     declare,
     dtype_of,
     fields,
@@ -134,7 +133,7 @@ def concatenate(
 
 def _pool_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     name = "qnn.avg_pool2d"
-    data, *scales = checked(name, types, 5)
+    data, *scales = tensors(name, types, 5)
     dtype_of(name, data, BYTES, "data")
     for kind, what in zip(scales, _SCALES.split(), strict=True):
         check_parameter(name, kind, what)

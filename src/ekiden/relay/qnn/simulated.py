@@ -13,8 +13,8 @@ from ekiden.ir.op import Array
 from ekiden.ir.type import Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import attrs_of, call, fail
-from ekiden.relay.qnn._declare import along, along_array, checked, declare, limits, tensor
+from ekiden.relay.op._declare import attrs_of, call, fail, tensors
+from ekiden.relay.qnn._declare import along, along_array, declare, limits, tensor
 from ekiden.relay.qnn.rescale import away, away_array
 
 CODES = {"disable": 0, "int8": 1, "uint8": 2, "int32": 3}
@@ -31,7 +31,7 @@ class SimulatedQuantizeAttrs(Attrs):
 def _relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         attrs_of(SimulatedQuantizeAttrs, attrs)
-        data, code, *_ = checked(name, types, 4)
+        data, code, *_ = tensors(name, types, 4)
         if not data.dtype.startswith("float"):
             fail(name, f"'data' must be of floats, got {data.dtype}")
         if code.dtype != "int32" or code.shape:
