@@ -40,6 +40,7 @@ from ekiden.tir.schedule.program import (
     accesses,
     bound_analyzer,
     conditions,
+    determining,
     loops_between,
     ranges_of,
     read,
@@ -155,7 +156,7 @@ def _check_reduction_order(
             )
     values = [v for v in realize.iter_values if not is_const(v)]
     wanted = {s.loop_var for s in loops if not is_const(s.extent, 1)}
-    fault = determines(values, ranges_of(loops), wanted)
+    fault = determines(values, ranges_of(loops), determining(loops, wanted))
     if fault is not None:
         refuse(
             f"{step}: block {name!r} is not known to run once for each step of its loops: {fault}",
@@ -322,13 +323,16 @@ def steps_disjoint(
     """Why two steps of the wanted loops may touch one element of a buffer; None if they cannot."""
     touched = accesses(loop.body, buffer)
     outer = [*program.loops_above(loop), loop]
-    own = ranges_of(s for s in outer if s.loop_var in wanted)
-    wanted = {v for v in wanted if not is_const(own[v].extent, 1)}
+    mine = [s for s in outer if s.loop_var in wanted and not is_const(s.extent, 1)]
+    wanted = {s.loop_var for s in mine}
     if not wanted:
         return None
     first = touched[0]
     if all(_same_place(first, each) for each in touched):
-        return _told_apart(first.indices, own | ranges_of(first.loops), wanted, outer)
+        loops = [*mine, *first.loops]
+        wanted = determining(loops, wanted)
+        return _told_apart(first.indices, ranges_of(loops), wanted, outer)
+    own = ranges_of(mine)
     box = region(buffer, touched, outer)
     corners: list[PrimExpr] = []
     for axis, each in enumerate(box):
@@ -355,18 +359,30 @@ def _same_place(a: Access, b: Access) -> bool:
     """Whether two accesses run over the same elements in the same way, whatever their loops are
     called.
     """
-    if len(a.loops) != len(b.loops):
-        return False
     if a.indices == b.indices and a.loops == b.loops:
         return True
+    ours, theirs = _walking(a), _walking(b)
+    if len(ours) != len(theirs):
+        return False
     names: dict[Var, PrimExpr] = {}
-    for x, y in zip(a.loops, b.loops, strict=True):
+    for x, y in zip(ours, theirs, strict=True):
         names[y.loop_var] = x.loop_var
         if not same_expr(x.extent, y.extent) or not same_expr(x.min, y.min):
             return False
     return all(
         same_expr(x, substitute_expr(y, names)) for x, y in zip(a.indices, b.indices, strict=True)
     )
+
+
+def _walking(access: Access) -> list[For]:
+    """The loops that the indices of an access depend on."""
+    used = set(free_vars(*access.indices))
+    found: list[For] = []
+    for each in reversed(access.loops):
+        if each.loop_var in used:
+            used.update(free_vars(each.min, each.extent))
+            found.append(each)
+    return found[::-1]
 
 
 def check_concurrent(step: str, program: Program, loop: For, lanes: bool = False) -> None:

@@ -38,10 +38,15 @@ class LoopSteps(Steps):
             -> split(i, [None, 4], tail="loop")
             for i_0, i_1 in grid(2, 4): s(i_0 * 4 + i_1)
             for i in range(2): s_tail(8 + i)
+            -> split(i, [None, 4], tail="short")
+            for i_0 in range(3): for i_1 in range(i_0 * 4, min(i_0 * 4 + 4, 10)): s(i_1)
+            -> split(i, [None, 4], tail="balanced")
+            for i_0 in range(3): parts of 4, 3 and 3 steps, the longer ones first
 
         One factor may be None: as many steps as it takes. Where the factors may exceed the extent,
         every block inside gets a condition; with `tail="loop"` (first factor None) the rest becomes
-        a copy of its own instead. `preserve_unit_iters=False` puts 0 for loops of one step;
+        a copy of its own instead; with "short" the last part is shorter, with "balanced" ([None, n]:
+        parts of at most n; [n, None]: n of them) parts differ by at most one step. `preserve_unit_iters=False` puts 0 for loops of one step;
         `disable_predication` is the caller's word that the factors fit.
         Refused: factors that multiply to less than the extent or are not positive, a loop that is
         no longer serial.
