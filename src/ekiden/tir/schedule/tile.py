@@ -28,7 +28,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.tir.expr import BufferLoad
-from ekiden.tir.schedule.kinds import REDUCTION, reduce_loops, require_kind, same_expr, update_of
+from ekiden.tir.schedule.kinds import REDUCTION, reduce_loops, require_kind, update_of
 from ekiden.tir.schedule.program import (
     MOST,
     Program,
@@ -201,10 +201,14 @@ class _Tiles:
 
     def check_ending(self, store: BufferStore) -> None:
         """What follows takes a sum in its own place alone."""
+        loops = [*self.above, self.nest.rows, self.nest.columns]
+        known = bound_analyzer(loops)
+        single: dict[Var, PrimExpr] = {s.loop_var: s.min for s in loops if is_const(s.extent, 1)}
         for e in post_order(store.value, *store.indices):
             if isinstance(e, BufferLoad) and e.buffer is self.sums:
-                pairs = zip(e.indices, self.indices, strict=True)
-                if not all(same_expr(a, b) for a, b in pairs):
+                mine = (substitute(i, single) for i in e.indices)
+                pairs = zip(mine, self.indices, strict=True)
+                if not all(known.can_prove_equal(a, substitute(b, single)) for a, b in pairs):
                     refuse(
                         f"{STEP}: what follows reads {self.sums.name!r} elsewhere",
                         self.nest.ending,
