@@ -18,6 +18,7 @@ from ekiden.tir.schedule import (
     sampling,
     tensor,
 )
+from ekiden.tir.schedule import read_at as _read_at
 from ekiden.tir.schedule.core import BlockLike, LoopLike, Steps
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
 
@@ -211,6 +212,29 @@ class BlockSteps(Steps):
         attrs = {"write_buffer_index": which.name if isinstance(which, Buffer) else which}
         given = (self._block(block),)
         self._run("rolling_buffer", rolling.rolling_buffer, given, attrs, moves=True)
+
+    def read_at(
+        self,
+        loop: LoopLike,
+        block: BlockLike,
+        read_buffer_index: Which,
+        storage_scope: str,
+        pad: int = 0,
+    ) -> BlockRV:
+        """Copy what a step of a loop reads of a buffer to one of just that size; gives the copying
+        block.
+
+            for k: for i, j: c[i] += a[i, k * 8 + j]
+            -> for k: a_global[i, j] = a[i, k * 8 + j]; for i, j: c[i] += a_global[i, j]
+
+        `pad` elements follow each row of the copy. Proved: the buffer is not written in the loop,
+        and steps read parts of one size.
+        """
+        attrs = self._copying("read_buffer_index", read_buffer_index, storage_scope)
+        if pad:
+            attrs["pad"] = pad
+        given = (self._loop(loop), self._block(block))
+        return _block_handle(self._run("read_at", _read_at.read_at, given, attrs, moves=True))
 
     def reuse_buffer(self, block: BlockLike, write_buffer_index: Which) -> None:
         """Keep an intermediate in the memory of what its only reader makes of it.

@@ -473,10 +473,17 @@ def first_changing(program: Program, block: Block) -> BlockRealize | None:
             continue
         seen.add(buffer)
         for writer in program.writers(buffer):
-            if kind_of(writer.block).kind == OPAQUE:
+            if kind_of(writer.block).kind == OPAQUE and not _runs_once(program, writer):
                 return writer
             pending.extend(read(writer.block))
     return None
+
+
+def _runs_once(program: Program, realize: BlockRealize) -> bool:
+    """Whether a block stands in no loop: what it writes is there when it is done."""
+    return not realize.block.iter_vars and not any(
+        isinstance(s, (For, Block)) for s in program.path(realize)
+    )
 
 
 def require_sole_writer(step: str, program: Program, realize: BlockRealize, buffer: Buffer) -> None:

@@ -228,11 +228,15 @@ def _split_in_parts(
         return split(program, loop, factors)
     counts = factors[0] is not None
     count = size if counts else analyzer.simplify((extent + size - 1) // size)
-    if is_const(analyzer.simplify(extent % (count if tail == "balanced" else size)), 0):
-        exact = [count, analyzer.simplify(extent // count) if tail == "balanced" else size]
-        return split(program, loop, exact)
     outer, inner = Var(f"{name}_0", dtype), Var(f"{name}_1", dtype)
     analyzer.bind(outer, 0, count)
+    if is_const(analyzer.simplify(extent % (count if tail == "balanced" else size)), 0):
+        each = analyzer.simplify(extent // count) if tail == "balanced" else size
+        analyzer.bind(inner, 0, each)
+        values = {loop.loop_var: loop.min + outer * each + inner}
+        same = rebind(loop.body, values, _simplifier(analyzer))
+        nest = [serial(outer, count), serial(inner, each)]
+        return program.replace(loop, wrap(nest, same)), [outer, inner]
     if tail == "short":
         begin = outer * size
         many = minimum(size, extent - begin)

@@ -454,10 +454,13 @@ def unallocated(func: PrimFunc, buffer: Buffer) -> PrimFunc:
 
 
 def bound_analyzer(loops: Iterable[For]) -> Analyzer:
-    """An analyzer that knows the ranges of loops."""
+    """An analyzer that knows the ranges of loops: of one over parts, that of all of them."""
     analyzer = Analyzer()
     for each in loops:
-        analyzer.bind(each.loop_var, each.min, each.extent)
+        if PART in (each.annotations or {}):
+            analyzer.bind(each.loop_var, _first(each), _whole(each))
+        else:
+            analyzer.bind(each.loop_var, each.min, each.extent)
     return analyzer
 
 
@@ -477,9 +480,7 @@ def ranges_of(loops: Iterable[For]) -> dict[Var, Range]:
     found = {s.loop_var: Range.from_min_extent(s.min, s.extent) for s in many}
     counted = _counted(many)
     for part in dict.fromkeys(counted.values()):
-        zeros: dict[Var, PrimExpr] = {v: const(0, v.dtype) for v in _counters(part)}
-        low = substitute_expr(part.min, zeros)
-        found[part.loop_var] = Range.from_min_extent(low, _whole(part))
+        found[part.loop_var] = Range.from_min_extent(_first(part), _whole(part))
     for var in counted:
         del found[var]
     return found
@@ -513,6 +514,12 @@ def _counters(loop: For) -> set[Var]:
     if is_const(loop.min) or PART not in (loop.annotations or {}):
         return set()
     return {v for v in free_vars(loop.min) if not isinstance(v, SizeVar)}
+
+
+def _first(part: For) -> PrimExpr:
+    """Where the first part begins."""
+    zeros: dict[Var, PrimExpr] = {v: const(0, v.dtype) for v in _counters(part)}
+    return substitute_expr(part.min, zeros)
 
 
 def _whole(part: For) -> PrimExpr:

@@ -11,7 +11,7 @@ and nobody else does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ekiden.arith import evaluate
@@ -50,6 +50,7 @@ from ekiden.tir.stmt import (
 from ekiden.tir.tensor_intrin.micro import MicroKernel, Options, Part, SumLoop, TileNest
 from ekiden.tir.transform.flatten_buffers import flat_index
 from ekiden.tir.transform.vectorize_loops import Vectorizer
+from ekiden.tir.visitor import sub_statements
 from ekiden.tir.visitor import substitute as substitute_stmt
 
 MANY = 4096
@@ -83,7 +84,18 @@ def tensorize_tile(
             _refuse(place, f"{sums.name!r} is used by other blocks too")
         if not program.is_param(sums) and not _outer_sums(program, nest):
             func = unallocated(func, sums)
-    return func.with_attr("tir.tiled", 1)
+    left = any(isinstance(s, BlockRealize) for s in _around(func.body, made))
+    return func.with_attr({"tir.tiled": 1, **({"tir.has_blocks": 1} if left else {})})
+
+
+def _around(root: Stmt, apart: Stmt) -> Iterator[Stmt]:
+    """The statements of a program but those inside one of them."""
+    stack = [root]
+    while stack:
+        s = stack.pop()
+        if s is not apart:
+            yield s
+            stack.extend(sub_statements(s))
 
 
 def _refuse(place: Stmt, message: str) -> None:

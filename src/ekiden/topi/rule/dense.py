@@ -22,10 +22,12 @@ from collections.abc import Sequence
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr, const
+from ekiden.ir.prim_visitor import rewrite
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.schedule import Schedule
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
+from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.nn.weights import WORD_OF
 from ekiden.topi.rule.decision import (
     Choice,
@@ -48,10 +50,10 @@ from ekiden.topi.rule.model import (
     tile_rows,
 )
 from ekiden.topi.rule.micro_kernels import REGISTER_TILE
-from ekiden.topi.rule.scheduled import Kernel
+from ekiden.topi.rule.scheduled import Kernel, program_of, replaced
 from ekiden.topi.rule.stages import has_known_weights
 from ekiden.topi.rule.tiles import DYNAMIC_ROWS
-from ekiden.topi.rule.words import dot_space, dots
+from ekiden.topi.rule.words import MADD, dot_space, dots, widen
 
 LINE = 16
 """Words of 4 bytes in a cache line."""
@@ -105,7 +107,8 @@ def steps(sch: Schedule, kernel: Kernel) -> None:
     if decision.number("k_block"):
         outer, k = sch.split(k, [None, decision.number("k_block")])
         block = [outer]
-    depth = sch.split(k, [None, _word(weight)]) if _word(weight) > 1 else [k]
+    parts = _parts_of_word(weight, decision)
+    depth = sch.split(k, [None, *parts]) if parts else [k]
     by_rows = decision["split"] == "rows"
     is_outer = decision["order"] == "panel" and not by_rows
     chunk: list[LoopRV] = []
@@ -116,12 +119,58 @@ def steps(sch: Schedule, kernel: Kernel) -> None:
     sch.reorder(*chunk, *block, *order, row, column, *depth)
     for each in endings:
         sch.reverse_compute_at(each, column)
+    if block and decision["copy"]:
+        copy = sch.read_at(block[0], product_block, 0, "global", pad=LINE)
+        sch.vectorize(sch.get_loops(copy)[-1], target.lanes(data.dtype))
     if chunk or by_rows or not block:
         sch.parallel(chunk[0] if chunk else order[0])
     if block and endings and kernel.outputs[0].dtype == anchor.dtype:
         sch.reuse_buffer(product_block, 0)
     options = {name: decision.number(name) for name in ("own", "spread", "unroll")}
     sch.tensorize(row, REGISTER_TILE.call(lanes=target.lanes("float32"), **options))
+
+
+def start(inputs: list[te.Tensor], kernel: Kernel, name: str) -> PrimFunc:
+    """The program before: the product, and what is made of it; bytes that are multiplied in pairs
+    are widened first."""
+    anchor = kernel.anchor
+    if kernel.decision.get("dot") != MADD:
+        return program_of(inputs, list(kernel.outputs), name)
+    data, weight = operands_of(anchor)
+    rows, length = product(data.shape[:-1]), data.shape[-1]
+    lanes = kernel.target.lanes("float32")
+    pairs = te.extern(
+        data.shape,
+        [data],
+        lambda ins, outs: widen(ins[0], outs[0], rows, length, lanes),
+        name="pairs",
+        dtype="int16",
+    )
+    assert isinstance(pairs, te.Tensor)
+    return program_of(inputs, replaced(kernel.outputs, anchor, of_pairs(anchor, pairs)), name)
+
+
+def of_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
+    """A product of words of bytes over data that were widened: of a word the first and the third
+    come first."""
+    op = anchor.op
+    assert isinstance(op, te.ComputeOp)
+
+    def change(e: PrimExpr) -> PrimExpr:
+        if isinstance(e, te.ProducerLoad) and e.producer is operands_of(anchor)[0]:
+            *row, k = e.indices
+            return pairs[(*row, k // 4 * 4 + k % 2 * 2 + k % 4 // 2)]
+        return e
+
+    return anchor.with_fields(op=op.with_fields(body=tuple(rewrite(b, change) for b in op.body)))
+
+
+def _parts_of_word(weight: te.Tensor, decision: Decision) -> list[int]:
+    """The loops over a word: pairs are two of two."""
+    word = _word(weight)
+    if word == 1:
+        return []
+    return [2, 2] if decision.get("dot") == MADD else [word]
 
 
 def _single(sch: Schedule, block: BlockRV, leading: Sequence[LoopRV]) -> LoopRV:
@@ -217,6 +266,7 @@ FAMILY = Family(
     space=space,
     default=default,
     steps=steps,
+    start=start,
     panel=panel_width,
     panels=panel_choice,
     writes_rows=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import PrimExpr, Var, const, logical_and
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.expr import broadcast
 from ekiden.tir.stmt import Stmt
@@ -12,10 +12,12 @@ from ekiden.tir.tensor_intrin.micro import MicroKernel, Options, SumLoop, TileNe
 from ekiden.topi.nn.weights import WORD_OF
 from ekiden.topi.rule.ahead import Prefetches, bound
 from ekiden.topi.rule.epilogue import LIGHT
-from ekiden.topi.rule.tiles import WIDE_LANES, KLoop, Parts, Tile, compute_tile
+from ekiden.topi.rule.tiles import PAIRED, WIDE_LANES, KLoop, Parts, Tile, compute_tile
 
 LINE = 64
 """Bytes of a cache line."""
+_PAIRS = ((2, 1, 2), (2, 2, 1))
+"""The loops over a word of bytes whose first and third come first in one factor."""
 
 
 def _register_tile(nest: TileNest, options: Options) -> Stmt:
@@ -26,7 +28,7 @@ def _register_tile(nest: TileNest, options: Options) -> Stmt:
         lanes //= 2
     shape = Tile(nest.rows, -(-nest.columns // lanes), lanes, nest.columns, nest.dtype)
     base, inner = Var("base"), loops[-1]
-    row = getattr(inner.b_stride, "value", 0)
+    row = _number(inner.b_stride)
     near = Prefetches(
         nest.b,
         row,
@@ -65,13 +67,19 @@ def _loops_of_words(nest: TileNest) -> tuple[tuple[SumLoop, ...], int]:
         )
     if word == 1:
         return nest.loops, 1
-    *outer, last = nest.loops
-    side_by_side = all(getattr(x, "value", 0) == 1 for x in (last.a_stride, last.b_stride))
-    if not outer or getattr(last.extent, "value", 0) != word or not side_by_side:
+    wanted = _PAIRS if nest.a.dtype == PAIRED else ((word, 1, 1),)
+    inner = nest.loops[-len(wanted) :]
+    found = tuple((_number(s.extent), _number(s.a_stride), _number(s.b_stride)) for s in inner)
+    if found != wanted or len(nest.loops) == len(inner):
         raise ScheduleError(
-            f"register_tile: the innermost loop must run over the {word} elements of a word"
+            f"register_tile: the innermost loops must be {wanted} (steps, how far they move in"
+            f" both factors) over a word of {word} elements, got {found}"
         )
-    return tuple(outer), word
+    return nest.loops[: -len(wanted)], word
+
+
+def _number(size: PrimExpr) -> int:
+    return size.value if isinstance(size, IntImm) else 0
 
 
 def _parts(nest: TileNest, lanes: int) -> Parts | None:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ekiden import te
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim_visitor import rewrite
 from ekiden.target import Target
 from ekiden.tir.schedule import Schedule
 from ekiden.tir.schedule.trace import Trace
@@ -50,7 +52,27 @@ class Scheduled:
 def program_of(inputs: list[te.Tensor], outputs: list[te.Tensor], name: str) -> PrimFunc:
     """The program before: everything elementwise is inlined."""
     kept = te.inline_injective(outputs)
-    return te.create_prim_func([*inputs, *kept], name)
+    return te.create_prim_func([*inputs, *kept], name, extern_blocks=True)
+
+
+def replaced(
+    outputs: Sequence[te.Tensor], old: te.Tensor, new: te.Tensor
+) -> list[te.Tensor]:
+    """Outputs that are made of one computation, made of another instead."""
+
+    def change(e: PrimExpr) -> PrimExpr:
+        held = isinstance(e, te.ProducerLoad) and e.producer is old
+        return new[e.indices] if held else e
+
+    found: list[te.Tensor] = []
+    for each in te.inline_injective(outputs):
+        op = each.op
+        if each is old or not isinstance(op, te.ComputeOp):
+            found.append(new if each is old else each)
+            continue
+        body = tuple(rewrite(b, change) for b in op.body)
+        found.append(each.with_fields(op=op.with_fields(body=body)))
+    return found
 
 
 def scheduled(start: PrimFunc, steps: Steps, kernel: Kernel) -> Scheduled:
@@ -61,4 +83,4 @@ def scheduled(start: PrimFunc, steps: Steps, kernel: Kernel) -> Scheduled:
     return Scheduled(sch.func, start, sch.trace)
 
 
-__all__ = ["Kernel", "Scheduled", "Steps", "program_of", "scheduled"]
+__all__ = ["Kernel", "Scheduled", "Steps", "program_of", "replaced", "scheduled"]
