@@ -142,14 +142,21 @@ def choose_primitive(function: Function, target: Target, given: Given = NOTHING)
 def lower_primitive(
     function: Function, name: str, target: Target, given: Given = NOTHING
 ) -> PrimFunc:
-    """The scheduled loop program of a primitive function (canonical form), outputs after inputs.
-    `given` holds what is fixed about it, by family or by one of its names.
+    """The loop program of a primitive function: see `schedule_primitive`."""
+    return schedule_primitive(function, name, target, given).func
+
+
+def schedule_primitive(
+    function: Function, name: str, target: Target, given: Given = NOTHING
+) -> rule.Scheduled:
+    """The scheduled loop program of a primitive function (canonical form), outputs after inputs,
+    and its trace. `given` holds what is fixed about it, by family or by one of its names.
 
     Raises CompileError naming the operators of the function and where they come from.
     """
     try:
         inputs, outputs = te_graph(function)
-        return rule.schedule(inputs, outputs, target, name, given, names_of(function))
+        return rule.scheduled(inputs, outputs, target, name, given, names_of(function))
     except Exception as error:
         error.add_note(f"while lowering {described(function, name)}")
         raise
@@ -240,6 +247,7 @@ __all__ = [
     "display_name",
     "lower_primitive",
     "names_of",
+    "schedule_primitive",
     "shape_function",
     "te_graph",
 ]

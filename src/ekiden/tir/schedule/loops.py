@@ -18,6 +18,7 @@ from ekiden.ir.prim import (
     convert,
     is_const,
     logical_and,
+    maximum,
     minimum,
 )
 from ekiden.ir.prim_visitor import free_vars
@@ -241,7 +242,8 @@ def _split_in_parts(
         begin = outer * size
         many = minimum(size, extent - begin)
     else:
-        least, more = extent // count, extent % count
+        some = maximum(count, 1)  # a division may be done before it is known that there are parts
+        least, more = extent // some, extent % some
         begin = outer * least + minimum(outer, more)
         many = least + if_then_else(outer < more, const(1, dtype), const(0, dtype))
     low = analyzer.simplify(loop.min + begin)

@@ -50,11 +50,11 @@ def read_at(
         refuse(f"{step} {name!r}: {old.name!r} is written in loop {loop.loop_var.name!r}", loop)
     outer = [*program.loops_above(loop), loop]
     analyzer = bound_analyzer(outer)
-    touched = [_over_whole_parts(a) for a in accesses(loop.body, old)]
+    inside = {a.loop_var for a in outer}
+    touched = [_over_whole_parts(a, inside) for a in accesses(loop.body, old)]
     box = region(old, touched, outer)
     lows = [analyzer.simplify(r.min) for r in box]
     sizes = [analyzer.simplify(r.extent) for r in box]
-    inside = {a.loop_var for a in outer}
     if any(v in inside for e in sizes for v in free_vars(e)):
         refuse(f"{step} {name!r}: steps read parts of {old.name!r} that differ in size", loop)
     shape = (*sizes[:-1], analyzer.simplify(sizes[-1] + pad))
@@ -69,12 +69,12 @@ def read_at(
     return program.replace(loop.body, body), [copy_name(copy)]
 
 
-def _over_whole_parts(access: Access) -> Access:
-    """The access with loops over parts run over all of them."""
+def _over_whole_parts(access: Access, outer: set[Var]) -> Access:
+    """The access with loops over parts run over all of them, where they are counted inside."""
     loops: list[For] = []
     for each in access.loops:
         whole = (each.annotations or {}).get(PART)
-        if whole is not None:
+        if whole is not None and outer.isdisjoint(free_vars(each.min)):
             size = const(whole) if isinstance(whole, int) else whole
             assert isinstance(size, PrimExpr)
             each = each.with_fields(min=const(0), extent=size)

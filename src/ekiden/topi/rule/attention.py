@@ -436,6 +436,11 @@ def attention(
     return PrimFunc((*buffers.values(),), made.body(), attrs)
 
 
-FAMILY = Family(name="attention", build=attention, is_whole=True)
+FAMILY = Family(
+    name="attention",
+    build=attention,
+    why="a softmax that runs along between two products rescales sums that are not whole",
+    is_whole=True,
+)
 
 __all__ = ["CAUSAL", "Attention", "Heads", "attention"]

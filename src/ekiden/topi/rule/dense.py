@@ -122,7 +122,7 @@ def steps(sch: Schedule, kernel: Kernel) -> None:
     if block and decision["copy"]:
         copy = sch.read_at(block[0], product_block, 0, "global", pad=LINE)
         sch.vectorize(sch.get_loops(copy)[-1], target.lanes(data.dtype))
-    if chunk or by_rows or not block:
+    if chunk or by_rows or (is_outer and not block):
         sch.parallel(chunk[0] if chunk else order[0])
     if block and endings and kernel.outputs[0].dtype == anchor.dtype:
         sch.reuse_buffer(product_block, 0)
