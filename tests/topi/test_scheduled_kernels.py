@@ -1,4 +1,4 @@
-"""Kernels that are schedules: the trace of each prints, replays and moves; families without say why."""
+"""Kernels that are schedules: traces print, replay and move; families without one say why."""
 
 from __future__ import annotations
 

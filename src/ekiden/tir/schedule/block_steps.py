@@ -377,8 +377,9 @@ class BlockSteps(Steps):
 
         The intrinsic is one of `tir.TensorIntrin`, or a micro-kernel with its options, as
         "register_tile(own=16)", in the place of the loop over rows of a tile: it makes one for each
-        size that the tile has, and what follows a sum in it is done in the same registers. A loop is blockized first. Proved: the loops,
-        the values and the accesses are those of the description.
+        size that the tile has, and what follows a sum in it is done in the same registers. For
+        others a loop is blockized first. Proved: the loops, the values and the accesses are those
+        of the description.
         """
         given = (self._place_of(block_or_loop),)
         attrs = {"tensor_intrin": tensor_intrin, "preserve_unit_iters": preserve_unit_iters}

@@ -45,8 +45,9 @@ class LoopSteps(Steps):
 
         One factor may be None: as many steps as it takes. Where the factors may exceed the extent,
         every block inside gets a condition; with `tail="loop"` (first factor None) the rest becomes
-        a copy of its own instead; with "short" the last part is shorter, with "balanced" ([None, n]:
-        parts of at most n; [n, None]: n of them) parts differ by at most one step. `preserve_unit_iters=False` puts 0 for loops of one step;
+        a copy of its own instead; with "short" ([None, n]) the last part is shorter; with
+        "balanced" parts differ by at most one step: [None, n] gives parts of at most n, [n, None]
+        gives n of them. `preserve_unit_iters=False` puts 0 for loops of one step;
         `disable_predication` is the caller's word that the factors fit.
         Refused: factors that multiply to less than the extent or are not positive, a loop that is
         no longer serial.

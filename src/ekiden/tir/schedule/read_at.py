@@ -79,14 +79,10 @@ def _over_whole_parts(access: Access, outer: set[Var]) -> Access:
             assert isinstance(size, PrimExpr)
             each = each.with_fields(min=const(0), extent=size)
         loops.append(each)
-    return Access(
-        access.indices, tuple(loops), access.is_store, access.conditional, access.extents
-    )
+    return Access(access.indices, tuple(loops), access.is_store, access.conditional, access.extents)
 
 
-def _copy(
-    name: str, old: Buffer, new: Buffer, lows: list[PrimExpr], sizes: list[PrimExpr]
-) -> Stmt:
+def _copy(name: str, old: Buffer, new: Buffer, lows: list[PrimExpr], sizes: list[PrimExpr]) -> Stmt:
     """new[i] = old[low + i]"""
     iters = tuple(IterVar(Var(f"v{n}"), s, IterKind.SPATIAL) for n, s in enumerate(sizes))
     at = tuple(i.var for i in iters)

@@ -22,6 +22,7 @@ from ekiden.tir.schedule.program import (
     serial,
     uses,
 )
+from ekiden.tir.schedule.tile import tensorize_tile
 from ekiden.tir.stmt import (
     Block,
     BlockRealize,
@@ -33,7 +34,6 @@ from ekiden.tir.stmt import (
     SeqStmt,
     Stmt,
 )
-from ekiden.tir.schedule.tile import tensorize_tile
 from ekiden.tir.tensor_intrin import TensorIntrin
 from ekiden.tir.tensor_intrin.micro import MicroKernel
 from ekiden.tir.visitor import ExprRewriter, StmtMutator

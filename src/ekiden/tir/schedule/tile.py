@@ -69,9 +69,7 @@ class _Nest:
     ending: BlockRealize | None
 
 
-def tensorize_tile(
-    program: Program, place: For, kernel: MicroKernel, options: Options
-) -> PrimFunc:
+def tensorize_tile(program: Program, place: For, kernel: MicroKernel, options: Options) -> PrimFunc:
     """The function with a micro-kernel in the place of a nest; see `Schedule.tensorize`."""
     nest = _nest_of(place)
     made = _Tiles(program, nest, kernel, options).stmt()
@@ -131,9 +129,7 @@ def _outer_sums(program: Program, nest: _Nest) -> list[For]:
 
 def _opened(realize: BlockRealize) -> BufferStore:
     """The one store of a block, its iterators being what they are bound to."""
-    values = dict(
-        zip((i.var for i in realize.block.iter_vars), realize.iter_values, strict=True)
-    )
+    values = dict(zip((i.var for i in realize.block.iter_vars), realize.iter_values, strict=True))
     body = substitute_stmt(realize.block.body, values)
     if not isinstance(body, BufferStore) or body.predicate is not None:
         refuse(f"{STEP}: block {realize.block.name!r} is more than one store", realize)
@@ -204,9 +200,7 @@ class _Tiles:
             # what wraps around is known not to within the loop
             made = const(self.analyzer.coefficient(flat, var) or 0)
             if is_const(made, 0):
-                refuse(
-                    f"{STEP}: a step of {var.name!r} does not always move as far", self.nest.sum
-                )
+                refuse(f"{STEP}: a step of {var.name!r} does not always move as far", self.nest.sum)
         return made
 
     # What becomes of a sum.
@@ -242,9 +236,7 @@ class _Tiles:
     ) -> Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]:
         """A store of one element as one of vectors."""
 
-        def place(
-            row: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
-        ) -> Stmt:
+        def place(row: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
             lanes = dt.lanes(value.dtype)
             base = self.begin + column
             vectors = Vectorizer(self.nest.columns.loop_var, base, lanes, mask)

@@ -40,6 +40,7 @@ from ekiden.topi.rule.decision import (
 )
 from ekiden.topi.rule.epilogue import operands_of
 from ekiden.topi.rule.family import Family, Product
+from ekiden.topi.rule.micro_kernels import REGISTER_TILE
 from ekiden.topi.rule.model import (
     DISTANCES,
     LEAST_BLOCK,
@@ -49,7 +50,6 @@ from ekiden.topi.rule.model import (
     panel_width,
     tile_rows,
 )
-from ekiden.topi.rule.micro_kernels import REGISTER_TILE
 from ekiden.topi.rule.scheduled import Kernel, program_of, replaced
 from ekiden.topi.rule.stages import has_known_weights
 from ekiden.topi.rule.tiles import DYNAMIC_ROWS
@@ -136,7 +136,7 @@ def start(inputs: list[te.Tensor], kernel: Kernel, name: str) -> PrimFunc:
     anchor = kernel.anchor
     if kernel.decision.get("dot") != MADD:
         return program_of(inputs, list(kernel.outputs), name)
-    data, weight = operands_of(anchor)
+    data, _ = operands_of(anchor)
     rows, length = product(data.shape[:-1]), data.shape[-1]
     lanes = kernel.target.lanes("float32")
     pairs = te.extern(

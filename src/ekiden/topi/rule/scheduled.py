@@ -1,8 +1,8 @@
-"""Kernels as schedules: what is computed, as tensor expressions, and the steps that make the loops.
+"""Kernels as schedules: what is computed, as tensor expressions, and the steps to the loops.
 
-    family.schedule(sch, kernel)       steps of `tir.Schedule`, by the decision: split, reorder, ...,
-                                       tensorize into a micro-kernel
-    Scheduled                          the program before, the steps as a trace, and what they leave
+    family.steps(sch, kernel)   steps of `tir.Schedule`, by the decision: split, reorder, ...,
+                                tensorize into a micro-kernel
+    Scheduled                   the program before, the steps as a trace, what they leave
 
 The program before is one block for each computation that is not inlined, nothing else. The trace
 holds every decision: `Trace.apply_to_schedule(tir.Schedule(start))` gives the function again, and
@@ -55,9 +55,7 @@ def program_of(inputs: list[te.Tensor], outputs: list[te.Tensor], name: str) -> 
     return te.create_prim_func([*inputs, *kept], name, extern_blocks=True)
 
 
-def replaced(
-    outputs: Sequence[te.Tensor], old: te.Tensor, new: te.Tensor
-) -> list[te.Tensor]:
+def replaced(outputs: Sequence[te.Tensor], old: te.Tensor, new: te.Tensor) -> list[te.Tensor]:
     """Outputs that are made of one computation, made of another instead."""
 
     def change(e: PrimExpr) -> PrimExpr:
