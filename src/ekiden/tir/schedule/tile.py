@@ -12,7 +12,7 @@ and nobody else does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ekiden.arith import evaluate
 from ekiden.ir import dtype as dt
@@ -255,11 +255,15 @@ class _Tiles:
     def part(self) -> Part | None:
         """What sums of a part begin with, if a loop outside sums too."""
         outer = reduce_loops(self.nest.sum, self.above)
+        ending = self.nest.ending
+        used = set() if ending is None else set(free_vars(ending.predicate))
+        if ending is not None and not used <= {s.loop_var for s in outer}:
+            refuse(f"{STEP}: block {ending.block.name!r} runs only under a condition", ending)
         if not outer:
             return None
         if len(outer) > 1:
             refuse(f"{STEP}: one loop outside may sum too, there are {len(outer)}", self.nest.sum)
-        last = const(True) if self.nest.ending is None else self.nest.ending.predicate
+        last = const(True) if ending is None else ending.predicate
         keep = self.placed(BufferStore(self.sums, self.element, self.indices))
         return Part(outer[0].loop_var > 0, self.load, keep, last)
 
@@ -268,50 +272,53 @@ class _Tiles:
     def stmt(self) -> Stmt:
         """A branch for each size of a tile."""
         rows, columns = _sizes(self.nest.rows, self.above), _sizes(self.nest.columns, self.above)
-        b = self.flat(self.b)
-        base = self.analyzer.simplify(substitute(b, {**self.zeros, self.column: const(0)}))
+        a = self.flat(self.a)
+        common = self.common(a, self.flat(self.b))
+        start = substitute(a, self.zeros)
         many, wide = Var("rows"), Var("columns")
+        most = max(size for size, _ in rows(many))
+        simplify = self.analyzer.simplify
+        places = [simplify(substitute(start, {self.row: const(n)})) for n in range(most)]
+
+        def one(count: int, valid: int) -> Stmt:
+            nest = replace(common, rows=count, columns=valid, a_rows=places[:count])
+            return self.kernel.write(nest, self.options)
+
         made = _chosen(
-            columns(wide),
-            lambda valid: _chosen(rows(many), lambda count: self.one(count, valid, base, b)),
+            columns(wide), lambda valid: _chosen(rows(many), lambda count: one(count, valid))
         )
         for name, loop, sizes in ((many, self.nest.rows, rows), (wide, self.nest.columns, columns)):
             if any(c is not None and name in free_vars(c) for _, c in sizes(name)):
                 made = LetStmt(name, loop.extent, made)
         return LetStmt(self.first, self.nest.rows.min, made)
 
-    def one(self, rows: int, valid: int, base: PrimExpr, b: PrimExpr) -> Stmt:
-        """The micro-kernel of one size."""
-        a = self.flat(self.a)
+    def common(self, a: PrimExpr, b: PrimExpr) -> TileNest:
+        """What tiles of all sizes have in common, as one of no size."""
         loops = tuple(
             SumLoop(s.extent, self.step(a, s.loop_var), self.step(b, s.loop_var))
             for s in self.nest.loops
         )
-        start = substitute(a, self.zeros)
-        simplify = self.analyzer.simplify
         column = self.step(b, self.column)
         if not isinstance(column, IntImm):
             refuse(f"{STEP}: columns of {self.b.buffer.name!r} do not lie in order", self.nest.sum)
+        base = self.analyzer.simplify(substitute(b, {**self.zeros, self.column: const(0)}))
         number, following = self.numbered(base)
         finish = self.finish()
-        return self.kernel.write(
-            TileNest(
-                dtype=self.sums.dtype,
-                rows=rows,
-                columns=valid,
-                a=self.a.buffer,
-                a_rows=[simplify(substitute(start, {self.row: const(n)})) for n in range(rows)],
-                b=self.b.buffer,
-                b_base=base,
-                b_columns=column.value,
-                loops=loops,
-                store=self.placed(finish),
-                work=_work(finish.value),
-                part=self.part(),
-                number=number,
-                following=following,
-            ),
-            self.options,
+        return TileNest(
+            dtype=self.sums.dtype,
+            rows=0,
+            columns=0,
+            a=self.a.buffer,
+            a_rows=(),
+            b=self.b.buffer,
+            b_base=base,
+            b_columns=column.value,
+            loops=loops,
+            store=self.placed(finish),
+            work=_work(finish.value),
+            part=self.part(),
+            number=number,
+            following=following,
         )
 
     def numbered(self, base: PrimExpr) -> tuple[PrimExpr | None, PrimExpr]:

@@ -59,8 +59,9 @@ def replaced(outputs: Sequence[te.Tensor], old: te.Tensor, new: te.Tensor) -> li
     """Outputs that are made of one computation, made of another instead."""
 
     def change(e: PrimExpr) -> PrimExpr:
-        held = isinstance(e, te.ProducerLoad) and e.producer is old
-        return new[e.indices] if held else e
+        if isinstance(e, te.ProducerLoad) and e.producer is old:
+            return new[e.indices]
+        return e
 
     found: list[te.Tensor] = []
     for each in te.inline_injective(outputs):
