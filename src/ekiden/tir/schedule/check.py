@@ -36,6 +36,7 @@ from ekiden.tir.schedule.kinds import (
     stores_of,
 )
 from ekiden.tir.schedule.program import (
+    MOST,
     Program,
     accesses,
     bound_analyzer,
@@ -58,6 +59,7 @@ from ekiden.tir.stmt import (
     SeqStmt,
     Stmt,
 )
+from ekiden.tir.transform.flatten_buffers import flat_index
 from ekiden.tir.visitor import is_nothing, sub_statements
 
 # Predicates.
@@ -329,9 +331,10 @@ def steps_disjoint(
         return None
     first = touched[0]
     if all(_same_place(first, each) for each in touched):
+        if len(mine) == 1 and _far_apart(buffer, first, mine[0].loop_var, outer):
+            return None
         loops = [*mine, *first.loops]
-        wanted = determining(loops, wanted)
-        return _told_apart(first.indices, ranges_of(loops), wanted, outer)
+        return _told_apart(first.indices, ranges_of(loops), determining(loops, wanted), outer)
     own = ranges_of(mine)
     box = region(buffer, touched, outer)
     corners: list[PrimExpr] = []
@@ -343,6 +346,31 @@ def steps_disjoint(
         own[inside] = Range(each.extent)
         corners.append(each.min + inside)
     return _told_apart(corners, own, wanted, outer)
+
+
+def _far_apart(buffer: Buffer, access: Access, var: Var, outer: Sequence[For]) -> bool:
+    """Whether a step of a loop moves further than the loops inside do together: most cases, and
+    sooner told than by digits.
+    """
+    analyzer = bound_analyzer(outer)
+    values: dict[Var, PrimExpr] = {}
+    sizes: dict[Var, int] = {}
+    for each in access.loops:
+        most = (each.annotations or {}).get(MOST, each.extent)
+        size = most.value if isinstance(most, IntImm) else most
+        if not isinstance(size, int):
+            return False
+        inside = Var(each.loop_var.name, each.loop_var.dtype)
+        values[each.loop_var] = substitute_expr(each.min, values) + inside
+        analyzer.bind(inside, 0, size)
+        sizes[inside] = size
+    flat = analyzer.simplify(substitute_expr(flat_index(buffer, access.indices), values))
+    step = analyzer.coefficient(flat, var)
+    steps = [analyzer.coefficient(flat, x) for x in sizes]
+    if not step or any(s is None for s in steps):
+        return False
+    reach = sum(abs(s or 0) * max(n - 1, 0) for s, n in zip(steps, sizes.values(), strict=True))
+    return reach < abs(step)
 
 
 def _told_apart(

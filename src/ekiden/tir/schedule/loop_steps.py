@@ -60,6 +60,19 @@ class LoopSteps(Steps):
         given = (self._loop(loop), list(factors))
         return loop_handles(self._run("split", loops.split, given, attrs))
 
+    def partition(self, loop: LoopLike, points: Sequence[int | PrimExpr]) -> list[LoopRV]:
+        """Loops over what lies between points, one after the other, with blocks of their own.
+
+            for i in range(10): s(i)
+            -> partition(i, [1, 9])
+            for i in range(1): s(i); for i in range(8): s_1(1 + i); for i in range(1): s_2(9 + i)
+
+        So that a condition on the loop holds in all of a part, or in none. Proved: the points are
+        in order, and in the loop's range. Refused: a loop that is no longer serial.
+        """
+        given = (self._loop(loop), list(points))
+        return loop_handles(self._run("partition", loops.partition, given))
+
     def fuse(self, *many: LoopLike, preserve_unit_iters: bool = True) -> LoopRV:
         """One loop over the product of loops that lie directly in each other.
 

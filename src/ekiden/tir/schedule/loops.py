@@ -36,7 +36,7 @@ from ekiden.tir.schedule.program import (
     written,
 )
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, ForKind, IterVar, PrimFunc, Stmt
-from ekiden.tir.visitor import StmtMutator, sequence, sub_statements, substitute
+from ekiden.tir.visitor import StmtMutator, sequence, sub_statements, substitute, walk
 
 OF_KINDS = ("grain", "lanes", "thread")
 """Annotations that belong to a kind of loop."""
@@ -257,6 +257,46 @@ def _split_in_parts(
 
 def _frozen_size(size: PrimExpr) -> object:
     return size.value if isinstance(size, IntImm) else size
+
+
+def partition(
+    program: Program, loop: For, points: Sequence[int | PrimExpr]
+) -> tuple[PrimFunc, list[Var]]:
+    """See `Schedule.partition`."""
+    name, dtype = loop.loop_var.name, loop.loop_var.dtype
+    _require_plain("partition", loop)
+    if any(loop.loop_var in free_vars(s.min) for s in _loops_in(loop.body)):
+        refuse(f"partition {name!r}: it must not count the parts of a loop", loop)
+    analyzer = bound_analyzer(program.loops_above(loop))
+    inner = [indexed(convert(p, dtype), dtype) for p in points]
+    ends = [const(0, dtype), *inner, loop.extent]
+    for a, b in pairwise(ends):
+        if not analyzer.can_prove(a <= b):
+            refuse(f"partition {name!r}: {b!r} is not known to be {a!r} or more", loop)
+    parts: list[Stmt] = []
+    variables: list[Var] = []
+    taken = set(program.blocks)
+    for n, (low, high) in enumerate(pairwise(ends)):
+        part = loop
+        if n:
+            part = _copy_of(loop, taken)
+        var = Var(name, dtype)
+        body = rebind(part.body, {part.loop_var: loop.min + low + var})
+        parts.append(serial(var, analyzer.simplify(high - low), body))
+        variables.append(var)
+    return program.replace(loop, sequence(*parts)), variables
+
+
+def _copy_of(loop: For, taken: set[str]) -> For:
+    """A copy whose blocks have names that are not taken."""
+    names = [s.name for s in walk(loop) if isinstance(s, Block)]
+    number = 1
+    while any(f"{name}_{number}" in taken for name in names):
+        number += 1
+    taken.update(f"{name}_{number}" for name in names)
+    made = fresh(loop, f"_{number}")
+    assert isinstance(made, For)
+    return made
 
 
 def fresh(root: Stmt, suffix: str) -> Stmt:

@@ -13,6 +13,7 @@ from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule import thread
 from ekiden.topi.rule.checks import with_checks
 from ekiden.topi.rule.decision import Decision, Fixed
+from ekiden.topi.rule.elementwise import sole_stage
 from ekiden.topi.rule.families import FAMILIES, fixed_for
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.in_place import in_place_inputs
@@ -62,7 +63,8 @@ def _family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Ten
             continue
         if is_epilogue(tensor, row.ends(outputs)):
             return row, tensor
-    return FAMILIES["default"], None
+    alone = sole_stage(outputs)
+    return (FAMILIES["default"], None) if alone is None else (FAMILIES["elementwise"], alone)
 
 
 def schedule(
@@ -109,7 +111,8 @@ def _fills_vectors(anchor: te.Tensor, target: Target) -> bool:
 def _with_in_place(
     made: PrimFunc, inputs: list[te.Tensor], outputs: list[te.Tensor], chosen: Chosen
 ) -> PrimFunc:
-    family, anchor = chosen.family, chosen.anchor
+    family = chosen.family
+    anchor = None if family.is_group else chosen.anchor
     if family.is_whole or family.keeps_sums(chosen.decision):
         return made
     if anchor is not None and family.ends(outputs) != outputs:

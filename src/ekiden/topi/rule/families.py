@@ -14,6 +14,7 @@ from ekiden.topi.rule import (
     default,
     dense,
     depthwise,
+    elementwise,
     nibbles,
     recurrent,
     upsample,
@@ -33,6 +34,7 @@ ROWS: tuple[Family, ...] = (
     depthwise.FAMILY,
     *batch_matmul.FAMILIES,
     nibbles.FAMILY,
+    elementwise.FAMILY,
     default.FAMILY,
 )
 FAMILIES: Mapping[str, Family] = {row.name: row for row in ROWS}

@@ -41,7 +41,7 @@ PLANE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class _Region:
+class Region:
     """A box of the output: its axes, and the element's offset and value in terms of them."""
 
     axes: tuple[Axis, ...]
@@ -49,7 +49,7 @@ class _Region:
     value: PrimExpr
 
 
-def _regions(whole: _Region, analyzer: Analyzer, lanes: int) -> list[_Region]:
+def _regions(whole: Region, analyzer: Analyzer, lanes: int) -> list[Region]:
     """The box cut along each axis where a condition changes; along the last one not into less than
     vectors of so many lanes, which work under masks, unless that would scatter what they load.
     """
@@ -66,16 +66,16 @@ def _regions(whole: _Region, analyzer: Analyzer, lanes: int) -> list[_Region]:
     return done
 
 
-def _cut(region: _Region, n: int, analyzer: Analyzer, least: int) -> list[_Region]:
+def _cut(region: Region, n: int, analyzer: Analyzer, least: int) -> list[Region]:
     axis = region.axes[n]
     others = {a.var for a in region.axes if a is not axis}
-    points = _at_least(split_points([region.value], axis, others, analyzer), least)
+    points = at_least(split_points([region.value], axis, others, analyzer), least)
     if len(points) == 2:
         return [region]
     return [_part(region, n, low, high, analyzer) for low, high in pairwise(points)]
 
 
-def _at_least(points: list[PrimExpr], least: int) -> list[PrimExpr]:
+def at_least(points: list[PrimExpr], least: int) -> list[PrimExpr]:
     """Where to cut instead, so that no part but the last is shorter: 0, 1, 55, 56 becomes 0, 16,
     48, 56 for 16.
     """
@@ -93,28 +93,76 @@ def _at_least(points: list[PrimExpr], least: int) -> list[PrimExpr]:
     return [const(p) for p in found]
 
 
-def _part(region: _Region, n: int, low: PrimExpr, high: PrimExpr, analyzer: Analyzer) -> _Region:
+def _part(region: Region, n: int, low: PrimExpr, high: PrimExpr, analyzer: Analyzer) -> Region:
     old = region.axes[n]
     new = Axis(Var(old.var.name), simplify(high - low))
     analyzer.bind(new.var, 0, new.extent)
     step: dict[Var, PrimExpr] = {old.var: low + new.var}
     index, value = (analyzer.simplify(substitute(e, step)) for e in (region.index, region.value))
-    return _Region((*region.axes[:n], new, *region.axes[n + 1 :]), index, value)
+    return Region((*region.axes[:n], new, *region.axes[n + 1 :]), index, value)
 
 
-class _Nest:
-    """The loops of one region."""
+class Nest:
+    """How the elements of one region are accessed, and what follows for its loops: neighbouring
+    axes that every access walks as one are one."""
 
-    def __init__(self, buffer: Buffer, region: _Region, analyzer: Analyzer, target: Target) -> None:
+    def __init__(self, dtype: str, region: Region, analyzer: Analyzer, target: Target) -> None:
         accesses = Accesses([region.index], [region.value])
-        axes, step = fuse(region.axes, accesses, analyzer)
-        self.axes = axes
-        self.buffer = buffer
+        self.axes, step = fuse(region.axes, accesses, analyzer)
+        self.joined = step
+        """What the axes of the region are in terms of these."""
         self.index, self.value = substitute(region.index, step), substitute(region.value, step)
         self.loads = Accesses([self.index], [self.value])
         self.analyzer = analyzer
         loaded = [x.dtype for x in self.loads.loads]
-        self.lanes = vector_lanes(target, buffer.dtype, loaded)
+        self.lanes = vector_lanes(target, dtype, loaded)
+
+    def vector_axis(self) -> Axis:
+        """The last axis; the one before it where the last is very short and the other is long."""
+        last = self.axes[-1]
+        short = isinstance(last.extent, IntImm) and last.extent.value * 2 < self.lanes
+        if not short or len(self.axes) == 1:
+            return last
+        before = self.axes[-2]
+        wide = estimate([before.extent]) >= self.lanes
+        return before if wide and self.unit_strides(before) else last
+
+    def unit_strides(self, axis: Axis) -> bool:
+        """Whether every load walks an axis contiguously or stays in place."""
+        return all(
+            self.analyzer.coefficient(i, axis.var) in (0, 1) for i in self.loads.load_indices
+        )
+
+    def picks(self, inner: Axis, row: Axis) -> bool:
+        """Whether a load picks elements along the inner axis by a computation, the same ones in
+        every row: they are then found once for a vector of all rows.
+        """
+        if not isinstance(row.extent, IntImm):
+            return False
+        within = estimate([row.extent, inner.extent]) <= PLANE
+        if row.extent.value > FEW_ROWS and not within:
+            return False
+        return any(_is_picked(x.indices[0], inner.var, row.var) for x in self.loads.loads)
+
+    def strided_axis(self, inner: Axis) -> Axis | None:
+        """An outer axis that a load walks contiguously where it strides along the inner one."""
+        if inner is not self.axes[-1]:
+            return None
+        for index in self.loads.load_indices:
+            if self.analyzer.coefficient(index, inner.var) in (0, 1):
+                continue
+            for axis in self.axes[:-1]:
+                if self.analyzer.coefficient(index, axis.var) == 1:
+                    return axis
+        return None
+
+
+class _Loops(Nest):
+    """The loops of one region, as statements."""
+
+    def __init__(self, buffer: Buffer, region: Region, analyzer: Analyzer, target: Target) -> None:
+        super().__init__(buffer.dtype, region, analyzer, target)
+        self.buffer = buffer
 
     def store(self, values: dict[Var, PrimExpr] | None = None) -> Stmt:
         """The statement for one element."""
@@ -155,45 +203,6 @@ class _Nest:
         return flat_parallel(
             inner, self.lanes, weight, lambda at: serial([row], self.store({inner.var: at}))
         )
-
-    def vector_axis(self) -> Axis:
-        """The last axis; the one before it where the last is very short and the other is long."""
-        last = self.axes[-1]
-        short = isinstance(last.extent, IntImm) and last.extent.value * 2 < self.lanes
-        if not short or len(self.axes) == 1:
-            return last
-        before = self.axes[-2]
-        wide = estimate([before.extent]) >= self.lanes
-        return before if wide and self.unit_strides(before) else last
-
-    def unit_strides(self, axis: Axis) -> bool:
-        """Whether every load walks an axis contiguously or stays in place."""
-        return all(
-            self.analyzer.coefficient(i, axis.var) in (0, 1) for i in self.loads.load_indices
-        )
-
-    def picks(self, inner: Axis, row: Axis) -> bool:
-        """Whether a load picks elements along the inner axis by a computation, the same ones in
-        every row: they are then found once for a vector of all rows.
-        """
-        if not isinstance(row.extent, IntImm):
-            return False
-        within = estimate([row.extent, inner.extent]) <= PLANE
-        if row.extent.value > FEW_ROWS and not within:
-            return False
-        return any(_is_picked(x.indices[0], inner.var, row.var) for x in self.loads.loads)
-
-    def strided_axis(self, inner: Axis) -> Axis | None:
-        """An outer axis that a load walks contiguously where it strides along the inner one."""
-        if inner is not self.axes[-1]:
-            return None
-        for index in self.loads.load_indices:
-            if self.analyzer.coefficient(index, inner.var) in (0, 1):
-                continue
-            for axis in self.axes[:-1]:
-                if self.analyzer.coefficient(index, axis.var) == 1:
-                    return axis
-        return None
 
     def transposed(self, inner: Axis, walked: Axis, top: bool) -> Stmt:
         """Blocks of `walked`; inside, neighbours along `inner`: cache lines are read whole before
@@ -267,5 +276,5 @@ def injective_nest(
     """
     loaded = [x.dtype for x in Accesses([index], [value]).loads]
     lanes = vector_lanes(target, buffer.dtype, loaded)
-    regions = _regions(_Region(tuple(axes), index, value), analyzer, lanes)
-    return sequence(*(_Nest(buffer, r, analyzer, target).build(top) for r in regions))
+    regions = _regions(Region(tuple(axes), index, value), analyzer, lanes)
+    return sequence(*(_Loops(buffer, r, analyzer, target).build(top) for r in regions))
