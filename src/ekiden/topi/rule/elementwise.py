@@ -62,10 +62,17 @@ def start(inputs: Tensors, kernel: Kernel, name: str) -> PrimFunc:
 def steps(sch: Schedule, kernel: Kernel) -> None:
     """The schedule of an injective computation."""
     blocks = [sch.get_block(kernel.anchor.op.name)]
-    for n in range(kernel.anchor.ndim):
+    for n in range(kernel.anchor.ndim if _has_conditions(kernel.anchor) else 0):
         blocks = [part for block in blocks for part in _cut(sch, block, n, kernel.target)]
     for block in blocks:
         _Part(sch, block, kernel.target).schedule()
+
+
+def _has_conditions(stage: te.Tensor) -> bool:
+    """Whether anything could differ between parts of an axis."""
+    op = stage.op
+    assert isinstance(op, ComputeOp)
+    return any(e.dtype == "bool" for e in post_order(*op.body))
 
 
 def _region(sch: Schedule, block: BlockRV, analyzer: Analyzer) -> tuple[Region, str, list[LoopRV]]:
