@@ -123,8 +123,14 @@ def _cut(sch: Schedule, block: BlockRV, n: int, target: Target) -> list[BlockRV]
     points = at_least(points, lanes if walks and not picked else 1)
     if len(points) == 2:
         return [block]
+    if n:
+        sch.reorder(loops[n], *loops[:n])
     parts = sch.partition(loops[n], points[1:-1])
-    return [block, *(each for part in parts[1:] for each in sch.get_child_blocks(part))]
+    blocks = [block, *(each for part in parts[1:] for each in sch.get_child_blocks(part))]
+    for each in blocks if n else ():
+        here = sch.get_loops(each)
+        sch.reorder(*here[1 : n + 1], here[0])
+    return blocks
 
 
 class _Part:
