@@ -15,6 +15,7 @@ from ekiden.ir.prim import (
     PrimExpr,
     Var,
     const,
+    convert,
     is_const,
 )
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
@@ -336,7 +337,7 @@ def steps_disjoint(
         loops = [*mine, *first.loops]
         return _told_apart(first.indices, ranges_of(loops), determining(loops, wanted), outer)
     own = ranges_of(mine)
-    box = region(buffer, touched, outer)
+    box = region(buffer, [_of_largest_parts(a) for a in touched], outer)
     corners: list[PrimExpr] = []
     for axis, each in enumerate(box):
         if is_const(each.extent, 1):
@@ -346,6 +347,23 @@ def steps_disjoint(
         own[inside] = Range(each.extent)
         corners.append(each.min + inside)
     return _told_apart(corners, own, wanted, outer)
+
+
+def _of_largest_parts(access: Access) -> Access:
+    """The access with every part taken for as large as the largest, which is more than there is."""
+    values: dict[Var, PrimExpr] = {}
+    loops: list[For] = []
+    for each in access.loops:
+        low, most = substitute_expr(each.min, values), (each.annotations or {}).get(MOST)
+        if most is not None:
+            inside = Var(each.loop_var.name, each.loop_var.dtype)
+            values[each.loop_var] = low + inside
+            low, size = const(0, inside.dtype), convert(most, inside.dtype)  # type: ignore[arg-type]
+            each = each.with_fields(loop_var=inside, extent=size)
+        loops.append(each.with_fields(min=low))
+    indices = tuple(substitute_expr(i, values) for i in access.indices)
+    extents = access.extents
+    return Access(indices, tuple(loops), access.is_store, access.conditional, extents)
 
 
 def _far_apart(buffer: Buffer, access: Access, var: Var, outer: Sequence[For]) -> bool:
