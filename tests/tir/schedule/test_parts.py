@@ -3,6 +3,8 @@ what a step reads: what each makes of a program, and that it means the same."""
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -11,8 +13,10 @@ from ekiden.ir.prim import SizeVar, maximum
 from ekiden.tir import PrimFunc, Schedule, ScheduleError
 from ekiden.tir.interpreter import run
 from ekiden.tir.transform import lower
+from ekiden.topi.rule.micro_kernels import REGISTER_TILE
 
 pytestmark = pytest.mark.quick
+assert REGISTER_TILE.name == "register_tile"  # importing it puts it into the table
 
 
 def product(rows: int | SizeVar = 7) -> PrimFunc:
@@ -147,3 +151,58 @@ def test_a_loop_that_counts_parts_keeps_them_whole() -> None:
     t, _ = sch.split(sch.get_loops("c")[0], [None, 2], tail="short")
     with pytest.raises(ScheduleError, match="it must not count the parts of a loop"):
         sch.split(t, [None, 3], tail="loop")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ("small_tile()", "micro-kernel 'small_tile': there is none; there are register_tile"),
+        (
+            "register_tile(high=2)",
+            "micro-kernel 'register_tile': no option 'high=2'; there are, with",
+        ),
+        (
+            "register_tile(own=x)",
+            "micro-kernel 'register_tile': no option 'own=x'; there are, with",
+        ),
+    ],
+)
+def test_an_unknown_micro_kernel(kernel: str, message: str) -> None:
+    sch, loops = tiled()
+    with pytest.raises(ScheduleError, match=re.escape(message)):
+        sch.tensorize(loops[3], kernel)  # type: ignore[arg-type]
+
+
+def test_what_is_no_tile() -> None:
+    sch = Schedule(product())
+    i, j, _ = sch.get_loops("c")
+    with pytest.raises(ScheduleError, match="expected a loop over columns in 'j'|expected loops"):
+        sch.tensorize(j, "register_tile()")
+    d, _ = sch.get_loops("d")
+    with pytest.raises(ScheduleError, match="expected loops of a sum in 'j'"):
+        sch.tensorize(d, "register_tile()")
+    sch.annotate(i, "note", 1)
+
+
+def test_columns_that_do_not_lie_in_order() -> None:
+    a, b = te.placeholder((4, 6), name="a"), te.placeholder((10, 6), name="b")
+    k = te.reduce_axis((0, 6), "k")
+    c = te.compute((4, 10), lambda i, j: te.sum(a[i, k] * b[j, k], k), name="c")
+    sch = Schedule(te.create_prim_func([a, b, c]))
+    with pytest.raises(ScheduleError, match="columns of 'b' must lie 1 elements apart, they lie 6"):
+        sch.tensorize(sch.get_loops("c")[0], "register_tile()")
+
+
+def test_a_tile_of_any_program() -> None:
+    sch, loops = tiled()
+    sch.reuse_buffer("c", 0)
+    sch.tensorize(loops[3], "register_tile(lanes=2, unroll=2)")  # type: ignore[arg-type]
+    assert "T.fma(" in str(sch.func)
+    check(sch)
+
+
+def test_vectors_stay_in_the_rows_of_a_factor() -> None:
+    sch, loops = tiled()
+    message = "vectors of 4 end behind the 2 columns of 'b', whose rows are not known to have 4"
+    with pytest.raises(ScheduleError, match=message):
+        sch.tensorize(loops[3], "register_tile(lanes=4)")  # type: ignore[arg-type]

@@ -117,7 +117,7 @@ def split_into_exact_loops(s: Schedule) -> None:
             s[i_1] = s[i_1] + a[i_1, k_1]
     for i, k in T.grid(3, 6):
         with T.block("s_1"):
-            i_1 = T.axis.spatial(4, i + 1)
+            i_1 = T.axis.spatial(4, 1 + i)
             k_1 = T.axis.reduce(6, k)
             with T.init():
                 s[i_1] = 0.0

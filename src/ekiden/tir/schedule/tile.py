@@ -313,6 +313,7 @@ class _Tiles:
             b=self.b.buffer,
             b_base=base,
             b_columns=column.value,
+            b_width=self.width(),
             loops=loops,
             store=self.placed(finish),
             work=_work(finish.value),
@@ -320,6 +321,23 @@ class _Tiles:
             number=number,
             following=following,
         )
+
+    def width(self) -> int:
+        """How many columns of the second factor may be read from the first one on: to the end of
+        the axis that they run along, if the tile begins at its start; 0 if that is not known."""
+        at = {self.nest.columns.loop_var: self.begin + self.column}
+        indices = [substitute(i, at) for i in self.b.indices]
+        moved = [n for n, i in enumerate(indices) if self.column in free_vars(i)]
+        along = [n for n in moved if not self.stays(indices[n])]
+        if len(along) != 1:
+            return 0
+        first = self.analyzer.simplify(substitute(indices[along[0]], {self.column: const(0)}))
+        extent = self.b.buffer.shape[along[0]]
+        return extent.value if is_const(first, 0) and isinstance(extent, IntImm) else 0
+
+    def stays(self, index: PrimExpr) -> bool:
+        """Whether an index is the same for all columns of a tile."""
+        return self.column not in free_vars(self.analyzer.simplify(index))
 
     def numbered(self, base: PrimExpr) -> tuple[PrimExpr | None, PrimExpr]:
         """Which of the tiles of a panel it is, if they are the steps of the loop around, and where

@@ -51,7 +51,8 @@ class TileNest:
     and one that i does not.
 
     dtype: of the sums. a, a_rows: the first factor, and where each row begins. b, b_base,
-    b_columns: the second, where it begins, and how far a column moves. loops: those of the sums,
+    b_columns: the second, where it begins, and how far a column moves; b_width: how many columns
+    there are from there, at least `columns` if it is known. loops: those of the sums,
     outermost first. store: what is made of a sum; `work` counts the float operations in that.
     number: which of the tiles with the same b it is, if there are several; following: where the
     next b begins, from this one.
@@ -65,6 +66,7 @@ class TileNest:
     b: Buffer
     b_base: PrimExpr
     b_columns: int
+    b_width: int
     loops: tuple[SumLoop, ...]
     store: Place
     work: int

@@ -27,6 +27,12 @@ def _register_tile(nest: TileNest, options: Options) -> Stmt:
     if word == 1 and lanes > WIDE_LANES and 2 * nest.columns <= lanes:
         lanes //= 2
     shape = Tile(nest.rows, -(-nest.columns // lanes), lanes, nest.columns, nest.dtype)
+    wide = shape.vectors * lanes
+    if wide > max(nest.columns, nest.b_width):
+        raise ScheduleError(
+            f"register_tile: vectors of {lanes} end behind the {nest.columns} columns of"
+            f" {nest.b.name!r}, whose rows are not known to have {wide}"
+        )
     base, inner = Var("base"), loops[-1]
     row = _number(inner.b_stride)
     near = Prefetches(
