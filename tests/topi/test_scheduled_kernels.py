@@ -26,7 +26,7 @@ PAIRS = Target("llvm -mcpu=x86-64-v3 -cores=1")
 
 
 def dense(
-    rows: int | SizeVar, columns: int, depth: int, panel: int, lead: tuple[int, ...] = ()
+    rows: int | SizeVar, columns: int, depth: int, panel: int, lead: tuple[int | SizeVar, ...] = ()
 ) -> tuple[list[te.Tensor], te.Tensor]:
     """A dense layer with a bias and an activation."""
     data = te.placeholder((*lead, rows, depth), name="data")
@@ -116,6 +116,25 @@ def test_the_trace_prints_and_replays(name: str) -> None:
         again = tir.Schedule(kernel.start)
         trace.apply_to_schedule(again)
         assert structural_equal(again.func, loops(kernel.func), map_free_vars=True)
+
+
+N, M = SizeVar("n"), SizeVar("m")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("leading", [(N, 64), (N, M, 64), (1, M), (N, 2, M), (N, M, 1), (N, 1)])
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {},
+        {"split": "rows"},
+        {"split": "panels", "order": "row"},
+        {"k_block": 384, "order": "panel"},
+    ],
+)
+def test_rows_of_any_shape(leading: tuple[int | SizeVar, ...], fixed: Fixed) -> None:
+    case: Case = (lambda: dense(leading[-1], 100, 768, 48, leading[:-1]), TARGET, fixed)
+    assert made(case).func.attrs["tir.tiled"] == 1  # type: ignore[index]
 
 
 def test_a_moved_trace_computes_the_same() -> None:

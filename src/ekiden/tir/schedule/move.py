@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ekiden.arith import IterMapLevel, detect_iter_map, determines
+from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map, determines
 from ekiden.ir.prim import PrimExpr, Var, const, convert, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.range import Range
@@ -51,8 +51,11 @@ def moved_nest(
     outer: Sequence[For],
     preserve_unit_loops: bool = False,
     condition: PrimExpr | None = None,
+    inside: Sequence[tuple[PrimExpr, PrimExpr]] = (),
 ) -> Stmt:
-    """The block in loops of its own over the ranges its iterators need, under a condition."""
+    """The block in loops of its own over the ranges its iterators need, under a condition. Of what
+    is `inside`, (value, extent), it is known that 0 <= value < extent.
+    """
     analyzer = bound_analyzer(outer)
     loops: list[For] = []
     values: list[PrimExpr] = []
@@ -65,14 +68,32 @@ def moved_nest(
             analyzer.bind(loop.loop_var, 0, needed.extent)
             loops.append(loop)
             value = value + loop.loop_var
-        for inside in (value >= 0, value < each.extent):
-            if not analyzer.can_prove(inside):
-                predicate = logical_and(predicate, inside)
+        if not any(_is_both(known, value, each.extent, analyzer) for known in inside):
+            for within in (value >= 0, value < each.extent):
+                if not analyzer.can_prove(within):
+                    predicate = logical_and(predicate, within)
         values.append(value)
     nest: Stmt = BlockRealize(tuple(values), predicate, realize.block)
     for loop in reversed(loops):
         nest = loop.with_fields(body=nest)
     return nest
+
+
+def _is_both(
+    known: tuple[PrimExpr, PrimExpr], value: PrimExpr, extent: PrimExpr, analyzer: Analyzer
+) -> bool:
+    """Whether what is known is known of a value and an extent."""
+    return analyzer.can_prove_equal(known[0], value) and analyzer.can_prove_equal(known[1], extent)
+
+
+def _domains(makers: Sequence[BlockRealize]) -> list[tuple[PrimExpr, PrimExpr]]:
+    """What iterators of blocks are bound to, and their extents; of blocks that always run."""
+    return [
+        (value, each.extent)
+        for maker in makers
+        if is_const(maker.predicate, 1)
+        for each, value in zip(maker.block.iter_vars, maker.iter_values, strict=True)
+    ]
 
 
 def _required(
@@ -258,7 +279,8 @@ def reverse_compute_at(
     outer = [*program.loops_above(loop), loop]
     finished = _finished(step, program, realize, loop, source, outer)
     ranges = _given_ranges(step, program, realize, loop, source, outer)
-    nest = moved_nest(realize, ranges, outer, preserve_unit_loops, finished)
+    known = _domains(program.writers(source))
+    nest = moved_nest(realize, ranges, outer, preserve_unit_loops, finished, known)
     _require_every_point(step, program, realize, nest, outer, kind)
     statements = _statements(loop.body)
     last = max(
