@@ -343,7 +343,7 @@ class CanonicalForm:
         return poly.multiply(self._of(e.a), self._of(e.b))
 
     def _recombine(self, p: Poly) -> Poly:
-        """(x // c) * c + x % c -> x"""
+        """(x // c) * c + x % c -> x;  (x // c) % d * c + x % c -> x % (c * d)"""
         for monomial, scale in p.items():
             if len(monomial) != 1:
                 continue
@@ -354,7 +354,24 @@ class CanonicalForm:
             if quotient is not None and p.get((quotient,)) == scale * atom.divisor:
                 rest = {m: c for m, c in p.items() if m not in (monomial, (quotient,))}
                 return self._recombine(poly.add(rest, dict(atom.numerator), scale))
+            above = None if quotient is None else self._digit_above(p, quotient, scale, atom)
+            if above is not None:
+                rest = {m: c for m, c in p.items() if m not in (monomial, (above,))}
+                size = poly.constant(atom.divisor * self._atoms[above].divisor)
+                made = self._modulo(dict(atom.numerator), size, atom.expr.dtype)
+                return self._recombine(poly.add(rest, made, scale))
         return self._recombine_symbolic(p) if self._has_digits else p
+
+    def _digit_above(self, p: Poly, quotient: int, scale: int, atom: _Atom) -> int | None:
+        """The term of p that is `quotient % d` where the digit below it is `atom`."""
+        wanted = poly.key({(quotient,): 1})
+        for monomial, coefficient in p.items():
+            if len(monomial) != 1 or coefficient != scale * atom.divisor:
+                continue
+            above = self._atoms[monomial[0]]
+            if isinstance(above.expr, FloorMod) and above.numerator == wanted:
+                return monomial[0]
+        return None
 
     def _recombine_symbolic(self, p: Poly) -> Poly:
         """(x // d) * d * y + x % d * y -> x * y"""

@@ -47,6 +47,7 @@ from ekiden.tir.schedule.program import (
     ranges_of,
     read,
     refuse,
+    single_steps,
     written,
 )
 from ekiden.tir.stmt import (
@@ -330,6 +331,7 @@ def steps_disjoint(
     wanted = {s.loop_var for s in mine}
     if not wanted:
         return None
+    touched = [_settled(a, outer) for a in touched]
     first = touched[0]
     if all(_same_place(first, each) for each in touched):
         if len(mine) == 1 and _far_apart(buffer, first, mine[0].loop_var, outer):
@@ -347,6 +349,20 @@ def steps_disjoint(
         own[inside] = Range(each.extent)
         corners.append(each.min + inside)
     return _told_apart(corners, own, wanted, outer)
+
+
+def _settled(access: Access, outer: Sequence[For]) -> Access:
+    """The access without the variables of loops of one step."""
+    values = single_steps([*outer, *access.loops])
+    if not values:
+        return access
+    indices = tuple(Analyzer().simplify(substitute_expr(i, values)) for i in access.indices)
+    loops = tuple(
+        s.with_fields(min=substitute_expr(s.min, values), extent=substitute_expr(s.extent, values))
+        for s in access.loops
+        if s.loop_var not in values
+    )
+    return Access(indices, loops, access.is_store, access.conditional, access.extents)
 
 
 def _of_largest_parts(access: Access) -> Access:

@@ -231,8 +231,9 @@ def _split_in_parts(
     count = size if counts else analyzer.simplify((extent + size - 1) // size)
     outer, inner = Var(f"{name}_0", dtype), Var(f"{name}_1", dtype)
     analyzer.bind(outer, 0, count)
-    if is_const(analyzer.simplify(extent % (count if tail == "balanced" else size)), 0):
-        each = analyzer.simplify(extent // count) if tail == "balanced" else size
+    step = analyzer.simplify(extent // count) if tail == "balanced" else size
+    each = extent if is_const(count, 1) else step
+    if is_const(analyzer.simplify(extent % (count if tail == "balanced" else each)), 0):
         analyzer.bind(inner, 0, each)
         values = {loop.loop_var: loop.min + outer * each + inner}
         same = rebind(loop.body, values, _simplifier(analyzer))

@@ -528,6 +528,15 @@ def _whole(part: For) -> PrimExpr:
     return convert(part.annotations[PART], part.loop_var.dtype)  # type: ignore[arg-type]
 
 
+def single_steps(loops: Iterable[For]) -> dict[Var, PrimExpr]:
+    """What the variables of loops of one step are, of loops given outermost first."""
+    found: dict[Var, PrimExpr] = {}
+    for each in loops:
+        if is_const(each.extent, 1):
+            found[each.loop_var] = Analyzer().simplify(substitute_expr(each.min, found))
+    return found
+
+
 def conditions(predicate: PrimExpr) -> list[PrimExpr]:
     """The parts of a conjunction."""
     if is_const(predicate):

@@ -34,6 +34,7 @@ from ekiden.tir.schedule.program import (
     Program,
     bound_analyzer,
     refuse,
+    single_steps,
     unallocated,
     written,
 )
@@ -147,7 +148,8 @@ class _Tiles:
         self.above = program.loops_above(nest.rows)
         self.analyzer = bound_analyzer(self.above)
         self.first, self.row = Var("first"), Var("row")
-        self.begin, self.column = nest.columns.min, Var("column")
+        self.single = single_steps(self.above)
+        self.begin, self.column = substitute(nest.columns.min, self.single), Var("column")
         for var, loop in ((self.row, nest.rows), (self.column, nest.columns)):
             self.analyzer.bind(var, 0, _most(loop))
         self.zeros: dict[Var, PrimExpr] = {s.loop_var: const(0) for s in nest.loops}
@@ -187,6 +189,7 @@ class _Tiles:
     def flat(self, load: BufferLoad) -> PrimExpr:
         """Where an element is, rows and columns counted from those of the tile."""
         at = {
+            **self.single,
             self.nest.rows.loop_var: self.first + self.row,
             self.nest.columns.loop_var: self.begin + self.column,
         }
@@ -209,7 +212,7 @@ class _Tiles:
         """What follows takes a sum in its own place alone."""
         loops = [*self.above, self.nest.rows, self.nest.columns]
         known = bound_analyzer(loops)
-        single: dict[Var, PrimExpr] = {s.loop_var: s.min for s in loops if is_const(s.extent, 1)}
+        single = single_steps(loops)
         for e in post_order(store.value, *store.indices):
             if isinstance(e, BufferLoad) and e.buffer is self.sums:
                 mine = (substitute(i, single) for i in e.indices)
@@ -325,7 +328,7 @@ class _Tiles:
     def width(self) -> int:
         """How many columns of the second factor may be read from the first one on: to the end of
         the axis that they run along, if the tile begins at its start; 0 if that is not known."""
-        at = {self.nest.columns.loop_var: self.begin + self.column}
+        at = {**self.single, self.nest.columns.loop_var: self.begin + self.column}
         indices = [substitute(i, at) for i in self.b.indices]
         moved = [n for n, i in enumerate(indices) if self.column in free_vars(i)]
         along = [n for n in moved if not self.stays(indices[n])]
