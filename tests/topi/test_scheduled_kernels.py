@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -135,6 +136,33 @@ N, M = SizeVar("n"), SizeVar("m")
 def test_rows_of_any_shape(leading: tuple[int | SizeVar, ...], fixed: Fixed) -> None:
     case: Case = (lambda: dense(leading[-1], 100, 768, 48, leading[:-1]), TARGET, fixed)
     assert made(case).func.attrs["tir.tiled"] == 1  # type: ignore[index]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("columns", [1, 10, 97])
+@pytest.mark.parametrize("leading", [(), (1,), (N,), (N, 1)])
+@pytest.mark.parametrize("rows", [1, 7, M])
+@pytest.mark.parametrize("target", [TARGET, PAIRS], ids=["two cores", "one"])
+def test_few_columns_and_rows(
+    target: Target, rows: int | SizeVar, leading: tuple[int | SizeVar, ...], columns: int
+) -> None:
+    panel = min(32, -(-columns // 16) * 16)
+    case: Case = (lambda: dense(rows, columns, 7, panel, leading), target, {})
+    assert made(case).func.attrs["tir.tiled"] == 1  # type: ignore[index]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("shape", [(N, 172, 309), (N, 172, 309, 1), (1, N, 309), (4, N, 7, 9)])
+def test_elements_of_any_shape(shape: tuple[int | SizeVar, ...]) -> None:
+    """Digits of a fused loop are one place again: vectors lie in order."""
+    kernel = scheduled(*_pair(elementwise(shape, doubled)), TARGET, "kernel")
+    loads = re.findall(r"data\[([^]]*)\]", str(lower(kernel.func)))
+    in_order = f", 1, {TARGET.lanes('float32')})"
+    assert loads and all(at.endswith(in_order) and "%" not in at for at in loads)
+
+
+def _pair(made: tuple[list[te.Tensor], te.Tensor]) -> tuple[list[te.Tensor], list[te.Tensor]]:
+    return made[0], [made[1]]
 
 
 def test_a_moved_trace_computes_the_same() -> None:
