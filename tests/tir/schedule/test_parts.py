@@ -73,6 +73,15 @@ def test_parts_of_any_number_of_rows(tail: str, rows: int) -> None:
     np.testing.assert_allclose(out, np.maximum(a @ b, 0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("points", [[3], [1, 6], [5, 2], [0, 7], [9, -4, 3]])
+def test_points_in_any_order(points: list[int]) -> None:
+    """Those that are not in order are moved to where they are."""
+    sch = Schedule(product())
+    parts = sch.partition(sch.get_loops("c")[0], points)
+    assert len(parts) == len(points) + 1
+    check(sch)
+
+
 def tiled(tail: str = "short") -> tuple[Schedule, list[object]]:
     """Tiles of unequal sizes, the sums in two parts, what follows in the last of them."""
     sch = Schedule(product())

@@ -67,8 +67,9 @@ class LoopSteps(Steps):
             -> partition(i, [1, 9])
             for i in range(1): s(i); for i in range(8): s_1(1 + i); for i in range(1): s_2(9 + i)
 
-        So that a condition on the loop holds in all of a part, or in none. Proved: the points are
-        in order, and in the loop's range. Refused: a loop that is no longer serial.
+        So that a condition on the loop holds in all of a part, or in none. A point that is not
+        known to lie behind the one before, and in the loop's range, is moved there. Refused: a loop
+        that is no longer serial.
         """
         given = (self._loop(loop), list(points))
         return loop_handles(self._run("partition", loops.partition, given))

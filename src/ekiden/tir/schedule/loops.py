@@ -269,11 +269,15 @@ def partition(
     if any(loop.loop_var in free_vars(s.min) for s in _loops_in(loop.body)):
         refuse(f"partition {name!r}: it must not count the parts of a loop", loop)
     analyzer = bound_analyzer(program.loops_above(loop))
-    inner = [indexed(convert(p, dtype), dtype) for p in points]
-    ends = [const(0, dtype), *inner, loop.extent]
-    for a, b in pairwise(ends):
-        if not analyzer.can_prove(a <= b):
-            refuse(f"partition {name!r}: {b!r} is not known to be {a!r} or more", loop)
+    ends: list[PrimExpr] = [const(0, dtype)]
+    for each in points:
+        point = indexed(convert(each, dtype), dtype)
+        if not analyzer.can_prove(ends[-1] <= point):
+            point = maximum(point, ends[-1])
+        if not analyzer.can_prove(point <= loop.extent):
+            point = minimum(point, loop.extent)
+        ends.append(point)
+    ends.append(loop.extent)
     parts: list[Stmt] = []
     variables: list[Var] = []
     taken = set(program.blocks)

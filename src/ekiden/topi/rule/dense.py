@@ -50,7 +50,7 @@ from ekiden.topi.rule.model import (
     panel_width,
     tile_rows,
 )
-from ekiden.topi.rule.scheduled import Kernel, program_of, replaced
+from ekiden.topi.rule.scheduled import Kernel, if_proved, program_of, replaced
 from ekiden.topi.rule.stages import has_known_weights
 from ekiden.topi.rule.tiles import DYNAMIC_ROWS
 from ekiden.topi.rule.words import MADD, dot_space, dots, widen
@@ -123,7 +123,7 @@ def steps(sch: Schedule, kernel: Kernel) -> None:
         copy = sch.read_at(block[0], product_block, 0, "global", pad=LINE)
         sch.vectorize(sch.get_loops(copy)[-1], target.lanes(data.dtype))
     if chunk or by_rows or (is_outer and not block):
-        sch.parallel(chunk[0] if chunk else order[0])
+        if_proved(sch.parallel, chunk[0] if chunk else order[0])
     if block and endings and kernel.outputs[0].dtype == anchor.dtype:
         sch.reuse_buffer(product_block, 0)
     options = {name: decision.number(name) for name in ("own", "spread", "unroll")}

@@ -41,7 +41,7 @@ from ekiden.topi.rule.loops import (
     split_points,
     vector_lanes,
 )
-from ekiden.topi.rule.scheduled import Kernel
+from ekiden.topi.rule.scheduled import Kernel, if_proved
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
 
 
@@ -183,7 +183,7 @@ class _Part:
         if inside:
             self.sch.reorder(self.loop(inner), self.loop(inside[0]))
         work = estimate([a.extent for a in nest.axes if a not in outer]) * cost([nest.value])
-        self.sch.vectorize(self.loop(inner), nest.lanes)
+        if_proved(self.sch.vectorize, self.loop(inner), nest.lanes)
         self.parallel([(a, self.loop(a)) for a in outer], work)
 
     def chunks(self, axis: Axis, weight: int, inside: Sequence[Axis]) -> None:
@@ -192,13 +192,13 @@ class _Part:
         if isinstance(axis.extent, IntImm) and axis.extent.value * weight <= GRAIN:
             if inside:
                 self.sch.reorder(loop, *(self.loop(a) for a in inside))
-            self.sch.vectorize(loop, self.nest.lanes)
+            if_proved(self.sch.vectorize, loop, self.nest.lanes)
             return
         chunk, loop = self.sch.split(loop, [None, CHUNK // weight], tail="short")
         if inside:
             self.sch.reorder(chunk, loop, *(self.loop(a) for a in inside))
-        self.sch.vectorize(loop, self.nest.lanes)
-        self.sch.parallel(chunk, GRAIN // CHUNK)
+        if_proved(self.sch.vectorize, loop, self.nest.lanes)
+        if_proved(self.sch.parallel, chunk, GRAIN // CHUNK)
 
     def transposed(self, inner: Axis, walked: Axis) -> None:
         """Blocks of `walked`; inside, neighbours along `inner`: cache lines are read whole before
@@ -215,7 +215,7 @@ class _Part:
         order = (at, along) if is_short and not heavy else (along, at)
         sch.reorder(*(self.loop(a) for a in outer), blocks, *order)
         if heavy:
-            sch.vectorize(along, nest.lanes)
+            if_proved(sch.vectorize, along, nest.lanes)
         else:
             self.strips(at, along, is_short)
         steps = self.analyzer.simplify((walked.extent + (BLOCK - 1)) // BLOCK)
@@ -247,7 +247,7 @@ class _Part:
         first = [loop for _, loop in outer[:count]]
         joint = self.sch.fuse(*first) if count > 1 else first[0]
         step = max(1, work * estimate(extents[count:]))
-        self.sch.parallel(joint, max(1, GRAIN // step))
+        if_proved(self.sch.parallel, joint, max(1, GRAIN // step))
 
 
 FAMILY = Family(

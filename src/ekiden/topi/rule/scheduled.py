@@ -19,6 +19,7 @@ from typing import TypeAlias
 from ekiden import te
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim_visitor import rewrite
+from ekiden.runtime.errors import ScheduleError
 from ekiden.target import Target
 from ekiden.tir.schedule import Schedule
 from ekiden.tir.schedule.trace import Trace
@@ -74,6 +75,16 @@ def replaced(outputs: Sequence[te.Tensor], old: te.Tensor, new: te.Tensor) -> li
     return found
 
 
+def if_proved(step: Callable[..., None], *arguments: object) -> bool:
+    """Do a step that only makes loops faster, if it can be proved that it keeps the meaning: of
+    shapes whose sizes are expressions that may not be known. Whether it was done."""
+    try:
+        step(*arguments)
+    except ScheduleError:
+        return False
+    return True
+
+
 def scheduled(start: PrimFunc, steps: Steps, kernel: Kernel) -> Scheduled:
     """The kernel that some steps make of a program. Raises ScheduleError for a step that cannot
     be."""
@@ -82,4 +93,4 @@ def scheduled(start: PrimFunc, steps: Steps, kernel: Kernel) -> Scheduled:
     return Scheduled(sch.func, start, sch.trace)
 
 
-__all__ = ["Kernel", "Scheduled", "Steps", "program_of", "replaced", "scheduled"]
+__all__ = ["Kernel", "Scheduled", "Steps", "if_proved", "program_of", "replaced", "scheduled"]
