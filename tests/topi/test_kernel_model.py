@@ -132,6 +132,15 @@ def test_panels_are_brought_ahead_where_the_third_cache_is_slow() -> None:
     assert made["own"] in (4, 8, 16) and made["spread"] in (3, 6) and made["unroll"] == 2
 
 
+@pytest.mark.parametrize("cpu", ["znver4", "skylake-avx512"])
+def test_a_panel_that_is_read_once_is_not_brought_ahead(cpu: str) -> None:
+    """Zen 4, one core, 768x768 of float32 in us by `own` of 0, 8, 16 and 32: one row 30, 39, 37 and
+    37; two rows 32, 42, 39 and 40; 3264x128, one row: 22, 28, 27 and 27."""
+    target = Target(f"llvm -mcpu={cpu}")
+    assert chosen(target, (1, 768, 768))["own"] == 0
+    assert chosen(target, (37, 768, 768))["own"] != 0
+
+
 def test_rows_that_share_a_set_of_the_cache_are_few() -> None:
     """14 rows at a distance of 4096 bytes in 8 ways: 70 of 90 percent (Skylake-SP)."""
     target = Target("llvm -mcpu=skylake-avx512 -cores=1")
