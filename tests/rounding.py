@@ -53,6 +53,5 @@ def expect_within(found: Array, wanted: Array, bound: Array | float) -> None:
         at = np.unravel_index(int(np.argmax(np.where(np.isnan(excess), np.inf, excess))),
                               excess.shape)  # fmt: skip
         allowed = np.broadcast_to(bound, excess.shape)[at]
-        raise AssertionError(
-            f"{found[at]!r} at {tuple(map(int, at))}: {wanted[at]!r} expected, {allowed:.3g} allowed"
-        )
+        where = tuple(map(int, at))
+        raise AssertionError(f"{found[at]!r} at {where}: {wanted[at]!r} +- {allowed:.3g} expected")

@@ -12,7 +12,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern, Precision
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import call, check_range
+from ekiden.relay.op._declare import call, check_range, summable
 from ekiden.relay.op._inventory import declare
 from ekiden.relay.op.broadcast import add, subtract, where
 from ekiden.relay.op.create import zeros_like
@@ -109,7 +109,8 @@ class FixedPointMultiplyAttrs(Attrs):
 
 
 def _einsum(attrs: EinsumAttrs, *arrays: Array) -> Array:
-    return np.asarray(np.einsum(attrs.equation, *arrays)).astype(arrays[0].dtype, copy=False)
+    found = np.asarray(np.einsum(attrs.equation, *map(summable, arrays)))
+    return found.astype(arrays[0].dtype, copy=False)
 
 
 def _dft(attrs: DFTAttrs, re: Array, im: Array) -> tuple[Array, ...]:
@@ -129,7 +130,11 @@ def _unraveled(attrs: None, data: Array, shape: Array) -> Array:
     check_range("unravel_index: extent", shape, (0, 2**31))
     count = math.prod(dims)
     check_range("unravel_index: position", data, (0, count), "{} elements", (count,))
-    return np.stack(np.unravel_index(data, dims)).astype(data.dtype)
+    rest, found = data.astype(np.int64), []
+    for extent in reversed(dims):
+        found.append(rest % max(extent, 1))
+        rest = rest // max(extent, 1)
+    return np.stack(found[::-1]).astype(data.dtype)
 
 
 def _diagonals(attrs: MatrixSetDiagAttrs) -> str:
@@ -152,7 +157,7 @@ declare("einsum", ("data",), lambda attrs, *x: topi.einsum(attrs.equation, *x),
         variadic=True)  # fmt: skip
 declare("det", ("data",), lambda attrs, data: topi.det(data),
         "the determinants of the matrices in the last two axes",
-        reference=lambda attrs, data: np.linalg.det(data).astype(data.dtype))  # fmt: skip
+        reference=lambda attrs, data: np.linalg.det(data.astype(np.float64)).astype(data.dtype))  # fmt: skip
 declare(
     "dft",
     ("re_data", "im_data"),

@@ -290,6 +290,13 @@ def shape_dims(attrs: Attrs, buffers: Sequence[Buffer]) -> Dims:
     return _elements(buffers[-1]), []
 
 
+def not_negative(name: str, what: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Sizes as they are. Raises InputError for one below 0."""
+    if min(sizes, default=0) < 0:
+        raise InputError(f"run: {name}: {what} is negative; it is {min(sizes)}")
+    return sizes
+
+
 def _shape(shape: Array) -> tuple[int, ...]:
     return tuple(int(n) for n in shape)
 
@@ -459,7 +466,7 @@ declare_dynamic(
     ),
     _tile_dims,
     lambda attrs, inputs, out: [_tile(inputs[0], out.shape)],
-    lambda attrs, data, reps: np.tile(data, _shape(reps)),
+    lambda attrs, data, reps: np.tile(data, not_negative("dyn.tile", "a repetition", _shape(reps))),
     "data's dimensions times reps, aligned at the last",
 )
 
@@ -734,4 +741,4 @@ def dynamic(name: str, *args: Expr, attrs: Attrs) -> Call:
     return call(f"dyn.{name}", *args, attrs=attrs)
 
 
-__all__ = ["constant_of", "declare_dynamic", "dynamic", "shape_dims"]
+__all__ = ["constant_of", "declare_dynamic", "dynamic", "not_negative", "shape_dims"]

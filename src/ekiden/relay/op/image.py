@@ -15,7 +15,7 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op import image_sampling
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_is, tensors
-from ekiden.relay.op.dynamic import constant_of, declare_dynamic, dynamic, shape_dims
+from ekiden.relay.op.dynamic import constant_of, declare_dynamic, dynamic, not_negative, shape_dims
 from ekiden.relay.op.image_sampling import *  # noqa: F403
 from ekiden.te import Tensor
 from ekiden.topi.image.resize import NEAR, Sampling, resize, rounding_of
@@ -116,18 +116,14 @@ def _cubic(distance: Array, alpha: float) -> Array:
     return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
 
 
-def _taps(attrs: Resize2DAttrs, x: Array, size: int) -> Array:
-    """The matrix [extent, size] that resizes one axis, for the places x of the result's pixels."""
-    extent = len(x)
-    matrix = np.zeros((extent, size))
-    rows = np.arange(extent)
+def _taps(attrs: Resize2DAttrs, x: Array, size: int) -> list[tuple[Array, Array]]:
+    """(positions, weights) of the pixels of one axis that those at the places x sum."""
     if attrs.method == "nearest_neighbor":
         rounding = rounding_of(attrs.rounding_method, attrs.coordinate_transformation_mode)
-        matrix[rows, np.clip(_nearest(x, rounding), 0, size - 1).astype(np.int64)] = 1
-        return matrix
+        return [(_inside(_nearest(x, rounding), size), np.ones(len(x)))]
     base = np.floor(x)
-    offsets = range(-1, 3) if attrs.method == "cubic" else range(2)
-    for offset in offsets:
+    places, weights = [], []
+    for offset in range(-1, 3) if attrs.method == "cubic" else range(2):
         distance = x - (base + offset)
         weight = (
             _cubic(distance, attrs.cubic_alpha) if attrs.method == "cubic" else 1 - np.abs(distance)
@@ -135,10 +131,22 @@ def _taps(attrs: Resize2DAttrs, x: Array, size: int) -> Array:
         at = base + offset
         if attrs.method == "cubic" and attrs.cubic_exclude:
             weight = np.where((at < 0) | (at > size - 1), 0, weight)
-        np.add.at(matrix, (rows, np.clip(at, 0, size - 1).astype(np.int64)), weight)
+        places.append(_inside(at, size))
+        weights.append(weight)
     if attrs.method == "cubic" and attrs.cubic_exclude:
-        matrix /= matrix.sum(1, keepdims=True)
-    return matrix
+        weights = list(np.stack(weights) / np.sum(weights, axis=0))
+    return list(zip(places, weights, strict=True))
+
+
+def _inside(at: Array, size: int) -> Array:
+    return np.clip(at, 0, size - 1).astype(np.int64)
+
+
+def _summed(data: Array, axis: int, taps: Sequence[tuple[Array, Array]]) -> Array:
+    """The weighted sum of pixels along an axis."""
+    shape = [-1 if n == axis else 1 for n in range(data.ndim)]
+    parts = [np.take(data, at, axis) * weight.reshape(shape) for at, weight in taps]
+    return np.asarray(sum(parts[1:], parts[0]))
 
 
 def _resize_reference(attrs: Resize2DAttrs, data: Array) -> Array:
@@ -148,7 +156,7 @@ def _resize_reference(attrs: Resize2DAttrs, data: Array) -> Array:
         scale = attrs.scales[i] if attrs.scales is not None else extent / max(size, 1)
         mode = attrs.coordinate_transformation_mode
         x = _coordinates(mode, size, extent, scale, attrs.roi[i::2])
-        found = np.moveaxis(np.tensordot(found, _taps(attrs, x, size), (at, 1)), -1, at)
+        found = _summed(found, at, _taps(attrs, x, size))
         if mode == "tf_crop_and_resize":
             outside = np.expand_dims(((x < 0) | (x > size - 1)), tuple(range(1, data.ndim - at)))
             found = np.where(outside, attrs.extrapolation_value, found)
@@ -205,6 +213,11 @@ def _dyn_resize_kind(attrs: DynResize2DAttrs, types: Sequence[TensorType]) -> Te
     return TensorType(shape, attrs.out_dtype or data.dtype)
 
 
+def _dyn_resize_reference(attrs: DynResize2DAttrs, data: Array, size: Array) -> Array:
+    wanted = not_negative("dyn.image.resize2d", "a dimension of the result", tuple(size.tolist()))
+    return _resize_reference(attrs.with_fields(size=wanted), data)
+
+
 declare_dynamic(
     "dyn.image.resize2d",
     ("data", "size"),
@@ -212,7 +225,7 @@ declare_dynamic(
     _dyn_resize_kind,
     shape_dims,
     lambda attrs, inputs, out: [resize_lower(attrs, inputs[0], out)],
-    lambda attrs, data, size: _resize_reference(attrs.with_fields(size=tuple(size.tolist())), data),
+    _dyn_resize_reference,
     "data with the extents `size` along H and W of its layout; `out_dtype`, if given",
     layout="layout",
 )
