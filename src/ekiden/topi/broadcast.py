@@ -40,7 +40,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.te import Tensor
 from ekiden.topi.elementwise import as_bool, wide
-from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, broadcast_shape, known
+from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, broadcast_shape, broadcasts_to, known
 from ekiden.topi.shape import equal as same_dim
 from ekiden.topi.transcendental import atan2_scalar
 
@@ -275,8 +275,7 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def broadcast_to(data: Tensor, shape: Sequence[Dim]) -> Tensor:
     """`data` repeated to `shape`. Raises ValueError when it does not broadcast to that."""
     wanted = as_shape(shape)
-    found = broadcast_shape(data.shape, wanted)
-    if found is None or len(found) != len(wanted):
+    if not broadcasts_to(data.shape, wanted):
         raise ValueError(f"broadcast_to: shape {data.shape} does not broadcast to {wanted}")
     return te.compute(
         wanted,

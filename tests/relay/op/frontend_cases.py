@@ -124,8 +124,10 @@ def words(count: int, width: int) -> Array:
 def as_texts(data: Array) -> Array:
     """Texts in UTF-8 of the same shape, padded, by what stands in bytes."""
     width = data.shape[-1]
+    if not data.size:
+        return data
     made = []
-    for row in data.reshape(-1, width) if data.size else np.zeros((data[..., 0].size, 0), int):
+    for row in data.reshape(-1, width):
         text = ""
         for byte in row:
             letter = LETTERS[int(byte) % len(LETTERS)]
@@ -133,7 +135,7 @@ def as_texts(data: Array) -> Array:
                 break
             text += letter
         made.append(text)
-    return encode(made, width).reshape(data.shape) if made and width else data
+    return encode(made, width).reshape(data.shape)
 
 
 def texts() -> Iterator[Case]:

@@ -1,5 +1,5 @@
-"""What the fuzzer of operators found, one test each: compiled code gives what the interpreter gives,
-or both refuse."""
+"""What the fuzzer of operators found, one test each: compiled code gives what the interpreter
+gives, or both refuse."""
 
 from __future__ import annotations
 
@@ -169,6 +169,46 @@ def test_turns_of_large_angles(dtype: str) -> None:
         found = both(build, angles)
         wanted = function(angles.astype("float64"))
         np.testing.assert_allclose(found, wanted, atol=2 * np.finfo(dtype).eps)
+
+
+def test_broadcasting_does_not_make_axes_shorter() -> None:
+    n, like = SizeVar("n"), np.zeros((3, 7, 1), "float32")
+    with pytest.raises(TypeInferenceError, match="does not broadcast"):
+        module = module_of(op.broadcast_to_like, np.zeros((7, 8), "float32"), like)
+        relay.transform.InferType()(module)
+    for build in (op.broadcast_to_like, lambda x, like: op.broadcast_to(x, (3, 7, 1))):
+        params = [relay.var("x", shape=(7, n)), relay.var("like", shape=(3, 7, 1))]
+        module = relay.IRModule.from_expr(relay.Function(params, build(*params)))
+        run = relay.create_executor("vm", module).evaluate()
+        assert run(np.zeros((7, 1), "float32"), like).numpy().shape == (3, 7, 1)
+        with pytest.raises(InputError, match="needs n == 1; n is 8"):
+            run(np.zeros((7, 8), "float32"), like)
+
+
+def test_reductions_of_nothing() -> None:
+    n, none = SizeVar("n"), np.zeros((2, 0), "float32")
+    x = relay.var("x", shape=(2, n))
+    for body, wanted in (
+        (op.min(x, 1), np.inf),
+        (op.max(x, 1), -np.inf),
+        (op.variance(x, 1, unbiased=True), np.nan),
+    ):
+        module = relay.IRModule.from_expr(relay.Function([x], body))
+        for kind in ("debug", "vm"):
+            found = relay.create_executor(kind, module).evaluate()(none).numpy()
+            np.testing.assert_array_equal(found, [wanted] * 2)
+
+
+def test_what_is_left_beside_a_dimension_of_nothing() -> None:
+    both_refuse_to_reshape = np.zeros((3, 0), "float32"), np.array([-1, 0])
+    module = module_of(lambda x, s: op.reshape(x, s, allowzero=True), *both_refuse_to_reshape)
+    with pytest.raises(InputError, match="what is left is not clear"):
+        ekiden.compile(module)(*both_refuse_to_reshape)
+
+
+def test_positions_in_a_space_of_more_elements_than_there_can_be() -> None:
+    at, shape = np.array([54, 7], "int32"), np.full(33, 5, "int32")
+    assert both(op.unravel_index, at, shape)[-3:].tolist() == [[2, 0], [0, 1], [4, 2]]
 
 
 def test_parts_lie_in_what_they_are_parts_of() -> None:

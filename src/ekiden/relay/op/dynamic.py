@@ -16,7 +16,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, DimsOf, OpDef, OpPattern, Wanted, register_op
-from ekiden.ir.prim import NE, AnyDim, PrimExpr, Select, binary, cast, const, maximum, minimum
+from ekiden.ir.prim import NE, AnyDim, Or, PrimExpr, Select, binary, cast, const, maximum, minimum
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Expr
 from ekiden.relay.op._declare import attempt, call, fail, rank_is, tensors
@@ -194,7 +194,10 @@ def _reshape_dims(attrs: DynReshapeAttrs, buffers: Sequence[Buffer]) -> Dims:
     dims = [_choose(w.equal(-1), free, w) for w in wanted]
     wrong, made = "the data has another number of elements", product(dims)
     shown = {"that of the data": total, "that of the new shape": made}
-    return dims, [Wanted(made.equal(total), wrong, shown)]
+    open_ends = sum((cast(w.equal(-1), "int64") for w in wanted), const(0))
+    clear = Or(open_ends.equal(0), binary(NE, others, 0), "bool")
+    unclear = "what is left is not clear beside a dimension of 0"
+    return dims, [Wanted(made.equal(total), wrong, shown), Wanted(clear, unclear)]
 
 
 def _reshape_reference(attrs: DynReshapeAttrs, data: Array, newshape: Array) -> Array:

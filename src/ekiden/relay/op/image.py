@@ -20,7 +20,18 @@ from ekiden.relay.op.image_sampling import *  # noqa: F403
 from ekiden.te import Tensor
 from ekiden.topi.image.resize import NEAR, Sampling, resize, rounding_of
 from ekiden.topi.layout import spatial
-from ekiden.topi.shape import Dim, Dims, Shape, as_attr, as_dim, as_ints, expect_least, known, tidy
+from ekiden.topi.shape import (
+    Dim,
+    Dims,
+    Shape,
+    as_attr,
+    as_dim,
+    as_ints,
+    expect_least,
+    expect_shape,
+    known,
+    tidy,
+)
 
 METHODS = ("nearest_neighbor", "linear", "cubic")
 
@@ -164,8 +175,10 @@ def _resize_reference(attrs: Resize2DAttrs, data: Array) -> Array:
     return (np.rint(found) if dtype.kind in "iu" else found).astype(dtype)
 
 
-def resize_lower(attrs: Resize2DAttrs, data: Tensor, out: TensorType) -> Tensor:
-    """The computation of a resize."""
+def resize_lower(
+    attrs: Resize2DAttrs, data: Tensor, out: TensorType, scales: Sequence[PrimExpr] | None = None
+) -> Tensor:
+    """The computation of a resize, by scales that are data if there are such."""
     sampling = Sampling(
         attrs.method,
         attrs.coordinate_transformation_mode,
@@ -176,7 +189,7 @@ def resize_lower(attrs: Resize2DAttrs, data: Tensor, out: TensorType) -> Tensor:
     crop = attrs.coordinate_transformation_mode == "tf_crop_and_resize"
     region = [(attrs.roi[n], attrs.roi[n + 2]) for n in range(2)] if crop else None
     return resize(
-        data, out.shape, spatial(attrs.layout), sampling, attrs.scales, out.dtype, region,
+        data, out.shape, spatial(attrs.layout), sampling, scales or attrs.scales, out.dtype, region,
         attrs.extrapolation_value,
     )  # fmt: skip
 
@@ -193,6 +206,38 @@ register_op(
         pattern=OpPattern.INJECTIVE,
         layout="layout",
         result="data with the extents `size` along H and W of its layout; `out_dtype`, if given",
+    )
+)
+
+
+def _scaled_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    name = "image.resize2d_scaled"
+    data, scales = tensors(name, types, 2)
+    if scales.dtype != "float32":
+        fail(name, f"'scales' must be float32, got {scales.dtype}")
+    attempt(name, expect_shape, name, "scales", scales.shape, (2,))
+    return _resize_relation((data,), attrs)
+
+
+def _scaled_reference(attrs: Resize2DAttrs, data: Array, scales: Array) -> Array:
+    return _resize_reference(attrs.with_fields(scales=tuple(map(float, scales))), data)
+
+
+register_op(
+    OpDef(
+        name="image.resize2d_scaled",
+        precision=Precision.NEVER,
+        arguments=("data", "scales"),
+        attrs=Resize2DAttrs,
+        relation=_scaled_relation,
+        reference=_scaled_reference,
+        lower=lambda attrs, inputs, out: [
+            resize_lower(attrs, inputs[0], out, [inputs[1][n] for n in range(2)])
+        ],
+        pattern=OpPattern.INJECTIVE,
+        layout="layout",
+        result="data with the extents `size` along H and W of its layout; `out_dtype`, if given",
+        description="`image.resize2d`, where the scales by which pixels are found are data.",
     )
 )
 
@@ -243,21 +288,24 @@ def resize2d(
     cubic_exclude: bool | int = False,
     extrapolation_value: float = 0.0,
     out_dtype: str = "",
-    scales: Sequence[float] | None = None,
+    scales: Sequence[float] | Expr | None = None,
 ) -> Call:
     """Images resized to (height, width), which may be symbolic, or an expression; see
-    Resize2DAttrs."""
+    Resize2DAttrs. `scales` may be an expression too, of a vector, where `size` is none."""
     wanted = constant_of(size)
     extents = () if wanted is None else wanted if isinstance(wanted, Sequence) else (wanted, wanted)
+    given = None if scales is None or isinstance(scales, Expr) else tuple(map(float, scales))
     options = (
         as_attr(extents), layout, method, coordinate_transformation_mode, rounding_method,
         cubic_alpha, bool(cubic_exclude),
-        None if scales is None else tuple(float(s) for s in scales), out_dtype, tuple(roi or ()),
+        given, out_dtype, tuple(roi or ()),
         extrapolation_value,
     )  # fmt: skip
     if wanted is None:
         assert isinstance(size, Expr)
         return dynamic("image.resize2d", data, size, attrs=DynResize2DAttrs(*options))
+    if isinstance(scales, Expr):
+        return call("image.resize2d_scaled", data, scales, attrs=Resize2DAttrs(*options))
     return call("image.resize2d", data, attrs=Resize2DAttrs(*options))
 
 
