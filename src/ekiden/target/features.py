@@ -199,6 +199,20 @@ alone has floats. scalef: a * 2**b. masks: loads, stores and arithmetic of some 
 # fmt: on
 
 
+UNUSED = frozenset("amx_int8 amx_bf16 amx_fp16 fma_fp16 sve sve2".split())
+"""Abilities that no code generator has code for."""
+
+
+def idle(architecture: str) -> frozenset[str]:
+    """Features that serve such abilities alone: code is made without them, and needs none."""
+    serving: dict[bool, set[str]] = {True: set(), False: set()}
+    for ability, ways in ABILITIES.items():
+        for name in " ".join(ways.get(architecture, ())).split():
+            serving[ability in UNUSED] |= _brought(architecture, name)
+    alone = serving[True] - serving[False]
+    return frozenset(f for f in names_of(architecture) if alone & _brought(architecture, f))
+
+
 def has_any(features: frozenset[str], ways: Iterable[str]) -> bool:
     """Whether features (a closure) are all there that one of the ways needs."""
     return any(features.issuperset(way.split()) for way in ways)

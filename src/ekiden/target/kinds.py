@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ekiden.target.features import UNUSED
+
 OptionType = type[int] | type[bool] | type[str] | type[list[str]]
 
 
@@ -43,7 +45,7 @@ class TargetKind:
 
     def can_use(self, ability: str) -> bool:
         """Whether the generator has code for it."""
-        return self.abilities is None or ability in self.abilities
+        return ability not in UNUSED and (self.abilities is None or ability in self.abilities)
 
     @property
     def is_cpu(self) -> bool:

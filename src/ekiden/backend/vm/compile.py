@@ -398,8 +398,8 @@ class _FunctionCompiler(Choices):
     def _call_host(self, function: str, call: Call) -> int:
         """A registered function: the arguments, then the attributes that are numbers."""
         fields = fields_of(call.attrs) if call.attrs is not None else ()
-        given = [getattr(call.attrs, f.name) for f in fields]
-        numbers = [self._load_int(int(v)) for v in given if isinstance(v, int)]
+        given = [getattr(call.attrs, f.name) for f in fields if f.type in ("int", "bool")]
+        numbers = [self._load_int(int(v)) for v in given]
         args = (*self._atoms(call.args), *numbers)
         index = self.program.host_functions[function]
         return self.into("InvokePackedValue", packed_index=index, args=args)

@@ -110,8 +110,16 @@ def _divide(a: Array, b: Array) -> Array:
     """C's division: integers truncate towards zero, and give 0 when divided by it."""
     if a.dtype.kind not in "iu":
         return np.asarray(np.divide(a, b))
-    quotient = np.abs(a) // np.maximum(np.abs(b), 1)
-    return np.asarray(np.where(b == 0, 0, np.where((a < 0) == (b < 0), quotient, -quotient)))
+    return _trunc_divide(a, b)
+
+
+def _floor_divide(a: Array, b: Array) -> Array:
+    """NumPy's; of floats by a quotient, so that what is infinite stays so."""
+    found = np.asarray(np.floor_divide(a, b))
+    if a.dtype.kind in "iub":
+        return found
+    ratio = np.divide(a, b)
+    return np.where(np.isinf(ratio), ratio, found)
 
 
 def _trunc_divide(a: Array, b: Array) -> Array:
@@ -139,7 +147,7 @@ power         = binary("power", _power, topi.power, takes="number", mixed=NEVER)
 maximum       = binary("maximum",       np.maximum,        topi.maximum, mixed=FOLLOW)
 minimum       = binary("minimum",       np.minimum,        topi.minimum, mixed=FOLLOW)
 mod           = binary("mod",           np.fmod,           topi.mod, takes="number")
-floor_divide  = binary("floor_divide",  np.floor_divide,   topi.floor_divide, takes="number")
+floor_divide  = binary("floor_divide",  _floor_divide,   topi.floor_divide, takes="number")
 floor_mod     = binary("floor_mod",     np.mod,            topi.floor_mod, takes="number")
 trunc_divide  = binary("trunc_divide",  _trunc_divide,     topi.trunc_divide, takes="number")
 trunc_mod     = binary("trunc_mod",     np.fmod,           topi.trunc_mod, takes="number")

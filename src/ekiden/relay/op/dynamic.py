@@ -16,7 +16,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, DimsOf, OpDef, OpPattern, Wanted, register_op
-from ekiden.ir.prim import NE, AnyDim, PrimExpr, Select, binary, cast, const, maximum, minimum
+from ekiden.ir.prim import NE, AnyDim, Or, PrimExpr, Select, binary, cast, const, maximum, minimum
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Expr
 from ekiden.relay.op._declare import attempt, call, fail, rank_is, tensors
@@ -194,7 +194,10 @@ def _reshape_dims(attrs: DynReshapeAttrs, buffers: Sequence[Buffer]) -> Dims:
     dims = [_choose(w.equal(-1), free, w) for w in wanted]
     wrong, made = "the data has another number of elements", product(dims)
     shown = {"that of the data": total, "that of the new shape": made}
-    return dims, [Wanted(made.equal(total), wrong, shown)]
+    open_ends = sum((cast(w.equal(-1), "int64") for w in wanted), const(0))
+    clear = Or(open_ends.equal(0), binary(NE, others, 0), "bool")
+    unclear = "what is left is not clear beside a dimension of 0"
+    return dims, [Wanted(made.equal(total), wrong, shown), Wanted(clear, unclear)]
 
 
 def _reshape_reference(attrs: DynReshapeAttrs, data: Array, newshape: Array) -> Array:
@@ -288,6 +291,13 @@ declare_dynamic(
 def shape_dims(attrs: Attrs, buffers: Sequence[Buffer]) -> Dims:
     """The elements of the last argument are the unknown dimensions."""
     return _elements(buffers[-1]), []
+
+
+def not_negative(name: str, what: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Sizes as they are. Raises InputError for one below 0."""
+    if min(sizes, default=0) < 0:
+        raise InputError(f"run: {name}: {what} is negative; it is {min(sizes)}")
+    return sizes
 
 
 def _shape(shape: Array) -> tuple[int, ...]:
@@ -459,7 +469,7 @@ declare_dynamic(
     ),
     _tile_dims,
     lambda attrs, inputs, out: [_tile(inputs[0], out.shape)],
-    lambda attrs, data, reps: np.tile(data, _shape(reps)),
+    lambda attrs, data, reps: np.tile(data, not_negative("dyn.tile", "a repetition", _shape(reps))),
     "data's dimensions times reps, aligned at the last",
 )
 
@@ -734,4 +744,4 @@ def dynamic(name: str, *args: Expr, attrs: Attrs) -> Call:
     return call(f"dyn.{name}", *args, attrs=attrs)
 
 
-__all__ = ["constant_of", "declare_dynamic", "dynamic", "shape_dims"]
+__all__ = ["constant_of", "declare_dynamic", "dynamic", "not_negative", "shape_dims"]

@@ -166,6 +166,10 @@ def _squeeze_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("squeeze", types, 1)
     wanted = attrs_of(SqueezeAttrs, attrs).axis
     if wanted is None:
+        if any(known(d) is None for d in data.shape):  # the rank of the result cannot wait
+            fail(
+                "squeeze", f"'axis' is needed where dimensions are symbols, got {show(data.shape)}"
+            )
         return TensorType(tuple(d for d in data.shape if not is_const(d, 1)), data.dtype)
     axes = attempt("squeeze", normalize_axes, wanted, len(data.shape), "squeeze")
     if len(axes) < len(wanted):

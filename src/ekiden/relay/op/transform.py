@@ -30,9 +30,8 @@ from ekiden.topi.shape import (
     as_dim,
     as_ints,
     as_shape,
-    broadcast_shape,
+    broadcasts_to,
     is_any,
-    known,
     normalize_axes,
     normalize_axis,
     replaced,
@@ -95,11 +94,7 @@ class BroadcastAttrs(Attrs):
 def _broadcast_to_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("broadcast_to", types, 1)
     wanted = as_shape(attrs_of(BroadcastAttrs, attrs).shape)
-    found = broadcast_shape(data.shape, wanted)
-    shrinks = found is not None and any(
-        known(f) not in (None, known(w)) for f, w in zip(found, wanted, strict=False) if known(w)
-    )
-    if found is None or len(found) != len(wanted) or shrinks:
+    if not broadcasts_to(data.shape, wanted):
         fail("broadcast_to", f"{show(data.shape)} does not broadcast to {show(wanted)}")
     return TensorType(wanted, data.dtype)
 

@@ -22,6 +22,7 @@ from ekiden.relay.op._declare import (
     fail,
     one_dtype,
     rank_is,
+    summable,
     tensors,
 )
 from ekiden.relay.op.dynamic import bordered
@@ -118,7 +119,7 @@ def conv2d_nchw(data: Array, weight: Array, attrs: Conv2DAttrs) -> Array:
         :, :, :: attrs.strides[0], :: attrs.strides[1], :: attrs.dilation[0], :: attrs.dilation[1]
     ]
     parts = [
-        np.einsum("nchwyx,ocyx->nohw", rows, kernel, optimize=True)
+        np.einsum("nchwyx,ocyx->nohw", summable(rows), summable(kernel), optimize=True)
         for rows, kernel in zip(
             np.split(windows, attrs.groups, 1), np.split(weight, attrs.groups, 0), strict=True
         )
@@ -323,13 +324,14 @@ def _scatter(attrs: Conv2DTransposeAttrs, data: Array, weight: Array) -> Array:
     )  # fmt: skip
     for y in range(kh if h else 0):
         for x in range(kw if w else 0):
-            taps = np.einsum("nchw,co->nohw", data, weight[:, :, y, x], optimize=True)
+            tap = summable(weight[:, :, y, x])
+            taps = np.einsum("nchw,co->nohw", summable(data), tap, optimize=True)
             full[
                 :,
                 :,
                 y * dh : y * dh + (h - 1) * sh + 1 : sh,
                 x * dw : x * dw + (w - 1) * sw + 1 : sw,
-            ] += taps
+            ] += taps.astype(data.dtype, copy=False)
     return full
 
 
