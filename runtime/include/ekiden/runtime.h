@@ -911,7 +911,9 @@ static inline int64_t ek_executable_count(ek_object *executable, int32_t part) {
 ** index into the globals. Arguments are borrowed: tensors, ints, ADTs; tensors that are not on the
 ** device of their parameter, alone or in an array, are copied there. They are held against the types
 ** that the function declares: an InputError names the input. Results are owned; a result
-** that views a constant or an argument keeps that alive. 0 or -1. */
+** that views a constant or an argument keeps that alive. Kernels that flush subnormal numbers set
+** the mode of the thread (MXCSR, FPCR) for themselves: after a call, failed ones included, it is what
+** the caller had set. 0 or -1. */
 EK_API int ek_vm_new(ek_object *executable, ek_object **out);
 EK_API int ek_vm_invoke(ek_object *vm, int32_t function, const ek_value *args, int32_t nargs,
                         ek_value *ret);

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import onnx
 
+from ekiden.backend.kernels.build import flush_asked
 from ekiden.backend.vm.compile import compile_variants
 from ekiden.backend.vm.module_kernels import ModuleKernels
 from ekiden.backend.vm.pipeline import optimize
@@ -87,6 +88,7 @@ def compile_model(
         if executor == "aot" and each.kind.name != "llvm":
             got = f"got {each.kind.name!r}"
             raise CompileError(f"compile: executor 'aot' makes code for target kind 'llvm', {got}")
+    flushes = [flush_asked(each) for each in config.primitive_targets]
     module = import_model(model, shape)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
@@ -100,6 +102,8 @@ def compile_model(
         "main": describe(module),
         "producer": f"ekiden {version('ekiden')}",
     }
+    if any(flushes):
+        metadata["denormals"] = "flush"
     if tensors := module.attrs.get("tensors"):
         assert isinstance(tensors, tuple)
         metadata["tensors"] = {name: [node, at] for name, node, at in tensors}

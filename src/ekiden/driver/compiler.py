@@ -17,7 +17,13 @@ from ekiden.driver.artifact_cache import ArtifactCache
 from ekiden.driver.artifact_key import request
 from ekiden.driver.executable import Executable
 from ekiden.driver.library import format_of, write_artifact
-from ekiden.ir.pass_context import DECISIONS, SIZE, with_options
+from ekiden.ir.pass_context import (
+    DECISIONS,
+    DENORMALS,
+    DENORMALS_KINDS,
+    SIZE,
+    with_options,
+)
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import Bytes
 from ekiden.runtime.errors import CompileError
@@ -41,6 +47,7 @@ def compile(
     bounds: str = "",
     num_threads: int | None = None,
     size: str = "",
+    denormals: str = "keep",
     progress: Progress | None = None,
     decisions: Mapping[str, object] | None = None,
 ) -> Executable:
@@ -62,6 +69,9 @@ def compile(
     else `runtime.num_threads` says it. No part of the artifact.
     `size` "small" keeps weights as large as they are in the model, where the fastest kernels take
     some in a larger form (`ekiden inspect` shows both figures, docs/cli.md).
+    `denormals` "flush" makes every kernel take subnormal numbers for 0 and give 0 for them, in the
+    threads that share it too, and sets back what its caller had set; "keep" keeps them but in
+    recurrent layers, whose gates decay through them (docs/targets.md).
     `progress` is called with (kernels done, kernels in all, name of the one just done); without it
     a bar is shown where standard error is a terminal. The logger "ekiden" says what is done and how
     long it takes: INFO each part, DEBUG each pass and kernel.
@@ -74,7 +84,7 @@ def compile(
     Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
     LoadError where this machine cannot run the code; `ekiden compile` writes it all the same.
     """
-    with _chosen(size, decisions):
+    with _chosen(size, denormals, decisions):
         made = compile_artifact(model, with_bounds(target, bounds), shape, executor, progress)
     found = made if isinstance(made, runtime.Executable) else runtime.Executable.from_bytes(made)
     if num_threads is not None:
@@ -92,6 +102,7 @@ def export(
     cc: str | None = None,
     options: Sequence[str] = (),
     size: str = "",
+    denormals: str = "keep",
     progress: Progress | None = None,
 ) -> None:
     """Compile a model and write it as the suffix of `path` says: `.eki`, `.so`, `.o`, `.c`, `.tar`.
@@ -106,7 +117,7 @@ def export(
     if isinstance(model, Executable):
         data: Bytes = late_bound.whole(model.raw)
     else:
-        with _chosen(size):
+        with _chosen(size, denormals):
             found = compile_artifact(model, target, shape, executor, progress)
         data = found.to_bytes() if isinstance(found, runtime.Executable) else found
     write_artifact(data, path, cc=cc, options=options)
@@ -116,12 +127,17 @@ SIZES = ("", "small")
 
 
 def _chosen(
-    size: str, decisions: Mapping[str, object] | None = None
+    size: str, denormals: str, decisions: Mapping[str, object] | None = None
 ) -> AbstractContextManager[object]:
     """The current context, with the options for the size of weights and for kernels."""
     if size not in SIZES:
         raise CompileError(f"compile: size 'small' or '' expected, got {size!r}")
+    if denormals not in DENORMALS_KINDS:
+        kinds = " or ".join(map(repr, DENORMALS_KINDS))
+        raise CompileError(f"compile: denormals {kinds} expected, got {denormals!r}")
     config: dict[str, object] = {SIZE: size} if size else {}
+    if denormals != "keep":
+        config[DENORMALS] = denormals
     if decisions:
         config[DECISIONS] = dict(decisions)
     return with_options(config) if config else nullcontext()

@@ -45,6 +45,37 @@ class Memory(Enum):
     VIEWS = "its result lies there"
 
 
+class Linear(Enum):
+    """What an operator with a second argument makes of its first."""
+
+    NO = "nothing linear"
+    SCALES = "data * value"
+    SHIFTS = "data + value"
+    SHIFTS_BACK = "data - value"
+
+
+class Turns(Enum):
+    """How a transposition of its first argument moves to the result of an operator, if it can."""
+
+    NO = "not, unless it broadcasts"
+    AXIS = "its one axis is another"
+    AXES = "the axes it reduces are others"
+    SHAPE = "the elements go on in another shape"
+    WIDTHS = "its widths stand in another order"
+    FIELDS = "those of all fields move"
+    EXTENTS = "its shape is written in another order"
+    ORDER = "both are one"
+
+
+class Borders(Enum):
+    """Which constant borders of its first argument an operator with a padding makes itself."""
+
+    NO = "none"
+    ZEROS = "zeros"
+    LOWEST = "the least value"
+    COUNTED = "zeros, where it counts them"
+
+
 class OpPattern(IntEnum):
     """How an operator may fuse (TVM's TOpPattern)."""
 
@@ -144,6 +175,11 @@ class OpDef:
     whether numbers among its data (an index, a length) may be out of range, which is then an error
     that names them. kernels: the families of kernels that may compute it, by name
     (topi/rule/families.py); they say how its weights lie, what may follow, where results may lie.
+    linear, turns, borders: see the classes above. commutes: whether two arguments may change
+    places. channels: where output channels lie, (axis of the result, axis of the weight) in the
+    default layouts. fast: the operator that is faster and less exact. costly: whether an element
+    takes longer to compute than to read. shape_only: of the arguments the shapes are read, not the
+    elements.
     """
 
     name: str
@@ -168,6 +204,14 @@ class OpDef:
     refuses: bool = False
     fields: Callable[[Attrs | None], int] | None = None
     kernels: tuple[str, ...] = ()
+    linear: Linear = Linear.NO
+    turns: Turns = Turns.NO
+    borders: Borders = Borders.NO
+    commutes: bool = False
+    channels: tuple[int, int] | None = None
+    fast: str = ""
+    costly: bool = False
+    shape_only: bool = False
     description: str = ""
     result: str = ""
 

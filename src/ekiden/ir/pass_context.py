@@ -114,6 +114,15 @@ KEEP_OUTPUT = register_option(
     False,
     "whether results of functions keep their dtype",
 )
+DENORMALS = register_option(
+    "kernels.denormals",
+    str,
+    "keep",
+    'what kernels make of subnormal numbers: "keep" them (those of recurrent layers do not), or '
+    '"flush" them to 0',
+)
+DENORMALS_KINDS = ("keep", "flush")
+"""What that option may be."""
 DECISIONS = register_option(
     "kernels.decisions",
     dict,

@@ -202,6 +202,7 @@ _METADATA = _record(
     {},
     {
         "checks": _map_of(_list_of(_pair_of(_size, _list_of(_text, least=1)))),
+        "denormals": _one_of("flush"),
         "executor": _one_of(*EXECUTORS),
         "host_functions": _list_of(_name),
         "kernels": _map_of(_KERNEL),

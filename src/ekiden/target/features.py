@@ -187,6 +187,7 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
     "amx_fp16":    {X86: ("amx-fp16",)},
     "scalef":      {X86: ("avx512f",)},
     "masks":       {X86: ("avx512bw avx512dq avx512vl",), ARM: ("sve",), RISCV: ("v",)},
+    "flush_subnormals": {X86: ("",),                ARM: ("",)},
     "permute_u8":  {X86: ("avx512vbmi",),           ARM: ("",),          RISCV: ("v",)},
 }
 """fma: a * b + c rounded once. rounding: to whole numbers. float16: conversions. madd_s16: sums of
@@ -194,7 +195,8 @@ two products of int16 (pmaddwd). madd_u8s8: of uint8 and int8, saturated to 16 b
 dot4_*: sums of four products of bytes into int32, exact. dot2_bf16: of two of bfloat16 into
 float32. dot2_s16: pmaddwd that adds. i8mm: products of 2x8 and 8x2 bytes (smmla, ummla, usmmla).
 amx_*: of tiles. integers_256: whole numbers in vectors of 256 bits, where AVX
-alone has floats. scalef: a * 2**b. masks: loads, stores and arithmetic of some lanes.
+alone has floats. scalef: a * 2**b. flush_subnormals: a mode of the
+thread in which they are 0. masks: loads, stores and arithmetic of some lanes.
 """
 # fmt: on
 

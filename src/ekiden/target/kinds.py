@@ -117,7 +117,8 @@ _GPU: dict[str, Option] = {
 _WARPS_OF_1 = {**_GPU, "max_num_threads": Option(int, None, 256),
                "thread_warp_size": Option(int, None, 1)}
 
-_OF_C = frozenset(("fma", "rounding", "float16"))   # what compilers find by themselves
+_OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves
+                   "flush_subnormals"))
 
 KINDS: dict[str, TargetKind] = {each.name: each for each in (
     #          name  device  keys              generator

@@ -18,7 +18,7 @@ from ekiden.driver.commands.options import (
 from ekiden.driver.compiler import compile_artifact
 from ekiden.driver.library import format_of, write_artifact
 from ekiden.ir.instrument import PassTimingInstrument
-from ekiden.ir.pass_context import PRECISION, SIZE
+from ekiden.ir.pass_context import DENORMALS, DENORMALS_KINDS, PRECISION, SIZE
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.artifact import metadata_of
 from ekiden.runtime.files import check_folder
@@ -50,6 +50,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="keep weights as large as they are in the model, for some speed",
     )
+    parser.add_argument(
+        "--denormals",
+        choices=DENORMALS_KINDS,
+        default="keep",
+        help="whether kernels flush subnormal numbers to 0",
+    )
     parser.add_argument("--timing", action="store_true", help="say what took how long")
 
 
@@ -65,6 +71,8 @@ def run(options: argparse.Namespace) -> int:
         config[PRECISION] = options.precision
     if options.size:
         config[SIZE] = options.size
+    if options.denormals != "keep":
+        config[DENORMALS] = options.denormals
     with PassContext(config=config, instruments=[timing] if options.timing else []):
         target = with_bounds(options.target or "llvm", options.bounds)
         found = compile_artifact(options.model, target, shape)

@@ -431,7 +431,7 @@ _BINARY: Mapping[type[PrimExpr], Callable[[Expr, Expr], Expr]] = {
     prim.And: op.logical_and,
     prim.Or: op.logical_or,
 }
-_UNARY: Mapping[str, Callable[[Expr], Expr]] = {"floor": op.floor, "ceil": op.ceil, "sqrt": op.sqrt}
+_UNARY: Mapping[str, Callable[[Expr], Expr]] = {f.__name__: f for f in (op.floor, op.ceil, op.sqrt)}
 
 
 def with_span(roots: Sequence[Expr], span: Span) -> list[Expr]:

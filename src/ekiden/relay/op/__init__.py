@@ -19,6 +19,8 @@ from ekiden.relay.op import (
 from ekiden.relay.op import broadcast as _broadcast
 from ekiden.relay.op import create as _create
 from ekiden.relay.op import dynamic as dyn
+from ekiden.relay.op import dynamic_create as _dynamic_create  # noqa: F401  declares operators
+from ekiden.relay.op import dynamic_repeat as _dynamic_repeat  # noqa: F401
 from ekiden.relay.op import elementwise as _elementwise
 from ekiden.relay.op import index as _index
 from ekiden.relay.op import join as _join

@@ -237,6 +237,7 @@ def _shape_of_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="shape_of",
+        shape_only=True,
         memory=Memory.READS,
         arguments=("data",),
         attrs=ShapeOfAttrs,

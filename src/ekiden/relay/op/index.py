@@ -26,7 +26,8 @@ from ekiden.relay.op._declare import (
     show,
     tensors,
 )
-from ekiden.relay.op.dynamic import DynOneHotAttrs, constant_of, dynamic
+from ekiden.relay.op.dynamic import constant_of, dynamic
+from ekiden.relay.op.dynamic_select import DynOneHotAttrs
 from ekiden.te import Tensor
 from ekiden.te.range_check import extent_checks
 from ekiden.topi.index import MOST
@@ -100,6 +101,7 @@ def _take_lower(attrs: TakeAttrs, inputs: Sequence[Tensor], out: Type) -> list[T
 register_op(
     OpDef(
         name="take",
+        costly=True,
         precision=Precision.FOLLOW,
         arguments=("data", "indices"),
         attrs=TakeAttrs,
@@ -155,6 +157,7 @@ def _gather_reference(attrs: GatherAttrs, data: Array, indices: Array) -> Array:
 register_op(
     OpDef(
         name="gather",
+        costly=True,
         precision=Precision.FOLLOW,
         arguments=("data", "indices"),
         attrs=GatherAttrs,
@@ -229,6 +232,7 @@ def _gather_nd_lower(attrs: GatherNDAttrs, inputs: Sequence[Tensor], out: Type) 
 register_op(
     OpDef(
         name="gather_nd",
+        costly=True,
         precision=Precision.FOLLOW,
         arguments=("data", "indices"),
         attrs=GatherNDAttrs,

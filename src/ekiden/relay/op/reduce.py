@@ -11,7 +11,7 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, Turns, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
@@ -142,6 +142,7 @@ def reduction(
             arguments=("data",),
             attrs=ReduceAttrs,
             precision=precision,
+            turns=Turns.AXES,
             relation=_relation(name, ReduceAttrs, dtype),
             reference=_reference(name, function, dtype),
             lower=lambda attrs, inputs, out: [

@@ -211,6 +211,7 @@ register_op(
 register_op(
     OpDef(
         name="vm.shape_of",
+        shape_only=True,
         memory=Memory.READS,
         arguments=("data",),
         relation=_shape_of_relation,

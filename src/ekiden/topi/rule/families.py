@@ -16,6 +16,7 @@ from ekiden.topi.rule import (
     depthwise,
     nibbles,
     recurrent,
+    scatter,
     upsample,
     winograd,
 )
@@ -25,6 +26,7 @@ from ekiden.topi.rule.family import Family
 ROWS: tuple[Family, ...] = (
     attention.FAMILY,
     recurrent.FAMILY,
+    scatter.FAMILY,
     dense.FAMILY,
     conv2d.FAMILY,
     upsample.FAMILY,

@@ -10,7 +10,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
+from ekiden.ir.op import Array, Borders, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
@@ -25,7 +25,7 @@ from ekiden.relay.op._declare import (
     summable,
     tensors,
 )
-from ekiden.relay.op.dynamic import bordered
+from ekiden.relay.op.dynamic_pad import bordered
 from ekiden.relay.op.nn._solve import window, window_transposed
 from ekiden.relay.op.nn._work import of_convolution, of_transposed
 from ekiden.relay.op.nn.geometry import (
@@ -152,6 +152,8 @@ def _conv2d_lower(attrs: Conv2DAttrs, inputs: Sequence[Tensor], out: Type) -> li
 register_op(
     OpDef(
         name="nn.conv2d",
+        channels=(1, 0),
+        borders=Borders.ZEROS,
         precision=Precision.ALWAYS,
         kernels=("conv_nhwc_pack", "depthwise_conv_nhwc", "default"),
         arguments=("data", "weight"),
@@ -227,6 +229,8 @@ def _conv1d_reference(attrs: Conv1DAttrs, data: Array, weight: Array) -> Array:
 register_op(
     OpDef(
         name="nn.conv1d",
+        channels=(1, 0),
+        borders=Borders.ZEROS,
         precision=Precision.ALWAYS,
         arguments=("data", "weight"),
         attrs=Conv1DAttrs,

@@ -73,6 +73,7 @@ def _product(out_dtype: str, a: Array, b: Array) -> Array:
 register_op(
     OpDef(
         name="nn.dense",
+        channels=(-1, 0),
         precision=Precision.ALWAYS,
         arguments=("data", "weight"),
         attrs=DenseAttrs,
