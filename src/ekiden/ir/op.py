@@ -142,8 +142,9 @@ class OpDef:
     unknown dimensions, or one for each. host: the registered function that computes it at run time
     where it is no kernel. fields: how many fields the result has where it is a tuple. refuses:
     whether numbers among its data (an index, a length) may be out of range, which is then an error
-    that names them. kernels: the families of kernels that may compute it, by name
-    (topi/rule/families.py); they say how its weights lie, what may follow, where results may lie.
+    that names them. of_type: whether the types of the arguments alone say the result. kernels: the
+    families of kernels that may compute it, by name (topi/rule/families.py); they say how its
+    weights lie, what may follow, where results may lie.
     """
 
     name: str
@@ -166,6 +167,7 @@ class OpDef:
     padded: str | None = None
     host: str = ""
     refuses: bool = False
+    of_type: bool = False
     fields: Callable[[Attrs | None], int] | None = None
     kernels: tuple[str, ...] = ()
     description: str = ""

@@ -39,6 +39,7 @@ def pipeline(
             # shapes that are constants are known now
             needed(transform.BindDimensions(), "to give names to dimensions that are data"),
             transform.SimplifyExpr(exact=True),  # what rounds as before
+            transform.FlattenAtrousConv(),
             transform.MultiplyEinsums(),
             transform.FuseAttention(),  # before layouts hide its transpositions
             transform.CombineFewRows(),

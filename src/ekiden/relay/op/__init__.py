@@ -38,6 +38,10 @@ from ekiden.relay.op.elementwise import *  # noqa: F403
 from ekiden.relay.op.gradient import register_gradient
 from ekiden.relay.op.index import *  # noqa: F403
 from ekiden.relay.op.join import *  # noqa: F403
+from ekiden.relay.op.op import (
+    register_fake_quantization_to_integer,
+    register_optional_fake_quantization_to_integer,
+)
 from ekiden.relay.op.placing import *  # noqa: F403
 from ekiden.relay.op.reduce import *  # noqa: F403
 from ekiden.relay.op.reshape import *  # noqa: F403
@@ -78,7 +82,9 @@ __all__ = [
     "nn",
     "op",
     "random",
+    "register_fake_quantization_to_integer",
     "register_gradient",
+    "register_optional_fake_quantization_to_integer",
     "text",
     "vision",
     "vm",

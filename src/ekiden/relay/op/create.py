@@ -244,6 +244,7 @@ register_op(
         reference=lambda attrs, data: np.array(data.shape, to_numpy(attrs.dtype)),
         lower=lambda attrs, inputs, out: [topi.shape(inputs[0], attrs.dtype)],
         pattern=OpPattern.OPAQUE,
+        of_type=True,
         result="(rank of data,), of `dtype`",
     )
 )
@@ -275,6 +276,7 @@ register_op(
         reference=lambda attrs, data: np.array(data.size, to_numpy(attrs.dtype)),
         lower=lambda attrs, inputs, out: [topi.ndarray_size(inputs[0], attrs.dtype)],
         pattern=OpPattern.OPAQUE,
+        of_type=True,
         result="a scalar of `dtype`",
     )
 )

@@ -1,5 +1,7 @@
 """The operators of the dialect, by TVM's names and signatures."""
 
+import sys
+
 from ekiden.relay.op._document import attach
 from ekiden.relay.qnn.config import current_requantize_config, requantize_config
 from ekiden.relay.qnn.elementwise import (
@@ -23,6 +25,9 @@ from ekiden.relay.qnn.shaping import avg_pool2d, concatenate, softmax
 from ekiden.relay.qnn.simulated import simulated_dequantize, simulated_quantize
 
 attach("qnn.", globals())
+
+qnn = sys.modules[__name__]
+"""The file of TVM that has them."""
 
 __all__ = [
     "abs",

@@ -13,8 +13,8 @@ from ekiden.ir.op import Array
 from ekiden.ir.type import Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import attrs_of, call, fail, tensors
-from ekiden.relay.qnn._declare import along, along_array, declare, limits, tensor
+from ekiden.relay.op._declare import attrs_of, fail, tensors
+from ekiden.relay.qnn._declare import along, along_array, call, declare, limits, tensor
 from ekiden.relay.qnn.rescale import away, away_array
 
 CODES = {"disable": 0, "int8": 1, "uint8": 2, "int32": 3}

@@ -33,9 +33,12 @@ from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
 from ekiden.relay.transform.defunctionalization import Defunctionalization, Defunctionalize
 from ekiden.relay.transform.defuse_ops import DefuseOps
 from ekiden.relay.transform.div_to_mul import DivToMul
+from ekiden.relay.transform.dynamic_to_static import DynamicToStatic
 from ekiden.relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
 from ekiden.relay.transform.eta_expand import EtaExpand
+from ekiden.relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
 from ekiden.relay.transform.fast_math import FastMath
+from ekiden.relay.transform.flatten_atrous_conv import FlattenAtrousConv
 from ekiden.relay.transform.fold_constant import FoldConstant
 from ekiden.relay.transform.fold_explicit_padding import FoldExplicitPadding
 from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
@@ -47,6 +50,7 @@ from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import Inline
 from ekiden.relay.transform.inline_primitives import InlinePrimitives
 from ekiden.relay.transform.lambda_lift import LambdaLift
+from ekiden.relay.transform.lazy_gradient_init import LazyGradientInit
 from ekiden.relay.transform.legalize import Legalize, register_legalize
 from ekiden.relay.transform.manifest_alloc import ManifestAlloc
 from ekiden.relay.transform.manifest_lifetimes import ManifestLifetimes
@@ -123,6 +127,8 @@ for _factory in (
     Inline,
     InlinePrimitives,
     EtaExpand,
+    FakeQuantizationToInteger,
+    DynamicToStatic,
 ):
     register_pass(_factory.__name__, _factory)  # its name can stand in `required` and Sequential
 
@@ -146,10 +152,13 @@ __all__ = [
     "Defunctionalize",
     "DefuseOps",
     "DivToMul",
+    "DynamicToStatic",
     "EliminateCommonSubexpr",
     "EtaExpand",
+    "FakeQuantizationToInteger",
     "FastMath",
     "FirstOrderGradient",
+    "FlattenAtrousConv",
     "FoldConstant",
     "FoldExplicitPadding",
     "FoldScaleAxis",
@@ -162,6 +171,7 @@ __all__ = [
     "Inline",
     "InlinePrimitives",
     "LambdaLift",
+    "LazyGradientInit",
     "Legalize",
     "ManifestAlloc",
     "ManifestLifetimes",

@@ -2,6 +2,7 @@
 operator.
 
 add(1f, 2f)  ->  3f          (%a, %b).1  ->  %b          if (True) { %a } else { %b }  ->  %a
+shape_of(%x)  ->  [2, 3]     %x: Tensor[(2, 3), float32]
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
 
+import numpy as np
+
 from ekiden.ir.attrs import Attrs
-from ekiden.ir.dtype import itemsize
+from ekiden.ir.dtype import itemsize, to_numpy
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import fields_of
@@ -95,7 +98,11 @@ def _constant(data: Array, kind: TensorType, span: Span | None) -> Constant:
 
 def _foldable(call: Call, kind: Type | None) -> list[TensorType] | None:
     """The tensors that a call gives, None where it is not to be computed."""
-    if not isinstance(call.op, Op) or not all(map(_is_constant, call.args)):
+    if not isinstance(call.op, Op):
+        return None
+    if call.op.definition.of_type:
+        return _leaves(kind) if all(_leaves(a.checked_type) for a in call.args) else None
+    if not all(map(_is_constant, call.args)):
         return None
     if not can_compute(call.op, call.attrs):
         return None
@@ -108,13 +115,21 @@ def _foldable(call: Call, kind: Type | None) -> list[TensorType] | None:
 
 def _given(call: Call) -> int:
     """The bytes of constant arguments."""
-    arrays = [_value(a) for a in call.args]
+    arrays = [_value(a) for a in call.args if _is_constant(a)]
     return sum(d.nbytes for a in arrays for d in (a if isinstance(a, tuple) else (a,)))
 
 
 def _evaluate(call: Call) -> Array | tuple[Array, ...]:
     assert isinstance(call.op, Op)
-    return evaluate_call(call.op, call.attrs, [_value(a) for a in call.args])
+    value = _of_type if call.op.definition.of_type else _value
+    return evaluate_call(call.op, call.attrs, [value(a) for a in call.args])
+
+
+def _of_type(expr: RelayExpr) -> Array:
+    """Zeros of the type of a tensor, in the memory of one."""
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType)
+    return np.broadcast_to(np.zeros((), to_numpy(kind.dtype)), kind.concrete_shape)
 
 
 def _fold_call(call: Call, kind: Type | None, begun: Mapping[RelayExpr, Values]) -> RelayExpr:
@@ -139,6 +154,11 @@ def _value(expr: RelayExpr) -> Array | tuple[Array, ...]:
         return tuple(f.data for f in expr.fields if isinstance(f, Constant))
     assert isinstance(expr, Constant)
     return expr.data
+
+
+def fold_call(call: Call) -> RelayExpr:
+    """One call with its type: folded, if it depends on constants alone."""
+    return _fold_call(call, call.checked_type, {})
 
 
 def fold_constant(root: RelayExpr) -> RelayExpr:
@@ -180,7 +200,7 @@ def _rewrite(
     begun: Mapping[RelayExpr, Values],
 ) -> RelayExpr:
     match new:
-        case Call():
+        case Call() if not any(a in effects for a in new.args):
             return _fold_call(new, old.checked_type_or_none(), begun)
         case TupleGetItem(tuple_value=Tuple(fields=fields) as made, index=index):
             return new if made in effects else fields[index]
