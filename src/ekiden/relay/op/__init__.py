@@ -39,7 +39,10 @@ from ekiden.relay.op.gradient import register_gradient
 from ekiden.relay.op.index import *  # noqa: F403
 from ekiden.relay.op.join import *  # noqa: F403
 from ekiden.relay.op.op import (
+    register_alter_op_layout,
+    register_convert_op_layout,
     register_fake_quantization_to_integer,
+    register_infer_correct_layout,
     register_optional_fake_quantization_to_integer,
 )
 from ekiden.relay.op.placing import *  # noqa: F403
@@ -82,8 +85,11 @@ __all__ = [
     "nn",
     "op",
     "random",
+    "register_alter_op_layout",
+    "register_convert_op_layout",
     "register_fake_quantization_to_integer",
     "register_gradient",
+    "register_infer_correct_layout",
     "register_optional_fake_quantization_to_integer",
     "text",
     "vision",

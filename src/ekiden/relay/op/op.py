@@ -62,10 +62,50 @@ def register_optional_fake_quantization_to_integer(
     return register
 
 
+def _attribute(key: str, what: str) -> Callable[..., Callable[[Rule], Rule]]:
+    """A function that gives operators one attribute."""
+
+    def register(
+        op_name: str, function: Rule | None = None, level: int = 10
+    ) -> Callable[[Rule], Rule]:
+        def one(given: Rule) -> Rule:
+            register_op_attr(op_name, key, given, level)
+            return given
+
+        if function is not None:
+            one(function)
+        return one
+
+    register.__doc__ = f"{what} Without a function, a decorator. Raises KeyError for no operator."
+    return register
+
+
+Rule = Callable[..., object]
+
+register_alter_op_layout = _attribute(
+    "FTVMAlterOpLayout",
+    "What AlterOpLayout() makes of calls: (attributes, arguments, tensors with their shapes and"
+    " dtypes, type of the result) -> another call, or None.",
+)
+register_convert_op_layout = _attribute(
+    "FTVMConvertOpLayout",
+    "What ConvertLayout makes of calls that it is given layouts for: (attributes, arguments,"
+    " tensors, layouts) -> another call, or None.",
+)
+register_infer_correct_layout = _attribute(
+    "FInferCorrectLayout",
+    "How an operator follows layouts: (attributes, layouts now or None, layouts before, types) ->"
+    " InferCorrectLayoutOutput.",
+)
+
+
 __all__ = [
     "Op",
     "get",
+    "register_alter_op_layout",
+    "register_convert_op_layout",
     "register_fake_quantization_to_integer",
+    "register_infer_correct_layout",
     "register_op_attr",
     "register_optional_fake_quantization_to_integer",
 ]

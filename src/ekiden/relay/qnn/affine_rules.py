@@ -82,7 +82,7 @@ def _rank(expr: Expr) -> int:
     return len(kind.shape)
 
 
-def _requantized(data: Expr, now: TensorAffineType, then: TensorAffineType, dtype: str) -> Expr:
+def _requantized(data: Expr, now: TensorAffineType, then: TensorAffineType, dtype: str) -> Call:
     steps = now.scale, now.zero_point, then.scale, then.zero_point
     return rescale.requantize(data, *steps, axis=now.axis, out_dtype=dtype)
 
@@ -162,8 +162,8 @@ def _clip(expr: Call, types: Types) -> Made:
     if isinstance(given.scale, Constant) and given.scale.data.size == 1:
         low, high = (_number(end, given) for end in ends)
         return op.clip(data, low, high), given
-    low, high = (_along_channels(end, given, _rank(data)) for end in ends)
-    return op.minimum(op.maximum(data, low), high), given
+    least, most = (_along_channels(end, given, _rank(data)) for end in ends)
+    return op.minimum(op.maximum(data, least), most), given
 
 
 def _number(end: Constant, given: TensorAffineType) -> int:
@@ -188,7 +188,7 @@ def _relu(expr: Call, types: Types) -> Made:
     """relu(q) -> maximum(q, zero point)"""
     data = expr.args[0]
     given = _of(types, data)
-    zero = op.cast(given.zero_point, given.dtype)
+    zero: Expr = op.cast(given.zero_point, given.dtype)
     if isinstance(given.zero_point, Constant):
         zero = const(given.zero_point.data.astype(given.dtype))
     return op.maximum(data, along(zero, typed(zero).checked_type, _rank(data), given.axis)), given
@@ -224,8 +224,8 @@ def _wide_mean(expr: Call, types: Types) -> Made:
     data = expr.args[0]
     given = _of(types, data)
     result = _of(types, expr) if expr in types else given
-    wide = op.cast(data, "int32") if _same(given, result) else None
-    wide = wide or _requantized(data, given, result, "int32")
+    same = _same(given, result)
+    wide = op.cast(data, "int32") if same else _requantized(data, given, result, "int32")
     made = TensorAffineType(result.scale, result.zero_point, "int32", result.axis)
     return Call(expr.op, (wide,), expr.attrs), made
 
@@ -258,7 +258,8 @@ def _summed(
 def _convolution(expr: Call, types: Types) -> Made:
     attrs = assume(ConvAttrs, expr.attrs)
     channels = (getattr(attrs, "out_layout", "") or attrs.data_layout).index("C")
-    kind, steps = _summed(*expr.args, types, channels)
+    data, weight = expr.args
+    kind, steps = _summed(data, weight, types, channels)
     made = call(
         f"qnn.{_last(expr)}", *expr.args, *steps, attrs=attrs.with_fields(out_dtype="int32")
     )
@@ -275,20 +276,21 @@ for _name in ("nn.conv2d", "nn.conv2d_transpose"):
 
 @register_fake_quantization_to_integer("nn.dense", alone=True)
 def _dense(expr: Call, types: Types) -> Made:
-    kind, steps = _summed(*expr.args, types, _rank(expr.args[0]) - 1)
+    data, weight = expr.args
+    kind, (one, other, left, right) = _summed(data, weight, types, _rank(data) - 1)
     units = getattr(expr.attrs, "units", None)
-    return product.dense(*expr.args, *steps, units=units), kind
+    return product.dense(data, weight, one, other, left, right, units), kind
 
 
 @register_fake_quantization_to_integer("nn.batch_matmul", alone=True)
 def _batch_matmul(expr: Call, types: Types) -> Made:
-    kind, steps = _summed(*expr.args, types, -1)
     x, y = expr.args
+    kind, (one, other, left, right) = _summed(x, y, types, -1)
     if getattr(expr.attrs, "transpose_a", False):
         x = op.transpose(x, (0, 2, 1))
     if not getattr(expr.attrs, "transpose_b", True):
         y = op.transpose(y, (0, 2, 1))
-    return product.batch_matmul(x, y, *steps), kind
+    return product.batch_matmul(x, y, one, other, left, right), kind
 
 
 @register_fake_quantization_to_integer("nn.bias_add", alone=True)

@@ -32,6 +32,7 @@ from ekiden.relay.transform.convert_layout import ConvertLayout
 from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
 from ekiden.relay.transform.defunctionalization import Defunctionalization, Defunctionalize
 from ekiden.relay.transform.defuse_ops import DefuseOps
+from ekiden.relay.transform.desired_layouts import LayoutConfig
 from ekiden.relay.transform.div_to_mul import DivToMul
 from ekiden.relay.transform.dynamic_to_static import DynamicToStatic
 from ekiden.relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
@@ -171,6 +172,7 @@ __all__ = [
     "Inline",
     "InlinePrimitives",
     "LambdaLift",
+    "LayoutConfig",
     "LazyGradientInit",
     "Legalize",
     "ManifestAlloc",

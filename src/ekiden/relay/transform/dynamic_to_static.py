@@ -33,21 +33,24 @@ def _resize2d(call: Call, attrs: Any) -> Call:  # noqa: ANN401 - attributes by n
     return op.image.resize2d(data, [int(n) for n in size.data], **given)
 
 
+MAKE: Any = op
+"""The functions that make calls, which take constants where their types say numbers."""
+
 # fmt: off
 STATIC: dict[str, Callable[[Call, Any], Call]] = {
-    "dyn.reshape":       lambda c, a: op.reshape(*c.args, a.allowzero),
-    "dyn.expand_dims":   lambda c, a: op.expand_dims(*c.args),
-    "dyn.squeeze":       lambda c, a: op.squeeze(*c.args),
-    "dyn.tile":          lambda c, a: op.tile(*c.args),
-    "dyn.broadcast_to":  lambda c, a: op.broadcast_to(*c.args),
-    "dyn.full":          lambda c, a: op.full(*c.args, a.dtype),
-    "dyn.zeros":         lambda c, a: op.zeros(*c.args, a.dtype),
-    "dyn.ones":          lambda c, a: op.ones(*c.args, a.dtype),
-    "dyn.arange":        lambda c, a: op.arange(*c.args, a.dtype),
-    "dyn.topk":          lambda c, a: op.topk(*c.args, a.axis, a.ret_type, a.is_ascend, a.dtype),
-    "dyn.one_hot":       lambda c, a: op.one_hot(*c.args, a.axis, a.dtype),
-    "dyn.nn.pad":        lambda c, a: op.nn.pad(*c.args, a.pad_mode),
-    "dyn.strided_slice": lambda c, a: op.strided_slice(*c.args, a.axes, a.slice_mode),
+    "dyn.reshape":       lambda c, a: MAKE.reshape(*c.args, a.allowzero),
+    "dyn.expand_dims":   lambda c, a: MAKE.expand_dims(*c.args),
+    "dyn.squeeze":       lambda c, a: MAKE.squeeze(*c.args),
+    "dyn.tile":          lambda c, a: MAKE.tile(*c.args),
+    "dyn.broadcast_to":  lambda c, a: MAKE.broadcast_to(*c.args),
+    "dyn.full":          lambda c, a: MAKE.full(*c.args, a.dtype),
+    "dyn.zeros":         lambda c, a: MAKE.zeros(*c.args, a.dtype),
+    "dyn.ones":          lambda c, a: MAKE.ones(*c.args, a.dtype),
+    "dyn.arange":        lambda c, a: MAKE.arange(*c.args, a.dtype),
+    "dyn.topk":          lambda c, a: MAKE.topk(*c.args, a.axis, a.ret_type, a.is_ascend, a.dtype),
+    "dyn.one_hot":       lambda c, a: MAKE.one_hot(*c.args, a.axis, a.dtype),
+    "dyn.nn.pad":        lambda c, a: MAKE.nn.pad(*c.args, a.pad_mode),
+    "dyn.strided_slice": lambda c, a: MAKE.strided_slice(*c.args, a.axes, a.slice_mode),
     "dyn.image.resize2d": _resize2d,
 }
 """Operator -> its form without data, of a call whose shape is a constant: the functions that make

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ekiden.ir.affine_type import AffineType, TensorAffineType, TupleAffineType
 from ekiden.ir.expr import RelayExpr
@@ -220,8 +221,7 @@ def _one_in_integers(call: Call, rules: _Rules) -> Call:
     kind = types[made]
     assert isinstance(kind, TensorAffineType)
     dequantize = get("qnn.dequantize")
-    attrs = dequantize.definition.attrs
-    assert attrs is not None
+    attrs: Any = dequantize.definition.attrs
     return Call(dequantize, (made, kind.scale, kind.zero_point), attrs(axis=kind.axis))
 
 

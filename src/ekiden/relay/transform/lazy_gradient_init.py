@@ -20,6 +20,7 @@ from ekiden.ir.type import FuncType, GlobalTypeVar, TensorType, TupleType, Type,
 from ekiden.relay.expr import (
     Call,
     Constant,
+    Constructor,
     Function,
     If,
     Let,
@@ -66,7 +67,9 @@ class _Cells:
         raise CompileError(f"LazyGradientInit: {what} cannot become a cell")
 
     def cell(self, name: str, *args: RelayExpr) -> Call:
-        return Call(self.make[name], args)
+        constructor = self.make[name]
+        assert isinstance(constructor, Constructor)
+        return Call(constructor, args)
 
     def lift(self, value: RelayExpr, kind: Type) -> RelayExpr:
         """A value, with its tensors in cells."""
@@ -90,12 +93,13 @@ class _Cells:
         """A call of an operator, on cells."""
         assert isinstance(call.op, Op)
         name, kinds = call.op.name, [a.checked_type for a in call.args]
-        if name in SUMS and structural_equal(*kinds):
+        if name in SUMS and structural_equal(kinds[0], kinds[1]):
             params = Var("lhs", kinds[0]), Var("rhs", kinds[1])
             plain = Function(params, Call(call.op, params, call.attrs), kinds[0])
             own = self.module.get_global_var(SUMS[name])
             return Call(own, (plain, *(self.new[a] for a in call.args)))
-        args = [self.lower(self.new[a], k) for a, k in zip(call.args, kinds, strict=True)]
+        given = zip(call.args, kinds, strict=True)
+        args = tuple(self.lower(self.new[a], k) for a, k in given)
         result = Call(call.op, args, call.attrs, span=call.span)
         if name in MAKERS:
             return self.cell(MAKERS[name], Function((), result, call.checked_type))
@@ -115,12 +119,13 @@ class _Cells:
                 return self.operator(expr)
             case Call(op=GlobalVar(), args=args):
                 kinds = [a.checked_type for a in args]
-                plain = [self.lower(new[a], k) for a, k in zip(args, kinds, strict=True)]
+                given = zip(args, kinds, strict=True)
+                plain = tuple(self.lower(new[a], k) for a, k in given)
                 return self.lift(Call(expr.op, plain), expr.checked_type)
             case Call(op=op, args=args):
-                return Call(new[op], [new[a] for a in args])
+                return Call(new[op], tuple(new[a] for a in args))
             case Tuple(fields=fields):
-                return Tuple([new[f] for f in fields])
+                return Tuple(tuple(new[f] for f in fields))
             case TupleGetItem(tuple_value=value, index=index):
                 return TupleGetItem(new[value], index)
             case Let(var=var, value=value, body=body):
@@ -128,7 +133,7 @@ class _Cells:
             case If(cond=cond, true_branch=yes, false_branch=no):
                 return If(self.lower(new[cond], cond.checked_type), new[yes], new[no])
             case Function(params=params, body=body):
-                return Function([self.variable(p) for p in params], new[body])
+                return Function(tuple(self.variable(p) for p in params), new[body])
         self.refuse(f"a {type(expr).__name__}")
         return expr
 
