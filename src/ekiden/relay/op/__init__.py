@@ -22,6 +22,7 @@ from ekiden.relay.op import dynamic as dyn
 from ekiden.relay.op import elementwise as _elementwise
 from ekiden.relay.op import index as _index
 from ekiden.relay.op import join as _join
+from ekiden.relay.op import likeness as _likeness
 from ekiden.relay.op import placing as _placing
 from ekiden.relay.op import reduce as _reduce
 from ekiden.relay.op import reshape as _reshape
@@ -38,6 +39,7 @@ from ekiden.relay.op.elementwise import *  # noqa: F403
 from ekiden.relay.op.gradient import register_gradient
 from ekiden.relay.op.index import *  # noqa: F403
 from ekiden.relay.op.join import *  # noqa: F403
+from ekiden.relay.op.likeness import *  # noqa: F403
 from ekiden.relay.op.op import (
     register_alter_op_layout,
     register_convert_op_layout,
@@ -60,6 +62,7 @@ _FAMILIES = (
     _elementwise,
     _index,
     _join,
+    _likeness,
     _placing,
     _reduce,
     _reshape,
