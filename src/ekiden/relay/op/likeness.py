@@ -136,7 +136,9 @@ declare("contrib_reverse_reshape", ("data",),
         "`newshape`, its special numbers read from the right", ReverseReshapeAttrs,
         OpPattern.INJECTIVE, precision=Precision.FOLLOW,
         reference=lambda attrs, data: data.reshape(
-            as_ints(_reversed_shape(attrs, as_shape(data.shape)))))  # fmt: skip
+            as_ints(_reversed_shape(attrs, as_shape(data.shape)))),
+        description="The elements of data in order, in a shape whose numbers below 1 are read from"
+        " the right.")  # fmt: skip
 declare("sliding_window", ("data",), _windows,
         "the axes before `axis`, how often windows fit, then `window_shape`", SlidingWindowAttrs,
         OpPattern.INJECTIVE, reference=_windows_reference)  # fmt: skip
@@ -178,6 +180,7 @@ def sliding_window(
 def segment_sum(data: Expr, segment_ids: Expr, num_segments: int | Expr | None = None) -> Call:
     """The sums of the slices of `data`, along its first axis, that have one id; of ids from 0 to
     `num_segments`, or to the largest."""
+    count: Expr
     if num_segments is None:
         count = cast(add(largest(segment_ids), cast_like(const(1), segment_ids)), "int64")
     elif isinstance(num_segments, Expr):

@@ -3,6 +3,7 @@
 import sys
 
 from ekiden.relay.op._document import attach
+from ekiden.relay.qnn import canonicalizations
 from ekiden.relay.qnn.config import current_requantize_config, requantize_config
 from ekiden.relay.qnn.elementwise import (
     abs,
@@ -34,6 +35,7 @@ __all__ = [
     "add",
     "avg_pool2d",
     "batch_matmul",
+    "canonicalizations",
     "concatenate",
     "conv2d",
     "conv2d_transpose",

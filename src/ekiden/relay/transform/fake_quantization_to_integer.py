@@ -28,9 +28,10 @@ from typing import Any
 from ekiden.ir.affine_type import AffineType, TensorAffineType, TupleAffineType
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import OP_ATTRS, Op, get
+from ekiden.ir.op import OP_ATTRS, get
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
+from ekiden.relay.analysis.fake_quantized import fake_quantized_region, inputs_within
 from ekiden.relay.expr import Call, Constant, Tuple, TupleGetItem
 from ekiden.relay.op.op import ALONE, KEEPS, OPTIONAL, RULES
 from ekiden.relay.transform.calls import typed
@@ -71,44 +72,6 @@ def _affine(call: Call, quantised: RelayExpr) -> TensorAffineType:
     return TensorAffineType(call.args[1], call.args[2], kind.dtype, getattr(call.attrs, "axis", -1))
 
 
-def _inputs(expr: RelayExpr) -> Sequence[RelayExpr] | None:
-    """What an expression of a region computes from; None if it cannot be in one."""
-    match expr:
-        case Call(op=Op(name=name), args=args):
-            if name == "qnn.dequantize":
-                return ()
-            return args[:1] if name == "qnn.quantize" else args
-        case Tuple(fields=fields):
-            return fields
-        case TupleGetItem(tuple_value=value):
-            return (value,)
-        case Constant():
-            return ()
-        case _:
-            return None
-
-
-def _region(root: Call) -> list[RelayExpr] | None:
-    """The expressions from dequantizes to the quantize `root`, in order; None if there are others,
-    or no dequantize."""
-    order: list[RelayExpr] = []
-    seen: set[RelayExpr] = set()
-    stack: list[tuple[RelayExpr, bool]] = [(root, False)]
-    while stack:
-        expr, ready = stack.pop()
-        if ready:
-            order.append(expr)
-        elif expr not in seen:
-            seen.add(expr)
-            below = _inputs(expr)
-            if below is None:
-                LOG.debug("a %s lies between dequantize and quantize", type(expr).__name__)
-                return None
-            stack.append((expr, True))
-            stack.extend((each, False) for each in reversed(below))
-    return order if any(op_of(e) == "qnn.dequantize" for e in order) else None
-
-
 def _in_scale_of(root: Call, order: Sequence[RelayExpr]) -> set[RelayExpr]:
     """The expressions whose values all uses only move or pick, down to the quantize."""
     keeps = OP_ATTRS.get(KEEPS, {})
@@ -116,7 +79,7 @@ def _in_scale_of(root: Call, order: Sequence[RelayExpr]) -> set[RelayExpr]:
     for expr in reversed(order):
         passes = isinstance(expr, TupleGetItem) or bool(keeps.get(op_of(expr)))
         if expr is not root and (expr in others or not passes):
-            others.update(_inputs(expr) or ())
+            others.update(inputs_within(expr) or ())
     return {expr for expr in order if expr not in others}
 
 
@@ -171,7 +134,7 @@ def _quantize(new: RelayExpr, rules: _Rules, hard_fail: bool) -> RelayExpr:
     if op_of(new) != "qnn.quantize":
         return new
     assert isinstance(new, Call)
-    order = _region(new)
+    order = fake_quantized_region(new)
     if order is None:
         return new
     missing = _without_rule(order, rules)

@@ -215,6 +215,29 @@ def _fold_constant(module: IRModule, context: PassContext) -> IRModule:
     return map_functions(module, on_body(fold_constant))
 
 
-def FoldConstant() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
-    return _fold_constant
+def FoldConstant(fold_qnn: bool = False) -> Pass:  # noqa: N802
+    """The pass described at the top of this file; `fold_qnn`: also operators of quantised tensors,
+    by their own reference semantics."""
+    if not fold_qnn:
+        return _fold_constant
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        return map_functions(module, on_body(_fold_quantised))
+
+    return Pass("FoldConstant", transform, 2, (InferType(),))
+
+
+def _fold_quantised(body: RelayExpr) -> RelayExpr:
+    """A body with constant calls folded, those of the dialect of quantised tensors too."""
+
+    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        if not isinstance(new, Call) or not isinstance(new.op, Op):
+            return new
+        if not new.op.name.startswith("qnn.") or not all(map(_is_constant, new.args)):
+            return new
+        kind = old.checked_type
+        assert isinstance(kind, TensorType)
+        value = evaluate_call(new.op, new.attrs, [_value(a) for a in new.args])
+        return _constant(value, kind, new.span) if isinstance(value, np.ndarray) else new
+
+    return fold_constant(rewrite_graph(fold_constant(body), rewrite))

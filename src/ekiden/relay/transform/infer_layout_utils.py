@@ -211,7 +211,7 @@ def _pool(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
         axes = [letter for letter in "DHW" if place_of(own, letter) >= 0]
         return all(place_of(layout, a) >= 0 and not factor_of(layout, a) for a in axes)
 
-    if new is not None and getattr(attrs, "out_layout", ""):
+    if new is not None and attrs["out_layout"]:
         return Output((attrs.layout,), (attrs.out_layout,), attrs)
     return _follows(fits)(attrs, new, old, types)
 
