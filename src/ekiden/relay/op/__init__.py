@@ -53,6 +53,15 @@ from ekiden.relay.op.reshape import *  # noqa: F403
 from ekiden.relay.op.scan import *  # noqa: F403
 from ekiden.relay.op.slice import *  # noqa: F403
 from ekiden.relay.op.sorting import *  # noqa: F403
+from ekiden.relay.op.strategy import (
+    OpImplementation,
+    OpSpecialization,
+    OpStrategy,
+    SpecializedCondition,
+    register_compute,
+    register_schedule,
+    register_strategy,
+)
 from ekiden.relay.op.transform import *  # noqa: F403
 
 _FAMILIES = (
@@ -78,6 +87,10 @@ for _family in _NAMESPACES:
     attach(_family.__name__.rpartition(".")[2] + ".", vars(_family))
 
 __all__ = [
+    "OpImplementation",
+    "OpSpecialization",
+    "OpStrategy",
+    "SpecializedCondition",
     "annotation",
     "device_copy",
     "dyn",
@@ -89,11 +102,14 @@ __all__ = [
     "op",
     "random",
     "register_alter_op_layout",
+    "register_compute",
     "register_convert_op_layout",
     "register_fake_quantization_to_integer",
     "register_gradient",
     "register_infer_correct_layout",
     "register_optional_fake_quantization_to_integer",
+    "register_schedule",
+    "register_strategy",
     "text",
     "vision",
     "vm",

@@ -18,6 +18,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import OP_ATTRS, Op
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call
+from ekiden.relay.op.strategy import version_of
 from ekiden.relay.packing import rule_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.layout_rewriter import Rewriter, tensor_infos
@@ -25,6 +26,11 @@ from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
 from ekiden.target import Target
 
 ATTRIBUTE = "FTVMAlterOpLayout"
+
+
+def is_own(call: Call) -> bool:
+    """Whether a user says how an operator is computed, and so how its weights lie."""
+    return isinstance(call.op, Op) and version_of(call.op.name) is not None
 
 
 def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
@@ -35,7 +41,7 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
             return new
         new.set_checked_type(old.checked_type)
         rule = rule_of(new)
-        if rule is None:
+        if rule is None or is_own(new):
             return new
         made = rule(new, target)
         made.set_checked_type(old.checked_type)
