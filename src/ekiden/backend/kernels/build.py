@@ -87,7 +87,9 @@ def _compile(function: Function, name: str, target: Target, given: Given) -> byt
 def _task(function: Function, target: Target, decisions: Given) -> Task:
     names = names_of(function)
     given = {n: fixed for n, fixed in decisions.items() if n in names or n in rule.FAMILIES}
-    extra = (json.dumps({n: dict(f) for n, f in given.items()}, sort_keys=True),) if given else ()
+    extra: tuple[str, ...] = ()
+    if given:
+        extra = (json.dumps({n: dict(f) for n, f in given.items()}, sort_keys=True),)
     extra += _own_versions(function)
     key = kernel_key(function, target, GENERATORS[target.kind.name].version(), *extra)
     name = f"{names[0]}_{key[:12]}"
