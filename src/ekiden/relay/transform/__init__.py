@@ -40,7 +40,7 @@ from ekiden.relay.transform.eta_expand import EtaExpand
 from ekiden.relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
 from ekiden.relay.transform.fast_math import FastMath
 from ekiden.relay.transform.flatten_atrous_conv import FlattenAtrousConv
-from ekiden.relay.transform.fold_constant import FoldConstant
+from ekiden.relay.transform.fold_constant import FoldConstant, FoldConstantExpr
 from ekiden.relay.transform.fold_explicit_padding import FoldExplicitPadding
 from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
 from ekiden.relay.transform.fuse_attention import FuseAttention
@@ -68,6 +68,7 @@ from ekiden.relay.transform.rematerialize import Rematerialize
 from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.transform.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.simplify_inference import SimplifyInference
+from ekiden.relay.transform.split_args import SplitArgs
 from ekiden.relay.transform.to_a_normal_form import ToANormalForm
 from ekiden.relay.transform.to_basic_block_normal_form import ToBasicBlockNormalForm
 from ekiden.relay.transform.to_graph_normal_form import ToGraphNormalForm
@@ -161,6 +162,7 @@ __all__ = [
     "FirstOrderGradient",
     "FlattenAtrousConv",
     "FoldConstant",
+    "FoldConstantExpr",
     "FoldExplicitPadding",
     "FoldScaleAxis",
     "FunctionPass",
@@ -196,6 +198,7 @@ __all__ = [
     "Sequential",
     "SimplifyExpr",
     "SimplifyInference",
+    "SplitArgs",
     "ToANormalForm",
     "ToBasicBlockNormalForm",
     "ToGraphNormalForm",

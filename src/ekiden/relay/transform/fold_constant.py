@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, count
 from typing import TypeAlias
 
 import numpy as np
@@ -36,6 +37,7 @@ from ekiden.relay.transform.scopes import (
     operands,
     rewrite_graph,
 )
+from ekiden.relay.visitor import closed
 from ekiden.runtime import environment
 from ekiden.runtime.errors import IndexRangeError
 
@@ -225,6 +227,18 @@ def FoldConstant(fold_qnn: bool = False) -> Pass:  # noqa: N802
         return map_functions(module, on_body(_fold_quantised))
 
     return Pass("FoldConstant", transform, 2, (InferType(),))
+
+
+def FoldConstantExpr(  # noqa: N802
+    expr: RelayExpr, mod: IRModule | None = None, fold_qnn: bool = False
+) -> RelayExpr:
+    """One expression, folded (TVM's name); it may call the functions of a module."""
+    names = set() if mod is None else {v.name_hint for v in mod.functions}
+    entry = next(n for n in chain(("main",), map("main_{}".format, count())) if n not in names)
+    whole = IRModule() if mod is None else mod
+    made = FoldConstant(fold_qnn)(whole.with_function(entry, closed(expr)))[entry]
+    assert isinstance(made, Function)
+    return made if isinstance(expr, Function) else made.body
 
 
 def _fold_quantised(body: RelayExpr) -> RelayExpr:
