@@ -137,12 +137,13 @@ REFUSED = {
 
 NOT_YET = set(
     """
-ForwardFoldScaleAxis ToCPS to_cps un_cps DenseToSparse Conv2dToSparse Conv2dToSparse2 SimplifyFCTranspose recast
+ForwardFoldScaleAxis ToCPS to_cps un_cps DenseToSparse Conv2dToSparse Conv2dToSparse2
+SimplifyFCTranspose recast
 OutlineCompilerFunctionsWithExistingGlobalSymbols MarkCompilerFunctionsAsExtern
 InlineCompilerFunctionsBoundTo AnnotateUsedMemory RemoveStandaloneReshapes quantize
 annotation.cast_hint annotation.checkpoint debug dyn.nn.upsampling3d dyn.sparse_to_dense
-fixed_point_multiply_per_axis nn.avg_pool2d_grad nn.bitpack nn.bitserial_conv2d nn.bitserial_dense
-nn.conv2d_backward_weight nn.internal.sparse_dense_padded nn.max_pool2d_grad nn.sparse_add
+fixed_point_multiply_per_axis nn.bitpack nn.bitserial_conv2d nn.bitserial_dense
+nn.internal.sparse_dense_padded nn.sparse_add
 nn.sparse_conv2d nn.sparse_dense nn.sparse_transpose relay.op.annotation.simulated_quantize
 sparse_fill_empty_rows vision.regular_non_max_suppression
 """.split()

@@ -34,6 +34,7 @@ def pipeline(
             transform.Inline(),  # also what external compilers make, as functions in place
             qnn.transform.Legalize(),
             needed(qnn.transform.CanonicalizeOps(), "as no later pass knows the dialect"),
+            needed(transform.ExpandOps(), "as there are no kernels for these operators"),
             transform.SimplifyInference(),
             transform.FoldConstant(),
             # shapes that are constants are known now

@@ -37,6 +37,7 @@ from ekiden.relay.transform.div_to_mul import DivToMul
 from ekiden.relay.transform.dynamic_to_static import DynamicToStatic
 from ekiden.relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
 from ekiden.relay.transform.eta_expand import EtaExpand
+from ekiden.relay.transform.expand_ops import ExpandOps
 from ekiden.relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
 from ekiden.relay.transform.fast_math import FastMath
 from ekiden.relay.transform.flatten_atrous_conv import FlattenAtrousConv
@@ -157,6 +158,7 @@ __all__ = [
     "DynamicToStatic",
     "EliminateCommonSubexpr",
     "EtaExpand",
+    "ExpandOps",
     "FakeQuantizationToInteger",
     "FastMath",
     "FirstOrderGradient",
