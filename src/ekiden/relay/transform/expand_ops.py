@@ -24,9 +24,11 @@ def _gradient(forward: Call, grad: RelayExpr, place: int, name: str) -> RelayExp
     not known."""
     infer_here(forward)
     try:
-        return GRADIENTS[forward.op.name](forward, grad)[place]  # type: ignore[attr-defined]
+        found = GRADIENTS[forward.op.name](forward, grad)[place]  # type: ignore[attr-defined]
     except ValueError as error:
         raise CompileError(f"{name}: {error}") from error
+    assert found is not None
+    return found
 
 
 def _pool(name: str) -> Rewrite:
