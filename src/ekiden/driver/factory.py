@@ -8,6 +8,7 @@ from ekiden.backend.graph.graph import Graph
 from ekiden.backend.graph.read import read_graph
 from ekiden.backend.graph.write import new_module
 from ekiden.driver.executable import Executable
+from ekiden.runtime import Executable as RawExecutable
 from ekiden.runtime import Module, Tensor, check_devices
 
 
@@ -18,7 +19,11 @@ class ExecutorFactoryModule(Executable):
     flow, shapes that are computed); calling it works for all.
     """
 
-    _read: tuple[Graph, dict[str, Tensor]] | None = None
+    def __init__(self, raw: RawExecutable, mod_name: str = "default") -> None:
+        """`mod_name` is what `lib[mod_name](device)` is called by, besides "default"."""
+        super().__init__(raw)
+        self.libmod_name = mod_name
+        self._read: tuple[Graph, dict[str, Tensor]] | None = None
 
     def _graph(self) -> tuple[Graph, dict[str, Tensor]]:
         if self._read is None:
@@ -45,9 +50,10 @@ class ExecutorFactoryModule(Executable):
     params = property(get_params)
 
     def __getitem__(self, name: str) -> Callable[..., object]:
-        """A function by name: "default" makes a graph executor for a device, "debug_create" one
-        that keeps what each node gives; others are those of the program.
+        """A function by name: "default", or the name of the module, makes a graph executor for a
+        device, "debug_create" one that keeps what each node gives; others are those of the program.
         """
+        name = "default" if name == self.libmod_name else name
         if name == "debug_create":
             return self._debug_create
         return self.module[name]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ekiden import runtime
 from ekiden.backend.vm.pipeline import optimize as optimize_module
 from ekiden.driver.build import compile_model
 from ekiden.driver.factory import ExecutorFactoryModule
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
-from ekiden.relay.backend import Executor
+from ekiden.relay.backend import Executor, Runtime
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.transform import InferType
+from ekiden.runtime import Executable as Compiled
+from ekiden.runtime.errors import CompileError
 from ekiden.target import TargetLike
 from ekiden.target.virtual_device import Targets, compilation_config, with_host
 
@@ -31,17 +32,24 @@ def build(
     target_host: TargetLike | None = None,
     params: Params | None = None,
     executor: str | Executor = "graph",
+    runtime: str | Runtime = "cpp",
+    mod_name: str = "default",
 ) -> ExecutorFactoryModule:
     """Compile a module or function; `params` become constants by name. `executor` "aot", or
-    `relay.backend.Executor("aot")`, adds native code of the functions to their bytecode.
+    `relay.backend.Executor("aot")`, adds native code of the functions to their bytecode; of its
+    options and the `runtime`'s, those that would change nothing are a CompileError.
 
-    The result can be called; `["default"](device)` makes a graph executor of it. `target_host` is
-    the target of the code around kernels, which must be of the same machine.
+    The result can be called; `["default"](device)`, or that of `mod_name`, makes a graph executor
+    of it. `target_host` is the target of the code around kernels, which must be of one machine.
     """
     target = with_host(target, target_host)
-    kind = executor if isinstance(executor, str) else executor.name
-    kind = "vm" if kind == "graph" else kind
-    return ExecutorFactoryModule(to_executable(ir_mod, target, params, kind, in_place=False))
+    how = Executor(executor) if isinstance(executor, str) else executor
+    on = Runtime(runtime) if isinstance(runtime, str) else runtime
+    for reason in filter(None, (how.refused(), on.refused())):
+        raise CompileError(f"relay.build: {reason}")
+    kind = "vm" if how.name == "graph" else how.name
+    made = to_executable(ir_mod, target, params, kind, in_place=False)
+    return ExecutorFactoryModule(made, mod_name)
 
 
 def to_executable(
@@ -51,10 +59,10 @@ def to_executable(
     executor: str = "vm",
     *,
     in_place: bool = True,
-) -> runtime.Executable:
+) -> Compiled:
     """The executable of a module or function; `in_place` as in `pipeline`."""
     made = compile_model(_module(ir_mod, params), target, None, executor, in_place)
-    return runtime.Executable.from_bytes(made.artifact)
+    return Compiled.from_bytes(made.artifact)
 
 
 def optimize(

@@ -24,6 +24,7 @@ _HOMES = {
     "BaseFunc": "expr",
     "GlobalVar": "expr",
     "PrimExpr": "prim",
+    **dict.fromkeys(("AffineType", "TensorAffineType", "TupleAffineType"), "affine_type"),
     **dict.fromkeys(
         "Type TypeKind TensorType TupleType TypeVar GlobalTypeVar FuncType TypeCall RelayRefType"
         " IncompleteType".split(),

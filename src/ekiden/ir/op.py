@@ -179,7 +179,7 @@ class OpDef:
     places. channels: where output channels lie, (axis of the result, axis of the weight) in the
     default layouts. fast: the operator that is faster and less exact. costly: whether an element
     takes longer to compute than to read. shape_only: of the arguments the shapes are read, not the
-    elements.
+    elements: the types of the arguments alone say the result.
     """
 
     name: str

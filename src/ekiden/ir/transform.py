@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ __all__ = [
     "PassContext",
     "PassInfo",
     "PassInstrument",
+    "PrintIR",
     "Sequential",
     "function_pass_over",
     "get_pass",
@@ -165,6 +167,17 @@ class Sequential(Pass):
 
         Pass.__init__(self, name, run_all, opt_level, tuple(required), is_sequence=True)
         object.__setattr__(self, "passes", members)
+
+
+def PrintIR(header: str = "", show_meta_data: bool = False) -> Pass:  # noqa: N802
+    """A pass that prints the module to the standard error stream and gives it as it is."""
+
+    def show(module: IRModule, context: PassContext) -> IRModule:
+        text = module.astext(show_meta_data=show_meta_data)
+        print(f"{header}\n{text}" if header else text, file=sys.stderr)
+        return module
+
+    return Pass("PrintIR", show)
 
 
 PassFunction = Callable[..., object]

@@ -5,21 +5,30 @@ the disk cache.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.facts import facts_of, packed, renamed, unpacked
-from ekiden.backend.kernels.lower import Given, described, lower_primitive, names_of
+from ekiden.backend.kernels.lower import (
+    Given,
+    described,
+    lower_primitive,
+    names_of,
+    operator_calls,
+)
 from ekiden.codegen import llvm
 from ekiden.codegen.build import GENERATORS
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.common import FLUSH
 from ekiden.codegen.parallel import LOCK, Progress, Task, compile_tasks
+from ekiden.ir.op import Op
 from ekiden.ir.pass_context import DENORMALS, DENORMALS_KINDS, PassContext, phase
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.relay.expr import Function
+from ekiden.relay.op.strategy import version_of
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.runtime.errors import CompileError
@@ -98,9 +107,23 @@ def _task(
     given = {n: fixed for n, fixed in decisions.items() if n in names or n in rule.FAMILIES}
     extra = [json.dumps({n: dict(f) for n, f in given.items()}, sort_keys=True)] if given else []
     extra += sorted(attrs)
+    extra += _own_versions(function)
     key = kernel_key(function, target, GENERATORS[target.kind.name].version(), *extra)
     name = f"{names[0]}_{key[:12]}"
     return Task(key, name, lambda: _compile(function, name, target, given, attrs))
+
+
+def _own_versions(function: Function) -> tuple[str, ...]:
+    """What tells kernels with a user's implementations from all others: they are those of this
+    process and of what is registered now."""
+    names = {c.op.name for c in operator_calls(function) if isinstance(c.op, Op)}
+    found = {name: version_of(name) for name in sorted(names)}
+    own = {name: version for name, version in found.items() if version is not None}
+    return (f"{PROCESS}:{own}",) if own else ()
+
+
+PROCESS = uuid.uuid4().hex
+"""What no other process has."""
 
 
 def check_decisions(functions: Sequence[Function], decisions: Given) -> None:

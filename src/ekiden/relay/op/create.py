@@ -276,6 +276,7 @@ register_op(
         reference=lambda attrs, data: np.array(data.size, to_numpy(attrs.dtype)),
         lower=lambda attrs, inputs, out: [topi.ndarray_size(inputs[0], attrs.dtype)],
         pattern=OpPattern.OPAQUE,
+        shape_only=True,
         result="a scalar of `dtype`",
     )
 )

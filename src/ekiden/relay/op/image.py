@@ -12,11 +12,18 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.ir.type import TensorType, Type
-from ekiden.relay.expr import Call, Expr
+from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op import image_sampling
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_is, tensors
+from ekiden.relay.op.broadcast import multiply
+from ekiden.relay.op.create import shape_of
 from ekiden.relay.op.dynamic import constant_of, declare_dynamic, dynamic, not_negative, shape_dims
+from ekiden.relay.op.elementwise import cast
+from ekiden.relay.op.elementwise import round as rounded
 from ekiden.relay.op.image_sampling import *  # noqa: F403
+from ekiden.relay.op.index import take
+from ekiden.relay.op.join import concatenate
+from ekiden.relay.op.reshape import reshape
 from ekiden.te import Tensor
 from ekiden.topi.image.resize import NEAR, Sampling, resize, rounding_of
 from ekiden.topi.layout import spatial
@@ -387,16 +394,38 @@ register_op(
 )
 
 
+def _factor(scale: float | Expr) -> float | None:
+    """A factor that is known; None if it is data."""
+    value = constant_of(scale)
+    return None if value is None else float(np.asarray(value).reshape(()))
+
+
+def _scaled_size(data: Expr, layout: str, scales: Sequence[float | Expr]) -> Expr:
+    """The extents of images times factors that are data, rounded."""
+    places = const(np.array(spatial(layout), np.int64))
+    extents = cast(take(shape_of(data, "int64"), places), "float32")
+    given = [s if isinstance(s, Expr) else const(np.float32(s)) for s in scales]
+    factors = concatenate([reshape(cast(s, "float32"), (1,)) for s in given], 0)
+    return cast(rounded(multiply(extents, factors)), "int64")
+
+
 def upsampling(
     data: Expr,
-    scale_h: float = 1.0,
-    scale_w: float = 1.0,
+    scale_h: float | Expr = 1.0,
+    scale_w: float | Expr = 1.0,
     layout: str = "NCHW",
     method: str = "nearest_neighbor",
     align_corners: bool = False,
 ) -> Call:
-    """Images enlarged by factors."""
-    attrs = UpSamplingAttrs(float(scale_h), float(scale_w), layout, method, align_corners)
+    """Images enlarged by factors, which may be scalars of floating point that are data."""
+    rows, columns = _factor(scale_h), _factor(scale_w)
+    if rows is None or columns is None:
+        attrs = UpSamplingAttrs(1.0, 1.0, layout, method, align_corners)
+        how = upsampling_as_resize(attrs, tuple(as_dim(1) for _ in layout))
+        modes = how.coordinate_transformation_mode, how.rounding_method
+        size = _scaled_size(data, layout, (scale_h, scale_w))
+        return resize2d(data, size, None, layout, how.method, *modes)
+    attrs = UpSamplingAttrs(rows, columns, layout, method, align_corners)
     return call("nn.upsampling", data, attrs=attrs)
 
 

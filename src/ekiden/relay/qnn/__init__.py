@@ -4,7 +4,7 @@ Its operators say what a quantised model means; `qnn.transform.CanonicalizeOps`,
 the pipeline, writes each as integer arithmetic in ordinary operators.
 """
 
-from ekiden.relay.qnn import op, transform
+from ekiden.relay.qnn import affine_rules, op, transform
 from ekiden.relay.qnn.config import requantize_config
 
-__all__ = ["op", "requantize_config", "transform"]
+__all__ = ["affine_rules", "op", "requantize_config", "transform"]

@@ -13,11 +13,12 @@ from ekiden.ir.op import Array
 from ekiden.ir.type import Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import attrs_of, call, fail, tensors
+from ekiden.relay.op._declare import attrs_of, fail, tensors
 from ekiden.relay.qnn._declare import (
     along,
     along_array,
     axis_dim,
+    call,
     check_parameter,
     declare,
     limits,

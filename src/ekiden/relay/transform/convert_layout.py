@@ -27,6 +27,8 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, tensor_type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
+from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
+from ekiden.relay.transform.desired_layouts import Desired, convert_to
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.one_axis import over_two_axes, without_height
@@ -358,6 +360,12 @@ def _convert_layout(module: IRModule, context: PassContext) -> IRModule:
     return map_functions(module, on_body(convert_layout))
 
 
-def ConvertLayout() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
-    return _convert_layout
+def ConvertLayout(desired_layouts: Desired | None = None) -> Pass:  # noqa: N802
+    """The pass described at the top of this file; with layouts, that of desired_layouts.py."""
+    if desired_layouts is None:
+        return _convert_layout
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        return convert_to(module, desired_layouts)
+
+    return Pass("ConvertLayout", transform, 3, (InferType(), CanonicalizeOps(), InferType()))
