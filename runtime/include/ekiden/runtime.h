@@ -739,6 +739,7 @@ typedef struct ek_module_kind {
   int (*names)(void *self, ek_object **out);      /* an owned array of strings; 0 or -1 */
   int (*save)(void *self, const char *path);      /* 0 or -1 */
   void (*destroy)(void *self);
+  int (*bytes)(void *self, ek_value *out);        /* owned bytes for ek_module_from_bytes; 0 or -1 */
 } ek_module_kind;
 
 /* 'self' is taken over: destroy(self) runs when the module dies. On failure it is still the
@@ -766,7 +767,9 @@ EK_API int ek_module_import(ek_object *module, ek_object *imported);
 typedef enum ek_module_about {
   EK_MODULE_KIND = 0,      /* string: the name of its kind */
   EK_MODULE_NAMES = 1,     /* array of strings */
-  EK_MODULE_IMPORTS = 2    /* array of modules */
+  EK_MODULE_IMPORTS = 2,   /* array of modules */
+  EK_MODULE_BYTES = 3      /* bytes: it alone, for ek_module_from_bytes; ValueError where its kind */
+                           /* has none (shared libraries) */
 } ek_module_about;
 
 EK_API int ek_module_part(ek_object *module, int32_t part, ek_value *out);
@@ -780,8 +783,8 @@ static inline int ek_module_names(ek_object *module, ek_object **out) {
 
 /* The module in a file, by the suffix of its name:
 **   .so    a shared library. Kind "library": functions are its symbols "__tvm_ffi_<name>" with the
-**          signature of ek_packed. A library made by Executable.export_library is of the kind
-**          "executable". A symbol "int __ek_init(void)" is called first, once: there a library
+**          signature of ek_packed. A library made by Executable.export_library or
+**          Module.export_library gives what was exported. A symbol "int __ek_init(void)" is called first, once: there a library
 **          registers its types and functions, and it is never unloaded then; others are unloaded
 **          with the last function from them.
 **   .eki   an executable. Kind "executable": its functions by name, each safe to call from several
@@ -790,6 +793,15 @@ static inline int ek_module_names(ek_object *module, ek_object **out) {
 **          replace the two above.
 ** 0 or -1 (OSError, LoadError, ValueError for an unknown suffix). */
 EK_API int ek_module_load(const char *path, ek_object **out);
+
+/* The module that bytes hold: an executable, a native code image, or several of these that import
+** each other, of which the first is given. 'bytes' must stay as they are as long as the process, and
+** be aligned to 64. Everything is verified against 'size': 0 or -1 (LoadError). Several, all numbers
+** little-endian, begin with "EKMODS\0\1", then
+**   u64 n, then for each module u64 offset and u64 size, offset a multiple of 64,
+**   u64 m, then for each import u64 importer and u64 imported, both below n
+*/
+EK_API int ek_module_from_bytes(const void *bytes, size_t size, ek_object **out);
 
 /* Loads a native code image: a module of kind "image". Everything is verified against 'size' before
 ** memory is mapped, so hostile bytes end as a LoadError; the code itself is trusted. 'bytes' are

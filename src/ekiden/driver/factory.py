@@ -45,7 +45,8 @@ class ExecutorFactoryModule(Executable):
     params = property(get_params)
 
     def __getitem__(self, name: str) -> Callable[..., object]:
-        """A function by name: "default" makes a graph executor for a device, "debug_create" one
+        """A function by name: "default", or what `mod_name` said, makes a graph executor for a
+        device, "debug_create" one
         that keeps what each node gives; others are those of the program.
         """
         if name == "debug_create":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ekiden import runtime
@@ -10,9 +11,10 @@ from ekiden.driver.build import compile_model
 from ekiden.driver.factory import ExecutorFactoryModule
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
-from ekiden.relay.backend import Executor
+from ekiden.relay.backend import Executor, Runtime
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.transform import InferType
+from ekiden.runtime.errors import CompileError
 from ekiden.target import TargetLike
 from ekiden.target.virtual_device import Targets, compilation_config, with_host
 
@@ -31,17 +33,32 @@ def build(
     target_host: TargetLike | None = None,
     params: Params | None = None,
     executor: str | Executor = "graph",
+    runtime: str | Runtime = "cpp",
+    mod_name: str = "default",
 ) -> ExecutorFactoryModule:
     """Compile a module or function; `params` become constants by name. `executor` "aot", or
     `relay.backend.Executor("aot")`, adds native code of the functions to their bytecode.
 
-    The result can be called; `["default"](device)` makes a graph executor of it. `target_host` is
-    the target of the code around kernels, which must be of the same machine.
+    The result can be called; `[mod_name](device)` makes a graph executor of it, here and where it
+    was exported to. `target_host` is the target of the code around kernels, which must be of the
+    same machine. `runtime` is "cpp": Ekiden's own. Raises CompileError for another one, and for a
+    `mod_name` that is no word or a function's name.
     """
     target = with_host(target, target_host)
+    Runtime(runtime) if isinstance(runtime, str) else runtime
     kind = executor if isinstance(executor, str) else executor.name
     kind = "vm" if kind == "graph" else kind
-    return ExecutorFactoryModule(to_executable(ir_mod, target, params, kind, in_place=False))
+    name = "" if mod_name == "default" else _checked_name(mod_name, _module(ir_mod, None))
+    made = to_executable(ir_mod, target, params, kind, in_place=False, mod_name=name)
+    return ExecutorFactoryModule(made)
+
+
+def _checked_name(name: str, module: IRModule) -> str:
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise CompileError(f"build: expected a word as mod_name, got {name!r}")
+    if name in module:
+        raise CompileError(f"build: mod_name {name!r} is the name of a function of the module")
+    return name
 
 
 def to_executable(
@@ -51,9 +68,13 @@ def to_executable(
     executor: str = "vm",
     *,
     in_place: bool = True,
+    mod_name: str = "",
 ) -> runtime.Executable:
-    """The executable of a module or function; `in_place` as in `pipeline`."""
-    made = compile_model(_module(ir_mod, params), target, None, executor, in_place)
+    """The executable of a module or function; `in_place` as in `pipeline`, `mod_name` as in
+    `compile_model`.
+    """
+    module = _module(ir_mod, params)
+    made = compile_model(module, target, None, executor, in_place, mod_name=mod_name)
     return runtime.Executable.from_bytes(made.artifact)
 
 

@@ -48,9 +48,25 @@ from ekiden.runtime._core import (
     trim_pools,
 )
 from ekiden.runtime._core import Shape as ShapeTuple
-from ekiden.runtime.devices import check_devices
+from ekiden.runtime.devices import (
+    check_devices,
+    cl,
+    cuda,
+    enabled,
+    ext_dev,
+    gpu,
+    hexagon,
+    metal,
+    mtl,
+    opencl,
+    rocm,
+    vpi,
+    vulkan,
+    webgpu,
+)
 from ekiden.runtime.graph_json import load_json, save_json
 from ekiden.runtime.memory import MemoryStats, memory_limit, memory_stats, reset_peak_memory
+from ekiden.runtime.ndarray import NDArray
 from ekiden.runtime.params import load_param_dict, load_params, save_param_dict, save_params
 from ekiden.runtime.paths import cmake_dir, include_dir, library_path, static_library_path
 from ekiden.runtime.timing import BenchmarkResult
@@ -63,6 +79,7 @@ __all__ = [
     "Executable",
     "MemoryStats",
     "Module",
+    "NDArray",
     "Object",
     "PackedFunc",
     "Ref",
@@ -73,16 +90,22 @@ __all__ = [
     "WeakRef",
     "allocation_count",
     "check_devices",
+    "cl",
     "cmake_dir",
     "convert",
     "convert_to_function",
     "cpu",
+    "cuda",
     "device",
     "empty",
+    "enabled",
     "error_from",
+    "ext_dev",
     "fields_of",
     "from_dlpack",
     "get_global_func",
+    "gpu",
+    "hexagon",
     "include_dir",
     "is_defined",
     "kind_of_error",
@@ -96,13 +119,17 @@ __all__ = [
     "make_node",
     "memory_limit",
     "memory_stats",
+    "metal",
+    "mtl",
     "num_threads",
     "object_class",
+    "opencl",
     "register_error",
     "register_func",
     "register_object",
     "remove_global_func",
     "reset_peak_memory",
+    "rocm",
     "save_json",
     "save_param_dict",
     "save_params",
@@ -112,4 +139,7 @@ __all__ = [
     "structural_hash",
     "tensor",
     "trim_pools",
+    "vpi",
+    "vulkan",
+    "webgpu",
 ]

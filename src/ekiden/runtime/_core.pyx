@@ -19,6 +19,7 @@ from libc.string cimport memcpy, memset, strlen
 import builtins
 import ctypes
 import difflib
+import importlib
 import math
 import operator
 import os

@@ -26,4 +26,20 @@ class Executor:
             raise CompileError(f"Executor: no option {next(iter(self.options))!r}; there are none")
 
 
-__all__ = ["Executor", "interpreter", "vm"]
+@dataclass(frozen=True)
+class Runtime:
+    """What a module is to run with, for `relay.build(runtime=)`: "cpp", which is Ekiden's runtime.
+    TVM's class.
+    """
+
+    name: str
+    options: Mapping[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        if self.name != "cpp":
+            raise CompileError(f"Runtime: 'cpp' expected, got {self.name!r}")
+        if self.options:
+            raise CompileError(f"Runtime: no option {next(iter(self.options))!r}; there are none")
+
+
+__all__ = ["Executor", "Runtime", "interpreter", "vm"]

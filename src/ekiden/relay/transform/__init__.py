@@ -11,6 +11,7 @@ from ekiden.ir.transform import (
     function_pass_over,
     module_pass,
     register_pass,
+    share_passes,
 )
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.alter_op_layout import AlterOpLayout
@@ -193,3 +194,5 @@ __all__ = [
     "module_pass",
     "register_legalize",
 ]
+
+share_passes("relay._transform", {name: globals()[name] for name in __all__})
