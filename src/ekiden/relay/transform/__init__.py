@@ -18,6 +18,7 @@ from ekiden.relay.transform.alter_op_layout import AlterOpLayout
 from ekiden.relay.transform.annotate_spans import AnnotateSpans
 from ekiden.relay.transform.annotate_target import AnnotateTarget
 from ekiden.relay.transform.bind_dimensions import BindDimensions
+from ekiden.relay.transform.call_prim_funcs import CallPrimFuncs
 from ekiden.relay.transform.canonicalize_cast import CanonicalizeCast
 from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
 from ekiden.relay.transform.carry_dimensions import CarryDimensions
@@ -78,6 +79,7 @@ function_pass = function_pass_over(Function)
 for _factory in (
     NameDimensions,
     BindDimensions,
+    CallPrimFuncs,
     CarryDimensions,
     HoistDimensions,
     AnnotateSpans,
@@ -133,6 +135,7 @@ __all__ = [
     "AnnotateTarget",
     "BatchingOps",
     "BindDimensions",
+    "CallPrimFuncs",
     "CanonicalizeCast",
     "CanonicalizeOps",
     "CarryDimensions",
