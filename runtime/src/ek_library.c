@@ -92,7 +92,8 @@ static void library_destroy(void *self) {
   ek_free(self);
 }
 
-static const ek_module_kind library_kind = {"library", library_get, NULL, NULL, library_destroy};
+static const ek_module_kind library_kind = {"library", library_get, NULL, NULL, library_destroy,
+                                            NULL};
 
 /* Loading -------------------------------------------------------------------------------------- */
 

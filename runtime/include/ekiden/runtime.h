@@ -326,7 +326,15 @@ typedef struct ek_method {
 /* What a type is made of. 'create' makes an object with its header and fields set up, before the
 ** fields are set: for languages with constructors; then 'size' must be given. Without it the
 ** runtime makes zeroed objects, and drops what their fields own. With 'size' 0 it also lays the
-** fields out behind those of the parent, each as an ek_value ('offset' and 'size' are ignored). */
+** fields out behind those of the parent, each as an ek_value ('offset' and 'size' are ignored).
+**
+** 'build' is for languages whose objects are made whole and do not change: it gets the values of all
+** fields in order (borrowed; EK_ANY for one that is left out) and gives the object. Then 'create' is
+** NULL, fields have 'get', and objects are equal only to themselves. */
+struct ek_type_info;
+typedef int (*ek_build)(const struct ek_type_info *type, const ek_value *values, int32_t n,
+                        ek_object **out);
+
 typedef struct ek_type_def {
   int64_t size;                            /* bytes of an object, header included */
   int (*create)(ek_object **out);          /* or NULL */
@@ -334,6 +342,7 @@ typedef struct ek_type_def {
   const ek_field *fields;                  /* without those of the parent */
   const ek_method *methods;
   int32_t n_fields, n_methods;
+  ek_build build;                          /* or NULL */
 } ek_type_def;
 
 /* What is known of a type. Never changes, but ek_type_get gives another one once the type has been
@@ -350,6 +359,7 @@ typedef struct ek_type_info {
   const ek_field *fields;                  /* those of the parents first */
   const ek_method *methods;                /* those of the parents first; a later one hides */
   int32_t n_fields, n_methods;
+  ek_build build;                          /* or NULL */
 } ek_type_info;
 
 EK_API int32_t ek_type_register(const char *key, int32_t parent);

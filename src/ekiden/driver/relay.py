@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ekiden import runtime
 from ekiden.backend.vm.pipeline import optimize as optimize_module
 from ekiden.driver.build import compile_model
+from ekiden.driver.executable import Executable
 from ekiden.driver.factory import ExecutorFactoryModule
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
@@ -86,5 +87,12 @@ def optimize(
     assert config.target is not None
     return optimize_module(InferType()(_module(mod, params)), config.target, config), {}
 
+
+def _compile_to_module(program: IRModule | BaseFunc, target: str | None = None) -> runtime.Module:
+    """A module with the functions of a program, for other languages."""
+    return Executable(to_executable(program, target, None)).module
+
+
+runtime.register_func("ekiden.compile", _compile_to_module, override=True)
 
 __all__ = ["build", "optimize"]

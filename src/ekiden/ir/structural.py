@@ -22,7 +22,7 @@ from ekiden import runtime
 from ekiden.ir.expr import BaseFunc, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node, fields_of
-from ekiden.runtime import Object
+from ekiden.runtime import Object, register_func
 
 Row = tuple[object, ...]
 FreeVars = Literal["identity", "order"]
@@ -287,5 +287,13 @@ def structural_key(a: object) -> Hashable:
     """
     return tuple(_form(a, "identity").rows)
 
+
+def _hash_to_cross(a: object, map_free_vars: bool = False) -> int:
+    """The hash as an integer of 64 bits with sign."""
+    return int.from_bytes(structural_hash(a, map_free_vars).to_bytes(8), signed=True)
+
+
+register_func("node.StructuralEqual", structural_equal, override=True)
+register_func("node.StructuralHash", _hash_to_cross, override=True)
 
 __all__ = ["structural_digest", "structural_equal", "structural_hash", "structural_key"]

@@ -142,6 +142,8 @@ cdef extern from "ekiden/runtime.h" nogil:
         const ek_method *methods
         int32_t n_fields
         int32_t n_methods
+        int (*build)(const ek_type_info *type, const ek_value *values, int32_t n,
+                     ek_object **out) noexcept nogil
     ctypedef struct ek_type_info:
         const char *key
         const char *doc

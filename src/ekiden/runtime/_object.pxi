@@ -246,12 +246,16 @@ def object_class(str type_key not None):
 
 
 def make_node(str type_key not None, **fields):
-    """A new object of a type, from the values of its fields. TVM's name.
+    """A new object of a type, from the values of its fields; of a type of the compiler's, a node.
+    TVM's name.
 
     The constructor of a Python class that is registered for the type is not run.
     """
-    cls = object_class(type_key)
-    return _wrap(cls, _make_object(cls, (), fields))
+    cdef ek_object *made = _make_object(object_class(type_key), (), fields)
+    try:
+        return _object_to_python(made)
+    finally:
+        ek_object_release(made)
 
 
 def is_defined(str type_key not None):
