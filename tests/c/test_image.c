@@ -295,10 +295,10 @@ static void an_image_gives_its_bytes(void) {
   image_bytes image = make_image();
   ek_object *module = NULL;
   ek_value bytes = ek_value_none();
-  ek_bytes text;
+  ek_bytes found;
   CHECK(ek_image_load(image.bytes, image.size, &module) == 0);
-  CHECK(ek_module_part(module, EK_MODULE_BYTES, &bytes) == 0 && ek_string_borrow(&bytes, &text));
-  CHECK(text.size == image.size && memcmp(text.data, image.bytes, image.size) == 0);
+  CHECK(ek_module_part(module, EK_MODULE_BYTES, &bytes) == 0 && ek_string_borrow(&bytes, &found));
+  CHECK(found.size == image.size && memcmp(found.data, image.bytes, image.size) == 0);
   ek_value_release(&bytes);
   ek_object_release(module);
 }

@@ -164,7 +164,7 @@ def _mappings(
     return iter([(_below(path, k), mine[k], other[k]) for k in sorted(mine)])
 
 
-def _arrays(path: _Path, a: np.ndarray, b: np.ndarray) -> Mismatch | Iterator[_Pair]:  # type: ignore[type-arg]
+def _arrays(path: _Path, a: np.ndarray, b: np.ndarray) -> Mismatch | Iterator[_Pair]:
     """The first element in which two arrays differ, bit by bit: a NaN equals itself."""
     kinds = [f"{each.dtype} of shape {each.shape}" for each in (a, b)]
     if kinds[0] != kinds[1]:
