@@ -246,7 +246,8 @@ static int build_code(const ek_type_info *type, const ek_value *values, int32_t 
   if (values[0].v.i64 < 0) return ek_error("ValueError", "build '%s': negative", type->key);
   if (create(out) != 0) return -1;
   (*out)->type_index = type->index;
-  ((point *)(void *)*out)->x = values[0].v.i64 * 10 + (values[1].type_index == EK_ANY) + n;
+  int64_t code = values[0].v.i64 * 10 + (values[1].type_index == EK_ANY) + n;
+  ((point *)(void *)*out)->x = (int8_t)code;
   return 0;
 }
 
