@@ -65,6 +65,12 @@ static bool enter_key(json *j, const char *key, size_t size) {
   return give_up(j);
 }
 
+ek_bytes ek_metadata_text(ek_bytes metadata, const char *key) {
+  json j = {metadata.data, metadata.data + metadata.size};
+  ek_bytes found, none = {"", 0};
+  return enter_key(&j, key, strlen(key)) && take_string(&j, &found) ? found : none;
+}
+
 static int64_t take_number(json *j) {
   int64_t number = 0;
   for (; j->at < j->end && *j->at >= '0' && *j->at <= '9' && number < INT32_MAX; j->at++) {

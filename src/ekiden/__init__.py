@@ -23,20 +23,32 @@ if TYPE_CHECKING:
         PackedFunc,
         Tensor,
         VirtualMachine,
+        cl,
         convert,
         cpu,
+        cuda,
         device,
+        ext_dev,
         from_dlpack,
         get_global_func,
+        gpu,
+        hexagon,
         list_global_func_names,
         load_params,
+        metal,
+        mtl,
         nd,
+        opencl,
         register_error,
         register_func,
         register_object,
         remove_global_func,
+        rocm,
         save_params,
         tensor,
+        vpi,
+        vulkan,
+        webgpu,
     )
     from ekiden.runtime.errors import (
         CompileError,
@@ -77,29 +89,41 @@ __all__ = [
     "VirtualMachine",
     "__version__",
     "build",
+    "cl",
     "compile",
     "convert",
     "cpu",
+    "cuda",
     "device",
     "export",
+    "ext_dev",
     "from_dlpack",
     "get_global_func",
+    "gpu",
+    "hexagon",
     "list_global_func_names",
     "load",
     "load_json",
     "load_params",
     "lower",
+    "metal",
+    "mtl",
     "nd",
+    "opencl",
     "register_error",
     "register_func",
     "register_object",
     "remove_global_func",
+    "rocm",
     "save_json",
     "save_params",
     "structural_equal",
     "structural_hash",
     "tensor",
     "verify",
+    "vpi",
+    "vulkan",
+    "webgpu",
 ]
 
 _ERRORS = "ekiden.runtime.errors"
@@ -122,6 +146,10 @@ _HOMES = {
     "DataType": "ekiden.runtime",
     "convert": "ekiden.runtime",
     "cpu": "ekiden.runtime",
+    **dict.fromkeys(
+        "cl cuda ext_dev gpu hexagon metal mtl opencl rocm vpi vulkan webgpu".split(),
+        "ekiden.runtime",
+    ),
     "device": "ekiden.runtime",
     "get_global_func": "ekiden.runtime",
     "list_global_func_names": "ekiden.runtime",
@@ -138,8 +166,8 @@ _HOMES = {
     "structural_hash": "ekiden.ir.structural",
 }
 _FOLDERS = frozenset(
-    "arith backend codegen contrib driver error frontend instrument ir parser relay runtime script"
-    " target te testing tir topi transform".split()
+    "_ffi arith backend codegen contrib driver error frontend instrument ir parser relay runtime"
+    " script target te testing tir topi transform".split()
 )
 
 

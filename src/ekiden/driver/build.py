@@ -77,8 +77,11 @@ def compile_model(
     executor: str,
     in_place: bool = True,
     progress: Progress | None = None,
+    mod_name: str = "",
 ) -> Compiled:
-    """Compile; arguments and errors are those of `compile`, `in_place` as in `pipeline`."""
+    """Compile; arguments and errors are those of `compile`, `in_place` as in `pipeline`. `mod_name`
+    is the name of the factory of graph executors, "default" by default.
+    """
     if executor not in EXECUTORS:
         kinds = ", ".join(map(repr, EXECUTORS))
         raise CompileError(f"compile: executor one of {kinds} expected, got {executor!r}")
@@ -104,6 +107,8 @@ def compile_model(
     }
     if any(flushes):
         metadata["denormals"] = "flush"
+    if mod_name:
+        metadata["mod_name"] = mod_name
     if tensors := module.attrs.get("tensors"):
         assert isinstance(tensors, tuple)
         metadata["tensors"] = {name: [node, at] for name, node, at in tensors}

@@ -19,10 +19,8 @@ class ExecutorFactoryModule(Executable):
     flow, shapes that are computed); calling it works for all.
     """
 
-    def __init__(self, raw: RawExecutable, mod_name: str = "default") -> None:
-        """`mod_name` is what `lib[mod_name](device)` is called by, besides "default"."""
+    def __init__(self, raw: RawExecutable) -> None:
         super().__init__(raw)
-        self.libmod_name = mod_name
         self._read: tuple[Graph, dict[str, Tensor]] | None = None
 
     def _graph(self) -> tuple[Graph, dict[str, Tensor]]:
@@ -46,14 +44,18 @@ class ExecutorFactoryModule(Executable):
         """The graph; TVM's name."""
         return self.get_graph_json()
 
+    @property
+    def libmod_name(self) -> str:
+        """What `lib[name](device)` is called by, besides "default"."""
+        return str(self.raw.metadata.get("mod_name", "default"))
+
     graph_json = property(get_graph_json)
     params = property(get_params)
 
     def __getitem__(self, name: str) -> Callable[..., object]:
-        """A function by name: "default", or the name of the module, makes a graph executor for a
+        """A function by name: "default", or what `mod_name` said, makes a graph executor for a
         device, "debug_create" one that keeps what each node gives; others are those of the program.
         """
-        name = "default" if name == self.libmod_name else name
         if name == "debug_create":
             return self._debug_create
         return self.module[name]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
+from ekiden import runtime
 from ekiden.backend.vm.pipeline import optimize as optimize_module
 from ekiden.driver.build import compile_model
+from ekiden.driver.executable import Executable
 from ekiden.driver.factory import ExecutorFactoryModule
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
@@ -40,7 +43,9 @@ def build(
     options and the `runtime`'s, those that would change nothing are a CompileError.
 
     The result can be called; `["default"](device)`, or that of `mod_name`, makes a graph executor
-    of it. `target_host` is the target of the code around kernels, which must be of one machine.
+    of it, here and where it was exported to. `target_host` is the target of the code around
+    kernels, which must be of one machine. Raises CompileError for a `mod_name` that is no word or a
+    function's name.
     """
     target = with_host(target, target_host)
     how = Executor(executor) if isinstance(executor, str) else executor
@@ -48,8 +53,17 @@ def build(
     for reason in filter(None, (how.refused(), on.refused())):
         raise CompileError(f"relay.build: {reason}")
     kind = "vm" if how.name == "graph" else how.name
-    made = to_executable(ir_mod, target, params, kind, in_place=False)
-    return ExecutorFactoryModule(made, mod_name)
+    name = "" if mod_name == "default" else _checked_name(mod_name, _module(ir_mod, None))
+    made = to_executable(ir_mod, target, params, kind, in_place=False, mod_name=name)
+    return ExecutorFactoryModule(made)
+
+
+def _checked_name(name: str, module: IRModule) -> str:
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise CompileError(f"build: expected a word as mod_name, got {name!r}")
+    if name in module:
+        raise CompileError(f"build: mod_name {name!r} is the name of a function of the module")
+    return name
 
 
 def to_executable(
@@ -59,9 +73,13 @@ def to_executable(
     executor: str = "vm",
     *,
     in_place: bool = True,
+    mod_name: str = "",
 ) -> Compiled:
-    """The executable of a module or function; `in_place` as in `pipeline`."""
-    made = compile_model(_module(ir_mod, params), target, None, executor, in_place)
+    """The executable of a module or function; `in_place` as in `pipeline`, `mod_name` as in
+    `compile_model`.
+    """
+    module = _module(ir_mod, params)
+    made = compile_model(module, target, None, executor, in_place, mod_name=mod_name)
     return Compiled.from_bytes(made.artifact)
 
 
@@ -73,5 +91,12 @@ def optimize(
     assert config.target is not None
     return optimize_module(InferType()(_module(mod, params)), config.target, config), {}
 
+
+def _compile_to_module(program: IRModule | BaseFunc, target: str | None = None) -> runtime.Module:
+    """A module with the functions of a program, for other languages."""
+    return Executable(to_executable(program, target, None)).module
+
+
+runtime.register_func("ekiden.compile", _compile_to_module, override=True)
 
 __all__ = ["build", "optimize"]

@@ -8,6 +8,7 @@ from importlib import import_module
 
 _HOMES = {
     "assert_structural_equal": "compare",
+    "get_first_structural_mismatch": "compare",
     "structural_equal": "structural",
     "structural_hash": "structural",
     "save_json": "json",

@@ -16,6 +16,7 @@ from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import NODE_TYPES, Node, fields_of
 from ekiden.ir.op import OPS, Op, get
+from ekiden.runtime import register_func
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.graph_json import (
     Decode,
@@ -85,3 +86,5 @@ def _has_key(key: str) -> bool:
 
 
 register_family(Family((Node, IRModule), _take_apart, _has_key, _make))
+register_func("node.SaveJSON", save_json, override=True)
+register_func("node.LoadJSON", load_json, override=True)

@@ -21,6 +21,7 @@ from ekiden.ir.node import ignored, node
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.span import Span
 from ekiden.ir.type import Type
+from ekiden.runtime import register_func
 
 _V = TypeVar("_V")
 
@@ -237,6 +238,9 @@ def get(name: str) -> Op:
     if name not in _OP_NODES:
         raise KeyError(f"no operator {name!r}{nearest(name)}")
     return _OP_NODES[name]
+
+
+register_func("ir.GetOp", get, override=True)
 
 
 def nearest(name: str) -> str:

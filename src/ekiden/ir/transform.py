@@ -23,6 +23,7 @@ from ekiden.ir.expr import BaseFunc
 from ekiden.ir.extensions import note_extension
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, register_option
+from ekiden.runtime import register_func
 from ekiden.runtime.errors import EkidenError, PassError
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "module_pass",
     "register_option",
     "register_pass",
+    "share_passes",
 ]
 
 LOG = logging.getLogger(__name__)
@@ -53,6 +55,15 @@ def register_pass(name: str, factory: Callable[[], Pass]) -> None:
     """Let passes name this one in `required` and in `Sequential`."""
     note_extension(factory)
     _FACTORIES[name] = factory
+
+
+def share_passes(prefix: str, factories: Mapping[str, object]) -> None:
+    """Let every language make passes: what makes one is the global function `prefix.NAME`, a pass
+    a function from module to module. Names of a mapping that make no passes are left out.
+    """
+    for name, factory in factories.items():
+        if name[0].isupper() and callable(factory) and not isinstance(factory, type):
+            register_func(f"{prefix}.{name}", factory, override=True)
 
 
 def get_pass(name: str) -> Pass:

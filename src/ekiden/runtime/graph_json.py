@@ -37,6 +37,7 @@ from ekiden.runtime._core import (
     error_from,
     fields_of,
     is_defined,
+    is_node_type,
     kind_of_error,
     make_node,
     tensor,
@@ -287,5 +288,10 @@ def _make(key: str, fields: Mapping[str, object], decode: Decode) -> object:
 
 
 register_family(
-    Family((Object,), _take_apart, lambda key: key == "ek.Executable" or is_defined(key), _make)
+    Family(
+        (Object,),
+        _take_apart,
+        lambda key: key == "ek.Executable" or (is_defined(key) and not is_node_type(key)),
+        _make,
+    )
 )

@@ -208,6 +208,7 @@ _METADATA = _record(
         "kernels": _map_of(_KERNEL),
         "main": _MAIN,
         "memory": _record({"peak": _size}, {}),
+        "mod_name": _name,
         "producer": _text,
         "sources": _map_of(_list_of(_pair_of(_size, _text))),
         "target": _text,

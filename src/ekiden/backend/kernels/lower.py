@@ -17,6 +17,7 @@ from ekiden.ir.prim_visitor import free_vars, rewrite
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
+from ekiden.relay.op.lowered import CallLoweredAttrs
 from ekiden.relay.op.strategy import implementation_of
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.scopes import evaluation_order
@@ -127,7 +128,7 @@ MAX_NAME = 80
 def display_name(function: Function) -> str:
     """What a kernel is called after: its operators."""
     ops = [
-        e.op.name
+        e.attrs.func.name if isinstance(e.attrs, CallLoweredAttrs) else e.op.name
         for e in evaluation_order(function.body)
         if isinstance(e, Call) and isinstance(e.op, Op)
     ]

@@ -28,6 +28,7 @@ def pipeline(
     return Sequential(
         (
             transform.RemoveUnusedFunctions(),
+            needed(transform.CallPrimFuncs(), "to call loop programs"),
             infer_type,
             needed(transform.EtaExpand(), "to make constructors functions"),
             infer_type,

@@ -11,12 +11,14 @@ from ekiden.ir.transform import (
     function_pass_over,
     module_pass,
     register_pass,
+    share_passes,
 )
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.alter_op_layout import AlterOpLayout
 from ekiden.relay.transform.annotate_spans import AnnotateSpans
 from ekiden.relay.transform.annotate_target import AnnotateTarget
 from ekiden.relay.transform.bind_dimensions import BindDimensions
+from ekiden.relay.transform.call_prim_funcs import CallPrimFuncs
 from ekiden.relay.transform.canonicalize_cast import CanonicalizeCast
 from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
 from ekiden.relay.transform.carry_dimensions import CarryDimensions
@@ -84,6 +86,7 @@ function_pass = function_pass_over(Function)
 for _factory in (
     NameDimensions,
     BindDimensions,
+    CallPrimFuncs,
     CarryDimensions,
     HoistDimensions,
     AnnotateSpans,
@@ -141,6 +144,7 @@ __all__ = [
     "AnnotateTarget",
     "BatchingOps",
     "BindDimensions",
+    "CallPrimFuncs",
     "CanonicalizeCast",
     "CanonicalizeOps",
     "CarryDimensions",
@@ -210,3 +214,5 @@ __all__ = [
     "module_pass",
     "register_legalize",
 ]
+
+share_passes("relay._transform", {name: globals()[name] for name in __all__})

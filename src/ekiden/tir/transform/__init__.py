@@ -5,6 +5,7 @@ a vector of offsets for vector accesses); operands agree in dtype; indices of re
 constants.
 """
 
+from ekiden.ir.transform import share_passes
 from ekiden.tir.transform.align_storage import align_storage
 from ekiden.tir.transform.compact_buffers import compact_buffers
 from ekiden.tir.transform.flatten_buffers import flat_index, flatten_buffers
@@ -81,3 +82,5 @@ __all__ = [
     "unroll_loops",
     "vectorize_loops",
 ]
+
+share_passes("tir.transform", {name: globals()[name] for name in __all__})

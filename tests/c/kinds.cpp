@@ -27,15 +27,15 @@ void refuse(int64_t code) { throw ekiden::Error("IndexError", "code " + std::to_
 }  // namespace
 
 EKIDEN_INIT {
-  ekiden::define<MyExpr>("myns.MyExpr").doc("an int").field("value", &MyExpr::value);
-  ekiden::define<Named, MyExpr>("myns.Named")
+  ekiden::define<MyExpr>("kinds.MyExpr").doc("an int").field("value", &MyExpr::value);
+  ekiden::define<Named, MyExpr>("kinds.Named")
       .field("name", &Named::name)
       .field("next", &Named::next)
       .field("weights", &Named::weights, EK_FIELD_IGNORE)
       .method("doubled", &Named::doubled);
-  ekiden::register_function("myns.add_one", add_one);
-  ekiden::register_function("myns.bump", bump);
-  ekiden::register_function("myns.refuse", refuse);
+  ekiden::register_function("kinds.add_one", add_one);
+  ekiden::register_function("kinds.bump", bump);
+  ekiden::register_function("kinds.refuse", refuse);
 }
 
 EKIDEN_EXPORT(length, [](const std::string& text) { return text.size(); })
