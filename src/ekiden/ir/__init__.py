@@ -24,6 +24,9 @@ _HOMES = {
     "BaseFunc": "expr",
     "GlobalVar": "expr",
     "PrimExpr": "prim",
+    "IntImm": "prim",
+    "FloatImm": "prim",
+    "Range": "range",
     **dict.fromkeys(
         "Type TypeKind TensorType TupleType TypeVar GlobalTypeVar FuncType TypeCall RelayRefType"
         " IncompleteType".split(),

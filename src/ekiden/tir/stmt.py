@@ -14,7 +14,8 @@ from typing import ClassVar
 
 from ekiden.ir.expr import BaseFunc, RelayExpr
 from ekiden.ir.node import Node, binding, ignored, node
-from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.ir.prim import AnyDim, PrimExpr, Var, const
+from ekiden.ir.range import Range
 from ekiden.ir.span import Span
 from ekiden.runtime.html import preformatted
 from ekiden.tir.expr import Buffer
@@ -160,11 +161,35 @@ class IterKind(Enum):
 
 @node("tir.IterVar")
 class IterVar(Node):
-    """An iterator of a block: its variable, domain [0, extent) and kind."""
+    """An iterator of a block: its variable, domain [0, extent) and kind.
+
+    The numbers are TVM's kinds of axes (see `ekiden.te.schedule`). In arithmetic it is its
+    variable.
+    """
 
     var: Var = binding()
     extent: PrimExpr
     kind: IterKind
+
+    DataPar: ClassVar[int] = 0
+    ThreadIndex: ClassVar[int] = 1
+    CommReduce: ClassVar[int] = 2
+    Ordered: ClassVar[int] = 3
+    Opaque: ClassVar[int] = 4
+    Unrolled: ClassVar[int] = 5
+    Vectorized: ClassVar[int] = 6
+    Parallelized: ClassVar[int] = 7
+    Tensorized: ClassVar[int] = 8
+
+    @property
+    def dom(self) -> Range | None:
+        """What it runs over; None for a thread axis that says no extent."""
+        return None if isinstance(self.extent, AnyDim) else Range(self.extent)
+
+    @property
+    def iter_type(self) -> int:
+        """The kind as a number."""
+        return {IterKind.SPATIAL: 0, IterKind.REDUCE: 2, IterKind.OPAQUE: 4}[self.kind]
 
 
 @node("tir.Block")
