@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ekiden.codegen.build import build
+    from ekiden.driver.lowering import build, lower
     from ekiden.driver import Executable, compile, export, load, verify
     from ekiden.error import TVMError
     from ekiden.ir.json import load_json, save_json
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
         TypeInferenceError,
         UnsupportedError,
     )
-    from ekiden.tir.transform import lower
 
 __version__ = "0.1.0"
 
@@ -104,8 +103,8 @@ __all__ = [
 
 _ERRORS = "ekiden.runtime.errors"
 _HOMES = {
-    "build": "ekiden.codegen.build",
-    "lower": "ekiden.tir.transform",
+    "build": "ekiden.driver.lowering",
+    "lower": "ekiden.driver.lowering",
     "compile": "ekiden.driver",
     "export": "ekiden.driver",
     "load": "ekiden.driver",
