@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ekiden.driver.lowering import build, lower
     from ekiden.driver import Executable, compile, export, load, verify
+    from ekiden.driver.lowering import build, lower
     from ekiden.error import TVMError
     from ekiden.ir.json import load_json, save_json
     from ekiden.ir.module import IRModule

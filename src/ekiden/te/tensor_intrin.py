@@ -51,7 +51,7 @@ def decl_tensor_intrin(
     default_buffer_params: Mapping[str, object] | None = None,
 ) -> TensorIntrin:
     """Declare an instruction: `fcompute(input_buffers, output_buffers)` gives a statement or a
-    call, or three of them for a reduction: the whole, the init, the update (None where there is none).
+    call, or three for a reduction: the whole, the init, the update (None where there is none).
 
     `binds` says which buffer stands for a tensor. Raises TypeError for what is no operation,
     ValueError for inputs that are computed, ScheduleError for scalar parameters.
