@@ -40,7 +40,7 @@ _OPPOSITE: dict[type[PrimExpr], type[BinaryExpr]] = {LT: GE, GE: LT, LE: GT, GT:
 
 
 def _plain(condition: PrimExpr) -> list[PrimExpr]:
-    """The comparisons a condition is made of: `not (a > b)` as `a <= b`, `min(a, b) > c` as both."""
+    """The comparisons of a condition: `not (a > b)` as `a <= b`, `min(a, b) > c` as both."""
     found: list[PrimExpr] = []
     pending = conjuncts(condition)
     while pending:
