@@ -77,6 +77,7 @@ from ekiden.tir.stmt import (
     PrimFunc,
     SeqStmt,
     Stmt,
+    While,
     seq,
 )
 from ekiden.tir.tensor_intrin import TensorIntrin
@@ -142,6 +143,7 @@ __all__ = [
     "Trace",
     "Var",
     "VectorReduce",
+    "While",
     "astext",
     "broadcast",
     "distinct",

@@ -1,6 +1,6 @@
 """Statements of loop programs.
 
-Stmt = BufferStore | For | SeqStmt | IfThenElse | LetStmt | Allocate | Evaluate | AssertStmt |
+Stmt = BufferStore | For | While | SeqStmt | IfThenElse | LetStmt | Allocate | Evaluate | AssertStmt |
 Prefetch | BlockRealize Scheduled programs (te.create_prim_func, Schedule) contain BlockRealize;
 lowering removes it. Code generators take the rest.
 """
@@ -73,6 +73,14 @@ class For(Stmt):
     kind: ForKind
     body: Stmt
     annotations: Mapping[str, object] | None = None
+
+
+@node("tir.While")
+class While(Stmt):
+    """Repeat body as long as a condition on memory holds, which is asked before each turn."""
+
+    condition: PrimExpr
+    body: Stmt
 
 
 @node("tir.SeqStmt")
