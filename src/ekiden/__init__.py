@@ -137,8 +137,8 @@ _HOMES = {
     "structural_hash": "ekiden.ir.structural",
 }
 _FOLDERS = frozenset(
-    "arith backend codegen contrib driver error frontend instrument ir parser relay runtime script"
-    " target te testing tir topi transform".split()
+    "arith backend codegen container contrib driver error frontend instrument ir parser relay"
+    " runtime script target te testing tir topi transform".split()
 )
 
 

@@ -372,3 +372,32 @@ def test_buffers_that_are_bound() -> None:
     out = ekiden.nd.array(np.zeros((4, 4), "float32"))
     module["f"](x, out)
     np.testing.assert_array_equal(out.numpy(), whole[:, :4] * 2 + 1)
+
+
+def test_inlining_by_kind() -> None:
+    a, b = doubled((4, 4))
+    row = te.compute((4,), lambda j: a[0, j] + 1.0, name="row")
+    wide = te.compute((4, 4), lambda i, j: row[j] + b[i, j], name="wide")
+    out = te.compute((4, 4), lambda i, j: wide[j, i], name="out")
+    x = numbers(4, 4)
+    wanted = (x[0] + 1 + (x * 2 + 1)).T
+    kinds = (
+        (te.schedule.AutoInlineElemWise, {"B"}),
+        (te.schedule.AutoInlineBroadcast, {"B", "wide"}),
+        (te.schedule.AutoInlineInjective, {"B", "wide", "row"}),
+    )
+    for inline, names in kinds:
+        s = te.create_schedule(out.op)
+        inline(s)
+        assert {each.name for each in s.stages if each.attach_type == 2} == names
+        np.testing.assert_array_equal(run(s, [a, out], x), wanted)
+    assert len(list(walk(te.schedule.ScheduleOps(s)))) > 3
+
+
+def test_layouts_by_functions_of_all_and_the_last() -> None:
+    a, b = doubled((3, 8))
+    s = te.create_schedule(b.op)
+    s[a].transform_layout(lambda *i, n: [n // 4, *i, n % 4])
+    x = numbers(2, 3, 4)
+    flat = x.transpose(1, 0, 2).reshape(3, 8)
+    np.testing.assert_array_equal(run(s, [a, b], x), flat * 2 + 1)

@@ -6,7 +6,7 @@ say the same, and becomes that.
 """
 
 from ekiden.ir.prim import const
-from ekiden.te import intrin, reducer, schedule, tensor
+from ekiden.te import hybrid, intrin, reducer, schedule, tensor
 from ekiden.te.gradient import gradient
 from ekiden.te.inline import inline_injective, is_injective, post_order_tensors, tensor_loads
 from ekiden.te.intrin import *  # noqa: F403
@@ -20,7 +20,7 @@ from ekiden.te.tensor_intrin import TensorIntrin, decl_tensor_intrin
 
 __all__ = [
     "Schedule", "Stage", "TensorIntrin", "const", "create_prim_func", "create_schedule",
-    "decl_tensor_intrin", "gradient", "index_check", "inline_injective", "is_injective",
+    "decl_tensor_intrin", "gradient", "hybrid", "index_check", "inline_injective", "is_injective",
     "post_order_tensors", "range_check", "scan", "schedule",
     "tensor_loads", "thread_axis", *intrin.__all__, *reducer.__all__, *tensor.__all__,
 ]  # fmt: skip

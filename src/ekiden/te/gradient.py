@@ -2,9 +2,9 @@
 
     Y[i] = sum(A[i, k] * X[k], k)   ->   dX[p] = sum(A[n, p] * dY[n], n)
 
-A read of X at f(i, k) in the expression of Y gives dX[p] the sum of its adjoint over all (i, k) with
-f(i, k) == p. That is solved for (i, k), so that the sum runs over what is free; where it cannot be,
-it runs over all with the equation as a condition.
+A read of X at f(i, k) in the expression of Y gives dX[p] the sum of its adjoint over all (i, k)
+with f(i, k) == p. That is solved for (i, k), so that the sum runs over what is free; where it
+cannot be, it runs over all with the equation as a condition.
 """
 
 from __future__ import annotations

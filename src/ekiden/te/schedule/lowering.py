@@ -50,9 +50,22 @@ def infer_bound(schedule: Schedule) -> dict[Axis, Range]:
     """What every axis of every stage runs over in the end, in terms of the variables of the loops
     around it. TVM: `te.schedule.InferBound`.
     """
+    return _whole(schedule).bounds
+
+
+def _whole(schedule: Schedule) -> Lowering:
+    """A schedule lowered over its inputs and outputs."""
     inputs = [s.op.output(0) for s in schedule.stages if isinstance(s.op, PlaceholderOp)]
     outputs = [op.output(n) for op in schedule.outputs for n in range(op.num_outputs)]
-    return Lowering(schedule, [*inputs, *outputs], "main").bounds
+    return Lowering(schedule, [*inputs, *outputs], "main")
+
+
+def schedule_ops(schedule: Schedule, bounds: Mapping[Axis, Range] | None = None) -> Stmt:
+    """The statements of a schedule over its inputs and outputs, before any pass. Ranges are found
+    anew: `bounds` is TVM's. TVM: `te.schedule.ScheduleOps`.
+    """
+    del bounds
+    return _whole(schedule).func.body
 
 
 class Dataflow:
