@@ -119,3 +119,35 @@ def test_walks_and_rewrites() -> None:
         loop, lambda s: tir.Evaluate(n) if isinstance(s, tir.For) else None, None
     )
     assert isinstance(gone, tir.Evaluate)
+
+
+def test_operators_on_bits() -> None:
+    x, y = np.array([12, -7, 1], "int32"), np.array([1, 2, 3], "int32")
+    assert (
+        evaluate(lambda a, b: (a << b) ^ (a >> b), x, y).tolist() == ((x << y) ^ (x >> y)).tolist()
+    )
+    assert evaluate(lambda a, b: (a & 6) | b, x, y).tolist() == ((x & 6) | y).tolist()
+    with pytest.raises(TypeError, match="integers of one dtype"):
+        tir.Var("x", "float32") & 1
+
+
+def test_passes_over_loop_programs() -> None:
+    a = tir.decl_buffer((1,), "int32", "a")
+    func = tir.PrimFunc((a,), tir.BufferStore(a, tir.const(1, "int32"), (tir.const(0),)))
+    mod = ekiden.IRModule({"one": func, "two": func.with_attr("kept", 1)})
+
+    @tir.transform.prim_func_pass(opt_level=0)
+    class Mark:
+        def transform_function(
+            self, f: tir.PrimFunc, mod: ekiden.IRModule, ctx: object
+        ) -> tir.PrimFunc:
+            return f.with_attr("marked", 1)
+
+    assert all(f.attr("marked") == 1 for f in Mark()(mod).functions.values())
+    kept = tir.transform.Filter(lambda f: f.attr("kept") == 1)(mod)
+    assert [g.name_hint for g in kept.functions] == ["two"]
+    applied = tir.transform.Apply(lambda f: f.without_attr("kept"))(mod)
+    assert applied["two"].attr("kept") is None
+    bound = tir.transform.BindTarget(ekiden.target.Target("llvm"))(mod)
+    assert str(bound["one"].attr("target")).startswith("llvm")
+    assert func.buffer_map[func.params[0]] is a

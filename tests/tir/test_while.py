@@ -86,13 +86,13 @@ def f(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32")):
 
 
 def test_lanes_have_one_condition() -> None:
-    func = tir.parse('''
+    func = tir.parse("""
 @T.prim_func
 def f(a: T.Buffer((16,), "int32")):
     for i in T.vectorized(16):
         while a[i] < 5:
             a[i] = a[i] + 1
-''')
+""")
     assert isinstance(func, PrimFunc)
     with pytest.raises(ScheduleError, match="differs between lanes"):
         lower(func)

@@ -39,6 +39,9 @@ class ConstIntBound(NamedTuple):
     min_value: Bound
     max_value: Bound
 
+    NEG_INF = -math.inf
+    POS_INF = math.inf
+
 
 class ModularSet(NamedTuple):
     """Values of the form coeff * something + base; coeff 0 for the number base."""
@@ -205,8 +208,9 @@ class Analyzer(CanonicalForm):
             return expr
         return self._emit(self._poly(expr), expr.dtype)
 
-    def can_prove_equal(self, a: PrimExpr, b: PrimExpr) -> bool:
+    def can_prove_equal(self, lhs: prim.ExprLike, rhs: prim.ExprLike) -> bool:
         """Whether two integers are known to be equal. Nothing is ever known of `AnyDim`."""
+        a, b = prim.convert(lhs), prim.convert(rhs)
         difference = poly.add(self._poly(a), self._poly(b), -1)
         return not difference and not any(isinstance(e, AnyDim) for e in post_order(a, b))
 

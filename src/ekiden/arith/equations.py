@@ -157,10 +157,10 @@ def _solved(
             side = side - known * scale
         side = analyzer.simplify(side)
         if n >= rank:
-            conditions.append(analyzer.simplify(EQ(side, 0)))
+            conditions.append(analyzer.simplify(EQ(side, const(0, side.dtype))))
             continue
         pivot = row[n]
-        exact = analyzer.simplify(EQ(side % abs(pivot), 0))
+        exact = analyzer.simplify(EQ(side % abs(pivot), const(0, side.dtype)))
         conditions.append(exact)
         values.append(analyzer.simplify(side // abs(pivot) * (1 if pivot > 0 else -1)))
     return values, [c for c in conditions if not is_const(c, 1)]

@@ -90,7 +90,7 @@ def build(
     Raises CompileError for anything else, and for a host target that is not the target's.
     """
     if isinstance(args, (str, Target, Mapping)):
-        args, target = None, args  # type: ignore[assignment]
+        args, target = None, args
     if target_host is not None and target is not None:
         host, device = Target(target_host), Target(target)
         if host.kind.name != device.kind.name:
@@ -99,5 +99,5 @@ def build(
             )
     if isinstance(program, Schedule):
         called = name or "default_function"
-        program = scheduled(program, args, called, binds)  # type: ignore[arg-type]
+        program = scheduled(program, args, called, binds)
     return codegen_build.build(program, target, name=name, cache=cache, progress=progress)

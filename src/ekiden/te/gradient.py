@@ -43,6 +43,7 @@ from ekiden.te import reducer
 from ekiden.te.inline import post_order_tensors
 from ekiden.te.reducer import CommReducer, Reduce, ReduceAxis
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor, compute
+from ekiden.tir.stmt import IterVar
 
 Rule = Callable[[Sequence[PrimExpr], PrimExpr, PrimExpr], Sequence[PrimExpr | None]]
 """(arguments, value, adjoint of the value) -> adjoints of the arguments, None where it is 0."""
@@ -59,6 +60,10 @@ def _flat(args: Sequence[PrimExpr], y: PrimExpr, g: PrimExpr) -> Sequence[PrimEx
 
 def _of(name: str, *args: PrimExpr) -> PrimExpr:
     return call_intrin(name, *args)
+
+
+def _sign(x: PrimExpr) -> PrimExpr:
+    return Select(GE(x, _zero(x)), const(1.0, x.dtype), const(-1.0, x.dtype))
 
 
 def _power(args: Sequence[PrimExpr], y: PrimExpr, g: PrimExpr) -> Sequence[PrimExpr | None]:
@@ -91,7 +96,7 @@ _INTRINSICS: dict[str, Rule] = {
     "asinh":   _one(lambda x, y: _of("rsqrt", x * x + 1.0)),
     "acosh":   _one(lambda x, y: _of("rsqrt", x * x - 1.0)),
     "atanh":   _one(lambda x, y: 1.0 / (1.0 - x * x)),
-    "abs":     _one(lambda x, y: Select(GE(x, 0.0), const(1.0, x.dtype), const(-1.0, x.dtype))),
+    "abs":     _one(lambda x, y: _sign(x)),
     "pow":     _power,
     "fma":     lambda a, y, g: [g * a[1], g * a[0], g],
     "if_then_else": lambda a, y, g: [None, if_then_else(a[0], g, _zero(g)),
@@ -277,7 +282,8 @@ class _Adjoints:
         """For each element, the sum of a read's adjoint over the steps that read the element."""
         target = load.producer
         points = tuple(Var(f"p{n}") for n in range(len(target.shape)))
-        steps = {a.var: a.extent for a in (*op.axis, *sums)}
+        axes: list[IterVar | ReduceAxis] = [*op.axis, *sums]
+        steps: dict[Var, PrimExpr] = {a.var: a.extent for a in axes}
         conditions, values, free = _inverse(load.indices, points, target.shape, steps)
         where: PrimExpr = const(True)
         for each in conditions:
@@ -285,15 +291,15 @@ class _Adjoints:
 
         def element(*at: Var) -> PrimExpr:
             here: dict[Var, PrimExpr] = dict(zip((*lead, *points), at, strict=True))
-            axes = {n: _axis(n.name, substitute(e, here)) for n, (_, e) in free.items()}
+            sums_over = {n: _axis(n.name, substitute(e, here)) for n, (_, e) in free.items()}
             for n, (low, _) in free.items():
-                here[n] = axes[n] + substitute(low, here)
+                here[n] = sums_over[n] + substitute(low, here)
             placed = {v: substitute(e, here) for v, e in values.items()}
             found = substitute(value, {**here, **placed})
             condition = substitute(substitute(where, placed), here)
-            if axes:
+            if sums_over:
                 guard = None if is_const(condition, 1) else condition
-                return reducer.sum(found, tuple(axes.values()), guard)
+                return reducer.sum(found, tuple(sums_over.values()), guard)
             return found if is_const(condition, 1) else if_then_else(condition, found, _zero(found))
 
         return compute((*self.lead, *target.shape), element, name=f"{target.name}.grad")
@@ -369,7 +375,8 @@ def _product_of_others(tensor: Tensor, body: Reduce, at: Sequence[Var]) -> PrimE
         is_own: PrimExpr = const(True)
         for k, own in zip(again.values(), where[len(at) :], strict=True):
             is_own = logical_and(is_own, EQ(k, own))
-        source = substitute(body.source, {**fixed, **again})
+        fixed.update(again)
+        source = substitute(body.source, fixed)
         one = const(1.0, source.dtype)
         return reducer.prod(Select(is_own, one, source), tuple(again.values()))
 

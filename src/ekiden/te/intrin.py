@@ -1,10 +1,75 @@
-"""Scalar functions for the bodies of computations, by TVM's names: those of `ekiden.tir.op`."""
+"""Scalar functions for the bodies of computations, by TVM's names: those of `ekiden.tir.op`.
 
-from ekiden.tir import op
+Here `max` and `min` are reductions, see ekiden.te.reducer.
+"""
+
 from ekiden.tir.op import *  # noqa: F403
 
-__all__ = [
-    name
-    for name in op.__all__
-    if name not in ("address_of", "call_extern", "call_packed", "max", "min")
-]
+__all__ = [  # noqa: F405
+    "abs",
+    "acos",
+    "acosh",
+    "add",
+    "all",
+    "any",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
+    "ceil",
+    "ceildiv",
+    "clz",
+    "copysign",
+    "cos",
+    "cosh",
+    "div",
+    "erf",
+    "exp",
+    "exp2",
+    "exp10",
+    "floor",
+    "floordiv",
+    "floormod",
+    "fma",
+    "fmod",
+    "hypot",
+    "if_then_else",
+    "indexdiv",
+    "indexmod",
+    "infinity",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "ldexp",
+    "likely",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "logical_not",
+    "multiply",
+    "nearbyint",
+    "popcount",
+    "pow",
+    "power",
+    "reinterpret",
+    "round",
+    "rsqrt",
+    "shift_left",
+    "shift_right",
+    "sigmoid",
+    "sin",
+    "sinh",
+    "sqrt",
+    "subtract",
+    "tan",
+    "tanh",
+    "trunc",
+    "truncdiv",
+    "truncmod",
+]  # fmt: skip

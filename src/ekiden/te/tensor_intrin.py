@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ekiden.ir.prim import PrimExpr, Var
 from ekiden.runtime.errors import ScheduleError
 from ekiden.te.prim_func import create_prim_func
 from ekiden.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor
-from ekiden.tir.expr import Buffer
+from ekiden.tir.expr import Buffer, decl_buffer
 from ekiden.tir.schedule import BlockRV, LoopRV, Schedule
 from ekiden.tir.stmt import Block, Evaluate, PrimFunc, Stmt
 from ekiden.tir.tensor_intrin import TensorIntrin as LoopIntrin
@@ -67,16 +68,14 @@ def decl_tensor_intrin(
     if any(not isinstance(t.op, PlaceholderOp) for t in inputs):
         raise ValueError(f"decl_tensor_intrin {name!r}: its inputs must be placeholders")
     tensors = [*inputs, *(op.output(n) for n in range(op.num_outputs))]
-    options = dict(default_buffer_params or {})
-    for promise in ("offset_factor", "data_alignment", "buffer_type"):
-        options.pop(promise, None)
+    options: dict[str, Any] = dict(default_buffer_params or {})
     given = binds or {}
     buffers = [
-        given.get(t, Buffer(t.name, t.shape, t.dtype, **options))
-        for t in tensors  # type: ignore[arg-type]
+        given[t] if t in given else decl_buffer(t.shape, t.dtype, t.name, **options)
+        for t in tensors
     ]
     made = fcompute(buffers[: len(inputs)], buffers[len(inputs) :])
-    parts = list(made) if isinstance(made, (tuple, list)) else [made]
+    parts: list[Part] = list(made) if isinstance(made, (tuple, list)) else [made]  # type: ignore[list-item]
     parts += [None] * (3 - len(parts))
     body, init, update = (Evaluate(p) if isinstance(p, PrimExpr) else p for p in parts)
     return TensorIntrin(name, op, tuple(inputs), tuple(buffers), (), body, init, update)
@@ -160,7 +159,8 @@ def _init_alone(desc: PrimFunc) -> PrimFunc:
     name = _block_of(desc).name
     init = sch.decompose_reduction(name, sch.get_loops(name)[0])
     found = sch.get_sref(sch.get_loops(init)[0])
-    outputs = int(desc.attrs["num_outputs"])  # type: ignore[index, call-overload]
+    outputs = desc.attr("num_outputs")
+    assert isinstance(outputs, int)
     return desc.with_fields(body=found, params=desc.params[len(desc.params) - outputs :])
 
 

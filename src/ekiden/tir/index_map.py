@@ -22,7 +22,10 @@ class IndexMap(Node):
 
     @staticmethod
     def from_func(
-        mapping: Callable[..., ExprLike | Sequence[ExprLike]], ndim: int | None = None
+        mapping: Callable[..., ExprLike | Sequence[ExprLike]],
+        ndim: int | None = None,
+        *,
+        index_dtype: str = "int64",
     ) -> IndexMap:
         """The map that a Python function of indices writes down; `ndim` for `lambda *i: ...`, also
         with the last ones by name: `lambda *i, n: ...`.
@@ -42,14 +45,14 @@ class IndexMap(Node):
         keywords: dict[str, Var] = {}
         for p in parameters:
             if p.kind is p.VAR_POSITIONAL:
-                variables += [Var(f"i{len(variables) + n}") for n in range(spread)]
+                variables += [Var(f"i{len(variables) + n}", index_dtype) for n in range(spread)]
             else:
-                variables.append(Var(p.name))
+                variables.append(Var(p.name, index_dtype))
                 if p.kind is p.KEYWORD_ONLY:
                     keywords[p.name] = variables[-1]
         result = mapping(*variables[: len(variables) - len(keywords)], **keywords)
         many = (result,) if isinstance(result, (PrimExpr, int)) else tuple(result)  # type: ignore[arg-type]
-        return IndexMap(tuple(variables), tuple(convert(e, "int64") for e in many))
+        return IndexMap(tuple(variables), tuple(convert(e, index_dtype) for e in many))
 
     def map_indices(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
         """Where an element goes."""

@@ -1,8 +1,9 @@
 """Statements of loop programs.
 
-Stmt = BufferStore | For | While | SeqStmt | IfThenElse | LetStmt | Allocate | Evaluate | AssertStmt |
-Prefetch | BlockRealize Scheduled programs (te.create_prim_func, Schedule) contain BlockRealize;
-lowering removes it. Code generators take the rest.
+Stmt = BufferStore | For | While | SeqStmt | IfThenElse | LetStmt | Allocate | Evaluate |
+       AssertStmt | Prefetch | BlockRealize
+Scheduled programs (te.create_prim_func, Schedule) contain BlockRealize; lowering removes it. Code
+generators take the rest.
 """
 
 from __future__ import annotations
@@ -261,6 +262,11 @@ class PrimFunc(BaseFunc):
 
     def _repr_html_(self) -> str:
         return preformatted(self.astext())
+
+    @property
+    def buffer_map(self) -> dict[Buffer, Buffer]:
+        """The buffer of each parameter. TVM's parameters are handles; ours are their buffers."""
+        return {p: p for p in self.params}
 
     def script(self) -> str:
         """`astext()`, by TVM's name."""

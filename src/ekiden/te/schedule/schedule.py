@@ -48,11 +48,11 @@ class Schedule:
         return stage
 
     def __getitem__(self, k: Tensor | Operation) -> Stage:
-        """The stage of a tensor or an operation. Raises ScheduleError (a ValueError's message in
-        TVM) for one that is not in the schedule.
+        """The stage of a tensor or an operation. Raises ScheduleError for one that is not in the
+        schedule.
         """
         op = k.op if isinstance(k, Tensor) else k
-        found = self.stage_map.get(op) if isinstance(op, Operation) else None
+        found = self.stage_map.get(op)
         if found is None:
             raise ScheduleError(
                 f"schedule: {getattr(op, 'name', k)!r} is not among the computations"
