@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ekiden.arith import poly, rewrite
 from ekiden.arith.canonical import DEPTH, EVERYTHING, Bound, CanonicalForm, is_number
@@ -33,14 +33,17 @@ from ekiden.ir.prim_visitor import rewrite as prim_rewrite
 from ekiden.ir.range import Range
 
 
-class ConstIntBound(NamedTuple):
-    """The lowest and the highest value; infinite where not known."""
-
+class _Ends(NamedTuple):
     min_value: Bound
     max_value: Bound
 
-    NEG_INF = -math.inf
-    POS_INF = math.inf
+
+class ConstIntBound(_Ends):
+    """The lowest and the highest value; infinite where not known."""
+
+    __slots__ = ()
+    NEG_INF: ClassVar[float] = -math.inf
+    POS_INF: ClassVar[float] = math.inf
 
 
 class ModularSet(NamedTuple):

@@ -375,7 +375,8 @@ def _product_of_others(tensor: Tensor, body: Reduce, at: Sequence[Var]) -> PrimE
         is_own: PrimExpr = const(True)
         for k, own in zip(again.values(), where[len(at) :], strict=True):
             is_own = logical_and(is_own, EQ(k, own))
-        fixed.update(again)
+        for k, one_more in again.items():
+            fixed[k] = one_more
         source = substitute(body.source, fixed)
         one = const(1.0, source.dtype)
         return reducer.prod(Select(is_own, one, source), tuple(again.values()))
