@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ekiden.codegen.build import build
     from ekiden.driver import Executable, compile, export, load, verify
+    from ekiden.driver.lowering import build, lower
     from ekiden.error import TVMError
     from ekiden.ir.json import load_json, save_json
     from ekiden.ir.module import IRModule
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
         TypeInferenceError,
         UnsupportedError,
     )
-    from ekiden.tir.transform import lower
 
 __version__ = "0.1.0"
 
@@ -128,8 +127,8 @@ __all__ = [
 
 _ERRORS = "ekiden.runtime.errors"
 _HOMES = {
-    "build": "ekiden.codegen.build",
-    "lower": "ekiden.tir.transform",
+    "build": "ekiden.driver.lowering",
+    "lower": "ekiden.driver.lowering",
     "compile": "ekiden.driver",
     "export": "ekiden.driver",
     "load": "ekiden.driver",
@@ -166,8 +165,8 @@ _HOMES = {
     "structural_hash": "ekiden.ir.structural",
 }
 _FOLDERS = frozenset(
-    "_ffi arith backend codegen contrib driver error frontend instrument ir parser relay runtime"
-    " script target te testing tir topi transform".split()
+    "_ffi arith backend codegen container contrib driver error frontend instrument ir parser relay"
+    " runtime script target te testing tir topi transform".split()
 )
 
 

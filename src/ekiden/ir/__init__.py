@@ -26,6 +26,9 @@ _HOMES = {
     "GlobalVar": "expr",
     "PrimExpr": "prim",
     **dict.fromkeys(("AffineType", "TensorAffineType", "TupleAffineType"), "affine_type"),
+    "IntImm": "prim",
+    "FloatImm": "prim",
+    "Range": "range",
     **dict.fromkeys(
         "Type TypeKind TensorType TupleType TypeVar GlobalTypeVar FuncType TypeCall RelayRefType"
         " IncompleteType".split(),

@@ -74,6 +74,21 @@ class PrimExpr(Node):
     def __rmod__(self, other: ExprLike) -> PrimExpr:
         return binary(FloorMod, other, self)
 
+    def __lshift__(self, other: ExprLike) -> PrimExpr:
+        return _bits("left_shift", self, other)
+
+    def __rshift__(self, other: ExprLike) -> PrimExpr:
+        return _bits("right_shift", self, other)
+
+    def __and__(self, other: ExprLike) -> PrimExpr:
+        return _bits("bitwise_and", self, other)
+
+    def __or__(self, other: ExprLike) -> PrimExpr:
+        return _bits("bitwise_or", self, other)
+
+    def __xor__(self, other: ExprLike) -> PrimExpr:
+        return _bits("bitwise_xor", self, other)
+
     def __neg__(self) -> PrimExpr:
         return binary(Sub, const(0, self.dtype), self)
 
@@ -466,6 +481,14 @@ class Intrinsic(PrimExpr):
         op, args = as_given(self.args), as_given(self.dtype)
         if isinstance(op, str):
             freeze(self, op=op.removeprefix("tir."), args=tuple(map(convert, args)), dtype=self.op)
+
+
+def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
+    """An operator on bits. Raises TypeError for what are no integers of one dtype."""
+    x, y = numbers_beside(a, b)
+    if x.dtype != y.dtype or dt.is_float(x.dtype):
+        raise TypeError(f"{op}: operands must be integers of one dtype, got {x.dtype}, {y.dtype}")
+    return Intrinsic(op, (x, y), x.dtype)
 
 
 def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:

@@ -153,6 +153,42 @@ class VectorReduce(PrimExpr):
     dtype: str
 
 
+def decl_buffer(
+    shape: ExprLike | Sequence[ExprLike],
+    dtype: str | None = None,
+    name: str = "buffer",
+    data: None = None,
+    strides: Sequence[ExprLike] | None = None,
+    elem_offset: ExprLike | None = None,
+    scope: str = "",
+    data_alignment: int = -1,
+    offset_factor: int = 0,
+    buffer_type: str = "",
+) -> Buffer:
+    """A buffer, by TVM's signature. Alignment and factor of the offset are promises to TVM's code
+    generators, which ours do not need; with a factor and no offset, the offset is a variable.
+
+    Raises TypeError for `data`, the address of another buffer (see Buffer.access_ptr), ValueError
+    for a type that broadcasts.
+    """
+    del data_alignment
+    if data is not None:
+        raise TypeError(f"decl_buffer {name!r}: a buffer cannot be put at the address of another")
+    if buffer_type not in ("", "default"):
+        raise ValueError(f"decl_buffer {name!r}: there are no buffers of type {buffer_type!r}")
+    if elem_offset is None and offset_factor:
+        elem_offset = Var(f"{name}_elem_offset")
+    dims = shape if isinstance(shape, (tuple, list)) else (shape,)
+    return Buffer(
+        name,
+        tuple(convert(d, "int64") for d in dims),
+        dtype or "float32",
+        scope or "global",
+        tuple(convert(s, "int64") for s in strides or ()),
+        None if elem_offset is None else convert(elem_offset, "int64"),
+    )
+
+
 def ramp(base: PrimExpr, stride: ExprLike, lanes: int) -> PrimExpr:
     """A Ramp; the base itself for one lane."""
     return (
@@ -179,5 +215,6 @@ __all__ = [
     "Var",
     "VectorReduce",
     "broadcast",
+    "decl_buffer",
     "ramp",
 ]

@@ -39,10 +39,10 @@ from ekiden.ir.prim import (
     is_const,
 )
 from ekiden.te import Tensor
+from ekiden.tir.transcendental import atan2_scalar
 from ekiden.topi.elementwise import as_bool, wide
 from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, broadcast_shape, broadcasts_to, known
 from ekiden.topi.shape import equal as same_dim
-from ekiden.topi.transcendental import atan2_scalar
 
 Scalar2 = Callable[[PrimExpr, PrimExpr], PrimExpr]
 Operand = Tensor | ExprLike

@@ -29,6 +29,7 @@ from ekiden.tir.stmt import (
     Prefetch,
     SeqStmt,
     Stmt,
+    While,
 )
 from ekiden.tir.visitor import expressions, guarded_nodes, walk
 
@@ -56,6 +57,8 @@ class StatementWriter(ExpressionWriter):
                 self.loop(s)
             case LetStmt() | Allocate():
                 self.nested(s)
+            case While():
+                self.repeating(s)
             case IfThenElse():
                 self.branching(s)
             case Evaluate():
@@ -290,6 +293,16 @@ class StatementWriter(ExpressionWriter):
             self.forget()
         self.put("}")
         return None
+
+    def repeating(self, s: While) -> None:
+        """`while`; the condition may need statements of its own."""
+        self.forget()
+        self.put("for (;;) {")
+        with self.indented():
+            self.put(f"if (!({self.text(s.condition)})) break;")
+            self.statement(s.body)
+        self.put("}")
+        self.forget()
 
     def loop(self, s: For) -> None:
         """`for`; a parallel loop outside any other becomes a function."""

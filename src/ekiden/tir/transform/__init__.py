@@ -20,7 +20,10 @@ from ekiden.tir.transform.pipeline import (
     PASSES,
     TILED_PASSES,
     AlignStorage,
+    Apply,
+    BindTarget,
     CompactBufferAllocation,
+    Filter,
     FlattenBuffer,
     HoistExpression,
     HoistIfThenElse,
@@ -36,6 +39,7 @@ from ekiden.tir.transform.pipeline import (
     UnrollLoop,
     VectorizeLoop,
     lower,
+    prim_func_pass,
 )
 from ekiden.tir.transform.remove_no_op import remove_no_op
 from ekiden.tir.transform.simplify import simplify
@@ -48,7 +52,10 @@ __all__ = [
     "PASSES",
     "TILED_PASSES",
     "AlignStorage",
+    "Apply",
+    "BindTarget",
     "CompactBufferAllocation",
+    "Filter",
     "FlattenBuffer",
     "HoistExpression",
     "HoistIfThenElse",
@@ -75,6 +82,7 @@ __all__ = [
     "lower",
     "lower_blocks",
     "lower_intrinsics",
+    "prim_func_pass",
     "remove_no_op",
     "simplify",
     "split_host_device",
