@@ -8,6 +8,7 @@ from ekiden import runtime
 from ekiden.backend.vm.pipeline import optimize as optimize_module
 from ekiden.driver.build import compile_model
 from ekiden.driver.factory import ExecutorFactoryModule
+from ekiden.frontend.common.options import NO_OPTIONS
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
 from ekiden.relay.backend import Executor
@@ -53,7 +54,7 @@ def to_executable(
     in_place: bool = True,
 ) -> runtime.Executable:
     """The executable of a module or function; `in_place` as in `pipeline`."""
-    made = compile_model(_module(ir_mod, params), target, None, executor, in_place)
+    made = compile_model(_module(ir_mod, params), target, NO_OPTIONS, executor, in_place)
     return runtime.Executable.from_bytes(made.artifact)
 
 
