@@ -10,10 +10,11 @@ from ekiden.frontend.table import FRONTENDS
 
 if TYPE_CHECKING:
     from ekiden.frontend.onnx.relay import from_onnx
+    from ekiden.frontend.torch.relay import from_pytorch
 
 _HOMES = {name: row for row in FRONTENDS for name in row.relay}
 
-__all__ = ["from_onnx"]
+__all__ = ["from_onnx", "from_pytorch"]
 
 
 def __getattr__(name: str) -> object:

@@ -139,6 +139,17 @@ FRONTENDS = (
         has_survey=True,
         relay=("from_onnx",),
     ),
+    Frontend(
+        "torch",
+        model="a PyTorch model",
+        takes="a torch.nn.Module with example_inputs, a torch.export.ExportedProgram",
+        packages=(Package("torch", ("torch",), "2.6"),),
+        extra="torch",
+        suffixes=(".pt2",),
+        classes=("torch.Module", "torch.ExportedProgram"),
+        options=frozenset(("example_inputs", "example_kwargs", "dynamic_shapes")),
+        relay=("from_pytorch",),
+    ),
 )
 """The first row is for files and bytes that no other claims."""
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import onnx
 
+from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.onnx.importer import import_onnx
 from ekiden.ir.module import IRModule
 from ekiden.runtime import Tensor, tensor
@@ -27,8 +28,15 @@ def from_onnx(
     states.
     """
     made = import_onnx(model, shape, opset, freeze_params)
-    params, module = made.params, replace(made, params={}).as_module()
+    params, module = made.params, _unnamed(made).as_module()
     return module, {name: tensor(value) for name, value in params.items()}
+
+
+def _unnamed(made: ImportedModule) -> ImportedModule:
+    """Without what would not hold any more once parameters are constants: the names of inputs are
+    then those of the variables.
+    """
+    return replace(made, params={}, input_names=()) if made.params else made
 
 
 __all__ = ["from_onnx"]
