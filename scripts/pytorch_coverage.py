@@ -144,7 +144,7 @@ def run(options: argparse.Namespace) -> None:
     """Run what the file of results has not."""
     done = {(r["name"], r["variant"], r["dtype"]) for r in read(options.results)}
     names = [n for n in options.ops.split(",") if n]
-    modules = [m for m in module_db if not names or m.name in names]
+    modules = [m for m in module_db if names in ([], ["modules"]) or m.name in names]
     wanted = [(m, torch.float32) for m in modules]
     wanted += [(o, d) for o in chosen(names) for d in DTYPES if d in o.supported_dtypes("cpu")]
     with open(options.results, "a") as file:

@@ -157,6 +157,56 @@ def test_scan() -> None:
     agree(exe(x), (x.sum(0), torch.stack([x[0] * 0, x[0] * x[1], (x[0] + x[1]) * x[2]])))
 
 
+# Buffers that change.
+
+
+class Counting(nn.Module):
+    """A batch normalisation in training, and a buffer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += x.sum(0)
+        found = self.norm(x) + self.total
+        assert isinstance(found, torch.Tensor)
+        return found
+
+
+def test_buffers_keep_their_values_between_runs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Counting()
+    exe = ekiden.compile(model, (torch.randn(4, 3),))
+    assert [i.name for i in exe.inputs] == ["x"] and len(exe.outputs) == 1
+    exe.save(tmp_path / "model.eki")
+    loaded = ekiden.load(tmp_path / "model.eki")
+    for each in (exe, loaded):
+        expected = Counting()
+        for _ in range(3):
+            x = torch.randn(4, 3)
+            agree(each(x), expected(x))
+        for name, value in each.state.items():
+            torch.testing.assert_close(
+                torch.from_numpy(value.numpy().copy()), expected.state_dict()[name]
+            )
+    exe.reset_state()
+    agree(exe(x), Counting()(x))
+    with pytest.raises(ekiden.InputError, match="keeps values between runs"):
+        exe.bind(x)
+    assert exe.profile(x) is not None
+
+
+def test_an_input_that_is_changed_is_refused() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    with pytest.raises(UnsupportedError, match="it changes its input"):
+        ekiden.compile(Apply(function), (torch.ones(2),))
+
+
 # What the user adds, and what is refused.
 
 

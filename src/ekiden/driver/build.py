@@ -105,6 +105,8 @@ def compile_model(
         "main": describe(module),
         "producer": f"ekiden {version('ekiden')}",
     }
+    if imported.states:
+        metadata["states"] = list(imported.states)
     if imported.tensors:
         metadata["tensors"] = {name: [node, at] for name, node, at in imported.tensors}
     if len(targets) > 1:

@@ -13,6 +13,10 @@ from typing import Any
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
+from ekiden.relay.transform.remove_unused_functions import ENTRIES
+
+INITIAL = "initial_state"
+"""The function that gives what is kept between runs before the first: one value, or a tuple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,10 @@ class ImportedModule:
     """Outputs whose rows are dictionaries, each with its columns."""
     weight_files: tuple[str, ...] = ()
     """The names of the files beside the model's that weights were read from."""
+    states: tuple[str, ...] = ()
+    """The names of what is kept between runs: the last inputs of main are its values before a run,
+    the last outputs those after it, and a function INITIAL of the module gives the first ones.
+    """
     params: Mapping[str, Array] = field(default_factory=dict)
     """Weights that are parameters of main, by name: they stand behind its other inputs."""
 
@@ -46,6 +54,8 @@ class ImportedModule:
         stated = {k: v for k, v in found.items() if v is not None and v not in ((), {}, False)}
         if self.constraints is not None:
             stated["constraints"] = self.constraints
+        if self.states:
+            stated[ENTRIES] = (INITIAL,)
         attrs = {**self.module.attrs, **stated}
         return IRModule(dict(self.module.functions.items()), self.module.type_definitions, attrs)
 

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.value import Names, Value
+from ekiden.frontend.common.value import Names, Value, constant
+from ekiden.ir.op import Array
 from ekiden.ir.span import Span
 from ekiden.ir.type import TensorType, TupleType, Type
-from ekiden.relay.expr import Function, Tuple, Var
+from ekiden.relay.expr import Constant, Expr, Function, Tuple, Var
+
+
+def initial_state(arrays: Sequence[Array]) -> Function:
+    """The function INITIAL of ekiden.frontend.common.imported, of constants."""
+    fields = tuple(Constant(array) for array in arrays)
+    body: Expr = fields[0] if len(fields) == 1 else Tuple(fields)
+    kinds = tuple(constant(a).type for a in arrays)
+    return Function((), body, kinds[0] if len(kinds) == 1 else TupleType(kinds))
 
 
 class Main:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import sympy
@@ -12,8 +12,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from ekiden.frontend.common import sizes
 from ekiden.frontend.common.facts import Facts, settled
-from ekiden.frontend.common.imported import ImportedModule
-from ekiden.frontend.common.main import Main
+from ekiden.frontend.common.imported import INITIAL, ImportedModule
+from ekiden.frontend.common.main import Main, initial_state
 from ekiden.frontend.common.scope import Scope, with_span
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, clean_name, constant, known
@@ -21,6 +21,7 @@ from ekiden.frontend.common.walk import Walk
 from ekiden.frontend.torch.dtype import array_of, from_torch_dtype
 from ekiden.frontend.torch.graph import Graph
 from ekiden.frontend.torch.symbols import Symbols, plain_name
+from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.prim import GE, LE, PrimExpr, binary
@@ -29,8 +30,6 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.topi.shape import as_dim
-
-MUTATED = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
 
 def import_program(
@@ -130,6 +129,8 @@ class _Program(Importer):
         super().__init__(program.graph_module, label, facts)
         self.program, self.freeze_params = program, freeze_params
         self.params: dict[str, Array] = {}
+        self.states: dict[str, Array] = {}
+        """Buffers that the program changes, by name, with their values at first."""
 
     def run(self, names: Mapping[str, str], input_names: Sequence[str]) -> ImportedModule:
         """Import everything, or raise."""
@@ -140,29 +141,48 @@ class _Program(Importer):
         given = [*input_names, *(s.arg.name for _, s in inputs[len(input_names) :])]
         for (node, _), name in zip(inputs, given, strict=True):
             self.graph.env[node] = self.input(node, name)
+        changed = {s.target for s in signature.output_specs if s.kind == OutputKind.BUFFER_MUTATION}
         for node, spec in pairs:
-            if spec.kind != InputKind.USER_INPUT and node.users:
+            if spec.kind != InputKind.USER_INPUT and spec.target not in changed and node.users:
                 self.graph.env[node] = self._weight(str(spec.target))
+        for node, spec in pairs:
+            if spec.kind != InputKind.USER_INPUT and spec.target in changed:
+                self.graph.env[node] = self._state(str(spec.target))
         self._constrain()
         self.graph.run_nodes()
         self.walk.finish()
-        outputs = list(self._outputs())
+        outputs = self._outputs()
         if not outputs:
             raise ImportModelError(f"import {self.walk.label}: it gives no tensor")
-        function = self.main.function([value for _, value in outputs])
+        functions: dict[GlobalVar | str, BaseFunc] = {
+            "main": self.main.function([value for _, value in outputs])
+        }
+        if self.states:
+            functions[INITIAL] = initial_state(list(self.states.values()))
         return ImportedModule(
-            IRModule({"main": function}, self.scope.module.type_definitions),
+            IRModule(functions, self.scope.module.type_definitions),
             input_names=tuple(self.main.input_names),
             output_names=tuple(name for name, _ in outputs),
             constraints=tuple(self.scope.constraints.values()),
+            states=tuple(self.states),
             params=self.params,
         )
 
+    def _found(self, target: str) -> object:
+        found = self.program.state_dict.get(target)
+        return self.program.constants.get(target) if found is None else found
+
+    def _state(self, target: str) -> Value:
+        """A buffer that the program changes: an input, and later an output."""
+        found = self._found(target)
+        assert isinstance(found, torch.Tensor), f"{target!r} is a buffer"
+        value = self.constant(found, target)
+        assert value.array is not None
+        self.states[target] = value.array
+        return self.main.tensor(target, value.type)
+
     def _weight(self, target: str) -> object:
-        program = self.program
-        found = program.state_dict.get(target)
-        if found is None:
-            found = program.constants.get(target)
+        found = self._found(target)
         if not isinstance(found, torch.Tensor):
             return found
         value = self.constant(found, target)
@@ -190,18 +210,24 @@ class _Program(Importer):
 
     # Outputs.
 
-    def _outputs(self) -> Iterator[tuple[str, Value]]:
-        """The tensors and sizes that the program gives; None and constants are left out."""
+    def _outputs(self) -> list[tuple[str, Value]]:
+        """The tensors and sizes that the program gives, None and constants left out; behind them
+        the buffers that it changes, in the order of the inputs.
+        """
+        made: list[tuple[str, Value]] = []
+        after: dict[str, Value] = {}
         found = self.graph.outputs()
         for spec, item in zip(self.program.graph_signature.output_specs, found, strict=True):
-            if spec.kind in MUTATED:
-                raise UnsupportedError(
-                    f"import {self.walk.label}: it changes {spec.target!r}, which keeps its value "
-                    "between runs"
-                )
             value = as_value(item)
-            if value is not None:
-                yield spec.arg.name, value
+            if spec.kind == OutputKind.USER_INPUT_MUTATION:
+                text = f"it changes its input {spec.target!r}: let it give the changed one"
+                raise UnsupportedError(f"import {self.walk.label}: {text}")
+            if spec.kind == OutputKind.BUFFER_MUTATION:
+                assert value is not None and spec.target is not None, "a buffer is a tensor"
+                after[spec.target] = value
+            elif value is not None:
+                made.append((spec.arg.name, value))
+        return made + [(name, after[name]) for name in self.states]
 
 
 def as_value(item: object) -> Value | None:

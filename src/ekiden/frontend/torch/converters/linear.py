@@ -196,6 +196,21 @@ def _cdist(node: Node, a: Value, b: Value, p: float, mode: object = None) -> Exp
     return op.sqrt(op.sum(op.multiply(apart, apart), axis=[-1], keepdims=False))
 
 
+def _trilinear(
+    node: Node, a: Value, b: Value, c: Value, expand1: Sequence[int], expand2: Sequence[int],
+    expand3: Sequence[int], sums: Sequence[int], unroll: int = 1,
+) -> Expr:  # fmt: skip
+    """The product of three with new axes, summed over some."""
+    wide: list[Expr] = []
+    for value, axes in ((a, expand1), (b, expand2), (c, expand3)):
+        data = node.of(value)
+        for axis in sorted(axes):
+            data = op.expand_dims(data, axis=axis)
+        wide.append(data)
+    found = op.multiply(op.multiply(wide[0], wide[1]), wide[2])
+    return op.sum(found, axis=list(sums), keepdims=False) if sums else found
+
+
 # fmt: off
 ROWS: tuple[Row, ...] = (
     ("mm", _mm),
@@ -210,6 +225,7 @@ ROWS: tuple[Row, ...] = (
     ("scaled_dot_product_attention", _attention),
     ("_scaled_dot_product_flash_attention_for_cpu", _flash),
     ("einsum", _einsum),
+    ("_trilinear", _trilinear),
     ("outer", _outer),
     ("_cdist_forward", _cdist),
 )
