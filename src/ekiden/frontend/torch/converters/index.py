@@ -11,6 +11,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Node, Operand, Row
 from ekiden.frontend.torch.symbols import Scalar
+from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -94,7 +95,7 @@ def _scatter_reduce(
     include_self: bool = True,
 ) -> Expr:  # fmt: skip
     if reduce == "mean":
-        node.unsupported("the reduction 'mean'")
+        return _scatter_mean(node, x, dim, index, source, include_self)
     if not include_self:
         info = np.iinfo(x.type.dtype) if "int" in x.type.dtype else None
         starts: dict[str, float] = {
@@ -108,6 +109,19 @@ def _scatter_reduce(
         cleared = _scattered(node, x, dim, index, node.value_of(blank), "update")
         x = node.value_of(node.scope.spanned(cleared))
     return _scattered(node, x, dim, index, source, _REDUCTIONS[reduce])
+
+
+def _scatter_mean(
+    node: Node, x: Value, dim: int, index: Value, source: Value, include_self: bool
+) -> Expr:
+    """The sum over how many there are, at least 1; integers are rounded down."""
+    dtype = x.type.dtype
+    total = _scatter_reduce(node, x, dim, index, source, "sum", include_self=include_self)
+    start = op.full(const(int(include_self), dtype), x.type.shape, dtype=dtype)
+    begin = node.value_of(node.scope.spanned(start))
+    count = op.maximum(_scattered(node, begin, dim, index, 1, "add"), const(1, dtype))
+    divide = op.divide if is_float(dtype) else op.floor_divide
+    return divide(total, count)
 
 
 def _split_masks(node: Node, x: Value, indices: Sequence[Value | None]) -> list[Value | None]:
