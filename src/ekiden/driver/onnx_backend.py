@@ -14,7 +14,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from ekiden.driver.compiler import compile
 from ekiden.driver.executable import Executable
-from ekiden.frontend.onnx.importer import Dims, Shapes
+from ekiden.frontend.common.options import Dims, Shapes
 from ekiden.ir.op import Array
 from ekiden.runtime import Tensor
 from ekiden.runtime.errors import EkidenError, UnsupportedError

@@ -10,6 +10,7 @@ from ekiden.backend.vm.pipeline import optimize as optimize_module
 from ekiden.driver.build import compile_model
 from ekiden.driver.executable import Executable
 from ekiden.driver.factory import ExecutorFactoryModule
+from ekiden.frontend.common.options import NO_OPTIONS
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
 from ekiden.relay.backend import Executor, Runtime
@@ -79,7 +80,7 @@ def to_executable(
     `compile_model`.
     """
     module = _module(ir_mod, params)
-    made = compile_model(module, target, None, executor, in_place, mod_name=mod_name)
+    made = compile_model(module, target, NO_OPTIONS, executor, in_place, mod_name=mod_name)
     return Compiled.from_bytes(made.artifact)
 
 

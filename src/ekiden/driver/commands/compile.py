@@ -17,6 +17,7 @@ from ekiden.driver.commands.options import (
 )
 from ekiden.driver.compiler import compile_artifact
 from ekiden.driver.library import format_of, write_artifact
+from ekiden.frontend.common.options import ImportOptions
 from ekiden.ir.instrument import PassTimingInstrument
 from ekiden.ir.pass_context import DENORMALS, DENORMALS_KINDS, PRECISION, SIZE
 from ekiden.ir.transform import PassContext
@@ -28,7 +29,7 @@ from ekiden.target.virtual_device import with_bounds
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("model", help="an ONNX file")
+    parser.add_argument("model", help="a model: an ONNX file")
     add_output(parser)
     add_target(parser)
     parser.add_argument(
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     format_of(options.output)
     check_folder(options.output)
     started = time.perf_counter()
-    shape = parse_shapes(options.shape) or None
+    asked = ImportOptions(parse_shapes(options.shape) or None)
     timing = PassTimingInstrument()
     config = decisions_config(options)
     if options.precision != "float32":
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         config[DENORMALS] = options.denormals
     with PassContext(config=config, instruments=[timing] if options.timing else []):
         target = with_bounds(options.target or "llvm", options.bounds)
-        found = compile_artifact(options.model, target, shape)
+        found = compile_artifact(options.model, target, asked)
     made = found if isinstance(found, memoryview) else found.to_bytes()
     write_artifact(made, options.output, cc=options.cc)
     with beside(options.output):

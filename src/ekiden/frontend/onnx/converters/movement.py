@@ -9,10 +9,10 @@ from itertools import accumulate
 
 import numpy as np
 
+from ekiden.frontend.common.sizes import dims
+from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.resample import resample
 from ekiden.frontend.onnx.node import Converter, Node, Row
-from ekiden.frontend.onnx.sizes import dims
-from ekiden.frontend.onnx.value import Value
 from ekiden.ir import prim
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr

@@ -1,4 +1,4 @@
-"""What a tensor of an ONNX model is during import: a constant, an array of shape expressions, or a
+"""What a tensor of a model is during import: a constant, an array of shape expressions, or a
 run-time expression.
 """
 

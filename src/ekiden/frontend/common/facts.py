@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from ekiden.ir.prim import PrimExpr, SizeVar
+from ekiden.runtime.errors import ImportModelError
+
+T = TypeVar("T")
 
 
 class Learned(Exception):  # noqa: N818 - a restart, not an error
@@ -46,3 +52,18 @@ class Facts:
                 self.choices[last] = tuple(left)
                 return True
         return False
+
+
+def settled(attempt: Callable[[Facts], T]) -> T:
+    """What an import gives once all that its nodes imply is known: it is begun anew with each fact
+    more about a dimension, of which there are few, and for the other side of a choice that failed.
+    """
+    facts = Facts()
+    while True:
+        try:
+            return attempt(facts)
+        except Learned:
+            continue
+        except ImportModelError:
+            if not facts.choose_another():
+                raise

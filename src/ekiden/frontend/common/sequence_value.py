@@ -14,10 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-import onnx
-
-from ekiden.frontend.onnx.unsupported import Unsupported
-from ekiden.frontend.onnx.value import Value
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.common.value import Value
 from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay.expr import Expr
@@ -124,8 +122,3 @@ def sequence_of(expr: Expr, kind: TypeCall) -> SequenceValue:
     (element,) = kind.args
     assert isinstance(element, TensorType)
     return SequenceValue(expr=expr, element=element)
-
-
-def optional_type(proto: onnx.TypeProto) -> onnx.TypeProto:
-    """What an optional type holds; the type itself where it is not optional."""
-    return proto.optional_type.elem_type if proto.HasField("optional_type") else proto

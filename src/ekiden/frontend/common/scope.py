@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from ekiden.arith import Analyzer
-from ekiden.frontend.onnx.block import Block
-from ekiden.frontend.onnx.facts import Facts, Learned
-from ekiden.frontend.onnx.sequence_value import SequenceValue, sequence_of
-from ekiden.frontend.onnx.value import Value, clean_name
+from ekiden.frontend.common.block import Block
+from ekiden.frontend.common.facts import Facts, Learned
+from ekiden.frontend.common.sequence_value import SequenceValue, sequence_of
+from ekiden.frontend.common.value import Value, clean_name
 from ekiden.ir import prim
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array, Op

@@ -18,11 +18,11 @@ from functools import reduce
 
 import numpy as np
 
-from ekiden.frontend.onnx.block import Block
-from ekiden.frontend.onnx.node import Node
-from ekiden.frontend.onnx.scope import says_as_much
-from ekiden.frontend.onnx.sequence_value import SequenceValue, joined, sequence_of
-from ekiden.frontend.onnx.value import Value, constant
+from ekiden.frontend.common.block import Block
+from ekiden.frontend.common.node import Node
+from ekiden.frontend.common.scope import Scope, says_as_much
+from ekiden.frontend.common.sequence_value import SequenceValue, joined, sequence_of
+from ekiden.frontend.common.value import Value, constant
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.text import type_text
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type, TypeCall
@@ -72,10 +72,10 @@ def is_true(value: Value) -> bool:
     return value.array is not None and bool(np.all(value.array))
 
 
-def as_scalar(node: Node, value: Value) -> Expr:
+def as_scalar(scope: Scope, value: Value) -> Expr:
     """A value of one element as a tensor of rank 0."""
-    expr = node.scope.expr(value)
-    return node.scope.spanned(expr if not value.type.shape else op.reshape(expr, ()))
+    expr = scope.expr(value)
+    return scope.spanned(expr if not value.type.shape else op.reshape(expr, ()))
 
 
 @dataclass(slots=True)
@@ -179,7 +179,7 @@ class Loop:
         function = Function(tuple(variables), body, result, span=scope.span)
         start: list[Expr] = [const(np.int64(0))]
         if len(head) > 1:
-            start.append(const(True) if self.go is None else as_scalar(self.node, self.go))
+            start.append(const(True) if self.go is None else as_scalar(self.node.scope, self.go))
         start += [scope.under(v, k) for v, k in zip(self.start, kinds, strict=True)]
         start += [sequence.empty() for _ in lists]
         whole = Let(loop, function, Call(loop, tuple(start), span=scope.span), span=scope.span)
@@ -203,7 +203,7 @@ class Loop:
         scope = self.node.scope
         added = [scope.relaxed(scope.expr(p), k) for p, k in zip(made.parts, parts, strict=True)]
         lists = [sequence.append(rest, new) for rest, new in zip(kept, added, strict=True)]
-        go = [as_scalar(self.node, made.go)] if len(head) > 1 else []
+        go = [as_scalar(self.node.scope, made.go)] if len(head) > 1 else []
         carried = [
             scope.under(v, p.checked_type) if isinstance(v, SequenceValue) else scope.expr(v)
             for v, p in zip(made.carried, params, strict=False)
@@ -221,7 +221,7 @@ class Loop:
 
 
 def stacked(
-    node: Node,
+    scope: Scope,
     parts: Parts,
     name: str,
     length: PrimExpr | None,
@@ -232,9 +232,9 @@ def stacked(
     kind = parts.type
     dims = [d.value if isinstance(d, IntImm) else 0 for d in kind.shape]
     shape, like = const(np.array(dims, np.int64)), const(0, kind.dtype)
-    made = node.scope.bound(sequence.stack(parts.sequence, shape, like, length, reverse), name)
+    made = scope.bound(sequence.stack(parts.sequence, shape, like, length, reverse), name)
     if axis == 0:
         return made
     order = list(range(1, len(kind.shape) + 1))
     order.insert(axis, 0)
-    return node.scope.bound(op.transpose(node.scope.expr(made), order), name)
+    return scope.bound(op.transpose(scope.expr(made), order), name)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import TypeVar
 
 import numpy as np
 
-from ekiden.frontend.onnx.node import Node, Result
-from ekiden.frontend.onnx.scope import Scope
-from ekiden.frontend.onnx.sequence_value import NoTensor
-from ekiden.frontend.onnx.value import Value, constant
+from ekiden.frontend.common.node import Node, Result
+from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.sequence_value import NoTensor
+from ekiden.frontend.common.value import Value, constant
 from ekiden.ir.op import Array
 from ekiden.ir.prim import Max, PrimExpr, binary
 from ekiden.ir.type import TensorType, Type
@@ -22,6 +23,8 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, TupleGetItem, const
 from ekiden.runtime.text import END, encode
 from ekiden.topi.shape import Dim, Shape, equal, known, product
+
+N = TypeVar("N", bound=Node)
 
 
 class TextValue(NoTensor):
@@ -103,11 +106,7 @@ def common_width(values: Sequence[TextValue]) -> PrimExpr:
     return reduce(lambda a, b: a if equal(a, b) else binary(Max, a, b), (v.width for v in values))
 
 
-Apply = Callable[[Node], Result]
-"""What the converter of an operator makes of a node."""
-
-
-def moved(node: Node, apply: Apply) -> Result:
+def moved(node: N, apply: Callable[[N], Result]) -> Result:
     """The result of an operator that only moves elements."""
     texts = [v for v in node.inputs if isinstance(v, TextValue)]
     width = common_width(texts)
@@ -117,11 +116,11 @@ def moved(node: Node, apply: Apply) -> Result:
     many: list[Expr | Value | None]
     many = list(result) if isinstance(result, Sequence) else [result]
     if isinstance(result, Expr) and not isinstance(node.scope.type_of(result), TensorType):
-        many = [TupleGetItem(result, i) for i in range(len(node.proto.output))]
+        many = [TupleGetItem(result, i) for i in range(len(node.output_names))]
     return [None if m is None else _taken(node.scope, table, m) for m in many]
 
 
-def measured(node: Node, apply: Apply) -> Result:
+def measured(node: N, apply: Callable[[N], Result]) -> Result:
     """The result of an operator for the places of strings: of one that looks at shapes alone, all
     there is.
     """

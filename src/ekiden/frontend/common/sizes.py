@@ -16,8 +16,8 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.arith import simplify
-from ekiden.frontend.onnx.scope import Scope
-from ekiden.frontend.onnx.value import Symbols, Value
+from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.value import Symbols, Value
 from ekiden.ir.dtype import is_int
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, Var, const
 from ekiden.ir.prim_visitor import free_vars
