@@ -13,11 +13,12 @@ made, and a panel comes from whichever cache it fits.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from ekiden.target import Cache, Target
 from ekiden.topi.rule.decision import Choice, divisors
-from ekiden.topi.rule.family import Product, narrowed
+from ekiden.topi.rule.family import NARROW, Product, narrowed
 from ekiden.topi.rule.tiles import DYNAMIC_ROWS
 
 LINE = 64
@@ -37,14 +38,15 @@ SHARE = 0.75
 DISTANCES = (0, 4, 8, 16, 32)
 """Steps by which a panel is brought to the first cache ahead."""
 HIDDEN = 6
-"""Latencies of the second-level cache by which a panel is brought ahead: it has more to do."""
+"""Latencies of the cache that a panel is in by which it is brought ahead: that has more to do."""
 AHEAD = 16 * LINE
 """Bytes by which a panel is brought ahead at least: narrow panels whose steps are long (products of
 int16) are at the next page, which a processor does not follow to, in a few steps."""
 QUIET = 3
 """Of so many lines that the third-level cache gives one is of the next panel: others need it."""
-ABILITY_OF = {"uint8": "dot4_u8s8", "int8": "dot4_u8s8", "bfloat16": "dot2_bf16"}
-"""dtype of data that go a word at a time -> the instruction for that."""
+ROOM = 0.6
+"""Of what the third-level cache gives, what a tile may take in every step: nearer to the limit it
+waits (256 bits on Zen 4, 2/3 of it: 91 percent of the peak, by panels 98; Zen 5, 0.55: 98)."""
 LEAST_BLOCK = 192
 """Steps of k below which a block costs more than it saves: sums are stored and loaded again."""
 
@@ -74,18 +76,23 @@ APART = Step(each=2, registers=2)
 """A product, then a sum."""
 PAIRS = Step(each=4, vector=3, columns=2, registers=4)
 """Two sums of two products of int16, of bytes that were widened."""
-SHIFTS = {"dot4_u8s8": Step(each=28, registers=5), "dot2_bf16": Step(each=6, registers=5)}
-"""Words taken apart by shifts."""
+BYTES = (("dot4_u8s8", DIRECT), ("madd_s16", PAIRS), ("", Step(each=28, registers=5)))
+"""Words of bytes; the last way takes them apart by shifts."""
+STEPS: Mapping[str, tuple[tuple[str, Step], ...]] = {
+    "float32": (("fma", DIRECT), ("", APART)),
+    "uint8": BYTES,
+    "int8": BYTES,
+    # a product of bytes, its sums two by two, then a sum; beside a broadcast the ones of the second
+    NARROW: (("dot4_u8s8", DIRECT), ("madd_u8s8", Step(each=3, registers=3)), *BYTES[1:]),
+    "bfloat16": (("dot2_bf16", DIRECT), ("", Step(each=6, registers=5))),
+}
+"""dtype of data (or NARROW) -> what a step takes with the instruction of a name, the best first."""
 
 
 def step_of(dtype: str, target: Target) -> Step:
     """A step of k of data of a type."""
-    ability = ABILITY_OF.get(dtype, "fma")
-    if target.has(ability):
-        return DIRECT
-    if ability == "dot4_u8s8" and target.has("madd_s16"):
-        return PAIRS
-    return SHIFTS.get(ability, APART)
+    ways = STEPS.get(dtype, STEPS["float32"])
+    return next(step for ability, step in ways if not ability or target.has(ability))
 
 
 def spare_registers(target: Target, dtype: str = "float32") -> int:
@@ -168,6 +175,18 @@ def panel_choice(target: Target) -> Choice:
     return Choice("panel", widths, "columns of a panel of packed weights", True)
 
 
+def narrowing_pays(listed: int, product: Product, panel: int, target: Target) -> bool:
+    """Whether to multiply bytes by sums of two products that fit int16, where that takes `listed`
+    steps more for each panel. `product` is of NARROW."""
+    steps, plain = product.depth, replace(product, dtype="uint8")
+    if step_of(NARROW, target) == step_of("uint8", target) or not steps:
+        return False
+    wide = panel_width(plain, target)
+    lanes = target.lanes("float32")
+    before = _columns_cost(-(-wide // lanes), plain, target)
+    return _columns_cost(-(-panel // lanes), product, target) * (1 + listed / steps) < before
+
+
 @dataclass(frozen=True, slots=True)
 class Blocking:
     """A product on one panel width, ready for questions about its loops."""
@@ -189,6 +208,12 @@ class Blocking:
         return None if rows is None else max(1, -(-rows // self.rows))
 
     @property
+    def weights(self) -> float:
+        """Bytes of them."""
+        size = self.product
+        return math.inf if not (size.columns and size.depth) else 4 * size.columns * size.depth
+
+    @property
     def cycles(self) -> float:
         """Of a step of k of a tile."""
         rows = min(self.rows, self.product.rows or self.rows)
@@ -202,10 +227,11 @@ class Blocking:
         _, second, third = levels(self.target)
         if size.rows is None or size.columns is None or size.depth is None:
             return "panel"
-        if self.tiles == 1 or 4 * size.columns * size.depth <= second.size // 2:
+        if self.tiles == 1 or self.weights <= second.size // 2:
             return "row"
         per_cycle = 4 * self.target.lanes("float32") * self.target.fma_units / self.rows
-        return "row" if size.rows <= MANY_ROWS and third.bandwidth >= per_cycle else "panel"
+        is_fed = per_cycle <= ROOM * third.bandwidth
+        return "row" if size.rows <= MANY_ROWS and is_fed else "panel"
 
     def k_block(self, order: str) -> int:
         """Steps of k of a block, a divisor of the depth; 0 for all at once."""
@@ -226,14 +252,16 @@ class Blocking:
         only take loads from it (Zen 4, one row of 768x768: 30 us without, 37 with them). Words of
         bytes on the way through int16 leave it too few loads in flight for that.
         """
-        first, second, _ = levels(self.target)
+        first, second, third = levels(self.target)
         depth, columns = self.product.depth, self.product.columns
         width = self.panel if order == "panel" else columns
         if depth is not None and width is not None and 4 * depth * width <= first.size // 2:
             return 0
         if self.tiles == 1 and step_of(self.product.dtype, self.target) is DIRECT:
             return 0
-        steps = max(HIDDEN * second.latency / self.cycles, AHEAD / (4 * self.panel))
+        is_near = order == "panel" or self.weights <= second.size // 2
+        wait = HIDDEN * (second if is_near else third).latency
+        steps = max(wait / self.cycles, AHEAD / (4 * self.panel))
         return next((d for d in DISTANCES[1:] if d >= steps), DISTANCES[-1])
 
     def spread(self, order: str) -> int:
@@ -272,6 +300,7 @@ __all__ = [
     "Blocking",
     "is_crowded",
     "most_rows",
+    "narrowing_pays",
     "panel_choice",
     "panel_width",
     "rows_in_set",
