@@ -7,7 +7,8 @@ The peak is a loop of independent sums of products by the instructions of the cl
 where there are any, else sums of two products of int16 (two products of bytes take as long: another
 such instruction behind the first). Weights are of three kinds: all bytes alike, and with standard
 deviations of 26 and 15, as a normal distribution over all of a weight gives in 8 and in 7 bits;
-for those `listed` counts the words that need a second step (topi/rule/words.py). ONNX Runtime's MatMulInteger stands beside, which takes what the processor itself has (with
+for those `listed` counts the words that need a second step (topi/rule/words.py). Beside stands ONNX
+Runtime's MatMulInteger, which takes what the processor itself has (with
 VNNI or AMX compare it with the class of this machine alone), then told to be exact where there is
 neither: its sums of uint8 and int8 saturate there. One thread, thread CPU time, the least of the
 rounds; every result is compared with integers.
@@ -100,7 +101,7 @@ def ours(x: np.ndarray, w: np.ndarray, target: Target) -> tuple[Call, str]:
     tile = FAMILY.panel_of(narrow, target, {})
     packed, listed = narrowed_words(pack_weight(w, "dense_u8s8", tile))
     operands = [tensor(x), tensor(packed)]
-    if narrowing_pays(listed.shape[1], narrow, tile, target):
+    if narrowing_pays(listed.shape[1], k // WORD, target):
         places = te.placeholder(listed.shape, "int32", "places")
         operands.append(tensor(listed))
     else:

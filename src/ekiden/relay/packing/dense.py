@@ -77,6 +77,6 @@ def _narrow(
     narrow = replace(product, dtype=NARROW)
     tile = panel_width(FAMILY, narrow, target, call)
     words, places = narrowed_words(pack_weight(weight, "dense_u8s8", tile))
-    if not narrowing_pays(places.shape[1], narrow, tile, target):
+    if not narrowing_pays(places.shape[1], product.depth or 0, target):
         return None
     return tile, words, places
