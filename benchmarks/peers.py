@@ -64,7 +64,7 @@ def open_vino(x: Array, w: Array, is_constant: bool, threads: int) -> Call:
     made = core.compile_model(core.read_model(io.BytesIO(model)), "CPU", config)
     request = made.create_infer_request()
     for name, array in feeds.items():
-        request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
+        request.set_tensor(name, openvino.Tensor(array))  # a copy: nothing keeps what is shared
     return lambda: request.infer()
 
 
