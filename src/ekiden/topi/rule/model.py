@@ -47,6 +47,10 @@ QUIET = 3
 ROOM = 0.6
 """Of what the third-level cache gives, what a tile may take in every step: nearer to the limit it
 waits (256 bits on Zen 4, 2/3 of it: 91 percent of the peak, by panels 98; Zen 5, 0.55: 98)."""
+AGAIN = 0.15
+"""Of what the third-level cache gives, what may come again without blocks of k: those store sums
+and load them, and take twice the code (128x768x3072, a quarter of it on Skylake-SP: 70 percent of
+the peak, with blocks 82; a twentieth on Zen 4: 95 and 93)."""
 LEAST_BLOCK = 192
 """Steps of k below which a block costs more than it saves: sums are stored and loaded again."""
 
@@ -238,11 +242,23 @@ class Blocking:
         if order != "panel" or not size.depth or self.tiles == 1:
             return 0
         if size.rows is not None and size.rows <= MANY_ROWS:
+            if not self.waits_for_more(size.depth):
+                return 0
             most = int(SHARE * second.size) // (4 * (size.rows + 2 * self.panel))
         else:  # rows stream by a panel
             most = second.size // 2 // (4 * self.panel)
         fitting = next((d for d in divisors(size.depth, LEAST_BLOCK) if d <= most), 0)
         return 0 if fitting == size.depth else fitting
+
+    def waits_for_more(self, depth: int) -> bool:
+        """Whether what comes from the third-level cache again and again, without blocks of k, is
+        more than it gives beside: the rows for every panel, and a panel for every tile of rows
+        where it does not fit in the second."""
+        _, second, third = levels(self.target)
+        floats = self.rows
+        if 4 * depth * self.panel > SHARE * second.size:
+            floats += self.panel
+        return 4 * floats / self.cycles > AGAIN * third.bandwidth
 
     def own(self, order: str) -> int:
         """Steps by which a tile brings its panel to the first-level cache ahead; 0 where what is
