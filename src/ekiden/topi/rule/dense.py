@@ -10,6 +10,7 @@ a list of the words of data that they are multiplied with (words.py).
       for a block of k:
         for a panel, for a tile of rows:         or the other way round, by `order`
           own:     every step brings the row of the panel `own` steps ahead to the first cache
+                   (where rows are not known, in tiles of enough of them)
           spread:  the first so many tiles bring the next panel to the second, a line at a time
 
 Sums of a block of k are kept in the result until the last one. With few panels threads share out
@@ -19,6 +20,7 @@ the row tiles instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ekiden import te
 from ekiden.arith import simplify
@@ -52,6 +54,7 @@ from ekiden.topi.rule.model import (
     DISTANCES,
     LEAST_BLOCK,
     Blocking,
+    hides_prefetches,
     most_rows,
     panel_choice,
     panel_width,
@@ -188,7 +191,10 @@ class _Dense:
         if self.copied is not None:
             source, start, row = self.copied, const(0), self.copied.shape[1]
         base = Var("base")
-        lets, ahead = self.near.of(base, number)
+        near = self.near
+        if not isinstance(self.rows, IntImm) and not self.has_time(rows, shape.vectors):
+            near = replace(near, own=0)
+        lets, ahead = near.of(base, number)
         made = compute_tile(
             shape,
             loops,
@@ -205,6 +211,11 @@ class _Dense:
         )
         begin = simplify(panel * self.panel_size + block * (self.steps * step))
         return bound([(base, begin), *lets], made)
+
+    def has_time(self, rows: int, vectors: int) -> bool:
+        """Whether a tile has time to bring its panel ahead."""
+        dtype = _sizes(self.anchor)[0].dtype
+        return hides_prefetches(rows, vectors, self.target, dtype)
 
     def rest(self, panel: PrimExpr) -> Listed | None:
         """The rows of a panel behind those for all words of data, if there are any."""

@@ -47,7 +47,7 @@ QUIET = 3
 ROOM = 0.6
 """Of what the third-level cache gives, what a tile may take in every step: nearer to the limit it
 waits (256 bits on Zen 4, 2/3 of it: 91 percent of the peak, by panels 98; Zen 5, 0.55: 98)."""
-AGAIN = 0.15
+AGAIN = 0.2
 """Of what the third-level cache gives, what may come again without blocks of k: those store sums
 and load them, and take twice the code (128x768x3072, a quarter of it on Skylake-SP: 70 percent of
 the peak, with blocks 82; a twentieth on Zen 4: 95 and 93)."""
@@ -121,14 +121,22 @@ def step_cycles(rows: float, vectors: int, target: Target, dtype: str = "float32
     return busy + MEMORY * memory
 
 
+def hides_prefetches(rows: int, vectors: int, target: Target, dtype: str = "float32") -> bool:
+    """Whether a tile has time to bring its panel ahead: a prefetch is a load, and with few rows
+    loads are all that a step waits for (1x768x768 on Zen 4: 31 us, without prefetches 25)."""
+    step = step_of(dtype, target)
+    multiply = vectors * (rows * step.each + step.vector) / target.fma_units
+    return (rows + 2 * vectors) / target.loads <= multiply
+
+
 def _columns_cost(vectors: int, product: Product, target: Target) -> float:
     """Cycles of a step of k of one row of the whole product, in panels of so many vectors."""
     lanes = target.lanes("float32")
 
     def each(wide: int) -> float:
-        rows = tile_rows(wide, product, target)
+        rows: float = tile_rows(wide, product, target)
         if product.rows:
-            rows = product.rows / -(-product.rows // rows)  # tiles are balanced
+            rows = product.rows / -(-product.rows // int(rows))  # tiles are balanced
         return step_cycles(rows, wide, target, product.dtype) / rows
 
     if product.columns is None:
@@ -274,7 +282,9 @@ class Blocking:
             return 0
         if self.tiles == 1 and step_of(self.product.dtype, self.target) is DIRECT:
             return 0
-        is_near = order == "panel" or self.weights <= second.size // 2
+        # unknown tiles may be one or two, which find no panel brought nearer by others
+        is_by_panel = order == "panel" and self.tiles is not None
+        is_near = is_by_panel or self.weights <= second.size // 2
         wait = HIDDEN * (second if is_near else third).latency
         steps = max(wait / self.cycles, AHEAD / (4 * self.panel))
         return next((d for d in DISTANCES[1:] if d >= steps), DISTANCES[-1])
@@ -313,6 +323,7 @@ class Blocking:
 
 __all__ = [
     "Blocking",
+    "hides_prefetches",
     "is_crowded",
     "most_rows",
     "narrowing_pays",
