@@ -127,6 +127,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("fma",          3, lambda a, b, c: a * b + c),
     IntrinsicDef("if_then_else", 3, np.where),     # evaluates the chosen side alone: guards loads
     IntrinsicDef("dot4_u8s8",    3, _dot4),           # acc + 4 products of bytes in words a, b
+    IntrinsicDef("madd_u8s8",    3, _dot4),           # of bytes whose sums of two fit int16
     IntrinsicDef("madd_s16",     3, _madd),           # acc + 2 products of int16 in words a, b
     IntrinsicDef("dot2_bf16",    3, _dot2),           # acc + 2 products of bfloat16 in words a, b
     IntrinsicDef("reinterpret",  1, _not_here),       # the bits as another type; the dtype is given

@@ -168,6 +168,7 @@ counts."""
 ABILITIES: dict[str, dict[str, _Ways]] = {
     # what kernels ask for: architecture -> features
     "fma":         {X86: ("fma",),                  ARM: ("",),          RISCV: ("",)},
+    "broadcasts":  {X86: ("avx",),                  ARM: ("",),          RISCV: ("",)},
     "rounding":    {X86: ("sse4.1",),               ARM: ("",),},
     "float16":     {X86: ("f16c",),                 ARM: ("",),},
     "madd_s16":    {X86: ("",)},
@@ -190,8 +191,9 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
     "flush_subnormals": {X86: ("",),                ARM: ("",)},
     "permute_u8":  {X86: ("avx512vbmi",),           ARM: ("",),          RISCV: ("v",)},
 }
-"""fma: a * b + c rounded once. rounding: to whole numbers. float16: conversions. madd_s16: sums of
-two products of int16 (pmaddwd). madd_u8s8: of uint8 and int8, saturated to 16 bits (pmaddubsw).
+"""fma: a * b + c rounded once. broadcasts: loads of one number into all lanes. rounding: to whole
+numbers. float16: conversions. madd_s16: sums of two products of int16 (pmaddwd). madd_u8s8: of
+uint8 and int8, saturated to 16 bits (pmaddubsw).
 dot4_*: sums of four products of bytes into int32, exact. dot2_bf16: of two of bfloat16 into
 float32. dot2_s16: pmaddwd that adds. i8mm: products of 2x8 and 8x2 bytes (smmla, ummla, usmmla).
 amx_*: of tiles. integers_256: whole numbers in vectors of 256 bits, where AVX

@@ -3,12 +3,14 @@
     out[m, n] = sum over k of data[m, k] * weight[n // tile, k, n % tile]
 
 or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4]; of bfloat16
-with float32 results, two steps of k side by side.
+with float32 results, two steps of k side by side. Panels of bytes may have rows behind those, with
+a list of the words of data that they are multiplied with (words.py).
 
     for a run of panels, or one, in parallel:
       for a block of k:
         for a panel, for a tile of rows:         or the other way round, by `order`
           own:     every step brings the row of the panel `own` steps ahead to the first cache
+                   (where rows are not known, in tiles of enough of them)
           spread:  the first so many tiles bring the next panel to the second, a line at a time
 
 Sums of a block of k are kept in the result until the last one. With few panels threads share out
@@ -18,6 +20,7 @@ the row tiles instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ekiden import te
 from ekiden.arith import simplify
@@ -46,11 +49,12 @@ from ekiden.topi.rule.decision import (
     steps_down,
 )
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.topi.rule.family import Family, Product
+from ekiden.topi.rule.family import NARROW, Family, Product
 from ekiden.topi.rule.model import (
     DISTANCES,
     LEAST_BLOCK,
     Blocking,
+    hides_prefetches,
     most_rows,
     panel_choice,
     panel_width,
@@ -59,6 +63,7 @@ from ekiden.topi.rule.model import (
 from ekiden.topi.rule.stages import has_known_weights
 from ekiden.topi.rule.tiles import (
     KLoop,
+    Listed,
     Parts,
     Tile,
     balanced_rows,
@@ -131,9 +136,13 @@ class _Dense:
         self.blocks = steps.value // block if block and isinstance(steps, IntImm) else 1
         self.copied: Buffer | None = None
         self.pairs = pairs_of(self.a, decision)
+        places = attrs.get("places")
+        self.places = self.buffers[places] if isinstance(places, te.Tensor) else None
+        self.listed = 0 if self.places is None else _listed(self.anchor)
+        self.panel_size = simplify((self.k + self.listed * self.word) * self.width)
         step, unroll = self.width * self.word, decision.number("unroll")
         own, spread = decision.number("own"), decision.number("spread")
-        following = simplify(self.k * self.width)
+        following = self.panel_size
         line = LINE * self.word
         self.near = Prefetches(self.b, step, line, self.steps, following, own, spread, unroll)
 
@@ -151,7 +160,8 @@ class _Dense:
         """One tile of `rows` rows and one panel over a block of k; `number` is the tile's among
         those of the panel, if the next tile has the same panel."""
         lanes = self.lanes if self.word > 1 else fitting_lanes(valid, self.target)
-        shape = Tile(rows, -(-valid // lanes), lanes, valid, self.anchor.dtype)
+        dot = str(self.decision.get("dot", ""))
+        shape = Tile(rows, -(-valid // lanes), lanes, valid, self.anchor.dtype, dot)
 
         def place(i: PrimExpr, column: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
             row, at = first + i, panel * self.width + column
@@ -181,7 +191,10 @@ class _Dense:
         if self.copied is not None:
             source, start, row = self.copied, const(0), self.copied.shape[1]
         base = Var("base")
-        lets, ahead = self.near.of(base, number)
+        near = self.near
+        if not isinstance(self.rows, IntImm) and not self.has_time(rows, shape.vectors):
+            near = replace(near, own=0)
+        lets, ahead = near.of(base, number)
         made = compute_tile(
             shape,
             loops,
@@ -194,9 +207,23 @@ class _Dense:
             ahead,
             self.near.unroll,
             Parts(block.equal(self.blocks - 1), load, keep) if self.blocks > 1 else None,
+            self.rest(panel),
         )
-        begin = simplify(panel * (self.k * self.width) + block * (self.steps * step))
+        begin = simplify(panel * self.panel_size + block * (self.steps * step))
         return bound([(base, begin), *lets], made)
+
+    def has_time(self, rows: int, vectors: int) -> bool:
+        """Whether a tile has time to bring its panel ahead."""
+        dtype = _sizes(self.anchor)[0].dtype
+        return hides_prefetches(rows, vectors, self.target, dtype)
+
+    def rest(self, panel: PrimExpr) -> Listed | None:
+        """The rows of a panel behind those for all words of data, if there are any."""
+        if self.places is None:
+            return None
+        word, step = const(self.word), const(self.width * self.word)
+        origin = panel * self.panel_size + self.k * self.width
+        return Listed(self.listed, self.places, panel * self.listed, origin, word, step)
 
     # The loops around tiles.
 
@@ -230,7 +257,7 @@ class _Dense:
 
     def most(self, vectors: int) -> int:
         """Rows that registers hold."""
-        return most_rows(vectors, self.target, self.a.dtype)
+        return most_rows(vectors, self.target, _sizes(self.anchor)[0].dtype)
 
     def any_panel(self, panel: PrimExpr, whole: int, rest: int, block: PrimExpr) -> Stmt:
         """All rows of a panel, which may be the narrow one."""
@@ -319,13 +346,23 @@ def accepts(anchor: te.Tensor) -> bool:
     return has_known_weights(anchor) and (plain or len(weight.shape) == 4)
 
 
+def _listed(anchor: te.Tensor) -> int:
+    """Rows of a panel that have a list of their places in the data."""
+    places = anchor.op.attrs["places"]
+    assert isinstance(places, te.Tensor)
+    count = places.shape[1]
+    assert isinstance(count, IntImm), "weights are known"
+    return count.value
+
+
 def _sizes(anchor: te.Tensor) -> tuple[Product, int]:
     """The product of an anchor, in steps of k, and the width of its panels."""
     data, weight = operands_of(anchor)
     attrs = anchor.op.attrs
     depth = simplify(data.shape[-1] // _word(weight))
     units, panel = int(str(attrs["units"])), int(str(attrs["tile"]))
-    return Product.of(product(data.shape[:-1]), units, depth, data.dtype), panel
+    dtype = NARROW if "places" in attrs else data.dtype
+    return Product.of(product(data.shape[:-1]), units, depth, dtype), panel
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
@@ -347,7 +384,7 @@ def space(anchor: te.Tensor, target: Target) -> Space:
         Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
         Choice("copy", (0, 1), "whether the rows of a block of k are copied apart"),
         Choice("split", ("panels", "rows"), "what threads share out"),
-        *dot_space(operands_of(anchor)[1], target),
+        *dot_space(operands_of(anchor)[1], target, "places" in anchor.op.attrs),
     )
     # fmt: on
 
@@ -367,7 +404,7 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     chosen.setdefault("spread", blocking.spread(order))
     chosen.setdefault("unroll", blocking.unroll("row" if blocking.tiles == 1 else "panel", own))
     chosen.setdefault("copy", blocking.copy(int(chosen["k_block"])))
-    chosen.setdefault("dot", dots(target)[0])
+    chosen.setdefault("dot", dots(target, sizes.dtype == NARROW)[0])
     return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})
 
 

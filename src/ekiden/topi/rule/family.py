@@ -18,6 +18,8 @@ from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, check_fixed
 from ekiden.topi.rule.stages import has_known_weights
 
+NARROW = "narrow"
+"""What stands for the dtype of bytes whose sums of two products fit int16."""
 Tensors: TypeAlias = list[te.Tensor]
 Build: TypeAlias = Callable[[Tensors, Tensors, Target, str, Decision], PrimFunc]
 """(inputs, outputs, target, name, decision) -> the loops, parameters in that order."""
@@ -32,6 +34,7 @@ class Product:
     columns: int | None
     depth: int | None
     dtype: str = "float32"
+    """Of data; NARROW for bytes whose sums of two products fit int16."""
 
     @staticmethod
     def of(rows: object, columns: object, depth: object, dtype: str = "float32") -> Product:
