@@ -106,7 +106,6 @@ OTHER = {
     "nn.contrib_depthwise_conv2d_NCHWc": '`nn.conv2d` with `groups` and `data_layout="NCHW16c"`',
     "dyn.nn.upsampling": "`nn.upsampling` with factors that are expressions",
     "sparse_reshape": "`relay.sparse_reshape`, made of other operators",
-    "call_lowered": "kernels are called in bytecode",
 }
 """What is written instead."""
 

@@ -3,8 +3,6 @@ ONNX Runtime."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -34,7 +32,7 @@ def floats(*values: float) -> Array:
     return np.array(values, np.float32)
 
 
-def node(op_type: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
+def node(op_type: str, inputs: str, outputs: str, **attributes: object) -> onnx.NodeProto:
     names = ["" if n == "-" else n for n in inputs.split()]
     called = f"{op_type} of {outputs}"
     return helper.make_node(op_type, names, outputs.split(), name=called, **attributes)
