@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from ekiden.frontend.torch.fused import FUSED
 from ekiden.frontend.torch.registry import converter_of
 from ekiden.frontend.torch.symbols import plain_name
 from ekiden.runtime.errors import ImportModelError
@@ -17,16 +18,14 @@ Decompositions = dict[torch._ops.OpOverload, Callable[..., Any]]
 
 
 def decompositions() -> Decompositions:
-    """How operators without a converter are made of others: PyTorch's own definitions."""
+    """How operators without a converter are made of others: PyTorch's own definitions, and ours of
+    those that it has none for."""
     found: Decompositions = dict(torch.export.default_decompositions())
     for target, function in torch._decomp.decomposition_table.items():
         if isinstance(target, torch._ops.OpOverload):
             found.setdefault(target, function)
-    return {t: f for t, f in found.items() if converter_of(t) is None or t in _TOO_LARGE}
-
-
-_TOO_LARGE: frozenset[torch._ops.OpOverload] = frozenset()
-"""Operators that are decomposed although they have a converter."""
+    found.update(FUSED)
+    return {t: f for t, f in found.items() if converter_of(t) is None}
 
 
 def exported(
