@@ -401,3 +401,17 @@ def test_layouts_by_functions_of_all_and_the_last() -> None:
     x = numbers(2, 3, 4)
     flat = x.transpose(1, 0, 2).reshape(3, 8)
     np.testing.assert_array_equal(run(s, [a, b], x), flat * 2 + 1)
+
+
+def test_sums_over_as_many_as_the_element_says() -> None:
+    a = te.placeholder((10,), name="A")
+
+    def element(n: tir.Var) -> tir.PrimExpr:
+        k = te.reduce_axis((0, n))
+        return te.sum(a[k], k)
+
+    b = te.compute((10,), element, name="B")
+    s = te.create_schedule(b.op)
+    s[b].parallel(b.op.axis[0])
+    x = numbers(10)
+    np.testing.assert_array_equal(run(s, [a, b], x), [x[:n].sum() for n in range(10)])
