@@ -175,6 +175,7 @@ def test_a_group_moves_together() -> None:
     s = te.create_schedule(d.op)
     group = s.create_group(outputs=c, inputs=a, include_inputs=True)
     assert s[b].group is group and s[c].group is group
+    assert group.num_child_stages == 2 and s[b].num_child_stages == 0
     outer, _ = s[d].split(d.op.axis[0], 4)
     group.compute_at(s[d], outer)
     assert int(te.schedule.InferBound(s)[b.op.axis[0]].extent) == 4
