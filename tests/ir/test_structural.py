@@ -252,3 +252,10 @@ def test_the_path_through_a_long_program() -> None:
         ends = [op.exp(e) for e in ends]
     found = first_mismatch(*ends)
     assert found is not None and found.path == ".".join(["args[0]"] * 20000)
+
+
+def test_numbers_are_constants_of_the_other_sides_dtype() -> None:
+    assert structural_equal(IntImm(5, "int32"), 5) and structural_equal(5, IntImm(5))
+    assert structural_equal(2, 2) and not structural_equal(2, 3)
+    assert not structural_equal(IntImm(2), 2.5) and not structural_equal(IntImm(2), 3)
+    assert structural_equal(SizeVar("n") * 0 + 1, 1)

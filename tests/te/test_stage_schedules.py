@@ -175,6 +175,7 @@ def test_a_group_moves_together() -> None:
     s = te.create_schedule(d.op)
     group = s.create_group(outputs=c, inputs=a, include_inputs=True)
     assert s[b].group is group and s[c].group is group
+    assert group.num_child_stages == 2 and s[b].num_child_stages == 0
     outer, _ = s[d].split(d.op.axis[0], 4)
     group.compute_at(s[d], outer)
     assert int(te.schedule.InferBound(s)[b.op.axis[0]].extent) == 4
@@ -401,3 +402,17 @@ def test_layouts_by_functions_of_all_and_the_last() -> None:
     x = numbers(2, 3, 4)
     flat = x.transpose(1, 0, 2).reshape(3, 8)
     np.testing.assert_array_equal(run(s, [a, b], x), flat * 2 + 1)
+
+
+def test_sums_over_as_many_as_the_element_says() -> None:
+    a = te.placeholder((10,), name="A")
+
+    def element(n: tir.Var) -> tir.PrimExpr:
+        k = te.reduce_axis((0, n))
+        return te.sum(a[k], k)
+
+    b = te.compute((10,), element, name="B")
+    s = te.create_schedule(b.op)
+    s[b].parallel(b.op.axis[0])
+    x = numbers(10)
+    np.testing.assert_array_equal(run(s, [a, b], x), [x[:n].sum() for n in range(10)])

@@ -98,6 +98,21 @@ def test_buffers_by_declaration() -> None:
         tir.decl_buffer(8, buffer_type="auto_broadcast")
 
 
+def test_vectors_and_places_of_buffers() -> None:
+    n = tir.Var("n")
+    a = tir.decl_buffer((n, 8), "float32", "a", elem_offset=100)
+    assert ekiden.structural_equal(a.offset_of([2, 3]), n * 0 + (tir.const(100) + 16 + 3))
+    strided = tir.decl_buffer((4, n), strides=[n + 1, 1])
+    assert ekiden.structural_equal(strided.offset_of([1, 2]), n + 1 + 2)
+    load = a.vload([1, 4], "float32x4")
+    assert load.dtype == "float32x4" and load.indices[1].dtype == "int64x4"
+    assert a.vload([1, 4]).dtype == "float32"
+    store = a.vstore([0, 0], load + load)
+    assert isinstance(store, tir.BufferStore) and "T.Ramp(0, 1, 4)" in store.astext()
+    with pytest.raises(TypeError, match="holds float32, not int32"):
+        a.vload([0, 0], "int32")
+
+
 def test_walks_and_rewrites() -> None:
     a = tir.decl_buffer((8,), name="a")
     i, n = tir.Var("i"), tir.Var("n")

@@ -19,9 +19,11 @@ from typing import Literal
 import numpy as np
 
 from ekiden import runtime
+from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import BaseFunc, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node, fields_of
+from ekiden.ir.prim import PrimExpr, const
 from ekiden.runtime import Object, register_func
 
 Row = tuple[object, ...]
@@ -243,16 +245,27 @@ def structural_equal(a: object, b: object, map_free_vars: bool = False) -> bool:
 
     Free variables must be the same objects unless `map_free_vars`. Named dimensions are free in a
     type or an expression, but bound in a function or module. A call that leaves out its type
-    arguments means the same as with those that inference finds.
+    arguments means the same as with those that inference finds. A Python number means the constant
+    of the other side's dtype.
     """
     if a is b:
         return True
+    a, b = _constant(a, b), _constant(b, a)
     free: FreeVars = "order" if map_free_vars else "identity"
     mine, other = _form(a, free), _form(b, free)
     if mine.rows != other.rows:
         return False
     written = [p for p in zip(mine.inferred, other.inferred, strict=True) if all(p)]
     return all(mine.write(x) == other.write(y) for x, y in written) and mine.rows == other.rows
+
+
+def _constant(value: object, beside: object) -> object:
+    """A Python number as an expression, of the dtype of what it is compared with."""
+    if not isinstance(value, (bool, int, float)):
+        return value
+    dtype = beside.dtype if isinstance(beside, PrimExpr) else None
+    is_cut = isinstance(value, float) and dtype is not None and not is_float(dtype)
+    return const(value, None if is_cut else dtype)
 
 
 def structural_digest(a: object) -> str:

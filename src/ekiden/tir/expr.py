@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.node import Node, freeze, node
+from ekiden.ir.node import NODE_TYPES, Node, freeze, node
 from ekiden.ir.prim import ExprLike, PrimExpr, Var, convert, numbers_beside
 
 SCOPES = ("global", "local", "register", "shared", "shared.dyn", "warp")
@@ -47,6 +47,42 @@ class Buffer(Node):
         """
         at = tuple(convert(i, "int64") for i in indices)
         return BufferAddress(self, at, tuple(convert(e, "int64") for e in extents), access)
+
+    def vload(self, begin: ExprLike | Sequence[ExprLike], dtype: str | None = None) -> BufferLoad:
+        """The element at `begin`, or with a dtype of several lanes the vector that begins there.
+
+        Raises TypeError for a dtype whose elements are not the buffer's.
+        """
+        kind = dtype or self.dtype
+        if dt.element(kind) != dt.element(self.dtype):
+            raise TypeError(f"vload of {self.name!r}: it holds {self.dtype}, not {kind}")
+        return BufferLoad(self, self._from(begin, dt.lanes(kind)), kind)
+
+    def vstore(self, begin: ExprLike | Sequence[ExprLike], value: ExprLike) -> Node:
+        """The statement that stores a value at `begin`, the lanes of a vector side by side."""
+        stored = convert(value, self.dtype)
+        indices = self._from(begin, dt.lanes(stored.dtype))
+        return NODE_TYPES["tir.BufferStore"](self, stored, indices)  # type: ignore[call-arg]
+
+    def _from(self, begin: ExprLike | Sequence[ExprLike], lanes: int) -> tuple[PrimExpr, ...]:
+        many = begin if isinstance(begin, (tuple, list)) else (begin,)
+        at = tuple(convert(i, "int64") for i in many)
+        return (*at[:-1], ramp(at[-1], 1, lanes))
+
+    def offset_of(self, indices: Sequence[ExprLike]) -> PrimExpr:
+        """How many elements after its address an element lies. Raises ValueError for another number
+        of indices than of axes.
+        """
+        strides: list[PrimExpr] = list(self.strides)
+        if not strides:
+            size: PrimExpr = convert(1, "int64")
+            for extent in reversed(self.shape):
+                strides.insert(0, size)
+                size = size * extent
+        total = convert(0 if self.elem_offset is None else self.elem_offset, "int64")
+        for index, stride in zip(indices, strides, strict=True):
+            total = total + convert(index, "int64") * stride
+        return total
 
     @property
     def bytes(self) -> Bytes:

@@ -86,9 +86,15 @@ class While(Stmt):
 
 @node("tir.SeqStmt")
 class SeqStmt(Stmt):
-    """Statements in order."""
+    """Statements in order; `s[i]` is one of them."""
 
     seq: tuple[Stmt, ...]
+
+    def __getitem__(self, i: int) -> Stmt:
+        return self.seq[i]
+
+    def __len__(self) -> int:
+        return len(self.seq)
 
 
 @node("tir.IfThenElse")

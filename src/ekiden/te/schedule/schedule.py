@@ -96,8 +96,9 @@ class Schedule:
         at = stage
         while at.group is not None and at.group is not group:
             at = at.group
-        if at is not group:
+        if at is not group and at.group is None:
             at.group = group
+            group.num_child_stages += 1
 
     # New computations.
 
@@ -125,7 +126,7 @@ class Schedule:
             stage.op = found
         made = self._add(Stage(cached.op), self.stages.index(self[tensor]) + 1)
         made.scope = scope
-        made.group = self[tensor].group
+        _enter(made, self[tensor].group)
         return cached
 
     def cache_write(self, tensor: Tensors, scope: str) -> Tensor | list[Tensor]:
@@ -155,7 +156,8 @@ class Schedule:
         stage.op = copying
         stage.leaf_iter_vars = [a for a in stage.leaf_iter_vars if not is_reduced(a)]
         stage.all_iter_vars = [a for a in stage.all_iter_vars if not is_reduced(a)]
-        made.scope, made.group = scope, stage.group
+        made.scope = scope
+        _enter(made, stage.group)
         found = [cached.output(n) for n in range(len(cached.body))]
         return found[0] if isinstance(tensor, Tensor) else found
 
@@ -196,6 +198,13 @@ def create_schedule(ops: Tensor | Operation | Sequence[Tensor | Operation]) -> S
         if not isinstance(each, (Tensor, Operation)):
             raise ScheduleError(f"create_schedule: expected operations, got {type(each).__name__}")
     return Schedule([o.op if isinstance(o, Tensor) else o for o in many])
+
+
+def _enter(stage: Stage, group: Stage | None) -> None:
+    """Make a new stage a member of the group of the one it was made for."""
+    stage.group = group
+    if group is not None:
+        group.num_child_stages += 1
 
 
 def _many(tensors: Tensors) -> list[Tensor]:

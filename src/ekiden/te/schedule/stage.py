@@ -58,6 +58,8 @@ class Stage:
         self.attach_stage: Stage | None = None
         self.attach_ivar: Axis | None = None
         self.group: Stage | None = None
+        self.num_child_stages = 0
+        """Of a group: how many stages and groups are directly in it."""
         self.steps: list[Step] = []
         self.iter_var_attrs: dict[Axis, AxisAttr] = {}
         self.aligned: dict[Axis, tuple[int, int]] = {}
@@ -79,11 +81,6 @@ class Stage:
     def relations(self) -> list[Split | Fuse | Singleton]:
         """How axes were made from others, in order."""
         return [s for s in self.steps if not isinstance(s, Reorder)]
-
-    @property
-    def num_child_stages(self) -> int:
-        """Of a group: its members."""
-        return len(getattr(self, "members", ()))
 
     def begin_anew(self) -> None:
         """The axes of the operation, and no steps."""
