@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ekiden import runtime
 from ekiden.backend.vm.pipeline import optimize as optimize_module
 from ekiden.driver.build import compile_model
 from ekiden.driver.executable import Executable
