@@ -5,8 +5,8 @@
 ** callers at once.
 **
 ** Beside its functions a module gives the kernels of the executable, its constants (get_constant),
-** the executable itself (get_executable), and a factory of graph executors (ek_graph.c) under the
-** name that was given when it was compiled, "default" by default. */
+** the executable itself (get_executable), and a factory of graph executors (ek_graph.c) as
+** "default" and under the name that was given when it was compiled. */
 #include "ek_executable.h"
 
 typedef struct spare {
@@ -102,8 +102,8 @@ static int get_executable(void *context, const ek_value *args, int32_t nargs, ek
 /* What a module gives beside the functions of its program; NULL for a name that is none. */
 static ek_packed find_extra(const ek_executable *executable, const char *name) {
   ek_bytes own = ek_metadata_text(executable->metadata, "mod_name");
-  if (own.size == 0) own = ek_bytes_of("default");
-  if (own.size == strlen(name) && memcmp(own.data, name, own.size) == 0) return make_graph;
+  bool is_own = own.size != 0 && own.size == strlen(name) && memcmp(own.data, name, own.size) == 0;
+  if (is_own || strcmp(name, "default") == 0) return make_graph;
   if (strcmp(name, "get_constant") == 0) return get_constant;
   return strcmp(name, "get_executable") == 0 ? get_executable : NULL;
 }

@@ -114,9 +114,8 @@ def test_a_graph_executor_under_a_name_of_its_own(tmp_path: Path) -> None:
         graph.set_input(0, -X)
         graph.run()
         assert graph.get_output(0).numpy().tolist() == [1, 1, 1]
-        with pytest.raises((AttributeError, KeyError)):
-            each["default"]
-    assert network()["default"](ekiden.cpu()) is not None
+        assert each["default"](ekiden.cpu()) is not None
+    assert lib.libmod_name == "resnet18" and network().libmod_name == "default"
 
 
 @pytest.mark.parametrize("name", ["two words", "", "1st", "main", 'x"y'])
@@ -126,5 +125,5 @@ def test_a_name_that_cannot_be_is_refused(name: str) -> None:
 
 
 def test_another_runtime_is_refused() -> None:
-    with pytest.raises(CompileError, match="'cpp' expected, got 'crt'"):
+    with pytest.raises(CompileError, match="crt"):
         network(runtime="crt")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ekiden import runtime
 from ekiden.backend.vm.pipeline import optimize as optimize_module
 from ekiden.driver.build import compile_model
 from ekiden.driver.executable import Executable
@@ -17,6 +16,7 @@ from ekiden.relay.backend import Executor, Runtime
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.transform import InferType
 from ekiden.runtime import Executable as Compiled
+from ekiden.runtime import Module, register_func
 from ekiden.runtime.errors import CompileError
 from ekiden.target import TargetLike
 from ekiden.target.virtual_device import Targets, compilation_config, with_host
@@ -45,8 +45,8 @@ def build(
 
     The result can be called; `["default"](device)`, or that of `mod_name`, makes a graph executor
     of it, here and where it was exported to. `target_host` is the target of the code around
-    kernels, which must be of one machine. Raises CompileError for a `mod_name` that is no word or a
-    function's name.
+    kernels, which must be of one machine. Raises CompileError also for a `mod_name` that is no
+    word, or the name of a function.
     """
     target = with_host(target, target_host)
     how = Executor(executor) if isinstance(executor, str) else executor
@@ -93,11 +93,11 @@ def optimize(
     return optimize_module(InferType()(_module(mod, params)), config.target, config), {}
 
 
-def _compile_to_module(program: IRModule | BaseFunc, target: str | None = None) -> runtime.Module:
+def _compile_to_module(program: IRModule | BaseFunc, target: str | None = None) -> Module:
     """A module with the functions of a program, for other languages."""
     return Executable(to_executable(program, target, None)).module
 
 
-runtime.register_func("ekiden.compile", _compile_to_module, override=True)
+register_func("ekiden.compile", _compile_to_module, override=True)
 
 __all__ = ["build", "optimize"]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ekiden.ir import dtype as dt
+from ekiden.ir.op import OP_ATTRS, register_name
 from ekiden.ir.prim import ExprLike, Intrinsic, PrimExpr, convert, is_const
 from ekiden.runtime import get_global_func
 
@@ -167,6 +168,13 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
 )}
 # fmt: on
 
+
+PURE, OPAQUE = 1, 3
+"""What "TCallEffectKind" of an operator says, by TVM's numbers."""
+for _row in INTRINSICS.values():  # in the one registry of operators, beside those of Relay
+    OP_ATTRS.setdefault("TCallEffectKind", {})[register_name(f"tir.{_row.name}").name] = (
+        OPAQUE if _row.effects else PURE
+    )
 
 EXPENSIVE = frozenset(("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow"))
 """Intrinsics that cost much more than reading an operand.

@@ -114,12 +114,24 @@ class Op(RelayExpr):
 
     @property
     def definition(self) -> OpDef:
-        """The declaration of this operator."""
+        """The declaration of this operator. Raises KeyError for one of loop programs, which
+        `ekiden.ir.intrinsic.INTRINSICS` declares.
+        """
         return OPS[self.name]
+
+    @staticmethod
+    def get(op_name: str) -> Op:
+        """The operator of a name, of Relay or ("tir.exp") of loop programs. Raises KeyError."""
+        return get(op_name)
+
+    @staticmethod
+    def list_op_names() -> list[str]:
+        """The names of all operators."""
+        return sorted(OP_NODES)
 
     def get_attr(self, attr_name: str) -> object:
         """An attribute given by `register_op_attr`, or TOpPattern; None if there is none."""
-        if attr_name == "TOpPattern":
+        if attr_name == "TOpPattern" and self.name in OPS:
             return self.definition.pattern
         return OP_ATTRS.get(attr_name, {}).get(self.name)
 
@@ -220,7 +232,8 @@ class OpDef:
 OP_ATTRS: dict[str, dict[str, object]] = {}
 """What users attach to operators: attribute name -> operator name -> value."""
 OPS: dict[str, OpDef] = {}
-_OP_NODES: dict[str, Op] = {}
+OP_NODES: dict[str, Op] = {}
+"""Every operator by its name: those of Relay, and "tir.exp" and the like of loop programs."""
 
 
 def register_op(definition: OpDef) -> OpDef:
@@ -228,16 +241,25 @@ def register_op(definition: OpDef) -> OpDef:
     if definition.name in OPS:
         raise ValueError(f"operator {definition.name!r} is declared twice")
     note_extension(definition.relation)
+    register_name(definition.name)
     OPS[definition.name] = definition
-    _OP_NODES[definition.name] = Op(definition.name)
     return definition
+
+
+def register_name(name: str) -> Op:
+    """Let an operator that is declared elsewhere be got by its name, and have attributes. Raises
+    ValueError when the name is taken.
+    """
+    if name in OP_NODES:
+        raise ValueError(f"operator {name!r} is declared twice")
+    return OP_NODES.setdefault(name, Op(name))
 
 
 def get(name: str) -> Op:
     """The operator of that name. Raises KeyError with the nearest names."""
-    if name not in _OP_NODES:
+    if name not in OP_NODES:
         raise KeyError(f"no operator {name!r}{nearest(name)}")
-    return _OP_NODES[name]
+    return OP_NODES[name]
 
 
 register_func("ir.GetOp", get, override=True)
@@ -246,8 +268,8 @@ register_func("ir.GetOp", get, override=True)
 def nearest(name: str) -> str:
     """`; did you mean ...?` for a name that no operator has; empty if none is like it."""
     last = name.rpartition(".")[2]
-    near = sorted(n for n in OPS if n.rpartition(".")[2] == last)
-    near = near or difflib.get_close_matches(name, OPS, n=2, cutoff=0.85)
+    near = sorted(n for n in OP_NODES if n.rpartition(".")[2] == last)
+    near = near or difflib.get_close_matches(name, OP_NODES, n=2, cutoff=0.85)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -477,10 +477,11 @@ class Intrinsic(PrimExpr):
     dtype: str
 
     def __post_init__(self) -> None:
-        """TVM's order of arguments is taken too: Call("float32", "tir.exp", [x])."""
+        """TVM's order of arguments is taken too: Call("float32", Op.get("tir.exp"), [x])."""
         op, args = as_given(self.args), as_given(self.dtype)
-        if isinstance(op, str):
-            freeze(self, op=op.removeprefix("tir."), args=tuple(map(convert, args)), dtype=self.op)
+        if not isinstance(op, (tuple, list)):
+            name = getattr(op, "name", op).removeprefix("tir.")
+            freeze(self, op=name, args=tuple(map(convert, args)), dtype=self.op)
 
 
 def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:

@@ -204,6 +204,7 @@ _METADATA = _record(
         "checks": _map_of(_list_of(_pair_of(_size, _list_of(_text, least=1)))),
         "denormals": _one_of("flush"),
         "executor": _one_of(*EXECUTORS),
+        "external": _map_of(_pair_of(_name, _text)),
         "host_functions": _list_of(_name),
         "kernels": _map_of(_KERNEL),
         "main": _MAIN,
@@ -230,7 +231,7 @@ def _against(found: Mapping[str, object], tables: Tables) -> None:
         _within(f".{field}", partial(_check_rows, tables=tables), rows)
     if "states" in found:
         _within(".states", lambda states: _check_states(states, found, tables), found["states"])
-    for field in ("kernels", "host_functions"):
+    for field in ("kernels", "host_functions", "external"):
         names = cast("Sequence[str]", found.get(field, ()))
         if unknown := [name for name in names if name not in tables.primitives]:
             raise _within_error(field, f"no primitive is named {unknown[0]!a}")
