@@ -74,3 +74,7 @@ def test_constants_of_the_dialect_fold() -> None:
     assert folded.body.data.tolist() == [4, 6]
     kept = relay.transform.FoldConstant()(IRModule.from_expr(call))["main"]
     assert isinstance(kept, relay.Function) and isinstance(kept.body, relay.Call)
+
+
+def test_operators_of_the_dialect_stand_beside_their_module() -> None:
+    assert relay.qnn.requantize is relay.qnn.op.requantize is relay.qnn.op.qnn.requantize

@@ -77,7 +77,7 @@ def _static(call: Call) -> RelayExpr:
 
 
 def dynamic_to_static(root: RelayExpr) -> RelayExpr:
-    """The pass over an expression with types; what changes its type has the new one."""
+    """The pass over an expression with types; what holds others has to be inferred anew."""
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in evaluation_order(root):
         made = rebuild(expr, [new.get(c, c) for c in children(expr)])
@@ -86,8 +86,6 @@ def dynamic_to_static(root: RelayExpr) -> RelayExpr:
             made = fold_call(made) if isinstance(made, Call) else made
         elif isinstance(made, (Tuple, TupleGetItem)):
             infer_here(made)
-        elif made is not expr and (kind := expr.checked_type_or_none()) is not None:
-            made.set_checked_type(kind)
         new[expr] = made
     return new[root]
 

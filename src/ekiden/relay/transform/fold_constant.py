@@ -46,7 +46,6 @@ MAX_BYTES, MAX_GROWTH = 1 << 20, 16
 row is packed to a vector's width), so that folding does not blow an artifact up.
 """
 
-
 LARGE = 1 << 16
 """Bytes of constants worth a thread."""
 
